@@ -1,0 +1,112 @@
+"""Layouts (all degrees and schedule choices) and placements (how many members of a group each level holds).
+
+Every field is an integer or an integer array; arrays broadcast against each other, so one `Layout` is one
+layout or a hundred thousand of them, and every formula of the cost model is written once for both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import IntFlag
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = int | NDArray[np.int64]
+Floats = float | NDArray[np.float64]
+Bools = bool | NDArray[np.bool_]
+
+
+class Recompute(IntFlag):
+    """Which activations are dropped after the forward pass and computed again in the backward pass."""
+
+    NONE = 0
+    CORE_ATTENTION = 1
+    LAYERNORM = 2
+    MOE_ACTIVATION = 4
+    MLA_UP_PROJECTION = 8
+    MLP = 16
+    FULL = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Degrees, batch split, sharding and recomputation of one or many layouts.
+
+    gpus = tp * cp * pp * dp; the experts use the same GPUs as etp * ep * edp * pp. `dp` excludes `cp`.
+    """
+
+    tp: Ints = 1
+    cp: Ints = 1
+    pp: Ints = 1
+    dp: Ints = 1
+    ep: Ints = 1
+    etp: Ints = 1
+    vpp: Ints = 1
+    micro_batch: Ints = 1
+    """Sequences per micro-batch and data-parallel replica."""
+    num_micro_batches: Ints = 1
+    """Micro-batches per step and replica."""
+    sequence_parallel: Bools = False
+    zero_stage: Ints = 0
+    """0 replicated; 1 optimizer states, 2 also gradients, 3 also parameters sharded (FSDP)."""
+    recompute: Ints = 0
+    """A `Recompute` mask."""
+    recompute_layers: Ints = 0
+    """With FULL: how many layers of each virtual stage are recomputed (a large number means all)."""
+
+    @property
+    def gpus(self) -> Ints:
+        """GPUs in use."""
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def edp(self) -> Ints:
+        """Replicas of an expert: tp * cp * dp / (etp * ep)."""
+        return (self.tp * self.cp * self.dp) // (self.etp * self.ep)
+
+    def take(self, index: object) -> Self:
+        """The layouts at an index, slice or mask, of an array layout."""
+        size = self.broadcast_shape()
+        return type(self)(
+            **{f.name: np.broadcast_to(getattr(self, f.name), size)[index] for f in fields(self)}  # type: ignore[call-overload]
+        )
+
+    def scalar(self, index: int) -> Self:
+        """One layout of a one-dimensional array layout, with plain Python numbers."""
+        size = self.broadcast_shape()
+        return type(self)(
+            **{f.name: np.broadcast_to(getattr(self, f.name), size)[index].item() for f in fields(self)}
+        )
+
+    def with_axis(self) -> Self:
+        """The same layouts with a trailing axis of length one, to broadcast against stages."""
+        return type(self)(**{f.name: np.asarray(getattr(self, f.name))[..., None] for f in fields(self)})
+
+    def broadcast_shape(self) -> tuple[int, ...]:
+        """The common shape of the fields."""
+        return np.broadcast_shapes(*(np.shape(getattr(self, f.name)) for f in fields(self)))
+
+
+AXES = ("tp", "cp", "dp", "pp")
+"""The axes that tile the cluster, in Megatron's order without the expert axes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Where groups lie: for each axis, the members of one group inside one block of each fabric level.
+
+    Arrays have shape [..., levels]; the last level holds the whole group. Build one with
+    `costmodel.placement`.
+    """
+
+    tp: NDArray[np.int64]
+    cp: NDArray[np.int64]
+    dp: NDArray[np.int64]
+    pp: NDArray[np.int64]
+    ep: NDArray[np.int64]
+    etp: NDArray[np.int64]
+    edp: NDArray[np.int64]
+    dp_cp: NDArray[np.int64]
+    """The group over which dense gradients are reduced."""

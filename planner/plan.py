@@ -1,0 +1,176 @@
+"""The plan document: what `plan --json` prints and `plan.yaml` holds, and nothing else does."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from cluster_specs.schema import ClusterSpec
+from model_specs.schema import ModelSpec
+
+Degree = Annotated[int, Field(ge=1, le=1_048_576)]
+Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
+Status = Literal["optimal", "feasible", "infeasible", "unknown"]
+RecomputeName = Literal["none", "selective", "full"]
+RecomputeModule = Literal["core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp"]
+Framework = Literal["megatron", "torchtitan", "deepspeed", "fsdp2"]
+
+_DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class PlanInputs(BaseModel):
+    """Everything that decided the plan; the same inputs give the same plan."""
+
+    model_config = _DOC
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    gpus: Degree
+    global_batch: Annotated[int, Field(ge=1, le=10_000_000)]
+    """Sequences."""
+    seq_len: Annotated[int, Field(ge=1, le=16_777_216)]
+    """Tokens of a sequence."""
+    precision: Precision = "bf16"
+    optimizer: Literal["adam", "sgd", "muon"] = "adam"
+    framework: Framework = "megatron"
+    reserve_gib: Annotated[float, Field(ge=0, le=10_000)] = 0.0
+    pins: dict[str, int | str] = Field(default_factory=dict)
+    forbids: tuple[str, ...] = ()
+
+
+class LayoutDoc(BaseModel):
+    """The chosen layout. `stages[rank][virtual stage]` is a number of transformer layers; chunk v of rank r is
+    the (v * pp + r)-th of the model, the first also holds the embedding, the last the MTP modules and the head."""
+
+    model_config = _DOC
+
+    tp: Degree
+    cp: Degree
+    pp: Degree
+    dp: Degree
+    ep: Degree
+    etp: Degree
+    vpp: Degree
+    micro_batch: Degree
+    num_micro_batches: Degree
+    sequence_parallel: bool
+    zero_stage: Annotated[int, Field(ge=0, le=3)]
+    recompute: RecomputeName
+    recompute_modules: tuple[RecomputeModule, ...] = ()
+    """With `selective`."""
+    recompute_layers: Annotated[int, Field(ge=0)] = 0
+    """With `full`: layers recomputed in each virtual stage (Megatron's block method)."""
+    schedule: Literal["gpipe", "1f1b", "interleaved-1f1b"] = "1f1b"
+    stages: list[list[int]]
+
+
+class Objective(BaseModel):
+    """`gap` is (step_time_s - lower_bound_s) / step_time_s; an unknown bound is null, never 0."""
+
+    model_config = _DOC
+
+    step_time_s: float | None
+    lower_bound_s: float | None
+    gap: float | None
+
+
+class LevelTraffic(BaseModel):
+    """Bytes that leave a GPU across one fabric level in a step, and how long they keep its share of links busy."""
+
+    model_config = _DOC
+
+    level: str
+    bytes_per_step: float
+    busy_s: float
+    utilisation: float
+
+
+class Predicted(BaseModel):
+    """What the cost model expects of the plan."""
+
+    model_config = _DOC
+
+    step_time_s: float
+    tflops_per_gpu: float
+    mfu: float
+    tokens_per_s_per_gpu: float
+    breakdown_s: dict[str, float]
+    """Named parts that add up to `step_time_s`."""
+    memory_gib: list[float]
+    """Per pipeline stage, the peak on one GPU."""
+    memory_parts_gib: list[dict[str, float]] = Field(default_factory=list)
+    level_traffic: list[LevelTraffic]
+    error_band: dict[str, float]
+
+
+class Mapping(BaseModel):
+    """Rank r runs on ranks[r] = [node, local GPU]; left out above 4,096 ranks.
+
+    `matrix[axis]` holds the axis' factor at every fabric level, from the inside out; their column products are
+    the sizes of the levels.
+    """
+
+    model_config = _DOC
+
+    order: list[str]
+    levels: list[str]
+    matrix: dict[str, list[int]]
+    ranks: list[tuple[int, int]] | None = None
+
+
+class Binding(BaseModel):
+    """A constraint that holds the plan back."""
+
+    model_config = _DOC
+
+    rule: str
+    value: float
+    limit: float
+    slack: float
+    unit: str
+    note: str
+
+
+class Infeasible(BaseModel):
+    """Rules that together leave no layout, and the smallest changes that would."""
+
+    model_config = _DOC
+
+    conflict: list[str]
+    smallest_changes: list[str]
+
+
+class SolverReport(BaseModel):
+    """How the answer was found."""
+
+    model_config = _DOC
+
+    wall_s: float
+    bound_rounds: int
+    workers: int
+    seed: int
+    version: str
+    method: str = "cp-sat"
+    layouts_considered: int = 0
+    space: str = ""
+
+
+class Plan(BaseModel):
+    """One plan: a layout with its proof and its reasons, or the reason why there is none."""
+
+    model_config = _DOC
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    status: Status
+    objective: Objective
+    layout: LayoutDoc | None
+    predicted: Predicted | None
+    mapping: Mapping | None
+    expert_placement: dict[str, object] | None = None
+    binding: list[Binding] = Field(default_factory=list)
+    infeasible: Infeasible | None = None
+    warnings: list[str] = Field(default_factory=list)
+    alternatives: list[dict[str, object]] = Field(default_factory=list)
+    solver: SolverReport
+    inputs: PlanInputs
