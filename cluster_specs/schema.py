@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 GpuCount = Annotated[int, Field(ge=1, le=1_048_576)]
+HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}$")]
+"""Letters, digits, dot, hyphen and underscore: names end in hostfiles and start scripts."""
+BlockName = Annotated[str, Field(min_length=1, max_length=100)]
 
 Architecture = Literal["volta", "ampere", "ada", "hopper", "blackwell", "cdna3"]
 Medium = Literal["nvlink", "pcie", "xgmi", "infiniband", "roce", "efa", "omnipath", "slingshot"]
@@ -34,35 +37,50 @@ class DeviceSpec(BaseModel):
     pcie_gb_per_s: Positive
     """PCIe in one direction, nominal."""
     sms: Annotated[int, Field(ge=1, le=1024)]
+    """Streaming multiprocessors, or compute units."""
     tdp_w: Positive
     sources: dict[str, str] = Field(default_factory=dict)
     """Where each number was read, by field name."""
 
 
 class FabricLevelSpec(BaseModel):
-    """One level above the scale-up domain: blocks of `gpus` GPUs, joined to their siblings by the next level."""
+    """One level above the scale-up domain: blocks of `gpus` GPUs, which the next level joins."""
 
     model_config = _FROZEN
 
-    name: str = Field(max_length=60)
+    name: BlockName
     gpus: GpuCount
     """GPUs in one block of this level. The outermost level's block is the whole cluster."""
     oversubscription: Annotated[float, Field(ge=1, le=1000)] = 1.0
-    """Down-link over up-link bandwidth of the switches that carry traffic *inside* this level's block (between
-    blocks of the level below): 1 is non-blocking; 3 leaves a third of the NIC bandwidth to every GPU."""
+    """Down-link over up-link bandwidth of the switches that carry traffic *inside* this level's block
+    (between blocks of the level below): 1 is non-blocking; 3 leaves each GPU a third of its NIC's rate."""
     latency_us: Positive | None = None
     """One hop of a collective across this level."""
 
 
+class NodeSpec(BaseModel):
+    """One named node, and where it hangs; for clusters that are partly in use or not regular."""
+
+    model_config = _FROZEN
+
+    name: HostName
+    free_gpus: Annotated[int, Field(ge=0, le=1024)] | None = None
+    """GPUs that may be used; all of the node's when absent."""
+    leaf: BlockName | None = None
+    pod: BlockName | None = None
+
+
 class ClusterSpec(BaseModel):
-    """A cluster of equal nodes. Levels are listed from the inside outwards, each a multiple of the one before."""
+    """A cluster of equal nodes. Levels are listed inside out, each a multiple of the one before."""
 
     model_config = _FROZEN
 
     name: str = Field(default="cluster", max_length=200)
     device: DeviceSpec
     gpus: GpuCount
-    """GPUs in the whole cluster."""
+    """GPUs in the whole cluster; with `elastic`, the most that may be asked for."""
+    elastic: bool = False
+    """A kind of node rather than one machine: as many of them as wanted."""
     gpus_per_node: Annotated[int, Field(ge=1, le=1024)]
     nvlink_domain: Annotated[int, Field(ge=1, le=8192)]
     """GPUs that share one scale-up fabric (NVLink switch, xGMI mesh); 1 where there is none."""
@@ -71,20 +89,78 @@ class ClusterSpec(BaseModel):
     nic_gbps_per_gpu: Positive
     """Gigabit per second and direction: the node's NICs divided by its GPUs."""
     nic_medium: Medium = "infiniband"
-    levels: tuple[FabricLevelSpec, ...] = ()
+    levels: tuple[FabricLevelSpec, ...] = Field(default=(), max_length=8)
     """Levels above the node / NVLink domain; one non-blocking level when empty."""
-    fabric: str | None = None
+    nodes: tuple[NodeSpec, ...] = Field(default=(), max_length=131_072)
+    """Every node by name, where they are known; their free GPUs are the cluster's `gpus`."""
+    node_name_pattern: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\{(:0?[1-9]d)?\}[A-Za-z0-9._-]{0,99}$")
+    ] = "node-{:05d}"
+    """Name of the n-th node, counted from 1, where nodes are not listed: one `{}` or `{:05d}` field."""
+    fabric: str | None = Field(default=None, max_length=2000)
     """A remark in words."""
     assumed: tuple[str, ...] = ()
+    """What was not stated but taken from a reference node."""
     sources: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        inner, inner_name = max(self.nvlink_domain, self.gpus_per_node), "the node or NVLink domain"
-        for level in self.levels:
-            if level.gpus % inner or level.gpus < inner:
-                raise ValueError(
-                    f"levels: {level.name} has {level.gpus} GPUs, not a multiple of the {inner} of {inner_name}"
-                )
-            inner, inner_name = level.gpus, level.name
+    def _scale_up_fits_the_node(self) -> Self:
+        small, large = sorted((self.gpus_per_node, self.nvlink_domain))
+        if large % small:
+            raise ValueError(
+                f"nvlink_domain {self.nvlink_domain} and gpus_per_node {self.gpus_per_node}: "
+                "one must be a multiple of the other"
+            )
+        if self.nvlink_domain > 1 and not (self.nvlink_gb_per_s or self.device.scale_up_gb_per_s):
+            raise ValueError(
+                f"nvlink_gb_per_s: missing, nvlink_domain is {self.nvlink_domain} and device "
+                f"{self.device.name} states no scale_up_gb_per_s; give it, or set nvlink_domain to 1"
+            )
         return self
+
+    @model_validator(mode="after")
+    def _levels_nest(self) -> Self:
+        inner, inner_name = max(self.nvlink_domain, self.gpus_per_node), "the node or NVLink domain"
+        seen: set[str] = set()
+        for level in self.levels:
+            if level.gpus % inner:
+                raise ValueError(
+                    f"levels: {level.name} has {level.gpus} GPUs, not a multiple of the {inner} of "
+                    f"{inner_name}"
+                )
+            if level.name in seen:
+                raise ValueError(f"levels: two levels are called {level.name}")
+            seen.add(level.name)
+            inner, inner_name = level.gpus, level.name
+        if self.levels and self.gpus > inner:
+            raise ValueError(
+                f"levels: the outermost level, {inner_name}, has {inner} GPUs, but the cluster has "
+                f"{self.gpus}; its block must hold the whole cluster"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _nodes_add_up(self) -> Self:
+        if not self.nodes:
+            return self
+        seen: set[str] = set()
+        for node in self.nodes:
+            if node.name in seen:
+                raise ValueError(f"nodes: {node.name} is listed twice")
+            seen.add(node.name)
+            if (node.free_gpus or 0) > self.gpus_per_node:
+                raise ValueError(
+                    f"nodes: {node.name} has free_gpus {node.free_gpus}, more than gpus_per_node "
+                    f"{self.gpus_per_node}"
+                )
+        free = self.free_gpus
+        if free != self.gpus:
+            raise ValueError(f"gpus: {self.gpus}, but the nodes listed have {free} free GPUs")
+        return self
+
+    @property
+    def free_gpus(self) -> int:
+        """Free GPUs of the nodes listed; all GPUs where none are."""
+        if not self.nodes:
+            return self.gpus
+        return sum(self.gpus_per_node if n.free_gpus is None else n.free_gpus for n in self.nodes)

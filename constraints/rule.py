@@ -58,6 +58,10 @@ class LayoutTable(Protocol):
         ...
 
 
+_LARGEST = 1e9
+"""Where `post` cuts an excess off, in the rule's unit; a million literals of 1e12 each fit into int64."""
+
+
 class Rule(ABC):
     """One limit on a plan. Subclasses set `name` and `unit`."""
 
@@ -88,7 +92,13 @@ class Rule(ABC):
         Exactly one literal is true, so this is the limit itself, and its linear relaxation is tight. The
         caller may make the returned constraint conditional (`only_enforce_if`) to explain a conflict.
         """
-        over = np.ceil(np.maximum(excess, 0.0) * 1000).astype(np.int64)
+        # Capped, so that an infinite or undefined excess stays a positive coefficient and no sum overflows.
+        finite = np.nan_to_num(
+            np.asarray(excess, dtype=np.float64), nan=_LARGEST, posinf=_LARGEST, neginf=0.0
+        )
+        over = np.ceil(np.clip(finite, 0.0, _LARGEST) * 1000).astype(np.int64)
+        if len(over) != len(literals):
+            raise ValueError(f"{self.name}: {len(over)} excesses for {len(literals)} literals")
         return model.add(sum(int(c) * x for c, x in zip(over, literals, strict=True) if c) <= 0)
 
     def explain(self, finding: Finding) -> str:

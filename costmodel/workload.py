@@ -39,6 +39,10 @@ class Workload:
     """none, partial (part of each layer) or full (the whole step)."""
     launch_blocking: bool = False
     """CUDA_LAUNCH_BLOCKING=1: every kernel waits for the one before."""
+    cp_comm: str = "p2p"
+    """How context parallelism moves keys and values: p2p (ring) or a2a (heads for tokens, Ulysses)."""
+    moe_dispatch: str = "deduplicated"
+    """deduplicated (one copy per destination: DeepEP, HybridEP) or alltoall (one copy per chosen expert)."""
     expert_imbalance: float = 1.0
     """Load of the busiest expert-parallel rank over the mean."""
     reserve_gib: float = 0.0

@@ -6,8 +6,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Count = Annotated[int, Field(ge=1, le=10_000_000)]
-CountOrZero = Annotated[int, Field(ge=0, le=10_000_000)]
+Count = Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
+CountOrZero = Annotated[int, Field(ge=0, le=10_000_000, strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
 
 Activation = Literal["gelu", "relu", "squared_relu", "swiglu", "geglu"]
 Position = Literal["rope", "learned", "alibi", "none"]
@@ -16,7 +17,7 @@ _FROZEN = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
 class MlaSpec(BaseModel):
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1). Widths per head unless said."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1). Head widths are per head."""
 
     model_config = _FROZEN
 
@@ -39,14 +40,16 @@ class MoeSpec(BaseModel):
     shared_experts: CountOrZero = 0
     shared_ffn_hidden: Count | None = None
     """Width of all shared experts together; `shared_experts * moe_ffn_hidden` when absent."""
-    shared_expert_gate: bool = False
+    shared_expert_gate: Flag = False
     dense_layers: CountOrZero = 0
     router_groups: Count | None = None
     """Node-limited routing: experts are split into this many groups ..."""
     router_groups_per_token: Count | None = None
     """... and a token chooses from at most this many of them (DeepSeek-V3, arXiv 2412.19437, 2.1.2)."""
-    router_bias: bool = False
-    expert_bias: bool = False
+    router_bias: Flag = False
+    """One number per expert, learned (gpt-oss) or moved to balance the load (DeepSeek-V3)."""
+    expert_bias: Flag = False
+    """Biases on the matrices of every routed expert."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -54,6 +57,14 @@ class MoeSpec(BaseModel):
             raise ValueError(f"top_k {self.top_k} is more than the {self.experts} experts")
         if self.router_groups is not None and self.experts % self.router_groups:
             raise ValueError(f"experts {self.experts} must divide into router_groups {self.router_groups}")
+        if self.router_groups_per_token is not None:
+            if self.router_groups is None:
+                raise ValueError("router_groups_per_token needs router_groups")
+            if self.router_groups_per_token > self.router_groups:
+                raise ValueError(
+                    f"router_groups_per_token {self.router_groups_per_token} is more than "
+                    f"the {self.router_groups} router_groups"
+                )
         return self
 
     @property
@@ -68,7 +79,7 @@ class ModelSpec(BaseModel):
     model_config = _FROZEN
 
     name: str = Field(default="model", max_length=200)
-    layers: Annotated[int, Field(ge=1, le=2000)]
+    layers: Annotated[int, Field(ge=1, le=2000, strict=True)]
     hidden: Count
     ffn_hidden: CountOrZero
     heads: Count
@@ -77,40 +88,46 @@ class ModelSpec(BaseModel):
     """`hidden / heads` when absent."""
     vocab: Count
     activation: Activation = "swiglu"
-    tied_embeddings: bool = False
+    tied_embeddings: Flag = False
     position: Position = "rope"
     max_positions: Count | None = None
-    """Rows of the learned position table; only for `position: learned`."""
+    """Rows of the learned position table; only for `position: learned`, which counts none when absent."""
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
-    norms_per_layer: Annotated[int, Field(ge=1, le=6)] = 2
-    qk_norm: bool = False
-    embedding_norm: bool = False
+    norms_per_layer: Annotated[int, Field(ge=1, le=6, strict=True)] = 2
+    """Norms over the hidden width: 2 as a rule, 4 with norms after the blocks (Gemma 2), 1 in a parallel
+    block that shares one (Falcon-7B)."""
+    qk_norm: Flag = False
+    """Norms on queries and keys, one of `head_dim` each (Qwen3) ..."""
+    qk_norm_full_width: Flag = False
+    """... or over all heads together: `heads * head_dim` and `kv_heads * head_dim` (OLMoE)."""
+    embedding_norm: Flag = False
     """A norm right after the embedding (BLOOM)."""
-    parallel_block: bool = False
+    parallel_block: Flag = False
     """Attention and feed-forward read the same input (GPT-NeoX, Falcon)."""
-    attention_bias: bool = False
-    """Bias on the query, key and value projections."""
-    attention_output_bias: bool = False
-    mlp_bias: bool = False
-    attention_sinks: bool = False
+    attention_bias: Flag = False
+    """Bias on the query, key and value projections (MLA: on the two down-projections)."""
+    attention_output_bias: Flag = False
+    mlp_bias: Flag = False
+    attention_sinks: Flag = False
     """One learned sink logit per head (gpt-oss)."""
     sliding_window: Count | None = None
-    """Tokens that a windowed layer looks back."""
-    full_attention_every: Count = 1
-    """With a window: one layer in this many attends in full, the others are windowed (0 is written as absent
-    window; 1 means that every layer is full)."""
+    """Positions that a query of a windowed layer sees, its own included; no layer is windowed when absent."""
+    full_attention_every: CountOrZero = 1
+    """With a window: every n-th layer attends in full and the others are windowed, so `layers // n` are full.
+    1: every layer is full; 0: none is. A window without this field is refused: it would change nothing."""
     attention: MlaSpec | None = None
-    attention_note: str | None = None
+    attention_note: str | None = Field(default=None, max_length=2000)
     mtp_layers: CountOrZero = 0
-    """Multi-token-prediction modules (DeepSeek-V3, 2.2): one extra layer each, and the head once more."""
+    """Multi-token-prediction modules (DeepSeek-V3, 2.2): one extra layer each, and the head once more. They
+    are trained, but not part of the totals that authors state."""
     moe: MoeSpec | None = None
-    published_parameters: float | None = Field(default=None, gt=0)
-    """Total parameters as its authors state them, for the tests."""
-    source: str | None = None
+    published_parameters: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Total parameters as published (see `source`), for the tests."""
+    source: str | None = Field(default=None, max_length=2000)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.head_dim is None and self.hidden % self.heads:
+        if self.head_dim is None and self.attention is None and self.hidden % self.heads:
             raise ValueError(f"hidden {self.hidden} is not a multiple of heads {self.heads}: give head_dim")
         if self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} must be a multiple of kv_heads {self.kv_heads}")
@@ -118,6 +135,15 @@ class ModelSpec(BaseModel):
             raise ValueError(f"moe.dense_layers {self.moe.dense_layers} is more than layers {self.layers}")
         if self.moe is None and self.ffn_hidden == 0:
             raise ValueError("ffn_hidden must be at least 1 in a dense model")
+        if self.moe is not None and self.moe.dense_layers and self.ffn_hidden == 0:
+            raise ValueError("ffn_hidden must be at least 1 when moe.dense_layers is")
+        if self.sliding_window is not None and "full_attention_every" not in self.model_fields_set:
+            raise ValueError(
+                "sliding_window needs full_attention_every: 0 where every layer is windowed, "
+                "n where each n-th layer attends in full"
+            )
+        if self.qk_norm_full_width and not self.qk_norm:
+            raise ValueError("qk_norm_full_width needs qk_norm: true")
         return self
 
     @property
@@ -146,3 +172,20 @@ class ModelSpec(BaseModel):
     def moe_layers(self) -> int:
         """Layers with experts."""
         return self.layers - self.dense_layers
+
+    @property
+    def full_attention_layers(self) -> int:
+        """Layers whose queries see every earlier position."""
+        if self.sliding_window is None:
+            return self.layers
+        return self.layers // self.full_attention_every if self.full_attention_every else 0
+
+    @property
+    def windowed_layers(self) -> int:
+        """Layers whose queries see at most `sliding_window` positions."""
+        return self.layers - self.full_attention_layers
+
+    @property
+    def full_attention_fraction(self) -> float:
+        """Full-attention layers over all layers, from 0 to 1."""
+        return self.full_attention_layers / self.layers

@@ -1,0 +1,195 @@
+"""The levels of the fabric under one allocation, as arrays: what the cost model prices traffic with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from math import gcd
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster_specs.errors import ClusterError
+from cluster_specs.schema import ClusterSpec, Medium
+
+Number = TypeVar("Number", np.int64, np.float64)
+
+HOP_LATENCY_US: dict[Medium, float] = {
+    "nvlink": 1.9,
+    "xgmi": 2.2,
+    "pcie": 2.5,
+    "infiniband": 4.0,
+    "omnipath": 5.0,
+    "slingshot": 6.0,
+    "roce": 6.0,
+    "efa": 15.0,
+}
+"""One hop of a collective, in microseconds, by medium: nominal, used where a level states no `latency_us`.
+
+nvlink, pcie, infiniband: NCCL's tuning table, ring and LL128 protocol (`hwLat` in NVIDIA/nccl
+src/graph/tuning.cc). xgmi: between the 0.8 us (LL) and 3.6 us (Simple) of RCCL's table. omnipath, slingshot,
+roce: InfiniBand's and 1 to 2 us for a slower NIC and switch; estimates. efa: AWS gave about 15 us for small
+messages when it introduced the adapter; newer generations are faster.
+"""
+
+TIER_LATENCY_US = 0.5
+"""Every further tier of switches: two more switch crossings of about 0.2 us and some 20 m of fibre."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FabricLevels:
+    """The levels under an allocation, from the inside out. Arrays have shape [levels] and are read-only."""
+
+    names: tuple[str, ...]
+    media: tuple[Medium, ...]
+    blocks: NDArray[np.int64]
+    """GPUs in one block: strictly increasing, each divides the next, the last is the allocation."""
+    gb_per_s: NDArray[np.float64]
+    """Nominal, of one GPU in one direction, for traffic between blocks of the level below inside this one."""
+    latency_s: NDArray[np.float64]
+    """One hop of a collective that crosses this level."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tier:
+    """One level before it is fitted to an allocation; `gpus` is the size of its block in the machine."""
+
+    name: str
+    medium: Medium
+    gpus: int
+    gb_per_s: float
+    latency_us: float
+
+
+def fabric_levels(cluster: ClusterSpec, gpus: int) -> FabricLevels:
+    """The levels that an allocation of `gpus` GPUs of the cluster spans.
+
+    Level 0 is the scale-up domain (the node over PCIe where there is none). A scale-up domain smaller than
+    the node is followed by the node over PCIe; one that is as large or larger (NVL72) stands for the node.
+    Then come the cluster's levels at the NIC's rate divided by the worst oversubscription so far, because
+    what crosses a level also crosses every level inside it. Without levels there is one, non-blocking.
+
+    An allocation is spread evenly: the block of a level is the largest divisor of the allocation that is a
+    multiple of the block below and of which the machine holds enough. So 256 GPUs of NVL72 racks are 4 x 64,
+    144 are 2 x 72, and 16,384 GPUs of 8 pods of 3,072 are 8 x 2,048. An allocation that leaves a node
+    part-filled takes the first GPUs and counts by the piece that its nodes share: 20 GPUs on nodes of 8 are
+    5 x 4. A level whose block is no larger than the one below is left out, level 0 never.
+
+    Raises ClusterError if `gpus` is below 1 or above what the cluster has.
+    """
+    check_gpus(cluster, gpus)
+    return _fitted(tuple(_tiers(cluster)), cluster.gpus, cluster.gpus_per_node, gpus)
+
+
+def check_gpus(cluster: ClusterSpec, gpus: int) -> None:
+    """Raises ClusterError, with both numbers, if the cluster has not that many GPUs."""
+    if not 1 <= gpus <= cluster.gpus:
+        raise ClusterError(
+            f"gpus: {gpus} asked for, but cluster {cluster.name!r} has {cluster.gpus}; "
+            f"choose 1 to {cluster.gpus}"
+        )
+
+
+def _tiers(cluster: ClusterSpec) -> Iterator[_Tier]:
+    """The cluster's levels at their full size, from the inside outwards."""
+    device = cluster.device
+    if cluster.nvlink_domain > 1:
+        medium: Medium = "xgmi" if device.architecture == "cdna3" else "nvlink"
+        rate = cluster.nvlink_gb_per_s or device.scale_up_gb_per_s
+        if rate is None:
+            raise ClusterError(
+                f"nvlink_gb_per_s: missing, cluster {cluster.name!r} has an nvlink_domain of "
+                f"{cluster.nvlink_domain} and device {device.name!r} states no scale_up_gb_per_s"
+            )
+        yield _Tier(
+            name=medium,
+            medium=medium,
+            gpus=cluster.nvlink_domain,
+            gb_per_s=rate,
+            latency_us=HOP_LATENCY_US[medium],
+        )
+    if cluster.nvlink_domain < cluster.gpus_per_node or cluster.nvlink_domain == 1:
+        yield _Tier(
+            name="node",
+            medium="pcie",
+            gpus=cluster.gpus_per_node,
+            gb_per_s=device.pcie_gb_per_s,
+            latency_us=HOP_LATENCY_US["pcie"],
+        )
+    yield from _network_tiers(cluster)
+
+
+def _network_tiers(cluster: ClusterSpec) -> Iterator[_Tier]:
+    """The levels above the node and the scale-up domain. 8 gigabit are a gigabyte."""
+    nic_gb_per_s, base_us = cluster.nic_gbps_per_gpu / 8, HOP_LATENCY_US[cluster.nic_medium]
+    if not cluster.levels:
+        yield _Tier(
+            name="fabric",
+            medium=cluster.nic_medium,
+            gpus=cluster.gpus,
+            gb_per_s=nic_gb_per_s,
+            latency_us=base_us,
+        )
+    worst = 1.0
+    for depth, level in enumerate(cluster.levels):
+        worst = max(worst, level.oversubscription)
+        yield _Tier(
+            name=level.name,
+            medium=cluster.nic_medium,
+            gpus=level.gpus,
+            gb_per_s=nic_gb_per_s / worst,
+            latency_us=level.latency_us or base_us + depth * TIER_LATENCY_US,
+        )
+
+
+@lru_cache(maxsize=512)
+def _fitted(tiers: tuple[_Tier, ...], cluster_gpus: int, node: int, gpus: int) -> FabricLevels:
+    """The tiers with their blocks fitted to an allocation of `gpus` GPUs."""
+    sizes = tuple(tier.gpus for tier in tiers)
+    blocks = _shared_pieces(sizes, gpus) if gpus % node else _even_blocks(sizes, cluster_gpus, node, gpus)
+    blocks[-1] = gpus
+    kept = [k for k, block in enumerate(blocks) if k == 0 or block > blocks[k - 1]]
+    return FabricLevels(
+        names=tuple(tiers[k].name for k in kept),
+        media=tuple(tiers[k].medium for k in kept),
+        blocks=_read_only(np.array([blocks[k] for k in kept], dtype=np.int64)),
+        gb_per_s=_read_only(np.array([tiers[k].gb_per_s for k in kept], dtype=np.float64)),
+        latency_s=_read_only(np.array([tiers[k].latency_us * 1e-6 for k in kept], dtype=np.float64)),
+    )
+
+
+def _shared_pieces(sizes: tuple[int, ...], gpus: int) -> list[int]:
+    """Blocks when the last node is part-filled: the largest aligned piece that all of them share."""
+    return [gpus if gpus <= size else gcd(size, gpus) for size in sizes]
+
+
+def _even_blocks(sizes: tuple[int, ...], cluster_gpus: int, node: int, gpus: int) -> list[int]:
+    """Blocks when whole nodes are spread evenly.
+
+    `room` is what even inner blocks can use of one block of the tier (64 of 72, say). Where the cluster is
+    not a whole number of a tier's blocks, their number is unknown, and as many as needed are assumed.
+    """
+    inner, below, room = gcd(node, sizes[0]), sizes[0], sizes[0]
+    blocks: list[int] = []
+    for size in sizes:
+        room = size // below * (room // inner * inner)
+        count = gpus if cluster_gpus % size else cluster_gpus // size
+        inner, below = _largest_block(gpus, room, count, inner), size
+        blocks.append(inner)
+    return blocks
+
+
+def _largest_block(gpus: int, room: int, count: int, step: int) -> int:
+    """The largest multiple of `step` that divides `gpus`, `count` blocks of `room` GPUs holding enough of it."""
+    limit = min(room, gpus)
+    for block in range(limit - limit % step, step, -step):
+        if gpus % block == 0 and count * (room // block) * block >= gpus:
+            return block
+    return step
+
+
+def _read_only(array: NDArray[Number]) -> NDArray[Number]:
+    array.flags.writeable = False
+    return array

@@ -1,0 +1,153 @@
+"""Reads a cluster: a catalog name, a YAML file, or the `cluster` block of a run file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from cluster_specs.catalog import cluster_fields, cluster_names, load_cluster, load_device, node_kind_of
+from cluster_specs.documents import read_mapping
+from cluster_specs.errors import ClusterError, shown, suggestion, validation_message
+from cluster_specs.fabric import check_gpus
+from cluster_specs.schema import ClusterSpec, DeviceSpec, FabricLevelSpec, Medium, NodeSpec
+
+_FILE_ENDINGS = (".yaml", ".yml", ".json")
+_FILLED = ("gpus_per_node", "nvlink_domain", "nic_gbps_per_gpu")
+_FIELDS = {
+    "": ("base", *ClusterSpec.model_fields),
+    "device": tuple(DeviceSpec.model_fields),
+    "levels": tuple(FabricLevelSpec.model_fields),
+    "nodes": tuple(NodeSpec.model_fields),
+}
+_MEDIUM_WORDS: tuple[tuple[str, Medium], ...] = (
+    ("roce", "roce"),
+    ("spectrum-x", "roce"),
+    ("omni-path", "omnipath"),
+    ("omnipath", "omnipath"),
+    ("slingshot", "slingshot"),
+    ("efa", "efa"),
+    ("infiniband", "infiniband"),
+)
+
+
+def read_cluster(text: str, gpus: int | None = None) -> ClusterSpec:
+    """The cluster that a catalog name or the path of a YAML file stands for.
+
+    `gpus` is only checked against what the cluster has; `fabric_levels` and the planner take it from there.
+    Raises ClusterError.
+    """
+    if text in cluster_names():
+        cluster = load_cluster(text)
+    elif text.endswith(_FILE_ENDINGS) or "/" in text or _is_file(text):
+        cluster = cluster_from_mapping(read_mapping(Path(text)), text)
+    else:
+        raise ClusterError(
+            f"cluster: {shown(text)} is neither a catalog name nor a file{suggestion(text, cluster_names())}"
+        )
+    if gpus is not None:
+        check_gpus(cluster, gpus)
+    return cluster
+
+
+def allocation(cluster: ClusterSpec, gpus: int | None) -> int:
+    """The GPUs to plan for: those asked for, or all of a cluster that has a size of its own."""
+    if gpus is None and cluster.elastic:
+        raise ClusterError(
+            f"gpus: missing; {cluster.name!r} is a kind of node, not one machine; "
+            f"say how many GPUs with --gpus (1 to {cluster.gpus})"
+        )
+    if gpus is not None:
+        check_gpus(cluster, gpus)
+    return cluster.gpus if gpus is None else gpus
+
+
+def cluster_from_mapping(data: Mapping[str, object], where: str = "cluster") -> ClusterSpec:
+    """A cluster from plain data; `where` names the document in errors.
+
+    `device` is a catalog name or a mapping with all of a device's fields. `base` names a catalog entry whose
+    fields hold where the data has none. Without it, the fields of a node that the data leaves out or gives as
+    null are taken from the catalog's node with that device and listed in `assumed`; `gpus` may be left out where
+    `nodes` lists them.
+    """
+    given = {key: value for key, value in data.items() if value is not None}
+    fields: dict[str, object] = {**_base_fields(given.pop("base", None), where), **given}
+    fields["device"], catalog_device = _device(fields, where)
+    _fill_from_node_kind(fields, catalog_device)
+    if "nic_medium" not in fields:
+        fields["nic_medium"] = _medium(str(fields.get("fabric", "")))
+    if "gpus" not in fields:
+        _count_free_gpus(fields, where)
+    try:
+        return ClusterSpec.model_validate(fields)
+    except ValidationError as error:
+        raise ClusterError(validation_message(error, where, _FIELDS)) from None
+
+
+def _base_fields(base: object, where: str) -> dict[str, object]:
+    """The fields of a catalog entry that describe its nodes; its size and levels stay behind."""
+    if base is None:
+        return {}
+    if not isinstance(base, str) or base not in cluster_names():
+        hint = suggestion(base, cluster_names())
+        raise ClusterError(f"{where}: base: {shown(base)} is not in the catalog{hint}")
+    own = ("name", "gpus", "elastic", "levels", "fabric")
+    return {key: value for key, value in cluster_fields(base).items() if key not in own}
+
+
+def _device(fields: Mapping[str, object], where: str) -> tuple[DeviceSpec, str | None]:
+    """The device, and its catalog name if it has one."""
+    device = fields.get("device")
+    if device is None:
+        raise ClusterError(f"{where}: device: required and missing; give a catalog name or a mapping")
+    if isinstance(device, DeviceSpec):
+        return device, None
+    if isinstance(device, str):
+        try:
+            return load_device(device), device
+        except ClusterError as error:
+            raise ClusterError(f"{where}: {error}") from None
+    if not isinstance(device, Mapping):
+        raise ClusterError(f"{where}: device: must be a catalog name or a mapping, got {shown(device)}")
+    try:
+        return DeviceSpec.model_validate({"name": "device", **device}), None
+    except ValidationError as error:
+        inner = {"": _FIELDS["device"]}
+        raise ClusterError(validation_message(error, f"{where}: device", inner)) from None
+
+
+def _fill_from_node_kind(fields: dict[str, object], catalog_device: str | None) -> None:
+    """Takes what is missing of the node from the catalog's node with that device, and says so in `assumed`."""
+    kind = node_kind_of(catalog_device) if catalog_device else None
+    missing = [name for name in _FILLED if name not in fields]
+    if kind is None or not missing:
+        return
+    reference, stated = cluster_fields(kind), fields.get("assumed", ())
+    for name in missing:
+        fields[name] = reference[name]
+    if "nic_gbps_per_gpu" in missing and "nic_medium" not in fields and "fabric" not in fields:
+        fields["nic_medium"] = reference.get("nic_medium", "infiniband")
+    if isinstance(stated, list | tuple):
+        fields["assumed"] = (*stated, *(f"{name} of {kind}" for name in missing))
+
+
+def _medium(words: str) -> Medium:
+    """The medium that a remark on the fabric names; InfiniBand where it names none."""
+    return next((medium for word, medium in _MEDIUM_WORDS if word in words.lower()), "infiniband")
+
+
+def _count_free_gpus(fields: dict[str, object], where: str) -> None:
+    """Sets `gpus` to the free GPUs of the nodes listed."""
+    nodes, per_node = fields.get("nodes"), fields.get("gpus_per_node")
+    if not isinstance(nodes, list) or not nodes or not isinstance(per_node, int):
+        raise ClusterError(f"{where}: gpus: this field is required and missing (or list the nodes)")
+    free = [node.get("free_gpus") if isinstance(node, Mapping) else None for node in nodes]
+    fields["gpus"] = sum(count if isinstance(count, int) else per_node for count in free)
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,59 @@
+"""Tensor parallelism gives every rank whole attention heads."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from constraints.columns import as_excess, column
+from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
+
+
+class HeadsByTensor(Rule):
+    """heads mod tp = 0."""
+
+    name = "heads-by-tp"
+    unit = "heads left over"
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        return as_excess(table.workload.model.heads % column(table, "tp"))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        heads, tp = plan.workload.model.heads, int(plan.layout.tp)
+        left = heads - (heads // tp) * tp
+        if left == 0:
+            return None
+        return Finding(
+            rule=self.name,
+            value=left,
+            limit=0,
+            unit=self.unit,
+            words=f"{heads} attention heads do not divide by tp {tp}",
+            remedy=f"Take a tp that divides {heads}.",
+        )
+
+
+class KvHeadsByTensor(Rule):
+    """kv_heads mod tp = 0 or, with the heads copied, tp mod kv_heads = 0."""
+
+    name = "kv-heads-by-tp"
+    unit = "heads left over"
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        groups, tp = table.workload.model.kv_heads, column(table, "tp")
+        return as_excess(np.minimum(groups % tp, tp % groups))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        groups, tp = plan.workload.model.kv_heads, int(plan.layout.tp)
+        small, large = sorted((groups, tp))
+        left = large - (large // small) * small
+        if left == 0:
+            return None
+        return Finding(
+            rule=self.name,
+            value=left,
+            limit=0,
+            unit=self.unit,
+            words=f"{groups} key-value heads are neither a multiple nor a divisor of tp {tp}",
+            remedy=f"Take a tp that divides {groups} or is a multiple of it.",
+        )

@@ -1,0 +1,27 @@
+"""Array arithmetic on a table of layouts that several rules need for `excess` (never for `check`)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from constraints.rule import LayoutTable
+
+IntArray = NDArray[np.int64]
+
+
+def column(table: LayoutTable, name: str) -> IntArray:
+    """One field of every layout, shape [n]; booleans become 0 and 1."""
+    shape = np.broadcast_shapes(table.layouts.broadcast_shape(), np.shape(table.memory_gib))
+    return np.broadcast_to(np.asarray(getattr(table.layouts, name), dtype=np.int64), shape)
+
+
+def as_excess(values: NDArray[np.int64] | NDArray[np.bool_] | NDArray[np.float64]) -> NDArray[np.float64]:
+    """A count or a truth value as an excess."""
+    return np.asarray(values, dtype=np.float64)
+
+
+def set_bits(masks: IntArray) -> IntArray:
+    """How many bits of each mask are set."""
+    bits: IntArray = (masks[..., None] >> np.arange(63, dtype=np.int64)) & 1
+    return np.asarray(bits.sum(axis=-1), dtype=np.int64)

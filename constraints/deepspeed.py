@@ -1,0 +1,68 @@
+"""What DeepSpeed 0.19 refuses to start, or starts and fails in, beyond the general rules."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from constraints.columns import as_excess, column
+from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
+from constraints.unsupported import AllowedPrecisions, AllowedValues, WholeModelRecompute
+
+
+class DeepspeedPipelineSharding(Rule):
+    """pp > 1 needs ZeRO 0 or 1: the pipeline engine accumulates whole gradients."""
+
+    name = "deepspeed-pipeline-zero"
+    unit = "stages of ZeRO"
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        return as_excess(np.where(column(table, "pp") > 1, column(table, "zero_stage") - 1, 0))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        if int(plan.layout.pp) == 1 or plan.layout.zero_stage in (0, 1):
+            return None
+        return Finding(
+            rule=self.name,
+            value=int(plan.layout.zero_stage),
+            limit=1,
+            unit=self.unit,
+            words=f"ZeRO stage {plan.layout.zero_stage} with pp {plan.layout.pp}",
+            remedy="Lower the ZeRO stage to 1, or set pp to 1.",
+        )
+
+
+class DeepspeedTensorSharding(Rule):
+    """tp > 1 (AutoTP) needs ZeRO 0 to 2."""
+
+    name = "deepspeed-tensor-zero"
+    unit = "stages of ZeRO"
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        return as_excess(np.where(column(table, "tp") > 1, column(table, "zero_stage") - 2, 0))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        if int(plan.layout.tp) == 1 or plan.layout.zero_stage in (0, 1, 2):
+            return None
+        return Finding(
+            rule=self.name,
+            value=int(plan.layout.zero_stage),
+            limit=2,
+            unit=self.unit,
+            words=f"ZeRO stage {plan.layout.zero_stage} with tp {plan.layout.tp}",
+            remedy="Lower the ZeRO stage to 2, or set tp to 1.",
+        )
+
+
+RULES: tuple[Rule, ...] = (
+    DeepspeedPipelineSharding(),
+    DeepspeedTensorSharding(),
+    AllowedValues(
+        "deepspeed-degrees",
+        "deepspeed",
+        {"cp": (1,), "etp": (1,), "vpp": (1,), "sequence_parallel": (0,)},
+        "ds_config.json has no setting for it: keep cp, etp and vpp at 1 and sequence parallelism off.",
+    ),
+    AllowedPrecisions("deepspeed", ("bf16", "fp16")),
+    WholeModelRecompute("deepspeed"),
+)

@@ -1,0 +1,49 @@
+"""Which number formats a device multiplies."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from constraints.columns import as_excess, column
+from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
+
+_ARCHITECTURES = {
+    "fp16": {"volta", "ampere", "ada", "hopper", "blackwell", "cdna3"},
+    "bf16": {"ampere", "ada", "hopper", "blackwell", "cdna3"},
+    "fp8": {"ada", "hopper", "blackwell", "cdna3"},
+    "mxfp8": {"blackwell"},
+    "nvfp4": {"blackwell"},
+}
+
+
+class PrecisionOnDevice(Rule):
+    """bf16 from Ampere on, fp8 on Ada, Hopper, Blackwell and CDNA 3, mxfp8 and nvfp4 on Blackwell."""
+
+    name = "precision-on-device"
+    unit = "formats"
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        architecture = table.workload.cluster.device.architecture
+        supported = architecture in _ARCHITECTURES.get(table.workload.precision, set())
+        return as_excess(np.full_like(column(table, "tp"), 0 if supported else 1))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        device, wanted = plan.workload.cluster.device, plan.workload.precision
+        formats = ["fp16"]
+        if device.architecture != "volta":
+            formats.append("bf16")
+        if device.architecture not in ("volta", "ampere"):
+            formats.append("fp8")
+        if device.architecture == "blackwell":
+            formats += ["mxfp8", "nvfp4"]
+        if wanted in formats:
+            return None
+        return Finding(
+            rule=self.name,
+            value=1,
+            limit=0,
+            unit=self.unit,
+            words=f"{device.name} ({device.architecture}) has no {wanted} matrix units",
+            remedy=f"Choose one of {', '.join(formats)}, or another device.",
+        )

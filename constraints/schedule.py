@@ -1,0 +1,61 @@
+"""The interleaved schedule: when it exists, and which micro-batch counts it takes."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from constraints.columns import as_excess, column
+from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
+
+
+class InterleavingNeedsPipeline(Rule):
+    """vpp > 1 needs pp > 1."""
+
+    name = "vpp-needs-pp"
+    unit = "virtual stages"
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        return as_excess(np.where(column(table, "pp") == 1, column(table, "vpp") - 1, 0))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        if int(plan.layout.vpp) == 1 or int(plan.layout.pp) > 1:
+            return None
+        return Finding(
+            rule=self.name,
+            value=int(plan.layout.vpp),
+            limit=1,
+            unit=self.unit,
+            words=f"vpp {plan.layout.vpp} with a single pipeline stage",
+            remedy="Set vpp to 1, or raise pp to 2 or more.",
+        )
+
+
+class InterleavedMicroBatches(Rule):
+    """vpp > 1: num_micro_batches mod pp = 0.
+
+    Micro-batches go round in groups; a last, smaller group must still fill the pipeline. With groups of pp,
+    the default, that leaves multiples of pp only (`forward_backward_pipelining_with_interleaving` in
+    megatron-core 0.19, schedules.py).
+    """
+
+    name = "interleaved-micro-batches"
+    unit = "micro-batches left over"
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        left = column(table, "num_micro_batches") % column(table, "pp")
+        return as_excess(np.where(column(table, "vpp") > 1, left, 0))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        count, pp = int(plan.layout.num_micro_batches), int(plan.layout.pp)
+        left = count - (count // pp) * pp
+        if int(plan.layout.vpp) == 1 or left == 0:
+            return None
+        return Finding(
+            rule=self.name,
+            value=left,
+            limit=0,
+            unit=self.unit,
+            words=f"the interleaved schedule cannot run {count} micro-batches on {pp} stages",
+            remedy=f"Make the micro-batches a multiple of {pp} (change dp or micro_batch), or set vpp to 1.",
+        )

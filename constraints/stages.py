@@ -1,0 +1,43 @@
+"""The pipeline split: every virtual stage holds at least one layer."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from constraints.columns import as_excess, column
+from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
+
+
+class LayersByStages(Rule):
+    """pp vpp <= layers. On a finished plan: pp ranks of vpp chunks, none empty, that hold all layers."""
+
+    name = "layers-by-stages"
+    unit = "layers"
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        return as_excess(column(table, "pp") * column(table, "vpp") - table.workload.model.layers)
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        layers = plan.workload.model.layers
+        chunks = [count for rank in plan.stages for count in rank]
+        shape = f"{len(plan.stages)} ranks with {sorted({len(rank) for rank in plan.stages})} chunks"
+        if len(plan.stages) != plan.layout.pp or any(len(rank) != plan.layout.vpp for rank in plan.stages):
+            value, limit = len(chunks), int(plan.layout.pp) * int(plan.layout.vpp)
+            words = f"the stages are {shape}, not pp {plan.layout.pp} x vpp {plan.layout.vpp}"
+        elif min(chunks) < 1:
+            value, limit = len(chunks), layers
+            words = f"pp {plan.layout.pp} x vpp {plan.layout.vpp} leaves a virtual stage without a layer"
+        elif sum(chunks) != layers:
+            value, limit = sum(chunks), layers
+            words = f"the stages hold {sum(chunks)} layers, the model has {layers}"
+        else:
+            return None
+        return Finding(
+            rule=self.name,
+            value=value,
+            limit=limit,
+            unit=self.unit,
+            words=words,
+            remedy=f"Give each of the pp x vpp stages at least one of the {layers} layers; lower pp or vpp.",
+        )

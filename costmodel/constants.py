@@ -1,0 +1,185 @@
+"""Calibrated constants with their provenance, read from `costmodel/data`, and the rates they give on a workload."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import numpy as np
+import yaml
+
+from cluster_specs.fabric import fabric_levels
+from cluster_specs.schema import DeviceSpec
+from costmodel.collectives import Links
+from costmodel.kernels import Rates
+from costmodel.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceConstants:
+    """Fractions of nominal peaks that one device attains; see `devices.yaml` for the source of each."""
+
+    gemm_fraction_16bit: float
+    gemm_fraction_fp8: float
+    gemm_fraction_mxfp8: float
+    gemm_fraction_fp4: float
+    attention_forward_fraction: float
+    """Of the 16-bit peak, by the causal half of the FLOP."""
+    attention_backward_ratio: float
+    """Backward rate over forward rate (the backward pass has 2.5 times the FLOP)."""
+    hbm_fraction: float
+    scale_up_fraction: float
+    nic_fraction: float
+    half_k: float
+    wave_weight: float
+    tile: int = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameworkConstants:
+    """What one software stack adds; see `frameworks.yaml`."""
+
+    flash_attention: bool
+    launch_layer_s: float
+    """Host time to launch the forward pass of one dense layer (the backward pass costs twice that)."""
+    launch_moe_layer_s: float
+    """The same for a layer with experts."""
+    serial_launch_s: float
+    """Launch gaps that even a busy GPU does not hide, per layer and pass."""
+    recompute_fraction: float
+    """Part of a layer's forward pass that full recomputation runs again."""
+    dp_interference: float
+    """Slow-down of compute and communication that run at the same time: share of the lesser of the two."""
+    tp_hidden: float
+    """Share of tensor-parallel communication that user buffers hide."""
+    ep_hidden: float
+    """Share of the expert all-to-all that overlap hides."""
+    step_overhead_s: float
+    gradient_bytes: int
+    """Bytes of a gradient element when it is reduced."""
+    fused_elementwise: bool
+    """Whether norms, biases, activations and residual adds run as fused kernels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """Everything calibrated that one workload needs."""
+
+    device: DeviceConstants
+    framework: FrameworkConstants
+    shared: dict[str, float]
+
+
+def _load(name: str) -> dict[str, Any]:
+    text = resources.files("costmodel.data").joinpath(name).read_text(encoding="utf-8")
+    loaded: dict[str, Any] = yaml.safe_load(text)
+    return loaded
+
+
+@cache
+def _device_table() -> dict[str, Any]:
+    return _load("devices.yaml")
+
+
+@cache
+def _framework_table() -> dict[str, Any]:
+    return _load("frameworks.yaml")
+
+
+def device_constants(device: DeviceSpec) -> DeviceConstants:
+    """Constants of a device: its own entry, or that of its architecture, over the defaults."""
+    table = _device_table()
+    values = dict(table["defaults"])
+    values.update(table["architectures"].get(device.architecture, {}))
+    values.update(table["devices"].get(device.name, {}))
+    return DeviceConstants(**values)
+
+
+def framework_names() -> tuple[str, ...]:
+    """Every software profile."""
+    return tuple(sorted(_framework_table()["frameworks"]))
+
+
+def framework_constants(name: str) -> FrameworkConstants:
+    """Constants of a software profile; KeyError names the known ones."""
+    table = _framework_table()
+    if name not in table["frameworks"]:
+        raise KeyError(f"no software profile {name!r}: known are {', '.join(framework_names())}")
+    values = dict(table["defaults"])
+    values.update(table["frameworks"][name] or {})
+    return FrameworkConstants(**values)
+
+
+def constants_for(workload: Workload) -> Constants:
+    """The calibrated constants of a workload's device and framework."""
+    key = (workload.cluster.device.name, workload.cluster.device.architecture, workload.framework)
+    found = _by_name.get(key)
+    if found is None:
+        found = _by_name[key] = Constants(
+            device=device_constants(workload.cluster.device),
+            framework=framework_constants(workload.framework),
+            shared=dict(_device_table()["shared"]),
+        )
+    return found
+
+
+_by_name: dict[tuple[str, str, str], Constants] = {}
+
+
+def with_overrides(constants: Constants, overrides: dict[str, dict[str, float]]) -> Constants:
+    """The same constants with some replaced: {"device": {...}, "framework": {...}, "shared": {...}}."""
+    return Constants(
+        device=replace(constants.device, **overrides.get("device", {})),  # type: ignore[arg-type]
+        framework=replace(constants.framework, **overrides.get("framework", {})),  # type: ignore[arg-type]
+        shared={**constants.shared, **overrides.get("shared", {})},
+    )
+
+
+def peak_flops(device: DeviceSpec, precision: str) -> float:
+    """Dense peak FLOP/s of GEMMs at a precision; 16 bits where the device lacks the narrower one."""
+    sixteen = device.peak_bf16_tflops or device.peak_fp16_tflops
+    if precision == "fp16":
+        sixteen = device.peak_fp16_tflops
+    narrow = {"fp8": device.peak_fp8_tflops, "mxfp8": device.peak_fp8_tflops, "nvfp4": device.peak_fp4_tflops}
+    return (narrow.get(precision) or sixteen) * 1e12
+
+
+def kernel_rates(workload: Workload, constants: Constants) -> Rates:
+    """Attained kernel rates of the workload's device at its precision."""
+    device, spec = constants.device, workload.cluster.device
+    fraction = {
+        "fp8": device.gemm_fraction_fp8,
+        "mxfp8": device.gemm_fraction_mxfp8,
+        "nvfp4": device.gemm_fraction_fp4,
+    }.get(workload.precision, device.gemm_fraction_16bit)
+    sixteen = peak_flops(spec, "bf16")
+    forward = sixteen * device.attention_forward_fraction
+    return Rates(
+        gemm_flops=peak_flops(spec, workload.precision) * fraction,
+        head_gemm_flops=sixteen * device.gemm_fraction_16bit,
+        attention_forward_flops=forward,
+        attention_backward_flops=forward * device.attention_backward_ratio,
+        hbm_bytes_per_s=spec.hbm_gb_per_s * 1e9 * device.hbm_fraction,
+        sms=spec.sms,
+        gemm_half_k=device.half_k,
+        tile=device.tile,
+        wave_weight=device.wave_weight,
+    )
+
+
+def fabric_links(workload: Workload, constants: Constants) -> Links:
+    """Attained rates of every fabric level of the workload's allocation."""
+    levels = fabric_levels(workload.cluster, workload.gpus)
+    scale_up = np.array([medium in ("nvlink", "xgmi", "pcie") for medium in levels.media])
+    shared = constants.shared
+    fraction = np.where(scale_up, constants.device.scale_up_fraction, constants.device.nic_fraction)
+    to_all = np.where(scale_up, shared["all_to_all_scale_up_fraction"], constants.device.nic_fraction)
+    nominal = levels.gb_per_s * 1e9
+    return Links(
+        bytes_per_s=nominal * fraction,
+        all_to_all_bytes_per_s=nominal * to_all,
+        latency_s=levels.latency_s,
+        half_bytes=np.where(scale_up, shared["half_bytes_scale_up"], shared["half_bytes_network"]),
+    )

@@ -1,0 +1,60 @@
+"""Times of single kernels on one GPU. All formulas broadcast; seconds out, elements and bytes in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from costmodel.layout import Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What kernels reach on one device at one precision."""
+
+    gemm_flops: float
+    """FLOP/s of a large, deep GEMM at the run's precision."""
+    head_gemm_flops: float
+    """The same at 16 bits, for what stays there (router, LM head)."""
+    attention_forward_flops: float
+    attention_backward_flops: float
+    hbm_bytes_per_s: float
+    """Attained by streaming kernels."""
+    sms: int
+    gemm_half_k: float
+    """K at which a GEMM reaches half its rate: K / (K + half_k) covers prologue and epilogue of a tile."""
+    tile: int
+    """Edge of an output tile, for the count of waves."""
+    wave_weight: float
+    """0: partial waves cost nothing; 1: a partial wave costs a whole one."""
+
+
+def gemm_s(m: Floats, n: Floats, k: Floats, rates: Rates, *, sixteen_bit: bool = False, groups: Floats = 1.0) -> Floats:
+    """`groups` GEMMs of [m, k] x [k, n] in one launch: 2 m n k FLOP each.
+
+    The rate falls with shallow K and with the last, partly filled wave of output tiles over the SMs (tile and wave
+    quantisation: NVIDIA "Matrix Multiplication Background User's Guide", sections 3 and 4).
+    """
+    peak = rates.head_gemm_flops if sixteen_bit else rates.gemm_flops
+    m, n, k = (np.maximum(np.asarray(x, dtype=np.float64), 1.0) for x in (m, n, k))
+    tiles = groups * (np.ceil(m / rates.tile)) * np.ceil(n / rates.tile)
+    waves = tiles / rates.sms
+    filled = waves / np.ceil(waves)
+    padding = m / (rates.tile * np.ceil(m / rates.tile))
+    quantised = (1.0 - rates.wave_weight) + rates.wave_weight * filled
+    depth = k / (k + rates.gemm_half_k)
+    compute = groups * 2.0 * m * n * k / (peak * depth * quantised * np.minimum(padding, 1.0))
+    traffic = groups * 2.0 * (m * k + k * n + m * n) / rates.hbm_bytes_per_s
+    out: Floats = np.maximum(compute, traffic)
+    return out
+
+
+def attention_pair_flops(seq_queries: Floats, seq_keys: Floats, heads: Floats, qk_dim: Floats, v_dim: Floats) -> Floats:
+    """FLOP of the two batched GEMMs of attention, in full: 2 sq sk (dqk + dv) per head."""
+    return 2.0 * np.asarray(seq_queries) * seq_keys * heads * (np.asarray(qk_dim) + v_dim)
+
+
+def streamed_s(moved_bytes: Floats, rates: Rates) -> Floats:
+    """A memory-bound kernel: bytes read and written over the attained HBM bandwidth."""
+    return np.asarray(moved_bytes) / rates.hbm_bytes_per_s

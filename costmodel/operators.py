@@ -1,0 +1,366 @@
+"""Seconds of one layer of each kind, on one rank and micro-batch, by named part.
+
+Every function takes a `Context` (workload, layouts, placements, rates) and broadcasts over layouts. T stands for
+the tokens of a micro-batch that a rank holds (micro_batch * seq_len / cp), h hidden, f feed-forward width.
+Byte counts of memory-bound operators are reads plus writes of 2-byte elements, kernels fused as in Megatron-LM
+(norm, bias-dropout-add, rotary, gated activation); the backward pass reads the incoming gradient and the saved
+input and writes a gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from costmodel.collectives import Links, all_to_all_s, ring_pass_s
+from costmodel.constants import Constants
+from costmodel.kernels import Rates, attention_pair_flops, gemm_s, streamed_s
+from costmodel.layout import Floats, Layout, Placement, Recompute
+from costmodel.workload import Workload
+
+PARTS = ("gemm", "expert_gemm", "attention", "memory_bound", "tp_comm", "cp_comm", "ep_comm")
+Parts = dict[str, Floats]
+
+SCORE_BYTES_FORWARD = 11.0
+"""Unfused attention: score written and read, masked softmax, dropout and its mask, per score."""
+SCORE_BYTES_BACKWARD = 16.0
+LOGIT_BYTES_FORWARD = 12.0
+"""Cross entropy on 32-bit logits: cast, max, exponent-sum, pick."""
+LOGIT_BYTES_BACKWARD = 18.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What the operators of a layer need to know."""
+
+    workload: Workload
+    layout: Layout
+    placement: Placement
+    constants: Constants
+    rates: Rates
+    links: Links
+
+    @property
+    def tokens(self) -> Floats:
+        """Tokens of a micro-batch on one rank."""
+        out: Floats = np.asarray(self.layout.micro_batch) * self.workload.seq_len / np.asarray(self.layout.cp)
+        return out
+
+    @property
+    def sequence_shards(self) -> Floats:
+        """Ways that norms, residuals and dropout are split: tp with sequence parallelism, else 1."""
+        out: Floats = np.where(self.layout.sequence_parallel, self.layout.tp, 1)
+        return out
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """Forward and backward seconds of one layer by part, and what selective recomputation runs again."""
+
+    forward: Parts
+    backward: Parts
+    recompute: Parts
+
+
+def add(*many: Parts) -> Parts:
+    """Part-wise sum."""
+    out: Parts = {}
+    for parts in many:
+        for name, seconds in parts.items():
+            out[name] = out[name] + seconds if name in out else seconds
+    return out
+
+
+def scaled(parts: Parts, factor: Floats) -> Parts:
+    """Part-wise product."""
+    return {name: seconds * factor for name, seconds in parts.items()}
+
+
+def total(parts: Parts) -> Floats:
+    """Sum over the parts."""
+    out: Floats = sum(parts.values(), start=np.float64(0.0))
+    return out
+
+
+def _linear(c: Context, tokens: Floats, n: Floats, k: Floats) -> tuple[Floats, Floats]:
+    """Forward, and backward (input and weight gradients), of y[tokens, n] = x[tokens, k] W."""
+    forward = gemm_s(tokens, n, k, c.rates)
+    backward = gemm_s(tokens, k, n, c.rates) + gemm_s(k, n, tokens, c.rates)
+    return forward, backward
+
+
+def _quantise_bytes(c: Context, tokens: Floats, elements: Floats) -> Floats:
+    """Casting operands to a narrower format: read 2, write 1 and its transpose 1, per element."""
+    return 4.0 * tokens * elements if c.workload.precision in ("fp8", "mxfp8", "nvfp4") else 0.0 * tokens
+
+
+def attention_block(c: Context) -> LayerTime:
+    """Projections, attention itself, its norm, rotary embedding and residual; with TP and CP traffic."""
+    model, tp, tokens = c.workload.model, np.asarray(c.layout.tp), c.tokens
+    heads = model.heads / tp
+    q_width = heads * model.qk_head_dim
+    if model.attention is not None:
+        gemm_f, gemm_b, up_f = _mla_projections(c)
+        kv_width = heads * (model.qk_head_dim + model.v_head_dim)
+    else:
+        kv_width = np.maximum(model.kv_heads / tp, 1.0) * (model.qk_head_dim + model.v_head_dim)
+        gemm_f, gemm_b = _linear(c, tokens, q_width + kv_width, model.hidden)
+        up_f = 0.0 * gemm_f
+    out_width = heads * model.v_head_dim
+    proj_f, proj_b = _linear(c, tokens, model.hidden, out_width)
+    core_f, core_b, score_f, score_b = _core_attention(c)
+    plain = 4.0 + 6.0 if c.constants.framework.fused_elementwise else 4.0 + 14.0
+    norm_bytes = tokens * model.hidden / c.sequence_shards
+    rotary = 4.0 * tokens * (q_width + kv_width) if model.position == "rope" else 0.0 * tokens
+    cast_f = _quantise_bytes(c, tokens, model.hidden + out_width)
+    cast_b = _quantise_bytes(c, tokens, q_width + kv_width + model.hidden)
+    memory_f = streamed_s(plain * norm_bytes + rotary + cast_f + score_f, c.rates)
+    memory_b = streamed_s((plain + 2.0) * norm_bytes + rotary + cast_b + score_b, c.rates)
+    tp_f, tp_b = _tensor_parallel(c, gemm_f + proj_f, gemm_b + proj_b)
+    cp_f, cp_b = _context_parallel(c, kv_width, q_width, out_width, core_f, core_b)
+    forward = {"gemm": gemm_f + proj_f, "attention": core_f, "memory_bound": memory_f, "tp_comm": tp_f, "cp_comm": cp_f}
+    backward = {
+        "gemm": gemm_b + proj_b,
+        "attention": core_b,
+        "memory_bound": memory_b,
+        "tp_comm": tp_b,
+        "cp_comm": cp_b,
+    }
+    mask = np.asarray(c.layout.recompute)
+    again: Parts = {
+        "attention": np.where(mask & Recompute.CORE_ATTENTION, core_f, 0.0),
+        "memory_bound": np.where(mask & Recompute.LAYERNORM, streamed_s(4.0 * norm_bytes, c.rates), 0.0)
+        + np.where(mask & Recompute.CORE_ATTENTION, streamed_s(score_f, c.rates), 0.0),
+        "gemm": np.where(mask & Recompute.MLA_UP_PROJECTION, up_f, 0.0),
+    }
+    return LayerTime(forward, backward, again)
+
+
+def _mla_projections(c: Context) -> tuple[Floats, Floats, Floats]:
+    """Down and up projections of latent attention; the down projections are not split by TP."""
+    model, tokens, tp = c.workload.model, c.tokens, np.asarray(c.layout.tp)
+    mla = model.attention
+    assert mla is not None
+    q_out = model.heads / tp * model.qk_head_dim
+    kv_out = model.heads / tp * (mla.qk_nope_head_dim + mla.v_head_dim)
+    down = [(mla.kv_lora_rank + mla.qk_rope_head_dim, model.hidden)]
+    up = [(kv_out, mla.kv_lora_rank)]
+    if mla.q_lora_rank is None:
+        down.append((q_out, model.hidden))
+    else:
+        down.append((mla.q_lora_rank, model.hidden))
+        up.append((q_out, mla.q_lora_rank))
+    local = tokens / c.sequence_shards
+    pairs = [_linear(c, local, n, k) for n, k in down] + [_linear(c, tokens, n, k) for n, k in up]
+    up_forward = sum((gemm_s(tokens, n, k, c.rates) for n, k in up), start=np.float64(0.0))
+    return sum(p[0] for p in pairs), sum(p[1] for p in pairs), up_forward
+
+
+def _core_attention(c: Context) -> tuple[Floats, Floats, Floats, Floats]:
+    """Forward and backward seconds of attention kernels, and the score bytes that an unfused one moves."""
+    model, seq = c.workload.model, c.workload.seq_len
+    heads, shard = model.heads / np.asarray(c.layout.tp), np.asarray(c.layout.cp)
+    batch = np.asarray(c.layout.micro_batch)
+    pairs = batch * attention_pair_flops(seq, seq, heads, model.qk_head_dim, model.v_head_dim) / shard
+    if not c.constants.framework.flash_attention:
+        scores = batch * heads * float(seq) * seq / shard
+        odd = model.qk_head_dim % 8 != 0
+        gemm = pairs / c.rates.head_gemm_flops * (5.0 if odd else 1.0)
+        depth = model.qk_head_dim / (model.qk_head_dim + c.rates.gemm_half_k)
+        gemm = gemm / depth
+        return gemm, 2.0 * gemm, SCORE_BYTES_FORWARD * scores, SCORE_BYTES_BACKWARD * scores
+    causal = 0.5 * pairs * window_share(c)
+    narrow = c.constants.shared["narrow_head_factor"] if model.qk_head_dim <= 64 else 1.0
+    blocks = np.maximum(heads * batch * (seq / shard) / 256.0, 1.0)
+    idle_f = 1.0 + c.constants.shared["occupancy_forward"] * c.rates.sms / blocks
+    idle_b = 1.0 + c.constants.shared["occupancy_backward"] * c.rates.sms / blocks
+    forward = causal / c.rates.attention_forward_flops * narrow * np.minimum(idle_f, c.rates.sms / blocks + 1.0)
+    backward = 2.5 * causal / c.rates.attention_backward_flops * narrow * np.minimum(idle_b, c.rates.sms / blocks + 1.0)
+    none = 0.0 * forward
+    return forward, backward, none, none
+
+
+def window_share(c: Context) -> float:
+    """Score area of the model's layers, windowed and full, over that of full causal attention.
+
+    A window of w keeps w - w^2 / (2 s) of the s / 2 keys that a query sees on average.
+    """
+    model, seq = c.workload.model, c.workload.seq_len
+    if model.sliding_window is None or model.sliding_window >= seq:
+        return 1.0
+    w = model.sliding_window
+    windowed = (w - w * w / (2.0 * seq)) / (seq / 2.0)
+    full = 1.0 / model.full_attention_every if model.full_attention_every > 1 else 0.0
+    return full + (1.0 - full) * windowed
+
+
+def _tensor_parallel(c: Context, hide_f: Floats, hide_b: Floats) -> tuple[Floats, Floats]:
+    """One all-reduce forward and one backward (or gather and scatter) of T h, less what user buffers hide."""
+    volume = 2.0 * c.tokens * c.workload.model.hidden
+    pass_s = ring_pass_s(volume, c.placement.tp, c.links)
+    forward, backward = 2.0 * pass_s, 2.0 * pass_s
+    if not c.workload.overlap.tp:
+        return forward, backward
+    hidden = c.constants.framework.tp_hidden
+    return np.maximum(forward * (1 - hidden), forward - hide_f), np.maximum(backward * (1 - hidden), backward - hide_b)
+
+
+def _context_parallel(
+    c: Context, kv_width: Floats, q_width: Floats, out_width: Floats, core_f: Floats, core_b: Floats
+) -> tuple[Floats, Floats]:
+    """Ring attention passes keys and values round the group under the attention of the block before (Liu et al.
+    2023, arXiv 2310.01889, section 3); all-to-all swaps heads for tokens and is exposed (Ulysses, 2309.14509)."""
+    held = 2.0 * c.tokens
+    if c.workload.cp_comm == "a2a":
+        moved = held * (q_width + kv_width + out_width)
+        once = all_to_all_s(moved, c.placement.cp, c.links)
+        return once, once
+    ring = ring_pass_s(held * kv_width * np.asarray(c.layout.cp), c.placement.cp, c.links)
+    first = ring / np.maximum(np.asarray(c.layout.cp), 1)
+    return np.maximum(ring - core_f, first), np.maximum(2.0 * ring - core_b, first)
+
+
+def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
+    """A dense feed-forward of `width`, its norm and residual; also the shared experts (then without norm)."""
+    model, tokens, tp = c.workload.model, c.tokens, np.asarray(c.layout.tp)
+    matrices = 2 if model.gated else 1
+    local = width / tp
+    up_f, up_b = _linear(c, tokens, matrices * local, model.hidden)
+    down_f, down_b = _linear(c, tokens, model.hidden, local)
+    fused = c.constants.framework.fused_elementwise
+    norm_bytes = tokens * model.hidden / c.sequence_shards * ((10.0 if fused else 18.0) if norm else 0.0)
+    act_f = tokens * local * (2.0 * matrices + 2.0) * (1.0 if fused else 2.0)
+    act_b = tokens * local * (4.0 * matrices + 2.0) * (1.0 if fused else 1.5)
+    cast_f = _quantise_bytes(c, tokens, model.hidden + local)
+    cast_b = _quantise_bytes(c, tokens, matrices * local + model.hidden)
+    tp_f, tp_b = _tensor_parallel(c, up_f + down_f, up_b + down_b) if norm else (0.0 * up_f, 0.0 * up_f)
+    forward = {"gemm": up_f + down_f, "memory_bound": streamed_s(norm_bytes + act_f + cast_f, c.rates), "tp_comm": tp_f}
+    backward = {
+        "gemm": up_b + down_b,
+        "memory_bound": streamed_s(norm_bytes * 1.2 + act_b + cast_b, c.rates),
+        "tp_comm": tp_b,
+    }
+    mask = np.asarray(c.layout.recompute)
+    mlp = (mask & Recompute.MLP) != 0
+    layernorm = np.where(mask & Recompute.LAYERNORM, streamed_s(norm_bytes * 0.4, c.rates), 0.0)
+    again = add(scaled(forward, np.where(mlp, 1.0, 0.0)), {"memory_bound": layernorm})
+    return LayerTime(forward, backward, again)
+
+
+def moe_mlp(c: Context) -> LayerTime:
+    """Router, permutation, all-to-all, grouped GEMMs of the local experts, and the shared experts."""
+    model, layout = c.workload.model, c.layout
+    moe = model.moe
+    assert moe is not None
+    tp, ep, etp = np.asarray(layout.tp), np.asarray(layout.ep), np.asarray(layout.etp)
+    mine = c.tokens / tp
+    arriving = mine * moe.top_k * etp * c.workload.expert_imbalance
+    local_experts = moe.experts / ep
+    matrices = 2 if model.gated else 1
+    width = moe.moe_ffn_hidden / etp
+    rows = arriving / local_experts
+    up = gemm_s(rows, matrices * width, model.hidden, c.rates, groups=local_experts)
+    down = gemm_s(rows, model.hidden, width, c.rates, groups=local_experts)
+    grads = (
+        gemm_s(rows, model.hidden, matrices * width, c.rates, groups=local_experts)
+        + gemm_s(model.hidden, matrices * width, rows, c.rates, groups=local_experts)
+        + gemm_s(rows, width, model.hidden, c.rates, groups=local_experts)
+        + gemm_s(width, model.hidden, rows, c.rates, groups=local_experts)
+    )
+    router = gemm_s(mine, moe.experts, model.hidden, c.rates, sixteen_bit=True)
+    unfused = c.constants.shared["expert_bias_bytes_factor"] if moe.expert_bias else 1.0
+    act_f = arriving * width * (2.0 * matrices + 2.0) * unfused
+    act_b = arriving * width * (4.0 * matrices + 2.0) * unfused
+    permute = 8.0 * arriving * model.hidden
+    norm = 10.0 * c.tokens * model.hidden / c.sequence_shards + 40.0 * mine * moe.experts
+    cast_f = _quantise_bytes(c, arriving, model.hidden + width)
+    cast_b = _quantise_bytes(c, arriving, matrices * width + model.hidden)
+    ep_f, ep_b = _expert_all_to_all(c, mine, up + down, grads)
+    mlp_f: Parts = {
+        "gemm": router,
+        "expert_gemm": up + down,
+        "memory_bound": streamed_s(norm + permute + act_f + cast_f, c.rates),
+        "ep_comm": ep_f,
+    }
+    mlp_b: Parts = {
+        "gemm": 2.0 * router,
+        "expert_gemm": grads,
+        "memory_bound": streamed_s(1.2 * norm + 1.5 * permute + act_b + cast_b, c.rates),
+        "ep_comm": ep_b,
+    }
+    again: Parts = {
+        "memory_bound": np.where(np.asarray(layout.recompute) & Recompute.MOE_ACTIVATION, streamed_s(act_f, c.rates), 0.0)
+    }
+    if moe.shared_width:
+        shared = dense_mlp(c, moe.shared_width, norm=False)
+        return LayerTime(add(mlp_f, shared.forward), add(mlp_b, shared.backward), again)
+    return LayerTime(mlp_f, mlp_b, again)
+
+
+def _expert_all_to_all(c: Context, tokens: Floats, hide_f: Floats, hide_b: Floats) -> tuple[Floats, Floats]:
+    """Dispatch and combine, forward and again backward, with etp's gather and scatter; exposed seconds.
+
+    A token goes to the distinct blocks that hold its experts: N (1 - (1 - 1/N)^k) of N under even routing.
+    """
+    model = c.workload.model
+    moe = model.moe
+    assert moe is not None
+    members = c.placement.ep
+    inside = np.concatenate([np.ones_like(members[..., :1]), members[..., :-1]], axis=-1)
+    blocks = members[..., -1:] / inside
+    if c.workload.moe_dispatch == "alltoall":
+        reach = np.full(np.shape(blocks), float(moe.top_k))
+    else:
+        reach = blocks * (1.0 - (1.0 - 1.0 / blocks) ** moe.top_k)
+        if moe.router_groups and moe.router_groups_per_token:
+            limited = np.maximum(blocks * moe.router_groups_per_token / moe.router_groups, moe.router_groups_per_token)
+            reach = np.where(blocks <= moe.router_groups, np.minimum(reach, limited), reach)
+    sent = 2.0 * tokens * model.hidden * c.workload.expert_imbalance
+    once = all_to_all_s(sent, members, c.links, reach)
+    gathered = ring_pass_s(sent * moe.top_k * np.asarray(c.layout.etp), c.placement.etp, c.links)
+    both = 2.0 * once + 2.0 * gathered
+    if not c.workload.overlap.ep:
+        return both, both
+    hidden = c.constants.framework.ep_hidden
+    return np.maximum(both * (1 - hidden), both - hide_f), np.maximum(both * (1 - hidden), both - hide_b)
+
+
+def embedding(c: Context) -> LayerTime:
+    """Table look-up and its gradient scatter; with TP the partial rows are reduced."""
+    volume = c.tokens * c.workload.model.hidden
+    reduce = 2.0 * ring_pass_s(2.0 * volume, c.placement.tp, c.links)
+    forward: Parts = {"memory_bound": streamed_s(4.0 * volume, c.rates), "tp_comm": reduce}
+    backward: Parts = {"memory_bound": streamed_s(8.0 * volume, c.rates), "tp_comm": 0.0 * reduce}
+    return LayerTime(forward, backward, {})
+
+
+def head(c: Context) -> LayerTime:
+    """Final norm, LM head and vocabulary-parallel cross entropy, at 16 and 32 bits."""
+    model, tokens = c.workload.model, c.tokens
+    vocab = model.vocab / np.asarray(c.layout.tp)
+    forward_gemm = gemm_s(tokens, vocab, model.hidden, c.rates, sixteen_bit=True)
+    backward_gemm = gemm_s(tokens, model.hidden, vocab, c.rates, sixteen_bit=True) + gemm_s(
+        model.hidden, vocab, tokens, c.rates, sixteen_bit=True
+    )
+    norm = 4.0 * tokens * model.hidden / c.sequence_shards
+    logits = tokens * vocab
+    gather = ring_pass_s(2.0 * tokens * model.hidden, c.placement.tp, c.links)
+    forward: Parts = {
+        "gemm": forward_gemm,
+        "memory_bound": streamed_s(norm + LOGIT_BYTES_FORWARD * logits, c.rates),
+        "tp_comm": gather,
+    }
+    backward: Parts = {
+        "gemm": backward_gemm,
+        "memory_bound": streamed_s(1.5 * norm + LOGIT_BYTES_BACKWARD * logits, c.rates),
+        "tp_comm": 2.0 * gather,
+    }
+    return LayerTime(forward, backward, {})
+
+
+def joined(*blocks: LayerTime) -> LayerTime:
+    """Blocks run one after the other."""
+    return LayerTime(
+        add(*(b.forward for b in blocks)), add(*(b.backward for b in blocks)), add(*(b.recompute for b in blocks))
+    )

@@ -1,0 +1,112 @@
+"""From a layout and a factorisation of its axes over the fabric levels to the members that a level holds.
+
+A *parallelism matrix* has a row for each axis of `AXES` and a column for each fabric level, inside out; entry
+[a, l] is how many ways axis a is spread over the sub-blocks of a level-l block. Row products are the degrees,
+column products the level sizes. (The idea of axis-by-level factor matrices: Xie et al. 2022, "Synthesizing
+optimal parallelism placement and reduction strategies on hierarchical systems", MLSys, section 3.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster_specs.fabric import fabric_levels
+from cluster_specs.schema import ClusterSpec
+from costmodel.layout import Layout, Placement
+
+Matrix = Mapping[str, NDArray[np.int64]]
+
+
+def level_factors(cluster: ClusterSpec, gpus: int) -> NDArray[np.int64]:
+    """Sub-blocks of each level, inside out, shape [levels]; their product is `gpus`.
+
+    Where an allocation is not a whole number of blocks, the largest aligned sub-block that divides it stands
+    for the block: 20 GPUs on nodes of 8 count as five half-nodes of 4.
+    """
+    blocks = np.gcd(fabric_levels(cluster, gpus).blocks, gpus)
+    blocks[-1] = gpus
+    return blocks // np.concatenate([[1], blocks[:-1]])
+
+
+def placement_from_matrix(layout: Layout, matrix: Matrix) -> Placement:
+    """Members inside a block of each level, from a parallelism matrix with entries of shape [..., levels].
+
+    Inside a level the axes nest in Megatron's order (tp, cp, dp, pp from the inside). The expert axes are carved
+    out of the dense rank index t + tp (c + cp d) in the order etp, ep, edp (megatron-core parallel_state).
+    """
+    tp, cp, dp, pp = (np.cumprod(np.asarray(matrix[axis], dtype=np.int64), axis=-1) for axis in ("tp", "cp", "dp", "pp"))
+    return _with_experts(layout, tp, cp, dp, pp)
+
+
+def _with_experts(
+    layout: Layout,
+    tp: NDArray[np.int64],
+    cp: NDArray[np.int64],
+    dp: NDArray[np.int64],
+    pp: NDArray[np.int64],
+) -> Placement:
+    etp_size = np.asarray(layout.etp, dtype=np.int64)[..., None]
+    expert_size = etp_size * np.asarray(layout.ep, dtype=np.int64)[..., None]
+    etp = _low_part(etp_size, tp, cp, dp)
+    expert = _low_part(expert_size, tp, cp, dp)
+    return Placement(
+        tp=tp,
+        cp=cp,
+        dp=dp,
+        pp=pp,
+        etp=etp,
+        ep=np.maximum(expert // np.maximum(etp, 1), 1),
+        edp=np.maximum((tp * cp * dp) // np.maximum(expert, 1), 1),
+        dp_cp=cp * dp,
+    )
+
+
+def _low_part(
+    size: NDArray[np.int64], tp: NDArray[np.int64], cp: NDArray[np.int64], dp: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Members, per level, of the group made of the `size` lowest dense rank indices (tp, then cp, then dp)."""
+    of_tp = np.gcd(size, tp[..., -1:])
+    rest = size // of_tp
+    of_cp = np.gcd(rest, cp[..., -1:])
+    of_dp = rest // of_cp
+    return np.gcd(of_tp, tp) * np.gcd(of_cp, cp) * np.gcd(of_dp, dp)
+
+
+def optimistic_placement(cluster: ClusterSpec, gpus: int, layout: Layout) -> Placement:
+    """Every group packed as far inside as any placement could pack it: a bound, not a placement."""
+    blocks = fabric_levels(cluster, gpus).blocks
+
+    def packed(size: object) -> NDArray[np.int64]:
+        return np.minimum(np.asarray(size, dtype=np.int64)[..., None], blocks)
+
+    return Placement(
+        tp=packed(layout.tp),
+        cp=packed(layout.cp),
+        dp=packed(layout.dp),
+        pp=packed(layout.pp),
+        ep=packed(layout.ep),
+        etp=packed(layout.etp),
+        edp=packed(layout.edp),
+        dp_cp=packed(np.asarray(layout.dp) * np.asarray(layout.cp)),
+    )
+
+
+def nested_placement(cluster: ClusterSpec, layout: Layout, order: tuple[str, ...] = ("tp", "cp", "dp", "pp")) -> Placement:
+    """The placement of axes nested in `order`, innermost first, ranks running through the GPUs in turn.
+
+    A group of stride s and size d holds gcd(block, s d) / s members in an aligned block that s divides.
+    """
+    gpus = np.asarray(layout.gpus, dtype=np.int64)
+    blocks = fabric_levels(cluster, int(np.max(gpus))).blocks
+    stride = np.ones(np.shape(gpus), dtype=np.int64)[..., None]
+    members: dict[str, NDArray[np.int64]] = {}
+    for axis in order:
+        degree = np.asarray(getattr(layout, axis), dtype=np.int64)[..., None]
+        inside = np.gcd(blocks, stride * degree)
+        members[axis] = np.where(inside % stride == 0, np.maximum(inside // stride, 1), 1)
+        members[axis] = np.where(blocks >= gpus[..., None], degree, members[axis])
+        stride = stride * degree
+    return _with_experts(layout, members["tp"], members["cp"], members["dp"], members["pp"])

@@ -1,0 +1,191 @@
+"""Seconds per micro-batch of each kind of layer, with the host's share, and the load of pipeline ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.layout import Floats, Layout, Recompute
+from costmodel.operators import (
+    Context,
+    LayerTime,
+    Parts,
+    add,
+    attention_block,
+    dense_mlp,
+    embedding,
+    head,
+    joined,
+    moe_mlp,
+    scaled,
+    total,
+)
+
+Stages = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class KindTime:
+    """One micro-batch through one layer of a kind: parts that add up, and what full recomputation would add."""
+
+    parts: Parts
+    backward_s: Floats
+    full_recompute: Parts
+
+    @property
+    def seconds(self) -> Floats:
+        """Forward, backward and selective recomputation."""
+        return total(self.parts)
+
+    @property
+    def recompute_s(self) -> Floats:
+        """Extra seconds when the layer is fully recomputed."""
+        return total(self.full_recompute)
+
+
+@dataclass(frozen=True)
+class KindTimes:
+    """All kinds of a model; `moe` and `mtp` are None without such layers."""
+
+    dense: KindTime | None
+    moe: KindTime | None
+    embedding: KindTime
+    head: KindTime
+    mtp: KindTime | None
+
+
+def kind_times(c: Context) -> KindTimes:
+    """Prices every kind of layer of the model."""
+    model = c.workload.model
+    attention = attention_block(c)
+    dense = moe = mtp = None
+    launch = c.constants.framework.launch_layer_s
+    if model.dense_layers:
+        dense = _with_host(c, joined(attention, dense_mlp(c, model.ffn_hidden)), launch)
+    if model.moe is not None and (model.moe_layers or model.mtp_layers):
+        moe = _with_host(c, joined(attention, moe_mlp(c)), c.constants.framework.launch_moe_layer_s)
+    top = head(c)
+    head_time = _with_host(c, top, launch / 2)
+    if model.mtp_layers:
+        layer = moe or dense
+        assert layer is not None
+        mtp = KindTime(
+            add(layer.parts, head_time.parts), layer.backward_s + head_time.backward_s, layer.full_recompute
+        )
+    return KindTimes(dense, moe, _with_host(c, embedding(c), launch / 4), head_time, mtp)
+
+
+def _with_host(c: Context, layer: LayerTime, launch_s: float) -> KindTime:
+    """Adds what the host costs: the GPU and the host run side by side, and the slower one paces a layer.
+
+    A p-norm of the two stands for their jitter; a CUDA graph of the whole step takes the host out.
+    """
+    framework, power = c.constants.framework, c.constants.shared["launch_norm"]
+    parts = add(layer.forward, layer.backward, layer.recompute)
+    host_share = {"full": 0.0, "partial": c.constants.shared["partial_graph_host_share"]}.get(c.workload.cuda_graph, 1.0)
+    passes = 3.0
+    device_s = total(parts)
+    extra = _host_excess(device_s, launch_s * passes * host_share, power)
+    serial = framework.serial_launch_s * passes * host_share
+    parts = add(parts, {"host": extra + serial})
+    forward_s = total(layer.forward)
+    again_extra = _host_excess(forward_s, launch_s * host_share, power) + framework.serial_launch_s * host_share
+    full = scaled(add(layer.forward, {"host": again_extra}), framework.recompute_fraction)
+    backward_share = total(layer.backward) / np.maximum(forward_s + total(layer.backward), 1e-12)
+    return KindTime(parts, total(parts) * backward_share, {"recompute": total(full)})
+
+
+def _host_excess(device_s: Floats, host_s: float, power: float) -> Floats:
+    if host_s <= 0.0:
+        return 0.0 * np.asarray(device_s)
+    larger = np.maximum(device_s, host_s)
+    out: Floats = larger * ((device_s / larger) ** power + (host_s / larger) ** power) ** (1.0 / power) - device_s
+    return out
+
+
+@dataclass(frozen=True)
+class RankCounts:
+    """How many layers of each kind each pipeline rank runs per micro-batch; arrays of shape [pp]."""
+
+    dense: NDArray[np.float64]
+    moe: NDArray[np.float64]
+    dense_recomputed: NDArray[np.float64]
+    moe_recomputed: NDArray[np.float64]
+    embedding: NDArray[np.float64]
+    head: NDArray[np.float64]
+    mtp: NDArray[np.float64]
+
+
+def rank_counts(c: Context, stages: Stages) -> RankCounts:
+    """Layers per rank of a split; `stages[rank][virtual stage]`, the first layers of the model being dense."""
+    model, layout = c.workload.model, c.layout
+    pp, vpp = len(stages), len(stages[0])
+    full = bool(int(np.asarray(layout.recompute)) & Recompute.FULL)
+    recomputed = int(np.asarray(layout.recompute_layers)) if full else 0
+    counts = np.zeros((7, pp))
+    first = 0
+    for chunk in range(pp * vpp):
+        rank, size = chunk % pp, stages[chunk % pp][chunk // pp]
+        dense = min(max(model.dense_layers - first, 0), size)
+        again = min(recomputed, size)
+        again_dense = min(again, dense)
+        counts[:4, rank] += (dense, size - dense, again_dense, again - again_dense)
+        first += size
+    counts[4, 0] = counts[5, -1] = 1
+    counts[6, -1] = model.mtp_layers
+    return RankCounts(*counts)
+
+
+def rank_parts(times: KindTimes, counts: RankCounts) -> Parts:
+    """Seconds by part of each rank and micro-batch, arrays [..., pp]."""
+    rows: list[Parts] = []
+    kinds = [
+        (times.dense, counts.dense, counts.dense_recomputed),
+        (times.moe, counts.moe, counts.moe_recomputed),
+        (times.embedding, counts.embedding, None),
+        (times.head, counts.head, None),
+        (times.mtp, counts.mtp, None),
+    ]
+    for kind, number, again in kinds:
+        if kind is None:
+            continue
+        label = "head" if kind is times.head else None
+        parts = {"head": kind.seconds} if label else kind.parts
+        rows.append({name: np.asarray(seconds)[..., None] * number for name, seconds in parts.items()})
+        if again is not None:
+            rows.append({n: np.asarray(s)[..., None] * again for n, s in kind.full_recompute.items()})
+    return add(*rows)
+
+
+def even_layout_load(c: Context, times: KindTimes) -> tuple[Floats, Floats]:
+    """Least possible (busiest rank, sum of ranks) per micro-batch over all splits; arrays [n].
+
+    The busiest rank has at least the mean load, at least ceil(layers / pp) of the cheaper layers, and the last
+    rank at least one layer per virtual stage under the head.
+    """
+    model, layout = c.workload.model, c.layout
+    pp, vpp = np.asarray(layout.pp), np.asarray(layout.vpp)
+    full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
+    chunks = pp * vpp
+    # Sum over chunks of min(r, layers) is least when all but one chunk hold a single layer.
+    asked = np.asarray(layout.recompute_layers)
+    least = np.minimum(chunks - 1 + np.minimum(asked, model.layers - chunks + 1), model.layers)
+    again = np.where(full & (asked > 0), least, 0)
+    whole = times.embedding.seconds + times.head.seconds
+    cheapest: Floats = np.inf
+    rec_cheapest: Floats = np.inf
+    for kind, number in ((times.dense, model.dense_layers), (times.moe, model.moe_layers)):
+        if kind is not None and number:
+            whole = whole + number * kind.seconds
+            cheapest = np.minimum(cheapest, kind.seconds)
+            rec_cheapest = np.minimum(rec_cheapest, kind.recompute_s)
+    whole = whole + rec_cheapest * again
+    tail = times.head.seconds + vpp * cheapest
+    if times.mtp is not None:
+        whole = whole + model.mtp_layers * times.mtp.seconds
+        tail = tail + model.mtp_layers * times.mtp.seconds
+    busiest = np.maximum(whole / pp, np.ceil(model.layers / pp) * cheapest)
+    return np.maximum(busiest, tail), whole
+

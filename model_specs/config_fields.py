@@ -1,0 +1,94 @@
+"""Typed, bounded access to the fields of a Hugging Face config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import overload
+
+from model_specs.errors import SpecError, near_miss
+
+LARGEST_COUNT = 10_000_000
+"""As in the schema: no width, vocabulary or number of anything is larger."""
+MOST_LAYERS = 2000
+
+
+class ConfigFields:
+    """One mapping of a config.json; every reader raises SpecError naming file and field on a wrong value.
+
+    A field that is absent and one that is null read the same.
+    """
+
+    def __init__(self, data: Mapping[str, object], where: str, prefix: str = "") -> None:
+        self._data = data
+        self.where = where
+        self._prefix = prefix
+
+    def has(self, name: str) -> bool:
+        """Whether the field is there and not null."""
+        return self._data.get(name) is not None
+
+    def fail(self, name: str, what: str, value: object = ...) -> SpecError:
+        """An error about one field, for the caller to raise."""
+        return SpecError(what, where=f"{self.where}: {self._prefix}{name}", value=value)
+
+    @overload
+    def count(self, name: str, default: int | None = None, *, least: int = 1) -> int: ...
+    @overload
+    def count(
+        self, name: str, default: int | None = None, *, least: int = 1, optional: bool
+    ) -> int | None: ...
+    def count(
+        self, name: str, default: int | None = None, *, least: int = 1, optional: bool = False
+    ) -> int | None:
+        """An integer from `least` to ten million; `default` where absent, else an error unless `optional`."""
+        value = self._data.get(name)
+        if value is None:
+            if default is None and not optional:
+                raise self._missing(name)
+            return default
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.fail(name, "must be an integer", value)
+        if not least <= value <= LARGEST_COUNT:
+            raise self.fail(name, f"must be from {least} to {LARGEST_COUNT}", value)
+        return value
+
+    def layers(self, name: str = "num_hidden_layers") -> int:
+        """The number of layers, from 1 to 2000 as in the schema, so that loops over them stay short."""
+        value = self.count(name)
+        if value > MOST_LAYERS:
+            raise self.fail(name, f"must be from 1 to {MOST_LAYERS}", value)
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A boolean."""
+        value = self._data.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.fail(name, "must be true or false", value)
+        return value
+
+    def text(self, name: str, default: str) -> str:
+        """A text."""
+        value = self._data.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self.fail(name, "must be a text", value)
+        return value
+
+    def entries(self, name: str) -> list[object]:
+        """A list; empty where absent."""
+        value = self._data.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            raise self.fail(name, "must be a list", value)
+        return value
+
+    def _missing(self, name: str) -> SpecError:
+        return SpecError(
+            "this field is required and missing",
+            where=f"{self.where}: {self._prefix}{name}",
+            did_you_mean=near_miss(name, [key for key in self._data if isinstance(key, str)]),
+        )

@@ -1,0 +1,341 @@
+"""How each Hugging Face model family maps to a ModelSpec.
+
+One function per family returns the fields of `ModelSpec`. Defaults are those of the family's configuration class
+in huggingface/transformers, for published files leave out what equals the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from model_specs.config_fields import ConfigFields
+from model_specs.huggingface_parts import (
+    GATED,
+    PLAIN,
+    Fields,
+    activation_of,
+    attention_biases,
+    gated_decoder,
+    layer_norm_decoder,
+    qwen_windows,
+    windows,
+)
+
+
+def _llama(config: ConfigFields) -> Fields:
+    return gated_decoder(config) | attention_biases(config) | {"mlp_bias": config.flag("mlp_bias", False)}
+
+
+def _mistral(config: ConfigFields) -> Fields:
+    return gated_decoder(config) | windows(config, config.count("sliding_window", optional=True), 0)
+
+
+def _mixtral(config: ConfigFields) -> Fields:
+    moe = {
+        "experts": config.count("num_local_experts", 8),
+        "top_k": config.count("num_experts_per_tok", 2),
+        "moe_ffn_hidden": config.count("intermediate_size"),
+    }
+    return _mistral(config) | {"moe": moe}
+
+
+def _phi3(config: ConfigFields) -> Fields:
+    return gated_decoder(config) | windows(config, config.count("sliding_window", optional=True), 0)
+
+
+def _qwen2(config: ConfigFields) -> Fields:
+    return gated_decoder(config) | {"attention_bias": True} | qwen_windows(config)
+
+
+def _qwen3(config: ConfigFields) -> Fields:
+    return (
+        gated_decoder(config)
+        | {"head_dim": config.count("head_dim", 128), "qk_norm": True}
+        | attention_biases(config)
+        | qwen_windows(config)
+    )
+
+
+def _qwen_experts(config: ConfigFields) -> Fields:
+    experts = config.count("num_experts", least=0)
+    dense = _qwen_dense_layers(config)
+    if experts == 0 or dense == config.layers():
+        return {}
+    return {
+        "experts": experts,
+        "top_k": config.count("num_experts_per_tok"),
+        "moe_ffn_hidden": config.count("moe_intermediate_size"),
+        "dense_layers": dense,
+    }
+
+
+def _qwen_dense_layers(config: ConfigFields) -> int:
+    """How many layers have no experts; they must come first."""
+    step = config.count("decoder_sparse_step", 1)
+    listed: set[int] = set()
+    for layer in config.entries("mlp_only_layers"):
+        if isinstance(layer, bool) or not isinstance(layer, int):
+            raise config.fail("mlp_only_layers", "must list layer numbers", layer)
+        listed.add(layer)
+    dense = {layer for layer in range(config.layers()) if (layer + 1) % step or layer in listed}
+    if dense != set(range(len(dense))):
+        name = "decoder_sparse_step" if step > 1 else "mlp_only_layers"
+        raise config.fail(name, "dense layers are only supported before all layers with experts")
+    return len(dense)
+
+
+def _qwen2_moe(config: ConfigFields) -> Fields:
+    experts = _qwen_experts(config)
+    if not experts:
+        return _qwen2(config)
+    shared = {
+        "shared_experts": 1,
+        "shared_ffn_hidden": config.count("shared_expert_intermediate_size"),
+        "shared_expert_gate": True,
+    }
+    return _qwen2(config) | {"moe": experts | shared}
+
+
+def _qwen3_moe(config: ConfigFields) -> Fields:
+    return _qwen3(config) | {"moe": _qwen_experts(config) or None}
+
+
+def _olmoe(config: ConfigFields) -> Fields:
+    moe = {
+        "experts": config.count("num_experts", 64),
+        "top_k": config.count("num_experts_per_tok", 8),
+        "moe_ffn_hidden": config.count("intermediate_size"),
+    }
+    norms = {"qk_norm": True, "qk_norm_full_width": True}
+    return gated_decoder(config) | attention_biases(config) | norms | {"moe": moe}
+
+
+def _gpt_oss(config: ConfigFields) -> Fields:
+    moe = {
+        "experts": config.count("num_local_experts"),
+        "top_k": config.count("num_experts_per_tok", 4),
+        "moe_ffn_hidden": config.count("intermediate_size"),
+        "router_bias": True,
+        "expert_bias": True,
+    }
+    return (
+        gated_decoder(config)
+        | {"head_dim": config.count("head_dim", 64), "attention_sinks": True, "moe": moe}
+        | attention_biases(config, True)
+        | windows(config, config.count("sliding_window", 128), 2)
+    )
+
+
+def _deepseek(config: ConfigFields) -> Fields:
+    layers = config.layers()
+    heads = config.count("num_attention_heads")
+    fields: Fields = gated_decoder(config) | {
+        # Every head has its own keys and values once the latent is expanded.
+        "kv_heads": heads,
+        "head_dim": None,
+        "attention": {
+            "q_lora_rank": config.count("q_lora_rank", optional=True),
+            "kv_lora_rank": config.count("kv_lora_rank"),
+            "qk_nope_head_dim": config.count("qk_nope_head_dim"),
+            "qk_rope_head_dim": config.count("qk_rope_head_dim"),
+            "v_head_dim": config.count("v_head_dim"),
+        },
+    }
+    dense = config.count("first_k_dense_replace", 0, least=0)
+    if config.has("n_routed_experts") and dense < layers:
+        fields["moe"] = _deepseek_moe(config, dense)
+    return fields | attention_biases(config)
+
+
+def _deepseek_moe(config: ConfigFields, dense_layers: int) -> Fields:
+    if config.count("moe_layer_freq", 1) != 1:
+        raise config.fail("moe_layer_freq", "only 1 is supported: every later layer has experts")
+    balancing = config.text("topk_method", "")
+    moe: Fields = {
+        "experts": config.count("n_routed_experts"),
+        "top_k": config.count("num_experts_per_tok"),
+        "moe_ffn_hidden": config.count("moe_intermediate_size"),
+        "shared_experts": config.count("n_shared_experts", 0, least=0),
+        "dense_layers": dense_layers,
+        "router_bias": balancing == "noaux_tc",
+    }
+    groups = config.count("n_group", 1)
+    if groups > 1 and balancing != "greedy":
+        moe |= {
+            "router_groups": groups,
+            "router_groups_per_token": config.count("topk_group", groups),
+        }
+    return moe
+
+
+def _deepseek_v3(config: ConfigFields) -> Fields:
+    fields = _deepseek(config) | {"mtp_layers": config.count("num_nextn_predict_layers", 0, least=0)}
+    moe = fields.get("moe")
+    if isinstance(moe, dict):
+        fields["moe"] = moe | {"router_bias": True}
+    return fields
+
+
+def _gemma2(config: ConfigFields) -> Fields:
+    return (
+        gated_decoder(config, activation_field="hidden_activation", activation="gelu_pytorch_tanh")
+        | {
+            "head_dim": config.count("head_dim", 256),
+            "tied_embeddings": config.flag("tie_word_embeddings", True),
+            "norms_per_layer": 4,
+        }
+        | attention_biases(config)
+        | windows(config, config.count("sliding_window", 4096), 2)
+    )
+
+
+def _gemma3(config: ConfigFields) -> Fields:
+    """Files of multimodal Gemma 3 name only what differs from the defaults."""
+    heads = config.count("num_attention_heads", 8)
+    pattern = config.count("_sliding_window_pattern", config.count("sliding_window_pattern", 6))
+    return {
+        "layers": config.layers(),
+        "hidden": config.count("hidden_size"),
+        "ffn_hidden": config.count("intermediate_size"),
+        "heads": heads,
+        "kv_heads": config.count("num_key_value_heads", 4),
+        "head_dim": config.count("head_dim", 256),
+        "vocab": config.count("vocab_size", 262_208),
+        "activation": activation_of(config, "hidden_activation", "gelu_pytorch_tanh", GATED),
+        "tied_embeddings": config.flag("tie_word_embeddings", True),
+        "norms_per_layer": 4,
+        "qk_norm": True,
+        **attention_biases(config),
+        **windows(config, config.count("sliding_window", 4096), pattern),
+    }
+
+
+def _gpt2(config: ConfigFields) -> Fields:
+    hidden = config.count("n_embd")
+    heads = config.count("n_head")
+    return layer_norm_decoder(bias=True) | {
+        "layers": config.layers("n_layer"),
+        "hidden": hidden,
+        "ffn_hidden": config.count("n_inner", 4 * hidden),
+        "heads": heads,
+        "kv_heads": heads,
+        "vocab": config.count("vocab_size"),
+        "activation": activation_of(config, "activation_function", "gelu_new", PLAIN),
+        "tied_embeddings": config.flag("tie_word_embeddings", True),
+        "position": "learned",
+        "max_positions": config.count("n_positions", 1024),
+    }
+
+
+def _gpt_neox(config: ConfigFields) -> Fields:
+    heads = config.count("num_attention_heads")
+    return (
+        layer_norm_decoder(bias=True)
+        | attention_biases(config, True)
+        | {
+            "layers": config.layers(),
+            "hidden": config.count("hidden_size"),
+            "ffn_hidden": config.count("intermediate_size"),
+            "heads": heads,
+            "kv_heads": heads,
+            "vocab": config.count("vocab_size"),
+            "activation": activation_of(config, "hidden_act", "gelu", PLAIN),
+            "tied_embeddings": config.flag("tie_word_embeddings", False),
+            "parallel_block": config.flag("use_parallel_residual", True),
+        }
+    )
+
+
+def _falcon(config: ConfigFields) -> Fields:
+    hidden = config.count("hidden_size")
+    heads = config.count("num_attention_heads")
+    new = config.flag("new_decoder_architecture", False)
+    parallel = config.flag("parallel_attn", True) or new
+    if new:
+        kv_heads = config.count("num_kv_heads", heads)
+    else:
+        kv_heads = 1 if config.flag("multi_query", True) else heads
+    norms = config.count("num_ln_in_parallel_attn", 2 if new else 1) if parallel else 2
+    return layer_norm_decoder(bias=config.flag("bias", False)) | {
+        "layers": config.layers(),
+        "hidden": hidden,
+        "ffn_hidden": config.count("ffn_hidden_size", 4 * hidden),
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "vocab": config.count("vocab_size"),
+        "activation": activation_of(config, "activation", "gelu", PLAIN),
+        "tied_embeddings": config.flag("tie_word_embeddings", True),
+        "position": "alibi" if config.flag("alibi", False) else "rope",
+        "parallel_block": parallel,
+        "norms_per_layer": norms,
+    }
+
+
+def _opt(config: ConfigFields) -> Fields:
+    hidden = config.count("hidden_size")
+    heads = config.count("num_attention_heads")
+    if config.count("word_embed_proj_dim", hidden) != hidden:
+        raise config.fail("word_embed_proj_dim", "only a token table as wide as hidden_size is supported")
+    if not config.flag("do_layer_norm_before", True):
+        raise config.fail("do_layer_norm_before", "only norms before the blocks are supported")
+    return layer_norm_decoder(bias=config.flag("enable_bias", True)) | {
+        "layers": config.layers(),
+        "hidden": hidden,
+        "ffn_hidden": config.count("ffn_dim"),
+        "heads": heads,
+        "kv_heads": heads,
+        "vocab": config.count("vocab_size"),
+        "activation": activation_of(config, "activation_function", "relu", PLAIN),
+        "tied_embeddings": config.flag("tie_word_embeddings", True),
+        "position": "learned",
+        # OPT keeps two unused rows before the first position.
+        "max_positions": config.count("max_position_embeddings", 2048) + 2,
+    }
+
+
+FAMILIES: dict[str, Callable[[ConfigFields], Fields]] = {
+    "llama": _llama,
+    "mistral": _mistral,
+    "mixtral": _mixtral,
+    "qwen2": _qwen2,
+    "qwen2_moe": _qwen2_moe,
+    "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek_v3,
+    "kimi_k2": _deepseek_v3,
+    "gpt_oss": _gpt_oss,
+    "olmoe": _olmoe,
+    "phi3": _phi3,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "gemma3_text": _gemma3,
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
+    "falcon": _falcon,
+    "opt": _opt,
+}
+"""By `model_type`."""
+
+ARCHITECTURES: dict[str, str] = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
+    "GptOssForCausalLM": "gpt_oss",
+    "OlmoeForCausalLM": "olmoe",
+    "Phi3ForCausalLM": "phi3",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3_text",
+    "Gemma3ForConditionalGeneration": "gemma3",
+    "GPT2LMHeadModel": "gpt2",
+    "GPTNeoXForCausalLM": "gpt_neox",
+    "FalconForCausalLM": "falcon",
+    "OPTForCausalLM": "opt",
+}
+"""`model_type` by the class named in `architectures`, for a file without the former."""

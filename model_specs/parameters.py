@@ -1,0 +1,224 @@
+"""Exact parameter counts of a model, part by part, and the FLOPs of training it on one token.
+
+Totals leave out the multi-token-prediction modules, as the totals that authors state do (DeepSeek-V3: 671B
+without them); add `mtp_parameters` for what is trained. Every count is for the whole model, before any sharding.
+"""
+
+from __future__ import annotations
+
+from model_specs.schema import MlaSpec, ModelSpec
+
+BACKWARD_AND_FORWARD = 3
+"""FLOPs of a matrix product's forward and backward pass over those of its forward pass."""
+
+
+def parameter_count(model: ModelSpec) -> int:
+    """All parameters: embedding, layers with every expert, final norm and head, without the MTP modules."""
+    return (
+        embedding_parameters(model)
+        + model.dense_layers * dense_layer_parameters(model)
+        + model.moe_layers * moe_layer_parameters(model)
+        + norm_parameters(model)
+        + head_parameters(model)
+    )
+
+
+def active_parameter_count(model: ModelSpec, *, input_embedding: bool = True) -> int:
+    """Parameters that one token uses: the total without the experts that it is not routed to.
+
+    The input embedding and position tables count in full, as most authors have it (Mixtral 12.9B, OLMoE
+    1.3B); with `input_embedding=False` the token table counts only where the head reuses it (gpt-oss: 5.1B).
+    """
+    active = parameter_count(model)
+    if model.moe is not None:
+        active -= model.moe_layers * (model.moe.experts - model.moe.top_k) * expert_parameters(model)
+    if input_embedding:
+        return active
+    reused = model.vocab * model.hidden if model.tied_embeddings else 0
+    return active - embedding_parameters(model) + reused
+
+
+def attention_parameters(model: ModelSpec) -> int:
+    """Attention of one layer: projections, biases, query and key norms, MLA rank norms, sinks.
+
+    MLA follows DeepSeek-V2, arXiv 2405.04434, appendix C; its biases lie on the down-projections, as in the
+    published implementation.
+    """
+    mla = model.attention
+    if mla is not None:
+        norms = mla.kv_lora_rank + (mla.q_lora_rank or 0)
+        qkv_bias = mla.kv_lora_rank + mla.qk_rope_head_dim + (mla.q_lora_rank or 0)
+    else:
+        heads = model.heads + model.kv_heads
+        norms = model.qk_head_dim * (heads if model.qk_norm_full_width else 2) if model.qk_norm else 0
+        qkv_bias = model.heads * model.qk_head_dim + model.kv_heads * (model.qk_head_dim + model.v_head_dim)
+    return (
+        attention_matmul_parameters(model)
+        + norms
+        + (qkv_bias if model.attention_bias else 0)
+        + (model.hidden if model.attention_output_bias else 0)
+        + (model.heads if model.attention_sinks else 0)
+    )
+
+
+def attention_matmul_parameters(model: ModelSpec) -> int:
+    """The projection matrices of one layer's attention, without biases and norms."""
+    if model.attention is not None:
+        return _mla_matrices(model, model.attention)
+    queries_and_output = 2 * model.heads * model.qk_head_dim
+    keys_and_values = model.kv_heads * (model.qk_head_dim + model.v_head_dim)
+    return model.hidden * (queries_and_output + keys_and_values)
+
+
+def _mla_matrices(model: ModelSpec, mla: MlaSpec) -> int:
+    query_width = model.heads * model.qk_head_dim
+    if mla.q_lora_rank is None:
+        queries = model.hidden * query_width
+    else:
+        queries = mla.q_lora_rank * (model.hidden + query_width)
+    down = model.hidden * (mla.kv_lora_rank + mla.qk_rope_head_dim)
+    up = mla.kv_lora_rank * model.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
+    return queries + down + up + model.heads * mla.v_head_dim * model.hidden
+
+
+def dense_mlp_parameters(model: ModelSpec) -> int:
+    """The feed-forward of one dense layer, with biases; 0 where `ffn_hidden` is 0."""
+    return _mlp(model, model.ffn_hidden, bias=model.mlp_bias)
+
+
+def expert_parameters(model: ModelSpec) -> int:
+    """One routed expert of one layer, with biases; 0 in a dense model."""
+    return _mlp(model, model.moe.moe_ffn_hidden, bias=model.moe.expert_bias) if model.moe else 0
+
+
+def shared_expert_parameters(model: ModelSpec) -> int:
+    """The shared experts of one layer together, with their gate; 0 without any."""
+    if model.moe is None or model.moe.shared_width == 0:
+        return 0
+    gate = model.hidden if model.moe.shared_expert_gate else 0
+    return _mlp(model, model.moe.shared_width, bias=model.mlp_bias) + gate
+
+
+def router_parameters(model: ModelSpec) -> int:
+    """The router of one layer, with its bias; 0 in a dense model."""
+    if model.moe is None:
+        return 0
+    return model.moe.experts * (model.hidden + (1 if model.moe.router_bias else 0))
+
+
+def norm_parameters_per_layer(model: ModelSpec) -> int:
+    """Norms over the hidden width in one layer (those on queries, keys and MLA ranks belong to attention)."""
+    return model.norms_per_layer * norm_parameters(model)
+
+
+def norm_parameters(model: ModelSpec) -> int:
+    """One norm over the hidden width, such as the final one: a scale, and a shift in a layer norm."""
+    return model.hidden * (2 if model.norm == "layernorm" else 1)
+
+
+def dense_layer_parameters(model: ModelSpec) -> int:
+    """One layer with a dense feed-forward."""
+    return attention_parameters(model) + norm_parameters_per_layer(model) + dense_mlp_parameters(model)
+
+
+def moe_layer_parameters(model: ModelSpec) -> int:
+    """One layer with all its experts; 0 in a dense model."""
+    if model.moe is None:
+        return 0
+    return (
+        attention_parameters(model)
+        + norm_parameters_per_layer(model)
+        + router_parameters(model)
+        + shared_expert_parameters(model)
+        + model.moe.experts * expert_parameters(model)
+    )
+
+
+def embedding_parameters(model: ModelSpec) -> int:
+    """Token table, learned positions, and the norm after them where there is one."""
+    positions = (model.max_positions or 0) if model.position == "learned" else 0
+    norm = norm_parameters(model) if model.embedding_norm else 0
+    return (model.vocab + positions) * model.hidden + norm
+
+
+def head_parameters(model: ModelSpec) -> int:
+    """The output projection, without the final norm; 0 where it is the token table itself."""
+    return 0 if model.tied_embeddings else model.vocab * model.hidden
+
+
+def mtp_parameters(model: ModelSpec) -> int:
+    """All multi-token-prediction modules: a layer, three norms and a projection each (DeepSeek-V3, 2.2).
+
+    They share the main model's embedding and head, so those do not count again.
+    """
+    layer = moe_layer_parameters(model) if model.moe_layers else dense_layer_parameters(model)
+    projection = 2 * model.hidden * model.hidden
+    return model.mtp_layers * (layer + projection + 3 * norm_parameters(model))
+
+
+def active_matmul_parameters(model: ModelSpec) -> int:
+    """Weights that multiply every token's activations, the head (tied or not) and the MTP modules included.
+
+    Lookups, norms and biases do no matrix product and are left out; of the experts only `top_k` count.
+    """
+    attention = attention_matmul_parameters(model)
+    dense_layer = attention + _mlp(model, model.ffn_hidden, bias=False)
+    moe_layer = attention + _active_moe_matrices(model)
+    head = model.vocab * model.hidden
+    mtp_layer = moe_layer if model.moe_layers else dense_layer
+    mtp_module = mtp_layer + 2 * model.hidden * model.hidden + head
+    return (
+        model.dense_layers * dense_layer + model.moe_layers * moe_layer + head + model.mtp_layers * mtp_module
+    )
+
+
+def _active_moe_matrices(model: ModelSpec) -> int:
+    if model.moe is None:
+        return 0
+    width = model.moe.top_k * model.moe.moe_ffn_hidden + model.moe.shared_width
+    gate = model.hidden if model.moe.shared_expert_gate and model.moe.shared_width else 0
+    return _mlp(model, width, bias=False) + model.moe.experts * model.hidden + gate
+
+
+def attended_positions(seq_len: int, window: int | None = None) -> float:
+    """Mean number of positions that a query attends to under a causal mask: half the sequence.
+
+    With a window w shorter than the sequence s the mean is w - w^2 / 2s, the integral of min(t, w) over s. The
+    half, and not (s + 1) / 2, is the convention of Megatron-LM's FLOP count.
+    """
+    if window is None or window >= seq_len:
+        return seq_len / 2
+    return window - window * window / (2 * seq_len)
+
+
+def attention_flops_per_token(model: ModelSpec, seq_len: int) -> float:
+    """FLOPs of scores and weighted values, forward and backward, of one token in all layers; causal."""
+    per_position = 2 * model.heads * (model.qk_head_dim + model.v_head_dim)
+    full = model.full_attention_layers + model.mtp_layers
+    positions = full * attended_positions(seq_len)
+    positions += model.windowed_layers * attended_positions(seq_len, model.sliding_window)
+    return BACKWARD_AND_FORWARD * per_position * positions
+
+
+def flops_per_token(model: ModelSpec, seq_len: int) -> float:
+    """Model FLOPs of the forward and backward pass of one token in a sequence of `seq_len` tokens.
+
+    6 per active matrix weight (two forward, four backward) plus attention with the causal mask counted half;
+    the head and the MTP modules count; recomputation, norms, softmax and the optimizer do not. For a dense GPT
+    this is 72 L h^2 (1 + s / 12h + V / 12Lh): Narayanan et al. 2021, arXiv 2104.04473, without its recomputed
+    forward pass and with half its attention.
+
+    Raises ValueError for a sequence shorter than one token.
+    """
+    if seq_len < 1:
+        raise ValueError(f"seq_len must be at least 1, got {seq_len}")
+    return 2 * BACKWARD_AND_FORWARD * active_matmul_parameters(model) + attention_flops_per_token(
+        model, seq_len
+    )
+
+
+def _mlp(model: ModelSpec, width: int, *, bias: bool) -> int:
+    """A feed-forward of `width`: gate and up (or up alone) and down, and their biases."""
+    matrices_in = 2 if model.gated else 1
+    weights = (matrices_in + 1) * model.hidden * width
+    return weights + (matrices_in * width + model.hidden if bias and width else 0)

@@ -1,0 +1,67 @@
+"""Turns what a user gives for MODEL into a ModelSpec: a catalog name, a model YAML, or a config.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from model_specs.catalog import catalog_names, load_catalog_model
+from model_specs.documents import parse_mapping, read_text
+from model_specs.errors import SpecError, near_miss, shown, validation_message
+from model_specs.huggingface import is_huggingface_config, model_from_huggingface
+from model_specs.schema import ModelSpec
+
+_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def read_model(text: str) -> ModelSpec:
+    """The model of this catalog name, or in this file, or in the config.json of this directory.
+
+    A catalog name wins over a file of the same name; write `./NAME` for the file. Whether a file is a
+    config.json is told by its content. Raises SpecError.
+    """
+    if text in catalog_names():
+        return load_catalog_model(text)
+    path = Path(text)
+    try:
+        if path.is_dir() and (path / "config.json").is_file():
+            path = path / "config.json"
+        found = path.is_file()
+    except (OSError, ValueError):
+        found = False
+    looks_like_path = text.lower().endswith(_SUFFIXES) or "/" in text
+    if not text or not (found or looks_like_path):
+        raise SpecError(
+            "neither a model of the catalog nor a file",
+            where="model",
+            value=text,
+            did_you_mean=near_miss(text, catalog_names()),
+            allowed=("a model YAML", "a Hugging Face config.json", *catalog_names()),
+        )
+    where = str(path) if str(path).isprintable() else shown(str(path))
+    data = parse_mapping(read_text(path), where)
+    return model_from_mapping(data, where, name=_file_name(path))
+
+
+def model_from_mapping(data: dict[str, object], where: str, name: str | None = None) -> ModelSpec:
+    """The model that a mapping describes: fields of ModelSpec, or those of a config.json.
+
+    `where` names the mapping in errors (a file, and a path inside it); `name` is the model's where the
+    mapping itself gives none. Raises SpecError.
+    """
+    if not isinstance(data, dict):
+        raise SpecError("must be a mapping of fields", where=where, value=data)
+    if is_huggingface_config(data):
+        return model_from_huggingface(data, where, name)
+    named = {"name": name} if name and "name" not in data else {}
+    try:
+        return ModelSpec.model_validate({**named, **data})
+    except ValidationError as error:
+        raise SpecError(validation_message(error, where, ModelSpec)) from None
+
+
+def _file_name(path: Path) -> str:
+    """What to call a model by its file; a config.json is called by its directory."""
+    name = path.resolve().parent.name if path.name == "config.json" else path.stem
+    return name[:200] or "model"

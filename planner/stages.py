@@ -1,0 +1,307 @@
+"""How many layers each pipeline rank gets: exact, under memory limits.
+
+A step takes `m max_r t_r + (sum_r t_r - max_r t_r) / vpp` seconds (closed form of 1F1B and interleaved 1F1B for m
+micro-batches; t_r is what rank r computes per micro-batch), plus data-parallel and optimizer seconds that grow
+with the most parameters on one rank. So one split can win for its slowest rank, another for its evenly spread
+parameters: `frontier` returns every split that can be best, and the caller prices them.
+
+The space of splits: every virtual stage has at least one layer, the virtual stages of one rank differ by at most
+one layer (the short ones next to the embedding on rank 0, last elsewhere), and the dense layers at the front of a
+mixture-of-experts model lie in the first virtual stages of the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from math import inf
+
+ALL_LAYERS = 1_000_000
+"""`recompute_layers` that means every layer."""
+
+FitsRank = Callable[[int, int, int], bool]
+"""(rank, layers, leading layers among them) -> whether that rank fits in memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitCosts:
+    """What decides a split. Seconds per micro-batch, forward and backward, on one rank; loads are parameters."""
+
+    pp: int
+    vpp: int
+    layers: int
+    leading: int = 0
+    """Layers at the front that cost `leading_s`: the dense ones of a mixture-of-experts model."""
+    num_micro_batches: int
+    layer_s: float
+    leading_s: float = 0.0
+    first_s: float = 0.0
+    """Extra work of the first rank: the embedding."""
+    last_s: float = 0.0
+    """Extra work of the last rank: the head, the loss, the multi-token-prediction modules."""
+    layer_recompute_s: float = 0.0
+    leading_recompute_s: float = 0.0
+    recompute_layers: int = 0
+    """Layers of every virtual stage that are computed again: 0, at most the shortest stage, or ALL_LAYERS."""
+    layer_load: float = 0.0
+    leading_load: float = 0.0
+    first_load: float = 0.0
+    last_load: float = 0.0
+    last_experts: int = 0
+    """Layers with experts in the multi-token-prediction modules, on the last rank."""
+
+    @property
+    def partial(self) -> bool:
+        """Whether some layers of a stage are recomputed and some are not."""
+        return 0 < self.recompute_layers < self.layers
+
+    @property
+    def fewest(self) -> int:
+        """The fewest layers a rank may have."""
+        return self.vpp * max(1, self.recompute_layers if self.partial else 1)
+
+    @property
+    def most(self) -> int:
+        """The most layers a rank may have."""
+        return self.layers - (self.pp - 1) * self.fewest
+
+    def rank_s(self, rank: int, layers: int, leading: int) -> float:
+        """Seconds of one rank with `layers` layers, `leading` of them in its first virtual stage."""
+        again = min(self.recompute_layers * self.vpp, layers)
+        again_leading = min(self.recompute_layers, leading)
+        return (
+            (layers - leading) * self.layer_s
+            + leading * self.leading_s
+            + (again - again_leading) * self.layer_recompute_s
+            + again_leading * self.leading_recompute_s
+            + (self.first_s if rank == 0 else 0.0)
+            + (self.last_s if rank == self.pp - 1 else 0.0)
+        )
+
+    def rank_load(self, rank: int, layers: int, leading: int) -> float:
+        """Parameters outside experts on one rank."""
+        load = (layers - leading) * self.layer_load + leading * self.leading_load
+        return load + (self.first_load if rank == 0 else 0.0) + (self.last_load if rank == self.pp - 1 else 0.0)
+
+    def time_s(self, rank_times: list[float]) -> float:
+        """The part of a step that the pipeline decides."""
+        slowest = max(rank_times)
+        return self.num_micro_batches * slowest + (sum(rank_times) - slowest) / self.vpp
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """`stages[rank][virtual stage]` layers, and the seconds of a step that the pipeline spends on them."""
+
+    stages: tuple[tuple[int, ...], ...]
+    time_s: float
+
+
+def chunk_layers(rank: int, layers: int, vpp: int) -> tuple[int, ...]:
+    """The virtual stages of one rank: as even as they can be."""
+    short, longer = divmod(layers, vpp)
+    counts = [short + 1] * longer + [short] * (vpp - longer)
+    return tuple(counts if rank else reversed(counts))
+
+
+def balanced_stages(layers: int, pp: int, vpp: int) -> tuple[tuple[int, ...], ...] | None:
+    """The split that is even in layers, or None where some virtual stage would be empty."""
+    if layers < pp * vpp:
+        return None
+    return tuple(chunk_layers(r, layers // pp + (r < layers % pp), vpp) for r in range(pp))
+
+
+def best_split(costs: SplitCosts, fits: FitsRank | None = None) -> Split | None:
+    """The split with the least pipeline seconds, or None where no split fits."""
+    return min(frontier(costs, 0.0, fits), key=lambda split: split.time_s, default=None)
+
+
+def frontier(costs: SplitCosts, slack_s: float, fits: FitsRank | None = None) -> tuple[Split, ...]:
+    """Splits among which a best one is, whatever the rest of the step charges for parameters.
+
+    The rest must not fall when the most parameters on a rank (outside experts, or in experts) rise, and must not
+    exceed `slack_s` for the split with the least pipeline seconds. Empty where no split fits.
+    """
+    if costs.layers < costs.pp * costs.fewest:
+        return ()
+    if fits is None:
+        return _unlimited(costs, slack_s)
+    return tuple(_Ranks(costs, fits).frontier(slack_s))
+
+
+@lru_cache(maxsize=65_536)
+def _unlimited(costs: SplitCosts, slack_s: float) -> tuple[Split, ...]:
+    return tuple(_unlimited_ranks(costs).frontier(slack_s))
+
+
+@lru_cache(maxsize=4096)
+def _unlimited_ranks(costs: SplitCosts) -> _Ranks:
+    return _Ranks(costs, None)
+
+
+@dataclass(frozen=True)
+class _Option:
+    """One choice for one rank."""
+
+    layers: int
+    leading: int
+    again: int
+    """Leading layers that are recomputed, where that changes the sum over the ranks."""
+    seconds: float
+    load: float
+    experts: int
+
+
+@dataclass(frozen=True)
+class _Caps:
+    """Limits that every rank must keep, and the leading layers recomputed over all ranks."""
+
+    seconds: float
+    load: float
+    experts: int
+    again: int
+
+
+class _Ranks:
+    """Choices of every rank, and which totals they reach: states are (leading covered, leading recomputed), and
+    the layer counts reachable from a state are a bit mask."""
+
+    def __init__(self, costs: SplitCosts, fits: FitsRank | None) -> None:
+        self.costs = costs
+        self._fits = fits
+        self._options: dict[tuple[int, int], list[_Option]] = {}
+        self._everything = (1 << (costs.layers + 1)) - 1
+        options = [option for rank in range(costs.pp) for c in range(costs.leading + 1) for option in self._of(rank, c)]
+        self._seconds = sorted({option.seconds for option in options})
+        self._loads = sorted({option.load for option in options})
+        self._experts = sorted({option.experts for option in options})
+
+    def _of(self, rank: int, covered: int) -> list[_Option]:
+        """Choices of a rank when `covered` leading layers lie before it, in rising order of layers."""
+        kind = rank if self._fits else (0 if rank == 0 else 2 if rank == self.costs.pp - 1 else 1)
+        found = self._options.get((kind, covered))
+        if found is None:
+            found = self._options[kind, covered] = list(self._choices(rank, covered))
+        return found
+
+    def _choices(self, rank: int, covered: int) -> Iterator[_Option]:
+        costs = self.costs
+        for layers in range(costs.fewest, costs.most + 1):
+            leading = min(costs.leading - covered, chunk_layers(rank, layers, costs.vpp)[0])
+            if self._fits is not None and not self._fits(rank, layers, leading):
+                continue
+            extra = costs.last_experts if rank == costs.pp - 1 else 0
+            yield _Option(
+                layers,
+                leading,
+                min(costs.recompute_layers, leading) if costs.partial else 0,
+                costs.rank_s(rank, layers, leading),
+                costs.rank_load(rank, layers, leading),
+                layers - leading + extra if costs.leading or costs.last_experts else layers,
+            )
+
+    def _total_s(self, again: int) -> float:
+        """Sum over the ranks of any split that recomputes `again` leading layers."""
+        costs = self.costs
+        if not costs.partial:
+            again = min(costs.recompute_layers, costs.leading)
+        everything = min(costs.recompute_layers * costs.vpp * costs.pp, costs.layers)
+        total = (costs.layers - costs.leading) * costs.layer_s + costs.leading * costs.leading_s
+        total += (everything - again) * costs.layer_recompute_s + again * costs.leading_recompute_s
+        return total + costs.first_s + costs.last_s
+
+    def frontier(self, slack_s: float) -> Iterator[Split]:
+        """See the module's `frontier`."""
+        costs = self.costs
+        weight = costs.num_micro_batches - 1 / costs.vpp
+        starts: list[tuple[float, int, int]] = []
+        for again in range(costs.leading + 1) if costs.partial else (0,):
+            low = self._least(self._seconds, lambda s, a=again: _Caps(s, inf, costs.layers * 2, a))  # type: ignore[misc]
+            if low is not None:
+                starts.append((weight * self._seconds[low] + self._total_s(again) / costs.vpp, again, low))
+        if not starts:
+            return
+        limit = min(starts)[0] + slack_s
+        for _, again, low in sorted(starts):
+            for seconds in self._seconds[low:]:
+                if weight * seconds + self._total_s(again) / costs.vpp > limit * (1 + 1e-12):
+                    break
+                yield from self._least_loads(seconds, again)
+
+    def _least_loads(self, seconds: float, again: int) -> Iterator[Split]:
+        """The splits within a threshold on the slowest rank that no other beats in both kinds of parameters."""
+        widest = self.costs.layers * 2
+        lightest = self._least(self._loads, lambda load: _Caps(seconds, load, widest, again))
+        first = self._least(self._experts, lambda experts: _Caps(seconds, inf, experts, again))
+        if lightest is None or first is None:
+            return
+        best = len(self._loads)
+        for experts in self._experts[first:]:
+            found = self._least(self._loads[:best], lambda load, e=experts: _Caps(seconds, load, e, again))  # type: ignore[misc]
+            if found is not None and found < best:
+                best = found
+                yield self._split(_Caps(seconds, self._loads[found], experts, again))
+            if best <= lightest:
+                return
+
+    def _least(self, values: list[float] | list[int], caps_of: Callable[[float], _Caps]) -> int | None:
+        """Index of the least value under which some split exists."""
+        low, high = 0, len(values)
+        while low < high:
+            middle = (low + high) // 2
+            if self._reachable(caps_of(values[middle])) is not None:
+                high = middle
+            else:
+                low = middle + 1
+        return low if low < len(values) else None
+
+    def _within(self, rank: int, covered: int, caps: _Caps) -> Iterator[_Option]:
+        for option in self._of(rank, covered):
+            if option.seconds > caps.seconds or option.load > caps.load or option.experts > caps.experts:
+                if option.leading == self.costs.leading - covered:
+                    return
+                continue
+            yield option
+
+    def _reachable(self, caps: _Caps) -> list[dict[tuple[int, int], int]] | None:
+        """Masks [rank][state] of the layer counts that the ranks from `rank` on can take; None if not all layers."""
+        costs = self.costs
+        masks: list[dict[tuple[int, int], int]] = [{} for _ in range(costs.pp + 1)]
+        masks[costs.pp] = {(costs.leading, caps.again): 1}
+        states = [(c, a) for c in range(costs.leading + 1) for a in range(min(c, caps.again) + 1)]
+        for rank in reversed(range(costs.pp)):
+            after, here = masks[rank + 1], masks[rank]
+            for covered, again in states if rank else states[:1]:
+                mask = 0
+                for option in self._within(rank, covered, caps):
+                    mask |= after.get((covered + option.leading, again + option.again), 0) << option.layers
+                mask &= self._everything
+                if mask:
+                    here[covered, again] = mask
+            if not here:
+                return None
+        return masks if masks[0][0, 0] >> costs.layers & 1 else None
+
+    def _split(self, caps: _Caps) -> Split:
+        """The most even split within the caps; there is one."""
+        masks = self._reachable(caps)
+        assert masks is not None
+        costs, left, covered, again = self.costs, self.costs.layers, 0, 0
+        stages: list[tuple[int, ...]] = []
+        times: list[float] = []
+        for rank in range(costs.pp):
+            share = left / (costs.pp - rank)
+            option = min(
+                (
+                    o
+                    for o in self._within(rank, covered, caps)
+                    if o.layers <= left
+                    and masks[rank + 1].get((covered + o.leading, again + o.again), 0) >> (left - o.layers) & 1
+                ),
+                key=lambda o: (abs(o.layers - share), -o.layers),
+            )
+            stages.append(chunk_layers(rank, option.layers, costs.vpp))
+            times.append(option.seconds)
+            left, covered, again = left - option.layers, covered + option.leading, again + option.again
+        return Split(stages=tuple(stages), time_s=costs.time_s(times))
