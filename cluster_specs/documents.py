@@ -15,7 +15,7 @@ _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_mapping(path: Path) -> dict[str, object]:
-    """The mapping that a YAML or JSON file holds. Raises ClusterError, naming the file, where there is none."""
+    """The mapping that a YAML or JSON file holds. Raises ClusterError, naming the file."""
     return parse_mapping(_text(path), str(path))
 
 

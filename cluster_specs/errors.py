@@ -35,6 +35,8 @@ def suggestion(word: object, choices: Iterable[str]) -> str:
     names = sorted(choices)
     plain = word[:100].lower() if isinstance(word, str) else ""
     close = difflib.get_close_matches(plain, names, n=1, cutoff=0.6)
+    # A part of a name ("h100") is too short for the ratio above to see it.
+    close = close or [name for name in names if len(plain) > 2 and plain in name]
     hint = f"; did you mean {close[0]!r}?" if close else ""
     more = len(names) - LONGEST_CHOICE_LIST
     listed = ", ".join(names[:LONGEST_CHOICE_LIST]) + (f" and {more} more" if more > 0 else "")
@@ -42,7 +44,7 @@ def suggestion(word: object, choices: Iterable[str]) -> str:
 
 
 def validation_message(error: ValidationError, where: str, fields: Mapping[str, Sequence[str]]) -> str:
-    """A pydantic error, one line per mistake. `fields` has the allowed names by parent field ('' the root)."""
+    """A pydantic error, one line per mistake. `fields` has the allowed names by parent ('' is the root)."""
     mistakes = error.errors(include_url=False)
     lines = [_line(dict(mistake), where, fields) for mistake in mistakes[:MOST_MISTAKES]]
     if len(mistakes) > MOST_MISTAKES:
@@ -76,7 +78,7 @@ def _line(mistake: dict[str, Any], where: str, fields: Mapping[str, Sequence[str
     if kind in _BOUNDS:
         key, words = _BOUNDS[kind]
         return f"{place}: must be {words} {context[key]}, got {shown(value)}"
-    message = str(mistake["msg"])
+    message = str(mistake["msg"]).replace("Input should be a valid", "must be a valid")
     return f"{place}: {message[:1].lower()}{message[1:]}, got {shown(value)}"
 
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from cluster_specs.allocation import check_gpus, expand_nodes
 from cluster_specs.errors import ClusterError
 from cluster_specs.schema import ClusterSpec, Medium
 
@@ -73,23 +74,29 @@ def fabric_levels(cluster: ClusterSpec, gpus: int) -> FabricLevels:
 
     An allocation is spread evenly: the block of a level is the largest divisor of the allocation that is a
     multiple of the block below and of which the machine holds enough. So 256 GPUs of NVL72 racks are 4 x 64,
-    144 are 2 x 72, and 16,384 GPUs of 8 pods of 3,072 are 8 x 2,048. An allocation that leaves a node
-    part-filled takes the first GPUs and counts by the piece that its nodes share: 20 GPUs on nodes of 8 are
-    5 x 4. A level whose block is no larger than the one below is left out, level 0 never.
+    144 are 2 x 72, and 16,384 GPUs of 8 pods of 3,072 are 8 x 2,048. An allocation with
+    part-filled nodes counts by the piece that its nodes share: 20 GPUs on nodes of 8 are 5 x 4. A level whose block is no larger than the one below is left out, level 0 never.
 
     Raises ClusterError if `gpus` is below 1 or above what the cluster has.
     """
     check_gpus(cluster, gpus)
-    return _fitted(tuple(_tiers(cluster)), cluster.gpus, cluster.gpus_per_node, gpus)
+    nodes, piece = _node_pieces(cluster, gpus)
+    return _fitted(
+        tuple(_tiers(cluster)),
+        gpus,
+        cluster_gpus=cluster.gpus,
+        per_node=cluster.gpus_per_node,
+        nodes=nodes,
+        piece=piece,
+    )
 
 
-def check_gpus(cluster: ClusterSpec, gpus: int) -> None:
-    """Raises ClusterError, with both numbers, if the cluster has not that many GPUs."""
-    if not 1 <= gpus <= cluster.gpus:
-        raise ClusterError(
-            f"gpus: {gpus} asked for, but cluster {cluster.name!r} has {cluster.gpus}; "
-            f"choose 1 to {cluster.gpus}"
-        )
+def _node_pieces(cluster: ClusterSpec, gpus: int) -> tuple[int, int]:
+    """Nodes in the allocation, and the largest piece that divides what it uses of each of them."""
+    if not cluster.nodes:
+        return -(-gpus // cluster.gpus_per_node), gcd(cluster.gpus_per_node, gpus)
+    used = [count for _, count in expand_nodes(cluster, gpus)]
+    return len(used), gcd(cluster.gpus_per_node, *used)
 
 
 def _tiers(cluster: ClusterSpec) -> Iterator[_Tier]:
@@ -145,10 +152,15 @@ def _network_tiers(cluster: ClusterSpec) -> Iterator[_Tier]:
 
 
 @lru_cache(maxsize=512)
-def _fitted(tiers: tuple[_Tier, ...], cluster_gpus: int, node: int, gpus: int) -> FabricLevels:
-    """The tiers with their blocks fitted to an allocation of `gpus` GPUs."""
+def _fitted(
+    tiers: tuple[_Tier, ...], gpus: int, *, cluster_gpus: int, per_node: int, nodes: int, piece: int
+) -> FabricLevels:
+    """The tiers with their blocks fitted to an allocation of `gpus` GPUs on `nodes` nodes."""
     sizes = tuple(tier.gpus for tier in tiers)
-    blocks = _shared_pieces(sizes, gpus) if gpus % node else _even_blocks(sizes, cluster_gpus, node, gpus)
+    if piece == per_node:
+        blocks = _even_blocks(sizes, cluster_gpus, per_node, gpus)
+    else:
+        blocks = _shared_pieces(sizes, per_node, gpus, nodes, piece)
     blocks[-1] = gpus
     kept = [k for k, block in enumerate(blocks) if k == 0 or block > blocks[k - 1]]
     return FabricLevels(
@@ -160,9 +172,11 @@ def _fitted(tiers: tuple[_Tier, ...], cluster_gpus: int, node: int, gpus: int) -
     )
 
 
-def _shared_pieces(sizes: tuple[int, ...], gpus: int) -> list[int]:
-    """Blocks when the last node is part-filled: the largest aligned piece that all of them share."""
-    return [gpus if gpus <= size else gcd(size, gpus) for size in sizes]
+def _shared_pieces(sizes: tuple[int, ...], per_node: int, gpus: int, nodes: int, piece: int) -> list[int]:
+    """Blocks when nodes are part-filled: all GPUs where they fit one, else the piece that the nodes share."""
+    return [
+        gpus if gpus <= size and nodes <= max(1, size // per_node) else gcd(size, piece) for size in sizes
+    ]
 
 
 def _even_blocks(sizes: tuple[int, ...], cluster_gpus: int, node: int, gpus: int) -> list[int]:
@@ -182,7 +196,7 @@ def _even_blocks(sizes: tuple[int, ...], cluster_gpus: int, node: int, gpus: int
 
 
 def _largest_block(gpus: int, room: int, count: int, step: int) -> int:
-    """The largest multiple of `step` that divides `gpus`, `count` blocks of `room` GPUs holding enough of it."""
+    """The largest multiple of `step` that divides `gpus`; `count` blocks of `room` GPUs must hold enough."""
     limit = min(room, gpus)
     for block in range(limit - limit % step, step, -step):
         if gpus % block == 0 and count * (room // block) * block >= gpus:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from cluster_specs.allocation import check_gpus
 from cluster_specs.catalog import cluster_fields, cluster_names, load_cluster, load_device, node_kind_of
 from cluster_specs.documents import read_mapping
 from cluster_specs.errors import ClusterError, shown, suggestion, validation_message
-from cluster_specs.fabric import check_gpus
 from cluster_specs.schema import ClusterSpec, DeviceSpec, FabricLevelSpec, Medium, NodeSpec
 
 _FILE_ENDINGS = (".yaml", ".yml", ".json")
@@ -43,32 +43,19 @@ def read_cluster(text: str, gpus: int | None = None) -> ClusterSpec:
     elif text.endswith(_FILE_ENDINGS) or "/" in text or _is_file(text):
         cluster = cluster_from_mapping(read_mapping(Path(text)), text)
     else:
-        raise ClusterError(
-            f"cluster: {shown(text)} is neither a catalog name nor a file{suggestion(text, cluster_names())}"
-        )
+        hint = suggestion(text, cluster_names())
+        raise ClusterError(f"cluster: {shown(text)} is neither a catalog name nor a file{hint}")
     if gpus is not None:
         check_gpus(cluster, gpus)
     return cluster
-
-
-def allocation(cluster: ClusterSpec, gpus: int | None) -> int:
-    """The GPUs to plan for: those asked for, or all of a cluster that has a size of its own."""
-    if gpus is None and cluster.elastic:
-        raise ClusterError(
-            f"gpus: missing; {cluster.name!r} is a kind of node, not one machine; "
-            f"say how many GPUs with --gpus (1 to {cluster.gpus})"
-        )
-    if gpus is not None:
-        check_gpus(cluster, gpus)
-    return cluster.gpus if gpus is None else gpus
 
 
 def cluster_from_mapping(data: Mapping[str, object], where: str = "cluster") -> ClusterSpec:
     """A cluster from plain data; `where` names the document in errors.
 
     `device` is a catalog name or a mapping with all of a device's fields. `base` names a catalog entry whose
-    fields hold where the data has none. Without it, the fields of a node that the data leaves out or gives as
-    null are taken from the catalog's node with that device and listed in `assumed`; `gpus` may be left out where
+    node fields hold where the data has none. Without it, those that the data leaves out or gives as null are
+    taken from the catalog's node with that device and listed in `assumed`; `gpus` may be left out where
     `nodes` lists them.
     """
     given = {key: value for key, value in data.items() if value is not None}
@@ -118,7 +105,7 @@ def _device(fields: Mapping[str, object], where: str) -> tuple[DeviceSpec, str |
 
 
 def _fill_from_node_kind(fields: dict[str, object], catalog_device: str | None) -> None:
-    """Takes what is missing of the node from the catalog's node with that device, and says so in `assumed`."""
+    """Takes what is missing of the node from the catalog's node with that device, and notes it in `assumed`."""
     kind = node_kind_of(catalog_device) if catalog_device else None
     missing = [name for name in _FILLED if name not in fields]
     if kind is None or not missing:

@@ -31,9 +31,10 @@ class DeviceConstants:
     """Backward rate over forward rate (the backward pass has 2.5 times the FLOP)."""
     hbm_fraction: float
     scale_up_fraction: float
-    nic_fraction: float
     half_k: float
     wave_weight: float
+    narrow_head_factor: float
+    """Attention time of heads of 64 or narrower over that of 128 at equal FLOP: the exponentials set the pace."""
     tile: int = 128
 
 
@@ -57,6 +58,12 @@ class FrameworkConstants:
     ep_hidden: float
     """Share of the expert all-to-all that overlap hides."""
     step_overhead_s: float
+    zero1_all_reduces: bool
+    """Whether ZeRO-1 all-reduces gradients (DeepSpeed) instead of scattering them."""
+    p2p_exposed: float
+    """Share of the steady-state pipeline transfers that the schedule waits for."""
+    launch_blocking_s: float
+    """Extra gap per layer and pass under CUDA_LAUNCH_BLOCKING=1."""
     gradient_bytes: int
     """Bytes of a gradient element when it is reduced."""
     fused_elementwise: bool
@@ -174,8 +181,9 @@ def fabric_links(workload: Workload, constants: Constants) -> Links:
     levels = fabric_levels(workload.cluster, workload.gpus)
     scale_up = np.array([medium in ("nvlink", "xgmi", "pcie") for medium in levels.media])
     shared = constants.shared
-    fraction = np.where(scale_up, constants.device.scale_up_fraction, constants.device.nic_fraction)
-    to_all = np.where(scale_up, shared["all_to_all_scale_up_fraction"], constants.device.nic_fraction)
+    network = np.array([shared.get(f"{medium}_fraction", 1.0) for medium in levels.media])
+    fraction = np.where(scale_up, constants.device.scale_up_fraction, network)
+    to_all = np.where(scale_up, shared["all_to_all_scale_up_fraction"], network)
     nominal = levels.gb_per_s * 1e9
     return Links(
         bytes_per_s=nominal * fraction,

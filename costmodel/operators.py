@@ -110,7 +110,7 @@ def attention_block(c: Context) -> LayerTime:
     out_width = heads * model.v_head_dim
     proj_f, proj_b = _linear(c, tokens, model.hidden, out_width)
     core_f, core_b, score_f, score_b = _core_attention(c)
-    plain = 4.0 + 6.0 if c.constants.framework.fused_elementwise else 4.0 + 14.0
+    plain = 4.0 + 6.0 if c.constants.framework.fused_elementwise else 4.0 + 8.0
     norm_bytes = tokens * model.hidden / c.sequence_shards
     rotary = 4.0 * tokens * (q_width + kv_width) if model.position == "rope" else 0.0 * tokens
     cast_f = _quantise_bytes(c, tokens, model.hidden + out_width)
@@ -171,7 +171,7 @@ def _core_attention(c: Context) -> tuple[Floats, Floats, Floats, Floats]:
         gemm = gemm / depth
         return gemm, 2.0 * gemm, SCORE_BYTES_FORWARD * scores, SCORE_BYTES_BACKWARD * scores
     causal = 0.5 * pairs * window_share(c)
-    narrow = c.constants.shared["narrow_head_factor"] if model.qk_head_dim <= 64 else 1.0
+    narrow = c.constants.device.narrow_head_factor if model.qk_head_dim <= 64 else 1.0
     blocks = np.maximum(heads * batch * (seq / shard) / 256.0, 1.0)
     idle_f = 1.0 + c.constants.shared["occupancy_forward"] * c.rates.sms / blocks
     idle_b = 1.0 + c.constants.shared["occupancy_backward"] * c.rates.sms / blocks
@@ -229,8 +229,8 @@ def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
     up_f, up_b = _linear(c, tokens, matrices * local, model.hidden)
     down_f, down_b = _linear(c, tokens, model.hidden, local)
     fused = c.constants.framework.fused_elementwise
-    norm_bytes = tokens * model.hidden / c.sequence_shards * ((10.0 if fused else 18.0) if norm else 0.0)
-    act_f = tokens * local * (2.0 * matrices + 2.0) * (1.0 if fused else 2.0)
+    norm_bytes = tokens * model.hidden / c.sequence_shards * ((10.0 if fused else 12.0) if norm else 0.0)
+    act_f = tokens * local * (2.0 * matrices + 2.0) * (1.0 if fused else 1.5)
     act_b = tokens * local * (4.0 * matrices + 2.0) * (1.0 if fused else 1.5)
     cast_f = _quantise_bytes(c, tokens, model.hidden + local)
     cast_b = _quantise_bytes(c, tokens, matrices * local + model.hidden)

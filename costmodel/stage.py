@@ -88,10 +88,11 @@ def _with_host(c: Context, layer: LayerTime, launch_s: float) -> KindTime:
     passes = 3.0
     device_s = total(parts)
     extra = _host_excess(device_s, launch_s * passes * host_share, power)
-    serial = framework.serial_launch_s * passes * host_share
+    gap = framework.serial_launch_s + (framework.launch_blocking_s if c.workload.launch_blocking else 0.0)
+    serial = gap * passes * host_share
     parts = add(parts, {"host": extra + serial})
     forward_s = total(layer.forward)
-    again_extra = _host_excess(forward_s, launch_s * host_share, power) + framework.serial_launch_s * host_share
+    again_extra = _host_excess(forward_s, launch_s * host_share, power) + gap * host_share
     full = scaled(add(layer.forward, {"host": again_extra}), framework.recompute_fraction)
     backward_share = total(layer.backward) / np.maximum(forward_s + total(layer.backward), 1e-12)
     return KindTime(parts, total(parts) * backward_share, {"recompute": total(full)})

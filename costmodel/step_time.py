@@ -97,7 +97,7 @@ def _pipeline_p2p(c: Context) -> Floats:
     outermost = np.max(np.where(crossed, np.arange(crossed.shape[-1]), 0), axis=-1)
     once = 2.0 * point_to_point_s(payload, outermost, c.links)
     hidden = (vpp > 1) & c.workload.overlap.pp
-    steady = np.where(hidden, 0.0, m * vpp)
+    steady = np.where(hidden, 0.0, c.constants.framework.p2p_exposed * m * vpp)
     return np.where(pp > 1, once * (steady + pp - 1), 0.0)
 
 
@@ -122,7 +122,8 @@ def _data_parallel(c: Context, rank_s: Floats, dense: Floats, expert: Floats) ->
     compute = rank_s * m
     fsdp = (2.0 * gather_s + reduce_s) * m
     fsdp_exposed = np.maximum(fsdp - compute, 0.0) + k * np.minimum(fsdp, compute)
-    once = np.where(stage == 0, both(grad, grad, all_reduce_s), reduce_s + gather_s)
+    scattered = 2.0 * reduce_s if framework.zero1_all_reduces else reduce_s
+    once = np.where(stage == 0, both(grad, grad, all_reduce_s), scattered + gather_s)
     window = rank_s * (1.0 if c.workload.overlap.dp else 0.0)
     tail = once / np.maximum(2.0 * c.workload.model.layers / np.asarray(layout.pp), 1.0)
     once_exposed = np.maximum(once - window, np.minimum(tail, once)) + k * np.minimum(once, window)

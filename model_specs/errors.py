@@ -45,21 +45,22 @@ class SpecError(ValueError):
 def shown(value: object) -> str:
     """A value as an error message can carry it: short, printable, and safe for any size or nesting."""
     if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        return repr(value)
-    if isinstance(value, int):
+        text = "null"
+    elif isinstance(value, bool):
+        text = "true" if value else "false"
+    elif isinstance(value, int):
         # Python refuses to print integers of more than 4,300 digits.
-        return str(value) if value.bit_length() < 200 else f"an integer of {value.bit_length()} bits"
-    if isinstance(value, str):
-        return repr(value) if len(value) <= LONGEST_VALUE else repr(value[:LONGEST_VALUE]) + "..."
-    if isinstance(value, dict):
-        return f"a mapping of {len(value)} keys"
-    if isinstance(value, list | tuple | set):
-        return f"a list of {len(value)} items"
-    return f"a {type(value).__name__}"
+        bits = value.bit_length()
+        text = str(value) if bits < 200 else f"an integer of {bits} bits"
+    elif isinstance(value, str):
+        text = repr(value[:LONGEST_VALUE]) + ("..." if len(value) > LONGEST_VALUE else "")
+    elif isinstance(value, dict):
+        text = f"a mapping of {len(value)} keys"
+    elif isinstance(value, list | tuple | set):
+        text = f"a list of {len(value)} items"
+    else:
+        text = repr(value) if isinstance(value, float) else f"a {type(value).__name__}"
+    return text
 
 
 def listed(choices: Collection[str]) -> str:

@@ -1,7 +1,7 @@
 """How each Hugging Face model family maps to a ModelSpec.
 
-One function per family returns the fields of `ModelSpec`. Defaults are those of the family's configuration class
-in huggingface/transformers, for published files leave out what equals the default.
+One function per family returns the fields of `ModelSpec`. Defaults are those of the family's configuration
+class in huggingface/transformers, for published files leave out what equals the default.
 """
 
 from __future__ import annotations

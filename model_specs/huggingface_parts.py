@@ -26,6 +26,7 @@ PLAIN = {
 
 
 def activation_of(config: ConfigFields, name: str, default: str, known: dict[str, str]) -> str:
+    """The schema's name for the activation in this field, which must be one of `known`."""
     written = config.text(name, default)
     if written not in known:
         raise config.fail(name, f"not an activation of this family ({', '.join(known)})", written)
@@ -57,7 +58,7 @@ def attention_biases(config: ConfigFields, default: bool = False) -> Fields:
 
 
 def windows(config: ConfigFields, window: int | None, every: int) -> Fields:
-    """The window and which layers it covers; `layer_types`, in newer files, overrules the family's `every`."""
+    """The window and the layers it covers; `layer_types`, in newer files, overrules the family's `every`."""
     layers = config.layers()
     kinds = config.entries("layer_types")
     if window is None or not (kinds or every != 1):
@@ -101,6 +102,7 @@ def qwen_windows(config: ConfigFields) -> Fields:
 
 
 def layer_norm_decoder(*, bias: bool) -> Fields:
+    """What the GPT-like families share: layer norms, and biases everywhere or nowhere."""
     return {
         "norm": "layernorm",
         "attention_bias": bias,

@@ -1,7 +1,7 @@
 """Exact parameter counts of a model, part by part, and the FLOPs of training it on one token.
 
 Totals leave out the multi-token-prediction modules, as the totals that authors state do (DeepSeek-V3: 671B
-without them); add `mtp_parameters` for what is trained. Every count is for the whole model, before any sharding.
+without them); add `mtp_parameters` for what is trained. Counts are for the whole model, before any sharding.
 """
 
 from __future__ import annotations
@@ -183,8 +183,8 @@ def _active_moe_matrices(model: ModelSpec) -> int:
 def attended_positions(seq_len: int, window: int | None = None) -> float:
     """Mean number of positions that a query attends to under a causal mask: half the sequence.
 
-    With a window w shorter than the sequence s the mean is w - w^2 / 2s, the integral of min(t, w) over s. The
-    half, and not (s + 1) / 2, is the convention of Megatron-LM's FLOP count.
+    With a window w shorter than the sequence s the mean is w - w^2 / 2s, the integral of min(t, w) over s.
+    The half, and not (s + 1) / 2, is the convention of Megatron-LM's FLOP count.
     """
     if window is None or window >= seq_len:
         return seq_len / 2
@@ -204,9 +204,9 @@ def flops_per_token(model: ModelSpec, seq_len: int) -> float:
     """Model FLOPs of the forward and backward pass of one token in a sequence of `seq_len` tokens.
 
     6 per active matrix weight (two forward, four backward) plus attention with the causal mask counted half;
-    the head and the MTP modules count; recomputation, norms, softmax and the optimizer do not. For a dense GPT
-    this is 72 L h^2 (1 + s / 12h + V / 12Lh): Narayanan et al. 2021, arXiv 2104.04473, without its recomputed
-    forward pass and with half its attention.
+    the head and the MTP modules count; recomputation, norms, softmax and the optimizer do not. For a dense
+    GPT this is 72 L h^2 (1 + s / 12h + V / 12Lh): Narayanan et al. 2021, arXiv 2104.04473, without its
+    recomputed forward pass and with half its attention.
 
     Raises ValueError for a sequence shorter than one token.
     """

@@ -1,4 +1,4 @@
-"""Predicted against measured: per row, summed up, and what following the cost model's ranking would have cost.
+"""Predicted against measured: per row, summed up, and what following the predicted ranking would have cost.
 
 The cost model is passed in as a function, so that scoring stays plain arithmetic.
 """
@@ -36,7 +36,7 @@ Predict = Callable[[Run], Prediction]
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredRow:
-    """One row: predicted, measured, and the signed errors in percent (positive: predicted too slow or too big)."""
+    """One row: predicted, measured, and the signed errors in percent (positive: predicted too much)."""
 
     id: str
     run: Run | None

@@ -1,0 +1,77 @@
+"""The last look before a launch: the plan against every rule of the framework it is launched in."""
+
+from __future__ import annotations
+
+from constraints.memory import HbmCapacity
+from constraints.registry import rules_for
+from constraints.rule import FinishedPlan
+from costmodel.layout import Layout, Recompute
+from costmodel.workload import Overlap, Workload
+from planner.launch.files import LaunchError
+from planner.plan import Framework, LayoutDoc, Plan
+
+_MODULES = {
+    "core_attn": Recompute.CORE_ATTENTION,
+    "layernorm": Recompute.LAYERNORM,
+    "moe_act": Recompute.MOE_ACTIVATION,
+    "mla_up_proj": Recompute.MLA_UP_PROJECTION,
+    "mlp": Recompute.MLP,
+}
+
+
+def require_legal(plan: Plan, framework: Framework, overlap: Overlap) -> LayoutDoc:
+    """The layout of a plan that the framework can start.
+
+    Raises LaunchError with every broken rule otherwise. Memory is not judged again: that takes a cost model.
+    """
+    if plan.layout is None:
+        raise LaunchError(f"the plan has no layout (status {plan.status}): there is nothing to launch.")
+    inputs = plan.inputs
+    workload = Workload(
+        model=inputs.model,
+        cluster=inputs.cluster,
+        gpus=inputs.gpus,
+        global_batch=inputs.global_batch,
+        seq_len=inputs.seq_len,
+        precision=inputs.precision,
+        optimizer=inputs.optimizer,
+        framework=framework,
+        overlap=overlap,
+    )
+    finished = FinishedPlan(
+        workload=workload,
+        layout=_layout(plan.layout),
+        stages=tuple(tuple(rank) for rank in plan.layout.stages),
+        memory_gib=(),
+        spans={},
+    )
+    broken = []
+    for rule in rules_for(workload):
+        finding = None if isinstance(rule, HbmCapacity) else rule.check(finished)
+        if finding is not None:
+            broken.append(rule.explain(finding))
+    if broken:
+        raise LaunchError(f"{framework} cannot start this plan.\n" + "\n".join(broken))
+    return plan.layout
+
+
+def _layout(doc: LayoutDoc) -> Layout:
+    mask = Recompute.FULL if doc.recompute == "full" else Recompute.NONE
+    if doc.recompute == "selective":
+        for module in doc.recompute_modules:
+            mask |= _MODULES[module]
+    return Layout(
+        tp=doc.tp,
+        cp=doc.cp,
+        pp=doc.pp,
+        dp=doc.dp,
+        ep=doc.ep,
+        etp=doc.etp,
+        vpp=doc.vpp,
+        micro_batch=doc.micro_batch,
+        num_micro_batches=doc.num_micro_batches,
+        sequence_parallel=doc.sequence_parallel,
+        zero_stage=doc.zero_stage,
+        recompute=int(mask),
+        recompute_layers=doc.recompute_layers,
+    )
