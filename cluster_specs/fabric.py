@@ -75,7 +75,8 @@ def fabric_levels(cluster: ClusterSpec, gpus: int) -> FabricLevels:
     An allocation is spread evenly: the block of a level is the largest divisor of the allocation that is a
     multiple of the block below and of which the machine holds enough. So 256 GPUs of NVL72 racks are 4 x 64,
     144 are 2 x 72, and 16,384 GPUs of 8 pods of 3,072 are 8 x 2,048. An allocation with
-    part-filled nodes counts by the piece that its nodes share: 20 GPUs on nodes of 8 are 5 x 4. A level whose block is no larger than the one below is left out, level 0 never.
+    part-filled nodes counts by the piece that its nodes share: 20 GPUs on nodes of 8 are 5 x 4. A level whose
+    block is no larger than the one below is left out, level 0 never.
 
     Raises ClusterError if `gpus` is below 1 or above what the cluster has.
     """
@@ -96,7 +97,7 @@ def _node_pieces(cluster: ClusterSpec, gpus: int) -> tuple[int, int]:
     if not cluster.nodes:
         return -(-gpus // cluster.gpus_per_node), gcd(cluster.gpus_per_node, gpus)
     used = [count for _, count in expand_nodes(cluster, gpus)]
-    return len(used), gcd(cluster.gpus_per_node, *used)
+    return len(used), gcd(*used)
 
 
 def _tiers(cluster: ClusterSpec) -> Iterator[_Tier]:
@@ -175,7 +176,10 @@ def _fitted(
 def _shared_pieces(sizes: tuple[int, ...], per_node: int, gpus: int, nodes: int, piece: int) -> list[int]:
     """Blocks when nodes are part-filled: all GPUs where they fit one, else the piece that the nodes share."""
     return [
-        gpus if gpus <= size and nodes <= max(1, size // per_node) else gcd(size, piece) for size in sizes
+        gpus
+        if gpus <= size and nodes <= max(1, size // per_node)
+        else (piece if size >= per_node else gcd(size, piece))
+        for size in sizes
     ]
 
 

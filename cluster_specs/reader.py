@@ -105,7 +105,7 @@ def _device(fields: Mapping[str, object], where: str) -> tuple[DeviceSpec, str |
 
 
 def _fill_from_node_kind(fields: dict[str, object], catalog_device: str | None) -> None:
-    """Takes what is missing of the node from the catalog's node with that device, and notes it in `assumed`."""
+    """Takes what is missing of the node from the catalog's node with that device; notes it in `assumed`."""
     kind = node_kind_of(catalog_device) if catalog_device else None
     missing = [name for name in _FILLED if name not in fields]
     if kind is None or not missing:

@@ -27,6 +27,8 @@ class DeviceConstants:
     gemm_fraction_fp4: float
     attention_forward_fraction: float
     """Of the 16-bit peak, by the causal half of the FLOP."""
+    attention_flash2_fraction: float
+    """The same for FlashAttention-2 and its like, written for Ampere (arXiv 2407.08608 measures 35 % on H100)."""
     attention_backward_ratio: float
     """Backward rate over forward rate (the backward pass has 2.5 times the FLOP)."""
     hbm_fraction: float
@@ -43,6 +45,9 @@ class FrameworkConstants:
     """What one software stack adds; see `frameworks.yaml`."""
 
     flash_attention: bool
+    """Fused attention; without it every score is written to HBM."""
+    flash_generation: int
+    """2: FlashAttention-2 or PyTorch's own kernel; 3: FlashAttention-3 or cuDNN."""
     launch_layer_s: float
     """Host time to launch the forward pass of one dense layer (the backward pass costs twice that)."""
     launch_moe_layer_s: float
@@ -153,6 +158,10 @@ def peak_flops(device: DeviceSpec, precision: str) -> float:
     return (narrow.get(precision) or sixteen) * 1e12
 
 
+BLACKWELL_REFERENCE_W = 1200.0
+"""Board power of a GB200, the middle of the family."""
+
+
 def kernel_rates(workload: Workload, constants: Constants) -> Rates:
     """Attained kernel rates of the workload's device at its precision."""
     device, spec = constants.device, workload.cluster.device
@@ -162,7 +171,11 @@ def kernel_rates(workload: Workload, constants: Constants) -> Rates:
         "nvfp4": device.gemm_fraction_fp4,
     }.get(workload.precision, device.gemm_fraction_16bit)
     sixteen = peak_flops(spec, "bf16")
-    forward = sixteen * device.attention_forward_fraction
+    newest = constants.framework.flash_generation >= 3
+    if spec.architecture == "blackwell":
+        # Power-limited clocks: large GEMMs run at a rate that follows the board's power limit.
+        fraction *= (spec.tdp_w / BLACKWELL_REFERENCE_W) ** constants.shared["tdp_exponent"]
+    forward = sixteen * (device.attention_forward_fraction if newest else device.attention_flash2_fraction)
     return Rates(
         gemm_flops=peak_flops(spec, workload.precision) * fraction,
         head_gemm_flops=sixteen * device.gemm_fraction_16bit,

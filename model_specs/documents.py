@@ -12,12 +12,13 @@ from model_specs.errors import SpecError, shown
 LARGEST_FILE_BYTES = 1 << 20
 """A model description is a few kilobytes."""
 DEEPEST = 32
+LONGEST_PATH = 500
 _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_text(path: Path, largest_bytes: int = LARGEST_FILE_BYTES) -> str:
     """The text of a regular UTF-8 file. Raises SpecError where there is none, or it is too large."""
-    where = str(path)
+    where = path_text(path)
     try:
         if not path.is_file():
             kind = "this is a directory, not a file" if path.is_dir() else "no such file"
@@ -27,13 +28,19 @@ def read_text(path: Path, largest_bytes: int = LARGEST_FILE_BYTES) -> str:
     except (OSError, ValueError) as error:
         if isinstance(error, SpecError):
             raise
-        raise SpecError(f"cannot be read ({_reason(error)})", where=shown(where)) from None
+        raise SpecError(f"cannot be read ({_reason(error)})", where=where) from None
     if len(data) > largest_bytes:
         raise SpecError(f"the file is larger than {largest_bytes} bytes, the most that is read", where=where)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise SpecError(f"this is not UTF-8 text (byte {error.start})", where=where) from None
+
+
+def path_text(path: Path) -> str:
+    """A path as an error names it: quoted and cut where it cannot be printed as it is."""
+    text = str(path)
+    return text if text.isprintable() and len(text) <= LONGEST_PATH else shown(text)
 
 
 def _reason(error: OSError | ValueError) -> str:

@@ -36,7 +36,7 @@ class SpecError(ValueError):
         if value is not ...:
             text += f", got {shown(value)}"
         if did_you_mean is not None:
-            text += f"; did you mean {did_you_mean!r}?"
+            text += f" (did you mean {did_you_mean!r}?)"
         if self.allowed:
             text += f"; allowed: {listed(self.allowed)}"
         super().__init__(text)

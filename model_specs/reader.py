@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from model_specs.catalog import catalog_names, load_catalog_model
-from model_specs.documents import parse_mapping, read_text
-from model_specs.errors import SpecError, near_miss, shown, validation_message
+from model_specs.documents import parse_mapping, path_text, read_text
+from model_specs.errors import SpecError, near_miss, validation_message
 from model_specs.huggingface import is_huggingface_config, model_from_huggingface
 from model_specs.schema import ModelSpec
 
@@ -39,18 +40,18 @@ def read_model(text: str) -> ModelSpec:
             did_you_mean=near_miss(text, catalog_names()),
             allowed=("a model YAML", "a Hugging Face config.json", *catalog_names()),
         )
-    where = str(path) if str(path).isprintable() else shown(str(path))
+    where = path_text(path)
     data = parse_mapping(read_text(path), where)
     return model_from_mapping(data, where, name=_file_name(path))
 
 
-def model_from_mapping(data: dict[str, object], where: str, name: str | None = None) -> ModelSpec:
+def model_from_mapping(data: Mapping[str, object], where: str, name: str | None = None) -> ModelSpec:
     """The model that a mapping describes: fields of ModelSpec, or those of a config.json.
 
     `where` names the mapping in errors (a file, and a path inside it); `name` is the model's where the
     mapping itself gives none. Raises SpecError.
     """
-    if not isinstance(data, dict):
+    if not isinstance(data, Mapping):
         raise SpecError("must be a mapping of fields", where=where, value=data)
     if is_huggingface_config(data):
         return model_from_huggingface(data, where, name)

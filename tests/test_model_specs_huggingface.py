@@ -205,7 +205,7 @@ def test_gpt2_without_inner_width_takes_four_times_hidden() -> None:
     [
         (
             {"model_type": "qwen4"},
-            r"model_type: this model family is not supported, got 'qwen4'; did you mean 'qwen",
+            r"model_type: this model family is not supported, got 'qwen4' .did you mean 'qwen",
         ),
         ({"model_type": 7}, "model_type: must be a text, got 7"),
         ({"hidden_size": None}, "hidden_size: this field is required and missing"),
@@ -233,7 +233,7 @@ def test_broken_fields_name_file_field_and_value(change: dict[str, object], word
 def test_missing_field_names_a_near_miss() -> None:
     data = config("llama-3.1-8b")
     data["num_hidden_layer"] = data.pop("num_hidden_layers")
-    with pytest.raises(SpecError, match="num_hidden_layers: .*did you mean 'num_hidden_layer'"):
+    with pytest.raises(SpecError, match=r"num_hidden_layers: .*did you mean 'num_hidden_layer'"):
         read(data)
 
 

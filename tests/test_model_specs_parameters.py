@@ -30,43 +30,13 @@ from model_specs.parameters import (
 )
 from model_specs.schema import MlaSpec, ModelSpec, MoeSpec
 
-CATALOG = (
-    *(
-        [
-            "gpt2-xl",
-            "gpt3-175b",
-            "mt-nlg-530b",
-            "gpt-1t",
-            "bloom-176b",
-            "opt-175b",
-            "llama-2-7b",
-            "llama-2-13b",
-            "llama-2-70b",
-        ]
-    ),
-    *(
-        [
-            "llama-3-8b",
-            "llama-3-70b",
-            "llama-3.1-405b",
-            "mixtral-8x7b",
-            "mixtral-8x22b",
-            "deepseek-v2",
-            "deepseek-v3",
-        ]
-    ),
-    *(
-        [
-            "qwen3-8b",
-            "qwen3-32b",
-            "qwen3-30b-a3b",
-            "qwen3-235b-a22b",
-            "kimi-k2",
-            "gpt-oss-20b",
-            "gpt-oss-120b",
-        ]
-    ),
-    *(["olmoe-1b-7b", "nemotron-4-15b", "nemotron-4-340b", "grok-1"]),
+CATALOG = tuple(
+    """
+    gpt2-xl gpt3-175b mt-nlg-530b gpt-1t bloom-176b opt-175b llama-2-7b llama-2-13b llama-2-70b
+    llama-3-8b llama-3-70b llama-3.1-405b mixtral-8x7b mixtral-8x22b deepseek-v2 deepseek-v3
+    qwen3-8b qwen3-32b qwen3-30b-a3b qwen3-235b-a22b kimi-k2 gpt-oss-20b gpt-oss-120b
+    olmoe-1b-7b nemotron-4-15b nemotron-4-340b grok-1
+    """.split()  # noqa: SIM905
 )
 
 
@@ -249,8 +219,8 @@ def test_dense_flops_follow_the_gpt_formula() -> None:
 @pytest.mark.parametrize(
     ("name", "seq_len", "tflops_per_gpu", "tokens_per_s_per_gpu"),
     [
-        # NVIDIA Megatron-Bridge docs/performance-summary-archive.md, 26.06.01 and 26.06, DGX-GB300, which counts
-        # model FLOPs with causal attention in half; its tokens per second are rounded to 2 %.
+        # NVIDIA Megatron-Bridge docs/performance-summary-archive.md, 26.06.01 and 26.06, DGX-GB300, which
+        # counts model FLOPs with causal attention in half; its tokens per second are rounded.
         ("deepseek-v3", 4096, 1640.0, 6304.0),
         ("llama-3.1-405b", 8192, 2646.0, 1048.0),
         ("qwen3-30b-a3b", 4096, 1029.0, 44544.0),
@@ -269,7 +239,7 @@ def test_moe_flops_by_hand() -> None:
     model = small(moe=moe, mtp_layers=1)
     dense, routed = 192 + 480, 192 + 48 + 2 * 240 + 240
     assert active_matmul_parameters(model) == dense + 2 * routed + 800 + (routed + 128 + 800)
-    # Scores and values: 4 heads of 2 + 2, 5 positions of 10, three layers and the MTP layer, times 2 and times 3.
+    # Scores and values: 4 heads of 2 + 2, 5 of 10 positions, three layers and the MTP layer, times 2 times 3.
     assert attention_flops_per_token(model, 10) == 6 * 16 * 5 * 4
 
 
@@ -283,9 +253,7 @@ def test_windowed_attention_by_hand() -> None:
     assert attention_flops_per_token(model, 100) == pytest.approx(6 * 16 * 2 * (50 + 9.5))
 
 
-@pytest.mark.parametrize(
-    ("every", "full"), [(0, 0), (1, 26), (2, 13), (6, 4), (26, 1), (27, 0)], ids=lambda value: str(value)
-)
+@pytest.mark.parametrize(("every", "full"), [(0, 0), (1, 26), (2, 13), (6, 4), (26, 1), (27, 0)], ids=str)
 def test_full_layers_of_a_windowed_model(every: int, full: int) -> None:
     model = small(layers=26, sliding_window=8, full_attention_every=every)
     assert model.full_attention_layers == full

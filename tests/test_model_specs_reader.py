@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Annotated
 
@@ -89,16 +90,17 @@ def test_model_blocks_of_the_published_runs_are_valid() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("llama3-8b", "got 'llama3-8b'; did you mean 'llama-3-8b'"),
+        ("llama3-8b", "got 'llama3-8b' .did you mean 'llama-3-8b'"),
         ("Deepseek_V3", "did you mean 'deepseek-v3'"),
         ("zzz", "neither a model of the catalog nor a file, got 'zzz'; allowed: a model YAML"),
         ("", "neither a model of the catalog nor a file"),
         ("missing/model.yaml", "missing/model.yaml: no such file"),
         ("a\0b", "neither a model of the catalog nor a file"),
-        ("a\0b.yaml", "cannot be read"),
+        ("a\0b.yaml", r"^'a\\x00b\.yaml': no such file$"),
         ("x" * 5000, "neither a model"),
         ("x" * 5000 + ".yaml", "cannot be read|no such file"),
     ],
+    ids=count(),
 )
 def test_unknown_models(text: str, words: str) -> None:
     with pytest.raises(SpecError, match=words):
@@ -106,7 +108,7 @@ def test_unknown_models(text: str, words: str) -> None:
 
 
 def test_catalog_error_lists_names() -> None:
-    with pytest.raises(SpecError, match="did you mean 'grok-1'.*allowed: gpt2-xl") as error:
+    with pytest.raises(SpecError, match=r"did you mean 'grok-1'.*allowed: gpt2-xl") as error:
         load_catalog_model("grok1")
     assert error.value.did_you_mean == "grok-1"
     assert error.value.allowed == catalog_names()
@@ -132,6 +134,7 @@ def test_catalog_error_lists_names() -> None:
         ("a: !!python/object/apply:os.system [ls]\n", "not valid YAML: could not determine a constructor"),
         ("a: \x07\n", "not valid YAML"),
     ],
+    ids=count(),
 )
 def test_broken_documents(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(SpecError, match=words):
@@ -169,10 +172,10 @@ def test_every_mistake_gets_a_line_with_its_remedy(tmp_path: Path) -> None:
     assert all(line.startswith(f"{path}: ") for line in lines)
     ends = "\n".join(line.removeprefix(f"{path}: ") for line in lines)
     assert "layers: this field is required and missing" in ends
-    assert "layer: unknown field; did you mean 'layers'?; allowed: activation, attention" in ends
+    assert "layer: unknown field (did you mean 'layers'?); allowed: activation, attention" in ends
     assert "heads: must be an integer, got 'many'" in ends
-    assert "activation: not a value of this field, got 'swigl'; did you mean 'swiglu'?" in ends
-    assert "moe.topk: unknown field; did you mean 'top_k'?; allowed: dense_layers" in ends
+    assert "activation: not a value of this field, got 'swigl' (did you mean 'swiglu'?)" in ends
+    assert "moe.topk: unknown field (did you mean 'top_k'?); allowed: dense_layers" in ends
     assert "moe.moe_ffn_hidden: must be an integer, got 1.5" in ends
     assert "moe.top_k: this field is required and missing" in ends
 
@@ -200,8 +203,8 @@ def test_messages_serve_other_documents() -> None:
         Cluster.model_validate({"levels": [{"gpus": 1}, {"gpu": 2}], "level": 1})
     told = validation_message(error.value, "c.yaml", Cluster)
     assert "c.yaml: levels[1].gpus: this field is required and missing" in told
-    assert "c.yaml: levels[1].gpu: unknown field; did you mean 'gpus'?; allowed: gpus" in told
-    assert "c.yaml: level: unknown field; did you mean 'levels'?" in told
+    assert "c.yaml: levels[1].gpu: unknown field (did you mean 'gpus'?); allowed: gpus" in told
+    assert "c.yaml: level: unknown field (did you mean 'levels'?)" in told
     assert "did you mean 'levels'" in validation_message(error.value, "c.yaml", ["levels"])
 
 
@@ -233,6 +236,7 @@ def test_near_misses() -> None:
         ([[[]]], "a list of 1 items"),
         (b"", "a bytes"),
     ],
+    ids=count(),
 )
 def test_values_are_shown_short(value: object, text: str) -> None:
     assert shown(value) == text
@@ -246,14 +250,14 @@ def test_field_paths() -> None:
 
 def test_importing_reads_no_catalog() -> None:
     code = (
-        "import builtins, pathlib\n"
-        "def refuse(*a, **k): raise AssertionError('read at import')\n"
-        "import pydantic, yaml\n"
-        "pathlib.Path.read_text = pathlib.Path.open = refuse\n"
+        "import sys\n"
+        "opened = []\n"
+        "sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == 'open' else None)\n"
         "import model_specs.reader\n"
-        "try:\n    model_specs.reader.read_model('gpt2-xl')\n"
-        "except AssertionError: print('lazy')\n"
+        "print(sum(name.endswith('.yaml') for name in opened))\n"
+        "model_specs.reader.read_model('gpt2-xl')\n"
+        "print(sum(name.endswith('.yaml') for name in opened))\n"
     )
     root = Path(__file__).parent.parent
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "lazy"
+    assert done.stdout.split() == ["0", "1"]

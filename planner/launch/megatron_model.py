@@ -95,8 +95,8 @@ def _attention_args(model: ModelSpec) -> list[str]:
         args += _value("--qk-head-dim", mla.qk_nope_head_dim)
         args += _value("--qk-pos-emb-head-dim", mla.qk_rope_head_dim)
         args += _value("--v-head-dim", mla.v_head_dim)
-        # Plain rotary positions, as in pre-training; Megatron's default for MLA is YaRN.
-        args += ["--rope-type", "rope"]
+        # YaRN, which MLA needs for the fused kernel, at factor 1 is plain RoPE, as in pre-training.
+        args += ["--rope-type", "yarn", *_value("--rotary-scaling-factor", 1.0)]
     elif model.kv_heads < model.heads:
         args += ["--group-query-attention", *_value("--num-query-groups", model.kv_heads)]
     # With MLA this switch is the norm on the two latents, which DeepSeek's models have.

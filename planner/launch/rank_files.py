@@ -26,7 +26,7 @@ class RankFiles:
 
     @property
     def gpus_per_host(self) -> int | None:
-        """GPUs n of every node if torchrun can start the ranks: node k runs ranks k n to k n + n - 1 in turn."""
+        """GPUs n of every node if torchrun can start the ranks: node k runs ranks k n to (k + 1) n - 1."""
         size = len(self.places) // len(self.hosts)
         in_turn = tuple((rank // size, rank % size) for rank in range(size * len(self.hosts)))
         return size if in_turn == self.places else None
@@ -101,14 +101,13 @@ def _files(
 
 
 def _names(plan: Plan, nodes: Sequence[int], node_names: Sequence[str] | None) -> tuple[str, ...]:
-    known = [name for name, _ in expand_nodes(plan.inputs.cluster, plan.inputs.gpus)]
-    if node_names is not None:
-        known = list(node_names)
-    if min(nodes) < 0 or max(nodes) >= len(known):
-        raise LaunchError(
-            f"the mapping uses node {max(nodes)} (from 0), but {len(known)} node names are known."
-        )
-    return tuple(checked_host(known[node]) for node in nodes)
+    cluster = plan.inputs.cluster
+    known = len(cluster.nodes) or -(-cluster.gpus // cluster.gpus_per_node)
+    known = known if node_names is None else len(node_names)
+    if min(nodes) < 0 or max(nodes) >= known:
+        raise LaunchError(f"the mapping uses node {max(nodes)} (from 0), but only {known} nodes are known.")
+    names = [node_name(cluster, node) if node_names is None else node_names[node] for node in nodes]
+    return tuple(checked_host(name) for name in names)
 
 
 def checked_host(name: str) -> str:

@@ -71,7 +71,10 @@ node_rank=${NODE_RANK:-${SLURM_PROCID:-}}
 if [ -z "$node_rank" ]; then
   me=$(hostname)
   for i in "${!hosts[@]}"; do
-    if [ "${hosts[$i]}" = "$me" ] || [ "${hosts[$i]%%.*}" = "${me%%.*}" ]; then node_rank=$i; fi
+    if [ "${hosts[$i]}" = "$me" ]; then node_rank=$i; fi
+  done
+  for i in "${!hosts[@]}"; do
+    if [ -z "$node_rank" ] && [ "${hosts[$i]%%.*}" = "${me%%.*}" ]; then node_rank=$i; fi
   done
   if [ -z "$node_rank" ]; then
     echo "launch.sh: $me is not in hostfile; set NODE_RANK to the line it stands for, from 0" >&2

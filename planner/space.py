@@ -1,0 +1,273 @@
+"""The space of layouts: every combination of choices that a framework can run, as arrays.
+
+A *family* is a choice of degrees and micro-batch; its *members* add the virtual stages, the ZeRO stage and the
+recomputation. What recomputation in full covers, how layers are split and where ranks lie is decided per member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.layout import Layout, Recompute
+from costmodel.workload import Workload
+from model_specs.schema import ModelSpec
+from planner.problem import PlanRequest
+
+IntArray = NDArray[np.int64]
+
+LARGEST_CP = 64
+LARGEST_ODD_MICRO_BATCH = 16
+
+_ZERO = {"megatron": (0, 1), "torchtitan": (0, 2, 3), "deepspeed": (0, 1, 2, 3), "fsdp2": (2, 3)}
+_SEQUENCE_PARALLEL = ("megatron", "torchtitan")
+_EXPERT_TENSOR = ("megatron",)
+_SELECTIVE = ("megatron",)
+_ONE = {
+    "megatron": (),
+    "torchtitan": (),
+    "deepspeed": ("cp", "vpp"),
+    "fsdp2": ("pp", "vpp", "ep"),
+}
+"""Axes for which a framework has no setting; the rules of `constraints` say so too, and check the outcome."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """The choices of each axis. `pins` and `forbids` of the request are already taken out of them."""
+
+    workload: Workload
+    tp: tuple[int, ...]
+    cp: tuple[int, ...]
+    pp: tuple[int, ...]
+    dp: tuple[int, ...]
+    ep: tuple[int, ...]
+    expert_tensor: bool
+    """Whether etp may be tp as well as 1."""
+    etp: int | None
+    vpp: tuple[int, ...] | None
+    """None where any that deals the layers out evenly will do."""
+    interleaving: bool
+    micro_batch: int | None
+    zero: tuple[int, ...]
+    recompute: tuple[int, ...]
+    sequence_parallel: bool
+    fewest_gpus: int
+
+    def micro_batches(self, dp: int) -> list[int]:
+        """Sequences per micro-batch for a number of replicas: powers of two, and other divisors while small."""
+        share = self.workload.global_batch // dp
+        if self.micro_batch is not None:
+            return [self.micro_batch] if share % self.micro_batch == 0 else []
+        return [b for b in divisors(share) if b <= LARGEST_ODD_MICRO_BATCH or b & (b - 1) == 0]
+
+    def virtual_stages(self, pp: int) -> tuple[int, ...]:
+        """Virtual stages per rank.
+
+        1, and those that deal the layers out evenly when embedding, head or MTP modules may count as a layer.
+        """
+        model = self.workload.model
+        if pp == 1 or not self.interleaving:
+            found: tuple[int, ...] = (1,)
+        elif self.vpp is not None:
+            found = tuple(v for v in self.vpp if pp * v <= model.layers)
+        else:
+            extra = range(3 + model.mtp_layers)
+            most = model.layers // pp
+            found = (
+                1,
+                *(v for v in range(2, most + 1) if any((model.layers + e) % (pp * v) == 0 for e in extra)),
+            )
+        return found if self.vpp is None else tuple(v for v in found if v in self.vpp)
+
+    @cached_property
+    def _batch_pairs(self) -> tuple[IntArray, IntArray]:
+        """Every (dp, micro_batch), sorted by dp."""
+        pairs = [(dp, size) for dp in self.dp for size in self.micro_batches(dp)]
+        table = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+        return table[:, 0], table[:, 1]
+
+    def families(self, most_gpus: int, more_than: int = 0) -> Layout:
+        """All families that use more than `more_than` and at most `most_gpus` GPUs, arrays of shape [n]."""
+        blocks = list(self._family_blocks(most_gpus, max(more_than, self.fewest_gpus - 1)))
+        if not blocks:
+            return _layouts(np.zeros((0, 7), dtype=np.int64), self)
+        return _layouts(np.concatenate(blocks), self)
+
+    def _family_blocks(self, most_gpus: int, more_than: int) -> Iterator[IntArray]:
+        dps, sizes = self._batch_pairs
+        for tp in self.tp:
+            etps = self._etps(tp)
+            for cp in self.cp:
+                for pp in self.pp:
+                    group = tp * cp * pp
+                    if group > most_gpus:
+                        continue
+                    low, high = np.searchsorted(dps, [more_than // group, most_gpus // group], side="right")
+                    if low == high:
+                        continue
+                    dp, size = dps[low:high], sizes[low:high]
+                    for etp in etps:
+                        for ep in self.ep:
+                            fits = (tp * cp * dp) % (etp * ep) == 0
+                            if fits.any():
+                                one = np.ones(int(fits.sum()), dtype=np.int64)
+                                yield np.stack(
+                                    [tp * one, cp * one, pp * one, dp[fits], ep * one, etp * one, size[fits]], axis=1
+                                )
+
+    def _etps(self, tp: int) -> tuple[int, ...]:
+        options = (1, tp) if self.expert_tensor and tp > 1 else (1,)
+        return options if self.etp is None else tuple(e for e in options if e == self.etp)
+
+    def members(self, families: Layout) -> Layout:
+        """Every member of the given families, arrays of shape [n]."""
+        pp = np.atleast_1d(np.asarray(families.pp))
+        stages = {int(p): np.array(self.virtual_stages(int(p)), dtype=np.int64) for p in np.unique(pp)}
+        if len(pp) == 0:
+            return families
+        options = [stages[int(p)] for p in pp]
+        rows = np.repeat(np.arange(len(pp)), [len(o) for o in options])
+        vpp = np.concatenate(options)
+        zero, recompute = np.array(self.zero), np.array(self.recompute)
+        per = len(zero) * len(recompute)
+        grown = families.take(np.repeat(rows, per))
+        return replace(
+            grown,
+            vpp=np.repeat(vpp, per),
+            zero_stage=np.tile(np.repeat(zero, len(recompute)), len(rows)),
+            recompute=np.tile(recompute, len(rows) * len(zero)),
+        )
+
+    def members_per_family(self, families: Layout) -> IntArray:
+        """How many members each family has, shape [n]."""
+        pp = np.atleast_1d(np.asarray(families.pp))
+        number = {int(p): len(self.virtual_stages(int(p))) for p in np.unique(pp)}
+        per = len(self.zero) * len(self.recompute)
+        return np.array([number[int(p)] * per for p in pp], dtype=np.int64)
+
+    def words(self) -> str:
+        """The space in one line, for the certificate."""
+        return (
+            f"tp in {_shown(self.tp)}, cp in {_shown(self.cp)}, pp in {_shown(self.pp)}, dp in {_shown(self.dp)}"
+            f"{f', ep in {_shown(self.ep)}, etp 1 or tp' if self.workload.model.moe else ''}, every micro-batch that "
+            f"divides, virtual stages that deal layers evenly, ZeRO stage in {_shown(self.zero)}, "
+            f"{len(self.recompute)} kinds of recomputation, up to {self.workload.gpus} GPUs, every mapping of the axes "
+            "onto the fabric levels with tp inside the innermost, every split of the layers"
+        )
+
+
+def space_of(request: PlanRequest) -> Space:
+    """The space that a request spans."""
+    workload, model = request.workload(), request.model
+    one, forbids, pins = _ONE[request.framework], request.forbids, request.pins
+
+    def axis(name: str, options: list[int]) -> tuple[int, ...]:
+        if name in one or name in forbids:
+            options = [o for o in options if o == 1]
+        return tuple(o for o in options if name not in pins or o == pins[name])
+
+    zero = tuple(z for z in _ZERO[request.framework] if f"zero-{z}" not in forbids)
+    vpp, etp, size = pins.get("vpp"), pins.get("etp"), pins.get("micro_batch")
+    experts = divisors(model.moe.experts) if model.moe is not None else [1]
+    return Space(
+        workload=workload,
+        tp=axis("tp", _tensor_degrees(workload)),
+        cp=axis("cp", _context_degrees(workload)),
+        pp=axis("pp", list(range(1, min(model.layers, request.gpus) + 1))),
+        dp=axis("dp", [d for d in divisors(request.global_batch) if d <= request.gpus]),
+        ep=axis("ep", [e for e in experts if e <= request.gpus]),
+        expert_tensor=model.moe is not None and request.framework in _EXPERT_TENSOR and "etp" not in forbids,
+        etp=None if etp is None else int(etp),
+        vpp=None if vpp is None else (int(vpp),),
+        interleaving="vpp" not in one and "interleaving" not in forbids,
+        micro_batch=None if size is None else int(size),
+        zero=tuple(z for z in zero if pins.get("zero_stage", z) == z),
+        recompute=_recompute_kinds(request),
+        sequence_parallel=request.framework in _SEQUENCE_PARALLEL,
+        fewest_gpus=request.gpus if "idle-gpus" in forbids else 1,
+    )
+
+
+def _tensor_degrees(workload: Workload) -> list[int]:
+    cluster = workload.cluster
+    domain = cluster.nvlink_domain if cluster.nvlink_domain > 1 else cluster.gpus_per_node
+    return [d for d in divisors(workload.model.heads) if d <= min(domain, workload.gpus)]
+
+
+def _context_degrees(workload: Workload) -> list[int]:
+    powers = [2**k for k in range(LARGEST_CP.bit_length()) if 2**k <= min(LARGEST_CP, workload.gpus)]
+    return [cp for cp in powers if cp == 1 or workload.seq_len % (2 * cp) == 0]
+
+
+def _recompute_kinds(request: PlanRequest) -> tuple[int, ...]:
+    """Masks: nothing, sets of modules that the model has, everything. Fused attention is recomputed anyway."""
+    kinds = [int(Recompute.NONE)]
+    if request.framework in _SELECTIVE and "selective-recompute" not in request.forbids:
+        kinds += [sum(parts) for parts in _subsets(_modules(request.model))]
+    if "full-recompute" not in request.forbids:
+        kinds.append(int(Recompute.FULL))
+    if "recompute" in request.forbids:
+        kinds = [int(Recompute.NONE)]
+    wanted = request.pins.get("recompute")
+    return tuple(kind for kind in kinds if wanted is None or recompute_name(kind) == wanted)
+
+
+def recompute_name(mask: int) -> str:
+    """none, selective or full."""
+    if mask == Recompute.NONE:
+        return "none"
+    return "full" if mask & Recompute.FULL else "selective"
+
+
+def _modules(model: ModelSpec) -> list[int]:
+    modules = [int(Recompute.LAYERNORM)]
+    if model.moe is not None:
+        modules.append(int(Recompute.MOE_ACTIVATION))
+    if model.attention is not None:
+        modules.append(int(Recompute.MLA_UP_PROJECTION))
+    if model.dense_layers:
+        modules.append(int(Recompute.MLP))
+    return modules
+
+
+def _subsets(items: list[int]) -> list[list[int]]:
+    return [
+        [item for bit, item in enumerate(items) if chosen >> bit & 1] for chosen in range(1, 1 << len(items))
+    ]
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, rising."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def _layouts(table: IntArray, space: Space) -> Layout:
+    tp, cp, pp, dp, ep, etp, size = table.T
+    zeros, ones = np.zeros(len(table), dtype=np.int64), np.ones(len(table), dtype=np.int64)
+    return Layout(
+        tp=tp,
+        cp=cp,
+        pp=pp,
+        dp=dp,
+        ep=ep,
+        etp=etp,
+        vpp=ones,
+        micro_batch=size,
+        num_micro_batches=space.workload.global_batch // np.maximum(dp * size, 1),
+        sequence_parallel=(tp > 1) & space.sequence_parallel,
+        zero_stage=zeros,
+        recompute=zeros,
+        recompute_layers=zeros,
+    )
+
+
+def _shown(options: tuple[int, ...]) -> str:
+    if len(options) > 8:
+        return f"{options[0]}..{options[-1]} ({len(options)} values)"
+    return "{" + ", ".join(map(str, options)) + "}"
