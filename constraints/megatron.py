@@ -39,6 +39,32 @@ class MegatronShardingNeedsOneStage(Rule):
         )
 
 
+class MegatronShardingOptimizer(Rule):
+    """ZeRO 2 and 3 (Megatron-FSDP) step with Adam or SGD."""
+
+    name = "megatron-zero-optimizer"
+    unit = "stages of ZeRO"
+
+    def applies(self, workload: Workload) -> bool:
+        return workload.optimizer not in ("adam", "sgd")
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        return as_excess((column(table, "zero_stage") - 1) * self.applies(table.workload))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        optimizer, stage = plan.workload.optimizer, int(plan.layout.zero_stage)
+        if stage < 2 or optimizer == "adam" or optimizer == "sgd":
+            return None
+        return Finding(
+            rule=self.name,
+            value=stage,
+            limit=1,
+            unit=self.unit,
+            words=f"ZeRO stage {stage} with the {optimizer} optimizer",
+            remedy="Lower the ZeRO stage to 1, or train with adam or sgd.",
+        )
+
+
 class MegatronExpertsNeedSequenceParallel(Rule):
     """Training experts at tp > 1 needs sequence parallelism (MoELayer.forward raises otherwise)."""
 
@@ -140,6 +166,7 @@ def has_linear_bias(workload: Workload) -> bool:
 
 RULES: tuple[Rule, ...] = (
     MegatronShardingNeedsOneStage(),
+    MegatronShardingOptimizer(),
     MegatronExpertsNeedSequenceParallel(),
     MegatronExpertBiasNeedsWholeExperts(),
     MegatronExpertOverlap(),

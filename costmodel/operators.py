@@ -191,7 +191,7 @@ def window_share(c: Context) -> float:
         return 1.0
     w = model.sliding_window
     windowed = (w - w * w / (2.0 * seq)) / (seq / 2.0)
-    full = 1.0 / model.full_attention_every if model.full_attention_every > 1 else 0.0
+    full = model.full_attention_fraction
     return full + (1.0 - full) * windowed
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,17 @@ from model_specs.schema import ModelSpec
 from planner.run_schema import MeasuredDoc, RunDoc, RunFileError, SettingsDoc
 from planner.run_settings import Stages, gpus_and_dp, layout_of, software_profile, stages_of
 from planner.run_terms import ALL_LAYERS, cuda_graph_kind
+
+__all__ = [
+    "Measured",
+    "Run",
+    "RunFileError",
+    "UnreadRow",
+    "read_rows",
+    "read_runs",
+    "run_from_mapping",
+    "run_to_mapping",
+]
 
 MAX_FILE_BYTES = 16 * 2**20
 MAX_RUNS = 20_000
@@ -79,8 +90,7 @@ def read_rows(path: Path) -> Iterator[Run | UnreadRow]:
 
     Raises RunFileError when the file itself cannot be used.
     """
-    for index, row in enumerate(_rows(path)):
-        name = _row_name(row, index)
+    for name, row in _named_rows(path):
         try:
             yield run_from_mapping(row, where=f"{path}: {name}", base=path.parent, default_id=path.stem)
         except RunFileError as error:
@@ -194,13 +204,14 @@ def _recompute_settings(mask: Recompute, layers: int) -> dict[str, Any]:
     return {"recompute": "selective", "recompute_modules": [names[flag] for flag in mask]}
 
 
-def _rows(path: Path) -> Sequence[object]:
+def _named_rows(path: Path) -> list[tuple[str, object]]:
+    """The rows of a file with the names that messages call them by."""
     try:
         document = parse_mapping(read_text(path, MAX_FILE_BYTES), str(path))
     except SpecError as error:
         raise RunFileError(str(error)) from error
     if "runs" not in document:
-        return [document]
+        return [(_row_name(document, path.stem), document)]
     unknown = [key for key in document if key not in ("runs", "schema")]
     if unknown:
         raise RunFileError(
@@ -211,12 +222,12 @@ def _rows(path: Path) -> Sequence[object]:
     rows = document["runs"]
     if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_RUNS:
         raise RunFileError(f"must be a list of 1 to {MAX_RUNS} runs", where=f"{path}: runs", value=rows)
-    return rows
+    return [(_row_name(row, f"runs[{index}]"), row) for index, row in enumerate(rows)]
 
 
-def _row_name(row: object, index: int) -> str:
+def _row_name(row: object, otherwise: str) -> str:
     name = row.get("id") if isinstance(row, dict) else None
-    return name[:300] if isinstance(name, str) else f"runs[{index}]"
+    return name[:300] if isinstance(name, str) else otherwise
 
 
 def _without_nulls(row: object) -> object:
@@ -271,8 +282,11 @@ def _cluster(doc: RunDoc, base: Path | None) -> ClusterSpec:
 
 def _beside(name: str, base: Path | None) -> str:
     """A file next to the run file, when there is one of that name; otherwise the name as it is."""
-    beside = None if base is None else base / name
-    return str(beside) if beside is not None and beside.is_file() else name
+    beside = (base or Path()) / name
+    try:
+        return str(beside) if beside.is_file() else name
+    except (OSError, ValueError):  # for instance longer than a file name may be
+        return name
 
 
 def _measured(doc: MeasuredDoc | None, workload: Workload) -> Measured | None:

@@ -6,7 +6,7 @@ recomputation. What recomputation in full covers, how layers are split and where
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -146,9 +146,23 @@ class Space:
     def members_per_family(self, families: Layout) -> IntArray:
         """How many members each family has, shape [n]."""
         pp = np.atleast_1d(np.asarray(families.pp))
-        number = {int(p): len(self.virtual_stages(int(p))) for p in np.unique(pp)}
-        per = len(self.zero) * len(self.recompute)
-        return np.array([number[int(p)] * per for p in pp], dtype=np.int64)
+        return self._members_by_pp[pp]
+
+    @cached_property
+    def most_virtual_stages(self) -> IntArray:
+        """By pp, the most virtual stages."""
+        return self._by_pp(max)
+
+    @cached_property
+    def _members_by_pp(self) -> IntArray:
+        return self._by_pp(len) * len(self.zero) * len(self.recompute)
+
+    def _by_pp(self, measure: Callable[[tuple[int, ...]], int]) -> IntArray:
+        table = np.zeros(max(self.pp, default=1) + 1, dtype=np.int64)
+        for pp in self.pp:
+            options = self.virtual_stages(pp)
+            table[pp] = measure(options) if options else 0
+        return table
 
     def words(self) -> str:
         """The space in one line, for the certificate."""

@@ -48,6 +48,8 @@ class SplitCosts:
     leading_load: float = 0.0
     first_load: float = 0.0
     last_load: float = 0.0
+    experts: bool = False
+    """Whether the layers behind the leading ones hold experts."""
     last_experts: int = 0
     """Layers with experts in the multi-token-prediction modules, on the last rank."""
 
@@ -83,6 +85,11 @@ class SplitCosts:
         """Parameters outside experts on one rank."""
         load = (layers - leading) * self.layer_load + leading * self.leading_load
         return load + (self.first_load if rank == 0 else 0.0) + (self.last_load if rank == self.pp - 1 else 0.0)
+
+    def rank_experts(self, rank: int, layers: int, leading: int) -> int:
+        """Layers with experts on one rank."""
+        own = layers - leading if self.experts else 0
+        return own + (self.last_experts if rank == self.pp - 1 else 0)
 
     def time_s(self, rank_times: list[float]) -> float:
         """The part of a step that the pipeline decides."""
@@ -190,15 +197,14 @@ class _Ranks:
         for layers in range(costs.fewest, costs.most + 1):
             leading = min(costs.leading - covered, chunk_layers(rank, layers, costs.vpp)[0])
             if self._fits is not None and not self._fits(rank, layers, leading):
-                continue
-            extra = costs.last_experts if rank == costs.pp - 1 else 0
+                return  # memory grows with the layers
             yield _Option(
                 layers,
                 leading,
                 min(costs.recompute_layers, leading) if costs.partial else 0,
                 costs.rank_s(rank, layers, leading),
                 costs.rank_load(rank, layers, leading),
-                layers - leading + extra if costs.leading or costs.last_experts else layers,
+                costs.rank_experts(rank, layers, leading),
             )
 
     def _total_s(self, again: int) -> float:
@@ -222,26 +228,41 @@ class _Ranks:
                 starts.append((weight * self._seconds[low] + self._total_s(again) / costs.vpp, again, low))
         if not starts:
             return
-        limit = min(starts)[0] + slack_s
+        limit = (min(starts)[0] + slack_s) * (1 + 1e-12)
         for _, again, low in sorted(starts):
+            known: list[tuple[int, int]] = []
             for seconds in self._seconds[low:]:
-                if weight * seconds + self._total_s(again) / costs.vpp > limit * (1 + 1e-12):
+                if weight * seconds + self._total_s(again) / costs.vpp > limit:
                     break
-                yield from self._least_loads(seconds, again)
+                if not known or self._improves(seconds, again, known):
+                    for load, experts in self._least_loads(seconds, again):
+                        known.append((load, experts))
+                        yield self._split(_Caps(seconds, self._loads[load], self._experts[experts], again))
 
-    def _least_loads(self, seconds: float, again: int) -> Iterator[Split]:
-        """The splits within a threshold on the slowest rank that no other beats in both kinds of parameters."""
+    def _improves(self, seconds: float, again: int, known: list[tuple[int, int]]) -> bool:
+        """Whether some split within the threshold has less of either kind of parameters than all known ones."""
+        load, experts = min(load for load, _ in known), min(experts for _, experts in known)
+        widest = self.costs.layers * 2
+        return bool(
+            (load and self._reachable(_Caps(seconds, self._loads[load - 1], widest, again)))
+            or (experts and self._reachable(_Caps(seconds, inf, self._experts[experts - 1], again)))
+            or (len(known) > 1 and self._reachable(_Caps(seconds, self._loads[load], self._experts[experts], again)))
+        )
+
+    def _least_loads(self, seconds: float, again: int) -> Iterator[tuple[int, int]]:
+        """Indices of (load, experts) within a threshold on the slowest rank that none beats in both."""
         widest = self.costs.layers * 2
         lightest = self._least(self._loads, lambda load: _Caps(seconds, load, widest, again))
-        first = self._least(self._experts, lambda experts: _Caps(seconds, inf, experts, again))
+        first = self._least(self._experts, lambda experts: _Caps(seconds, inf, int(experts), again))
         if lightest is None or first is None:
             return
         best = len(self._loads)
-        for experts in self._experts[first:]:
+        for index in range(first, len(self._experts)):
+            experts = self._experts[index]
             found = self._least(self._loads[:best], lambda load, e=experts: _Caps(seconds, load, e, again))  # type: ignore[misc]
-            if found is not None and found < best:
+            if found is not None:
                 best = found
-                yield self._split(_Caps(seconds, self._loads[found], experts, again))
+                yield found, index
             if best <= lightest:
                 return
 

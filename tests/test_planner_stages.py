@@ -66,6 +66,7 @@ def _random_costs(draw: random.Random) -> SplitCosts:
         leading_load=draw.uniform(1, 2),
         first_load=draw.uniform(0, 2),
         last_load=draw.uniform(0, 2),
+        experts=True,
         last_experts=draw.choice([0, 0, 1]),
     )
 

@@ -15,13 +15,14 @@ from costmodel.layout import Recompute
 from planner.run_file import (
     MAX_FILE_BYTES,
     Run,
+    RunFileError,
     UnreadRow,
     read_rows,
     read_runs,
     run_from_mapping,
     run_to_mapping,
 )
-from planner.run_schema import RunFileError
+from planner.run_schema import RunDoc, SettingsDoc
 from planner.run_terms import ALL_LAYERS, balanced, chunk_layers, cuda_graph_kind, framework_profile
 
 PUBLISHED = Path(__file__).parent / "data" / "published_runs.yaml"
@@ -289,6 +290,9 @@ def test_catalog_names_and_files_beside_the_run_file(tmp_path: Path) -> None:
     assert run.workload.cluster.device.name == "h100-sxm-80gb"
     assert run.workload.gpus == 16
     assert run.measured is None
+    path.write_text(yaml.safe_dump(document | {"run": {"seq_len": 1}}), encoding="utf-8")
+    with pytest.raises(RunFileError, match=r"run-7\.yaml: run-7: run\.global_batch: this field is required"):
+        read_runs(path)
 
 
 def test_a_kind_of_node_needs_dp_or_gpus() -> None:
@@ -344,6 +348,8 @@ def test_errors_of_model_and_cluster_keep_their_place() -> None:
     assert "file.yaml: small: cluster: device" in message(changed)
     changed["cluster"] = ["dgx-h100"]
     assert "cluster: must be a catalog name, a file name or a mapping" in message(changed)
+    changed["cluster"] = "c" * 4000
+    assert "cluster: " in message(changed)
     del changed["cluster"]
     assert "cluster: this field is required and missing" in message(changed)
 
@@ -431,6 +437,21 @@ def reads_or_says_where(mapping: dict[str, Any]) -> None:
     except RunFileError as error:
         said = str(error)
     assert not said or said.startswith("file.yaml: small: ")
+
+
+def test_the_format_is_a_json_schema() -> None:
+    schema = RunDoc.model_json_schema()
+    assert {"model", "cluster", "run"} == set(schema["required"])
+    assert schema["additionalProperties"] is False
+    settings = schema["$defs"][SettingsDoc.__name__]["properties"]
+    assert settings["tp"] == {
+        "default": 1,
+        "maximum": 1_048_576,
+        "minimum": 1,
+        "title": "Tp",
+        "type": "integer",
+    }
+    assert settings["precision"]["enum"] == ["bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 
 
 JSON = st.recursive(

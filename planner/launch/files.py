@@ -41,6 +41,8 @@ def write_files(
             temporary.replace(target)
     except OSError as error:
         raise LaunchError(f"cannot write to {root}: {error.strerror or error}") from error
+    except UnicodeError as error:
+        raise LaunchError(f"cannot write to {root}: a text cannot be encoded as UTF-8") from error
     finally:
         for temporary in waiting.values():
             with suppress(OSError):

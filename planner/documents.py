@@ -1,0 +1,118 @@
+"""Plans as YAML and JSON texts, and back; JSON Schemas of the files that people write."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from cluster_specs.schema import ClusterSpec
+from model_specs.documents import parse_mapping, path_text, read_text
+from model_specs.errors import SpecError, validation_message
+from model_specs.schema import ModelSpec
+from planner.plan import Plan
+from planner.run_schema import RunDoc
+
+LARGEST_PLAN_BYTES = 16 * 2**20
+_DUMPER: type[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+class _PlainDumper(_DUMPER):  # type: ignore[misc]
+    """Writes a shared value out each time: the readers of this project accept no aliases."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        del data
+        return True
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """A plan as plain data, its `schema` first; what has no number (NaN, infinity) is None."""
+    data = plan.model_dump(mode="json", by_alias=True)
+    if data["mapping"] is not None and data["mapping"]["ranks"] is None:
+        del data["mapping"]["ranks"]
+    return finite(data)
+
+
+def finite(value: Any) -> Any:
+    """The same plain data with None in place of every number that JSON cannot hold."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return value
+
+
+def json_text(document: Mapping[str, Any]) -> str:
+    """One JSON document on one line, `"schema": 1` included whatever the mapping says of it."""
+    return json.dumps(finite({"schema": 1, **document}), ensure_ascii=False, allow_nan=False)
+
+
+def plan_text(plan: Plan) -> str:
+    """The text of `plan.yaml`; `read_plan` gives the plan back."""
+    data = plan_document(plan)
+    # Keys that say nothing make the file longer than a person wants to read.
+    data["inputs"] = _without_nulls(data["inputs"])
+    text: str = yaml.dump(
+        data, Dumper=_PlainDumper, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True
+    )
+    return text
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(part) for key, part in value.items() if part is not None}
+    return [_without_nulls(part) for part in value] if isinstance(value, list) else value
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan of a `plan.yaml`, of its folder, or of saved `plan --json` output. Raises SpecError."""
+    try:
+        path = path / "plan.yaml" if path.is_dir() else path
+    except (OSError, ValueError):
+        raise SpecError("no such file", where=path_text(path)) from None
+    where = path_text(path)
+    data = parse_mapping(read_text(path, LARGEST_PLAN_BYTES), where)
+    if "status" not in data or "solver" not in data:
+        what = "this is not a plan; give the plan.yaml that `meshwright plan -o DIR` writes"
+        raise SpecError(what, where=where, value=data)
+    if data.get("schema") != 1:
+        raise SpecError("must be 1, the version that this program reads", where=f"{where}: schema",
+                        value=data.get("schema"))
+    try:
+        return Plan.model_validate(data)
+    except ValidationError as error:
+        raise SpecError(validation_message(error, where, Plan)) from None
+
+
+SCHEMA_KINDS = ("model", "cluster", "run", "plan")
+
+
+def json_schema(kind: str) -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a kind of file. Raises SpecError for a kind that there is not."""
+    if kind not in SCHEMA_KINDS:
+        raise SpecError("not a kind of file", where="schema", value=kind, allowed=SCHEMA_KINDS)
+    documents = {"model": ModelSpec, "cluster": ClusterSpec, "run": RunDoc, "plan": Plan}
+    schema = documents[kind].model_json_schema(by_alias=True)
+    if kind == "cluster":
+        _accept_references(schema)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _accept_references(schema: dict[str, Any]) -> None:
+    """A cluster file may name its device, or start from a catalog entry, and leave the rest to the catalog."""
+    properties = schema["properties"]
+    device = properties["device"]
+    properties["device"] = {
+        "anyOf": [device, {"type": "string", "description": "A name of `catalog devices`."}]
+    }
+    properties["base"] = {"type": "string", "description": "A name of `catalog clusters` to start from."}
+    schema.pop("required", None)
+    schema["anyOf"] = [{"required": ["device"]}, {"required": ["base"]}]
+

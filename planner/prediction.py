@@ -1,0 +1,162 @@
+"""What the cost model says of one fully given run, and which rules of its framework the run breaks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from constraints.registry import rules_for
+from constraints.rule import Finding, FinishedPlan
+from costmodel.constants import peak_flops
+from costmodel.estimate import Estimate, Stages, estimate, stage_memory_parts_gib
+from costmodel.layout import Layout, Placement, Recompute
+from costmodel.placement import nested_placement
+from costmodel.workload import Workload
+from model_specs.parameters import flops_per_token
+from planner.plan import LayoutDoc, LevelTraffic, Predicted, RecomputeModule
+from planner.run_file import Run
+from planner.stages import balanced_stages
+from planner.validation import Prediction
+
+MODULES: dict[RecomputeModule, Recompute] = {
+    "core_attn": Recompute.CORE_ATTENTION,
+    "layernorm": Recompute.LAYERNORM,
+    "moe_act": Recompute.MOE_ACTIVATION,
+    "mla_up_proj": Recompute.MLA_UP_PROJECTION,
+    "mlp": Recompute.MLP,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPrediction:
+    """The prices of one run, with its ranks laid out in Megatron's default order."""
+
+    estimate: Estimate
+    stages: Stages
+    placement: Placement
+    memory_parts_gib: tuple[dict[str, float], ...]
+    """Per pipeline rank, by component."""
+
+    @property
+    def memory_gib(self) -> tuple[float, ...]:
+        """Peak of one GPU of each pipeline rank."""
+        return tuple(sum(parts.values()) for parts in self.memory_parts_gib)
+
+
+def predict_run(run: Run) -> RunPrediction:
+    """Prices a run on the placement that tp, cp, dp and pp nested in this order give.
+
+    Raises ValueError where the layers cannot be dealt out to the virtual stages.
+    """
+    workload, layout = run.workload, run.layout
+    stages = run.stages or balanced_stages(workload.model.layers, int(layout.pp), int(layout.vpp))
+    if stages is None:
+        raise ValueError(
+            f"pp {layout.pp} * vpp {layout.vpp} virtual stages for {workload.model.layers} layers: "
+            "some would have none"
+        )
+    placement = nested_placement(workload.cluster, layout)
+    parts = stage_memory_parts_gib(workload, layout, stages)
+    per_rank = tuple(
+        {name: float(values[rank]) for name, values in parts.items()} for rank in range(len(stages))
+    )
+    return RunPrediction(
+        estimate=estimate(workload, layout, placement, stages),
+        stages=stages,
+        placement=placement,
+        memory_parts_gib=per_rank,
+    )
+
+
+def prediction_of(run: Run) -> Prediction:
+    """The two figures that `validate` compares: seconds of a step, and GiB of the fullest pipeline rank."""
+    found = predict_run(run)
+    return Prediction(step_time_s=float(found.estimate.step_time_s), memory_gib=max(found.memory_gib))
+
+
+def broken_rules(run: Run, found: RunPrediction) -> list[Finding]:
+    """Every rule of arithmetic, hardware and framework that the run breaks."""
+    finished = FinishedPlan(
+        workload=run.workload,
+        layout=run.layout,
+        stages=found.stages,
+        memory_gib=found.memory_gib,
+        spans=_spans(found.placement),
+    )
+    findings = (rule.check(finished) for rule in rules_for(run.workload))
+    return [finding for finding in findings if finding is not None]
+
+
+def _spans(placement: Placement) -> dict[str, tuple[int, ...]]:
+    return {
+        part.name: tuple(int(members) for members in np.asarray(getattr(placement, part.name)))
+        for part in fields(placement)
+    }
+
+
+def predicted_document(workload: Workload, found: RunPrediction) -> Predicted:
+    """The `predicted` part of a document. MFU counts model FLOP over the peak of the run's precision."""
+    step_time_s = float(found.estimate.step_time_s)
+    tokens = workload.global_batch * workload.seq_len
+    tokens_per_s_per_gpu = tokens / step_time_s / workload.gpus
+    flops_per_s = tokens_per_s_per_gpu * flops_per_token(workload.model, workload.seq_len)
+    return Predicted(
+        step_time_s=step_time_s,
+        tflops_per_gpu=flops_per_s / 1e12,
+        mfu=flops_per_s / peak_flops(workload.cluster.device, workload.precision),
+        tokens_per_s_per_gpu=tokens_per_s_per_gpu,
+        breakdown_s={name: float(seconds) for name, seconds in found.estimate.breakdown_s.items()},
+        memory_gib=list(found.memory_gib),
+        memory_parts_gib=list(found.memory_parts_gib),
+        level_traffic=[
+            LevelTraffic(
+                level=level.level,
+                bytes_per_step=level.bytes_per_step,
+                busy_s=level.busy_s,
+                utilisation=level.utilisation,
+            )
+            for level in found.estimate.level_traffic
+        ],
+        error_band={},
+    )
+
+
+def layout_document(layout: Layout, stages: Stages) -> LayoutDoc:
+    """The `layout` part of a document, from one layout of plain numbers and its split."""
+    mask = Recompute(int(layout.recompute))
+    full = Recompute.FULL in mask
+    longest = max(max(rank) for rank in stages)
+    modules = tuple(name for name, flag in MODULES.items() if flag in mask)
+    return LayoutDoc(
+        **{name: int(getattr(layout, name)) for name in _NUMBERS},
+        sequence_parallel=bool(layout.sequence_parallel),
+        recompute="full" if full else ("selective" if mask else "none"),
+        recompute_modules=() if full else modules,
+        recompute_layers=min(int(layout.recompute_layers), longest) if full else 0,
+        schedule="interleaved-1f1b" if int(layout.vpp) > 1 else "1f1b",
+        stages=[list(rank) for rank in stages],
+    )
+
+
+_NUMBERS = (
+    "tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "num_micro_batches", "zero_stage",
+)  # fmt: skip
+
+
+def run_document(run: Run, found: RunPrediction, broken: list[Finding]) -> dict[str, Any]:
+    """What `estimate --json` prints of one run, without `schema`."""
+    measured = run.measured
+    error = None
+    if measured is not None:
+        error = 100.0 * (float(found.estimate.step_time_s) / measured.step_time_s - 1.0)
+    return {
+        "id": run.id,
+        "layout": layout_document(run.layout, found.stages).model_dump(mode="json"),
+        "predicted": predicted_document(run.workload, found).model_dump(mode="json"),
+        "measured": None if measured is None else dict(vars(measured)),
+        "error_pct": error,
+        "broken_rules": [dict(vars(finding)) for finding in broken],
+        "remarks": list(run.remarks),
+    }

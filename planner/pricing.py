@@ -1,0 +1,399 @@
+"""What layouts cost: bounds for many at once, the exact price of one. The only door from the search to the prices.
+
+Three bounds, each tighter and dearer than the one before: compute alone (`floor_s`, by family), every group packed
+as far inside the fabric as it can be (`lower_bound_s`), and the true mappings with the layers divisible at will
+(`mapping_bounds`). `exact` then searches mappings, splits and recomputed layers of one layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.constants import constants_for, fabric_links
+from costmodel.estimate import Estimate, LayerCosts, estimate, layer_costs, stage_memory_gib
+from costmodel.layout import AXES, Layout, Placement, Recompute
+from costmodel.placement import level_factors, placement_from_matrix
+from costmodel.step_time import StepTime, make_context, optimistic_step
+from costmodel.workload import Workload
+from planner.mapping import Matrices, matrices, pick
+from planner.memory_fit import MemoryFit, hbm_limit_gib, least_peak_gib
+from planner.stages import ALL_LAYERS, FitsRank, Split, SplitCosts, frontier
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+Stages = tuple[tuple[int, ...], ...]
+Matrix = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priced:
+    """The best that one layout can do."""
+
+    layout: Layout
+    """With `recompute_layers` decided."""
+    matrix: Matrix
+    stages: Stages
+    step_time_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MappingBounds:
+    """Bounds of one layout under each of its mappings."""
+
+    matrices: Matrices
+    bound_s: FloatArray
+    """Shape [k]; k is 0 where no mapping exists."""
+
+    @property
+    def least_s(self) -> float:
+        """The bound of the layout; infinite without a mapping."""
+        return float(self.bound_s.min()) if len(self.bound_s) else float("inf")
+
+
+class Pricing(Protocol):
+    """What the search asks. All times are seconds of a step."""
+
+    @property
+    def workload(self) -> Workload: ...
+
+    def floor_s(self, families: Layout, most_virtual_stages: IntArray) -> FloatArray:
+        """Never above any member of a family; shape [n]."""
+        ...
+
+    def gpu_floor(self, families: Layout, step_time_s: float) -> int:
+        """No layout that uses fewer GPUs than this can be faster than `step_time_s`."""
+        ...
+
+    def lower_bound_s(self, layouts: Layout) -> FloatArray:
+        """Never above `exact`; shape [n]."""
+        ...
+
+    def least_memory_gib(self, layouts: Layout) -> tuple[FloatArray, IntArray]:
+        """Never above the peak of any split, and the least recomputed layers at which that fits; shapes [n]."""
+        ...
+
+    def mapping_bounds(self, layouts: Layout) -> list[MappingBounds]:
+        """Bounds under every mapping, for each of some layouts."""
+        ...
+
+    def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
+        """The best mapping, split and recomputation of one layout; None where none fits or beats `cutoff_s`."""
+        ...
+
+
+class CostModelPricing:
+    """Prices by `costmodel`."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._limit_gib = hbm_limit_gib(workload)
+
+    @property
+    def workload(self) -> Workload:
+        """What is priced."""
+        return self._workload
+
+    def on(self, gpus: int) -> Workload:
+        """The workload on an allocation of `gpus` GPUs: its fabric is that of the GPUs in use."""
+        return self._workload if gpus == self._workload.gpus else replace(self._workload, gpus=gpus)
+
+    def floor_s(self, families: Layout, most_virtual_stages: IntArray) -> FloatArray:
+        """Layers at their cheapest, with every group inside the scale-up domain, through an even pipeline."""
+        model = self._workload.model
+        costs = self._shape_costs(families)
+        whole, cheapest, tail = _loads(model.dense_layers, model.moe_layers, costs)
+        m, pp = (np.asarray(x, dtype=np.float64) for x in (families.num_micro_batches, families.pp))
+        busiest = np.maximum(np.maximum(whole / pp, np.ceil(model.layers / pp) * cheapest), tail)
+        out: FloatArray = m * busiest + np.maximum(whole - busiest, 0.0) / most_virtual_stages
+        return out
+
+    def gpu_floor(self, families: Layout, step_time_s: float) -> int:
+        """From the least GPU-seconds that a sequence costs in any of the families."""
+        if not np.isfinite(step_time_s) or not len(np.atleast_1d(np.asarray(families.tp))):
+            return 1
+        model = self._workload.model
+        whole, _, _ = _loads(model.dense_layers, model.moe_layers, self._shape_costs(families))
+        group = np.asarray(families.tp) * np.asarray(families.cp) / np.asarray(families.micro_batch)
+        least = float(np.min(whole * group)) * self._workload.global_batch
+        return max(1, int(least / step_time_s * (1 - 1e-9)))
+
+    def _shape_costs(self, families: Layout) -> LayerCosts:
+        """Layer costs of every family; priced once per distinct (tp, cp, ep, etp, micro-batch)."""
+        names = ("tp", "cp", "ep", "etp", "micro_batch")
+        columns = [np.atleast_1d(np.asarray(getattr(families, name), dtype=np.int64)) for name in names]
+        if not len(columns[0]):
+            return LayerCosts(*(np.zeros(0) for _ in range(7)))
+        key = np.zeros_like(columns[0])
+        for column in columns:
+            key = key * (int(column.max()) + 1) + column
+        _, first, back = np.unique(key, return_index=True, return_inverse=True)
+        shapes = replace(families.take(first), pp=1, vpp=1, zero_stage=0, recompute=0, recompute_layers=0)
+        costs = layer_costs(self._workload, shapes, self._innermost(shapes))
+        return LayerCosts(
+            *(
+                np.broadcast_to(np.asarray(x, dtype=np.float64), first.shape)[back]
+                for x in vars(costs).values()
+            )
+        )
+
+    @cached_property
+    def _innermost_is_fastest(self) -> bool:
+        links = fabric_links(self._workload, constants_for(self._workload))
+        return bool(
+            np.all(links.bytes_per_s[0] >= links.bytes_per_s)
+            and np.all(links.all_to_all_bytes_per_s[0] >= links.all_to_all_bytes_per_s)
+            and np.all(links.latency_s[0] <= links.latency_s)
+        )
+
+    def _innermost(self, layouts: Layout) -> Placement:
+        """Every group inside level 0, however large; nothing to communicate where that level is not the fastest."""
+        levels = len(level_factors(self._workload.cluster, self._workload.gpus))
+
+        def members(size: object) -> IntArray:
+            inside = np.asarray(size, dtype=np.int64)[..., None] * np.ones(levels, dtype=np.int64)
+            return inside if self._innermost_is_fastest else np.ones_like(inside)
+
+        one = members(np.ones_like(np.asarray(layouts.tp)))
+        return Placement(
+            tp=members(layouts.tp),
+            cp=members(layouts.cp),
+            dp=one,
+            pp=one,
+            ep=members(layouts.ep),
+            etp=members(layouts.etp),
+            edp=one,
+            dp_cp=one,
+        )
+
+    def lower_bound_s(self, layouts: Layout) -> FloatArray:
+        """By allocation, because the fabric is that of the GPUs in use."""
+        out = np.empty(layouts.broadcast_shape())
+        for gpus, rows in _by_gpus(layouts):
+            workload = self.on(gpus)
+            blocks = np.cumprod(level_factors(workload.cluster, gpus))
+            for part in np.array_split(rows, -(-len(rows) // CHUNK)):
+                some = layouts.take(part)
+                step = optimistic_step(make_context(workload, some, packed_placement(some, blocks)))
+                out[part] = np.broadcast_to(np.asarray(step.seconds), (len(part),))
+        return out
+
+    def least_memory_gib(self, layouts: Layout) -> tuple[FloatArray, IntArray]:
+        """With full recomputation: of the fewest layers that let some split fit, or of all of them."""
+        full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
+        again = np.where(full, ALL_LAYERS if self._workload.framework != "megatron" else 1, 0)
+        peak = least_peak_gib(self._workload, replace(layouts, recompute_layers=again))
+        rows = np.flatnonzero((again == 1) & (peak > self._limit_gib))
+        if len(rows):
+            again[rows], peak[rows] = self._fewest_recomputed(layouts.take(rows))
+        return peak, again
+
+    def _fewest_recomputed(self, layouts: Layout) -> tuple[IntArray, FloatArray]:
+        """Bisects the recomputed layers per virtual stage; ALL_LAYERS where only that can fit, or not even that."""
+        shortest = self._workload.model.layers // (np.asarray(layouts.pp) * np.asarray(layouts.vpp))
+        low, high = np.ones(len(shortest), dtype=np.int64), np.maximum(shortest, 1)
+        peak = self._peak_with(layouts, high)
+        partial = peak <= self._limit_gib
+        while np.any(high - low > 1):
+            middle = (low + high) // 2
+            fits = self._peak_with(layouts, middle) <= self._limit_gib
+            low, high = np.where(fits, low, middle), np.where(fits, middle, high)
+        again = np.where(partial, high, ALL_LAYERS)
+        return again, self._peak_with(layouts, again)
+
+    def _peak_with(self, layouts: Layout, again: IntArray) -> FloatArray:
+        return least_peak_gib(self._workload, replace(layouts, recompute_layers=again))
+
+    def mapping_bounds(self, layouts: Layout) -> list[MappingBounds]:
+        """`optimistic_step` under the true placements, all layouts of an allocation at once."""
+        out: list[MappingBounds | None] = [None] * layouts.broadcast_shape()[0]
+        for gpus, rows in _by_gpus(layouts):
+            for part in np.array_split(rows, -(-len(rows) // MAPPING_CHUNK)):
+                for row, bounds in zip(part, self._bounds_on(gpus, layouts.take(part)), strict=True):
+                    out[row] = bounds
+        return [bounds for bounds in out if bounds is not None]
+
+    def _bounds_on(self, gpus: int, layouts: Layout) -> Iterator[MappingBounds]:
+        tables = [self.mappings(layouts.scalar(row)) for row in range(layouts.broadcast_shape()[0])]
+        counts = [len(table["tp"]) for table in tables]
+        joined = {axis: np.concatenate([table[axis] for table in tables]) for axis in AXES}
+        each = layouts.take(np.repeat(np.arange(len(tables)), counts))
+        bound = np.zeros(0)
+        if sum(counts):
+            context = make_context(self.on(gpus), each, placement_from_matrix(each, joined))
+            bound = np.broadcast_to(np.asarray(optimistic_step(context).seconds, dtype=np.float64), (sum(counts),))
+        for table, part in zip(tables, np.split(bound, np.cumsum(counts)[:-1]), strict=True):
+            yield MappingBounds(matrices=table, bound_s=part)
+
+    def mappings(self, layout: Layout) -> Matrices:
+        """Every parallelism matrix of a layout that keeps tensor groups inside the innermost level."""
+        return matrices(layout, level_factors(self._workload.cluster, int(layout.gpus)), inside=("tp",))
+
+    def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
+        """Tries the recomputed layers in rising order while their bound beats the best found."""
+        best: Priced | None = None
+        for again in self._recompute_amounts(layout):
+            limit = cutoff_s if best is None else min(cutoff_s, best.step_time_s)
+            found = self._with_recompute(replace(layout, recompute_layers=again), mappings, limit)
+            if found is not None and found.step_time_s < limit:
+                best = found
+        return best
+
+    def _recompute_amounts(self, layout: Layout) -> Iterator[int]:
+        if not int(layout.recompute) & Recompute.FULL:
+            yield 0
+            return
+        if self._workload.framework == "megatron":
+            _, least = self.least_memory_gib(Layout(**{n: np.array([x]) for n, x in vars(layout).items()}))
+            shortest = self._workload.model.layers // (int(layout.pp) * int(layout.vpp))
+            yield from range(int(least[0]), shortest + 1)
+        yield ALL_LAYERS
+
+    def _with_recompute(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
+        """The best mapping and split at a given number of recomputed layers."""
+        keep = np.flatnonzero(mappings.bound_s < cutoff_s)
+        bound_s = mappings.bound_s[keep]
+        if int(layout.recompute_layers) and len(keep):
+            step = self._optimistic(layout, placement_from_matrix(layout, pick(mappings.matrices, keep)))
+            better = np.asarray(step.seconds) < cutoff_s
+            keep, bound_s = keep[better], np.asarray(step.seconds)[better]
+        if not len(keep):
+            return None
+        table = pick(mappings.matrices, keep)
+        best, where, stages = self._best_of(layout, table, bound_s, cutoff_s)
+        if stages is None:
+            return None
+        matrix = {axis: tuple(int(x) for x in rows[where]) for axis, rows in table.items()}
+        longest = max(max(rank) for rank in stages)
+        again = min(int(layout.recompute_layers), longest)
+        return Priced(
+            layout=replace(layout, recompute_layers=again), matrix=matrix, stages=stages, step_time_s=best
+        )
+
+    def _best_of(
+        self, layout: Layout, table: Matrices, bound_s: FloatArray, cutoff_s: float
+    ) -> tuple[float, int, Stages | None]:
+        """(seconds, row of the table, stages) of the fastest; mappings with equal layer costs share their splits."""
+        workload = self.on(int(layout.gpus))
+        placement = placement_from_matrix(layout, table)
+        costs = layer_costs(workload, layout, placement)
+        rows = np.stack(
+            [np.broadcast_to(np.asarray(x), (len(table["tp"]),)) for x in vars(costs).values()], axis=1
+        )
+        fit = MemoryFit(workload, layout)
+        best: tuple[float, int, Stages | None] = (cutoff_s, -1, None)
+        unique, back = np.unique(rows, axis=0, return_inverse=True)
+        groups = [np.flatnonzero(back.reshape(-1) == group) for group in range(len(unique))]
+        for group in sorted(range(len(unique)), key=lambda g: float(np.min(bound_s[groups[g]]))):
+            members = groups[group][bound_s[groups[group]] < best[0]]
+            if not len(members):
+                continue
+            placed = _placement_rows(placement, members)
+            split_costs = fit.split_costs(LayerCosts(*(float(x) for x in unique[group])))
+            for split in self._splits(workload, layout, placed, split_costs, fit):
+                seconds = np.asarray(_estimate(workload, layout, placed, split.stages).step_time_s)
+                at = int(np.argmin(seconds))
+                if seconds[at] < best[0]:
+                    best = float(seconds[at]), int(members[at]), split.stages
+        return best
+
+    def _splits(
+        self, workload: Workload, layout: Layout, placed: Placement, costs: SplitCosts, fit: MemoryFit
+    ) -> tuple[Split, ...]:
+        """Every split that can be best. Memory limits are tabulated only when the unlimited splits break them."""
+        fits: FitsRank | None = None
+        for fits in (None, fit.fits):
+            fastest = frontier(costs, 0.0, fits)
+            if not fastest:
+                return ()
+            slack_s = self._slack_s(layout, placed, fastest[0].stages, costs)
+            splits = frontier(costs, _round_up(slack_s), fits)
+            fitting = tuple(split for split in splits if self._fits(workload, layout, split.stages))
+            if len(fitting) == len(splits):
+                break
+        return fitting
+
+    def _slack_s(self, layout: Layout, placed: Placement, stages: Stages, costs: SplitCosts) -> float:
+        """How much a split with its parameters spread evenly could save over this one, at most."""
+        parts = _estimate(self.on(int(layout.gpus)), layout, placed, stages).breakdown_s
+        charged = np.asarray(parts["dp_comm"]) + np.asarray(parts["optimizer"])
+        if costs.partial and costs.leading:  # what hides communication then depends on the split
+            return float(np.max(charged))
+        even = self._optimistic(layout, placed).parts
+        least = np.asarray(even["dp_comm"]) + np.asarray(even["optimizer"])
+        return float(np.max(np.maximum(charged - least, 0.0)))
+
+    def _optimistic(self, layout: Layout, placed: Placement) -> StepTime:
+        return optimistic_step(make_context(self.on(int(layout.gpus)), layout, placed))
+
+    def _fits(self, workload: Workload, layout: Layout, stages: Stages) -> bool:
+        return bool(np.max(stage_memory_gib(workload, layout, stages)) <= self._limit_gib)
+
+
+CHUNK = 8192
+"""Layouts priced at once: what fits into a core's cache."""
+MAPPING_CHUNK = 256
+
+
+def _loads(dense: int, moe: int, costs: LayerCosts) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Per micro-batch: all layers together, the cheapest layer, and the least that the last rank does."""
+    ends = np.asarray(costs.head_s) + np.asarray(costs.mtp_s)
+    whole = dense * np.asarray(costs.dense_layer_s) + moe * np.asarray(costs.moe_layer_s)
+    kinds = [np.asarray(x) for x, n in ((costs.dense_layer_s, dense), (costs.moe_layer_s, moe)) if n]
+    cheapest = kinds[0] if len(kinds) == 1 else np.minimum(kinds[0], kinds[1])
+    return whole + np.asarray(costs.embedding_s) + ends, cheapest, ends + cheapest
+
+
+def _by_gpus(layouts: Layout) -> Iterator[tuple[int, IntArray]]:
+    """(GPUs in use, rows) of every allocation size among the layouts."""
+    gpus = np.broadcast_to(np.asarray(layouts.gpus), layouts.broadcast_shape())
+    values, back = np.unique(gpus, return_inverse=True)
+    order = np.argsort(back, kind="stable")
+    for value, rows in zip(values, np.split(order, np.cumsum(np.bincount(back))[:-1]), strict=True):
+        yield int(value), rows
+
+
+def packed_placement(layouts: Layout, blocks: IntArray) -> Placement:
+    """Every group packed as far inside as it can be while tensor groups lie inside the innermost level.
+
+    `blocks` are the GPUs in one block of each level, shape [levels]. Members of a group of another axis belong to
+    different tensor groups, each of which fills tp GPUs of the block.
+    """
+    tp, experts = (np.asarray(x, dtype=np.int64)[..., None] for x in (layouts.tp, layouts.etp * layouts.ep))
+
+    def packed(size: object, apart: object = 1) -> IntArray:
+        room = np.maximum(-(-blocks // np.asarray(apart, dtype=np.int64)), 1)
+        return np.minimum(np.asarray(size, dtype=np.int64)[..., None], room)
+
+    return Placement(
+        tp=packed(layouts.tp),
+        cp=packed(layouts.cp, tp),
+        dp=packed(layouts.dp, tp),
+        pp=packed(layouts.pp, tp),
+        ep=packed(layouts.ep),
+        etp=packed(layouts.etp),
+        edp=packed(layouts.edp, np.minimum(tp, experts)),
+        dp_cp=packed(layouts.dp * layouts.cp, tp),
+    )
+
+
+def _estimate(workload: Workload, layout: Layout, placed: Placement, stages: Stages) -> Estimate:
+    """One layout and split under k placements: an array field gives every part of the step its axis of k."""
+    size = np.full(len(placed.tp), int(layout.micro_batch), dtype=np.int64)
+    return estimate(workload, replace(layout, micro_batch=size), placed, stages)
+
+
+def _placement_rows(placement: Placement, rows: IntArray) -> Placement:
+    return Placement(**{name: np.asarray(members)[rows] for name, members in vars(placement).items()})
+
+
+def _round_up(seconds: float) -> float:
+    """To the next power of two: a little more slack costs little, and shared slacks share their splits."""
+    return float(2.0 ** np.ceil(np.log2(seconds))) if seconds > 0 else 0.0
+
+
