@@ -53,7 +53,7 @@ class MegatronShardingOptimizer(Rule):
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         optimizer, stage = plan.workload.optimizer, int(plan.layout.zero_stage)
-        if stage < 2 or optimizer == "adam" or optimizer == "sgd":
+        if stage < 2 or optimizer in {"sgd", "adam"}:
             return None
         return Finding(
             rule=self.name,

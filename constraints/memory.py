@@ -6,31 +6,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
+from costmodel.memory import ALLOCATOR_SHARE, CONTEXT_GIB, usable_hbm_gib
 
 
 class HbmCapacity(Rule):
-    """peak memory <= HBM of one GPU - what the plan must leave free."""
+    """peak memory <= HBM of one GPU, less fragments, the CUDA and NCCL context, and what the plan must leave free."""
 
     name = "hbm"
     unit = "GiB"
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        workload = table.workload
-        limit_gib = workload.cluster.device.hbm_gib - workload.reserve_gib
-        return np.asarray(table.memory_gib, dtype=np.float64) - limit_gib
+        return np.asarray(table.memory_gib, dtype=np.float64) - usable_hbm_gib(table.workload)
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         hbm, reserve = plan.workload.cluster.device.hbm_gib, plan.workload.reserve_gib
+        limit = ALLOCATOR_SHARE * hbm - CONTEXT_GIB - reserve
         fullest = max(range(len(plan.memory_gib)), key=lambda rank: plan.memory_gib[rank])
         peak = plan.memory_gib[fullest]
-        if peak <= hbm - reserve:
+        if peak <= limit:
             return None
-        kept = f" less {reserve:g} GiB in reserve" if reserve else ""
+        kept = f" and {reserve:g} GiB in reserve" if reserve else ""
         return Finding(
             rule=self.name,
             value=peak,
-            limit=hbm - reserve,
+            limit=limit,
             unit=self.unit,
-            words=f"pipeline rank {fullest} needs {peak:.1f} GiB of a {hbm:g} GiB GPU{kept}",
+            words=(
+                f"pipeline rank {fullest} needs {peak:.1f} GiB, {peak - limit:.1f} more than the {limit:.1f} that a "
+                f"{hbm:g} GiB GPU has beside fragments, {CONTEXT_GIB:g} GiB of context{kept}"
+            ),
             remedy="Raise tp, pp, cp or the ZeRO stage, recompute more, or lower micro_batch.",
         )

@@ -17,14 +17,15 @@ from costmodel.memory import (
     layer_parameters_on_gpu,
     rank_parameters,
     state_bytes_per_parameter,
+    usable_hbm_gib,
 )
 from costmodel.workload import Workload
 from planner.stages import SplitCosts, balanced_stages
 
 
 def hbm_limit_gib(workload: Workload) -> float:
-    """What one GPU may hold: its HBM less the reserve."""
-    return workload.cluster.device.hbm_gib - workload.reserve_gib
+    """What the peak on one GPU may reach."""
+    return usable_hbm_gib(workload)
 
 
 def least_peak_gib(workload: Workload, layouts: Layout) -> NDArray[np.float64]:
@@ -141,7 +142,11 @@ class MemoryFit:
         model, layout = self.workload.model, self.layout
         dense, rest, _ = (float(np.asarray(x)) for x in layer_parameters_on_gpu(model, layout))
         has_main_dense = not model.moe_layers
-        main = (costs.dense_layer_s, costs.dense_recompute_s) if has_main_dense else (costs.moe_layer_s, costs.moe_recompute_s)
+        main = (
+            (costs.dense_layer_s, costs.dense_recompute_s)
+            if has_main_dense
+            else (costs.moe_layer_s, costs.moe_recompute_s)
+        )
         ends = self._end_loads(dense, rest)
         return SplitCosts(
             pp=int(layout.pp),

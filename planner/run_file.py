@@ -20,7 +20,7 @@ from model_specs.reader import model_from_mapping, read_model
 from model_specs.schema import ModelSpec
 from planner.run_schema import MeasuredDoc, RunDoc, RunFileError, SettingsDoc
 from planner.run_settings import Stages, gpus_and_dp, layout_of, software_profile, stages_of
-from planner.run_terms import ALL_LAYERS, cuda_graph_kind
+from planner.run_terms import ALL_LAYERS, cp_comm_kind, cuda_graph_kind, moe_dispatch_kind
 
 __all__ = [
     "Measured",
@@ -133,6 +133,8 @@ def _run(doc: RunDoc, remarks: list[str], base: Path | None, default_id: str) ->
         overlap=Overlap(**settings.overlap.model_dump()),
         cuda_graph=settings.cuda_graph or cuda_graph_kind(settings.recipe),
         launch_blocking=settings.launch_blocking,
+        cp_comm=cp_comm_kind(settings.cp_comm),
+        moe_dispatch=settings.moe_dispatch or moe_dispatch_kind(settings.recipe),
         expert_imbalance=settings.expert_imbalance,
         reserve_gib=settings.reserve_gib,
     )
@@ -169,6 +171,8 @@ def run_to_mapping(run: Run) -> dict[str, Any]:
         "framework": work.framework,
         "cuda_graph": work.cuda_graph,
         "launch_blocking": work.launch_blocking,
+        "cp_comm": work.cp_comm,
+        "moe_dispatch": work.moe_dispatch,
         "expert_imbalance": work.expert_imbalance,
         "reserve_gib": work.reserve_gib,
     }
@@ -266,9 +270,17 @@ def _model(doc: RunDoc, base: Path | None) -> ModelSpec:
     try:
         if isinstance(doc.model, str):
             return read_model(_beside(doc.model, base))
-        return model_from_mapping(doc.model, "model")
+        return _with_sinks(model_from_mapping(doc.model, "model"))
     except ValueError as error:
         raise RunFileError(str(error)) from error
+
+
+def _with_sinks(model: ModelSpec) -> ModelSpec:
+    """A row that only notes attention sinks is a gpt-oss model, whose experts carry biases (arXiv 2508.10925)."""
+    if model.moe is None or model.attention_sinks or "sinks" not in (model.attention_note or ""):
+        return model
+    moe = model.moe.model_copy(update={"expert_bias": True, "router_bias": True})
+    return model.model_copy(update={"attention_sinks": True, "moe": moe})
 
 
 def _cluster(doc: RunDoc, base: Path | None) -> ClusterSpec:

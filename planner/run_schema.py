@@ -106,6 +106,8 @@ class SettingsDoc(BaseModel):
     expert_imbalance: Annotated[float, Field(strict=True, ge=1, le=1e6, allow_inf_nan=False)] = 1.0
     reserve_gib: Annotated[float, Field(strict=True, ge=0, le=10_000, allow_inf_nan=False)] = 0.0
     cuda_graph: Literal["none", "partial", "full"] | None = None
+    cp_comm: Words | None = None
+    moe_dispatch: Literal["deduplicated", "alltoall"] | None = None
     launch_blocking: Annotated[Flag, BeforeValidator(_said)] = False
     stages: list[list[Layers]] | None = Field(default=None, max_length=4096)
     """Transformer layers of each [pipeline rank][virtual stage]."""
@@ -116,7 +118,6 @@ class SettingsDoc(BaseModel):
 
     activation_offload: Descriptive = None
     container: Descriptive = None
-    cp_comm: Descriptive = None
     era: Descriptive = None
     mixed_precision: Descriptive = None
     note: Descriptive = None

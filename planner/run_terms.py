@@ -84,6 +84,20 @@ def cuda_graph_kind(recipe: dict[str, Any]) -> str:
     return "partial" if implementation in ("transformer_engine", "local") else "none"
 
 
+def moe_dispatch_kind(recipe: dict[str, Any]) -> str:
+    """`alltoall` where the recipe names NCCL's plain dispatcher; DeepEP, HybridEP and unnamed ones deduplicate."""
+    return "alltoall" if recipe.get("moe_dispatcher") == "alltoall" else "deduplicated"
+
+
+def cp_comm_kind(words: str | None) -> str:
+    """`a2a` (heads for tokens) or `p2p` (ring), from a framework's `cp_comm_type`."""
+    return (
+        "a2a"
+        if (words or "").strip().lower().startswith(("a2a", "all-to-all", "alltoall", "ulysses"))
+        else "p2p"
+    )
+
+
 def recompute_mask(
     kind: str, modules: Sequence[str], layers: int | None, layers_per_chunk: int
 ) -> tuple[int, int, list[str]]:

@@ -120,6 +120,19 @@ class Space:
                                     [tp * one, cp * one, pp * one, dp[fits], ep * one, etp * one, size[fits]], axis=1
                                 )
 
+    def shapes(self) -> Layout:
+        """Every (tp, cp, ep, etp, micro_batch) once, on as few GPUs as it needs."""
+        sizes = sorted({size for dp in self.dp for size in self.micro_batches(dp)})
+        rows = [
+            (tp, cp, 1, ep * etp, ep, etp, size)
+            for tp in self.tp
+            for cp in self.cp
+            for ep in self.ep
+            for etp in self._etps(tp)
+            for size in sizes
+        ]
+        return _layouts(np.array(rows, dtype=np.int64).reshape(-1, 7), self)
+
     def _etps(self, tp: int) -> tuple[int, ...]:
         options = (1, tp) if self.expert_tensor and tp > 1 else (1,)
         return options if self.etp is None else tuple(e for e in options if e == self.etp)

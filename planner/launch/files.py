@@ -24,7 +24,7 @@ def write_files(
     """
     root = _folder(Path(directory))
     targets = {name: _target(root, name) for name in files}
-    taken = [name for name, target in targets.items() if target.exists() or target.is_symlink()]
+    taken = [name for name, target in targets.items() if os.path.lexists(target)]
     if taken and not force:
         raise LaunchError(
             f"{root}: {_listed(taken)} already there. Choose another folder, remove them, or say --force."

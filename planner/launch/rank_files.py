@@ -44,8 +44,8 @@ def rank_files(
     Where the default order would need a process-by-process start but Megatron's other order is legal and does
     not, the ranks are counted in that one.
     """
-    places = list(ranks) if ranks is not None else _places(plan)
     world = layout.tp * layout.cp * layout.pp * layout.dp
+    places = list(ranks) if ranks is not None else _places(plan, world)
     if len(places) != world:
         raise LaunchError(f"the mapping places {len(places)} ranks, the layout has {world}.")
     if len(set(places)) != world:
@@ -58,14 +58,12 @@ def rank_files(
     return default
 
 
-def _places(plan: Plan) -> list[RankPlace]:
+def _places(plan: Plan, world: int) -> list[RankPlace]:
     mapping, per_node = plan.mapping, plan.inputs.cluster.gpus_per_node
     if mapping is not None and mapping.ranks is not None:
         return list(mapping.ranks)
     if mapping is not None and mapping.matrix:
         return ranks_of_matrix(mapping.matrix, per_node)
-    assert plan.layout is not None
-    world = plan.layout.tp * plan.layout.cp * plan.layout.pp * plan.layout.dp
     return [(rank // per_node, rank % per_node) for rank in range(world)]
 
 

@@ -1,0 +1,52 @@
+"""The files of `plan -o` and `launch`: the plan itself, and what starts it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from planner.documents import plan_text
+from planner.launch.files import LaunchError
+from planner.launch.megatron import launch_files
+from planner.launch.rank_files import rank_files
+from planner.mapping import ranks
+from planner.plan import Plan
+
+TARGETS = ("megatron",)
+"""Frameworks that start files are written for."""
+MOST_LISTED_RANKS = 4096
+"""With more ranks, `mapping.ranks` lies in a file of its own."""
+NAMES = ("plan.yaml", "hostfile", "megatron_args.json", "env.json", "launch.sh", "rankfile", "ranks.json")
+
+
+def plan_files(plan: Plan, target: str | None = None) -> dict[str, str]:
+    """Texts by file name. `target` is the framework to start the plan in, the plan's own when absent.
+
+    A framework without start files gets the plan and its hostfile. Raises LaunchError if the plan has no
+    layout, or one that the framework refuses.
+    """
+    if plan.layout is None:
+        raise LaunchError(f"the plan has no layout (status {plan.status}): there is nothing to launch.")
+    files = {"plan.yaml": plan_text(plan)}
+    if (target or plan.inputs.framework) in TARGETS:
+        files |= launch_files(plan)
+    else:
+        hosts = rank_files(plan, plan.layout, None, None).hosts
+        files["hostfile"] = "".join(f"{host}\n" for host in hosts)
+    mapping = plan.mapping
+    if mapping is not None and mapping.ranks is None and mapping.matrix:
+        places = ranks(mapping.matrix, plan.inputs.cluster.gpus_per_node)
+        if len(places) > MOST_LISTED_RANKS:
+            files["ranks.json"] = json.dumps([list(place) for place in places]) + "\n"
+    return files
+
+
+def refuse_taken(directory: Path, force: bool) -> None:
+    """Says before a long search what would stop its result from being written. Raises LaunchError."""
+    if directory.exists() and not directory.is_dir():
+        raise LaunchError(f"{directory} is a file, not a folder. Choose another place with -o.")
+    taken = [name for name in NAMES if (directory / name).exists()] if not force else []
+    if taken:
+        raise LaunchError(
+            f"{directory} already holds {', '.join(taken)}. Choose another folder, or replace them with --force."
+        )

@@ -1,0 +1,128 @@
+"""A plan as renderables: what it is, the proof, the layout, the prediction, the reasons."""
+
+from __future__ import annotations
+
+from planner.plan import Binding, Plan, PlanInputs
+from planner.report.parts import Renderable, bullets, count, facts, grid, heading, line, percent, seconds
+from planner.report.prediction_view import layout_view, prediction_view
+
+_STYLES = {"optimal": "bold green", "feasible": "bold yellow", "infeasible": "bold red", "unknown": "bold red"}
+
+
+def plan_view(plan: Plan) -> list[Renderable]:
+    """The whole plan, or why there is none."""
+    shown = [*header(plan.inputs), line(""), *status_view(plan)]
+    if plan.infeasible is not None:
+        shown += infeasible_view(plan)
+    if plan.layout is not None:
+        shown += layout_view(plan.layout, plan.mapping)
+    if plan.predicted is not None:
+        inputs = plan.inputs
+        hbm_gib = inputs.cluster.device.hbm_gib
+        shown += prediction_view(plan.predicted, hbm_gib, inputs.reserve_gib, inputs.gpus)
+    return [*shown, *binding_view(plan.binding), *alternatives_view(plan)]
+
+
+def header(inputs: PlanInputs) -> list[Renderable]:
+    """What was asked for."""
+    cluster = inputs.cluster
+    tokens = inputs.global_batch * inputs.seq_len
+    batch = f"{count(inputs.global_batch)} sequences x {count(inputs.seq_len)} tokens = {count(tokens)} tokens a step"
+    rows = [
+        ("model", inputs.model.name),
+        ("cluster", f"{cluster.name}: {count(inputs.gpus)} GPUs, {cluster.device.name}"),
+        ("batch", batch),
+        ("training", f"{inputs.precision}, {inputs.optimizer}, {inputs.framework}"),
+    ]
+    if inputs.pins:
+        rows.append(("pinned", ", ".join(f"{name}={value}" for name, value in inputs.pins.items())))
+    if inputs.forbids:
+        rows.append(("forbidden", ", ".join(inputs.forbids)))
+    return [facts(rows)]
+
+
+def status_view(plan: Plan) -> list[Renderable]:
+    """The status and what it rests on."""
+    solver = plan.solver
+    shown: list[Renderable] = [line((plan.status, _STYLES[plan.status]), f": {_meaning(plan)}")]
+    effort = f"{seconds(solver.wall_s)} with {solver.method}"
+    if solver.layouts_considered:
+        effort += f", {count(solver.layouts_considered)} layouts considered"
+    rows = [("proof", proof_text(plan)), ("search", effort)]
+    if solver.space:
+        rows.insert(1, ("space", solver.space))
+    shown.append(facts(rows))
+    return shown
+
+
+def _meaning(plan: Plan) -> str:
+    if plan.status == "optimal":
+        return "no layout in this space is faster under this cost model"
+    if plan.status == "feasible":
+        return "a plan that works; that it is the fastest was not proven"
+    if plan.status == "infeasible":
+        return "no layout in this space keeps every rule"
+    return "the time limit ended the search before any plan was found"
+
+
+def proof_text(plan: Plan) -> str:
+    """Bound against incumbent, and after how many rounds."""
+    objective, rounds = plan.objective, plan.solver.bound_rounds
+    after = f"after {count(rounds)} round{'s' if rounds != 1 else ''}"
+    if objective.step_time_s is None:
+        return f"nothing found, {after}" if plan.status == "unknown" else f"every layout excluded, {after}"
+    if objective.lower_bound_s is None:
+        return f"step time {seconds(objective.step_time_s)}, no bound known, {after}"
+    if plan.status == "optimal":
+        return f"bound = incumbent = {seconds(objective.step_time_s)} {after}"
+    gap = "" if objective.gap is None else f", gap {percent(objective.gap, 2)}"
+    return (
+        f"bound {seconds(objective.lower_bound_s)}, incumbent {seconds(objective.step_time_s)}{gap}, {after}"
+    )
+
+
+def infeasible_view(plan: Plan) -> list[Renderable]:
+    """Which rules conflict, and the smallest changes that would leave a layout."""
+    if plan.infeasible is None:
+        return []
+    shown: list[Renderable] = [
+        heading("These cannot all be kept"),
+        bullets(plan.infeasible.conflict),
+    ]
+    if plan.infeasible.smallest_changes:
+        shown += [heading("Any one of these changes would do"), bullets(plan.infeasible.smallest_changes)]
+    return shown
+
+
+def binding_view(binding: list[Binding]) -> list[Renderable]:
+    """The rules that hold the plan back."""
+    if not binding:
+        return []
+    rows = [
+        [item.rule, f"{item.value:,.4g}", f"{item.limit:,.4g}", f"{item.slack:,.4g}", item.unit, item.note]
+        for item in binding
+    ]
+    columns = ["rule", "value", "limit", "slack", "unit", "what it means"]
+    return [heading("What holds the plan back"), grid(columns, rows, left=(0, 4, 5))]
+
+
+def alternatives_view(plan: Plan) -> list[Renderable]:
+    """The next best layouts, with what they lose."""
+    if not plan.alternatives:
+        return []
+    names = list(dict.fromkeys(name for one in plan.alternatives for name in one if _is_plain(one[name])))
+    rows = [[_cell(name, one.get(name)) for name in names] for one in plan.alternatives]
+    columns = [name.removesuffix("_s").replace("_", " ") for name in names]
+    return [heading("Alternatives"), grid(columns, rows, left=())]
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, str | int | float)
+
+
+def _cell(name: str, value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "-"}[value]
+    if isinstance(value, float):
+        return seconds(value) if name.endswith("_s") else f"{value:.4g}"
+    return str(value)

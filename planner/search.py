@@ -1,0 +1,331 @@
+"""The search: families by their floor, members by their bound, survivors by CP-SAT, until bound and price meet.
+
+1. Families come cheapest floor first. Those below the best price so far are expanded into members; members that a
+   rule forbids, or whose bound is no better than the best price, drop out.
+2. The survivors' mappings are bounded. CP-SAT chooses among them; its choice, and the next few in line, are priced
+   exactly and their coefficients replaced. When it chooses a layout that is already priced, that is the optimum.
+
+Every layout that is dropped has a bound at or above the price of the plan, so the answer is optimal over the space.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from constraints.rule import Rule
+from costmodel.layout import Layout
+from planner.model import Candidates, SolverError, bound_ns, build_model, price_ns, solve
+from planner.open_set import OpenSet
+from planner.pricing import Priced, Pricing
+from planner.space import Space
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+Progress = Callable[[str], None]
+
+FIRST_BATCH, LARGEST_BATCH = 128, 4096
+PRICED_PER_ROUND = 8
+BOUNDED_AHEAD = 128
+"""Open layouts whose mappings are bounded before a CP-SAT model is built."""
+LARGEST_MASTER = 3000
+"""(Layout, mapping) pairs in one CP-SAT model; cheaper bounds come first, the rest wait for a later round."""
+
+
+@dataclass
+class Certificate:
+    """What was looked at, what was left out and why."""
+
+    layouts: int = 0
+    """Layouts in the families that were considered."""
+    ruled_out: dict[str, int] = field(default_factory=dict)
+    """Layouts that a rule forbids, by the first rule that does."""
+    bounded_out: int = 0
+    """Layouts whose bound is no better than the plan's price."""
+    priced: int = 0
+    """Layouts priced exactly."""
+    rounds: int = 0
+    """CP-SAT models solved."""
+    gpu_floor: int = 1
+    """Layouts on fewer GPUs than this cannot beat the plan; they were not enumerated."""
+
+    def rule_out(self, name: str, count: int) -> None:
+        """Counts layouts under a rule."""
+        if count:
+            self.ruled_out[name] = self.ruled_out.get(name, 0) + count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a search ended. `best` is sorted by price; `lower_bound_s` is None where nothing is known."""
+
+    status: str
+    best: tuple[Priced, ...]
+    lower_bound_s: float | None
+    certificate: Certificate
+
+
+class OutOfTime(Exception):
+    """The time limit passed."""
+
+
+class Search:
+    """One search over one space."""
+
+    def __init__(
+        self,
+        space: Space,
+        pricing: Pricing,
+        rules: Sequence[Rule],
+        *,
+        top_k: int = 1,
+        seed: int = 0,
+        time_limit_s: float | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self._space, self._pricing, self._rules = space, pricing, tuple(rules)
+        self._top_k, self._seed = top_k, seed
+        self._deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
+        self._say = progress or (lambda _: None)
+        self._best: list[tuple[float, int, Priced]] = []
+        self._open = OpenSet()
+        self._unseen_s = 0.0
+        """No layout that is neither open nor dropped is faster than this."""
+        self.certificate = Certificate()
+
+    def run(self) -> Outcome:
+        """Searches to the end, or to the time limit."""
+        try:
+            self._scan_space()
+            self._unseen_s = inf
+            proven = self._close()
+        except OutOfTime:
+            bound = min(self._unseen_s, self._open.least_s(), self._price_s)
+            found = bool(self._best)
+            return self._outcome("feasible" if found else "unknown", bound if bound > 0 else None)
+        if not self._best:
+            return self._outcome("infeasible", None)
+        return self._outcome("optimal", proven)
+
+    def _outcome(self, status: str, bound_s: float | None) -> Outcome:
+        best = tuple(priced for _, _, priced in self._best)
+        return Outcome(
+            status=status,
+            best=best,
+            lower_bound_s=None if bound_s is None or not np.isfinite(bound_s) else bound_s,
+            certificate=self.certificate,
+        )
+
+    @property
+    def _price_s(self) -> float:
+        """The best price so far; infinite before the first."""
+        return self._best[0][0] if self._best else inf
+
+    @property
+    def _cutoff_s(self) -> float:
+        """What a layout must beat to matter: the price of the k-th best."""
+        return self._best[self._top_k - 1][0] if len(self._best) >= self._top_k else inf
+
+    def _check_time(self) -> None:
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            raise OutOfTime
+
+    # 1. From families to open members.
+
+    def _scan_space(self) -> None:
+        gpus = self._pricing.workload.gpus
+        half = gpus // 2
+        self._scan(self._space.families(gpus, half))
+        if half == 0:
+            return
+        if np.isfinite(self._cutoff_s):
+            self._price_open(4)
+            shapes = self._space.shapes()
+            self.certificate.gpu_floor = self._pricing.gpu_floor(shapes, self._cutoff_s)
+        if self.certificate.gpu_floor <= half:
+            self._scan(self._space.families(half, self.certificate.gpu_floor - 1))
+
+    def _scan(self, families: Layout) -> None:
+        """Expands families in the order of their floors until the floor reaches the cutoff."""
+        pp = np.asarray(families.pp)
+        if not len(pp):
+            return
+        members = self._space.members_per_family(families)
+        self.certificate.layouts += int(members.sum())
+        floor = self._pricing.floor_s(families, self._space.most_virtual_stages[pp])
+        order = np.argsort(floor, kind="stable")
+        at, size = 0, FIRST_BATCH
+        while at < len(order) and floor[order[at]] < self._cutoff_s:
+            self._check_time()
+            self._unseen_s = float(floor[order[at]])
+            batch = order[at : at + size]
+            batch = batch[floor[batch] < self._cutoff_s]
+            self._expand(families.take(batch))
+            self._price_open(1 if self._best else PRICED_PER_ROUND)
+            at, size = at + len(batch), min(2 * size, LARGEST_BATCH)
+        rest = order[at:]
+        self.certificate.bounded_out += int(members[rest].sum())
+        self._unseen_s = inf
+
+    def _expand(self, families: Layout) -> None:
+        """Adds the members of some families that are legal and promising to the open ones."""
+        families = self._promising(families)
+        if not len(np.asarray(families.tp)):
+            return
+        members = self._space.members(families)
+        memory_gib, again = self._pricing.least_memory_gib(members)
+        members = replace(members, recompute_layers=again)
+        legal = self._legal(members, memory_gib)
+        members, memory_gib = members.take(legal), memory_gib[legal]
+        if not len(memory_gib):
+            return
+        bound = self._pricing.lower_bound_s(members)
+        good = bound < self._cutoff_s
+        self.certificate.bounded_out += int(np.sum(~good))
+        self._open.add(members.take(good), memory_gib[good], bound[good])
+
+    def _promising(self, families: Layout) -> Layout:
+        """Drops families of which no member can fit or beat the cutoff.
+
+        A family is bounded by its members without recomputation: plain, and with two virtual stages. Of the step
+        T(v) = m a + (S - a) / v + ..., with S <= pp a, more virtual stages save at most the factor (m + (pp - 1) / v) / (m
+        + (pp - 1) / 2) over two.
+        """
+        if not np.isfinite(self._cutoff_s):
+            return families
+        pp, m = (np.asarray(x, dtype=np.float64) for x in (families.pp, families.num_micro_batches))
+        most = self._space.most_virtual_stages[np.asarray(families.pp)]
+        factor = (m + (pp - 1) / np.maximum(most, 2)) / (m + (pp - 1) / 2)
+        bound = np.full(len(pp), inf)
+        for zero in self._space.zero:
+            plain = replace(families, zero_stage=np.full(len(pp), zero))
+            bound = np.minimum(bound, self._pricing.lower_bound_s(plain))
+            twice = np.flatnonzero(most > 1)
+            if len(twice):
+                two = replace(plain, vpp=np.full(len(pp), 2)).take(twice)
+                bound[twice] = np.minimum(bound[twice], self._pricing.lower_bound_s(two) * factor[twice])
+        good = bound < self._cutoff_s
+        self.certificate.bounded_out += int(self._space.members_per_family(families)[~good].sum())
+        return families.take(good)
+
+    def _legal(self, members: Layout, memory_gib: FloatArray) -> NDArray[np.bool_]:
+        """Which members no rule forbids; the others are counted under the first rule that does."""
+        table = Candidates(workload=self._pricing.workload, layouts=members, memory_gib=memory_gib)
+        legal = np.ones(len(memory_gib), dtype=bool)
+        for rule in self._rules:
+            broken = legal & (rule.excess(table) > 0)
+            self.certificate.rule_out(rule.name, int(broken.sum()))
+            legal &= ~broken
+        return legal
+
+    def _price_open(self, count: int) -> None:
+        """Prices the most promising open layouts, so that the cutoff falls early."""
+        for _ in range(count):
+            self._check_time()
+            row = self._open.cheapest()
+            if row is None or self._open.bound_s[row] >= self._cutoff_s:
+                return
+            self._bound_mappings(np.array([row]))
+            if self._open.bound_s[row] < self._cutoff_s and row == self._open.cheapest():
+                self._price(row)
+        self.certificate.bounded_out += self._open.drop(self._cutoff_s)
+
+    def _bound_mappings(self, rows: IntArray) -> None:
+        """Tightens the bounds of open layouts to those of their true mappings."""
+        rows = rows[[self._open.mappings[row] is None for row in rows]]
+        if not len(rows):
+            return
+        for row, bounds in zip(
+            rows, self._pricing.mapping_bounds(self._open.take(rows)), strict=True
+        ):
+            self._open.set_mappings(int(row), bounds)
+
+    def _price(self, row: int) -> None:
+        """Prices an open layout exactly and closes it."""
+        bounds = self._open.mappings[row]
+        assert bounds is not None
+        layout = self._open.scalar(row)
+        priced = self._pricing.exact(layout, bounds, self._cutoff_s)
+        self._open.close(row)
+        self.certificate.priced += 1
+        if priced is not None:
+            self._best.append((priced.step_time_s, self.certificate.priced, priced))
+            self._best.sort(key=lambda entry: entry[:2])
+            del self._best[self._top_k :]
+            if priced is self._best[0][2]:
+                self._say(f"{priced.step_time_s:.4g} s a step, {len(self._open)} layouts open")
+
+    # 2. From open members to the optimum.
+
+    def _close(self) -> float:
+        """Solves masters over the open layouts until one chooses a priced layout; returns the proven bound."""
+        proven_s: float | None = None
+        while True:
+            self._check_time()
+            self.certificate.bounded_out += self._open.drop(self._cutoff_s)
+            rows = self._open.by_bound()
+            if self._bounded_prefix(rows[:BOUNDED_AHEAD]) < min(len(rows), BOUNDED_AHEAD):
+                self._bound_mappings(rows[:BOUNDED_AHEAD])
+                continue
+            chosen = self._master(rows) if proven_s is None else None
+            if chosen is None:
+                proven_s = self._price_s if proven_s is None else proven_s
+                if not len(rows):
+                    return proven_s
+                chosen = int(rows[0])  # only with further layouts to prove: the k-th best is not known yet
+            for row in (chosen, *(int(r) for r in rows[:PRICED_PER_ROUND] if r != chosen)):
+                self._check_time()
+                if self._open.bound_s[row] < self._cutoff_s:
+                    self._price(row)
+
+    def _master(self, rows: IntArray) -> int | None:
+        """The open layout that CP-SAT chooses; None if it chooses the best plan so far.
+
+        Layouts beyond the largest model are left out: their bounds are above those of all that are in it, so they
+        cannot be the choice.
+        """
+        pairs = np.cumsum([len(self._times_ns(int(row))) for row in rows[:LARGEST_MASTER]])
+        rows = rows[: max(1, int(np.searchsorted(pairs, LARGEST_MASTER)))]
+        rows = rows[: self._bounded_prefix(rows)]
+        layouts, memory = self._open.take(rows), self._open.memory_gib[rows]
+        times = [self._times_ns(int(row)) for row in rows]
+        if self._best:
+            plan = self._best[0][2]
+            one = Layout(**{name: np.array([value]) for name, value in vars(plan.layout).items()})
+            layouts = _joined(layouts, one) if len(rows) else one
+            memory = np.append(memory, self._pricing.least_memory_gib(one)[0])
+            times.append(np.array([price_ns(plan.step_time_s)], dtype=np.int64))
+        if not times:
+            return None
+        table = Candidates(workload=self._pricing.workload, layouts=layouts, memory_gib=memory)
+        self.certificate.rounds += 1
+        left = None if self._deadline is None else self._deadline - time.monotonic()
+        choice = solve(build_model(table, self._rules, times), self._seed, left)
+        if choice.status in ("unknown", "feasible"):
+            raise OutOfTime
+        if choice.status == "infeasible":
+            raise SolverError("layouts that every rule accepts one by one were refused together")
+        return int(rows[choice.layout]) if choice.layout < len(rows) else None
+
+    def _bounded_prefix(self, rows: IntArray) -> int:
+        """How many of the first rows have bounds for their mappings."""
+        return next((n for n, row in enumerate(rows) if self._open.mappings[row] is None), len(rows))
+
+    def _times_ns(self, row: int) -> IntArray:
+        """Bounds of an open layout's mappings, those at or above the cutoff left out."""
+        bounds = self._open.mappings[row]
+        if bounds is None:
+            return np.zeros(1, dtype=np.int64)
+        return bound_ns(bounds.bound_s[bounds.bound_s < self._cutoff_s])
+
+
+def _joined(first: Layout, second: Layout) -> Layout:
+    """Two array layouts, one behind the other."""
+    return Layout(
+        **{name: np.concatenate([value, getattr(second, name)]) for name, value in vars(first).items()}
+    )
