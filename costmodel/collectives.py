@@ -1,14 +1,16 @@
 """Collective times on a fabric with levels: alpha-beta with a size-dependent bandwidth.
 
-Symbols: n bytes in the full buffer, P members, alpha seconds a hop, B bytes a second. A ring moves (P-1)/P n past
-every member (Thakur, Rabenseifner, Gropp 2005, sections 3.1 and 4.1; NCCL calls n-independent B "bus bandwidth").
-Across levels the same buffer leaves each block over the links of those members that sit inside it, so the
-level's rate for a group is (members inside the sub-block) x (link rate of one GPU), all groups being active at
-once on their own share; the slowest level paces the ring.
+Symbols: n bytes in the full buffer, P members, alpha seconds a hop, B bytes a second. A ring moves (P-1)/P n
+past every member (Thakur, Rabenseifner, Gropp 2005, sections 3.1 and 4.1; NCCL calls n-independent B "bus
+bandwidth"). Across levels the same buffer leaves each block over the links of those members that sit inside
+it, so the level's rate for a group is (members inside the sub-block) x (link rate of one GPU), all groups
+being active at once on their own share; the slowest level paces the ring. `costmodel.alpha_beta` has the
+textbook forms on a flat network.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,26 +33,46 @@ class Links:
     """n0 of B(n) = B / (1 + sqrt(n0 / n)): small messages do not fill the links."""
 
 
-def _inside(members: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Members inside one block of the level below; 1 below the innermost level."""
+def best_beyond(links: Links) -> Links:
+    """At each level the best of that level and all levels outside it.
+
+    A group too large for a block crosses some level at or beyond that block's. With these links no placement
+    beats the one that packs every group as far inside as it can be, even where an outer level is the faster
+    one (a NIC faster than the PCIe bus of its node).
+    """
+
+    def suffix(
+        values: NDArray[np.float64], best: Callable[[NDArray[np.float64]], NDArray[np.float64]]
+    ) -> NDArray[np.float64]:
+        return best(values[::-1])[::-1]
+
+    return Links(
+        bytes_per_s=suffix(links.bytes_per_s, np.maximum.accumulate),
+        all_to_all_bytes_per_s=suffix(links.all_to_all_bytes_per_s, np.maximum.accumulate),
+        latency_s=suffix(links.latency_s, np.minimum.accumulate),
+        half_bytes=suffix(links.half_bytes, np.minimum.accumulate),
+    )
+
+
+def members_inside(members: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Members inside one block of the level below; 1 below the innermost level. Shape [..., levels]."""
     return np.concatenate([np.ones_like(members[..., :1]), members[..., :-1]], axis=-1)
 
 
 def ring_pass_s(buffer_bytes: Floats, members: NDArray[np.int64], links: Links) -> Floats:
-    """One ring pass: all-gather or reduce-scatter of a buffer of n bytes in all; 0 for a group of one.
+    """All-gather or reduce-scatter of a buffer of n bytes in all, half an all-reduce; 0 for a group of one.
 
-    (P-1) alpha + (P-1)/P n / B, with B the rate of the slowest level crossed. Half an all-reduce.
+    sum over levels of log2(blocks) alpha + (P-1)/P n / B, with B the rate of the slowest level crossed. The
+    hops are those of a tree: small messages, the only ones that feel them, take the algorithm with the fewest
+    (NCCL's choice by size), and a half-empty ring is already in B(n).
     """
     size = members[..., -1]
-    inside = _inside(members)
+    inside = members_inside(members)
     crossed = members > inside
     n = np.asarray(buffer_bytes, dtype=np.float64)[..., None]
     filled = 1.0 + np.sqrt(links.half_bytes / np.maximum(n, 1.0))
     slowest = np.max(np.where(crossed, filled / (inside * links.bytes_per_s), 0.0), axis=-1)
-    # A hierarchical schedule pays one hop per sub-block at each level (tree or ring of blocks, whichever is less).
-    blocks = members // inside
-    hops = np.where(crossed, np.minimum(blocks - 1, 2 * np.ceil(np.log2(np.maximum(blocks, 1)))), 0)
-    latency = np.sum(hops * links.latency_s, axis=-1)
+    latency = np.sum(np.log2(members / inside) * links.latency_s, axis=-1)
     out: Floats = latency + (size - 1) / size * np.asarray(buffer_bytes) * slowest
     return out
 
@@ -60,15 +82,17 @@ def all_reduce_s(buffer_bytes: Floats, members: NDArray[np.int64], links: Links)
     return 2.0 * ring_pass_s(buffer_bytes, members, links)
 
 
-def all_to_all_s(sent_bytes: Floats, members: NDArray[np.int64], links: Links, reach: Floats | None = None) -> Floats:
-    """All-to-all in which every member sends `sent_bytes` in all, evenly to P members (itself included).
+def all_to_all_s(
+    sent_bytes: Floats, members: NDArray[np.int64], links: Links, reach: Floats | None = None
+) -> Floats:
+    """All-to-all in which every member sends `sent_bytes` in all, evenly to P members, itself among them.
 
     The share (P - inside)/P leaves the sub-block at each level over the GPU's own links; levels drain at the
     same time, the slowest ends it. `reach` scales the bytes that cross each level, shape [..., levels], where
     one copy serves several receivers of a block (node-limited routing, DeepSeek-V3 section 3.2.2).
     """
     size = members[..., -1:]
-    inside = _inside(members)
+    inside = members_inside(members)
     crossed = members > inside
     share = (size - inside) / size
     scale = np.ones(1) if reach is None else np.asarray(reach)
@@ -81,4 +105,5 @@ def all_to_all_s(sent_bytes: Floats, members: NDArray[np.int64], links: Links, r
 def point_to_point_s(payload_bytes: Floats, stride_level: Ints, links: Links) -> Floats:
     """One neighbour sends `payload_bytes` to the next across fabric level `stride_level`: alpha + n / B."""
     level = np.asarray(stride_level)
-    return links.latency_s[level] + np.asarray(payload_bytes) / links.bytes_per_s[level]
+    out: Floats = links.latency_s[level] + np.asarray(payload_bytes) / links.bytes_per_s[level]
+    return out

@@ -58,7 +58,11 @@ class LayerCosts:
 
 
 def estimate(
-    workload: Workload, layout: Layout, placement: Placement, stages: Stages, constants: Constants | None = None
+    workload: Workload,
+    layout: Layout,
+    placement: Placement,
+    stages: Stages,
+    constants: Constants | None = None,
 ) -> Estimate:
     """Prices one layout with its split, under one placement or k of them (leading axis of the placement)."""
     context = make_context(workload, layout, placement, constants)
@@ -69,7 +73,9 @@ def estimate(
     return Estimate(seconds, parts, level_traffic(context, stages, float(seconds)) if single else ())
 
 
-def lower_bound_s(workload: Workload, layout: Layout, constants: Constants | None = None) -> NDArray[np.float64]:
+def lower_bound_s(
+    workload: Workload, layout: Layout, constants: Constants | None = None
+) -> NDArray[np.float64]:
     """Never above the step time of each layout under any placement and any split; shape [n]."""
     placement = optimistic_placement(workload.cluster, workload.gpus, layout)
     step = optimistic_step(make_context(workload, layout, placement, constants))

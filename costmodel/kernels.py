@@ -30,7 +30,9 @@ class Rates:
     """0: partial waves cost nothing; 1: a partial wave costs a whole one."""
 
 
-def gemm_s(m: Floats, n: Floats, k: Floats, rates: Rates, *, sixteen_bit: bool = False, groups: Floats = 1.0) -> Floats:
+def gemm_s(
+    m: Floats, n: Floats, k: Floats, rates: Rates, *, sixteen_bit: bool = False, groups: Floats = 1.0
+) -> Floats:
     """`groups` GEMMs of [m, k] x [k, n] in one launch: 2 m n k FLOP each.
 
     The rate falls with shallow K and with the last, partly filled wave of output tiles over the SMs (tile and wave
@@ -50,7 +52,9 @@ def gemm_s(m: Floats, n: Floats, k: Floats, rates: Rates, *, sixteen_bit: bool =
     return out
 
 
-def attention_pair_flops(seq_queries: Floats, seq_keys: Floats, heads: Floats, qk_dim: Floats, v_dim: Floats) -> Floats:
+def attention_pair_flops(
+    seq_queries: Floats, seq_keys: Floats, heads: Floats, qk_dim: Floats, v_dim: Floats
+) -> Floats:
     """FLOP of the two batched GEMMs of attention, in full: 2 sq sk (dqk + dv) per head."""
     return 2.0 * np.asarray(seq_queries) * seq_keys * heads * (np.asarray(qk_dim) + v_dim)
 

@@ -94,9 +94,9 @@ def state_bytes_per_parameter(workload: Workload, layout: Layout, shards: Ints) 
     one = 2.0 + grad + optimizer / d
     two = 2.0 + (grad + optimizer) / d
     three = (4.0 + optimizer) / d
-    out: Floats = np.select([stage == 0, stage == 1, stage == 2], [plain, one, two], three) + copies / np.where(
-        stage == 3, d, 1.0
-    )
+    out: Floats = np.select(
+        [stage == 0, stage == 1, stage == 2], [plain, one, two], three
+    ) + copies / np.where(stage == 3, d, 1.0)
     return out
 
 
@@ -136,7 +136,9 @@ def _attention_saved(workload: Workload, layout: Layout, narrow: float) -> Float
     keys = 2.0 * np.maximum(model.kv_heads / tp, 1.0) * (model.qk_head_dim + model.v_head_dim)
     scores = 0.0
     if not framework_constants(workload.framework).flash_attention:
-        scores = np.where(mask & Recompute.CORE_ATTENTION, 0.0, 5.0 * heads * workload.seq_len / np.asarray(layout.cp))
+        scores = np.where(
+            mask & Recompute.CORE_ATTENTION, 0.0, 5.0 * heads * workload.seq_len / np.asarray(layout.cp)
+        )
     rope = query + keys if model.position == "rope" and model.qk_norm else 0.0
     return query + keys + out + scores + rope
 
@@ -157,7 +159,9 @@ def _moe_saved(model: ModelSpec, layout: Layout, narrow: float) -> Floats:
     activated = np.where(mask & Recompute.MOE_ACTIVATION, 0.0, narrow * width)
     saved: Floats = routed * (narrow * model.hidden + 2.0 * matrices * width + activated)
     router = 8.0 * moe.experts / np.asarray(layout.tp)
-    return saved + router + (_dense_saved(moe.shared_width, model, layout, narrow) if moe.shared_width else 0.0)
+    return (
+        saved + router + (_dense_saved(moe.shared_width, model, layout, narrow) if moe.shared_width else 0.0)
+    )
 
 
 def in_flight(layout: Layout, rank: Ints) -> Floats:
@@ -184,17 +188,23 @@ def _transient_bytes(workload: Workload, layout: Layout) -> tuple[Floats, Floats
     logits = 6.0 * tokens * model.vocab / np.asarray(layout.tp)
     dense, rest, experts = layer_parameters_on_gpu(model, layout)
     largest = 4.0 * model.vocab * model.hidden / np.asarray(layout.tp)
-    gathered = np.where(np.asarray(layout.zero_stage) == 3, 2.0 * 2.0 * np.maximum(dense, rest + experts), 0.0)
+    gathered = np.where(
+        np.asarray(layout.zero_stage) == 3, 2.0 * 2.0 * np.maximum(dense, rest + experts), 0.0
+    )
     selective, _ = activation_bytes_per_layer(workload, layout, experts=model.moe is not None)
     full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
     return logits, largest + gathered, np.where(full, selective, 0.0)
 
 
-def stage_memory_parts_gib(workload: Workload, layout: Layout, stages: Stages) -> dict[str, NDArray[np.float64]]:
+def stage_memory_parts_gib(
+    workload: Workload, layout: Layout, stages: Stages
+) -> dict[str, NDArray[np.float64]]:
     """Peak GiB of each pipeline rank by component, arrays [pp], for one layout and split."""
     model = workload.model
     dense, expert = rank_parameters(model, layout, stages)
-    states = dense * state_bytes_per_parameter(workload, layout, np.asarray(layout.dp) * np.asarray(layout.cp))
+    states = dense * state_bytes_per_parameter(
+        workload, layout, np.asarray(layout.dp) * np.asarray(layout.cp)
+    )
     states_expert = expert * state_bytes_per_parameter(workload, layout, layout.edp)
     pp, vpp = len(stages), len(stages[0])
     saved = np.zeros(pp)
@@ -262,10 +272,14 @@ def peak_memory_gib(workload: Workload, layout: Layout) -> Floats:
         if part > 0:
             kept, dropped = activation_bytes_per_layer(workload, layout, experts=experts_kind)
             saved = saved + part * ((1 - again) * kept + again * dropped)
-    shape = np.broadcast_shapes(np.shape(state), np.shape(saved), np.shape(pp), np.shape(layout.num_micro_batches))
+    shape = np.broadcast_shapes(
+        np.shape(state), np.shape(saved), np.shape(pp), np.shape(layout.num_micro_batches)
+    )
     inverse = np.zeros(shape)
     for rank in range(int(np.max(pp))):
-        inverse += np.where(rank < pp, 1.0 / (state + saved * in_flight(layout, np.minimum(rank, pp - 1))), 0.0)
+        inverse += np.where(
+            rank < pp, 1.0 / (state + saved * in_flight(layout, np.minimum(rank, pp - 1))), 0.0
+        )
     _, _, work = _transient_bytes(workload, layout)
     out: Floats = (model.layers / inverse + work) / GIB + FIXED_GIB
     return out

@@ -119,7 +119,13 @@ def attention_block(c: Context) -> LayerTime:
     memory_b = streamed_s((plain + 2.0) * norm_bytes + rotary + cast_b + score_b, c.rates)
     tp_f, tp_b = _tensor_parallel(c, gemm_f + proj_f, gemm_b + proj_b)
     cp_f, cp_b = _context_parallel(c, kv_width, q_width, out_width, core_f, core_b)
-    forward = {"gemm": gemm_f + proj_f, "attention": core_f, "memory_bound": memory_f, "tp_comm": tp_f, "cp_comm": cp_f}
+    forward = {
+        "gemm": gemm_f + proj_f,
+        "attention": core_f,
+        "memory_bound": memory_f,
+        "tp_comm": tp_f,
+        "cp_comm": cp_f,
+    }
     backward = {
         "gemm": gemm_b + proj_b,
         "attention": core_b,
@@ -175,8 +181,16 @@ def _core_attention(c: Context) -> tuple[Floats, Floats, Floats, Floats]:
     blocks = np.maximum(heads * batch * (seq / shard) / 256.0, 1.0)
     idle_f = 1.0 + c.constants.shared["occupancy_forward"] * c.rates.sms / blocks
     idle_b = 1.0 + c.constants.shared["occupancy_backward"] * c.rates.sms / blocks
-    forward = causal / c.rates.attention_forward_flops * narrow * np.minimum(idle_f, c.rates.sms / blocks + 1.0)
-    backward = 2.5 * causal / c.rates.attention_backward_flops * narrow * np.minimum(idle_b, c.rates.sms / blocks + 1.0)
+    forward = (
+        causal / c.rates.attention_forward_flops * narrow * np.minimum(idle_f, c.rates.sms / blocks + 1.0)
+    )
+    backward = (
+        2.5
+        * causal
+        / c.rates.attention_backward_flops
+        * narrow
+        * np.minimum(idle_b, c.rates.sms / blocks + 1.0)
+    )
     none = 0.0 * forward
     return forward, backward, none, none
 
@@ -203,7 +217,9 @@ def _tensor_parallel(c: Context, hide_f: Floats, hide_b: Floats) -> tuple[Floats
     if not c.workload.overlap.tp:
         return forward, backward
     hidden = c.constants.framework.tp_hidden
-    return np.maximum(forward * (1 - hidden), forward - hide_f), np.maximum(backward * (1 - hidden), backward - hide_b)
+    return np.maximum(forward * (1 - hidden), forward - hide_f), np.maximum(
+        backward * (1 - hidden), backward - hide_b
+    )
 
 
 def _context_parallel(
@@ -235,7 +251,11 @@ def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
     cast_f = _quantise_bytes(c, tokens, model.hidden + local)
     cast_b = _quantise_bytes(c, tokens, matrices * local + model.hidden)
     tp_f, tp_b = _tensor_parallel(c, up_f + down_f, up_b + down_b) if norm else (0.0 * up_f, 0.0 * up_f)
-    forward = {"gemm": up_f + down_f, "memory_bound": streamed_s(norm_bytes + act_f + cast_f, c.rates), "tp_comm": tp_f}
+    forward = {
+        "gemm": up_f + down_f,
+        "memory_bound": streamed_s(norm_bytes + act_f + cast_f, c.rates),
+        "tp_comm": tp_f,
+    }
     backward = {
         "gemm": up_b + down_b,
         "memory_bound": streamed_s(norm_bytes * 1.2 + act_b + cast_b, c.rates),
@@ -290,7 +310,9 @@ def moe_mlp(c: Context) -> LayerTime:
         "ep_comm": ep_b,
     }
     again: Parts = {
-        "memory_bound": np.where(np.asarray(layout.recompute) & Recompute.MOE_ACTIVATION, streamed_s(act_f, c.rates), 0.0)
+        "memory_bound": np.where(
+            np.asarray(layout.recompute) & Recompute.MOE_ACTIVATION, streamed_s(act_f, c.rates), 0.0
+        )
     }
     if moe.shared_width:
         shared = dense_mlp(c, moe.shared_width, norm=False)
@@ -314,7 +336,9 @@ def _expert_all_to_all(c: Context, tokens: Floats, hide_f: Floats, hide_b: Float
     else:
         reach = blocks * (1.0 - (1.0 - 1.0 / blocks) ** moe.top_k)
         if moe.router_groups and moe.router_groups_per_token:
-            limited = np.maximum(blocks * moe.router_groups_per_token / moe.router_groups, moe.router_groups_per_token)
+            limited = np.maximum(
+                blocks * moe.router_groups_per_token / moe.router_groups, moe.router_groups_per_token
+            )
             reach = np.where(blocks <= moe.router_groups, np.minimum(reach, limited), reach)
     sent = 2.0 * tokens * model.hidden * c.workload.expert_imbalance
     once = all_to_all_s(sent, members, c.links, reach)
@@ -362,5 +386,7 @@ def head(c: Context) -> LayerTime:
 def joined(*blocks: LayerTime) -> LayerTime:
     """Blocks run one after the other."""
     return LayerTime(
-        add(*(b.forward for b in blocks)), add(*(b.backward for b in blocks)), add(*(b.recompute for b in blocks))
+        add(*(b.forward for b in blocks)),
+        add(*(b.backward for b in blocks)),
+        add(*(b.recompute for b in blocks)),
     )

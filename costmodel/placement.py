@@ -37,7 +37,9 @@ def placement_from_matrix(layout: Layout, matrix: Matrix) -> Placement:
     Inside a level the axes nest in Megatron's order (tp, cp, dp, pp from the inside). The expert axes are carved
     out of the dense rank index t + tp (c + cp d) in the order etp, ep, edp (megatron-core parallel_state).
     """
-    tp, cp, dp, pp = (np.cumprod(np.asarray(matrix[axis], dtype=np.int64), axis=-1) for axis in ("tp", "cp", "dp", "pp"))
+    tp, cp, dp, pp = (
+        np.cumprod(np.asarray(matrix[axis], dtype=np.int64), axis=-1) for axis in ("tp", "cp", "dp", "pp")
+    )
     return _with_experts(layout, tp, cp, dp, pp)
 
 
@@ -94,7 +96,9 @@ def optimistic_placement(cluster: ClusterSpec, gpus: int, layout: Layout) -> Pla
     )
 
 
-def nested_placement(cluster: ClusterSpec, layout: Layout, order: tuple[str, ...] = ("tp", "cp", "dp", "pp")) -> Placement:
+def nested_placement(
+    cluster: ClusterSpec, layout: Layout, order: tuple[str, ...] = ("tp", "cp", "dp", "pp")
+) -> Placement:
     """The placement of axes nested in `order`, innermost first, ranks running through the GPUs in turn.
 
     A group of stride s and size d holds gcd(block, s d) / s members in an aligned block that s divides.

@@ -84,7 +84,9 @@ def _with_host(c: Context, layer: LayerTime, launch_s: float) -> KindTime:
     """
     framework, power = c.constants.framework, c.constants.shared["launch_norm"]
     parts = add(layer.forward, layer.backward, layer.recompute)
-    host_share = {"full": 0.0, "partial": c.constants.shared["partial_graph_host_share"]}.get(c.workload.cuda_graph, 1.0)
+    host_share = {"full": 0.0, "partial": c.constants.shared["partial_graph_host_share"]}.get(
+        c.workload.cuda_graph, 1.0
+    )
     passes = 3.0
     device_s = total(parts)
     extra = _host_excess(device_s, launch_s * passes * host_share, power)
@@ -102,7 +104,9 @@ def _host_excess(device_s: Floats, host_s: float, power: float) -> Floats:
     if host_s <= 0.0:
         return 0.0 * np.asarray(device_s)
     larger = np.maximum(device_s, host_s)
-    out: Floats = larger * ((device_s / larger) ** power + (host_s / larger) ** power) ** (1.0 / power) - device_s
+    out: Floats = (
+        larger * ((device_s / larger) ** power + (host_s / larger) ** power) ** (1.0 / power) - device_s
+    )
     return out
 
 
@@ -189,4 +193,3 @@ def even_layout_load(c: Context, times: KindTimes) -> tuple[Floats, Floats]:
         tail = tail + model.mtp_layers * times.mtp.seconds
     busiest = np.maximum(whole / pp, np.ceil(model.layers / pp) * cheapest)
     return np.maximum(busiest, tail), whole
-

@@ -53,7 +53,10 @@ def exact_step(c: Context, stages: Stages) -> StepTime:
     by_rank = rank_parts(times, counts)
     loads = np.asarray(total(by_rank))
     busiest = np.argmax(loads, axis=-1)
-    worst = {n: np.take_along_axis(np.asarray(s), busiest[..., None], axis=-1)[..., 0] for n, s in by_rank.items()}
+    worst: Parts = {
+        name: np.take_along_axis(np.broadcast_to(seconds, loads.shape), busiest[..., None], axis=-1)[..., 0]
+        for name, seconds in by_rank.items()
+    }
     dense, expert = rank_parameters(c.workload.model, c.layout, stages)
     return _compose(c, worst, np.sum(loads, axis=-1), np.max(dense), np.max(expert))
 
@@ -113,7 +116,9 @@ def _data_parallel(c: Context, rank_s: Floats, dense: Floats, expert: Floats) ->
 
     def both(of_dense: float, of_expert: float, function: object) -> Floats:
         run = function
-        return run(of_dense * dense, c.placement.dp_cp, c.links) + run(of_expert * expert, c.placement.edp, c.links)  # type: ignore[operator, no-any-return]
+        return run(of_dense * dense, c.placement.dp_cp, c.links) + run(
+            of_expert * expert, c.placement.edp, c.links
+        )  # type: ignore[operator, no-any-return]
 
     reduce_s = both(grad, grad, ring_pass_s)
     gather_s = both(weight, weight, ring_pass_s)

@@ -62,7 +62,12 @@ def _bytes_by_axis(c: Context, stages: Stages) -> dict[str, NDArray[np.float64]]
     grad = float(c.constants.framework.gradient_bytes)
     zero = int(np.asarray(layout.zero_stage))
     per_parameter = {0: 2 * grad, 3: (4.0 + grad) * m}.get(zero, grad + 2.0)
-    kv = 2.0 * tokens * max(model.kv_heads / int(np.asarray(layout.tp)), 1.0) * (model.qk_head_dim + model.v_head_dim)
+    kv = (
+        2.0
+        * tokens
+        * max(model.kv_heads / int(np.asarray(layout.tp)), 1.0)
+        * (model.qk_head_dim + model.v_head_dim)
+    )
     cp = int(np.asarray(layout.cp))
     out = {
         "tp": _ring(hidden, place.tp) * 8.0 * layers * m,

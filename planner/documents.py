@@ -83,8 +83,11 @@ def read_plan(path: Path) -> Plan:
         what = "this is not a plan; give the plan.yaml that `meshwright plan -o DIR` writes"
         raise SpecError(what, where=where, value=data)
     if data.get("schema") != 1:
-        raise SpecError("must be 1, the version that this program reads", where=f"{where}: schema",
-                        value=data.get("schema"))
+        raise SpecError(
+            "must be 1, the version that this program reads",
+            where=f"{where}: schema",
+            value=data.get("schema"),
+        )
     try:
         return Plan.model_validate(data)
     except ValidationError as error:
@@ -115,4 +118,3 @@ def _accept_references(schema: dict[str, Any]) -> None:
     properties["base"] = {"type": "string", "description": "A name of `catalog clusters` to start from."}
     schema.pop("required", None)
     schema["anyOf"] = [{"required": ["device"]}, {"required": ["base"]}]
-

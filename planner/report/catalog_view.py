@@ -108,7 +108,15 @@ def _cluster_row(name: str) -> dict[str, Any]:
 
 def _device_row(name: str) -> dict[str, Any]:
     device = load_device(name)
-    fields = ("architecture", "hbm_gib", "hbm_gb_per_s", "peak_bf16_tflops", "peak_fp8_tflops", "peak_fp4_tflops", "scale_up_gb_per_s")
+    fields = (
+        "architecture",
+        "hbm_gib",
+        "hbm_gb_per_s",
+        "peak_bf16_tflops",
+        "peak_fp8_tflops",
+        "peak_fp4_tflops",
+        "scale_up_gb_per_s",
+    )
     return {"name": name, **{field: getattr(device, field) for field in fields}}
 
 
@@ -151,7 +159,8 @@ def _clusters_table(rows: Sequence[Mapping[str, Any]]) -> Any:
                 str(row["gpus_per_node"]),
                 str(row["nvlink_domain"]),
                 f"{row['nic_gbps_per_gpu']:g}",
-                ", ".join(f"{level['name']} 1:{level['oversubscription']:g}" for level in row["levels"]) or "-",
+                ", ".join(f"{level['name']} 1:{level['oversubscription']:g}" for level in row["levels"])
+                or "-",
             ]
             for row in rows
         ],
@@ -160,8 +169,18 @@ def _clusters_table(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _devices_table(rows: Sequence[Mapping[str, Any]]) -> Any:
-    numbers = ("hbm_gib", "hbm_gb_per_s", "peak_bf16_tflops", "peak_fp8_tflops", "peak_fp4_tflops", "scale_up_gb_per_s")
+    numbers = (
+        "hbm_gib",
+        "hbm_gb_per_s",
+        "peak_bf16_tflops",
+        "peak_fp8_tflops",
+        "peak_fp4_tflops",
+        "scale_up_gb_per_s",
+    )
     return grid(
         ["device", "HBM GiB", "HBM GB/s", "bf16 TFLOP/s", "fp8", "fp4", "NVLink GB/s"],
-        [[row["name"], *("-" if row[name] is None else f"{row[name]:g}" for name in numbers)] for row in rows],
+        [
+            [row["name"], *("-" if row[name] is None else f"{row[name]:g}" for name in numbers)]
+            for row in rows
+        ],
     )

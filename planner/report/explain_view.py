@@ -22,7 +22,10 @@ def explain_view(plan: Plan) -> list[Renderable]:
         shown += layout_view(plan.layout, plan.mapping)
     shown += binding_view(plan.binding)
     if plan.layout is not None and not plan.binding:
-        shown += [heading("What holds the plan back"), line("No rule is at its limit: only the times decide.")]
+        shown += [
+            heading("What holds the plan back"),
+            line("No rule is at its limit: only the times decide."),
+        ]
     reasons = bounds_in_words(plan)
     if reasons:
         shown += [heading("What bounds its speed"), bullets(reasons)]
@@ -44,7 +47,9 @@ def bounds_in_words(plan: Plan) -> list[str]:
             said.append(f"{words} take {percent(total / whole)} ({seconds(total)})")
     if predicted.level_traffic:
         busiest = max(predicted.level_traffic, key=lambda level: level.utilisation)
-        said.append(f"the busiest fabric level is {busiest.level}, in use for {percent(busiest.utilisation)} of the step")
+        said.append(
+            f"the busiest fabric level is {busiest.level}, in use for {percent(busiest.utilisation)} of the step"
+        )
     fullest = max(range(len(predicted.memory_gib)), key=lambda stage: predicted.memory_gib[stage])
     peak, hbm_gib = predicted.memory_gib[fullest], plan.inputs.cluster.device.hbm_gib
     free = hbm_gib - plan.inputs.reserve_gib - peak
@@ -67,7 +72,11 @@ def comparison(plans: tuple[Plan, Plan]) -> dict[str, Any]:
         for key in (*keys, "peak_memory_gib")
     }
     first, second = (plan.inputs.model_dump(mode="json") for plan in plans)
-    return {"plans": sides, "second_over_first": ratio, "differing_inputs": sorted(k for k in first if first[k] != second[k])}
+    return {
+        "plans": sides,
+        "second_over_first": ratio,
+        "differing_inputs": sorted(k for k in first if first[k] != second[k]),
+    }
 
 
 def compare_view(names: tuple[str, str], plans: tuple[Plan, Plan]) -> list[Renderable]:
@@ -114,7 +123,9 @@ def _part_rows(plans: tuple[Plan, Plan]) -> list[list[str]]:
         return []
     names = dict.fromkeys([*one.breakdown_s, *two.breakdown_s])
     changes = {name: two.breakdown_s.get(name, 0.0) - one.breakdown_s.get(name, 0.0) for name in names}
-    shown = sorted((n for n in names if abs(changes[n]) >= 0.001 * one.step_time_s), key=lambda n: -abs(changes[n]))
+    shown = sorted(
+        (n for n in names if abs(changes[n]) >= 0.001 * one.step_time_s), key=lambda n: -abs(changes[n])
+    )
     return [
         [
             f"  {name.replace('_', ' ')}",
@@ -130,7 +141,19 @@ def _choice_rows(plans: tuple[Plan, Plan]) -> list[list[str]]:
     one, two = (plan.layout for plan in plans)
     if one is None or two is None:
         return []
-    axes = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "num_micro_batches", "zero_stage", "sequence_parallel")
+    axes = (
+        "tp",
+        "cp",
+        "pp",
+        "dp",
+        "ep",
+        "etp",
+        "vpp",
+        "micro_batch",
+        "num_micro_batches",
+        "zero_stage",
+        "sequence_parallel",
+    )
     rows = [[name.replace("_", " "), str(getattr(one, name)), str(getattr(two, name)), ""] for name in axes]
     rows.append(["recompute", recompute_text(one), recompute_text(two), ""])
     rows.append(["layers", stages_text(one.stages), stages_text(two.stages), ""])

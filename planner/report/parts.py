@@ -32,7 +32,9 @@ def amount(number: float) -> str:
     """A large count in thousands, millions, billions (short scale) or trillions."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= size:
-            return f"{number / size:.3g} {letter}" if number < 999.5 * size else f"{number / size:,.0f} {letter}"
+            return (
+                f"{number / size:.3g} {letter}" if number < 999.5 * size else f"{number / size:,.0f} {letter}"
+            )
     return f"{number:.3g}"
 
 
@@ -63,7 +65,9 @@ def heading(title: str) -> Text:
     return Text.assemble("\n", (title, "bold"))
 
 
-def grid(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, left: Sequence[int] = (0,)) -> Table:
+def grid(
+    columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, left: Sequence[int] = (0,)
+) -> Table:
     """A table with a line under its head. Columns are flush right but for those numbered in `left`.
 
     Cells that do not fit are folded, never cut.

@@ -6,7 +6,12 @@ from planner.plan import Binding, Plan, PlanInputs
 from planner.report.parts import Renderable, bullets, count, facts, grid, heading, line, percent, seconds
 from planner.report.prediction_view import layout_view, prediction_view
 
-_STYLES = {"optimal": "bold green", "feasible": "bold yellow", "infeasible": "bold red", "unknown": "bold red"}
+_STYLES = {
+    "optimal": "bold green",
+    "feasible": "bold yellow",
+    "infeasible": "bold red",
+    "unknown": "bold red",
+}
 
 
 def plan_view(plan: Plan) -> list[Renderable]:

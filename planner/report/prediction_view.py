@@ -91,7 +91,11 @@ def prediction_view(predicted: Predicted, hbm_gib: float, reserve_gib: float, gp
     rate = f"{count(predicted.tokens_per_s_per_gpu)} tokens/s per GPU"
     total = f"{count(predicted.tokens_per_s_per_gpu * gpus)} tokens/s"
     speed = f"{predicted.tflops_per_gpu:.1f} TFLOP/s per GPU, MFU {percent(predicted.mfu)}"
-    rows = [("step time", seconds(predicted.step_time_s)), ("throughput", f"{total}, {rate}"), ("compute", speed)]
+    rows = [
+        ("step time", seconds(predicted.step_time_s)),
+        ("throughput", f"{total}, {rate}"),
+        ("compute", speed),
+    ]
     rows += [(f"error band, {name}", f"{value:g}") for name, value in predicted.error_band.items()]
     return [
         heading("Predicted"),
@@ -109,7 +113,9 @@ def _breakdown(predicted: Predicted) -> list[Renderable]:
     rest = whole - sum(s for _, s in shown)
     if rest > SMALLEST_SHARE * whole / 10:
         shown.append(("everything else", rest))
-    rows = [[name, seconds(s) if s > 0 else f"{s:.3f} s", percent(s / whole), bar(s / whole)] for name, s in shown]
+    rows = [
+        [name, seconds(s) if s > 0 else f"{s:.3f} s", percent(s / whole), bar(s / whole)] for name, s in shown
+    ]
     return [heading("Where the step's time goes"), grid(["part", "time", "share", ""], rows, left=(0, 3))]
 
 
@@ -153,7 +159,13 @@ def _traffic(predicted: Predicted) -> list[Renderable]:
     if not predicted.level_traffic:
         return []
     rows = [
-        [level.level, gigabytes(level.bytes_per_step), seconds(level.busy_s), percent(level.utilisation), bar(level.utilisation)]
+        [
+            level.level,
+            gigabytes(level.bytes_per_step),
+            seconds(level.busy_s),
+            percent(level.utilisation),
+            bar(level.utilisation),
+        ]
         for level in predicted.level_traffic
     ]
     title = "Traffic that one GPU sends across each fabric level in a step"

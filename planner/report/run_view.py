@@ -39,7 +39,14 @@ def run_view(run: Run, found: RunPrediction) -> list[Renderable]:
 def _measured(run: Run, step_time_s: float, memory_gib: float) -> list[Renderable]:
     assert run.measured is not None
     measured = run.measured
-    rows = [["step time", seconds(step_time_s), seconds(measured.step_time_s), _error(step_time_s, measured.step_time_s)]]
+    rows = [
+        [
+            "step time",
+            seconds(step_time_s),
+            seconds(measured.step_time_s),
+            _error(step_time_s, measured.step_time_s),
+        ]
+    ]
     if measured.memory_gib is not None:
         known = measured.memory_gib
         rows.append(["memory", f"{memory_gib:.1f} GiB", f"{known:.1f} GiB", _error(memory_gib, known)])
@@ -82,7 +89,9 @@ def _sums(groups: Mapping[str, Mapping[str, Any]]) -> Any:
     for name, sums in groups.items():
         errors = [_percent(sums[f"{key}_error_pct"]) for key in names]
         label = name if len(name) <= 34 else f"{name[:31]}..."
-        rows.append([label, count(sums["count"]), str(sums["failed"]), *errors, _percent(sums["bias_pct"], sign=True)])
+        rows.append(
+            [label, count(sums["count"]), str(sums["failed"]), *errors, _percent(sums["bias_pct"], sign=True)]
+        )
     return grid(["", "rows", "failed", "mean", "median", "90th", "worst", "bias %"], rows)
 
 
@@ -98,7 +107,14 @@ def _regret(report: ValidationReport, summary: Mapping[str, Any]) -> list[Render
         return []
     groups = sorted(report.regret, key=lambda group: -group.regret_pct)[:MOST_ROWS]
     rows = [
-        [group.model, group.device, count(group.gpus), str(group.rows), f"{group.regret_pct:.1f}", bar(group.regret_pct / 50, 10)]
+        [
+            group.model,
+            group.device,
+            count(group.gpus),
+            str(group.rows),
+            f"{group.regret_pct:.1f}",
+            bar(group.regret_pct / 50, 10),
+        ]
         for group in groups
     ]
     title = "Plan regret: the row predicted fastest against the fastest row"
