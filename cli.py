@@ -16,31 +16,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from planner.plan import Plan
-    from planner.problem import PlanRequest
     from planner.report.parts import Renderable
 
 DONE, NO_PLAN, BAD_INPUT, NO_TIME, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 70, 130
 _JSON, _DEBUG = "meshwright.json", "meshwright.debug"
 LONGEST_WORD = 80
+_PLAIN = str.maketrans("█·", "#.")
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
-class _Failure(click.ClickException):
-    """A message on standard error, and an exit code."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-    def show(self, file: Any = None) -> None:
-        """Prints the message; with --json a document carries it too, so that there always is one."""
-        del file
-        click.echo(f"Error: {self.message}", err=True)
-        context = click.get_current_context(silent=True)
-        if context is not None and context.meta.get(_JSON):
-            _print_json({"error": {"message": self.message, "exit_code": self.exit_code}})
+class _CheckFailedError(Exception):
+    """The command worked, and its answer is no."""
 
 
 class _Commands(click.Group):
@@ -69,48 +56,54 @@ class _Commands(click.Group):
         except KeyboardInterrupt:
             click.echo("Interrupted.", err=True)
             ctx.exit(INTERRUPTED)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
+        except (click.exceptions.Exit, click.Abort):
             raise
+        except click.ClickException as error:
+            _json_error(ctx, error.format_message(), error.exit_code)
+            raise
+        except _CheckFailedError as error:
+            _fail(ctx, str(error), NO_PLAN)
         except Exception as error:
             if ctx.meta.get(_DEBUG):
                 raise
-            failure = _failure(error)
-            failure.show()
-            ctx.exit(failure.exit_code)
+            from planner.report.failures import message_of
+
+            message, is_fault = message_of(error)
+            _fail(ctx, message, INTERNAL if is_fault else BAD_INPUT)
 
 
-def _failure(error: Exception) -> _Failure:
-    """What a user reads of an exception: its message where it is about the input, else that this is a fault."""
-    from cluster_specs.errors import ClusterError
-    from model_specs.errors import SpecError
-    from planner.launch.files import LaunchError
-    from planner.problem import RequestError
+def _fail(ctx: click.Context, message: str, exit_code: int) -> None:
+    click.echo(f"Error: {message}", err=True)
+    _json_error(ctx, message, exit_code)
+    ctx.exit(exit_code)
 
-    if isinstance(error, (SpecError, ClusterError, RequestError, LaunchError)):
-        return _Failure(str(error), BAD_INPUT)
-    if isinstance(error, OSError) and error.strerror:
-        place = f"{error.filename}: " if error.filename else ""
-        return _Failure(f"{place}{error.strerror}", BAD_INPUT)
-    kind = type(error).__name__
-    return _Failure(
-        f"internal error, {kind}: {error}. This is a fault in meshwright, not in your input; "
-        "--debug shows where it happened.",
-        INTERNAL,
-    )
+
+def _json_error(ctx: click.Context, message: str, exit_code: int) -> None:
+    """With --json there is a document on standard output, whatever happens."""
+    if ctx.meta.get(_JSON):
+        _print_json({"error": {"message": message, "exit_code": exit_code}})
 
 
 def _print_json(document: dict[str, Any]) -> None:
+    """The one JSON document of a command: what goes wrong after it is only said on standard error."""
     from planner.documents import json_text
 
     click.echo(json_text(document))
+    click.get_current_context().meta[_JSON] = False
 
 
 def _show(views: Iterable[Renderable]) -> None:
     from rich.console import Console
 
     console = Console(markup=False, emoji=False, highlight=False)
-    for view in views:
-        console.print(view)
+    with console.capture() as captured:
+        for view in views:
+            console.print(view)
+    shown = "\n".join(text.rstrip() for text in captured.get().splitlines())
+    encoding = sys.stdout.encoding or "utf-8"
+    if not encoding.lower().startswith("utf"):
+        shown = shown.translate(_PLAIN).encode(encoding, "replace").decode(encoding)
+    click.echo(shown)
 
 
 def _warn(words: str, lines: Iterable[str]) -> None:
@@ -165,13 +158,11 @@ _debug = click.option(
     callback=_remember(_DEBUG),
     help="Show tracebacks.",
 )
-_output = click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Folder for the files."
-)
 _force = click.option("--force", is_flag=True, help="Replace files that are already in the folder.")
+_PATH = click.Path(path_type=Path)
 
 
-def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
     del parameter
     if not value or ctx.resilient_parsing:
         return
@@ -184,65 +175,67 @@ def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> Non
     ctx.exit()
 
 
-@click.group(
-    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+_version_option = click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version.",
 )
-@click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version."
-)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@_version_option
 @_debug
 def main() -> None:
     """Plan how to train a large model on a GPU cluster.
 
-    MODEL is a name from `meshwright catalog models`, a model YAML or a Hugging Face config.json. CLUSTER is a name
-    from `meshwright catalog clusters` or a cluster YAML.
+    MODEL is a name from `meshwright catalog models`, a model YAML or a Hugging Face config.json. CLUSTER is a
+    name from `meshwright catalog clusters` or a cluster YAML.
 
-    Exit codes: 0 done, 1 no plan exists or a check failed, 2 bad usage or input, 3 the time limit came before any
-    plan, 130 interrupted.
+    Exit codes: 0 done, 1 no plan exists or a check failed, 2 bad usage or input, 3 the time limit came
+    before any plan, 130 interrupted.
     """
 
 
 @main.command()
 @click.argument("model")
 @click.option("--cluster", required=True, help="Catalog name or cluster YAML.")
-@click.option("--gpus", type=int, help="Use the first N GPUs; all of the cluster's when absent.", metavar="N")
+@click.option("--gpus", type=int, metavar="N", help="Use the first N GPUs; all of the cluster's when absent.")
 @click.option("--global-batch", type=int, required=True, metavar="B", help="Sequences per step.")
 @click.option("--seq-len", type=int, required=True, metavar="S", help="Tokens per sequence.")
 @click.option("--precision", default="bf16", show_default=True, help="bf16, fp16, fp8, mxfp8 or nvfp4.")
 @click.option("--optimizer", default="adam", show_default=True, help="adam, sgd or muon.")
+@click.option("--framework", default="megatron", show_default=True, help="Or torchtitan, deepspeed, fsdp2.")
+@click.option("--pin", "pins", multiple=True, metavar="A=X,...", help="Fix choices: tp=8,recompute=none.")
 @click.option(
-    "--framework", default="megatron", show_default=True, help="megatron, torchtitan, deepspeed or fsdp2."
+    "--forbid", "forbids", multiple=True, metavar="A,...", help="Exclude choices: full-recompute,cp."
 )
-@click.option(
-    "--pin", "pins", multiple=True, metavar="A=X,B=Y", help="Fix choices: tp=8,pp=4,recompute=none."
-)
-@click.option("--forbid", "forbids", multiple=True, metavar="A,B", help="Exclude choices: full-recompute,cp.")
 @click.option("--reserve-gib", type=float, default=0.0, metavar="G", help="HBM to leave free on every GPU.")
 @click.option("--method", default="cp-sat", show_default=True, help="cp-sat or exhaustive.")
-@click.option(
-    "--top",
-    type=int,
-    default=1,
-    show_default=True,
-    metavar="K",
-    help="How many of the best layouts to report.",
-)
-@click.option("--time-limit", type=float, metavar="S", help="Seconds for the search.")
+@click.option("--top", "top_k", type=int, default=1, metavar="K", help="Report the best K layouts, proven.")
+@click.option("--time-limit", "time_limit_s", type=float, metavar="S", help="Seconds for the search.")
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of the solver.")
-@_output
+@click.option("-o", "--output", type=_PATH, metavar="DIR", help="Folder for the plan and its launch files.")
 @_force
 @_common
 @click.pass_context
-def plan(ctx: click.Context, as_json: bool, output: Path | None, force: bool, **options: Any) -> None:
+def plan(ctx: click.Context, /, as_json: bool, output: Path | None, force: bool, **options: Any) -> None:
     """Find the fastest layout of MODEL on a cluster, with a proof.
 
-    Degrees, pipeline split, recomputation and the GPU of every rank are chosen together. With -o the plan and the
-    files that start it are written to a folder.
+    Degrees, pipeline split, recomputation and the GPU of every rank are chosen together. With -o the plan and
+    the files that start it are written to a folder.
     """
-    from planner.plan_files import plan_files, refuse_taken
     from planner.service import plan as make_plan
 
-    request = _request(**options)
+    from planner.documents import plan_document
+    from planner.launch.files import write_files
+    from planner.plan_files import next_step, plan_files, refuse_taken
+    from planner.report.plan_view import plan_view
+    from planner.request_reader import read_request
+
+    request = read_request(**options)
     if output is not None:
         refuse_taken(output, force)
     progress = _ProgressLine()
@@ -250,113 +243,50 @@ def plan(ctx: click.Context, as_json: bool, output: Path | None, force: bool, **
         found = make_plan(request, progress)
     finally:
         progress.clear()
-    written: list[Path] = []
-    if output is not None and found.layout is not None:
-        from planner.launch.files import write_files
-
-        written = write_files(output, plan_files(found), force)
-    _print_plan(found, as_json)
-    _after_plan(found, output, written)
-    ctx.exit({"infeasible": NO_PLAN, "unknown": NO_TIME}.get(found.status, DONE))
-
-
-def _request(
-    *, model: str, cluster: str, gpus: int | None, pins: tuple[str, ...], forbids: tuple[str, ...],
-    top: int, time_limit: float | None, **rest: Any,
-) -> PlanRequest:  # fmt: skip
-    from cluster_specs.allocation import allocated_gpus
-    from cluster_specs.reader import read_cluster
-    from model_specs.reader import read_model
-    from planner.problem import PlanRequest, parse_forbids, parse_pins
-
-    read = read_cluster(cluster, gpus)
-    return PlanRequest(
-        model=read_model(model),
-        cluster=read,
-        gpus=allocated_gpus(read, gpus),
-        pins=parse_pins(",".join(pins)),
-        forbids=parse_forbids(forbids),
-        top_k=top,
-        time_limit_s=time_limit,
-        **rest,
-    )
-
-
-def _print_plan(found: Plan, as_json: bool) -> None:
-    from planner.documents import plan_document
-    from planner.report.plan_view import plan_view
-
     if as_json:
         _print_json(plan_document(found))
     else:
         _warn("warning", found.warnings)
         _show(plan_view(found))
-
-
-def _after_plan(found: Plan, output: Path | None, written: list[Path]) -> None:
-    """Where the files are and what to do next, on standard error."""
-    from planner.plan_files import TARGETS
-
-    if output is None:
-        if found.layout is not None:
-            click.echo("\nNext: the same command with -o DIR writes the plan and its launch files.", err=True)
-    elif not written:
-        click.echo(f"\nThere is no layout: nothing was written to {output}.", err=True)
-    else:
-        click.echo(f"\nWrote {', '.join(path.name for path in written)} to {output}", err=True)
-        if found.inputs.framework not in TARGETS:
-            click.echo(f"Start files are written for {', '.join(TARGETS)} only.", err=True)
-        else:
-            click.echo(
-                f"Next: bash {output / 'launch.sh'} slurm   (its first lines say what to set)", err=True
-            )
+    if output is not None and found.layout is not None:
+        write_files(output, plan_files(found), force)
+    if not as_json:
+        click.echo(f"\n{next_step(found, output)}")
+    ctx.exit({"infeasible": NO_PLAN, "unknown": NO_TIME}.get(found.status, DONE))
 
 
 @main.command()
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN.yaml")
+@click.argument("run", type=_PATH, metavar="RUN.yaml")
 @_common
 def estimate(run: Path, as_json: bool) -> None:
     """Price one fully given configuration: time, memory, traffic. No search.
 
     The ranks lie in Megatron's order: tp, cp, dp, pp from the inside.
     """
-    from planner.prediction import broken_rules, predict_run, run_document
+    from planner.prediction import price_runs, run_document
     from planner.report.run_view import run_view
-    from planner.run_file import RunFileError, read_runs
 
     documents = []
-    for one in read_runs(run):
-        try:
-            found = predict_run(one)
-        except (ValueError, ArithmeticError) as error:
-            raise RunFileError(f"cannot be priced: {error}", where=f"{run}: {one.id}") from error
-        broken = broken_rules(one, found)
-        documents.append(run_document(one, found, broken))
-        _warn("warning", (f"{finding.rule}: {finding.words}. {finding.remedy}" for finding in broken))
+    for priced in price_runs(run):
+        documents.append(run_document(priced))
+        _warn("warning", priced.warnings)
         if not as_json:
-            _warn("note", one.remarks)
-            _show(run_view(one, found))
+            _warn("note", priced.run.remarks)
+            _show(run_view(priced))
     if as_json:
         _print_json(documents[0] if len(documents) == 1 else {"runs": documents})
 
 
 @main.command()
-@click.argument("runs", type=click.Path(path_type=Path), metavar="RUNS.yaml")
+@click.argument("runs", type=_PATH, metavar="RUNS.yaml")
 @click.option("--rows", "every_row", is_flag=True, help="Show every row, not only the worst.")
 @_common
 def validate(runs: Path, every_row: bool, as_json: bool) -> None:
     """Compare predicted with measured steps, row by row and summed up."""
-    from planner.prediction import prediction_of
+    from planner.prediction import validation_report
     from planner.report.run_view import validation_view
-    from planner.run_file import RunFileError, UnreadRow, read_rows
-    from planner.validation import score
 
-    rows = list(read_rows(runs))
-    unread = [row for row in rows if isinstance(row, UnreadRow)]
-    if len(unread) == len(rows):
-        more = f"\nand {len(rows) - 1} more rows, none of which can be read" if len(rows) > 1 else ""
-        raise RunFileError(unread[0].reason + more)
-    report = score(rows, prediction_of)
+    report = validation_report(runs)
     if as_json:
         _print_json(report.as_document())
     else:
@@ -393,11 +323,10 @@ def schema(kind: str, as_json: bool) -> None:
 
 @main.command()
 @click.argument("model")
-@click.option("--seq-len", type=click.IntRange(1, 16_777_216), default=4096, show_default=True, metavar="S",
-              help="Tokens per sequence, for the FLOP per token.")  # fmt: skip
+@click.option("--seq-len", type=click.IntRange(1, 16_777_216), default=4096, metavar="S", help="Tokens.")
 @_common
 def model(model: str, seq_len: int, as_json: bool) -> None:
-    """Show what is read of MODEL: layers, widths, experts, parameters, FLOP per token."""
+    """Show what is read of MODEL: shape, parameters, FLOP."""
     from model_specs.reader import read_model
     from planner.report.catalog_view import model_document, model_view
 
@@ -409,22 +338,13 @@ def model(model: str, seq_len: int, as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("plan", type=click.Path(path_type=Path), metavar="PLAN")
-@click.option(
-    "--target", type=click.Choice(["megatron"]), default="megatron", show_default=True, help="What to start."
-)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    required=True,
-    help="Folder for the files.",
-)
+@click.argument("plan", type=_PATH, metavar="PLAN")
+@click.option("--target", type=click.Choice(["megatron"]), default="megatron", help="The framework to start.")
+@click.option("-o", "--output", type=_PATH, metavar="DIR", required=True, help="Folder for the files.")
 @_force
 @_common
 def launch(plan: Path, target: str, output: Path, force: bool, as_json: bool) -> None:
-    """Write the files that start a plan: arguments, environment, hostfile, start script."""
+    """Write the files that start a plan in a framework."""
     from planner.documents import read_plan
     from planner.launch.files import LaunchError, write_files
     from planner.plan_files import plan_files
@@ -433,7 +353,7 @@ def launch(plan: Path, target: str, output: Path, force: bool, as_json: bool) ->
     try:
         files = plan_files(found, target)
     except LaunchError as error:
-        raise _Failure(str(error), NO_PLAN) from error
+        raise _CheckFailedError(str(error)) from error
     written = write_files(output, files, force)
     if as_json:
         _print_json({"target": target, "directory": str(output), "files": [path.name for path in written]})
@@ -442,10 +362,10 @@ def launch(plan: Path, target: str, output: Path, force: bool, as_json: bool) ->
 
 
 @main.command()
-@click.argument("plan", type=click.Path(path_type=Path), metavar="PLAN")
+@click.argument("plan", type=_PATH, metavar="PLAN")
 @_common
 def explain(plan: Path, as_json: bool) -> None:
-    """Say why a plan is as it is: what holds it back, what bounds its speed, what else there was."""
+    """Say why a plan is as it is, and what bounds it."""
     from planner.documents import plan_document, read_plan
     from planner.report.explain_view import bounds_in_words, explain_view
 
@@ -460,7 +380,7 @@ def explain(plan: Path, as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("plans", type=click.Path(path_type=Path), nargs=2, metavar="PLAN PLAN")
+@click.argument("plans", type=_PATH, nargs=2, metavar="PLAN PLAN")
 @_common
 def compare(plans: tuple[Path, Path], as_json: bool) -> None:
     """Show where two plans differ, and what that costs."""

@@ -1,4 +1,4 @@
-"""Calibrated constants with their provenance, read from `costmodel/data`, and the rates they give on a workload."""
+"""Calibrated constants with their provenance, read from `costmodel/data`, and the rates they give."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ class DeviceConstants:
     attention_forward_fraction: float
     """Of the 16-bit peak, by the causal half of the FLOP."""
     attention_flash2_fraction: float
-    """The same for FlashAttention-2 and its like, written for Ampere (arXiv 2407.08608 measures 35 % on H100)."""
+    """The same for FlashAttention-2 and its like, written for Ampere (arXiv 2407.08608: 35 % on H100)."""
     attention_backward_ratio: float
     """Backward rate over forward rate (the backward pass has 2.5 times the FLOP)."""
     hbm_fraction: float
     scale_up_fraction: float
     half_k: float
+    half_edge: float
     wave_weight: float
     narrow_head_factor: float
-    """Attention time of heads of 64 or narrower over that of 128 at equal FLOP: the exponentials set the pace."""
+    """Attention time of heads of 64 or narrower over that of 128 at equal FLOP: exponentials set the pace."""
     tile: int = 128
 
 
@@ -172,18 +173,28 @@ def kernel_rates(workload: Workload, constants: Constants) -> Rates:
     }.get(workload.precision, device.gemm_fraction_16bit)
     sixteen = peak_flops(spec, "bf16")
     newest = constants.framework.flash_generation >= 3
+    # Power-limited clocks: tensor cores run at a rate that follows the board's power limit.
+    power = (
+        (spec.tdp_w / BLACKWELL_REFERENCE_W) ** constants.shared["tdp_exponent"]
+        if spec.architecture == "blackwell"
+        else 1.0
+    )
+    newest = constants.framework.flash_generation >= 3
     if spec.architecture == "blackwell":
         # Power-limited clocks: large GEMMs run at a rate that follows the board's power limit.
         fraction *= (spec.tdp_w / BLACKWELL_REFERENCE_W) ** constants.shared["tdp_exponent"]
-    forward = sixteen * (device.attention_forward_fraction if newest else device.attention_flash2_fraction)
+    forward = (
+        sixteen * power * (device.attention_forward_fraction if newest else device.attention_flash2_fraction)
+    )
     return Rates(
-        gemm_flops=peak_flops(spec, workload.precision) * fraction,
-        head_gemm_flops=sixteen * device.gemm_fraction_16bit,
+        gemm_flops=peak_flops(spec, workload.precision) * fraction * power,
+        head_gemm_flops=sixteen * device.gemm_fraction_16bit * power,
         attention_forward_flops=forward,
         attention_backward_flops=forward * device.attention_backward_ratio,
         hbm_bytes_per_s=spec.hbm_gb_per_s * 1e9 * device.hbm_fraction,
         sms=spec.sms,
         gemm_half_k=device.half_k,
+        gemm_half_edge=device.half_edge,
         tile=device.tile,
         wave_weight=device.wave_weight,
     )

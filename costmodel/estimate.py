@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.collectives import best_beyond
 from costmodel.constants import Constants
 from costmodel.layout import Floats, Layout, Placement
 from costmodel.memory import peak_memory_gib, stage_memory_gib, stage_memory_parts_gib
 from costmodel.operators import Parts
 from costmodel.placement import optimistic_placement
-from costmodel.stage import Stages, kind_times
+from costmodel.split import Stages
+from costmodel.stage import kind_times
 from costmodel.step_time import exact_step, make_context, optimistic_step
 from costmodel.traffic import LevelBytes, level_traffic
 from costmodel.workload import Workload
@@ -43,7 +45,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """Seconds per micro-batch (forward, backward, selective recomputation) of one layer of each kind, on one rank.
+    """Seconds per micro-batch of one layer of each kind: forward, backward, selective recomputation.
 
     The `*_recompute_s` are added for a layer that is fully recomputed. 0 where the model has no such layer.
     """
@@ -78,7 +80,8 @@ def lower_bound_s(
 ) -> NDArray[np.float64]:
     """Never above the step time of each layout under any placement and any split; shape [n]."""
     placement = optimistic_placement(workload.cluster, workload.gpus, layout)
-    step = optimistic_step(make_context(workload, layout, placement, constants))
+    context = make_context(workload, layout, placement, constants)
+    step = optimistic_step(replace(context, links=best_beyond(context.links)))
     return np.broadcast_to(np.asarray(step.seconds), layout.broadcast_shape()).astype(np.float64)
 
 

@@ -24,6 +24,8 @@ class Rates:
     sms: int
     gemm_half_k: float
     """K at which a GEMM reaches half its rate: K / (K + half_k) covers prologue and epilogue of a tile."""
+    gemm_half_edge: float
+    """Rows, and columns, at which a GEMM reaches half its rate."""
     tile: int
     """Edge of an output tile, for the count of waves."""
     wave_weight: float
@@ -35,18 +37,18 @@ def gemm_s(
 ) -> Floats:
     """`groups` GEMMs of [m, k] x [k, n] in one launch: 2 m n k FLOP each.
 
-    The rate falls with shallow K and with the last, partly filled wave of output tiles over the SMs (tile and wave
-    quantisation: NVIDIA "Matrix Multiplication Background User's Guide", sections 3 and 4).
+    The rate falls with few rows or columns, with shallow K, and with the last, partly filled wave of output tiles over the SMs (tile and
+    wave quantisation: NVIDIA "Matrix Multiplication Background User's Guide", sections 3 and 4).
     """
     peak = rates.head_gemm_flops if sixteen_bit else rates.gemm_flops
     m, n, k = (np.maximum(np.asarray(x, dtype=np.float64), 1.0) for x in (m, n, k))
     tiles = groups * (np.ceil(m / rates.tile)) * np.ceil(n / rates.tile)
     waves = tiles / rates.sms
     filled = waves / np.ceil(waves)
-    padding = m / (rates.tile * np.ceil(m / rates.tile))
+    edges = m / (m + rates.gemm_half_edge) * n / (n + rates.gemm_half_edge)
     quantised = (1.0 - rates.wave_weight) + rates.wave_weight * filled
     depth = k / (k + rates.gemm_half_k)
-    compute = groups * 2.0 * m * n * k / (peak * depth * quantised * np.minimum(padding, 1.0))
+    compute = groups * 2.0 * m * n * k / (peak * depth * quantised * edges)
     traffic = groups * 2.0 * (m * k + k * n + m * n) / rates.hbm_bytes_per_s
     out: Floats = np.maximum(compute, traffic)
     return out

@@ -84,6 +84,13 @@ class Layout:
         """The same layouts with a trailing axis of length one, to broadcast against stages."""
         return type(self)(**{f.name: np.asarray(getattr(self, f.name))[..., None] for f in fields(self)})
 
+    def flat(self) -> Self:
+        """The same layouts, one after the other, as arrays of one dimension."""
+        size = self.broadcast_shape()
+        return type(self)(
+            **{f.name: np.broadcast_to(getattr(self, f.name), size).ravel() for f in fields(self)}
+        )
+
     def broadcast_shape(self) -> tuple[int, ...]:
         """The common shape of the fields."""
         return np.broadcast_shapes(*(np.shape(getattr(self, f.name)) for f in fields(self)))

@@ -34,5 +34,7 @@ def best_measured_mfu(device_name: str, precision: str) -> MeasuredMfu | None:
     for device_class, devices in table["classes"].items():
         if device_name in devices:
             found = table["best"].get(device_class, {}).get(bits)
-            return MeasuredMfu(mfu=found["mfu"], run=found["run"], device_class=device_class) if found else None
+            return (
+                MeasuredMfu(mfu=found["mfu"], run=found["run"], device_class=device_class) if found else None
+            )
     return None

@@ -12,12 +12,16 @@ from numpy.typing import NDArray
 
 from costmodel.constants import framework_constants
 from costmodel.layout import Floats, Ints, Layout, Recompute
+from costmodel.split import Stages, layer_counts
 from costmodel.workload import Workload
 from model_specs.parameters import (
     attention_parameters,
+    dense_layer_parameters,
     dense_mlp_parameters,
     embedding_parameters,
     expert_parameters,
+    moe_layer_parameters,
+    mtp_parameters,
     norm_parameters_per_layer,
     router_parameters,
     shared_expert_parameters,
@@ -25,11 +29,10 @@ from model_specs.parameters import (
 from model_specs.schema import ModelSpec
 
 GIB = float(2**30)
-Stages = tuple[tuple[int, ...], ...]
 
 
 def layer_parameters_on_gpu(model: ModelSpec, layout: Layout) -> tuple[Floats, Floats, Floats]:
-    """Parameters of one layer that one GPU holds: (dense layer, MoE layer without experts, experts of a layer)."""
+    """Parameters of one layer on one GPU: (dense layer, MoE layer without experts, its experts)."""
     tp, ep, etp = (np.asarray(x) for x in (layout.tp, layout.ep, layout.etp))
     common = attention_parameters(model) / tp + norm_parameters_per_layer(model)
     dense = common + dense_mlp_parameters(model) / tp if model.dense_layers else 0.0 * tp
@@ -39,50 +42,45 @@ def layer_parameters_on_gpu(model: ModelSpec, layout: Layout) -> tuple[Floats, F
     return dense, rest, model.moe.experts * expert_parameters(model) / (ep * etp)
 
 
-def _layer_counts(model: ModelSpec, stages: Stages) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Dense and MoE layers of each rank; the MTP modules count on the last rank."""
-    pp, vpp = len(stages), len(stages[0])
-    dense, moe, first = np.zeros(pp), np.zeros(pp), 0
-    for chunk in range(pp * vpp):
-        size = stages[chunk % pp][chunk // pp]
-        number = min(max(model.dense_layers - first, 0), size)
-        dense[chunk % pp] += number
-        moe[chunk % pp] += size - number
-        first += size
-    if model.moe is None:
-        dense[-1] += model.mtp_layers
-    else:
-        moe[-1] += model.mtp_layers
-    return dense, moe
-
-
 def rank_parameters(model: ModelSpec, layout: Layout, stages: Stages | None) -> tuple[Floats, Floats]:
     """Parameters on one GPU of each rank, (dense, expert), before data-parallel sharding.
 
-    With stages: arrays [pp]. Without: the mean over ranks without embedding and head, a lower bound on the
-    largest, shaped like the layout.
+    With stages: arrays [pp]. Without: the mean over ranks, a lower bound on the largest, shaped like the
+    layout. The last rank holds the MTP modules and, to feed them, its own copy of the token table
+    (megatron-core gpt_model.py builds an embedding on the first rank and on that of the MTP modules).
     """
     dense, rest, experts = layer_parameters_on_gpu(model, layout)
+    tp, pp = np.asarray(layout.tp), np.asarray(layout.pp)
+    table = embedding_parameters(model) / tp
+    mtp_dense = model.mtp_layers * (dense if model.moe is None else rest) + mtp_join_parameters(model) / tp
+    mtp_experts = model.mtp_layers * experts
+    untied = 0 if model.tied_embeddings else 1
+    tables = np.where(pp > 1, max(1, untied + (model.mtp_layers > 0)), untied)
+    last = tables * table + mtp_dense
     if stages is None:
-        pp = np.asarray(layout.pp)
-        mtp_dense = model.mtp_layers if model.moe is None else 0
-        mtp_moe = model.mtp_layers - mtp_dense
-        of_dense = (model.dense_layers + mtp_dense) * dense + (model.moe_layers + mtp_moe) * rest
-        return of_dense / pp, (model.moe_layers + mtp_moe) * experts / pp
-    number_dense, number_moe = _layer_counts(model, stages)
-    table = embedding_parameters(model) / np.asarray(layout.tp)
-    ends = np.zeros(len(stages))
-    ends[0] += table
-    if len(stages) > 1 or not model.tied_embeddings:
-        ends[-1] += table
-    return number_dense * dense + number_moe * rest + ends, number_moe * experts
+        of_dense = model.dense_layers * dense + model.moe_layers * rest + table + last
+        return of_dense / pp, (model.moe_layers * experts + mtp_experts) / pp
+    counts = layer_counts(model.dense_layers, stages, 0)
+    rank = np.arange(len(stages))
+    on_last = rank == len(stages) - 1
+    ends = np.where(rank == 0, table, 0.0) + np.where(on_last, last, 0.0)
+    of_experts = counts.moe * experts + np.where(on_last, mtp_experts, 0.0)
+    return counts.dense * dense + counts.moe * rest + ends, of_experts
+
+
+def mtp_join_parameters(model: ModelSpec) -> int:
+    """What joins the MTP modules to the model: a projection from 2 h to h and three norms each."""
+    if not model.mtp_layers:
+        return 0
+    layer = moe_layer_parameters(model) if model.moe_layers else dense_layer_parameters(model)
+    return mtp_parameters(model) - model.mtp_layers * layer
 
 
 def state_bytes_per_parameter(workload: Workload, layout: Layout, shards: Ints) -> Floats:
     """Weights, gradients and optimizer states of one parameter on one GPU.
 
-    Mixed-precision Adam: a 2-byte weight, a gradient, fp32 master weight and two moments (12). The gradient is kept
-    in fp32 by Megatron (4 bytes) and in 2 bytes by stacks that reduce in 16 bits. FP8 kernels keep a quantised copy
+    Mixed-precision Adam: a 2-byte weight, a gradient, fp32 master weight and two moments (12). Megatron keeps
+    the gradient in fp32 (4 bytes), stacks that reduce in 16 bits in 2 bytes. FP8 kernels keep a quantised copy
     of the weight and its transpose (1 byte each; half of that in FP4).
     """
     grad = float(framework_constants(workload.framework).gradient_bytes)
@@ -105,7 +103,8 @@ OPTIMIZER_BYTES = {"adam": 12.0, "sgd": 8.0, "muon": 8.0}
 
 
 def activation_bytes_per_layer(workload: Workload, layout: Layout, *, experts: bool) -> tuple[Floats, Floats]:
-    """Saved for one layer and micro-batch on one GPU: (with the layout's selective recomputation, with full)."""
+    """Saved for one layer and micro-batch on one GPU, two numbers: as the layout has it, and when the layer
+    is fully recomputed."""
     model, mask = workload.model, np.asarray(layout.recompute)
     tokens = np.asarray(layout.micro_batch) * workload.seq_len / np.asarray(layout.cp)
     tp = np.asarray(layout.tp)
@@ -123,7 +122,11 @@ def activation_bytes_per_layer(workload: Workload, layout: Layout, *, experts: b
 
 
 def _attention_saved(workload: Workload, layout: Layout, narrow: float) -> Floats:
-    """Bytes a token: query, key, value, output and log-sum-exp; latents of MLA; scores of unfused attention."""
+    """Bytes a token: query, key, value, output, log-sum-exp; latents of MLA; scores of unfused attention.
+
+    A score takes 5 bytes (softmax output, dropout output and its mask), and a token has one for every key of
+    its sequence, also for those that other context-parallel ranks hold.
+    """
     model, mask, tp = workload.model, np.asarray(layout.recompute), np.asarray(layout.tp)
     heads = model.heads / tp
     query = 2.0 * heads * model.qk_head_dim
@@ -134,11 +137,9 @@ def _attention_saved(workload: Workload, layout: Layout, narrow: float) -> Float
         up = np.where(mask & Recompute.MLA_UP_PROJECTION, 0.0, query + keys)
         return up + latent + out
     keys = 2.0 * np.maximum(model.kv_heads / tp, 1.0) * (model.qk_head_dim + model.v_head_dim)
-    scores = 0.0
+    scores: Floats = 0.0
     if not framework_constants(workload.framework).flash_attention:
-        scores = np.where(
-            mask & Recompute.CORE_ATTENTION, 0.0, 5.0 * heads * workload.seq_len / np.asarray(layout.cp)
-        )
+        scores = np.where(mask & Recompute.CORE_ATTENTION, 0.0, 5.0 * heads * workload.seq_len)
     rope = query + keys if model.position == "rope" and model.qk_norm else 0.0
     return query + keys + out + scores + rope
 
@@ -150,7 +151,7 @@ def _dense_saved(width: float, model: ModelSpec, layout: Layout, narrow: float) 
 
 
 def _moe_saved(model: ModelSpec, layout: Layout, narrow: float) -> Floats:
-    """Routed activations scale with top_k and do not shrink with ep: what leaves a rank comes back from another."""
+    """Routed activations scale with top_k and do not shrink with ep: what leaves comes back from others."""
     moe, mask = model.moe, np.asarray(layout.recompute)
     assert moe is not None
     matrices = 2.0 if model.gated else 1.0
@@ -159,16 +160,15 @@ def _moe_saved(model: ModelSpec, layout: Layout, narrow: float) -> Floats:
     activated = np.where(mask & Recompute.MOE_ACTIVATION, 0.0, narrow * width)
     saved: Floats = routed * (narrow * model.hidden + 2.0 * matrices * width + activated)
     router = 8.0 * moe.experts / np.asarray(layout.tp)
-    return (
-        saved + router + (_dense_saved(moe.shared_width, model, layout, narrow) if moe.shared_width else 0.0)
-    )
+    shared = _dense_saved(moe.shared_width, model, layout, narrow) if moe.shared_width else 0.0
+    return saved + router + shared
 
 
 def in_flight(layout: Layout, rank: Ints) -> Floats:
     """Micro-batches whose activations a rank holds at the peak, in units of all its virtual stages.
 
-    1F1B: min(m, p - r). Interleaved: the warm-up runs 2 (p - r - 1) + (v - 1) p chunks ahead, plus the one in work
-    (Narayanan et al. 2021, section 2.2; megatron-core schedules.py).
+    1F1B: min(m, p - r). Interleaved: the warm-up runs 2 (p - r - 1) + (v - 1) p chunks ahead, plus the one in
+    work (Narayanan et al. 2021, section 2.2; megatron-core schedules.py).
     """
     pp, vpp, m = (np.asarray(x) for x in (layout.pp, layout.vpp, layout.num_micro_batches))
     plain = np.minimum(m, pp - rank)
@@ -181,105 +181,115 @@ FIXED_GIB = 0.5
 """Workspaces and small buffers of the framework's allocator (SimuMax B200 rows)."""
 
 
-def _transient_bytes(workload: Workload, layout: Layout) -> tuple[Floats, Floats, Floats]:
-    """(logits on the last rank, largest weight's fp32 gradient and gathered copies, one layer's work under full recompute)."""
+def _transient_bytes(workload: Workload, layout: Layout) -> tuple[Floats, Floats, Floats, Floats]:
+    """Four buffers: logits on the last rank; the fp32 gradient of the token table or the head; the layers
+    that ZeRO-3 holds gathered, one in use and one on its way; one layer's work under full recomputation."""
     model = workload.model
     tokens = np.asarray(layout.micro_batch) * workload.seq_len / np.asarray(layout.cp)
     logits = 6.0 * tokens * model.vocab / np.asarray(layout.tp)
     dense, rest, experts = layer_parameters_on_gpu(model, layout)
     largest = 4.0 * model.vocab * model.hidden / np.asarray(layout.tp)
-    gathered = np.where(
-        np.asarray(layout.zero_stage) == 3, 2.0 * 2.0 * np.maximum(dense, rest + experts), 0.0
-    )
+    sharded = (np.asarray(layout.zero_stage) == 3) & (np.asarray(layout.dp) * np.asarray(layout.cp) > 1)
+    gathered = np.where(sharded, 2.0 * 2.0 * np.maximum(dense, rest + experts), 0.0)
     selective, _ = activation_bytes_per_layer(workload, layout, experts=model.moe is not None)
     full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
-    return logits, largest + gathered, np.where(full, selective, 0.0)
+    return logits, largest, gathered, np.where(full, selective, 0.0)
 
 
 def stage_memory_parts_gib(
     workload: Workload, layout: Layout, stages: Stages
 ) -> dict[str, NDArray[np.float64]]:
     """Peak GiB of each pipeline rank by component, arrays [pp], for one layout and split."""
-    model = workload.model
+    model, pp = workload.model, len(stages)
     dense, expert = rank_parameters(model, layout, stages)
-    states = dense * state_bytes_per_parameter(
-        workload, layout, np.asarray(layout.dp) * np.asarray(layout.cp)
-    )
+    shards = np.asarray(layout.dp) * np.asarray(layout.cp)
+    states = dense * state_bytes_per_parameter(workload, layout, shards)
     states_expert = expert * state_bytes_per_parameter(workload, layout, layout.edp)
-    pp, vpp = len(stages), len(stages[0])
-    saved = np.zeros(pp)
     full = bool(int(np.asarray(layout.recompute)) & Recompute.FULL)
     again = int(np.asarray(layout.recompute_layers)) if full else 0
-    of_dense = activation_bytes_per_layer(workload, layout, experts=False)
-    of_moe = activation_bytes_per_layer(workload, layout, experts=True) if model.moe is not None else of_dense
-    first = 0
-    for chunk in range(pp * vpp):
-        size = stages[chunk % pp][chunk // pp]
-        for index in range(size):
-            kind = of_dense if first + index < model.dense_layers else of_moe
-            saved[chunk % pp] += float(kind[1 if index < again else 0])
-        first += size
-    saved[-1] += model.mtp_layers * float(of_moe[0])
-    logits, buffers, work = _transient_bytes(workload, layout)
+    counts = layer_counts(model.dense_layers, stages, again)
+    kept, dropped = activation_bytes_per_layer(workload, layout, experts=False)
+    kept_moe, dropped_moe = kept, dropped
+    if model.moe is not None:
+        kept_moe, dropped_moe = activation_bytes_per_layer(workload, layout, experts=True)
     last = np.arange(pp) == pp - 1
-    return {
-        "states": np.asarray(states) / GIB,
-        "expert_states": np.asarray(states_expert) / GIB,
-        "activations": saved * np.asarray(in_flight(layout, np.arange(pp))) / GIB,
-        "logits": np.where(last, float(logits) * (1 + model.mtp_layers), 0.0) / GIB,
-        "buffers": np.where(last | (np.arange(pp) == 0), float(buffers), 0.0) / GIB,
-        "recompute_work": np.full(pp, float(work)) / GIB,
-        "fixed": np.full(pp, FIXED_GIB),
+    saved = counts.dense * kept + counts.dense_recomputed * (dropped - kept)
+    saved = saved + counts.moe * kept_moe + counts.moe_recomputed * (dropped_moe - kept_moe)
+    saved = saved + np.where(last, model.mtp_layers * kept_moe, 0.0)
+    logits, largest, gathered, work = _transient_bytes(workload, layout)
+    parts: dict[str, Floats] = {
+        "states": states,
+        "expert_states": states_expert,
+        "activations": saved * np.asarray(in_flight(layout, np.arange(pp))),
+        "logits": np.where(last, logits * (1 + model.mtp_layers), 0.0),
+        "buffers": np.where(last | (np.arange(pp) == 0), largest, 0.0) + gathered,
+        "recompute_work": work,
+        "fixed": FIXED_GIB * GIB,
     }
+    return {name: np.broadcast_to(np.asarray(held) / GIB, (pp,)) for name, held in parts.items()}
+
+
+def stage_memory_gib(workload: Workload, layout: Layout, stages: Stages) -> NDArray[np.float64]:
+    """Peak GiB of each pipeline rank, [pp]."""
+    parts = stage_memory_parts_gib(workload, layout, stages)
+    return np.asarray(np.sum(list(parts.values()), axis=0), dtype=np.float64)
 
 
 CONTEXT_GIB = 1.5
 """What a process holds outside the framework's allocator: CUDA context and kernels, NCCL channels."""
 ALLOCATOR_SHARE = 0.96
-"""Of HBM that an allocator can fill: a caching allocator strands some in fragments, and steps slow down by 12 to 28 %
-when it runs out and has to flush (measured runs at over 92 % of HBM)."""
+"""Of HBM that an allocator can fill: a caching allocator strands some in fragments, and steps slow down by 12
+to 28 % when it runs out and has to flush (measured runs at over 92 % of HBM)."""
 
 
 def usable_hbm_gib(workload: Workload) -> float:
-    """What the peak of `stage_memory_gib` may reach on one GPU: HBM less fragments, context and the user's reserve."""
+    """What `stage_memory_gib` may reach on one GPU: HBM less fragments, context and the user's reserve."""
     return workload.cluster.device.hbm_gib * ALLOCATOR_SHARE - CONTEXT_GIB - workload.reserve_gib
-
-
-def stage_memory_gib(workload: Workload, layout: Layout, stages: Stages) -> NDArray[np.float64]:
-    """Peak GiB of each pipeline rank, [pp]."""
-    return np.sum(list(stage_memory_parts_gib(workload, layout, stages).values()), axis=0)
 
 
 def peak_memory_gib(workload: Workload, layout: Layout) -> Floats:
     """Least peak over ranks that any split of the layers could have, GiB, shaped like the layout.
 
-    With n_r layers of b_r bytes each on rank r, max_r n_r b_r is least when all are equal: L / sum_r (1 / b_r).
-    Embedding, head and MTP come on top on single ranks and are left out, so this is a lower bound.
+    The peak is at least any weighted mean of what the ranks hold. With weights in proportion to 1 / B_r, B_r
+    bytes of a main layer on rank r, that mean is (main layers + leading ones times min_r C_r / B_r) over
+    sum_r 1 / B_r, C_r bytes of a leading dense layer. It holds with every layer recomputed, and with every
+    layer kept, less what the recomputed layers of each rank save; the larger of the two counts. Embedding,
+    head and MTP come on top on single ranks and are left out.
     """
+    shape = layout.broadcast_shape()
+    flat = layout.flat()
+    state, kept, dropped, state_l, kept_l, dropped_l = _layer_bytes(workload, flat)
+    leading = workload.model.dense_layers if workload.model.moe_layers else 0
+    main = workload.model.layers - leading
+    full = (np.asarray(flat.recompute) & Recompute.FULL) != 0
+    again = np.where(full, np.asarray(flat.recompute_layers) * np.asarray(flat.vpp), 0)
+    relief = again * np.maximum(kept - dropped, kept_l - dropped_l if leading else 0.0)
+    out = np.empty(full.shape)
+    for pp in np.unique(np.asarray(flat.pp)):
+        rows = np.flatnonzero(np.asarray(flat.pp) == pp)
+        flying = np.asarray(in_flight(flat.take(rows).with_axis(), np.arange(pp)))
+        bound = np.zeros(len(rows))
+        for held, held_l, less in ((kept, kept_l, relief), (dropped, dropped_l, 0.0 * relief)):
+            share = 1.0 / (state[rows, None] + held[rows, None] * flying)
+            ratio = (state_l[rows, None] + held_l[rows, None] * flying) * share
+            saved = np.sum(less[rows, None] * flying * share, axis=1)
+            worth = main + leading * np.min(ratio, axis=1) - saved
+            bound = np.maximum(bound, worth / np.sum(share, axis=1))
+        out[rows] = bound
+    _, _, gathered, work = _transient_bytes(workload, flat)
+    return np.asarray((out + gathered + work) / GIB + FIXED_GIB).reshape(shape)
+
+
+def _layer_bytes(workload: Workload, layout: Layout) -> tuple[NDArray[np.float64], ...]:
+    """Bytes of one layer: (states, activations kept, activations when recomputed in full) of a main layer,
+    then of a leading dense layer of a mixture-of-experts model."""
     model = workload.model
     dense, rest, experts = layer_parameters_on_gpu(model, layout)
-    d = np.asarray(layout.dp) * np.asarray(layout.cp)
-    per_dense = state_bytes_per_parameter(workload, layout, d)
-    per_expert = state_bytes_per_parameter(workload, layout, layout.edp)
-    share = model.dense_layers / model.layers
-    state = (share * dense + (1 - share) * rest) * per_dense + (1 - share) * experts * per_expert
-    pp, vpp = np.asarray(layout.pp), np.asarray(layout.vpp)
-    chunk = model.layers / (pp * vpp)
-    full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
-    again = np.where(full, np.minimum(np.asarray(layout.recompute_layers) / chunk, 1.0), 0.0)
-    saved = 0.0
-    for part, experts_kind in ((share, False), (1 - share, True)):
-        if part > 0:
-            kept, dropped = activation_bytes_per_layer(workload, layout, experts=experts_kind)
-            saved = saved + part * ((1 - again) * kept + again * dropped)
-    shape = np.broadcast_shapes(
-        np.shape(state), np.shape(saved), np.shape(pp), np.shape(layout.num_micro_batches)
-    )
-    inverse = np.zeros(shape)
-    for rank in range(int(np.max(pp))):
-        inverse += np.where(
-            rank < pp, 1.0 / (state + saved * in_flight(layout, np.minimum(rank, pp - 1))), 0.0
-        )
-    _, _, work = _transient_bytes(workload, layout)
-    out: Floats = (model.layers / inverse + work) / GIB + FIXED_GIB
-    return out
+    per_dense = state_bytes_per_parameter(workload, layout, np.asarray(layout.dp) * np.asarray(layout.cp))
+    leading = (dense * per_dense, *activation_bytes_per_layer(workload, layout, experts=False))
+    main = leading
+    if model.moe_layers:
+        states = rest * per_dense + experts * state_bytes_per_parameter(workload, layout, layout.edp)
+        main = (states, *activation_bytes_per_layer(workload, layout, experts=True))
+    shape = layout.broadcast_shape()
+    return tuple(np.broadcast_to(np.asarray(x, dtype=np.float64), shape) for x in (*main, *leading))

@@ -1,10 +1,10 @@
 """Seconds of one layer of each kind, on one rank and micro-batch, by named part.
 
-Every function takes a `Context` (workload, layouts, placements, rates) and broadcasts over layouts. T stands for
-the tokens of a micro-batch that a rank holds (micro_batch * seq_len / cp), h hidden, f feed-forward width.
-Byte counts of memory-bound operators are reads plus writes of 2-byte elements, kernels fused as in Megatron-LM
-(norm, bias-dropout-add, rotary, gated activation); the backward pass reads the incoming gradient and the saved
-input and writes a gradient.
+Every function takes a `Context` (workload, layouts, placements, rates) and broadcasts over layouts. T stands
+for the tokens of a micro-batch that a rank holds (micro_batch * seq_len / cp), h for the hidden width.
+Byte counts of memory-bound operators are reads plus writes of 2-byte elements, kernels fused as in
+Megatron-LM (norm, bias-dropout-add, rotary, gated activation); the backward pass reads the incoming gradient
+and the saved input and writes a gradient.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from costmodel.collectives import Links, all_to_all_s, ring_pass_s
+from costmodel.collectives import Links, all_to_all_s, members_inside, ring_pass_s
 from costmodel.constants import Constants
 from costmodel.kernels import Rates, attention_pair_flops, gemm_s, streamed_s
 from costmodel.layout import Floats, Layout, Placement, Recompute
@@ -118,7 +119,7 @@ def attention_block(c: Context) -> LayerTime:
     memory_f = streamed_s(plain * norm_bytes + rotary + cast_f + score_f, c.rates)
     memory_b = streamed_s((plain + 2.0) * norm_bytes + rotary + cast_b + score_b, c.rates)
     tp_f, tp_b = _tensor_parallel(c, gemm_f + proj_f, gemm_b + proj_b)
-    cp_f, cp_b = _context_parallel(c, kv_width, q_width, out_width, core_f, core_b)
+    cp_f, cp_b = _context_parallel(c, (q_width, kv_width, out_width), (core_f, core_b))
     forward = {
         "gemm": gemm_f + proj_f,
         "attention": core_f,
@@ -150,13 +151,11 @@ def _mla_projections(c: Context) -> tuple[Floats, Floats, Floats]:
     assert mla is not None
     q_out = model.heads / tp * model.qk_head_dim
     kv_out = model.heads / tp * (mla.qk_nope_head_dim + mla.v_head_dim)
-    down = [(mla.kv_lora_rank + mla.qk_rope_head_dim, model.hidden)]
-    up = [(kv_out, mla.kv_lora_rank)]
-    if mla.q_lora_rank is None:
-        down.append((q_out, model.hidden))
-    else:
+    down: list[tuple[Floats, float]] = [(mla.kv_lora_rank + mla.qk_rope_head_dim, model.hidden)]
+    up: list[tuple[Floats, float]] = [(kv_out, mla.kv_lora_rank)]
+    up.append((q_out, mla.q_lora_rank or model.hidden))
+    if mla.q_lora_rank is not None:
         down.append((mla.q_lora_rank, model.hidden))
-        up.append((q_out, mla.q_lora_rank))
     local = tokens / c.sequence_shards
     pairs = [_linear(c, local, n, k) for n, k in down] + [_linear(c, tokens, n, k) for n, k in up]
     up_forward = sum((gemm_s(tokens, n, k, c.rates) for n, k in up), start=np.float64(0.0))
@@ -181,16 +180,9 @@ def _core_attention(c: Context) -> tuple[Floats, Floats, Floats, Floats]:
     blocks = np.maximum(heads * batch * (seq / shard) / 256.0, 1.0)
     idle_f = 1.0 + c.constants.shared["occupancy_forward"] * c.rates.sms / blocks
     idle_b = 1.0 + c.constants.shared["occupancy_backward"] * c.rates.sms / blocks
-    forward = (
-        causal / c.rates.attention_forward_flops * narrow * np.minimum(idle_f, c.rates.sms / blocks + 1.0)
-    )
-    backward = (
-        2.5
-        * causal
-        / c.rates.attention_backward_flops
-        * narrow
-        * np.minimum(idle_b, c.rates.sms / blocks + 1.0)
-    )
+    most = 1.0 + c.rates.sms / blocks
+    forward = narrow * causal / c.rates.attention_forward_flops * np.minimum(idle_f, most)
+    backward = narrow * 2.5 * causal / c.rates.attention_backward_flops * np.minimum(idle_b, most)
     none = 0.0 * forward
     return forward, backward, none, none
 
@@ -212,29 +204,36 @@ def window_share(c: Context) -> float:
 def _tensor_parallel(c: Context, hide_f: Floats, hide_b: Floats) -> tuple[Floats, Floats]:
     """One all-reduce forward and one backward (or gather and scatter) of T h, less what user buffers hide."""
     volume = 2.0 * c.tokens * c.workload.model.hidden
-    pass_s = ring_pass_s(volume, c.placement.tp, c.links)
-    forward, backward = 2.0 * pass_s, 2.0 * pass_s
-    if not c.workload.overlap.tp:
-        return forward, backward
-    hidden = c.constants.framework.tp_hidden
-    return np.maximum(forward * (1 - hidden), forward - hide_f), np.maximum(
-        backward * (1 - hidden), backward - hide_b
-    )
+    both = 2.0 * ring_pass_s(volume, c.placement.tp, c.links)
+    return _less_hidden(c.workload.overlap.tp, c.constants.framework.tp_hidden, both, hide_f, hide_b)
+
+
+def _less_hidden(
+    overlaps: bool, most: float, seconds: Floats, under_f: Floats, under_b: Floats
+) -> tuple[Floats, Floats]:
+    """Exposed seconds, forward and backward, of a transfer whose share `most` can hide under compute."""
+    if not overlaps:
+        return seconds, seconds
+    least = seconds * (1.0 - most)
+    return np.maximum(least, seconds - under_f), np.maximum(least, seconds - under_b)
 
 
 def _context_parallel(
-    c: Context, kv_width: Floats, q_width: Floats, out_width: Floats, core_f: Floats, core_b: Floats
+    c: Context, widths: tuple[Floats, Floats, Floats], core: tuple[Floats, Floats]
 ) -> tuple[Floats, Floats]:
-    """Ring attention passes keys and values round the group under the attention of the block before (Liu et al.
-    2023, arXiv 2310.01889, section 3); all-to-all swaps heads for tokens and is exposed (Ulysses, 2309.14509)."""
-    held = 2.0 * c.tokens
+    """Exposed seconds, forward and backward; `widths` of query, key with value, and output on one rank.
+
+    Ring attention passes keys and values round the group under the attention of the block before (Liu et al.
+    2023, arXiv 2310.01889, section 3), backward with their gradients; all-to-all swaps heads for tokens and
+    is exposed (Ulysses, 2309.14509).
+    """
+    held, (query, key_value, out) = 2.0 * c.tokens, widths
     if c.workload.cp_comm == "a2a":
-        moved = held * (q_width + kv_width + out_width)
-        once = all_to_all_s(moved, c.placement.cp, c.links)
+        once = all_to_all_s(held * (query + key_value + out), c.placement.cp, c.links)
         return once, once
-    ring = ring_pass_s(held * kv_width * np.asarray(c.layout.cp), c.placement.cp, c.links)
-    first = ring / np.maximum(np.asarray(c.layout.cp), 1)
-    return np.maximum(ring - core_f, first), np.maximum(2.0 * ring - core_b, first)
+    cp = np.asarray(c.layout.cp)
+    ring = ring_pass_s(held * key_value * cp, c.placement.cp, c.links)
+    return np.maximum(ring - core[0], ring / cp), np.maximum(2.0 * ring - core[1], ring / cp)
 
 
 def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
@@ -296,18 +295,18 @@ def moe_mlp(c: Context) -> LayerTime:
     norm = 10.0 * c.tokens * model.hidden / c.sequence_shards + 40.0 * mine * moe.experts
     cast_f = _quantise_bytes(c, arriving, model.hidden + width)
     cast_b = _quantise_bytes(c, arriving, matrices * width + model.hidden)
-    ep_f, ep_b = _expert_all_to_all(c, mine, up + down, grads)
+    ep_s = _expert_all_to_all(c, mine)
     mlp_f: Parts = {
         "gemm": router,
         "expert_gemm": up + down,
         "memory_bound": streamed_s(norm + permute + act_f + cast_f, c.rates),
-        "ep_comm": ep_f,
+        "ep_comm": ep_s,
     }
     mlp_b: Parts = {
         "gemm": 2.0 * router,
         "expert_gemm": grads,
         "memory_bound": streamed_s(1.2 * norm + 1.5 * permute + act_b + cast_b, c.rates),
-        "ep_comm": ep_b,
+        "ep_comm": ep_s,
     }
     again: Parts = {
         "memory_bound": np.where(
@@ -321,33 +320,35 @@ def moe_mlp(c: Context) -> LayerTime:
 
 
 def _expert_all_to_all(c: Context, tokens: Floats, hide_f: Floats, hide_b: Floats) -> tuple[Floats, Floats]:
-    """Dispatch and combine, forward and again backward, with etp's gather and scatter; exposed seconds.
-
-    A token goes to the distinct blocks that hold its experts: N (1 - (1 - 1/N)^k) of N under even routing.
-    """
-    model = c.workload.model
+    """Dispatch and combine, forward and again backward, with etp's gather and scatter; exposed seconds."""
+    model, members = c.workload.model, c.placement.ep
     moe = model.moe
     assert moe is not None
-    members = c.placement.ep
-    inside = np.concatenate([np.ones_like(members[..., :1]), members[..., :-1]], axis=-1)
-    blocks = members[..., -1:] / inside
-    if c.workload.moe_dispatch == "alltoall":
-        reach = np.full(np.shape(blocks), float(moe.top_k))
-    else:
-        reach = blocks * (1.0 - (1.0 - 1.0 / blocks) ** moe.top_k)
-        if moe.router_groups and moe.router_groups_per_token:
-            limited = np.maximum(
-                blocks * moe.router_groups_per_token / moe.router_groups, moe.router_groups_per_token
-            )
-            reach = np.where(blocks <= moe.router_groups, np.minimum(reach, limited), reach)
+    copies = routed_copies(c.workload, members[..., -1:] / members_inside(members))
     sent = 2.0 * tokens * model.hidden * c.workload.expert_imbalance
-    once = all_to_all_s(sent, members, c.links, reach)
+    once = all_to_all_s(sent, members, c.links, copies)
     gathered = ring_pass_s(sent * moe.top_k * np.asarray(c.layout.etp), c.placement.etp, c.links)
-    both = 2.0 * once + 2.0 * gathered
-    if not c.workload.overlap.ep:
-        return both, both
-    hidden = c.constants.framework.ep_hidden
-    return np.maximum(both * (1 - hidden), both - hide_f), np.maximum(both * (1 - hidden), both - hide_b)
+    return _less_hidden(
+        c.workload.overlap.ep, c.constants.framework.ep_hidden, 2.0 * (once + gathered), hide_f, hide_b
+    )
+
+
+def routed_copies(workload: Workload, blocks: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Copies of a token, one for each of N equal blocks of the expert-parallel group that holds its experts.
+
+    M (1 - (1 - 1/M)^k) under even routing, M the blocks that a token can choose from: all N, or with
+    node-limited routing those of its g of G groups (DeepSeek-V3, arXiv 2412.19437, section 2.1.2). An
+    all-to-all without deduplication sends k.
+    """
+    moe = workload.model.moe
+    assert moe is not None
+    if workload.moe_dispatch == "alltoall":
+        return np.full(blocks.shape, float(moe.top_k))
+    open_blocks = blocks
+    if moe.router_groups and moe.router_groups_per_token:
+        chosen = float(moe.router_groups_per_token)
+        open_blocks = np.maximum(np.minimum(blocks, chosen), blocks * chosen / moe.router_groups)
+    return np.asarray(open_blocks * (1.0 - (1.0 - 1.0 / open_blocks) ** moe.top_k))
 
 
 def embedding(c: Context) -> LayerTime:

@@ -26,16 +26,17 @@ def level_factors(cluster: ClusterSpec, gpus: int) -> NDArray[np.int64]:
     Where an allocation is not a whole number of blocks, the largest aligned sub-block that divides it stands
     for the block: 20 GPUs on nodes of 8 count as five half-nodes of 4.
     """
-    blocks = np.gcd(fabric_levels(cluster, gpus).blocks, gpus)
+    blocks: NDArray[np.int64] = np.gcd(fabric_levels(cluster, gpus).blocks, gpus)
     blocks[-1] = gpus
-    return blocks // np.concatenate([[1], blocks[:-1]])
+    return np.asarray(blocks // np.concatenate([[1], blocks[:-1]]), dtype=np.int64)
 
 
 def placement_from_matrix(layout: Layout, matrix: Matrix) -> Placement:
     """Members inside a block of each level, from a parallelism matrix with entries of shape [..., levels].
 
-    Inside a level the axes nest in Megatron's order (tp, cp, dp, pp from the inside). The expert axes are carved
-    out of the dense rank index t + tp (c + cp d) in the order etp, ep, edp (megatron-core parallel_state).
+    Inside a level the axes nest in Megatron's order (tp, cp, dp, pp from the inside). The expert axes are
+    carved out of the dense rank index t + tp (c + cp d) in the order etp, ep, edp (megatron-core
+    parallel_state).
     """
     tp, cp, dp, pp = (
         np.cumprod(np.asarray(matrix[axis], dtype=np.int64), axis=-1) for axis in ("tp", "cp", "dp", "pp")
@@ -69,7 +70,7 @@ def _with_experts(
 def _low_part(
     size: NDArray[np.int64], tp: NDArray[np.int64], cp: NDArray[np.int64], dp: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Members, per level, of the group made of the `size` lowest dense rank indices (tp, then cp, then dp)."""
+    """Members, per level, of the group of the `size` lowest dense rank indices (tp, then cp, then dp)."""
     of_tp = np.gcd(size, tp[..., -1:])
     rest = size // of_tp
     of_cp = np.gcd(rest, cp[..., -1:])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from costmodel.layout import Floats, Layout, Recompute
+from costmodel.kernels import gemm_s
+from costmodel.layout import Floats, Recompute
 from costmodel.operators import (
     Context,
     LayerTime,
@@ -22,13 +22,12 @@ from costmodel.operators import (
     scaled,
     total,
 )
-
-Stages = tuple[tuple[int, ...], ...]
+from costmodel.split import LayerCounts, Stages, layer_counts
 
 
 @dataclass(frozen=True)
 class KindTime:
-    """One micro-batch through one layer of a kind: parts that add up, and what full recomputation would add."""
+    """One micro-batch through one layer: parts that add up, and what full recomputation would add."""
 
     parts: Parts
     backward_s: Floats
@@ -71,10 +70,20 @@ def kind_times(c: Context) -> KindTimes:
     if model.mtp_layers:
         layer = moe or dense
         assert layer is not None
+        join, join_backward_s = _mtp_projection(c)
         mtp = KindTime(
-            add(layer.parts, head_time.parts), layer.backward_s + head_time.backward_s, layer.full_recompute
+            add(layer.parts, head_time.parts, join),
+            layer.backward_s + head_time.backward_s + join_backward_s,
+            layer.full_recompute,
         )
     return KindTimes(dense, moe, _with_host(c, embedding(c), launch / 4), head_time, mtp)
+
+
+def _mtp_projection(c: Context) -> tuple[Parts, Floats]:
+    """The GEMM from 2 h to h that joins a multi-token-prediction module to the model: parts, and backward."""
+    h, n = c.workload.model.hidden, c.workload.model.hidden / np.asarray(c.layout.tp)
+    backward = gemm_s(c.tokens, 2 * h, n, c.rates) + gemm_s(2 * h, n, c.tokens, c.rates)
+    return {"gemm": gemm_s(c.tokens, n, 2 * h, c.rates) + backward}, backward
 
 
 def _with_host(c: Context, layer: LayerTime, launch_s: float) -> KindTime:
@@ -110,55 +119,28 @@ def _host_excess(device_s: Floats, host_s: float, power: float) -> Floats:
     return out
 
 
-@dataclass(frozen=True)
-class RankCounts:
-    """How many layers of each kind each pipeline rank runs per micro-batch; arrays of shape [pp]."""
-
-    dense: NDArray[np.float64]
-    moe: NDArray[np.float64]
-    dense_recomputed: NDArray[np.float64]
-    moe_recomputed: NDArray[np.float64]
-    embedding: NDArray[np.float64]
-    head: NDArray[np.float64]
-    mtp: NDArray[np.float64]
+def rank_counts(c: Context, stages: Stages) -> LayerCounts:
+    """Layers that each pipeline rank of a split runs per micro-batch, for one layout."""
+    full = bool(int(np.asarray(c.layout.recompute)) & Recompute.FULL)
+    recomputed = int(np.asarray(c.layout.recompute_layers)) if full else 0
+    return layer_counts(c.workload.model.dense_layers, stages, recomputed)
 
 
-def rank_counts(c: Context, stages: Stages) -> RankCounts:
-    """Layers per rank of a split; `stages[rank][virtual stage]`, the first layers of the model being dense."""
-    model, layout = c.workload.model, c.layout
-    pp, vpp = len(stages), len(stages[0])
-    full = bool(int(np.asarray(layout.recompute)) & Recompute.FULL)
-    recomputed = int(np.asarray(layout.recompute_layers)) if full else 0
-    counts = np.zeros((7, pp))
-    first = 0
-    for chunk in range(pp * vpp):
-        rank, size = chunk % pp, stages[chunk % pp][chunk // pp]
-        dense = min(max(model.dense_layers - first, 0), size)
-        again = min(recomputed, size)
-        again_dense = min(again, dense)
-        counts[:4, rank] += (dense, size - dense, again_dense, again - again_dense)
-        first += size
-    counts[4, 0] = counts[5, -1] = 1
-    counts[6, -1] = model.mtp_layers
-    return RankCounts(*counts)
-
-
-def rank_parts(times: KindTimes, counts: RankCounts) -> Parts:
-    """Seconds by part of each rank and micro-batch, arrays [..., pp]."""
-    rows: list[Parts] = []
-    kinds = [
+def rank_parts(times: KindTimes, counts: LayerCounts, mtp_layers: int) -> Parts:
+    """Seconds by part of each rank and micro-batch, arrays [..., pp]; MTP modules run on the last rank."""
+    rank = np.arange(len(counts.dense))
+    first, last = (rank == 0).astype(np.float64), (rank == rank[-1]).astype(np.float64)
+    kinds = (
         (times.dense, counts.dense, counts.dense_recomputed),
         (times.moe, counts.moe, counts.moe_recomputed),
-        (times.embedding, counts.embedding, None),
-        (times.head, counts.head, None),
-        (times.mtp, counts.mtp, None),
-    ]
+        (times.embedding, first, None),
+        (times.mtp, mtp_layers * last, None),
+    )
+    rows: list[Parts] = [{"head": np.asarray(times.head.seconds)[..., None] * last}]
     for kind, number, again in kinds:
         if kind is None:
             continue
-        label = "head" if kind is times.head else None
-        parts = {"head": kind.seconds} if label else kind.parts
-        rows.append({name: np.asarray(seconds)[..., None] * number for name, seconds in parts.items()})
+        rows.append({name: np.asarray(seconds)[..., None] * number for name, seconds in kind.parts.items()})
         if again is not None:
             rows.append({n: np.asarray(s)[..., None] * again for n, s in kind.full_recompute.items()})
     return add(*rows)
@@ -167,8 +149,8 @@ def rank_parts(times: KindTimes, counts: RankCounts) -> Parts:
 def even_layout_load(c: Context, times: KindTimes) -> tuple[Floats, Floats]:
     """Least possible (busiest rank, sum of ranks) per micro-batch over all splits; arrays [n].
 
-    The busiest rank has at least the mean load, at least ceil(layers / pp) of the cheaper layers, and the last
-    rank at least one layer per virtual stage under the head.
+    Every virtual stage has a layer. So the busiest rank has at least the mean load and ceil(layers / pp) of
+    the cheaper layers, and the last rank at least one layer per virtual stage under the head.
     """
     model, layout = c.workload.model, c.layout
     pp, vpp = np.asarray(layout.pp), np.asarray(layout.vpp)

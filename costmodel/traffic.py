@@ -1,7 +1,7 @@
-"""Bytes that one GPU sends across each fabric level in a step, by axis, and how long they keep its links busy.
+"""Bytes that one GPU sends across each fabric level in a step, by axis, and how long its links are busy.
 
-Counted for the busiest kind of rank (mean layers per rank). A ring puts (P-1)/P n on every member; of the hops of
-a group, those between sub-blocks cross the level, shared by the members inside.
+A mean over the ranks of the pipeline; embedding, head and MTP modules are left out. A ring puts (P-1)/P n on
+every member; of the hops of a group, those between sub-blocks cross the level, shared by the members inside.
 """
 
 from __future__ import annotations
@@ -12,9 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster_specs.fabric import fabric_levels
+from costmodel.collectives import members_inside
 from costmodel.memory import rank_parameters
-from costmodel.operators import Context
-from costmodel.stage import Stages
+from costmodel.operators import Context, routed_copies
+from costmodel.split import Stages
+from costmodel.stage import rank_counts
+
+FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -42,59 +46,79 @@ def level_traffic(c: Context, stages: Stages, step_time_s: float) -> tuple[Level
     return tuple(out)
 
 
-def _inside(members: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate([np.ones_like(members[:1]), members[:-1]])
+def ring_bytes(volume: float, members: NDArray[np.int64]) -> FloatArray:
+    """Bytes a GPU sends over each level in one ring pass of a buffer of `volume` bytes; shape [levels]."""
+    inside, size = members_inside(members), int(members[-1])
+    return np.where(members > inside, volume * (size - 1) / size / inside, 0.0)
 
 
-def _ring(volume: float, members: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Bytes a GPU sends over each level in one ring pass of a buffer of `volume` bytes."""
-    inside, size = _inside(members), int(members[-1])
-    crossed = members > inside
-    return np.where(crossed, volume * (size - 1) / size / inside, 0.0)
+def all_to_all_bytes(sent: float, members: NDArray[np.int64], copies: FloatArray | float = 1.0) -> FloatArray:
+    """The same for an all-to-all in which a GPU sends `sent` bytes, `copies` times over; shape [levels]."""
+    inside, size = members_inside(members), int(members[-1])
+    return np.where(members > inside, copies * sent * (size - inside) / size, 0.0)
 
 
-def _bytes_by_axis(c: Context, stages: Stages) -> dict[str, NDArray[np.float64]]:
+def _bytes_by_axis(c: Context, stages: Stages) -> dict[str, FloatArray]:
+    """Each transfer of a layer runs forward and backward, and once more where the layer is recomputed."""
     model, layout, place = c.workload.model, c.layout, c.placement
-    m, pp = int(np.asarray(layout.num_micro_batches)), int(np.asarray(layout.pp))
-    tokens, layers = float(np.asarray(c.tokens)), model.layers / pp
-    hidden = 2.0 * tokens * model.hidden
-    dense, expert = (float(np.max(x)) for x in rank_parameters(model, layout, stages))
-    grad = float(c.constants.framework.gradient_bytes)
-    zero = int(np.asarray(layout.zero_stage))
-    per_parameter = {0: 2 * grad, 3: (4.0 + grad) * m}.get(zero, grad + 2.0)
-    kv = (
-        2.0
-        * tokens
-        * max(model.kv_heads / int(np.asarray(layout.tp)), 1.0)
-        * (model.qk_head_dim + model.v_head_dim)
-    )
-    cp = int(np.asarray(layout.cp))
+    pp = len(stages)
+    m = int(np.asarray(layout.num_micro_batches))
+    hidden = 2.0 * float(np.asarray(c.tokens)) * model.hidden
+    counts = rank_counts(c, stages)
+    layers = m * model.layers / pp
+    again = m * float(np.sum(counts.dense_recomputed + counts.moe_recomputed)) / pp
+    again_moe = m * float(np.sum(counts.moe_recomputed)) / pp
+    blocks = 2.0 * layers - m * model.moe_layers / pp
+    blocks_again = 2.0 * again - again_moe
     out = {
-        "tp": _ring(hidden, place.tp) * 8.0 * layers * m,
-        "cp": _ring(kv * cp, place.cp) * 3.0 * layers * m,
-        "dp": _ring(dense * per_parameter, place.dp_cp) + _ring(expert * per_parameter, place.edp),
-        "pp": _pipeline(c, hidden / float(np.asarray(c.sequence_shards)), m),
+        "tp": ring_bytes(hidden, place.tp) * (4.0 * blocks + 2.0 * blocks_again),
+        "cp": _context_bytes(c, layers, again),
+        "dp": _data_parallel_bytes(c, stages, m),
+        "pp": _pipeline_bytes(c, hidden / float(np.asarray(c.sequence_shards)), m),
     }
-    if model.moe is not None:
-        share = model.moe_layers / pp
-        size, inside = int(place.ep[-1]), _inside(place.ep)
-        blocks = size / inside
-        reach = blocks * (1.0 - (1.0 - 1.0 / blocks) ** model.moe.top_k)
-        if c.workload.moe_dispatch == "alltoall":
-            reach = np.full(reach.shape, float(model.moe.top_k))
-        crossing = np.where(place.ep > inside, reach * (size - inside) / size, 0.0)
-        out["ep"] = hidden / int(np.asarray(layout.tp)) * crossing * 4.0 * share * m
+    moe = model.moe
+    if moe is not None:
+        passes = 4.0 * m * model.moe_layers / pp + 2.0 * again_moe
+        sent = hidden / int(np.asarray(layout.tp)) * c.workload.expert_imbalance
+        copies = routed_copies(c.workload, place.ep[-1:] / members_inside(place.ep))
+        gathered = ring_bytes(sent * moe.top_k * int(np.asarray(layout.etp)), place.etp)
+        out["ep"] = all_to_all_bytes(sent, place.ep, copies) * passes
+        out["etp"] = gathered * passes
     return out
 
 
-def _pipeline(c: Context, payload: float, m: int) -> NDArray[np.float64]:
-    """A boundary between neighbouring stages: activation forward, gradient backward, for every virtual stage."""
-    members, inside = c.placement.pp, _inside(c.placement.pp)
-    size = int(members[-1])
+def _context_bytes(c: Context, layers: float, again: float) -> FloatArray:
+    """Keys and values once round the ring forward, and with their gradients backward; or heads for tokens."""
+    model, tp, cp = c.workload.model, int(np.asarray(c.layout.tp)), int(np.asarray(c.layout.cp))
+    heads, width = model.heads / tp, model.qk_head_dim + model.v_head_dim
+    kv_heads = heads if model.attention is not None else max(model.kv_heads / tp, 1.0)
+    held = 2.0 * float(np.asarray(c.tokens))
+    if c.workload.cp_comm == "a2a":
+        return all_to_all_bytes(held * (heads + kv_heads) * width, c.placement.cp) * (2.0 * layers + again)
+    return ring_bytes(held * kv_heads * width * cp, c.placement.cp) * (3.0 * layers + again)
+
+
+def _data_parallel_bytes(c: Context, stages: Stages, m: int) -> FloatArray:
+    """Of the rank with the most parameters."""
+    dense, expert = (float(np.max(x)) for x in rank_parameters(c.workload.model, c.layout, stages))
+    grad, zero = float(c.constants.framework.gradient_bytes), int(np.asarray(c.layout.zero_stage))
+    scattered = 2.0 * grad if c.constants.framework.zero1_all_reduces else grad
+    each = {0: 2.0 * grad, 3: (4.0 + grad) * m}.get(zero, scattered + 2.0)
+    return ring_bytes(dense * each, c.placement.dp_cp) + ring_bytes(expert * each, c.placement.edp)
+
+
+def _pipeline_bytes(c: Context, payload: float, m: int) -> FloatArray:
+    """Every boundary between chunks carries an activation forward and a gradient backward.
+
+    Of the hops along a group, size / inside - size / members cross a level; with vpp > 1 the last rank also
+    feeds the first, across the outermost level that the group spans.
+    """
+    members, inside = c.placement.pp, members_inside(c.placement.pp)
+    size, vpp = int(members[-1]), int(np.asarray(c.layout.vpp))
     if size == 1:
         return np.zeros(members.shape)
-    ring = int(np.asarray(c.layout.vpp)) > 1
     hops = np.where(members > inside, size / inside - size / members, 0.0)
-    share = hops / (size if ring else size - 1)
-    out: NDArray[np.float64] = share * payload * m * int(np.asarray(c.layout.vpp))
+    outermost = np.arange(len(members)) == np.flatnonzero(members > inside)[-1]
+    crossing = vpp * hops + (vpp - 1) * outermost
+    out: FloatArray = 2.0 * payload * m * crossing / size
     return out

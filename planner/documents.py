@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from cluster_specs.schema import ClusterSpec
 from model_specs.documents import parse_mapping, path_text, read_text
@@ -32,10 +32,11 @@ class _PlainDumper(_DUMPER):  # type: ignore[misc]
 
 def plan_document(plan: Plan) -> dict[str, Any]:
     """A plan as plain data, its `schema` first; what has no number (NaN, infinity) is None."""
-    data = plan.model_dump(mode="json", by_alias=True)
+    data: dict[str, Any] = plan.model_dump(mode="json", by_alias=True)
     if data["mapping"] is not None and data["mapping"]["ranks"] is None:
         del data["mapping"]["ranks"]
-    return finite(data)
+    cleaned: dict[str, Any] = finite(data)
+    return cleaned
 
 
 def finite(value: Any) -> Any:
@@ -101,7 +102,12 @@ def json_schema(kind: str) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a kind of file. Raises SpecError for a kind that there is not."""
     if kind not in SCHEMA_KINDS:
         raise SpecError("not a kind of file", where="schema", value=kind, allowed=SCHEMA_KINDS)
-    documents = {"model": ModelSpec, "cluster": ClusterSpec, "run": RunDoc, "plan": Plan}
+    documents: dict[str, type[BaseModel]] = {
+        "model": ModelSpec,
+        "cluster": ClusterSpec,
+        "run": RunDoc,
+        "plan": Plan,
+    }
     schema = documents[kind].model_json_schema(by_alias=True)
     if kind == "cluster":
         _accept_references(schema)
@@ -109,7 +115,7 @@ def json_schema(kind: str) -> dict[str, Any]:
 
 
 def _accept_references(schema: dict[str, Any]) -> None:
-    """A cluster file may name its device, or start from a catalog entry, and leave the rest to the catalog."""
+    """A cluster file may name its device or start from a catalog entry, which fills in the rest."""
     properties = schema["properties"]
     device = properties["device"]
     properties["device"] = {

@@ -91,8 +91,8 @@ class MemoryFit:
         self.leading = workload.model.dense_layers if workload.model.moe_layers else 0
 
     @cached_property
-    def _anchor(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """(GiB, layers, leading layers) of every rank under the balanced split."""
+    def _fixed_gib(self) -> list[float]:
+        """What every rank holds beside its layers: the balanced split's memory less its layers'."""
         stages = balanced_stages(self.workload.model.layers, int(self.layout.pp), int(self.layout.vpp))
         if stages is None:
             raise ValueError("a virtual stage would have no layer")
@@ -103,7 +103,14 @@ class MemoryFit:
             size = stages[chunk % len(stages)][chunk // len(stages)]
             leading[chunk % len(stages)] += min(max(self.leading - first, 0), size)
             first += size
-        return memory, counts, leading
+        return [
+            float(memory[rank]) - self._layers_gib(rank, float(counts[rank]), float(leading[rank]))
+            for rank in range(len(stages))
+        ]
+
+    @cached_property
+    def _in_flight(self) -> list[float]:
+        return [float(x) for x in np.asarray(in_flight(self.layout, np.arange(int(self.layout.pp))))]
 
     @cached_property
     def _per_layer(self) -> tuple[float, ...]:
@@ -117,21 +124,16 @@ class MemoryFit:
         again_main = again_all - again_leading
         saved = (layers - leading - again_main) * kept + again_main * again_gib
         saved += (leading - again_leading) * kept_l + again_leading * again_l
-        flying = float(np.asarray(in_flight(self.layout, rank)))
-        return (layers - leading) * state + leading * state_l + saved * flying
+        return (layers - leading) * state + leading * state_l + saved * self._in_flight[rank]
 
-    @property
+    @cached_property
     def _again(self) -> int:
         full = int(self.layout.recompute) & Recompute.FULL
         return int(self.layout.recompute_layers) if full else 0
 
     def rank_gib(self, rank: int, layers: int, leading: int) -> float:
         """Peak of one rank with `layers` layers, `leading` of them dense ones at the front of the model."""
-        memory, counts, leadings = self._anchor
-        change = self._layers_gib(rank, layers, leading) - self._layers_gib(
-            rank, float(counts[rank]), float(leadings[rank])
-        )
-        return float(memory[rank]) + change
+        return self._fixed_gib[rank] + self._layers_gib(rank, layers, leading)
 
     def fits(self, rank: int, layers: int, leading: int) -> bool:
         """Whether that rank stays within the limit; a rounding error over it is left to the exact check."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 from planner.documents import plan_text
@@ -48,5 +49,23 @@ def refuse_taken(directory: Path, force: bool) -> None:
     taken = [name for name in NAMES if (directory / name).exists()] if not force else []
     if taken:
         raise LaunchError(
-            f"{directory} already holds {', '.join(taken)}. Choose another folder, or replace them with --force."
+            f"{directory} already holds {', '.join(taken)}. Choose another folder, or say --force to replace."
         )
+
+
+def next_step(plan: Plan, directory: Path | None) -> str:
+    """What to do with a plan, or where its files went, in words."""
+    if plan.layout is None:
+        written = "" if directory is None else f" Nothing was written to {directory}."
+        more = (
+            "give it more time with --time-limit" if plan.status == "unknown" else "change what is asked for"
+        )
+        return f"Next: {more}.{written}"
+    if directory is None:
+        return "Next: the same command with -o DIR writes this plan and the files that start it."
+    if plan.inputs.framework not in TARGETS:
+        return (
+            f"The plan and its hostfile are in {directory}; start files are written for {', '.join(TARGETS)}."
+        )
+    script = shlex.join(["bash", str(directory / "launch.sh"), "slurm"])
+    return f"Next: {script}\n      (the first lines of that script say what to set)"

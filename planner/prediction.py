@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +16,12 @@ from costmodel.estimate import Estimate, Stages, estimate, stage_memory_parts_gi
 from costmodel.layout import Layout, Placement, Recompute
 from costmodel.placement import nested_placement
 from costmodel.workload import Workload
+from model_specs.documents import path_text
 from model_specs.parameters import flops_per_token
 from planner.plan import LayoutDoc, LevelTraffic, Predicted, RecomputeModule
-from planner.run_file import Run
+from planner.run_file import Run, RunFileError, UnreadRow, read_rows, read_runs
 from planner.stages import balanced_stages
-from planner.validation import Prediction
+from planner.validation import Prediction, ValidationReport, score
 
 MODULES: dict[RecomputeModule, Recompute] = {
     "core_attn": Recompute.CORE_ATTENTION,
@@ -68,6 +71,40 @@ def predict_run(run: Run) -> RunPrediction:
         placement=placement,
         memory_parts_gib=per_rank,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PricedRun:
+    """A run with its prices, and the rules that it breaks."""
+
+    run: Run
+    found: RunPrediction
+    broken: tuple[Finding, ...]
+
+    @property
+    def warnings(self) -> list[str]:
+        """The broken rules in words: value, limit, remedy."""
+        return [f"{finding.rule}: {finding.words}. {finding.remedy}" for finding in self.broken]
+
+
+def price_runs(path: Path) -> Iterator[PricedRun]:
+    """Prices the runs of a file one by one. Raises RunFileError for one that cannot be read or priced."""
+    for run in read_runs(path):
+        try:
+            found = predict_run(run)
+        except (ValueError, ArithmeticError) as error:
+            raise RunFileError(f"cannot be priced: {error}", where=f"{path_text(path)}: {run.id}") from error
+        yield PricedRun(run=run, found=found, broken=tuple(broken_rules(run, found)))
+
+
+def validation_report(path: Path) -> ValidationReport:
+    """Predicted against measured for the rows of a file. Raises RunFileError if not one row can be read."""
+    rows = list(read_rows(path))
+    reasons = [row.reason for row in rows if isinstance(row, UnreadRow)]
+    if len(reasons) == len(rows):
+        more = f"\nand {len(rows) - 1} more rows, none of which can be read" if len(rows) > 1 else ""
+        raise RunFileError(reasons[0] + more)
+    return score(rows, prediction_of)
 
 
 def prediction_of(run: Run) -> Prediction:
@@ -145,8 +182,9 @@ _NUMBERS = (
 )  # fmt: skip
 
 
-def run_document(run: Run, found: RunPrediction, broken: list[Finding]) -> dict[str, Any]:
+def run_document(priced: PricedRun) -> dict[str, Any]:
     """What `estimate --json` prints of one run, without `schema`."""
+    run, found = priced.run, priced.found
     measured = run.measured
     error = None
     if measured is not None:
@@ -157,6 +195,6 @@ def run_document(run: Run, found: RunPrediction, broken: list[Finding]) -> dict[
         "predicted": predicted_document(run.workload, found).model_dump(mode="json"),
         "measured": None if measured is None else dict(vars(measured)),
         "error_pct": error,
-        "broken_rules": [dict(vars(finding)) for finding in broken],
+        "broken_rules": [dict(vars(finding)) for finding in priced.broken],
         "remarks": list(run.remarks),
     }

@@ -12,6 +12,7 @@ mixture-of-experts model lie in the first virtual stages of the ranks.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -178,19 +179,33 @@ class _Ranks:
         self.costs = costs
         self._fits = fits
         self._options: dict[tuple[int, int], list[_Option]] = {}
+        self._columns: dict[int, tuple[list[float], list[float], list[int]]] = {}
         self._everything = (1 << (costs.layers + 1)) - 1
-        options = [option for rank in range(costs.pp) for c in range(costs.leading + 1) for option in self._of(rank, c)]
+        options = [option for rank, covered in self._classes() for option in self._of(rank, covered)]
         self._seconds = sorted({option.seconds for option in options})
         self._loads = sorted({option.load for option in options})
         self._experts = sorted({option.experts for option in options})
 
+    def _classes(self) -> Iterator[tuple[int, int]]:
+        """(rank, leading layers before it), one for each kind of rank; every rank takes at least one leading layer."""
+        leading, seen = self.costs.leading, set()
+        for rank in range(self.costs.pp):
+            for covered in range(min(rank, leading), (leading if rank else 0) + 1):
+                if (self._kind(rank), covered) not in seen:
+                    seen.add((self._kind(rank), covered))
+                    yield rank, covered
+
     def _of(self, rank: int, covered: int) -> list[_Option]:
         """Choices of a rank when `covered` leading layers lie before it, in rising order of layers."""
-        kind = rank if self._fits else (0 if rank == 0 else 2 if rank == self.costs.pp - 1 else 1)
+        kind = self._kind(rank)
         found = self._options.get((kind, covered))
         if found is None:
             found = self._options[kind, covered] = list(self._choices(rank, covered))
         return found
+
+    def _kind(self, rank: int) -> int:
+        """Ranks of one kind have the same choices: without memory limits the first, the last, and all others."""
+        return rank if self._fits else (0 if rank == 0 else 2 if rank == self.costs.pp - 1 else 1)
 
     def _choices(self, rank: int, covered: int) -> Iterator[_Option]:
         costs = self.costs
@@ -285,24 +300,61 @@ class _Ranks:
                 continue
             yield option
 
+    def _longest(self, rank: int, caps: _Caps) -> int:
+        """How many choices of a rank without leading layers keep the caps; they are the shortest ones."""
+        kind = self._kind(rank)
+        columns = self._columns.get(kind)
+        if columns is None:
+            options = self._of(rank, self.costs.leading)
+            columns = self._columns[kind] = (
+                [option.seconds for option in options],
+                [option.load for option in options],
+                [option.experts for option in options],
+            )
+        return min(
+            bisect_right(columns[0], caps.seconds),
+            bisect_right(columns[1], caps.load),
+            bisect_right(columns[2], caps.experts),
+        )
+
     def _reachable(self, caps: _Caps) -> list[dict[tuple[int, int], int]] | None:
         """Masks [rank][state] of the layer counts that the ranks from `rank` on can take; None if not all layers."""
         costs = self.costs
         masks: list[dict[tuple[int, int], int]] = [{} for _ in range(costs.pp + 1)]
         masks[costs.pp] = {(costs.leading, caps.again): 1}
-        states = [(c, a) for c in range(costs.leading + 1) for a in range(min(c, caps.again) + 1)]
         for rank in reversed(range(costs.pp)):
             after, here = masks[rank + 1], masks[rank]
-            for covered, again in states if rank else states[:1]:
-                mask = 0
-                for option in self._within(rank, covered, caps):
-                    mask |= after.get((covered + option.leading, again + option.again), 0) << option.layers
-                mask &= self._everything
-                if mask:
-                    here[covered, again] = mask
+            done = self._smeared(after, self._longest(rank, caps))
+            here.update(done)
+            for covered in range(min(rank, costs.leading), costs.leading if rank else min(1, costs.leading)):
+                for again in range(min(covered, caps.again) + 1):
+                    mask = 0
+                    for option in self._within(rank, covered, caps):
+                        mask |= after.get((covered + option.leading, again + option.again), 0) << option.layers
+                    mask &= self._everything
+                    if mask:
+                        here[covered, again] = mask
             if not here:
                 return None
-        return masks if masks[0][0, 0] >> costs.layers & 1 else None
+        return masks if masks[0].get((0, 0), 0) >> costs.layers & 1 else None
+
+    def _smeared(self, after: dict[tuple[int, int], int], choices: int) -> dict[tuple[int, int], int]:
+        """Masks of the states that have covered all leading layers, one rank earlier: `choices` layer counts from
+        the fewest on."""
+        found: dict[tuple[int, int], int] = {}
+        if not choices:
+            return found
+        for state, mask in after.items():
+            if state[0] == self.costs.leading:
+                grown, width = mask << self.costs.fewest, 1
+                while width < choices:
+                    step = min(width, choices - width)
+                    grown |= grown << step
+                    width += step
+                grown &= self._everything
+                if grown:
+                    found[state] = grown
+        return found
 
     def _split(self, caps: _Caps) -> Split:
         """The most even split within the caps; there is one."""

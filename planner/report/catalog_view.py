@@ -9,7 +9,7 @@ from cluster_specs.catalog import cluster_names, device_names, load_cluster, loa
 from model_specs.catalog import catalog_names, load_catalog_model
 from model_specs.parameters import active_parameter_count, flops_per_token, parameter_count
 from model_specs.schema import ModelSpec
-from planner.report.parts import Renderable, amount, count, facts, grid, line
+from planner.report.parts import Renderable, amount, count, counted, facts, grid, heading, line
 
 CATALOGS = ("models", "clusters", "devices")
 
@@ -41,10 +41,13 @@ def model_view(model: ModelSpec, seq_len: int) -> list[Renderable]:
         *_feed_forward(model),
         ("vocabulary", count(model.vocab) + (", tied embeddings" if model.tied_embeddings else "")),
         ("positions", model.position),
-        ("multi-token prediction", f"{model.mtp_layers} module(s)" if model.mtp_layers else "none"),
+        ("multi-token prediction", counted(model.mtp_layers, "module") if model.mtp_layers else "none"),
         ("parameters", _parameters(data["parameters"])),
         ("active parameters", _parameters(data["active_parameters"])),
-        ("FLOP per token", f"{data['flops_per_token']:.4g} (forward and backward, {count(seq_len)} tokens)"),
+        (
+            "FLOP per token",
+            f"{data['flops_per_token'] / 1e9:,.2f} GFLOP, both passes, at {count(seq_len)} tokens",
+        ),
     ]
     if model.sliding_window is not None:
         windowed = f"{count(model.sliding_window)} positions in {model.windowed_layers} layers"
@@ -126,8 +129,8 @@ def catalog_view(kind: str) -> list[Renderable]:
     if kind == "models":
         return [_models_table(rows)]
     if kind == "clusters":
-        words = line(("any size: ", "dim"), "a kind of node, say how many GPUs with --gpus")
-        return [_clusters_table(rows), words]
+        words = line("Any size: a kind of node; say how many GPUs with --gpus.")
+        return [_clusters_table(rows), line(""), words, *_levels(rows)]
     return [_devices_table(rows)]
 
 
@@ -150,7 +153,7 @@ def _models_table(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 def _clusters_table(rows: Sequence[Mapping[str, Any]]) -> Any:
     return grid(
-        ["cluster", "device", "GPUs", "a node", "NVLink", "Gb/s", "levels above the node"],
+        ["cluster", "device", "GPUs", "a node", "NVLink", "Gb/s a GPU"],
         [
             [
                 row["name"],
@@ -159,13 +162,26 @@ def _clusters_table(rows: Sequence[Mapping[str, Any]]) -> Any:
                 str(row["gpus_per_node"]),
                 str(row["nvlink_domain"]),
                 f"{row['nic_gbps_per_gpu']:g}",
-                ", ".join(f"{level['name']} 1:{level['oversubscription']:g}" for level in row["levels"])
-                or "-",
             ]
             for row in rows
         ],
-        left=(0, 1, 6),
+        left=(0, 1),
     )
+
+
+def _levels(rows: Sequence[Mapping[str, Any]]) -> list[Renderable]:
+    """The levels above the node, inside out, where they are more than one non-blocking one."""
+    shown = []
+    for row in rows:
+        levels = [
+            f"{level['name']} of {count(level['gpus'])}"
+            + (f" (1:{level['oversubscription']:g})" if level["oversubscription"] > 1 else "")
+            for level in row["levels"]
+        ]
+        if levels:
+            shown.append((row["name"], ", ".join(levels)))
+    title = heading("Levels above the node, in GPUs, and their oversubscription where there is any")
+    return [title, facts(shown)] if shown else []
 
 
 def _devices_table(rows: Sequence[Mapping[str, Any]]) -> Any:

@@ -48,19 +48,20 @@ def bounds_in_words(plan: Plan) -> list[str]:
     if predicted.level_traffic:
         busiest = max(predicted.level_traffic, key=lambda level: level.utilisation)
         said.append(
-            f"the busiest fabric level is {busiest.level}, in use for {percent(busiest.utilisation)} of the step"
+            f"{busiest.level}, the busiest fabric level, works {percent(busiest.utilisation)} of the step"
         )
     fullest = max(range(len(predicted.memory_gib)), key=lambda stage: predicted.memory_gib[stage])
     peak, hbm_gib = predicted.memory_gib[fullest], plan.inputs.cluster.device.hbm_gib
     free = hbm_gib - plan.inputs.reserve_gib - peak
-    said.append(f"stage {fullest} is the fullest: {peak:.1f} of {hbm_gib:g} GiB, {free:.1f} GiB free")
+    room = f"{free:.1f} GiB free" if free >= 0 else f"{-free:.1f} GiB over the limit"
+    said.append(f"stage {fullest} is the fullest: {peak:.1f} of {hbm_gib:g} GiB, {room}")
     return said
 
 
 def comparison(plans: tuple[Plan, Plan]) -> dict[str, Any]:
     """The two plans' figures side by side, and the second over the first: plain data."""
     keys = ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu")
-    sides = []
+    sides: list[dict[str, Any]] = []
     for plan in plans:
         predicted = plan.predicted
         figures = {key: None if predicted is None else getattr(predicted, key) for key in keys}

@@ -17,6 +17,11 @@ def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def counted(number: int, noun: str) -> str:
+    """A count with its noun in the right number: 1 rank, 8 ranks."""
+    return f"{count(number)} {noun}" + ("" if number == 1 else "s")
+
+
 def seconds(value_s: float) -> str:
     """A duration to three or four digits: 12.34 s, 345 ms, 6.7 us."""
     if value_s >= 1000:
@@ -55,9 +60,16 @@ def bar(fraction: float, width: int = 20) -> Text:
     return Text.assemble(("█" * filled, style), ("·" * (width - filled), "dim"))
 
 
+def printable(text: str) -> str:
+    """The text without control characters, which a file could use to steer the terminal."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
+
+
 def line(*parts: str | tuple[str, str]) -> Text:
     """A line of text; parts are texts or (text, style)."""
-    return Text.assemble(*parts)
+    return Text.assemble(
+        *((printable(p), "") if isinstance(p, str) else (printable(p[0]), p[1]) for p in parts)
+    )
 
 
 def heading(title: str) -> Text:
@@ -72,11 +84,13 @@ def grid(
 
     Cells that do not fit are folded, never cut.
     """
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False, header_style="bold")
+    table = Table(
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold"
+    )
     for index, name in enumerate(columns):
         table.add_column(name, justify="left" if index in left else "right", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in row))
     return table
 
 
@@ -86,7 +100,7 @@ def bullets(lines: Iterable[str], mark: str = "-") -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for text in lines:
-        table.add_row(mark, Text(text))
+        table.add_row(mark, Text(printable(text)))
     return table
 
 
@@ -96,7 +110,7 @@ def facts(rows: Iterable[tuple[str, str | Text]]) -> Table:
     table.add_column(no_wrap=True, style="dim")
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(name, Text(value) if isinstance(value, str) else value)
+        table.add_row(name, Text(printable(value)) if isinstance(value, str) else value)
     return table
 
 

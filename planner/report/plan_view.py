@@ -32,7 +32,9 @@ def header(inputs: PlanInputs) -> list[Renderable]:
     """What was asked for."""
     cluster = inputs.cluster
     tokens = inputs.global_batch * inputs.seq_len
-    batch = f"{count(inputs.global_batch)} sequences x {count(inputs.seq_len)} tokens = {count(tokens)} tokens a step"
+    batch = (
+        f"{count(inputs.global_batch)} sequences x {count(inputs.seq_len)} tokens = {count(tokens)} a step"
+    )
     rows = [
         ("model", inputs.model.name),
         ("cluster", f"{cluster.name}: {count(inputs.gpus)} GPUs, {cluster.device.name}"),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from rich.text import Text
+
 from planner.plan import LayoutDoc, Mapping, Predicted
 from planner.report.parts import (
     Renderable,
     bar,
     count,
+    counted,
     facts,
     gigabytes,
     grid,
@@ -46,7 +49,7 @@ def layout_view(layout: LayoutDoc, mapping: Mapping | None) -> list[Renderable]:
 
 def _choices(layout: LayoutDoc) -> list[tuple[str, str]]:
     experts = f"ep {layout.ep}, etp {layout.etp}"
-    batch = f"{count(layout.micro_batch)} sequence(s) x {count(layout.num_micro_batches)} micro-batches"
+    batch = f"{counted(layout.micro_batch, 'sequence')} x {count(layout.num_micro_batches)} micro-batches"
     schedule = layout.schedule + (f", {layout.vpp} virtual stages a rank" if layout.vpp > 1 else "")
     rows = [
         ("experts", experts),
@@ -68,7 +71,7 @@ def recompute_text(layout: LayoutDoc) -> str:
         longest = max(max(rank) for rank in layout.stages)
         if layout.recompute_layers >= longest:
             return "full, every layer"
-        return f"full, {layout.recompute_layers} layer(s) of each virtual stage"
+        return f"full, {counted(layout.recompute_layers, 'layer')} of each virtual stage"
     return "none"
 
 
@@ -113,7 +116,7 @@ def _breakdown(predicted: Predicted) -> list[Renderable]:
     rest = whole - sum(s for _, s in shown)
     if rest > SMALLEST_SHARE * whole / 10:
         shown.append(("everything else", rest))
-    rows = [
+    rows: list[list[str | Text]] = [
         [name, seconds(s) if s > 0 else f"{s:.3f} s", percent(s / whole), bar(s / whole)] for name, s in shown
     ]
     return [heading("Where the step's time goes"), grid(["part", "time", "share", ""], rows, left=(0, 3))]
@@ -122,7 +125,7 @@ def _breakdown(predicted: Predicted) -> list[Renderable]:
 def memory_view(predicted: Predicted, hbm_gib: float, reserve_gib: float = 0.0) -> list[Renderable]:
     """GiB of each pipeline stage against the HBM; many stages are put together."""
     limit = hbm_gib - reserve_gib
-    rows = [
+    rows: list[list[str | Text]] = [
         [name, f"{gib:.1f} GiB", percent(gib / hbm_gib), bar(gib / hbm_gib)]
         for name, gib in memory_groups(predicted.memory_gib)
     ]
@@ -141,24 +144,25 @@ def memory_view(predicted: Predicted, hbm_gib: float, reserve_gib: float = 0.0) 
 
 
 def memory_groups(memory_gib: list[float]) -> list[tuple[str, float]]:
-    """(stages, GiB): neighbours that print alike together; if still too many, the ends and the extremes."""
-    groups = []
-    for _, members in groupby(range(len(memory_gib)), key=lambda stage: f"{memory_gib[stage]:.1f}"):
-        stages = list(members)
-        groups.append((ranges(stages), max(memory_gib[stage] for stage in stages)))
-    if len(groups) <= MOST_MEMORY_ROWS:
-        return groups
-    order = sorted(range(len(memory_gib)), key=lambda stage: memory_gib[stage])
-    named = {0: "first", len(memory_gib) - 1: "last", order[0]: "emptiest", order[-1]: "fullest"}
-    middle = order[len(order) // 2]
-    named.setdefault(middle, "median")
-    return [(f"{stage} ({named[stage]})", memory_gib[stage]) for stage in sorted(named)]
+    """(stages, GiB of the fullest): neighbours that print alike together, coarser until the rows are few."""
+    tolerance = 0.05
+    while True:
+        groups: list[list[int]] = []
+        for stage, gib in enumerate(memory_gib):
+            here = [memory_gib[member] for member in groups[-1]] if groups else []
+            if here and max(*here, gib) - min(*here, gib) <= tolerance:
+                groups[-1].append(stage)
+            else:
+                groups.append([stage])
+        if len(groups) <= MOST_MEMORY_ROWS:
+            return [(ranges(group), max(memory_gib[stage] for stage in group)) for group in groups]
+        tolerance *= 2
 
 
 def _traffic(predicted: Predicted) -> list[Renderable]:
     if not predicted.level_traffic:
         return []
-    rows = [
+    rows: list[list[str | Text]] = [
         [
             level.level,
             gigabytes(level.bytes_per_step),

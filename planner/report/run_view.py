@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from planner.prediction import RunPrediction, layout_document, predicted_document
+from rich.text import Text
+
+from planner.prediction import PricedRun, layout_document, predicted_document
 from planner.report.parts import Renderable, bar, count, facts, grid, heading, line, seconds
 from planner.report.prediction_view import layout_view, prediction_view
 from planner.run_file import Run
@@ -15,8 +17,9 @@ MOST_ROWS = 12
 """Rows of a validation that are shown unless all are asked for: the worst ones."""
 
 
-def run_view(run: Run, found: RunPrediction) -> list[Renderable]:
+def run_view(priced: PricedRun) -> list[Renderable]:
     """A run's layout and prices, measured beside predicted where both are known."""
+    run, found = priced.run, priced.found
     work = run.workload
     cluster = work.cluster
     batch = f"{count(work.global_batch)} sequences x {count(work.seq_len)} tokens"
@@ -106,7 +109,7 @@ def _regret(report: ValidationReport, summary: Mapping[str, Any]) -> list[Render
     if not sums["groups"]:
         return []
     groups = sorted(report.regret, key=lambda group: -group.regret_pct)[:MOST_ROWS]
-    rows = [
+    rows: list[list[str | Text]] = [
         [
             group.model,
             group.device,
@@ -129,7 +132,7 @@ def _rows(rows: tuple[ScoredRow, ...], *, every_row: bool) -> list[Renderable]:
     if not every_row and len(rows) > MOST_ROWS:
         chosen = sorted(rows, key=lambda row: -abs(row.error_pct or 0.0))[:MOST_ROWS]
         title = f"The {MOST_ROWS} worst of {count(len(rows))} rows (--rows shows all)"
-    table = grid(["row", "predicted", "measured", "error %", "memory error %"], [_row(row) for row in chosen])
+    table = grid(["row", "predicted", "measured", "error %", "mem. %"], [_row(row) for row in chosen])
     failed = [line((f"{row.id}: ", "red"), row.failed) for row in chosen if row.failed]
     return [heading(title), table, *failed]
 
