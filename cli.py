@@ -366,17 +366,17 @@ def launch(plan: Path, target: str, output: Path, force: bool, as_json: bool) ->
 @_common
 def explain(plan: Path, as_json: bool) -> None:
     """Say why a plan is as it is, and what bounds it."""
-    from planner.documents import plan_document, read_plan
-    from planner.report.explain_view import bounds_in_words, explain_view
+    from planner.documents import read_plan
+    from planner.neighbours import neighbours
+    from planner.report.explain_view import explain_document, explain_view
 
     found = read_plan(plan)
+    changes = neighbours(found)
     if as_json:
-        document = plan_document(found)
-        kept = ("status", "objective", "binding", "infeasible", "warnings", "alternatives")
-        _print_json({**{key: document[key] for key in kept}, "bounds": bounds_in_words(found)})
+        _print_json(explain_document(found, changes))
     else:
         _warn("warning", found.warnings)
-        _show(explain_view(found))
+        _show(explain_view(found, changes))
 
 
 @main.command()

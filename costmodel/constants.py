@@ -179,10 +179,6 @@ def kernel_rates(workload: Workload, constants: Constants) -> Rates:
         if spec.architecture == "blackwell"
         else 1.0
     )
-    newest = constants.framework.flash_generation >= 3
-    if spec.architecture == "blackwell":
-        # Power-limited clocks: large GEMMs run at a rate that follows the board's power limit.
-        fraction *= (spec.tdp_w / BLACKWELL_REFERENCE_W) ** constants.shared["tdp_exponent"]
     forward = (
         sixteen * power * (device.attention_forward_fraction if newest else device.attention_flash2_fraction)
     )

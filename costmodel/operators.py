@@ -12,9 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from costmodel.collectives import Links, all_to_all_s, members_inside, ring_pass_s
+from costmodel.collectives import Links, all_to_all_s, ring_pass_s
 from costmodel.constants import Constants
 from costmodel.kernels import Rates, attention_pair_flops, gemm_s, streamed_s
 from costmodel.layout import Floats, Layout, Placement, Recompute
@@ -91,7 +90,7 @@ def _linear(c: Context, tokens: Floats, n: Floats, k: Floats) -> tuple[Floats, F
     return forward, backward
 
 
-def _quantise_bytes(c: Context, tokens: Floats, elements: Floats) -> Floats:
+def quantise_bytes(c: Context, tokens: Floats, elements: Floats) -> Floats:
     """Casting operands to a narrower format: read 2, write 1 and its transpose 1, per element."""
     return 4.0 * tokens * elements if c.workload.precision in ("fp8", "mxfp8", "nvfp4") else 0.0 * tokens
 
@@ -114,8 +113,8 @@ def attention_block(c: Context) -> LayerTime:
     plain = 4.0 + 6.0 if c.constants.framework.fused_elementwise else 4.0 + 8.0
     norm_bytes = tokens * model.hidden / c.sequence_shards
     rotary = 4.0 * tokens * (q_width + kv_width) if model.position == "rope" else 0.0 * tokens
-    cast_f = _quantise_bytes(c, tokens, model.hidden + out_width)
-    cast_b = _quantise_bytes(c, tokens, q_width + kv_width + model.hidden)
+    cast_f = quantise_bytes(c, tokens, model.hidden + out_width)
+    cast_b = quantise_bytes(c, tokens, q_width + kv_width + model.hidden)
     memory_f = streamed_s(plain * norm_bytes + rotary + cast_f + score_f, c.rates)
     memory_b = streamed_s((plain + 2.0) * norm_bytes + rotary + cast_b + score_b, c.rates)
     tp_f, tp_b = _tensor_parallel(c, gemm_f + proj_f, gemm_b + proj_b)
@@ -205,10 +204,10 @@ def _tensor_parallel(c: Context, hide_f: Floats, hide_b: Floats) -> tuple[Floats
     """One all-reduce forward and one backward (or gather and scatter) of T h, less what user buffers hide."""
     volume = 2.0 * c.tokens * c.workload.model.hidden
     both = 2.0 * ring_pass_s(volume, c.placement.tp, c.links)
-    return _less_hidden(c.workload.overlap.tp, c.constants.framework.tp_hidden, both, hide_f, hide_b)
+    return less_hidden(c.workload.overlap.tp, c.constants.framework.tp_hidden, both, hide_f, hide_b)
 
 
-def _less_hidden(
+def less_hidden(
     overlaps: bool, most: float, seconds: Floats, under_f: Floats, under_b: Floats
 ) -> tuple[Floats, Floats]:
     """Exposed seconds, forward and backward, of a transfer whose share `most` can hide under compute."""
@@ -247,8 +246,8 @@ def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
     norm_bytes = tokens * model.hidden / c.sequence_shards * ((10.0 if fused else 12.0) if norm else 0.0)
     act_f = tokens * local * (2.0 * matrices + 2.0) * (1.0 if fused else 1.5)
     act_b = tokens * local * (4.0 * matrices + 2.0) * (1.0 if fused else 1.5)
-    cast_f = _quantise_bytes(c, tokens, model.hidden + local)
-    cast_b = _quantise_bytes(c, tokens, matrices * local + model.hidden)
+    cast_f = quantise_bytes(c, tokens, model.hidden + local)
+    cast_b = quantise_bytes(c, tokens, matrices * local + model.hidden)
     tp_f, tp_b = _tensor_parallel(c, up_f + down_f, up_b + down_b) if norm else (0.0 * up_f, 0.0 * up_f)
     forward = {
         "gemm": up_f + down_f,
@@ -265,90 +264,6 @@ def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
     layernorm = np.where(mask & Recompute.LAYERNORM, streamed_s(norm_bytes * 0.4, c.rates), 0.0)
     again = add(scaled(forward, np.where(mlp, 1.0, 0.0)), {"memory_bound": layernorm})
     return LayerTime(forward, backward, again)
-
-
-def moe_mlp(c: Context) -> LayerTime:
-    """Router, permutation, all-to-all, grouped GEMMs of the local experts, and the shared experts."""
-    model, layout = c.workload.model, c.layout
-    moe = model.moe
-    assert moe is not None
-    tp, ep, etp = np.asarray(layout.tp), np.asarray(layout.ep), np.asarray(layout.etp)
-    mine = c.tokens / tp
-    arriving = mine * moe.top_k * etp * c.workload.expert_imbalance
-    local_experts = moe.experts / ep
-    matrices = 2 if model.gated else 1
-    width = moe.moe_ffn_hidden / etp
-    rows = arriving / local_experts
-    up = gemm_s(rows, matrices * width, model.hidden, c.rates, groups=local_experts)
-    down = gemm_s(rows, model.hidden, width, c.rates, groups=local_experts)
-    grads = (
-        gemm_s(rows, model.hidden, matrices * width, c.rates, groups=local_experts)
-        + gemm_s(model.hidden, matrices * width, rows, c.rates, groups=local_experts)
-        + gemm_s(rows, width, model.hidden, c.rates, groups=local_experts)
-        + gemm_s(width, model.hidden, rows, c.rates, groups=local_experts)
-    )
-    router = gemm_s(mine, moe.experts, model.hidden, c.rates, sixteen_bit=True)
-    unfused = c.constants.shared["expert_bias_bytes_factor"] if moe.expert_bias else 1.0
-    act_f = arriving * width * (2.0 * matrices + 2.0) * unfused
-    act_b = arriving * width * (4.0 * matrices + 2.0) * unfused
-    permute = 8.0 * arriving * model.hidden
-    norm = 10.0 * c.tokens * model.hidden / c.sequence_shards + 40.0 * mine * moe.experts
-    cast_f = _quantise_bytes(c, arriving, model.hidden + width)
-    cast_b = _quantise_bytes(c, arriving, matrices * width + model.hidden)
-    ep_s = _expert_all_to_all(c, mine)
-    mlp_f: Parts = {
-        "gemm": router,
-        "expert_gemm": up + down,
-        "memory_bound": streamed_s(norm + permute + act_f + cast_f, c.rates),
-        "ep_comm": ep_s,
-    }
-    mlp_b: Parts = {
-        "gemm": 2.0 * router,
-        "expert_gemm": grads,
-        "memory_bound": streamed_s(1.2 * norm + 1.5 * permute + act_b + cast_b, c.rates),
-        "ep_comm": ep_s,
-    }
-    again: Parts = {
-        "memory_bound": np.where(
-            np.asarray(layout.recompute) & Recompute.MOE_ACTIVATION, streamed_s(act_f, c.rates), 0.0
-        )
-    }
-    if moe.shared_width:
-        shared = dense_mlp(c, moe.shared_width, norm=False)
-        return LayerTime(add(mlp_f, shared.forward), add(mlp_b, shared.backward), again)
-    return LayerTime(mlp_f, mlp_b, again)
-
-
-def _expert_all_to_all(c: Context, tokens: Floats, hide_f: Floats, hide_b: Floats) -> tuple[Floats, Floats]:
-    """Dispatch and combine, forward and again backward, with etp's gather and scatter; exposed seconds."""
-    model, members = c.workload.model, c.placement.ep
-    moe = model.moe
-    assert moe is not None
-    copies = routed_copies(c.workload, members[..., -1:] / members_inside(members))
-    sent = 2.0 * tokens * model.hidden * c.workload.expert_imbalance
-    once = all_to_all_s(sent, members, c.links, copies)
-    gathered = ring_pass_s(sent * moe.top_k * np.asarray(c.layout.etp), c.placement.etp, c.links)
-    return _less_hidden(
-        c.workload.overlap.ep, c.constants.framework.ep_hidden, 2.0 * (once + gathered), hide_f, hide_b
-    )
-
-
-def routed_copies(workload: Workload, blocks: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Copies of a token, one for each of N equal blocks of the expert-parallel group that holds its experts.
-
-    M (1 - (1 - 1/M)^k) under even routing, M the blocks that a token can choose from: all N, or with
-    node-limited routing those of its g of G groups (DeepSeek-V3, arXiv 2412.19437, section 2.1.2). An
-    all-to-all without deduplication sends k.
-    """
-    moe = workload.model.moe
-    assert moe is not None
-    if workload.moe_dispatch == "alltoall":
-        return np.full(blocks.shape, float(moe.top_k))
-    open_blocks = blocks
-    if moe.router_groups and moe.router_groups_per_token:
-        chosen = float(moe.router_groups_per_token)
-        open_blocks = np.maximum(np.minimum(blocks, chosen), blocks * chosen / moe.router_groups)
-    return np.asarray(open_blocks * (1.0 - (1.0 - 1.0 / open_blocks) ** moe.top_k))
 
 
 def embedding(c: Context) -> LayerTime:

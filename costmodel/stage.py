@@ -8,6 +8,7 @@ import numpy as np
 
 from costmodel.kernels import gemm_s
 from costmodel.layout import Floats, Recompute
+from costmodel.moe_operators import hide_expert_traffic, moe_mlp
 from costmodel.operators import (
     Context,
     LayerTime,
@@ -18,7 +19,6 @@ from costmodel.operators import (
     embedding,
     head,
     joined,
-    moe_mlp,
     scaled,
     total,
 )
@@ -64,17 +64,18 @@ def kind_times(c: Context) -> KindTimes:
     if model.dense_layers:
         dense = _with_host(c, joined(attention, dense_mlp(c, model.ffn_hidden)), launch)
     if model.moe is not None and (model.moe_layers or model.mtp_layers):
-        moe = _with_host(c, joined(attention, moe_mlp(c)), c.constants.framework.launch_moe_layer_s)
+        layer = hide_expert_traffic(c, joined(attention, moe_mlp(c)))
+        moe = _with_host(c, layer, c.constants.framework.launch_moe_layer_s)
     top = head(c)
     head_time = _with_host(c, top, launch / 2)
     if model.mtp_layers:
-        layer = moe or dense
-        assert layer is not None
+        main = moe or dense
+        assert main is not None
         join, join_backward_s = _mtp_projection(c)
         mtp = KindTime(
-            add(layer.parts, head_time.parts, join),
-            layer.backward_s + head_time.backward_s + join_backward_s,
-            layer.full_recompute,
+            add(main.parts, head_time.parts, join),
+            main.backward_s + head_time.backward_s + join_backward_s,
+            main.full_recompute,
         )
     return KindTimes(dense, moe, _with_host(c, embedding(c), launch / 4), head_time, mtp)
 

@@ -99,13 +99,13 @@ def _compose(
 
 
 def _pipeline_p2p(c: Context) -> Floats:
-    """Boundary transfers on the critical path: T h of 2 bytes, over tp with sequence parallelism.
+    """Boundary transfers on the critical path: T h of 2 bytes, 1 / tp of it from each tensor rank.
 
     Plain 1F1B waits for both directions of every micro-batch; the interleaved schedule hides them under
     compute when asked to, and only the fill and drain stay exposed.
     """
     layout = c.layout
-    payload = 2.0 * c.tokens * c.workload.model.hidden / c.sequence_shards
+    payload = 2.0 * c.tokens * c.workload.model.hidden / np.asarray(layout.tp)
     pp, vpp, m = (np.asarray(x) for x in (layout.pp, layout.vpp, layout.num_micro_batches))
     crossed = c.placement.pp > members_inside(c.placement.pp)
     outermost = np.max(np.where(crossed, np.arange(crossed.shape[-1]), 0), axis=-1)

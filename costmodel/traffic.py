@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cluster_specs.fabric import fabric_levels
 from costmodel.collectives import members_inside
 from costmodel.memory import rank_parameters
-from costmodel.operators import Context, routed_copies
+from costmodel.moe_operators import routed_copies  # Context,
 from costmodel.split import Stages
 from costmodel.stage import rank_counts
 
@@ -74,7 +74,7 @@ def _bytes_by_axis(c: Context, stages: Stages) -> dict[str, FloatArray]:
         "tp": ring_bytes(hidden, place.tp) * (4.0 * blocks + 2.0 * blocks_again),
         "cp": _context_bytes(c, layers, again),
         "dp": _data_parallel_bytes(c, stages, m),
-        "pp": _pipeline_bytes(c, hidden / float(np.asarray(c.sequence_shards)), m),
+        "pp": _pipeline_bytes(c, hidden / int(np.asarray(layout.tp)), m),
     }
     moe = model.moe
     if moe is not None:

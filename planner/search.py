@@ -18,8 +18,9 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from constraints.memory import HbmCapacity
 from constraints.rule import Rule
-from costmodel.layout import Layout
+from costmodel.layout import Layout, Recompute
 from planner.model import Candidates, SolverError, bound_ns, build_model, price_ns, solve
 from planner.open_set import OpenSet
 from planner.pricing import Priced, Pricing
@@ -33,6 +34,8 @@ FIRST_BATCH, LARGEST_BATCH = 128, 4096
 PRICED_PER_ROUND = 8
 BOUNDED_AHEAD = 128
 """Open layouts whose mappings are bounded before a CP-SAT model is built."""
+WORTHWHILE = 0.995
+"""A new best price below this share of the last one makes it worth while to price another layout at once."""
 LARGEST_MASTER = 3000
 """(Layout, mapping) pairs in one CP-SAT model; cheaper bounds come first, the rest wait for a later round."""
 
@@ -144,7 +147,7 @@ class Search:
         if half == 0:
             return
         if np.isfinite(self._cutoff_s):
-            self._price_open(4)
+            self._price_open()
             shapes = self._space.shapes()
             self.certificate.gpu_floor = self._pricing.gpu_floor(shapes, self._cutoff_s)
         if self.certificate.gpu_floor <= half:
@@ -166,18 +169,17 @@ class Search:
             batch = order[at : at + size]
             batch = batch[floor[batch] < self._cutoff_s]
             self._expand(families.take(batch))
-            self._price_open(1 if self._best else PRICED_PER_ROUND)
-            at, size = at + len(batch), min(2 * size, LARGEST_BATCH)
+            self._price_open()
+            at, size = at + len(batch), min(2 * size, LARGEST_BATCH) if self._best else size
         rest = order[at:]
         self.certificate.bounded_out += int(members[rest].sum())
         self._unseen_s = inf
 
     def _expand(self, families: Layout) -> None:
         """Adds the members of some families that are legal and promising to the open ones."""
-        families = self._promising(families)
-        if not len(np.asarray(families.tp)):
+        members = self._space.staged(self._promising(self._space.variants(families)))
+        if not len(np.atleast_1d(np.asarray(members.tp))):
             return
-        members = self._space.members(families)
         memory_gib, again = self._pricing.least_memory_gib(members)
         members = replace(members, recompute_layers=again)
         legal = self._legal(members, memory_gib)
@@ -189,29 +191,42 @@ class Search:
         self.certificate.bounded_out += int(np.sum(~good))
         self._open.add(members.take(good), memory_gib[good], bound[good])
 
-    def _promising(self, families: Layout) -> Layout:
-        """Drops families of which no member can fit or beat the cutoff.
+    def _promising(self, variants: Layout) -> Layout:
+        """Drops layouts that, however many virtual stages they get, cannot fit or beat the cutoff.
 
-        A family is bounded by its members without recomputation: plain, and with two virtual stages. Of the step
-        T(v) = m a + (S - a) / v + ..., with S <= pp a, more virtual stages save at most the factor (m + (pp - 1) / v) / (m
-        + (pp - 1) / 2) over two.
+        Virtual stages never save memory. Of the step T(v) = m a + (S - a) / v + ..., with S <= pp a, more of them save
+        at most the factor (m + (pp - 1) / v) / (m + (pp - 1) / 2) over two.
         """
-        if not np.isfinite(self._cutoff_s):
-            return families
-        pp, m = (np.asarray(x, dtype=np.float64) for x in (families.pp, families.num_micro_batches))
-        most = self._space.most_virtual_stages[np.asarray(families.pp)]
-        factor = (m + (pp - 1) / np.maximum(most, 2)) / (m + (pp - 1) / 2)
-        bound = np.full(len(pp), inf)
-        for zero in self._space.zero:
-            plain = replace(families, zero_stage=np.full(len(pp), zero))
-            bound = np.minimum(bound, self._pricing.lower_bound_s(plain))
-            twice = np.flatnonzero(most > 1)
-            if len(twice):
-                two = replace(plain, vpp=np.full(len(pp), 2)).take(twice)
-                bound[twice] = np.minimum(bound[twice], self._pricing.lower_bound_s(two) * factor[twice])
+        counts = self._space.virtual_stage_counts[np.asarray(variants.pp)]
+        memory_gib, again = self._pricing.least_memory_gib(variants)
+        table = Candidates(workload=self._pricing.workload, layouts=variants, memory_gib=memory_gib)
+        for rule in self._rules:
+            if rule.name == HbmCapacity.name:
+                fits = rule.excess(table) <= 0
+                self.certificate.rule_out(rule.name, int(counts[~fits].sum()))
+                variants, again, counts = variants.take(fits), again[fits], counts[fits]
+        if not np.isfinite(self._cutoff_s) or not len(counts):
+            return variants
+        single = np.isin(np.asarray(variants.pp), self._space.single_stage)
+        bound = np.full(len(counts), inf)
+        bound[single] = self._pricing.lower_bound_s(replace(variants, recompute_layers=again).take(single))
+        bound = np.minimum(bound, self._interleaved_bound_s(variants))
         good = bound < self._cutoff_s
-        self.certificate.bounded_out += int(self._space.members_per_family(families)[~good].sum())
-        return families.take(good)
+        self.certificate.bounded_out += int(counts[~good].sum())
+        return variants.take(good)
+
+    def _interleaved_bound_s(self, variants: Layout) -> FloatArray:
+        """A bound over two and more virtual stages; infinite where there can be one only."""
+        pp, m = (np.asarray(x, dtype=np.float64) for x in (variants.pp, variants.num_micro_batches))
+        most = self._space.most_virtual_stages[np.asarray(variants.pp)]
+        rows = np.flatnonzero(most > 1)
+        bound = np.full(len(pp), inf)
+        if len(rows):
+            full = (np.asarray(variants.recompute) & int(Recompute.FULL)) != 0
+            two = replace(variants, vpp=np.full(len(pp), 2), recompute_layers=full.astype(np.int64))
+            factor = (m + (pp - 1) / np.maximum(most, 2)) / (m + (pp - 1) / 2)
+            bound[rows] = self._pricing.lower_bound_s(two.take(rows)) * factor[rows]
+        return bound
 
     def _legal(self, members: Layout, memory_gib: FloatArray) -> NDArray[np.bool_]:
         """Which members no rule forbids; the others are counted under the first rule that does."""
@@ -223,16 +238,20 @@ class Search:
             legal &= ~broken
         return legal
 
-    def _price_open(self, count: int) -> None:
+    def _price_open(self) -> None:
         """Prices the most promising open layouts, so that the cutoff falls early."""
-        for _ in range(count):
+        self.certificate.bounded_out += self._open.drop(self._cutoff_s)
+        for _ in range(PRICED_PER_ROUND):
             self._check_time()
-            row = self._open.cheapest()
+            rows = self._open.by_bound()[:BOUNDED_AHEAD]
+            self._bound_mappings(rows)
+            row = min((int(r) for r in rows), key=lambda r: float(self._open.bound_s[r]), default=None)
             if row is None or self._open.bound_s[row] >= self._cutoff_s:
-                return
-            self._bound_mappings(np.array([row]))
-            if self._open.bound_s[row] < self._cutoff_s and row == self._open.cheapest():
-                self._price(row)
+                break
+            before = self._price_s
+            self._price(row)
+            if np.isfinite(before) and self._price_s > before * WORTHWHILE:
+                break
         self.certificate.bounded_out += self._open.drop(self._cutoff_s)
 
     def _bound_mappings(self, rows: IntArray) -> None:

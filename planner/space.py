@@ -137,24 +137,30 @@ class Space:
         options = (1, tp) if self.expert_tensor and tp > 1 else (1,)
         return options if self.etp is None else tuple(e for e in options if e == self.etp)
 
-    def members(self, families: Layout) -> Layout:
-        """Every member of the given families, arrays of shape [n]."""
-        pp = np.atleast_1d(np.asarray(families.pp))
-        stages = {int(p): np.array(self.virtual_stages(int(p)), dtype=np.int64) for p in np.unique(pp)}
-        if len(pp) == 0:
-            return families
-        options = [stages[int(p)] for p in pp]
-        rows = np.repeat(np.arange(len(pp)), [len(o) for o in options])
-        vpp = np.concatenate(options)
-        zero, recompute = np.array(self.zero), np.array(self.recompute)
-        per = len(zero) * len(recompute)
-        grown = families.take(np.repeat(rows, per))
+    def variants(self, families: Layout) -> Layout:
+        """Every ZeRO stage and recomputation of the given families, without virtual stages; arrays of shape [n]."""
+        count = families.broadcast_shape()[0]
+        zero, recompute = np.array(self.zero, dtype=np.int64), np.array(self.recompute, dtype=np.int64)
+        grown = families.take(np.repeat(np.arange(count), len(zero) * len(recompute)))
         return replace(
             grown,
-            vpp=np.repeat(vpp, per),
-            zero_stage=np.tile(np.repeat(zero, len(recompute)), len(rows)),
-            recompute=np.tile(recompute, len(rows) * len(zero)),
+            zero_stage=np.tile(np.repeat(zero, len(recompute)), count),
+            recompute=np.tile(recompute, count * len(zero)),
         )
+
+    def staged(self, variants: Layout) -> Layout:
+        """Every number of virtual stages of the given layouts, arrays of shape [n]."""
+        pp = np.atleast_1d(np.asarray(variants.pp))
+        if not len(pp):
+            return variants
+        stages = {int(p): np.array(self.virtual_stages(int(p)), dtype=np.int64) for p in np.unique(pp)}
+        options = [stages[int(p)] for p in pp]
+        rows = np.repeat(np.arange(len(pp)), [len(o) for o in options])
+        return replace(variants.take(rows), vpp=np.concatenate(options))
+
+    def members(self, families: Layout) -> Layout:
+        """Every member of the given families, arrays of shape [n]."""
+        return self.staged(self.variants(families))
 
     def members_per_family(self, families: Layout) -> IntArray:
         """How many members each family has, shape [n]."""
@@ -168,7 +174,17 @@ class Space:
 
     @cached_property
     def _members_by_pp(self) -> IntArray:
-        return self._by_pp(len) * len(self.zero) * len(self.recompute)
+        return self.virtual_stage_counts * len(self.zero) * len(self.recompute)
+
+    @cached_property
+    def single_stage(self) -> IntArray:
+        """Values of pp for which one virtual stage is a choice."""
+        return np.array([pp for pp in self.pp if 1 in self.virtual_stages(pp)], dtype=np.int64)
+
+    @cached_property
+    def virtual_stage_counts(self) -> IntArray:
+        """By pp, how many numbers of virtual stages there are."""
+        return self._by_pp(len)
 
     def _by_pp(self, measure: Callable[[tuple[int, ...]], int]) -> IntArray:
         table = np.zeros(max(self.pp, default=1) + 1, dtype=np.int64)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from planner.documents import plan_document
+from planner.neighbours import Neighbour
 from planner.plan import Plan
 from planner.report.parts import Renderable, bullets, count, grid, heading, line, percent, seconds
 from planner.report.plan_view import alternatives_view, binding_view, header, infeasible_view, status_view
@@ -13,7 +16,7 @@ _WAITING = ("pipeline_bubble", "host", "step_overhead", "scale")
 _MOVING = ("pipeline_p2p", "dp_comm")
 
 
-def explain_view(plan: Plan) -> list[Renderable]:
+def explain_view(plan: Plan, changes: Sequence[Neighbour] = ()) -> list[Renderable]:
     """The proof, what holds the plan back, what bounds its speed, and what else there was."""
     shown = [*header(plan.inputs), line(""), *status_view(plan)]
     if plan.infeasible is not None:
@@ -29,7 +32,38 @@ def explain_view(plan: Plan) -> list[Renderable]:
     reasons = bounds_in_words(plan)
     if reasons:
         shown += [heading("What bounds its speed"), bullets(reasons)]
-    return [*shown, *alternatives_view(plan)]
+    return [*shown, *_neighbours_view(changes), *alternatives_view(plan)]
+
+
+def _neighbours_view(changes: Sequence[Neighbour]) -> list[Renderable]:
+    """What each single change would cost; forbidden ones with the rule."""
+    shown: list[Renderable] = []
+    allowed = [one for one in changes if one.step_time_s is not None and one.slower_pct is not None]
+    if allowed:
+        rows = [[one.change, seconds(one.step_time_s or 0.0), f"{one.slower_pct:+.2f} %"] for one in allowed]
+        shown += [heading("What one change would cost"), grid(["change", "step time", ""], rows)]
+    forbidden = [one for one in changes if one.broken is not None]
+    if forbidden:
+        shown += [
+            heading("Changes that a rule forbids"),
+            grid(["change", "rule"], _forbidden(forbidden), left=(0, 1)),
+        ]
+    return shown
+
+
+def _forbidden(changes: Sequence[Neighbour]) -> list[list[str]]:
+    return [[one.change, one.broken or ""] for one in changes]
+
+
+def explain_document(plan: Plan, changes: Sequence[Neighbour]) -> dict[str, Any]:
+    """What `explain --json` prints, without `schema`."""
+    document = plan_document(plan)
+    kept = ("status", "objective", "binding", "infeasible", "warnings", "alternatives")
+    return {
+        **{key: document[key] for key in kept},
+        "bounds": bounds_in_words(plan),
+        "changes": [vars(change) for change in changes],
+    }
 
 
 def bounds_in_words(plan: Plan) -> list[str]:

@@ -1,0 +1,147 @@
+"""What one change to a plan would cost, or which rule forbids it: the reasons behind every choice.
+
+A neighbour differs in one choice (or trades a factor of two between two degrees), has its layers split evenly
+and the best of all mappings of the fabric. Only the plan itself is proven; these are prices, not proofs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from constraints.registry import rules_for
+from constraints.rule import Finding, FinishedPlan
+from costmodel.estimate import estimate, stage_memory_gib
+from costmodel.layout import Layout, Recompute
+from costmodel.placement import level_factors, placement_from_matrix
+from costmodel.workload import Workload
+from planner.mapping import matrices
+from planner.plan import LayoutDoc, Plan
+from planner.prediction import MODULES
+from planner.problem import PlanRequest
+from planner.stages import ALL_LAYERS, balanced_stages
+
+_TRADES = (("tp", "dp"), ("pp", "dp"), ("cp", "dp"), ("tp", "pp"))
+_SEQUENCE_PARALLEL = ("megatron", "torchtitan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbour:
+    """One changed choice, and what comes of it."""
+
+    change: str
+    """Such as `tp 8 -> 4, dp 16 -> 32`."""
+    step_time_s: float | None
+    """None where a rule forbids it."""
+    slower_pct: float | None
+    """Against the plan's step time; negative where faster."""
+    broken: str | None
+    """The first rule that is broken, in words."""
+
+
+def neighbours(plan: Plan) -> list[Neighbour]:
+    """Changes to a plan's layout, cheapest first, then those that a rule forbids; none without a layout."""
+    if plan.layout is None or plan.predicted is None:
+        return []
+    workload, layout = _workload(plan), _layout(plan.layout)
+    found = [_priced(workload, change, other, plan) for change, other in _changes(layout, workload)]
+    return sorted(found, key=lambda one: (one.step_time_s is None, one.step_time_s or 0.0, one.change))
+
+
+def _workload(plan: Plan) -> Workload:
+    inputs = plan.inputs
+    names = ("model", "cluster", "gpus", "global_batch", "seq_len", "precision", "optimizer", "framework")
+    return PlanRequest(
+        **{name: getattr(inputs, name) for name in names}, reserve_gib=inputs.reserve_gib
+    ).workload()
+
+
+def _layout(doc: LayoutDoc) -> Layout:
+    mask = Recompute.FULL if doc.recompute == "full" else Recompute.NONE
+    for module in doc.recompute_modules if doc.recompute == "selective" else ():
+        mask |= MODULES[module]
+    names = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "num_micro_batches", "zero_stage")
+    return Layout(
+        **{name: getattr(doc, name) for name in names},
+        sequence_parallel=doc.sequence_parallel,
+        recompute=int(mask),
+        recompute_layers=doc.recompute_layers,
+    )
+
+
+def _changes(layout: Layout, workload: Workload) -> Iterator[tuple[str, Layout]]:
+    """(words, changed layout); none that cannot even be written down (fractions, the same again)."""
+    for up, down in (*_TRADES, *((b, a) for a, b in _TRADES)):
+        have, give = int(getattr(layout, up)), int(getattr(layout, down))
+        if give % 2 == 0:
+            words = f"{up} {have} -> {2 * have}, {down} {give} -> {give // 2}"
+            yield from _with(layout, workload, words, **{up: 2 * have, down: give // 2})
+    scaled = ["micro_batch", "vpp"] + (["ep"] if workload.model.moe is not None else [])
+    for name in scaled:
+        now = int(getattr(layout, name))
+        if name != "vpp" or int(layout.pp) > 1:
+            yield from _with(layout, workload, f"{name} {now} -> {2 * now}", **{name: 2 * now})
+        if now % 2 == 0:
+            yield from _with(layout, workload, f"{name} {now} -> {now // 2}", **{name: now // 2})
+    full = bool(int(layout.recompute) & Recompute.FULL)
+    if int(layout.recompute):
+        yield from _with(layout, workload, "recompute -> none", recompute=0, recompute_layers=0)
+    if not full or int(layout.recompute_layers) * int(layout.vpp) * int(layout.pp) < workload.model.layers:
+        every = {"recompute": int(Recompute.FULL), "recompute_layers": ALL_LAYERS}
+        yield from _with(layout, workload, "recompute -> full, every layer", **every)
+    for stage in (0, 1, 2, 3):
+        if abs(stage - int(layout.zero_stage)) == 1:
+            yield from _with(layout, workload, f"zero_stage {layout.zero_stage} -> {stage}", zero_stage=stage)
+
+
+def _with(layout: Layout, workload: Workload, words: str, **fields: Any) -> Iterator[tuple[str, Layout]]:
+    changed = replace(layout, **fields)
+    sequences = int(changed.micro_batch) * int(changed.dp)
+    if workload.global_batch % sequences or (int(changed.tp) * int(changed.cp) * int(changed.dp)) % (
+        int(changed.etp) * int(changed.ep)
+    ):
+        return
+    in_sequence = int(changed.tp) > 1 and workload.framework in _SEQUENCE_PARALLEL
+    yield (
+        words,
+        replace(
+            changed,
+            num_micro_batches=workload.global_batch // sequences,
+            sequence_parallel=in_sequence if "tp" in fields else layout.sequence_parallel,
+            vpp=1 if int(changed.pp) == 1 else changed.vpp,
+        ),
+    )
+
+
+def _priced(workload: Workload, change: str, layout: Layout, plan: Plan) -> Neighbour:
+    assert plan.predicted is not None
+    broken = None
+    seconds = None
+    stages = balanced_stages(workload.model.layers, int(layout.pp), int(layout.vpp))
+    workload = replace(workload, gpus=int(layout.gpus))
+    if stages is None:
+        broken = (
+            f"pp x vpp = {int(layout.pp) * int(layout.vpp)} virtual stages for {workload.model.layers} layers"
+        )
+    else:
+        broken = _broken(workload, layout, stages)
+    if broken is None and stages is not None:
+        table = matrices(layout, level_factors(workload.cluster, workload.gpus).tolist(), inside=("tp",))
+        if len(table["tp"]):
+            times = estimate(workload, layout, placement_from_matrix(layout, table), stages).step_time_s
+            seconds = float(np.min(times))
+        else:
+            broken = f"tp {layout.tp} does not fit into the innermost level of the fabric"
+    now = plan.predicted.step_time_s
+    slower = None if seconds is None else 100.0 * (seconds / now - 1.0)
+    return Neighbour(change=change, step_time_s=seconds, slower_pct=slower, broken=broken)
+
+
+def _broken(workload: Workload, layout: Layout, stages: tuple[tuple[int, ...], ...]) -> str | None:
+    memory = tuple(float(gib) for gib in stage_memory_gib(workload, layout, stages))
+    finished = FinishedPlan(workload=workload, layout=layout, stages=stages, memory_gib=memory, spans={})
+    findings: Iterator[Finding | None] = (rule.check(finished) for rule in rules_for(workload))
+    return next((f"{finding.rule}: {finding.words}" for finding in findings if finding is not None), None)
