@@ -1,4 +1,4 @@
-"""The best utilisation that anybody has published for a device class: a ceiling that a sane plan stays under."""
+"""The best utilisation published for a device class: a ceiling that a sane plan stays under."""
 
 from __future__ import annotations
 

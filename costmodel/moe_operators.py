@@ -79,7 +79,7 @@ def _expert_all_to_all(c: Context, tokens: Floats) -> Floats:
 
 def hide_expert_traffic(c: Context, layer: LayerTime) -> LayerTime:
     """With EP overlap the all-to-all of one micro-batch runs under another's layer, in either pass
-    (Megatron-LM `--overlap-moe-expert-parallel-comm`; DualPipe, DeepSeek-V3, arXiv 2412.19437, section 3.2.1).
+    (Megatron-LM `--overlap-moe-expert-parallel-comm`; DualPipe, DeepSeek-V3, arXiv 2412.19437, 3.2.1).
     """
     sent_f, sent_b = layer.forward["ep_comm"], layer.backward["ep_comm"]
     under_f, under_b = total(layer.forward) - sent_f, total(layer.backward) - sent_b
