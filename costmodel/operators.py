@@ -115,8 +115,9 @@ def attention_block(c: Context) -> LayerTime:
     rotary = 4.0 * tokens * (q_width + kv_width) if model.position == "rope" else 0.0 * tokens
     cast_f = quantise_bytes(c, tokens, model.hidden + out_width)
     cast_b = quantise_bytes(c, tokens, q_width + kv_width + model.hidden)
-    memory_f = streamed_s(plain * norm_bytes + rotary + cast_f + score_f, c.rates)
-    memory_b = streamed_s((plain + 2.0) * norm_bytes + rotary + cast_b + score_b, c.rates)
+    merge_f, merge_b = _merge_bytes(c, q_width, out_width)
+    memory_f = streamed_s(plain * norm_bytes + rotary + cast_f + score_f + merge_f, c.rates)
+    memory_b = streamed_s((plain + 2.0) * norm_bytes + rotary + cast_b + score_b + merge_b, c.rates)
     tp_f, tp_b = _tensor_parallel(c, gemm_f + proj_f, gemm_b + proj_b)
     cp_f, cp_b = _context_parallel(c, (q_width, kv_width, out_width), (core_f, core_b))
     forward = {
@@ -233,6 +234,18 @@ def _context_parallel(
     cp = np.asarray(c.layout.cp)
     ring = ring_pass_s(held * key_value * cp, c.placement.cp, c.links)
     return np.maximum(ring - core[0], ring / cp), np.maximum(2.0 * ring - core[1], ring / cp)
+
+
+def _merge_bytes(c: Context, q_width: Floats, out_width: Floats) -> tuple[Floats, Floats]:
+    """What ring attention moves through HBM to merge the partial results of its steps, forward and backward.
+
+    Each step after the first reads a 2-byte partial output and rescales a 4-byte sum by the new log-sum-exp (Liu
+    et al. 2023, arXiv 2310.01889, appendix A); backward the gradient of the queries is summed likewise.
+    """
+    if c.workload.cp_comm == "a2a":
+        return 0.0 * c.tokens, 0.0 * c.tokens
+    steps = np.asarray(c.layout.cp) - 1.0
+    return 10.0 * steps * c.tokens * out_width, 10.0 * steps * c.tokens * q_width
 
 
 def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:

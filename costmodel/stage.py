@@ -147,6 +147,13 @@ def rank_parts(times: KindTimes, counts: LayerCounts, mtp_layers: int) -> Parts:
     return add(*rows)
 
 
+def cheapest_layer_s(times: KindTimes) -> Floats:
+    """One micro-batch, forward and backward, through the cheapest kind of layer."""
+    kinds = [kind.seconds for kind in (times.dense, times.moe) if kind is not None]
+    out: Floats = kinds[0] if len(kinds) == 1 else np.minimum(kinds[0], kinds[1])
+    return out
+
+
 def even_layout_load(c: Context, times: KindTimes) -> tuple[Floats, Floats]:
     """Least possible (busiest rank, sum of ranks) per micro-batch over all splits; arrays [n].
 

@@ -12,7 +12,7 @@ from costmodel.layout import Floats, Layout, Placement
 from costmodel.memory import rank_parameters
 from costmodel.operators import Context, Parts, total
 from costmodel.split import Stages
-from costmodel.stage import even_layout_load, kind_times, rank_counts, rank_parts
+from costmodel.stage import cheapest_layer_s, even_layout_load, kind_times, rank_counts, rank_parts
 from costmodel.workload import Workload
 
 
@@ -60,7 +60,9 @@ def exact_step(c: Context, stages: Stages) -> StepTime:
     }
     dense, expert = (np.max(x) for x in rank_parameters(c.workload.model, c.layout, stages))
     traffic = _data_parallel_s(c, dense, expert)
-    return _compose(c, worst, np.sum(loads, axis=-1), dense=dense, expert=expert, traffic=traffic)
+    chunk_s = cheapest_layer_s(times)
+    whole = np.sum(loads, axis=-1)
+    return _compose(c, worst, whole, chunk_s=chunk_s, dense=dense, expert=expert, traffic=traffic)
 
 
 def optimistic_step(c: Context) -> StepTime:
@@ -78,18 +80,27 @@ def optimistic_step(c: Context) -> StepTime:
     kink = np.clip(_largest_useful_window_s(c, traffic) * pp, least, np.maximum(busiest * pp, least))
     at_kink, at_least = (whole / vpp + _exposed_s(c, traffic, whole / pp) for whole in (kink, least))
     whole = np.where(at_kink < at_least, kink, least)
-    return _compose(c, {"ranks": busiest}, whole, dense=dense, expert=expert, traffic=traffic)
+    ranks: Parts = {"ranks": busiest}
+    chunk_s = cheapest_layer_s(times)
+    return _compose(c, ranks, whole, chunk_s=chunk_s, dense=dense, expert=expert, traffic=traffic)
 
 
 def _compose(
-    c: Context, worst: Parts, whole: Floats, *, dense: Floats, expert: Floats, traffic: Floats
+    c: Context,
+    worst: Parts,
+    whole: Floats,
+    *,
+    chunk_s: Floats,
+    dense: Floats,
+    expert: Floats,
+    traffic: Floats,
 ) -> StepTime:
     layout = c.layout
     m, pp, vpp = (np.asarray(x) for x in (layout.num_micro_batches, layout.pp, layout.vpp))
     busiest = total(worst)
     parts: Parts = {name: seconds * m for name, seconds in worst.items()}
     parts["pipeline_bubble"] = (whole - busiest) / vpp
-    parts["pipeline_p2p"] = _pipeline_p2p(c)
+    parts["pipeline_p2p"] = _pipeline_p2p(c, chunk_s)
     parts["dp_comm"] = _exposed_s(c, traffic, whole / pp)
     parts["optimizer"] = _optimizer(c, dense, expert)
     parts["step_overhead"] = c.constants.framework.step_overhead_s + 0.0 * busiest
@@ -98,21 +109,23 @@ def _compose(
     return StepTime(parts)
 
 
-def _pipeline_p2p(c: Context) -> Floats:
+def _pipeline_p2p(c: Context, chunk_s: Floats) -> Floats:
     """Boundary transfers on the critical path: T h of 2 bytes, 1 / tp of it from each tensor rank.
 
-    Plain 1F1B waits for both directions of every micro-batch; the interleaved schedule hides them under
-    compute when asked to, and only the fill and drain stay exposed.
+    Plain 1F1B waits for both directions of every micro-batch. The interleaved schedule, when asked to, runs them
+    beside the compute of a virtual stage, which holds a layer at the least (`chunk_s`): what that does not cover is
+    exposed, and the two slow each other down. Fill and drain are always exposed.
     """
-    layout = c.layout
+    layout, framework = c.layout, c.constants.framework
     payload = 2.0 * c.tokens * c.workload.model.hidden / np.asarray(layout.tp)
     pp, vpp, m = (np.asarray(x) for x in (layout.pp, layout.vpp, layout.num_micro_batches))
     crossed = c.placement.pp > members_inside(c.placement.pp)
     outermost = np.max(np.where(crossed, np.arange(crossed.shape[-1]), 0), axis=-1)
     once = 2.0 * point_to_point_s(payload, outermost, c.links)
+    beside = np.maximum(once - chunk_s, framework.dp_interference * once)
     hidden = (vpp > 1) & c.workload.overlap.pp
-    steady = np.where(hidden, 0.0, c.constants.framework.p2p_exposed * m * vpp)
-    return np.where(pp > 1, once * (steady + pp - 1), 0.0)
+    steady = np.where(hidden, beside, framework.p2p_exposed * once)
+    return np.where(pp > 1, steady * m * vpp + once * (pp - 1), 0.0)
 
 
 def _data_parallel_s(c: Context, dense: Floats, expert: Floats) -> Floats:

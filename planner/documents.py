@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from cluster_specs.schema import ClusterSpec
+from costmodel.layout import AXES
 from model_specs.documents import parse_mapping, path_text, read_text
 from model_specs.errors import SpecError, validation_message
 from model_specs.schema import ModelSpec
@@ -90,9 +91,45 @@ def read_plan(path: Path) -> Plan:
             value=data.get("schema"),
         )
     try:
-        return Plan.model_validate(data)
+        plan = Plan.model_validate(data)
     except ValidationError as error:
         raise SpecError(validation_message(error, where, Plan)) from None
+    for path_in_plan, wrong in _contradictions(plan):
+        raise SpecError(wrong, where=f"{where}: {path_in_plan}")
+    return plan
+
+
+def _contradictions(plan: Plan) -> Iterator[tuple[str, str]]:
+    """(field, what is wrong) where parts of a plan that was edited by hand do not fit together."""
+    layout, inputs, predicted, mapping = plan.layout, plan.inputs, plan.predicted, plan.mapping
+    if layout is None:
+        if predicted is not None or mapping is not None:
+            yield "layout", "null, but there is a prediction or a mapping of it"
+        return
+    gpus = layout.tp * layout.cp * layout.pp * layout.dp
+    if not gpus <= inputs.gpus <= inputs.cluster.gpus:
+        yield (
+            "layout",
+            f"{gpus} GPUs (tp cp pp dp), inputs.gpus {inputs.gpus}, the cluster {inputs.cluster.gpus}",
+        )
+    if (layout.tp * layout.cp * layout.dp) % (layout.ep * layout.etp):
+        yield "layout.ep", "ep * etp must divide tp * cp * dp"
+    if layout.micro_batch * layout.dp * layout.num_micro_batches != inputs.global_batch:
+        yield "layout.num_micro_batches", "micro_batch * dp * num_micro_batches must be inputs.global_batch"
+    if [len(rank) for rank in layout.stages] != [layout.vpp] * layout.pp or min(map(min, layout.stages)) < 0:
+        yield "layout.stages", f"must be {layout.pp} ranks (pp) of {layout.vpp} layer counts (vpp)"
+    if sum(map(sum, layout.stages)) != inputs.model.layers:
+        yield "layout.stages", f"must add up to the model's {inputs.model.layers} layers"
+    if predicted is not None:
+        if len(predicted.memory_gib) != layout.pp or len(predicted.memory_parts_gib) not in (0, layout.pp):
+            yield "predicted.memory_gib", f"must have {layout.pp} entries, one of each pipeline stage"
+        if not predicted.step_time_s > 0 or not predicted.breakdown_s:
+            yield "predicted", "must have a step time above 0 and its parts"
+    if mapping is not None and mapping.matrix:
+        rows = {axis: mapping.matrix.get(axis, []) for axis in AXES}
+        shapes = {axis: (len(row), math.prod(row)) for axis, row in rows.items()}
+        if shapes != {axis: (len(mapping.levels), getattr(layout, axis)) for axis in AXES}:
+            yield "mapping.matrix", f"must have a factor of {', '.join(AXES)} for each of mapping.levels"
 
 
 SCHEMA_KINDS = ("model", "cluster", "run", "plan")

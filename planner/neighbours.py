@@ -20,8 +20,7 @@ from costmodel.placement import level_factors, placement_from_matrix
 from costmodel.workload import Workload
 from planner.mapping import matrices
 from planner.plan import LayoutDoc, Plan
-from planner.prediction import MODULES
-from planner.problem import PlanRequest
+from planner.prediction import MODULES, workload_of
 from planner.stages import ALL_LAYERS, balanced_stages
 
 _TRADES = (("tp", "dp"), ("pp", "dp"), ("cp", "dp"), ("tp", "pp"))
@@ -46,17 +45,9 @@ def neighbours(plan: Plan) -> list[Neighbour]:
     """Changes to a plan's layout, cheapest first, then those that a rule forbids; none without a layout."""
     if plan.layout is None or plan.predicted is None:
         return []
-    workload, layout = _workload(plan), _layout(plan.layout)
+    workload, layout = workload_of(plan.inputs), _layout(plan.layout)
     found = [_priced(workload, change, other, plan) for change, other in _changes(layout, workload)]
     return sorted(found, key=lambda one: (one.step_time_s is None, one.step_time_s or 0.0, one.change))
-
-
-def _workload(plan: Plan) -> Workload:
-    inputs = plan.inputs
-    names = ("model", "cluster", "gpus", "global_batch", "seq_len", "precision", "optimizer", "framework")
-    return PlanRequest(
-        **{name: getattr(inputs, name) for name in names}, reserve_gib=inputs.reserve_gib
-    ).workload()
 
 
 def _layout(doc: LayoutDoc) -> Layout:

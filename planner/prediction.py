@@ -18,7 +18,8 @@ from costmodel.placement import nested_placement
 from costmodel.workload import Workload
 from model_specs.documents import path_text
 from model_specs.parameters import flops_per_token
-from planner.plan import LayoutDoc, LevelTraffic, Predicted, RecomputeModule
+from planner.plan import LayoutDoc, LevelTraffic, PlanInputs, Predicted, RecomputeModule
+from planner.problem import PlanRequest
 from planner.run_file import Run, RunFileError, UnreadRow, read_rows, read_runs
 from planner.stages import balanced_stages
 from planner.validation import Prediction, ValidationReport, score
@@ -46,6 +47,13 @@ class RunPrediction:
     def memory_gib(self) -> tuple[float, ...]:
         """Peak of one GPU of each pipeline rank."""
         return tuple(sum(parts.values()) for parts in self.memory_parts_gib)
+
+
+def workload_of(inputs: PlanInputs) -> Workload:
+    """What a plan's inputs stand for in the cost model."""
+    names = ("model", "cluster", "gpus", "global_batch", "seq_len", "precision", "optimizer", "framework")
+    given = {name: getattr(inputs, name) for name in names}
+    return PlanRequest(**given, reserve_gib=inputs.reserve_gib).workload()
 
 
 def predict_run(run: Run) -> RunPrediction:

@@ -21,11 +21,11 @@ import cli
 from model_specs.errors import SpecError
 from planner.documents import json_text, plan_document, plan_text, read_plan
 from planner.mapping import order_name
+from planner.neighbours import neighbours
 from planner.plan import Binding, Infeasible, Mapping, Objective, Plan, PlanInputs, SolverReport
 from planner.prediction import layout_document, predict_run, predicted_document
 from planner.problem import PlanRequest
 from planner.report.explain_view import comparison
-from planner.report.prediction_view import memory_groups, stages_text
 from planner.run_file import run_from_mapping
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,7 +45,15 @@ ASK = [
 
 def sample(**settings: object) -> Plan:
     """A plan of one priced run: tp inside the node, dp across nodes, and a made-up certificate."""
-    chosen = {"seq_len": 1024, "global_batch": 64, "micro_batch": 1, "tp": 8, "dp": 2, "zero_stage": 1}
+    chosen: dict[str, object] = {
+        "seq_len": 1024,
+        "global_batch": 64,
+        "micro_batch": 1,
+        "tp": 8,
+        "dp": 2,
+        "zero_stage": 1,
+    }
+    chosen |= {"overlap": {"dp": True, "tp": True, "pp": True}}
     doc = {
         "model": "llama-2-7b",
         "cluster": "dgx-a100",
@@ -163,27 +171,37 @@ def test_a_plan_that_is_none_is_refused_by_name(
     assert (result.exit_code, result.stdout) == (2, "")
 
 
+@pytest.mark.parametrize(
+    ("part", "change", "words"),
+    [
+        ("layout", {"tp": 16}, "layout: 32 GPUs"),
+        ("layout", {"ep": 3}, "layout.ep"),
+        ("layout", {"num_micro_batches": 1}, "layout.num_micro_batches"),
+        ("layout", {"stages": []}, "layout.stages"),
+        ("layout", {"stages": [[31]]}, "32 layers"),
+        ("predicted", {"memory_gib": []}, "predicted.memory_gib"),
+        ("predicted", {"breakdown_s": {}}, "predicted"),
+        ("mapping", {"matrix": {"tp": [8]}}, "mapping.matrix"),
+        ("inputs", {"gpus": 1_048_576}, "layout"),
+    ],
+)
+def test_a_plan_that_contradicts_itself_is_refused(
+    tmp_path: Path, part: str, change: dict[str, object], words: str
+) -> None:
+    data = plan_document(sample())
+    data[part] |= change
+    path = tmp_path / "plan.yaml"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    result = run("explain", path)
+    assert result.exit_code == 2, result.output
+    assert words in result.stderr
+    assert "internal error" not in result.stderr
+
+
 def test_a_run_file_is_no_plan(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("model: gpt2-xl\n", encoding="utf-8")
     assert "this is not a plan" in run("explain", path).stderr
-
-
-def test_stages_are_told_in_runs() -> None:
-    assert stages_text([[24]]) == "24, all on one stage"
-    assert stages_text([[8], [8], [8]]) == "8 on each of 3 ranks"
-    assert stages_text([[3, 4], [4, 4], [4, 4], [4, 3]]) == "rank 0: 3+4; ranks 1-2: 4+4; rank 3: 4+3"
-
-
-def test_memory_of_many_stages_is_put_together() -> None:
-    assert memory_groups([5.0, 4.0]) == [("0", 5.0), ("1", 4.0)]
-    assert memory_groups([5.0, 5.0, 4.0]) == [("0-1", 5.0), ("2", 4.0)]
-    slope = [80.0 - stage for stage in range(64)]
-    groups = memory_groups(slope)
-    assert len(groups) <= 8
-    assert groups[0][1] == 80.0
-    assert "-".join(name for name, _ in groups).startswith("0-")
-    assert memory_groups([1.0] * 512) == [("0-511", 1.0)]
 
 
 def test_comparison_is_second_over_first() -> None:
@@ -318,6 +336,21 @@ def test_explain_names_what_holds_a_plan_back(tmp_path: Path) -> None:
     result = run("explain", path)
     assert result.exit_code == 0
     assert "give 32 GPUs" in result.stdout
+
+
+def test_neighbours_price_or_forbid_every_single_change() -> None:
+    found = {one.change: one for one in neighbours(sample())}
+    wider = found["tp 8 -> 16, dp 2 -> 1"]
+    assert wider.step_time_s is None
+    assert wider.broken is not None
+    assert wider.broken.startswith("scale-up-tp: ")
+    narrower = found["dp 2 -> 4, tp 8 -> 4"]
+    nested = sample(tp=4, dp=4).predicted
+    assert nested is not None
+    # Of the mappings, the nested one is among those that were priced.
+    assert narrower.step_time_s is not None
+    assert 0 < narrower.step_time_s <= nested.step_time_s * (1 + 1e-12)
+    assert neighbours(without_layout("infeasible")) == []
 
 
 def test_compare_shows_what_differs(tmp_path: Path) -> None:

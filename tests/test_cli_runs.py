@@ -17,6 +17,7 @@ from cluster_specs.catalog import cluster_names
 from model_specs.catalog import catalog_names, load_catalog_model
 from model_specs.parameters import parameter_count
 from planner.documents import json_schema
+from planner.report.prediction_view import memory_groups, stages_text
 
 ROOT = Path(__file__).resolve().parent.parent
 PUBLISHED = ROOT / "tests" / "data" / "published_runs.yaml"
@@ -139,6 +140,23 @@ def test_validate_counts_rows_that_cannot_be_read(tmp_path: Path) -> None:
     result = run("validate", write(tmp_path / "bad.yaml", {"runs": [bad]}))
     assert result.exit_code == 2
     assert "bad" in result.stderr
+
+
+def test_stages_are_told_in_runs() -> None:
+    assert stages_text([[24]]) == "24, all on one stage"
+    assert stages_text([[8], [8], [8]]) == "8 on each of 3 ranks"
+    assert stages_text([[3, 4], [4, 4], [4, 4], [4, 3]]) == "rank 0: 3+4; ranks 1-2: 4+4; rank 3: 4+3"
+
+
+def test_memory_of_many_stages_is_put_together() -> None:
+    assert memory_groups([5.0, 4.0]) == [("0", 5.0), ("1", 4.0)]
+    assert memory_groups([5.0, 5.0, 4.0]) == [("0-1", 5.0), ("2", 4.0)]
+    slope = [80.0 - stage for stage in range(64)]
+    groups = memory_groups(slope)
+    assert len(groups) <= 8
+    assert groups[0][1] == 80.0
+    assert "-".join(name for name, _ in groups).startswith("0-")
+    assert memory_groups([1.0] * 512) == [("0-511", 1.0)]
 
 
 def test_catalogs_list_every_name() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from costmodel.memory import usable_hbm_gib
 from planner.documents import plan_document
 from planner.neighbours import Neighbour
 from planner.plan import Plan
+from planner.prediction import workload_of
 from planner.report.parts import Renderable, bullets, count, grid, heading, line, percent, seconds
 from planner.report.plan_view import alternatives_view, binding_view, header, infeasible_view, status_view
 from planner.report.prediction_view import layout_view, recompute_text, stages_text
@@ -85,10 +87,9 @@ def bounds_in_words(plan: Plan) -> list[str]:
             f"{busiest.level}, the busiest fabric level, works {percent(busiest.utilisation)} of the step"
         )
     fullest = max(range(len(predicted.memory_gib)), key=lambda stage: predicted.memory_gib[stage])
-    peak, hbm_gib = predicted.memory_gib[fullest], plan.inputs.cluster.device.hbm_gib
-    free = hbm_gib - plan.inputs.reserve_gib - peak
-    room = f"{free:.1f} GiB free" if free >= 0 else f"{-free:.1f} GiB over the limit"
-    said.append(f"stage {fullest} is the fullest: {peak:.1f} of {hbm_gib:g} GiB, {room}")
+    peak, limit = predicted.memory_gib[fullest], usable_hbm_gib(workload_of(plan.inputs))
+    room = f"{limit - peak:.1f} GiB free" if peak <= limit else f"{peak - limit:.1f} GiB over the limit"
+    said.append(f"stage {fullest} is the fullest: {peak:.1f} of {limit:.1f} usable GiB, {room}")
     return said
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planner.plan import Binding, Plan, PlanInputs
+from planner.prediction import workload_of
 from planner.report.parts import Renderable, bullets, count, facts, grid, heading, line, percent, seconds
 from planner.report.prediction_view import layout_view, prediction_view
 
@@ -22,9 +23,7 @@ def plan_view(plan: Plan) -> list[Renderable]:
     if plan.layout is not None:
         shown += layout_view(plan.layout, plan.mapping)
     if plan.predicted is not None:
-        inputs = plan.inputs
-        hbm_gib = inputs.cluster.device.hbm_gib
-        shown += prediction_view(plan.predicted, hbm_gib, inputs.reserve_gib, inputs.gpus)
+        shown += prediction_view(plan.predicted, workload_of(plan.inputs))
     return [*shown, *binding_view(plan.binding), *alternatives_view(plan)]
 
 

@@ -6,6 +6,8 @@ from itertools import groupby
 
 from rich.text import Text
 
+from costmodel.memory import usable_hbm_gib
+from costmodel.workload import Workload
 from planner.plan import LayoutDoc, Mapping, Predicted
 from planner.report.parts import (
     Renderable,
@@ -89,8 +91,9 @@ def stages_text(stages: list[list[int]]) -> str:
     return "; ".join(parts)
 
 
-def prediction_view(predicted: Predicted, hbm_gib: float, reserve_gib: float, gpus: int) -> list[Renderable]:
+def prediction_view(predicted: Predicted, workload: Workload) -> list[Renderable]:
     """Rates, the step's breakdown, memory and traffic."""
+    gpus = workload.gpus
     rate = f"{count(predicted.tokens_per_s_per_gpu)} tokens/s per GPU"
     total = f"{count(predicted.tokens_per_s_per_gpu * gpus)} tokens/s"
     speed = f"{predicted.tflops_per_gpu:.1f} TFLOP/s per GPU, MFU {percent(predicted.mfu)}"
@@ -104,7 +107,7 @@ def prediction_view(predicted: Predicted, hbm_gib: float, reserve_gib: float, gp
         heading("Predicted"),
         facts(rows),
         *_breakdown(predicted),
-        *memory_view(predicted, hbm_gib, reserve_gib),
+        *memory_view(predicted, workload),
         *_traffic(predicted),
     ]
 
@@ -122,16 +125,15 @@ def _breakdown(predicted: Predicted) -> list[Renderable]:
     return [heading("Where the step's time goes"), grid(["part", "time", "share", ""], rows, left=(0, 3))]
 
 
-def memory_view(predicted: Predicted, hbm_gib: float, reserve_gib: float = 0.0) -> list[Renderable]:
-    """GiB of each pipeline stage against the HBM; many stages are put together."""
-    limit = hbm_gib - reserve_gib
+def memory_view(predicted: Predicted, workload: Workload) -> list[Renderable]:
+    """GiB of each pipeline stage against what a GPU has to give; many stages are put together."""
+    limit = usable_hbm_gib(workload)
     rows: list[list[str | Text]] = [
-        [name, f"{gib:.1f} GiB", percent(gib / hbm_gib), bar(gib / hbm_gib)]
+        [name, f"{gib:.1f} GiB", percent(gib / limit), bar(gib / limit)]
         for name, gib in memory_groups(predicted.memory_gib)
     ]
-    reserve = f" less {reserve_gib:g} GiB in reserve" if reserve_gib else ""
-    title = f"Memory per GPU, of {hbm_gib:g} GiB{reserve}"
-    shown: list[Renderable] = [heading(title), grid(["stage", "peak", "of HBM", ""], rows, left=(0, 3))]
+    title = f"Memory per GPU: {limit:.1f} GiB usable of {workload.cluster.device.hbm_gib:g} GiB HBM"
+    shown: list[Renderable] = [heading(title), grid(["stage", "peak", "of usable", ""], rows, left=(0, 3))]
     fullest = max(range(len(predicted.memory_gib)), key=lambda stage: predicted.memory_gib[stage])
     if fullest < len(predicted.memory_parts_gib):
         parts = sorted(predicted.memory_parts_gib[fullest].items(), key=lambda item: -item[1])

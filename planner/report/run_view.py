@@ -33,7 +33,7 @@ def run_view(priced: PricedRun) -> list[Renderable]:
     shown: list[Renderable] = [facts(rows)]
     shown += layout_view(layout_document(run.layout, found.stages), None)
     predicted = predicted_document(work, found)
-    shown += prediction_view(predicted, cluster.device.hbm_gib, work.reserve_gib, work.gpus)
+    shown += prediction_view(predicted, work)
     if run.measured is not None:
         shown += _measured(run, predicted.step_time_s, max(predicted.memory_gib))
     return shown
