@@ -1,9 +1,9 @@
 """Textbook collective times on a flat network: alpha seconds a message, one over beta bytes a second.
 
-P is the size of the group, n bytes are in the full buffer unless said otherwise. Sources: Thakur, Rabenseifner
-and Gropp 2005, "Optimization of collective communication operations in MPICH" (IJHPCA 19(1)), sections 3 and 4;
-Hockney 1994 for alpha and beta. `costmodel.collectives` prices fabrics with levels; these are the forms that a
-calculator shows and that the others reduce to. All broadcast; a group of one costs nothing.
+P is the size of the group, n bytes are in the full buffer unless said otherwise. Sources: Thakur,
+Rabenseifner and Gropp 2005, "Optimization of collective communication operations in MPICH" (IJHPCA 19(1)),
+sections 3 and 4. `costmodel.collectives` prices fabrics with levels; these are the forms that a calculator
+shows and that the others reduce to. All broadcast; a group of one costs nothing.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def broadcast_s(buffer_bytes: Floats, members: Ints, link: Link, *, pipelined: b
 def hierarchical_all_reduce_s(
     buffer_bytes: Floats, per_node: Ints, nodes: Ints, *, inside: Link, between: Link
 ) -> Floats:
-    """Reduce-scatter in the node, all-reduce of each share over the nodes, all-gather in the node, all rings."""
+    """Reduce-scatter in the node, all-reduce of each share over nodes, all-gather in the node, all rings."""
     share = np.asarray(buffer_bytes) / per_node
     out: Floats = (
         ring_reduce_scatter_s(buffer_bytes, per_node, inside)
@@ -109,7 +109,7 @@ def hierarchical_all_reduce_s(
 
 
 def crossover_bytes(link: Link) -> float:
-    """Message size whose start-up takes as long as its transfer: n* = alpha / beta. Smaller is latency-bound."""
+    """Message whose start-up takes as long as its transfer: n* = alpha / beta. Smaller is latency-bound."""
     return link.alpha_s * link.bytes_per_s
 
 
@@ -120,7 +120,11 @@ def chunked_s(buffer_bytes: Floats, chunks: Ints, link: Link) -> Floats:
 
 
 def best_chunk_count(buffer_bytes: float, link: Link) -> int:
-    """Chunks that expose least when all but the last hide: the least of c alpha + n beta / c, at sqrt(n beta / alpha)."""
+    """Chunks that expose least when all but the last hide: the least of c alpha + n beta / c.
+
+    That is c = sqrt(n beta / alpha), up or down to a whole number. Raises ValueError where a chunk costs
+    nothing.
+    """
     if link.alpha_s <= 0.0:
         raise ValueError("alpha_s: must be positive, without it more chunks are always better")
     ideal = np.sqrt(buffer_bytes / link.bytes_per_s / link.alpha_s)

@@ -37,9 +37,9 @@ def gemm_s(
 ) -> Floats:
     """`groups` GEMMs of [m, k] x [k, n] in one launch: 2 m n k FLOP each.
 
-    The rate falls with few rows or columns, with shallow K, and with the last, partly filled wave of output tiles
-    over the SMs (tile and wave quantisation: NVIDIA "Matrix Multiplication Background User's Guide", sections 3
-    and 4).
+    The rate falls with few rows or columns, with shallow K, and with the last, partly filled wave of output
+    tiles over the SMs (tile and wave quantisation: NVIDIA "Matrix Multiplication Background User's Guide",
+    sections 3 and 4).
     """
     peak = rates.head_gemm_flops if sixteen_bit else rates.gemm_flops
     m, n, k = (np.maximum(np.asarray(x, dtype=np.float64), 1.0) for x in (m, n, k))

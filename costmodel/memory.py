@@ -79,9 +79,9 @@ def mtp_join_parameters(model: ModelSpec) -> int:
 def state_bytes_per_parameter(workload: Workload, layout: Layout, shards: Ints) -> Floats:
     """Weights, gradients and optimizer states of one parameter on one GPU.
 
-    Mixed-precision Adam: a 2-byte weight, a gradient, fp32 master weight and two moments (12). Megatron keeps the
-    gradient in fp32 (4 bytes), stacks that reduce in 16 bits in 2. FP8 kernels keep a quantised copy of the
-    weight and its transpose (1 byte each; half of that in FP4).
+    Mixed-precision Adam: a 2-byte weight, a gradient, fp32 master weight and two moments (12). Megatron keeps
+    the gradient in fp32 (4 bytes), stacks that reduce in 16 bits in 2. FP8 kernels keep a quantised copy of
+    the weight and its transpose (1 byte each; half of that in FP4).
     """
     grad = float(framework_constants(workload.framework).gradient_bytes)
     copies = {"fp8": 2.0, "mxfp8": 2.0, "nvfp4": 1.0}.get(workload.precision, 0.0)

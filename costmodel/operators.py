@@ -239,8 +239,8 @@ def _context_parallel(
 def _merge_bytes(c: Context, q_width: Floats, out_width: Floats) -> tuple[Floats, Floats]:
     """What ring attention moves through HBM to merge the partial results of its steps, forward and backward.
 
-    Each step after the first reads a 2-byte partial output and rescales a 4-byte sum by the new log-sum-exp (Liu
-    et al. 2023, arXiv 2310.01889, appendix A); backward the gradient of the queries is summed likewise.
+    Each step after the first reads a 2-byte partial output and rescales a 4-byte sum by the new log-sum-exp
+    (Liu et al. 2023, arXiv 2310.01889, appendix A); backward the gradient of the queries is summed likewise.
     """
     if c.workload.cp_comm == "a2a":
         return 0.0 * c.tokens, 0.0 * c.tokens

@@ -53,7 +53,7 @@ def overlapped_step_s(compute_s: Floats, communication_s: Floats, synchronisatio
 
 
 def tensor_parallel_layer_bytes(tokens: Floats, hidden: Ints, tp: Ints, element_bytes: float = 2.0) -> Floats:
-    """Bytes a rank sends for one layer and micro-batch: 4 ring all-reduces of b s h, two forward, two backward.
+    """Bytes a rank sends for one layer and micro-batch: 4 ring all-reduces of b s h, two in each pass.
 
     4 x 2 (T-1)/T x b s h x bytes (Shoeybi et al. 2019, arXiv 1909.08053, section 3). Sequence parallelism
     splits each into a gather and a scatter of the same volume (Korthikanti et al. 2022, section 4.2.2).
@@ -76,7 +76,7 @@ def expert_parallel_layer_bytes(
 
 
 def data_parallel_elements(parameters: Floats, zero_stage: Ints) -> Floats:
-    """Elements a rank moves in a step of one micro-batch: 2 N, and 3 N with ZeRO-3 (arXiv 1910.02054, section 7)."""
+    """Elements a rank moves in a step of one micro-batch: 2 N, with ZeRO-3 3 N (arXiv 1910.02054, 7)."""
     out: Floats = np.asarray(parameters) * np.where(np.asarray(zero_stage) == 3, 3.0, 2.0)
     return out
 
@@ -113,6 +113,6 @@ def unfused_activation_bytes(
 
 
 def ring_attention_buffer_bytes(seq_len: Ints, cp: Ints, width: Ints, element_bytes: float = 2.0) -> Floats:
-    """Keys and values of one block on their way round the ring: 2 S/N H bytes (arXiv 2310.01889, section 3)."""
+    """Keys and values of a block on their way round the ring: 2 S/N H bytes (arXiv 2310.01889, section 3)."""
     out: Floats = 2.0 * np.asarray(seq_len) / cp * width * element_bytes
     return out

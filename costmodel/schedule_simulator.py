@@ -1,8 +1,9 @@
-"""Pipeline schedules played event by event: what the closed forms are checked against, and what a trace draws.
+"""Pipeline schedules played event by event: what closed forms are checked against, and what a trace draws.
 
-A rank runs its forward and backward passes in the order that its schedule fixes; each starts when the one before
-it on the rank is done and its input has arrived. Orders follow megatron-core `pipeline_parallel/schedules.py`
-(1F1B: Narayanan et al. 2021, arXiv 2104.04473, section 2.2; GPipe: Huang et al. 2019, arXiv 1811.06965).
+A rank runs its forward and backward passes in the order that its schedule fixes; each starts when the one
+before it on the rank is done and its input has arrived. Orders follow megatron-core
+`pipeline_parallel/schedules.py` (1F1B: Narayanan et al. 2021, arXiv 2104.04473, section 2.2; GPipe: Huang et
+al. 2019, arXiv 1811.06965).
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ def rank_order(
 ) -> tuple[Pass, ...]:
     """The passes of one pipeline rank in the order in which it runs them.
 
-    1F1B warms up with p - r - 1 forward passes, interleaved (vpp > 1) with 2 (p - r - 1) + (v - 1) p, then takes
-    turns. Interleaving runs pp micro-batches through a chunk before the next chunk; raises ValueError where
-    pp does not divide the micro-batches.
+    1F1B warms up with p - r - 1 forward passes, interleaved (vpp > 1) with 2 (p - r - 1) + (v - 1) p, then
+    takes turns. Interleaving runs pp micro-batches through a chunk before the next chunk; raises ValueError
+    where pp does not divide the micro-batches.
     """
     work = num_micro_batches * vpp
     if vpp > 1 and num_micro_batches % pp:
@@ -104,10 +105,10 @@ def simulate(
     schedule: Schedule = "1f1b",
     p2p_s: float = 0.0,
 ) -> Timeline:
-    """Plays a schedule. `forward_s` and `backward_s` are seconds per chunk, in model order; chunk c runs on rank c mod pp.
+    """Plays a schedule. `forward_s` and `backward_s` are seconds per chunk, in model order.
 
-    `p2p_s` passes between neighbouring chunks, and delays the receiver only. Raises ValueError where the chunks
-    are not a multiple of pp, or the schedule cannot run.
+    Chunk c runs on rank c mod pp. `p2p_s` passes between neighbouring chunks, and delays the receiver only.
+    Raises ValueError where the chunks are not a multiple of pp, or the schedule cannot run.
     """
     chunks = len(forward_s)
     if len(backward_s) != chunks or chunks % pp or not chunks:

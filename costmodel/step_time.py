@@ -112,9 +112,9 @@ def _compose(
 def _pipeline_p2p(c: Context, chunk_s: Floats) -> Floats:
     """Boundary transfers on the critical path: T h of 2 bytes, 1 / tp of it from each tensor rank.
 
-    Plain 1F1B waits for both directions of every micro-batch. The interleaved schedule, when asked to, runs them
-    beside the compute of a virtual stage, which holds a layer at the least (`chunk_s`): what that does not cover is
-    exposed, and the two slow each other down. Fill and drain are always exposed.
+    Plain 1F1B waits for both directions of every micro-batch. The interleaved schedule, when asked to, runs
+    them beside the compute of a virtual stage, which holds a layer at the least (`chunk_s`): what that does
+    not cover is exposed, and the two slow each other down. Fill and drain are always exposed.
     """
     layout, framework = c.layout, c.constants.framework
     payload = 2.0 * c.tokens * c.workload.model.hidden / np.asarray(layout.tp)

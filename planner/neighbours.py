@@ -18,9 +18,10 @@ from costmodel.estimate import estimate, stage_memory_gib
 from costmodel.layout import Layout, Recompute
 from costmodel.placement import level_factors, placement_from_matrix
 from costmodel.workload import Workload
+from planner.assemble import layout_of
 from planner.mapping import matrices
-from planner.plan import LayoutDoc, Plan
-from planner.prediction import MODULES, workload_of
+from planner.plan import Plan
+from planner.prediction import workload_of
 from planner.stages import ALL_LAYERS, balanced_stages
 
 _TRADES = (("tp", "dp"), ("pp", "dp"), ("cp", "dp"), ("tp", "pp"))
@@ -45,22 +46,9 @@ def neighbours(plan: Plan) -> list[Neighbour]:
     """Changes to a plan's layout, cheapest first, then those that a rule forbids; none without a layout."""
     if plan.layout is None or plan.predicted is None:
         return []
-    workload, layout = workload_of(plan.inputs), _layout(plan.layout)
+    workload, layout = workload_of(plan.inputs), layout_of(plan.layout)
     found = [_priced(workload, change, other, plan) for change, other in _changes(layout, workload)]
     return sorted(found, key=lambda one: (one.step_time_s is None, one.step_time_s or 0.0, one.change))
-
-
-def _layout(doc: LayoutDoc) -> Layout:
-    mask = Recompute.FULL if doc.recompute == "full" else Recompute.NONE
-    for module in doc.recompute_modules if doc.recompute == "selective" else ():
-        mask |= MODULES[module]
-    names = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "num_micro_batches", "zero_stage")
-    return Layout(
-        **{name: getattr(doc, name) for name in names},
-        sequence_parallel=doc.sequence_parallel,
-        recompute=int(mask),
-        recompute_layers=doc.recompute_layers,
-    )
 
 
 def _changes(layout: Layout, workload: Workload) -> Iterator[tuple[str, Layout]]:

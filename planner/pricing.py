@@ -83,7 +83,10 @@ class Pricing(Protocol):
         ...
 
     def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
-        """The best mapping, split and recomputation of one layout; None where none fits or beats `cutoff_s`."""
+        """The best mapping, split and recomputation of one layout; None where none fits or beats `cutoff_s`.
+
+        Bounds of minus infinity in `mappings` mean that nothing is to be left out for its bound.
+        """
         ...
 
 
@@ -237,28 +240,29 @@ class CostModelPricing:
     def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
         """Tries the recomputed layers in rising order while their bound beats the best found."""
         best: Priced | None = None
-        for again in self._recompute_amounts(layout):
+        everything = not np.isfinite(mappings.bound_s).any()
+        for again in self._recompute_amounts(layout, everything):
             limit = cutoff_s if best is None else min(cutoff_s, best.step_time_s)
             found = self._with_recompute(replace(layout, recompute_layers=again), mappings, limit)
             if found is not None and found.step_time_s < limit:
                 best = found
         return best
 
-    def _recompute_amounts(self, layout: Layout) -> Iterator[int]:
+    def _recompute_amounts(self, layout: Layout, everything: bool) -> Iterator[int]:
         if not int(layout.recompute) & Recompute.FULL:
             yield 0
             return
         if self._workload.framework == "megatron":
             _, least = self.least_memory_gib(Layout(**{n: np.array([x]) for n, x in vars(layout).items()}))
             shortest = self._workload.model.layers // (int(layout.pp) * int(layout.vpp))
-            yield from range(int(least[0]), shortest + 1)
+            yield from range(1 if everything else int(least[0]), shortest + 1)
         yield ALL_LAYERS
 
     def _with_recompute(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
         """The best mapping and split at a given number of recomputed layers."""
         keep = np.flatnonzero(mappings.bound_s < cutoff_s)
         bound_s = mappings.bound_s[keep]
-        if int(layout.recompute_layers) and len(keep):
+        if int(layout.recompute_layers) and np.isfinite(bound_s).any():
             step = self._optimistic(layout, placement_from_matrix(layout, pick(mappings.matrices, keep)))
             better = np.asarray(step.seconds) < cutoff_s
             keep, bound_s = keep[better], np.asarray(step.seconds)[better]

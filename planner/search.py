@@ -77,6 +77,10 @@ class OutOfTime(Exception):
     """The time limit passed."""
 
 
+class Found(Exception):
+    """Any plan was asked for, and here is one."""
+
+
 class Search:
     """One search over one space."""
 
@@ -89,8 +93,10 @@ class Search:
         top_k: int = 1,
         seed: int = 0,
         time_limit_s: float | None = None,
+        any_plan: bool = False,
         progress: Progress | None = None,
     ) -> None:
+        self._any_plan = any_plan
         self._space, self._pricing, self._rules = space, pricing, tuple(rules)
         self._top_k, self._seed = top_k, seed
         self._deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
@@ -107,7 +113,7 @@ class Search:
             self._scan_space()
             self._unseen_s = inf
             proven = self._close()
-        except OutOfTime:
+        except (OutOfTime, Found):
             bound = min(self._unseen_s, self._open.least_s(), self._price_s)
             found = bool(self._best)
             return self._outcome("feasible" if found else "unknown", bound if bound > 0 else None)
@@ -276,6 +282,8 @@ class Search:
             self._best.append((priced.step_time_s, self.certificate.priced, priced))
             self._best.sort(key=lambda entry: entry[:2])
             del self._best[self._top_k :]
+            if self._any_plan:
+                raise Found
             if priced is self._best[0][2]:
                 self._say(f"{priced.step_time_s:.4g} s a step, {len(self._open)} layouts open")
 

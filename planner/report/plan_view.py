@@ -54,10 +54,9 @@ def status_view(plan: Plan) -> list[Renderable]:
     effort = f"{seconds(solver.wall_s)} with {solver.method}"
     if solver.layouts_considered:
         effort += f", {count(solver.layouts_considered)} layouts considered"
-    rows = [("proof", proof_text(plan)), ("search", effort)]
-    if solver.space:
-        rows.insert(1, ("space", solver.space))
-    shown.append(facts(rows))
+    space, _, pruning = solver.space.partition("; ")
+    rows = [("proof", proof_text(plan)), ("space", space), ("search", effort), ("pruning", pruning)]
+    shown.append(facts((name, words) for name, words in rows if words))
     return shown
 
 
@@ -76,7 +75,7 @@ def proof_text(plan: Plan) -> str:
     objective, rounds = plan.objective, plan.solver.bound_rounds
     after = f"after {count(rounds)} round{'s' if rounds != 1 else ''}"
     if objective.step_time_s is None:
-        return f"nothing found, {after}" if plan.status == "unknown" else f"every layout excluded, {after}"
+        return f"nothing found {after}" if plan.status == "unknown" else "a rule excludes every layout"
     if objective.lower_bound_s is None:
         return f"step time {seconds(objective.step_time_s)}, no bound known, {after}"
     if plan.status == "optimal":
@@ -113,22 +112,31 @@ def binding_view(binding: list[Binding]) -> list[Renderable]:
 
 
 def alternatives_view(plan: Plan) -> list[Renderable]:
-    """The next best layouts, with what they lose."""
+    """The next best layouts, with what they lose; expert degrees only where there are any."""
     if not plan.alternatives:
         return []
-    names = list(dict.fromkeys(name for one in plan.alternatives for name in one if _is_plain(one[name])))
-    rows = [[_cell(name, one.get(name)) for name in names] for one in plan.alternatives]
-    columns = [name.removesuffix("_s").replace("_", " ") for name in names]
-    return [heading("Alternatives"), grid(columns, rows, left=())]
+    dense = all(one.get(name, 1) == 1 for one in plan.alternatives for name in ("ep", "etp"))
+    shown = {name: title for name, title in _ALTERNATIVE.items() if not (dense and name in ("ep", "etp"))}
+    rows = [[_cell(name, one) for name in shown] for one in plan.alternatives]
+    return [heading("Alternatives"), grid(list(shown.values()), rows, left=())]
 
 
-def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, str | int | float)
+_ALTERNATIVE = {
+    "step_time_s": "step time",
+    "slower_pct": "slower",
+    **{axis: axis for axis in ("tp", "cp", "pp", "dp", "ep", "etp", "vpp")},
+    "micro_batch": "micro",
+    "zero_stage": "ZeRO",
+    "recompute": "recompute",
+}
 
 
-def _cell(name: str, value: object) -> str:
-    if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "-"}[value]
-    if isinstance(value, float):
-        return seconds(value) if name.endswith("_s") else f"{value:.4g}"
-    return str(value)
+def _cell(name: str, one: dict[str, object]) -> str:
+    value = one.get(name)
+    if isinstance(value, int | float) and name == "step_time_s":
+        return seconds(value)
+    if isinstance(value, int | float) and name == "slower_pct":
+        return f"{value:+.2f} %"
+    if name == "recompute" and value == "full" and isinstance(one.get("recompute_layers"), int):
+        return f"full, {one['recompute_layers']}"
+    return "-" if value is None else str(value)

@@ -1,0 +1,1 @@
+"""Speed and accuracy figures: scripts that measure, and write what they found."""

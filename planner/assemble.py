@@ -1,0 +1,224 @@
+"""From a priced layout to the plan document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from cluster_specs.fabric import fabric_levels
+from costmodel.estimate import estimate, stage_memory_parts_gib
+from costmodel.layout import AXES, Layout, Recompute
+from costmodel.memory import usable_hbm_gib
+from costmodel.placement import placement_from_matrix
+from costmodel.workload import Workload
+from planner.mapping import Matrices, order_name, ranks
+from planner.model import solver_version
+from planner.plan import (
+    Binding,
+    Infeasible,
+    LayoutDoc,
+    Mapping,
+    Objective,
+    Plan,
+    Predicted,
+    SolverReport,
+)
+from planner.prediction import MODULES, RunPrediction, layout_document, predicted_document
+from planner.pricing import Matrix, Priced
+from planner.problem import PlanRequest
+from planner.search import Certificate, Outcome
+
+MOST_LISTED_RANKS = 4096
+FULL_SHARE = 0.95
+"""Of a limit: from here on a constraint is said to hold the plan back."""
+
+
+def plan_document(
+    request: PlanRequest, outcome: Outcome, space: str, wall_s: float, infeasible: Infeasible | None = None
+) -> Plan:
+    """The document for an outcome. A known bound above the price by rounding alone counts as the price."""
+    solver = solver_report(request, outcome.certificate, space, wall_s)
+    if not outcome.best:
+        objective = Objective(step_time_s=None, lower_bound_s=outcome.lower_bound_s, gap=None)
+        return Plan.model_validate(
+            {
+                "schema": 1,
+                "status": outcome.status,
+                "objective": objective,
+                "layout": None,
+                "predicted": None,
+                "mapping": None,
+                "infeasible": infeasible,
+                "solver": solver,
+                "inputs": request.inputs(),
+            }
+        )
+    best = outcome.best[0]
+    workload = request.workload(int(best.layout.gpus))
+    predicted = predict(workload, best)
+    return Plan.model_validate(
+        {
+            "schema": 1,
+            "status": outcome.status,
+            "objective": objective_of(best.step_time_s, outcome.lower_bound_s),
+            "layout": layout_document(best.layout, best.stages),
+            "predicted": predicted,
+            "mapping": mapping_document(workload, best.matrix),
+            "binding": list(bindings(request, best, predicted)),
+            "warnings": list(warnings(request, best)),
+            "alternatives": [alternative(other, best.step_time_s) for other in outcome.best[1:]],
+            "solver": solver,
+            "inputs": request.inputs(),
+        }
+    )
+
+
+def objective_of(step_time_s: float, lower_bound_s: float | None) -> Objective:
+    """Price, bound and relative gap; an unknown bound stays null."""
+    if lower_bound_s is None:
+        return Objective(step_time_s=step_time_s, lower_bound_s=None, gap=None)
+    bound = min(lower_bound_s, step_time_s)
+    return Objective(step_time_s=step_time_s, lower_bound_s=bound, gap=(step_time_s - bound) / step_time_s)
+
+
+def predict(workload: Workload, best: Priced) -> Predicted:
+    """What the cost model expects of a priced layout."""
+    placement = placement_from_matrix(best.layout, matrix_arrays(best.matrix))
+    parts = stage_memory_parts_gib(workload, best.layout, best.stages)
+    found = RunPrediction(
+        estimate=estimate(workload, best.layout, placement, best.stages),
+        stages=best.stages,
+        placement=placement,
+        memory_parts_gib=tuple(
+            {name: float(gib[rank]) for name, gib in parts.items()} for rank in range(len(best.stages))
+        ),
+    )
+    return predicted_document(workload, found)
+
+
+def matrix_arrays(matrix: Matrix) -> Matrices:
+    """A parallelism matrix as the cost model reads it."""
+    return {axis: np.asarray(row, dtype=np.int64) for axis, row in matrix.items()}
+
+
+def mapping_document(workload: Workload, matrix: Matrix) -> Mapping:
+    """Names and factors of the levels, and the GPU of every rank while the list is short."""
+    listed = workload.gpus <= MOST_LISTED_RANKS
+    return Mapping(
+        order=list(order_name(matrix)),
+        levels=list(fabric_levels(workload.cluster, workload.gpus).names),
+        matrix={axis: list(matrix[axis]) for axis in AXES},
+        ranks=ranks(matrix, workload.cluster.gpus_per_node) if listed else None,
+    )
+
+
+def layout_of(doc: LayoutDoc) -> Layout:
+    """The layout that a document describes, in plain numbers."""
+    mask = Recompute.FULL if doc.recompute == "full" else Recompute.NONE
+    for module in doc.recompute_modules:
+        mask |= MODULES[module]
+    numbers = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "num_micro_batches", "zero_stage")
+    return Layout(
+        **{name: getattr(doc, name) for name in numbers},
+        sequence_parallel=doc.sequence_parallel,
+        recompute=int(mask),
+        recompute_layers=doc.recompute_layers,
+    )
+
+
+def alternative(other: Priced, best_s: float) -> dict[str, object]:
+    """A further layout: what differs in plain numbers, and how much slower it is."""
+    doc = layout_document(other.layout, other.stages)
+    names = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "zero_stage", "recompute")
+    return {
+        "step_time_s": other.step_time_s,
+        "slower_pct": 100.0 * (other.step_time_s / best_s - 1.0),
+        **{name: getattr(doc, name) for name in names},
+        "recompute_modules": list(doc.recompute_modules),
+        "recompute_layers": doc.recompute_layers,
+        "stages": doc.stages,
+    }
+
+
+def bindings(request: PlanRequest, best: Priced, predicted: Predicted) -> Iterator[Binding]:
+    """Limits that the plan reaches, or nearly so."""
+    layout, cluster = best.layout, request.cluster
+    peak, limit = max(predicted.memory_gib), usable_hbm_gib(request.workload())
+    if peak >= FULL_SHARE * limit or int(layout.recompute):
+        rank = predicted.memory_gib.index(peak)
+        note = f"pipeline rank {rank} is the fullest"
+        if int(layout.recompute):
+            note += "; recomputation is what makes the layout fit or pays for what else the memory holds"
+        yield Binding(rule="hbm", value=peak, limit=limit, slack=limit - peak, unit="GiB", note=note)
+    used = int(layout.gpus)
+    if used >= FULL_SHARE * request.gpus:
+        note = "every GPU works" if used == request.gpus else "few GPUs are left idle"
+        yield Binding(
+            rule="gpu-budget", value=used, limit=request.gpus, slack=request.gpus - used, unit="GPUs", note=note
+        )
+    domain = cluster.nvlink_domain if cluster.nvlink_domain > 1 else cluster.gpus_per_node
+    if int(layout.tp) == domain:
+        yield Binding(
+            rule="scale-up-tp",
+            value=int(layout.tp),
+            limit=domain,
+            slack=0,
+            unit="GPUs",
+            note="tensor parallelism fills the scale-up domain",
+        )
+    chunks = int(layout.pp) * int(layout.vpp)
+    if chunks == request.model.layers:
+        yield Binding(
+            rule="layers-by-stages",
+            value=chunks,
+            limit=request.model.layers,
+            slack=0,
+            unit="layers",
+            note="every virtual stage has a single layer",
+        )
+    if int(layout.pp) > 1 and int(layout.num_micro_batches) < 4 * int(layout.pp):
+        yield Binding(
+            rule="batch-split",
+            value=int(layout.num_micro_batches),
+            limit=4 * int(layout.pp),
+            slack=float(int(layout.num_micro_batches) - 4 * int(layout.pp)),
+            unit="micro-batches",
+            note="fewer than four micro-batches a stage: a larger global batch would shrink the bubble",
+        )
+
+
+def warnings(request: PlanRequest, best: Priced) -> Iterator[str]:
+    """What the reader should know before trusting the figures."""
+    idle = request.gpus - int(best.layout.gpus)
+    if idle:
+        yield (
+            f"{idle} of {request.gpus} GPUs stay idle: no layout on more of them is faster "
+            f"(a global batch of {request.global_batch} does not divide well over them)"
+        )
+    if request.cluster.assumed:
+        yield f"the cluster's {', '.join(request.cluster.assumed)} are assumed, not stated"
+    if any(node.free_gpus not in (None, request.cluster.gpus_per_node) for node in request.cluster.nodes):
+        yield "some nodes are part-filled: the plan is priced as if every node had the same free GPUs"
+
+
+def solver_report(request: PlanRequest, certificate: Certificate, space: str, wall_s: float) -> SolverReport:
+    """How the answer was found, and over which space."""
+    dropped = ", ".join(f"{name} {count}" for name, count in sorted(certificate.ruled_out.items()))
+    words = [
+        space,
+        f"{certificate.layouts} layouts: {certificate.bounded_out} no faster by their bound, "
+        f"{certificate.priced} priced exactly" + (f", ruled out: {dropped}" if dropped else ""),
+    ]
+    if certificate.gpu_floor > 1:
+        words.append(f"none on fewer than {certificate.gpu_floor} GPUs can be faster")
+    return SolverReport(
+        wall_s=wall_s,
+        bound_rounds=certificate.rounds,
+        workers=1,
+        seed=request.seed,
+        version=solver_version(),
+        method=request.method,
+        layouts_considered=certificate.layouts,
+        space="; ".join(words),
+    )

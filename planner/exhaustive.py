@@ -1,0 +1,96 @@
+"""Every layout of a small space, priced one by one: no bounds, no pruning, no solver.
+
+Only the split of the layers is not enumerated (there are millions of splits of 32 layers over 8 stages): it comes
+from `planner.stages`, whose exactness has tests of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from math import inf
+
+import numpy as np
+
+from constraints.memory import HbmCapacity
+from constraints.rule import FinishedPlan, Rule
+from costmodel.layout import Layout
+from planner.pricing import MappingBounds, Priced, Pricing
+from planner.problem import RequestError
+from planner.search import Certificate, Outcome
+from planner.space import Space
+from planner.stages import balanced_stages
+
+LARGEST_SPACE = 20_000
+
+
+def search_exhaustively(
+    space: Space,
+    pricing: Pricing,
+    rules: Sequence[Rule],
+    *,
+    top_k: int = 1,
+    time_limit_s: float | None = None,
+) -> Outcome:
+    """Prices every legal layout. Raises RequestError if the space has more than `LARGEST_SPACE` layouts."""
+    deadline = inf if time_limit_s is None else time.monotonic() + time_limit_s
+    families = space.families(space.workload.gpus)
+    size = int(space.members_per_family(families).sum())
+    if size > LARGEST_SPACE:
+        raise RequestError(
+            f"method: exhaustive prices every layout one by one, and there are {size}; at most {LARGEST_SPACE} are "
+            "allowed. Pin some choices (--pin tp=8,pp=4), or use --method cp-sat"
+        )
+    certificate = Certificate(layouts=size)
+    best: list[tuple[float, int, Priced]] = []
+    for layout in _layouts(space.members(families)):
+        if time.monotonic() > deadline:
+            found = tuple(priced for _, _, priced in best)
+            return Outcome(
+                status="feasible" if best else "unknown", best=found, lower_bound_s=None, certificate=certificate
+            )
+        broken = _first_broken(layout, space, rules)
+        if broken is not None:
+            certificate.rule_out(broken, 1)
+            continue
+        certificate.priced += 1
+        priced = pricing.exact(layout, _every_mapping(pricing, layout), inf)
+        if priced is None:
+            certificate.priced -= 1
+            certificate.rule_out(HbmCapacity.name, 1)
+            continue
+        best = sorted([*best, (priced.step_time_s, certificate.priced, priced)], key=lambda e: e[:2])[:top_k]
+    if not best:
+        return Outcome(status="infeasible", best=(), lower_bound_s=None, certificate=certificate)
+    return Outcome(
+        status="optimal",
+        best=tuple(priced for _, _, priced in best),
+        lower_bound_s=best[0][0],
+        certificate=certificate,
+    )
+
+
+def _layouts(layouts: Layout) -> Iterator[Layout]:
+    for row in range(len(np.atleast_1d(np.asarray(layouts.tp)))):
+        yield layouts.scalar(row)
+
+
+def _first_broken(layout: Layout, space: Space, rules: Sequence[Rule]) -> str | None:
+    """The first rule, memory aside, that the even split of a layout breaks by the rule's own check."""
+    stages = balanced_stages(space.workload.model.layers, int(layout.pp), int(layout.vpp))
+    if stages is None:
+        return "layers-by-stages"
+    whole = max(max(rank) for rank in stages)
+    recomputed = Layout(**{**vars(layout), "recompute_layers": whole if int(layout.recompute) & 32 else 0})
+    plan = FinishedPlan(workload=space.workload, layout=recomputed, stages=stages, memory_gib=(0.0,), spans={})
+    for rule in rules:
+        if not isinstance(rule, HbmCapacity) and rule.check(plan) is not None:
+            return rule.name
+    return None
+
+
+def _every_mapping(pricing: Pricing, layout: Layout) -> MappingBounds:
+    """All mappings, with bounds that exclude none."""
+    one = Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
+    found = pricing.mapping_bounds(one)[0]
+    return MappingBounds(matrices=found.matrices, bound_s=np.full(len(found.bound_s), -inf))

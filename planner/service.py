@@ -1,0 +1,50 @@
+"""Planning from end to end: search, document, verification."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from constraints.registry import rules_for
+from planner.assemble import plan_document
+from planner.exhaustive import search_exhaustively
+from planner.infeasible import explain_infeasible
+from planner.plan import Plan
+from planner.pricing import CostModelPricing
+from planner.problem import PlanRequest
+from planner.search import Outcome, Search
+from planner.space import space_of
+from planner.verify import verify
+
+
+def plan(request: PlanRequest, progress: Callable[[str], None] | None = None) -> Plan:
+    """The fastest plan for a request, verified; or the reason why there is none.
+
+    `progress` hears a line whenever a better plan is found. Raises RequestError where the request cannot be
+    searched as asked, PlanFault where the planner itself is at fault.
+    """
+    began = time.monotonic()
+    space = space_of(request)
+    outcome = _searched(request, progress)
+    infeasible = explain_infeasible(request) if outcome.status == "infeasible" else None
+    found = plan_document(request, outcome, space.words(), time.monotonic() - began, infeasible)
+    verify(request, found)
+    return found
+
+
+def _searched(request: PlanRequest, progress: Callable[[str], None] | None) -> Outcome:
+    space = space_of(request)
+    pricing, rules = CostModelPricing(space.workload), rules_for(space.workload)
+    if request.method == "exhaustive":
+        return search_exhaustively(
+            space, pricing, rules, top_k=request.top_k, time_limit_s=request.time_limit_s
+        )
+    return Search(
+        space,
+        pricing,
+        rules,
+        top_k=request.top_k,
+        seed=request.seed,
+        time_limit_s=request.time_limit_s,
+        progress=progress,
+    ).run()
