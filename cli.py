@@ -5,6 +5,7 @@ Heavy modules are imported inside the commands, so that `--help` answers at once
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -66,6 +67,8 @@ class _Commands(click.Group):
         except Exception as error:
             if ctx.meta.get(_DEBUG):
                 raise
+            if isinstance(error, ImportError):
+                _fail(ctx, f"the installation is incomplete: {error}", INTERNAL)
             from planner.report.failures import message_of
 
             message, is_fault = message_of(error)
@@ -81,7 +84,7 @@ def _fail(ctx: click.Context, message: str, exit_code: int) -> None:
 def _json_error(ctx: click.Context, message: str, exit_code: int) -> None:
     """With --json there is a document on standard output, whatever happens."""
     if ctx.meta.get(_JSON):
-        _print_json({"error": {"message": message, "exit_code": exit_code}})
+        click.echo(json.dumps({"schema": 1, "error": {"message": message, "exit_code": exit_code}}))
 
 
 def _print_json(document: dict[str, Any]) -> None:
@@ -227,13 +230,12 @@ def plan(ctx: click.Context, /, as_json: bool, output: Path | None, force: bool,
     Degrees, pipeline split, recomputation and the GPU of every rank are chosen together. With -o the plan and
     the files that start it are written to a folder.
     """
-    from planner.service import plan as make_plan
-
     from planner.documents import plan_document
     from planner.launch.files import write_files
     from planner.plan_files import next_step, plan_files, refuse_taken
     from planner.report.plan_view import plan_view
     from planner.request_reader import read_request
+    from planner.service import plan as make_plan
 
     request = read_request(**options)
     if output is not None:
@@ -316,8 +318,6 @@ def schema(kind: str, as_json: bool) -> None:
     if as_json:
         _print_json({"kind": kind, "json_schema": json_schema(kind)})
     else:
-        import json
-
         click.echo(json.dumps(json_schema(kind), indent=2))
 
 

@@ -70,8 +70,7 @@ class Layout:
         """The layouts at an index, slice or mask, of an array layout."""
         size = self.broadcast_shape()
         return type(self)(
-            **{f.name: np.broadcast_to(getattr(self, f.name), size)[index] for f in fields(self)}  # type:
-            ignore[call-overload]
+            **{f.name: np.broadcast_to(getattr(self, f.name), size)[index] for f in fields(self)}  # type: ignore[call-overload]
         )
 
     def scalar(self, index: int) -> Self:

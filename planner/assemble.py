@@ -7,11 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from cluster_specs.fabric import fabric_levels
+from costmodel.constants import peak_flops
 from costmodel.estimate import estimate, stage_memory_parts_gib
 from costmodel.layout import AXES, Layout, Recompute
+from costmodel.measured import best_measured_mfu
 from costmodel.memory import usable_hbm_gib
 from costmodel.placement import placement_from_matrix
 from costmodel.workload import Workload
+from planner.layout_pricing import Matrix, Priced
 from planner.mapping import Matrices, order_name, ranks
 from planner.model import solver_version
 from planner.plan import (
@@ -25,7 +28,6 @@ from planner.plan import (
     SolverReport,
 )
 from planner.prediction import MODULES, RunPrediction, layout_document, predicted_document
-from planner.pricing import Matrix, Priced
 from planner.problem import PlanRequest
 from planner.search import Certificate, Outcome
 
@@ -66,7 +68,7 @@ def plan_document(
             "predicted": predicted,
             "mapping": mapping_document(workload, best.matrix),
             "binding": list(bindings(request, best, predicted)),
-            "warnings": list(warnings(request, best)),
+            "warnings": list(warnings(request, best, predicted)),
             "alternatives": [alternative(other, best.step_time_s) for other in outcome.best[1:]],
             "solver": solver,
             "inputs": request.inputs(),
@@ -155,7 +157,12 @@ def bindings(request: PlanRequest, best: Priced, predicted: Predicted) -> Iterat
     if used >= FULL_SHARE * request.gpus:
         note = "every GPU works" if used == request.gpus else "few GPUs are left idle"
         yield Binding(
-            rule="gpu-budget", value=used, limit=request.gpus, slack=request.gpus - used, unit="GPUs", note=note
+            rule="gpu-budget",
+            value=used,
+            limit=request.gpus,
+            slack=request.gpus - used,
+            unit="GPUs",
+            note=note,
         )
     domain = cluster.nvlink_domain if cluster.nvlink_domain > 1 else cluster.gpus_per_node
     if int(layout.tp) == domain:
@@ -188,7 +195,7 @@ def bindings(request: PlanRequest, best: Priced, predicted: Predicted) -> Iterat
         )
 
 
-def warnings(request: PlanRequest, best: Priced) -> Iterator[str]:
+def warnings(request: PlanRequest, best: Priced, predicted: Predicted) -> Iterator[str]:
     """What the reader should know before trusting the figures."""
     idle = request.gpus - int(best.layout.gpus)
     if idle:
@@ -198,6 +205,14 @@ def warnings(request: PlanRequest, best: Priced) -> Iterator[str]:
         )
     if request.cluster.assumed:
         yield f"the cluster's {', '.join(request.cluster.assumed)} are assumed, not stated"
+    best_known = best_measured_mfu(request.cluster.device.name, request.precision)
+    reached = predicted.tflops_per_gpu * 1e12 / peak_flops(request.cluster.device, "bf16")
+    if best_known is not None and reached > best_known.mfu:
+        yield (
+            f"the predicted {predicted.tflops_per_gpu:.0f} TFLOP/s per GPU are {reached:.1%} of the 16-bit peak, more "
+            f"than the best measured run on this class of device ({best_known.mfu:.1%}, {best_known.run}): "
+            "trust the ranking of layouts more than the time"
+        )
     if any(node.free_gpus not in (None, request.cluster.gpus_per_node) for node in request.cluster.nodes):
         yield "some nodes are part-filled: the plan is priced as if every node had the same free GPUs"
 

@@ -15,7 +15,8 @@ import numpy as np
 from constraints.memory import HbmCapacity
 from constraints.rule import FinishedPlan, Rule
 from costmodel.layout import Layout
-from planner.pricing import MappingBounds, Priced, Pricing
+from planner.layout_pricing import MappingBounds, Priced
+from planner.pricing import Pricing
 from planner.problem import RequestError
 from planner.search import Certificate, Outcome
 from planner.space import Space
@@ -47,7 +48,10 @@ def search_exhaustively(
         if time.monotonic() > deadline:
             found = tuple(priced for _, _, priced in best)
             return Outcome(
-                status="feasible" if best else "unknown", best=found, lower_bound_s=None, certificate=certificate
+                status="feasible" if best else "unknown",
+                best=found,
+                lower_bound_s=None,
+                certificate=certificate,
             )
         broken = _first_broken(layout, space, rules)
         if broken is not None:
@@ -82,7 +86,9 @@ def _first_broken(layout: Layout, space: Space, rules: Sequence[Rule]) -> str | 
         return "layers-by-stages"
     whole = max(max(rank) for rank in stages)
     recomputed = Layout(**{**vars(layout), "recompute_layers": whole if int(layout.recompute) & 32 else 0})
-    plan = FinishedPlan(workload=space.workload, layout=recomputed, stages=stages, memory_gib=(0.0,), spans={})
+    plan = FinishedPlan(
+        workload=space.workload, layout=recomputed, stages=stages, memory_gib=(0.0,), spans={}
+    )
     for rule in rules:
         if not isinstance(rule, HbmCapacity) and rule.check(plan) is not None:
             return rule.name

@@ -18,6 +18,7 @@ from constraints.memory import HbmCapacity
 from constraints.registry import rules_for
 from constraints.rule import Rule
 from costmodel.layout import Layout, Recompute
+from costmodel.memory import ALLOCATOR_SHARE, usable_hbm_gib
 from planner.model import Candidates, SolverError
 from planner.plan import Infeasible
 from planner.pricing import CostModelPricing
@@ -63,7 +64,9 @@ def explain_infeasible(request: PlanRequest) -> Infeasible:
 def _candidates(request: PlanRequest) -> Candidates:
     """Layouts around the request: its own space and, with one pin or ban lifted at a time, those next to it."""
     relaxed = [request, *(replace(request, pins=_without(request.pins, pin)) for pin in request.pins)]
-    relaxed += [replace(request, forbids=tuple(f for f in request.forbids if f != ban)) for ban in request.forbids]
+    relaxed += [
+        replace(request, forbids=tuple(f for f in request.forbids if f != ban)) for ban in request.forbids
+    ]
     share = MOST_CANDIDATES // len(relaxed)
     tables = [_grid(one, share) for one in relaxed]
     rows = np.unique(np.concatenate(tables), axis=0)
@@ -146,7 +149,9 @@ def _wishes(request: PlanRequest) -> Iterator[Rule]:
             wanted = np.array([recompute_name(mask) == value for mask in range(64)])
             yield _Wish(f"pin recompute={value}", "choices", lambda x, w=wanted: ~w[np.asarray(x.recompute)])  # type: ignore[misc]
         else:
-            yield _Wish(f"pin {name}={value}", "choices", lambda x, n=name, v=value: np.asarray(getattr(x, n)) != v)  # type: ignore[misc]
+            yield _Wish(
+                f"pin {name}={value}", "choices", lambda x, n=name, v=value: np.asarray(getattr(x, n)) != v
+            )  # type: ignore[misc]
     for ban in request.forbids:
         yield _Wish(f"forbid {ban}", "choices", lambda x, b=ban: _banned(x, b, request.gpus))  # type: ignore[misc]
 
@@ -218,8 +223,8 @@ def _words(limit: Rule, own: FloatArray, excess: FloatArray, row: int, request: 
         return limit.name
     least = float(own[alone].min()) if alone.any() else float(own[own > 0].min())
     if isinstance(limit, HbmCapacity):
-        have = request.cluster.device.hbm_gib
-        return f"{limit.name}: at least {least:.1f} GiB more than a {have:g} GiB GPU has free are needed on the fullest"
+        usable = usable_hbm_gib(request.workload())
+        return f"{limit.name}: the fullest GPU needs at least {least:.1f} GiB more than the {usable:.1f} GiB it can use"
     return f"{limit.name}: missed by at least {least:g} {limit.unit}"
 
 
@@ -248,7 +253,7 @@ def _changes(request: PlanRequest, limits: Sequence[Rule], excess: FloatArray) -
         others = np.delete(excess, row, axis=0)
         only = (excess[row] > 0) & ~(others > 0).any(axis=0)
         if only.any():
-            need = request.cluster.device.hbm_gib + float(excess[row][only].min())
+            need = request.cluster.device.hbm_gib + float(excess[row][only].min()) / ALLOCATOR_SHARE
             yield f"take GPUs with at least {need:.0f} GiB"
 
 

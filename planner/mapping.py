@@ -164,7 +164,9 @@ def order_name(matrix: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
         if np.array_equal(position, _nested_position(degrees, list(nested))):
             return nested
     reach = {axis: float(np.dot(np.log(matrix[axis]), np.arange(len(matrix[axis])))) for axis in AXES}
-    return tuple(sorted(AXES, key=lambda axis: (reach[axis] / max(np.log(degrees[axis]), 1e-9), AXES.index(axis))))
+    return tuple(
+        sorted(AXES, key=lambda axis: (reach[axis] / max(np.log(degrees[axis]), 1e-9), AXES.index(axis)))
+    )
 
 
 def _nested_position(degrees: Mapping[str, int], order: Sequence[str]) -> NDArray[np.int64]:

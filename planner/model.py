@@ -91,7 +91,9 @@ def _minimise(
     model: cp_model.CpModel, mappings: list[list[cp_model.IntVar]], time_ns: Sequence[NDArray[np.int64]]
 ) -> None:
     if sum(int(times.sum()) for times in time_ns) > LARGEST_TOTAL:
-        raise OverflowError("step times in nanoseconds exceed the solver's 64-bit integers: are they realistic?")
+        raise OverflowError(
+            "step times in nanoseconds exceed the solver's 64-bit integers: are they realistic?"
+        )
     model.minimize(
         sum(
             int(time) * way
@@ -129,7 +131,9 @@ def solve(plan: PlanModel, seed: int, time_limit_s: float | None) -> Choice:
     if status == cp_model.UNKNOWN:
         return Choice(status="unknown")
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        raise SolverError(f"CP-SAT answered {solver.status_name(status)}: {plan.model.validate() or 'no reason given'}")
+        raise SolverError(
+            f"CP-SAT answered {solver.status_name(status)}: {plan.model.validate() or 'no reason given'}"
+        )
     layout = next(i for i, literal in enumerate(plan.layouts) if solver.boolean_value(literal))
     mapping = next(k for k, literal in enumerate(plan.mappings[layout]) if solver.boolean_value(literal))
     bound = solver.best_objective_bound

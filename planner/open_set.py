@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.layout import Layout
-from planner.pricing import MappingBounds
+from planner.layout_pricing import MappingBounds
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]

@@ -14,6 +14,7 @@ from constraints.rule import Finding, FinishedPlan
 from costmodel.constants import peak_flops
 from costmodel.estimate import Estimate, Stages, estimate, stage_memory_parts_gib
 from costmodel.layout import Layout, Placement, Recompute
+from costmodel.measured import error_band
 from costmodel.placement import nested_placement
 from costmodel.workload import Workload
 from model_specs.documents import path_text
@@ -142,8 +143,12 @@ def _spans(placement: Placement) -> dict[str, tuple[int, ...]]:
 
 
 def predicted_document(workload: Workload, found: RunPrediction) -> Predicted:
-    """The `predicted` part of a document. MFU counts model FLOP over the peak of the run's precision."""
+    """The `predicted` part of a document. MFU counts model FLOP over the peak of the run's precision.
+
+    `error_band` is measured over predicted step time on GPUs of this class: 5th and 95th percentile.
+    """
     step_time_s = float(found.estimate.step_time_s)
+    band = error_band(workload.cluster.device.name)
     tokens = workload.global_batch * workload.seq_len
     tokens_per_s_per_gpu = tokens / step_time_s / workload.gpus
     flops_per_s = tokens_per_s_per_gpu * flops_per_token(workload.model, workload.seq_len)
@@ -164,7 +169,7 @@ def predicted_document(workload: Workload, found: RunPrediction) -> Predicted:
             )
             for level in found.estimate.level_traffic
         ],
-        error_band={},
+        error_band={"low": band.low, "high": band.high, "rows": band.rows},
     )
 
 

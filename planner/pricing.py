@@ -8,7 +8,7 @@ as far inside the fabric as it can be (`lower_bound_s`), and the true mappings w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
 
@@ -16,44 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.constants import constants_for, fabric_links
-from costmodel.estimate import Estimate, LayerCosts, estimate, layer_costs, stage_memory_gib
+from costmodel.estimate import LayerCosts, layer_costs
 from costmodel.layout import AXES, Layout, Placement, Recompute
 from costmodel.placement import level_factors, placement_from_matrix
-from costmodel.step_time import StepTime, make_context, optimistic_step
+from costmodel.step_time import make_context, optimistic_step
 from costmodel.workload import Workload
-from planner.mapping import Matrices, matrices, pick
-from planner.memory_fit import MemoryFit, hbm_limit_gib, least_peak_gib
-from planner.stages import ALL_LAYERS, FitsRank, Split, SplitCosts, frontier
+from planner.layout_pricing import LayoutPricing, MappingBounds, Priced
+from planner.mapping import Matrices, matrices
+from planner.memory_fit import hbm_limit_gib, least_peak_gib
+from planner.stages import ALL_LAYERS
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-Stages = tuple[tuple[int, ...], ...]
-Matrix = dict[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Priced:
-    """The best that one layout can do."""
-
-    layout: Layout
-    """With `recompute_layers` decided."""
-    matrix: Matrix
-    stages: Stages
-    step_time_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class MappingBounds:
-    """Bounds of one layout under each of its mappings."""
-
-    matrices: Matrices
-    bound_s: FloatArray
-    """Shape [k]; k is 0 where no mapping exists."""
-
-    @property
-    def least_s(self) -> float:
-        """The bound of the layout; infinite without a mapping."""
-        return float(self.bound_s.min()) if len(self.bound_s) else float("inf")
 
 
 class Pricing(Protocol):
@@ -229,7 +203,9 @@ class CostModelPricing:
         bound = np.zeros(0)
         if sum(counts):
             context = make_context(self.on(gpus), each, placement_from_matrix(each, joined))
-            bound = np.broadcast_to(np.asarray(optimistic_step(context).seconds, dtype=np.float64), (sum(counts),))
+            bound = np.broadcast_to(
+                np.asarray(optimistic_step(context).seconds, dtype=np.float64), (sum(counts),)
+            )
         for table, part in zip(tables, np.split(bound, np.cumsum(counts)[:-1]), strict=True):
             yield MappingBounds(matrices=table, bound_s=part)
 
@@ -238,14 +214,17 @@ class CostModelPricing:
         return matrices(layout, level_factors(self._workload.cluster, int(layout.gpus)), inside=("tp",))
 
     def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
-        """Tries the recomputed layers in rising order while their bound beats the best found."""
+        """Tries the recomputed layers in rising order until memory no longer limits the split: more only cost more."""
         best: Priced | None = None
         everything = not np.isfinite(mappings.bound_s).any()
         for again in self._recompute_amounts(layout, everything):
             limit = cutoff_s if best is None else min(cutoff_s, best.step_time_s)
-            found = self._with_recompute(replace(layout, recompute_layers=again), mappings, limit)
+            one = LayoutPricing(self.on(int(layout.gpus)), replace(layout, recompute_layers=again))
+            found = one.best(mappings, limit)
             if found is not None and found.step_time_s < limit:
                 best = found
+            if not one.memory_limits:
+                break
         return best
 
     def _recompute_amounts(self, layout: Layout, everything: bool) -> Iterator[int]:
@@ -257,86 +236,6 @@ class CostModelPricing:
             shortest = self._workload.model.layers // (int(layout.pp) * int(layout.vpp))
             yield from range(1 if everything else int(least[0]), shortest + 1)
         yield ALL_LAYERS
-
-    def _with_recompute(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
-        """The best mapping and split at a given number of recomputed layers."""
-        keep = np.flatnonzero(mappings.bound_s < cutoff_s)
-        bound_s = mappings.bound_s[keep]
-        if int(layout.recompute_layers) and np.isfinite(bound_s).any():
-            step = self._optimistic(layout, placement_from_matrix(layout, pick(mappings.matrices, keep)))
-            better = np.asarray(step.seconds) < cutoff_s
-            keep, bound_s = keep[better], np.asarray(step.seconds)[better]
-        if not len(keep):
-            return None
-        table = pick(mappings.matrices, keep)
-        best, where, stages = self._best_of(layout, table, bound_s, cutoff_s)
-        if stages is None:
-            return None
-        matrix = {axis: tuple(int(x) for x in rows[where]) for axis, rows in table.items()}
-        longest = max(max(rank) for rank in stages)
-        again = min(int(layout.recompute_layers), longest)
-        return Priced(
-            layout=replace(layout, recompute_layers=again), matrix=matrix, stages=stages, step_time_s=best
-        )
-
-    def _best_of(
-        self, layout: Layout, table: Matrices, bound_s: FloatArray, cutoff_s: float
-    ) -> tuple[float, int, Stages | None]:
-        """(seconds, row of the table, stages) of the fastest; mappings with equal layer costs share their splits."""
-        workload = self.on(int(layout.gpus))
-        placement = placement_from_matrix(layout, table)
-        costs = layer_costs(workload, layout, placement)
-        rows = np.stack(
-            [np.broadcast_to(np.asarray(x), (len(table["tp"]),)) for x in vars(costs).values()], axis=1
-        )
-        fit = MemoryFit(workload, layout)
-        best: tuple[float, int, Stages | None] = (cutoff_s, -1, None)
-        unique, back = np.unique(rows, axis=0, return_inverse=True)
-        groups = [np.flatnonzero(back.reshape(-1) == group) for group in range(len(unique))]
-        for group in sorted(range(len(unique)), key=lambda g: float(np.min(bound_s[groups[g]]))):
-            members = groups[group][bound_s[groups[group]] < best[0]]
-            if not len(members):
-                continue
-            placed = _placement_rows(placement, members)
-            split_costs = fit.split_costs(LayerCosts(*(float(x) for x in unique[group])))
-            for split in self._splits(workload, layout, placed, split_costs, fit):
-                seconds = np.asarray(_estimate(workload, layout, placed, split.stages).step_time_s)
-                at = int(np.argmin(seconds))
-                if seconds[at] < best[0]:
-                    best = float(seconds[at]), int(members[at]), split.stages
-        return best
-
-    def _splits(
-        self, workload: Workload, layout: Layout, placed: Placement, costs: SplitCosts, fit: MemoryFit
-    ) -> tuple[Split, ...]:
-        """Every split that can be best. Memory limits are tabulated only when the unlimited splits break them."""
-        fits: FitsRank | None = None
-        for fits in (None, fit.fits):
-            fastest = frontier(costs, 0.0, fits)
-            if not fastest:
-                return ()
-            slack_s = self._slack_s(layout, placed, fastest[0].stages, costs)
-            splits = frontier(costs, _round_up(slack_s), fits)
-            fitting = tuple(split for split in splits if self._fits(workload, layout, split.stages))
-            if len(fitting) == len(splits):
-                break
-        return fitting
-
-    def _slack_s(self, layout: Layout, placed: Placement, stages: Stages, costs: SplitCosts) -> float:
-        """How much a split with its parameters spread evenly could save over this one, at most."""
-        parts = _estimate(self.on(int(layout.gpus)), layout, placed, stages).breakdown_s
-        charged = np.asarray(parts["dp_comm"]) + np.asarray(parts["optimizer"])
-        if costs.partial and costs.leading:  # what hides communication then depends on the split
-            return float(np.max(charged))
-        even = self._optimistic(layout, placed).parts
-        least = np.asarray(even["dp_comm"]) + np.asarray(even["optimizer"])
-        return float(np.max(np.maximum(charged - least, 0.0)))
-
-    def _optimistic(self, layout: Layout, placed: Placement) -> StepTime:
-        return optimistic_step(make_context(self.on(int(layout.gpus)), layout, placed))
-
-    def _fits(self, workload: Workload, layout: Layout, stages: Stages) -> bool:
-        return bool(np.max(stage_memory_gib(workload, layout, stages)) <= self._limit_gib)
 
 
 CHUNK = 8192
@@ -384,20 +283,3 @@ def packed_placement(layouts: Layout, blocks: IntArray) -> Placement:
         edp=packed(layouts.edp, np.minimum(tp, experts)),
         dp_cp=packed(layouts.dp * layouts.cp, tp),
     )
-
-
-def _estimate(workload: Workload, layout: Layout, placed: Placement, stages: Stages) -> Estimate:
-    """One layout and split under k placements: an array field gives every part of the step its axis of k."""
-    size = np.full(len(placed.tp), int(layout.micro_batch), dtype=np.int64)
-    return estimate(workload, replace(layout, micro_batch=size), placed, stages)
-
-
-def _placement_rows(placement: Placement, rows: IntArray) -> Placement:
-    return Placement(**{name: np.asarray(members)[rows] for name, members in vars(placement).items()})
-
-
-def _round_up(seconds: float) -> float:
-    """To the next power of two: a little more slack costs little, and shared slacks share their splits."""
-    return float(2.0 ** np.ceil(np.log2(seconds))) if seconds > 0 else 0.0
-
-

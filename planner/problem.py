@@ -84,7 +84,9 @@ class PlanRequest:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _within("gpus", self.gpus, 1, self.cluster.gpus, f"cluster {self.cluster.name!r} has {self.cluster.gpus}")
+        _within(
+            "gpus", self.gpus, 1, self.cluster.gpus, f"cluster {self.cluster.name!r} has {self.cluster.gpus}"
+        )
         _within("global_batch", self.global_batch, 1, 10_000_000, "sequences per step")
         _within("seq_len", self.seq_len, 1, 16_777_216, "tokens per sequence")
         _within("reserve_gib", self.reserve_gib, 0, 10_000, "GiB")
@@ -174,7 +176,9 @@ def _pin(name: str, value: int | str) -> int | str:
 
 def _within(name: str, value: float, low: float, high: float, meaning: str) -> None:
     if not low <= value <= high:
-        raise RequestError(f"{name}: {shown(value)} is out of range ({meaning}); allowed: {low:g} to {high:g}")
+        raise RequestError(
+            f"{name}: {shown(value)} is out of range ({meaning}); allowed: {low:g} to {high:g}"
+        )
 
 
 def _one_of(name: str, value: object, allowed: Collection[str]) -> None:
@@ -182,5 +186,8 @@ def _one_of(name: str, value: object, allowed: Collection[str]) -> None:
         return
     near = near_miss(value, allowed)
     hint = f"; did you mean {near!r}?" if near else ""
-    raise RequestError(f"{name}: {shown(value)} is not known{hint} Allowed: {listed(allowed)}" if hint else
-                       f"{name}: {shown(value)} is not known; allowed: {listed(allowed)}")
+    raise RequestError(
+        f"{name}: {shown(value)} is not known{hint} Allowed: {listed(allowed)}"
+        if hint
+        else f"{name}: {shown(value)} is not known; allowed: {listed(allowed)}"
+    )

@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from constraints.memory import HbmCapacity
 from constraints.rule import Rule
 from costmodel.layout import Layout, Recompute
+from planner.layout_pricing import Priced
 from planner.model import Candidates, SolverError, bound_ns, build_model, price_ns, solve
 from planner.open_set import OpenSet
-from planner.pricing import Priced, Pricing
+from planner.pricing import Pricing
 from planner.space import Space
 
 IntArray = NDArray[np.int64]
@@ -265,9 +266,7 @@ class Search:
         rows = rows[[self._open.mappings[row] is None for row in rows]]
         if not len(rows):
             return
-        for row, bounds in zip(
-            rows, self._pricing.mapping_bounds(self._open.take(rows)), strict=True
-        ):
+        for row, bounds in zip(rows, self._pricing.mapping_bounds(self._open.take(rows)), strict=True):
             self._open.set_mappings(int(row), bounds)
 
     def _price(self, row: int) -> None:

@@ -117,7 +117,8 @@ class Space:
                             if fits.any():
                                 one = np.ones(int(fits.sum()), dtype=np.int64)
                                 yield np.stack(
-                                    [tp * one, cp * one, pp * one, dp[fits], ep * one, etp * one, size[fits]], axis=1
+                                    [tp * one, cp * one, pp * one, dp[fits], ep * one, etp * one, size[fits]],
+                                    axis=1,
                                 )
 
     def shapes(self) -> Layout:

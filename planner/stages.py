@@ -85,7 +85,9 @@ class SplitCosts:
     def rank_load(self, rank: int, layers: int, leading: int) -> float:
         """Parameters outside experts on one rank."""
         load = (layers - leading) * self.layer_load + leading * self.leading_load
-        return load + (self.first_load if rank == 0 else 0.0) + (self.last_load if rank == self.pp - 1 else 0.0)
+        return (
+            load + (self.first_load if rank == 0 else 0.0) + (self.last_load if rank == self.pp - 1 else 0.0)
+        )
 
     def rank_experts(self, rank: int, layers: int, leading: int) -> int:
         """Layers with experts on one rank."""
@@ -261,7 +263,10 @@ class _Ranks:
         return bool(
             (load and self._reachable(_Caps(seconds, self._loads[load - 1], widest, again)))
             or (experts and self._reachable(_Caps(seconds, inf, self._experts[experts - 1], again)))
-            or (len(known) > 1 and self._reachable(_Caps(seconds, self._loads[load], self._experts[experts], again)))
+            or (
+                len(known) > 1
+                and self._reachable(_Caps(seconds, self._loads[load], self._experts[experts], again))
+            )
         )
 
     def _least_loads(self, seconds: float, again: int) -> Iterator[tuple[int, int]]:
@@ -330,7 +335,9 @@ class _Ranks:
                 for again in range(min(covered, caps.again) + 1):
                     mask = 0
                     for option in self._within(rank, covered, caps):
-                        mask |= after.get((covered + option.leading, again + option.again), 0) << option.layers
+                        mask |= (
+                            after.get((covered + option.leading, again + option.again), 0) << option.layers
+                        )
                     mask &= self._everything
                     if mask:
                         here[covered, again] = mask
@@ -370,7 +377,8 @@ class _Ranks:
                     o
                     for o in self._within(rank, covered, caps)
                     if o.layers <= left
-                    and masks[rank + 1].get((covered + o.leading, again + o.again), 0) >> (left - o.layers) & 1
+                    and masks[rank + 1].get((covered + o.leading, again + o.again), 0) >> (left - o.layers)
+                    & 1
                 ),
                 key=lambda o: (abs(o.layers - share), -o.layers),
             )

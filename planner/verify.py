@@ -43,7 +43,9 @@ def faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
     workload = request.workload(int(layout.gpus))
     yield from _split_faults(request, plan.layout)
     yield from _mapping_faults(workload, layout, plan.mapping)
-    placement = placement_from_matrix(layout, matrix_arrays({a: tuple(r) for a, r in plan.mapping.matrix.items()}))
+    placement = placement_from_matrix(
+        layout, matrix_arrays({a: tuple(r) for a, r in plan.mapping.matrix.items()})
+    )
     yield from _price_faults(workload, layout, placement, plan.layout, plan.predicted)
     yield from _rule_faults(request, layout, placement, plan.layout)
     yield from _wish_faults(request, plan.layout)

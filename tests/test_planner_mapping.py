@@ -30,7 +30,13 @@ def _brute(degrees: tuple[int, ...], sizes: tuple[int, ...]) -> set[tuple[tuple[
 
 @pytest.mark.parametrize(
     ("degrees", "sizes"),
-    [((2, 1, 4, 2), (4, 4)), ((2, 2, 3, 2), (4, 6)), ((1, 1, 6, 6), (2, 3, 6)), ((8, 1, 1, 1), (8,)), ((4, 2, 2, 2), (8, 2, 2))],
+    [
+        ((2, 1, 4, 2), (4, 4)),
+        ((2, 2, 3, 2), (4, 6)),
+        ((1, 1, 6, 6), (2, 3, 6)),
+        ((8, 1, 1, 1), (8,)),
+        ((4, 2, 2, 2), (8, 2, 2)),
+    ],
 )
 def test_all_matrices(degrees: tuple[int, ...], sizes: tuple[int, ...]) -> None:
     layout = Layout(**dict(zip(AXES, degrees, strict=True)))

@@ -23,7 +23,9 @@ Counts = tuple[int, ...]
 def _all_splits(costs: SplitCosts) -> Iterator[tuple[Counts, Counts]]:
     """(layers, leading layers) of every rank, for every split of the space: straight from its definition."""
 
-    def grow(rank: int, left: int, before: int, counts: Counts, leading: Counts) -> Iterator[tuple[Counts, Counts]]:
+    def grow(
+        rank: int, left: int, before: int, counts: Counts, leading: Counts
+    ) -> Iterator[tuple[Counts, Counts]]:
         if rank == costs.pp:
             if left == 0 and sum(leading) == costs.leading:
                 yield counts, leading

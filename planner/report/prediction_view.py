@@ -102,7 +102,10 @@ def prediction_view(predicted: Predicted, workload: Workload) -> list[Renderable
         ("throughput", f"{total}, {rate}"),
         ("compute", speed),
     ]
-    rows += [(f"error band, {name}", f"{value:g}") for name, value in predicted.error_band.items()]
+    band = predicted.error_band
+    if {"low", "high", "rows"} <= set(band):
+        low, high = (seconds(predicted.step_time_s * band[end]) for end in ("low", "high"))
+        rows.append(("likely", f"{low} to {high}: 90 % of {count(band['rows'])} measured steps lie so"))
     return [
         heading("Predicted"),
         facts(rows),

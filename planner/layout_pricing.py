@@ -1,0 +1,155 @@
+"""The exact price of one layout: every mapping, every split that can be best."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.estimate import Estimate, LayerCosts, estimate, layer_costs, stage_memory_gib
+from costmodel.layout import Layout, Placement
+from costmodel.placement import placement_from_matrix
+from costmodel.step_time import StepTime, make_context, optimistic_step
+from costmodel.workload import Workload
+from planner.mapping import Matrices, pick
+from planner.memory_fit import MemoryFit, hbm_limit_gib
+from planner.stages import FitsRank, Split, SplitCosts, frontier
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+Stages = tuple[tuple[int, ...], ...]
+Matrix = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priced:
+    """The best that one layout can do."""
+
+    layout: Layout
+    """With `recompute_layers` decided."""
+    matrix: Matrix
+    stages: Stages
+    step_time_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MappingBounds:
+    """Bounds of one layout under each of its mappings."""
+
+    matrices: Matrices
+    bound_s: FloatArray
+    """Shape [k]; k is 0 where no mapping exists."""
+
+    @property
+    def least_s(self) -> float:
+        """The bound of the layout; infinite without a mapping."""
+        return float(self.bound_s.min()) if len(self.bound_s) else float("inf")
+
+
+class LayoutPricing:
+    """Prices one layout, its recomputed layers given, on the allocation that it uses."""
+
+    def __init__(self, workload: Workload, layout: Layout) -> None:
+        self._workload, self._layout = workload, layout
+        self._limit_gib = hbm_limit_gib(workload)
+        self._fit = MemoryFit(workload, layout)
+        self.memory_limits = False
+        """Whether memory kept some mapping from its fastest split."""
+
+    def best(self, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
+        """The best mapping and split; None where none fits or beats `cutoff_s`."""
+        keep = np.flatnonzero(mappings.bound_s < cutoff_s)
+        bound_s = mappings.bound_s[keep]
+        if int(self._layout.recompute_layers) and np.isfinite(bound_s).any():
+            seconds = np.asarray(self._optimistic(pick(mappings.matrices, keep)).seconds)
+            keep, bound_s = keep[seconds < cutoff_s], seconds[seconds < cutoff_s]
+        if not len(keep):
+            return None
+        table = pick(mappings.matrices, keep)
+        best_s, where, stages = self._best_of(table, bound_s, cutoff_s)
+        if stages is None:
+            return None
+        again = min(int(self._layout.recompute_layers), max(max(rank) for rank in stages))
+        return Priced(
+            layout=replace(self._layout, recompute_layers=again),
+            matrix={axis: tuple(int(x) for x in rows[where]) for axis, rows in table.items()},
+            stages=stages,
+            step_time_s=best_s,
+        )
+
+    def _best_of(
+        self, table: Matrices, bound_s: FloatArray, cutoff_s: float
+    ) -> tuple[float, int, Stages | None]:
+        """(seconds, row of the table, stages) of the fastest; mappings with equal layer costs share their splits."""
+        placement = placement_from_matrix(self._layout, table)
+        costs = layer_costs(self._workload, self._layout, placement)
+        columns = [np.broadcast_to(np.asarray(x), bound_s.shape) for x in vars(costs).values()]
+        unique, back = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+        groups = [np.flatnonzero(back.reshape(-1) == group) for group in range(len(unique))]
+        best: tuple[float, int, Stages | None] = (cutoff_s, -1, None)
+        for group in sorted(range(len(unique)), key=lambda g: float(np.min(bound_s[groups[g]]))):
+            members = groups[group][bound_s[groups[group]] < best[0]]
+            if not len(members):
+                continue
+            placed = _rows_of(placement, members)
+            split_costs = self._fit.split_costs(LayerCosts(*(float(x) for x in unique[group])))
+            for split, seconds in self._splits(placed, split_costs):
+                at = int(np.argmin(seconds))
+                if seconds[at] < best[0]:
+                    best = float(seconds[at]), int(members[at]), split.stages
+        return best
+
+    def _splits(self, placed: Placement, costs: SplitCosts) -> list[tuple[Split, FloatArray]]:
+        """Every split that can be best, with its seconds [k]. Memory is asked only where the free splits break it."""
+        fits: FitsRank | None = None
+        for fits in (None, self._fit.fits):
+            if fits is not None:
+                self.memory_limits = True
+            fastest = frontier(costs, 0.0, fits)
+            if not fastest:
+                return []
+            first = self._estimate(placed, fastest[0].stages)
+            splits = frontier(costs, _round_up(self._slack_s(placed, first, costs)), fits)
+            fitting = [split for split in splits if self._fits(split.stages)]
+            if len(fitting) == len(splits):
+                break
+        known = {fastest[0].stages: np.asarray(first.step_time_s)}
+        return [(split, self._seconds(placed, split.stages, known)) for split in fitting]
+
+    def _seconds(self, placed: Placement, stages: Stages, known: dict[Stages, FloatArray]) -> FloatArray:
+        if stages not in known:
+            known[stages] = np.asarray(self._estimate(placed, stages).step_time_s)
+        return known[stages]
+
+    def _slack_s(self, placed: Placement, first: Estimate, costs: SplitCosts) -> float:
+        """How much a split with its parameters spread evenly could save over this one, at most."""
+        parts = first.breakdown_s
+        charged = np.asarray(parts["dp_comm"]) + np.asarray(parts["optimizer"])
+        if costs.partial and costs.leading:  # what hides communication then depends on the split
+            return float(np.max(charged))
+        context = make_context(self._workload, self._layout, placed)
+        even = optimistic_step(context).parts
+        least = np.asarray(even["dp_comm"]) + np.asarray(even["optimizer"])
+        return float(np.max(np.maximum(charged - least, 0.0)))
+
+    def _optimistic(self, table: Matrices) -> StepTime:
+        placement = placement_from_matrix(self._layout, table)
+        return optimistic_step(make_context(self._workload, self._layout, placement))
+
+    def _estimate(self, placed: Placement, stages: Stages) -> Estimate:
+        """One split under k placements: an array field gives every part of the step its axis of k."""
+        size = np.full(len(placed.tp), int(self._layout.micro_batch), dtype=np.int64)
+        return estimate(self._workload, replace(self._layout, micro_batch=size), placed, stages)
+
+    def _fits(self, stages: Stages) -> bool:
+        return bool(np.max(stage_memory_gib(self._workload, self._layout, stages)) <= self._limit_gib)
+
+
+def _rows_of(placement: Placement, rows: IntArray) -> Placement:
+    return Placement(**{name: np.asarray(members)[rows] for name, members in vars(placement).items()})
+
+
+def _round_up(seconds: float) -> float:
+    """To the next power of two: a little more slack costs little, and shared slacks share their splits."""
+    return float(2.0 ** np.ceil(np.log2(seconds))) if seconds > 0 else 0.0
