@@ -126,7 +126,7 @@ class _ProgressLine:
         now = time.monotonic() - self._start
         if self._terminal and now >= self._next:
             self._next = now + 0.1
-            width = os.get_terminal_size(sys.stderr.fileno()).columns - 1
+            width = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
             click.echo(f"\r\x1b[K{f'{now:6.1f} s  {text}'[:width]}", nl=False, err=True)
 
     def clear(self) -> None:

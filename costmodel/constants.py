@@ -36,6 +36,8 @@ class DeviceConstants:
     half_k: float
     half_edge: float
     wave_weight: float
+    host_factor: float
+    """Host time of a launch over that of the x86 hosts that the stacks were measured on."""
     narrow_head_factor: float
     """Attention time of heads of 64 or narrower over that of 128 at equal FLOP: exponentials set the pace."""
     tile: int = 128
@@ -53,6 +55,8 @@ class FrameworkConstants:
     """Host time to launch the forward pass of one dense layer (the backward pass costs twice that)."""
     launch_moe_layer_s: float
     """The same for a layer with experts."""
+    moe_sync_s: float
+    """Wait of an expert layer and micro-batch for token counts on the host, unless one graph holds the whole step."""
     serial_launch_s: float
     """Launch gaps that even a busy GPU does not hide, per layer and pass."""
     recompute_fraction: float
@@ -193,6 +197,7 @@ def kernel_rates(workload: Workload, constants: Constants) -> Rates:
         gemm_half_edge=device.half_edge,
         tile=device.tile,
         wave_weight=device.wave_weight,
+        grouped_factor=constants.shared["grouped_gemm_factor"],
     )
 
 

@@ -28,6 +28,8 @@ class Rates:
     """Rows, and columns, at which a GEMM reaches half its rate."""
     tile: int
     """Edge of an output tile, for the count of waves."""
+    grouped_factor: float
+    """Rate of a grouped GEMM over that of as many separate rows in one."""
     wave_weight: float
     """0: partial waves cost nothing; 1: a partial wave costs a whole one."""
 
@@ -41,7 +43,8 @@ def gemm_s(
     tiles over the SMs (tile and wave quantisation: NVIDIA "Matrix Multiplication Background User's Guide",
     sections 3 and 4).
     """
-    peak = rates.head_gemm_flops if sixteen_bit else rates.gemm_flops
+    alone = rates.head_gemm_flops if sixteen_bit else rates.gemm_flops
+    peak = alone * np.where(np.asarray(groups) > 1, rates.grouped_factor, 1.0)
     m, n, k = (np.maximum(np.asarray(x, dtype=np.float64), 1.0) for x in (m, n, k))
     tiles = groups * (np.ceil(m / rates.tile)) * np.ceil(n / rates.tile)
     waves = tiles / rates.sms

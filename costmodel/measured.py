@@ -59,5 +59,5 @@ def error_band(device_name: str) -> ErrorBand:
     """How far measured steps on a device's class lie from predictions; of all rows where it has too few."""
     bands = _table("error_bands.yaml")["bands"]
     name = device_class(device_name)
-    chosen = name if name in bands else "all"
+    chosen = name if name is not None and name in bands else "all"
     return ErrorBand(device_class=chosen, **bands[chosen])

@@ -177,6 +177,8 @@ def _core_attention(c: Context) -> tuple[Floats, Floats, Floats, Floats]:
         return gemm, 2.0 * gemm, SCORE_BYTES_FORWARD * scores, SCORE_BYTES_BACKWARD * scores
     causal = 0.5 * pairs * window_share(c)
     narrow = c.constants.device.narrow_head_factor if model.qk_head_dim <= 64 else 1.0
+    if model.attention_sinks:
+        narrow *= c.constants.shared["sink_attention_factor"]
     blocks = np.maximum(heads * batch * (seq / shard) / 256.0, 1.0)
     idle_f = 1.0 + c.constants.shared["occupancy_forward"] * c.rates.sms / blocks
     idle_b = 1.0 + c.constants.shared["occupancy_backward"] * c.rates.sms / blocks

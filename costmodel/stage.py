@@ -65,7 +65,8 @@ def kind_times(c: Context) -> KindTimes:
         dense = _with_host(c, joined(attention, dense_mlp(c, model.ffn_hidden)), launch)
     if model.moe is not None and (model.moe_layers or model.mtp_layers):
         layer = hide_expert_traffic(c, joined(attention, moe_mlp(c)))
-        moe = _with_host(c, layer, c.constants.framework.launch_moe_layer_s)
+        stack = c.constants.framework
+        moe = _with_host(c, layer, stack.launch_moe_layer_s, stack.moe_sync_s)
     top = head(c)
     head_time = _with_host(c, top, launch / 2)
     if model.mtp_layers:
@@ -87,21 +88,24 @@ def _mtp_projection(c: Context) -> tuple[Parts, Floats]:
     return {"gemm": gemm_s(c.tokens, n, 2 * h, c.rates) + backward}, backward
 
 
-def _with_host(c: Context, layer: LayerTime, launch_s: float) -> KindTime:
+def _with_host(c: Context, layer: LayerTime, launch_s: float, sync_s: float = 0.0) -> KindTime:
     """Adds what the host costs: the GPU and the host run side by side, and the slower one paces a layer.
 
-    A p-norm of the two stands for their jitter; a CUDA graph of the whole step takes the host out.
+    A p-norm of the two stands for their jitter; a CUDA graph of the whole step takes the host out. `sync_s` is waited
+    for in any case, once per layer and micro-batch.
     """
     framework, power = c.constants.framework, c.constants.shared["launch_norm"]
     parts = add(layer.forward, layer.backward, layer.recompute)
     host_share = {"full": 0.0, "partial": c.constants.shared["partial_graph_host_share"]}.get(
         c.workload.cuda_graph, 1.0
     )
+    host_share *= c.constants.device.host_factor
     passes = 3.0
     device_s = total(parts)
     extra = _host_excess(device_s, launch_s * passes * host_share, power)
     gap = framework.serial_launch_s + (framework.launch_blocking_s if c.workload.launch_blocking else 0.0)
-    serial = gap * passes * host_share
+    waits = 0.0 if c.workload.cuda_graph == "full" else sync_s * c.constants.device.host_factor
+    serial = gap * passes * host_share + waits
     parts = add(parts, {"host": extra + serial})
     forward_s = total(layer.forward)
     again_extra = _host_excess(forward_s, launch_s * host_share, power) + gap * host_share

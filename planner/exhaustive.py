@@ -1,7 +1,7 @@
 """Every layout of a small space, priced one by one: no bounds, no pruning, no solver.
 
-Only the split of the layers is not enumerated (there are millions of splits of 32 layers over 8 stages): it comes
-from `planner.stages`, whose exactness has tests of its own.
+Only the split of the layers is not enumerated (there are millions of splits of 32 layers over 8 stages): it
+comes from `planner.split`, whose exactness has tests of its own.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def search_exhaustively(
     size = int(space.members_per_family(families).sum())
     if size > LARGEST_SPACE:
         raise RequestError(
-            f"method: exhaustive prices every layout one by one, and there are {size}; at most {LARGEST_SPACE} are "
-            "allowed. Pin some choices (--pin tp=8,pp=4), or use --method cp-sat"
+            f"method: exhaustive prices every layout one by one, and there are {size}; at most "
+            f"{LARGEST_SPACE} are allowed. Pin some choices (--pin tp=8,pp=4), or use --method cp-sat"
         )
     certificate = Certificate(layouts=size)
     best: list[tuple[float, int, Priced]] = []

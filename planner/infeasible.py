@@ -1,14 +1,16 @@
-"""Why there is no plan: rules that together leave no layout, what is missing, and the smallest changes that help.
+"""Why there is no plan: rules that together leave no layout, what is missing, and the smallest changes that
+help.
 
-Rules, pins and forbidden choices become assumptions of a CP-SAT model without an objective. Layouts that break the
-same of them are alike, so one representative of each kind stands for all; the solver's sufficient assumptions are
-then thinned out one by one until every one that is left is needed.
+Rules, pins and forbidden choices become assumptions of a CP-SAT model without an objective. Layouts that
+break the same of them are alike, so one representative of each kind stands for all; the solver's sufficient
+assumptions are then thinned out one by one until every one that is left is needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 
 from constraints.memory import HbmCapacity
 from constraints.registry import rules_for
-from constraints.rule import Rule
+from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from costmodel.layout import Layout, Recompute
 from costmodel.memory import ALLOCATOR_SHARE, usable_hbm_gib
 from planner.model import Candidates, SolverError
@@ -33,19 +35,25 @@ TRIAL_S = 3.0
 """Time that one trial of a change may take; a change that is not found to help by then is not offered."""
 
 
-@dataclass(frozen=True)
 class _Wish(Rule):
-    """A pin or a forbidden choice as a rule over layouts."""
+    """A pin or a forbidden choice as a rule over layouts. On a finished plan `planner.verify` checks it."""
 
-    name: str
-    unit: str
-    broken: Callable[[Layout], NDArray[np.bool_]]
+    unit = "choices"
 
-    def excess(self, table: object) -> FloatArray:
-        return np.asarray(self.broken(table.layouts), dtype=np.float64)  # type: ignore[attr-defined]
+    def __init__(self, name: str, broken: Callable[[Layout], NDArray[np.bool_]]) -> None:
+        self.name = name
+        self._broken = broken
 
-    def check(self, plan: object) -> None:
-        raise NotImplementedError(f"{self.name} is checked by planner.verify")
+    def excess(self, table: LayoutTable) -> FloatArray:
+        return np.asarray(self._broken(table.layouts), dtype=np.float64)
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        one = Layout(**{name: np.array([value]) for name, value in vars(plan.layout).items()})
+        if not self._broken(one)[0]:
+            return None
+        return Finding(
+            rule=self.name, value=1, limit=0, unit=self.unit, words="not as asked", remedy="Drop the wish."
+        )
 
 
 def explain_infeasible(request: PlanRequest) -> Infeasible:
@@ -62,7 +70,9 @@ def explain_infeasible(request: PlanRequest) -> Infeasible:
 
 
 def _candidates(request: PlanRequest) -> Candidates:
-    """Layouts around the request: its own space and, with one pin or ban lifted at a time, those next to it."""
+    """Layouts around the request: its own space and, with one pin or ban lifted at a time, those next to
+    it.
+    """
     relaxed = [request, *(replace(request, pins=_without(request.pins, pin)) for pin in request.pins)]
     relaxed += [
         replace(request, forbids=tuple(f for f in request.forbids if f != ban)) for ban in request.forbids
@@ -83,7 +93,9 @@ def _without(pins: object, name: str) -> dict[str, int | str]:
 
 
 def _grid(request: PlanRequest, most: int) -> NDArray[np.int64]:
-    """Combinations of choices, pinned ones as pinned even where they cannot be; thinned to about `most` rows."""
+    """Combinations of choices, pinned ones as pinned even where they cannot be; thinned to about `most`
+    rows.
+    """
     space, pins = space_of(replace(request, pins={})), request.pins
 
     def options(name: str, free: Sequence[int]) -> list[int]:
@@ -145,18 +157,20 @@ def _priceable(layouts: Layout, request: PlanRequest) -> Layout:
 
 def _wishes(request: PlanRequest) -> Iterator[Rule]:
     for name, value in request.pins.items():
-        if name == "recompute":
-            wanted = np.array([recompute_name(mask) == value for mask in range(64)])
-            yield _Wish(f"pin recompute={value}", "choices", lambda x, w=wanted: ~w[np.asarray(x.recompute)])  # type: ignore[misc]
-        else:
-            yield _Wish(
-                f"pin {name}={value}", "choices", lambda x, n=name, v=value: np.asarray(getattr(x, n)) != v
-            )  # type: ignore[misc]
+        yield _Wish(f"pin {name}={value}", partial(_strays, name, value))
     for ban in request.forbids:
-        yield _Wish(f"forbid {ban}", "choices", lambda x, b=ban: _banned(x, b, request.gpus))  # type: ignore[misc]
+        yield _Wish(f"forbid {ban}", partial(_banned, ban, request.gpus))
 
 
-def _banned(layouts: Layout, ban: str, gpus: int) -> NDArray[np.bool_]:
+def _strays(name: str, value: int | str, layouts: Layout) -> NDArray[np.bool_]:
+    """Which layouts are not as pinned."""
+    if name == "recompute":
+        wanted = np.array([recompute_name(mask) == value for mask in range(64)])
+        return np.asarray(~wanted[np.asarray(layouts.recompute)])
+    return np.asarray(getattr(layouts, name) != value)
+
+
+def _banned(ban: str, gpus: int, layouts: Layout) -> NDArray[np.bool_]:
     """Which layouts make a forbidden choice."""
     mask = np.asarray(layouts.recompute)
     full = (mask & int(Recompute.FULL)) != 0
@@ -224,14 +238,14 @@ def _words(limit: Rule, own: FloatArray, excess: FloatArray, row: int, request: 
     least = float(own[alone].min()) if alone.any() else float(own[own > 0].min())
     if isinstance(limit, HbmCapacity):
         usable = usable_hbm_gib(request.workload())
-        return f"{limit.name}: the fullest GPU needs at least {least:.1f} GiB more than the {usable:.1f} GiB it can use"
+        return f"{limit.name}: the fullest GPU needs at least {least:.1f} GiB beyond the usable {usable:.1f}"
     return f"{limit.name}: missed by at least {least:g} {limit.unit}"
 
 
 def _split_words(request: PlanRequest) -> str:
     return (
-        f"hbm: layouts fit on average, but no split of the {request.model.layers} layers leaves room for embedding, head "
-        "and logits on the first and last stage"
+        f"hbm: layouts fit on average, but no split of the {request.model.layers} layers leaves room for the "
+        "embedding, head and logits on the first and last stage"
     )
 
 
@@ -281,7 +295,9 @@ def _largest_reserve(request: PlanRequest) -> float:
 
 
 def _fewest_gpus(request: PlanRequest) -> int | None:
-    """The fewest GPUs of the cluster, in whole nodes, on which a plan is found; None if not on all of them."""
+    """The fewest GPUs of the cluster, in whole nodes, on which a plan is found; None if not on all of
+    them.
+    """
     node, most = request.cluster.gpus_per_node, request.cluster.gpus
     low, high = request.gpus, request.gpus
     while True:

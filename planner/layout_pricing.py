@@ -14,7 +14,8 @@ from costmodel.step_time import StepTime, make_context, optimistic_step
 from costmodel.workload import Workload
 from planner.mapping import Matrices, pick
 from planner.memory_fit import MemoryFit, hbm_limit_gib
-from planner.stages import FitsRank, Split, SplitCosts, frontier
+from planner.split import frontier
+from planner.stages import FitsRank, Split, SplitCosts
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -81,7 +82,9 @@ class LayoutPricing:
     def _best_of(
         self, table: Matrices, bound_s: FloatArray, cutoff_s: float
     ) -> tuple[float, int, Stages | None]:
-        """(seconds, row of the table, stages) of the fastest; mappings with equal layer costs share their splits."""
+        """(seconds, row of the table, stages) of the fastest; mappings with equal layer costs share their
+        splits.
+        """
         placement = placement_from_matrix(self._layout, table)
         costs = layer_costs(self._workload, self._layout, placement)
         columns = [np.broadcast_to(np.asarray(x), bound_s.shape) for x in vars(costs).values()]
@@ -101,7 +104,9 @@ class LayoutPricing:
         return best
 
     def _splits(self, placed: Placement, costs: SplitCosts) -> list[tuple[Split, FloatArray]]:
-        """Every split that can be best, with its seconds [k]. Memory is asked only where the free splits break it."""
+        """Every split that can be best, with its seconds [k]. Memory is asked only where the free splits
+        break it.
+        """
         fits: FitsRank | None = None
         for fits in (None, self._fit.fits):
             if fits is not None:

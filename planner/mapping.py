@@ -25,11 +25,13 @@ MEGATRON_TP_PP_DP = ("tp", "cp", "ep", "pp", "dp")
 """The order of `--use-tp-pp-dp-mapping`."""
 
 
-def matrices(layout: Layout, factors: Sequence[int], inside: tuple[str, ...] = ()) -> Matrices:
+def matrices(
+    layout: Layout, factors: Sequence[int] | NDArray[np.int64], inside: tuple[str, ...] = ()
+) -> Matrices:
     """Every parallelism matrix of one layout, entries of shape [k, levels]; k is 0 where there is none.
 
-    `factors` are the level sizes, inside out, with product `layout.gpus`. Axes named in `inside` lie wholly in
-    level 0. Primes do not interact, so the matrices are the products of one exponent table per prime.
+    `factors` are the level sizes, inside out, with product `layout.gpus`. Axes named in `inside` lie wholly
+    in level 0. Primes do not interact, so the matrices are the products of one exponent table per prime.
     Raises ValueError if the level sizes do not multiply to the layout's GPUs.
     """
     degrees = tuple(int(getattr(layout, axis)) for axis in AXES)
@@ -40,9 +42,9 @@ def matrices(layout: Layout, factors: Sequence[int], inside: tuple[str, ...] = (
     return {axis: table[:, row, :] for row, axis in enumerate(AXES)}
 
 
-def pick(table: Mapping[str, NDArray[np.int64]], index: object) -> Matrices:
-    """The matrices at an index, slice or mask of the leading axis."""
-    return {axis: rows[index] for axis, rows in table.items()}  # type: ignore[index]
+def pick(table: Mapping[str, NDArray[np.int64]], rows: NDArray[np.int64]) -> Matrices:
+    """The matrices at some indices of the leading axis."""
+    return {axis: factors[rows] for axis, factors in table.items()}
 
 
 @lru_cache(maxsize=4096)
@@ -122,11 +124,11 @@ def _exponent(number: int, prime: int) -> int:
     return count
 
 
-def gpu_of_rank(matrix: Mapping[str, Sequence[int]]) -> NDArray[np.int64]:
+def gpu_of_rank(matrix: Mapping[str, Sequence[int] | NDArray[np.int64]]) -> NDArray[np.int64]:
     """The position of every rank among the allocation's GPUs, shape [gpus]: a permutation.
 
-    Ranks count in Megatron's order (tp fastest, then cp, dp, pp; the expert axes are carved out of tp, cp, dp).
-    GPUs count from the inside of the fabric outwards; inside a level the axes nest in the same order.
+    Ranks count in Megatron's order (tp fastest, then cp, dp, pp; the expert axes are carved out of tp, cp,
+    dp). GPUs count from the inside of the fabric outwards; inside a level the axes nest in the same order.
     """
     levels = len(matrix[AXES[0]])
     shape = [int(matrix[axis][level]) for level in range(levels) for axis in AXES]
@@ -143,17 +145,19 @@ def gpu_of_rank(matrix: Mapping[str, Sequence[int]]) -> NDArray[np.int64]:
     return position
 
 
-def ranks(matrix: Mapping[str, Sequence[int]], gpus_per_node: int) -> list[tuple[int, int]]:
+def ranks(
+    matrix: Mapping[str, Sequence[int] | NDArray[np.int64]], gpus_per_node: int
+) -> list[tuple[int, int]]:
     """Rank r runs on entry r, as (node, local GPU), both from 0."""
     position = gpu_of_rank(matrix)
     return list(zip((position // gpus_per_node).tolist(), (position % gpus_per_node).tolist(), strict=True))
 
 
-def order_name(matrix: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
+def order_name(matrix: Mapping[str, Sequence[int] | NDArray[np.int64]]) -> tuple[str, ...]:
     """The mapping in Megatron's terms, innermost axis first.
 
-    Where the GPUs, taken in turn, are one of Megatron's two orders, that order (`MEGATRON_DEFAULT` wins a tie);
-    otherwise the axes by where they lie, which needs a hostfile to bring about.
+    Where the GPUs, taken in turn, are one of Megatron's two orders, that order (`MEGATRON_DEFAULT` wins a
+    tie); otherwise the axes by where they lie, which needs a hostfile to bring about.
     """
     position = gpu_of_rank(matrix)
     degrees = {axis: int(np.prod(np.asarray(matrix[axis], dtype=np.int64))) for axis in AXES}

@@ -31,10 +31,10 @@ def hbm_limit_gib(workload: Workload) -> float:
 def least_peak_gib(workload: Workload, layouts: Layout) -> NDArray[np.float64]:
     """Never above the peak over ranks of any split of the layers; array layouts, shape [n].
 
-    With weights w_r that add up to 1 the peak is at least sum_r w_r (memory of rank r). For w_r in proportion to
-    1 / B_r, where B_r is what one main layer takes on rank r, that is (main + leading min_r C_r / B_r - relief) / sum_r
-    1 / B_r, with C_r for a leading layer, and relief for the recomputed layers of every rank. Embedding, head and MTP
-    modules are left out.
+    With weights w_r that add up to 1 the peak is at least sum_r w_r (memory of rank r). For w_r in
+    proportion to 1 / B_r, where B_r is what one main layer takes on rank r, that is (main + leading min_r
+    C_r / B_r - relief) / sum_r 1 / B_r, with C_r for a leading layer, and relief for the recomputed layers
+    of every rank. Embedding, head and MTP modules are left out.
     """
     model = workload.model
     leading = model.dense_layers if model.moe_layers else 0
@@ -65,8 +65,9 @@ def layer_work_gib(workload: Workload, layouts: Layout) -> NDArray[np.float64]:
 
 
 def layer_gib(workload: Workload, layouts: Layout) -> tuple[NDArray[np.float64], ...]:
-    """GiB of one layer, shape [n] each: (states, activations kept, activations under full recomputation) of main
-    layers, then of the leading dense layers of a mixture-of-experts model."""
+    """GiB of one layer, shape [n] each: (states, activations kept, activations under full recomputation) of
+    main layers, then of the leading dense layers of a mixture-of-experts model.
+    """
     model, shape = workload.model, layouts.broadcast_shape()
     dense, rest, experts = layer_parameters_on_gpu(model, layouts)
     shards = np.asarray(layouts.dp) * np.asarray(layouts.cp)

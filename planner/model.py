@@ -5,8 +5,8 @@
     and exactly one mapping of it                  sum_k mapping_{i,k} = layout_i
     so that the step is shortest                   min sum_{i,k} time_{i,k} mapping_{i,k}
 
-One literal per layout and one per (layout, mapping) make every limit linear and its relaxation tight. The times are
-integer nanoseconds: exact prices where they are known, bounds where not.
+One literal per layout and one per (layout, mapping) make every limit linear and its relaxation tight. The
+times are integer nanoseconds: exact prices where they are known, bounds where not.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class SolverError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """Layouts to choose from, as the rules read them (`constraints.rule.LayoutTable`). Arrays have shape [n]."""
+    """Layouts to choose from, as the rules read them (`constraints.rule.LayoutTable`). Arrays have shape
+    [n].
+    """
 
     workload: Workload
     layouts: Layout
@@ -56,7 +58,9 @@ class PlanModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What the solver chose, and how well that is known. `status` is optimal, feasible, infeasible or unknown."""
+    """What the solver chose, and how well that is known. `status` is optimal, feasible, infeasible or
+    unknown.
+    """
 
     status: str
     layout: int = -1
@@ -147,6 +151,6 @@ def solve(plan: PlanModel, seed: int, time_limit_s: float | None) -> Choice:
 
 def solver_version() -> str:
     """The version of OR-Tools."""
-    import ortools
+    from importlib.metadata import version
 
-    return f"OR-Tools {ortools.__version__}"
+    return f"OR-Tools {version('ortools')}"

@@ -41,7 +41,7 @@ class OpenSet:
 
     def take(self, rows: IntArray) -> Layout:
         """Some of the layouts, as arrays."""
-        return Layout(**{name: column[rows] for name, column in self._columns.items()})
+        return Layout(**{name: column[rows] for name, column in self._columns.items()})  # type: ignore[arg-type]
 
     def scalar(self, row: int) -> Layout:
         """One of the layouts, in plain numbers."""
@@ -70,7 +70,9 @@ class OpenSet:
         self.bound_s[row] = np.inf
 
     def drop(self, cutoff_s: float) -> int:
-        """Forgets closed layouts and those whose bound is at or above the cutoff; returns how many of the latter."""
+        """Forgets closed layouts and those whose bound is at or above the cutoff; returns how many of the
+        latter.
+        """
         keep = np.isfinite(self.bound_s) & (self.bound_s < cutoff_s)
         dropped = int(np.sum(np.isfinite(self.bound_s) & ~keep))
         if not keep.all():

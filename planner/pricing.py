@@ -1,8 +1,10 @@
-"""What layouts cost: bounds for many at once, the exact price of one. The only door from the search to the prices.
+"""What layouts cost: bounds for many at once, the exact price of one. The only door from the search to the
+prices.
 
-Three bounds, each tighter and dearer than the one before: compute alone (`floor_s`, by family), every group packed
-as far inside the fabric as it can be (`lower_bound_s`), and the true mappings with the layers divisible at will
-(`mapping_bounds`). `exact` then searches mappings, splits and recomputed layers of one layout.
+Three bounds, each tighter and dearer than the one before: compute alone (`floor_s`, by family), every group
+packed as far inside the fabric as it can be (`lower_bound_s`), and the true mappings with the layers
+divisible at will (`mapping_bounds`). `exact` then searches mappings, splits and recomputed layers of one
+layout.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ class Pricing(Protocol):
         ...
 
     def least_memory_gib(self, layouts: Layout) -> tuple[FloatArray, IntArray]:
-        """Never above the peak of any split, and the least recomputed layers at which that fits; shapes [n]."""
+        """Never above the peak of any split, and the least recomputed layers at which that fits; shapes
+        [n].
+        """
         ...
 
     def mapping_bounds(self, layouts: Layout) -> list[MappingBounds]:
@@ -129,7 +133,9 @@ class CostModelPricing:
         )
 
     def _innermost(self, layouts: Layout) -> Placement:
-        """Every group inside level 0, however large; nothing to communicate where that level is not the fastest."""
+        """Every group inside level 0, however large; nothing to communicate where that level is not the
+        fastest.
+        """
         levels = len(level_factors(self._workload.cluster, self._workload.gpus))
 
         def members(size: object) -> IntArray:
@@ -171,7 +177,9 @@ class CostModelPricing:
         return peak, again
 
     def _fewest_recomputed(self, layouts: Layout) -> tuple[IntArray, FloatArray]:
-        """Bisects the recomputed layers per virtual stage; ALL_LAYERS where only that can fit, or not even that."""
+        """Bisects the recomputed layers per virtual stage; ALL_LAYERS where only that can fit, or not even
+        that.
+        """
         shortest = self._workload.model.layers // (np.asarray(layouts.pp) * np.asarray(layouts.vpp))
         low, high = np.ones(len(shortest), dtype=np.int64), np.maximum(shortest, 1)
         peak = self._peak_with(layouts, high)
@@ -214,7 +222,9 @@ class CostModelPricing:
         return matrices(layout, level_factors(self._workload.cluster, int(layout.gpus)), inside=("tp",))
 
     def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
-        """Tries the recomputed layers in rising order until memory no longer limits the split: more only cost more."""
+        """Tries the recomputed layers in rising order until memory no longer limits the split: more only
+        cost more.
+        """
         best: Priced | None = None
         everything = not np.isfinite(mappings.bound_s).any()
         for again in self._recompute_amounts(layout, everything):
@@ -255,6 +265,8 @@ def _loads(dense: int, moe: int, costs: LayerCosts) -> tuple[FloatArray, FloatAr
 def _by_gpus(layouts: Layout) -> Iterator[tuple[int, IntArray]]:
     """(GPUs in use, rows) of every allocation size among the layouts."""
     gpus = np.broadcast_to(np.asarray(layouts.gpus), layouts.broadcast_shape())
+    if not len(gpus):
+        return
     values, back = np.unique(gpus, return_inverse=True)
     order = np.argsort(back, kind="stable")
     for value, rows in zip(values, np.split(order, np.cumsum(np.bincount(back))[:-1]), strict=True):
@@ -264,8 +276,8 @@ def _by_gpus(layouts: Layout) -> Iterator[tuple[int, IntArray]]:
 def packed_placement(layouts: Layout, blocks: IntArray) -> Placement:
     """Every group packed as far inside as it can be while tensor groups lie inside the innermost level.
 
-    `blocks` are the GPUs in one block of each level, shape [levels]. Members of a group of another axis belong to
-    different tensor groups, each of which fills tp GPUs of the block.
+    `blocks` are the GPUs in one block of each level, shape [levels]. Members of a group of another axis
+    belong to different tensor groups, each of which fills tp GPUs of the block.
     """
     tp, experts = (np.asarray(x, dtype=np.int64)[..., None] for x in (layouts.tp, layouts.etp * layouts.ep))
 

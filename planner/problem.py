@@ -57,7 +57,9 @@ class RequestError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """A model, a cluster and a batch, and how to search. Raises RequestError where a field is out of range."""
+    """A model, a cluster and a batch, and how to search. Raises RequestError where a field is out of
+    range.
+    """
 
     model: ModelSpec
     cluster: ClusterSpec

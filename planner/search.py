@@ -1,11 +1,14 @@
-"""The search: families by their floor, members by their bound, survivors by CP-SAT, until bound and price meet.
+"""The search: families by their floor, members by their bound, survivors by CP-SAT, until bound and price
+meet.
 
-1. Families come cheapest floor first. Those below the best price so far are expanded into members; members that a
-   rule forbids, or whose bound is no better than the best price, drop out.
-2. The survivors' mappings are bounded. CP-SAT chooses among them; its choice, and the next few in line, are priced
-   exactly and their coefficients replaced. When it chooses a layout that is already priced, that is the optimum.
+1. Families come cheapest floor first. Those below the best price so far are expanded into members; members
+   that a rule forbids, or whose bound is no better than the best price, drop out.
+2. The survivors' mappings are bounded. CP-SAT chooses among them; its choice, and the next few in line, are
+   priced exactly and their coefficients replaced. When it chooses a layout that is already priced, that is
+   the optimum.
 
-Every layout that is dropped has a bound at or above the price of the plan, so the answer is optimal over the space.
+Every layout that is dropped has a bound at or above the price of the plan, so the answer is optimal over
+the space.
 """
 
 from __future__ import annotations
@@ -74,11 +77,11 @@ class Outcome:
     certificate: Certificate
 
 
-class OutOfTime(Exception):
+class OutOfTimeError(Exception):
     """The time limit passed."""
 
 
-class Found(Exception):
+class FoundError(Exception):
     """Any plan was asked for, and here is one."""
 
 
@@ -114,7 +117,7 @@ class Search:
             self._scan_space()
             self._unseen_s = inf
             proven = self._close()
-        except (OutOfTime, Found):
+        except (OutOfTimeError, FoundError):
             bound = min(self._unseen_s, self._open.least_s(), self._price_s)
             found = bool(self._best)
             return self._outcome("feasible" if found else "unknown", bound if bound > 0 else None)
@@ -143,7 +146,7 @@ class Search:
 
     def _check_time(self) -> None:
         if self._deadline is not None and time.monotonic() > self._deadline:
-            raise OutOfTime
+            raise OutOfTimeError
 
     # 1. From families to open members.
 
@@ -201,8 +204,8 @@ class Search:
     def _promising(self, variants: Layout) -> Layout:
         """Drops layouts that, however many virtual stages they get, cannot fit or beat the cutoff.
 
-        Virtual stages never save memory. Of the step T(v) = m a + (S - a) / v + ..., with S <= pp a, more of them save
-        at most the factor (m + (pp - 1) / v) / (m + (pp - 1) / 2) over two.
+        Virtual stages never save memory. Of the step T(v) = m a + (S - a) / v + ..., with S <= pp a, more
+        of them save at most the factor (m + (pp - 1) / v) / (m + (pp - 1) / 2) over two.
         """
         counts = self._space.virtual_stage_counts[np.asarray(variants.pp)]
         memory_gib, again = self._pricing.least_memory_gib(variants)
@@ -282,14 +285,16 @@ class Search:
             self._best.sort(key=lambda entry: entry[:2])
             del self._best[self._top_k :]
             if self._any_plan:
-                raise Found
+                raise FoundError
             if priced is self._best[0][2]:
                 self._say(f"{priced.step_time_s:.4g} s a step, {len(self._open)} layouts open")
 
     # 2. From open members to the optimum.
 
     def _close(self) -> float:
-        """Solves masters over the open layouts until one chooses a priced layout; returns the proven bound."""
+        """Solves masters over the open layouts until one chooses a priced layout; returns the proven
+        bound.
+        """
         proven_s: float | None = None
         while True:
             self._check_time()
@@ -312,8 +317,8 @@ class Search:
     def _master(self, rows: IntArray) -> int | None:
         """The open layout that CP-SAT chooses; None if it chooses the best plan so far.
 
-        Layouts beyond the largest model are left out: their bounds are above those of all that are in it, so they
-        cannot be the choice.
+        Layouts beyond the largest model are left out: their bounds are above those of all that are in it,
+        so they cannot be the choice.
         """
         pairs = np.cumsum([len(self._times_ns(int(row))) for row in rows[:LARGEST_MASTER]])
         rows = rows[: max(1, int(np.searchsorted(pairs, LARGEST_MASTER)))]
@@ -333,7 +338,7 @@ class Search:
         left = None if self._deadline is None else self._deadline - time.monotonic()
         choice = solve(build_model(table, self._rules, times), self._seed, left)
         if choice.status in ("unknown", "feasible"):
-            raise OutOfTime
+            raise OutOfTimeError
         if choice.status == "infeasible":
             raise SolverError("layouts that every rule accepts one by one were refused together")
         return int(rows[choice.layout]) if choice.layout < len(rows) else None

@@ -21,7 +21,7 @@ def plan(request: PlanRequest, progress: Callable[[str], None] | None = None) ->
     """The fastest plan for a request, verified; or the reason why there is none.
 
     `progress` hears a line whenever a better plan is found. Raises RequestError where the request cannot be
-    searched as asked, PlanFault where the planner itself is at fault.
+    searched as asked, PlanFaultError where the planner itself is at fault.
     """
     began = time.monotonic()
     space = space_of(request)

@@ -1,7 +1,8 @@
 """The space of layouts: every combination of choices that a framework can run, as arrays.
 
-A *family* is a choice of degrees and micro-batch; its *members* add the virtual stages, the ZeRO stage and the
-recomputation. What recomputation in full covers, how layers are split and where ranks lie is decided per member.
+A *family* is a choice of degrees and micro-batch; its *members* add the virtual stages, the ZeRO stage and
+the recomputation. What recomputation in full covers, how layers are split and where ranks lie is decided
+per member.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ class Space:
     fewest_gpus: int
 
     def micro_batches(self, dp: int) -> list[int]:
-        """Sequences per micro-batch for a number of replicas: powers of two, and other divisors while small."""
+        """Sequences per micro-batch for a number of replicas: powers of two, and other divisors while
+        small.
+        """
         share = self.workload.global_batch // dp
         if self.micro_batch is not None:
             return [self.micro_batch] if share % self.micro_batch == 0 else []
@@ -139,7 +142,9 @@ class Space:
         return options if self.etp is None else tuple(e for e in options if e == self.etp)
 
     def variants(self, families: Layout) -> Layout:
-        """Every ZeRO stage and recomputation of the given families, without virtual stages; arrays of shape [n]."""
+        """Every ZeRO stage and recomputation of the given families, without virtual stages; arrays of shape
+        [n].
+        """
         count = families.broadcast_shape()[0]
         zero, recompute = np.array(self.zero, dtype=np.int64), np.array(self.recompute, dtype=np.int64)
         grown = families.take(np.repeat(np.arange(count), len(zero) * len(recompute)))
@@ -166,7 +171,7 @@ class Space:
     def members_per_family(self, families: Layout) -> IntArray:
         """How many members each family has, shape [n]."""
         pp = np.atleast_1d(np.asarray(families.pp))
-        return self._members_by_pp[pp]
+        return np.asarray(self._members_by_pp[pp], dtype=np.int64)
 
     @cached_property
     def most_virtual_stages(self) -> IntArray:
@@ -175,7 +180,8 @@ class Space:
 
     @cached_property
     def _members_by_pp(self) -> IntArray:
-        return self.virtual_stage_counts * len(self.zero) * len(self.recompute)
+        per: int = len(self.zero) * len(self.recompute)
+        return np.asarray(self.virtual_stage_counts * per, dtype=np.int64)
 
     @cached_property
     def single_stage(self) -> IntArray:
@@ -196,12 +202,16 @@ class Space:
 
     def words(self) -> str:
         """The space in one line, for the certificate."""
+        axes = [(name, getattr(self, name)) for name in ("tp", "cp", "pp", "dp", "ep")]
+        degrees = ", ".join(f"{name} in {_shown(options)}" for name, options in axes if options != (1,))
+        kinds = len(self.recompute)
+        etp = ", etp 1 or tp" if self.expert_tensor else ""
         return (
-            f"tp in {_shown(self.tp)}, cp in {_shown(self.cp)}, pp in {_shown(self.pp)}, dp in {_shown(self.dp)}"
-            f"{f', ep in {_shown(self.ep)}, etp 1 or tp' if self.workload.model.moe else ''}, every micro-batch that "
-            f"divides, virtual stages that deal layers evenly, ZeRO stage in {_shown(self.zero)}, "
-            f"{len(self.recompute)} kinds of recomputation, up to {self.workload.gpus} GPUs, every mapping of the axes "
-            "onto the fabric levels with tp inside the innermost, every split of the layers"
+            f"{degrees or 'every degree 1'}{etp}, every micro-batch that divides, "
+            "virtual stages that deal layers evenly, "
+            f"ZeRO stage in {_shown(self.zero)}, {kinds} kinds of recomputation, "
+            f"up to {self.workload.gpus} GPUs, every mapping of the axes onto the fabric levels with tp "
+            "inside the innermost, every split of the layers"
         )
 
 
@@ -249,7 +259,9 @@ def _context_degrees(workload: Workload) -> list[int]:
 
 
 def _recompute_kinds(request: PlanRequest) -> tuple[int, ...]:
-    """Masks: nothing, sets of modules that the model has, everything. Fused attention is recomputed anyway."""
+    """Masks: nothing, sets of modules that the model has, everything. Fused attention is recomputed
+    anyway.
+    """
     kinds = [int(Recompute.NONE)]
     if request.framework in _SELECTIVE and "selective-recompute" not in request.forbids:
         kinds += [sum(parts) for parts in _subsets(_modules(request.model))]

@@ -1,4 +1,6 @@
-"""The second opinion on a finished plan: no solver, no search, nothing taken on trust but the cost formulas."""
+"""The second opinion on a finished plan: no solver, no search, nothing taken on trust but the cost
+formulas.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,15 @@ from planner.problem import PlanRequest
 TOLERANCE = 1e-9
 
 
-class PlanFault(RuntimeError):
+class PlanFaultError(RuntimeError):
     """A plan failed its verification: a fault of the planner, never of the user."""
 
 
 def verify(request: PlanRequest, plan: Plan) -> None:
-    """Raises PlanFault with everything that is wrong with a plan."""
+    """Raises PlanFaultError with everything that is wrong with a plan."""
     found = list(faults(request, plan))
     if found:
-        raise PlanFault("the plan failed its own verification: " + "; ".join(found))
+        raise PlanFaultError("the plan failed its own verification: " + "; ".join(found))
 
 
 def faults(request: PlanRequest, plan: Plan) -> Iterator[str]:

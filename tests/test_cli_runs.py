@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from click.testing import CliRunner, Result
 
 import cli
 from cluster_specs.catalog import cluster_names
 from model_specs.catalog import catalog_names, load_catalog_model
+from model_specs.documents import parse_mapping
 from model_specs.parameters import parameter_count
 from planner.documents import json_schema
 from planner.report.prediction_view import memory_groups, stages_text
@@ -121,7 +121,7 @@ def test_validate_scores_every_published_row() -> None:
 
 
 def test_validate_shows_the_worst_rows_or_all_of_them(tmp_path: Path) -> None:
-    rows = yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))["runs"][:40]
+    rows = list(parse_mapping(PUBLISHED.read_text(encoding="utf-8"), "runs")["runs"])[:40]  # type: ignore[call-overload]
     path = write(tmp_path / "runs.yaml", {"runs": rows})
     short, full = run("validate", path).stdout, run("validate", path, "--rows").stdout
     assert "worst of 40 rows" in short

@@ -28,7 +28,7 @@ from costmodel.placement import (
     optimistic_placement,
     placement_from_matrix,
 )
-from planner.mapping import gpu_of_rank, matrices, pick
+from planner.mapping import gpu_of_rank, matrices
 
 GB = 1e9
 
@@ -89,7 +89,7 @@ def test_a_group_of_one_costs_nothing_anywhere() -> None:
         assert np.all(np.asarray(function(np.array([0.0, 1e9]), members(1, 1)[None], fabric)) == 0.0)
 
 
-def test_nothing_to_send_moves_no_bytes() -> None:
+def test_an_empty_message_still_takes_its_hops() -> None:
     fabric = links(GB, latency_s=1.0, half_bytes=1e6)
     assert ring_pass_s(0.0, members(8), fabric) == pytest.approx(3.0)
 
@@ -130,16 +130,13 @@ def test_best_beyond_keeps_a_fabric_that_slows_outwards() -> None:
 
 @given(st.data())
 def test_packed_groups_are_never_slower(data: st.DataObject) -> None:
-    """Whatever the levels' rates, a group spread in any way loses to the packed one on the best links beyond."""
+    """Whatever the levels' rates, a group spread in any way loses to the packed one on the best beyond."""
     blocks = np.cumprod(data.draw(st.lists(st.sampled_from([2, 4, 8]), min_size=1, max_size=3)))
     size = 2 ** data.draw(st.integers(0, int(np.log2(blocks[-1]))))
     spread, held = [], 1
     for block, below in zip(blocks, [1, *blocks[:-1]], strict=True):
-        held = data.draw(
-            st.sampled_from(
-                [x for x in (held * 2**k for k in range(10)) if x <= min(size, held * block // below)]
-            )
-        )
+        most = min(size, held * block // below)
+        held = data.draw(st.sampled_from([x for x in (held * 2**k for k in range(10)) if x <= most]))
         spread.append(held)
     spread[-1] = size
     rates = data.draw(st.lists(st.floats(1.0, 100.0), min_size=len(blocks), max_size=len(blocks)))
@@ -206,7 +203,8 @@ def test_placements_count_what_ranks_on_gpus_show(data: st.DataObject) -> None:
     layout = Layout(tp=data.draw(degree), cp=data.draw(degree), dp=data.draw(degree), pp=data.draw(degree))
     factors = level_factors(cluster, int(layout.gpus))
     table = matrices(layout, factors.tolist())
-    row = pick(table, data.draw(st.integers(0, len(table["tp"]) - 1)))
+    chosen = data.draw(st.integers(0, len(table["tp"]) - 1))
+    row = {axis: entries[chosen] for axis, entries in table.items()}
     placement = placement_from_matrix(layout, row)
     blocks = np.cumprod(factors).tolist()
     for axis in AXES:

@@ -15,6 +15,10 @@ from costmodel.placement import placement_from_matrix
 from planner.mapping import MEGATRON_DEFAULT, MEGATRON_TP_PP_DP, gpu_of_rank, matrices, order_name, ranks
 
 
+def layout_of(degrees: dict[str, int]) -> Layout:
+    return Layout(tp=degrees["tp"], cp=degrees["cp"], dp=degrees["dp"], pp=degrees["pp"])
+
+
 def _divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
@@ -39,7 +43,7 @@ def _brute(degrees: tuple[int, ...], sizes: tuple[int, ...]) -> set[tuple[tuple[
     ],
 )
 def test_all_matrices(degrees: tuple[int, ...], sizes: tuple[int, ...]) -> None:
-    layout = Layout(**dict(zip(AXES, degrees, strict=True)))
+    layout = layout_of(dict(zip(AXES, degrees, strict=True)))
     table = matrices(layout, sizes)
     found = [tuple(tuple(int(x) for x in table[axis][k]) for axis in AXES) for k in range(len(table["tp"]))]
     assert len(found) == len(set(found))
@@ -71,7 +75,7 @@ def test_ranks_are_a_permutation(entries: list[int], per_node: int) -> None:
 def test_ranks_realise_the_placement(entries: list[int]) -> None:
     """Members of a group inside one block, counted on the map, are those that the cost model assumes."""
     matrix = {axis: np.array(entries[2 * row : 2 * row + 2]) for row, axis in enumerate(AXES)}
-    layout = Layout(**{axis: int(np.prod(row)) for axis, row in matrix.items()})
+    layout = layout_of({axis: int(np.prod(row)) for axis, row in matrix.items()})
     placement = placement_from_matrix(layout, matrix)
     position, block = gpu_of_rank(matrix), int(np.prod([matrix[axis][0] for axis in AXES]))
     strides = np.cumprod([1] + [int(np.prod(matrix[axis])) for axis in AXES])

@@ -7,15 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from planner.stages import (
-    ALL_LAYERS,
-    FitsRank,
-    SplitCosts,
-    balanced_stages,
-    best_split,
-    chunk_layers,
-    frontier,
-)
+from planner.split import best_split, frontier
+from planner.stages import ALL_LAYERS, FitsRank, SplitCosts, balanced_stages, chunk_layers
 
 Counts = tuple[int, ...]
 

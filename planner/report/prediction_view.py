@@ -105,7 +105,7 @@ def prediction_view(predicted: Predicted, workload: Workload) -> list[Renderable
     band = predicted.error_band
     if {"low", "high", "rows"} <= set(band):
         low, high = (seconds(predicted.step_time_s * band[end]) for end in ("low", "high"))
-        rows.append(("likely", f"{low} to {high}: 90 % of {count(band['rows'])} measured steps lie so"))
+        rows.append(("likely", f"{low} to {high}, as 90 % of {count(band['rows'])} measured steps were"))
     return [
         heading("Predicted"),
         facts(rows),
