@@ -237,7 +237,7 @@ def stage_memory_gib(workload: Workload, layout: Layout, stages: Stages) -> NDAr
 
 CONTEXT_GIB = 1.5
 """What a process holds outside the framework's allocator: CUDA context and kernels, NCCL channels."""
-ALLOCATOR_SHARE = 0.96
+ALLOCATOR_SHARE = 0.94
 """Of HBM that an allocator can fill: a caching allocator strands some in fragments, and steps slow down by 12
 to 28 % when it runs out and has to flush (measured runs at over 92 % of HBM)."""
 

@@ -16,6 +16,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from constraints.gpu_budget import GpuBudget
 from constraints.memory import HbmCapacity
 from constraints.registry import rules_for
 from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
@@ -66,7 +67,9 @@ def explain_infeasible(request: PlanRequest) -> Infeasible:
     words = [_words(limits[row], excess[row], excess, row, request) for row in core]
     if not words:
         words = [_split_words(request)]
-    return Infeasible(conflict=words, smallest_changes=list(_changes(request, limits, excess)))
+    names = {limits[row].name for row in core}
+    more_gpus = not names or bool(names & {HbmCapacity.name, GpuBudget.name})
+    return Infeasible(conflict=words, smallest_changes=list(_changes(request, limits, excess, more_gpus)))
 
 
 def _candidates(request: PlanRequest) -> Candidates:
@@ -249,7 +252,9 @@ def _split_words(request: PlanRequest) -> str:
     )
 
 
-def _changes(request: PlanRequest, limits: Sequence[Rule], excess: FloatArray) -> Iterator[str]:
+def _changes(
+    request: PlanRequest, limits: Sequence[Rule], excess: FloatArray, more_gpus: bool
+) -> Iterator[str]:
     """Single changes, each tried before it is offered."""
     for name, value in request.pins.items():
         if _feasible(replace(request, pins=_without(request.pins, name))):
@@ -259,7 +264,7 @@ def _changes(request: PlanRequest, limits: Sequence[Rule], excess: FloatArray) -
             yield f"allow {ban}"
     if request.reserve_gib and _feasible(replace(request, reserve_gib=0.0)):
         yield f"reserve {_largest_reserve(request):.1f} GiB or less, not {request.reserve_gib:g}"
-    more = _fewest_gpus(request)
+    more = _fewest_gpus(request) if more_gpus else None
     if more is not None:
         yield f"take {more} GPUs, not {request.gpus}"
     row = next((k for k, limit in enumerate(limits) if isinstance(limit, HbmCapacity)), None)

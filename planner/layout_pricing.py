@@ -97,13 +97,15 @@ class LayoutPricing:
                 continue
             placed = _rows_of(placement, members)
             split_costs = self._fit.split_costs(LayerCosts(*(float(x) for x in unique[group])))
-            for split, seconds in self._splits(placed, split_costs):
+            for split, seconds in self._splits(placed, split_costs, best[0]):
                 at = int(np.argmin(seconds))
                 if seconds[at] < best[0]:
                     best = float(seconds[at]), int(members[at]), split.stages
         return best
 
-    def _splits(self, placed: Placement, costs: SplitCosts) -> list[tuple[Split, FloatArray]]:
+    def _splits(
+        self, placed: Placement, costs: SplitCosts, cutoff_s: float
+    ) -> list[tuple[Split, FloatArray]]:
         """Every split that can be best, with its seconds [k]. Memory is asked only where the free splits
         break it.
         """
@@ -115,7 +117,10 @@ class LayoutPricing:
             if not fastest:
                 return []
             first = self._estimate(placed, fastest[0].stages)
-            splits = frontier(costs, _round_up(self._slack_s(placed, first, costs)), fits)
+            slack_s = self._slack_s(placed, first, costs)
+            if np.all(np.asarray(first.step_time_s) - slack_s * _scale(first) >= cutoff_s):
+                return []
+            splits = frontier(costs, _round_up(slack_s), fits)
             fitting = [split for split in splits if self._fits(split.stages)]
             if len(fitting) == len(splits):
                 break
@@ -153,6 +158,12 @@ class LayoutPricing:
 
 def _rows_of(placement: Placement, rows: IntArray) -> Placement:
     return Placement(**{name: np.asarray(members)[rows] for name, members in vars(placement).items()})
+
+
+def _scale(priced: Estimate) -> FloatArray:
+    """What the part in proportion to all others multiplies them by."""
+    scale, step = np.asarray(priced.breakdown_s["scale"]), np.asarray(priced.step_time_s)
+    return np.asarray(step / (step - scale), dtype=np.float64)
 
 
 def _round_up(seconds: float) -> float:

@@ -222,19 +222,22 @@ class CostModelPricing:
         return matrices(layout, level_factors(self._workload.cluster, int(layout.gpus)), inside=("tp",))
 
     def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
-        """Tries the recomputed layers in rising order until memory no longer limits the split: more only
-        cost more.
+        """Tries the recomputed layers in rising order.
+
+        Once memory no longer limits the split, more of them only cost more; all of them are tried even so,
+        because then a virtual stage may be shorter than the number.
         """
         best: Priced | None = None
-        everything = not np.isfinite(mappings.bound_s).any()
+        everything, enough = not np.isfinite(mappings.bound_s).any(), False
         for again in self._recompute_amounts(layout, everything):
+            if enough and again != ALL_LAYERS:
+                continue
             limit = cutoff_s if best is None else min(cutoff_s, best.step_time_s)
             one = LayoutPricing(self.on(int(layout.gpus)), replace(layout, recompute_layers=again))
             found = one.best(mappings, limit)
             if found is not None and found.step_time_s < limit:
                 best = found
-            if not one.memory_limits:
-                break
+            enough = enough or not one.memory_limits
         return best
 
     def _recompute_amounts(self, layout: Layout, everything: bool) -> Iterator[int]:

@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
 from constraints.memory import HbmCapacity
+from constraints.precision import PrecisionOnDevice
 from constraints.rule import Rule
+from constraints.unsupported import AllowedPrecisions
 from costmodel.layout import Layout, Recompute
 from planner.layout_pricing import Priced
 from planner.model import Candidates, SolverError, bound_ns, build_model, price_ns, solve
@@ -113,6 +115,8 @@ class Search:
 
     def run(self) -> Outcome:
         """Searches to the end, or to the time limit."""
+        if self._refused_outright():
+            return self._outcome("infeasible", None)
         try:
             self._scan_space()
             self._unseen_s = inf
@@ -124,6 +128,13 @@ class Search:
         if not self._best:
             return self._outcome("infeasible", None)
         return self._outcome("optimal", proven)
+
+    def _refused_outright(self) -> bool:
+        """Whether a rule refuses the workload itself, whatever the layout."""
+        one = Layout(**{f.name: np.array([f.default]) for f in fields(Layout)})
+        table = Candidates(workload=self._pricing.workload, layouts=one, memory_gib=np.zeros(1))
+        rules = (rule for rule in self._rules if isinstance(rule, PrecisionOnDevice | AllowedPrecisions))
+        return any(rule.excess(table)[0] > 0 for rule in rules)
 
     def _outcome(self, status: str, bound_s: float | None) -> Outcome:
         best = tuple(priced for _, _, priced in self._best)

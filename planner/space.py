@@ -106,7 +106,7 @@ class Space:
         for tp in self.tp:
             etps = self._etps(tp)
             for cp in self.cp:
-                for pp in self.pp:
+                for pp in self.staged_pp:
                     group = tp * cp * pp
                     if group > most_gpus:
                         continue
@@ -182,6 +182,11 @@ class Space:
     def _members_by_pp(self) -> IntArray:
         per: int = len(self.zero) * len(self.recompute)
         return np.asarray(self.virtual_stage_counts * per, dtype=np.int64)
+
+    @cached_property
+    def staged_pp(self) -> tuple[int, ...]:
+        """Values of pp that some number of virtual stages goes with."""
+        return tuple(pp for pp in self.pp if self.virtual_stages(pp))
 
     @cached_property
     def single_stage(self) -> IntArray:

@@ -81,7 +81,7 @@ def finished(work: Workload, layout: Layout, memory_gib: float) -> FinishedPlan:
 
 # name of the rule: (workload, what it allows, what it forbids)
 CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
-    "hbm": (workload(reserve_gib=4), {"memory_gib": 71.29}, {"memory_gib": 71.31}),
+    "hbm": (workload(reserve_gib=4), {"memory_gib": 69.69}, {"memory_gib": 69.71}),
     "gpu-budget": (workload(gpus=64), {"tp": 8, "pp": 4, "dp": 2}, {"tp": 8, "pp": 4, "dp": 3}),
     "scale-up-tp": (workload(), {"tp": 8}, {"tp": 16}),
     "scale-up-etp": (workload(cluster=cluster(nvlink_domain=1)), {"etp": 8}, {"etp": 9}),
@@ -373,5 +373,5 @@ def test_a_long_context_layout_that_was_really_trained_is_legal() -> None:
     model = ModelSpec(layers=126, hidden=16384, ffn_hidden=53248, heads=128, kv_heads=8, vocab=128256)
     work = workload(model, gpus=16384, global_batch=128, seq_len=131072)
     layout = Layout(tp=8, cp=16, pp=16, dp=8, num_micro_batches=16, sequence_parallel=True, zero_stage=1)
-    plan = finished(work, layout, 70.0)
+    plan = finished(work, layout, 69.0)
     assert [rule.name for rule in rules_for(work) if rule.check(plan) is not None] == []

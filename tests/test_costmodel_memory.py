@@ -252,18 +252,21 @@ def test_usable_memory_leaves_the_reserve_free() -> None:
     assert usable_hbm_gib(work) < work.cluster.device.hbm_gib
 
 
-def test_bound_is_tight_on_even_splits_of_many_equal_layers() -> None:
-    """The best split of 80 equal layers comes within a layer of the bound, ends aside."""
+@pytest.mark.parametrize("again", [0, 8, ALL])
+def test_bound_is_tight_on_even_splits_of_many_equal_layers(again: int) -> None:
+    """The best split of 80 equal layers comes near the bound, which leaves out what the ends hold."""
     work = workload("llama-3-70b")
-    layout = Layout(tp=2, pp=4, dp=8, zero_stage=1, num_micro_batches=32)
+    layout = Layout(tp=2, pp=4, dp=8, zero_stage=1, micro_batch=8, num_micro_batches=32)
+    if again:
+        layout = replace(layout, recompute=int(Recompute.FULL), recompute_layers=again)
     bound = float(np.asarray(peak_memory_gib(work, layout)))
     best = min(
         float(np.max(stage_memory_gib(work, layout, ((a,), (b,), (c,), (80 - a - b - c,)))))
-        for a in range(14, 21)
-        for b in range(17, 22)
-        for c in range(18, 24)
+        for a in range(12, 21)
+        for b in range(13, 22)
+        for c in range(18, 30)
     )
-    assert bound <= best <= 1.06 * bound
+    assert bound <= best <= 1.08 * bound
 
 
 def test_leading_dense_layers_may_fill_the_ranks_with_the_most_in_flight() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import costmodel.step_time
 from cluster_specs.reader import read_cluster
 from cluster_specs.schema import ClusterSpec, FabricLevelSpec
 from costmodel.constants import Constants, constants_for
@@ -232,6 +233,33 @@ def test_bounds_hold_however_much_overlap_slows_compute(case: Case, interference
         layout=replace(case.layout, zero_stage=3),
     )  # fmt: skip
     assert float(lower_bound_s(case.workload, case.layout, constants)) <= case.seconds() * SLOWER
+
+
+@given(st.data())
+@settings(max_examples=200)
+def test_bound_only_grows_with_the_load_of_the_ranks(data: st.DataObject) -> None:
+    """What makes it a bound: every split has at least the least sum over ranks and the least busiest rank.
+
+    Not a matter of course, since longer ranks hide more data-parallel traffic: a sum that grows alone would
+    otherwise shorten the step where vpp > pp, or under ZeRO-3.
+    """
+    case, share = data.draw(cases()), st.floats(0, 1)
+    framework = replace(case.constants.framework, dp_interference=data.draw(share))
+    constants = replace(case.constants, framework=framework)
+    context = make_context(case.workload, case.layout, case.placement, constants)
+    pp, traffic_s = int(case.layout.pp), data.draw(st.floats(1e-3, 10.0))
+
+    def seconds(busiest_s: float, whole_s: float) -> float:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(costmodel.step_time, "_data_parallel_s", lambda c, dense, expert: traffic_s)
+            patch.setattr(costmodel.step_time, "even_layout_load", lambda c, times: (busiest_s, whole_s))
+            return float(np.asarray(optimistic_step(context).seconds))
+
+    whole_s = data.draw(st.floats(1e-3, 10.0))
+    busiest_s = whole_s * (1 / pp + data.draw(share) * (1 - 1 / pp))
+    least, more = seconds(busiest_s, whole_s), data.draw(st.floats(1, 3))
+    assert least <= seconds(max(busiest_s, more * whole_s / pp), more * whole_s) * SLOWER
+    assert least <= seconds(min(more * busiest_s, whole_s), whole_s) * SLOWER
 
 
 @pytest.mark.parametrize("kind", KINDS)

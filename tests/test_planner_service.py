@@ -122,7 +122,12 @@ def test_odd_gpu_counts_leave_gpus_idle_and_say_so() -> None:
 
 
 def test_exhaustive_agrees() -> None:
-    small = request(gpus=2, global_batch=4, pins={"cp": 1}, seq_len=4096)
+    small = request(
+        gpus=4,
+        global_batch=4,
+        pins={"cp": 1, "zero_stage": 1, "micro_batch": 1, "recompute": "none"},
+        seq_len=4096,
+    )
     quick, slow = plan(small), plan(replace(small, method="exhaustive"))
     assert quick.status == slow.status == "optimal"
     assert quick.objective.step_time_s == pytest.approx(slow.objective.step_time_s, rel=1e-12)
@@ -136,10 +141,11 @@ def test_exhaustive_refuses_a_large_space() -> None:
 
 def test_alternatives_are_sorted_and_legal() -> None:
     made = plan(request(gpus=8, top_k=4))
-    times = [one["step_time_s"] for one in made.alternatives]
+    times = [float(str(one["step_time_s"])) for one in made.alternatives]
     assert len(times) == 3
     assert times == sorted(times)
-    assert all(time >= made.objective.step_time_s for time in times)
+    assert made.objective.step_time_s is not None
+    assert times[0] >= made.objective.step_time_s
 
 
 def test_no_room_is_explained() -> None:
