@@ -151,7 +151,9 @@ def parse_pins(text: str) -> dict[str, int | str]:
             raise RequestError(f"pin: {shown(part)} is not NAME=VALUE, as in tp=8,pp=4")
         if name in pins:
             raise RequestError(f"pin: {name} is given twice; give it once")
-        pins[name] = _pin(name, int(value) if value.isdigit() and len(value) < 10 else value)
+        pins[name] = _pin(
+            name, int(value) if value.isascii() and value.isdigit() and len(value) < 10 else value
+        )
     return pins
 
 
