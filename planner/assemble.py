@@ -184,14 +184,15 @@ def bindings(request: PlanRequest, best: Priced, predicted: Predicted) -> Iterat
             unit="layers",
             note="every virtual stage has a single layer",
         )
-    if int(layout.pp) > 1 and int(layout.num_micro_batches) < 4 * int(layout.pp):
+    count = int(layout.num_micro_batches)
+    if int(layout.pp) > 1 and int(layout.micro_batch) == 1 and count < 4 * int(layout.pp):
         yield Binding(
             rule="batch-split",
-            value=int(layout.num_micro_batches),
-            limit=4 * int(layout.pp),
-            slack=float(int(layout.num_micro_batches) - 4 * int(layout.pp)),
+            value=count,
+            limit=count,
+            slack=0,
             unit="micro-batches",
-            note="fewer than four micro-batches a stage: a larger global batch would shrink the bubble",
+            note="fewer than four micro-batches a stage, of one sequence each: a larger batch shrinks the bubble",
         )
 
 
@@ -209,8 +210,9 @@ def warnings(request: PlanRequest, best: Priced, predicted: Predicted) -> Iterat
     reached = predicted.tflops_per_gpu * 1e12 / peak_flops(request.cluster.device, "bf16")
     if best_known is not None and reached > best_known.mfu:
         yield (
-            f"the predicted {predicted.tflops_per_gpu:.0f} TFLOP/s per GPU are {reached:.1%} of the 16-bit peak, more "
-            f"than the best measured run on this class of device ({best_known.mfu:.1%}, {best_known.run}): "
+            f"the predicted {predicted.tflops_per_gpu:.0f} TFLOP/s per GPU are {reached:.1%} of the 16-bit "
+            "peak, more than the best measured run on this class of device "
+            f"({best_known.mfu:.1%}, {best_known.run}): "
             "trust the ranking of layouts more than the time"
         )
     if any(node.free_gpus not in (None, request.cluster.gpus_per_node) for node in request.cluster.nodes):

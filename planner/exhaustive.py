@@ -1,4 +1,4 @@
-"""Every layout of a small space, priced one by one: no bounds, no pruning, no solver.
+"""Every layout of a small space that can fit, priced one by one: no bounds on time, no pruning, no solver.
 
 Only the split of the layers is not enumerated (there are millions of splits of 32 layers over 8 stages): it
 comes from `planner.split`, whose exactness has tests of its own.
@@ -16,6 +16,7 @@ from constraints.memory import HbmCapacity
 from constraints.rule import FinishedPlan, Rule
 from costmodel.layout import Layout
 from planner.layout_pricing import MappingBounds, Priced
+from planner.model import Candidates
 from planner.pricing import Pricing
 from planner.problem import RequestError
 from planner.search import Certificate, Outcome
@@ -44,7 +45,7 @@ def search_exhaustively(
         )
     certificate = Certificate(layouts=size)
     best: list[tuple[float, int, Priced]] = []
-    for layout in _layouts(space.members(families)):
+    for layout in _layouts(_roomy(space.members(families), pricing, certificate)):
         if time.monotonic() > deadline:
             found = tuple(priced for _, _, priced in best)
             return Outcome(
@@ -72,6 +73,15 @@ def search_exhaustively(
         lower_bound_s=best[0][0],
         certificate=certificate,
     )
+
+
+def _roomy(members: Layout, pricing: Pricing, certificate: Certificate) -> Layout:
+    """The layouts of which some split may fit; the others would need more memory under any."""
+    memory_gib, _ = pricing.least_memory_gib(members)
+    table = Candidates(workload=pricing.workload, layouts=members, memory_gib=memory_gib)
+    fits = HbmCapacity().excess(table) <= 0
+    certificate.rule_out(HbmCapacity.name, int(np.sum(~fits)))
+    return members.take(fits)
 
 
 def _layouts(layouts: Layout) -> Iterator[Layout]:

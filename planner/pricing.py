@@ -228,8 +228,8 @@ class CostModelPricing:
         because then a virtual stage may be shorter than the number.
         """
         best: Priced | None = None
-        everything, enough = not np.isfinite(mappings.bound_s).any(), False
-        for again in self._recompute_amounts(layout, everything):
+        enough = False
+        for again in self._recompute_amounts(layout):
             if enough and again != ALL_LAYERS:
                 continue
             limit = cutoff_s if best is None else min(cutoff_s, best.step_time_s)
@@ -240,14 +240,14 @@ class CostModelPricing:
             enough = enough or not one.memory_limits
         return best
 
-    def _recompute_amounts(self, layout: Layout, everything: bool) -> Iterator[int]:
+    def _recompute_amounts(self, layout: Layout) -> Iterator[int]:
         if not int(layout.recompute) & Recompute.FULL:
             yield 0
             return
         if self._workload.framework == "megatron":
             _, least = self.least_memory_gib(Layout(**{n: np.array([x]) for n, x in vars(layout).items()}))
             shortest = self._workload.model.layers // (int(layout.pp) * int(layout.vpp))
-            yield from range(1 if everything else int(least[0]), shortest + 1)
+            yield from range(int(least[0]), shortest + 1)
         yield ALL_LAYERS
 
 
