@@ -10,7 +10,7 @@ from costmodel.memory import ALLOCATOR_SHARE, CONTEXT_GIB, usable_hbm_gib
 
 
 class HbmCapacity(Rule):
-    """peak memory <= HBM of one GPU, less fragments, the CUDA and NCCL context, and what the plan must leave free."""
+    """peak memory <= HBM of one GPU, less fragments, the CUDA and NCCL context, and the user's reserve."""
 
     name = "hbm"
     unit = "GiB"
@@ -32,8 +32,8 @@ class HbmCapacity(Rule):
             limit=limit,
             unit=self.unit,
             words=(
-                f"pipeline rank {fullest} needs {peak:.1f} GiB, {peak - limit:.1f} more than the {limit:.1f} that a "
-                f"{hbm:g} GiB GPU has beside fragments, {CONTEXT_GIB:g} GiB of context{kept}"
+                f"pipeline rank {fullest} needs {peak:.1f} GiB, {peak - limit:.1f} more than the {limit:.1f} that "
+                f"a {hbm:g} GiB GPU has beside fragments, {CONTEXT_GIB:g} GiB of context{kept}"
             ),
             remedy="Raise tp, pp, cp or the ZeRO stage, recompute more, or lower micro_batch.",
         )

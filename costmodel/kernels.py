@@ -45,7 +45,7 @@ def gemm_s(
     """
     alone = rates.head_gemm_flops if sixteen_bit else rates.gemm_flops
     peak = alone * np.where(np.asarray(groups) > 1, rates.grouped_factor, 1.0)
-    m, n, k = (np.maximum(np.asarray(x, dtype=np.float64), 1.0) for x in (m, n, k))
+    m, n, k = np.maximum(m, 1.0), np.maximum(n, 1.0), np.maximum(k, 1.0)
     tiles = groups * (np.ceil(m / rates.tile)) * np.ceil(n / rates.tile)
     waves = tiles / rates.sms
     filled = waves / np.ceil(waves)

@@ -10,6 +10,7 @@ and the saved input and writes a gradient.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -41,17 +42,22 @@ class Context:
     rates: Rates
     links: Links
 
-    @property
+    @cached_property
     def tokens(self) -> Floats:
         """Tokens of a micro-batch on one rank."""
         out: Floats = np.asarray(self.layout.micro_batch) * self.workload.seq_len / np.asarray(self.layout.cp)
         return out
 
-    @property
+    @cached_property
     def sequence_shards(self) -> Floats:
         """Ways that norms, residuals and dropout are split: tp with sequence parallelism, else 1."""
         out: Floats = np.where(self.layout.sequence_parallel, self.layout.tp, 1)
         return out
+
+    @cached_property
+    def tensor_pass_s(self) -> Floats:
+        """One gather or scatter of a micro-batch's activations, T h of 2 bytes, over the tensor group."""
+        return ring_pass_s(2.0 * self.tokens * self.workload.model.hidden, self.placement.tp, self.links)
 
 
 @dataclass(frozen=True)
@@ -205,8 +211,7 @@ def window_share(c: Context) -> float:
 
 def _tensor_parallel(c: Context, hide_f: Floats, hide_b: Floats) -> tuple[Floats, Floats]:
     """One all-reduce forward and one backward (or gather and scatter) of T h, less what user buffers hide."""
-    volume = 2.0 * c.tokens * c.workload.model.hidden
-    both = 2.0 * ring_pass_s(volume, c.placement.tp, c.links)
+    both = 2.0 * c.tensor_pass_s
     return less_hidden(c.workload.overlap.tp, c.constants.framework.tp_hidden, both, hide_f, hide_b)
 
 
@@ -284,7 +289,7 @@ def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
 def embedding(c: Context) -> LayerTime:
     """Table look-up and its gradient scatter; with TP the partial rows are reduced."""
     volume = c.tokens * c.workload.model.hidden
-    reduce = 2.0 * ring_pass_s(2.0 * volume, c.placement.tp, c.links)
+    reduce = 2.0 * c.tensor_pass_s
     forward: Parts = {"memory_bound": streamed_s(4.0 * volume, c.rates), "tp_comm": reduce}
     backward: Parts = {"memory_bound": streamed_s(8.0 * volume, c.rates), "tp_comm": 0.0 * reduce}
     return LayerTime(forward, backward, {})
@@ -300,7 +305,7 @@ def head(c: Context) -> LayerTime:
     )
     norm = 4.0 * tokens * model.hidden / c.sequence_shards
     logits = tokens * vocab
-    gather = ring_pass_s(2.0 * tokens * model.hidden, c.placement.tp, c.links)
+    gather = c.tensor_pass_s
     forward: Parts = {
         "gemm": forward_gemm,
         "memory_bound": streamed_s(norm + LOGIT_BYTES_FORWARD * logits, c.rates),

@@ -91,8 +91,8 @@ def _mtp_projection(c: Context) -> tuple[Parts, Floats]:
 def _with_host(c: Context, layer: LayerTime, launch_s: float, sync_s: float = 0.0) -> KindTime:
     """Adds what the host costs: the GPU and the host run side by side, and the slower one paces a layer.
 
-    A p-norm of the two stands for their jitter; a CUDA graph of the whole step takes the host out. `sync_s` is waited
-    for in any case, once per layer and micro-batch.
+    A p-norm of the two stands for their jitter; a CUDA graph of the whole step takes the host out.
+    `sync_s` is waited for in any case, once per layer and micro-batch.
     """
     framework, power = c.constants.framework, c.constants.shared["launch_norm"]
     parts = add(layer.forward, layer.backward, layer.recompute)
@@ -117,10 +117,8 @@ def _with_host(c: Context, layer: LayerTime, launch_s: float, sync_s: float = 0.
 def _host_excess(device_s: Floats, host_s: float, power: float) -> Floats:
     if host_s <= 0.0:
         return 0.0 * np.asarray(device_s)
-    larger = np.maximum(device_s, host_s)
-    out: Floats = (
-        larger * ((device_s / larger) ** power + (host_s / larger) ** power) ** (1.0 / power) - device_s
-    )
+    larger, smaller = np.maximum(device_s, host_s), np.minimum(device_s, host_s)
+    out: Floats = larger * (1.0 + (smaller / larger) ** power) ** (1.0 / power) - device_s
     return out
 
 

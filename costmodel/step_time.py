@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from costmodel.collectives import members_inside, point_to_point_s, ring_pass_s
 from costmodel.constants import Constants, constants_for, fabric_links, kernel_rates
@@ -54,15 +55,20 @@ def exact_step(c: Context, stages: Stages) -> StepTime:
     by_rank = rank_parts(times, counts, c.workload.model.mtp_layers)
     loads = np.asarray(total(by_rank))
     busiest = np.argmax(loads, axis=-1)
-    worst: Parts = {
-        name: np.take_along_axis(np.broadcast_to(seconds, loads.shape), busiest[..., None], axis=-1)[..., 0]
-        for name, seconds in by_rank.items()
-    }
+    worst: Parts = {name: _of_rank(np.asarray(seconds), busiest) for name, seconds in by_rank.items()}
     dense, expert = (np.max(x) for x in rank_parameters(c.workload.model, c.layout, stages))
     traffic = _data_parallel_s(c, dense, expert)
     chunk_s = cheapest_layer_s(times)
     whole = np.sum(loads, axis=-1)
     return _compose(c, worst, whole, chunk_s=chunk_s, dense=dense, expert=expert, traffic=traffic)
+
+
+def _of_rank(by_rank: NDArray[np.float64], rank: NDArray[np.int64]) -> Floats:
+    """The entry of one rank, `rank` of shape [...] and `by_rank` [pp] or [..., pp]."""
+    if by_rank.ndim == 1:
+        out: Floats = by_rank[rank]
+        return out
+    return np.take_along_axis(by_rank, rank[..., None], axis=-1)[..., 0]
 
 
 def optimistic_step(c: Context) -> StepTime:

@@ -192,7 +192,7 @@ def bindings(request: PlanRequest, best: Priced, predicted: Predicted) -> Iterat
             limit=count,
             slack=0,
             unit="micro-batches",
-            note="fewer than four micro-batches a stage, of one sequence each: a larger batch shrinks the bubble",
+            note="fewer than four micro-batches a stage, of one sequence: a larger batch shrinks the bubble",
         )
 
 

@@ -40,8 +40,9 @@ class PlanInputs(BaseModel):
 
 
 class LayoutDoc(BaseModel):
-    """The chosen layout. `stages[rank][virtual stage]` is a number of transformer layers; chunk v of rank r is
-    the (v * pp + r)-th of the model, the first also holds the embedding, the last the MTP modules and the head."""
+    """The chosen layout. `stages[rank][virtual stage]` is a number of transformer layers; chunk v of rank r
+    is the (v * pp + r)-th of the model. The first also holds the embedding, the last the MTP modules and the head.
+    """
 
     model_config = _DOC
 
@@ -76,7 +77,7 @@ class Objective(BaseModel):
 
 
 class LevelTraffic(BaseModel):
-    """Bytes that leave a GPU across one fabric level in a step, and how long they keep its share of links busy."""
+    """Bytes that leave a GPU across one fabric level in a step, and how long its share of links is busy."""
 
     model_config = _DOC
 
@@ -107,7 +108,7 @@ class Predicted(BaseModel):
 class Mapping(BaseModel):
     """Rank r runs on ranks[r] = [node, local GPU]; left out above 4,096 ranks.
 
-    `matrix[axis]` holds the axis' factor at every fabric level, from the inside out; their column products are
+    `matrix[axis]` holds the axis' factor at every fabric level, from the inside out; column products are
     the sizes of the levels.
     """
 

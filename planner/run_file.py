@@ -276,7 +276,7 @@ def _model(doc: RunDoc, base: Path | None) -> ModelSpec:
 
 
 def _with_sinks(model: ModelSpec) -> ModelSpec:
-    """A row that only notes attention sinks is a gpt-oss model, whose experts carry biases (arXiv 2508.10925)."""
+    """A row that notes attention sinks is a gpt-oss model, whose experts carry biases (arXiv 2508.10925)."""
     if model.moe is None or model.attention_sinks or "sinks" not in (model.attention_note or ""):
         return model
     moe = model.moe.model_copy(update={"expert_bias": True, "router_bias": True})

@@ -85,7 +85,7 @@ def cuda_graph_kind(recipe: dict[str, Any]) -> str:
 
 
 def moe_dispatch_kind(recipe: dict[str, Any]) -> str:
-    """`alltoall` where the recipe names NCCL's plain dispatcher; DeepEP, HybridEP and unnamed ones deduplicate."""
+    """`alltoall` where the recipe names NCCL's dispatcher; DeepEP, HybridEP and unnamed ones deduplicate."""
     return "alltoall" if recipe.get("moe_dispatcher") == "alltoall" else "deduplicated"
 
 
