@@ -56,7 +56,7 @@ class FrameworkConstants:
     launch_moe_layer_s: float
     """The same for a layer with experts."""
     moe_sync_s: float
-    """Wait of an expert layer and micro-batch for token counts on the host; none in a graph of the whole step."""
+    """Wait of an expert layer and micro-batch for token counts; none in a graph of the whole step."""
     serial_launch_s: float
     """Launch gaps that even a busy GPU does not hide, per layer and pass."""
     recompute_fraction: float

@@ -107,6 +107,5 @@ def _first_broken(layout: Layout, space: Space, rules: Sequence[Rule]) -> str | 
 
 def _every_mapping(pricing: Pricing, layout: Layout) -> MappingBounds:
     """All mappings, with bounds that exclude none."""
-    one = Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
-    found = pricing.mapping_bounds(one)[0]
-    return MappingBounds(matrices=found.matrices, bound_s=np.full(len(found.bound_s), -inf))
+    found = pricing.mappings(layout)
+    return MappingBounds(matrices=found, bound_s=np.full(len(found["tp"]), -inf))

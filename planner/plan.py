@@ -41,7 +41,7 @@ class PlanInputs(BaseModel):
 
 class LayoutDoc(BaseModel):
     """The chosen layout. `stages[rank][virtual stage]` is a number of transformer layers; chunk v of rank r
-    is the (v * pp + r)-th of the model. The first also holds the embedding, the last the MTP modules and the head.
+    is the (v * pp + r)-th of the model. The first also holds the embedding, the last MTP and head.
     """
 
     model_config = _DOC

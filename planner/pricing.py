@@ -56,6 +56,10 @@ class Pricing(Protocol):
         """
         ...
 
+    def mappings(self, layout: Layout) -> Matrices:
+        """Every mapping of one layout."""
+        ...
+
     def mapping_bounds(self, layouts: Layout) -> list[MappingBounds]:
         """Bounds under every mapping, for each of some layouts."""
         ...
