@@ -32,8 +32,8 @@ class HbmCapacity(Rule):
             limit=limit,
             unit=self.unit,
             words=(
-                f"pipeline rank {fullest} needs {peak:.1f} GiB, {peak - limit:.1f} more than the "
-                f"{limit:.1f} that a {hbm:g} GiB GPU has beside fragments, {CONTEXT_GIB:g} GiB of context{kept}"
+                f"pipeline rank {fullest} needs {peak:.1f} GiB, {peak - limit:.1f} more than the {limit:.1f} "
+                f"that a {hbm:g} GiB GPU has beside fragments, {CONTEXT_GIB:g} GiB of context{kept}"
             ),
             remedy="Raise tp, pp, cp or the ZeRO stage, recompute more, or lower micro_batch.",
         )

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,9 +61,12 @@ def members_inside(members: NDArray[np.int64]) -> NDArray[np.int64]:
     return inside
 
 
-def _over_levels(function: Callable[[Floats, Floats], Floats], values: NDArray[np.float64]) -> Floats:
+def _over_levels(function: np.ufunc, values: NDArray[np.float64]) -> Floats:
     """Folds the last axis; with a handful of levels much faster than a reduction along it."""
-    return reduce(function, (values[..., level] for level in range(values.shape[-1])))
+    out: Floats = values[..., 0]
+    for level in range(1, values.shape[-1]):
+        out = function(out, values[..., level])
+    return out
 
 
 def ring_pass_s(buffer_bytes: Floats, members: NDArray[np.int64], links: Links) -> Floats:
