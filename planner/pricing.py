@@ -42,8 +42,8 @@ class Pricing(Protocol):
         """Never above any member of a family; shape [n]."""
         ...
 
-    def gpu_floor(self, families: Layout, step_time_s: float) -> int:
-        """No layout that uses fewer GPUs than this can be faster than `step_time_s`."""
+    def gpu_seconds(self, shapes: Layout) -> float:
+        """What a step costs at the least, GPUs times seconds, whatever the number of GPUs."""
         ...
 
     def lower_bound_s(self, layouts: Layout) -> FloatArray:
@@ -98,15 +98,14 @@ class CostModelPricing:
         out: FloatArray = m * busiest + np.maximum(whole - busiest, 0.0) / most_virtual_stages
         return out
 
-    def gpu_floor(self, families: Layout, step_time_s: float) -> int:
-        """From the least GPU-seconds that a sequence costs in any of the families."""
-        if not np.isfinite(step_time_s) or not len(np.atleast_1d(np.asarray(families.tp))):
-            return 1
+    def gpu_seconds(self, shapes: Layout) -> float:
+        """From the least that a sequence costs in any of the shapes; infinite without any."""
+        if not len(np.atleast_1d(np.asarray(shapes.tp))):
+            return float("inf")
         model = self._workload.model
-        whole, _, _ = _loads(model.dense_layers, model.moe_layers, self._shape_costs(families))
-        group = np.asarray(families.tp) * np.asarray(families.cp) / np.asarray(families.micro_batch)
-        least = float(np.min(whole * group)) * self._workload.global_batch
-        return max(1, int(least / step_time_s * (1 - 1e-9)))
+        whole, _, _ = _loads(model.dense_layers, model.moe_layers, self._shape_costs(shapes))
+        group = np.asarray(shapes.tp) * np.asarray(shapes.cp) / np.asarray(shapes.micro_batch)
+        return float(np.min(whole * group)) * self._workload.global_batch
 
     def _shape_costs(self, families: Layout) -> LayerCosts:
         """Layer costs of every family; priced once per distinct (tp, cp, ep, etp, micro-batch)."""

@@ -38,7 +38,7 @@ FORBIDS = (
     "idle-gpus",
 )
 
-_OVERLAP = {
+FRAMEWORK_OVERLAP = {
     "megatron": Overlap(dp=True, tp=True, pp=True),
     "torchtitan": Overlap(dp=True, pp=True),
     "deepspeed": Overlap(dp=True),
@@ -49,6 +49,9 @@ _OVERLAP = {
 Megatron: --overlap-grad-reduce, --overlap-param-gather, --tp-comm-overlap and the interleaved schedule's own
 point-to-point overlap. Hiding the expert all-to-all stays off: it excludes layouts that are otherwise legal.
 """
+
+MOE_DISPATCH = "alltoall"
+"""Every target's plain dispatcher, which its launch files ask for: DeepEP and HybridEP are not always installed."""
 
 
 class RequestError(ValueError):
@@ -116,7 +119,8 @@ class PlanRequest:
             precision=self.precision,
             optimizer=self.optimizer,
             framework=self.framework,
-            overlap=_OVERLAP[self.framework],
+            overlap=FRAMEWORK_OVERLAP[self.framework],
+            moe_dispatch=MOE_DISPATCH,
             expert_imbalance=self.expert_imbalance,
             reserve_gib=self.reserve_gib,
         )

@@ -162,20 +162,22 @@ class Search:
     # 1. From families to open members.
 
     def _scan_space(self) -> None:
+        """Layouts on more than half of the GPUs first: they are most likely to be fast, and bound the rest."""
         gpus = self._pricing.workload.gpus
         half = gpus // 2
-        self._scan(self._space.families(gpus, half))
-        if half == 0:
-            return
-        if np.isfinite(self._cutoff_s):
-            self._price_open()
-            shapes = self._space.shapes()
-            self.certificate.gpu_floor = self._pricing.gpu_floor(shapes, self._cutoff_s)
+        cost = self._pricing.gpu_seconds(self._space.shapes()) * (1 - 1e-9) if half else inf
+        self._scan(self._space.families(gpus, half), cost / half if half else inf)
+        self._price_open()
+        if np.isfinite(self._cutoff_s) and np.isfinite(cost):
+            self.certificate.gpu_floor = max(1, int(cost / self._cutoff_s))
         if self.certificate.gpu_floor <= half:
-            self._scan(self._space.families(half, self.certificate.gpu_floor - 1))
+            self._scan(self._space.families(half, self.certificate.gpu_floor - 1), inf)
 
-    def _scan(self, families: Layout) -> None:
-        """Expands families in the order of their floors until the floor reaches the cutoff."""
+    def _scan(self, families: Layout, later_s: float) -> None:
+        """Expands families in the order of their floors until the floor reaches the cutoff.
+
+        `later_s` bounds the families that are looked at after these.
+        """
         pp = np.asarray(families.pp)
         if not len(pp):
             return
@@ -186,7 +188,7 @@ class Search:
         at, size = 0, FIRST_BATCH
         while at < len(order) and floor[order[at]] < self._cutoff_s:
             self._check_time()
-            self._unseen_s = float(floor[order[at]])
+            self._unseen_s = min(float(floor[order[at]]), later_s)
             batch = order[at : at + size]
             batch = batch[floor[batch] < self._cutoff_s]
             self._expand(families.take(batch))
@@ -194,7 +196,7 @@ class Search:
             at, size = at + len(batch), min(2 * size, LARGEST_BATCH) if self._best else size
         rest = order[at:]
         self.certificate.bounded_out += int(members[rest].sum())
-        self._unseen_s = inf
+        self._unseen_s = later_s
 
     def _expand(self, families: Layout) -> None:
         """Adds the members of some families that are legal and promising to the open ones."""

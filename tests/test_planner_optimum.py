@@ -301,3 +301,20 @@ def test_more_memory_or_bandwidth_never_hurts() -> None:
 
 def test_same_request_same_answer() -> None:
     assert search(request(12)) == search(request(12))
+
+
+def test_an_interrupted_search_knows_a_bound() -> None:
+    """Whatever was found and not found by then, the bound holds for the optimum."""
+    asked = request(1005)
+    best_s = search(asked).best[0].step_time_s
+    space = space_of(asked)
+    statuses = set()
+    for limit_s in (0.0, 0.01, 0.02, 0.04, 0.08, 0.16, 10.0):
+        pricing, rules = CostModelPricing(space.workload), rules_for(space.workload)
+        outcome = Search(space, pricing, rules, time_limit_s=limit_s).run()
+        statuses.add(outcome.status)
+        if outcome.lower_bound_s is not None:
+            assert outcome.lower_bound_s <= best_s * (1 + 1e-9)
+        if outcome.best:
+            assert outcome.best[0].step_time_s >= best_s * (1 - 1e-9)
+    assert {"unknown", "optimal"} <= statuses

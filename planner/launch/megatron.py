@@ -17,11 +17,12 @@ from planner.launch.pipeline_layout import layout_string
 from planner.launch.rank_files import RankFiles, RankPlace, checked_host, rank_files
 from planner.launch.start_script import start_script
 from planner.plan import LayoutDoc, Plan
+from planner.problem import FRAMEWORK_OVERLAP
 
 Dispatcher = Literal["alltoall", "deepep", "hybridep"]
 
-DEFAULT_OVERLAP = Overlap(dp=True, pp=True)
-"""What Megatron hides with no library beyond its own: gradients and parameters, and interleaved stages."""
+DEFAULT_OVERLAP = FRAMEWORK_OVERLAP["megatron"]
+"""What the plan was priced with; `--tp-comm-overlap` needs Transformer Engine's user buffers."""
 
 
 def megatron_args(
