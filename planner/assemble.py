@@ -174,6 +174,11 @@ def bindings(request: PlanRequest, best: Priced, predicted: Predicted) -> Iterat
             unit="GPUs",
             note="tensor parallelism fills the scale-up domain",
         )
+    yield from _pipeline_bindings(request, layout)
+
+
+def _pipeline_bindings(request: PlanRequest, layout: Layout) -> Iterator[Binding]:
+    """Layers and micro-batches that cannot be cut finer."""
     chunks = int(layout.pp) * int(layout.vpp)
     if chunks == request.model.layers:
         yield Binding(

@@ -45,34 +45,37 @@ def search_exhaustively(
         )
     certificate = Certificate(layouts=size)
     best: list[tuple[float, int, Priced]] = []
+    status = "infeasible"
     for layout in _layouts(_roomy(space.members(families), pricing, certificate)):
         if time.monotonic() > deadline:
-            found = tuple(priced for _, _, priced in best)
-            return Outcome(
-                status="feasible" if best else "unknown",
-                best=found,
-                lower_bound_s=None,
-                certificate=certificate,
-            )
-        broken = _first_broken(layout, space, rules)
-        if broken is not None:
-            certificate.rule_out(broken, 1)
-            continue
-        certificate.priced += 1
-        priced = pricing.exact(layout, _every_mapping(pricing, layout), inf)
-        if priced is None:
-            certificate.priced -= 1
-            certificate.rule_out(HbmCapacity.name, 1)
-            continue
-        best = sorted([*best, (priced.step_time_s, certificate.priced, priced)], key=lambda e: e[:2])[:top_k]
-    if not best:
-        return Outcome(status="infeasible", best=(), lower_bound_s=None, certificate=certificate)
+            status = "unknown"
+            break
+        priced = _price(layout, space, pricing, rules, certificate)
+        if priced is not None:
+            best.append((priced.step_time_s, certificate.priced, priced))
+            best = sorted(best, key=lambda entry: entry[:2])[:top_k]
+    if best:
+        status = "feasible" if status == "unknown" else "optimal"
     return Outcome(
-        status="optimal",
+        status=status,
         best=tuple(priced for _, _, priced in best),
-        lower_bound_s=best[0][0],
+        lower_bound_s=best[0][0] if status == "optimal" else None,
         certificate=certificate,
     )
+
+
+def _price(
+    layout: Layout, space: Space, pricing: Pricing, rules: Sequence[Rule], certificate: Certificate
+) -> Priced | None:
+    """The price of one layout; None where a rule forbids it or no split of it fits."""
+    broken = _first_broken(layout, space, rules)
+    if broken is None:
+        priced = pricing.exact(layout, _every_mapping(pricing, layout), inf)
+        if priced is not None:
+            certificate.priced += 1
+            return priced
+    certificate.rule_out(broken or HbmCapacity.name, 1)
+    return None
 
 
 def _roomy(members: Layout, pricing: Pricing, certificate: Certificate) -> Layout:

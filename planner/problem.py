@@ -51,7 +51,7 @@ point-to-point overlap. Hiding the expert all-to-all stays off: it excludes layo
 """
 
 MOE_DISPATCH = "alltoall"
-"""Every target's plain dispatcher, which its launch files ask for: DeepEP and HybridEP are not always installed."""
+"""Every target's plain dispatcher, which its launch files ask for: others are not always installed."""
 
 
 class RequestError(ValueError):

@@ -162,7 +162,7 @@ class Search:
     # 1. From families to open members.
 
     def _scan_space(self) -> None:
-        """Layouts on more than half of the GPUs first: they are most likely to be fast, and bound the rest."""
+        """Layouts on more than half of the GPUs come first: they are likely fast, and bound the rest."""
         gpus = self._pricing.workload.gpus
         half = gpus // 2
         cost = self._pricing.gpu_seconds(self._space.shapes()) * (1 - 1e-9) if half else inf

@@ -108,6 +108,14 @@ def test_copies_scale_the_level_that_they_cross() -> None:
     assert found == pytest.approx(max(8 * 63 / 64 / 400, 4 * 56 / 64 / 50))
 
 
+def test_gradients_of_175b_over_the_global_links_of_a_dragonfly() -> None:
+    """TP 8 x PP 8 fill a group of 64 GPUs: 1.4 TB leave it over 8 links of 50 GB/s, 3.4 s."""
+    fabric = links(450 * GB, 50 * GB, 8 * 50 * GB / 64)
+    gradients = 175e9 / 64 * 4
+    assert 64 * 2 * 63 / 64 * gradients == pytest.approx(1.4e12, rel=0.02)
+    assert all_reduce_s(gradients, members(1, 1, 64), fabric) == pytest.approx(3.4, rel=0.02)
+
+
 def test_point_to_point() -> None:
     fabric = links(400 * GB, 50 * GB, latency_s=(1e-6, 5e-6))
     assert point_to_point_s(GB, 1, fabric) == pytest.approx(5e-6 + 1 / 50)

@@ -223,7 +223,7 @@ def test_bounds_lie_below_every_split_and_placement(kind: str) -> None:
 
 
 @given(cases(), st.sampled_from([0.0, 0.9]))
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_bounds_hold_however_much_overlap_slows_compute(case: Case, interference: float) -> None:
     """ZeRO-3 in a pipeline and many virtual stages: more work in all may hide more than it costs."""
     framework = replace(case.constants.framework, dp_interference=interference)
@@ -236,7 +236,7 @@ def test_bounds_hold_however_much_overlap_slows_compute(case: Case, interference
 
 
 @given(st.data())
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_bound_only_grows_with_the_load_of_the_ranks(data: st.DataObject) -> None:
     """What makes it a bound: every split has at least the least sum over ranks and the least busiest rank.
 
@@ -344,7 +344,7 @@ def test_a_better_machine_is_never_slower(what: str) -> None:
     """But for ZeRO-3 in a pipeline and vpp > pp: less work to hide behind can cost more than it saves."""
 
     @given(cases(), st.floats(1.01, 4.0))
-    @settings(max_examples=50)
+    @settings(max_examples=40)
     def check(case: Case, factor: float) -> None:
         pipelined = int(case.layout.pp) > 1
         assume(not (pipelined and case.layout.zero_stage == 3))
