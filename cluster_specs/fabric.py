@@ -92,6 +92,20 @@ def fabric_levels(cluster: ClusterSpec, gpus: int) -> FabricLevels:
     )
 
 
+def full_levels(cluster: ClusterSpec) -> FabricLevels:
+    """The levels at their full size, whatever the allocation: no allocation packs more GPUs into a block."""
+    tiers = list(_tiers(cluster))
+    blocks = np.maximum.accumulate(np.array([tier.gpus for tier in tiers], dtype=np.int64))
+    blocks[-1] = max(int(blocks[-1]), cluster.gpus)
+    return FabricLevels(
+        names=tuple(tier.name for tier in tiers),
+        media=tuple(tier.medium for tier in tiers),
+        blocks=_read_only(blocks),
+        gb_per_s=_read_only(np.array([tier.gb_per_s for tier in tiers], dtype=np.float64)),
+        latency_s=_read_only(np.array([tier.latency_us * 1e-6 for tier in tiers], dtype=np.float64)),
+    )
+
+
 def _node_pieces(cluster: ClusterSpec, gpus: int) -> tuple[int, int]:
     """Nodes in the allocation, and the largest piece that divides what it uses of each of them."""
     if not cluster.nodes:

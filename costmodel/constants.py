@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from cluster_specs.fabric import fabric_levels
+from cluster_specs.fabric import FabricLevels, fabric_levels
 from cluster_specs.schema import DeviceSpec
 from costmodel.collectives import Links
 from costmodel.kernels import Rates
@@ -203,7 +203,11 @@ def kernel_rates(workload: Workload, constants: Constants) -> Rates:
 
 def fabric_links(workload: Workload, constants: Constants) -> Links:
     """Attained rates of every fabric level of the workload's allocation."""
-    levels = fabric_levels(workload.cluster, workload.gpus)
+    return links_of(fabric_levels(workload.cluster, workload.gpus), constants)
+
+
+def links_of(levels: FabricLevels, constants: Constants) -> Links:
+    """Attained rates of some fabric levels."""
     scale_up = np.array([medium in ("nvlink", "xgmi", "pcie") for medium in levels.media])
     shared = constants.shared
     network = np.array([shared.get(f"{medium}_fraction", 1.0) for medium in levels.media])

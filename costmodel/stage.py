@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from costmodel.kernels import gemm_s
-from costmodel.layout import Floats, Recompute
+from costmodel.layout import Floats, Ints, Recompute
 from costmodel.moe_operators import hide_expert_traffic, moe_mlp
 from costmodel.operators import (
     Context,
@@ -156,11 +156,30 @@ def cheapest_layer_s(times: KindTimes) -> Floats:
     return out
 
 
+def least_busiest_s(layers: int, layer_s: Floats, end_s: Floats, ranks: Ints | Floats) -> Floats:
+    """Load of the busiest of `ranks` (pp) that share equal layers, the last of which also carries `end_s`.
+
+    With k layers on each other rank the last one is left with x = L - (pp - 1) k: max(k t, end + x t).
+    More than ceil(L / pp) elsewhere pay only until k t covers the end, at k = (end / t + L) / pp.
+    """
+    pp, t = np.asarray(ranks, dtype=np.float64), np.asarray(layer_s, dtype=np.float64)
+    even = np.ceil(layers / pp)
+    covered = np.maximum(np.ceil((np.asarray(end_s) / t + layers) / pp), even)
+
+    def with_others_at(k: Floats) -> Floats:
+        last: Floats = end_s + np.maximum(layers - (pp - 1) * k, 0.0) * t
+        return np.maximum(np.where(pp > 1, k * t, 0.0), last)
+
+    out: Floats = np.minimum(with_others_at(covered), with_others_at(np.maximum(covered - 1, even)))
+    return out
+
+
 def even_layout_load(c: Context, times: KindTimes) -> tuple[Floats, Floats]:
     """Least possible (busiest rank, sum of ranks) per micro-batch over all splits; arrays [n].
 
-    Every virtual stage has a layer. So the busiest rank has at least the mean load and ceil(layers / pp) of
-    the cheaper layers, and the last rank at least one layer per virtual stage under the head.
+    Every virtual stage has a layer. So the busiest rank has at least the mean load, ceil(layers / pp) of the
+    cheaper layers, and what the best split of the main layers alone gives; the last rank has at least one
+    layer per virtual stage under the head.
     """
     model, layout = c.workload.model, c.layout
     pp, vpp = np.asarray(layout.pp), np.asarray(layout.vpp)
@@ -179,9 +198,12 @@ def even_layout_load(c: Context, times: KindTimes) -> tuple[Floats, Floats]:
             cheapest = np.minimum(cheapest, kind.seconds)
             rec_cheapest = np.minimum(rec_cheapest, kind.recompute_s)
     whole = whole + rec_cheapest * again
-    tail = times.head.seconds + vpp * cheapest
+    end = times.head.seconds
     if times.mtp is not None:
         whole = whole + model.mtp_layers * times.mtp.seconds
-        tail = tail + model.mtp_layers * times.mtp.seconds
+        end = end + model.mtp_layers * times.mtp.seconds
+    main, number = (times.moe, model.moe_layers) if model.moe_layers else (times.dense, model.dense_layers)
+    assert main is not None
     busiest = np.maximum(whole / pp, np.ceil(model.layers / pp) * cheapest)
-    return np.maximum(busiest, tail), whole
+    busiest = np.maximum(busiest, least_busiest_s(number, main.seconds, end, pp))
+    return np.maximum(busiest, end + vpp * cheapest), whole

@@ -17,10 +17,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.constants import constants_for, fabric_links
+from cluster_specs.fabric import full_levels
+from costmodel.collectives import best_beyond
+from costmodel.constants import constants_for, fabric_links, links_of
 from costmodel.estimate import LayerCosts, layer_costs
 from costmodel.layout import AXES, Layout, Placement, Recompute
 from costmodel.placement import level_factors, placement_from_matrix
+from costmodel.stage import least_busiest_s
 from costmodel.step_time import make_context, optimistic_step
 from costmodel.workload import Workload
 from planner.layout_pricing import LayoutPricing, MappingBounds, Priced
@@ -60,6 +63,10 @@ class Pricing(Protocol):
         """Every mapping of one layout."""
         ...
 
+    def floor_memory_gib(self, layouts: Layout) -> FloatArray:
+        """Never above the peak of any split, with as much recomputed as the layout may; shape [n]."""
+        ...
+
     def mapping_bounds(self, layouts: Layout) -> list[MappingBounds]:
         """Bounds under every mapping, for each of some layouts."""
         ...
@@ -92,9 +99,12 @@ class CostModelPricing:
         """Layers at their cheapest, with every group inside the scale-up domain, through an even pipeline."""
         model = self._workload.model
         costs = self._shape_costs(families)
-        whole, cheapest, tail = _loads(model.dense_layers, model.moe_layers, costs)
+        whole, cheapest, end = _loads(model.dense_layers, model.moe_layers, costs)
         m, pp = (np.asarray(x, dtype=np.float64) for x in (families.num_micro_batches, families.pp))
-        busiest = np.maximum(np.maximum(whole / pp, np.ceil(model.layers / pp) * cheapest), tail)
+        main = costs.moe_layer_s if model.moe_layers else costs.dense_layer_s
+        split = least_busiest_s(model.moe_layers or model.dense_layers, main, end, pp)
+        busiest = np.maximum(np.maximum(whole / pp, np.ceil(model.layers / pp) * cheapest), end + cheapest)
+        busiest = np.maximum(busiest, split)
         out: FloatArray = m * busiest + np.maximum(whole - busiest, 0.0) / most_virtual_stages
         return out
 
@@ -158,15 +168,16 @@ class CostModelPricing:
         )
 
     def lower_bound_s(self, layouts: Layout) -> FloatArray:
-        """By allocation, because the fabric is that of the GPUs in use."""
-        out = np.empty(layouts.broadcast_shape())
-        for gpus, rows in _by_gpus(layouts):
-            workload = self.on(gpus)
-            blocks = np.cumprod(level_factors(workload.cluster, gpus))
-            for part in np.array_split(rows, -(-len(rows) // CHUNK)):
-                some = layouts.take(part)
-                step = optimistic_step(make_context(workload, some, packed_placement(some, blocks)))
-                out[part] = np.broadcast_to(np.asarray(step.seconds), (len(part),))
+        """All allocations at once, on the fabric at its full size: no allocation packs groups better."""
+        levels = full_levels(self._workload.cluster)
+        links = best_beyond(links_of(levels, constants_for(self._workload)))
+        count = layouts.broadcast_shape()[0]
+        out = np.empty(count)
+        for part in np.array_split(np.arange(count), max(1, -(-count // CHUNK))):
+            some = layouts.take(part)
+            context = make_context(self._workload, some, packed_placement(some, levels.blocks))
+            seconds = optimistic_step(replace(context, links=links)).seconds
+            out[part] = np.broadcast_to(np.asarray(seconds), (len(part),))
         return out
 
     def least_memory_gib(self, layouts: Layout) -> tuple[FloatArray, IntArray]:
@@ -178,6 +189,11 @@ class CostModelPricing:
         if len(rows):
             again[rows], peak[rows] = self._fewest_recomputed(layouts.take(rows))
         return peak, again
+
+    def floor_memory_gib(self, layouts: Layout) -> FloatArray:
+        """Never above the peak of any split, with as much recomputed as the layout may; shape [n]."""
+        full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
+        return self._peak_with(layouts, np.where(full, ALL_LAYERS, 0))
 
     def _fewest_recomputed(self, layouts: Layout) -> tuple[IntArray, FloatArray]:
         """Bisects the recomputed layers per virtual stage; ALL_LAYERS where only that can fit, or not even
@@ -260,12 +276,12 @@ MAPPING_CHUNK = 256
 
 
 def _loads(dense: int, moe: int, costs: LayerCosts) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Per micro-batch: all layers together, the cheapest layer, and the least that the last rank does."""
+    """Per micro-batch: all layers together, the cheapest layer, and what else the last rank carries."""
     ends = np.asarray(costs.head_s) + np.asarray(costs.mtp_s)
     whole = dense * np.asarray(costs.dense_layer_s) + moe * np.asarray(costs.moe_layer_s)
     kinds = [np.asarray(x) for x, n in ((costs.dense_layer_s, dense), (costs.moe_layer_s, moe)) if n]
     cheapest = kinds[0] if len(kinds) == 1 else np.minimum(kinds[0], kinds[1])
-    return whole + np.asarray(costs.embedding_s) + ends, cheapest, ends + cheapest
+    return whole + np.asarray(costs.embedding_s) + ends, cheapest, ends
 
 
 def _by_gpus(layouts: Layout) -> Iterator[tuple[int, IntArray]]:

@@ -221,18 +221,20 @@ class Search:
         of them save at most the factor (m + (pp - 1) / v) / (m + (pp - 1) / 2) over two.
         """
         counts = self._space.virtual_stage_counts[np.asarray(variants.pp)]
-        memory_gib, again = self._pricing.least_memory_gib(variants)
+        memory_gib = self._pricing.floor_memory_gib(variants)
         table = Candidates(workload=self._pricing.workload, layouts=variants, memory_gib=memory_gib)
         for rule in self._rules:
             if rule.name == HbmCapacity.name:
                 fits = rule.excess(table) <= 0
                 self.certificate.rule_out(rule.name, int(counts[~fits].sum()))
-                variants, again, counts = variants.take(fits), again[fits], counts[fits]
+                variants, counts = variants.take(fits), counts[fits]
         if not np.isfinite(self._cutoff_s) or not len(counts):
             return variants
         single = np.isin(np.asarray(variants.pp), self._space.single_stage)
         bound = np.full(len(counts), inf)
-        bound[single] = self._pricing.lower_bound_s(replace(variants, recompute_layers=again).take(single))
+        full = (np.asarray(variants.recompute) & int(Recompute.FULL)) != 0
+        least = replace(variants, recompute_layers=full.astype(np.int64))
+        bound[single] = self._pricing.lower_bound_s(least.take(single))
         bound = np.minimum(bound, self._interleaved_bound_s(variants))
         good = bound < self._cutoff_s
         self.certificate.bounded_out += int(counts[~good].sum())
