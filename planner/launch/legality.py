@@ -5,18 +5,10 @@ from __future__ import annotations
 from constraints.memory import HbmCapacity
 from constraints.registry import rules_for
 from constraints.rule import FinishedPlan
-from costmodel.layout import Layout, Recompute
 from costmodel.workload import Overlap, Workload
+from planner.assemble import layout_of
 from planner.launch.files import LaunchError
 from planner.plan import Framework, LayoutDoc, Plan
-
-_MODULES = {
-    "core_attn": Recompute.CORE_ATTENTION,
-    "layernorm": Recompute.LAYERNORM,
-    "moe_act": Recompute.MOE_ACTIVATION,
-    "mla_up_proj": Recompute.MLA_UP_PROJECTION,
-    "mlp": Recompute.MLP,
-}
 
 
 def require_legal(plan: Plan, framework: Framework, overlap: Overlap) -> LayoutDoc:
@@ -40,7 +32,7 @@ def require_legal(plan: Plan, framework: Framework, overlap: Overlap) -> LayoutD
     )
     finished = FinishedPlan(
         workload=workload,
-        layout=_layout(plan.layout),
+        layout=layout_of(plan.layout),
         stages=tuple(tuple(rank) for rank in plan.layout.stages),
         memory_gib=(),
         spans={},
@@ -53,25 +45,3 @@ def require_legal(plan: Plan, framework: Framework, overlap: Overlap) -> LayoutD
     if broken:
         raise LaunchError(f"{framework} cannot start this plan.\n" + "\n".join(broken))
     return plan.layout
-
-
-def _layout(doc: LayoutDoc) -> Layout:
-    mask = Recompute.FULL if doc.recompute == "full" else Recompute.NONE
-    if doc.recompute == "selective":
-        for module in doc.recompute_modules:
-            mask |= _MODULES[module]
-    return Layout(
-        tp=doc.tp,
-        cp=doc.cp,
-        pp=doc.pp,
-        dp=doc.dp,
-        ep=doc.ep,
-        etp=doc.etp,
-        vpp=doc.vpp,
-        micro_batch=doc.micro_batch,
-        num_micro_batches=doc.num_micro_batches,
-        sequence_parallel=doc.sequence_parallel,
-        zero_stage=doc.zero_stage,
-        recompute=int(mask),
-        recompute_layers=doc.recompute_layers,
-    )
