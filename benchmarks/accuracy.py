@@ -103,8 +103,8 @@ The constants were fitted on these very rows with priors at physical values, so 
 ## Memory
 {memory}
 
-What a source reports differs: SimuMax reports the allocator's peak per rank, which is what the model predicts; BLOOM rows are `nvidia-smi` readings
-of a stack that keeps further flat copies of gradients, torchtitan rows are what the allocator reserved.
+What a source reports differs: SimuMax reports the allocator's peak per rank, which is what the model predicts; BLOOM rows are `nvidia-smi` readings,
+compared with that peak plus fragments and context; torchtitan rows are what the allocator reserved, and its operator-level recomputation is only approximated.
 
 ## The band on a plan
 `predicted.error_band` holds the 5th and 95th percentile of measured over predicted on the device's class (`costmodel/data/error_bands.yaml`); a class with

@@ -81,16 +81,19 @@ def state_bytes_per_parameter(workload: Workload, layout: Layout, shards: Ints) 
 
     Mixed-precision Adam: a 2-byte weight, a gradient, fp32 master weight and two moments (12). Megatron keeps
     the gradient in fp32 (4 bytes), stacks that reduce in 16 bits in 2. FP8 kernels keep a quantised copy of
-    the weight and its transpose (1 byte each; half of that in FP4).
+    the weight and its transpose (1 byte each; half of that in FP4). DeepSpeed's
+    BF16 optimizer accumulates gradients in fp32 beside the 16-bit ones, and flattens them once more.
     """
-    grad = float(framework_constants(workload.framework).gradient_bytes)
+    stack = framework_constants(workload.framework)
+    flat = stack.bf16_gradient_copies_bytes if workload.precision == "bf16" else 0.0
+    grad = float(stack.gradient_bytes)
     copies = {"fp8": 2.0, "mxfp8": 2.0, "nvfp4": 1.0}.get(workload.precision, 0.0)
     d = np.asarray(shards, dtype=np.float64)
     stage = np.asarray(layout.zero_stage)
     optimizer = OPTIMIZER_BYTES[workload.optimizer]
     plain = 2.0 + grad + optimizer
-    one = 2.0 + grad + optimizer / d
-    two = 2.0 + (grad + optimizer) / d
+    one = 2.0 + grad + flat + optimizer / d
+    two = 2.0 + (grad + flat + optimizer) / d
     three = (4.0 + optimizer) / d
     out: Floats = np.select(
         [stage == 0, stage == 1, stage == 2], [plain, one, two], three
@@ -186,7 +189,8 @@ def _transient_bytes(workload: Workload, layout: Layout) -> tuple[Floats, Floats
     that ZeRO-3 holds gathered, one in use and one on its way; one layer's work under full recomputation."""
     model = workload.model
     tokens = np.asarray(layout.micro_batch) * workload.seq_len / np.asarray(layout.cp)
-    logits = 6.0 * tokens * model.vocab / np.asarray(layout.tp)
+    logit = framework_constants(workload.framework).logit_bytes
+    logits = logit * tokens * model.vocab / np.asarray(layout.tp)
     dense, rest, experts = layer_parameters_on_gpu(model, layout)
     largest = 4.0 * model.vocab * model.hidden / np.asarray(layout.tp)
     sharded = (np.asarray(layout.zero_stage) == 3) & (np.asarray(layout.dp) * np.asarray(layout.cp) > 1)
@@ -224,9 +228,16 @@ def stage_memory_parts_gib(
         "logits": np.where(last, logits * (1 + model.mtp_layers), 0.0),
         "buffers": np.where(last | (np.arange(pp) == 0), largest, 0.0) + gathered,
         "recompute_work": work,
+        "buckets": _bucket_bytes(workload, layout),
         "fixed": FIXED_GIB * GIB,
     }
     return {name: np.broadcast_to(np.asarray(held) / GIB, (pp,)) for name, held in parts.items()}
+
+
+def _bucket_bytes(workload: Workload, layout: Layout) -> float:
+    sharded = int(np.asarray(layout.zero_stage)) in (1, 2)
+    narrow = workload.precision != "bf16"
+    return framework_constants(workload.framework).bucket_gib * GIB if sharded and narrow else 0.0
 
 
 def stage_memory_gib(workload: Workload, layout: Layout, stages: Stages) -> NDArray[np.float64]:

@@ -45,6 +45,8 @@ class Measured:
 
     step_time_s: float
     memory_gib: float | None = None
+    from_driver: bool = False
+    """Whether memory is what the driver shows (`nvidia-smi`), not what the allocator handed out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,12 +307,16 @@ def _measured(doc: MeasuredDoc | None, workload: Workload) -> Measured | None:
     if doc is None:
         return None
     if doc.step_time_s is not None:
-        return Measured(step_time_s=doc.step_time_s, memory_gib=doc.memory_gib)
+        return Measured(step_time_s=doc.step_time_s, memory_gib=doc.memory_gib, from_driver=_from_driver(doc))
     if doc.tokens_per_s_per_gpu is None:
         raise RunFileError("measured: needs step_time_s or tokens_per_s_per_gpu")
     tokens = workload.global_batch * workload.seq_len
     step_time_s = tokens / (doc.tokens_per_s_per_gpu * workload.gpus)
-    return Measured(step_time_s=step_time_s, memory_gib=doc.memory_gib)
+    return Measured(step_time_s=step_time_s, memory_gib=doc.memory_gib, from_driver=_from_driver(doc))
+
+
+def _from_driver(doc: MeasuredDoc) -> bool:
+    return "nvidia-smi" in (doc.memory_note or "")
 
 
 def _measured_if_valid(row: object) -> Measured | None:
@@ -321,7 +327,7 @@ def _measured_if_valid(row: object) -> Measured | None:
         return None
     if doc.step_time_s is None:
         return None
-    return Measured(step_time_s=doc.step_time_s, memory_gib=doc.memory_gib)
+    return Measured(step_time_s=doc.step_time_s, memory_gib=doc.memory_gib, from_driver=_from_driver(doc))
 
 
 def _plain_remarks(doc: RunDoc) -> list[str]:
