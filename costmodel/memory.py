@@ -91,7 +91,7 @@ def state_bytes_per_parameter(workload: Workload, layout: Layout, shards: Ints) 
     d = np.asarray(shards, dtype=np.float64)
     stage = np.asarray(layout.zero_stage)
     optimizer = OPTIMIZER_BYTES[workload.optimizer]
-    plain = 2.0 + grad + optimizer
+    plain = 2.0 + grad + flat + optimizer
     one = 2.0 + grad + flat + optimizer / d
     two = 2.0 + (grad + flat + optimizer) / d
     three = (4.0 + optimizer) / d
@@ -235,9 +235,9 @@ def stage_memory_parts_gib(
 
 
 def _bucket_bytes(workload: Workload, layout: Layout) -> float:
-    sharded = int(np.asarray(layout.zero_stage)) in (1, 2)
+    bucketed = int(np.asarray(layout.zero_stage)) < 3
     narrow = workload.precision != "bf16"
-    return framework_constants(workload.framework).bucket_gib * GIB if sharded and narrow else 0.0
+    return framework_constants(workload.framework).bucket_gib * GIB if bucketed and narrow else 0.0
 
 
 def stage_memory_gib(workload: Workload, layout: Layout, stages: Stages) -> NDArray[np.float64]:

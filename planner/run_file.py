@@ -39,6 +39,10 @@ SLIP = 0.9
 """An unknown key this similar to a known one is taken for a slip of the pen (difflib ratio)."""
 
 
+DRIVER = "nvidia-smi"
+"""A note on measured memory that says so was read from the driver."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     """What a source measured: seconds of one optimizer step, and the peak memory of one GPU in GiB."""
@@ -189,7 +193,11 @@ def run_to_mapping(run: Run) -> dict[str, Any]:
         "tags": list(run.tags),
     }
     if run.measured is not None:
-        known = {"step_time_s": run.measured.step_time_s, "memory_gib": run.measured.memory_gib}
+        known: dict[str, object] = {
+            "step_time_s": run.measured.step_time_s,
+            "memory_gib": run.measured.memory_gib,
+            "memory_note": DRIVER if run.measured.from_driver else None,
+        }
         mapping["measured"] = {key: value for key, value in known.items() if value is not None}
     if run.suspect is not None:
         mapping["suspect"] = run.suspect
@@ -316,7 +324,7 @@ def _measured(doc: MeasuredDoc | None, workload: Workload) -> Measured | None:
 
 
 def _from_driver(doc: MeasuredDoc) -> bool:
-    return "nvidia-smi" in (doc.memory_note or "")
+    return DRIVER in (doc.memory_note or "")
 
 
 def _measured_if_valid(row: object) -> Measured | None:
