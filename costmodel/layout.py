@@ -28,6 +28,8 @@ class Recompute(IntFlag):
     MLA_UP_PROJECTION = 8
     MLP = 16
     FULL = 32
+    OPERATORS = 64
+    """torchtitan's operator-level choice: all but attention and every second matrix product is run again."""
 
 
 @dataclass(frozen=True, kw_only=True)

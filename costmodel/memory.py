@@ -113,7 +113,9 @@ def activation_bytes_per_layer(workload: Workload, layout: Layout, *, experts: b
     tp = np.asarray(layout.tp)
     sequence = np.where(layout.sequence_parallel, tp, 1)
     narrow = 1.0 if workload.precision in ("fp8", "mxfp8", "nvfp4") else 2.0
-    norms_out = np.where(mask & Recompute.LAYERNORM, 0.0, narrow * model.hidden) / sequence
+    norms_out = (
+        np.where(mask & (Recompute.LAYERNORM | Recompute.OPERATORS), 0.0, narrow * model.hidden) / sequence
+    )
     saved = 2.0 * model.hidden / sequence + norms_out + _attention_saved(workload, layout, narrow)
     mlp = 2.0 * model.hidden / sequence + norms_out
     if experts:
@@ -144,12 +146,14 @@ def _attention_saved(workload: Workload, layout: Layout, narrow: float) -> Float
     if not framework_constants(workload.framework).flash_attention:
         scores = np.where(mask & Recompute.CORE_ATTENTION, 0.0, 5.0 * heads * workload.seq_len)
     rope = query + keys if model.position == "rope" and model.qk_norm else 0.0
-    return query + keys + out + scores + rope
+    projected = np.where(mask & Recompute.OPERATORS, 0.5 * (query + keys), query + keys + rope)
+    return projected + out + scores
 
 
 def _dense_saved(width: float, model: ModelSpec, layout: Layout, narrow: float) -> Floats:
     matrices = 2.0 if model.gated else 1.0
-    out: Floats = (2.0 * matrices + narrow) * width / np.asarray(layout.tp)
+    some = np.asarray(layout.recompute) & Recompute.OPERATORS
+    out: Floats = np.where(some, matrices, 2.0 * matrices + narrow) * width / np.asarray(layout.tp)
     return out
 
 

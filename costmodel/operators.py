@@ -23,6 +23,8 @@ from costmodel.workload import Workload
 PARTS = ("gemm", "expert_gemm", "attention", "memory_bound", "tp_comm", "cp_comm", "ep_comm")
 Parts = dict[str, Floats]
 
+_NORMS = Recompute.LAYERNORM | Recompute.OPERATORS
+
 SCORE_BYTES_FORWARD = 11.0
 """Unfused attention: score written and read, masked softmax, dropout and its mask, per score."""
 SCORE_BYTES_BACKWARD = 16.0
@@ -143,9 +145,10 @@ def attention_block(c: Context) -> LayerTime:
     mask = np.asarray(c.layout.recompute)
     again: Parts = {
         "attention": np.where(mask & Recompute.CORE_ATTENTION, core_f, 0.0),
-        "memory_bound": np.where(mask & Recompute.LAYERNORM, streamed_s(4.0 * norm_bytes, c.rates), 0.0)
+        "memory_bound": np.where(mask & _NORMS, streamed_s(4.0 * norm_bytes, c.rates), 0.0)
         + np.where(mask & Recompute.CORE_ATTENTION, streamed_s(score_f, c.rates), 0.0),
-        "gemm": np.where(mask & Recompute.MLA_UP_PROJECTION, up_f, 0.0),
+        "gemm": np.where(mask & Recompute.MLA_UP_PROJECTION, up_f, 0.0)
+        + np.where(mask & Recompute.OPERATORS, 0.5 * (gemm_f + proj_f), 0.0),
     }
     return LayerTime(forward, backward, again)
 
@@ -281,8 +284,13 @@ def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
     }
     mask = np.asarray(c.layout.recompute)
     mlp = (mask & Recompute.MLP) != 0
-    layernorm = np.where(mask & Recompute.LAYERNORM, streamed_s(norm_bytes * 0.4, c.rates), 0.0)
-    again = add(scaled(forward, np.where(mlp, 1.0, 0.0)), {"memory_bound": layernorm})
+    some = mask & Recompute.OPERATORS
+    streamed = np.where(mask & _NORMS, norm_bytes * 0.4, 0.0) + np.where(some, act_f, 0.0)
+    half = np.where(some, 0.5 * (up_f + down_f), 0.0)
+    again = add(
+        scaled(forward, np.where(mlp, 1.0, 0.0)),
+        {"memory_bound": streamed_s(streamed, c.rates), "gemm": half},
+    )
     return LayerTime(forward, backward, again)
 
 

@@ -13,7 +13,7 @@ Degree = Annotated[int, Field(ge=1, le=1_048_576)]
 Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 RecomputeName = Literal["none", "selective", "full"]
-RecomputeModule = Literal["core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp"]
+RecomputeModule = Literal["core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", "op"]
 Framework = Literal["megatron", "torchtitan", "deepspeed", "fsdp2"]
 
 _DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())

@@ -32,6 +32,7 @@ MODULES: dict[RecomputeModule, Recompute] = {
     "moe_act": Recompute.MOE_ACTIVATION,
     "mla_up_proj": Recompute.MLA_UP_PROJECTION,
     "mlp": Recompute.MLP,
+    "op": Recompute.OPERATORS,
 }
 
 

@@ -214,6 +214,7 @@ def _recompute_settings(mask: Recompute, layers: int) -> dict[str, Any]:
         Recompute.MOE_ACTIVATION: "moe_act",
         Recompute.MLA_UP_PROJECTION: "mla_up_proj",
         Recompute.MLP: "mlp",
+        Recompute.OPERATORS: "op",
     }
     return {"recompute": "selective", "recompute_modules": [names[flag] for flag in mask]}
 

@@ -116,8 +116,8 @@ def recompute_mask(
     mask, recomputed_layers, remarks = Recompute.NONE, 0, []
     for module in modules:
         if module in OPERATOR_LEVEL:
-            mask |= Recompute.LAYERNORM
-            remarks.append(f"recompute_modules {module}: operator-level recomputation priced as the norms'")
+            mask |= Recompute.OPERATORS
+            remarks.append(f"recompute_modules {module}: every second matrix product is taken as run again")
         elif module == EVERY_SECOND_LAYER:
             mask |= Recompute.FULL
             recomputed_layers = max(1, layers_per_chunk // 2)
