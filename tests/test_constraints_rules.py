@@ -120,7 +120,7 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
     "recomputed-modules": (
         workload(MOE),
         {"recompute": Recompute.MLA_UP_PROJECTION | Recompute.MOE_ACTIVATION},
-        {"recompute": 64},
+        {"recompute": 128},
     ),
     "full-recompute-alone": (
         workload(),
