@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from costmodel.kernels import gemm_s
 from costmodel.layout import Floats, Ints, Recompute
@@ -43,6 +44,18 @@ class KindTime:
         """Extra seconds when the layer is fully recomputed."""
         return total(self.full_recompute)
 
+    def rows(self, index: NDArray[np.intp], size: int) -> KindTime:
+        """The times at an index into arrays of `size` layouts."""
+
+        def taken(seconds: Floats) -> Floats:
+            return np.broadcast_to(np.asarray(seconds, dtype=np.float64), (size,))[index]
+
+        return KindTime(
+            {name: taken(part) for name, part in self.parts.items()},
+            taken(self.backward_s),
+            {name: taken(part) for name, part in self.full_recompute.items()},
+        )
+
 
 @dataclass(frozen=True)
 class KindTimes:
@@ -53,6 +66,13 @@ class KindTimes:
     embedding: KindTime
     head: KindTime
     mtp: KindTime | None
+
+    def rows(self, index: NDArray[np.intp], size: int) -> KindTimes:
+        """The times at an index into arrays of `size` layouts."""
+        dense, moe, mtp = (
+            None if kind is None else kind.rows(index, size) for kind in (self.dense, self.moe, self.mtp)
+        )
+        return KindTimes(dense, moe, self.embedding.rows(index, size), self.head.rows(index, size), mtp)
 
 
 def kind_times(c: Context) -> KindTimes:

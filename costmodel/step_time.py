@@ -13,7 +13,7 @@ from costmodel.layout import Floats, Layout, Placement
 from costmodel.memory import rank_parameters
 from costmodel.operators import Context, Parts, total
 from costmodel.split import Stages
-from costmodel.stage import cheapest_layer_s, even_layout_load, kind_times, rank_counts, rank_parts
+from costmodel.stage import KindTimes, cheapest_layer_s, even_layout_load, kind_times, rank_counts, rank_parts
 from costmodel.workload import Workload
 
 
@@ -71,14 +71,15 @@ def _of_rank(by_rank: NDArray[np.float64], rank: NDArray[np.int64]) -> Floats:
     return np.take_along_axis(by_rank, rank[..., None], axis=-1)[..., 0]
 
 
-def optimistic_step(c: Context) -> StepTime:
+def optimistic_step(c: Context, times: KindTimes | None = None) -> StepTime:
     """Never above `exact_step` of the same layouts under any split, if the placement is a bound too.
 
     A split with more work in all than the least hides more data-parallel traffic, which can outweigh what it
     adds to the bubble (vpp > pp, or ZeRO-3 in a pipeline). Up to a mean as large as the busiest rank the time
-    falls, then rises, with the work: the least is at the kink or at the end.
+    falls, then rises, with the work: the least is at the kink or at the end. `times` are `kind_times(c)`
+    where the caller has them.
     """
-    times = kind_times(c)
+    times = times or kind_times(c)
     busiest, least = even_layout_load(c, times)
     dense, expert = rank_parameters(c.workload.model, c.layout, None)
     traffic = _data_parallel_s(c, dense, expert)

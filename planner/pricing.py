@@ -22,8 +22,9 @@ from costmodel.collectives import best_beyond
 from costmodel.constants import constants_for, fabric_links, links_of
 from costmodel.estimate import LayerCosts, layer_costs
 from costmodel.layout import AXES, Layout, Placement, Recompute
+from costmodel.operators import Context
 from costmodel.placement import level_factors, placement_from_matrix
-from costmodel.stage import least_busiest_s
+from costmodel.stage import KindTimes, kind_times, least_busiest_s
 from costmodel.step_time import make_context, optimistic_step
 from costmodel.workload import Workload
 from planner.layout_pricing import LayoutPricing, MappingBounds, Priced
@@ -120,13 +121,9 @@ class CostModelPricing:
     def _shape_costs(self, families: Layout) -> LayerCosts:
         """Layer costs of every family; priced once per distinct (tp, cp, ep, etp, micro-batch)."""
         names = ("tp", "cp", "ep", "etp", "micro_batch")
-        columns = [np.atleast_1d(np.asarray(getattr(families, name), dtype=np.int64)) for name in names]
-        if not len(columns[0]):
+        if not len(np.atleast_1d(np.asarray(families.tp))):
             return LayerCosts(*(np.zeros(0) for _ in range(7)))
-        key = np.zeros_like(columns[0])
-        for column in columns:
-            key = key * (int(column.max()) + 1) + column
-        _, first, back = np.unique(key, return_index=True, return_inverse=True)
+        first, back = _distinct(families, names)
         shapes = replace(families.take(first), pp=1, vpp=1, zero_stage=0, recompute=0, recompute_layers=0)
         costs = layer_costs(self._workload, shapes, self._innermost(shapes))
         return LayerCosts(
@@ -176,7 +173,8 @@ class CostModelPricing:
         for part in np.array_split(np.arange(count), max(1, -(-count // CHUNK))):
             some = layouts.take(part)
             context = make_context(self._workload, some, packed_placement(some, levels.blocks))
-            seconds = optimistic_step(replace(context, links=links)).seconds
+            context = replace(context, links=links)
+            seconds = optimistic_step(context, _shared_times(context)).seconds
             out[part] = np.broadcast_to(np.asarray(seconds), (len(part),))
         return out
 
@@ -273,6 +271,29 @@ class CostModelPricing:
 CHUNK = 8192
 """Layouts priced at once: what fits into a core's cache."""
 MAPPING_CHUNK = 256
+
+
+def _distinct(layouts: Layout, names: tuple[str, ...]) -> tuple[IntArray, IntArray]:
+    """(rows with distinct values of some fields, which of them each layout equals)."""
+    shape = layouts.broadcast_shape()
+    key = np.zeros(shape, dtype=np.int64)
+    for name in names:
+        column = np.broadcast_to(np.asarray(getattr(layouts, name), dtype=np.int64), shape)
+        key = key * (int(column.max()) + 1) + column
+    _, first, back = np.unique(key, return_index=True, return_inverse=True)
+    return first, back
+
+
+def _shared_times(context: Context) -> KindTimes | None:
+    """Layer times under a packed placement, priced once for layouts that a layer cannot tell apart."""
+    layouts = context.layout
+    if not len(np.atleast_1d(np.asarray(layouts.tp))):
+        return None
+    names = ("tp", "cp", "ep", "etp", "micro_batch", "sequence_parallel", "recompute")
+    first, back = _distinct(layouts, names)
+    placed = Placement(**{name: np.asarray(rows)[first] for name, rows in vars(context.placement).items()})
+    some = replace(context, layout=layouts.take(first), placement=placed)
+    return kind_times(some).rows(back, len(first))
 
 
 def _loads(dense: int, moe: int, costs: LayerCosts) -> tuple[FloatArray, FloatArray, FloatArray]:
