@@ -7,7 +7,8 @@ from math import comb
 import numpy as np
 
 from planner.experts.packing import greedy_counts
-from planner.experts.problem import Loads, Slots as Counts
+from planner.experts.problem import Loads
+from planner.experts.problem import Slots as Counts
 
 _WIDEST = 2_000_000
 _WORTH = 1.003

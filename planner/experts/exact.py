@@ -76,7 +76,10 @@ def solve_exactly(layer: Layer, hint: Slots, below: float, *, time_s: float, wor
         return Exact(slots=None, bound=0.0, optimal=False)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         raise RuntimeError(f"CP-SAT ended with {solver.status_name(status)} on a packing that has a solution")
-    held = [[e for (e, c, g), literal in on.items() if g == gpu and solver.value(literal)] for gpu in range(layer.gpus)]
+    held = [
+        [e for (e, c, g), literal in on.items() if g == gpu and solver.value(literal)]
+        for gpu in range(layer.gpus)
+    ]
     return Exact(
         slots=np.array(held, dtype=np.int64),
         bound=solver.best_objective_bound / _MEAN,

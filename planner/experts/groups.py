@@ -51,7 +51,9 @@ class _Search:
         size = limits.groups // shape.nodes
         self._sets: list[tuple[int, ...]] = list(combinations(range(limits.groups), size))
         index = {groups: i for i, groups in enumerate(self._sets)}
-        self._partitions = np.array([[index[s] for s in p] for p in _split(tuple(range(limits.groups)), size)])
+        self._partitions = np.array(
+            [[index[s] for s in p] for p in _split(tuple(range(limits.groups)), size)]
+        )
         layers = len(loads)
         self._bound = np.stack([self._cheap(groups) for groups in self._sets], axis=1)
         self._value = np.full((layers, len(self._sets)), np.inf)
@@ -70,13 +72,13 @@ class _Search:
             spread = (self._bound[:, self._partitions] ** 2).sum(axis=2)
             order = bounds + 1e-6 * spread
             pick = order.argmin(axis=1)
-            open_layers = np.flatnonzero(bounds.min(axis=1) * (1 + self._effort.gap) < best)
+            open_layers = np.flatnonzero(bounds.min(axis=1) * (1 + self._effort.gap / 10) < best)
             if not len(open_layers):
                 break
             self._refine(open_layers, pick, best)
             still = self._bound[open_layers[:, None], self._partitions[pick[open_layers]]].max(axis=1)
             tried[open_layers, pick[open_layers]] = True
-            open_layers = open_layers[still * (1 + self._effort.gap) < best[open_layers]]
+            open_layers = open_layers[still * (1 + self._effort.gap / 10) < best[open_layers]]
             if not len(open_layers):
                 continue
             self._solve(open_layers, self._partitions[pick[open_layers]])
@@ -147,7 +149,9 @@ def _one_partition(loads: Loads, shape: Shape, limits: Limits, effort: Effort) -
     members = members.reshape(layers * shape.nodes, 1, -1)
     spread = np.repeat(loads, shape.nodes, axis=0)
     rows = Rows(
-        loads=np.take_along_axis(spread, np.broadcast_to(members, (*spread.shape[:2], members.shape[2])), axis=2),
+        loads=np.take_along_axis(
+            spread, np.broadcast_to(members, (*spread.shape[:2], members.shape[2])), axis=2
+        ),
         scale=np.repeat(scale, shape.nodes, axis=0),
         slots=shape.node_slots,
         gpus=shape.node_gpus,

@@ -119,9 +119,7 @@ def _broken(rows: Rows, slots: Slots) -> NDArray[np.bool_]:
     return np.asarray(bad)
 
 
-def _other_counts(
-    rows: Rows, slots: Slots, value: Loads, bound: Loads, effort: Effort, start: float
-) -> None:
+def _other_counts(rows: Rows, slots: Slots, value: Loads, bound: Loads, effort: Effort, start: float) -> None:
     """Packs open rows with the counts that a lower limit on the GPU load asks for; keeps what is better."""
     for fraction in (0.001, 0.3, 0.6):
         left = np.flatnonzero(value > bound * (1 + effort.gap / 3))
@@ -131,7 +129,9 @@ def _other_counts(
         top = np.where(np.isfinite(value[left]), value[left], 2 * bound[left])
         limit = bound[left] + fraction * (top - bound[left])
         shares = (part.loads / part.scale[:, :, None]).max(axis=1)
-        counts = np.stack([counts_within(share, rows.slots, rows.gpus, t) for share, t in zip(shares, limit, strict=True)])
+        counts = np.stack(
+            [counts_within(share, rows.slots, rows.gpus, t) for share, t in zip(shares, limit, strict=True)]
+        )
         _keep_better(rows, left, _packed(part, counts, bound[left] * (1 + effort.gap / 8)), slots, value)
 
 
@@ -197,8 +197,13 @@ def _task(rows: Rows, row: int, hint: Slots, below: float, share_s: float, effor
     if literals(layer) > MOST_LITERALS:
         return None
     return _Task(
-        layer=layer, hint=hint, below=float(below), covers=covers,
-        time_s=share_s, work=share_s, seed=effort.seed,
+        layer=layer,
+        hint=hint,
+        below=float(below),
+        covers=covers,
+        time_s=share_s,
+        work=share_s,
+        seed=effort.seed,
     )
 
 
