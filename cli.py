@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from planner.experts.options import experts_options
-from planner.plan_options import plan_options
+from planner.options import experts_options, plan_options
 
 if TYPE_CHECKING:
     from planner.report.parts import Renderable
@@ -387,19 +386,14 @@ def compare(plans: tuple[Path, Path], as_json: bool) -> None:
 @_common
 def experts(as_json: bool, **options: Any) -> None:
     """Place experts on GPUs from measured LOADS: even, with a bound, and with little traffic."""
-    from planner.experts.command import run_experts
-    from planner.experts.problem import NoPlacementError
-    from planner.report.experts_view import experts_view
+    from planner.experts.command import NoPlacementError, experts_view, run_experts
 
     try:
         found = run_experts(**options)
     except NoPlacementError as error:
         raise _CheckFailedError(str(error)) from error
     _warn("warning", found.warnings)
-    if as_json:
-        _print_json(found.document)
-    else:
-        _show(experts_view(found))
+    _print_json(found.document) if as_json else _show(experts_view(found))
 
 
 if __name__ == "__main__":

@@ -42,9 +42,7 @@ def main() -> None:
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     walls = [run_once([sys.executable, "cli.py", "--help"])[0] for _ in range(max(runs, 5))]
     print(f"`--help`: median {statistics.median(walls):.3f} s, worst {max(walls):.3f} s\n")
-    print(
-        "| job | status | gap | rounds | layouts | median s | worst s | peak MiB |\n|---|---|---|---|---|---|---|---|"
-    )
+    print("| job | status | gap | rounds | layouts | median s | worst s | peak MiB |\n|---|---|---|---|---|---|---|---|")
     for model, cluster, gpus, batch, seq_len in JOBS:
         command = [sys.executable, "cli.py", "plan", model, "--cluster", cluster, "--gpus", str(gpus)]
         command += ["--global-batch", str(batch), "--seq-len", str(seq_len), "--json"]

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from planner.experts.problem import ExpertError
+from planner.experts.problem import ExpertError, NoPlacementError
 from planner.experts.request import ExpertRequest
 from planner.experts.service import ExpertPlan, plan_experts
 from planner.experts.writers import FORMATS, placement_text
 from planner.launch.files import LaunchError, write_files
+from planner.report.experts_view import experts_view
+
+__all__ = ["NoPlacementError", "experts_view", "run_experts"]
 
 
 def run_experts(
