@@ -274,7 +274,7 @@ def test_the_command_end_to_end(tmp_path: Path) -> None:
     source = tmp_path / "load.npy"
     np.save(source, load)
     out = tmp_path / "out.json"
-    asked = [str(source), "--cluster", "dgx-h100", "--gpus", "16", "--slots", "48", "--gap", "0.01"]
+    asked = [str(source), "--cluster", "dgx-h100", "--gpus", "16", "--slots", "48", "--time-limit", "2"]
     code, text, _ = run(*asked, "--json", "-o", str(out))
     assert code == 0
     document = json.loads(text)

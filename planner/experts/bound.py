@@ -12,10 +12,11 @@ from planner.experts.problem import Slots as Counts
 
 _WIDEST = 2_000_000
 _WORTH = 1.003
+_STEPS = 14
 
 
 def balance_bound(loads: Loads, slots: int, gpus: int, scale: Loads, best: Loads | None = None) -> Loads:
-    """Lower bound on the largest GPU load over `scale` [rows, windows]; loads [rows, windows, experts]; [rows].
+    """Bound [rows] of the largest GPU load over `scale` [rows, windows]; loads [rows, windows, experts].
 
     The larger of the mean and the best largest replica (exact counts). With `best` [rows], a balance that is
     reached, the interval up to it is searched by bisection for the largest T that `_impossible` rules out.
@@ -35,13 +36,13 @@ def balance_bound(loads: Loads, slots: int, gpus: int, scale: Loads, best: Loads
     return bound
 
 
-def _bisect(load: Loads, slots: int, gpus: int, low: float, high: float, steps: int = 14) -> float:
+def _bisect(load: Loads, slots: int, gpus: int, low: float, high: float) -> float:
     """The largest T found in [low, high] such that no placement is below T; low where none is."""
     if high <= low * _WORTH or load.max() < 0.25 * low:
         return low
     if _impossible(load, slots, gpus, high * (1 - 1e-9)):
         return high
-    for _ in range(steps):
+    for _ in range(_STEPS):
         middle = (low + high) / 2
         if _impossible(load, slots, gpus, middle):
             low = middle
@@ -95,7 +96,7 @@ def counts_within(load: Loads, slots: int, gpus: int, limit: float) -> Counts:
 def _impossible(load: Loads, slots: int, gpus: int, limit: float) -> bool:
     """Whether no placement keeps every GPU within `limit`: hot replicas crowd out too many slots.
 
-    Every slot is filled. Let h experts, those with the largest replicas, have K replicas on k GPUs: these GPUs
+    Every slot is filled. Let h experts, those with the largest replicas, have K replicas on k GPUs: these
     carry all their load W and m k - K other replicas, so k limit >= W + (the m k - K smallest others). K is
     at least what `_least_counts` says and at most that and all spare slots. Where this fails for some h, all
     K and all k, `limit` is below every placement.
@@ -121,8 +122,8 @@ def _impossible(load: Loads, slots: int, gpus: int, limit: float) -> bool:
     k = np.arange(1, gpus + 1)[None, None, :]
     others = per_gpu * k - replicas
     allowed = (k <= replicas) & (others >= 0)
-    index = np.clip(others - (spare - extra), 0, slots)
-    carried = total + small[np.arange(len(hot))[:, None, None], index]
+    certain = np.clip(others - (spare - extra), 0, slots)
+    carried = total + small[np.arange(len(hot))[:, None, None], certain]
     possible = (allowed & (carried <= k * limit)).any(axis=(1, 2))
     return bool(not possible.all())
 

@@ -1,7 +1,7 @@
 """CP-SAT on one layer: replica counts and packing together, to proof where it is small.
 
-Variables: chosen[e, c], expert e has c replicas; on[e, c, g], one of them is on GPU g. Loads are scaled so that
-the mean GPU load is 10**7 and rounded down, so the bound stays a bound.
+Variables: chosen[e, c], expert e has c replicas; on[e, c, g], one of them is on GPU g. Loads are scaled so
+that the mean GPU load is 10**7 and rounded down, so the bound stays a bound.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Routing groups kept whole on a node: first which groups share a node, then each node as a packing of its own."""
+"""Routing groups kept whole on a node: first which groups share one, then each node as its own packing."""
 
 from __future__ import annotations
 

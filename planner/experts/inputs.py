@@ -72,7 +72,7 @@ def read_routing(path: Path, *, windows: tuple[str, ...] = (), split: int = 1) -
     }
     if suffix not in readers:
         raise ExpertError(
-            f"{path}: {suffix or 'no ending'} is not read; allowed: {', '.join(readers)}, or a statistics folder"
+            f"{path}: {suffix or 'no ending'} is not read; allowed: {', '.join(readers)}, or a folder"
         )
     data = bounded_bytes(
         path, LARGEST_FILE_BYTES if suffix in (".npz", ".npy", ".pt") else LARGEST_TEXT_BYTES
@@ -280,7 +280,8 @@ def to_logical(table: NDArray[Any], mapping: NDArray[Any], where: str) -> Loads:
     """Loads of physical slots [steps, layers, slots] summed by the experts they hold, by [layers, slots]."""
     if table.ndim != 3 or mapping.shape != table.shape[1:] or mapping.dtype.kind not in "iu":
         raise ExpertError(
-            f"{where}: physical_to_logical_map must have the shape {list(table.shape[1:])}, got {list(mapping.shape)}"
+            f"{where}: physical_to_logical_map must have the shape {list(table.shape[1:])}, "
+            f"got {list(mapping.shape)}"
         )
     if mapping.min() < 0 or mapping.max() >= MOST_EXPERTS:
         raise ExpertError(f"{where}: physical_to_logical_map: experts must be from 0 to {MOST_EXPERTS - 1}")

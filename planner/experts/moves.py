@@ -13,7 +13,7 @@ from planner.experts.solve import Solved
 def improve_from(loads: Loads, current: Slots, shape: Shape, max_moves: int) -> Solved:
     """Exchanges from `current` [layers, gpus, slots of a GPU] until `max_moves` (expert, GPU) pairs are new.
 
-    An exchange moves two. The layer that is worst goes next, so the moves go where the balance is worst. Replica
+    An exchange moves two. The layer that is worst goes next, so the moves go where they are needed. Replica
     counts stay. Raises ExpertError if the current placement has another shape or an expert twice on a GPU.
     """
     if current.shape[1:] != (shape.gpus, shape.per_gpu):

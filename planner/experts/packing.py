@@ -31,11 +31,11 @@ class Packing:
         """Replicas of each expert, [rows, experts]."""
         rows, experts = len(self.slots), self.loads.shape[2]
         flat = (self.slots.reshape(rows, -1) + experts * np.arange(rows)[:, None]).ravel()
-        return np.bincount(flat, minlength=rows * experts).reshape(rows, experts)
+        return np.asarray(np.bincount(flat, minlength=rows * experts).reshape(rows, experts))
 
     def gpu_loads(self) -> Loads:
         """Load of each GPU, [rows, windows, gpus]."""
-        return slot_loads(self.loads / self.counts[:, None, :], self.slots).sum(axis=3)
+        return np.asarray(slot_loads(self.loads / self.counts[:, None, :], self.slots).sum(axis=3))
 
     def balance(self) -> Loads:
         """Largest over mean GPU load, the worst window, [rows]."""
@@ -47,7 +47,8 @@ def slot_loads(replica: Loads, slots: Slots) -> Loads:
     """Loads of replicas [rows, windows, experts] laid out by slot, [rows, windows, gpus, slots]."""
     rows, windows, _ = replica.shape
     index = np.broadcast_to(slots.reshape(rows, 1, -1), (rows, windows, slots[0].size))
-    return np.take_along_axis(replica, index, axis=2).reshape(rows, windows, *slots.shape[1:])
+    laid = np.take_along_axis(replica, index, axis=2)
+    return np.asarray(laid.reshape(rows, windows, *slots.shape[1:]))
 
 
 def greedy_counts(load: Loads, slots: int, most: int) -> Slots:
@@ -69,10 +70,10 @@ def greedy_counts(load: Loads, slots: int, most: int) -> Slots:
 
 
 def pack(loads: Loads, counts: Slots, gpus: int, spread_nodes: int = 1) -> Packing:
-    """Longest processing time first: replicas in falling order, each to the least loaded GPU that may have it.
+    """Longest processing time first: replicas in falling order, each to the least loaded GPU that may.
 
-    All replicas of an expert are laid at once, on as many different GPUs. An expert with as many replicas left
-    as there are GPUs with room left would be stranded; `_repair` mends the few cases where one is.
+    All replicas of an expert are laid at once, on as many different GPUs. A replica for which only GPUs that
+    hold its expert have room left is stranded; `_repair` mends those few cases.
     With `spread_nodes` N, a node, one of N equal runs of GPUs, gets at most ceil(c / N) of c replicas.
     """
     rows, windows, experts = loads.shape
@@ -141,8 +142,8 @@ def has_duplicates(slots: Slots) -> NDArray[np.bool_]:
 def improve(packing: Packing, rounds: int, stop_at: Loads, spread_nodes: int = 1) -> None:
     """Best exchange between the fullest GPU and any other, in place, until none helps.
 
-    `stop_at` [rows] is a balance that is good enough. Each round takes one exchange in every open row: the one
-    whose larger GPU load afterwards, over the windows, is smallest.
+    `stop_at` [rows] is a balance that is good enough. Each round takes one exchange in every open row:
+    that whose larger GPU load afterwards, over the windows, is smallest.
     """
     counts = packing.counts
     scale = packing.loads.sum(axis=2) / packing.slots.shape[1]
@@ -157,7 +158,7 @@ def improve(packing: Packing, rounds: int, stop_at: Loads, spread_nodes: int = 1
         if not len(open_rows):
             return
         most = -(-counts // spread_nodes) if spread_nodes > 1 else None
-        open_rows = _round(packing.slots, weight, held, open_rows, most, spread_nodes)
+        open_rows = _round(packing.slots, weight, held, open_rows, most=most, nodes=spread_nodes)
 
 
 def _round(
@@ -165,6 +166,7 @@ def _round(
     weight: Loads,
     held: NDArray[np.bool_],
     rows: NDArray[np.int64],
+    *,
     most: Slots | None,
     nodes: int,
 ) -> NDArray[np.int64]:
@@ -184,7 +186,7 @@ def _round(
     holds_mine = held[rows[:, None, None], np.arange(gpus)[None, None, :], my_experts[:, :, None]]
     they_hold = held[rows[:, None, None], worst[:, None, None], s]
     if most is not None:
-        mine_full, theirs_full = _spread_limits(held, rows, slots, worst, most, nodes)
+        mine_full, theirs_full = _spread_limits(held, rows, slots, worst=worst, most=most, nodes=nodes)
         holds_mine, they_hold = holds_mine | mine_full, they_hold | theirs_full
     after += _BIG * holds_mine[:, :, :, None]
     after += _BIG * they_hold[:, None, :, :]
@@ -207,6 +209,7 @@ def _spread_limits(
     held: NDArray[np.bool_],
     rows: NDArray[np.int64],
     slots: Slots,
+    *,
     worst: NDArray[np.int64],
     most: Slots,
     nodes: int,

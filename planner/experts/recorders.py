@@ -66,7 +66,7 @@ def read_safetensors(data: bytes, where: str) -> dict[str, NDArray[Any]]:
 def read_statistics_folder(path: Path, split: int) -> Routing:
     """TensorRT-LLM's expert statistics: meta_info.json and rank*.safetensors, tensors named ITERATION_LAYER.
 
-    Ranks are summed, iterations cut into `split` windows; cooccurrence_rank*.safetensors is the co-activation.
+    Ranks are summed, iterations cut into `split` windows; cooccurrence_rank*.safetensors is read too.
     (NVIDIA/TensorRT-LLM examples/ep_load_balancer/utils.py)
     """
     if not (path / "meta_info.json").is_file():
@@ -117,7 +117,7 @@ def _summed(paths: list[Path]) -> dict[tuple[int, int], NDArray[Any]]:
 
 
 def read_jsonl(data: bytes, path: Path, split: int) -> Routing:
-    """Megatron's tokens_per_expert, one JSON object a line: tokens_per_expert, and layer and iteration if known.
+    """Megatron's tokens_per_expert, a JSON object a line; `layer` and `iteration` where known.
 
     tokens_per_expert is a list [experts] with `layer` (or layer_number), or a list [layers, experts].
     """

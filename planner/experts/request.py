@@ -102,9 +102,9 @@ def _check_memory(
     need_gib = each * shape.per_gpu * model.moe_layers / 2**30
     if need_gib > cluster.device.hbm_gib:
         raise NoPlacementError(
-            f"memory: {shape.per_gpu} experts a GPU in {model.moe_layers} layers are {need_gib:.1f} GiB of weights "
-            f"at {weight_bytes:g} bytes each, {cluster.device.name} has {cluster.device.hbm_gib:g} GiB; use more "
-            "GPUs, fewer slots, or --weight-bytes 1"
+            f"memory: {shape.per_gpu} experts a GPU in {model.moe_layers} layers are {need_gib:.1f} GiB of "
+            f"weights at {weight_bytes:g} bytes each, {cluster.device.name} has {cluster.device.hbm_gib:g} "
+            "GiB; use more GPUs, fewer slots, or --weight-bytes 1"
         )
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from planner.experts.inputs import Routing, read_routing, token_loads
 from planner.experts.moves import improve_from
-from planner.experts.packing import Packing, has_duplicates
+from planner.experts.packing import Packing, has_duplicates, improve, pack
 from planner.experts.place import place
 from planner.experts.problem import ExpertError, Limits, Loads, Slots, check_shape
 from planner.experts.request import ExpertRequest, Ground, ground, limits_of
@@ -58,8 +58,17 @@ def plan_experts(request: ExpertRequest) -> ExpertPlan:
         solved = place(routing.loads, place_at.shape, limits, effort)
         tokens = _trace(request, routing, experts)
         if tokens is not None and place_at.shape.nodes > 1 and limits.groups == 1 and not limits.spread:
-            solved = _less_traffic(tokens, routing, solved, place_at, request, effort)
-    return _scored(request, routing, held_out, solved, current, place_at, limits, start)
+            solved = _less_traffic(tokens, routing, solved, place_at, request)
+    return _scored(
+        request,
+        routing,
+        held_out=held_out,
+        solved=solved,
+        current=current,
+        at=place_at,
+        limits=limits,
+        start=start,
+    )
 
 
 def _halves(routing: Routing) -> tuple[Routing, Routing]:
@@ -109,7 +118,7 @@ def _trace(request: ExpertRequest, routing: Routing, experts: int) -> NDArray[np
         upper = np.triu(np.maximum(layer, 0), 1).ravel()
         marks = (np.arange(_PAIRS) + 0.5) / _PAIRS * upper.sum()
         out.append(np.stack(np.divmod(np.searchsorted(np.cumsum(upper), marks), experts), axis=1))
-    return np.minimum(np.stack(out), experts - 1).astype(np.int32)
+    return np.asarray(np.minimum(np.stack(out), experts - 1), dtype=np.int32)
 
 
 def _less_traffic(
@@ -118,9 +127,8 @@ def _less_traffic(
     solved: Solved,
     at: Ground,
     request: ExpertRequest,
-    effort: Effort,
 ) -> Solved:
-    """Exchanges between nodes within the cap, then each node packed anew; a layer that breaks the cap stays."""
+    """Exchanges between nodes within the cap, each node packed anew; a layer that breaks the cap stays."""
     shape, cap = at.shape, request.balance or 1.02
     loads = np.ascontiguousarray(np.swapaxes(routing.loads, 0, 1))
     scale = loads.sum(axis=2) / shape.gpus
@@ -135,26 +143,20 @@ def _less_traffic(
                 cap=node_cap,
                 loads=loads[layer],
             )
-            found = _repacked(
-                fewer_blocks(search, solved.slots[layer]), loads[layer], scale[layer], at, effort
-            )
+            found = _repacked(fewer_blocks(search, solved.slots[layer]), loads[layer], scale[layer], at)
             if found is not None and found[1] <= max(cap, solved.value[layer]):
                 slots[layer], value[layer] = found
                 break
     return Solved(slots=slots, value=value, bound=np.minimum(solved.bound, value))
 
 
-def _repacked(
-    slots: Slots, load: Loads, scale: Loads, at: Ground, effort: Effort
-) -> tuple[Slots, float] | None:
+def _repacked(slots: Slots, load: Loads, scale: Loads, at: Ground) -> tuple[Slots, float] | None:
     """The replicas of every node packed onto its GPUs, and the largest GPU load over the mean."""
     shape, experts = at.shape, load.shape[1]
     counts = np.bincount(slots.ravel(), minlength=experts)
     parts, worst = [], 0.0
     for held in slots.reshape(shape.nodes, -1):
         ids, here = np.unique(held, return_counts=True)
-        from planner.experts.packing import improve, pack
-
         part = (load / counts)[:, ids] * here
         packing = pack(part[None], here[None], shape.node_gpus)
         improve(packing, 300, np.ones(1))
@@ -168,6 +170,7 @@ def _repacked(
 def _scored(
     request: ExpertRequest,
     routing: Routing,
+    *,
     held_out: Routing | None,
     solved: Solved,
     current: Slots | None,
@@ -176,7 +179,10 @@ def _scored(
     start: float,
 ) -> ExpertPlan:
     share = gpu_share(routing.loads, solved.slots)
-    rows = [_layer_row(layer, routing, held_out, solved, current, at, request) for layer in range(len(share))]
+    rows = [
+        _layer_row(layer, routing, held_out=held_out, solved=solved, current=current, at=at, request=request)
+        for layer in range(len(share))
+    ]
     balance = np.array([row["balance"] for row in rows])
     document: dict[str, Any] = {
         "layers": rows,
@@ -222,6 +228,7 @@ def gpu_share(loads: Loads, slots: Slots) -> Loads:
 def _layer_row(
     layer: int,
     routing: Routing,
+    *,
     held_out: Routing | None,
     solved: Solved,
     current: Slots | None,
@@ -260,7 +267,7 @@ def _traffic_row(
 ) -> dict[str, Any]:
     """Blocks touched per token; bytes and time of one dispatch of `tokens_per_gpu` tokens from every GPU.
 
-    One copy goes to each node that a token touches, its own among them with probability 1 / nodes. The slowest
+    One copy goes to each node that a token touches, its own among them by chance 1 / nodes. The slowest
     receiver ends the all-to-all: copies that arrive at the busiest GPU from other nodes, over its NIC's rate.
     """
     shape = at.shape

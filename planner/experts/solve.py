@@ -1,4 +1,4 @@
-"""From loads to slots with a certified bound: heuristic first, other replica counts, CP-SAT where a gap is open."""
+"""From loads to slots with a certified bound: heuristic, other replica counts, CP-SAT where a gap is open."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def value_of(rows: Rows, slots: Slots) -> Loads:
 
 
 def solve_rows(rows: Rows, effort: Effort) -> Solved:
-    """Heuristic with the best replica counts, then other counts for the open rows, then CP-SAT for those left.
+    """Heuristic with the best replica counts, other counts for open rows, CP-SAT for those left.
 
     Raises NoPlacementError if the limits on replicas leave none that was found.
     """
@@ -88,13 +88,13 @@ def solve_rows(rows: Rows, effort: Effort) -> Solved:
         best = np.where(np.isfinite(value[left]), value[left], 2 * cheap[left])
         part = rows.take(left)
         bound[left] = balance_bound(part.loads, rows.slots, rows.gpus, part.scale, best)
-        _other_counts(rows, slots, value, bound, effort, start)
+        _other_counts(rows, slots, value=value, bound=bound, effort=effort, start=start)
     if effort.exact:
-        _close(rows, slots, value, bound, effort, start)
+        _close(rows, slots, value=value, bound=bound, effort=effort, start=start)
     if not np.isfinite(value).all():
         raise NoPlacementError(
-            f"no placement of {rows.loads.shape[2]} experts in {rows.slots} slots on {rows.gpus} GPUs was found "
-            "that keeps replicas apart; use more slots or fewer limits"
+            f"no placement of {rows.loads.shape[2]} experts in {rows.slots} slots on {rows.gpus} GPUs was "
+            "found that keeps replicas apart; use more slots or fewer limits"
         )
     return Solved(slots=slots, value=value, bound=np.minimum(bound, value))
 
@@ -119,7 +119,9 @@ def _broken(rows: Rows, slots: Slots) -> NDArray[np.bool_]:
     return np.asarray(bad)
 
 
-def _other_counts(rows: Rows, slots: Slots, value: Loads, bound: Loads, effort: Effort, start: float) -> None:
+def _other_counts(
+    rows: Rows, slots: Slots, *, value: Loads, bound: Loads, effort: Effort, start: float
+) -> None:
     """Packs open rows with the counts that a lower limit on the GPU load asks for; keeps what is better."""
     for fraction in (0.001, 0.3, 0.6):
         left = np.flatnonzero(value > bound * (1 + effort.gap / 3))
@@ -155,7 +157,7 @@ class _Task:
     seed: int
 
 
-def _close(rows: Rows, slots: Slots, value: Loads, bound: Loads, effort: Effort, start: float) -> None:
+def _close(rows: Rows, slots: Slots, *, value: Loads, bound: Loads, effort: Effort, start: float) -> None:
     """CP-SAT on every row that is still open, widest gap first; the time left is shared out over them."""
     gap = value / bound - 1
     left = [int(row) for row in np.argsort(-gap, kind="stable") if gap[row] > max(effort.gap, _EXACT)]
@@ -164,7 +166,7 @@ def _close(rows: Rows, slots: Slots, value: Loads, bound: Loads, effort: Effort,
     if not left or remaining < 0.2:
         return
     share = remaining * effort.workers / len(left)
-    tasks = [_task(rows, row, slots[row], value[row], share, effort) for row in left]
+    tasks = [_task(rows, row, slots[row], below=value[row], share_s=share, effort=effort) for row in left]
     for row, found in zip(left, _run(tasks, effort.workers), strict=True):
         if found is None:
             continue
@@ -177,7 +179,7 @@ def _close(rows: Rows, slots: Slots, value: Loads, bound: Loads, effort: Effort,
                 bound[row] = max(bound[row], value[row] * (1 - _EXACT))
 
 
-def _task(rows: Rows, row: int, hint: Slots, below: float, share_s: float, effort: Effort) -> _Task | None:
+def _task(rows: Rows, row: int, hint: Slots, *, below: float, share_s: float, effort: Effort) -> _Task | None:
     experts = rows.loads.shape[2]
     counts = np.bincount(hint.ravel(), minlength=experts)
     most_ever = min(rows.gpus, rows.slots - experts + 1)

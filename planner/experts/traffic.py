@@ -1,7 +1,7 @@
 """Which blocks of the fabric a token's experts lie in, and fewer of them by exchanging replicas.
 
-A token's choice of a replicated expert goes to its replicas in turn: the n-th token that chose it takes replica
-n mod c. So what is modelled is a count over the trace, and the two agree exactly.
+A token's choice of a replicated expert goes to its replicas in turn: the n-th token that chose it
+takes replica n mod c. So what is modelled is a count over the trace, and the two agree exactly.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Search:
 def fewer_blocks(search: Search, slots: Slots, passes: int = 40, kicks: int = 4) -> Slots:
     """Slots [gpus, per GPU] with replicas exchanged between nodes, so that tokens touch fewer blocks.
 
-    Each pass prices every exchange of two replicas at once, then takes those that still help one by one, with
+    Each pass prices every exchange of two replicas at once, then takes those that still help one by one, by
     their exact count. A node's load stays within `cap`, an expert on a node at most once per GPU. Only the node
     of a slot is meant: the GPUs inside a node are packed afterwards. Where no exchange helps, a few at random
     that the limits allow are made and the search goes on, `kicks` times; the best state seen is returned.

@@ -95,12 +95,12 @@ def _vllm_ascend(placed: Placed) -> str:
 
 
 def _megatron(placed: Placed) -> str:
-    """A permutation for checkpoints: position p of a layer takes the weights and router row of expert old[p]."""
+    """A permutation for checkpoints: position p of a layer takes weights and router row of expert old[p]."""
     flat = placed.slots.reshape(len(placed.slots), -1)
     if flat.shape[1] != placed.experts:
         raise ExpertError(
-            f"format: megatron trains every expert once: {flat.shape[1]} slots for {placed.experts} experts hold "
-            f"replicas; use --slots {placed.experts}"
+            f"format: megatron trains every expert once: {flat.shape[1]} slots for {placed.experts} experts "
+            f"hold replicas; use --slots {placed.experts}"
         )
     document = {
         "permutation": {str(i): row.tolist() for i, row in zip(placed.layer_ids, flat, strict=True)},
