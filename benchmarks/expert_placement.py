@@ -43,7 +43,7 @@ def greedy_balance(load: Loads, shape: Shape, groups: int) -> float:
         replicas = np.repeat(own / counts, counts)
         held = least_loaded(replicas, shape.gpus // nodes)
         worst = max(worst, *(replicas[gpu].sum() for gpu in held))
-    return worst * shape.gpus / load.sum()
+    return float(worst * shape.gpus / load.sum())
 
 
 def main() -> None:

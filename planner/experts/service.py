@@ -55,9 +55,12 @@ def plan_experts(request: ExpertRequest) -> ExpertPlan:
             raise ExpertError("max-moves: needs the current placement; give it with --from FILE")
         solved = improve_from(routing.loads, current, place_at.shape, request.max_moves)
     else:
-        solved = place(routing.loads, place_at.shape, limits, effort)
         tokens = _trace(request, routing, experts)
-        if tokens is not None and place_at.shape.nodes > 1 and limits.groups == 1 and not limits.spread:
+        lower = tokens is not None and place_at.shape.nodes > 1 and limits.groups == 1 and not limits.spread
+        # Under a cap the last permille of balance is given up for traffic anyway: no proof is needed first.
+        effort = replace(effort, exact=not lower)
+        solved = place(routing.loads, place_at.shape, limits, effort)
+        if lower and tokens is not None:
             solved = _less_traffic(tokens, routing, solved, place_at, request)
     return _scored(
         request,
