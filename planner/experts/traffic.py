@@ -77,13 +77,13 @@ class Search:
     """[windows, experts]."""
 
 
-def fewer_blocks(search: Search, slots: Slots, passes: int = 40, kicks: int = 4) -> Slots:
+def fewer_blocks(search: Search, slots: Slots, passes: int = 40, kicks: int = 2) -> Slots:
     """Slots [gpus, per GPU] with replicas exchanged between nodes, so that tokens touch fewer blocks.
 
     Each pass prices every exchange of two replicas at once, then takes those that still help one by one, by
     their exact count. A node's load stays within `cap`, an expert on a node at most once per GPU. Only the
-    node of a slot is meant: the GPUs inside a node are packed afterwards. Where no exchange helps, a few at random
-    that the limits allow are made and the search goes on, `kicks` times; the best state seen is returned.
+    node of a slot is meant: the GPUs inside a node are packed afterwards. Where no exchange helps, a few at
+    random that the limits allow are made and the search goes on, `kicks` times; the best state is returned.
     """
     shape = search.shape
     step = max(1, len(search.tokens) // MOST_TOKENS)
