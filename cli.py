@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from planner.options import experts_options, plan_options
+
 if TYPE_CHECKING:
     from planner.report.parts import Renderable
 
@@ -204,23 +206,7 @@ def main() -> None:
 
 @main.command()
 @click.argument("model")
-@click.option("--cluster", required=True, help="Catalog name or cluster YAML.")
-@click.option("--gpus", type=int, metavar="N", help="Use the first N GPUs; all of the cluster's when absent.")
-@click.option("--global-batch", type=int, required=True, metavar="B", help="Sequences per step.")
-@click.option("--seq-len", type=int, required=True, metavar="S", help="Tokens per sequence.")
-@click.option("--precision", default="bf16", show_default=True, help="bf16, fp16, fp8, mxfp8 or nvfp4.")
-@click.option("--optimizer", default="adam", show_default=True, help="adam, sgd or muon.")
-@click.option("--framework", default="megatron", show_default=True, help="Or torchtitan, deepspeed, fsdp2.")
-@click.option("--pin", "pins", multiple=True, metavar="A=X,...", help="Fix choices: tp=8,recompute=none.")
-@click.option(
-    "--forbid", "forbids", multiple=True, metavar="A,...", help="Exclude choices: full-recompute,cp."
-)
-@click.option("--reserve-gib", type=float, default=0.0, metavar="G", help="HBM to leave free on every GPU.")
-@click.option("--method", default="cp-sat", show_default=True, help="cp-sat or exhaustive.")
-@click.option("--top", "top_k", type=int, default=1, metavar="K", help="Report the best K layouts, proven.")
-@click.option("--time-limit", "time_limit_s", type=float, metavar="S", help="Seconds for the search.")
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of the solver.")
-@click.option("-o", "--output", type=_PATH, metavar="DIR", help="Folder for the plan and its launch files.")
+@plan_options
 @_force
 @_common
 @click.pass_context
@@ -392,6 +378,22 @@ def compare(plans: tuple[Path, Path], as_json: bool) -> None:
         _print_json(comparison((first, second)))
     else:
         _show(compare_view((str(plans[0]), str(plans[1])), (first, second)))
+
+
+@main.command()
+@click.argument("loads", type=_PATH, metavar="LOADS")
+@experts_options
+@_common
+def experts(as_json: bool, **options: Any) -> None:
+    """Place experts on GPUs from measured LOADS: even, with a bound, and with little traffic."""
+    from planner.experts.command import NoPlacementError, experts_view, run_experts
+
+    try:
+        found = run_experts(**options)
+    except NoPlacementError as error:
+        raise _CheckFailedError(str(error)) from error
+    _warn("warning", found.warnings)
+    _print_json(found.document) if as_json else _show(experts_view(found))
 
 
 if __name__ == "__main__":

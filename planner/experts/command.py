@@ -1,0 +1,40 @@
+"""What `experts` does between parsing and printing: place, write the files, hand back views and document."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from planner.experts.problem import ExpertError, NoPlacementError
+from planner.experts.request import ExpertRequest
+from planner.experts.service import ExpertPlan, plan_experts
+from planner.experts.writers import FORMATS, placement_text
+from planner.launch.files import LaunchError, write_files
+from planner.report.experts_view import experts_view
+
+__all__ = ["NoPlacementError", "experts_view", "run_experts"]
+
+
+def run_experts(
+    *, loads: Path, form: str, output: Path | None, heat_map: Path | None, force: bool, **options: Any
+) -> ExpertPlan:
+    """Places, then writes the files that were asked for. Checks before solving that they can be written."""
+    if form not in FORMATS:
+        from difflib import get_close_matches
+
+        near = get_close_matches(form[:40], FORMATS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ExpertError(f"format: no format {form[:40]!r}{hint}; allowed: {', '.join(FORMATS)}")
+    for path in (output, heat_map):
+        if path is not None and path.exists() and not force:
+            raise LaunchError(f"{path} is already there. Choose another name, or say --force.")
+    if heat_map is not None and heat_map.suffix.lower() not in (".png", ".svg"):
+        raise ExpertError(f"heat-map: must end in .png or .svg, got {heat_map.name[:60]!r}")
+    found = plan_experts(ExpertRequest(loads=loads, **options))
+    if output is not None:
+        write_files(output.parent, {output.name: placement_text(found.placed, form)}, force)
+    if heat_map is not None:
+        from planner.report.heat_map import write_heat_map
+
+        write_heat_map(heat_map, found.gpu_share)
+    return found

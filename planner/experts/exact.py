@@ -1,0 +1,128 @@
+"""CP-SAT on one layer: replica counts and packing together, to proof where it is small.
+
+Variables: chosen[e, c], expert e has c replicas; on[e, c, g], one of them is on GPU g. Loads are scaled so
+that the mean GPU load is 10**7 and rounded down, so the bound stays a bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.experts.problem import Loads, Slots
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+_MEAN = 10_000_000
+MOST_LITERALS = 20_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exact:
+    """What the solver found: slots [gpus, slots of a GPU] or None, and a bound on the largest GPU load."""
+
+    slots: Slots | None
+    bound: float
+    optimal: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One packing: loads over the mean GPU load, [windows, experts], and the counts that are allowed."""
+
+    loads: Loads
+    slots: int
+    gpus: int
+    spread_nodes: int
+    least: Slots
+    """Fewest and most replicas of each expert, [experts]; the bound holds over this range."""
+    most: Slots
+
+
+def literals(layer: Layer) -> int:
+    """Size of the model."""
+    return int((layer.most - layer.least + 1).sum()) * (layer.gpus + 1)
+
+
+def solve_exactly(layer: Layer, hint: Slots, below: float, *, time_s: float, work: float, seed: int) -> Exact:
+    """Minimises the largest GPU load, starting from `hint` with load `below` over the mean.
+
+    `work` is CP-SAT's deterministic time, which ends the search at the same point on every machine; `time_s`
+    is a guard. Any solver status but the known ones raises.
+    """
+    from ortools.sat.python import cp_model
+
+    model = cp_model.CpModel()
+    chosen, on = _literals(model, layer)
+    _post(model, layer, chosen, on)
+    top = model.new_int_var(0, int(np.ceil(below * _MEAN)) + layer.slots, "top")
+    weights = np.floor(layer.loads * _MEAN).astype(np.int64)
+    for window in weights:
+        for gpu in range(layer.gpus):
+            terms = [literal * int(window[e] // c) for (e, c, g), literal in on.items() if g == gpu]
+            model.add(sum(terms) <= top)
+    model.minimize(top)
+    _hint(model, layer, chosen, on, hint)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = seed
+    solver.parameters.max_time_in_seconds = max(time_s, 0.01)
+    solver.parameters.max_deterministic_time = work
+    status = solver.solve(model)
+    if status == cp_model.UNKNOWN:
+        return Exact(slots=None, bound=0.0, optimal=False)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        raise RuntimeError(f"CP-SAT ended with {solver.status_name(status)} on a packing that has a solution")
+    held = [
+        [e for (e, c, g), literal in on.items() if g == gpu and solver.value(literal)]
+        for gpu in range(layer.gpus)
+    ]
+    return Exact(
+        slots=np.array(held, dtype=np.int64),
+        bound=solver.best_objective_bound / _MEAN,
+        optimal=status == cp_model.OPTIMAL,
+    )
+
+
+Chosen = dict[tuple[int, int], "cp_model.IntVar"]
+On = dict[tuple[int, int, int], "cp_model.IntVar"]
+
+
+def _literals(model: cp_model.CpModel, layer: Layer) -> tuple[Chosen, On]:
+    chosen: Chosen = {}
+    on: On = {}
+    for e in range(layer.loads.shape[1]):
+        for c in range(int(layer.least[e]), int(layer.most[e]) + 1):
+            chosen[e, c] = model.new_bool_var("")
+            for g in range(layer.gpus):
+                on[e, c, g] = model.new_bool_var("")
+    return chosen, on
+
+
+def _post(model: cp_model.CpModel, layer: Layer, chosen: Chosen, on: On) -> None:
+    """One count for each expert, that many GPUs; every slot filled; replicas spread over nodes if asked."""
+    gpus, per_gpu = layer.gpus, layer.slots // layer.gpus
+    for e in range(layer.loads.shape[1]):
+        model.add_exactly_one(literal for (i, _), literal in chosen.items() if i == e)
+    for (e, c), literal in chosen.items():
+        model.add(sum(on[e, c, g] for g in range(gpus)) == c * literal)
+        for g in range(gpus):
+            model.add_implication(on[e, c, g], literal)
+        size = gpus // layer.spread_nodes
+        for start in range(0, gpus if layer.spread_nodes > 1 else 0, size):
+            here = [on[e, c, g] for g in range(start, start + size)]
+            model.add(sum(here) <= -(-c // layer.spread_nodes))
+    for gpu in range(gpus):
+        model.add(sum(literal for (_, _, g), literal in on.items() if g == gpu) == per_gpu)
+
+
+def _hint(model: cp_model.CpModel, layer: Layer, chosen: Chosen, on: On, hint: Slots) -> None:
+    counts = np.bincount(hint.ravel(), minlength=layer.loads.shape[1])
+    held = [set(row.tolist()) for row in hint]
+    for (e, c), literal in chosen.items():
+        model.add_hint(literal, bool(counts[e] == c))
+    for (e, c, g), literal in on.items():
+        model.add_hint(literal, bool(counts[e] == c and e in held[g]))

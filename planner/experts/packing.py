@@ -1,0 +1,231 @@
+"""Replica counts, packing and its improvement by swaps, for many layers at once in numpy.
+
+A batch row is one independent packing (a layer, or one node of a layer when groups are kept). Loads have the
+shape [rows, windows, experts]; a replica's load is its expert's over its replica count. Longest processing
+time first (Graham 1969), then the best exchange from the fullest GPU until none helps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.experts.problem import Loads, Slots
+
+_BIG = 1e30
+
+
+@dataclass
+class Packing:
+    """Slots of every row, GPU by GPU."""
+
+    slots: Slots
+    """Expert in each slot, [rows, gpus, slots of a GPU]."""
+    loads: Loads
+    """[rows, windows, experts]."""
+
+    @property
+    def counts(self) -> Slots:
+        """Replicas of each expert, [rows, experts]."""
+        rows, experts = len(self.slots), self.loads.shape[2]
+        flat = (self.slots.reshape(rows, -1) + experts * np.arange(rows)[:, None]).ravel()
+        return np.asarray(np.bincount(flat, minlength=rows * experts).reshape(rows, experts))
+
+    def gpu_loads(self) -> Loads:
+        """Load of each GPU, [rows, windows, gpus]."""
+        return np.asarray(slot_loads(self.loads / self.counts[:, None, :], self.slots).sum(axis=3))
+
+    def balance(self) -> Loads:
+        """Largest over mean GPU load, the worst window, [rows]."""
+        gpu = self.gpu_loads()
+        return np.asarray((gpu.max(axis=2) / gpu.mean(axis=2)).max(axis=1))
+
+
+def slot_loads(replica: Loads, slots: Slots) -> Loads:
+    """Loads of replicas [rows, windows, experts] laid out by slot, [rows, windows, gpus, slots]."""
+    rows, windows, _ = replica.shape
+    index = np.broadcast_to(slots.reshape(rows, 1, -1), (rows, windows, slots[0].size))
+    laid = np.take_along_axis(replica, index, axis=2)
+    return np.asarray(laid.reshape(rows, windows, *slots.shape[1:]))
+
+
+def greedy_counts(load: Loads, slots: int, most: int) -> Slots:
+    """Replica counts [rows, experts] that minimise the largest replica load, by one window [rows, experts].
+
+    One replica more for the hottest until `slots` are used; at most `most` of an expert. Exact: an exchange
+    argument shows that no other counts have a smaller largest share.
+    """
+    rows, experts = load.shape
+    counts = np.ones((rows, experts), dtype=np.int64)
+    share = load.copy() if most > 1 else np.full_like(load, -1.0)
+    everyone = np.arange(rows)
+    for _ in range(slots - experts):
+        hottest = share.argmax(axis=1)
+        counts[everyone, hottest] += 1
+        now = counts[everyone, hottest]
+        share[everyone, hottest] = np.where(now < most, load[everyone, hottest] / now, -1.0)
+    return counts
+
+
+def pack(loads: Loads, counts: Slots, gpus: int, spread_nodes: int = 1) -> Packing:
+    """Longest processing time first: replicas in falling order, each to the least loaded GPU that may.
+
+    All replicas of an expert are laid at once, on as many different GPUs. A replica for which only GPUs that
+    hold its expert have room left is stranded; `_repair` mends those few cases.
+    With `spread_nodes` N, a node, one of N equal runs of GPUs, gets at most ceil(c / N) of c replicas.
+    """
+    rows, windows, experts = loads.shape
+    total = int(counts[0].sum())
+    per_gpu = total // gpus
+    replica = loads / counts[:, None, :]
+    size = replica.max(axis=1)
+    order = np.argsort(-size, axis=1, kind="stable")
+    by_slot = np.repeat(order.ravel(), np.take_along_axis(counts, order, axis=1).ravel()).reshape(rows, total)
+    slots = np.full((rows, gpus, per_gpu), -1, dtype=np.int64)
+    held = np.zeros((rows, gpus, experts), dtype=bool)
+    used = np.zeros((rows, gpus), dtype=np.int64)
+    load = np.zeros((rows, windows, gpus))
+    everyone = np.arange(rows)
+    for step in range(total):
+        expert = by_slot[:, step]
+        weight = replica[everyone, :, expert]
+        score = load[:, 0] if windows == 1 else (load + weight[:, :, None]).max(axis=1)
+        barred = used >= per_gpu
+        taken = held[everyone, :, expert]
+        if spread_nodes > 1:
+            there = taken.reshape(rows, spread_nodes, -1).sum(axis=2)
+            full = there >= -(-counts[everyone, expert] // spread_nodes)[:, None]
+            taken = taken | np.repeat(full, gpus // spread_nodes, axis=1)
+        score = score + _BIG * (barred * 2 + taken)
+        gpu = score.argmin(axis=1)
+        slots[everyone, gpu, used[everyone, gpu]] = expert
+        held[everyone, gpu, expert] = True
+        used[everyone, gpu] += 1
+        load[everyone, :, gpu] += weight
+    packing = Packing(slots=slots, loads=loads)
+    _repair(packing)
+    return packing
+
+
+def _repair(packing: Packing) -> None:
+    """Exchanges an expert that a GPU holds twice with a slot elsewhere, so that neither GPU has one twice."""
+    for row, slots in enumerate(packing.slots):
+        del row
+        for gpu in range(len(slots)):
+            while True:
+                here = slots[gpu]
+                twice = [i for i in range(len(here)) if here[i] in here[:i]]
+                if not twice or not _exchange(slots, gpu, twice[0]):
+                    break
+
+
+def _exchange(slots: Slots, gpu: int, index: int) -> bool:
+    expert = slots[gpu, index]
+    for other in range(len(slots)):
+        if other == gpu or expert in slots[other]:
+            continue
+        for place, candidate in enumerate(slots[other]):
+            if candidate not in slots[gpu]:
+                slots[gpu, index], slots[other, place] = candidate, expert
+                return True
+    return False
+
+
+def has_duplicates(slots: Slots) -> NDArray[np.bool_]:
+    """Whether a GPU holds an expert twice, [...] for slots [..., gpus, slots of a GPU]."""
+    ordered = np.sort(slots, axis=-1)
+    return np.asarray((ordered[..., 1:] == ordered[..., :-1]).any(axis=(-1, -2)))
+
+
+def improve(packing: Packing, rounds: int, stop_at: Loads, spread_nodes: int = 1) -> None:
+    """Best exchange between the fullest GPU and any other, in place, until none helps.
+
+    `stop_at` [rows] is a balance that is good enough. Each round takes one exchange in every open row:
+    that whose larger GPU load afterwards, over the windows, is smallest.
+    """
+    counts = packing.counts
+    scale = packing.loads.sum(axis=2) / packing.slots.shape[1]
+    replica = packing.loads / counts[:, None, :] / scale[:, :, None]
+    weight = slot_loads(replica, packing.slots)
+    held = np.zeros((len(packing.slots), packing.slots.shape[1], packing.loads.shape[2]), dtype=bool)
+    np.put_along_axis(held, packing.slots, True, axis=2)
+    open_rows = np.arange(len(packing.slots))
+    for _ in range(rounds):
+        gpu = weight[open_rows].sum(axis=3)
+        open_rows = open_rows[gpu.max(axis=(1, 2)) > stop_at[open_rows]]
+        if not len(open_rows):
+            return
+        most = -(-counts // spread_nodes) if spread_nodes > 1 else None
+        open_rows = _round(packing.slots, weight, held, open_rows, most=most, nodes=spread_nodes)
+
+
+def _round(
+    slots: Slots,
+    weight: Loads,
+    held: NDArray[np.bool_],
+    rows: NDArray[np.int64],
+    *,
+    most: Slots | None,
+    nodes: int,
+) -> NDArray[np.int64]:
+    """One exchange in each row; returns the rows where there was one that helps."""
+    w, s = weight[rows], slots[rows]
+    n, _, gpus, per_gpu = w.shape
+    load = w.sum(axis=3)
+    every = np.arange(n)
+    worst = load.max(axis=1).argmax(axis=1)
+    top = load.max(axis=(1, 2))
+    mine, my_experts = w[every, :, worst], s[every, worst]
+    # given[r, k, i, g, j]: what the fullest GPU sheds when its slot i changes places with slot j of GPU g.
+    given = mine[:, :, :, None, None] - w[:, :, None, :, :]
+    left = load[every, :, worst][:, :, None, None, None] - given
+    gained = load[:, :, None, :, None] + given
+    after = np.maximum(left, gained).max(axis=1)
+    holds_mine = held[rows[:, None, None], np.arange(gpus)[None, None, :], my_experts[:, :, None]]
+    they_hold = held[rows[:, None, None], worst[:, None, None], s]
+    if most is not None:
+        mine_full, theirs_full = _spread_limits(held, rows, slots, worst=worst, most=most, nodes=nodes)
+        holds_mine, they_hold = holds_mine | mine_full, they_hold | theirs_full
+    after += _BIG * holds_mine[:, :, :, None]
+    after += _BIG * they_hold[:, None, :, :]
+    flat = after.reshape(n, -1)
+    best = flat.argmin(axis=1)
+    helps = flat[every, best] < top * (1 - 1e-9)
+    i, g, j = np.unravel_index(best, (per_gpu, gpus, per_gpu))
+    done = np.flatnonzero(helps)
+    row, a, g, i, j = rows[done], worst[done], g[done], i[done], j[done]
+    mine_e, their_e = slots[row, a, i].copy(), slots[row, g, j].copy()
+    slots[row, a, i], slots[row, g, j] = their_e, mine_e
+    mine_w, their_w = weight[row, :, a, i].copy(), weight[row, :, g, j].copy()
+    weight[row, :, a, i], weight[row, :, g, j] = their_w, mine_w
+    held[row, a, mine_e], held[row, a, their_e] = False, True
+    held[row, g, their_e], held[row, g, mine_e] = False, True
+    return np.asarray(row)
+
+
+def _spread_limits(
+    held: NDArray[np.bool_],
+    rows: NDArray[np.int64],
+    slots: Slots,
+    *,
+    worst: NDArray[np.int64],
+    most: Slots,
+    nodes: int,
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Where an exchange would put more replicas of an expert on a node than `most` [rows, experts] allows.
+
+    [rows, slots of the fullest GPU, gpus] for what it gives, [rows, gpus, slots] for what it gets.
+    """
+    n, gpus, experts = len(rows), held.shape[1], held.shape[2]
+    size = gpus // nodes
+    full = held[rows].reshape(n, nodes, size, experts).sum(axis=2) >= most[rows][:, None, :]
+    home = worst // size
+    node_of = np.arange(gpus) // size
+    mine = slots[rows, worst]
+    every = np.arange(n)
+    away = node_of[None, :] != home[:, None]
+    gives = full[every[:, None, None], node_of[None, None, :], mine[:, :, None]] & away[:, None, :]
+    gets = full[every[:, None, None], home[:, None, None], slots[rows]] & away[:, :, None]
+    return gives, gets

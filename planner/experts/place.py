@@ -1,0 +1,31 @@
+"""The placement of every layer: groups or not, one window or several, in one call."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.experts.groups import solve_grouped
+from planner.experts.problem import Limits, Loads, Shape, check_loads, check_shape
+from planner.experts.solve import Effort, Rows, Solved, solve_rows
+
+
+def place(loads: Loads, shape: Shape, limits: Limits, effort: Effort) -> Solved:
+    """The placement with the least worst balance over the windows, for loads [windows, layers, experts].
+
+    Slots come back as [layers, gpus, slots of a GPU], in rising order on a GPU. Raises ExpertError and
+    NoPlacementError.
+    """
+    check_loads(loads, "loads")
+    check_shape(loads.shape[2], shape, limits)
+    if limits.groups > 1 and shape.nodes > 1:
+        solved = solve_grouped(loads, shape, limits, effort)
+    else:
+        rows = Rows(
+            loads=np.ascontiguousarray(np.swapaxes(loads, 0, 1)),
+            scale=loads.sum(axis=2).T / shape.gpus,
+            slots=shape.slots,
+            gpus=shape.gpus,
+            spread_nodes=shape.nodes if limits.spread else 1,
+        )
+        solved = solve_rows(rows, effort)
+    return Solved(slots=np.sort(solved.slots, axis=2), value=solved.value, bound=solved.bound)

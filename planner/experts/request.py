@@ -1,0 +1,115 @@
+"""From what a user asks of `experts` to a problem: cluster, slots, limits, memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster_specs.allocation import allocated_gpus, expand_nodes
+from cluster_specs.fabric import fabric_levels
+from cluster_specs.reader import read_cluster
+from cluster_specs.schema import ClusterSpec
+from model_specs.reader import read_model
+from model_specs.schema import ModelSpec
+from planner.experts.problem import ExpertError, Limits, NoPlacementError, Shape
+from planner.experts.traffic import Level
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertRequest:
+    """Everything that `experts` is asked; files are read later."""
+
+    loads: Path
+    cluster: str
+    gpus: int | None = None
+    slots: int | None = None
+    groups: int | None = None
+    spread: bool = False
+    balance: float | None = None
+    windows: tuple[str, ...] = ()
+    split: int = 1
+    hold_out: bool = False
+    co_activation: Path | None = None
+    current: Path | None = None
+    max_moves: int | None = None
+    model: str | None = None
+    weight_bytes: float = 2.0
+    tokens_per_gpu: int = 4096
+    gap: float = 0.005
+    time_limit_s: float = 30.0
+    workers: int = 1
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ground:
+    """Where the experts go: the cluster, its levels above the GPU, the model if one is named."""
+
+    cluster: ClusterSpec
+    shape: Shape
+    levels: tuple[Level, ...]
+    gb_per_s: float
+    """Nominal network rate of one GPU, one direction."""
+    model: ModelSpec | None
+
+
+def ground(request: ExpertRequest, experts: int) -> Ground:
+    """The cluster's GPUs and nodes, and as many slots as experts (rounded up to whole GPUs) unless asked."""
+    for name, value, low, high in (
+        ("balance", request.balance, 1.0, 1000.0),
+        ("gap", request.gap, 0.0, 1.0),
+        ("time-limit", request.time_limit_s, 0.01, 86_400.0),
+        ("workers", request.workers, 1, 256),
+        ("tokens-per-gpu", request.tokens_per_gpu, 1, 10**8),
+        ("max-moves", request.max_moves, 0, 10**9),
+    ):
+        if value is not None and not low <= value <= high:
+            raise ExpertError(f"{name}: must be from {low:g} to {high:g}, got {value:g}")
+    cluster = read_cluster(request.cluster, request.gpus)
+    gpus = allocated_gpus(cluster, request.gpus)
+    used = {count for _, count in expand_nodes(cluster, gpus)}
+    if len(used) > 1:
+        raise ExpertError(f"gpus: {gpus} leave a node part-filled ({sorted(used)} GPUs); use whole nodes")
+    nodes = gpus // used.pop()
+    slots = request.slots if request.slots is not None else -(-experts // gpus) * gpus
+    shape = Shape(slots=slots, gpus=gpus, nodes=nodes)
+    fabric = fabric_levels(cluster, gpus)
+    rates = fabric.gb_per_s
+    levels = [Level(name="node", gpus=shape.node_gpus, weight=1.0)]
+    for name, block, rate in zip(
+        fabric.names[1:], fabric.blocks[:-1].tolist(), rates[1:].tolist(), strict=True
+    ):
+        if block > levels[-1].gpus and block < gpus:
+            levels.append(Level(name=name, gpus=block, weight=float(rates[1] / rate)))
+    model = read_model(request.model) if request.model is not None else None
+    if model is not None:
+        _check_memory(model, cluster, shape, experts, request.weight_bytes)
+    return Ground(
+        cluster=cluster, shape=shape, levels=tuple(levels), gb_per_s=cluster.nic_gbps_per_gpu / 8, model=model
+    )
+
+
+def _check_memory(
+    model: ModelSpec, cluster: ClusterSpec, shape: Shape, experts: int, weight_bytes: float
+) -> None:
+    """Raises NoPlacementError if the expert weights alone do not fit the GPU."""
+    if model.moe is None:
+        raise ExpertError(f"model: {model.name} has no experts; choose an MoE model or leave --model out")
+    if model.moe.experts != experts:
+        raise ExpertError(f"model: {model.name} has {model.moe.experts} experts, the loads have {experts}")
+    matrices = 3 if model.gated else 2
+    each = matrices * model.hidden * model.moe.moe_ffn_hidden * weight_bytes
+    need_gib = each * shape.per_gpu * model.moe_layers / 2**30
+    if need_gib > cluster.device.hbm_gib:
+        raise NoPlacementError(
+            f"memory: {shape.per_gpu} experts a GPU in {model.moe_layers} layers are {need_gib:.1f} GiB of "
+            f"weights at {weight_bytes:g} bytes each, {cluster.device.name} has {cluster.device.hbm_gib:g} "
+            "GiB; use more GPUs, fewer slots, or --weight-bytes 1"
+        )
+
+
+def limits_of(request: ExpertRequest, stated_groups: int, model: ModelSpec | None) -> Limits:
+    """--groups as asked; else the model's routing groups, else those that the loads file states."""
+    by_model = model.moe.router_groups if model is not None and model.moe is not None else None
+    groups = request.groups if request.groups is not None else (by_model or stated_groups)
+    return Limits(groups=groups, spread=request.spread, max_moves=request.max_moves)

@@ -1,0 +1,295 @@
+"""`experts` from request to placement and figures: balance first, then traffic under the balance cap."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.experts.inputs import Routing, read_routing, token_loads
+from planner.experts.moves import improve_from
+from planner.experts.packing import Packing, has_duplicates, improve, pack
+from planner.experts.place import place
+from planner.experts.problem import ExpertError, Limits, Loads, Slots, check_shape
+from planner.experts.request import ExpertRequest, Ground, ground, limits_of
+from planner.experts.solve import Effort, Solved
+from planner.experts.traffic import Search, blocks_per_token, fewer_blocks, slot_choices
+from planner.experts.writers import Placed, read_placement
+
+_PAIRS = 16_384
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertPlan:
+    """The placement, its figures by layer, and their sums."""
+
+    placed: Placed
+    document: dict[str, Any]
+    gpu_share: Loads
+    """Load of every GPU over the mean, the worst window, [layers, gpus]."""
+    warnings: tuple[str, ...]
+
+
+def plan_experts(request: ExpertRequest) -> ExpertPlan:
+    """Reads, places, scores. Raises ExpertError, NoPlacementError, ClusterError or SpecError."""
+    start = time.monotonic()
+    routing = read_routing(request.loads, windows=request.windows, split=request.split)
+    held_out = None
+    if request.hold_out:
+        routing, held_out = _halves(routing)
+    _, layers, experts = routing.loads.shape
+    place_at = ground(request, experts)
+    limits = limits_of(request, routing.groups, place_at.model)
+    check_shape(experts, place_at.shape, limits)
+    effort = Effort(
+        gap=request.gap, time_limit_s=request.time_limit_s, seed=request.seed, workers=request.workers
+    )
+    current = None
+    if request.current is not None:
+        current = read_placement(request.current, layers=layers, gpus=place_at.shape.gpus, experts=experts)
+    if request.max_moves is not None:
+        if current is None:
+            raise ExpertError("max-moves: needs the current placement; give it with --from FILE")
+        solved = improve_from(routing.loads, current, place_at.shape, request.max_moves)
+    else:
+        tokens = _trace(request, routing, experts)
+        lower = tokens is not None and place_at.shape.nodes > 1 and limits.groups == 1 and not limits.spread
+        # Under a cap the last permille of balance is given up for traffic anyway: no proof is needed first.
+        effort = replace(effort, exact=not lower)
+        solved = place(routing.loads, place_at.shape, limits, effort)
+        if lower and tokens is not None:
+            solved = _less_traffic(tokens, routing, solved, place_at, request)
+    return _scored(
+        request,
+        routing,
+        held_out=held_out,
+        solved=solved,
+        current=current,
+        at=place_at,
+        limits=limits,
+        start=start,
+    )
+
+
+def _halves(routing: Routing) -> tuple[Routing, Routing]:
+    """First and second half of a trace's tokens, or of the windows."""
+    experts = routing.loads.shape[2]
+    if routing.tokens is not None:
+        middle = routing.tokens.shape[1] // 2
+        if not middle:
+            raise ExpertError("hold-out: a trace of one token cannot be halved")
+        parts = (routing.tokens[:, :middle], routing.tokens[:, middle:])
+        first, second = (replace(routing, tokens=p, loads=token_loads(p, experts)[None]) for p in parts)
+        return first, second
+    middle = len(routing.loads) // 2
+    if not middle:
+        raise ExpertError("hold-out: needs a token trace or several windows; cut steps with --split")
+    return (
+        replace(routing, loads=routing.loads[:middle], windows=routing.windows[:middle]),
+        replace(routing, loads=routing.loads[middle:], windows=routing.windows[middle:]),
+    )
+
+
+def _trace(request: ExpertRequest, routing: Routing, experts: int) -> NDArray[np.int32] | None:
+    """The tokens to lower traffic for: the trace, or pairs drawn evenly from a co-activation matrix."""
+    source = routing
+    if request.co_activation is not None:
+        source = read_routing(request.co_activation)
+    if source.tokens is not None:
+        tokens, layers = source.tokens, routing.loads.shape[1]
+        if len(tokens) != layers or tokens.max() >= experts:
+            raise ExpertError(f"co-activation: must have {layers} layers of {experts} experts")
+        return tokens
+    together = source.co_activation
+    if (
+        together is None
+        and request.co_activation is not None
+        and source.loads.shape[1:] == (experts, experts)
+    ):
+        together = source.loads
+    if together is None:
+        return None
+    if together.shape != (routing.loads.shape[1], experts, experts):
+        raise ExpertError(
+            f"co-activation: must have the shape [layers, experts, experts], got {list(together.shape)}"
+        )
+    out = []
+    for layer in together:
+        upper = np.triu(np.maximum(layer, 0), 1).ravel()
+        marks = (np.arange(_PAIRS) + 0.5) / _PAIRS * upper.sum()
+        out.append(np.stack(np.divmod(np.searchsorted(np.cumsum(upper), marks), experts), axis=1))
+    return np.asarray(np.minimum(np.stack(out), experts - 1), dtype=np.int32)
+
+
+def _less_traffic(
+    tokens: NDArray[np.int32],
+    routing: Routing,
+    solved: Solved,
+    at: Ground,
+    request: ExpertRequest,
+) -> Solved:
+    """Exchanges between nodes within the cap, each node packed anew; a layer that breaks the cap stays."""
+    shape, cap = at.shape, request.balance or 1.02
+    loads = np.ascontiguousarray(np.swapaxes(routing.loads, 0, 1))
+    scale = loads.sum(axis=2) / shape.gpus
+    slots, value = solved.slots.copy(), solved.value.copy()
+    for layer in range(len(slots)):
+        for node_cap in (cap - 0.005, 1 + 0.5 * (cap - 1)):
+            search = Search(
+                tokens=tokens[layer],
+                experts=loads.shape[2],
+                shape=shape,
+                levels=at.levels,
+                cap=node_cap,
+                loads=loads[layer],
+            )
+            found = _repacked(fewer_blocks(search, solved.slots[layer]), loads[layer], scale[layer], at)
+            if found is not None and found[1] <= max(cap, solved.value[layer]):
+                slots[layer], value[layer] = found
+                break
+    return Solved(slots=slots, value=value, bound=np.minimum(solved.bound, value))
+
+
+def _repacked(slots: Slots, load: Loads, scale: Loads, at: Ground) -> tuple[Slots, float] | None:
+    """The replicas of every node packed onto its GPUs, and the largest GPU load over the mean."""
+    shape, experts = at.shape, load.shape[1]
+    counts = np.bincount(slots.ravel(), minlength=experts)
+    parts, worst = [], 0.0
+    for held in slots.reshape(shape.nodes, -1):
+        ids, here = np.unique(held, return_counts=True)
+        part = (load / counts)[:, ids] * here
+        packing = pack(part[None], here[None], shape.node_gpus)
+        improve(packing, 300, np.ones(1))
+        if has_duplicates(packing.slots)[0]:
+            return None
+        worst = max(worst, float((packing.gpu_loads()[0] / scale[:, None]).max()))
+        parts.append(ids[packing.slots[0]])
+    return np.sort(np.concatenate(parts), axis=1), worst
+
+
+def _scored(
+    request: ExpertRequest,
+    routing: Routing,
+    *,
+    held_out: Routing | None,
+    solved: Solved,
+    current: Slots | None,
+    at: Ground,
+    limits: Limits,
+    start: float,
+) -> ExpertPlan:
+    share = gpu_share(routing.loads, solved.slots)
+    rows = [
+        _layer_row(layer, routing, held_out=held_out, solved=solved, current=current, at=at, request=request)
+        for layer in range(len(share))
+    ]
+    balance = np.array([row["balance"] for row in rows])
+    document: dict[str, Any] = {
+        "layers": rows,
+        "balance_mean": float(balance.mean()),
+        "balance_max": float(balance.max()),
+        "bound_mean": float(solved.bound.mean()),
+        "gap_mean": float(solved.gap.mean()),
+        "gap_max": float(solved.gap.max()),
+        "duplicates": int(has_duplicates(solved.slots).sum()),
+        "slots": at.shape.slots,
+        "gpus": at.shape.gpus,
+        "nodes": at.shape.nodes,
+        "groups": limits.groups,
+        "windows": list(routing.windows),
+        "wall_s": time.monotonic() - start,
+    }
+    for key in ("nodes_per_token", "held_out_balance", "held_out_nodes_per_token"):
+        known = [row[key] for row in rows if row[key] is not None]
+        document[f"{key}_mean"] = float(np.mean(known)) if known else None
+    ids = routing.layer_ids or tuple(range(at.model.dense_layers, at.model.layers) if at.model else ())
+    if len(ids) != len(rows):
+        ids = tuple(range(len(rows)))
+    sums = {key: document[key] for key in ("balance_mean", "balance_max", "bound_mean", "gap_max")}
+    placed = Placed(
+        slots=solved.slots, experts=routing.loads.shape[2], nodes=at.shape.nodes, layer_ids=ids, summary=sums
+    )
+    warnings = []
+    if request.balance is not None and balance.max() > request.balance:
+        warnings.append(
+            f"{int((balance > request.balance).sum())} layers stay above --balance {request.balance:g}; "
+            f"the largest proven bound is {solved.bound.max():.4f}"
+        )
+    return ExpertPlan(placed=placed, document=document, gpu_share=share, warnings=tuple(warnings))
+
+
+def gpu_share(loads: Loads, slots: Slots) -> Loads:
+    """Load of every GPU over the mean, the worst window, [layers, gpus]."""
+    by_row = np.ascontiguousarray(np.swapaxes(loads, 0, 1))
+    gpu = Packing(slots=slots, loads=by_row).gpu_loads()
+    return np.asarray((gpu / gpu.mean(axis=2, keepdims=True)).max(axis=1))
+
+
+def _layer_row(
+    layer: int,
+    routing: Routing,
+    *,
+    held_out: Routing | None,
+    solved: Solved,
+    current: Slots | None,
+    at: Ground,
+    request: ExpertRequest,
+) -> dict[str, Any]:
+    slots = solved.slots[layer]
+    experts = routing.loads.shape[2]
+    row: dict[str, Any] = {
+        "balance": float(gpu_share(routing.loads[:, layer : layer + 1], slots[None]).max()),
+        "bound": float(solved.bound[layer]),
+        "gap": float(solved.gap[layer]),
+        "nodes_per_token": None,
+        "leaves_per_token": None,
+        "cross_node_bytes": None,
+        "all_to_all_s": None,
+        "held_out_balance": None,
+        "held_out_nodes_per_token": None,
+        "permutation_density": float((slots.ravel() != np.arange(slots.size) % experts).mean()),
+        "duplicates": int(has_duplicates(slots[None]).sum()),
+        "moves": None if current is None else moves_between(current[layer], slots),
+    }
+    if routing.tokens is not None:
+        row.update(_traffic_row(routing.tokens[layer], slots, experts, at, request))
+    if held_out is not None:
+        row["held_out_balance"] = float(gpu_share(held_out.loads[:, layer : layer + 1], slots[None]).max())
+        if held_out.tokens is not None:
+            row["held_out_nodes_per_token"] = blocks_per_token(
+                held_out.tokens[layer], slots, experts, at.shape.node_gpus
+            )
+    return row
+
+
+def _traffic_row(
+    tokens: NDArray[np.int32], slots: Slots, experts: int, at: Ground, request: ExpertRequest
+) -> dict[str, Any]:
+    """Blocks touched per token; bytes and time of one dispatch of `tokens_per_gpu` tokens from every GPU.
+
+    One copy goes to each node that a token touches, its own among them by chance 1 / nodes. The slowest
+    receiver ends the all-to-all: copies that arrive at the busiest GPU from other nodes, over its NIC's rate.
+    """
+    shape = at.shape
+    nodes = blocks_per_token(tokens, slots, experts, shape.node_gpus)
+    row: dict[str, Any] = {"nodes_per_token": nodes}
+    if len(at.levels) > 1:
+        row["leaves_per_token"] = blocks_per_token(tokens, slots, experts, at.levels[1].gpus)
+    if at.model is not None:
+        away = (shape.nodes - 1) / shape.nodes
+        total = request.tokens_per_gpu * shape.gpus
+        width_bytes = at.model.hidden * 2
+        row["cross_node_bytes"] = total * nodes * away * width_bytes
+        gpu = slot_choices(tokens, slots, experts) // shape.per_gpu
+        gpu = gpu[gpu >= 0]
+        busiest = np.bincount(gpu, minlength=shape.gpus).max() / len(tokens)
+        row["all_to_all_s"] = float(busiest * total * away * width_bytes / (at.gb_per_s * 1e9))
+    return row
+
+
+def moves_between(before: Slots, after: Slots) -> int:
+    """(expert, GPU) pairs of `after` that `before` does not hold; slots [gpus, slots of a GPU]."""
+    return sum(len(set(new.tolist()) - set(old.tolist())) for old, new in zip(before, after, strict=True))

@@ -1,0 +1,131 @@
+"""Placement files: our own JSON, and what SGLang, TensorRT-LLM, vLLM-ascend and Megatron checkpoints load."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from planner.experts.inputs import LARGEST_TEXT_BYTES, MOST_EXPERTS, bounded_bytes, number_array, parsed_json
+from planner.experts.problem import ExpertError, Slots
+
+FORMATS = ("json", "sglang", "trtllm", "vllm", "megatron")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """A placement as files hold it: slots [layers, gpus, slots of a GPU]."""
+
+    slots: Slots
+    experts: int
+    nodes: int
+    layer_ids: tuple[int, ...]
+    """The model's layer of each row; dense layers are the numbers that are left out below."""
+    summary: Mapping[str, Any]
+
+
+def placement_text(placed: Placed, form: str) -> str:
+    """The text of the file. Raises ExpertError for an unknown format or a placement that it cannot hold."""
+    writers = {
+        "json": _own,
+        "sglang": _sglang,
+        "trtllm": _trtllm,
+        "vllm": _vllm_ascend,
+        "megatron": _megatron,
+    }
+    if form not in writers:
+        raise ExpertError(f"format: no format {form[:40]!r}; allowed: {', '.join(writers)}")
+    return writers[form](placed)
+
+
+def _own(placed: Placed) -> str:
+    flat = placed.slots.reshape(len(placed.slots), -1)
+    document = {
+        "schema": 1,
+        "kind": "expert_placement",
+        "experts": placed.experts,
+        "gpus": placed.slots.shape[1],
+        "nodes": placed.nodes,
+        "slots": flat.shape[1],
+        "layer_ids": list(placed.layer_ids),
+        "physical_to_logical_map": flat.tolist(),
+        "summary": dict(placed.summary),
+    }
+    return json.dumps(document) + "\n"
+
+
+def _all_layers(placed: Placed) -> Slots:
+    """Slots of every layer up to the last, [layers, slots]; dense layers hold the experts in order."""
+    flat = placed.slots.reshape(len(placed.slots), -1)
+    out = np.tile(np.arange(flat.shape[1]) % placed.experts, (max(placed.layer_ids) + 1, 1))
+    out[list(placed.layer_ids)] = flat
+    return out
+
+
+def _sglang(placed: Placed) -> str:
+    """For --init-expert-location: one map and no other key; every layer of the model has a row."""
+    return json.dumps({"physical_to_logical_map": _all_layers(placed).tolist()}) + "\n"
+
+
+def _trtllm(placed: Placed) -> str:
+    """TensorRT-LLM's load balancer: assignments by the model's layer number, no updates while running."""
+    flat = placed.slots.reshape(len(placed.slots), -1)
+    lines = [f"num_slots: {flat.shape[1]}", "initial_global_assignments:"]
+    lines += [f"  {layer}: {row.tolist()}" for layer, row in zip(placed.layer_ids, flat, strict=True)]
+    return "\n".join([*lines, "layer_updates_per_iter: 0"]) + "\n"
+
+
+def _vllm_ascend(placed: Placed) -> str:
+    """vLLM-ascend's expert_map_path: the experts of each device, layer by layer, MoE layers only."""
+    layers = [
+        {
+            "layer_id": index,
+            "device_count": len(layer),
+            "device_list": [
+                {"device_id": gpu, "device_expert": held.tolist()} for gpu, held in enumerate(layer)
+            ],
+        }
+        for index, layer in enumerate(placed.slots)
+    ]
+    return json.dumps({"moe_layer_count": len(layers), "layer_list": layers}) + "\n"
+
+
+def _megatron(placed: Placed) -> str:
+    """A permutation for checkpoints: position p of a layer takes weights and router row of expert old[p]."""
+    flat = placed.slots.reshape(len(placed.slots), -1)
+    if flat.shape[1] != placed.experts:
+        raise ExpertError(
+            f"format: megatron trains every expert once: {flat.shape[1]} slots for {placed.experts} experts "
+            f"hold replicas; use --slots {placed.experts}"
+        )
+    document = {
+        "permutation": {str(i): row.tolist() for i, row in zip(placed.layer_ids, flat, strict=True)},
+        "inverse": {str(i): np.argsort(row).tolist() for i, row in zip(placed.layer_ids, flat, strict=True)},
+        "expert_model_parallel_size": placed.slots.shape[1],
+    }
+    return json.dumps(document) + "\n"
+
+
+def read_placement(path: Path, *, layers: int, gpus: int, experts: int) -> Slots:
+    """Slots [layers, gpus, slots of a GPU] of our own JSON or SGLang's. Raises ExpertError."""
+    document = parsed_json(bounded_bytes(path, LARGEST_TEXT_BYTES), str(path))
+    if not isinstance(document, Mapping) or "physical_to_logical_map" not in document:
+        raise ExpertError(f"{path}: no physical_to_logical_map; give a placement written by `experts`")
+    table = number_array(document["physical_to_logical_map"], f"{path}: physical_to_logical_map")
+    if table.ndim != 2 or table.dtype.kind not in "iu" or len(table) < layers or table.shape[1] % gpus:
+        raise ExpertError(
+            f"{path}: physical_to_logical_map must be integers [{layers} layers, slots], slots a multiple of "
+            f"{gpus} GPUs, got {list(table.shape)}"
+        )
+    table = table[len(table) - layers :]
+    if table.min() < 0 or table.max() >= min(experts, MOST_EXPERTS):
+        raise ExpertError(f"{path}: physical_to_logical_map: experts must be from 0 to {experts - 1}")
+    for layer, row in enumerate(table):
+        missing = sorted(set(range(experts)) - set(row.tolist()))
+        if missing:
+            raise ExpertError(f"{path}: physical_to_logical_map[{layer}]: expert {missing[0]} is in no slot")
+    return np.asarray(table, dtype=np.int64).reshape(layers, gpus, -1)

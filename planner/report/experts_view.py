@@ -1,0 +1,56 @@
+"""An expert placement as tables: sums, then the layers that are furthest from their bound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.experts.service import ExpertPlan
+from planner.report.parts import Renderable, count, facts, grid, heading, percent, seconds
+
+MOST_LAYERS = 12
+
+
+def experts_view(found: ExpertPlan) -> list[Renderable]:
+    """Balance against bound, traffic where it is known, and the widest gaps by layer."""
+    document = found.document
+    rows: list[tuple[str, str]] = [
+        (
+            "slots",
+            f"{count(document['slots'])} on {count(document['gpus'])} GPUs, {count(document['nodes'])} nodes",
+        ),
+        ("balance", f"mean {document['balance_mean']:.4f}, worst layer {document['balance_max']:.4f}"),
+        (
+            "bound",
+            f"mean {document['bound_mean']:.4f}; gap mean {percent(document['gap_mean'], 2)}, "
+            f"largest {percent(document['gap_max'], 2)}",
+        ),
+        ("duplicates", str(document["duplicates"])),
+        ("time", seconds(document["wall_s"])),
+    ]
+    for key, words in (
+        ("nodes_per_token_mean", "nodes per token"),
+        ("held_out_balance_mean", "held-out balance"),
+        ("held_out_nodes_per_token_mean", "held-out nodes per token"),
+    ):
+        if document[key] is not None:
+            rows.append((words, f"mean {document[key]:.4f}"))
+    layers = sorted(enumerate(document["layers"]), key=lambda item: (-item[1]["gap"], -item[1]["balance"]))
+    cells = [_cells(layer, row) for layer, row in sorted(layers[:MOST_LAYERS], key=lambda item: item[0])]
+    head = f"Layers ({min(MOST_LAYERS, len(layers))} of {len(layers)}, widest gaps)"
+    columns = ["layer", "balance", "bound", "gap", "nodes/token", "held out", "moved"]
+    return [facts(rows), heading(head), grid(columns, cells)]
+
+
+def _cells(layer: int, row: dict[str, Any]) -> list[str]:
+    def known(key: str) -> str:
+        return "-" if row[key] is None else f"{row[key]:.3f}"
+
+    return [
+        str(layer),
+        f"{row['balance']:.4f}",
+        f"{row['bound']:.4f}",
+        percent(row["gap"], 2),
+        known("nodes_per_token"),
+        known("held_out_balance"),
+        percent(row["permutation_density"], 0),
+    ]
