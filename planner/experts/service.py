@@ -131,7 +131,11 @@ def _less_traffic(
     at: Ground,
     request: ExpertRequest,
 ) -> Solved:
-    """Exchanges between nodes within the cap, each node packed anew; a layer that breaks the cap stays."""
+    """Exchanges between nodes within the cap, each node packed anew.
+
+    The cap holds for the nodes' loads, and times the balance that was reached without traffic for the GPUs':
+    one hot expert can put the GPUs above any cap. A layer that would break it stays as it was.
+    """
     shape, cap = at.shape, request.balance or 1.02
     loads = np.ascontiguousarray(np.swapaxes(routing.loads, 0, 1))
     scale = loads.sum(axis=2) / shape.gpus
@@ -147,7 +151,7 @@ def _less_traffic(
                 loads=loads[layer],
             )
             found = _repacked(fewer_blocks(search, solved.slots[layer]), loads[layer], scale[layer], at)
-            if found is not None and found[1] <= max(cap, solved.value[layer]):
+            if found is not None and found[1] <= cap * solved.value[layer]:
                 slots[layer], value[layer] = found
                 break
     return Solved(slots=slots, value=value, bound=np.minimum(solved.bound, value))
@@ -202,7 +206,13 @@ def _scored(
         "windows": list(routing.windows),
         "wall_s": time.monotonic() - start,
     }
-    for key in ("nodes_per_token", "held_out_balance", "held_out_nodes_per_token"):
+    for key in (
+        "nodes_per_token",
+        "node_balance",
+        "held_out_balance",
+        "held_out_node_balance",
+        "held_out_nodes_per_token",
+    ):
         known = [row[key] for row in rows if row[key] is not None]
         document[f"{key}_mean"] = float(np.mean(known)) if known else None
     ids = routing.layer_ids or tuple(range(at.model.dense_layers, at.model.layers) if at.model else ())
@@ -244,6 +254,8 @@ def _layer_row(
         "balance": float(gpu_share(routing.loads[:, layer : layer + 1], slots[None]).max()),
         "bound": float(solved.bound[layer]),
         "gap": float(solved.gap[layer]),
+        "node_balance": node_balance(routing.loads[:, layer], slots, at.shape.nodes),
+        "held_out_node_balance": None,
         "nodes_per_token": None,
         "leaves_per_token": None,
         "cross_node_bytes": None,
@@ -258,6 +270,7 @@ def _layer_row(
         row.update(_traffic_row(routing.tokens[layer], slots, experts, at, request))
     if held_out is not None:
         row["held_out_balance"] = float(gpu_share(held_out.loads[:, layer : layer + 1], slots[None]).max())
+        row["held_out_node_balance"] = node_balance(held_out.loads[:, layer], slots, at.shape.nodes)
         if held_out.tokens is not None:
             row["held_out_nodes_per_token"] = blocks_per_token(
                 held_out.tokens[layer], slots, experts, at.shape.node_gpus
@@ -288,6 +301,13 @@ def _traffic_row(
         busiest = np.bincount(gpu, minlength=shape.gpus).max() / len(tokens)
         row["all_to_all_s"] = float(busiest * total * away * width_bytes / (at.gb_per_s * 1e9))
     return row
+
+
+def node_balance(loads: Loads, slots: Slots, nodes: int) -> float:
+    """Largest over mean node load, the worst window, for loads [windows, experts] of one layer."""
+    counts = np.bincount(slots.ravel(), minlength=loads.shape[1])
+    load = (loads / counts)[:, slots.ravel()].reshape(len(loads), nodes, -1).sum(axis=2)
+    return float((load.max(axis=1) / load.mean(axis=1)).max())
 
 
 def moves_between(before: Slots, after: Slots) -> int:
