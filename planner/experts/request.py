@@ -108,8 +108,12 @@ def _check_memory(
         )
 
 
-def limits_of(request: ExpertRequest, stated_groups: int, model: ModelSpec | None) -> Limits:
-    """--groups as asked; else the model's routing groups, else those that the loads file states."""
+def limits_of(request: ExpertRequest, stated_groups: int, model: ModelSpec | None, nodes: int) -> Limits:
+    """--groups as asked; else the model's routing groups, else those that the loads file states.
+
+    Groups that nobody asked for are kept whole only where they divide evenly over the nodes.
+    """
     by_model = model.moe.router_groups if model is not None and model.moe is not None else None
-    groups = request.groups if request.groups is not None else (by_model or stated_groups)
+    implied = by_model or stated_groups
+    groups = request.groups if request.groups is not None else (1 if implied % nodes else implied)
     return Limits(groups=groups, spread=request.spread, max_moves=request.max_moves)

@@ -42,7 +42,7 @@ def plan_experts(request: ExpertRequest) -> ExpertPlan:
         routing, held_out = _halves(routing)
     _, layers, experts = routing.loads.shape
     place_at = ground(request, experts)
-    limits = limits_of(request, routing.groups, place_at.model)
+    limits = limits_of(request, routing.groups, place_at.model, place_at.shape.nodes)
     check_shape(experts, place_at.shape, limits)
     effort = Effort(
         gap=request.gap, time_limit_s=request.time_limit_s, seed=request.seed, workers=request.workers
@@ -223,6 +223,11 @@ def _scored(
         slots=solved.slots, experts=routing.loads.shape[2], nodes=at.shape.nodes, layer_ids=ids, summary=sums
     )
     warnings = []
+    if request.groups is None and limits.groups == 1 and routing.groups > 1:
+        warnings.append(
+            f"the {routing.groups} routing groups of the loads are not kept whole: they do not divide over "
+            f"{at.shape.nodes} nodes"
+        )
     if request.balance is not None and balance.max() > request.balance:
         warnings.append(
             f"{int((balance > request.balance).sum())} layers stay above --balance {request.balance:g}; "
