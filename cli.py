@@ -212,9 +212,7 @@ def main() -> None:
 @click.option("--optimizer", default="adam", show_default=True, help="adam, sgd or muon.")
 @click.option("--framework", default="megatron", show_default=True, help="Or torchtitan, deepspeed, fsdp2.")
 @click.option("--pin", "pins", multiple=True, metavar="A=X,...", help="Fix choices: tp=8,recompute=none.")
-@click.option(
-    "--forbid", "forbids", multiple=True, metavar="A,...", help="Exclude choices: full-recompute,cp."
-)
+@click.option("--forbid", "forbids", multiple=True, metavar="A,...", help="Exclude: full-recompute,cp.")
 @click.option("--reserve-gib", type=float, default=0.0, metavar="G", help="HBM to leave free on every GPU.")
 @click.option("--method", default="cp-sat", show_default=True, help="cp-sat or exhaustive.")
 @click.option("--top", "top_k", type=int, default=1, metavar="K", help="Report the best K layouts, proven.")
@@ -259,17 +257,23 @@ def plan(ctx: click.Context, /, as_json: bool, output: Path | None, force: bool,
 
 @main.command()
 @click.argument("run", type=_PATH, metavar="RUN.yaml")
+@click.option("--from-launch", is_flag=True, help="RUN is a launch file of a framework, not a run file.")
+@click.option("--with", "given", multiple=True, metavar="A=X", help="What it leaves open: cluster=dgx-h100.")
+@click.option("-o", "--output", type=_PATH, metavar="FILE", help="Write a launch file's run file here.")
 @_common
-def estimate(run: Path, as_json: bool) -> None:
+def estimate(
+    run: Path, from_launch: bool, given: tuple[str, ...], output: Path | None, as_json: bool
+) -> None:
     """Price one fully given configuration: time, memory, traffic. No search.
 
     The ranks lie in Megatron's order: tp, cp, dp, pp from the inside.
     """
+    from planner.from_launch import price_launch
     from planner.prediction import price_runs, run_document
     from planner.report.run_view import run_view
 
     documents = []
-    for priced in price_runs(run):
+    for priced in price_launch(run, given, output) if from_launch else price_runs(run):
         documents.append(run_document(priced))
         _warn("warning", priced.warnings)
         if not as_json:
@@ -339,11 +343,11 @@ def model(model: str, seq_len: int, as_json: bool) -> None:
 
 @main.command()
 @click.argument("plan", type=_PATH, metavar="PLAN")
-@click.option("--target", type=click.Choice(["megatron"]), default="megatron", help="The framework to start.")
+@click.option("--target", metavar="T", help="A framework or scheduler; by default the plan's framework.")
 @click.option("-o", "--output", type=_PATH, metavar="DIR", required=True, help="Folder for the files.")
 @_force
 @_common
-def launch(plan: Path, target: str, output: Path, force: bool, as_json: bool) -> None:
+def launch(plan: Path, target: str | None, output: Path, force: bool, as_json: bool) -> None:
     """Write the files that start a plan in a framework."""
     from planner.documents import read_plan
     from planner.launch.files import LaunchError, write_files
