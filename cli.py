@@ -154,12 +154,7 @@ def _common(command: Decorated) -> Decorated:
 
 
 _debug = click.option(
-    "--debug",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_remember(_DEBUG),
-    help="Show tracebacks.",
+    "--debug", is_flag=True, is_eager=True, expose_value=False, callback=_remember(_DEBUG), help="Tracebacks."
 )
 _force = click.option("--force", is_flag=True, help="Replace files that are already in the folder.")
 _PATH = click.Path(path_type=Path)

@@ -8,8 +8,9 @@ import shlex
 from model_specs.errors import SpecError
 
 MOST_WORDS = 200_000
-_ASSIGNMENT = re.compile(r"^(?:export\s+)?([A-Za-z_]\w*)=(.*)$")
-_REFERENCE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?(?:\[@\]\})?")
+MOST_LETTERS = 4_000_000
+_ASSIGNMENT = re.compile(r"^(?:export\s+|local\s+)?([A-Za-z_]\w*)(\+?)=(.*)$")
+_REFERENCE = re.compile(r"\$\{?([A-Za-z_]\w*)(?:\[@\])?\}?")
 
 
 class Words:
@@ -79,33 +80,35 @@ def words_of(script: str, where: str) -> Words:
     values: dict[str, str] = {}
     words: list[str] = []
     for line in _joined_arrays(lines):
-        assigned = _ASSIGNMENT.match(line.strip())
-        text = _REFERENCE.sub(lambda found: values.get(found[1], found[0]), line)[:MOST_WORDS]
-        if assigned:
-            value = _REFERENCE.sub(lambda found: values.get(found[1], found[0]), assigned[2]).strip()
-            if value.startswith("(") and value.endswith(")"):
-                values[assigned[1]] = " ".join(map(shlex.quote, _split(value[1:-1])))
-            else:
-                values[assigned[1]] = " ".join(_split(value))
-        words += _split(text)
-        if len(words) > MOST_WORDS:
+        # A quoted array is still one word per element.
+        bare = re.sub(r'"(\$\{?\w+\}?(?:\[@\]\}?)?)"', r"\1", line.strip())
+        text = _REFERENCE.sub(lambda found: values.get(found[1], found[0]), bare)[:MOST_WORDS]
+        assigned = _ASSIGNMENT.match(text)
+        if assigned is None:
+            words += _split(text)
+        else:
+            name, plus, value = assigned.groups()
+            inner = value[1:-1] if value.startswith("(") and value.endswith(")") else value
+            parts = _split(inner) if inner is not value else [" ".join(_split(inner))]
+            added = " ".join(map(shlex.quote, parts)) if inner is not value else parts[0]
+            values[name] = f"{values.get(name, '')} {added}".strip() if plus else added
+        if len(words) > MOST_WORDS or sum(map(len, values.values())) > MOST_LETTERS:
             raise SpecError(f"more than {MOST_WORDS} words", where=where)
-    flags = [word.strip("()\"'") if word.startswith(("(--", '"--')) else word for word in words]
-    return Words([word for word in flags if word], where)
+    return Words([word for word in words if word], where)
 
 
 def _joined_arrays(lines: list[str]) -> list[str]:
-    """Array assignments over several lines as one line each."""
+    """Array assignments over several lines as one line each, without their comments."""
     joined: list[str] = []
     inside = False
     for line in lines:
-        bare = line.strip()
+        bare = re.sub(r"(^|\s)#.*$", "", line).strip()
         if inside:
-            joined[-1] += " " + ("" if bare.startswith("#") else bare)
-            inside = not bare.endswith(")")
+            joined[-1] += f" {bare}"
         else:
-            joined.append(line)
-            inside = bool(re.match(r"^\s*[A-Za-z_]\w*\+?=\(", line)) and not bare.endswith(")")
+            joined.append(bare)
+        opened = inside or bool(re.match(r"^\s*(?:\w+\s+)*[A-Za-z_]\w*\+?=\(", bare))
+        inside = opened and not bare.endswith(")")
     return joined
 
 

@@ -13,9 +13,9 @@ from model_specs.errors import SpecError
 from model_specs.parameters import parameter_count
 from model_specs.reader import model_from_mapping
 from planner.from_launch import complete, price_launch, read_launch
+from planner.launch.megatron_model import model_args
 from planner.launch_flags import Words
 from planner.launch_model import megatron_model
-from planner.launch.megatron_model import model_args
 from planner.plan import Plan
 from planner.plan_files import plan_files
 from planner.run_file import read_runs, run_from_mapping
@@ -32,10 +32,22 @@ def with_framework(framework: str, model: str = "llama-3-8b", **changes: Any) ->
 @pytest.mark.parametrize(
     ("plan", "name", "given"),
     [
-        (with_framework("megatron", tp=4, pp=2, dp=2, num_micro_batches=8, sequence_parallel=True), "launch.sh", ""),
+        (
+            with_framework("megatron", tp=4, pp=2, dp=2, num_micro_batches=8, sequence_parallel=True),
+            "launch.sh",
+            "",
+        ),
         (with_framework("megatron", tp=2, pp=3, dp=2, num_micro_batches=8), "megatron_args.json", ",gpus=12"),
-        (with_framework("megatron", "mixtral-8x7b", tp=2, dp=4, ep=4, sequence_parallel=True), "launch.sh", ""),
-        (with_framework("torchtitan", tp=2, cp=2, dp=4, zero_stage=3), "torchtitan_args.json", ",model=llama-3-8b"),
+        (
+            with_framework("megatron", "mixtral-8x7b", tp=2, dp=4, ep=4, sequence_parallel=True),
+            "launch.sh",
+            "",
+        ),
+        (
+            with_framework("torchtitan", tp=2, cp=2, dp=4, zero_stage=3),
+            "torchtitan_args.json",
+            ",model=llama-3-8b",
+        ),
         (
             with_framework("deepspeed", dp=8, zero_stage=2, num_micro_batches=4),
             "ds_config.json",

@@ -1,8 +1,8 @@
 """Puts launches through the frameworks' own parsers on a CPU. Runs in the oracles' environment, not in ours.
 
 usage: ask.py megatron|torchtitan|deepspeed|accelerate CASES.json
-CASES.json is a list of {"dir": folder of the launch files, "world": GPUs, "arch": compute capability}. Each case
-gets a process of its own, forked after the imports. One JSON line per case: {"ok", "stage"/"error", read-back}.
+CASES.json is a list of {"dir": folder of the launch files, "world": GPUs, "arch": compute capability}. Each
+case gets a process of its own, forked after the imports. One JSON line per case: ok, and error or what was read.
 GPU and Transformer Engine are pretended, for version and architecture probes only; all else is the
 frameworks' own code, process groups on torch's fake backend.
 """
@@ -57,7 +57,10 @@ def import_megatron() -> None:
     version = importlib.import_module("packaging.version")
     utils._te_version = version.Version("2.10.0")
     stand_ins = {
-        "models.common.embeddings.rope_utils": ("fused_apply_rotary_pos_emb", "fused_apply_rotary_pos_emb_thd"),
+        "models.common.embeddings.rope_utils": (
+            "fused_apply_rotary_pos_emb",
+            "fused_apply_rotary_pos_emb_thd",
+        ),
         "transformer.moe.moe_utils": _PERMUTES,
         "extensions.transformer_engine": _PERMUTES,
     }
@@ -173,7 +176,9 @@ def ask_torchtitan(case: Case) -> dict[str, Any]:
     config.model_spec.model.update_from_config(config=config)
     replicas = dims.dp_replicate * dims.dp_shard
     if training.global_batch_size % (training.local_batch_size * replicas):
-        raise ValueError(f"global batch {training.global_batch_size}, {training.local_batch_size} x {replicas}")
+        raise ValueError(
+            f"global batch {training.global_batch_size}, {training.local_batch_size} x {replicas}"
+        )
     steps = training.global_batch_size // (training.local_batch_size * replicas)
     answer = {"dp": replicas, "tp": dims.tp, "pp": dims.pp, "cp": dims.cp, "ep": dims.ep}
     if dims.pp == 1:

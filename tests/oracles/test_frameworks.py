@@ -91,9 +91,12 @@ def test_the_framework_accepts_and_reads_back_every_plan(framework: Framework, t
         for plan, answer in zip(plans, answers, strict=True)
         if not answer["ok"] or differences(plan, answer)
     ]
-    print(f"{framework}: {len(plans) - len(wrong)} of {len(plans)} accepted and read back, "
-          f"{len({p.inputs.model.name for p in plans})} models, "
-          f"{dict(Counter(p.inputs.precision for p in plans))}, pp {sorted({p.layout.pp for p in plans if p.layout})}")
+    print(
+        f"{framework}: {len(plans) - len(wrong)} of {len(plans)} accepted and read back, "
+        f"{len({p.inputs.model.name for p in plans})} models, "
+        f"{dict(Counter(p.inputs.precision for p in plans))}, "
+        f"pp {sorted({p.layout.pp for p in plans if p.layout})}"
+    )
     assert not wrong, f"{len(wrong)} of {len(plans)}:\n" + "\n".join(wrong[:10])
 
 
@@ -134,7 +137,7 @@ def test_our_rules_refuse_what_the_framework_refuses(
     while refusals.count("") < 40 or len(refusals) - refusals.count("") < 150:
         index += 1
         drawn = random_plan(rng, framework, index)
-        if drawn is None or not _refusal(drawn[0]) == "":
+        if drawn is None or _refusal(drawn[0]) != "":
             continue
         variant = changed(rng, drawn[0])
         if variant is None:
@@ -165,8 +168,10 @@ def test_our_rules_refuse_what_the_framework_refuses(
                 wrong.append(f"only we refuse {plan.inputs.model.name} {plan.layout}: {rules}")
         by_parser += bool(refusal) and not answer["ok"]
     illegal = len(refusals) - refusals.count("")
-    print(f"{framework}: {illegal} illegal variants, {by_parser} refused by the parser too, "
-          f"{dict(at_run_time)} at run time; {refusals.count('')} legal variants")
+    print(
+        f"{framework}: {illegal} illegal variants, {by_parser} refused by the parser too, "
+        f"{dict(at_run_time)} at run time; {refusals.count('')} legal variants"
+    )
     assert illegal >= 100
     assert not wrong, f"{len(wrong)}:\n" + "\n".join(wrong[:12])
 
