@@ -12,13 +12,14 @@ DEV_READY := $(VENV)/.dev-ready
 # Override with: make PYTHON=/path/to/python3
 PYTHON ?=
 
-.PHONY: help plan test check lint types unit slow accuracy clean
+.PHONY: help plan test check lint types unit slow oracles accuracy clean
 
 help:
 	@echo "make plan      plan Llama-3.1-405B on 16,384 GPUs (installs into .venv the first time)"
 	@echo "make test      everything: lint, types, all tests"
 	@echo "make check     the same without the slow tests"
 	@echo "make lint | types | unit | slow    one of them"
+	@echo "make oracles   launch files through the parsers of the real frameworks (installs them into .oracles)"
 	@echo "make accuracy  the cost model against published, measured steps"
 	@echo "make clean     remove .venv and caches"
 
@@ -26,7 +27,7 @@ plan: $(RUN_READY)
 	$(BIN)/meshwright plan llama-3.1-405b --cluster llama3-24k --gpus 16384 --global-batch 2048 --seq-len 8192
 
 test: lint types $(DEV_READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not oracle"
 
 check: lint types unit
 
@@ -38,16 +39,35 @@ types: $(DEV_READY)
 	$(BIN)/mypy
 
 unit: $(DEV_READY)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not oracle"
 
 slow: $(DEV_READY)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "slow and not oracle"
+
+# The frameworks, pinned, in an environment of their own: torch for the CPU, Megatron unpacked beside it (its wheel
+# asks for Python 3.12, what is used of it runs on 3.11 too).
+ORACLES := .oracles
+ORACLES_READY := $(ORACLES)/.ready-6
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+oracles: $(DEV_READY) $(ORACLES_READY)
+	ORACLE_PYTHON=$(CURDIR)/$(ORACLES)/bin/python $(BIN)/python -m pytest -m oracle -s tests/oracles
+
+$(ORACLES_READY): tests/oracles/requirements.txt | $(BIN)/python
+	$(BIN)/python -m venv $(ORACLES)
+	$(ORACLES)/bin/python -m pip install --quiet torch==2.13.0+cpu --extra-index-url $(TORCH_INDEX)
+	$(ORACLES)/bin/python -m pip install --quiet -r tests/oracles/requirements.txt
+	$(ORACLES)/bin/python -m pip download --quiet --no-deps --python-version 3.12 --only-binary=:all: \
+	  -d $(ORACLES)/wheels megatron-core==0.19.2
+	$(ORACLES)/bin/python -m zipfile -e $(ORACLES)/wheels/megatron_core-0.19.2*.whl \
+	  "$$($(ORACLES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	@touch $@
 
 accuracy: $(RUN_READY)
 	$(BIN)/meshwright validate tests/data/published_runs.yaml
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(ORACLES) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A venv that was only half made, say without ensurepip, must not look finished the next time.

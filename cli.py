@@ -156,12 +156,7 @@ def _common(command: Decorated) -> Decorated:
 
 
 _debug = click.option(
-    "--debug",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_remember(_DEBUG),
-    help="Show tracebacks.",
+    "--debug", is_flag=True, is_eager=True, expose_value=False, callback=_remember(_DEBUG), help="Tracebacks."
 )
 _force = click.option("--force", is_flag=True, help="Replace files that are already in the folder.")
 _PATH = click.Path(path_type=Path)
@@ -245,17 +240,23 @@ def plan(ctx: click.Context, /, as_json: bool, output: Path | None, force: bool,
 
 @main.command()
 @click.argument("run", type=_PATH, metavar="RUN.yaml")
+@click.option("--from-launch", is_flag=True, help="RUN is a launch file of a framework, not a run file.")
+@click.option("--with", "given", multiple=True, metavar="A=X", help="What it leaves open: cluster=dgx-h100.")
+@click.option("-o", "--output", type=_PATH, metavar="FILE", help="Write a launch file's run file here.")
 @_common
-def estimate(run: Path, as_json: bool) -> None:
+def estimate(
+    run: Path, from_launch: bool, given: tuple[str, ...], output: Path | None, as_json: bool
+) -> None:
     """Price one fully given configuration: time, memory, traffic. No search.
 
     The ranks lie in Megatron's order: tp, cp, dp, pp from the inside.
     """
+    from planner.from_launch import price_launch
     from planner.prediction import price_runs, run_document
     from planner.report.run_view import run_view
 
     documents = []
-    for priced in price_runs(run):
+    for priced in price_launch(run, given, output) if from_launch else price_runs(run):
         documents.append(run_document(priced))
         _warn("warning", priced.warnings)
         if not as_json:
@@ -325,11 +326,11 @@ def model(model: str, seq_len: int, as_json: bool) -> None:
 
 @main.command()
 @click.argument("plan", type=_PATH, metavar="PLAN")
-@click.option("--target", type=click.Choice(["megatron"]), default="megatron", help="The framework to start.")
+@click.option("--target", metavar="T", help="A framework or scheduler; by default the plan's framework.")
 @click.option("-o", "--output", type=_PATH, metavar="DIR", required=True, help="Folder for the files.")
 @_force
 @_common
-def launch(plan: Path, target: str, output: Path, force: bool, as_json: bool) -> None:
+def launch(plan: Path, target: str | None, output: Path, force: bool, as_json: bool) -> None:
     """Write the files that start a plan in a framework."""
     from planner.documents import read_plan
     from planner.launch.files import LaunchError, write_files

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from constraints.columns import as_excess, column
 from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from constraints.unsupported import AllowedPrecisions, AllowedValues, WholeModelRecompute
+from costmodel.workload import Workload
 
 
 class DeepspeedPipelineSharding(Rule):
@@ -54,9 +55,37 @@ class DeepspeedTensorSharding(Rule):
         )
 
 
+class DeepspeedExpertGroups(Rule):
+    """dp mod ep = 0, and experts stand on one pipeline stage: expert groups are cut from the replicas."""
+
+    name = "deepspeed-experts"
+    unit = "replicas left over"
+
+    def applies(self, workload: Workload) -> bool:
+        return workload.model.moe is not None
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        return as_excess(column(table, "dp") % column(table, "ep") + column(table, "pp") - 1)
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        dp, ep, pp = int(plan.layout.dp), int(plan.layout.ep), int(plan.layout.pp)
+        left = dp - dp // ep * ep
+        if left == 0 and pp == 1:
+            return None
+        return Finding(
+            rule=self.name,
+            value=left + pp - 1,
+            limit=0,
+            unit=self.unit,
+            words=f"experts on ep {ep} of dp {dp} replicas and pp {pp} stages",
+            remedy="Set pp to 1 and take an ep that divides dp.",
+        )
+
+
 RULES: tuple[Rule, ...] = (
     DeepspeedPipelineSharding(),
     DeepspeedTensorSharding(),
+    DeepspeedExpertGroups(),
     AllowedValues(
         "deepspeed-degrees",
         "deepspeed",

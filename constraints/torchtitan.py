@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from constraints.columns import as_excess, column
 from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
+from constraints.torchtitan_model import TorchtitanArchitecture, TorchtitanExpertShards
 from constraints.unsupported import AllowedPrecisions, AllowedValues, WholeModelRecompute
 from costmodel.workload import Workload
 
@@ -91,6 +92,8 @@ RULES: tuple[Rule, ...] = (
     TorchtitanKvHeads(),
     TorchtitanSequence(),
     TorchtitanTiedEmbeddings(),
+    TorchtitanArchitecture(),
+    TorchtitanExpertShards(),
     AllowedValues(
         "torchtitan-degrees",
         "torchtitan",

@@ -6,34 +6,58 @@ import json
 import shlex
 from pathlib import Path
 
+from model_specs.errors import SpecError
 from planner.documents import plan_text
+from planner.launch import accelerate, bridge, deepspeed, megatron, schedulers, torchtitan
 from planner.launch.files import LaunchError
-from planner.launch.megatron import launch_files
-from planner.launch.rank_files import rank_files
 from planner.mapping import ranks
 from planner.plan import Plan
 
-TARGETS = ("megatron",)
-"""Frameworks that start files are written for."""
+_FRAMEWORKS = {
+    "megatron": megatron.launch_files,
+    "torchtitan": torchtitan.launch_files,
+    "deepspeed": deepspeed.launch_files,
+    "fsdp2": accelerate.launch_files,
+}
+_WRAPPERS = {
+    "slurm": schedulers.slurm_files,
+    "openmpi": schedulers.openmpi_files,
+    "kubernetes": schedulers.kubernetes_files,
+}
+TARGETS = (*_FRAMEWORKS, "bridge", *_WRAPPERS)
+"""Frameworks, and the schedulers that start a plan in its own framework."""
 MOST_LISTED_RANKS = 4096
 """With more ranks, `mapping.ranks` lies in a file of its own."""
-NAMES = ("plan.yaml", "hostfile", "megatron_args.json", "env.json", "launch.sh", "rankfile", "ranks.json")
+NAMES = (
+    "plan.yaml",
+    "hostfile",
+    "megatron_args.json",
+    "torchtitan_args.json",
+    "ds_config.json",
+    "accelerate.yaml",
+    "env.json",
+    "launch.sh",
+    "rankfile",
+    "ranks.json",
+)
 
 
 def plan_files(plan: Plan, target: str | None = None) -> dict[str, str]:
-    """Texts by file name. `target` is the framework to start the plan in, the plan's own when absent.
+    """Texts by file name. `target` is one of `TARGETS`, the plan's own framework when absent.
 
-    A framework without start files gets the plan and its hostfile. Raises LaunchError if the plan has no
-    layout, or one that the framework refuses.
+    Raises LaunchError if the plan has no layout, or one that the framework refuses.
     """
     if plan.layout is None:
         raise LaunchError(f"the plan has no layout (status {plan.status}): there is nothing to launch.")
     files = {"plan.yaml": plan_text(plan)}
-    if (target or plan.inputs.framework) in TARGETS:
-        files |= launch_files(plan)
+    target = target or plan.inputs.framework
+    if target not in TARGETS:
+        raise SpecError("unknown target", where="--target", value=target, allowed=TARGETS)
+    if target == "bridge":
+        files |= bridge.bridge_files(plan)
     else:
-        hosts = rank_files(plan, plan.layout, None, None).hosts
-        files["hostfile"] = "".join(f"{host}\n" for host in hosts)
+        files |= _FRAMEWORKS[plan.inputs.framework if target in _WRAPPERS else target](plan)
+        files |= _WRAPPERS[target](plan) if target in _WRAPPERS else {}
     mapping = plan.mapping
     if mapping is not None and mapping.ranks is None and mapping.matrix:
         places = ranks(mapping.matrix, plan.inputs.cluster.gpus_per_node)
@@ -63,9 +87,5 @@ def next_step(plan: Plan, directory: Path | None) -> str:
         return f"Next: {more}.{written}"
     if directory is None:
         return "Next: the same command with -o DIR writes this plan and the files that start it."
-    if plan.inputs.framework not in TARGETS:
-        return (
-            f"The plan and its hostfile are in {directory}; start files are written for {', '.join(TARGETS)}."
-        )
     script = shlex.join(["bash", str(directory / "launch.sh"), "slurm"])
     return f"Next: {script}\n      (the first lines of that script say what to set)"

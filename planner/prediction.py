@@ -101,11 +101,16 @@ class PricedRun:
 def price_runs(path: Path) -> Iterator[PricedRun]:
     """Prices the runs of a file one by one. Raises RunFileError for one that cannot be read or priced."""
     for run in read_runs(path):
-        try:
-            found = predict_run(run)
-        except (ValueError, ArithmeticError) as error:
-            raise RunFileError(f"cannot be priced: {error}", where=f"{path_text(path)}: {run.id}") from error
-        yield PricedRun(run=run, found=found, broken=tuple(broken_rules(run, found)))
+        yield price_run(run, path)
+
+
+def price_run(run: Run, path: Path) -> PricedRun:
+    """Prices one run that was read from `path`. Raises RunFileError where that is impossible."""
+    try:
+        found = predict_run(run)
+    except (ValueError, ArithmeticError) as error:
+        raise RunFileError(f"cannot be priced: {error}", where=f"{path_text(path)}: {run.id}") from error
+    return PricedRun(run=run, found=found, broken=tuple(broken_rules(run, found)))
 
 
 def validation_report(path: Path) -> ValidationReport:

@@ -145,6 +145,12 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"pp": 2, "recompute": Recompute.FULL, "recompute_layers": 6},
         {"pp": 2, "recompute": Recompute.FULL, "recompute_layers": 5},
     ),
+    "torchtitan-expert-shards": (
+        workload(MOE),
+        {"zero_stage": 2, "dp": 4, "ep": 8, "tp": 2},
+        {"zero_stage": 0, "dp": 4, "ep": 8, "tp": 2},
+    ),
+    "deepspeed-experts": (workload(MOE), {"dp": 8, "ep": 8}, {"dp": 4, "tp": 2, "ep": 8}),
     "deepspeed-pipeline-zero": (workload(), {"pp": 2, "zero_stage": 1}, {"pp": 2, "zero_stage": 2}),
     "deepspeed-tensor-zero": (workload(), {"tp": 2, "zero_stage": 2}, {"tp": 2, "zero_stage": 3}),
     "deepspeed-degrees": (workload(), {"tp": 2}, {"tp": 2, "sequence_parallel": True}),
@@ -171,7 +177,7 @@ def feasible(rule: Rule, excess: NDArray[np.float64]) -> bool:
 def test_every_rule_has_a_case_and_its_own_name() -> None:
     count = len(GENERAL) + len(STRICT) + sum(len(own) for own in FRAMEWORKS.values())
     assert len(RULES) == count
-    assert set(RULES) == set(CASES) | PRECISIONS
+    assert set(RULES) == set(CASES) | PRECISIONS | {"torchtitan-architecture"}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -375,3 +381,22 @@ def test_a_long_context_layout_that_was_really_trained_is_legal() -> None:
     layout = Layout(tp=8, cp=16, pp=16, dp=8, num_micro_batches=16, sequence_parallel=True, zero_stage=1)
     plan = finished(work, layout, 69.0)
     assert [rule.name for rule in rules_for(work) if rule.check(plan) is not None] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({}, None),
+        ({"qk_norm": True}, None),
+        ({"activation": "gelu"}, "gelu"),
+        ({"position": "learned"}, "learned"),
+        ({"attention": MLA}, "latent attention"),
+    ],
+)
+def test_torchtitan_builds_some_architectures_only(changes: dict[str, Any], word: str | None) -> None:
+    rule, work = RULES["torchtitan-architecture"], workload(DENSE.model_copy(update=changes))
+    excess = rule.excess(as_table(work, [Layout()], [1.0]))
+    finding = rule.check(finished(work, Layout(), 1.0))
+    assert rule.applies(work) is (word is not None)
+    assert feasible(rule, excess) is (finding is None) is (word is None)
+    assert word is None or (finding is not None and word in finding.words)

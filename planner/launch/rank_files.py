@@ -37,12 +37,17 @@ class RankFiles:
 
 
 def rank_files(
-    plan: Plan, layout: LayoutDoc, node_names: Sequence[str] | None, ranks: Sequence[RankPlace] | None
+    plan: Plan,
+    layout: LayoutDoc,
+    node_names: Sequence[str] | None,
+    ranks: Sequence[RankPlace] | None,
+    *,
+    reorder: bool = True,
 ) -> RankFiles:
     """The places of a plan's ranks; `ranks` (in Megatron's default order) goes before the plan's own mapping.
 
     Where the default order would need a process-by-process start but Megatron's other order is legal and does
-    not, the ranks are counted in that one.
+    not, the ranks are counted in that one; `reorder` is False for a framework that has no other order.
     """
     world = layout.tp * layout.cp * layout.pp * layout.dp
     places = list(ranks) if ranks is not None else _places(plan, world)
@@ -51,7 +56,7 @@ def rank_files(
     if len(set(places)) != world:
         raise LaunchError("the mapping puts two ranks on one GPU.")
     default = _files(plan, places, node_names, pipeline_before_data=False)
-    if default.gpus_per_host is None and _other_order_is_legal(plan, layout):
+    if reorder and default.gpus_per_host is None and _other_order_is_legal(plan, layout):
         other = _files(plan, _recounted(places, layout), node_names, pipeline_before_data=True)
         if other.gpus_per_host is not None:
             return other

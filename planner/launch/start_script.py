@@ -25,14 +25,14 @@ here=$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)
 mapfile -t hosts < "$here/hostfile"
 """
 
-_CHECK_HOSTS = """\
+CHECK_HOSTS = """\
 if [ "${{#hosts[@]}}" -ne {hosts} ]; then
   echo "launch.sh: hostfile has ${{#hosts[@]}} lines, the plan needs {hosts} nodes" >&2
   exit 2
 fi
 """
 
-_SLURM = """\
+SLURM = """\
 mode=${{1:-}}
 if [ "$#" -gt 0 ]; then shift; fi
 case "$mode" in
@@ -66,7 +66,7 @@ else
 fi
 """
 
-_NODE_RANK = """\
+NODE_RANK = """\
 node_rank=${NODE_RANK:-${SLURM_PROCID:-}}
 if [ -z "$node_rank" ]; then
   me=$(hostname)
@@ -124,13 +124,13 @@ def start_script(
     remarks = "".join(f"\n# Note: {note}" for note in notes)
     lines = [
         _HEADER.format(title=title, notes=remarks),
-        _CHECK_HOSTS.format(hosts=hosts),
-        _SLURM.format(hosts=hosts),
+        CHECK_HOSTS.format(hosts=hosts),
+        SLURM.format(hosts=hosts),
     ]
     lines.append(_DATA)
     lines += [f"export {name}={shlex.quote(value)}\n" for name, value in sorted(env.items())]
-    lines.append("args=(\n" + "".join(f"  {line}\n" for line in _argument_lines(args)) + ")\n")
-    lines.append(_NODE_RANK)
+    lines.append("args=(\n" + "".join(f"  {line}\n" for line in argument_lines(args)) + ")\n")
+    lines.append(NODE_RANK)
     if gpus_per_host is None:
         lines.append(_PROCESSES.format(world=world))
     else:
@@ -138,7 +138,7 @@ def start_script(
     return "".join(lines)
 
 
-def _argument_lines(args: Sequence[str]) -> list[str]:
+def argument_lines(args: Sequence[str]) -> list[str]:
     """One flag with its values per line, quoted for the shell."""
     lines: list[list[str]] = []
     for arg in args:

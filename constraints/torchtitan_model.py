@@ -1,0 +1,97 @@
+"""Which architectures torchtitan 0.3.0 can build, and over what its experts spread."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from constraints.columns import as_excess, column
+from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
+from costmodel.workload import Workload
+from model_specs.schema import ModelSpec
+
+_OWN_REGISTRY = {(61, 7168, 256), (60, 5120, 160), (24, 2880, 32), (36, 2880, 128)}
+"""(layers, hidden, experts) of DeepSeek-V3, DeepSeek-V2 and both gpt-oss, built by torchtitan itself."""
+
+
+def foreign_parts(model: ModelSpec) -> list[str]:
+    """What of an architecture torchtitan has no layer for; empty where it can be built."""
+    moe = model.moe
+    if moe is not None and (model.layers, model.hidden, moe.experts) in _OWN_REGISTRY:
+        return []
+    parts = {
+        f"position {model.position}": model.position != "rope",
+        f"activation {model.activation}": model.activation != "swiglu",
+        f"norm {model.norm}": model.norm != "rmsnorm",
+        f"{model.norms_per_layer} norms per layer": model.norms_per_layer != 2,
+        "a norm after the embedding": model.embedding_norm,
+        "parallel blocks": model.parallel_block,
+        "biases": model.attention_bias or model.attention_output_bias or model.mlp_bias,
+        "attention sinks": model.attention_sinks,
+        "latent attention of these sizes": model.attention is not None,
+        "multi-token prediction": model.mtp_layers > 0,
+    }
+    if moe is not None:
+        parts |= {
+            "shared experts": moe.shared_width > 0,
+            "dense layers before the experts": moe.dense_layers > 0,
+            "router or expert biases": moe.router_bias or moe.expert_bias,
+            "router groups": (moe.router_groups or 1) > 1,
+        }
+    return [name for name, present in parts.items() if present]
+
+
+class TorchtitanArchitecture(Rule):
+    """torchtitan's registry builds Llama, Qwen3, Mixtral-like, DeepSeek-V2/V3 and gpt-oss models only."""
+
+    name = "torchtitan-architecture"
+    unit = "parts of the model"
+
+    def applies(self, workload: Workload) -> bool:
+        return bool(foreign_parts(workload.model))
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        return as_excess(np.full_like(column(table, "tp"), len(foreign_parts(table.workload.model))))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        parts = foreign_parts(plan.workload.model)
+        if not parts:
+            return None
+        return Finding(
+            rule=self.name,
+            value=len(parts),
+            limit=0,
+            unit=self.unit,
+            words=f"torchtitan 0.3 has no layer for {', '.join(parts)}",
+            remedy="Choose the megatron framework for this model.",
+        )
+
+
+class TorchtitanExpertShards(Rule):
+    """(dp_shard cp tp) mod ep = 0: replicas (ZeRO 0) lend the experts no ranks."""
+
+    name = "torchtitan-expert-shards"
+    unit = "ranks left over"
+
+    def applies(self, workload: Workload) -> bool:
+        return workload.model.moe is not None
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        shard = np.where(column(table, "zero_stage") > 0, column(table, "dp"), 1)
+        return as_excess((shard * column(table, "cp") * column(table, "tp")) % column(table, "ep"))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        one = plan.layout
+        inner = int(one.tp) * int(one.cp)
+        ranks = inner * int(one.dp) if int(one.zero_stage) else inner
+        left = ranks - ranks // int(one.ep) * int(one.ep)
+        if left == 0:
+            return None
+        return Finding(
+            rule=self.name,
+            value=left,
+            limit=0,
+            unit=self.unit,
+            words=f"{ranks} ranks that share the weights do not divide by ep {one.ep}",
+            remedy=f"Take an ep that divides {ranks}, or shard with ZeRO 2 or 3.",
+        )

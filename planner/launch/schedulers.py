@@ -1,0 +1,163 @@
+"""What hands a launch to a cluster: a Slurm batch script, an OpenMPI rankfile, a Kubernetes JobSet.
+
+Syntax read in Slurm 22.05 (`--segment` in 24.05), OpenMPI 4.1, JobSet v1alpha2 and Kueue 0.12.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from planner.launch.files import LaunchError
+from planner.launch.rank_files import RankFiles, rank_files
+from planner.plan import Plan
+
+_SBATCH = """\
+#!/usr/bin/env bash
+#SBATCH --job-name={name}
+#SBATCH --nodes={hosts}
+#SBATCH --ntasks={hosts}
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node={gpus}
+#SBATCH --exclusive
+{more}# sbatch sorts the nodes, so the job step inside takes their order from hostfile.
+# Account, partition and time limit are yours: sbatch --account=... --partition=... --time=... job.sbatch
+set -euo pipefail
+
+# Slurm runs a copy of this script: LAUNCH_DIR is the folder of launch.sh.
+export LAUNCH_DIR="${{LAUNCH_DIR:-${{SLURM_SUBMIT_DIR:-.}}}}"
+exec bash "$LAUNCH_DIR/launch.sh" slurm "$@"
+"""
+
+_MPI_SCRIPT = """\
+#!/usr/bin/env bash
+# Starts one process per line of rankfile.openmpi; each runs `bash mpi.sh rank PROGRAM...` on its own GPU.
+# Usage: bash mpi.sh PROGRAM [arguments]
+set -euo pipefail
+
+here=$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)
+if [ "${{1:-}}" = rank ]; then
+  shift
+  gpus=({gpus})
+  export RANK="$OMPI_COMM_WORLD_RANK" WORLD_SIZE="$OMPI_COMM_WORLD_SIZE"
+  export LOCAL_RANK="${{gpus[$RANK]}}"
+  exec "$@"
+fi
+read -r master < "$here/hostfile"
+MASTER_ADDR="${{MASTER_ADDR:-$master}}" MASTER_PORT="${{MASTER_PORT:-29500}}" \\
+  exec mpirun -np {world} --rankfile "$here/rankfile.openmpi" -x MASTER_ADDR -x MASTER_PORT \\
+  bash "$here/mpi.sh" rank "$@"
+"""
+
+
+def slurm_files(plan: Plan) -> dict[str, str]:
+    """job.sbatch; where one NVLink domain spans several nodes the job asks for whole segments of it."""
+    placed = _placed(plan)
+    hosts = len(placed.hosts)
+    segment = min(hosts, _nodes_per_domain(plan))
+    more = []
+    names = [host for host in placed.hosts if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", host)]
+    if len(names) == hosts and plan.inputs.cluster.nodes:
+        more.append(f"#SBATCH --nodelist={','.join(names)}\n")
+    if segment > 1 and hosts % segment == 0:
+        more.append(f"#SBATCH --segment={segment}\n")
+    text = _SBATCH.format(name=job_name(plan), hosts=hosts, gpus=_gpus_per_host(placed), more="".join(more))
+    return {"job.sbatch": text}
+
+
+def openmpi_files(plan: Plan) -> dict[str, str]:
+    """rankfile.openmpi (rank r on its host, bound to the slot of its GPU) and mpi.sh."""
+    placed = _placed(plan)
+    for host in placed.hosts:
+        if re.search(r"[\s=#;]", host):
+            raise LaunchError(f"{host!r} cannot stand in an OpenMPI rankfile: no spaces, '=', '#' or ';'.")
+    lines = [
+        f"rank {rank}={placed.hosts[host]} slot={gpu}\n" for rank, (host, gpu) in enumerate(placed.places)
+    ]
+    gpus = " ".join(str(gpu) for _, gpu in placed.places)
+    script = _MPI_SCRIPT.format(gpus=gpus, world=len(placed.places))
+    return {"rankfile.openmpi": "".join(lines), "mpi.sh": script}
+
+
+def kubernetes_files(plan: Plan) -> dict[str, str]:
+    """jobset.yaml: one indexed Job, one pod per node, and Kueue's topology request.
+
+    Image, queue and volume claim say replace-me. Kubernetes chooses the nodes: a pod's index is its
+    node's rank.
+    """
+    placed = _placed(plan)
+    if placed.gpus_per_host is None:
+        raise LaunchError(
+            "kubernetes: a JobSet numbers its pods node by node, but this plan's ranks do not run through "
+            "the nodes in turn. Use --target slurm or openmpi, or plan for whole nodes."
+        )
+    return {"jobset.yaml": yaml.safe_dump(_jobset(plan, placed, placed.gpus_per_host), sort_keys=False)}
+
+
+def job_name(plan: Plan) -> str:
+    """The model's name as a DNS label: lower-case letters, digits and dashes, at most 40 characters."""
+    label = re.sub(r"[^a-z0-9]+", "-", plan.inputs.model.name.lower()).strip("-")[:40].strip("-")
+    return label if re.match(r"[a-z]", label) else f"train-{label}".strip("-")
+
+
+def _jobset(plan: Plan, placed: RankFiles, gpus: int) -> dict[str, Any]:
+    name, hosts = job_name(plan), len(placed.hosts)
+    domain = min(hosts, _nodes_per_domain(plan))
+    topology = {"kueue.x-k8s.io/podset-preferred-topology": "cloud.provider.com/topology-block"}
+    if domain > 1 and hosts % domain == 0:
+        topology |= {
+            "kueue.x-k8s.io/podset-slice-required-topology": "cloud.provider.com/topology-rack",
+            "kueue.x-k8s.io/podset-slice-size": str(domain),
+        }
+    script = (
+        "NODE_RANK=$JOB_COMPLETION_INDEX "
+        f"MASTER_ADDR={name}-nodes-0-0.{name} "
+        "exec bash /launch/launch.sh node"
+    )
+    container = {
+        "name": "train",
+        "image": "replace-me/training-image:latest",
+        "command": ["bash", "-c", script],
+        "resources": {"limits": {"nvidia.com/gpu": gpus}},
+        "volumeMounts": [{"name": "launch", "mountPath": "/launch", "readOnly": True}],
+    }
+    pod = {
+        "restartPolicy": "Never",
+        "containers": [container],
+        "volumes": [{"name": "launch", "persistentVolumeClaim": {"claimName": "replace-me"}}],
+    }
+    job = {
+        "parallelism": hosts,
+        "completions": hosts,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,
+        "template": {"metadata": {"annotations": topology}, "spec": pod},
+    }
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": name, "labels": {"kueue.x-k8s.io/queue-name": "replace-me"}},
+        "spec": {
+            "network": {"enableDNSHostnames": True, "subdomain": name},
+            "replicatedJobs": [{"name": "nodes", "replicas": 1, "template": {"spec": job}}],
+        },
+    }
+
+
+def _placed(plan: Plan) -> RankFiles:
+    if plan.layout is None:
+        raise LaunchError(f"the plan has no layout (status {plan.status}): there is nothing to launch.")
+    return rank_files(plan, plan.layout, None, None, reorder=plan.inputs.framework == "megatron")
+
+
+def _nodes_per_domain(plan: Plan) -> int:
+    return max(1, plan.inputs.cluster.nvlink_domain // plan.inputs.cluster.gpus_per_node)
+
+
+def _gpus_per_host(placed: RankFiles) -> int:
+    counts = [0] * len(placed.hosts)
+    for host, _ in placed.places:
+        counts[host] += 1
+    return max(counts)

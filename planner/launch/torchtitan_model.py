@@ -1,0 +1,231 @@
+"""The registry module that gives torchtitan a plan's model and pipeline split (torchtitan 0.3.0).
+
+torchtitan takes its model from a Python function, not from flags; degrees and batch are flags.
+"""
+
+from __future__ import annotations
+
+import json
+from textwrap import dedent
+
+from model_specs.schema import ModelSpec
+from planner.plan import LayoutDoc, Plan
+
+MODULE = "meshwright_registry"
+FUNCTION = "planned"
+
+_HEAD = '''\
+"""Model and pipeline split of a plan, for torchtitan: --module meshwright_registry --config planned."""
+
+from functools import partial
+
+import torch.nn as nn
+from torchtitan.components.loss import CrossEntropyLoss
+from torchtitan.components.optimizer import default_adamw
+from torchtitan.config import ParallelismConfig, TrainingConfig
+from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
+from torchtitan.models.common.config_utils import decoder_vocab_size
+from torchtitan.trainer import Trainer
+
+'''
+
+_BUILT = """\
+from torchtitan.distributed.pipeline_parallel import pipeline_llm
+from torchtitan.models.common import {rope_class}, Embedding, Linear, RMSNorm
+from torchtitan.models.common.config_utils import (
+    get_attention_config, make_ffn_config, make_gqa_config, make_moe_config, make_routed_experts_config,
+    make_router_config,
+)
+from torchtitan.models.common.param_init import depth_scaled_std, skip_param_init
+from torchtitan.models.{family} import {adapter}, {model_class}, {parallelize}
+from torchtitan.models.{family} import {block_class}
+from torchtitan.protocols.model_spec import ModelSpec
+
+DIM, HEADS, KV_HEADS, HEAD_DIM, VOCAB, LAYERS = {dim}, {heads}, {kv_heads}, {head_dim}, {vocab}, {layers}
+NORMAL = partial(nn.init.trunc_normal_, std=0.02)
+LINEAR = {{"weight": NORMAL, "bias": nn.init.zeros_}}
+
+
+def norm(width):
+    return RMSNorm.Config(normalized_shape=width, param_init={{"weight": nn.init.ones_}})
+
+
+def layer(index):
+    scaled = partial(nn.init.trunc_normal_, std=depth_scaled_std(0.02, index))
+    deep = {{"weight": scaled, "bias": nn.init.zeros_}}
+    return {block_class}.Config(
+        attention_norm=norm(DIM),
+        ffn_norm=norm(DIM),
+        attention=make_gqa_config(
+            dim=DIM, n_heads=HEADS, n_kv_heads=KV_HEADS, head_dim=HEAD_DIM, wqkv_param_init=LINEAR,
+            wo_param_init=deep, inner_attention=get_attention_config("flex"), fuse_qkv=True,
+            rope={rope_class}.Config(dim=HEAD_DIM, max_seq_len={max_seq_len}, theta=500000.0),
+            qk_norm={qk_norm},
+        ),
+{feed_forward}
+    )
+
+
+def model_spec(converters):
+    config = {model_class}.Config(
+        dim=DIM,
+        vocab_size=VOCAB,
+        enable_weight_tying={tied},
+        tok_embeddings=Embedding.Config(
+            num_embeddings=VOCAB, embedding_dim=DIM, param_init={{"weight": {embedding_init}}}
+        ),
+        norm=norm(DIM),
+        lm_head=Linear.Config(in_features=DIM, out_features=VOCAB, param_init=LINEAR),
+        layers=[layer(index) for index in range(LAYERS)],
+    )
+    for converter in converters:
+        config = converter.build().convert(config)
+    return ModelSpec(
+        name="{family}", flavor={name}, model=config, parallelize_fn={parallelize},
+        pipelining_fn=pipeline_llm, post_optimizer_build_fn=None, state_dict_adapter={adapter},
+    )
+
+"""
+
+_DENSE = """\
+        feed_forward=make_ffn_config(
+            dim=DIM, hidden_dim={ffn}, w1_param_init=LINEAR, w2w3_param_init=deep
+        ),"""
+
+_EXPERTS = """\
+        moe=make_moe_config(
+            num_experts={experts},
+            router=make_router_config(
+                dim=DIM, num_experts={experts}, gate_param_init=LINEAR, top_k={top_k}, score_func="softmax",
+                route_norm=True,
+            ),
+            routed_experts=make_routed_experts_config(
+                dim=DIM, hidden_dim={width}, num_experts={experts}, top_k={top_k}, comm_backend="standard",
+                param_init={{"w1_EFD": NORMAL, "w2_EDF": NORMAL, "w3_EFD": NORMAL}},
+            ),
+        ),"""
+
+_FLAVOR = """\
+from torchtitan.models.{family} import model_registry
+
+
+def model_spec(converters):
+    return model_registry({flavor}, converters=converters or None{more})
+
+"""
+
+_TAIL = '''
+STAGES = {stages}
+
+
+def planned() -> Trainer.Config:
+    """The plan's configuration; data, tokenizer and learning rate are flags of the command line."""
+{converters}
+    spec = model_spec(converters)
+    return Trainer.Config(
+        loss=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(spec)),
+        model_spec=spec,
+        optimizer=default_adamw(lr=3e-4),
+        training=TrainingConfig(),
+        dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),
+        parallelism=ParallelismConfig(module_fqns_per_model_part=STAGES),
+    )
+'''
+
+_CONVERTERS = {
+    "bf16": "converters = []",
+    "fp8": """\
+from torchtitan.components.quantization import Float8LinearConverter
+
+converters = [Float8LinearConverter.Config(model_compile_enabled=True)]""",
+    "mxfp8": """\
+from torchtitan.components.quantization import MXFP8LinearConverter
+
+converters = [MXFP8LinearConverter.Config(model_compile_enabled=True)]""",
+}
+
+
+def registry_module(plan: Plan, layout: LayoutDoc) -> str:
+    """The text of meshwright_registry.py. Its rules have let the model through."""
+    model = plan.inputs.model
+    converters = _CONVERTERS[plan.inputs.precision].replace("\n", "\n    ").replace("\n    \n", "\n\n")
+    stages = pipeline_modules(layout)
+    listed = (
+        "None" if stages is None else "[\n" + "".join(f"    {json.dumps(part)},\n" for part in stages) + "]"
+    )
+    return (
+        _HEAD
+        + _model_part(model, plan.inputs.seq_len)
+        + _TAIL.format(stages=listed, converters="    " + converters)
+    )
+
+
+def pipeline_modules(layout: LayoutDoc) -> list[list[str]] | None:
+    """Module names of every chunk, in the model's order; chunk v of rank r is the (v pp + r)-th."""
+    if layout.pp == 1:
+        return None
+    counts = [rank[chunk] for chunk in range(layout.vpp) for rank in layout.stages]
+    parts, first = [], 0
+    for count in counts:
+        parts.append([f"layers.{index}" for index in range(first, first + count)])
+        first += count
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", "lm_head"]
+    return parts
+
+
+def torchtitan_notes(model: ModelSpec) -> tuple[str, ...]:
+    """Where the module trains another network than the specification."""
+    notes = ["The rotary embedding's base (theta) is no part of a plan: see the registry module."]
+    if model.qk_norm_full_width:
+        notes.append("Query and key norms work head by head, not over all heads together.")
+    if model.sliding_window is not None and flavor_of(model) is None:
+        notes.append("Every layer attends in full: the sliding window is left out.")
+    return tuple(notes)
+
+
+def flavor_of(model: ModelSpec) -> tuple[str, str] | None:
+    """(torchtitan model, flavor) for the architectures that only its own registry can build."""
+    experts = model.moe.experts if model.moe is not None else 0
+    return {
+        (61, 7168, 256, True): ("deepseek_v3", "671B"),
+        (60, 5120, 160, True): ("deepseek_v3", "236B"),
+        (24, 2880, 32, False): ("gpt_oss", "20b"),
+        (36, 2880, 128, False): ("gpt_oss", "120b"),
+    }.get((model.layers, model.hidden, experts, model.attention is not None))
+
+
+def _model_part(model: ModelSpec, seq_len: int) -> str:
+    flavor = flavor_of(model)
+    if flavor is not None:
+        more = (
+            f", num_mtp_layers={model.mtp_layers}" if flavor[0] == "deepseek_v3" and model.mtp_layers else ""
+        )
+        return _FLAVOR.format(family=flavor[0], flavor=json.dumps(flavor[1]), more=more)
+    qwen = model.qk_norm or model.moe is not None
+    stem = "Qwen3" if qwen else "Llama3"
+    moe = model.moe
+    if moe is None:
+        feed_forward = _DENSE.format(ffn=model.ffn_hidden)
+    else:
+        feed_forward = _EXPERTS.format(experts=moe.experts, top_k=moe.top_k, width=moe.moe_ffn_hidden)
+    return dedent(_BUILT).format(
+        family="qwen3" if qwen else "llama3",
+        rope_class="CosSinRoPE" if qwen else "ComplexRoPE",
+        adapter=f"{stem}StateDictAdapter",
+        model_class=f"{stem}Model",
+        block_class=f"{stem}TransformerBlock",
+        parallelize="parallelize_qwen3" if qwen else "parallelize_llama",
+        dim=model.hidden,
+        heads=model.heads,
+        kv_heads=model.kv_heads,
+        head_dim=model.qk_head_dim,
+        vocab=model.vocab,
+        layers=model.layers,
+        max_seq_len=max(seq_len, 8192),
+        qk_norm="norm(HEAD_DIM)" if model.qk_norm else "None",
+        feed_forward=feed_forward,
+        tied=model.tied_embeddings,
+        embedding_init="skip_param_init" if model.tied_embeddings else "nn.init.normal_",
+        name=json.dumps(model.name),
+    )
