@@ -113,8 +113,8 @@ fewer than 10 rows takes that of all rows.
 ## Limits
 - Constants of one framework do not carry over to another (host times above all); `costmodel/data/frameworks.yaml` says which profile a target takes.
 - No measured row exists for V100, L40S, MI300X, H200, H800 (H800 takes H100's constants): their constants are assumed, and say so in the YAML.
-- gpt-oss is predicted 13 to 30 % too fast: its attention with sinks and its clamped, biased experts run unfused, and the model only knows part of it.
-- A step that nearly fills HBM (over 92 %) was measured 12 to 28 % slower than predicted, because the allocator stalls.
+- Attention with sinks is priced by one factor fitted on gpt-oss, the only such model among the rows.
+- A step that nearly fills HBM (over 92 %) was measured 21 to 27 % slower than predicted, because the allocator stalls; plans stay below that.
 """
 
 
