@@ -154,7 +154,11 @@ def spread(chunk: Chunk, plan: dict[str, Any], mesh: DeviceMesh) -> list[nn.Para
             split = {f"attention.w{name}": ColwiseParallel() for name in "qkv"}
             split |= {"attention.wo": RowwiseParallel()}
             if not plan["experts"]:
-                split |= {"mlp.w1": ColwiseParallel(), "mlp.w3": ColwiseParallel(), "mlp.w2": RowwiseParallel()}
+                split |= {
+                    "mlp.w1": ColwiseParallel(),
+                    "mlp.w3": ColwiseParallel(),
+                    "mlp.w2": RowwiseParallel(),
+                }
             parallelize_module(layer, mesh["tp"], split)
         if plan["experts"] and plan["ep"] > 1:
             layer.mlp.keep(ep)
@@ -163,7 +167,9 @@ def spread(chunk: Chunk, plan: dict[str, Any], mesh: DeviceMesh) -> list[nn.Para
         data = mesh["edp", "ep"]._flatten("dp") if "dp" not in _flat else _flat["dp"]
         _flat["dp"] = data
         for layer in chunk.layers:
-            fully_shard(layer, mesh=data, reshard_after_forward=plan["zero_stage"] == 3, ignored_params=set(experts))
+            fully_shard(
+                layer, mesh=data, reshard_after_forward=plan["zero_stage"] == 3, ignored_params=set(experts)
+            )
         fully_shard(chunk, mesh=data, reshard_after_forward=False, ignored_params=set(experts))
     return experts
 
@@ -196,7 +202,10 @@ def main() -> None:
     mesh = init_device_mesh(
         "cpu", (plan["pp"], dp // ep, ep, plan["tp"]), mesh_dim_names=("pp", "edp", "ep", "tp")
     )
-    stage, replica = mesh["pp"].get_local_rank(), mesh["edp"].get_local_rank() * ep + mesh["ep"].get_local_rank()
+    stage, replica = (
+        mesh["pp"].get_local_rank(),
+        mesh["edp"].get_local_rank() * ep + mesh["ep"].get_local_rank(),
+    )
     losses = together(whole, data, plan, mesh, counts, stage, replica)
     axes = {axis: dist.get_process_group_ranks(mesh[axis].get_group()) for axis in ("pp", "tp")}
     axes["ep"] = dist.get_process_group_ranks(mesh["ep"].get_group())
@@ -264,7 +273,9 @@ def together(
     return losses
 
 
-def _pipeline(chunks: list[Chunk], mine: list[int], total: int, plan: dict[str, Any], mesh: DeviceMesh) -> Any:
+def _pipeline(
+    chunks: list[Chunk], mine: list[int], total: int, plan: dict[str, Any], mesh: DeviceMesh
+) -> Any:
     group = mesh["pp"].get_group()
     stages = [
         PipelineStage(chunk, index, total, torch.device("cpu"), group=group)

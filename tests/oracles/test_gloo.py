@@ -43,7 +43,16 @@ def plan_of(model: ModelSpec, ranks: list[tuple[int, int]] | None = None, **degr
         plan_of(MOE, dp=4, ep=2, zero_stage=2, tp=2),
         plan_of(MOE, SHUFFLED, pp=2, dp=4, ep=2, num_micro_batches=4),
     ],
-    ids=["fsdp", "tp-fsdp", "pp-uneven", "tp-pp-fsdp", "vpp-shuffled", "moe-ep", "moe-tp-edp", "moe-pp-shuffled"],
+    ids=[
+        "fsdp",
+        "tp-fsdp",
+        "pp-uneven",
+        "tp-pp-fsdp",
+        "vpp-shuffled",
+        "moe-ep",
+        "moe-tp-edp",
+        "moe-pp-shuffled",
+    ],
 )
 def test_the_loss_is_that_of_one_process(plan: Plan, tmp_path: Path) -> None:
     layout = plan.layout
@@ -97,7 +106,9 @@ def start(folder: Path, places: list[tuple[int, int]]) -> dict[str, Any]:
     finally:
         for process in processes:
             process.kill()
-    errors = [f"rank {rank}: {err[-1500:]}" for rank, (_, err) in enumerate(outputs) if processes[rank].returncode]
+    errors = [
+        f"rank {rank}: {err[-1500:]}" for rank, (_, err) in enumerate(outputs) if processes[rank].returncode
+    ]
     assert not errors, "\n".join(errors[:3])
     found: dict[str, Any] = json.loads(outputs[0][0].splitlines()[-1])
     return found
