@@ -7,7 +7,11 @@ from numpy.typing import NDArray
 
 from constraints.columns import as_excess, column
 from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
-from constraints.torchtitan_model import TorchtitanArchitecture, TorchtitanExpertShards
+from constraints.torchtitan_model import (
+    TorchtitanArchitecture,
+    TorchtitanExpertShards,
+    TorchtitanTokenPrediction,
+)
 from constraints.unsupported import AllowedPrecisions, AllowedValues, WholeModelRecompute
 from costmodel.workload import Workload
 
@@ -94,6 +98,7 @@ RULES: tuple[Rule, ...] = (
     TorchtitanTiedEmbeddings(),
     TorchtitanArchitecture(),
     TorchtitanExpertShards(),
+    TorchtitanTokenPrediction(),
     AllowedValues(
         "torchtitan-degrees",
         "torchtitan",

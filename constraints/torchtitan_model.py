@@ -95,3 +95,30 @@ class TorchtitanExpertShards(Rule):
             words=f"{ranks} ranks that share the weights do not divide by ep {one.ep}",
             remedy=f"Take an ep that divides {ranks}, or shard with ZeRO 2 or 3.",
         )
+
+
+class TorchtitanTokenPrediction(Rule):
+    """Multi-token prediction (DeepSeek-V3) stands on one pipeline stage and on whole sequences."""
+
+    name = "torchtitan-mtp"
+    unit = "ranks"
+
+    def applies(self, workload: Workload) -> bool:
+        return workload.model.mtp_layers > 0
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        split = np.maximum(column(table, "pp"), column(table, "cp")) - 1
+        return as_excess(split * (table.workload.model.mtp_layers > 0))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        pp, cp = int(plan.layout.pp), int(plan.layout.cp)
+        if plan.workload.model.mtp_layers == 0 or pp == cp == 1:
+            return None
+        return Finding(
+            rule=self.name,
+            value=max(pp, cp),
+            limit=1,
+            unit=self.unit,
+            words=f"multi-token prediction on pp {pp} and cp {cp}",
+            remedy="Set pp and cp to 1, or train without the multi-token-prediction modules (mtp_layers: 0).",
+        )

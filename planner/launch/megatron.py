@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from costmodel.workload import Overlap
+from planner.launch.common_env import NOTES, nccl_env
 from planner.launch.files import LaunchError
 from planner.launch.legality import require_legal
 from planner.launch.megatron_model import linear_bias, model_args, model_notes
@@ -61,14 +62,14 @@ def launch_files(
     if used:
         raise LaunchError(f"spare node {used[0]} already runs ranks.")
     args = _args(plan, layout, overlap, dispatcher, placed)
-    env = megatron_env(plan, layout, overlap)
+    env = megatron_env(plan, layout, overlap) | nccl_env(plan, layout)
     files = {
         "megatron_args.json": json.dumps(args, indent=1) + "\n",
         "env.json": json.dumps(env, indent=1, sort_keys=True) + "\n",
         "hostfile": "".join(f"{host}\n" for host in placed.hosts),
         "launch.sh": start_script(
             title=_title(plan, layout),
-            notes=model_notes(plan.inputs.model),
+            notes=[*model_notes(plan.inputs.model), *NOTES],
             args=args,
             env=env,
             hosts=len(placed.hosts),

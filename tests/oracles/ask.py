@@ -231,6 +231,8 @@ def ask_deepspeed(case: Case) -> dict[str, Any]:
 
 
 def import_accelerate() -> None:
+    importlib.import_module("torch.distributed.fsdp")
+    importlib.import_module("torch.distributed.device_mesh")
     for name in ("commands.launch", "utils.launch", "parallelism_config", "utils"):
         importlib.import_module(f"accelerate.{name}")
 

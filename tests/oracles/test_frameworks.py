@@ -120,6 +120,8 @@ RUN_TIME = {
     "torchtitan-degrees": "torchtitan has no such flag: the plan would not be what runs",
     "deepspeed-pipeline-zero": "raised by the pipeline engine",
     "deepspeed-tensor-zero": "raised by deepspeed.initialize",
+    "deepspeed-even-stages": "DeepSpeed splits layers by itself: the plan would not be what runs",
+    "megatron-zero-needs-pp-1": "FSDP gathers anew for every micro-batch of a pipeline: left out of the planner by choice",
     "interleaved-micro-batches": "raised by the schedule in the first step",
     "vpp-needs-pp": "the degree has no effect: the plan would not be what runs",
 }

@@ -1,0 +1,199 @@
+"""Slurm, OpenMPI, shellcheck and the JobSet's schema on what we write. Tools that are not installed are skipped."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from planner.launch.files import write_files
+from planner.plan import Framework, Mapping, Plan
+from planner.plan_files import TARGETS, plan_files
+from tests.test_launch_megatron import make_plan
+
+pytestmark = pytest.mark.oracle
+
+NAMES = ["plain", "two words", "it's", 'a "quoted" name', "$(touch owned)", "`touch owned`; x", "a\nb"]
+FOR: dict[str, Framework] = {"torchtitan": "torchtitan", "deepspeed": "deepspeed", "fsdp2": "fsdp2"}
+
+
+def need(*tools: str) -> None:
+    missing = [tool for tool in tools if shutil.which(tool) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} not installed (apt-get install slurm-wlm openmpi-bin shellcheck)")
+
+
+def plan_for(target: str, name: str = "llama", ranks: list[tuple[int, int]] | None = None) -> Plan:
+    zero = 3 if target in FOR else 1
+    mapping = None if ranks is None else Mapping(order=[], levels=[], matrix={}, ranks=ranks)
+    plan = make_plan(tp=2, dp=16, zero_stage=2 if target == "deepspeed" else zero, mapping=mapping)
+    model = plan.inputs.model.model_copy(update={"name": name})
+    inputs = plan.inputs.model_copy(update={"model": model, "framework": FOR.get(target, "megatron")})
+    return plan.model_copy(update={"inputs": inputs})
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", NAMES)
+def test_shellcheck_and_bash_accept_every_script(target: str, name: str, tmp_path: Path) -> None:
+    need("shellcheck")
+    folder = tmp_path / "a folder, $(touch owned)"
+    places = [(rank // 8, rank % 8) for rank in range(32)]
+    for ranks in (None, places[::-1]) if target != "kubernetes" else (None,):
+        write_files(folder, plan_files(plan_for(target, name, ranks), target), force=True)
+        for script in [*folder.glob("*.sh"), *folder.glob("*.sbatch")]:
+            subprocess.run(["shellcheck", "-S", "warning", "-s", "bash", str(script)], check=True)
+            done = subprocess.run(
+                ["bash", str(script), "nonsense"],
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=60,
+            )
+            assert done.returncode != 0
+    assert not list(tmp_path.rglob("owned"))
+
+
+SLURM_CONF = """\
+ClusterName=oracle
+SlurmctldHost=localhost
+SlurmUser={user}
+SlurmctldPort={port}
+SlurmdPort={slurmd_port}
+AuthType=auth/none
+CryptoType=crypto/none
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmctldLogFile={folder}/slurmctld.log
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+MpiDefault=none
+SchedulerType=sched/builtin
+SelectType=select/cons_tres
+TopologyPlugin=topology/tree
+GresTypes=gpu
+CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
+SuspendProgram=/bin/true
+ResumeProgram=/bin/true
+SuspendTime=600
+NodeName=node[0-7] NodeAddr=127.0.0.1 Sockets=2 CoresPerSocket=32 ThreadsPerCore=1 RealMemory=1000 Gres=gpu:8 State=CLOUD
+PartitionName=p Nodes=ALL Default=YES State=UP
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A slurmctld on loopback whose nodes exist in its tables only."""
+    need("slurmctld", "sbatch", "scontrol")
+    for name in ("state", "spool"):
+        (tmp_path / name).mkdir()
+    port = 20_000 + os.getpid() % 20_000
+    conf = SLURM_CONF.format(
+        folder=tmp_path, port=port, slurmd_port=port + 1, user=os.environ.get("USER", "root")
+    )
+    (tmp_path / "slurm.conf").write_text(conf, encoding="utf-8")
+    (tmp_path / "topology.conf").write_text(
+        "SwitchName=leaf0 Nodes=node[0-3]\nSwitchName=leaf1 Nodes=node[4-7]\nSwitchName=spine Switches=leaf[0-1]\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "gres.conf").write_text("", encoding="utf-8")
+    env = os.environ | {"SLURM_CONF": str(tmp_path / "slurm.conf")}
+    daemon = subprocess.Popen(
+        ["slurmctld", "-D", "-c"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        for _ in range(60):
+            ready = subprocess.run(["scontrol", "ping"], env=env, capture_output=True, text=True, check=False)
+            if "is UP" in ready.stdout:
+                break
+            time.sleep(0.5)
+        else:
+            pytest.fail((tmp_path / "slurmctld.log").read_text(encoding="utf-8")[-2000:])
+        yield env
+    finally:
+        daemon.terminate()
+        daemon.wait(timeout=30)
+
+
+def test_slurm_accepts_the_batch_script(slurm: dict[str, str], tmp_path: Path) -> None:
+    topology = subprocess.run(
+        ["scontrol", "show", "topology"], env=slurm, capture_output=True, text=True, check=True
+    )
+    assert "leaf1" in topology.stdout
+    for name in NAMES:
+        folder = tmp_path / "launch"
+        write_files(folder, plan_files(plan_for("megatron", name), "slurm"), force=True)
+        done = subprocess.run(
+            ["sbatch", "--test-only", str(folder / "job.sbatch")],
+            env=slurm,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "4 nodes" in done.stderr or re.search(r"on nodes node\[\d-\d\]", done.stderr), done.stderr
+    too_big = (folder / "job.sbatch").read_text(encoding="utf-8").replace("--nodes=4", "--nodes=9")
+    (folder / "job.sbatch").write_text(too_big.replace("--ntasks=4", "--ntasks=9"), encoding="utf-8")
+    refused = subprocess.run(
+        ["sbatch", "--test-only", str(folder / "job.sbatch")], env=slurm, capture_output=True, check=False
+    )
+    assert refused.returncode != 0
+
+
+def test_segments_for_nvl72(tmp_path: Path) -> None:
+    plan = make_plan(cluster="gb200-nvl72", tp=4, dp=36)
+    text = plan_files(plan, "slurm")["job.sbatch"]
+    assert "#SBATCH --segment=18\n" in text
+    assert "#SBATCH --gpus-per-node=4\n" in text
+    assert json.loads(plan_files(plan, "slurm")["env.json"])["NCCL_MNNVL_ENABLE"] == "1"
+
+
+def test_openmpi_starts_the_planned_order(tmp_path: Path) -> None:
+    need("mpirun")
+    order = [(0, 3), (0, 1), (0, 0), (0, 2)]
+    plan = make_plan(tp=2, dp=2, mapping=Mapping(order=[], levels=[], matrix={}, ranks=order))
+    files = plan_files(plan, "openmpi")
+    host = subprocess.run(["hostname"], capture_output=True, text=True, check=True).stdout.strip()
+    files["hostfile"] = f"{host}\n"
+    files["rankfile.openmpi"] = re.sub(r"=\S+ slot=\d+", f"={host} slot=0", files["rankfile.openmpi"])
+    write_files(tmp_path, files)
+    env = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    env |= {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_plm_rsh_agent": ""}
+    show = "echo rank $RANK of $WORLD_SIZE gpu $LOCAL_RANK"
+    done = subprocess.run(
+        ["bash", str(tmp_path / "mpi.sh"), "bash", "-c", show],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    lines = sorted(done.stdout.splitlines())
+    assert lines == [f"rank {rank} of 4 gpu {gpu}" for rank, (_, gpu) in enumerate(order)], done.stderr
+
+
+def test_the_jobset_has_the_fields_of_its_api() -> None:
+    """Against the fields that JobSet v1alpha2 and batch/v1 require; names must be DNS labels."""
+    for name in NAMES:
+        document = yaml.safe_load(plan_files(plan_for("megatron", name), "kubernetes")["jobset.yaml"])
+        assert (document["apiVersion"], document["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+        assert re.fullmatch(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", document["metadata"]["name"])
+        (job,) = document["spec"]["replicatedJobs"]
+        inner = job["template"]["spec"]
+        assert inner["parallelism"] == inner["completions"] == 4
+        assert inner["completionMode"] == "Indexed"
+        assert inner["template"]["spec"]["restartPolicy"] == "Never"
+        (container,) = inner["template"]["spec"]["containers"]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
+        for key, value in inner["template"]["metadata"]["annotations"].items():
+            assert key.startswith("kueue.x-k8s.io/podset-")
+            assert isinstance(value, str)
