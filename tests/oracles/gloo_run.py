@@ -258,7 +258,7 @@ def together(
             outputs = {"target": labels, "losses": found} if last else {}
             run.step(*inputs, **outputs)
         for parameter in experts:
-            # A rank's experts have seen the tokens of their ep group; the rest of the sum is in the edp group.
+            # These experts have seen the tokens of their ep group; the rest of the sum is in edp.
             dist.all_reduce(parameter.grad, group=mesh["edp"].get_group())
             parameter.grad /= plan["dp"]
         for optimizer in optimizers:
