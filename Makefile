@@ -55,7 +55,8 @@ oracles: $(DEV_READY) $(ORACLES_READY)
 
 $(ORACLES_READY): tests/oracles/requirements.txt | $(BIN)/python
 	$(BIN)/python -m venv $(ORACLES)
-	$(ORACLES)/bin/python -m pip install --quiet torch==2.13.0+cpu --extra-index-url $(TORCH_INDEX)
+	@$(ORACLES)/bin/python -m pip install --quiet torch==2.13.0+cpu 2>/dev/null || \
+	  $(ORACLES)/bin/python -m pip install --quiet torch==2.13.0+cpu --extra-index-url $(TORCH_INDEX)
 	$(ORACLES)/bin/python -m pip install --quiet -r tests/oracles/requirements.txt
 	$(ORACLES)/bin/python -m pip download --quiet --no-deps --python-version 3.12 --only-binary=:all: \
 	  -d $(ORACLES)/wheels megatron-core==0.19.2

@@ -357,8 +357,7 @@ def explain(plan: Path, as_json: bool) -> None:
     from planner.neighbours import neighbours
     from planner.report.explain_view import explain_document, explain_view
 
-    found = read_plan(plan)
-    changes = neighbours(found)
+    changes = neighbours(found := read_plan(plan))
     if as_json:
         _print_json(explain_document(found, changes))
     else:

@@ -1,8 +1,8 @@
 """Puts launches through the frameworks' own parsers on a CPU. Runs in the oracles' environment, not in ours.
 
 usage: ask.py megatron|torchtitan|deepspeed|accelerate CASES.json
-CASES.json is a list of {"dir": folder of the launch files, "world": GPUs, "arch": compute capability}. Each
-case gets a process of its own, forked after the imports. One JSON line per case: ok, and error or what was read.
+CASES.json is a list of {"dir": folder of launch files, "world": GPUs, "arch": compute capability}. Each
+case gets a process of its own, forked after the imports. One JSON line per case: ok, and what was read.
 GPU and Transformer Engine are pretended, for version and architecture probes only; all else is the
 frameworks' own code, process groups on torch's fake backend.
 """

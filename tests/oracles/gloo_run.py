@@ -1,9 +1,9 @@
 """Trains a tiny Llama or MoE along a plan's degrees with PyTorch's own parallelism, on CPU with gloo.
 
 usage, once per process with RANK and WORLD_SIZE set: gloo_run.py PLAN.json
-PLAN.json: {"tp", "dp", "pp", "ep", "vpp", "stages", "micro_batch", "num_micro_batches", "zero_stage", "schedule",
-"experts"}. With WORLD_SIZE 1 the same model is trained without any parallelism. Rank 0 prints one JSON line:
-the losses of the steps, the groups of every axis and the process of every rank. Needs torch only.
+PLAN.json: the fields of a plan's layout, and "experts" (0 in a dense model). With WORLD_SIZE 1 the same model
+is trained without any parallelism. Rank 0 prints one JSON line: the losses of the steps, the groups of every
+axis and the process of every rank. Needs torch only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -43,7 +42,7 @@ class Attention(nn.Module):
         )
         repeats = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.wo(out.transpose(1, 2).flatten(-2))
 
 
@@ -55,7 +54,7 @@ class FeedForward(nn.Module):
         self.w2 = nn.Linear(FFN, HIDDEN, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+        return self.w2(nn.functional.silu(self.w1(x)) * self.w3(x))
 
 
 class Exchange(torch.autograd.Function):
@@ -105,7 +104,7 @@ class Experts(nn.Module):
         if self.group is not None:
             ranks = dist.get_world_size(self.group)
             sent = Exchange.apply(sent, self.group).unflatten(0, (ranks, -1)).transpose(0, 1).flatten(1, 2)
-        out = torch.bmm(F.silu(torch.bmm(sent, self.up)), self.down)
+        out = torch.bmm(nn.functional.silu(torch.bmm(sent, self.up)), self.down)
         if self.group is not None:
             back = out.unflatten(1, (ranks, -1)).transpose(0, 1).flatten(0, 1)
             out = Exchange.apply(back, self.group)
@@ -142,7 +141,7 @@ class Chunk(nn.Module):
 
 
 def loss_of(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(logits.flatten(0, -2), target.flatten())
+    return nn.functional.cross_entropy(logits.flatten(0, -2), target.flatten())
 
 
 def spread(chunk: Chunk, plan: dict[str, Any], mesh: DeviceMesh) -> list[nn.Parameter]:
@@ -182,8 +181,7 @@ def main() -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    counts = [row[chunk] for chunk in range(plan["vpp"]) for row in plan["stages"]]
-    layers = sum(counts)
+    layers = sum(map(sum, plan["stages"]))
     whole = nn.ModuleDict(
         {
             "embedding": nn.Embedding(VOCAB, HIDDEN),
@@ -202,11 +200,7 @@ def main() -> None:
     mesh = init_device_mesh(
         "cpu", (plan["pp"], dp // ep, ep, plan["tp"]), mesh_dim_names=("pp", "edp", "ep", "tp")
     )
-    stage, replica = (
-        mesh["pp"].get_local_rank(),
-        mesh["edp"].get_local_rank() * ep + mesh["ep"].get_local_rank(),
-    )
-    losses = together(whole, data, plan, mesh, counts, stage, replica)
+    losses = together(whole, data, plan, mesh)
     axes = {axis: dist.get_process_group_ranks(mesh[axis].get_group()) for axis in ("pp", "tp")}
     axes["ep"] = dist.get_process_group_ranks(mesh["ep"].get_group())
     gathered: list[Any] = [None] * world
@@ -235,11 +229,11 @@ def together(
     data: torch.Tensor,
     plan: dict[str, Any],
     mesh: DeviceMesh,
-    counts: list[int],
-    stage: int,
-    replica: int,
 ) -> list[float]:
     """Losses of this rank's last chunk per step, averaged over micro-batches; empty on other ranks."""
+    counts = [row[chunk] for chunk in range(plan["vpp"]) for row in plan["stages"]]
+    stage = mesh["pp"].get_local_rank()
+    replica = mesh["edp"].get_local_rank() * plan["ep"] + mesh["ep"].get_local_rank()
     starts = [sum(counts[:i]) for i in range(len(counts))]
     mine = list(range(stage, len(counts), plan["pp"]))
     chunks = [Chunk(whole, starts[i], counts[i], sum(counts)) for i in mine]
@@ -260,10 +254,11 @@ def together(
                 found.append(loss.detach() * steps)
         else:
             inputs = [tokens[:, :-1]] if mine[0] == 0 else []
-            last = mine[-1] == len(counts) - 1
-            run.step(*inputs, **({"target": tokens[:, 1:], "losses": found} if last else {}))
+            last, labels = mine[-1] == len(counts) - 1, tokens[:, 1:]
+            outputs = {"target": labels, "losses": found} if last else {}
+            run.step(*inputs, **outputs)
         for parameter in experts:
-            # A rank's experts have seen the tokens of their ep group; the rest of the sum is in the edp group.
+            # These experts have seen the tokens of their ep group; the rest of the sum is in edp.
             dist.all_reduce(parameter.grad, group=mesh["edp"].get_group())
             parameter.grad /= plan["dp"]
         for optimizer in optimizers:

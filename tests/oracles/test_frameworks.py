@@ -121,7 +121,7 @@ RUN_TIME = {
     "deepspeed-pipeline-zero": "raised by the pipeline engine",
     "deepspeed-tensor-zero": "raised by deepspeed.initialize",
     "deepspeed-even-stages": "DeepSpeed splits layers by itself: the plan would not be what runs",
-    "megatron-zero-needs-pp-1": "FSDP gathers anew for every micro-batch of a pipeline: left out of the planner by choice",
+    "megatron-zero-needs-pp-1": "weights gathered anew for every micro-batch: left out by choice",
     "interleaved-micro-batches": "raised by the schedule in the first step",
     "vpp-needs-pp": "the degree has no effect: the plan would not be what runs",
 }

@@ -1,4 +1,4 @@
-"""Really started: a plan's degrees, groups and rank places with PyTorch on gloo, the loss as of one process."""
+"""Really started: degrees, groups and rank places of a plan, with PyTorch on gloo."""
 
 from __future__ import annotations
 

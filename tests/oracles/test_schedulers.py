@@ -1,7 +1,8 @@
-"""Slurm, OpenMPI, shellcheck and the JobSet's schema on what we write. Tools that are not installed are skipped."""
+"""Slurm, OpenMPI and shellcheck on what we write; the JobSet's fields. Missing tools are skipped."""
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import re
@@ -85,7 +86,7 @@ CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 SuspendProgram=/bin/true
 ResumeProgram=/bin/true
 SuspendTime=600
-NodeName=node[0-7] NodeAddr=127.0.0.1 Sockets=2 CoresPerSocket=32 ThreadsPerCore=1 RealMemory=1000 Gres=gpu:8 State=CLOUD
+NodeName=node[0-7] NodeAddr=127.0.0.1 Sockets=2 CoresPerSocket=32 RealMemory=1000 Gres=gpu:8 State=CLOUD
 PartitionName=p Nodes=ALL Default=YES State=UP
 """
 
@@ -97,12 +98,12 @@ def slurm(tmp_path: Path) -> Iterator[dict[str, str]]:
     for name in ("state", "spool"):
         (tmp_path / name).mkdir()
     port = 20_000 + os.getpid() % 20_000
-    conf = SLURM_CONF.format(
-        folder=tmp_path, port=port, slurmd_port=port + 1, user=os.environ.get("USER", "root")
-    )
+    user = getpass.getuser()
+    conf = SLURM_CONF.format(folder=tmp_path, port=port, slurmd_port=port + 1, user=user)
     (tmp_path / "slurm.conf").write_text(conf, encoding="utf-8")
     (tmp_path / "topology.conf").write_text(
-        "SwitchName=leaf0 Nodes=node[0-3]\nSwitchName=leaf1 Nodes=node[4-7]\nSwitchName=spine Switches=leaf[0-1]\n",
+        "SwitchName=leaf0 Nodes=node[0-3]\nSwitchName=leaf1 Nodes=node[4-7]\n"
+        "SwitchName=spine Switches=leaf[0-1]\n",
         encoding="utf-8",
     )
     (tmp_path / "gres.conf").write_text("", encoding="utf-8")
