@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -111,12 +111,12 @@ def _framework_table() -> dict[str, Any]:
     return _load("frameworks.yaml")
 
 
-def device_constants(device: DeviceSpec) -> DeviceConstants:
-    """Constants of a device: its own entry, or that of its architecture, over the defaults."""
+def device_constants(name: str, architecture: str) -> DeviceConstants:
+    """Constants of a device: its own entry, over that of its architecture, over the defaults."""
     table = _device_table()
     values = dict(table["defaults"])
-    values.update(table["architectures"].get(device.architecture, {}))
-    values.update(table["devices"].get(device.name, {}))
+    values.update(table["architectures"].get(architecture, {}))
+    values.update(table["devices"].get(name, {}))
     return DeviceConstants(**values)
 
 
@@ -125,6 +125,7 @@ def framework_names() -> tuple[str, ...]:
     return tuple(sorted(_framework_table()["frameworks"]))
 
 
+@cache
 def framework_constants(name: str) -> FrameworkConstants:
     """Constants of a software profile; KeyError names the known ones."""
     table = _framework_table()
@@ -137,26 +138,16 @@ def framework_constants(name: str) -> FrameworkConstants:
 
 def constants_for(workload: Workload) -> Constants:
     """The calibrated constants of a workload's device and framework."""
-    key = (workload.cluster.device.name, workload.cluster.device.architecture, workload.framework)
-    found = _by_name.get(key)
-    if found is None:
-        found = _by_name[key] = Constants(
-            device=device_constants(workload.cluster.device),
-            framework=framework_constants(workload.framework),
-            shared=dict(_device_table()["shared"]),
-        )
-    return found
+    device = workload.cluster.device
+    return _constants(device.name, device.architecture, workload.framework)
 
 
-_by_name: dict[tuple[str, str, str], Constants] = {}
-
-
-def with_overrides(constants: Constants, overrides: dict[str, dict[str, float]]) -> Constants:
-    """The same constants with some replaced: {"device": {...}, "framework": {...}, "shared": {...}}."""
+@cache
+def _constants(device: str, architecture: str, framework: str) -> Constants:
     return Constants(
-        device=replace(constants.device, **overrides.get("device", {})),  # type: ignore[arg-type]
-        framework=replace(constants.framework, **overrides.get("framework", {})),  # type: ignore[arg-type]
-        shared={**constants.shared, **overrides.get("shared", {})},
+        device=device_constants(device, architecture),
+        framework=framework_constants(framework),
+        shared=dict(_device_table()["shared"]),
     )
 
 
