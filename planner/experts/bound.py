@@ -15,15 +15,15 @@ _WORTH = 1.003
 _STEPS = 14
 
 
-def balance_bound(loads: Loads, slots: int, gpus: int, scale: Loads, best: Loads | None = None) -> Loads:
-    """Bound [rows] of the largest GPU load over `scale` [rows, windows]; loads [rows, windows, experts].
+def balance_bound(loads: Loads, slots: int, gpus: int, best: Loads | None = None) -> Loads:
+    """Bound [rows] of the largest GPU load, in the unit of the loads [rows, windows, experts].
 
     The larger of the mean and the best largest replica (exact counts). With `best` [rows], a balance that is
     reached, the interval up to it is searched by bisection for the largest T that `_impossible` rules out.
     Each window's bound holds for the worst window too.
     """
     rows, windows, experts = loads.shape
-    flat = (loads / scale[:, :, None]).reshape(rows * windows, experts)
+    flat = loads.reshape(rows * windows, experts)
     counts = greedy_counts(flat, slots, gpus)
     found = np.maximum(flat.sum(axis=1) / gpus, (flat / counts).max(axis=1))
     bound = np.asarray(found.reshape(rows, windows).max(axis=1))
@@ -51,7 +51,7 @@ def _bisect(load: Loads, slots: int, gpus: int, low: float, high: float) -> floa
     return low
 
 
-def _least_counts(load: Loads, slots: int, gpus: int, limit: float) -> tuple[Counts, int] | None:
+def least_counts(load: Loads, slots: int, gpus: int, limit: float) -> tuple[Counts, int] | None:
     """Replicas that each expert needs so that its GPUs stay within `limit`, and slots to spare; or None.
 
     An expert of load w with c replicas has c GPUs, whose other (m - 1) c slots hold at least the smallest
@@ -79,29 +79,15 @@ def _least_counts(load: Loads, slots: int, gpus: int, limit: float) -> tuple[Cou
         counts = counts + more
 
 
-def counts_within(load: Loads, slots: int, gpus: int, limit: float) -> Counts:
-    """Replica counts [experts] that a limit on the GPU load asks for, spare slots to the hottest replicas.
-
-    The counts with the smallest largest replica where the limit is out of reach.
-    """
-    need = _least_counts(load, slots, gpus, limit)
-    if need is None:
-        return np.asarray(greedy_counts(load[None], slots, gpus)[0])
-    counts, spare = need
-    for _ in range(spare):
-        counts[np.argmax(np.where(counts < gpus, load / counts, -1.0))] += 1
-    return counts
-
-
 def _impossible(load: Loads, slots: int, gpus: int, limit: float) -> bool:
     """Whether no placement keeps every GPU within `limit`: hot replicas crowd out too many slots.
 
     Every slot is filled. Let h experts, those with the largest replicas, have K replicas on k GPUs: these
     carry all their load W and m k - K other replicas, so k limit >= W + (the m k - K smallest others). K is
-    at least what `_least_counts` says and at most that and all spare slots. Where this fails for some h, all
+    at least what `least_counts` says and at most that and all spare slots. Where this fails for some h, all
     K and all k, `limit` is below every placement.
     """
-    need = _least_counts(load, slots, gpus, limit)
+    need = least_counts(load, slots, gpus, limit)
     if need is None:
         return True
     counts, spare = need

@@ -47,11 +47,11 @@ def literals(layer: Layer) -> int:
     return int((layer.most - layer.least + 1).sum()) * (layer.gpus + 1)
 
 
-def solve_exactly(layer: Layer, hint: Slots, below: float, *, time_s: float, work: float, seed: int) -> Exact:
+def solve_exactly(layer: Layer, hint: Slots, below: float, *, work: float, seed: int) -> Exact:
     """Minimises the largest GPU load, starting from `hint` with load `below` over the mean.
 
-    `work` is CP-SAT's deterministic time, which ends the search at the same point on every machine; `time_s`
-    is a guard. Any solver status but the known ones raises.
+    `work` is CP-SAT's deterministic time (about a second each), which ends the search at the same point on
+    every machine. Any solver status but the known ones raises.
     """
     from ortools.sat.python import cp_model
 
@@ -69,7 +69,6 @@ def solve_exactly(layer: Layer, hint: Slots, below: float, *, time_s: float, wor
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
-    solver.parameters.max_time_in_seconds = max(time_s, 0.01)
     solver.parameters.max_deterministic_time = work
     status = solver.solve(model)
     if status == cp_model.UNKNOWN:

@@ -9,25 +9,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.experts.bound import balance_bound, partitions
+from planner.experts.heuristic import first_answer
 from planner.experts.packing import improve, pack
-from planner.experts.problem import Limits, Loads, Shape, Slots
-from planner.experts.solve import Effort, Rows, Solved, solve_rows
+from planner.experts.problem import Limits, Loads, NoPlacementError, Shape, Slots
+from planner.experts.rows import EXACT, Rows, Solved, State
+from planner.experts.solve import Effort, better, close, solve_rows
 
 MOST_PARTITIONS = 5000
 MOST_TRIED = 24
+_EXACT_ROUNDS = 4
 Sets = tuple[tuple[int, ...], ...]
 
 
 def solve_grouped(loads: Loads, shape: Shape, limits: Limits, effort: Effort) -> Solved:
-    """Slots [layers, gpus, slots of a GPU] for loads [windows, layers, experts], groups whole, with bounds.
+    """Slots [layers, gpus, slots of a GPU] with bounds, groups whole on a node.
 
-    Partitions of the groups over nodes are tried in the order of their bounds, until the best one found is no
-    worse than the bounds of those left. With very many partitions only one is tried, by the groups' loads.
+    Loads [layers, windows, experts] are in units of the mean GPU load. Partitions of the groups over nodes
+    are tried in the order of their bounds, until the best one found is no worse than the bounds of those
+    left. With very many partitions only one is tried, by the groups' loads.
     """
-    by_row = np.swapaxes(loads, 0, 1)
     if partitions(limits.groups, shape.nodes) > MOST_PARTITIONS:
-        return _one_partition(by_row, shape, limits, effort)
-    return _Search(by_row, shape, limits, effort).run()
+        return _one_partition(loads, shape, limits, effort)
+    return _Search(loads, shape, limits, effort).run()
 
 
 def _split(groups: tuple[int, ...], size: int) -> Iterator[Sets]:
@@ -47,7 +50,6 @@ class _Search:
     def __init__(self, loads: Loads, shape: Shape, limits: Limits, effort: Effort) -> None:
         self._loads, self._shape, self._effort = loads, shape, effort
         self._per_group = loads.shape[2] // limits.groups
-        self._scale = loads.sum(axis=2) / shape.gpus
         size = limits.groups // shape.nodes
         self._sets: list[tuple[int, ...]] = list(combinations(range(limits.groups), size))
         index = {groups: i for i, groups in enumerate(self._sets)}
@@ -57,50 +59,99 @@ class _Search:
         layers = len(loads)
         self._bound = np.stack([self._cheap(groups) for groups in self._sets], axis=1)
         self._value = np.full((layers, len(self._sets)), np.inf)
+        self._searched = np.zeros(self._value.shape, dtype=bool)
+        self._closed = np.zeros(self._value.shape, dtype=bool)
         self._slots: dict[tuple[int, int], Slots] = {}
-        self._refined = np.zeros_like(self._value, dtype=bool)
+        """Slots of a set by its own expert numbers."""
+        self._best = np.full(layers, np.inf)
+        self._choice = np.zeros(layers, dtype=np.int64)
 
     def run(self) -> Solved:
-        layers = len(self._loads)
-        best = np.full(layers, np.inf)
-        choice = np.zeros(layers, dtype=np.int64)
-        tried = np.zeros((layers, len(self._partitions)), dtype=bool)
-        for _ in range(MOST_TRIED):
-            bounds = self._bound[:, self._partitions].max(axis=2)
-            bounds[tried] = np.inf
-            # Among equal bounds the partition whose nodes are closest to even.
-            spread = (self._bound[:, self._partitions] ** 2).sum(axis=2)
-            order = bounds + 1e-6 * spread
-            pick = order.argmin(axis=1)
-            open_layers = np.flatnonzero(bounds.min(axis=1) * (1 + self._effort.gap / 10) < best)
-            if not len(open_layers):
+        """A first answer; cheap solves while a partition is promising; CP-SAT on what holds a layer back."""
+        self._first()
+        if self._effort.on_first is not None:
+            self._effort.on_first(State(np.zeros(0, dtype=np.int64), self._best, self._floor()))
+        self._heuristic()
+        for _ in range(_EXACT_ROUNDS if self._effort.exact else 0):
+            if not self._exact():
                 break
-            self._refine(open_layers, pick, best)
-            still = self._bound[open_layers[:, None], self._partitions[pick[open_layers]]].max(axis=1)
-            tried[open_layers, pick[open_layers]] = True
-            open_layers = open_layers[still * (1 + self._effort.gap / 10) < best[open_layers]]
-            if not len(open_layers):
-                continue
-            self._solve(open_layers, self._partitions[pick[open_layers]])
-            reached = self._value[open_layers[:, None], self._partitions[pick[open_layers]]].max(axis=1)
-            better = reached < best[open_layers]
-            best[open_layers[better]] = reached[better]
-            choice[open_layers[better]] = pick[open_layers[better]]
-        bound = self._bound[:, self._partitions].max(axis=2).min(axis=1)
-        slots = [self._joined(layer, choice[layer]) for layer in range(layers)]
-        return Solved(slots=np.stack(slots), value=best, bound=np.minimum(bound, best))
+            self._heuristic()
+        if not np.isfinite(self._best).all():
+            raise NoPlacementError("groups: no placement was found that keeps replicas apart; use more slots")
+        slots = [self._joined(layer, self._choice[layer]) for layer in range(len(self._loads))]
+        return Solved(slots=np.stack(slots), value=self._best, bound=np.minimum(self._floor(), self._best))
 
-    def _refine(self, layers: NDArray[np.int64], pick: NDArray[np.int64], best: Loads) -> None:
-        """Sharper bounds for the node sets of the partitions picked: they may need no solving."""
-        for layer in layers[np.isfinite(best[layers])]:
-            for s in self._partitions[pick[layer]]:
-                if not self._refined[layer, s] and self._bound[layer, s] < best[layer]:
-                    self._refined[layer, s] = True
-                    part = self._loads[layer : layer + 1][:, :, self._experts(self._sets[s])]
-                    scale = self._scale[layer : layer + 1]
-                    shape, top = self._shape, best[layer : layer + 1]
-                    bound = balance_bound(part, shape.node_slots, shape.node_gpus, scale, top)
-                    self._bound[layer, s] = max(self._bound[layer, s], bound[0])
+    def _by_partition(self, table: NDArray[np.float64]) -> Loads:
+        """The worst set of every partition, [layers, partitions]."""
+        return np.asarray(table[:, self._partitions].max(axis=2))
+
+    def _floor(self) -> Loads:
+        """Bound of every layer: the least over its partitions, [layers]."""
+        return np.asarray(self._by_partition(self._bound).min(axis=1))
+
+    def _first(self) -> None:
+        """Groups to nodes in falling order of load, as the greedy balancer does, then each node."""
+        groups = self._partitions.shape[1] * len(self._sets[0])
+        windows = self._loads.shape[1]
+        by_group = self._loads.reshape(len(self._loads), windows, groups, -1).sum(axis=3)
+        ones = np.ones((len(self._loads), groups), dtype=np.int64)
+        nodes = np.sort(pack(by_group, ones, self._shape.nodes).slots, axis=2)
+        index = {groups: i for i, groups in enumerate(self._sets)}
+        chosen = np.array([[index[tuple(node)] for node in layer] for layer in nodes.tolist()])
+        pairs = [(layer, int(s)) for layer, sets in enumerate(chosen) for s in sets]
+        self._keep(pairs, first_answer(self._rows(pairs, np.zeros(len(self._loads))), self._effort.gap))
+
+    def _heuristic(self) -> None:
+        """The partition with the lowest bound next, in every layer, while one could be better."""
+        gap = self._effort.gap
+        for _ in range(MOST_TRIED):
+            bounds = self._by_partition(self._bound)
+            good = self._best <= bounds.min(axis=1) * (1 + gap * 0.4)
+            bounds[self._searched[:, self._partitions].all(axis=2)] = np.inf
+            # Among equal bounds the partition whose nodes are closest to even.
+            pick = (bounds + 1e-6 * (self._bound[:, self._partitions] ** 2).sum(axis=2)).argmin(axis=1)
+            promising = bounds.min(axis=1) * (1 + gap / 10) < self._best
+            layers = np.flatnonzero(promising & ~good)
+            if not len(layers):
+                return
+            chosen = self._partitions[pick[layers]]
+            new = {(int(k), int(s)) for k, sets in zip(layers, chosen, strict=True) for s in sets}
+            pairs = sorted(pair for pair in new if not self._searched[pair])
+            floor = np.zeros(len(self._loads))
+            floor[layers] = bounds[layers, pick[layers]]
+            rows = self._rows(pairs, floor)
+            state = first_answer(rows, gap)
+            better(rows, state, self._effort)
+            self._keep(pairs, state)
+            for pair in pairs:
+                self._searched[pair] = True
+
+    def _exact(self) -> bool:
+        """CP-SAT on the sets that decide value and bound of layers with a gap; False if there is none."""
+        bounds = self._by_partition(self._bound)
+        floor, lowest = bounds.min(axis=1), bounds.argmin(axis=1)
+        wanted: set[tuple[int, int]] = set()
+        for layer in np.flatnonzero(self._best > floor * (1 + max(self._effort.gap, EXACT))).tolist():
+            sets = {*self._partitions[self._choice[layer]], *self._partitions[lowest[layer]]}
+            wanted |= {(layer, int(s)) for s in sets if self._holds_back(layer, int(s), floor[layer])}
+        if not wanted:
+            return False
+        pairs = sorted(wanted)
+        rows = self._rows(pairs, floor)
+        state = State(
+            slots=np.stack([self._slots[pair] for pair in pairs]),
+            value=np.array([self._value[pair] for pair in pairs]),
+            bound=np.array([self._bound[pair] for pair in pairs]),
+        )
+        close(rows, state, self._effort, share=0.5 / _EXACT_ROUNDS)
+        self._keep(pairs, state)
+        for pair in pairs:
+            self._closed[pair] = True
+        return True
+
+    def _holds_back(self, layer: int, s: int, floor: float) -> bool:
+        known = (layer, s) in self._slots and not self._closed[layer, s]
+        return known and bool(self._value[layer, s] > max(self._bound[layer, s], floor) * (1 + EXACT))
 
     def _experts(self, groups: tuple[int, ...]) -> NDArray[np.int64]:
         return np.asarray(
@@ -109,41 +160,36 @@ class _Search:
 
     def _cheap(self, groups: tuple[int, ...]) -> Loads:
         part = self._loads[:, :, self._experts(groups)]
-        return balance_bound(part, self._shape.node_slots, self._shape.node_gpus, self._scale)
+        return balance_bound(part, self._shape.node_slots, self._shape.node_gpus)
 
-    def _solve(self, layers: NDArray[np.int64], chosen: NDArray[np.int64]) -> None:
-        wanted = [
-            (int(layer), int(s))
-            for layer, sets in zip(layers, chosen, strict=True)
-            for s in sets
-            if (int(layer), int(s)) not in self._slots
-        ]
-        if not wanted:
-            return
-        experts = [self._experts(self._sets[s]) for _, s in wanted]
-        rows = Rows(
-            loads=np.stack([self._loads[layer][:, e] for (layer, _), e in zip(wanted, experts, strict=True)]),
-            scale=self._scale[[layer for layer, _ in wanted]],
+    def _rows(self, pairs: list[tuple[int, int]], floor: Loads) -> Rows:
+        return Rows(
+            loads=np.stack([self._loads[layer][:, self._experts(self._sets[s])] for layer, s in pairs]),
+            floor=floor[[layer for layer, _ in pairs]],
             slots=self._shape.node_slots,
             gpus=self._shape.node_gpus,
         )
-        found = solve_rows(rows, self._effort)
-        for i, (layer, s) in enumerate(wanted):
-            self._slots[layer, s] = experts[i][found.slots[i]]
-            self._value[layer, s] = found.value[i]
-            self._bound[layer, s] = max(self._bound[layer, s], found.bound[i])
+
+    def _keep(self, pairs: list[tuple[int, int]], state: State) -> None:
+        """What is better than was known; then the best partition of every layer."""
+        for i, pair in enumerate(pairs):
+            if state.value[i] < self._value[pair]:
+                self._slots[pair], self._value[pair] = state.slots[i], state.value[i]
+            self._bound[pair] = max(self._bound[pair], state.bound[i])
+        reached = self._by_partition(self._value)
+        self._choice, self._best = reached.argmin(axis=1), reached.min(axis=1)
 
     def _joined(self, layer: int, choice: int) -> Slots:
-        return np.concatenate([self._slots[layer, int(s)] for s in self._partitions[choice]])
+        sets = self._partitions[choice].tolist()
+        return np.concatenate([self._experts(self._sets[s])[self._slots[layer, s]] for s in sets])
 
 
 def _one_partition(loads: Loads, shape: Shape, limits: Limits, effort: Effort) -> Solved:
     """Groups to nodes by their loads, then every node; the bound is that of the groups and of all experts."""
     layers, windows, experts = loads.shape
-    scale = loads.sum(axis=2) / shape.gpus
     by_group = loads.reshape(layers, windows, limits.groups, -1)
     packing = pack(by_group.sum(axis=3), np.ones((layers, limits.groups), dtype=np.int64), shape.nodes)
-    improve(packing, 400, np.ones(layers))
+    improve(packing, 400, np.full(layers, float(shape.node_gpus)))
     per_group = experts // limits.groups
     members = packing.slots[..., None] * per_group + np.arange(per_group)
     members = members.reshape(layers * shape.nodes, 1, -1)
@@ -152,17 +198,16 @@ def _one_partition(loads: Loads, shape: Shape, limits: Limits, effort: Effort) -
         loads=np.take_along_axis(
             spread, np.broadcast_to(members, (*spread.shape[:2], members.shape[2])), axis=2
         ),
-        scale=np.repeat(scale, shape.nodes, axis=0),
+        floor=np.zeros(len(members)),
         slots=shape.node_slots,
         gpus=shape.node_gpus,
     )
     found = solve_rows(rows, effort)
     own = np.take_along_axis(members, found.slots.reshape(len(members), 1, -1), axis=2)
     value = found.value.reshape(layers, -1).max(axis=1)
-    node_mean = by_group.sum(axis=(2, 3)) / shape.nodes
     bound = np.maximum(
-        balance_bound(by_group.sum(axis=3), limits.groups, shape.nodes, node_mean),
-        balance_bound(loads, shape.slots, shape.gpus, scale),
+        balance_bound(by_group.sum(axis=3), limits.groups, shape.nodes) / shape.node_gpus,
+        balance_bound(loads, shape.slots, shape.gpus),
     )
     return Solved(
         slots=own.reshape(layers, shape.gpus, shape.per_gpu), value=value, bound=np.minimum(bound, value)

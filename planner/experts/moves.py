@@ -7,7 +7,7 @@ import numpy as np
 from planner.experts.bound import balance_bound
 from planner.experts.packing import Packing, has_duplicates, improve
 from planner.experts.problem import ExpertError, Loads, Shape, Slots
-from planner.experts.solve import Solved
+from planner.experts.rows import Solved, by_layer
 
 
 def improve_from(loads: Loads, current: Slots, shape: Shape, max_moves: int) -> Solved:
@@ -25,9 +25,9 @@ def improve_from(loads: Loads, current: Slots, shape: Shape, max_moves: int) -> 
         raise ExpertError(
             "from: the placement holds an expert twice on a GPU; place anew without --max-moves"
         )
-    by_row = np.ascontiguousarray(np.swapaxes(loads, 0, 1))
+    by_row = by_layer(loads, shape.gpus)
     slots = current.copy()
-    bound = balance_bound(by_row, shape.slots, shape.gpus, by_row.sum(axis=2) / shape.gpus)
+    bound = balance_bound(by_row, shape.slots, shape.gpus)
     value = Packing(slots=slots, loads=by_row).balance()
     stuck = np.zeros(len(slots), dtype=bool)
     left = max_moves

@@ -111,8 +111,8 @@ def pack(loads: Loads, counts: Slots, gpus: int, spread_nodes: int = 1) -> Packi
 
 def _repair(packing: Packing) -> None:
     """Exchanges an expert that a GPU holds twice with a slot elsewhere, so that neither GPU has one twice."""
-    for row, slots in enumerate(packing.slots):
-        del row
+    for row in np.flatnonzero(has_duplicates(packing.slots)):
+        slots = packing.slots[row]
         for gpu in range(len(slots)):
             while True:
                 here = slots[gpu]
@@ -142,22 +142,20 @@ def has_duplicates(slots: Slots) -> NDArray[np.bool_]:
 def improve(packing: Packing, rounds: int, stop_at: Loads, spread_nodes: int = 1) -> None:
     """Best exchange between the fullest GPU and any other, in place, until none helps.
 
-    `stop_at` [rows] is a balance that is good enough. Each round takes one exchange in every open row:
-    that whose larger GPU load afterwards, over the windows, is smallest.
+    `stop_at` [rows] is a largest GPU load that is good enough, in the unit of the loads. Each round takes one
+    exchange in every open row: that whose larger GPU load afterwards, over the windows, is smallest.
     """
     counts = packing.counts
-    scale = packing.loads.sum(axis=2) / packing.slots.shape[1]
-    replica = packing.loads / counts[:, None, :] / scale[:, :, None]
-    weight = slot_loads(replica, packing.slots)
+    weight = slot_loads(packing.loads / counts[:, None, :], packing.slots)
     held = np.zeros((len(packing.slots), packing.slots.shape[1], packing.loads.shape[2]), dtype=bool)
     np.put_along_axis(held, packing.slots, True, axis=2)
+    most = -(-counts // spread_nodes) if spread_nodes > 1 else None
     open_rows = np.arange(len(packing.slots))
     for _ in range(rounds):
         gpu = weight[open_rows].sum(axis=3)
         open_rows = open_rows[gpu.max(axis=(1, 2)) > stop_at[open_rows]]
         if not len(open_rows):
             return
-        most = -(-counts // spread_nodes) if spread_nodes > 1 else None
         open_rows = _round(packing.slots, weight, held, open_rows, most=most, nodes=spread_nodes)
 
 

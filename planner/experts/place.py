@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from planner.experts.crew import Crew
 from planner.experts.groups import solve_grouped
 from planner.experts.problem import Limits, Loads, Shape, check_loads, check_shape
-from planner.experts.solve import Effort, Rows, Solved, solve_rows
+from planner.experts.rows import Rows, Solved, by_layer
+from planner.experts.solve import Effort, solve_rows
 
 
 def place(loads: Loads, shape: Shape, limits: Limits, effort: Effort) -> Solved:
@@ -17,15 +21,17 @@ def place(loads: Loads, shape: Shape, limits: Limits, effort: Effort) -> Solved:
     """
     check_loads(loads, "loads")
     check_shape(loads.shape[2], shape, limits)
-    if limits.groups > 1 and shape.nodes > 1:
-        solved = solve_grouped(loads, shape, limits, effort)
-    else:
-        rows = Rows(
-            loads=np.ascontiguousarray(np.swapaxes(loads, 0, 1)),
-            scale=loads.sum(axis=2).T / shape.gpus,
-            slots=shape.slots,
-            gpus=shape.gpus,
-            spread_nodes=shape.nodes if limits.spread else 1,
-        )
-        solved = solve_rows(rows, effort)
+    with Crew(effort.workers) as crew:
+        effort = replace(effort, crew=crew)
+        if limits.groups > 1 and shape.nodes > 1:
+            solved = solve_grouped(by_layer(loads, shape.gpus), shape, limits, effort)
+        else:
+            rows = Rows(
+                loads=by_layer(loads, shape.gpus),
+                floor=np.zeros(loads.shape[1]),
+                slots=shape.slots,
+                gpus=shape.gpus,
+                spread_nodes=shape.nodes if limits.spread else 1,
+            )
+            solved = solve_rows(rows, effort)
     return Solved(slots=np.sort(solved.slots, axis=2), value=solved.value, bound=solved.bound)

@@ -15,7 +15,8 @@ from planner.experts.packing import Packing, has_duplicates, improve, pack
 from planner.experts.place import place
 from planner.experts.problem import ExpertError, Limits, Loads, Slots, check_shape
 from planner.experts.request import ExpertRequest, Ground, ground, limits_of
-from planner.experts.solve import Effort, Solved
+from planner.experts.rows import Solved, by_layer
+from planner.experts.solve import Effort
 from planner.experts.traffic import Search, blocks_per_token, fewer_blocks, slot_choices
 from planner.experts.writers import Placed, read_placement
 
@@ -137,8 +138,7 @@ def _less_traffic(
     one hot expert can put the GPUs above any cap. A layer that would break it stays as it was.
     """
     shape, cap = at.shape, request.balance or 1.02
-    loads = np.ascontiguousarray(np.swapaxes(routing.loads, 0, 1))
-    scale = loads.sum(axis=2) / shape.gpus
+    loads = by_layer(routing.loads, shape.gpus)
     slots, value = solved.slots.copy(), solved.value.copy()
     for layer in range(len(slots)):
         for node_cap in (cap - 0.005, 1 + 0.5 * (cap - 1)):
@@ -150,14 +150,14 @@ def _less_traffic(
                 cap=node_cap,
                 loads=loads[layer],
             )
-            found = _repacked(fewer_blocks(search, solved.slots[layer]), loads[layer], scale[layer], at)
+            found = _repacked(fewer_blocks(search, solved.slots[layer]), loads[layer], at)
             if found is not None and found[1] <= cap * solved.value[layer]:
                 slots[layer], value[layer] = found
                 break
     return Solved(slots=slots, value=value, bound=np.minimum(solved.bound, value))
 
 
-def _repacked(slots: Slots, load: Loads, scale: Loads, at: Ground) -> tuple[Slots, float] | None:
+def _repacked(slots: Slots, load: Loads, at: Ground) -> tuple[Slots, float] | None:
     """The replicas of every node packed onto its GPUs, and the largest GPU load over the mean."""
     shape, experts = at.shape, load.shape[1]
     counts = np.bincount(slots.ravel(), minlength=experts)
@@ -166,10 +166,10 @@ def _repacked(slots: Slots, load: Loads, scale: Loads, at: Ground) -> tuple[Slot
         ids, here = np.unique(held, return_counts=True)
         part = (load / counts)[:, ids] * here
         packing = pack(part[None], here[None], shape.node_gpus)
-        improve(packing, 300, np.ones(1))
+        improve(packing, 300, np.zeros(1))
         if has_duplicates(packing.slots)[0]:
             return None
-        worst = max(worst, float((packing.gpu_loads()[0] / scale[:, None]).max()))
+        worst = max(worst, float(packing.gpu_loads().max()))
         parts.append(ids[packing.slots[0]])
     return np.sort(np.concatenate(parts), axis=1), worst
 

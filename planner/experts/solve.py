@@ -1,148 +1,85 @@
-"""From loads to slots with a certified bound: heuristic, other replica counts, CP-SAT where a gap is open."""
+"""From loads to slots with a certified bound: heuristic first, then CP-SAT where a gap is open."""
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner.experts.bound import balance_bound, counts_within
+from planner.experts.crew import Crew
 from planner.experts.exact import MOST_LITERALS, Exact, Layer, literals, solve_exactly
-from planner.experts.packing import Packing, greedy_counts, has_duplicates, improve, pack
-from planner.experts.problem import Loads, NoPlacementError, Slots
+from planner.experts.heuristic import first_answer, search
+from planner.experts.problem import NoPlacementError, Slots
+from planner.experts.rows import EXACT, Rows, Solved, State
 
-_ROUNDS = 600
-_EXACT = 1e-6
-"""Loads are rounded to a ten-millionth of the mean: a smaller gap is none."""
+_LEAST_WORK = 0.05
+"""CP-SAT's deterministic time below which a row is not worth the model."""
+_PROCESS_COST = 4000
+"""Slots of open rows above which other processes are worth their start."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How far to go."""
+    """How far to go. All limits are amounts of work, so the answer does not depend on the machine's speed."""
 
     gap: float = 0.005
     """Stop where balance is within this of the bound."""
     time_limit_s: float = 60.0
+    """Shared out over the rows as work: about so long on an idle machine of 2 cores."""
     exact: bool = True
     """Whether CP-SAT may be used."""
     seed: int = 0
     workers: int = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rows:
-    """Independent packings of one shape: [rows, windows, experts] loads, [rows, windows] mean GPU loads."""
-
-    loads: Loads
-    scale: Loads
-    slots: int
-    gpus: int
-    spread_nodes: int = 1
-
-    def take(self, rows: NDArray[np.int64]) -> Rows:
-        """Some of the rows."""
-        return replace(self, loads=self.loads[rows], scale=self.scale[rows])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Solved:
-    """Slots [rows, gpus, slots of a GPU], value = largest GPU load over scale [rows], bound on it [rows]."""
-
-    slots: Slots
-    value: Loads
-    bound: Loads
-
-    @property
-    def gap(self) -> Loads:
-        """Value over bound, minus 1; 0 below what rounding can tell."""
-        gap = self.value / self.bound - 1
-        return np.asarray(np.where(gap <= _EXACT, 0.0, gap))
-
-
-def value_of(rows: Rows, slots: Slots) -> Loads:
-    """Largest GPU load over the mean, worst window, [rows]."""
-    gpu = Packing(slots=slots, loads=rows.loads).gpu_loads()
-    return np.asarray((gpu / rows.scale[:, :, None]).max(axis=(1, 2)))
+    crew: Crew | None = None
+    """Processes that are at hand; `place` starts them."""
+    on_first: Callable[[State], None] | None = None
+    """Told the first answer, before it is bettered."""
 
 
 def solve_rows(rows: Rows, effort: Effort) -> Solved:
-    """Heuristic with the best replica counts, other counts for open rows, CP-SAT for those left.
-
-    Raises NoPlacementError if the limits on replicas leave none that was found.
-    """
-    start = time.monotonic()
-    cheap = balance_bound(rows.loads, rows.slots, rows.gpus, rows.scale)
-    # The window with the sharpest loads decides the counts; the packing sees all windows.
-    shares = (rows.loads / rows.scale[:, :, None]).max(axis=1)
-    counts = greedy_counts(shares, rows.slots, rows.gpus)
-    slots = _packed(rows, counts, cheap * (1 + effort.gap / 4))
-    value = value_of(rows, slots)
-    value[_broken(rows, slots)] = np.inf
-    bound = np.minimum(cheap, value)
-    left = np.flatnonzero(value > bound * (1 + effort.gap))
-    if len(left):
-        best = np.where(np.isfinite(value[left]), value[left], 2 * cheap[left])
-        part = rows.take(left)
-        bound[left] = balance_bound(part.loads, rows.slots, rows.gpus, part.scale, best)
-        _other_counts(rows, slots, value=value, bound=bound, effort=effort, start=start)
+    """First answer, search, CP-SAT. Raises NoPlacementError if none was found within the limits."""
+    state = first_answer(rows, effort.gap)
+    if effort.on_first is not None:
+        effort.on_first(state)
+    better(rows, state, effort)
     if effort.exact:
-        _close(rows, slots, value=value, bound=bound, effort=effort, start=start)
-    if not np.isfinite(value).all():
+        close(rows, state, effort)
+    if not np.isfinite(state.value).all():
         raise NoPlacementError(
             f"no placement of {rows.loads.shape[2]} experts in {rows.slots} slots on {rows.gpus} GPUs was "
             "found that keeps replicas apart; use more slots or fewer limits"
         )
-    return Solved(slots=slots, value=value, bound=np.minimum(bound, value))
+    return Solved(slots=state.slots, value=state.value, bound=np.minimum(state.bound, state.value))
 
 
-def _packed(rows: Rows, counts: Slots, stop_at: Loads) -> Slots:
-    packing = pack(rows.loads, counts, rows.gpus, rows.spread_nodes)
-    own = rows.loads.sum(axis=2) / rows.gpus
-    improve(packing, _ROUNDS, stop_at * (rows.scale / own).max(axis=1), rows.spread_nodes)
-    return packing.slots
+def generations(rows: Rows, count: int, effort: Effort) -> int:
+    """Rounds of nearby counts that `count` open rows get, by what a round costs."""
+    cost_s = 4e-6 * rows.slots * (1 + rows.slots / 300) * max(count, 1)
+    return int(np.clip(0.25 * effort.time_limit_s * 2 / cost_s / 6, 2, 40))
 
 
-def _broken(rows: Rows, slots: Slots) -> NDArray[np.bool_]:
-    """Rows whose slots hold an expert twice on a GPU or break the spread."""
-    bad = has_duplicates(slots)
-    if rows.spread_nodes > 1:
-        nodes = rows.spread_nodes
-        experts = rows.loads.shape[2]
-        for row, placed in enumerate(slots):
-            by_node = placed.reshape(nodes, -1)
-            counts = np.stack([np.bincount(node, minlength=experts) for node in by_node])
-            bad[row] |= bool((counts.max(axis=0) > -(-counts.sum(axis=0) // nodes)).any())
-    return np.asarray(bad)
+def better(rows: Rows, state: State, effort: Effort) -> None:
+    """The search, its open rows over processes."""
+    left = state.open(rows, effort.gap * 0.4)
+    rounds = generations(rows, len(left), effort)
+    crew = effort.crew
+    if crew is None or crew.workers <= 1 or len(left) * rows.slots < _PROCESS_COST:
+        search(rows, state, gap=effort.gap, generations=rounds, seed=effort.seed)
+        return
+    parts = [left[i :: 2 * crew.workers] for i in range(min(2 * crew.workers, len(left)))]
+    jobs = [
+        (rows.take(p), State(state.slots[p], state.value[p], state.bound[p]), effort.gap, rounds, effort.seed)
+        for p in parts
+    ]
+    for part, found in zip(parts, crew.map(_search_part, jobs), strict=True):
+        state.slots[part], state.value[part], state.bound[part] = found.slots, found.value, found.bound
 
 
-def _other_counts(
-    rows: Rows, slots: Slots, *, value: Loads, bound: Loads, effort: Effort, start: float
-) -> None:
-    """Packs open rows with the counts that a lower limit on the GPU load asks for; keeps what is better."""
-    for fraction in (0.001, 0.3, 0.6):
-        left = np.flatnonzero(value > bound * (1 + effort.gap / 3))
-        if not len(left) or time.monotonic() - start > effort.time_limit_s:
-            return
-        part = rows.take(left)
-        top = np.where(np.isfinite(value[left]), value[left], 2 * bound[left])
-        limit = bound[left] + fraction * (top - bound[left])
-        shares = (part.loads / part.scale[:, :, None]).max(axis=1)
-        counts = np.stack(
-            [counts_within(share, rows.slots, rows.gpus, t) for share, t in zip(shares, limit, strict=True)]
-        )
-        _keep_better(rows, left, _packed(part, counts, bound[left] * (1 + effort.gap / 8)), slots, value)
-
-
-def _keep_better(rows: Rows, index: NDArray[np.int64], found: Slots, slots: Slots, value: Loads) -> None:
-    part = rows.take(index)
-    reached = value_of(part, found)
-    reached[_broken(part, found)] = np.inf
-    better = reached < value[index]
-    slots[index[better]], value[index[better]] = found[better], reached[better]
+def _search_part(job: tuple[Rows, State, float, int, int]) -> State:
+    rows, state, gap, rounds, seed = job
+    search(rows, state, gap=gap, generations=rounds, seed=seed)
+    return state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,39 +89,41 @@ class _Task:
     below: float
     covers: bool
     """Whether the counts allowed are all there are, so that the solver's bound is the layer's."""
-    time_s: float
     work: float
     seed: int
 
 
-def _close(rows: Rows, slots: Slots, *, value: Loads, bound: Loads, effort: Effort, start: float) -> None:
-    """CP-SAT on every row that is still open, widest gap first; the time left is shared out over them."""
-    gap = value / bound - 1
-    left = [int(row) for row in np.argsort(-gap, kind="stable") if gap[row] > max(effort.gap, _EXACT)]
-    left = [row for row in left if np.isfinite(value[row])]
-    remaining = effort.time_limit_s - (time.monotonic() - start)
-    if not left or remaining < 0.2:
+def close(rows: Rows, state: State, effort: Effort, share: float = 0.5) -> None:
+    """CP-SAT on rows that are still open, widest gap first; `share` of the limit is shared out over them."""
+    gap = state.value / np.maximum(state.bound, rows.floor) - 1
+    left = [int(row) for row in np.argsort(-gap, kind="stable") if gap[row] > max(effort.gap, EXACT)]
+    left = [row for row in left if np.isfinite(state.value[row])]
+    total = share * effort.time_limit_s * 2
+    left = left[: int(total / _LEAST_WORK)]
+    if not left:
         return
-    share = remaining * effort.workers / len(left)
-    tasks = [_task(rows, row, slots[row], below=value[row], share_s=share, effort=effort) for row in left]
-    for row, found in zip(left, _run(tasks, effort.workers), strict=True):
+    tasks = [
+        _task(rows, row, state.slots[row], below=state.value[row], work=total / len(left), seed=effort.seed)
+        for row in left
+    ]
+    for row, found in zip(left, _run(tasks, effort.crew), strict=True):
         if found is None:
             continue
         task, exact = found
         if task.covers:
-            bound[row] = max(bound[row], exact.bound)
+            state.bound[row] = max(state.bound[row], exact.bound)
         if exact.slots is not None:
-            _keep_better(rows, np.array([row]), exact.slots[None], slots, value)
+            state.offer(rows, np.array([row]), exact.slots[None])
             if task.covers and exact.optimal:
-                bound[row] = max(bound[row], value[row] * (1 - _EXACT))
+                state.bound[row] = max(state.bound[row], state.value[row] * (1 - EXACT))
 
 
-def _task(rows: Rows, row: int, hint: Slots, *, below: float, share_s: float, effort: Effort) -> _Task | None:
+def _task(rows: Rows, row: int, hint: Slots, *, below: float, work: float, seed: int) -> _Task | None:
     experts = rows.loads.shape[2]
     counts = np.bincount(hint.ravel(), minlength=experts)
     most_ever = min(rows.gpus, rows.slots - experts + 1)
     layer = Layer(
-        loads=rows.loads[row] / rows.scale[row][:, None],
+        loads=rows.loads[row],
         slots=rows.slots,
         gpus=rows.gpus,
         spread_nodes=rows.spread_nodes,
@@ -198,27 +137,16 @@ def _task(rows: Rows, row: int, hint: Slots, *, below: float, share_s: float, ef
         covers = rows.slots == experts
     if literals(layer) > MOST_LITERALS:
         return None
-    return _Task(
-        layer=layer,
-        hint=hint,
-        below=float(below),
-        covers=covers,
-        time_s=share_s,
-        work=share_s,
-        seed=effort.seed,
-    )
+    return _Task(layer=layer, hint=hint, below=float(below), covers=covers, work=work, seed=seed)
 
 
-def _run(tasks: list[_Task | None], workers: int) -> list[tuple[_Task, Exact] | None]:
-    if workers <= 1 or sum(task is not None for task in tasks) < 4:
+def _run(tasks: list[_Task | None], crew: Crew | None) -> list[tuple[_Task, Exact] | None]:
+    if crew is None or sum(task is not None for task in tasks) < 4:
         return [_solve(task) for task in tasks]
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(_solve, tasks))
+    return crew.map(_solve, tasks)
 
 
 def _solve(task: _Task | None) -> tuple[_Task, Exact] | None:
     if task is None:
         return None
-    return task, solve_exactly(
-        task.layer, task.hint, task.below, time_s=task.time_s, work=task.work, seed=task.seed
-    )
+    return task, solve_exactly(task.layer, task.hint, task.below, work=task.work, seed=task.seed)

@@ -1,0 +1,150 @@
+"""The fast part: a first answer for every row, then other replica counts and splits where a gap is open."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.experts.bound import balance_bound
+from planner.experts.count_bound import count_bound
+from planner.experts.counts import SPARE, counts_within, nearby_counts
+from planner.experts.packing import Packing, greedy_counts, improve, pack
+from planner.experts.problem import Loads, Slots
+from planner.experts.repartition import share_anew
+from planner.experts.rows import Rows, State, broken, value_of
+
+_ROUNDS = 600
+_LIMITS = (0.0005, 0.02, 0.06, 0.15, 0.3, 0.6)
+"""Limits on the GPU load whose counts are tried, as shares of the way from the bound to the value."""
+_TRIES = 6
+_HOT = 0.3
+"""Load over the mean GPU load above which an expert may crowd others out."""
+_COUNT_WORK = 0.2
+_PATIENCE = 3
+
+
+def first_answer(rows: Rows, gap: float) -> State:
+    """Counts with the smallest largest replica, longest processing time first, exchanges."""
+    shares = rows.loads.max(axis=1)
+    counts = greedy_counts(shares, rows.slots, rows.gpus)
+    bound = balance_bound(rows.loads, rows.slots, rows.gpus)
+    aim = np.maximum(bound, rows.floor) * (1 + gap / 4)
+    slots = _packed(rows, counts, aim)
+    value = value_of(rows, slots)
+    value[broken(rows, slots)] = np.inf
+    return State(slots=slots, value=value, bound=np.minimum(bound, value))
+
+
+def _packed(rows: Rows, counts: Slots, aim: Loads) -> Slots:
+    packing = pack(rows.loads, counts, rows.gpus, rows.spread_nodes)
+    improve(packing, _ROUNDS, aim, rows.spread_nodes)
+    return packing.slots
+
+
+def search(rows: Rows, state: State, *, gap: float, generations: int, seed: int) -> None:
+    """Betters open rows in place; every row by itself, so that the split over processes changes nothing.
+
+    First a sharper bound, then new splits of GPU pairs, counts for lower limits on the GPU load, and up to
+    `generations` rounds of counts near the best.
+    """
+    aim_gap = gap / 4
+    left = state.open(rows, gap * 0.4)
+    if not len(left):
+        return
+    best = np.where(np.isfinite(state.value[left]), state.value[left], 2 * state.bound[left])
+    part = rows.take(left)
+    state.bound[left] = balance_bound(part.loads, rows.slots, rows.gpus, best)
+    _split_anew(rows, state, aim_gap)
+    for spare_to in SPARE:
+        for fraction in _LIMITS:
+            left = state.open(rows, gap * 0.4)
+            if not len(left):
+                return
+            part = rows.take(left)
+            low = np.maximum(state.bound[left], part.floor)
+            top = np.where(np.isfinite(state.value[left]), state.value[left], 2 * low)
+            limit = low + fraction * (top - low)
+            shares = part.loads.max(axis=1)
+            counts = np.stack(
+                [
+                    counts_within(share, rows.slots, rows.gpus, t, spare_to)
+                    for share, t in zip(shares, limit, strict=True)
+                ]
+            )
+            state.offer(rows, left, _packed(part, counts, low * (1 + aim_gap)))
+    _split_anew(rows, state, aim_gap)
+    _count_bounds(rows, state, gap)
+    _near(rows, state, gap=gap, generations=generations, seed=seed)
+    _count_bounds(rows, state, gap)
+
+
+def _count_bounds(rows: Rows, state: State, gap: float) -> None:
+    """The bound by replica counts where an expert is hot; the counts it finds are packed too."""
+    left = state.open(rows, gap * 0.4)
+    left = left[np.isfinite(state.value[left]) & (rows.loads[left].max(axis=(1, 2)) > _HOT)]
+    offers: list[tuple[int, Slots]] = []
+    for row in left.tolist():
+        window = int(rows.loads[row].max(axis=1).argmax())
+        found = count_bound(
+            rows.loads[row, window],
+            rows.slots,
+            rows.gpus,
+            low=state.bound[row],
+            high=state.value[row] * (1 - 0.4 * gap),
+            work=_COUNT_WORK,
+        )
+        state.bound[row] = max(state.bound[row], found.bound)
+        offers += [(row, counts) for counts in found.counts]
+    if offers:
+        many = np.array([row for row, _ in offers])
+        part = rows.take(many)
+        aim = np.maximum(state.bound[many], part.floor) * (1 + gap / 4)
+        packed = _packed(part, np.stack([counts for _, counts in offers]), aim)
+        for i, row in enumerate(many):
+            state.offer(rows, np.array([row]), packed[i : i + 1])
+    _split_anew(rows, state, gap / 4)
+
+
+def _split_anew(rows: Rows, state: State, gap: float) -> None:
+    left = state.open(rows, gap)
+    left = left[np.isfinite(state.value[left])]
+    if not len(left) or rows.spread_nodes > 1:
+        return
+    part = rows.take(left)
+    packing = Packing(slots=state.slots[left].copy(), loads=part.loads)
+    share_anew(packing, _ROUNDS, np.maximum(state.bound[left], part.floor) * (1 + gap))
+    state.offer(rows, left, packing.slots)
+
+
+def _near(rows: Rows, state: State, *, gap: float, generations: int, seed: int) -> None:
+    """Counts that differ from the best in a few replicas; a row that stays without gain is left."""
+    experts = rows.loads.shape[2]
+    idle = np.zeros(len(state.value), dtype=np.int64)
+    if rows.slots == experts:
+        return
+    for generation in range(generations):
+        left = state.open(rows, gap * 0.4)
+        left = left[(idle[left] < _PATIENCE) & np.isfinite(state.value[left])]
+        if not len(left):
+            return
+        counts = np.concatenate([_nearby(rows, state, int(row), generation, seed) for row in left])
+        many = np.repeat(left, _TRIES)
+        part = rows.take(many)
+        aim = np.maximum(state.bound[many], part.floor) * (1 + gap / 4)
+        found = _packed(part, counts, aim)
+        reached = value_of(part, found)
+        reached[broken(part, found)] = np.inf
+        pick = reached.reshape(len(left), _TRIES).argmin(axis=1)
+        chosen = found.reshape(len(left), _TRIES, *found.shape[1:])[np.arange(len(left)), pick]
+        better = state.offer(rows, left, chosen)
+        idle[left] = np.where(better, 0, idle[left] + 1)
+    _split_anew(rows, state, gap / 4)
+
+
+def _nearby(rows: Rows, state: State, row: int, generation: int, seed: int) -> NDArray[np.int64]:
+    load = rows.loads[row].max(axis=0)
+    counts = np.bincount(state.slots[row].ravel(), minlength=len(load))
+    # Seeded by the loads themselves: the same row gets the same tries wherever it is solved.
+    mark = int(load @ np.arange(1, len(load) + 1) * 1e6) % 2**31
+    chance = np.random.default_rng((seed, generation, mark))
+    return nearby_counts(load, counts, rows.gpus, _TRIES, chance)
