@@ -15,7 +15,8 @@ or by CP-SAT over the choices that the multipliers leave.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
+from math import comb
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ _UNIT = 1_000_000
 _MARGIN = 1e-9
 _EXCESS_COST = 1e6
 _MOST_CHOICES = 20_000
+_MOST_COUNTS = 50_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,3 +181,29 @@ def _whole(choices: _Choices, experts: int, slots: int, work: float) -> Slots | 
         if solver.value(y[i]):
             counts[e] = choices.count[i]
     return counts
+
+
+def pair_bound(load: Loads, slots: int, gpus: int, keep: int = 12) -> CountBound | None:
+    """For two slots per GPU: the least over all counts of the best pairing, and counts that reach it.
+
+    Of replicas in falling order, first with last and so on is the pairing with the smallest largest sum (an
+    exchange argument). It may put an expert twice on a GPU, so it is a bound. None where counts are too many.
+    """
+    experts, spare = len(load), slots - len(load)
+    if slots != 2 * gpus or comb(slots - 1, experts - 1) > _MOST_COUNTS:
+        return None
+    marks = np.array(list(combinations(range(slots - 1), experts - 1)), dtype=np.int64).reshape(
+        -1, experts - 1
+    )
+    edges = np.pad(marks, ((0, 0), (1, 1)), constant_values=((0, 0), (-1, slots - 1)))
+    counts = np.diff(edges, axis=1)
+    counts = counts[(counts <= min(gpus, spare + 1)).all(axis=1)]
+    order = np.argsort(-load / counts, axis=1, kind="stable")
+    taken = np.take_along_axis(counts, order, axis=1)
+    shares = np.take_along_axis(load / counts, order, axis=1)
+    place = np.arange(slots)
+    which = (place[None, :, None] >= np.cumsum(taken, axis=1)[:, None, :]).sum(axis=2)
+    laid = np.take_along_axis(shares, which, axis=1)
+    worst = (laid + laid[:, ::-1]).max(axis=1)
+    best = np.argsort(worst, kind="stable")[:keep]
+    return CountBound(bound=float(worst[best[0]]) * (1 - 1e-12), counts=tuple(counts[best]))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 _MEAN = 10_000_000
-MOST_LITERALS = 20_000
+MOST_LITERALS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +60,15 @@ def solve_exactly(layer: Layer, hint: Slots, below: float, *, work: float, seed:
     _post(model, layer, chosen, on)
     top = model.new_int_var(0, int(np.ceil(below * _MEAN)) + layer.slots, "top")
     weights = np.floor(layer.loads * _MEAN).astype(np.int64)
-    for window in weights:
-        for gpu in range(layer.gpus):
-            terms = [literal * int(window[e] // c) for (e, c, g), literal in on.items() if g == gpu]
-            model.add(sum(terms) <= top)
+    keys = list(chosen)
+    for gpu in range(layer.gpus):
+        held_here = [on[e, c, gpu] for e, c in keys]
+        for window in weights:
+            parts = [int(window[e] // c) for e, c in keys]
+            model.add(cp_model.LinearExpr.weighted_sum(held_here, parts) <= top)
     model.minimize(top)
+    if layer.spread_nodes == 1:
+        hint = _hottest_first(model, layer, chosen, on, hint)
     _hint(model, layer, chosen, on, hint)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
@@ -75,10 +79,7 @@ def solve_exactly(layer: Layer, hint: Slots, below: float, *, work: float, seed:
         return Exact(slots=None, bound=0.0, optimal=False)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         raise RuntimeError(f"CP-SAT ended with {solver.status_name(status)} on a packing that has a solution")
-    held = [
-        [e for (e, c, g), literal in on.items() if g == gpu and solver.value(literal)]
-        for gpu in range(layer.gpus)
-    ]
+    held = [[e for e, c in keys if solver.value(on[e, c, gpu])] for gpu in range(layer.gpus)]
     return Exact(
         slots=np.array(held, dtype=np.int64),
         bound=solver.best_objective_bound / _MEAN,
@@ -115,7 +116,17 @@ def _post(model: cp_model.CpModel, layer: Layer, chosen: Chosen, on: On) -> None
             here = [on[e, c, g] for g in range(start, start + size)]
             model.add(sum(here) <= -(-c // layer.spread_nodes))
     for gpu in range(gpus):
-        model.add(sum(literal for (_, _, g), literal in on.items() if g == gpu) == per_gpu)
+        model.add(sum(on[e, c, gpu] for e, c in chosen) == per_gpu)
+
+
+def _hottest_first(model: cp_model.CpModel, layer: Layer, chosen: Chosen, on: On, hint: Slots) -> Slots:
+    """GPUs are alike: the hottest expert's replicas are on the first ones. Returns the hint in that order."""
+    hot = int(layer.loads.max(axis=0).argmax())
+    for (e, c), literal in chosen.items():
+        if e == hot:
+            for g in range(layer.gpus):
+                model.add(on[e, c, g] == (literal if g < c else 0))
+    return np.asarray(hint[np.argsort(~(hint == hot).any(axis=1), kind="stable")])
 
 
 def _hint(model: cp_model.CpModel, layer: Layer, chosen: Chosen, on: On, hint: Slots) -> None:

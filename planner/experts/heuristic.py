@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.experts.bound import balance_bound
-from planner.experts.count_bound import count_bound
+from planner.experts.count_bound import count_bound, pair_bound
 from planner.experts.counts import SPARE, counts_within, nearby_counts
 from planner.experts.packing import Packing, greedy_counts, improve, pack
 from planner.experts.problem import Loads, Slots
@@ -84,9 +84,9 @@ def _count_bounds(rows: Rows, state: State, gap: float) -> None:
     left = left[np.isfinite(state.value[left]) & (rows.loads[left].max(axis=(1, 2)) > _HOT)]
     offers: list[tuple[int, Slots]] = []
     for row in left.tolist():
-        window = int(rows.loads[row].max(axis=1).argmax())
-        found = count_bound(
-            rows.loads[row, window],
+        load = rows.loads[row, int(rows.loads[row].max(axis=1).argmax())]
+        found = pair_bound(load, rows.slots, rows.gpus) or count_bound(
+            load,
             rows.slots,
             rows.gpus,
             low=state.bound[row],
