@@ -104,7 +104,10 @@ def test_every_placement_keeps_to_its_limits(seed: int, sizes: tuple[int, int, i
     loads = np.random.default_rng(seed).lognormal(0, 1, (2, 3, experts))
     for spread in (False, True):
         solved = place(
-            loads, Shape(slots=slots, gpus=gpus, nodes=nodes), Limits(spread=spread), Effort(exact=False, time_limit_s=0.1)
+            loads,
+            Shape(slots=slots, gpus=gpus, nodes=nodes),
+            Limits(spread=spread),
+            Effort(exact=False, time_limit_s=0.1),
         )
         assert not has_duplicates(solved.slots).any()
         assert (solved.value >= solved.bound * (1 - 1e-12)).all()

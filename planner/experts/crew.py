@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -10,6 +11,12 @@ from typing import TypeVar
 
 Job = TypeVar("Job")
 Done = TypeVar("Done")
+
+
+def _one_thread_each() -> None:
+    """Before numpy is loaded: as many processes as cores need no threads below them."""
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
 
 
 class Crew:
@@ -24,7 +31,9 @@ class Crew:
         if self.workers <= 1 or len(jobs) < 2:
             return [work(job) for job in jobs]
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(self.workers, mp_context=get_context("spawn"))
+            self._pool = ProcessPoolExecutor(
+                self.workers, mp_context=get_context("spawn"), initializer=_one_thread_each
+            )
         return list(self._pool.map(work, jobs))
 
     def __enter__(self) -> Crew:

@@ -10,14 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.experts.inputs import Routing, read_routing, token_loads
+from planner.experts.less_traffic import less_traffic
 from planner.experts.moves import improve_from
-from planner.experts.packing import Packing, has_duplicates, improve, pack
+from planner.experts.packing import Packing, has_duplicates
 from planner.experts.place import place
 from planner.experts.problem import ExpertError, Limits, Loads, Slots, check_shape
 from planner.experts.request import ExpertRequest, Ground, ground, limits_of
 from planner.experts.rows import Solved, by_layer
 from planner.experts.solve import Effort
-from planner.experts.traffic import Search, blocks_per_token, fewer_blocks, slot_choices
+from planner.experts.traffic import blocks_per_token, slot_choices
 from planner.experts.writers import Placed, read_placement
 
 _PAIRS = 16_384
@@ -57,12 +58,21 @@ def plan_experts(request: ExpertRequest) -> ExpertPlan:
         solved = improve_from(routing.loads, current, place_at.shape, request.max_moves)
     else:
         tokens = _trace(request, routing, experts)
-        lower = tokens is not None and place_at.shape.nodes > 1 and limits.groups == 1 and not limits.spread
+        lower = tokens is not None and place_at.shape.nodes > 1 and limits.groups == 1
         # Under a cap the last permille of balance is given up for traffic anyway: no proof is needed first.
         effort = replace(effort, exact=not lower)
         solved = place(routing.loads, place_at.shape, limits, effort)
         if lower and tokens is not None:
-            solved = _less_traffic(tokens, routing, solved, place_at, request)
+            solved = less_traffic(
+                tokens,
+                by_layer(routing.loads, place_at.shape.gpus),
+                solved,
+                shape=place_at.shape,
+                levels=place_at.levels,
+                cap=request.balance or 1.02,
+                spread=limits.spread,
+                workers=request.workers,
+            )
     return _scored(
         request,
         routing,
@@ -123,55 +133,6 @@ def _trace(request: ExpertRequest, routing: Routing, experts: int) -> NDArray[np
         marks = (np.arange(_PAIRS) + 0.5) / _PAIRS * upper.sum()
         out.append(np.stack(np.divmod(np.searchsorted(np.cumsum(upper), marks), experts), axis=1))
     return np.asarray(np.minimum(np.stack(out), experts - 1), dtype=np.int32)
-
-
-def _less_traffic(
-    tokens: NDArray[np.int32],
-    routing: Routing,
-    solved: Solved,
-    at: Ground,
-    request: ExpertRequest,
-) -> Solved:
-    """Exchanges between nodes within the cap, each node packed anew.
-
-    The cap holds for the nodes' loads, and times the balance that was reached without traffic for the GPUs':
-    one hot expert can put the GPUs above any cap. A layer that would break it stays as it was.
-    """
-    shape, cap = at.shape, request.balance or 1.02
-    loads = by_layer(routing.loads, shape.gpus)
-    slots, value = solved.slots.copy(), solved.value.copy()
-    for layer in range(len(slots)):
-        for node_cap in (cap - 0.005, 1 + 0.5 * (cap - 1)):
-            search = Search(
-                tokens=tokens[layer],
-                experts=loads.shape[2],
-                shape=shape,
-                levels=at.levels,
-                cap=node_cap,
-                loads=loads[layer],
-            )
-            found = _repacked(fewer_blocks(search, solved.slots[layer]), loads[layer], at)
-            if found is not None and found[1] <= cap * solved.value[layer]:
-                slots[layer], value[layer] = found
-                break
-    return Solved(slots=slots, value=value, bound=np.minimum(solved.bound, value))
-
-
-def _repacked(slots: Slots, load: Loads, at: Ground) -> tuple[Slots, float] | None:
-    """The replicas of every node packed onto its GPUs, and the largest GPU load over the mean."""
-    shape, experts = at.shape, load.shape[1]
-    counts = np.bincount(slots.ravel(), minlength=experts)
-    parts, worst = [], 0.0
-    for held in slots.reshape(shape.nodes, -1):
-        ids, here = np.unique(held, return_counts=True)
-        part = (load / counts)[:, ids] * here
-        packing = pack(part[None], here[None], shape.node_gpus)
-        improve(packing, 300, np.zeros(1))
-        if has_duplicates(packing.slots)[0]:
-            return None
-        worst = max(worst, float(packing.gpu_loads().max()))
-        parts.append(ids[packing.slots[0]])
-    return np.sort(np.concatenate(parts), axis=1), worst
 
 
 def _scored(

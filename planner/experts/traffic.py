@@ -11,10 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.experts.exchange import Exchange
 from planner.experts.problem import Loads, Shape, Slots
 
 MOST_TOKENS = 16_384
 """Tokens of a trace that the search looks at; more are thinned evenly. Reports count all."""
+_LOOSER = (1.0, 0.5, 0.3, 0.12, 0.05, 0.02, 0.008, 0.003, 0.0)
 Ids = NDArray[np.int64]
 
 
@@ -72,139 +74,45 @@ class Search:
     shape: Shape
     levels: tuple[Level, ...]
     cap: float
-    """Largest load of a node over the mean."""
+    """Largest load of a GPU over the mean."""
     loads: Loads
-    """[windows, experts]."""
+    """Over the mean GPU load, [windows, experts]."""
+    spread: bool = False
+    """Whether replicas of an expert are kept on different nodes, as far as there are nodes."""
 
 
-def fewer_blocks(search: Search, slots: Slots, passes: int = 40, kicks: int = 2) -> Slots:
-    """Slots [gpus, per GPU] with replicas exchanged between nodes, so that tokens touch fewer blocks.
+def fewer_blocks(search: Search, slots: Slots, kicks: int = 4) -> Slots:
+    """Slots [gpus, per GPU] with replicas exchanged between GPUs, so that tokens touch fewer blocks.
 
-    Each pass prices every exchange of two replicas at once, then takes those that still help one by one, by
-    their exact count. A node's load stays within `cap`, an expert on a node at most once per GPU. Only the
-    node of a slot is meant: the GPUs inside a node are packed afterwards. Where no exchange helps, a few at
-    random that the limits allow are made and the search goes on, `kicks` times; the best state is returned.
+    The cap on a GPU's load starts loose and tightens, so that exchanges that only help together are found.
+    Then a few random exchanges and the search again, `kicks` times. The best state within the cap is kept,
+    `slots` if there is none. An expert stays at most once on a GPU.
     """
-    shape = search.shape
+    shape, expert = search.shape, slots.ravel()
     step = max(1, len(search.tokens) // MOST_TOKENS)
     choice = slot_choices(search.tokens[::step], slots, search.experts)
     member = np.zeros((shape.slots, len(choice)), dtype=np.float32)
     row = np.broadcast_to(np.arange(len(choice))[:, None], choice.shape)
     member[choice[choice >= 0], row[choice >= 0]] = 1.0
-    state = _State(search, slots.ravel().copy(), member)
+    counts = np.bincount(expert, minlength=search.experts)
+    state = Exchange(
+        expert=expert,
+        gpu=np.arange(shape.slots) // shape.per_gpu,
+        member=member,
+        weight=(search.loads / counts)[:, expert],
+        levels=tuple((level.weight, level.gpus) for level in search.levels if level.weight > 0),
+        most=-(-counts // shape.nodes) if search.spread else np.full(search.experts, shape.node_gpus),
+        node_gpus=shape.node_gpus,
+    )
     chance = np.random.default_rng(0)
-    best, least = state.by_node(), state.blocks()
-    for _ in range(kicks + 1):
-        for _ in range(passes):
-            if not state.one_pass():
-                break
-        if state.blocks() < least:
-            best, least = state.by_node(), state.blocks()
+    start = state.blocks()
+    best, least = None, np.inf
+    for turn in range(kicks + 1):
+        for looser in _LOOSER if turn == 0 else _LOOSER[3:]:
+            state.settle(search.cap + looser, 40)
+        if state.blocks() < least and state.overload(search.cap) <= 1e-9:
+            best, least = state.gpu.copy(), state.blocks()
         state.kick(chance)
-    return best.reshape(slots.shape)
-
-
-class _State:
-    """Replicas are numbered as the slots were; `node` says where each is now."""
-
-    def __init__(self, search: Search, expert: Slots, member: NDArray[np.float32]) -> None:
-        self._search, self._expert, self._member = search, expert, member
-        shape = search.shape
-        self._node = np.arange(shape.slots) // shape.node_slots
-        counts = np.bincount(expert, minlength=search.experts)
-        mean = search.loads.sum(axis=1) / shape.nodes
-        self._weight = (search.loads / counts / mean[:, None])[:, expert]
-        self._levels = [
-            (level.weight, max(level.gpus // shape.node_gpus, 1))
-            for level in search.levels
-            if level.weight > 0
-        ]
-
-    def _cost_matrix(self) -> NDArray[np.float64]:
-        """Change of the weighted number of blocks if two replicas change places, [slots, slots]."""
-        total = np.zeros((len(self._node), len(self._node)))
-        for weight, nodes in self._levels:
-            block = self._node // nodes
-            here = self._touching(block)
-            mine = here[block]
-            alone = self._member * (mine == 1)
-            leaves = alone.sum(axis=1)
-            enters = self._member @ (here == 0).T.astype(np.float32)
-            both = alone @ self._member.T
-            delta = -leaves[:, None] - leaves[None, :] + enters[:, block] + enters[:, block].T + both + both.T
-            total += weight * np.where(block[:, None] == block[None, :], 0.0, delta)
-        return total
-
-    def blocks(self) -> float:
-        """Weighted number of blocks that all tokens touch."""
-        return sum(weight * _blocks(self._member, self._node // n) for weight, n in self._levels)
-
-    def kick(self, chance: np.random.Generator, size: int = 6) -> None:
-        """Exchanges up to `size` pairs at random, within the limits."""
-        for a, b in chance.integers(0, len(self._node), (4 * size, 2))[: 4 * size]:
-            if size > 0 and self._allowed(int(a), int(b)):
-                self._node[a], self._node[b] = self._node[b], self._node[a]
-                size -= 1
-
-    def _touching(self, block: Ids) -> NDArray[np.float32]:
-        """Replicas of each token in each block, [blocks, tokens]."""
-        sums = np.zeros((int(block.max()) + 1, self._member.shape[1]), dtype=np.float32)
-        for b in range(len(sums)):
-            sums[b] = self._member[block == b].sum(axis=0)
-        return sums
-
-    def one_pass(self) -> bool:
-        """Takes the exchanges that help; False if there was none."""
-        cost = np.triu(self._cost_matrix(), 1)
-        order = np.argsort(cost, axis=None, kind="stable")[:400]
-        taken = 0
-        touched: set[int] = set()
-        for index in order:
-            a, b = divmod(int(index), len(self._node))
-            if cost[a, b] >= -0.5 * min(weight for weight, _ in self._levels):
-                break
-            if a in touched or b in touched or not self._allowed(a, b):
-                continue
-            if taken and self._exact(a, b) >= 0:
-                continue
-            self._node[a], self._node[b] = self._node[b], self._node[a]
-            touched |= {a, b}
-            taken += 1
-        return taken > 0
-
-    def _exact(self, a: int, b: int) -> float:
-        """The change of the weighted number of blocks, counted over the tokens of the two replicas."""
-        rows = np.flatnonzero(self._member[a] != self._member[b])
-        part = self._member[:, rows]
-        after = self._node.copy()
-        after[a], after[b] = after[b], after[a]
-        return sum(
-            weight * (_blocks(part, after // n) - _blocks(part, self._node // n))
-            for weight, n in self._levels
-        )
-
-    def _allowed(self, a: int, b: int) -> bool:
-        node_a, node_b = self._node[a], self._node[b]
-        if node_a == node_b:
-            return False
-        shape, cap = self._search.shape, self._search.cap
-        for replica, target, leaving in ((a, node_b, b), (b, node_a, a)):
-            there = self._node == target
-            held = int((self._expert[there] == self._expert[replica]).sum()) - int(
-                self._expert[leaving] == self._expert[replica]
-            )
-            if held >= shape.node_gpus:
-                return False
-            load = self._weight[:, there].sum(axis=1) + self._weight[:, replica] - self._weight[:, leaving]
-            before = self._weight[:, there].sum(axis=1)
-            if (load > np.maximum(cap, before)).any():
-                return False
-        return True
-
-    def by_node(self) -> Slots:
-        """Experts in the order of their nodes."""
-        return np.asarray(self._expert[np.argsort(self._node, kind="stable")])
-
-
-def _blocks(member: NDArray[np.float32], block: Ids) -> float:
-    return float(sum((member[block == b].sum(axis=0) > 0).sum() for b in range(int(block.max()) + 1)))
+    if best is None or least >= start:
+        return slots
+    return np.sort(expert[np.argsort(best, kind="stable")].reshape(slots.shape), axis=1)
