@@ -1,4 +1,4 @@
-"""The options of `plan` and `experts`. Only `click`, which the command line has loaded anyway."""
+"""The options of commands that have many. Only `click`, which the command line has loaded anyway."""
 
 from __future__ import annotations
 
@@ -116,4 +116,28 @@ def _experts_options() -> list[Callable[[Any], Any]]:
         option("-o", "--output", type=_PATH, metavar="FILE", help="The placement file."),
         option("--heat-map", type=_PATH, metavar="FILE", help="Picture of the GPU loads, PNG or SVG."),
         option("--force", is_flag=True, help="Replace files that are already there."),
+    ]
+
+
+def batch_options(command: Decorated) -> Decorated:
+    """Adds the options of BatchOptions, and the output folder."""
+    for add in reversed(_batch_options()):
+        command = add(command)
+    return command
+
+
+def _batch_options() -> list[Callable[[Any], Any]]:
+    option, number = click.option, click.IntRange(1, 1024)
+    engines = click.Choice(["local", "ray"])
+    cached = "Folder of kept answers; by default in the user's cache folder."
+    return [
+        option("-o", "--output", type=_PATH, metavar="DIR", required=True, help="Journal, plans, results."),
+        option("--workers", type=number, metavar="N", help="Processes; one for each core by default."),
+        option("--engine", type=engines, default="local", show_default=True, help="Where jobs run."),
+        option("--ray-address", metavar="A", help="With ray: auto, or HOST:PORT; else a cluster of its own."),
+        option("--resume", is_flag=True, help="Go on with the batch in the folder."),
+        option("--strict", is_flag=True, help="Start nothing while a job has a mistake."),
+        option("--format", "formats", default="csv,json", show_default=True, help="Or parquet."),
+        option("--cache", type=_PATH, metavar="DIR", help=cached),
+        option("--no-cache", is_flag=True, help="Keep no answers, use none."),
     ]

@@ -1,0 +1,93 @@
+"""Many models at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from commands.options import batch_options
+from commands.terminal import DONE, NO_PLAN, PATH, common, print_json, show
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+
+class _Progress:
+    """A line per job on standard error, and on a terminal a bar with rate and time left below them."""
+
+    def __init__(self) -> None:
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+
+    def start(self, jobs: int, already: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = Console(stderr=True, markup=False, emoji=False, highlight=False)
+        if already:
+            click.echo(f"{already} of {jobs} jobs were done before", err=True)
+        if console.is_terminal:
+            rate = TextColumn("{task.fields[rate]}")
+            columns = (BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
+            self._bar = Progress(*columns, console=console, transient=True)
+            self._task = self._bar.add_task("jobs", total=jobs, completed=already, rate="")
+            self._bar.start()
+
+    def done(self, row: Mapping[str, Any], cached: bool, seconds: float) -> None:
+        from planner.report.batch_view import job_line
+
+        text = job_line(row, cached, seconds)
+        if self._bar is None or self._task is None:
+            click.echo(text, err=True)
+            return
+        self._bar.console.print(text, overflow="ellipsis", no_wrap=True)
+        speed = self._bar.tasks[0].speed
+        self._bar.update(self._task, advance=1, rate=f"{speed:.1f} jobs/s" if speed else "")
+
+    def stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+@click.command()
+@click.argument("jobs", type=PATH, metavar="JOBS.yaml")
+@batch_options
+@common
+@click.pass_context
+def batch(ctx: click.Context, /, **options: Any) -> None:
+    """Plan many jobs, each a model on a cluster; go on after a crash with --resume.
+
+    Exit code 1 if a job has no plan.
+    """
+    from planner.batch.cache import default_cache_folder
+    from planner.batch.service import BatchOptions, run_batch
+    from planner.report.batch_view import batch_view
+
+    jobs, output, as_json = (options.pop(name) for name in ("jobs", "output", "as_json"))
+    given, no_cache = options.pop("cache"), options.pop("no_cache")
+    folder = None if no_cache else given or default_cache_folder()
+    names = [name.strip() for name in options.pop("formats").split(",")]
+    chosen = BatchOptions(cache=folder, formats=tuple(dict.fromkeys(filter(None, names))), **options)
+    progress = _Progress()
+    try:
+        report = run_batch(jobs, output, chosen, progress)
+    except KeyboardInterrupt:
+        progress.stop()
+        click.echo(f"What is done is kept: the same command with --resume goes on. ({output})", err=True)
+        raise
+    finally:
+        progress.stop()
+    if as_json:
+        print_json(
+            {
+                "summary": report.by_status,
+                "cached": report.cached,
+                "wall_s": report.wall_s,
+                "jobs": report.rows,
+            }
+        )
+    else:
+        show(batch_view(report))
+    ctx.exit(DONE if set(report.by_status) <= {"optimal", "feasible"} else NO_PLAN)
