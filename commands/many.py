@@ -7,10 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commands.options import batch_options
-from commands.terminal import DONE, NO_PLAN, PATH, common, print_json, show
+from commands.options import batch_options, fleet_options
+from commands.terminal import (
+    DONE,
+    NO_PLAN,
+    PATH,
+    CheckFailedError,
+    ProgressLine,
+    common,
+    force_option,
+    print_json,
+    show,
+)
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.progress import Progress, TaskID
 
 
@@ -91,3 +103,43 @@ def batch(ctx: click.Context, /, **options: Any) -> None:
     else:
         show(batch_view(report))
     ctx.exit(DONE if set(report.by_status) <= {"optimal", "feasible"} else NO_PLAN)
+
+
+@click.command()
+@click.argument("jobs", type=PATH, metavar="JOBS.yaml")
+@fleet_options
+@force_option
+@common
+def fleet(jobs: Path, output: Path | None, force: bool, as_json: bool, **options: Any) -> None:
+    """Share one cluster among many jobs: how many nodes each gets, which ones, and when.
+
+    The objective is the weighted throughput of jobs that run side by side, or the makespan or the deadlines
+    of jobs with `tokens` that may wait for each other.
+    """
+    from planner.batch.cache import default_cache_folder
+    from planner.fleet.model import FleetError
+    from planner.fleet.service import FleetOptions, fleet_document, fleet_files, run_fleet
+    from planner.launch.files import write_files
+    from planner.report.fleet_view import fleet_view
+
+    no_cache, given = options.pop("no_cache"), options.pop("cache")
+    busy = [name.strip() for text in options.pop("busy") for name in text.split(",") if name.strip()]
+    folder = None if no_cache else given or default_cache_folder()
+    progress = ProgressLine()
+    try:
+        chosen = FleetOptions(cache=folder, busy=tuple(busy), **options)
+        found = run_fleet(jobs, chosen, lambda done, of: progress(f"{done} of {of} plans"))
+    except FleetError as error:
+        raise CheckFailedError(str(error)) from error
+    finally:
+        progress.clear()
+    if as_json:
+        print_json(fleet_document(found))
+    else:
+        show(fleet_view(found))
+    if output is not None:
+        write_files(output, fleet_files(found), force)
+        if not as_json:
+            click.echo(
+                f"Written to {output}: fleet.json, fleet.csv, pictures, a plan for each job under plans/"
+            )

@@ -141,3 +141,32 @@ def _batch_options() -> list[Callable[[Any], Any]]:
         option("--cache", type=_PATH, metavar="DIR", help=cached),
         option("--no-cache", is_flag=True, help="Keep no answers, use none."),
     ]
+
+
+def fleet_options(command: Decorated) -> Decorated:
+    """Adds the options of FleetOptions, and the output folder."""
+    for add in reversed(_fleet_options()):
+        command = add(command)
+    return command
+
+
+def _fleet_options() -> list[Callable[[Any], Any]]:
+    option, number = click.option, click.IntRange(1, 1024)
+    kinds = "throughput, makespan or deadlines."
+    cached = "Folder of kept answers; by default in the user's cache folder."
+    return [
+        option("--cluster", required=True, help="Catalog name or cluster YAML."),
+        option(
+            "--gpus", type=int, metavar="N", help="Use the first N GPUs; all of the cluster's when absent."
+        ),
+        option("--objective", default="throughput", show_default=True, help=kinds),
+        option("--busy", multiple=True, metavar="NODE,...", help="Nodes that are in use already."),
+        option("--workers", type=number, metavar="N", help="Processes; one for each core by default."),
+        option("--time-limit", "time_limit_s", type=float, metavar="S", help="Seconds for each proof."),
+        option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of the solver."),
+        option("--cache", type=_PATH, metavar="DIR", help=cached),
+        option("--no-cache", is_flag=True, help="Keep no answers, use none."),
+        option(
+            "-o", "--output", type=_PATH, metavar="DIR", help="Folder for the answer, pictures and plans."
+        ),
+    ]

@@ -102,7 +102,7 @@ class Space:
         return _layouts(np.concatenate(blocks), self)
 
     def _family_blocks(self, most_gpus: int, more_than: int) -> Iterator[IntArray]:
-        """A block of rows for each (tp, cp); within it pp runs slowest, then etp, ep, and (dp, micro-batch)."""
+        """Rows of each (tp, cp); among them pp runs slowest, then etp, ep, and (dp, micro-batch)."""
         dps, sizes = self._batch_pairs
         for tp in self.tp:
             etps = np.array(self._etps(tp), dtype=np.int64)

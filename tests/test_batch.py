@@ -26,7 +26,13 @@ from planner.batch.service import BatchOptions, BatchReport, run_batch
 from planner.batch.work import do_job, request_of
 
 ROOT = Path(__file__).resolve().parent.parent
-SMALL = {"model": "llama-3-8b", "cluster": "dgx-h100", "gpus": 8, "global_batch": 64, "seq_len": 2048}
+SMALL: dict[str, Any] = {
+    "model": "llama-3-8b",
+    "cluster": "dgx-h100",
+    "gpus": 8,
+    "global_batch": 64,
+    "seq_len": 2048,
+}
 
 
 class Quiet:
@@ -234,7 +240,7 @@ def test_workers_change_nothing(tmp_path: Path) -> None:
 
 # A killed process, a killed worker.
 
-BATCH = {"matrix": {**SMALL, "gpus": [4, 8], "global_batch": [16, 32, 64], "seed": [0, 1]}}
+BATCH: dict[str, Any] = {"matrix": {**SMALL, "gpus": [4, 8], "global_batch": [16, 32, 64], "seed": [0, 1]}}
 
 
 def command(jobs: Path, out: Path, cache: Path | None, *more: str) -> list[str]:

@@ -187,6 +187,6 @@ def _path(text: str, folder: Path, known: Collection[str]) -> str:
     """A relative path starts at the jobs file; a name stays as it is."""
     try:
         beside = folder / text
-        return str(beside) if text not in known and beside.exists() else text
+        return str(beside) if text and text not in known and beside.exists() else text
     except (OSError, ValueError):
         return text
