@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from commands.catalogs import catalog, model, schema
-from commands.many import batch, fleet
+from commands.many import batch, fleet, recommend
 from commands.placement import experts
 from commands.planning import compare, estimate, explain, launch, plan, validate
 from commands.terminal import Commands, debug, version_option
@@ -38,6 +38,7 @@ for command in (
     experts,
     batch,
     fleet,
+    recommend,
 ):
     main.add_command(command)
 

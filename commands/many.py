@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commands.options import batch_options, fleet_options
+from commands.options import batch_options, fleet_options, recommend_options
 from commands.terminal import (
     DONE,
     NO_PLAN,
@@ -143,3 +143,36 @@ def fleet(jobs: Path, output: Path | None, force: bool, as_json: bool, **options
             click.echo(
                 f"Written to {output}: fleet.json, fleet.csv, pictures, a plan for each job under plans/"
             )
+
+
+@click.command()
+@click.argument("model")
+@recommend_options
+@force_option
+@common
+@click.pass_context
+def recommend(ctx: click.Context, /, model: str, as_json: bool, force: bool, **options: Any) -> None:
+    """Find the fewest GPUs, or the cheapest cluster, on which MODEL reaches a step time or tokens per second.
+
+    Without a target, or with --sizes, sweep over sizes and show the Pareto front. Clusters with a price
+    (`usd_per_gpu_hour` in their file) are compared by it. Exit code 1 if no cluster reaches the target.
+    """
+    from planner.launch.files import write_files
+    from planner.recommend.request import read_wish
+    from planner.recommend.service import answer_document, answer_files
+    from planner.recommend.service import recommend as find
+    from planner.report.recommend_view import recommend_view
+
+    output = options.pop("output")
+    progress = ProgressLine()
+    try:
+        answer = find(read_wish(model, options), progress)
+    finally:
+        progress.clear()
+    if as_json:
+        print_json(answer_document(answer))
+    else:
+        show(recommend_view(answer))
+    if output is not None:
+        write_files(output, answer_files(answer), force)
+    ctx.exit(NO_PLAN if answer.wish.target_s is not None and not answer.reached else DONE)

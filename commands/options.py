@@ -25,6 +25,26 @@ def _options() -> list[Callable[[Any], Any]]:
         click.option(
             "--gpus", type=int, metavar="N", help="Use the first N GPUs; all of the cluster's when absent."
         ),
+        *_workload_options(),
+        click.option(
+            "--reserve-gib", type=float, default=0.0, metavar="G", help="HBM to leave free on every GPU."
+        ),
+        click.option("--method", default="cp-sat", show_default=True, help="cp-sat or exhaustive."),
+        click.option(
+            "--top", "top_k", type=int, default=1, metavar="K", help="Report the best K layouts, proven."
+        ),
+        click.option("--time-limit", "time_limit_s", type=float, metavar="S", help="Seconds for the search."),
+        click.option(
+            "--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of the solver."
+        ),
+        click.option(
+            "-o", "--output", type=_PATH, metavar="DIR", help="Folder for the plan and its launch files."
+        ),
+    ]
+
+
+def _workload_options() -> list[Callable[[Any], Any]]:
+    return [
         click.option("--global-batch", type=int, required=True, metavar="B", help="Sequences per step."),
         click.option("--seq-len", type=int, required=True, metavar="S", help="Tokens per sequence."),
         click.option(
@@ -39,20 +59,6 @@ def _options() -> list[Callable[[Any], Any]]:
         ),
         click.option(
             "--forbid", "forbids", multiple=True, metavar="A,...", help="Exclude choices: full-recompute,cp."
-        ),
-        click.option(
-            "--reserve-gib", type=float, default=0.0, metavar="G", help="HBM to leave free on every GPU."
-        ),
-        click.option("--method", default="cp-sat", show_default=True, help="cp-sat or exhaustive."),
-        click.option(
-            "--top", "top_k", type=int, default=1, metavar="K", help="Report the best K layouts, proven."
-        ),
-        click.option("--time-limit", "time_limit_s", type=float, metavar="S", help="Seconds for the search."),
-        click.option(
-            "--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of the solver."
-        ),
-        click.option(
-            "-o", "--output", type=_PATH, metavar="DIR", help="Folder for the plan and its launch files."
         ),
     ]
 
@@ -169,4 +175,31 @@ def _fleet_options() -> list[Callable[[Any], Any]]:
         option(
             "-o", "--output", type=_PATH, metavar="DIR", help="Folder for the answer, pictures and plans."
         ),
+    ]
+
+
+def recommend_options(command: Decorated) -> Decorated:
+    """Adds the options of a wish, and the output folder."""
+    for add in reversed(_recommend_options()):
+        command = add(command)
+    return command
+
+
+def _recommend_options() -> list[Callable[[Any], Any]]:
+    option, number = click.option, click.IntRange(1, 1024)
+    cached = "Folder of kept answers; by default in the user's cache folder."
+    return [
+        option("--cluster", "clusters", multiple=True, required=True, help="Name or YAML; more to compare."),
+        option("--gpus", type=int, metavar="N", help="At most N GPUs; all of the cluster's when absent."),
+        option("--step-time", type=float, metavar="S", help="Target: seconds of a step, at most."),
+        option("--tokens-per-s", type=float, metavar="T", help="Target: tokens per second, at least."),
+        *_workload_options(),
+        option("--sizes", multiple=True, metavar="N,...", help="GPUs to sweep over."),
+        option(
+            "--reserve-gib", "reserves", multiple=True, metavar="G,...", help="HBM to keep free, to sweep."
+        ),
+        option("--workers", type=number, metavar="N", help="Processes; one for each core by default."),
+        option("--cache", type=_PATH, metavar="DIR", help=cached),
+        option("--no-cache", is_flag=True, help="Keep no answers, use none."),
+        option("-o", "--output", type=_PATH, metavar="DIR", help="Folder for table, picture and the plan."),
     ]
