@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from model_specs.errors import SpecError
 from planner.batch.engines import MOST_ATTEMPTS, Done, Engine, Task, lost
 from planner.batch.work import do_job
 
+CONNECT_S = 5.0
 AHEAD = 2
 """Jobs handed out for each core of the cluster, so that none waits for the next."""
 
@@ -24,6 +26,7 @@ def ray_engine(address: str | None, cache_folder: str | None) -> Engine:
         import ray
     except ImportError:
         raise SpecError("Ray is not installed: pip install 'meshwright[ray]'", where="--engine ray") from None
+    _check_address(address)
     # A worker finds this program by its installation, not by a copy of the folder the user stands in.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     try:
@@ -38,6 +41,18 @@ def ray_engine(address: str | None, cache_folder: str | None) -> Engine:
             ray.shutdown()
 
     return engine
+
+
+def _check_address(address: str | None) -> None:
+    """Ray waits for minutes where nobody answers. Raises SpecError within seconds."""
+    host, colon, port = (address or "").rpartition(":")
+    if not colon or "/" in host:
+        return
+    try:
+        with socket.create_connection((host, int(port)), timeout=CONNECT_S):
+            return
+    except (OSError, ValueError, OverflowError) as error:
+        raise SpecError(f"no Ray cluster there ({error})", where="--ray-address", value=address) from None
 
 
 def _run(ray: Any, tasks: Iterable[Task], cache_folder: str | None) -> Iterator[Done]:
