@@ -81,3 +81,11 @@ def test_a_cluster_of_its_own(tmp_path: Path, jobs: Path) -> None:
 def test_an_address_where_nothing_answers(tmp_path: Path, jobs: Path) -> None:
     done = batch(jobs, tmp_path / "out", "--engine", "ray", "--ray-address", "127.0.0.1:1")
     assert done.wait(timeout=60) == 2
+
+
+def test_parquet_holds_what_json_does(tmp_path: Path, jobs: Path) -> None:
+    import pyarrow.parquet as parquet
+
+    assert batch(jobs, tmp_path / "out", "--workers", "2", "--format", "json,parquet").wait() == 0
+    rows = json.loads((tmp_path / "out/results.json").read_text(encoding="utf-8"))["jobs"]
+    assert parquet.read_table(tmp_path / "out/results.parquet").to_pylist() == rows
