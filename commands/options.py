@@ -29,6 +29,9 @@ def _options() -> list[Callable[[Any], Any]]:
         click.option(
             "--reserve-gib", type=float, default=0.0, metavar="G", help="HBM to leave free on every GPU."
         ),
+        click.option(
+            "--expert-loads", type=_PATH, metavar="FILE", help="Measured routing: experts are placed too."
+        ),
         click.option("--method", default="cp-sat", show_default=True, help="cp-sat or exhaustive."),
         click.option(
             "--top", "top_k", type=int, default=1, metavar="K", help="Report the best K layouts, proven."
@@ -81,10 +84,20 @@ def _experts_options() -> list[Callable[[Any], Any]]:
         option("--groups", type=int, metavar="N", help="Routing groups kept whole on a node; 1 for none."),
         option("--spread", is_flag=True, help="Replicas of an expert on different nodes."),
         option(
-            "--balance", type=float, metavar="X", help="Cap on the balance while traffic is lowered [1.02]."
+            "--balance",
+            type=float,
+            metavar="X",
+            help="Cap on the mean balance while traffic is lowered; 1.02 if absent.",
         ),
         option(
             "--window", "windows", multiple=True, metavar="NAME", help="Array of the file that is a window."
+        ),
+        option(
+            "--score-window",
+            "score_windows",
+            multiple=True,
+            metavar="NAME",
+            help="Array to score on only, against each window placed alone.",
         ),
         option("--split", type=int, default=1, metavar="N", help="Cut recorded steps into N windows."),
         option("--hold-out", is_flag=True, help="Place on the first half, report the second too."),
@@ -106,10 +119,15 @@ def _experts_options() -> list[Callable[[Any], Any]]:
             default=30.0,
             show_default=True,
             metavar="S",
-            help="Seconds.",
+            help="Work of about so many seconds on 2 cores.",
         ),
         option(
-            "--workers", type=int, default=1, show_default=True, metavar="N", help="Processes for CP-SAT."
+            "--workers",
+            type=int,
+            default=2,
+            show_default=True,
+            metavar="N",
+            help="Processes, by rows of layers.",
         ),
         option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of the solver."),
         option(

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from commands.options import experts_options
-from commands.terminal import PATH, CheckFailedError, common, print_json, show, warn
+from commands.terminal import PATH, CheckFailedError, ProgressLine, common, print_json, show, warn
 
 
 @click.command()
@@ -18,9 +18,12 @@ def experts(as_json: bool, **options: Any) -> None:
     """Place experts on GPUs from measured LOADS: even, with a bound, and with little traffic."""
     from planner.experts.command import NoPlacementError, experts_view, run_experts
 
+    progress = ProgressLine()
     try:
-        found = run_experts(**options)
+        found = run_experts(progress=progress, **options)
     except NoPlacementError as error:
         raise CheckFailedError(str(error)) from error
+    finally:
+        progress.clear()
     warn("warning", found.warnings)
     print_json(found.document) if as_json else show(experts_view(found))

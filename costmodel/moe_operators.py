@@ -19,7 +19,7 @@ def moe_mlp(c: Context) -> LayerTime:
     assert moe is not None
     tp, ep, etp = np.asarray(layout.tp), np.asarray(layout.ep), np.asarray(layout.etp)
     mine = c.tokens / tp
-    arriving = mine * moe.top_k * etp * c.workload.expert_imbalance
+    arriving = mine * moe.top_k * etp * c.workload.imbalance(ep)
     local_experts = moe.experts / ep
     matrices = 2 if model.gated else 1
     width = moe.moe_ffn_hidden / etp
@@ -70,7 +70,7 @@ def _expert_all_to_all(c: Context, tokens: Floats) -> Floats:
     moe = model.moe
     assert moe is not None
     copies = routed_copies(c.workload, members[..., -1:] / members_inside(members))
-    sent = 2.0 * tokens * model.hidden * c.workload.expert_imbalance
+    sent = 2.0 * tokens * model.hidden * c.workload.imbalance(c.layout.ep)
     once = all_to_all_s(sent, members, c.links, copies)
     gathered = ring_pass_s(sent * moe.top_k * np.asarray(c.layout.etp), c.placement.etp, c.links)
     out: Floats = 2.0 * (once + gathered)

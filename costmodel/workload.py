@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from cluster_specs.schema import ClusterSpec
 from model_specs.schema import ModelSpec
 
@@ -45,5 +48,14 @@ class Workload:
     """deduplicated (one copy per destination: DeepEP, HybridEP) or alltoall (one copy per chosen expert)."""
     expert_imbalance: float = 1.0
     """Load of the busiest expert-parallel rank over the mean."""
+    expert_imbalance_by_ep: tuple[tuple[int, float], ...] = ()
+    """The same for single expert-parallel degrees, where loads were measured: (ep, load over mean)."""
     reserve_gib: float = 0.0
     """HBM that the plan must leave free."""
+
+    def imbalance(self, ep: ArrayLike) -> NDArray[np.float64]:
+        """Load of the busiest rank over the mean for expert-parallel degrees, in their shape."""
+        factor = np.full(np.shape(ep), self.expert_imbalance)
+        for degree, measured in self.expert_imbalance_by_ep:
+            factor = np.where(np.asarray(ep) == degree, measured, factor)
+        return np.asarray(factor)

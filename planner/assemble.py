@@ -67,6 +67,9 @@ def plan_document(
             "layout": layout_document(best.layout, best.stages),
             "predicted": predicted,
             "mapping": mapping_document(workload, best.matrix),
+            "expert_placement": request.expert_loads.document(int(best.layout.ep))
+            if request.expert_loads is not None
+            else None,
             "binding": list(bindings(request, best, predicted)),
             "warnings": list(warnings(request, best, predicted)),
             "alternatives": [alternative(other, best.step_time_s) for other in outcome.best[1:]],

@@ -37,6 +37,8 @@ class PlanInputs(BaseModel):
     reserve_gib: Annotated[float, Field(ge=0, le=10_000)] = 0.0
     pins: dict[str, int | str] = Field(default_factory=dict)
     forbids: tuple[str, ...] = ()
+    expert_imbalance_by_ep: tuple[tuple[Degree, Annotated[float, Field(ge=1, le=1e6)]], ...] = ()
+    """Measured load of the busiest rank over the mean, by expert-parallel degree."""
 
 
 class LayoutDoc(BaseModel):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from cluster_specs.schema import ClusterSpec
 from costmodel.workload import Overlap, Workload
 from model_specs.errors import listed, near_miss, shown
 from model_specs.schema import ModelSpec
 from planner.plan import Framework, PlanInputs, Precision
+
+if TYPE_CHECKING:
+    from planner.experts.training import ExpertLoads
 
 FRAMEWORKS = ("megatron", "torchtitan", "deepspeed", "fsdp2")
 PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
@@ -82,6 +85,10 @@ class PlanRequest:
     """HBM that the plan must leave free."""
     expert_imbalance: float = 1.0
     """Load of the busiest expert-parallel rank over the mean."""
+    expert_loads: ExpertLoads | None = None
+    """Placements of measured loads for every expert-parallel degree; their balance prices the layouts."""
+    expert_imbalance_by_ep: tuple[tuple[int, float], ...] = ()
+    """What `expert_loads` makes of each degree; given alone when a plan is read back."""
     method: str = "cp-sat"
     top_k: int = 1
     """How many of the best layouts to prove and report, the plan included."""
@@ -104,6 +111,8 @@ class PlanRequest:
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
         _one_of("framework", self.framework, FRAMEWORKS)
         _one_of("method", self.method, METHODS)
+        if self.expert_loads is not None:
+            object.__setattr__(self, "expert_imbalance_by_ep", self.expert_loads.by_ep())
         for name in self.forbids:
             _one_of("forbid", name, FORBIDS)
         object.__setattr__(self, "pins", {name: _pin(name, value) for name, value in self.pins.items()})
@@ -122,6 +131,7 @@ class PlanRequest:
             overlap=FRAMEWORK_OVERLAP[self.framework],
             moe_dispatch=MOE_DISPATCH,
             expert_imbalance=self.expert_imbalance,
+            expert_imbalance_by_ep=self.expert_imbalance_by_ep,
             reserve_gib=self.reserve_gib,
         )
 
@@ -140,6 +150,7 @@ class PlanRequest:
                 "reserve_gib": self.reserve_gib,
                 "pins": dict(self.pins),
                 "forbids": self.forbids,
+                "expert_imbalance_by_ep": self.expert_imbalance_by_ep,
             }
         )
 

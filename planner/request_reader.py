@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from cluster_specs.allocation import allocated_gpus
@@ -18,18 +19,26 @@ def read_request(
     gpus: int | None,
     pins: Iterable[str] = (),
     forbids: Iterable[str] = (),
+    expert_loads: Path | None = None,
     **options: Any,
 ) -> PlanRequest:
     """The request for a model and a cluster by name or file; `options` are further fields of PlanRequest.
 
     Each text of `pins` is `tp=8,pp=4`, each of `forbids` `cp,full-recompute`. Raises SpecError,
-    ClusterError or RequestError.
+    ClusterError or RequestError, ExpertError for `expert_loads`.
     """
-    read = read_cluster(cluster, gpus)
+    read, spec = read_cluster(cluster, gpus), read_model(model)
+    count = allocated_gpus(read, gpus)
+    placed = None
+    if expert_loads is not None:
+        from planner.experts.training import read_expert_loads
+
+        placed = read_expert_loads(expert_loads, spec, count)
     return PlanRequest(
-        model=read_model(model),
+        model=spec,
         cluster=read,
-        gpus=allocated_gpus(read, gpus),
+        gpus=count,
+        expert_loads=placed,
         pins=parse_pins(",".join(pins)),
         forbids=parse_forbids(forbids),
         **options,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,14 @@ __all__ = ["NoPlacementError", "experts_view", "run_experts"]
 
 
 def run_experts(
-    *, loads: Path, form: str, output: Path | None, heat_map: Path | None, force: bool, **options: Any
+    *,
+    loads: Path,
+    form: str,
+    output: Path | None,
+    heat_map: Path | None,
+    force: bool,
+    progress: Callable[[str], None] | None = None,
+    **options: Any,
 ) -> ExpertPlan:
     """Places, then writes the files that were asked for. Checks before solving that they can be written."""
     if form not in FORMATS:
@@ -30,7 +38,7 @@ def run_experts(
             raise LaunchError(f"{path} is already there. Choose another name, or say --force.")
     if heat_map is not None and heat_map.suffix.lower() not in (".png", ".svg"):
         raise ExpertError(f"heat-map: must end in .png or .svg, got {heat_map.name[:60]!r}")
-    found = plan_experts(ExpertRequest(loads=loads, **options))
+    found = plan_experts(ExpertRequest(loads=loads, **options), progress)
     if output is not None:
         write_files(output.parent, {output.name: placement_text(found.placed, form)}, force)
     if heat_map is not None:

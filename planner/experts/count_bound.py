@@ -81,7 +81,7 @@ def _counts_for(load: Loads, slots: int, gpus: int, limit: float, work: float) -
     if len(choices.expert) > _MOST_CHOICES or slots // gpus < 2:
         return False
     multiplier = _multipliers(choices, len(load))
-    cost = multiplier @ choices.part + choices.count
+    cost = (multiplier[:, None] * choices.part).sum(axis=0) + choices.count
     least = np.full(len(load), np.inf)
     np.minimum.at(least, choices.expert, cost)
     spare = slots - float(least.sum()) + _MARGIN * slots
@@ -144,7 +144,7 @@ def _multipliers(choices: _Choices, experts: int) -> Loads:
     if solver.Solve() != pywraplp.Solver.OPTIMAL:
         return np.zeros(len(choices.part))
     rows = solver.constraints()[experts:]
-    return np.maximum(np.array([-row.dual_value() for row in rows]), 0)
+    return np.asarray(np.maximum([-row.dual_value() for row in rows], 0.0), dtype=np.float64)
 
 
 def _whole(choices: _Choices, experts: int, slots: int, work: float) -> Slots | bool:

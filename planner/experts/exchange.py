@@ -99,7 +99,7 @@ class Exchange:
             total += np.maximum(mine[:, None] + given - cap, 0) - over[:, None]
             total += np.maximum(mine[None, :] - given - cap, 0) - over[None, :]
         total[self.gpu[:, None] == self.gpu[None, :]] = 0.0
-        return total * self._unit
+        return np.asarray(total * self._unit)
 
     def _change(self, a: int, b: int, cap: float) -> float:
         """The exact change for one pair as things are now."""

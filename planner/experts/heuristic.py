@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from zlib import crc32
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,6 +26,16 @@ _COUNT_WORK = 0.2
 _PATIENCE = 3
 
 
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How much work each open row gets."""
+
+    generations: int
+    """Rounds of counts near the best."""
+    bound_steps: int
+    """Limits tried for the bound by replica counts, twice; 0 for none."""
+
+
 def first_answer(rows: Rows, gap: float) -> State:
     """Counts with the smallest largest replica, longest processing time first, exchanges."""
     shares = rows.loads.max(axis=1)
@@ -41,11 +54,11 @@ def _packed(rows: Rows, counts: Slots, aim: Loads) -> Slots:
     return packing.slots
 
 
-def search(rows: Rows, state: State, *, gap: float, generations: int, seed: int) -> None:
+def search(rows: Rows, state: State, *, gap: float, budget: Budget, seed: int) -> None:
     """Betters open rows in place; every row by itself, so that the split over processes changes nothing.
 
     First a sharper bound, then new splits of GPU pairs, counts for lower limits on the GPU load, and up to
-    `generations` rounds of counts near the best.
+    `budget.generations` rounds of counts near the best.
     """
     aim_gap = gap / 4
     left = state.open(rows, gap * 0.4)
@@ -54,7 +67,7 @@ def search(rows: Rows, state: State, *, gap: float, generations: int, seed: int)
     best = np.where(np.isfinite(state.value[left]), state.value[left], 2 * state.bound[left])
     part = rows.take(left)
     state.bound[left] = balance_bound(part.loads, rows.slots, rows.gpus, best)
-    _split_anew(rows, state, aim_gap)
+    _split_anew(rows, state, gap)
     for spare_to in SPARE:
         for fraction in _LIMITS:
             left = state.open(rows, gap * 0.4)
@@ -72,18 +85,18 @@ def search(rows: Rows, state: State, *, gap: float, generations: int, seed: int)
                 ]
             )
             state.offer(rows, left, _packed(part, counts, low * (1 + aim_gap)))
-    _split_anew(rows, state, aim_gap)
-    _count_bounds(rows, state, gap)
-    _near(rows, state, gap=gap, generations=generations, seed=seed)
-    _count_bounds(rows, state, gap)
+    _split_anew(rows, state, gap)
+    _count_bounds(rows, state, gap, budget.bound_steps)
+    _near(rows, state, gap=gap, generations=budget.generations, seed=seed)
+    _count_bounds(rows, state, gap, budget.bound_steps)
 
 
-def _count_bounds(rows: Rows, state: State, gap: float) -> None:
+def _count_bounds(rows: Rows, state: State, gap: float, steps: int) -> None:
     """The bound by replica counts where an expert is hot; the counts it finds are packed too."""
     left = state.open(rows, gap * 0.4)
     left = left[np.isfinite(state.value[left]) & (rows.loads[left].max(axis=(1, 2)) > _HOT)]
     offers: list[tuple[int, Slots]] = []
-    for row in left.tolist():
+    for row in left.tolist() if steps else ():
         load = rows.loads[row, int(rows.loads[row].max(axis=1).argmax())]
         found = pair_bound(load, rows.slots, rows.gpus) or count_bound(
             load,
@@ -92,6 +105,7 @@ def _count_bounds(rows: Rows, state: State, gap: float) -> None:
             low=state.bound[row],
             high=state.value[row] * (1 - 0.4 * gap),
             work=_COUNT_WORK,
+            steps=steps,
         )
         state.bound[row] = max(state.bound[row], found.bound)
         offers += [(row, counts) for counts in found.counts]
@@ -102,17 +116,17 @@ def _count_bounds(rows: Rows, state: State, gap: float) -> None:
         packed = _packed(part, np.stack([counts for _, counts in offers]), aim)
         for i, row in enumerate(many):
             state.offer(rows, np.array([row]), packed[i : i + 1])
-    _split_anew(rows, state, gap / 4)
+    _split_anew(rows, state, gap)
 
 
 def _split_anew(rows: Rows, state: State, gap: float) -> None:
-    left = state.open(rows, gap)
+    left = state.open(rows, gap * 0.4)
     left = left[np.isfinite(state.value[left])]
     if not len(left) or rows.spread_nodes > 1:
         return
     part = rows.take(left)
     packing = Packing(slots=state.slots[left].copy(), loads=part.loads)
-    share_anew(packing, _ROUNDS, np.maximum(state.bound[left], part.floor) * (1 + gap))
+    share_anew(packing, _ROUNDS, np.maximum(state.bound[left], part.floor) * (1 + gap / 4))
     state.offer(rows, left, packing.slots)
 
 
@@ -138,13 +152,13 @@ def _near(rows: Rows, state: State, *, gap: float, generations: int, seed: int) 
         chosen = found.reshape(len(left), _TRIES, *found.shape[1:])[np.arange(len(left)), pick]
         better = state.offer(rows, left, chosen)
         idle[left] = np.where(better, 0, idle[left] + 1)
-    _split_anew(rows, state, gap / 4)
+    _split_anew(rows, state, gap)
 
 
 def _nearby(rows: Rows, state: State, row: int, generation: int, seed: int) -> NDArray[np.int64]:
     load = rows.loads[row].max(axis=0)
     counts = np.bincount(state.slots[row].ravel(), minlength=len(load))
     # Seeded by the loads themselves: the same row gets the same tries wherever it is solved.
-    mark = int(load @ np.arange(1, len(load) + 1) * 1e6) % 2**31
+    mark = crc32(np.ascontiguousarray(load).tobytes())
     chance = np.random.default_rng((seed, generation, mark))
     return nearby_counts(load, counts, rows.gpus, _TRIES, chance)

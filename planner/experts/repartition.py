@@ -62,7 +62,10 @@ def _round(slots: Slots, weight: Loads, rows: NDArray[np.int64]) -> NDArray[np.i
     both = np.concatenate([mine, w], axis=3)
     member = np.zeros((len(splits), 2 * per_gpu))
     np.put_along_axis(member, splits, 1.0, axis=1)
-    half = both @ member.T
+    # Added column by column: a matrix product would round by the size of the batch.
+    half = np.zeros((*both.shape[:3], len(splits)))
+    for column in range(2 * per_gpu):
+        half += both[..., column, None] * member[:, column]
     whole = both.sum(axis=3)[..., None]
     after = np.maximum(half, whole - half).max(axis=1)
     after += _BIG * _clashes(s[every, worst], s, member)
@@ -78,7 +81,7 @@ def _round(slots: Slots, weight: Loads, rows: NDArray[np.int64]) -> NDArray[np.i
         loads = np.concatenate([weight[row, :, a], weight[row, :, g]], axis=1)
         slots[row, a], slots[row, g] = experts[here], experts[~here]
         weight[row, :, a], weight[row, :, g] = loads[:, here], loads[:, ~here]
-    return rows[helps]
+    return np.asarray(rows[helps])
 
 
 def _clashes(mine: Slots, slots: Slots, member: Loads) -> NDArray[np.bool_]:

@@ -27,6 +27,7 @@ class ExpertRequest:
     spread: bool = False
     balance: float | None = None
     windows: tuple[str, ...] = ()
+    score_windows: tuple[str, ...] = ()
     split: int = 1
     hold_out: bool = False
     co_activation: Path | None = None

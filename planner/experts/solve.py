@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.experts.crew import Crew
 from planner.experts.exact import MOST_LITERALS, Exact, Layer, literals, solve_exactly
-from planner.experts.heuristic import first_answer, search
+from planner.experts.heuristic import Budget, first_answer, search
 from planner.experts.problem import NoPlacementError, Slots
 from planner.experts.rows import EXACT, Rows, Solved, State
 
@@ -53,32 +53,37 @@ def solve_rows(rows: Rows, effort: Effort) -> Solved:
     return Solved(slots=state.slots, value=state.value, bound=np.minimum(state.bound, state.value))
 
 
-def generations(rows: Rows, count: int, effort: Effort) -> int:
-    """Rounds of nearby counts that `count` open rows get, by what a round costs."""
-    cost_s = 4e-6 * rows.slots * (1 + rows.slots / 300) * max(count, 1)
-    return int(np.clip(0.25 * effort.time_limit_s * 2 / cost_s / 6, 2, 40))
+def budget_of(rows: Rows, count: int, effort: Effort) -> Budget:
+    """Work for each of `count` open rows, by what a round and a bound cost on one core."""
+    total_s = 2 * effort.time_limit_s / max(count, 1)
+    round_s = 24e-6 * rows.slots * (1 + rows.slots / 300)
+    bound_s = 0.03 + 0.1 * rows.slots / 300
+    return Budget(
+        generations=int(np.clip(0.25 * total_s / round_s, 2, 40)),
+        bound_steps=int(np.clip(0.3 * total_s / bound_s, 0, 4)),
+    )
 
 
 def better(rows: Rows, state: State, effort: Effort) -> None:
     """The search, its open rows over processes."""
     left = state.open(rows, effort.gap * 0.4)
-    rounds = generations(rows, len(left), effort)
+    budget = budget_of(rows, len(left), effort)
     crew = effort.crew
     if crew is None or crew.workers <= 1 or len(left) * rows.slots < _PROCESS_COST:
-        search(rows, state, gap=effort.gap, generations=rounds, seed=effort.seed)
-        return
-    parts = [left[i :: 2 * crew.workers] for i in range(min(2 * crew.workers, len(left)))]
+        parts = [left] if len(left) else []
+    else:
+        parts = [left[i :: 2 * crew.workers] for i in range(min(2 * crew.workers, len(left)))]
     jobs = [
-        (rows.take(p), State(state.slots[p], state.value[p], state.bound[p]), effort.gap, rounds, effort.seed)
+        (rows.take(p), State(state.slots[p], state.value[p], state.bound[p]), effort.gap, budget, effort.seed)
         for p in parts
     ]
-    for part, found in zip(parts, crew.map(_search_part, jobs), strict=True):
+    for part, found in zip(parts, (crew or Crew(1)).map(_search_part, jobs), strict=True):
         state.slots[part], state.value[part], state.bound[part] = found.slots, found.value, found.bound
 
 
-def _search_part(job: tuple[Rows, State, float, int, int]) -> State:
-    rows, state, gap, rounds, seed = job
-    search(rows, state, gap=gap, generations=rounds, seed=seed)
+def _search_part(job: tuple[Rows, State, float, Budget, int]) -> State:
+    rows, state, gap, budget, seed = job
+    search(rows, state, gap=gap, budget=budget, seed=seed)
     return state
 
 

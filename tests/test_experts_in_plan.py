@@ -1,0 +1,115 @@
+"""Measured loads inside `plan`: the placement prices the layouts, and the plan carries it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from cli import main
+from cluster_specs.reader import read_cluster
+from costmodel.layout import Layout
+from costmodel.operators import Context
+from costmodel.placement import nested_placement
+from costmodel.stage import kind_times
+from costmodel.step_time import make_context
+from costmodel.workload import Workload
+from model_specs.reader import read_model
+from planner.experts.problem import ExpertError
+from planner.experts.solve import Effort
+from planner.experts.training import choose_jointly, place_degree, read_expert_loads
+
+MIXTRAL = "mixtral-8x7b"
+
+
+def test_joint_model_and_priced_sub_problem_have_the_same_optimum() -> None:
+    chance = np.random.default_rng(11)
+    for case in range(24):
+        experts = int(chance.choice([4, 6, 8]))
+        load = np.floor(chance.lognormal(2, 1, experts)) + 1
+        allowed = [ep for ep in (1, 2, 3, 4, 6, 8) if experts % ep == 0]
+        degrees = [int(ep) for ep in chance.choice(allowed, 5)]
+        fixed, part = chance.uniform(1, 4, 5), chance.uniform(0.1, 3, 5)
+
+        def price(layout: int, imbalance: float) -> float:
+            # Not linear, as the cost model is not: what is hidden under compute is free.
+            return float(fixed[layout] + max(part[layout] * imbalance, 1.0))  # noqa: B023
+
+        placed = {ep: place_degree(load[None, None], ep, Effort(gap=0.0)) for ep in set(degrees)}
+        apart = min(price(i, placed[ep].imbalance) for i, ep in enumerate(degrees))
+        layout, slots, seconds = choose_jointly(load, degrees, price)
+        assert seconds == pytest.approx(apart, abs=2e-5), case
+        reached = load[slots].sum(axis=1).max() * degrees[layout] / load.sum()
+        assert price(layout, max(reached, 1.0)) == pytest.approx(seconds, abs=2e-6)
+        assert sorted(slots.ravel().tolist()) == list(range(experts))
+
+
+def context(work: Workload, layout: Layout) -> Context:
+    return make_context(work, layout, nested_placement(work.cluster, layout))
+
+
+def test_imbalance_of_a_degree_prices_layouts_of_that_degree_only() -> None:
+    work = Workload(
+        model=read_model(MIXTRAL), cluster=read_cluster("dgx-a100"), gpus=64, global_batch=64, seq_len=2048
+    )
+    uneven = replace(work, expert_imbalance_by_ep=((8, 1.5), (4, 1.2)))
+    assert uneven.imbalance(np.array([1, 4, 8])).tolist() == [1.0, 1.2, 1.5]
+    for ep, factor in ((8, 1.5), (2, 1.0)):
+        layout = Layout(dp=8, ep=ep)
+        same = replace(work, expert_imbalance=factor)
+        times, expected = (kind_times(context(w, layout)).moe for w in (uneven, same))
+        assert times is not None
+        assert expected is not None
+        assert times.parts["ep_comm"] == pytest.approx(expected.parts["ep_comm"])
+
+
+def written(folder: Path, loads: np.ndarray) -> str:
+    path = folder / "loads.npy"
+    np.save(path, loads)
+    return str(path)
+
+
+def planned(*more: str) -> tuple[int, str, str]:
+    asked = [MIXTRAL, "--cluster", "dgx-h100", "--gpus", "16", "--global-batch", "32", "--seq-len", "2048"]
+    done = CliRunner().invoke(
+        main,
+        ["plan", *asked, "--pin", "pp=2,tp=2,cp=1,vpp=1,etp=1,zero_stage=1,micro_batch=1", "--json", *more],
+    )
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_the_plan_carries_the_placement_and_its_price(tmp_path: Path) -> None:
+    model = read_model(MIXTRAL)
+    assert model.moe is not None
+    loads = np.random.default_rng(0).lognormal(0, 0.8, (model.moe_layers, model.moe.experts))
+    path = written(tmp_path, loads)
+    code, text, problem = planned("--expert-loads", path, "--pin", "ep=4")
+    assert code == 0, problem
+    uneven = json.loads(text)
+    even = json.loads(planned("--pin", "ep=4")[1])
+    placement = uneven["expert_placement"]
+    assert even["expert_placement"] is None
+    assert placement["expert_model_parallel_size"] == 4
+    slots = np.array(placement["physical_to_logical_map"]).reshape(model.moe_layers, 4, -1)
+    balance = [loads[i][row].sum(axis=1).max() * 4 / loads[i].sum() for i, row in enumerate(slots)]
+    assert placement["imbalance"] == pytest.approx(np.mean(balance))
+    assert uneven["predicted"]["step_time_s"] > even["predicted"]["step_time_s"]
+    exhaustive = json.loads(planned("--expert-loads", path, "--method", "exhaustive")[1])
+    searched = json.loads(planned("--expert-loads", path)[1])
+    assert searched["objective"]["step_time_s"] == pytest.approx(exhaustive["objective"]["step_time_s"])
+    assert searched["status"] == "optimal"
+
+
+def test_loads_of_another_model_are_refused(tmp_path: Path) -> None:
+    path = Path(written(tmp_path, np.ones((3, 8))))
+    with pytest.raises(ExpertError, match="3 layers x 8 experts"):
+        read_expert_loads(path, read_model(MIXTRAL), 16)
+    with pytest.raises(ExpertError, match="has no experts"):
+        read_expert_loads(path, read_model("llama-2-7b"), 16)
+    code, _, problem = planned("--expert-loads", str(path))
+    assert code == 2
+    assert "MoE layers" in problem
