@@ -54,13 +54,8 @@ def _packed(rows: Rows, counts: Slots, aim: Loads) -> Slots:
     return packing.slots
 
 
-def search(rows: Rows, state: State, *, gap: float, budget: Budget, seed: int) -> None:
-    """Betters open rows in place; every row by itself, so that the split over processes changes nothing.
-
-    First a sharper bound, then new splits of GPU pairs, counts for lower limits on the GPU load, and up to
-    `budget.generations` rounds of counts near the best.
-    """
-    aim_gap = gap / 4
+def sharpen(rows: Rows, state: State, gap: float) -> None:
+    """The cheap part of the search: a sharper bound and new splits of GPU pairs, for open rows in place."""
     left = state.open(rows, gap * 0.4)
     if not len(left):
         return
@@ -68,6 +63,15 @@ def search(rows: Rows, state: State, *, gap: float, budget: Budget, seed: int) -
     part = rows.take(left)
     state.bound[left] = balance_bound(part.loads, rows.slots, rows.gpus, best)
     _split_anew(rows, state, gap)
+
+
+def search(rows: Rows, state: State, *, gap: float, budget: Budget, seed: int) -> None:
+    """Betters open rows in place; every row by itself, so that the split over processes changes nothing.
+
+    Counts for lower limits on the GPU load, the bound by counts where experts are hot, and up to
+    `budget.generations` rounds of counts near the best.
+    """
+    aim_gap = gap / 4
     for spare_to in SPARE:
         for fraction in _LIMITS:
             left = state.open(rows, gap * 0.4)
