@@ -16,7 +16,7 @@ from planner.experts.problem import Loads, Shape, Slots
 
 MOST_TOKENS = 16_384
 """Tokens of a trace that the search looks at; more are thinned evenly. Reports count all."""
-_LOOSER = (1.0, 0.5, 0.3, 0.12, 0.05, 0.02, 0.008, 0.003, 0.0)
+_LOOSER = (1.0, 0.5, 0.3, 0.2, 0.12, 0.08, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.0)
 Ids = NDArray[np.int64]
 
 
@@ -108,7 +108,7 @@ def fewer_blocks(search: Search, slots: Slots, kicks: int = 4) -> Slots:
     start = state.blocks()
     best, least = None, np.inf
     for turn in range(kicks + 1):
-        for looser in _LOOSER if turn == 0 else _LOOSER[3:]:
+        for looser in _LOOSER if turn == 0 else _LOOSER[2:]:
             state.settle(search.cap + looser, 40)
         if state.blocks() < least and state.overload(search.cap) <= 1e-9:
             best, least = state.gpu.copy(), state.blocks()
