@@ -135,9 +135,7 @@ def _rows(rows: tuple[ScoredRow, ...], *, every_row: bool) -> list[Renderable]:
     if not every_row and len(rows) > MOST_ROWS:
         chosen = sorted(rows, key=lambda row: -abs(row.error_pct or 0.0))[:MOST_ROWS]
         title = f"The {MOST_ROWS} worst of {count(len(rows))} rows (--rows shows all)"
-    table = grid(
-        ["row", "predicted", "measured", "error s", "error %", "mem. %"], [_row(row) for row in chosen]
-    )
+    table = grid(["row", "pred. s", "meas. s", "error s", "err. %", "mem. %"], [_row(row) for row in chosen])
     failed = [line((f"{row.id}: ", "red"), row.failed) for row in chosen if row.failed]
     return [heading(title), table, *failed]
 
@@ -145,9 +143,14 @@ def _rows(rows: tuple[ScoredRow, ...], *, every_row: bool) -> list[Renderable]:
 def _row(row: ScoredRow) -> list[str]:
     return [
         row.id,
-        "-" if row.predicted is None else seconds(row.predicted.step_time_s),
-        "-" if row.measured is None else seconds(row.measured.step_time_s),
-        "-" if row.error_s is None else f"{row.error_s:+.3f}",
+        "-" if row.predicted is None else _plain_seconds(row.predicted.step_time_s),
+        "-" if row.measured is None else _plain_seconds(row.measured.step_time_s),
+        "-" if row.error_s is None else _plain_seconds(row.error_s, sign="+"),
         _percent(row.error_pct, sign=True) if row.failed is None else "failed",
         _percent(row.memory_error_pct, sign=True),
     ]
+
+
+def _plain_seconds(value: float, sign: str = "") -> str:
+    """Seven characters or fewer below 10,000 s, so that long names keep their line."""
+    return f"{value:{sign}.{3 if abs(value) < 100 else 1}f}"
