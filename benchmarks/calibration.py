@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from costmodel.constant_tables import ConstantRecord, Value, effective_paths
 from costmodel.constants import Constants, device_prefixes, framework_prefixes, named_constants
-from costmodel.estimate import Estimate, Stages, estimate
 from costmodel.layout import Placement
+from costmodel.split import Stages
+from costmodel.step_time import exact_step, make_context
 from planner.prediction import arrangement
 from planner.run_file import Run
 
@@ -31,7 +32,7 @@ STEP = 1e-3
 """Forward difference, in the logarithm of a constant."""
 SIGNIFICANT_DIGITS = 4
 MOST_STEPS = 40
-ENOUGH_GAIN = 1e-4
+ENOUGH_GAIN = 1e-5
 """A step that gains less than this share of the sum is the last along these slopes."""
 
 Floats = NDArray[np.float64]
@@ -46,8 +47,10 @@ class _Case:
     stack: tuple[str, str, str]
     """Device, architecture, software profile."""
 
-    def price(self, constants: Constants) -> Estimate:
-        return estimate(self.run.workload, self.run.layout, self.placement, self.stages, constants)
+    def step_time_s(self, constants: Constants) -> float:
+        """As `estimate` has it, without the traffic."""
+        context = make_context(self.run.workload, self.run.layout, self.placement, constants)
+        return float(np.asarray(exact_step(context, self.stages).seconds))
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class Problem:
             if rows is None or rows[index]:
                 if case.stack not in tables:
                     tables[case.stack] = named_constants(*case.stack, overrides)
-                seconds.append(float(case.price(tables[case.stack]).step_time_s))
+                seconds.append(case.step_time_s(tables[case.stack]))
         return np.array(seconds)
 
     @cached_property
@@ -226,13 +229,14 @@ def fit(
     *,
     start: Floats | None = None,
     known: Linearisation | None = None,
+    exact: bool = True,
 ) -> Floats:
     """Logarithms of the free constants that fit best; those outside `columns` stay at `start`.
 
-    Gauss-Newton steps, each the robust optimum of the linearised rows. Slopes are worked out anew only when
-    steps along the old ones gain nothing more, and not at all where `known` gives them (at `start`, or close):
-    they do not change what is least, only how well the search finds it. Deterministic: the same rows, priors
-    and start give the same values.
+    Gauss-Newton steps, each the robust optimum of the linearised rows, each kept only if the true sum falls.
+    After a step the slopes are corrected by what it changed, and worked out anew when steps gain nothing more,
+    or never without `exact`. `known` are slopes to begin with. Deterministic: the same rows, priors and start
+    give the same values.
     """
     used = np.ones(len(problem.runs), dtype=bool) if rows is None else rows
     moving = list(range(len(problem.free))) if columns is None else list(columns)
@@ -240,19 +244,27 @@ def fit(
     logs = (problem.start if start is None else start).copy()
     logs[moving] = np.clip(logs[moving], *goal.bounds)
     slopes = known.slopes if known else problem.linearise(logs, moving, problem.touched).slopes
-    fresh = True
+    fresh = known is None
     log_seconds = np.log(problem.predict(logs))
     value = goal.value(log_seconds, logs)
     for _ in range(MOST_STEPS):
         step = goal.linear_optimum(log_seconds, slopes, logs) - logs
+        before = log_seconds, logs
         gain, (value, log_seconds, logs) = _best_along(goal, step, (value, log_seconds, logs))
+        slopes = _corrected(slopes, log_seconds - before[0], logs - before[1])
         if gain > ENOUGH_GAIN * value:
             fresh = False
-        elif fresh or known:
+        elif fresh or not exact:
             break
         else:
             slopes, fresh = problem.linearise(logs, moving, problem.touched).slopes, True
     return logs
+
+
+def _corrected(slopes: Floats, change: Floats, step: Floats) -> Floats:
+    """Slopes that agree with what a step really changed (Broyden 1965, Math. Comp. 19, equation 4.5)."""
+    length = float(step @ step)
+    return slopes if length == 0.0 else slopes + np.outer(change - slopes @ step, step) / length
 
 
 def _best_along(

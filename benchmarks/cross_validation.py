@@ -1,8 +1,8 @@
 """What the cost model says of rows that its constants were not fitted on: a source, or a model family, left out.
 
 Every group is left out in turn, the free constants are refitted on the other rows, and the group is predicted
-with them. The refit starts at the fit on all rows and steps along its slopes, each step checked by real
-predictions: the slopes decide how fast the least is found, not where it is.
+with them. The refit starts at the fit on all rows and its slopes; each step is checked by real predictions, and
+corrects the slopes.
 """
 
 from __future__ import annotations
@@ -56,17 +56,23 @@ class LeftOut:
 
 
 def leave_out(
-    problem: Problem, group_of: Callable[[Run], str], best: Floats, known: Linearisation
+    problem: Problem,
+    group_of: Callable[[Run], str],
+    best: Floats,
+    known: Linearisation,
+    *,
+    exact: bool = False,
 ) -> LeftOut:
     """Predicts each group with constants fitted on the rest.
 
-    `best` are the logarithms of the constants fitted on all rows, `known` the slopes there.
+    `best` are the logarithms of the constants fitted on all rows, `known` the slopes there. `exact` works the
+    slopes out anew for every refit, for several times the time.
     """
     groups = tuple(group_of(run) for run in problem.runs)
     seconds = np.zeros(len(groups))
     for name in sorted(set(groups)):
         inside = members(groups, name)
-        logs = fit(problem, ~inside, start=best, known=known)
+        logs = fit(problem, ~inside, start=best, known=known, exact=exact)
         seconds[inside] = problem.predict(logs, inside)
     return LeftOut(groups, seconds)
 

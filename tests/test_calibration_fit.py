@@ -13,6 +13,7 @@ from benchmarks.calibration import Floats, Problem, fit, robust_loss, rounded
 from benchmarks.cross_validation import family_of, leave_out, members, source_of
 from benchmarks.error_bands import OTHER, Outcome, error_bands
 from costmodel.constant_tables import ConstantRecord, constant_records
+from planner.prediction import prediction_of
 from planner.run_file import Run, read_runs
 
 RUNS = Path(__file__).parent / "data" / "published_runs.yaml"
@@ -78,7 +79,15 @@ def test_priors_hold_what_no_row_decides_and_bound_what_rows_do(runs: tuple[Run,
     assert problem.touched[:, 0].tolist() == on_h100
 
 
-def test_a_group_left_out_is_predicted_from_the_others(runs: tuple[Run, ...]) -> None:
+def test_the_fit_sees_the_step_times_that_validate_prints() -> None:
+    every_ninth = read_runs(RUNS)[::9]
+    found = Problem(every_ninth, [constant_records()[GEMM]])
+    expected = [prediction_of(run).step_time_s for run in every_ninth]
+    assert found.predict(found.start) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_group_left_out_is_predicted_from_the_others(runs: tuple[Run, ...], exact: bool) -> None:
     hopper = runs[:-2]
     problem = Problem(hopper, [wide(GEMM)])
     nominal = problem.predict(problem.start)
@@ -86,7 +95,7 @@ def test_a_group_left_out_is_predicted_from_the_others(runs: tuple[Run, ...]) ->
     slow = Problem(measured_at(hopper, np.where(odd, 1.25, 1.0) * nominal), problem.free)
     best = fit(slow)
     names = {run.id: str(index % 2) for index, run in enumerate(slow.runs)}
-    found = leave_out(slow, lambda run: names[run.id], best, slow.linearise(best))
+    found = leave_out(slow, lambda run: names[run.id], best, slow.linearise(best), exact=exact)
     assert found.seconds[members(found.groups, "1")] == pytest.approx(nominal[odd], rel=0.01)
     assert (found.seconds[~odd] > 1.1 * nominal[~odd]).all()
 
