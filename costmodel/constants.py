@@ -76,12 +76,20 @@ class FrameworkConstants:
     """Extra gap per layer and pass under CUDA_LAUNCH_BLOCKING=1."""
     gradient_bytes: int
     """Bytes of a gradient element when it is reduced."""
+    weight_gradient_bytes: float
+    """Bytes that a weight-gradient GEMM moves per element of its result."""
     bf16_gradient_copies_bytes: float
     """Further bytes of a gradient element that stages 0 to 2 keep in bf16."""
     bucket_gib: float
     """Reduction and gathering buckets of ZeRO 0 to 2 with fp16 gradients."""
     logit_bytes: float
     """Bytes of a logit at the peak of the loss."""
+    fused_loss: bool
+    """Whether cross entropy is one kernel over 16-bit logits."""
+    current_scaling: bool
+    """Whether FP8 scales come from the tensor itself (a pass more) instead of the steps before."""
+    narrow_gathers: bool
+    """Whether parameters are gathered at the run's precision (FP8) instead of 16 bits."""
     fused_elementwise: bool
     """Whether norms, biases, activations and residual adds run as fused kernels."""
 
@@ -160,6 +168,9 @@ def peak_flops(device: DeviceSpec, precision: str) -> float:
     return (narrow.get(precision) or sixteen) * 1e12
 
 
+OPERAND_BYTES = {"fp8": 1.0, "mxfp8": 1.0 + 1.0 / 32.0, "nvfp4": 0.5 + 1.0 / 16.0}
+"""A byte of scale for every 32 elements of MXFP8, for every 16 of NVFP4."""
+
 BLACKWELL_REFERENCE_W = 1200.0
 """Board power of a GB200, the middle of the family."""
 
@@ -189,6 +200,8 @@ def kernel_rates(workload: Workload, constants: Constants) -> Rates:
         attention_forward_flops=forward,
         attention_backward_flops=forward * device.attention_backward_ratio,
         hbm_bytes_per_s=spec.hbm_gb_per_s * 1e9 * device.hbm_fraction,
+        operand_bytes=OPERAND_BYTES.get(workload.precision, 2.0),
+        weight_gradient_bytes=constants.framework.weight_gradient_bytes,
         sms=spec.sms,
         gemm_half_k=device.half_k,
         gemm_half_edge=device.half_edge,

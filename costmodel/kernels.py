@@ -21,6 +21,11 @@ class Rates:
     attention_backward_flops: float
     hbm_bytes_per_s: float
     """Attained by streaming kernels."""
+    operand_bytes: float
+    """Bytes of a GEMM operand's element at the run's precision, its share of the scales included."""
+    weight_gradient_bytes: float
+    """Bytes that a weight-gradient GEMM moves per element of its output: 2 to write it, or more to add it to the
+    gradient of the micro-batches before."""
     sms: int
     gemm_half_k: float
     """K at which a GEMM reaches half its rate: K / (K + half_k) covers prologue and epilogue of a tile."""
@@ -35,13 +40,21 @@ class Rates:
 
 
 def gemm_s(
-    m: Floats, n: Floats, k: Floats, rates: Rates, *, sixteen_bit: bool = False, groups: Floats = 1.0
+    m: Floats,
+    n: Floats,
+    k: Floats,
+    rates: Rates,
+    *,
+    sixteen_bit: bool = False,
+    groups: Floats = 1.0,
+    output_bytes: float = 2.0,
 ) -> Floats:
     """`groups` GEMMs of [m, k] x [k, n] in one launch: 2 m n k FLOP each.
 
     The rate falls with few rows or columns, with shallow K, and with the last, partly filled wave of output
     tiles over the SMs (tile and wave quantisation: NVIDIA "Matrix Multiplication Background User's Guide",
-    sections 3 and 4).
+    sections 3 and 4). Its operands and results go through HBM meanwhile, `output_bytes` per element of the result:
+    the two overlap but for the first and last tiles (a p-norm of 2 fits the measured shapes best).
     """
     alone = rates.head_gemm_flops if sixteen_bit else rates.gemm_flops
     peak = alone * np.where(np.asarray(groups) > 1, rates.grouped_factor, 1.0)
@@ -53,8 +66,9 @@ def gemm_s(
     quantised = (1.0 - rates.wave_weight) + rates.wave_weight * filled
     depth = k / (k + rates.gemm_half_k)
     compute = groups * 2.0 * m * n * k / (peak * depth * quantised * edges)
-    traffic = groups * 2.0 * (m * k + k * n + m * n) / rates.hbm_bytes_per_s
-    out: Floats = np.maximum(compute, traffic)
+    operand = 2.0 if sixteen_bit else rates.operand_bytes
+    traffic = groups * (operand * (m * k + k * n) + output_bytes * m * n) / rates.hbm_bytes_per_s
+    out: Floats = np.sqrt(compute**2 + traffic**2)
     return out
 
 

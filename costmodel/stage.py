@@ -22,6 +22,7 @@ from costmodel.operators import (
     joined,
     scaled,
     total,
+    weight_gradient_s,
 )
 from costmodel.split import LayerCounts, Stages, layer_counts
 
@@ -104,7 +105,7 @@ def kind_times(c: Context) -> KindTimes:
 def _mtp_projection(c: Context) -> tuple[Parts, Floats]:
     """The GEMM from 2 h to h that joins a multi-token-prediction module to the model: parts, and backward."""
     h, n = c.workload.model.hidden, c.workload.model.hidden / np.asarray(c.layout.tp)
-    backward = gemm_s(c.tokens, 2 * h, n, c.rates) + gemm_s(2 * h, n, c.tokens, c.rates)
+    backward = gemm_s(c.tokens, 2 * h, n, c.rates) + weight_gradient_s(2 * h, n, c.tokens, c)
     return {"gemm": gemm_s(c.tokens, n, 2 * h, c.rates) + backward}, backward
 
 

@@ -21,6 +21,7 @@ PROFILES = (
     "fsdp2",
     "megatron-2022",
     "megatron-lm",
+    "nemo",
     "megatron-bridge",
     "megatron-deepspeed",
     "llm-foundry",
@@ -32,7 +33,8 @@ PROFILES = (
 FRAMEWORKS: tuple[tuple[str, str], ...] = (
     (r"megatron-lm 2022\b", "megatron-2022"),
     (r"megatron-deepspeed\b", "megatron-deepspeed"),
-    (r"(megatron-bridge|nemo)\b", "megatron-bridge"),
+    (r"megatron-bridge\b", "megatron-bridge"),
+    (r"nemo\b", "nemo"),
     (r"(megatron-lm|megatron-core|megatron core)\b", "megatron-lm"),
     (r"llm-foundry\b", "llm-foundry"),
     (r"torchtitan\b.*\beager\b", "torchtitan-eager"),
