@@ -12,6 +12,7 @@ from cluster_specs.schema import DeviceSpec
 from costmodel.collectives import Links
 from costmodel.constant_tables import Overrides, layered_values, names_in
 from costmodel.kernels import Rates
+from costmodel.precision import OPERAND_BYTES
 from costmodel.workload import Workload
 
 
@@ -33,6 +34,7 @@ class DeviceConstants:
     scale_up_fraction: float
     half_k: float
     half_edge: float
+    grouped_half_edge: float
     wave_weight: float
     host_factor: float
     """Host time of a launch over that of the x86 hosts that the stacks were measured on."""
@@ -55,8 +57,12 @@ class FrameworkConstants:
     """Host time to launch the forward pass of one dense layer (the backward pass costs twice that)."""
     launch_moe_layer_s: float
     """The same for a layer with experts."""
+    narrow_launch_factor: float
+    """Launches of a layer with cast operands over those at 16 bits."""
+    piece_launch_s: float
+    """Host time of one piece of a GEMM beside its transfer, or of one step of ring attention."""
     moe_sync_s: float
-    """Wait of an expert layer and micro-batch for token counts; none in a graph of the whole step."""
+    """Wait of an expert layer and micro-batch for token counts; none where a graph holds the attention."""
     serial_launch_s: float
     """Launch gaps that even a busy GPU does not hide, per layer and pass."""
     recompute_fraction: float
@@ -166,9 +172,6 @@ def peak_flops(device: DeviceSpec, precision: str) -> float:
     return (narrow.get(precision) or sixteen) * 1e12
 
 
-OPERAND_BYTES = {"fp8": 1.0, "mxfp8": 1.0 + 1.0 / 32.0, "nvfp4": 0.5 + 1.0 / 16.0}
-"""A byte of scale for every 32 elements of MXFP8, for every 16 of NVFP4."""
-
 BLACKWELL_REFERENCE_W = 1200.0
 """Board power of a GB200, the middle of the family."""
 
@@ -185,9 +188,8 @@ def kernel_rates(workload: Workload, constants: Constants) -> Rates:
     newest = constants.framework.flash_generation >= 3
     # Power-limited clocks: tensor cores run at a rate that follows the board's power limit.
     power = (spec.tdp_w / BLACKWELL_REFERENCE_W) ** device.tdp_exponent if device.tdp_exponent else 1.0
-    forward = (
-        sixteen * power * (device.attention_forward_fraction if newest else device.attention_flash2_fraction)
-    )
+    # Attention waits for exponentials more than for tensor cores, and draws less.
+    forward = sixteen * (device.attention_forward_fraction if newest else device.attention_flash2_fraction)
     return Rates(
         gemm_flops=peak_flops(spec, workload.precision) * fraction * power,
         head_gemm_flops=sixteen * device.gemm_fraction_16bit * power,
@@ -199,6 +201,7 @@ def kernel_rates(workload: Workload, constants: Constants) -> Rates:
         sms=spec.sms,
         gemm_half_k=device.half_k,
         gemm_half_edge=device.half_edge,
+        grouped_half_edge=device.grouped_half_edge,
         tile=device.tile,
         wave_weight=device.wave_weight,
         grouped_factor=constants.shared["grouped_gemm_factor"],

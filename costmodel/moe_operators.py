@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.collectives import all_to_all_s, members_inside, ring_pass_s
-from costmodel.kernels import gemm_s, streamed_s
+from costmodel.kernels import gemm_s, streamed_s, weight_gradient_s
 from costmodel.layout import Floats, Recompute
 from costmodel.operators import (
     Context,
@@ -17,7 +17,6 @@ from costmodel.operators import (
     less_hidden,
     quantise_bytes,
     total,
-    weight_gradient_s,
 )
 from costmodel.workload import Workload
 
@@ -38,9 +37,9 @@ def moe_mlp(c: Context) -> LayerTime:
     down = gemm_s(rows, model.hidden, width, c.rates, groups=local_experts)
     grads = (
         gemm_s(rows, model.hidden, matrices * width, c.rates, groups=local_experts)
-        + weight_gradient_s(model.hidden, matrices * width, rows, c, groups=local_experts)
+        + weight_gradient_s(model.hidden, matrices * width, rows, c.rates, groups=local_experts)
         + gemm_s(rows, width, model.hidden, c.rates, groups=local_experts)
-        + weight_gradient_s(width, model.hidden, rows, c, groups=local_experts)
+        + weight_gradient_s(width, model.hidden, rows, c.rates, groups=local_experts)
     )
     router = gemm_s(mine, moe.experts, model.hidden, c.rates, sixteen_bit=True)
     unfused = c.constants.shared["expert_bias_bytes_factor"] if moe.expert_bias else 1.0

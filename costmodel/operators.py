@@ -16,8 +16,9 @@ import numpy as np
 
 from costmodel.collectives import Links, all_to_all_s, ring_pass_s
 from costmodel.constants import Constants
-from costmodel.kernels import Rates, attention_pair_flops, gemm_s, streamed_s
+from costmodel.kernels import Rates, attention_pair_flops, gemm_s, streamed_s, weight_gradient_s
 from costmodel.layout import Floats, Layout, Placement, Recompute
+from costmodel.precision import GATHERED_SHARE, cast_bytes_per_element
 from costmodel.workload import Workload
 
 PARTS = ("gemm", "expert_gemm", "attention", "memory_bound", "tp_comm", "cp_comm", "ep_comm")
@@ -32,10 +33,8 @@ LOGIT_BYTES_FORWARD = 12.0
 """Cross entropy on 32-bit logits: cast, max, exponent-sum, pick."""
 LOGIT_BYTES_BACKWARD = 18.0
 FUSED_LOSS_BYTES = (6.0, 4.0)
-"""Transformer Engine's cross entropy on 16-bit logits: read for the sum, read and replaced by the gradient; the
-backward pass scales it (transformer_engine/pytorch/triton/cross_entropy.py)."""
-GATHERED_SHARE = {"fp8": 0.5, "mxfp8": 0.5 + 1.0 / 64.0, "nvfp4": 0.25 + 1.0 / 32.0}
-"""Activations are gathered after the cast (Transformer Engine, `gather_along_first_dim`): bytes over those at 16 bits."""
+"""Transformer Engine's cross entropy on 16-bit logits: read for the sum, read and replaced by the gradient;
+the backward pass scales it (transformer_engine/pytorch/triton/cross_entropy.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +63,12 @@ class Context:
             current_scaling=self.constants.framework.current_scaling,
         )
 
+    @property
+    def tp_overlaps(self) -> bool:
+        """Whether GEMMs run in pieces beside their tensor-parallel transfers; not with NVFP4 operands, whose
+        recipes leave it off (Megatron-Bridge, scripts/performance)."""
+        return self.workload.overlap.tp and self.workload.precision != "nvfp4"
+
     @cached_property
     def sequence_shards(self) -> Floats:
         """Ways that norms, residuals and dropout are split: tp with sequence parallelism, else 1."""
@@ -74,35 +79,6 @@ class Context:
     def tensor_pass_s(self) -> Floats:
         """One gather or scatter of a micro-batch's activations, T h of 2 bytes, over the tensor group."""
         return ring_pass_s(2.0 * self.tokens * self.workload.model.hidden, self.placement.tp, self.links)
-
-
-def weight_gradient_s(
-    m: Floats, n: Floats, k: Floats, c: Context, *, sixteen_bit: bool = False, groups: Floats = 1.0
-) -> Floats:
-    """The GEMM of a weight gradient [m, n] over k tokens, added to the gradient of earlier micro-batches."""
-    return gemm_s(
-        m,
-        n,
-        k,
-        c.rates,
-        sixteen_bit=sixteen_bit,
-        groups=groups,
-        output_bytes=c.rates.weight_gradient_bytes,
-    )
-
-
-def cast_bytes_per_element(precision: str, architecture: str, *, current_scaling: bool) -> float:
-    """Bytes that moving one element to a narrower format costs, reads and writes.
-
-    FP8 reads 2 and writes 1, and once more transposed before Blackwell, whose FP8 GEMMs take either order; its scale
-    from the tensor's own maximum needs one more read of 2. MXFP8 writes rows and columns, with a scale byte
-    for every 32. NVFP4 reads for the maximum, for the rows and for the (Hadamard-rotated) columns, and writes
-    half a byte each (Transformer Engine documentation, "Using FP8 and FP4").
-    """
-    if precision == "fp8":
-        written = 1.0 if architecture == "blackwell" else 2.0
-        return 2.0 + written + (2.0 if current_scaling else 0.0)
-    return {"mxfp8": 4.0 + 2.0 / 32.0, "nvfp4": 7.0 + 2.0 / 16.0}.get(precision, 0.0)
 
 
 @dataclass(frozen=True)
@@ -137,8 +113,7 @@ def total(parts: Parts) -> Floats:
 def _linear(c: Context, tokens: Floats, n: Floats, k: Floats) -> tuple[Floats, Floats]:
     """Forward, and backward (input and weight gradients), of y[tokens, n] = x[tokens, k] W."""
     forward = gemm_s(tokens, n, k, c.rates)
-    backward = gemm_s(tokens, k, n, c.rates) + weight_gradient_s(k, n, tokens, c)
-    return forward, backward
+    return forward, gemm_s(tokens, k, n, c.rates) + weight_gradient_s(k, n, tokens, c.rates)
 
 
 def quantise_bytes(c: Context, tokens: Floats, elements: Floats) -> Floats:
@@ -288,7 +263,7 @@ def window_share(c: Context) -> float:
 def _tensor_parallel(c: Context, hide_f: Floats, hide_b: Floats) -> tuple[Floats, Floats]:
     """One all-reduce forward and one backward (or gather and scatter) of T h, less what user buffers hide."""
     both = (1.0 + GATHERED_SHARE.get(c.workload.precision, 1.0)) * c.tensor_pass_s
-    return less_hidden(c.workload.overlap.tp, c.constants.framework.tp_hidden, both, hide_f, hide_b)
+    return less_hidden(c.tp_overlaps, c.constants.framework.tp_hidden, both, hide_f, hide_b)
 
 
 def less_hidden(
@@ -382,7 +357,7 @@ def head(c: Context) -> LayerTime:
     vocab = model.vocab / np.asarray(c.layout.tp)
     forward_gemm = gemm_s(tokens, vocab, model.hidden, c.rates, sixteen_bit=True)
     backward_gemm = gemm_s(tokens, model.hidden, vocab, c.rates, sixteen_bit=True) + weight_gradient_s(
-        model.hidden, vocab, tokens, c, sixteen_bit=True
+        model.hidden, vocab, tokens, c.rates, sixteen_bit=True
     )
     norm = 4.0 * tokens * model.hidden / c.sequence_shards
     logits = tokens * vocab

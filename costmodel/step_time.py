@@ -143,7 +143,7 @@ def _data_parallel_s(c: Context, dense: Floats, expert: Floats) -> Floats:
     section 7); 3 gathers for the forward and the backward pass of each micro-batch and reduces after each.
     """
     grad, weight = float(c.constants.framework.gradient_bytes), 2.0
-    if c.constants.framework.narrow_gathers and c.workload.precision in ("fp8", "mxfp8"):
+    if c.constants.framework.narrow_gathers and c.workload.precision == "fp8":
         weight = 1.0
 
     def passed_s(element_bytes: float) -> Floats:

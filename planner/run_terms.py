@@ -75,15 +75,18 @@ def framework_profile(text: str) -> str | None:
 
 
 def cuda_graph_kind(recipe: dict[str, Any]) -> str:
-    """`none`, `partial` or `full`, from the flags of a published recipe.
+    """`none`, `feed_forward`, `partial` or `full`, from the flags of a published recipe.
 
-    `full_iteration` is an implementation in newer releases and a scope in older ones.
+    `full_iteration` is an implementation in newer releases and a scope in older ones. Graphs of the
+    router (`moe_router`, `moe_preprocess`) or the MLP alone leave attention to the host.
     """
     implementation, scope = recipe.get("cuda_graph_impl"), recipe.get("cuda_graph_scope")
     scopes = scope if isinstance(scope, list) else [scope]
     if implementation == "full_iteration" or "full_iteration" in scopes:
         return "full"
-    return "partial" if implementation in ("transformer_engine", "local") else "none"
+    if implementation not in ("transformer_engine", "local"):
+        return "none"
+    return "partial" if "attn" in scopes or scopes == [None] else "feed_forward"
 
 
 def moe_dispatch_kind(recipe: dict[str, Any]) -> str:

@@ -43,8 +43,8 @@ def test_an_alias_takes_the_value_of_its_holder_and_follows_an_override() -> Non
 
 
 def test_a_later_layer_wins() -> None:
-    assert device_constants("b300-sxm", "blackwell").half_k == 206
-    assert device_constants("unheard-of", "unheard-of").half_k == 150
+    assert device_constants("b300-sxm", "blackwell").half_k == 47
+    assert device_constants("unheard-of", "unheard-of").half_k == 73
     assert "megatron" in names_in("frameworks")
 
 
