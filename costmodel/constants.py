@@ -57,8 +57,6 @@ class FrameworkConstants:
     """Host time to launch the forward pass of one dense layer (the backward pass costs twice that)."""
     launch_moe_layer_s: float
     """The same for a layer with experts."""
-    narrow_launch_factor: float
-    """Launches of a layer with cast operands over those at 16 bits."""
     piece_launch_s: float
     """Host time of one piece of a GEMM beside its transfer, or of one step of ring attention."""
     moe_sync_s: float

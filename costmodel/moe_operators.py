@@ -20,6 +20,11 @@ from costmodel.operators import (
 )
 from costmodel.workload import Workload
 
+PERMUTE_BYTES = {"deduplicated": 8.0, "alltoall": 12.0}
+"""Bytes for each copy of a token and element, in and out of the experts' order: a read and a write each way,
+or before, between and after the transfers of NCCL's all-to-all, which sorts by rank and then by expert
+(Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py)."""
+
 
 def moe_mlp(c: Context) -> LayerTime:
     """Router, permutation, all-to-all, grouped GEMMs of the local experts, and the shared experts."""
@@ -45,7 +50,7 @@ def moe_mlp(c: Context) -> LayerTime:
     unfused = c.constants.shared["expert_bias_bytes_factor"] if moe.expert_bias else 1.0
     act_f = arriving * width * (2.0 * matrices + 2.0) * unfused
     act_b = arriving * width * (4.0 * matrices + 2.0) * unfused
-    permute = 8.0 * arriving * model.hidden
+    permute = PERMUTE_BYTES[c.workload.moe_dispatch] * arriving * model.hidden
     norm = 10.0 * c.tokens * model.hidden / c.sequence_shards + 40.0 * mine * moe.experts
     cast_f = quantise_bytes(c, arriving, model.hidden + width)
     cast_b = quantise_bytes(c, arriving, matrices * width + model.hidden)

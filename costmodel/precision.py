@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-NARROW = ("fp8", "mxfp8", "nvfp4")
-"""Precisions whose GEMM operands are cast from 16 bits."""
-
 OPERAND_BYTES = {"fp8": 1.0, "mxfp8": 1.0 + 1.0 / 32.0, "nvfp4": 0.5 + 1.0 / 16.0}
 """Bytes of an operand's element: one of scale for every 32 elements of MXFP8, for every 16 of NVFP4."""
 

