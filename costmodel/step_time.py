@@ -111,7 +111,9 @@ def _compose(
     parts["dp_comm"] = _exposed_s(c, traffic, whole / pp)
     parts["optimizer"] = _optimizer(c, dense, expert)
     parts["step_overhead"] = c.constants.framework.step_overhead_s + 0.0 * busiest
-    nodes = np.maximum(np.asarray(layout.gpus) / c.workload.cluster.gpus_per_node, 1.0)
+    cluster = c.workload.cluster
+    domain = max(cluster.gpus_per_node, cluster.nvlink_domain)
+    nodes = np.maximum(np.asarray(layout.gpus) / domain, 1.0)
     parts["scale"] = total(parts) * c.constants.shared["scale_per_doubling"] * np.log2(nodes)
     return StepTime(parts)
 
