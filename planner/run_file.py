@@ -141,7 +141,7 @@ def _run(doc: RunDoc, remarks: list[str], base: Path | None, default_id: str) ->
         cuda_graph=settings.cuda_graph or cuda_graph_kind(settings.recipe),
         launch_blocking=settings.launch_blocking,
         cp_comm=cp_comm_kind(settings.cp_comm),
-        moe_dispatch=settings.moe_dispatch or moe_dispatch_kind(settings.recipe),
+        moe_dispatch=settings.moe_dispatch or moe_dispatch_kind(settings.recipe, published=published),
         expert_imbalance=settings.expert_imbalance,
         reserve_gib=settings.reserve_gib,
     )

@@ -89,9 +89,13 @@ def cuda_graph_kind(recipe: dict[str, Any]) -> str:
     return "partial" if "attn" in scopes or scopes == [None] else "feed_forward"
 
 
-def moe_dispatch_kind(recipe: dict[str, Any]) -> str:
-    """`alltoall` where the recipe names NCCL's dispatcher; DeepEP, HybridEP and unnamed ones deduplicate."""
-    return "alltoall" if recipe.get("moe_dispatcher") == "alltoall" else "deduplicated"
+def moe_dispatch_kind(recipe: dict[str, Any], *, published: bool) -> str:
+    """`alltoall` where the recipe names NCCL's dispatcher, `deduplicated` for DeepEP and HybridEP.
+
+    A published run that names none has not asked for more than NCCL's.
+    """
+    named = recipe.get("moe_dispatcher", "alltoall" if published else None)
+    return "alltoall" if named == "alltoall" else "deduplicated"
 
 
 def cp_comm_kind(words: str | None) -> str:
