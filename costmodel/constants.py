@@ -12,6 +12,7 @@ from cluster_specs.schema import DeviceSpec
 from costmodel.collectives import Links
 from costmodel.constant_tables import Overrides, layered_values, names_in
 from costmodel.kernels import Rates
+from costmodel.precision import OPERAND_BYTES
 from costmodel.workload import Workload
 
 
@@ -33,6 +34,7 @@ class DeviceConstants:
     scale_up_fraction: float
     half_k: float
     half_edge: float
+    grouped_half_edge: float
     wave_weight: float
     host_factor: float
     """Host time of a launch over that of the x86 hosts that the stacks were measured on."""
@@ -55,8 +57,10 @@ class FrameworkConstants:
     """Host time to launch the forward pass of one dense layer (the backward pass costs twice that)."""
     launch_moe_layer_s: float
     """The same for a layer with experts."""
+    piece_launch_s: float
+    """Host time of one piece of a GEMM beside its transfer, or of one step of ring attention."""
     moe_sync_s: float
-    """Wait of an expert layer and micro-batch for token counts; none in a graph of the whole step."""
+    """Wait of an expert layer and micro-batch for token counts; none where a graph holds the attention."""
     serial_launch_s: float
     """Launch gaps that even a busy GPU does not hide, per layer and pass."""
     recompute_fraction: float
@@ -76,12 +80,20 @@ class FrameworkConstants:
     """Extra gap per layer and pass under CUDA_LAUNCH_BLOCKING=1."""
     gradient_bytes: int
     """Bytes of a gradient element when it is reduced."""
+    weight_gradient_bytes: float
+    """Bytes that a weight-gradient GEMM moves per element of its result."""
     bf16_gradient_copies_bytes: float
     """Further bytes of a gradient element that stages 0 to 2 keep in bf16."""
     bucket_gib: float
     """Reduction and gathering buckets of ZeRO 0 to 2 with fp16 gradients."""
     logit_bytes: float
     """Bytes of a logit at the peak of the loss."""
+    fused_loss: bool
+    """Whether cross entropy is one kernel over 16-bit logits."""
+    current_scaling: bool
+    """Whether FP8 scales come from the tensor itself (a pass more) instead of the steps before."""
+    narrow_gathers: bool
+    """Whether parameters are gathered at the run's precision (FP8) instead of 16 bits."""
     fused_elementwise: bool
     """Whether norms, biases, activations and residual adds run as fused kernels."""
 
@@ -174,18 +186,20 @@ def kernel_rates(workload: Workload, constants: Constants) -> Rates:
     newest = constants.framework.flash_generation >= 3
     # Power-limited clocks: tensor cores run at a rate that follows the board's power limit.
     power = (spec.tdp_w / BLACKWELL_REFERENCE_W) ** device.tdp_exponent if device.tdp_exponent else 1.0
-    forward = (
-        sixteen * power * (device.attention_forward_fraction if newest else device.attention_flash2_fraction)
-    )
+    # Attention waits for exponentials more than for tensor cores, and draws less.
+    forward = sixteen * (device.attention_forward_fraction if newest else device.attention_flash2_fraction)
     return Rates(
         gemm_flops=peak_flops(spec, workload.precision) * fraction * power,
         head_gemm_flops=sixteen * device.gemm_fraction_16bit * power,
         attention_forward_flops=forward,
         attention_backward_flops=forward * device.attention_backward_ratio,
         hbm_bytes_per_s=spec.hbm_gb_per_s * 1e9 * device.hbm_fraction,
+        operand_bytes=OPERAND_BYTES.get(workload.precision, 2.0),
+        weight_gradient_bytes=constants.framework.weight_gradient_bytes,
         sms=spec.sms,
         gemm_half_k=device.half_k,
         gemm_half_edge=device.half_edge,
+        grouped_half_edge=device.grouped_half_edge,
         tile=device.tile,
         wave_weight=device.wave_weight,
         grouped_factor=constants.shared["grouped_gemm_factor"],

@@ -44,19 +44,19 @@ def test_free_constants_lie_within_three_spreads_of_the_prior() -> None:
 
 def test_an_alias_takes_the_value_of_its_holder_and_follows_an_override() -> None:
     assert (
-        device_constants("gb300", "blackwell").host_factor
-        == device_constants("gb200", "blackwell").host_factor
+        device_constants("b300-sxm", "blackwell").attention_forward_fraction
+        == device_constants("gb300", "blackwell").attention_forward_fraction
     )
-    moved = {"devices.gb200.host_factor": 2.5, "frameworks.llm-foundry.dp_interference": 0.5}
-    assert device_constants("gb300", "blackwell", moved).host_factor == 2.5
+    moved = {"devices.gb300.attention_forward_fraction": 0.9, "frameworks.llm-foundry.dp_interference": 0.5}
+    assert device_constants("b300-sxm", "blackwell", moved).attention_forward_fraction == 0.9
     assert layered_values(*framework_prefixes("fsdp2"), overrides=moved)["dp_interference"] == 0.5
     assert framework_constants("fsdp2").dp_interference != 0.5, "an override must not stay"
     assert effective_paths("frameworks.fsdp2")["dp_interference"] == "frameworks.llm-foundry.dp_interference"
 
 
 def test_a_later_layer_wins() -> None:
-    assert device_constants("b300-sxm", "blackwell").half_k == 206
-    assert device_constants("unheard-of", "unheard-of").half_k == 150
+    assert device_constants("b300-sxm", "blackwell").half_k == 47
+    assert device_constants("unheard-of", "unheard-of").half_k == 73
     assert "megatron" in names_in("frameworks")
 
 
