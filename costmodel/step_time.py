@@ -112,7 +112,9 @@ def _compose(
     parts["dp_comm"] = _exposed_s(c, traffic, whole / pp)
     parts["optimizer"] = _optimizer(c, dense, expert)
     parts["step_overhead"] = c.constants.framework.step_overhead_s + 0.0 * busiest
-    nodes = np.maximum(np.asarray(layout.gpus) / c.workload.cluster.gpus_per_node, 1.0)
+    cluster = c.workload.cluster
+    domain = max(cluster.gpus_per_node, cluster.nvlink_domain)
+    nodes = np.maximum(np.asarray(layout.gpus) / domain, 1.0)
     parts["scale"] = total(parts) * c.constants.shared["scale_per_doubling"] * np.log2(nodes)
     return StepTime(parts)
 
@@ -144,6 +146,8 @@ def _data_parallel_s(c: Context, dense: Floats, expert: Floats) -> Floats:
     section 7); 3 gathers for the forward and the backward pass of each micro-batch and reduces after each.
     """
     grad, weight = float(c.constants.framework.gradient_bytes), 2.0
+    if c.constants.framework.narrow_gathers and c.workload.precision == "fp8":
+        weight = 1.0
 
     def taken_s(collective: Callable[..., Floats], element_bytes: float) -> Floats:
         of_dense = collective(element_bytes * dense, c.placement.dp_cp, c.links)

@@ -14,6 +14,7 @@ from cluster_specs.reader import cluster_from_mapping, read_cluster
 from cluster_specs.schema import ClusterSpec
 from costmodel.layout import Layout, Recompute
 from costmodel.workload import Overlap, Workload
+from model_specs.catalog import with_twin_facts
 from model_specs.documents import parse_mapping, read_text
 from model_specs.errors import SpecError, shown, validation_message
 from model_specs.reader import model_from_mapping, read_model
@@ -140,7 +141,7 @@ def _run(doc: RunDoc, remarks: list[str], base: Path | None, default_id: str) ->
         cuda_graph=settings.cuda_graph or cuda_graph_kind(settings.recipe),
         launch_blocking=settings.launch_blocking,
         cp_comm=cp_comm_kind(settings.cp_comm),
-        moe_dispatch=settings.moe_dispatch or moe_dispatch_kind(settings.recipe),
+        moe_dispatch=settings.moe_dispatch or moe_dispatch_kind(settings.recipe, published=published),
         expert_imbalance=settings.expert_imbalance,
         reserve_gib=settings.reserve_gib,
     )
@@ -281,7 +282,8 @@ def _model(doc: RunDoc, base: Path | None) -> ModelSpec:
     try:
         if isinstance(doc.model, str):
             return read_model(_beside(doc.model, base))
-        return _with_sinks(model_from_mapping(doc.model, "model"))
+        model = _with_sinks(model_from_mapping(doc.model, "model"))
+        return with_twin_facts(model) if doc.measured is not None else model
     except ValueError as error:
         raise RunFileError(str(error)) from error
 

@@ -105,7 +105,7 @@ class SettingsDoc(BaseModel):
     framework: Words = "megatron"
     expert_imbalance: Annotated[float, Field(strict=True, ge=1, le=1e6, allow_inf_nan=False)] = 1.0
     reserve_gib: Annotated[float, Field(strict=True, ge=0, le=10_000, allow_inf_nan=False)] = 0.0
-    cuda_graph: Literal["none", "partial", "full"] | None = None
+    cuda_graph: Literal["none", "feed_forward", "partial", "full"] | None = None
     cp_comm: Words | None = None
     moe_dispatch: Literal["deduplicated", "alltoall"] | None = None
     launch_blocking: Annotated[Flag, BeforeValidator(_said)] = False
