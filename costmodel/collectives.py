@@ -19,6 +19,10 @@ from numpy.typing import NDArray
 from costmodel.layout import Floats, Ints
 
 
+TREE_RATE = 0.92
+"""Rate of NCCL's tree all-reduce over that of its ring on the same links (src/graph/tuning.cc)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Links:
     """What collectives reach on each fabric level, inside out; arrays of shape [levels]."""
@@ -86,12 +90,13 @@ def all_reduce_s(buffer_bytes: Floats, members: NDArray[np.int64], links: Links)
     A ring carries 2 (P-1)/P n over each boundary. Between two blocks a tree carries n each way: the sum of
     one block goes over and the result comes back, for one half of the buffer in either direction (Sanders,
     Speck, Traeff 2009, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"). NCCL prices
-    a tree on two nodes by the links inside the node (`bwIntra` for nNodes <= 2, src/graph/tuning.cc).
+    a tree on two nodes by the links inside the node (`bwIntra` for nNodes <= 2) at 0.92 of the ring's rate
+    (src/graph/tuning.cc).
     """
     size = members[..., -1:]
     ring = (size - 1) / size
     between_two = (members > members[..., :1]) & (size <= 2 * members[..., :1])
-    return 2.0 * _pass_s(buffer_bytes, members, links, np.where(between_two, np.minimum(0.5, ring), ring))
+    return 2.0 * _pass_s(buffer_bytes, members, links, np.where(between_two, np.minimum(0.5 / TREE_RATE, ring), ring))
 
 
 def _pass_s(

@@ -86,7 +86,8 @@ class Context:
         volume = 2.0 * self.tokens * self.workload.model.hidden
         reduced = all_reduce_s(volume, self.placement.tp, self.links)
         passes = 1.0 + GATHERED_SHARE.get(self.workload.precision, 1.0)
-        return np.where(self.layout.sequence_parallel, passes * self.tensor_pass_s, reduced)
+        wait = np.where(np.asarray(self.layout.tp) > 1, self.constants.framework.collective_wait_s, 0.0)
+        return wait + np.where(self.layout.sequence_parallel, passes * self.tensor_pass_s, reduced)
 
 
 @dataclass(frozen=True)
