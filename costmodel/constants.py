@@ -76,12 +76,6 @@ class FrameworkConstants:
     """Extra gap per layer and pass under CUDA_LAUNCH_BLOCKING=1."""
     gradient_bytes: int
     """Bytes of a gradient element when it is reduced."""
-    bf16_gradient_copies_bytes: float
-    """Further bytes of a gradient element that stages 0 to 2 keep in bf16."""
-    bucket_gib: float
-    """Reduction and gathering buckets of ZeRO 0 to 2 with fp16 gradients."""
-    logit_bytes: float
-    """Bytes of a logit at the peak of the loss."""
     fused_elementwise: bool
     """Whether norms, biases, activations and residual adds run as fused kernels."""
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from costmodel.collectives import members_inside, point_to_point_s, ring_pass_s
 from costmodel.constants import Constants, constants_for, fabric_links, kernel_rates
 from costmodel.layout import Floats, Layout, Placement
-from costmodel.memory import rank_parameters
+from costmodel.memory_states import rank_parameters
 from costmodel.operators import Context, Parts, total
 from costmodel.split import Stages
 from costmodel.stage import KindTimes, cheapest_layer_s, even_layout_load, kind_times, rank_counts, rank_parts

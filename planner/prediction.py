@@ -15,7 +15,7 @@ from costmodel.constants import peak_flops
 from costmodel.estimate import Estimate, Stages, estimate, stage_memory_parts_gib
 from costmodel.layout import Layout, Placement, Recompute
 from costmodel.measured import error_band
-from costmodel.memory import ALLOCATOR_SHARE, CONTEXT_GIB
+from costmodel.memory import context_gib
 from costmodel.placement import nested_placement
 from costmodel.workload import Workload
 from model_specs.documents import path_text
@@ -126,12 +126,12 @@ def validation_report(path: Path) -> ValidationReport:
 def prediction_of(run: Run) -> Prediction:
     """The two figures that `validate` compares: seconds of a step, and GiB of the fullest pipeline rank.
 
-    Where the driver was read, with the fragments and the context that it shows besides.
+    Where the driver was read, with the context that it shows besides.
     """
     found = predict_run(run)
     peak_gib = max(found.memory_gib)
     if run.measured is not None and run.measured.from_driver:
-        peak_gib = peak_gib / ALLOCATOR_SHARE + CONTEXT_GIB
+        peak_gib += float(np.asarray(context_gib(run.layout)))
     return Prediction(step_time_s=float(found.estimate.step_time_s), memory_gib=peak_gib)
 
 
