@@ -101,6 +101,10 @@ class Predicted(BaseModel):
     memory_gib: list[float]
     """Per pipeline stage, the peak on one GPU."""
     memory_parts_gib: list[dict[str, float]] = Field(default_factory=list)
+    """Per pipeline stage: weights, gradients, optimizer, activations, logits, work (one layer's way back),
+    buffers, fragmentation and workspace, which add up to `memory_gib`."""
+    memory_context_gib: float | None = None
+    """CUDA context and NCCL buffers, which the driver shows besides."""
     level_traffic: list[LevelTraffic]
     error_band: dict[str, float]
 

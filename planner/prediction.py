@@ -45,6 +45,8 @@ class RunPrediction:
     placement: Placement
     memory_parts_gib: tuple[dict[str, float], ...]
     """Per pipeline rank, by component."""
+    context_gib: float
+    """What the driver shows besides."""
 
     @property
     def memory_gib(self) -> tuple[float, ...]:
@@ -81,6 +83,7 @@ def predict_run(run: Run) -> RunPrediction:
         stages=stages,
         placement=placement,
         memory_parts_gib=per_rank,
+        context_gib=float(np.asarray(context_gib(layout))),
     )
 
 
@@ -131,7 +134,7 @@ def prediction_of(run: Run) -> Prediction:
     found = predict_run(run)
     peak_gib = max(found.memory_gib)
     if run.measured is not None and run.measured.from_driver:
-        peak_gib += float(np.asarray(context_gib(run.layout)))
+        peak_gib += found.context_gib
     return Prediction(step_time_s=float(found.estimate.step_time_s), memory_gib=peak_gib)
 
 
@@ -173,6 +176,7 @@ def predicted_document(workload: Workload, found: RunPrediction) -> Predicted:
         breakdown_s={name: float(seconds) for name, seconds in found.estimate.breakdown_s.items()},
         memory_gib=list(found.memory_gib),
         memory_parts_gib=list(found.memory_parts_gib),
+        memory_context_gib=found.context_gib,
         level_traffic=[
             LevelTraffic(
                 level=level.level,

@@ -179,13 +179,18 @@ class CostModelPricing:
         return out
 
     def least_memory_gib(self, layouts: Layout) -> tuple[FloatArray, IntArray]:
-        """With full recomputation: of the fewest layers that let some split fit, or of all of them."""
+        """(never above the peak of any split and of any number of recomputed layers from there on, the fewest
+        layers that full recomputation must take for some split to fit, or all of them)."""
         full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
         again = np.where(full, ALL_LAYERS if self._workload.framework != "megatron" else 1, 0)
         peak = self._peak_with(layouts, again)
         rows = np.flatnonzero((again == 1) & (peak > self._limit_gib))
         if len(rows):
             again[rows], peak[rows] = self._fewest_recomputed(layouts.take(rows))
+        rows = np.flatnonzero(full & (again < ALL_LAYERS))
+        if len(rows):
+            some = layouts.take(rows)
+            peak[rows] = np.minimum(peak[rows], self._peak_with(some, np.full(len(rows), ALL_LAYERS)))
         return peak, again
 
     def floor_memory_gib(self, layouts: Layout) -> FloatArray:
