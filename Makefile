@@ -12,7 +12,7 @@ DEV_READY := $(VENV)/.dev-ready
 # Override with: make PYTHON=/path/to/python3
 PYTHON ?=
 
-.PHONY: help plan test check lint types unit slow oracles accuracy clean
+.PHONY: help plan test check lint types unit slow oracles accuracy calibrate clean
 
 help:
 	@echo "make plan      plan Llama-3.1-405B on 16,384 GPUs (installs into .venv the first time)"
@@ -21,6 +21,7 @@ help:
 	@echo "make lint | types | unit | slow    one of them"
 	@echo "make oracles   launch files through the parsers of the real frameworks (installs them into .oracles)"
 	@echo "make accuracy  the cost model against published, measured steps"
+	@echo "make calibrate refit the free constants of costmodel/data on those steps"
 	@echo "make clean     remove .venv and caches"
 
 plan: $(RUN_READY)
@@ -66,6 +67,10 @@ $(ORACLES_READY): tests/oracles/requirements.txt | $(BIN)/python
 
 accuracy: $(RUN_READY)
 	$(BIN)/meshwright validate tests/data/published_runs.yaml
+
+calibrate: $(DEV_READY)
+	$(BIN)/python -m pip install --quiet -e '.[calibrate]'
+	$(BIN)/python -m benchmarks.calibrate
 
 clean:
 	rm -rf $(VENV) $(ORACLES) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -61,8 +61,8 @@ def workload_of(inputs: PlanInputs) -> Workload:
     return PlanRequest(**given, reserve_gib=inputs.reserve_gib).workload()
 
 
-def predict_run(run: Run) -> RunPrediction:
-    """Prices a run on the placement that tp, cp, dp and pp nested in this order give.
+def arrangement(run: Run) -> tuple[Stages, Placement]:
+    """The split of a run's layers, and the placement that tp, cp, dp and pp nested in this order give.
 
     Raises ValueError where the layers cannot be dealt out to the virtual stages.
     """
@@ -73,7 +73,13 @@ def predict_run(run: Run) -> RunPrediction:
             f"pp {layout.pp} * vpp {layout.vpp} virtual stages for {workload.model.layers} layers: "
             "some would have none"
         )
-    placement = nested_placement(workload.cluster, layout)
+    return stages, nested_placement(workload.cluster, layout)
+
+
+def predict_run(run: Run) -> RunPrediction:
+    """Prices a run as `arrangement` lays it out. Raises ValueError where that is impossible."""
+    workload, layout = run.workload, run.layout
+    stages, placement = arrangement(run)
     parts = stage_memory_parts_gib(workload, layout, stages)
     per_rank = tuple(
         {name: float(values[rank]) for name, values in parts.items()} for rank in range(len(stages))
