@@ -69,8 +69,8 @@ def test_measured_peaks(report: ValidationReport, source: str, rows: int, mean: 
 
 def test_every_stack_has_a_memory_profile() -> None:
     assert {name: memory_profile(name).stranding for name in framework_names()}["fsdp2"] == "forward"
-    with pytest.raises(KeyError, match="no memory profile 'nemo'"):
-        memory_profile("nemo")
+    with pytest.raises(KeyError, match="no memory profile 'other'"):
+        memory_profile("other")
 
 
 @pytest.mark.parametrize(
