@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from cluster_specs.schema import ClusterSpec
 from costmodel.layout import AXES
+from costmodel.schedules import schedule_name, schedule_named, traits
 from model_specs.documents import parse_mapping, path_text, read_text
 from model_specs.errors import SpecError, validation_message
 from model_specs.schema import ModelSpec
@@ -118,6 +119,11 @@ def _contradictions(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "layout.num_micro_batches", "micro_batch * dp * num_micro_batches must be inputs.global_batch"
     if [len(rank) for rank in layout.stages] != [layout.vpp] * layout.pp or min(map(min, layout.stages)) < 0:
         yield "layout.stages", f"must be {layout.pp} ranks (pp) of {layout.vpp} layer counts (vpp)"
+    schedule = schedule_named(layout.schedule)
+    if schedule_name(schedule, layout.vpp) != layout.schedule or (schedule and layout.pp == 1):
+        yield "layout.schedule", f"{layout.schedule} does not go with pp {layout.pp} and vpp {layout.vpp}"
+    elif schedule and (shape := traits(schedule).faults(layout.pp, layout.vpp, layout.num_micro_batches)):
+        yield "layout.schedule", "; ".join(shape)
     if sum(map(sum, layout.stages)) != inputs.model.layers:
         yield "layout.stages", f"must add up to the model's {inputs.model.layers} layers"
     if predicted is not None:

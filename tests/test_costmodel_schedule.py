@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from cluster_specs.reader import read_cluster
 from costmodel.estimate import LayerCosts, estimate, layer_costs
 from costmodel.layout import Layout
-from costmodel.memory import in_flight
 from costmodel.placement import nested_placement
 from costmodel.ratios import bubble_of_ideal, bubble_of_step
 from costmodel.schedule_simulator import rank_order, simulate
+from costmodel.schedules import Schedule, in_flight
 from costmodel.workload import Overlap, Workload
 from model_specs.schema import ModelSpec, MoeSpec
 
@@ -50,7 +50,7 @@ def test_interleaving_takes_pp_micro_batches_through_a_chunk() -> None:
 
 @pytest.mark.parametrize(("pp", "m"), [(1, 3), (2, 4), (4, 8), (8, 32), (4, 2)])
 def test_gpipe_and_1f1b_have_the_same_bubble_and_different_peaks(pp: int, m: int) -> None:
-    gpipe = simulate([1.0] * pp, [2.0] * pp, pp=pp, num_micro_batches=m, schedule="gpipe")
+    gpipe = simulate([1.0] * pp, [2.0] * pp, pp=pp, num_micro_batches=m, schedule=Schedule.GPIPE)
     one = simulate([1.0] * pp, [2.0] * pp, pp=pp, num_micro_batches=m)
     assert gpipe.seconds == one.seconds == 3 * (m + pp - 1)
     assert gpipe.peak_chunks == (m,) * pp
@@ -100,7 +100,7 @@ def test_a_schedule_that_cannot_run_is_refused() -> None:
     with pytest.raises(ValueError, match="chunks"):
         simulate([1.0] * 3, [1.0] * 3, pp=2, num_micro_batches=4)
     with pytest.raises(ValueError, match="virtual stages"):
-        simulate([1.0] * 4, [1.0] * 4, pp=2, num_micro_batches=4, schedule="gpipe")
+        simulate([1.0] * 4, [1.0] * 4, pp=2, num_micro_batches=4, schedule=Schedule.GPIPE)
 
 
 def dense_workload(layers: int, *, vocab: int = 32_000) -> Workload:
