@@ -10,11 +10,14 @@ m v t of an even rank; on uneven ranks it is the same share of the work of all r
 | 1F1B, interleaved | (p - 1) t | Narayanan et al. 2021, arXiv 2104.04473, section 2.2 |
 | breadth-first | (p - 1) t | Lamy-Poirier 2022, arXiv 2211.05953 |
 | ZB-H1 | (p - 1) max(f + i - w, f, i) | Qi et al. 2023, arXiv 2401.10241, section 2.3 (w <= f, i there) |
-| ZB-V | (p - 1) max(i, 2 (i - w)) | torch's fixed order for w <= f <= i; the paper's is 0 at f = i = w because \
-it lets the ranks end one after the other, which a norm of all gradients does not |
-| DualPipeV | max((p - 1)(2 f + i - w), (p - 1)(f + 2 i - w) - f) | order of arXiv 2412.19437 without any gain \
-from overlap, w <= f <= i; at f = i its Table 2: (p - 1)(F&B + B - 3 W) with B = i + w |
+| ZB-V | (p - 1) max(i, 2 (i - w)) | arXiv 2401.10241, section 6, in torch's fixed order (1) |
+| DualPipeV | max((p - 1)(2 f + i - w), (p - 1)(f + 2 i - w) - f) | arXiv 2412.19437, Table 2 (2) |
 | DualPipe | as DualPipeV on p / 2 ranks | the same; ranks r and p - 1 - r hold the same two stages |
+
+(1) For w <= f <= i. The paper's bubble is 0 at f = i = w because there the ranks end one after the other,
+which an optimizer that first sums a norm over all ranks does not allow.
+(2) For w <= f <= i, and without a gain from overlap (F&B = F + B). At f = i it is the table's
+(p - 1)(F&B + B - 3 W), in which B = i + w.
 """
 
 from __future__ import annotations
@@ -180,10 +183,9 @@ def in_flight(layout: Layout, rank: Ints) -> Floats:
     """Micro-batches whose activations a rank holds at the peak, in units of all its virtual stages.
 
     GPipe and breadth-first: m. 1F1B: min(m, p - r). Interleaved: the warm-up runs 2 (p - r - 1) + (v - 1) p
-    chunks ahead, plus the one in work (Narayanan et al. 2021, section 2.2; megatron-core schedules.py). ZB-H1:
-    p (v chunks each), because a pass whose weight gradients wait keeps its activations (Qi et al. 2023, Table
-    2); ZB-V: p, on every rank alike; DualPipe(V): 2 p + 1 of the chunks of p ranks in a V (DeepSeek-V3, Table
-    2: PP + 1 of PP stages).
+    chunks ahead, plus the one in work (Narayanan et al. 2021, section 2.2; megatron-core schedules.py). ZB-H1
+    and ZB-V: p on every rank, because a pass whose weight gradients wait keeps its activations (Qi et al.
+    2023, Table 2). DualPipeV: 2 p + 1 chunks, DualPipe: p + 1 stages (DeepSeek-V3, Table 2: PP + 1 of PP stages).
     """
     pp, vpp, m = (np.asarray(x) for x in (layout.pp, layout.vpp, layout.num_micro_batches))
     schedule = np.asarray(layout.schedule)

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Stages = tuple[tuple[int, ...], ...]
-"""Layers of each [pipeline rank][virtual stage]; chunk c of the model is stages[c % pp][c // pp], in a V-shaped
-schedule the second half runs back: stages[2 pp - 1 - c][1]."""
+"""Layers of each [pipeline rank][virtual stage]; chunk c of the model is stages[c % pp][c // pp]. In a
+V-shaped schedule the second half runs back: stages[2 pp - 1 - c][1]."""
 
 
 @dataclass(frozen=True)

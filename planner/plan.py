@@ -44,8 +44,8 @@ class PlanInputs(BaseModel):
 
 class LayoutDoc(BaseModel):
     """The chosen layout. `stages[rank][virtual stage]` is a number of transformer layers; chunk v of rank r
-    is the (v * pp + r)-th of the model; under zbv and dualpipe-v the second chunk of rank r is the (2 pp - 1 -
-    r)-th. The first also holds the embedding, the last MTP and head.
+    is the (v * pp + r)-th of the model; under zbv and dualpipe-v the second chunk of rank r is the
+    (2 pp - 1 - r)-th. The first also holds the embedding, the last MTP and head.
     """
 
     model_config = _DOC

@@ -218,8 +218,8 @@ class Search:
         """Drops layouts that, however many virtual stages they get, cannot fit or beat the cutoff.
 
         Neither virtual stages nor another schedule than 1F1B saves memory. Of the step T = m a + (S - a) x +
-        ..., with S <= pp a and x = 1 / v for 1F1B, others save at most the factor (m + (pp - 1) x) / (m + (pp -
-        1) / 2) over two virtual stages.
+        ..., with S <= pp a and x = 1 / v for 1F1B, others save at most the factor
+        (m + (pp - 1) x) / (m + (pp - 1) / 2) over two virtual stages.
         """
         counts = self._space.pipeline_counts[np.asarray(variants.pp)]
         memory_gib = self._pricing.floor_memory_gib(variants)

@@ -196,7 +196,7 @@ class Space:
 
     @cached_property
     def smallest_bubble(self) -> FloatArray:
-        """By pp, the least that (ranks' work - the busiest rank's) may be multiplied by to give the bubble."""
+        """By pp, the least that (ranks' work - the busiest rank's) may be multiplied by for the bubble."""
         return self._by_pp(lambda found: min(_bubble_factor(*one) for one in found))
 
     @cached_property

@@ -18,6 +18,7 @@ from costmodel.estimate import estimate, stage_memory_gib
 from costmodel.layout import AXES, Layout, Recompute
 from costmodel.memory import usable_hbm_gib
 from costmodel.placement import level_factors, placement_from_matrix
+from costmodel.schedules import traits
 from model_specs.schema import ModelSpec, MoeSpec
 from planner.model import Candidates, build_model, price_ns, solve
 from planner.pricing import CostModelPricing
