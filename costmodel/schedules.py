@@ -185,7 +185,7 @@ def in_flight(layout: Layout, rank: Ints) -> Floats:
     GPipe and breadth-first: m. 1F1B: min(m, p - r). Interleaved: the warm-up runs 2 (p - r - 1) + (v - 1) p
     chunks ahead, plus the one in work (Narayanan et al. 2021, section 2.2; megatron-core schedules.py). ZB-H1
     and ZB-V: p on every rank, because a pass whose weight gradients wait keeps its activations (Qi et al.
-    2023, Table 2). DualPipeV: 2 p + 1 chunks, DualPipe: p + 1 stages (DeepSeek-V3, Table 2: PP + 1 of PP stages).
+    2023, Table 2). DualPipeV: 2 p + 1 chunks, DualPipe: p + 1 stages (DeepSeek-V3, Table 2: PP + 1 stages).
     """
     pp, vpp, m = (np.asarray(x) for x in (layout.pp, layout.vpp, layout.num_micro_batches))
     schedule = np.asarray(layout.schedule)
