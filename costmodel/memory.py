@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.layout import Floats, Ints, Layout, Recompute
+from costmodel.layout import Floats, Layout, Recompute
 from costmodel.memory_activations import (
     SavedActivations,
     activation_bytes_per_layer,
@@ -23,25 +23,14 @@ from costmodel.memory_states import (
     rank_parameters,
     state_bytes,
     state_bytes_per_parameter,
+    v_shaped,
 )
 from costmodel.memory_transients import FIXED_BYTES, transients
+from costmodel.schedules import in_flight, last_rank, on_both_ranks
 from costmodel.split import Stages, layer_counts
 from costmodel.workload import Workload
 
 GIB = float(2**30)
-
-
-def in_flight(layout: Layout, rank: Ints) -> Floats:
-    """Micro-batches whose activations a rank holds at the peak, in units of all its virtual stages.
-
-    1F1B: min(m, p - r). Interleaved: the warm-up runs 2 (p - r - 1) + (v - 1) p chunks ahead, plus the one in
-    work (Narayanan et al. 2021, section 2.2; megatron-core schedules.py).
-    """
-    pp, vpp, m = (np.asarray(x) for x in (layout.pp, layout.vpp, layout.num_micro_batches))
-    plain = np.minimum(m, pp - rank)
-    chunks = np.minimum(2 * (pp - np.asarray(rank) - 1) + (vpp - 1) * pp + 1, m * vpp)
-    out: Floats = np.where(vpp > 1, chunks / vpp, plain)
-    return out
 
 
 def stage_memory_parts_gib(
@@ -56,8 +45,9 @@ def stage_memory_parts_gib(
     saved = saved_activations(workload, layout)
     extra = transients(workload, layout, saved)
     rank = np.arange(pp)
-    first, last = rank == 0, rank == pp - 1
-    tables = _tables_held(workload, pp)
+    ends = np.stack([rank == 0, rank == last_rank(layout.schedule, pp)]).astype(np.float64)
+    first, last = (on_both_ranks(end, layout.schedule) > 0 for end in ends)
+    tables = _tables_held(workload, first, last)
     logits = np.where(last, extra.loss_last, 0.0)
     head_input = np.where(last, extra.head_input_last, 0.0)
     work = np.maximum(extra.layer, np.where(first, extra.embedding_first, 0.0))
@@ -76,11 +66,12 @@ def stage_memory_parts_gib(
     return {name: np.broadcast_to(np.asarray(held) / GIB, (pp,)) for name, held in parts.items()}
 
 
-def _tables_held(workload: Workload, pp: int) -> NDArray[np.int64]:
-    """Token tables and heads on each rank."""
-    model, rank = workload.model, np.arange(pp)
-    own_head = 1 if pp > 1 or not model.tied_embeddings else 0
-    return np.asarray((rank == 0).astype(np.int64) + own_head * (rank == pp - 1))
+def _tables_held(
+    workload: Workload, first: NDArray[np.bool_], last: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Token tables and heads on each rank; a tied one is held once where both ends are."""
+    both = np.where(first & last, 1.0 if workload.model.tied_embeddings else 2.0, 1.0)
+    return np.asarray(np.where(first | last, both, 0.0))
 
 
 def _states(workload: Workload, layout: Layout, stages: Stages) -> dict[str, Floats]:
@@ -102,15 +93,16 @@ def _in_all_micro_batches(
     model, rank = workload.model, np.arange(len(stages))
     full = bool(int(np.asarray(layout.recompute)) & Recompute.FULL)
     again = int(np.asarray(layout.recompute_layers)) if full else 0
-    counts = layer_counts(model.dense_layers, stages, again)
+    counts = layer_counts(model.dense_layers, stages, again, v_shaped=v_shaped(layout))
     (kept, dropped), (kept_moe, dropped_moe) = each.dense, each.main
-    last = rank == rank[-1]
+    last = rank == last_rank(layout.schedule, len(stages))
     saved = counts.dense * kept + counts.dense_recomputed * (dropped - kept)
     saved = saved + counts.moe * kept_moe + counts.moe_recomputed * (dropped_moe - kept_moe)
     saved = saved + np.where(last, model.mtp_layers * kept_moe, 0.0)
     if memory_profile(workload.framework).keeps_stage_outputs and len(stages) > 1:
         sent = 2.0 * rank_tokens(workload, layout) * model.hidden / sequence_shards(layout)
         saved = saved + np.where(last, 0.0, sent)
+    saved = on_both_ranks(np.asarray(saved), layout.schedule)
     return np.asarray(saved * np.asarray(in_flight(layout, rank)))
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from costmodel.constants import framework_constants
 from costmodel.layout import Floats, Ints, Layout
 from costmodel.memory_profile import memory_profile
+from costmodel.schedules import has_trait, last_rank, on_both_ranks
 from costmodel.split import Stages, layer_counts
 from costmodel.workload import Workload
 from model_specs.parameters import (
@@ -53,12 +54,18 @@ def rank_parameters(model: ModelSpec, layout: Layout, stages: Stages | None) -> 
     if stages is None:
         of_dense = model.dense_layers * dense + model.moe_layers * rest + table + last
         return of_dense / pp, (model.moe_layers * experts + mtp_experts) / pp
-    counts = layer_counts(model.dense_layers, stages, 0)
+    counts = layer_counts(model.dense_layers, stages, 0, v_shaped=v_shaped(layout))
     rank = np.arange(len(stages))
-    on_last = rank == len(stages) - 1
+    on_last = rank == last_rank(layout.schedule, len(stages))
     ends = np.where(rank == 0, table, 0.0) + np.where(on_last, last, 0.0)
     of_experts = counts.moe * experts + np.where(on_last, mtp_experts, 0.0)
-    return counts.dense * dense + counts.moe * rest + ends, of_experts
+    of_dense = counts.dense * dense + counts.moe * rest + ends
+    return on_both_ranks(of_dense, layout.schedule), on_both_ranks(of_experts, layout.schedule)
+
+
+def v_shaped(layout: Layout) -> bool:
+    """Whether the chunks of a layout, or of some of many, run down the ranks and up again."""
+    return bool(has_trait(layout.schedule, "v_shaped").any())
 
 
 def mtp_join_parameters(model: ModelSpec) -> int:

@@ -16,7 +16,6 @@ from costmodel.constants import framework_constants
 from costmodel.layout import Layout, Recompute
 from costmodel.memory import (
     GIB,
-    in_flight,
     peak_memory_gib,
     stage_memory_gib,
     stage_memory_parts_gib,
@@ -25,6 +24,7 @@ from costmodel.memory import (
 from costmodel.memory_activations import activation_bytes_per_layer
 from costmodel.memory_states import rank_parameters, state_bytes_per_parameter
 from costmodel.ratios import unfused_activation_bytes
+from costmodel.schedules import in_flight
 from costmodel.split import layer_counts
 from costmodel.workload import Workload
 from model_specs.catalog import load_catalog_model

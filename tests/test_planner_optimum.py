@@ -18,13 +18,14 @@ from costmodel.estimate import estimate, stage_memory_gib
 from costmodel.layout import AXES, Layout, Recompute
 from costmodel.memory import usable_hbm_gib
 from costmodel.placement import level_factors, placement_from_matrix
+from costmodel.schedules import traits
 from model_specs.schema import ModelSpec, MoeSpec
 from planner.model import Candidates, build_model, price_ns, solve
 from planner.pricing import CostModelPricing
 from planner.problem import PlanRequest
 from planner.search import Outcome, Search
 from planner.space import Space, space_of
-from planner.stages import ALL_LAYERS, chunk_layers
+from planner.stages import ALL_LAYERS, chunk_layers, level_splits
 
 Stages = tuple[tuple[int, ...], ...]
 
@@ -125,7 +126,9 @@ def best_by_brute_force(space: Space) -> float | None:
 def _times(space: Space, layout: Layout) -> Iterator[float]:
     workload = replace(space.workload, gpus=int(layout.gpus))
     layers, pp, vpp = workload.model.layers, int(layout.pp), int(layout.vpp)
-    splits = list(_splits(layers, pp, vpp, workload.model.dense_layers if workload.model.moe_layers else 0))
+    leading = workload.model.dense_layers if workload.model.moe_layers else 0
+    in_step = vpp > 1 and traits(int(layout.schedule)).in_step
+    splits = list(level_splits(layers, pp, vpp) if in_step else _splits(layers, pp, vpp, leading))
     full = int(layout.recompute) & Recompute.FULL
     for again in [*range(1, layers + 1), ALL_LAYERS] if full else [0]:
         one = replace(layout, recompute_layers=again)
@@ -211,7 +214,7 @@ def test_bounds_are_bounds(seed: int) -> None:
     space = space_of(request(seed))
     pricing = CostModelPricing(space.workload)
     families = space.families(space.workload.gpus)
-    floor = pricing.floor_s(families, space.most_virtual_stages[np.asarray(families.pp)])
+    floor = pricing.floor_s(families, space.smallest_bubble[np.asarray(families.pp)])
     members = space.members(families)
     rows = np.random.default_rng(seed).permutation(len(np.asarray(members.tp)))[:40]
     owner = np.repeat(np.arange(len(floor)), space.members_per_family(families))[rows]
@@ -236,7 +239,7 @@ def test_virtual_stages_never_save_memory(seed: int) -> None:
     plain = space.variants(space.families(space.workload.gpus))
     staged = space.staged(plain)
     single, many = pricing.least_memory_gib(plain)[0], pricing.least_memory_gib(staged)[0]
-    counts = space.virtual_stage_counts[np.asarray(plain.pp)]
+    counts = space.pipeline_counts[np.asarray(plain.pp)]
     limit = usable_hbm_gib(space.workload)
     never = np.repeat(single > limit, counts)
     assert np.all(many[never] > limit)
