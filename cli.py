@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from commands.calculators import collective, memory, pipeline, roofline
 from commands.catalogs import catalog, model, schema
 from commands.placement import experts
 from commands.planning import compare, estimate, explain, launch, plan, validate
@@ -25,6 +26,8 @@ def main() -> None:
 
 
 for command in (plan, estimate, validate, catalog, schema, model, launch, explain, compare, experts):
+    main.add_command(command)
+for command in (collective, roofline, pipeline, memory):
     main.add_command(command)
 
 
