@@ -35,6 +35,8 @@ class MemoryProfile:
     gradients)."""
     bf16_gradient_copies_bytes: float
     """Further bytes of a gradient element that stages 0 to 2 keep in bf16."""
+    unsharded_in_pipeline: bool
+    """Whether ZeRO 3 under pipeline parallelism keeps 16-bit weights and fp32 gradients whole for a step."""
     bucket_elements: float
     """Elements of the buffer in which gradients are reduced under stages 0 to 2."""
 

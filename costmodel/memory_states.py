@@ -85,7 +85,8 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
 
     Mixed-precision Adam: a 2-byte weight, a gradient, fp32 master weight and two moments (12). Megatron keeps
     the gradient in fp32 (4 bytes), stacks that reduce in 16 bits in 2 (Megatron-LM docs, dist_optimizer.md:
-    6 + 12/d). Under ZeRO 3 the fp32 weight is the only one. FP8 kernels keep a quantised copy of the weight
+    6 + 12/d). Under ZeRO 3 the fp32 weight is the only one, but for stacks that keep 16-bit weights and fp32
+    gradients whole between the micro-batches of a pipeline. FP8 kernels keep a quantised copy of the weight
     and its transpose (1 byte each; half of that in FP4).
     """
     stack, profile = framework_constants(workload.framework), memory_profile(workload.framework)
@@ -100,6 +101,9 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
     third = stage == 3
     weights: Floats = np.where(third, (4.0 + copies) / d, 2.0 + copies)
     gradients: Floats = np.where(third, 4.0 / d, np.where(stage == 2, grad / d, grad))
+    if profile.unsharded_in_pipeline:
+        whole = third & (np.asarray(layout.pp) > 1) & (d > 1)
+        weights, gradients = weights + np.where(whole, 2.0, 0.0), gradients + np.where(whole, 4.0, 0.0)
     share = np.where(stage == 0, 1.0, 1.0 / d)
     states: Floats = np.where(third, (optimizer - 4.0) / d, optimizer * share + step / d)
     return weights, gradients, states

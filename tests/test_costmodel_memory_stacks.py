@@ -159,6 +159,22 @@ def test_pipeline_outputs_that_deepspeed_keeps() -> None:
     assert more == pytest.approx([n * 8192 * 4096 * 2 for n in (4, 3, 2, 0)])
 
 
+def test_torchtitan_keeps_a_pipeline_stage_whole() -> None:
+    """16-bit weights and fp32 gradients of every parameter of the stage, beside the shards."""
+    layout = Layout(pp=2, dp=4, zero_stage=3, num_micro_batches=4)
+    found = {
+        name: stage_memory_parts_gib(workload("llama-3-8b", name), layout, ((16,), (16,)))
+        for name in ("torchtitan", "fsdp2")
+    }
+    parameters = np.asarray(found["fsdp2"]["weights"])  # 4 bytes of each, over 4 ranks
+    assert found["torchtitan"]["weights"] == pytest.approx(parameters * (2 + 4 / 4))
+    assert found["torchtitan"]["gradients"] == pytest.approx(parameters * (4 + 4 / 4))
+    alone = replace(layout, pp=1, dp=8)
+    assert stage_memory_parts_gib(workload("llama-3-8b", "torchtitan"), alone, ((32,),))["weights"] == (
+        pytest.approx(stage_memory_parts_gib(workload("llama-3-8b", "fsdp2"), alone, ((32,),))["weights"])
+    )
+
+
 def test_context_grows_with_the_communicators() -> None:
     assert context_gib(Layout()) == pytest.approx(1.75)
     assert context_gib(Layout(tp=2, pp=2, dp=2, ep=2)) == pytest.approx(2.75)
