@@ -80,7 +80,6 @@ accuracy: $(RUN_READY)
 	$(BIN)/meshwright validate tests/data/published_runs.yaml
 
 calibrate: $(DEV_READY)
-	$(BIN)/python -m pip install --quiet -e '.[calibrate]'
 	$(BIN)/python -m benchmarks.calibrate
 
 clean:

@@ -40,9 +40,11 @@ for command in (
     batch,
     fleet,
     recommend,
+    collective,
+    roofline,
+    pipeline,
+    memory,
 ):
-    main.add_command(command)
-for command in (collective, roofline, pipeline, memory):
     main.add_command(command)
 
 
