@@ -7,8 +7,8 @@ virtual stages one by one, takes the place of m max_r t_r.
 
 The space of splits of ranks in step: `level_splits`. Of all others: every virtual stage has at least one
 layer, the virtual stages of one rank differ by at most one layer (the short ones next to the embedding on
-rank 0, last elsewhere), and the dense layers at the front of a mixture-of-experts model lie in the first virtual
-stages of the ranks.
+rank 0, last elsewhere), and the dense layers at the front of a mixture-of-experts model lie in the first
+virtual stages of the ranks.
 """
 
 from __future__ import annotations
