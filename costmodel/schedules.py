@@ -120,7 +120,7 @@ class Traits:
 _TRAITS = {
     Schedule.ONE_F_ONE_B: Traits(name="1f1b", in_groups=True, in_step=True),
     Schedule.GPIPE: Traits(name="gpipe", most_chunks=1),
-    Schedule.BREADTH_FIRST: Traits(name="breadth-first", fewest_chunks=2, least_fill=1),
+    Schedule.BREADTH_FIRST: Traits(name="breadth-first", fewest_chunks=2, least_fill=1, in_step=True),
     Schedule.ZB_H1: Traits(
         name="zb-h1", least_fill=1, in_groups=True, splits_backward=True, in_step=True
     ),

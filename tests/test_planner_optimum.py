@@ -18,7 +18,7 @@ from costmodel.estimate import estimate, stage_memory_gib
 from costmodel.layout import AXES, Layout, Recompute
 from costmodel.memory import usable_hbm_gib
 from costmodel.placement import level_factors, placement_from_matrix
-from costmodel.schedules import traits
+from costmodel.schedules import schedule_name, traits
 from model_specs.schema import ModelSpec, MoeSpec
 from planner.model import Candidates, build_model, price_ns, solve
 from planner.pricing import CostModelPricing
@@ -179,7 +179,10 @@ def search(asked: PlanRequest, top_k: int = 1) -> Outcome:
 
 
 def compare(seed: int) -> None:
-    asked = request(seed)
+    check_against_brute_force(request(seed))
+
+
+def check_against_brute_force(asked: PlanRequest) -> None:
     outcome, best_s = search(asked), best_by_brute_force(space_of(asked))
     if best_s is None:
         assert outcome.status == "infeasible"
@@ -199,6 +202,57 @@ def test_search_equals_brute_force(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(240))
 def test_search_equals_brute_force_many(seed: int) -> None:
     compare(seed)
+
+
+def pipelined(seed: int) -> PlanRequest:
+    """A small problem in a framework with seven schedules; memory decides between some of them."""
+    draw = random.Random(seed)
+    pp = draw.choice([2, 2, 4])
+    spec = model(draw).model_copy(
+        update={
+            "layers": 2 * pp * draw.choice([1, 2]) - draw.choice([0, 0, 1]),
+            "tied_embeddings": False,
+            "mtp_layers": 0,
+        }
+    )
+    moe = None if spec.moe is None else spec.moe.model_copy(update={"shared_experts": 0, "dense_layers": 0})
+    return PlanRequest(
+        model=spec.model_copy(update={"moe": moe}),
+        cluster=cluster(draw.choice([4.0, 6.0, 8.0, 16.0]) + draw.random(), 16, None),
+        gpus=2 * pp,
+        global_batch=draw.choice([8, 16]),
+        seq_len=2048,
+        framework="torchtitan",
+        pins={
+            "cp": 1,
+            "micro_batch": 1,
+            "zero_stage": draw.choice([0, 2]),
+            "pp": pp,
+            "recompute": draw.choice(["none", "none", "full"]),
+        },
+        forbids=("ep", "idle-gpus"),
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_search_over_schedules_equals_brute_force(seed: int) -> None:
+    check_against_brute_force(pipelined(seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4, 40))
+def test_search_over_schedules_equals_brute_force_many(seed: int) -> None:
+    check_against_brute_force(pipelined(seed))
+
+
+def test_schedules_that_win_are_several() -> None:
+    """Otherwise brute force would say little about them."""
+    found = [search(pipelined(seed)).best for seed in range(16)]
+    names = {schedule_name(int(b[0].layout.schedule), int(b[0].layout.vpp)) for b in found if b}
+    assert len(names) >= 3
+    spaces = [space_of(pipelined(seed)) for seed in range(8)]
+    offered = {schedule for one in spaces for pp in one.pp for _, schedule in one.pipelines(pp)}
+    assert offered == {0, 1, 2, 3, 4, 5}
 
 
 def test_cases_cover_what_they_should() -> None:
