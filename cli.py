@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import click
 
+from commands.calculators import collective, memory, pipeline, roofline
 from commands.catalogs import catalog, model, schema
+from commands.many import batch, fleet, recommend
 from commands.placement import experts
 from commands.planning import compare, estimate, explain, launch, plan, validate
 from commands.terminal import Commands, debug, version_option
@@ -24,7 +26,25 @@ def main() -> None:
     """
 
 
-for command in (plan, estimate, validate, catalog, schema, model, launch, explain, compare, experts):
+for command in (
+    plan,
+    estimate,
+    validate,
+    catalog,
+    schema,
+    model,
+    launch,
+    explain,
+    compare,
+    experts,
+    batch,
+    fleet,
+    recommend,
+    collective,
+    roofline,
+    pipeline,
+    memory,
+):
     main.add_command(command)
 
 

@@ -84,12 +84,6 @@ class FrameworkConstants:
     """Bytes of a gradient element when it is reduced."""
     weight_gradient_bytes: float
     """Bytes that a weight-gradient GEMM moves per element of its result."""
-    bf16_gradient_copies_bytes: float
-    """Further bytes of a gradient element that stages 0 to 2 keep in bf16."""
-    bucket_gib: float
-    """Reduction and gathering buckets of ZeRO 0 to 2 with fp16 gradients."""
-    logit_bytes: float
-    """Bytes of a logit at the peak of the loss."""
     fused_loss: bool
     """Whether cross entropy is one kernel over 16-bit logits."""
     current_scaling: bool

@@ -13,10 +13,13 @@ from pydantic import BaseModel, ValidationError
 
 from cluster_specs.schema import ClusterSpec
 from costmodel.layout import AXES
+from costmodel.schedules import schedule_name, schedule_named, traits
 from model_specs.documents import parse_mapping, path_text, read_text
 from model_specs.errors import SpecError, validation_message
 from model_specs.schema import ModelSpec
-from planner.plan import Plan
+from planner.batch.jobs import JobsDoc
+from planner.fleet.jobs import FleetJobDoc
+from planner.plan import LayoutDoc, Plan
 from planner.run_schema import RunDoc
 
 LARGEST_PLAN_BYTES = 16 * 2**20
@@ -99,6 +102,15 @@ def read_plan(path: Path) -> Plan:
     return plan
 
 
+def _schedule_contradictions(layout: LayoutDoc) -> Iterator[tuple[str, str]]:
+    """The same for the schedule."""
+    schedule = schedule_named(layout.schedule)
+    if schedule_name(schedule, layout.vpp) != layout.schedule or (schedule and layout.pp == 1):
+        yield "layout.schedule", f"{layout.schedule} does not go with pp {layout.pp} and vpp {layout.vpp}"
+    elif schedule and (shape := traits(schedule).faults(layout.pp, layout.vpp, layout.num_micro_batches)):
+        yield "layout.schedule", "; ".join(shape)
+
+
 def _contradictions(plan: Plan) -> Iterator[tuple[str, str]]:
     """(field, what is wrong) where parts of a plan that was edited by hand do not fit together."""
     layout, inputs, predicted, mapping = plan.layout, plan.inputs, plan.predicted, plan.mapping
@@ -118,6 +130,7 @@ def _contradictions(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "layout.num_micro_batches", "micro_batch * dp * num_micro_batches must be inputs.global_batch"
     if [len(rank) for rank in layout.stages] != [layout.vpp] * layout.pp or min(map(min, layout.stages)) < 0:
         yield "layout.stages", f"must be {layout.pp} ranks (pp) of {layout.vpp} layer counts (vpp)"
+    yield from _schedule_contradictions(layout)
     if sum(map(sum, layout.stages)) != inputs.model.layers:
         yield "layout.stages", f"must add up to the model's {inputs.model.layers} layers"
     if predicted is not None:
@@ -132,7 +145,7 @@ def _contradictions(plan: Plan) -> Iterator[tuple[str, str]]:
             yield "mapping.matrix", f"must have a factor of {', '.join(AXES)} for each of mapping.levels"
 
 
-SCHEMA_KINDS = ("model", "cluster", "run", "plan")
+SCHEMA_KINDS = ("model", "cluster", "run", "jobs", "plan")
 
 
 def json_schema(kind: str) -> dict[str, Any]:
@@ -144,11 +157,22 @@ def json_schema(kind: str) -> dict[str, Any]:
         "cluster": ClusterSpec,
         "run": RunDoc,
         "plan": Plan,
+        "jobs": JobsDoc,
     }
     schema = documents[kind].model_json_schema(by_alias=True)
+    if kind == "jobs":
+        _describe_jobs(schema)
     if kind == "cluster":
         _accept_references(schema)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _describe_jobs(schema: dict[str, Any]) -> None:
+    """Jobs are read one by one, so that a bad one stops no other: here they are spelt out."""
+    job = FleetJobDoc.model_json_schema(by_alias=True, ref_template="#/$defs/{model}")
+    schema.setdefault("$defs", {}).update(job.pop("$defs", {}))
+    schema["$defs"]["job"] = job
+    schema["properties"]["jobs"]["items"] = {"$ref": "#/$defs/job"}
 
 
 def _accept_references(schema: dict[str, Any]) -> None:

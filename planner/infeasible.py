@@ -8,7 +8,7 @@ assumptions are then thinned out one by one until every one that is left is need
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -22,6 +22,7 @@ from constraints.registry import rules_for
 from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from costmodel.layout import Layout, Recompute
 from costmodel.memory import ALLOCATOR_SHARE, usable_hbm_gib
+from costmodel.schedules import schedule_named, traits
 from planner.model import Candidates, SolverError
 from planner.plan import Infeasible
 from planner.pricing import CostModelPricing
@@ -32,8 +33,8 @@ from planner.space import divisors, recompute_name, space_of
 FloatArray = NDArray[np.float64]
 
 MOST_CANDIDATES = 200_000
-TRIAL_S = 3.0
-"""Time that one trial of a change may take; a change that is not found to help by then is not offered."""
+TRIAL_PRICED = 30
+"""Layouts that one trial of a change may price; a change that is not found to help by then is not offered."""
 
 
 class _Wish(Rule):
@@ -113,10 +114,11 @@ def _grid(request: PlanRequest, most: int) -> NDArray[np.int64]:
         options("dp", [d for d in divisors(request.global_batch) if d <= request.gpus]),
         options("ep", space.ep),
         options("etp", [1]),
-        options("vpp", [1]),
+        options("vpp", _chunks(pins)),
         options("micro_batch", [1]),
         options("zero_stage", space.zero),
         masks or [int(Recompute.NONE)],
+        [int(schedule_named(str(pins.get("schedule", "1f1b"))))],
     ]
     while np.prod([len(axis) for axis in axes], dtype=np.float64) > most:
         longest = max(range(len(axes)), key=lambda k: len(axes[k]))
@@ -130,7 +132,7 @@ def _grid(request: PlanRequest, most: int) -> NDArray[np.int64]:
 
 
 def _as_layouts(rows: NDArray[np.int64], request: PlanRequest) -> Layout:
-    tp, cp, pp, dp, ep, etp, vpp, size, zero, mask = rows.T
+    tp, cp, pp, dp, ep, etp, vpp, size, zero, mask, schedule = rows.T
     sequence_parallel = (tp > 1) & space_of(replace(request, pins={})).sequence_parallel
     return Layout(
         tp=tp,
@@ -146,7 +148,15 @@ def _as_layouts(rows: NDArray[np.int64], request: PlanRequest) -> Layout:
         zero_stage=zero,
         recompute=mask,
         recompute_layers=np.zeros(len(rows), dtype=np.int64),
+        schedule=schedule,
     )
+
+
+def _chunks(pins: Mapping[str, int | str]) -> list[int]:
+    """Virtual stages that a pinned schedule takes; 1 without one."""
+    name = str(pins.get("schedule", "1f1b"))
+    fewest = 2 if name == "interleaved-1f1b" else traits(schedule_named(name)).fewest_chunks
+    return [max(fewest, 2)] if name == "zb-h1" else [fewest]
 
 
 def _priceable(layouts: Layout, request: PlanRequest) -> Layout:
@@ -167,6 +177,10 @@ def _wishes(request: PlanRequest) -> Iterator[Rule]:
 
 def _strays(name: str, value: int | str, layouts: Layout) -> NDArray[np.bool_]:
     """Which layouts are not as pinned."""
+    if name == "schedule":
+        wanted_code, several = int(schedule_named(str(value))), np.asarray(layouts.vpp) > 1
+        other = {"1f1b": several, "interleaved-1f1b": ~several}.get(str(value), np.zeros_like(several))
+        return np.asarray((np.asarray(layouts.schedule) != wanted_code) | other)
     if name == "recompute":
         wanted = np.array([recompute_name(mask) == value for mask in range(64)])
         return np.asarray(~wanted[np.asarray(layouts.recompute)])
@@ -277,14 +291,14 @@ def _changes(
 
 
 def _feasible(request: PlanRequest) -> bool:
-    """Whether a plan is found within a short time."""
+    """Whether a plan is found with little effort."""
     space = space_of(request)
     search = Search(
         space,
         CostModelPricing(space.workload),
         rules_for(space.workload),
         any_plan=True,
-        time_limit_s=TRIAL_S,
+        most_priced=TRIAL_PRICED,
         seed=request.seed,
     )
     return bool(search.run().best)
