@@ -64,6 +64,18 @@ class Context:
         )
 
     @property
+    def gathered_weight_bytes(self) -> float:
+        """Bytes of a parameter in an all-gather: 1 where the stack keeps FP8 copies. MXFP8 gathers 16 bits,
+        since rows and columns are cast apart."""
+        narrow = self.constants.framework.narrow_gathers and self.workload.precision == "fp8"
+        return 1.0 if narrow else 2.0
+
+    @property
+    def gathered_share(self) -> float:
+        """Bytes of a gathered activation over those at 16 bits."""
+        return GATHERED_SHARE.get(self.workload.precision, 1.0)
+
+    @property
     def tp_overlaps(self) -> bool:
         """Whether GEMMs run in pieces beside their tensor-parallel transfers; not with NVFP4 operands, whose
         recipes leave it off (Megatron-Bridge, scripts/performance)."""
@@ -262,7 +274,7 @@ def window_share(c: Context) -> float:
 
 def _tensor_parallel(c: Context, hide_f: Floats, hide_b: Floats) -> tuple[Floats, Floats]:
     """One all-reduce forward and one backward (or gather and scatter) of T h, less what user buffers hide."""
-    both = (1.0 + GATHERED_SHARE.get(c.workload.precision, 1.0)) * c.tensor_pass_s
+    both = (1.0 + c.gathered_share) * c.tensor_pass_s
     return less_hidden(c.tp_overlaps, c.constants.framework.tp_hidden, both, hide_f, hide_b)
 
 
