@@ -33,7 +33,7 @@ def workload(model: str, cluster: str = "gb200-nvl72", **fields: object) -> Work
 
 def context(work: Workload, layout: Layout, **device: float) -> Context:
     known = constants_for(work)
-    known = replace(known, device=replace(known.device, **device)) if device else known
+    known = replace(known, device=replace(known.device, **device)) if device else known  # type: ignore[arg-type]
     return make_context(work, layout, nested_placement(work.cluster, layout), known)
 
 
