@@ -21,7 +21,7 @@ help:
 	@echo "make lint | types | unit | slow    one of them"
 	@echo "make oracles   launch files through the parsers of the real frameworks (installs them into .oracles)"
 	@echo "make accuracy  the cost model against published, measured steps"
-	@echo "make calibrate refit the free constants of costmodel/data on those steps"
+	@echo "make calibrate refit the free constants on those steps, then score sources and families left out"
 	@echo "make clean     remove .venv and caches"
 
 plan: $(RUN_READY)
@@ -69,8 +69,8 @@ accuracy: $(RUN_READY)
 	$(BIN)/meshwright validate tests/data/published_runs.yaml
 
 calibrate: $(DEV_READY)
-	$(BIN)/python -m pip install --quiet -e '.[calibrate]'
 	$(BIN)/python -m benchmarks.calibrate
+	$(BIN)/python -m benchmarks.accuracy
 
 clean:
 	rm -rf $(VENV) $(ORACLES) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

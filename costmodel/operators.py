@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from costmodel.collectives import Links, all_to_all_s, ring_pass_s
+from costmodel.collectives import Links, all_reduce_s, all_to_all_s, ring_pass_s
 from costmodel.constants import Constants
 from costmodel.kernels import Rates, attention_pair_flops, gemm_s, streamed_s, weight_gradient_s
 from costmodel.layout import Floats, Layout, Placement, Recompute
@@ -91,6 +91,14 @@ class Context:
     def tensor_pass_s(self) -> Floats:
         """One gather or scatter of a micro-batch's activations, T h of 2 bytes, over the tensor group."""
         return ring_pass_s(2.0 * self.tokens * self.workload.model.hidden, self.placement.tp, self.links)
+
+    @cached_property
+    def tensor_sum_s(self) -> Floats:
+        """What follows a row-parallel product: an all-reduce, or with sequence parallelism scatter and gather."""
+        volume = 2.0 * self.tokens * self.workload.model.hidden
+        reduced = all_reduce_s(volume, self.placement.tp, self.links)
+        passes = 1.0 + self.gathered_share
+        return np.where(self.layout.sequence_parallel, passes * self.tensor_pass_s, reduced)
 
 
 @dataclass(frozen=True)
@@ -274,8 +282,7 @@ def window_share(c: Context) -> float:
 
 def _tensor_parallel(c: Context, hide_f: Floats, hide_b: Floats) -> tuple[Floats, Floats]:
     """One all-reduce forward and one backward (or gather and scatter) of T h, less what user buffers hide."""
-    both = (1.0 + c.gathered_share) * c.tensor_pass_s
-    return less_hidden(c.tp_overlaps, c.constants.framework.tp_hidden, both, hide_f, hide_b)
+    return less_hidden(c.tp_overlaps, c.constants.framework.tp_hidden, c.tensor_sum_s, hide_f, hide_b)
 
 
 def less_hidden(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.collectives import members_inside, point_to_point_s, ring_pass_s
+from costmodel.collectives import all_reduce_s, members_inside, point_to_point_s, ring_pass_s
 from costmodel.constants import Constants, constants_for, fabric_links, kernel_rates
 from costmodel.layout import Floats, Layout, Placement
 from costmodel.memory import rank_parameters
@@ -146,19 +147,20 @@ def _data_parallel_s(c: Context, dense: Floats, expert: Floats) -> Floats:
     """
     grad, weight = float(c.constants.framework.gradient_bytes), c.gathered_weight_bytes
 
-    def passed_s(element_bytes: float) -> Floats:
-        of_dense = ring_pass_s(element_bytes * dense, c.placement.dp_cp, c.links)
+    def taken_s(collective: Callable[..., Floats], element_bytes: float) -> Floats:
+        of_dense = collective(element_bytes * dense, c.placement.dp_cp, c.links)
         if c.workload.model.moe is None:
             return of_dense
-        out: Floats = of_dense + ring_pass_s(element_bytes * expert, c.placement.edp, c.links)
+        out: Floats = of_dense + collective(element_bytes * expert, c.placement.edp, c.links)
         return out
 
-    reduce_s, gather_s = passed_s(grad), passed_s(weight)
+    reduced_s, scatter_s = taken_s(all_reduce_s, grad), taken_s(ring_pass_s, grad)
+    gather_s = taken_s(ring_pass_s, weight)
     stage = np.asarray(c.layout.zero_stage)
-    scattered = (2.0 if c.constants.framework.zero1_all_reduces else 1.0) * reduce_s
-    each = 2.0 * gather_s + reduce_s
+    scattered = reduced_s if c.constants.framework.zero1_all_reduces else scatter_s
+    each = 2.0 * gather_s + scatter_s
     return np.select(
-        [stage == 0, stage == 3], [2.0 * reduce_s, each * c.layout.num_micro_batches], scattered + gather_s
+        [stage == 0, stage == 3], [reduced_s, each * c.layout.num_micro_batches], scattered + gather_s
     )
 
 

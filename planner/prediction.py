@@ -20,7 +20,7 @@ from costmodel.placement import nested_placement
 from costmodel.workload import Workload
 from model_specs.documents import path_text
 from model_specs.parameters import flops_per_token
-from planner.plan import LayoutDoc, LevelTraffic, PlanInputs, Predicted, RecomputeModule
+from planner.plan import ErrorBandDoc, LayoutDoc, LevelTraffic, PlanInputs, Predicted, RecomputeModule
 from planner.problem import PlanRequest
 from planner.run_file import Run, RunFileError, UnreadRow, read_rows, read_runs
 from planner.stages import balanced_stages
@@ -164,10 +164,11 @@ def _spans(placement: Placement) -> dict[str, tuple[int, ...]]:
 def predicted_document(workload: Workload, found: RunPrediction) -> Predicted:
     """The `predicted` part of a document. MFU counts model FLOP over the peak of the run's precision.
 
-    `error_band` is measured over predicted step time on GPUs of this class: 5th and 95th percentile.
+    `error_band` is measured over predicted step time on GPUs of this class with this framework, or with the
+    group named in `basis`: 5th and 95th percentile.
     """
     step_time_s = float(found.estimate.step_time_s)
-    band = error_band(workload.cluster.device.name)
+    band = error_band(workload.cluster.device.name, workload.framework)
     tokens = workload.global_batch * workload.seq_len
     tokens_per_s_per_gpu = tokens / step_time_s / workload.gpus
     flops_per_s = tokens_per_s_per_gpu * flops_per_token(workload.model, workload.seq_len)
@@ -188,7 +189,7 @@ def predicted_document(workload: Workload, found: RunPrediction) -> Predicted:
             )
             for level in found.estimate.level_traffic
         ],
-        error_band={"low": band.low, "high": band.high, "rows": band.rows},
+        error_band=ErrorBandDoc(**vars(band)),
     )
 
 

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from importlib import resources
+from pathlib import Path
 
 import pytest
 import yaml
 
+from benchmarks.accuracy import free_counts
 from benchmarks.calibrate import with_provenance, with_values
+from cluster_specs.catalog import device_names, load_device
 from costmodel.constant_tables import FILES, constant_records, effective_paths, layered_values, names_in
-from costmodel.constants import device_constants, framework_constants, framework_prefixes
+from costmodel.constants import (
+    device_constants,
+    device_prefixes,
+    framework_constants,
+    framework_names,
+    framework_prefixes,
+)
+
+RUNS = Path(__file__).parent / "data" / "published_runs.yaml"
 
 
 def text_of(file: str) -> str:
@@ -74,3 +86,61 @@ def test_provenance_is_written_once() -> None:
     once = with_provenance("# Title\n\nshared:\n  a: 1\n", {"rows": 3})
     assert once == "# Title\n\ncalibration: {rows: 3}\nshared:\n  a: 1\n"
     assert with_provenance(once, {"rows": 4}) == once.replace("3", "4")
+
+
+def free_paths(*prefixes: str) -> set[str]:
+    free = {path for path, record in constant_records().items() if record.free}
+    return free & set(effective_paths(*prefixes).values())
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_at_most_12_free_constants_act_on_a_device(name: str) -> None:
+    """Its own, its architecture's, the defaults, and every shared one, at work there or not."""
+    found = free_paths("shared", *device_prefixes(name, load_device(name).architecture))
+    assert len(found) <= 12, sorted(found)
+
+
+@pytest.mark.parametrize("name", framework_names())
+def test_at_most_8_free_constants_act_on_a_framework(name: str) -> None:
+    found = free_paths(*framework_prefixes(name))
+    assert len(found) <= 8, sorted(found)
+
+
+def test_the_document_counts_as_these_tests_do() -> None:
+    devices, frameworks = free_counts()
+    assert set(devices) == set(device_names())
+    assert set(frameworks) == set(framework_names())
+    for name, count in devices.items():
+        assert count == len(free_paths("shared", *device_prefixes(name, load_device(name).architecture)))
+    assert max(devices.values()) > 5
+
+
+def words(text: str) -> set[str]:
+    return set(re.findall(r"[a-z]{3,}", text.lower()))
+
+
+def test_no_constant_is_named_after_a_model_a_source_or_a_row() -> None:
+    runs = yaml.load(RUNS.read_text(encoding="utf-8"), yaml.CSafeLoader)["runs"]
+    known = {"device", "devices", "framework", "frameworks", *names_in("architectures")}
+    for name in (*framework_names(), *device_names()):
+        known |= words(name)
+    models = set().union(*(words(run["model"]["name"]) for run in runs))
+    models |= {"llama", "gpt", "bloom", "mpt", "qwen", "deepseek", "mixtral", "nemotron", "gemma", "mistral"}
+    sources = set().union(*(words(run["source"].split(";")[0]) for run in runs))
+    everyday = {
+        "and",
+        "data",
+        "performance",
+        "large",
+        "recomputation",
+        "activation",
+        "single",
+        "node",
+        "layer",
+    }
+    taken = (models | sources) - known - everyday
+    rows = {run["id"].lower() for run in runs}
+    assert {"llama", "simumax", "korthikanti", "mosaicml"} <= taken
+    for path in constant_records():
+        assert not (words(path) & taken), path
+        assert not any(part in rows for part in path.lower().split(".")), path

@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LONGEST_FILE = 400
 
 MAY_IMPORT: dict[str, set[str]] = {
-    "cli": {"planner", "constraints", "costmodel", "cluster_specs", "model_specs"},
+    "cli": {"commands", "planner", "constraints", "costmodel", "cluster_specs", "model_specs"},
+    "commands": {"planner", "constraints", "costmodel", "cluster_specs", "model_specs"},
     "planner": {"constraints", "costmodel", "cluster_specs", "model_specs"},
     "constraints": {"costmodel", "cluster_specs", "model_specs"},
     "costmodel": {"cluster_specs", "model_specs"},
@@ -24,6 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model_specs": set(),
 }
 SOLVER_ROOMS = {"planner", "constraints"}
+PRINTING_ROOMS = {"cli", "commands"}
 PRINTING_MODULES = {"rich.console", "rich.progress", "rich.live", "rich.prompt"}
 FILE_READERS = {"open", "read_text", "read_bytes", "safe_load", "safe_load_all", "loadtxt", "load"}
 HEAVY = ("ortools", "networkx", "rich", "scipy", "matplotlib")
@@ -91,8 +93,8 @@ def faults(path: Path, root: Path) -> list[str]:
             fault(line, f"{room} must not import {top}")
         if top == "ortools" and room not in SOLVER_ROOMS:
             fault(line, f"{room} must not import ortools")
-        if name in PRINTING_MODULES and room != "cli":
-            fault(line, f"only cli.py prints, {name} is imported")
+        if name in PRINTING_MODULES and room not in PRINTING_ROOMS:
+            fault(line, f"only commands print, {name} is imported")
     for node in run_at_import(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [name for name, _ in imports(node, package)]
@@ -101,8 +103,8 @@ def faults(path: Path, root: Path) -> list[str]:
         if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in FILE_READERS:
             fault(node.lineno, f"reads a file when imported: {ast.unparse(node)}")
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and is_print(node) and room != "cli":
-            fault(node.lineno, f"only cli.py prints: {ast.unparse(node)}")
+        if isinstance(node, ast.Call) and is_print(node) and room not in PRINTING_ROOMS:
+            fault(node.lineno, f"only commands print: {ast.unparse(node)}")
     lines = text.count("\n")
     if lines > LONGEST_FILE:
         fault(lines, f"longer than {LONGEST_FILE} lines")
@@ -201,6 +203,8 @@ def test_no_file_names_a_place_of_one_machine() -> None:
         ),
         ("model_specs/bad.py", "import cluster_specs\n", "model_specs must not import cluster_specs"),
         ("planner/launch/bad.py", "import cli\n", "planner must not import cli"),
+        ("planner/launch/bad.py", "import commands.terminal\n", "planner must not import commands"),
+        ("commands/bad.py", "import cli\n", "commands must not import cli"),
         ("costmodel/bad.py", "def f() -> None:\n    import ortools\n", "costmodel must not import ortools"),
         ("planner/bad.py", "from ortools.sat.python import cp_model\n", "imported with the module"),
         (
@@ -209,10 +213,14 @@ def test_no_file_names_a_place_of_one_machine() -> None:
             "imported with the module",
         ),
         ("planner/bad.py", "class A:\n    import ortools\n", "imported with the module"),
-        ("planner/bad.py", "print('x')\n", "only cli.py prints"),
-        ("planner/bad.py", "import sys\ndef f() -> None:\n    sys.stdout.write('x')\n", "only cli.py prints"),
-        ("planner/bad.py", "import click\ndef f() -> None:\n    click.echo('x')\n", "only cli.py prints"),
-        ("planner/bad.py", "from rich.console import Console\n", "only cli.py prints"),
+        ("planner/bad.py", "print('x')\n", "only commands print"),
+        (
+            "planner/bad.py",
+            "import sys\ndef f() -> None:\n    sys.stdout.write('x')\n",
+            "only commands print",
+        ),
+        ("planner/bad.py", "import click\ndef f() -> None:\n    click.echo('x')\n", "only commands print"),
+        ("planner/bad.py", "from rich.console import Console\n", "only commands print"),
         ("costmodel/bad.py", "DATA = open('x').read()\n", "reads a file when imported"),
         ("costmodel/bad.py", "def f(x: object = open('x')) -> None: ...\n", "reads a file when imported"),
         ("costmodel/bad.py", "\n" * 401, "longer than 400 lines"),
@@ -234,6 +242,7 @@ def test_the_checks_catch_a_bad_module(tmp_path: Path, place: str, code: str, pa
         ("planner/launch/good.py", "from ..plan import Plan\nfrom . import other\nimport costmodel.layout\n"),
         ("planner/good.py", "from rich.table import Table\n"),
         ("cli.py", "import click\nimport planner.plan\nclick.echo('x')\nprint('y')\n"),
+        ("commands/good.py", "import click\nimport planner.plan\nclick.echo('x')\n"),
         ("model_specs/good.py", "\n" * 400),
     ],
 )

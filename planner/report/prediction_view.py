@@ -103,9 +103,8 @@ def prediction_view(predicted: Predicted, workload: Workload) -> list[Renderable
         ("compute", speed),
     ]
     band = predicted.error_band
-    if {"low", "high", "rows"} <= set(band):
-        low, high = (seconds(predicted.step_time_s * band[end]) for end in ("low", "high"))
-        rows.append(("likely", f"{low} to {high}, as 90 % of {count(band['rows'])} measured steps were"))
+    low, high = (seconds(predicted.step_time_s * end) for end in (band.low, band.high))
+    rows.append(("likely", f"{low} to {high}, as 90 % of {count(band.rows)} measured steps on {band.basis}"))
     return [
         heading("Predicted"),
         facts(rows),

@@ -1,0 +1,1 @@
+"""The commands, a thin function each: parse, call the planner, print, exit code."""

@@ -1,0 +1,26 @@
+"""Where experts go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from commands.options import experts_options
+from commands.terminal import PATH, CheckFailedError, common, print_json, show, warn
+
+
+@click.command()
+@click.argument("loads", type=PATH, metavar="LOADS")
+@experts_options
+@common
+def experts(as_json: bool, **options: Any) -> None:
+    """Place experts on GPUs from measured LOADS: even, with a bound, and with little traffic."""
+    from planner.experts.command import NoPlacementError, experts_view, run_experts
+
+    try:
+        found = run_experts(**options)
+    except NoPlacementError as error:
+        raise CheckFailedError(str(error)) from error
+    warn("warning", found.warnings)
+    print_json(found.document) if as_json else show(experts_view(found))

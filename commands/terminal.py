@@ -1,0 +1,183 @@
+"""How commands talk to the terminal: errors and exit codes, JSON, tables, progress, shared options.
+
+Only this package prints. Heavy modules are imported inside functions, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from planner.report.parts import Renderable
+
+DONE, NO_PLAN, BAD_INPUT, NO_TIME, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 70, 130
+_JSON, _DEBUG = "meshwright.json", "meshwright.debug"
+LONGEST_WORD = 80
+_PLAIN = str.maketrans("█·", "#.")
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+class CheckFailedError(Exception):
+    """The command worked, and its answer is no."""
+
+
+class Commands(click.Group):
+    """Says what a mistyped command may have meant, and turns every error into a message and an exit code."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not name.startswith("-") and self.get_command(ctx, name) is None and not ctx.resilient_parsing:
+            near = get_close_matches(name[:LONGEST_WORD], self.commands, n=1, cutoff=0.5)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            ctx.fail(f"No such command {name[:LONGEST_WORD]!r}.{hint} Commands: {', '.join(self.commands)}.")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            with ctx.scope(cleanup=False):
+                result = super().invoke(ctx)
+                sys.stdout.flush()
+                return result
+        except BrokenPipeError:
+            # Whoever read the output has enough; what is still buffered goes nowhere.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(DONE)
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            ctx.exit(INTERRUPTED)
+        except (click.exceptions.Exit, click.Abort):
+            raise
+        except click.ClickException as error:
+            _json_error(ctx, error.format_message(), error.exit_code)
+            raise
+        except CheckFailedError as error:
+            _fail(ctx, str(error), NO_PLAN)
+        except Exception as error:
+            if ctx.meta.get(_DEBUG):
+                raise
+            if isinstance(error, ImportError):
+                _fail(ctx, f"the installation is incomplete: {error}", INTERNAL)
+            from planner.report.failures import message_of
+
+            message, is_fault = message_of(error)
+            _fail(ctx, message, INTERNAL if is_fault else BAD_INPUT)
+
+
+def _fail(ctx: click.Context, message: str, exit_code: int) -> None:
+    click.echo(f"Error: {message}", err=True)
+    _json_error(ctx, message, exit_code)
+    ctx.exit(exit_code)
+
+
+def _json_error(ctx: click.Context, message: str, exit_code: int) -> None:
+    """With --json there is a document on standard output, whatever happens."""
+    if ctx.meta.get(_JSON):
+        click.echo(json.dumps({"schema": 1, "error": {"message": message, "exit_code": exit_code}}))
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """The one JSON document of a command: what goes wrong after it is only said on standard error."""
+    from planner.documents import json_text
+
+    click.echo(json_text(document))
+    click.get_current_context().meta[_JSON] = False
+
+
+def show(views: Iterable[Renderable]) -> None:
+    from rich.console import Console
+
+    console = Console(markup=False, emoji=False, highlight=False)
+    with console.capture() as captured:
+        for view in views:
+            console.print(view)
+    shown = "\n".join(text.rstrip() for text in captured.get().splitlines())
+    encoding = sys.stdout.encoding or "utf-8"
+    if not encoding.lower().startswith("utf"):
+        shown = shown.translate(_PLAIN).encode(encoding, "replace").decode(encoding)
+    click.echo(shown)
+
+
+def warn(words: str, lines: Iterable[str]) -> None:
+    for text in lines:
+        click.echo(f"{words}: {text}", err=True)
+
+
+class ProgressLine:
+    """One line on standard error that is overwritten; silent where that is not a terminal."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._start = time.monotonic()
+        self._next = 0.0
+
+    def __call__(self, text: str) -> None:
+        now = time.monotonic() - self._start
+        if self._terminal and now >= self._next:
+            self._next = now + 0.1
+            width = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
+            click.echo(f"\r\x1b[K{f'{now:6.1f} s  {text}'[:width]}", nl=False, err=True)
+
+    def clear(self) -> None:
+        """Removes the line."""
+        if self._terminal:
+            click.echo("\r\x1b[K", nl=False, err=True)
+
+
+def _remember(key: str) -> Callable[[click.Context, click.Parameter, bool], bool]:
+    def store(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
+        del parameter
+        ctx.meta[key] = ctx.meta.get(key, False) or value
+        return value
+
+    return store
+
+
+def common(command: Decorated) -> Decorated:
+    """--json and --debug, which every command has."""
+    words = "Print one JSON document instead of tables."
+    command = click.option(
+        "--json", "as_json", is_flag=True, is_eager=True, callback=_remember(_JSON), help=words
+    )(command)
+    return debug(command)
+
+
+debug = click.option(
+    "--debug", is_flag=True, is_eager=True, expose_value=False, callback=_remember(_DEBUG), help="Tracebacks."
+)
+force_option = click.option("--force", is_flag=True, help="Replace files that are already in the folder.")
+PATH = click.Path(path_type=Path)
+
+
+def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    del parameter
+    if not value or ctx.resilient_parsing:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        click.echo(f"meshwright {version('meshwright')}")
+    except PackageNotFoundError:
+        click.echo("meshwright, not installed as a package")
+    ctx.exit()
+
+
+version_option = click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version.",
+)
