@@ -71,9 +71,9 @@ def _bytes_by_axis(c: Context, stages: Stages) -> dict[str, FloatArray]:
     again_moe = m * float(np.sum(counts.moe_recomputed)) / pp
     blocks = 2.0 * layers - m * model.moe_layers / pp
     blocks_again = 2.0 * again - again_moe
-    gathered = c.gathered_share if np.all(layout.sequence_parallel) else 1.0
+    narrow = c.gathered_share if np.all(layout.sequence_parallel) else 1.0
     out = {
-        "tp": ring_bytes(hidden, place.tp) * (2.0 * blocks + blocks_again) * (1.0 + gathered),
+        "tp": ring_bytes(hidden, place.tp) * (2.0 * blocks + blocks_again) * (1.0 + narrow),
         "cp": _context_bytes(c, layers, again),
         "dp": _data_parallel_bytes(c, stages, m),
         "pp": _pipeline_bytes(c, hidden / int(np.asarray(layout.tp)), m),
