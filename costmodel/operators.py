@@ -57,16 +57,24 @@ class Context:
     @cached_property
     def cast_bytes(self) -> float:
         """Bytes moved per element of a GEMM operand that is cast to the run's precision."""
-        return cast_bytes_per_element(
-            self.workload.precision,
-            self.workload.cluster.device.architecture,
-            current_scaling=self.constants.framework.current_scaling,
-        )
+        work, current = self.workload, self.constants.framework.current_scaling
+        architecture = work.cluster.device.architecture
+        return cast_bytes_per_element(work.precision, architecture, current_scaling=current)
+
+    @property
+    def gathered_weight_bytes(self) -> float:
+        """Bytes of a parameter in an all-gather; MXFP8 gathers 16 bits: rows and columns are cast apart."""
+        narrow = self.constants.framework.narrow_gathers and self.workload.precision == "fp8"
+        return 1.0 if narrow else 2.0
+
+    @property
+    def gathered_share(self) -> float:
+        """Bytes of a gathered activation over those at 16 bits."""
+        return GATHERED_SHARE.get(self.workload.precision, 1.0)
 
     @property
     def tp_overlaps(self) -> bool:
-        """Whether GEMMs run in pieces beside their tensor-parallel transfers; not with NVFP4 operands, whose
-        recipes leave it off (Megatron-Bridge, scripts/performance)."""
+        """Whether GEMMs run beside their tensor-parallel transfers; Megatron-Bridge never does with NVFP4."""
         return self.workload.overlap.tp and self.workload.precision != "nvfp4"
 
     @cached_property
@@ -82,10 +90,10 @@ class Context:
 
     @cached_property
     def tensor_sum_s(self) -> Floats:
-        """What follows a row-parallel product: an all-reduce, or with sequence parallelism scatter and gather."""
+        """After a row-parallel product: an all-reduce; with sequence parallelism a scatter and a gather."""
         volume = 2.0 * self.tokens * self.workload.model.hidden
         reduced = all_reduce_s(volume, self.placement.tp, self.links)
-        passes = 1.0 + GATHERED_SHARE.get(self.workload.precision, 1.0)
+        passes = 1.0 + self.gathered_share
         wait = np.where(np.asarray(self.layout.tp) > 1, self.constants.framework.collective_wait_s, 0.0)
         return wait + np.where(self.layout.sequence_parallel, passes * self.tensor_pass_s, reduced)
 
@@ -194,18 +202,17 @@ def _rotary_elements(c: Context, q_width: Floats, kv_width: Floats) -> Floats:
         return 0.0 * np.asarray(q_width)
     if mla is None:
         return np.asarray(q_width + kv_width)
-    heads = model.heads / np.asarray(c.layout.tp)
-    read = mla.qk_nope_head_dim + mla.v_head_dim
-    out: Floats = heads * (mla.qk_rope_head_dim + 0.5 * (read + model.qk_head_dim + mla.v_head_dim))
-    return out
+    written = model.qk_head_dim + mla.v_head_dim
+    each = mla.qk_rope_head_dim + 0.5 * (mla.qk_nope_head_dim + mla.v_head_dim + written)
+    return each * model.heads / np.asarray(c.layout.tp)
 
 
 def _normed_elements(c: Context, q_width: Floats, kv_width: Floats) -> Floats:
     """Elements a token under the norms of queries and keys, or of the latents that they are made from."""
     model = c.workload.model
     if model.attention is not None:
-        shards = np.asarray(c.sequence_shards)
-        return ((model.attention.q_lora_rank or 0) + model.attention.kv_lora_rank) / shards
+        ranks = (model.attention.q_lora_rank or 0) + model.attention.kv_lora_rank
+        return ranks / np.asarray(c.sequence_shards)
     keys = kv_width * model.qk_head_dim / (model.qk_head_dim + model.v_head_dim)
     return np.asarray(q_width + keys) if model.qk_norm else 0.0 * np.asarray(q_width)
 

@@ -167,9 +167,7 @@ def _data_parallel_s(c: Context, dense: Floats, expert: Floats) -> Floats:
     gradients; 1 and 2 reduce-scatter them and gather parameters (Rajbhandari et al. 2020, arXiv 1910.02054,
     section 7); 3 gathers for the forward and the backward pass of each micro-batch and reduces after each.
     """
-    grad, weight = float(c.constants.framework.gradient_bytes), 2.0
-    if c.constants.framework.narrow_gathers and c.workload.precision == "fp8":
-        weight = 1.0
+    grad, weight = float(c.constants.framework.gradient_bytes), c.gathered_weight_bytes
 
     def taken_s(collective: Callable[..., Floats], element_bytes: float) -> Floats:
         of_dense = collective(element_bytes * dense, c.placement.dp_cp, c.links)
