@@ -2,7 +2,8 @@
 
 The grammar is that of Slurm's own parser (`scontrol show hostnames`): commas separate expressions, a bracket
 holds numbers and ranges of numbers whose leading zeros stand for a width, several brackets multiply, the
-rightmost running fastest. Brackets inside brackets, which Slurm refuses too, are an error.
+rightmost running fastest. Text after the last bracket is read too, as ClusterShell does. Brackets inside
+brackets, which Slurm refuses, are an error.
 """
 
 from __future__ import annotations
