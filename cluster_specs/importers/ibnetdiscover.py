@@ -50,9 +50,9 @@ class _Element:
 def read_ibnetdiscover(source: SourceText, node: ClusterSpec) -> Found:
     """Hosts on groups of leaf switches, and the bandwidth of every tier as it is cabled.
 
-    Adapters without a host name (a bare product name, SHARP's aggregation nodes) and hosts with fewer than
-    half as many ports as is usual (managers, gateways) are left out, which a note says. Raises ClusterError
-    with the line that cannot be read.
+    Adapters without a host name (a bare product name, SHARP's aggregation nodes) and hosts with at most half
+    as many ports as is usual (managers, gateways) are left out, which a note says. Raises ClusterError with
+    the line that cannot be read.
     """
     elements = {element.name: element for element in _elements(source)}
     switches = {name: element for name, element in elements.items() if element.kind == "Switch"}
@@ -60,7 +60,7 @@ def read_ibnetdiscover(source: SourceText, node: ClusterSpec) -> Found:
     if not switches or not hosts:
         raise source.wrong(1, "expected switches and hosts as ibnetdiscover prints them, found none")
     usual = Counter(len(ports) for ports in hosts.values()).most_common(1)[0][0]
-    few = sorted(host for host, ports in hosts.items() if 2 * len(ports) < usual)
+    few = sorted(host for host, ports in hosts.items() if 2 * len(ports) <= usual)
     kept = {host: ports for host, ports in hosts.items() if host not in few}
     if len(kept) > MOST_NODES:
         raise source.wrong(1, f"{len(kept)} hosts, more than {MOST_NODES}")
@@ -81,7 +81,7 @@ def read_ibnetdiscover(source: SourceText, node: ClusterSpec) -> Found:
         notes.append(f"{unnamed} adapters name no host and are left out")
     if few:
         notes.append(
-            f"{len(few)} hosts with fewer than half of the usual {usual} ports are left out: "
+            f"{len(few)} hosts with at most half of the usual {usual} ports are left out: "
             + ", ".join(few[:5])
             + (", ..." if len(few) > 5 else "")
         )
