@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from pathlib import Path
 
@@ -290,6 +291,48 @@ def test_a_bad_log_is_named(tmp_path: Path, old: str, new: str, part: str) -> No
     with pytest.raises(ClusterError) as error:
         import_topology("nccl-tests", [path], "dgx-a100-40gb")
     assert part in str(error.value)
+
+
+BROKEN = (
+    "",
+    "0",
+    "9999999999",
+    "-1",
+    "[",
+    "]",
+    ",",
+    "=",
+    '"',
+    "<",
+    ">",
+    "\n",
+    "\0",
+    "NaN",
+    "{",
+    ": ",
+    "&a",
+    "GPU0",
+)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_damaged_files_are_errors_in_words(tmp_path: Path, form: str) -> None:
+    """Forty damages of a sample: read, or refused with a message; never another exception."""
+    file, node = SAMPLES[form]
+    sample, draw = (DATA / file).read_text(encoding="utf-8"), random.Random(form)
+    path = tmp_path / file
+    refused = 0
+    for _ in range(40):
+        text = sample
+        for _ in range(draw.randint(1, 3)):
+            start = draw.randrange(len(text))
+            text = text[:start] + draw.choice(BROKEN) + text[start + draw.choice((0, 1, 20)) :]
+        path.write_text(text, encoding="utf-8")
+        try:
+            import_topology(form, [path], node)
+        except ClusterError:
+            refused += 1
+    assert refused > 0
 
 
 def run(*words: object) -> tuple[int, str, str]:

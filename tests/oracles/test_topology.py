@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 import random
 import re
 import subprocess
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cluster_specs.catalog import load_cluster
 from cluster_specs.importers.document import import_topology
 from cluster_specs.importers.hostlists import HostlistError, expand
+from cluster_specs.schema import NodeSpec
 from planner.launch.files import LaunchError
+from planner.plan import Mapping
 from planner.rank_files.groups import process_groups
-from tests.oracles.slurm_daemon import slurm_daemon
+from planner.rank_files.texts import mapping_files
+from tests.oracles.slurm_daemon import slurm_daemon, slurm_machines
 from tests.oracles.test_frameworks import ask
 from tests.test_launch_megatron import make_plan
 
@@ -79,11 +87,47 @@ def test_host_lists_are_those_of_slurm(tmp_path: Path) -> None:
             assert ours == theirs or text in TELLS_APART, (text, ours, theirs)
 
 
+def test_srun_puts_ranks_where_the_mapping_says(tmp_path: Path) -> None:
+    """Ranks interleaved on three nodes: SLURM_PROCID is on the host of its line, SLURM_LOCALID is its GPU."""
+    cluster = load_cluster("dgx-h100")
+    nodes = tuple(NodeSpec(name=f"gpu00{n}") for n in (1, 2, 3))
+    cluster = cluster.model_copy(update={"nodes": nodes, "gpus": 24, "elastic": False})
+    places = [(2, 5), (0, 1), (2, 4), (1, 7), (0, 0), (1, 6)]
+    plan = make_plan(tp=2, dp=3, mapping=Mapping(order=[], levels=[], matrix={}, ranks=places))
+    plan = plan.model_copy(update={"inputs": plan.inputs.model_copy(update={"cluster": cluster})})
+    files = mapping_files(plan)
+    visible = {row["host"]: row["cuda_visible_devices"].split(",") for row in rows(files, "nodes.csv")}
+    hostfile = tmp_path / "hostfile"
+    hostfile.write_text(files["mapping/slurm_hostfile"], encoding="utf-8")
+    (tmp_path / "slurm").mkdir()
+    with slurm_machines(tmp_path / "slurm", [node.name for node in nodes]) as env:
+        step = ["srun", "--distribution=arbitrary", "--ntasks=6", "bash", "-c"]
+        step.append("echo $SLURM_PROCID $SLURMD_NODENAME $SLURM_LOCALID")
+        for _ in range(40):
+            # The nodes take a while to be idle.
+            done = subprocess.run(
+                step, env=env | {"SLURM_HOSTFILE": str(hostfile)}, capture_output=True, text=True, check=False
+            )
+            if done.returncode == 0:
+                break
+            time.sleep(0.5)
+    assert done.returncode == 0, done.stderr
+    ran = {int(r): (host, int(local)) for r, host, local in map(str.split, done.stdout.splitlines())}
+    for row in rows(files, "ranks.csv"):
+        host, local = ran[int(row["rank"])]
+        assert (host, visible[host][local]) == (row["host"], row["gpu"])
+
+
+def rows(files: dict[str, str], name: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(files[f"mapping/{name}"])))
+
+
 def test_groups_are_those_of_megatron(tmp_path: Path) -> None:
     """300 random degrees in both orders, dense and expert, and the same refusals."""
-    draw, cases = random.Random(11), []
+    draw = random.Random(11)
+    cases: list[dict[str, Any]] = []
     for _ in range(300):
-        degrees = {
+        degrees: dict[str, Any] = {
             "tp": draw.choice((1, 2, 3, 4, 8)),
             "cp": draw.choice((1, 2, 4)),
             "dp": draw.choice((1, 2, 3, 5, 8)),
