@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from cluster_specs.importers.document import import_topology
 from cluster_specs.schema import ClusterSpec
+from planner.documents import plan_document, plan_text, read_plan
 from planner.launch.files import LaunchError, write_files
 from planner.mapping import MEGATRON_DEFAULT, MEGATRON_TP_PP_DP
 from planner.plan import Mapping, Plan
@@ -194,7 +195,9 @@ def test_the_picture_shows_every_rank_once_and_what_is_idle() -> None:
     tips = [str(element.text) for element in root.iter("{http://www.w3.org/2000/svg}title")]
     ranks = sorted(int(tip.rsplit(" ", 1)[1]) for tip in tips if re.search(r"rank \d+$", tip))
     assert ranks == list(range(8))
-    assert sum("not used" in tip for tip in tips) == 8
+    # Four GPUs of each of the two nodes, and eight of every other node of leaf1 (4 nodes) and leaf3 (5).
+    assert sum("not used" in tip for tip in tips) == 2 * 4 + 7 * 8
+    assert "gpu005" not in text
     assert "poda" in text
     assert "rack1n01" in text
 
@@ -225,3 +228,23 @@ def test_colours_keep_their_order_and_their_contrast() -> None:
     assert ink_on("#472777") == "#ffffff"
     assert ink_on("#fde725") != "#ffffff"
     assert shortened("node-00001", 40, 11) == "n…001"
+
+
+def test_a_long_mapping_lies_in_files() -> None:
+    """Above 4,096 ranks the document leaves the list out; plan.yaml, ranks.json and ranks.csv have it."""
+    places = [(node, gpu) for node in range(640) for gpu in range(8)][::-1]
+    plan = on(make_plan(tp=8, dp=640), make_plan().inputs.cluster, places)
+    assert "ranks" not in plan_document(plan)["mapping"]
+    files = plan_files(plan)
+    assert json.loads(files["ranks.json"])[0] == [639, 7]
+    assert table(files, "ranks.csv")[0]["gpu"] == "7"
+    short = on(make_plan(tp=8, dp=2), make_plan().inputs.cluster, places[-16:])
+    assert plan_document(short)["mapping"]["ranks"][0] == [1, 7]
+    assert "ranks.json" not in plan_files(short)
+
+
+def test_a_long_mapping_survives_its_file(tmp_path: Path) -> None:
+    places = [(node, gpu) for node in range(640) for gpu in range(8)][::-1]
+    plan = on(make_plan(tp=8, dp=640), make_plan().inputs.cluster, places)
+    (tmp_path / "plan.yaml").write_text(plan_text(plan), encoding="utf-8")
+    assert read_plan(tmp_path).mapping == plan.mapping

@@ -138,7 +138,7 @@ class LeafPainter:
         """Name, replicas and GPUs of a node, those it does not use left pale."""
         style = self.style
         width, _ = style.node_size(host.gpus)
-        replicas = f"dp {host.replicas}"
+        replicas = f"dp {host.replicas}" if host.cells else ""
         room = width - text_width(replicas, style.label - 1) - 6
         if text_width(host.name, style.label) > room:
             replicas, room = "", width

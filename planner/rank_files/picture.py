@@ -45,9 +45,20 @@ def fabric_picture(
     placed: RankFiles,
     places: Sequence[HostPlace],
     groups: Mapping[str, Groups],
+    *,
+    idle: Sequence[tuple[str, HostPlace]] = (),
 ) -> str:
-    """The SVG text of a plan's ranks; `places` are those of `placed.hosts`. One mapping, one text."""
-    scene = _scene(placed, places, groups, layout, plan.inputs.cluster.gpus_per_node)
+    """The SVG text of a plan's ranks; `places` are those of `placed.hosts`. One mapping, one text.
+
+    `idle` are nodes without ranks that are shown beside them.
+    """
+    axis = next((name for name in ("pp", "dp", "cp", "tp") if getattr(layout, name) > 1), "pp")
+    per_node = plan.inputs.cluster.gpus_per_node
+    hosts = _hosts(placed, places, groups, axis, per_node)
+    hosts += [
+        Host(name=n, place=p, gpus=per_node, cells={}, replicas="", tip=f"{n}: not used") for n, p in idle
+    ]
+    scene = _scene(hosts, axis, getattr(layout, axis))
     drawing = Drawing(width=WIDTH)
     title = f"{plan.inputs.model.name} on {plan.inputs.cluster.name}"
     y = _head(drawing, plan, layout, scene, title)
@@ -57,21 +68,19 @@ def fabric_picture(
     return drawing.document(y + MARGIN, title)
 
 
-def _scene(
+def _hosts(
     placed: RankFiles,
     places: Sequence[HostPlace],
     groups: Mapping[str, Groups],
-    layout: LayoutDoc,
+    axis: str,
     gpus_per_node: int,
-) -> _Scene:
-    axis = next((name for name in ("pp", "dp", "cp", "tp") if getattr(layout, name) > 1), "pp")
+) -> list[Host]:
     values, replicas = (coordinates(groups, name).tolist() for name in (axis, "dp"))
     cells: list[dict[int, tuple[int, int]]] = [{} for _ in placed.hosts]
     for rank, (host, gpu) in enumerate(placed.places):
         cells[host][gpu] = (rank, values[rank])
-    pods: dict[str, dict[str, list[Host]]] = {}
-    for name, place, own in zip(placed.hosts, places, cells, strict=True):
-        host_of = Host(
+    return [
+        Host(
             name=name,
             place=place,
             gpus=max(gpus_per_node, 1 + max(own)),
@@ -79,12 +88,18 @@ def _scene(
             replicas=_runs(sorted({replicas[rank] for rank, _ in own.values()})),
             tip=_tip(name, own, axis),
         )
-        pods.setdefault(place.pod, {}).setdefault(place.leaf, []).append(host_of)
+        for name, place, own in zip(placed.hosts, places, cells, strict=True)
+    ]
+
+
+def _scene(hosts: Sequence[Host], axis: str, degree: int) -> _Scene:
+    pods: dict[str, dict[str, list[Host]]] = {}
+    for host in hosts:
+        pods.setdefault(host.place.pod, {}).setdefault(host.place.leaf, []).append(host)
     nested = [list(leaves.values()) for leaves in pods.values()]
-    degree = getattr(layout, axis)
     return _Scene(
         pods=nested,
-        style=style_for([hosts for leaves in nested for hosts in leaves]),
+        style=style_for([in_leaf for leaves in nested for in_leaf in leaves]),
         axis=axis,
         colours=[colour(index, degree) for index in range(degree)],
     )
@@ -111,8 +126,9 @@ def _head(drawing: Drawing, plan: Plan, layout: LayoutDoc, scene: _Scene, title:
     drawing.text(MARGIN, 40, shortened(title, WIDTH - 2 * MARGIN, 20), size=20, ink="#0f172a", bold=True)
     axes = ("tp", "cp", "dp", "pp", *(("ep", "etp") if plan.inputs.model.moe is not None else ()))
     degrees = ", ".join(f"{axis} {getattr(layout, axis)}" for axis in axes)
-    hosts, leaves, pods = scene.hosts, sum(map(len, scene.pods)), len(scene.pods)
-    parts = [f"{sum(len(host.cells) for host in hosts):,} GPUs", _count(len(hosts), "node")]
+    used = [host for host in scene.hosts if host.cells]
+    leaves, pods = sum(map(len, scene.pods)), len(scene.pods)
+    parts = [f"{sum(len(host.cells) for host in used):,} GPUs", _count(len(used), "node")]
     if leaves > 1:
         parts.append(_count(leaves, "leaf", "leaves"))
     if pods > 1:

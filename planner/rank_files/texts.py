@@ -51,9 +51,25 @@ def mapping_files(
         "slurm_hostfile": "".join(f"{placed.hosts[host]}\n" for host, _ in placed.places),
         "rankfile.openmpi": openmpi_rankfile(placed),
         "groups.json": _groups_text(groups),
-        "fabric.svg": fabric_picture(plan, layout, placed, places, groups),
+        "fabric.svg": fabric_picture(
+            plan, layout, placed, places, groups, idle=() if node_names else _idle(plan, placed, places)
+        ),
     }
     return {f"{FOLDER}/{name}": text for name, text in files.items()}
+
+
+def _idle(plan: Plan, placed: RankFiles, places: Sequence[HostPlace]) -> list[tuple[str, HostPlace]]:
+    """The listed nodes without ranks on leaves that hold some."""
+    cluster, touched, used = plan.inputs.cluster, set(places), set(placed.nodes)
+    if not cluster.nodes or HostPlace(leaf="", pod="") in touched:
+        return []
+    others = [node for node in range(len(cluster.nodes)) if node not in used]
+    hung = host_places(cluster, len(placed.places), others)
+    return [
+        (cluster.nodes[node].name, place)
+        for node, place in zip(others, hung, strict=True)
+        if place in touched
+    ]
 
 
 def plan_groups(plan: Plan, layout: LayoutDoc, placed: RankFiles) -> dict[str, Groups]:
