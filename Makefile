@@ -12,7 +12,7 @@ DEV_READY := $(VENV)/.dev-ready
 # Override with: make PYTHON=/path/to/python3
 PYTHON ?=
 
-.PHONY: help plan test check lint types unit slow oracles accuracy clean
+.PHONY: help plan test check lint types unit slow oracles ray accuracy clean
 
 help:
 	@echo "make plan      plan Llama-3.1-405B on 16,384 GPUs (installs into .venv the first time)"
@@ -20,6 +20,7 @@ help:
 	@echo "make check     the same without the slow tests"
 	@echo "make lint | types | unit | slow    one of them"
 	@echo "make oracles   launch files through the parsers of the real frameworks (installs them into .oracles)"
+	@echo "make ray       batches on a local Ray cluster of two machines (installs Ray into .ray)"
 	@echo "make accuracy  the cost model against published, measured steps"
 	@echo "make clean     remove .venv and caches"
 
@@ -27,7 +28,7 @@ plan: $(RUN_READY)
 	$(BIN)/meshwright plan llama-3.1-405b --cluster llama3-24k --gpus 16384 --global-batch 2048 --seq-len 8192
 
 test: lint types $(DEV_READY)
-	$(BIN)/python -m pytest -m "not oracle"
+	$(BIN)/python -m pytest -m "not oracle and not ray"
 
 check: lint types unit
 
@@ -39,10 +40,10 @@ types: $(DEV_READY)
 	$(BIN)/mypy
 
 unit: $(DEV_READY)
-	$(BIN)/python -m pytest -m "not slow and not oracle"
+	$(BIN)/python -m pytest -m "not slow and not oracle and not ray"
 
 slow: $(DEV_READY)
-	$(BIN)/python -m pytest -m "slow and not oracle"
+	$(BIN)/python -m pytest -m "slow and not oracle and not ray"
 
 # The frameworks, pinned, in an environment of their own: torch for the CPU, Megatron unpacked beside it (its wheel
 # asks for Python 3.12, what is used of it runs on 3.11 too).
@@ -64,11 +65,21 @@ $(ORACLES_READY): tests/oracles/requirements.txt | $(BIN)/python
 	  "$$($(ORACLES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	@touch $@
 
+RAY := .ray
+
+ray: $(RAY)/.ready
+	$(RAY)/bin/python -m pytest -m ray tests/test_batch_ray.py
+
+$(RAY)/.ready: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m venv $(RAY)
+	$(RAY)/bin/python -m pip install --quiet -e '.[dev,ray,parquet]'
+	@touch $@
+
 accuracy: $(RUN_READY)
 	$(BIN)/meshwright validate tests/data/published_runs.yaml
 
 clean:
-	rm -rf $(VENV) $(ORACLES) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(ORACLES) $(RAY) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A venv that was only half made, say without ensurepip, must not look finished the next time.

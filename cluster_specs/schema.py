@@ -97,6 +97,8 @@ class ClusterSpec(BaseModel):
         str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\{(:0?[1-9]d)?\}[A-Za-z0-9._-]{0,99}$")
     ] = "node-{:05d}"
     """Name of the n-th node, counted from 1, where nodes are not listed: one `{}` or `{:05d}` field."""
+    usd_per_gpu_hour: Positive | None = None
+    """What a GPU costs to rent, where that is known; `recommend` compares clusters by it."""
     fabric: str | None = Field(default=None, max_length=2000)
     """A remark in words."""
     assumed: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ def catalog(kind: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(["model", "cluster", "run", "plan"]))
+@click.argument("kind", type=click.Choice(["model", "cluster", "run", "jobs", "plan"]))
 @common
 def schema(kind: str, as_json: bool) -> None:
     """Print the JSON Schema of a kind of file, for editors and checks."""

@@ -1,4 +1,4 @@
-"""The options of `plan` and `experts`. Only `click`, which the command line has loaded anyway."""
+"""The options of commands that have many. Only `click`, which the command line has loaded anyway."""
 
 from __future__ import annotations
 
@@ -25,6 +25,26 @@ def _options() -> list[Callable[[Any], Any]]:
         click.option(
             "--gpus", type=int, metavar="N", help="Use the first N GPUs; all of the cluster's when absent."
         ),
+        *_workload_options(),
+        click.option(
+            "--reserve-gib", type=float, default=0.0, metavar="G", help="HBM to leave free on every GPU."
+        ),
+        click.option("--method", default="cp-sat", show_default=True, help="cp-sat or exhaustive."),
+        click.option(
+            "--top", "top_k", type=int, default=1, metavar="K", help="Report the best K layouts, proven."
+        ),
+        click.option("--time-limit", "time_limit_s", type=float, metavar="S", help="Seconds for the search."),
+        click.option(
+            "--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of the solver."
+        ),
+        click.option(
+            "-o", "--output", type=_PATH, metavar="DIR", help="Folder for the plan and its launch files."
+        ),
+    ]
+
+
+def _workload_options() -> list[Callable[[Any], Any]]:
+    return [
         click.option("--global-batch", type=int, required=True, metavar="B", help="Sequences per step."),
         click.option("--seq-len", type=int, required=True, metavar="S", help="Tokens per sequence."),
         click.option(
@@ -39,20 +59,6 @@ def _options() -> list[Callable[[Any], Any]]:
         ),
         click.option(
             "--forbid", "forbids", multiple=True, metavar="A,...", help="Exclude choices: full-recompute,cp."
-        ),
-        click.option(
-            "--reserve-gib", type=float, default=0.0, metavar="G", help="HBM to leave free on every GPU."
-        ),
-        click.option("--method", default="cp-sat", show_default=True, help="cp-sat or exhaustive."),
-        click.option(
-            "--top", "top_k", type=int, default=1, metavar="K", help="Report the best K layouts, proven."
-        ),
-        click.option("--time-limit", "time_limit_s", type=float, metavar="S", help="Seconds for the search."),
-        click.option(
-            "--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of the solver."
-        ),
-        click.option(
-            "-o", "--output", type=_PATH, metavar="DIR", help="Folder for the plan and its launch files."
         ),
     ]
 
@@ -116,4 +122,84 @@ def _experts_options() -> list[Callable[[Any], Any]]:
         option("-o", "--output", type=_PATH, metavar="FILE", help="The placement file."),
         option("--heat-map", type=_PATH, metavar="FILE", help="Picture of the GPU loads, PNG or SVG."),
         option("--force", is_flag=True, help="Replace files that are already there."),
+    ]
+
+
+def batch_options(command: Decorated) -> Decorated:
+    """Adds the options of BatchOptions, and the output folder."""
+    for add in reversed(_batch_options()):
+        command = add(command)
+    return command
+
+
+def _batch_options() -> list[Callable[[Any], Any]]:
+    option, number = click.option, click.IntRange(1, 1024)
+    engines = click.Choice(["local", "ray"])
+    cached = "Folder of kept answers; by default in the user's cache folder."
+    return [
+        option("-o", "--output", type=_PATH, metavar="DIR", required=True, help="Journal, plans, results."),
+        option("--workers", type=number, metavar="N", help="Processes; one for each core by default."),
+        option("--engine", type=engines, default="local", show_default=True, help="Where jobs run."),
+        option("--ray-address", metavar="A", help="With ray: auto, or HOST:PORT; else a cluster of its own."),
+        option("--resume", is_flag=True, help="Go on with the batch in the folder."),
+        option("--strict", is_flag=True, help="Start nothing while a job has a mistake."),
+        option("--format", "formats", default="csv,json", show_default=True, help="Or parquet."),
+        option("--cache", type=_PATH, metavar="DIR", help=cached),
+        option("--no-cache", is_flag=True, help="Keep no answers, use none."),
+    ]
+
+
+def fleet_options(command: Decorated) -> Decorated:
+    """Adds the options of FleetOptions, and the output folder."""
+    for add in reversed(_fleet_options()):
+        command = add(command)
+    return command
+
+
+def _fleet_options() -> list[Callable[[Any], Any]]:
+    option, number = click.option, click.IntRange(1, 1024)
+    kinds = "throughput, makespan or deadlines."
+    cached = "Folder of kept answers; by default in the user's cache folder."
+    return [
+        option("--cluster", required=True, help="Catalog name or cluster YAML."),
+        option(
+            "--gpus", type=int, metavar="N", help="Use the first N GPUs; all of the cluster's when absent."
+        ),
+        option("--objective", default="throughput", show_default=True, help=kinds),
+        option("--busy", multiple=True, metavar="NODE,...", help="Nodes that are in use already."),
+        option("--workers", type=number, metavar="N", help="Processes; one for each core by default."),
+        option("--time-limit", "time_limit_s", type=float, metavar="S", help="Seconds for each proof."),
+        option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of the solver."),
+        option("--cache", type=_PATH, metavar="DIR", help=cached),
+        option("--no-cache", is_flag=True, help="Keep no answers, use none."),
+        option(
+            "-o", "--output", type=_PATH, metavar="DIR", help="Folder for the answer, pictures and plans."
+        ),
+    ]
+
+
+def recommend_options(command: Decorated) -> Decorated:
+    """Adds the options of a wish, and the output folder."""
+    for add in reversed(_recommend_options()):
+        command = add(command)
+    return command
+
+
+def _recommend_options() -> list[Callable[[Any], Any]]:
+    option, number = click.option, click.IntRange(1, 1024)
+    cached = "Folder of kept answers; by default in the user's cache folder."
+    return [
+        option("--cluster", "clusters", multiple=True, required=True, help="Name or YAML; more to compare."),
+        option("--gpus", type=int, metavar="N", help="At most N GPUs; all of the cluster's when absent."),
+        option("--step-time", type=float, metavar="S", help="Target: seconds of a step, at most."),
+        option("--tokens-per-s", type=float, metavar="T", help="Target: tokens per second, at least."),
+        *_workload_options(),
+        option("--sizes", multiple=True, metavar="N,...", help="GPUs to sweep over."),
+        option(
+            "--reserve-gib", "reserves", multiple=True, metavar="G,...", help="HBM to keep free, to sweep."
+        ),
+        option("--workers", type=number, metavar="N", help="Processes; one for each core by default."),
+        option("--cache", type=_PATH, metavar="DIR", help=cached),
+        option("--no-cache", is_flag=True, help="Keep no answers, use none."),
+        option("-o", "--output", type=_PATH, metavar="DIR", help="Folder for table, picture and the plan."),
     ]

@@ -17,6 +17,8 @@ from costmodel.schedules import schedule_name, schedule_named, traits
 from model_specs.documents import parse_mapping, path_text, read_text
 from model_specs.errors import SpecError, validation_message
 from model_specs.schema import ModelSpec
+from planner.batch.jobs import JobsDoc
+from planner.fleet.jobs import FleetJobDoc
 from planner.plan import LayoutDoc, Plan
 from planner.run_schema import RunDoc
 
@@ -143,7 +145,7 @@ def _contradictions(plan: Plan) -> Iterator[tuple[str, str]]:
             yield "mapping.matrix", f"must have a factor of {', '.join(AXES)} for each of mapping.levels"
 
 
-SCHEMA_KINDS = ("model", "cluster", "run", "plan")
+SCHEMA_KINDS = ("model", "cluster", "run", "jobs", "plan")
 
 
 def json_schema(kind: str) -> dict[str, Any]:
@@ -155,11 +157,22 @@ def json_schema(kind: str) -> dict[str, Any]:
         "cluster": ClusterSpec,
         "run": RunDoc,
         "plan": Plan,
+        "jobs": JobsDoc,
     }
     schema = documents[kind].model_json_schema(by_alias=True)
+    if kind == "jobs":
+        _describe_jobs(schema)
     if kind == "cluster":
         _accept_references(schema)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _describe_jobs(schema: dict[str, Any]) -> None:
+    """Jobs are read one by one, so that a bad one stops no other: here they are spelt out."""
+    job = FleetJobDoc.model_json_schema(by_alias=True, ref_template="#/$defs/{model}")
+    schema.setdefault("$defs", {}).update(job.pop("$defs", {}))
+    schema["$defs"]["job"] = job
+    schema["properties"]["jobs"]["items"] = {"$ref": "#/$defs/job"}
 
 
 def _accept_references(schema: dict[str, Any]) -> None:

@@ -58,6 +58,8 @@ class LayoutPricing:
         self._fit = MemoryFit(workload, layout)
         self.memory_limits = False
         """Whether memory kept some mapping from its fastest split."""
+        self.nothing_fits = False
+        """Whether no split at all was found to fit."""
 
     def best(self, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
         """The best mapping and split; None where none fits or beats `cutoff_s`."""
@@ -118,6 +120,7 @@ class LayoutPricing:
                 self.memory_limits = True
             fastest = frontier(costs, 0.0, fits)
             if not fastest:
+                self.nothing_fits = fits is not None
                 return []
             first = self._estimate(placed, fastest[0].stages)
             slack_s = self._slack_s(placed, first, costs)

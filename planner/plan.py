@@ -151,7 +151,8 @@ class SolverReport(BaseModel):
 
     model_config = _DOC
 
-    wall_s: float
+    wall_s: float | None
+    """Seconds from request to plan; null where files must not depend on the machine, as in a batch."""
     bound_rounds: int
     workers: int
     seed: int

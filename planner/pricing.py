@@ -244,11 +244,15 @@ class CostModelPricing:
         """Tries the recomputed layers in rising order.
 
         Once memory no longer limits the split, more of them only cost more; all of them are tried even so,
-        because then a virtual stage may be shorter than the number.
+        because then a virtual stage may be shorter than the number. While no plan is known, recomputing all
+        comes first: where that does not fit, nothing does.
         """
         best: Priced | None = None
         enough = False
-        for again in self._recompute_amounts(layout):
+        amounts = list(self._recompute_amounts(layout))
+        if not np.isfinite(cutoff_s) and len(amounts) > 1:
+            amounts = [ALL_LAYERS, *amounts[:-1]]
+        for again in amounts:
             if enough and again != ALL_LAYERS:
                 continue
             limit = cutoff_s if best is None else min(cutoff_s, best.step_time_s)
@@ -256,7 +260,9 @@ class CostModelPricing:
             found = one.best(mappings, limit)
             if found is not None and found.step_time_s < limit:
                 best = found
-            enough = enough or not one.memory_limits
+            if one.nothing_fits and again == ALL_LAYERS:
+                return best
+            enough = enough or (not one.memory_limits and again != ALL_LAYERS)
         return best
 
     def _recompute_amounts(self, layout: Layout) -> Iterator[int]:

@@ -100,9 +100,10 @@ class Search:
         seed: int = 0,
         time_limit_s: float | None = None,
         any_plan: bool = False,
+        most_priced: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self._any_plan = any_plan
+        self._any_plan, self._most_priced = any_plan, most_priced
         self._space, self._pricing, self._rules = space, pricing, tuple(rules)
         self._top_k, self._seed = top_k, seed
         self._deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
@@ -158,6 +159,8 @@ class Search:
     def _check_time(self) -> None:
         if self._deadline is not None and time.monotonic() > self._deadline:
             raise OutOfTimeError
+        if self._most_priced is not None and self.certificate.priced >= self._most_priced:
+            raise OutOfTimeError
 
     # 1. From families to open members.
 
@@ -193,7 +196,8 @@ class Search:
             batch = batch[floor[batch] < self._cutoff_s]
             self._expand(families.take(batch))
             self._price_open()
-            at, size = at + len(batch), min(2 * size, LARGEST_BATCH) if self._best else size
+            grown = self._best or not len(self._open)  # bigger steps where nothing is found to look at
+            at, size = at + len(batch), min(2 * size, LARGEST_BATCH) if grown else size
         rest = order[at:]
         self.certificate.bounded_out += int(members[rest].sum())
         self._unseen_s = later_s

@@ -120,27 +120,21 @@ class Space:
         return _layouts(np.concatenate(blocks), self)
 
     def _family_blocks(self, most_gpus: int, more_than: int) -> Iterator[IntArray]:
+        """Rows of each (tp, cp); among them pp runs slowest, then etp, ep, and (dp, micro-batch)."""
         dps, sizes = self._batch_pairs
         for tp in self.tp:
-            etps = self._etps(tp)
+            etps = np.array(self._etps(tp), dtype=np.int64)
             for cp in self.cp:
-                for pp in self.staged_pp:
-                    group = tp * cp * pp
-                    if group > most_gpus:
-                        continue
-                    low, high = np.searchsorted(dps, [more_than // group, most_gpus // group], side="right")
-                    if low == high:
-                        continue
-                    dp, size = dps[low:high], sizes[low:high]
-                    for etp in etps:
-                        for ep in self.ep:
-                            fits = (tp * cp * dp) % (etp * ep) == 0
-                            if fits.any():
-                                one = np.ones(int(fits.sum()), dtype=np.int64)
-                                yield np.stack(
-                                    [tp * one, cp * one, pp * one, dp[fits], ep * one, etp * one, size[fits]],
-                                    axis=1,
-                                )
+                pps = np.array([pp for pp in self.staged_pp if tp * cp * pp <= most_gpus], dtype=np.int64)
+                pp, etp, ep, pair = np.ix_(pps, etps, np.array(self.ep, dtype=np.int64), np.arange(len(dps)))
+                gpus = tp * cp * pp * dps[pair]
+                within = (more_than < gpus) & (gpus <= most_gpus)
+                at = np.nonzero(within & ((tp * cp * dps[pair]) % (etp * ep) == 0))
+                if not len(at[0]):
+                    continue
+                one = np.ones(len(at[0]), dtype=np.int64)
+                columns = (tp * one, cp * one, pps[at[0]], dps[at[3]], np.array(self.ep)[at[2]], etps[at[1]])
+                yield np.stack([*columns, sizes[at[3]]], axis=1)
 
     def shapes(self) -> Layout:
         """Every (tp, cp, ep, etp, micro_batch) once, on as few GPUs as it needs."""

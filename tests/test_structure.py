@@ -170,6 +170,8 @@ def machine_paths(root: Path) -> list[str]:
     skipped = {
         ".git",
         ".venv",
+        ".oracles",
+        ".ray",
         ".mypy_cache",
         ".ruff_cache",
         ".pytest_cache",

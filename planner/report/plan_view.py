@@ -51,7 +51,7 @@ def status_view(plan: Plan) -> list[Renderable]:
     """The status and what it rests on."""
     solver = plan.solver
     shown: list[Renderable] = [line((plan.status, _STYLES[plan.status]), f": {_meaning(plan)}")]
-    effort = f"{seconds(solver.wall_s)} with {solver.method}"
+    effort = solver.method if solver.wall_s is None else f"{seconds(solver.wall_s)} with {solver.method}"
     if solver.layouts_considered:
         effort += f", {count(solver.layouts_considered)} layouts considered"
     space, _, pruning = solver.space.partition("; ")

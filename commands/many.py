@@ -1,0 +1,178 @@
+"""Many models at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from commands.options import batch_options, fleet_options, recommend_options
+from commands.terminal import (
+    DONE,
+    NO_PLAN,
+    PATH,
+    CheckFailedError,
+    ProgressLine,
+    common,
+    force_option,
+    print_json,
+    show,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.progress import Progress, TaskID
+
+
+class _Progress:
+    """A line per job on standard error, and on a terminal a bar with rate and time left below them."""
+
+    def __init__(self) -> None:
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+
+    def start(self, jobs: int, already: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = Console(stderr=True, markup=False, emoji=False, highlight=False)
+        if already:
+            click.echo(f"{already} of {jobs} jobs were done before", err=True)
+        if console.is_terminal:
+            rate = TextColumn("{task.fields[rate]}")
+            columns = (BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
+            self._bar = Progress(*columns, console=console, transient=True)
+            self._task = self._bar.add_task("jobs", total=jobs, completed=already, rate="")
+            self._bar.start()
+
+    def done(self, row: Mapping[str, Any], cached: bool, seconds: float) -> None:
+        from planner.report.batch_view import job_line
+
+        text = job_line(row, cached, seconds)
+        if self._bar is None or self._task is None:
+            click.echo(text, err=True)
+            return
+        self._bar.console.print(text, overflow="ellipsis", no_wrap=True)
+        speed = self._bar.tasks[0].speed
+        self._bar.update(self._task, advance=1, rate=f"{speed:.1f} jobs/s" if speed else "")
+
+    def stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+@click.command()
+@click.argument("jobs", type=PATH, metavar="JOBS.yaml")
+@batch_options
+@common
+@click.pass_context
+def batch(ctx: click.Context, /, **options: Any) -> None:
+    """Plan many jobs, each a model on a cluster; go on after a crash with --resume.
+
+    Exit code 1 if a job has no plan.
+    """
+    from planner.batch.cache import default_cache_folder
+    from planner.batch.service import BatchOptions, run_batch
+    from planner.report.batch_view import batch_view
+
+    jobs, output, as_json = (options.pop(name) for name in ("jobs", "output", "as_json"))
+    given, no_cache = options.pop("cache"), options.pop("no_cache")
+    folder = None if no_cache else given or default_cache_folder()
+    names = [name.strip() for name in options.pop("formats").split(",")]
+    chosen = BatchOptions(cache=folder, formats=tuple(dict.fromkeys(filter(None, names))), **options)
+    progress = _Progress()
+    try:
+        report = run_batch(jobs, output, chosen, progress)
+    except KeyboardInterrupt:
+        progress.stop()
+        click.echo(f"What is done is kept: the same command with --resume goes on. ({output})", err=True)
+        raise
+    finally:
+        progress.stop()
+    if as_json:
+        print_json(
+            {
+                "summary": report.by_status,
+                "cached": report.cached,
+                "wall_s": report.wall_s,
+                "jobs": report.rows,
+            }
+        )
+    else:
+        show(batch_view(report))
+    ctx.exit(DONE if set(report.by_status) <= {"optimal", "feasible"} else NO_PLAN)
+
+
+@click.command()
+@click.argument("jobs", type=PATH, metavar="JOBS.yaml")
+@fleet_options
+@force_option
+@common
+def fleet(jobs: Path, output: Path | None, force: bool, as_json: bool, **options: Any) -> None:
+    """Share one cluster among many jobs: how many nodes each gets, which ones, and when.
+
+    The objective is the weighted throughput of jobs that run side by side, or the makespan or the deadlines
+    of jobs with `tokens` that may wait for each other.
+    """
+    from planner.batch.cache import default_cache_folder
+    from planner.fleet.model import FleetError
+    from planner.fleet.service import FleetOptions, fleet_document, fleet_files, run_fleet
+    from planner.launch.files import write_files
+    from planner.report.fleet_view import fleet_view
+
+    no_cache, given = options.pop("no_cache"), options.pop("cache")
+    busy = [name.strip() for text in options.pop("busy") for name in text.split(",") if name.strip()]
+    folder = None if no_cache else given or default_cache_folder()
+    progress = ProgressLine()
+    try:
+        chosen = FleetOptions(cache=folder, busy=tuple(busy), **options)
+        found = run_fleet(jobs, chosen, lambda done, of: progress(f"{done} of {of} plans"))
+    except FleetError as error:
+        raise CheckFailedError(str(error)) from error
+    finally:
+        progress.clear()
+    if as_json:
+        print_json(fleet_document(found))
+    else:
+        show(fleet_view(found))
+    if output is not None:
+        write_files(output, fleet_files(found), force)
+        if not as_json:
+            click.echo(
+                f"Written to {output}: fleet.json, fleet.csv, pictures, a plan for each job under plans/"
+            )
+
+
+@click.command()
+@click.argument("model")
+@recommend_options
+@force_option
+@common
+@click.pass_context
+def recommend(ctx: click.Context, /, model: str, as_json: bool, force: bool, **options: Any) -> None:
+    """Find the fewest GPUs, or the cheapest cluster, on which MODEL reaches a step time or tokens per second.
+
+    Without a target, or with --sizes, sweep over sizes and show the Pareto front. Clusters with a price
+    (`usd_per_gpu_hour` in their file) are compared by it. Exit code 1 if no cluster reaches the target.
+    """
+    from planner.launch.files import write_files
+    from planner.recommend.request import read_wish
+    from planner.recommend.service import answer_document, answer_files
+    from planner.recommend.service import recommend as find
+    from planner.report.recommend_view import recommend_view
+
+    output = options.pop("output")
+    progress = ProgressLine()
+    try:
+        answer = find(read_wish(model, options), progress)
+    finally:
+        progress.clear()
+    if as_json:
+        print_json(answer_document(answer))
+    else:
+        show(recommend_view(answer))
+    if output is not None:
+        write_files(output, answer_files(answer), force)
+    ctx.exit(NO_PLAN if answer.wish.target_s is not None and not answer.reached else DONE)

@@ -1,0 +1,1 @@
+"""How many GPUs, and of which cluster: the fewest or cheapest that reach a target."""
