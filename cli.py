@@ -10,6 +10,7 @@ from commands.many import batch, fleet, recommend
 from commands.placement import experts
 from commands.planning import compare, estimate, explain, launch, plan, validate
 from commands.terminal import Commands, debug, version_option
+from commands.topology import topology
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -37,6 +38,7 @@ for command in (
     explain,
     compare,
     experts,
+    topology,
     batch,
     fleet,
     recommend,

@@ -191,7 +191,9 @@ def in_flight(layout: Layout, rank: Ints) -> Floats:
     schedule = np.asarray(layout.schedule)
     plain = np.minimum(m, pp - rank)
     ahead = 2 * (pp - np.asarray(rank) - 1) + (vpp - 1) * pp + 1
-    in_turns = np.where(vpp > 1, np.minimum(ahead, m * vpp) / vpp, plain)
+    in_turns: Floats = np.where(vpp > 1, np.minimum(ahead, m * vpp) / vpp, plain)
+    if not schedule.any():  # most searches know no other, and ask this of millions of layouts
+        return in_turns
     everything = (schedule == Schedule.GPIPE) | (schedule == Schedule.BREADTH_FIRST)
     out: Floats = np.select(
         [

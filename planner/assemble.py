@@ -19,6 +19,7 @@ from planner.layout_pricing import Matrix, Priced
 from planner.mapping import Matrices, order_name, ranks
 from planner.model import solver_version
 from planner.plan import (
+    MOST_LISTED_RANKS,
     Binding,
     Infeasible,
     LayoutDoc,
@@ -32,7 +33,6 @@ from planner.prediction import MODULES, RunPrediction, layout_document, predicte
 from planner.problem import PlanRequest
 from planner.search import Certificate, Outcome
 
-MOST_LISTED_RANKS = 4096
 FULL_SHARE = 0.95
 """Of a limit: from here on a constraint is said to hold the plan back."""
 

@@ -19,10 +19,11 @@ from model_specs.errors import SpecError, validation_message
 from model_specs.schema import ModelSpec
 from planner.batch.jobs import JobsDoc
 from planner.fleet.jobs import FleetJobDoc
-from planner.plan import LayoutDoc, Plan
+from planner.plan import MOST_LISTED_RANKS, LayoutDoc, Plan
 from planner.run_schema import RunDoc
 
 LARGEST_PLAN_BYTES = 16 * 2**20
+MOST_RANKS = 1_048_576
 _DUMPER: type[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
@@ -34,11 +35,15 @@ class _PlainDumper(_DUMPER):  # type: ignore[misc]
         return True
 
 
-def plan_document(plan: Plan) -> dict[str, Any]:
-    """A plan as plain data, its `schema` first; what has no number (NaN, infinity) is None."""
+def plan_document(plan: Plan, most_ranks: int = MOST_LISTED_RANKS) -> dict[str, Any]:
+    """A plan as plain data, its `schema` first; what has no number (NaN, infinity) is None.
+
+    A mapping of more than `most_ranks` ranks is left out: it lies in a file.
+    """
     data: dict[str, Any] = plan.model_dump(mode="json", by_alias=True)
-    if data["mapping"] is not None and data["mapping"]["ranks"] is None:
-        del data["mapping"]["ranks"]
+    mapping = data["mapping"]
+    if mapping is not None and (mapping["ranks"] is None or len(mapping["ranks"]) > most_ranks):
+        del mapping["ranks"]
     cleaned: dict[str, Any] = finite(data)
     return cleaned
 
@@ -61,7 +66,7 @@ def json_text(document: Mapping[str, Any]) -> str:
 
 def plan_text(plan: Plan) -> str:
     """The text of `plan.yaml`; `read_plan` gives the plan back."""
-    data = plan_document(plan)
+    data = plan_document(plan, most_ranks=MOST_RANKS)
     # Keys that say nothing make the file longer than a person wants to read.
     data["inputs"] = _without_nulls(data["inputs"])
     text: str = yaml.dump(

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from constraints.gpu_budget import GpuBudget
 from constraints.memory import HbmCapacity
+from constraints.pipeline_schedules import AllowedSchedules
 from constraints.registry import rules_for
 from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from costmodel.layout import Layout, Recompute
@@ -248,6 +249,8 @@ def _refuted(limits: Sequence[Rule], excess: FloatArray, active: list[int], seed
 
 def _words(limit: Rule, own: FloatArray, excess: FloatArray, row: int, request: PlanRequest) -> str:
     """A limit of the conflict, with the least by which it is missed where all others hold."""
+    if isinstance(limit, AllowedSchedules):
+        return f"{limit.name}: {limit.framework} runs {', '.join(limit.allowed)}"
     others = np.delete(excess, row, axis=0)
     alone = (own > 0) & ~(others > 0).any(axis=0)
     if limit.unit == "choices" or not (own > 0).any():

@@ -19,6 +19,9 @@ RecomputeName = Literal["none", "selective", "full"]
 RecomputeModule = Literal["core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", "op"]
 Framework = Literal["megatron", "torchtitan", "deepspeed", "fsdp2"]
 
+MOST_LISTED_RANKS = 4096
+"""With more ranks, the list of a mapping's places lies in a file, not in `plan --json`."""
+
 _DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
