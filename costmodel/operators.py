@@ -82,7 +82,7 @@ class Context:
 
     @cached_property
     def tensor_sum_s(self) -> Floats:
-        """What follows a row-parallel product: an all-reduce, or with sequence parallelism scatter and gather."""
+        """An all-reduce of the same activations, or with sequence parallelism a scatter and a gather."""
         volume = 2.0 * self.tokens * self.workload.model.hidden
         reduced = all_reduce_s(volume, self.placement.tp, self.links)
         passes = 1.0 + GATHERED_SHARE.get(self.workload.precision, 1.0)
