@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from costmodel.constants import framework_constants
 from costmodel.layout import Floats, Ints, Layout, Recompute
+from costmodel.schedules import has_trait, in_flight, last_rank, on_both_ranks
 from costmodel.split import Stages, layer_counts
 from costmodel.workload import Workload
 from model_specs.parameters import (
@@ -60,12 +61,17 @@ def rank_parameters(model: ModelSpec, layout: Layout, stages: Stages | None) -> 
     if stages is None:
         of_dense = model.dense_layers * dense + model.moe_layers * rest + table + last
         return of_dense / pp, (model.moe_layers * experts + mtp_experts) / pp
-    counts = layer_counts(model.dense_layers, stages, 0)
+    counts = layer_counts(model.dense_layers, stages, 0, v_shaped=_v_shaped(layout))
     rank = np.arange(len(stages))
-    on_last = rank == len(stages) - 1
+    on_last = rank == last_rank(layout.schedule, len(stages))
     ends = np.where(rank == 0, table, 0.0) + np.where(on_last, last, 0.0)
     of_experts = counts.moe * experts + np.where(on_last, mtp_experts, 0.0)
-    return counts.dense * dense + counts.moe * rest + ends, of_experts
+    of_dense = counts.dense * dense + counts.moe * rest + ends
+    return on_both_ranks(of_dense, layout.schedule), on_both_ranks(of_experts, layout.schedule)
+
+
+def _v_shaped(layout: Layout) -> bool:
+    return bool(has_trait(layout.schedule, "v_shaped").any())
 
 
 def mtp_join_parameters(model: ModelSpec) -> int:
@@ -171,19 +177,6 @@ def _moe_saved(model: ModelSpec, layout: Layout, narrow: float) -> Floats:
     return saved + router + shared
 
 
-def in_flight(layout: Layout, rank: Ints) -> Floats:
-    """Micro-batches whose activations a rank holds at the peak, in units of all its virtual stages.
-
-    1F1B: min(m, p - r). Interleaved: the warm-up runs 2 (p - r - 1) + (v - 1) p chunks ahead, plus the one in
-    work (Narayanan et al. 2021, section 2.2; megatron-core schedules.py).
-    """
-    pp, vpp, m = (np.asarray(x) for x in (layout.pp, layout.vpp, layout.num_micro_batches))
-    plain = np.minimum(m, pp - rank)
-    chunks = np.minimum(2 * (pp - np.asarray(rank) - 1) + (vpp - 1) * pp + 1, m * vpp)
-    out: Floats = np.where(vpp > 1, chunks / vpp, plain)
-    return out
-
-
 FIXED_GIB = 0.5
 """Workspaces and small buffers of the framework's allocator (SimuMax B200 rows)."""
 
@@ -215,15 +208,16 @@ def stage_memory_parts_gib(
     states_expert = expert * state_bytes_per_parameter(workload, layout, layout.edp)
     full = bool(int(np.asarray(layout.recompute)) & Recompute.FULL)
     again = int(np.asarray(layout.recompute_layers)) if full else 0
-    counts = layer_counts(model.dense_layers, stages, again)
+    counts = layer_counts(model.dense_layers, stages, again, v_shaped=_v_shaped(layout))
     kept, dropped = activation_bytes_per_layer(workload, layout, experts=False)
     kept_moe, dropped_moe = kept, dropped
     if model.moe is not None:
         kept_moe, dropped_moe = activation_bytes_per_layer(workload, layout, experts=True)
-    last = np.arange(pp) == pp - 1
+    last = np.arange(pp) == last_rank(layout.schedule, pp)
     saved = counts.dense * kept + counts.dense_recomputed * (dropped - kept)
     saved = saved + counts.moe * kept_moe + counts.moe_recomputed * (dropped_moe - kept_moe)
     saved = saved + np.where(last, model.mtp_layers * kept_moe, 0.0)
+    saved = on_both_ranks(np.asarray(saved), layout.schedule)
     logits, largest, gathered, work = _transient_bytes(workload, layout)
     parts: dict[str, Floats] = {
         "states": states,

@@ -23,6 +23,7 @@ from costmodel.operators import (
     scaled,
     total,
 )
+from costmodel.schedules import has_trait
 from costmodel.split import LayerCounts, Stages, layer_counts
 
 
@@ -146,13 +147,15 @@ def rank_counts(c: Context, stages: Stages) -> LayerCounts:
     """Layers that each pipeline rank of a split runs per micro-batch, for one layout."""
     full = bool(int(np.asarray(c.layout.recompute)) & Recompute.FULL)
     recomputed = int(np.asarray(c.layout.recompute_layers)) if full else 0
-    return layer_counts(c.workload.model.dense_layers, stages, recomputed)
+    v_shaped = bool(has_trait(c.layout.schedule, "v_shaped").any())
+    return layer_counts(c.workload.model.dense_layers, stages, recomputed, v_shaped=v_shaped)
 
 
-def rank_parts(times: KindTimes, counts: LayerCounts, mtp_layers: int) -> Parts:
-    """Seconds by part of each rank and micro-batch, arrays [..., pp]; MTP modules run on the last rank."""
+def rank_parts(times: KindTimes, counts: LayerCounts, mtp_layers: int, head_rank: Ints = -1) -> Parts:
+    """Seconds by part of each rank and micro-batch, arrays [..., pp]; the head and the MTP modules run on
+    `head_rank`."""
     rank = np.arange(len(counts.dense))
-    first, last = (rank == 0).astype(np.float64), (rank == rank[-1]).astype(np.float64)
+    first, last = (rank == 0).astype(np.float64), (rank == rank[head_rank]).astype(np.float64)
     kinds = (
         (times.dense, counts.dense, counts.dense_recomputed),
         (times.moe, counts.moe, counts.moe_recomputed),

@@ -13,12 +13,12 @@ from costmodel.memory import (
     FIXED_GIB,
     GIB,
     activation_bytes_per_layer,
-    in_flight,
     layer_parameters_on_gpu,
     rank_parameters,
     state_bytes_per_parameter,
     usable_hbm_gib,
 )
+from costmodel.schedules import in_flight, traits
 from costmodel.workload import Workload
 from planner.stages import SplitCosts, balanced_stages
 
@@ -151,16 +151,20 @@ class MemoryFit:
             else (costs.moe_layer_s, costs.moe_recompute_s)
         )
         ends = self._end_loads(dense, rest)
+        shape = traits(int(layout.schedule))
+        last_s = float(costs.head_s) + float(costs.mtp_s)
         return SplitCosts(
             pp=int(layout.pp),
             vpp=int(layout.vpp),
             layers=model.layers,
             leading=self.leading,
             num_micro_batches=int(layout.num_micro_batches),
+            bubble_share=float(costs.bubble_share),
+            in_step=shape.in_step,
             layer_s=float(main[0]),
             leading_s=float(costs.dense_layer_s) if self.leading else 0.0,
-            first_s=float(costs.embedding_s),
-            last_s=float(costs.head_s) + float(costs.mtp_s),
+            first_s=float(costs.embedding_s) + (last_s if shape.v_shaped else 0.0),
+            last_s=0.0 if shape.v_shaped else last_s,
             layer_recompute_s=float(main[1]),
             leading_recompute_s=float(costs.dense_recompute_s) if self.leading else 0.0,
             recompute_layers=self._again,

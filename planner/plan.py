@@ -12,6 +12,9 @@ from model_specs.schema import ModelSpec
 Degree = Annotated[int, Field(ge=1, le=1_048_576)]
 Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
+ScheduleName = Literal[
+    "1f1b", "interleaved-1f1b", "gpipe", "breadth-first", "zb-h1", "zbv", "dualpipe-v", "dualpipe"
+]
 RecomputeName = Literal["none", "selective", "full"]
 RecomputeModule = Literal["core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", "op"]
 Framework = Literal["megatron", "torchtitan", "deepspeed", "fsdp2"]
@@ -44,7 +47,8 @@ class PlanInputs(BaseModel):
 
 class LayoutDoc(BaseModel):
     """The chosen layout. `stages[rank][virtual stage]` is a number of transformer layers; chunk v of rank r
-    is the (v * pp + r)-th of the model. The first also holds the embedding, the last MTP and head.
+    is the (v * pp + r)-th of the model; under zbv and dualpipe-v the second chunk of rank r is the
+    (2 pp - 1 - r)-th. The first also holds the embedding, the last MTP and head.
     """
 
     model_config = _DOC
@@ -65,7 +69,7 @@ class LayoutDoc(BaseModel):
     """With `selective`."""
     recompute_layers: Annotated[int, Field(ge=0)] = 0
     """With `full`: layers recomputed in each virtual stage (Megatron's block method)."""
-    schedule: Literal["gpipe", "1f1b", "interleaved-1f1b"] = "1f1b"
+    schedule: ScheduleName = "1f1b"
     stages: list[list[int]]
 
 

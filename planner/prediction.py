@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -17,10 +17,11 @@ from costmodel.layout import Layout, Placement, Recompute
 from costmodel.measured import error_band
 from costmodel.memory import ALLOCATOR_SHARE, CONTEXT_GIB
 from costmodel.placement import nested_placement
+from costmodel.schedules import schedule_name
 from costmodel.workload import Workload
 from model_specs.documents import path_text
 from model_specs.parameters import flops_per_token
-from planner.plan import LayoutDoc, LevelTraffic, PlanInputs, Predicted, RecomputeModule
+from planner.plan import LayoutDoc, LevelTraffic, PlanInputs, Predicted, RecomputeModule, ScheduleName
 from planner.problem import PlanRequest
 from planner.run_file import Run, RunFileError, UnreadRow, read_rows, read_runs
 from planner.stages import balanced_stages
@@ -198,7 +199,7 @@ def layout_document(layout: Layout, stages: Stages) -> LayoutDoc:
         recompute="full" if full else ("selective" if mask else "none"),
         recompute_modules=() if full else modules,
         recompute_layers=min(int(layout.recompute_layers), longest) if full else 0,
-        schedule="interleaved-1f1b" if int(layout.vpp) > 1 else "1f1b",
+        schedule=cast("ScheduleName", schedule_name(int(layout.schedule), int(layout.vpp))),
         stages=[list(rank) for rank in stages],
     )
 

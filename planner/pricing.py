@@ -42,7 +42,7 @@ class Pricing(Protocol):
     @property
     def workload(self) -> Workload: ...
 
-    def floor_s(self, families: Layout, most_virtual_stages: IntArray) -> FloatArray:
+    def floor_s(self, families: Layout, smallest_bubble: FloatArray) -> FloatArray:
         """Never above any member of a family; shape [n]."""
         ...
 
@@ -96,7 +96,7 @@ class CostModelPricing:
         """The workload on an allocation of `gpus` GPUs: its fabric is that of the GPUs in use."""
         return self._workload if gpus == self._workload.gpus else replace(self._workload, gpus=gpus)
 
-    def floor_s(self, families: Layout, most_virtual_stages: IntArray) -> FloatArray:
+    def floor_s(self, families: Layout, smallest_bubble: FloatArray) -> FloatArray:
         """Layers at their cheapest, with every group inside the scale-up domain, through an even pipeline."""
         model = self._workload.model
         costs = self._shape_costs(families)
@@ -106,7 +106,7 @@ class CostModelPricing:
         split = least_busiest_s(model.moe_layers or model.dense_layers, main, end, pp)
         busiest = np.maximum(np.maximum(whole / pp, np.ceil(model.layers / pp) * cheapest), end + cheapest)
         busiest = np.maximum(busiest, split)
-        out: FloatArray = m * busiest + np.maximum(whole - busiest, 0.0) / most_virtual_stages
+        out: FloatArray = m * busiest + np.maximum(whole - busiest, 0.0) * smallest_bubble
         return out
 
     def gpu_seconds(self, shapes: Layout) -> float:
@@ -124,7 +124,9 @@ class CostModelPricing:
         if not len(np.atleast_1d(np.asarray(families.tp))):
             return LayerCosts(*(np.zeros(0) for _ in range(7)))
         first, back = _distinct(families, names)
-        shapes = replace(families.take(first), pp=1, vpp=1, zero_stage=0, recompute=0, recompute_layers=0)
+        shapes = replace(
+            families.take(first), pp=1, vpp=1, zero_stage=0, recompute=0, recompute_layers=0, schedule=0
+        )
         costs = layer_costs(self._workload, shapes, self._innermost(shapes))
         return LayerCosts(
             *(

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from cluster_specs.reader import cluster_from_mapping, read_cluster
 from cluster_specs.schema import ClusterSpec
 from costmodel.layout import Layout, Recompute
+from costmodel.schedules import schedule_name
 from costmodel.workload import Overlap, Workload
 from model_specs.documents import parse_mapping, read_text
 from model_specs.errors import SpecError, shown, validation_message
@@ -168,6 +169,7 @@ def run_to_mapping(run: Run) -> dict[str, Any]:
             name: getattr(layout, name)
             for name in ("micro_batch", "tp", "pp", "vpp", "cp", "dp", "ep", "etp")
         },
+        "schedule": schedule_name(int(layout.schedule), int(layout.vpp)),
         "sequence_parallel": bool(layout.sequence_parallel),
         "zero_stage": layout.zero_stage,
         **_recompute_settings(mask, int(layout.recompute_layers)),

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from model_specs.errors import SpecError
+from planner.plan import ScheduleName
 
 Degree = Annotated[int, Field(strict=True, ge=1, le=1_048_576)]
 Sequences = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
@@ -88,6 +89,8 @@ class SettingsDoc(BaseModel):
     tp: Degree = 1
     pp: Degree = 1
     vpp: Degree = 1
+    schedule: ScheduleName | None = None
+    """Of the pipeline; by default 1f1b, interleaved where vpp is more than 1."""
     cp: Degree = 1
     dp: Degree | None = None
     ep: Degree = 1

@@ -15,7 +15,6 @@ from costmodel.layout import Layout, Recompute
 from costmodel.memory import (
     GIB,
     activation_bytes_per_layer,
-    in_flight,
     peak_memory_gib,
     rank_parameters,
     stage_memory_gib,
@@ -24,6 +23,7 @@ from costmodel.memory import (
     usable_hbm_gib,
 )
 from costmodel.ratios import unfused_activation_bytes
+from costmodel.schedules import in_flight
 from costmodel.split import layer_counts
 from costmodel.workload import Workload
 from model_specs.catalog import load_catalog_model
