@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from costmodel.collectives import members_inside, point_to_point_s, ring_pass_s
 from costmodel.constants import Constants, constants_for, fabric_links, kernel_rates
 from costmodel.layout import Floats, Layout, Placement
-from costmodel.memory import rank_parameters
+from costmodel.memory_states import rank_parameters
 from costmodel.operators import Context, Parts, total
 from costmodel.pipeline import chunk_loads, layer_bubble_share
 from costmodel.schedules import last_rank, pace_excess_s, shared_by_mirrors

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from cluster_specs.fabric import fabric_levels
 from costmodel.collectives import members_inside
-from costmodel.memory import rank_parameters
+from costmodel.memory_states import rank_parameters
 from costmodel.moe_operators import routed_copies
 from costmodel.operators import Context
 from costmodel.split import Stages

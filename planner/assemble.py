@@ -11,7 +11,7 @@ from costmodel.constants import peak_flops
 from costmodel.estimate import estimate, stage_memory_parts_gib
 from costmodel.layout import AXES, Layout, Recompute
 from costmodel.measured import best_measured_mfu
-from costmodel.memory import usable_hbm_gib
+from costmodel.memory import context_gib, usable_hbm_gib
 from costmodel.placement import placement_from_matrix
 from costmodel.schedules import schedule_named
 from costmodel.workload import Workload
@@ -96,6 +96,7 @@ def predict(workload: Workload, best: Priced) -> Predicted:
         memory_parts_gib=tuple(
             {name: float(gib[rank]) for name, gib in parts.items()} for rank in range(len(best.stages))
         ),
+        context_gib=float(np.asarray(context_gib(best.layout))),
     )
     return predicted_document(workload, found)
 

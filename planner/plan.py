@@ -94,6 +94,18 @@ class LevelTraffic(BaseModel):
     utilisation: float
 
 
+class ErrorBandDoc(BaseModel):
+    """Where 90 % of measured steps lay, over predicted ones, on runs whose source was not fitted on."""
+
+    model_config = _DOC
+
+    low: float
+    high: float
+    rows: int
+    basis: str = "the device's class"
+    """Whose runs these are: a device class and a framework, or the wider group that stands in for them."""
+
+
 class Predicted(BaseModel):
     """What the cost model expects of the plan."""
 
@@ -108,8 +120,12 @@ class Predicted(BaseModel):
     memory_gib: list[float]
     """Per pipeline stage, the peak on one GPU."""
     memory_parts_gib: list[dict[str, float]] = Field(default_factory=list)
+    """Per pipeline stage: weights, gradients, optimizer, activations, logits, work (one layer's way back),
+    buffers, fragmentation and workspace, which add up to `memory_gib`."""
+    memory_context_gib: float | None = None
+    """CUDA context and NCCL buffers, which the driver shows besides."""
     level_traffic: list[LevelTraffic]
-    error_band: dict[str, float]
+    error_band: ErrorBandDoc
 
 
 class Mapping(BaseModel):

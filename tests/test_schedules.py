@@ -348,8 +348,8 @@ def test_split_backward_shrinks_the_bubble_and_v_puts_both_ends_on_rank_0() -> N
     }
     assert np.flatnonzero(memory[Schedule.ONE_F_ONE_B]["logits"]).tolist() == [3]
     assert np.flatnonzero(memory[Schedule.ZBV]["logits"]).tolist() == [0]
-    states = memory[Schedule.ZBV]["states"]
-    assert states[0] == max(states)
+    weights = memory[Schedule.ZBV]["weights"]
+    assert weights[0] == max(weights)
 
 
 def test_dual_pipe_keeps_every_weight_twice() -> None:
@@ -357,6 +357,6 @@ def test_dual_pipe_keeps_every_weight_twice() -> None:
     one = Layout(pp=4, dp=2, num_micro_batches=32)
     plain = stage_memory_parts_gib(workload, one, ((4,),) * 4)
     dual = stage_memory_parts_gib(workload, replace(one, schedule=int(Schedule.DUALPIPE)), ((4,),) * 4)
-    for name in ("states", "expert_states"):
+    for name in ("weights", "gradients", "optimizer"):
         assert dual[name].sum() == pytest.approx(2 * plain[name].sum())
         assert dual[name].tolist() == pytest.approx(dual[name][::-1].tolist())
