@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import click
 
+from commands.calculators import collective, memory, pipeline, roofline
 from commands.catalogs import catalog, model, schema
 from commands.many import batch, fleet, recommend
 from commands.placement import experts
 from commands.planning import compare, estimate, explain, launch, plan, validate
 from commands.terminal import Commands, debug, version_option
+from commands.topology import topology
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -36,9 +38,14 @@ for command in (
     explain,
     compare,
     experts,
+    topology,
     batch,
     fleet,
     recommend,
+    collective,
+    roofline,
+    pipeline,
+    memory,
 ):
     main.add_command(command)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from constraints.pipeline_schedules import AllowedSchedules
 from constraints.rule import Rule
 from constraints.unsupported import AllowedPrecisions, AllowedValues, WholeModelRecompute
 
 RULES: tuple[Rule, ...] = (
+    AllowedSchedules("fsdp2"),
     AllowedValues(
         "fsdp2-degrees",
         "fsdp2",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from constraints import pipeline_schedules
 from constraints.columns import as_excess, column
 from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from constraints.torchtitan_model import (
@@ -93,6 +94,7 @@ class TorchtitanTiedEmbeddings(Rule):
 
 
 RULES: tuple[Rule, ...] = (
+    *pipeline_schedules.TORCHTITAN,
     TorchtitanKvHeads(),
     TorchtitanSequence(),
     TorchtitanTiedEmbeddings(),

@@ -13,15 +13,17 @@ from pydantic import BaseModel, ValidationError
 
 from cluster_specs.schema import ClusterSpec
 from costmodel.layout import AXES
+from costmodel.schedules import schedule_name, schedule_named, traits
 from model_specs.documents import parse_mapping, path_text, read_text
 from model_specs.errors import SpecError, validation_message
 from model_specs.schema import ModelSpec
 from planner.batch.jobs import JobsDoc
 from planner.fleet.jobs import FleetJobDoc
-from planner.plan import Plan
+from planner.plan import MOST_LISTED_RANKS, LayoutDoc, Plan
 from planner.run_schema import RunDoc
 
 LARGEST_PLAN_BYTES = 16 * 2**20
+MOST_RANKS = 1_048_576
 _DUMPER: type[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
@@ -33,11 +35,15 @@ class _PlainDumper(_DUMPER):  # type: ignore[misc]
         return True
 
 
-def plan_document(plan: Plan) -> dict[str, Any]:
-    """A plan as plain data, its `schema` first; what has no number (NaN, infinity) is None."""
+def plan_document(plan: Plan, most_ranks: int = MOST_LISTED_RANKS) -> dict[str, Any]:
+    """A plan as plain data, its `schema` first; what has no number (NaN, infinity) is None.
+
+    A mapping of more than `most_ranks` ranks is left out: it lies in a file.
+    """
     data: dict[str, Any] = plan.model_dump(mode="json", by_alias=True)
-    if data["mapping"] is not None and data["mapping"]["ranks"] is None:
-        del data["mapping"]["ranks"]
+    mapping = data["mapping"]
+    if mapping is not None and (mapping["ranks"] is None or len(mapping["ranks"]) > most_ranks):
+        del mapping["ranks"]
     cleaned: dict[str, Any] = finite(data)
     return cleaned
 
@@ -60,7 +66,7 @@ def json_text(document: Mapping[str, Any]) -> str:
 
 def plan_text(plan: Plan) -> str:
     """The text of `plan.yaml`; `read_plan` gives the plan back."""
-    data = plan_document(plan)
+    data = plan_document(plan, most_ranks=MOST_RANKS)
     # Keys that say nothing make the file longer than a person wants to read.
     data["inputs"] = _without_nulls(data["inputs"])
     text: str = yaml.dump(
@@ -101,6 +107,15 @@ def read_plan(path: Path) -> Plan:
     return plan
 
 
+def _schedule_contradictions(layout: LayoutDoc) -> Iterator[tuple[str, str]]:
+    """The same for the schedule."""
+    schedule = schedule_named(layout.schedule)
+    if schedule_name(schedule, layout.vpp) != layout.schedule or (schedule and layout.pp == 1):
+        yield "layout.schedule", f"{layout.schedule} does not go with pp {layout.pp} and vpp {layout.vpp}"
+    elif schedule and (shape := traits(schedule).faults(layout.pp, layout.vpp, layout.num_micro_batches)):
+        yield "layout.schedule", "; ".join(shape)
+
+
 def _contradictions(plan: Plan) -> Iterator[tuple[str, str]]:
     """(field, what is wrong) where parts of a plan that was edited by hand do not fit together."""
     layout, inputs, predicted, mapping = plan.layout, plan.inputs, plan.predicted, plan.mapping
@@ -120,6 +135,7 @@ def _contradictions(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "layout.num_micro_batches", "micro_batch * dp * num_micro_batches must be inputs.global_batch"
     if [len(rank) for rank in layout.stages] != [layout.vpp] * layout.pp or min(map(min, layout.stages)) < 0:
         yield "layout.stages", f"must be {layout.pp} ranks (pp) of {layout.vpp} layer counts (vpp)"
+    yield from _schedule_contradictions(layout)
     if sum(map(sum, layout.stages)) != inputs.model.layers:
         yield "layout.stages", f"must add up to the model's {inputs.model.layers} layers"
     if predicted is not None:

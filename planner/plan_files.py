@@ -11,7 +11,8 @@ from planner.documents import plan_text
 from planner.launch import accelerate, bridge, deepspeed, megatron, schedulers, torchtitan
 from planner.launch.files import LaunchError
 from planner.mapping import ranks
-from planner.plan import Plan
+from planner.plan import MOST_LISTED_RANKS, Plan
+from planner.rank_files.texts import FOLDER, mapping_files
 
 _FRAMEWORKS = {
     "megatron": megatron.launch_files,
@@ -26,8 +27,6 @@ _WRAPPERS = {
 }
 TARGETS = (*_FRAMEWORKS, "bridge", *_WRAPPERS)
 """Frameworks, and the schedulers that start a plan in its own framework."""
-MOST_LISTED_RANKS = 4096
-"""With more ranks, `mapping.ranks` lies in a file of its own."""
 NAMES = (
     "plan.yaml",
     "hostfile",
@@ -39,6 +38,7 @@ NAMES = (
     "launch.sh",
     "rankfile",
     "ranks.json",
+    FOLDER,
 )
 
 
@@ -58,9 +58,10 @@ def plan_files(plan: Plan, target: str | None = None) -> dict[str, str]:
     else:
         files |= _FRAMEWORKS[plan.inputs.framework if target in _WRAPPERS else target](plan)
         files |= _WRAPPERS[target](plan) if target in _WRAPPERS else {}
+    files |= mapping_files(plan)
     mapping = plan.mapping
-    if mapping is not None and mapping.ranks is None and mapping.matrix:
-        places = ranks(mapping.matrix, plan.inputs.cluster.gpus_per_node)
+    if mapping is not None and (mapping.ranks is not None or mapping.matrix):
+        places = mapping.ranks or ranks(mapping.matrix, plan.inputs.cluster.gpus_per_node)
         if len(places) > MOST_LISTED_RANKS:
             files["ranks.json"] = json.dumps([list(place) for place in places]) + "\n"
     return files

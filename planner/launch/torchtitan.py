@@ -13,7 +13,16 @@ from planner.launch.torchtitan_model import FUNCTION, MODULE, registry_module, t
 from planner.plan import LayoutDoc, Plan
 
 OVERLAP = Overlap(dp=True)
-_SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved-1f1b": "Interleaved1F1B"}
+_SCHEDULES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved-1f1b": "Interleaved1F1B",
+    "breadth-first": "LoopedBFS",
+    "zb-h1": "InterleavedZeroBubble",
+    "zbv": "ZBVZeroBubble",
+    "dualpipe-v": "DualPipeV",
+}
+"""Names of torch's schedules; `require_legal` has refused all others."""
 
 
 def torchtitan_args(plan: Plan, layout: LayoutDoc) -> list[str]:

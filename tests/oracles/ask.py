@@ -10,6 +10,7 @@ frameworks' own code, process groups on torch's fake backend.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import io
 import json
@@ -143,6 +144,34 @@ def ask_megatron(case: Case) -> dict[str, Any]:
     }
 
 
+def import_groups() -> None:
+    import_megatron()
+
+
+def ask_groups(case: Case) -> dict[str, Any]:
+    """Digests of RankGenerator's groups, the two grids made as in initialize_model_parallel."""
+    from megatron.core.parallel_state import RankGenerator
+
+    tp, cp, dp, pp = (case[axis] for axis in ("tp", "cp", "dp", "pp"))
+    replicas, rest = divmod(tp * cp * dp, case["etp"] * case["ep"])
+    if rest:
+        raise ValueError("the expert grid does not divide the ranks")
+    dense = RankGenerator(tp=tp, ep=1, dp=dp, pp=pp, cp=cp, order=case["order"])
+    expert = RankGenerator(tp=case["etp"], ep=case["ep"], dp=replicas, pp=pp, cp=1, order=case["order"])
+    if not (case["order"].endswith("pp") or pp == 1 or replicas == dp):
+        raise ValueError("an order that does not end in pp needs as many expert replicas")
+    if dense.get_ranks("pp") != expert.get_ranks("pp"):
+        raise ValueError("the pipeline groups differ")
+    lists = {name: dense.get_ranks(name) for name in _DENSE_GROUPS}
+    lists |= {name: expert.get_ranks(axes) for name, axes in _EXPERT_GROUPS.items()}
+    digest = {name: hashlib.sha256(json.dumps(groups).encode()).hexdigest() for name, groups in lists.items()}
+    return {"groups": digest}
+
+
+_DENSE_GROUPS = ("tp", "cp", "dp", "pp", "dp-cp", "tp-cp", "tp-pp", "tp-dp-cp")
+_EXPERT_GROUPS = {"etp": "tp", "ep": "ep", "edp": "dp", "etp-ep": "tp-ep", "etp-ep-pp": "tp-ep-pp"}
+
+
 def import_torchtitan() -> None:
     for name in ("config.manager", "distributed.parallel_dims", "trainer", "distributed.pipeline_parallel"):
         importlib.import_module(f"torchtitan.{name}")
@@ -159,6 +188,7 @@ def ask_torchtitan(case: Case) -> dict[str, Any]:
     from torch.distributed.pipelining.schedules import get_schedule_class
     from torchtitan.config.manager import ConfigManager
     from torchtitan.distributed.parallel_dims import ParallelDims
+    from torchtitan.distributed.pipeline_parallel import _get_pp_rank_to_stage_indices_mapping
 
     pretend_gpu(case["arch"])
     sys.path.insert(0, case["dir"])
@@ -183,14 +213,21 @@ def ask_torchtitan(case: Case) -> dict[str, Any]:
     answer = {"dp": replicas, "tp": dims.tp, "pp": dims.pp, "cp": dims.cp, "ep": dims.ep}
     if dims.pp == 1:
         return answer | {"num_micro_batches": steps, "micro_batch": training.local_batch_size}
-    get_schedule_class(parallel.pipeline_parallel_schedule)
+    schedule = parallel.pipeline_parallel_schedule
+    get_schedule_class(schedule)
     parts = parallel.module_fqns_per_model_part
     built = [name for part in parts for name in part if name.startswith("layers.")]
     if built != [f"layers.{i}" for i in range(len(config.model_spec.model.layers))] or len(parts) % dims.pp:
         raise ValueError("the stages are not the model's layers in turn")
     counts = [sum(name.startswith("layers.") for name in part) for part in parts]
     return answer | {
-        "stages": [counts[rank :: dims.pp] for rank in range(dims.pp)],
+        "stages": [
+            [
+                counts[chunk]
+                for chunk in _get_pp_rank_to_stage_indices_mapping(rank, dims.pp, schedule, len(counts))
+            ]
+            for rank in range(dims.pp)
+        ],
         "num_micro_batches": training.local_batch_size // parallel.pipeline_parallel_microbatch_size,
         "micro_batch": parallel.pipeline_parallel_microbatch_size,
     }

@@ -123,6 +123,10 @@ RUN_TIME = {
     "deepspeed-even-stages": "DeepSpeed splits layers by itself: the plan would not be what runs",
     "megatron-zero-needs-pp-1": "weights gathered anew for every micro-batch: left out by choice",
     "interleaved-micro-batches": "raised by the schedule in the first step",
+    "schedule-shape": "raised by the schedule in the first step, or priced for no such shape",
+    "torchtitan-1f1b-micro-batches": "raised by the schedule's constructor",
+    "torchtitan-split-backward": "raised by the schedule's constructor",
+    "torchtitan-zero-bubble-chunks": "torchtitan asks several stages a rank of it: left out by choice",
     "vpp-needs-pp": "the degree has no effect: the plan would not be what runs",
 }
 """Rules for what the parsers let through, and where it fails instead."""
