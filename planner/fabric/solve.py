@@ -1,0 +1,193 @@
+"""The best mapping that is found, what it is measured against, and how good any mapping could be."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from planner.fabric.assign import assignment_of
+from planner.fabric.columns import Pool, Relaxation, counts_of, relax
+from planner.fabric.integer import Effort, whole_mapping
+from planner.fabric.patterns import Pricer
+from planner.fabric.problem import IntArray, Loads, MappingError, MappingProblem, check_assignment, loads_of
+
+MappingObjective = Literal["traffic", "busiest"]
+PROVEN = 1e-6
+"""Relative difference of price and bound below which they count as equal: sums of floats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MappingRound:
+    """One integer programme: its columns, whether they were all that could matter, and what came of it."""
+
+    columns: int
+    exhaustive: bool
+    price_s: float
+    wall_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MappingSolution:
+    """An assignment with its certificate. `bound_s` holds for every assignment."""
+
+    objective: MappingObjective
+    assignment: IntArray
+    loads: Loads
+    hostname_loads: Loads
+    bound_s: float
+    rounds: tuple[MappingRound, ...]
+    wall_s: float
+
+    @property
+    def price_s(self) -> float:
+        """The objective: seconds of all up-links, or of the busiest."""
+        return self.loads.total_s if self.objective == "traffic" else self.loads.busiest_s
+
+    @property
+    def hostname_s(self) -> float:
+        """The objective in hostname order."""
+        loads = self.hostname_loads
+        return loads.total_s if self.objective == "traffic" else loads.busiest_s
+
+    @property
+    def gap(self) -> float:
+        """Of the price."""
+        return (self.price_s - self.bound_s) / self.price_s if self.price_s > 0 else 0.0
+
+    @property
+    def proven(self) -> bool:
+        """Whether no assignment is better."""
+        return self.gap <= PROVEN
+
+
+CLOSE_ENOUGH = 0.002
+"""Of the relaxation's value: with several pods, further columns are left ungenerated within this."""
+EFFORT = (
+    (0, Effort(nodes=400, seconds=6.0)),
+    (3_000, Effort(nodes=2_000, seconds=12.0)),
+    (20_000, Effort(nodes=10_000, seconds=30.0)),
+)
+"""(columns added, where the integer programme stops), round by round."""
+SHARES = (1.0, 0.5, 0.25, 0.1, 0.03, 0.01, 0.003, 1e-6)
+"""Of the gap: patterns that no solution this much better than the incumbent can do without are enumerated."""
+
+
+class _Incumbent:
+    """The best assignment so far."""
+
+    def __init__(self, problem: MappingProblem) -> None:
+        self._problem = problem
+        self.assignment = problem.hostname_assignment()
+        self.price_s = loads_of(problem, self.assignment).total_s
+
+    @property
+    def counts(self) -> IntArray:
+        return counts_of(self._problem, self.assignment)
+
+    def offer(self, counts: IntArray | None) -> None:
+        """Takes an assignment with these counts if it is better."""
+        if counts is None:
+            return
+        assignment = assignment_of(self._problem, counts)
+        price = loads_of(self._problem, assignment).total_s
+        if price < self.price_s * (1 - 1e-12):
+            self.assignment, self.price_s = assignment, price
+
+
+def least_traffic(problem: MappingProblem, *, time_limit_s: float = 60.0) -> MappingSolution:
+    """The assignment with the least busy seconds over all up-links, with a bound.
+
+    Columns of the relaxation first, then all patterns whose reduced cost leaves room below the incumbent: when
+    those are complete and the integer programme over them is, the incumbent is optimal.
+    """
+    start = time.monotonic()
+    best = _Incumbent(problem)
+    hostname = loads_of(problem, best.assignment)
+    demand = np.full(problem.stages, problem.slots)
+    rounds: list[MappingRound] = []
+
+    def left_s() -> float:
+        return time_limit_s - (time.monotonic() - start)
+
+    if best.price_s <= 0:
+        return _solution("traffic", problem, best.assignment, hostname, 0.0, rounds, start)
+    found = relax(
+        problem,
+        [best.counts],
+        stop=lambda: left_s() < 0.4 * time_limit_s,
+        enough=CLOSE_ENOUGH if problem.pods > 1 else 0.0,
+    )
+    bound = min(found.bound_s, best.price_s)
+    pricer = Pricer(problem, found.leaves.kinds)
+    pool, exhaustive = found.leaves, False
+    for limit, effort in EFFORT:
+        if best.price_s - bound <= PROVEN * best.price_s or left_s() <= 0:
+            break
+        if limit:
+            pool, slack = _enumerated(problem, found, pricer, best, bound, limit)
+            exhaustive = slack >= best.price_s - bound and found.pods is None
+        limited = Effort(nodes=effort.nodes, seconds=max(0.1, min(effort.seconds, left_s())))
+        whole = whole_mapping(problem, pool, found.pods, demand=demand, effort=limited)
+        best.offer(whole.counts)
+        if exhaustive and whole.complete:
+            # Patterns outside the pool are in no assignment below the price that the slack was taken from.
+            bound = max(bound, min(whole.bound_s, best.price_s))
+        rounds.append(
+            MappingRound(
+                columns=len(pool.kind), exhaustive=exhaustive, price_s=best.price_s,
+                wall_s=time.monotonic() - start,
+            )  # fmt: skip
+        )
+        if exhaustive and whole.complete:
+            break
+    return _solution("traffic", problem, best.assignment, hostname, bound, rounds, start)
+
+
+def _enumerated(
+    problem: MappingProblem, found: Relaxation, pricer: Pricer, best: _Incumbent, bound: float, limit: int
+) -> tuple[Pool, float]:
+    """The relaxation's columns, the incumbent's, and as many of the others as the limit lets in."""
+    pool = Pool(found.leaves.kinds)
+    for kind, pattern in zip(found.leaves.kind, found.leaves.patterns, strict=True):
+        pool.add(problem, kind, pattern)
+    counts = best.counts
+    for kind, block in enumerate(pool.kinds):
+        for leaf in block.members:
+            pool.add(problem, kind, counts[leaf])
+    for share in SHARES:
+        slack = (best.price_s - bound) * share + 1e-9 * best.price_s
+        more = pricer.within(found.leaf_prices, found.leaf_rent_s + slack, limit)
+        if more is not None:
+            for kind, patterns in enumerate(more):
+                for pattern in patterns:
+                    pool.add(problem, kind, pattern)
+            return pool, slack
+    return pool, 0.0
+
+
+def _solution(
+    objective: MappingObjective,
+    problem: MappingProblem,
+    assignment: IntArray,
+    hostname: Loads,
+    bound_s: float,
+    rounds: list[MappingRound],
+    start: float,
+) -> MappingSolution:
+    check_assignment(problem, assignment)
+    loads = loads_of(problem, assignment)
+    solution = MappingSolution(
+        objective=objective,
+        assignment=assignment,
+        loads=loads,
+        hostname_loads=hostname,
+        bound_s=bound_s,
+        rounds=tuple(rounds),
+        wall_s=time.monotonic() - start,
+    )
+    if solution.price_s > solution.hostname_s * (1 + 1e-9):
+        raise MappingError("a mapping worse than hostname order was kept")
+    return solution
