@@ -70,8 +70,6 @@ class Relaxation:
     """What one leaf of each kind is worth, [kinds]; at most 0."""
     pod_prices: FloatArray
     rounds: int
-    pod_shares: list[tuple[int, float]]
-    """(column, share) of the pods' patterns in the linear programme."""
 
 
 class Master:
@@ -93,7 +91,6 @@ class Master:
         if self.pods is not None:
             self._pod_rows = [self._row(0, 1) for _ in self.pods.kinds]
             self._links = [[self._row(0, 0) for _ in range(stages)] for _ in self.pods.kinds]
-        self._variables: list[list[Any]] = [[], []]
         # Slots that no column provides: dear enough that none is bought at the end.
         dear = 10.0 * self._dearest()
         self._cost_scale = 1.0 / max(dear / 10.0, 1e-300)
@@ -123,7 +120,7 @@ class Master:
         if not self.leaves.add(self._problem, kind, pattern):
             return False
         rows = self._need if self.pods is None else self._links[self.leaves.kinds[kind].parent]
-        self._column(0, rows, pattern, self._leaf_rows[kind], self.leaves.cost_s[-1])
+        self._column(rows, pattern, self._leaf_rows[kind], self.leaves.cost_s[-1])
         return True
 
     def add_pod(self, pod: int, pattern: IntArray) -> bool:
@@ -131,30 +128,30 @@ class Master:
         assert self.pods is not None
         if not self.pods.add(self._problem, pod, pattern):
             return False
-        column = self._column(1, self._need, pattern, self._pod_rows[pod], self.pods.cost_s[-1])
+        column = self._column(self._need, pattern, self._pod_rows[pod], self.pods.cost_s[-1])
         for stage, n in enumerate(pattern):
             if n:
                 self._links[pod][stage].SetCoefficient(column, -float(n))
         return True
 
-    def _column(self, family: int, rows: list[Any], pattern: IntArray, own: Any, cost_s: float) -> Any:
+    def _column(self, rows: list[Any], pattern: IntArray, own: Any, cost_s: float) -> Any:
         column = self._solver.NumVar(0, self._solver.infinity(), "")
         for row, n in zip(rows, pattern, strict=True):
             if n:
                 row.SetCoefficient(column, float(n))
         own.SetCoefficient(column, 1.0)
         self._solver.Objective().SetCoefficient(column, cost_s * self._cost_scale)
-        self._variables[family].append(column)
         return column
 
-    def solve(self) -> float:
-        """The value, in seconds."""
+    def solve(self) -> float | None:
+        """The value, in seconds; None where GLOP gives up on the numbers, from the last basis and from none."""
         from ortools.linear_solver import pywraplp
 
-        status = self._solver.Solve()
-        if status != pywraplp.Solver.OPTIMAL:
-            raise RuntimeError(f"the linear programme of the mapping ended with status {status}")
-        return float(self._solver.Objective().Value()) / self._cost_scale
+        for _ in range(2):
+            if self._solver.Solve() == pywraplp.Solver.OPTIMAL:
+                return float(self._solver.Objective().Value()) / self._cost_scale
+            self._solver.Reset()
+        return None
 
     def prices(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Of a slot of each stage: whatever holds it, in leaves by kind, and in pods."""
@@ -167,11 +164,6 @@ class Master:
 
     def _duals(self, rows: Iterable[Any]) -> FloatArray:
         return np.array([row.dual_value() for row in rows]) / self._cost_scale
-
-    def pod_shares(self) -> list[tuple[int, float]]:
-        """(column, share) of the pods' patterns in the solution."""
-        shares = [(at, float(x.solution_value())) for at, x in enumerate(self._variables[1])]
-        return [(at, share) for at, share in shares if share > 1e-9]
 
 
 def relax(
@@ -196,11 +188,14 @@ def relax(
     pod_pricer = Pricer(problem, master.pods.kinds) if master.pods is not None else None
     best = Relaxation(
         bound_s=0.0, value_s=np.inf, leaves=master.leaves, pods=master.pods, rounds=0,
-        leaf_prices=np.zeros((0, 0)), leaf_rent_s=np.zeros(0), pod_prices=np.zeros((0, 0)), pod_shares=[],
+        leaf_prices=np.zeros((len(master.leaves.kinds), problem.stages)),
+        leaf_rent_s=np.zeros(len(master.leaves.kinds)), pod_prices=np.zeros((0, 0)),
     )  # fmt: skip
     for _ in range(MOST_ROUNDS):
-        best.rounds += 1
-        best.value_s, best.pod_shares = master.solve(), master.pod_shares()
+        value_s = master.solve()
+        if value_s is None:
+            break
+        best.rounds, best.value_s = best.rounds + 1, value_s
         fresh = _price(master, leaf_pricer, pod_pricer, best)
         if best.value_s - best.bound_s <= max(CLOSE, enough) * best.value_s or stop() or not fresh:
             break
@@ -231,7 +226,7 @@ def _price(master: Master, leaf_pricer: Pricer, pod_pricer: Pricer | None, best:
             worth[pod] = min(worth[pod], reduced)
             fresh += master.add_pod(pod, pattern)
         bound += float(worth.sum())
-    if bound > best.bound_s or not best.leaf_prices.size:
+    if bound > best.bound_s or best.rounds == 1:
         best.bound_s = max(bound, 0.0)
         best.leaf_prices, best.leaf_rent_s, best.pod_prices = leaf_prices, rent, pod_prices
     return fresh

@@ -73,8 +73,6 @@ class MappingProblem:
             raise MappingError("leaves: slots, costs and pods must have one entry each")
         if self.leaf_pod and not 0 <= min(self.leaf_pod) <= max(self.leaf_pod) < len(self.pod_s_per_byte):
             raise MappingError("leaf_pod: a leaf hangs on a pod without a cost")
-        if self.needed > sum(self.leaf_slots):
-            raise MappingError(f"{self.needed} slots needed, {sum(self.leaf_slots)} are free")
         if self.needed > LARGEST_SLOTS:
             raise MappingError(f"{self.needed} slots are more than the {LARGEST_SLOTS} that are mapped")
         for size in (self.traffic.context_slots, self.traffic.expert_slots):
@@ -102,6 +100,11 @@ class MappingProblem:
         if self.host_leaves:
             return np.asarray(self.host_leaves, dtype=np.int64)
         return np.repeat(np.arange(len(self.leaf_slots)), self.leaf_slots)
+
+    def check_room(self) -> None:
+        """Raises MappingError where there are fewer slots than needed."""
+        if self.needed > sum(self.leaf_slots):
+            raise MappingError(f"{self.needed} slots needed, {sum(self.leaf_slots)} are free")
 
     def hostname_assignment(self) -> IntArray:
         """Ranks through the nodes in hostname order, stage by stage: what happens when nobody chooses."""

@@ -13,6 +13,7 @@ from planner.fabric.columns import Pool, Relaxation, counts_of, relax
 from planner.fabric.integer import Effort, whole_mapping
 from planner.fabric.patterns import Pricer
 from planner.fabric.problem import IntArray, Loads, MappingError, MappingProblem, check_assignment, loads_of
+from planner.fabric.starts import blocked_orders, pod_by_pod, pod_counts
 
 MappingObjective = Literal["traffic", "busiest"]
 PROVEN = 1e-6
@@ -63,6 +64,10 @@ class MappingSolution:
         return self.gap <= PROVEN
 
 
+ORDERS_REFINED = 2
+POD_EFFORT = Effort(nodes=50, seconds=2.0)
+BUSIEST_STEPS = 5
+BUSIEST_EFFORT = Effort(nodes=100, seconds=2.0)
 CLOSE_ENOUGH = 0.002
 """Of the relaxation's value: with several pods, further columns are left ungenerated within this."""
 EFFORT = (
@@ -78,10 +83,14 @@ SHARES = (1.0, 0.5, 0.25, 0.1, 0.03, 0.01, 0.003, 1e-6)
 class _Incumbent:
     """The best assignment so far."""
 
-    def __init__(self, problem: MappingProblem) -> None:
-        self._problem = problem
+    def __init__(self, problem: MappingProblem, *, busiest: bool = False) -> None:
+        self._problem, self._busiest = problem, busiest
         self.assignment = problem.hostname_assignment()
-        self.price_s = loads_of(problem, self.assignment).total_s
+        self.price_s = self._price_of(self.assignment)
+
+    def _price_of(self, assignment: IntArray) -> float:
+        loads = loads_of(self._problem, assignment)
+        return loads.busiest_s if self._busiest else loads.total_s
 
     @property
     def counts(self) -> IntArray:
@@ -89,10 +98,12 @@ class _Incumbent:
 
     def offer(self, counts: IntArray | None) -> None:
         """Takes an assignment with these counts if it is better."""
-        if counts is None:
-            return
-        assignment = assignment_of(self._problem, counts)
-        price = loads_of(self._problem, assignment).total_s
+        if counts is not None:
+            self.consider(assignment_of(self._problem, counts))
+
+    def consider(self, assignment: IntArray) -> None:
+        """Takes an assignment if it is better."""
+        price = self._price_of(assignment)
         if price < self.price_s * (1 - 1e-12):
             self.assignment, self.price_s = assignment, price
 
@@ -104,46 +115,118 @@ def least_traffic(problem: MappingProblem, *, time_limit_s: float = 60.0) -> Map
     those are complete and the integer programme over them is, the incumbent is optimal.
     """
     start = time.monotonic()
+    problem.check_room()
     best = _Incumbent(problem)
     hostname = loads_of(problem, best.assignment)
-    demand = np.full(problem.stages, problem.slots)
     rounds: list[MappingRound] = []
+    bound = 0.0
+    if best.price_s > 0:
+        orders = list(blocked_orders(problem))
+        for order in orders:
+            best.consider(order)
+        deadline = start + time_limit_s
+        found = relax(
+            problem,
+            [counts_of(problem, order) for order in [best.assignment, *orders]],
+            stop=lambda: time.monotonic() > deadline - 0.6 * time_limit_s,
+            enough=CLOSE_ENOUGH if problem.pods > 1 else 0.0,
+        )
+        bound = min(found.bound_s, best.price_s)
+        if problem.pods > 1:
+            _fill_pods(problem, best, orders)
+        bound = _whole(problem, found, best, bound, rounds, deadline)
+    return _solution("traffic", problem, best.assignment, hostname, bound, rounds, start)
 
-    def left_s() -> float:
-        return time_limit_s - (time.monotonic() - start)
 
-    if best.price_s <= 0:
-        return _solution("traffic", problem, best.assignment, hostname, 0.0, rounds, start)
-    found = relax(
-        problem,
-        [best.counts],
-        stop=lambda: left_s() < 0.4 * time_limit_s,
-        enough=CLOSE_ENOUGH if problem.pods > 1 else 0.0,
-    )
-    bound = min(found.bound_s, best.price_s)
+def least_busiest(problem: MappingProblem, *, time_limit_s: float = 60.0) -> MappingSolution:
+    """An assignment that keeps the busiest up-link short, never worse than hostname order.
+
+    Starts from the least traffic and forbids, in steps, leaf patterns above a ceiling. The bound is what the
+    least traffic comes to when all up-links share it evenly.
+    """
+    start = time.monotonic()
+    traffic = least_traffic(problem, time_limit_s=0.5 * time_limit_s)
+    links = len(problem.leaf_slots) + (problem.pods if problem.pods > 1 else 0)
+    bound = traffic.bound_s / links
+    best = _Incumbent(problem, busiest=True)
+    hostname = loads_of(problem, best.assignment)
+    orders = [traffic.assignment, *blocked_orders(problem)]
+    for order in orders:
+        best.consider(order)
+    rounds = list(traffic.rounds)
+    if best.price_s > bound * (1 + PROVEN):
+        found = relax(problem.without_pods(), [counts_of(problem, order) for order in orders])
+        demand = np.full(problem.stages, problem.slots)
+        low = bound
+        for _ in range(BUSIEST_STEPS):
+            if time.monotonic() - start > time_limit_s or best.price_s - low <= 0.01 * best.price_s:
+                break
+            ceiling = 0.5 * (low + best.price_s)
+            pool = _below(problem, found.leaves, ceiling)
+            whole = whole_mapping(problem, pool, None, demand=demand, effort=BUSIEST_EFFORT)
+            before = best.price_s
+            best.offer(whole.counts)
+            if best.price_s >= before:
+                low = ceiling
+            wall_s = time.monotonic() - start
+            rounds.append(
+                MappingRound(columns=len(pool.kind), exhaustive=False, price_s=best.price_s, wall_s=wall_s)
+            )
+    return _solution("busiest", problem, best.assignment, hostname, bound, rounds, start)
+
+
+def _below(problem: MappingProblem, leaves: Pool, ceiling_s: float) -> Pool:
+    """The columns that keep a leaf's up-link below the ceiling; leaving a leaf empty always does."""
+    pool = Pool(leaves.kinds)
+    for kind in range(len(leaves.kinds)):
+        pool.add(problem, kind, np.zeros(problem.stages, dtype=np.int64))
+    for kind, pattern, cost in zip(leaves.kind, leaves.patterns, leaves.cost_s, strict=True):
+        if cost < ceiling_s:
+            pool.add(problem, kind, pattern)
+    return pool
+
+
+def _fill_pods(problem: MappingProblem, best: _Incumbent, orders: list[IntArray]) -> None:
+    """Keeps what the best orders put in each pod, and places it inside the pods anew."""
+    ranked = sorted(orders, key=lambda order: loads_of(problem, order).total_s)
+    for order in [best.assignment, *ranked[:ORDERS_REFINED]]:
+        best.offer(pod_by_pod(problem, pod_counts(problem, order), POD_EFFORT))
+
+
+def _whole(
+    problem: MappingProblem,
+    found: Relaxation,
+    best: _Incumbent,
+    bound: float,
+    rounds: list[MappingRound],
+    deadline: float,
+) -> float:
+    """Integer programmes over growing sets of columns; returns the bound that they prove."""
+    start = time.monotonic()
+    demand = np.full(problem.stages, problem.slots)
     pricer = Pricer(problem, found.leaves.kinds)
     pool, exhaustive = found.leaves, False
-    for limit, effort in EFFORT:
-        if best.price_s - bound <= PROVEN * best.price_s or left_s() <= 0:
+    for limit, effort in EFFORT if found.pods is None else EFFORT[:-1]:
+        left_s = deadline - time.monotonic()
+        if best.price_s - bound <= PROVEN * best.price_s or left_s <= 0:
             break
         if limit:
             pool, slack = _enumerated(problem, found, pricer, best, bound, limit)
             exhaustive = slack >= best.price_s - bound and found.pods is None
-        limited = Effort(nodes=effort.nodes, seconds=max(0.1, min(effort.seconds, left_s())))
+        limited = Effort(nodes=effort.nodes, seconds=max(0.1, min(effort.seconds, left_s)))
         whole = whole_mapping(problem, pool, found.pods, demand=demand, effort=limited)
         best.offer(whole.counts)
-        if exhaustive and whole.complete:
+        proven = exhaustive and whole.complete
+        if proven:
             # Patterns outside the pool are in no assignment below the price that the slack was taken from.
             bound = max(bound, min(whole.bound_s, best.price_s))
+        wall_s = time.monotonic() - start
         rounds.append(
-            MappingRound(
-                columns=len(pool.kind), exhaustive=exhaustive, price_s=best.price_s,
-                wall_s=time.monotonic() - start,
-            )  # fmt: skip
+            MappingRound(columns=len(pool.kind), exhaustive=exhaustive, price_s=best.price_s, wall_s=wall_s)
         )
-        if exhaustive and whole.complete:
+        if proven:
             break
-    return _solution("traffic", problem, best.assignment, hostname, bound, rounds, start)
+    return bound
 
 
 def _enumerated(
