@@ -8,6 +8,7 @@ from commands.catalogs import catalog, model, schema
 from commands.placement import experts
 from commands.planning import compare, estimate, explain, launch, plan, validate
 from commands.terminal import Commands, debug, version_option
+from commands.topology import topology
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -24,7 +25,19 @@ def main() -> None:
     """
 
 
-for command in (plan, estimate, validate, catalog, schema, model, launch, explain, compare, experts):
+for command in (
+    plan,
+    estimate,
+    validate,
+    catalog,
+    schema,
+    model,
+    launch,
+    explain,
+    compare,
+    experts,
+    topology,
+):
     main.add_command(command)
 
 

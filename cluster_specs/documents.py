@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
@@ -16,15 +18,38 @@ _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 def read_mapping(path: Path) -> dict[str, object]:
     """The mapping that a YAML or JSON file holds. Raises ClusterError, naming the file."""
-    return parse_mapping(_text(path), str(path))
+    return parse_mapping(read_text(path), str(path))
 
 
 def parse_mapping(text: str, where: str) -> dict[str, object]:
     """The mapping that a YAML or JSON text holds; `where` names the text in errors."""
-    try:
+    with _errors_named(where):
         _refuse_bombs(text, where)
         # Both loaders are safe: plain data only.
         data = yaml.load(text, Loader=_LOADER)  # noqa: S506
+    if not isinstance(data, dict):
+        raise ClusterError(f"{where}: a cluster must be a mapping of fields, got {shown(data)}")
+    for key in data:
+        if not isinstance(key, str):
+            raise ClusterError(f"{where}: field names must be texts, got {shown(key)}")
+    return data
+
+
+def compose(text: str, where: str) -> yaml.Node:
+    """The nodes of a YAML or JSON text, each with its place in the text; bounded as `parse_mapping` is."""
+    with _errors_named(where):
+        _refuse_bombs(text, where)
+        node: yaml.Node | None = yaml.compose(text, Loader=_LOADER)
+    if node is None:
+        raise ClusterError(f"{where}: the file is empty")
+    return node
+
+
+@contextmanager
+def _errors_named(where: str) -> Iterator[None]:
+    """Turns what the YAML reader raises into ClusterErrors that name the text."""
+    try:
+        yield
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -39,15 +64,10 @@ def parse_mapping(text: str, where: str) -> dict[str, object]:
         if isinstance(error, ClusterError):
             raise
         raise ClusterError(f"{where}: a number or date cannot be read") from None
-    if not isinstance(data, dict):
-        raise ClusterError(f"{where}: a cluster must be a mapping of fields, got {shown(data)}")
-    for key in data:
-        if not isinstance(key, str):
-            raise ClusterError(f"{where}: field names must be texts, got {shown(key)}")
-    return data
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file of bounded size. Raises ClusterError, naming the file."""
     try:
         if not path.is_file():
             kind = "this is a directory, not a file" if path.is_dir() else "no such file"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
 from typing import TypeVar
@@ -51,6 +51,10 @@ class FabricLevels:
     """Nominal, of one GPU in one direction, for traffic between blocks of the level below inside this one."""
     latency_s: NDArray[np.float64]
     """One hop of a collective that crosses this level."""
+    attained: NDArray[np.float64]
+    """Measured share of `gb_per_s` that ring collectives reach; NaN where nothing was measured."""
+    all_to_all_attained: NDArray[np.float64]
+    """The same of all-to-alls."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +66,8 @@ class _Tier:
     gpus: int
     gb_per_s: float
     latency_us: float
+    attained: float | None = None
+    all_to_all_attained: float | None = None
 
 
 def fabric_levels(cluster: ClusterSpec, gpus: int) -> FabricLevels:
@@ -83,7 +89,7 @@ def fabric_levels(cluster: ClusterSpec, gpus: int) -> FabricLevels:
     check_gpus(cluster, gpus)
     nodes, piece = _node_pieces(cluster, gpus)
     return _fitted(
-        tuple(_tiers(cluster)),
+        tuple(_measured_tiers(cluster)),
         gpus,
         cluster_gpus=cluster.gpus,
         per_node=cluster.gpus_per_node,
@@ -94,7 +100,7 @@ def fabric_levels(cluster: ClusterSpec, gpus: int) -> FabricLevels:
 
 def full_levels(cluster: ClusterSpec) -> FabricLevels:
     """The levels at their full size, whatever the allocation: no allocation packs more GPUs into a block."""
-    tiers = list(_tiers(cluster))
+    tiers = list(_measured_tiers(cluster))
     blocks = np.maximum.accumulate(np.array([tier.gpus for tier in tiers], dtype=np.int64))
     blocks[-1] = max(int(blocks[-1]), cluster.gpus)
     return FabricLevels(
@@ -103,6 +109,10 @@ def full_levels(cluster: ClusterSpec) -> FabricLevels:
         blocks=_read_only(blocks),
         gb_per_s=_read_only(np.array([tier.gb_per_s for tier in tiers], dtype=np.float64)),
         latency_s=_read_only(np.array([tier.latency_us * 1e-6 for tier in tiers], dtype=np.float64)),
+        attained=_read_only(np.array([tier.attained for tier in tiers], dtype=np.float64)),
+        all_to_all_attained=_read_only(
+            np.array([tier.all_to_all_attained for tier in tiers], dtype=np.float64)
+        ),
     )
 
 
@@ -112,6 +122,19 @@ def _node_pieces(cluster: ClusterSpec, gpus: int) -> tuple[int, int]:
         return -(-gpus // cluster.gpus_per_node), gcd(cluster.gpus_per_node, gpus)
     used = [count for _, count in expand_nodes(cluster, gpus)]
     return len(used), gcd(*used)
+
+
+def _measured_tiers(cluster: ClusterSpec) -> Iterator[_Tier]:
+    """The tiers with what was measured of them; of several measurements the last one counts."""
+    for tier in _tiers(cluster):
+        changed = tier
+        for entry in cluster.measured:
+            if entry.level == tier.name and entry.collective == "alltoall":
+                changed = replace(changed, all_to_all_attained=entry.attained_fraction)
+            elif entry.level == tier.name:
+                latency_us = entry.latency_us or changed.latency_us
+                changed = replace(changed, attained=entry.attained_fraction, latency_us=latency_us)
+        yield changed
 
 
 def _tiers(cluster: ClusterSpec) -> Iterator[_Tier]:
@@ -184,6 +207,10 @@ def _fitted(
         blocks=_read_only(np.array([blocks[k] for k in kept], dtype=np.int64)),
         gb_per_s=_read_only(np.array([tiers[k].gb_per_s for k in kept], dtype=np.float64)),
         latency_s=_read_only(np.array([tiers[k].latency_us * 1e-6 for k in kept], dtype=np.float64)),
+        attained=_read_only(np.array([tiers[k].attained for k in kept], dtype=np.float64)),
+        all_to_all_attained=_read_only(
+            np.array([tiers[k].all_to_all_attained for k in kept], dtype=np.float64)
+        ),
     )
 
 

@@ -70,6 +70,24 @@ class NodeSpec(BaseModel):
     pod: BlockName | None = None
 
 
+class MeasuredLevelSpec(BaseModel):
+    """What a benchmark reached across one level of the fabric, of `gpus` GPUs that span it."""
+
+    model_config = _FROZEN
+
+    level: BlockName
+    """nvlink, xgmi or node for the scale-up domain and the node; else a name of `levels`, or fabric."""
+    collective: Literal["all_reduce", "all_gather", "reduce_scatter", "alltoall"]
+    gpus: GpuCount
+    bus_gb_per_s: Positive
+    """Bus bandwidth at the largest messages, as nccl-tests defines it."""
+    attained_fraction: Annotated[float, Field(gt=0, le=1)]
+    """Of the level's nominal rate."""
+    latency_us: Positive | None = None
+    """One hop across this level."""
+    source: str = Field(default="", max_length=2000)
+
+
 class ClusterSpec(BaseModel):
     """A cluster of equal nodes. Levels are listed inside out, each a multiple of the one before."""
 
@@ -99,6 +117,8 @@ class ClusterSpec(BaseModel):
     """Name of the n-th node, counted from 1, where nodes are not listed: one `{}` or `{:05d}` field."""
     fabric: str | None = Field(default=None, max_length=2000)
     """A remark in words."""
+    measured: tuple[MeasuredLevelSpec, ...] = Field(default=(), max_length=64)
+    """What levels attain, where it was measured; the cost model takes it in place of its own constants."""
     assumed: tuple[str, ...] = ()
     """What was not stated but taken from a reference node."""
     sources: dict[str, str] = Field(default_factory=dict)
@@ -157,6 +177,26 @@ class ClusterSpec(BaseModel):
         if free != self.gpus:
             raise ValueError(f"gpus: {self.gpus}, but the nodes listed have {free} free GPUs")
         return self
+
+    @model_validator(mode="after")
+    def _measured_levels_exist(self) -> Self:
+        known = self.level_names
+        for entry in self.measured:
+            if entry.level not in known:
+                raise ValueError(
+                    f"measured: level {entry.level!r} is none of this cluster's: {', '.join(known)}"
+                )
+        return self
+
+    @property
+    def level_names(self) -> tuple[str, ...]:
+        """The names of all levels, inside out: the scale-up domain, the node over PCIe, the switches."""
+        names = []
+        if self.nvlink_domain > 1:
+            names.append("xgmi" if self.device.architecture == "cdna3" else "nvlink")
+        if self.nvlink_domain < self.gpus_per_node or self.nvlink_domain == 1:
+            names.append("node")
+        return (*names, *([level.name for level in self.levels] or ["fabric"]))
 
     @property
     def free_gpus(self) -> int:

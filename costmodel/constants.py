@@ -210,6 +210,9 @@ def links_of(levels: FabricLevels, constants: Constants) -> Links:
     network = np.array([shared.get(f"{medium}_fraction", 1.0) for medium in levels.media])
     fraction = np.where(scale_up, constants.device.scale_up_fraction, network)
     to_all = np.where(scale_up, shared["all_to_all_scale_up_fraction"], network)
+    # What was measured on this very machine goes before what machines of the kind usually attain.
+    fraction = np.where(np.isnan(levels.attained), fraction, levels.attained)
+    to_all = np.where(np.isnan(levels.all_to_all_attained), to_all, levels.all_to_all_attained)
     nominal = levels.gb_per_s * 1e9
     return Links(
         bytes_per_s=nominal * fraction,

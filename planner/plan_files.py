@@ -12,6 +12,7 @@ from planner.launch import accelerate, bridge, deepspeed, megatron, schedulers, 
 from planner.launch.files import LaunchError
 from planner.mapping import ranks
 from planner.plan import Plan
+from planner.rank_files.texts import FOLDER, mapping_files
 
 _FRAMEWORKS = {
     "megatron": megatron.launch_files,
@@ -39,6 +40,7 @@ NAMES = (
     "launch.sh",
     "rankfile",
     "ranks.json",
+    FOLDER,
 )
 
 
@@ -58,6 +60,7 @@ def plan_files(plan: Plan, target: str | None = None) -> dict[str, str]:
     else:
         files |= _FRAMEWORKS[plan.inputs.framework if target in _WRAPPERS else target](plan)
         files |= _WRAPPERS[target](plan) if target in _WRAPPERS else {}
+    files |= mapping_files(plan)
     mapping = plan.mapping
     if mapping is not None and mapping.ranks is None and mapping.matrix:
         places = ranks(mapping.matrix, plan.inputs.cluster.gpus_per_node)

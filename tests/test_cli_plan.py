@@ -236,7 +236,7 @@ def test_a_plan_is_printed_and_written(tmp_path: Path, service: Callable[[Answer
     assert all(len(text) <= 80 for text in result.stdout.splitlines() if str(tmp_path) not in text)
     assert result.stderr == "warning: made up\n"
     files = {path.name for path in (tmp_path / "out").iterdir()}
-    assert files == {"plan.yaml", "hostfile", "megatron_args.json", "env.json", "launch.sh"}
+    assert files == {"plan.yaml", "hostfile", "megatron_args.json", "env.json", "launch.sh", "mapping"}
     assert read_plan(tmp_path / "out") == sample()
 
 

@@ -21,6 +21,8 @@ class RankFiles:
     hosts: tuple[str, ...]
     places: tuple[RankPlace, ...]
     """`places[rank]` = (index into `hosts`, local GPU)."""
+    nodes: tuple[int, ...]
+    """`nodes[i]` is the number of `hosts[i]` in the cluster, from 0."""
     pipeline_before_data: bool
     """Ranks count tp, cp, pp, dp from the inside (`--use-tp-pp-dp-mapping`), not tp, cp, dp, pp."""
 
@@ -98,6 +100,7 @@ def _files(
         raise LaunchError("two nodes of the mapping have the same name.")
     return RankFiles(
         hosts=hosts,
+        nodes=tuple(nodes),
         places=tuple((index[node], gpu) for node, gpu in places),
         pipeline_before_data=pipeline_before_data,
     )

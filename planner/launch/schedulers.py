@@ -70,15 +70,19 @@ def slurm_files(plan: Plan) -> dict[str, str]:
 def openmpi_files(plan: Plan) -> dict[str, str]:
     """rankfile.openmpi (rank r on its host, bound to the slot of its GPU) and mpi.sh."""
     placed = _placed(plan)
+    gpus = " ".join(str(gpu) for _, gpu in placed.places)
+    script = _MPI_SCRIPT.format(gpus=gpus, world=len(placed.places))
+    return {"rankfile.openmpi": openmpi_rankfile(placed), "mpi.sh": script}
+
+
+def openmpi_rankfile(placed: RankFiles) -> str:
+    """A line per rank: its host, and the slot of its GPU. Raises LaunchError for a host it cannot hold."""
     for host in placed.hosts:
         if re.search(r"[\s=#;]", host):
             raise LaunchError(f"{host!r} cannot stand in an OpenMPI rankfile: no spaces, '=', '#' or ';'.")
-    lines = [
+    return "".join(
         f"rank {rank}={placed.hosts[host]} slot={gpu}\n" for rank, (host, gpu) in enumerate(placed.places)
-    ]
-    gpus = " ".join(str(gpu) for _, gpu in placed.places)
-    script = _MPI_SCRIPT.format(gpus=gpus, world=len(placed.places))
-    return {"rankfile.openmpi": "".join(lines), "mpi.sh": script}
+    )
 
 
 def kubernetes_files(plan: Plan) -> dict[str, str]:

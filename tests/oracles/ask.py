@@ -10,6 +10,7 @@ frameworks' own code, process groups on torch's fake backend.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import io
 import json
@@ -141,6 +142,34 @@ def ask_megatron(case: Case) -> dict[str, Any]:
         "sequence_parallel": args.sequence_parallel,
         "replicas_first": bool(args.use_tp_pp_dp_mapping),
     }
+
+
+def import_groups() -> None:
+    import_megatron()
+
+
+def ask_groups(case: Case) -> dict[str, Any]:
+    """Digests of RankGenerator's groups, the two grids made as in initialize_model_parallel."""
+    from megatron.core.parallel_state import RankGenerator
+
+    tp, cp, dp, pp = (case[axis] for axis in ("tp", "cp", "dp", "pp"))
+    replicas, rest = divmod(tp * cp * dp, case["etp"] * case["ep"])
+    if rest:
+        raise ValueError("the expert grid does not divide the ranks")
+    dense = RankGenerator(tp=tp, ep=1, dp=dp, pp=pp, cp=cp, order=case["order"])
+    expert = RankGenerator(tp=case["etp"], ep=case["ep"], dp=replicas, pp=pp, cp=1, order=case["order"])
+    if not (case["order"].endswith("pp") or pp == 1 or replicas == dp):
+        raise ValueError("an order that does not end in pp needs as many expert replicas")
+    if dense.get_ranks("pp") != expert.get_ranks("pp"):
+        raise ValueError("the pipeline groups differ")
+    lists = {name: dense.get_ranks(name) for name in _DENSE_GROUPS}
+    lists |= {name: expert.get_ranks(axes) for name, axes in _EXPERT_GROUPS.items()}
+    digest = {name: hashlib.sha256(json.dumps(groups).encode()).hexdigest() for name, groups in lists.items()}
+    return {"groups": digest}
+
+
+_DENSE_GROUPS = ("tp", "cp", "dp", "pp", "dp-cp", "tp-cp", "tp-pp", "tp-dp-cp")
+_EXPERT_GROUPS = {"etp": "tp", "ep": "ep", "edp": "dp", "etp-ep": "tp-ep", "etp-ep-pp": "tp-ep-pp"}
 
 
 def import_torchtitan() -> None:

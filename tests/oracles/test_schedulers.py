@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import re
-import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,18 +15,13 @@ import yaml
 from planner.launch.files import write_files
 from planner.plan import Framework, Mapping, Plan
 from planner.plan_files import TARGETS, plan_files
+from tests.oracles.slurm_daemon import need, slurm_daemon
 from tests.test_launch_megatron import make_plan
 
 pytestmark = pytest.mark.oracle
 
 NAMES = ["plain", "two words", "it's", 'a "quoted" name', "$(touch owned)", "`touch owned`; x", "a\nb"]
 FOR: dict[str, Framework] = {"torchtitan": "torchtitan", "deepspeed": "deepspeed", "fsdp2": "fsdp2"}
-
-
-def need(*tools: str) -> None:
-    missing = [tool for tool in tools if shutil.which(tool) is None]
-    if missing:
-        pytest.skip(f"{', '.join(missing)} not installed (apt-get install slurm-wlm openmpi-bin shellcheck)")
 
 
 def plan_for(target: str, name: str = "llama", ranks: list[tuple[int, int]] | None = None) -> Plan:
@@ -63,66 +55,15 @@ def test_shellcheck_and_bash_accept_every_script(target: str, name: str, tmp_pat
     assert not list(tmp_path.rglob("owned"))
 
 
-SLURM_CONF = """\
-ClusterName=oracle
-SlurmctldHost=localhost
-SlurmUser={user}
-SlurmctldPort={port}
-SlurmdPort={slurmd_port}
-AuthType=auth/none
-CryptoType=crypto/none
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmctldLogFile={folder}/slurmctld.log
-ProctrackType=proctrack/pgid
-TaskPlugin=task/none
-MpiDefault=none
-SchedulerType=sched/builtin
-SelectType=select/cons_tres
-TopologyPlugin=topology/tree
-GresTypes=gpu
-CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
-SuspendProgram=/bin/true
-ResumeProgram=/bin/true
-SuspendTime=600
-NodeName=node[0-7] NodeAddr=127.0.0.1 Sockets=2 CoresPerSocket=32 RealMemory=1000 Gres=gpu:8 State=CLOUD
-PartitionName=p Nodes=ALL Default=YES State=UP
-"""
-
-
 @pytest.fixture
 def slurm(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A slurmctld on loopback whose nodes exist in its tables only."""
-    need("slurmctld", "sbatch", "scontrol")
-    for name in ("state", "spool"):
-        (tmp_path / name).mkdir()
-    port = 20_000 + os.getpid() % 20_000
-    user = getpass.getuser()
-    conf = SLURM_CONF.format(folder=tmp_path, port=port, slurmd_port=port + 1, user=user)
-    (tmp_path / "slurm.conf").write_text(conf, encoding="utf-8")
-    (tmp_path / "topology.conf").write_text(
+    """Eight nodes on two leaves."""
+    topology = (
         "SwitchName=leaf0 Nodes=node[0-3]\nSwitchName=leaf1 Nodes=node[4-7]\n"
-        "SwitchName=spine Switches=leaf[0-1]\n",
-        encoding="utf-8",
+        "SwitchName=spine Switches=leaf[0-1]\n"
     )
-    (tmp_path / "gres.conf").write_text("", encoding="utf-8")
-    env = os.environ | {"SLURM_CONF": str(tmp_path / "slurm.conf")}
-    daemon = subprocess.Popen(
-        ["slurmctld", "-D", "-c"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        for _ in range(60):
-            ready = subprocess.run(["scontrol", "ping"], env=env, capture_output=True, text=True, check=False)
-            if "is UP" in ready.stdout:
-                break
-            time.sleep(0.5)
-        else:
-            pytest.fail((tmp_path / "slurmctld.log").read_text(encoding="utf-8")[-2000:])
+    with slurm_daemon(tmp_path, "node[0-7]", topology) as env:
         yield env
-    finally:
-        daemon.terminate()
-        daemon.wait(timeout=30)
 
 
 def test_slurm_accepts_the_batch_script(slurm: dict[str, str], tmp_path: Path) -> None:

@@ -1,0 +1,216 @@
+"""From what was imported to a cluster file that the reader reads back."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster_specs.catalog import cluster_names
+from cluster_specs.documents import parse_mapping, read_mapping, read_text
+from cluster_specs.errors import ClusterError, shown
+from cluster_specs.importers.found import Found, PlacedNode, SourceText
+from cluster_specs.importers.registry import read_found
+from cluster_specs.reader import cluster_from_mapping, read_cluster
+from cluster_specs.schema import ClusterSpec
+
+_DUMPER: type[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedCluster:
+    """A cluster file, the cluster that it describes, and what the user should know of it."""
+
+    text: str
+    cluster: ClusterSpec
+    notes: tuple[str, ...]
+
+    @property
+    def words(self) -> str:
+        """The size of the cluster in one line."""
+        cluster = self.cluster
+        levels = ", ".join(f"{level.name} {level.gpus}" for level in cluster.levels)
+        if not cluster.nodes:
+            return f"a kind of node with {cluster.gpus_per_node} GPUs" + (f"; {levels}" if levels else "")
+        return f"{len(cluster.nodes)} nodes, {cluster.gpus} GPUs; GPUs in a block: {levels}"
+
+
+def read_ratios(text: str) -> list[float]:
+    """The numbers of `1,3,7`. Raises ClusterError for what is none, or lies outside of 1 to 1000."""
+    ratios = []
+    for part in text.split(","):
+        try:
+            ratio = float(part)
+        except ValueError:
+            ratio = 0.0
+        if not 1 <= ratio <= 1000:
+            raise ClusterError(
+                f"--oversubscription: {shown(part)} is not a number from 1 to 1000; for example 1,3,7"
+            )
+        ratios.append(ratio)
+    return ratios
+
+
+def import_topology(
+    form: str,
+    paths: Sequence[Path],
+    node: str,
+    *,
+    oversubscription: Sequence[float] | None = None,
+    name: str | None = None,
+    topology: str | None = None,
+) -> ImportedCluster:
+    """The cluster that files in a format of `registry.FORMATS` describe, on nodes of a kind.
+
+    `node` is a catalog name, or a cluster YAML to which what is found is added. `oversubscription` has a
+    number for each level of switches, inside out. The cluster is called `name`, by default as the first file.
+    Raises ClusterError, with file and line where there is one.
+    """
+    base = read_cluster(node)
+    sources = [SourceText(name=str(path), text=read_text(path)) for path in paths]
+    found = read_found(form, sources, base, topology)
+    files = ", ".join(path.name for path in paths)
+    data = _base_document(node, base)
+    data["name"] = name or paths[0].stem[:200]
+    data.update(found.node_fields)
+    # The node as the file has it: block sizes below count its GPUs.
+    alone = {"gpus": base.gpus, "levels": None, "nodes": None, "measured": None}
+    node_spec = cluster_from_mapping({**data, **alone}, files)
+    notes = list(found.notes)
+    if found.nodes:
+        levels, more = _levels(found, node_spec, oversubscription)
+        data |= {"levels": levels, "nodes": _node_entries(found, base), "gpus": None, "elastic": None}
+        notes += more
+    elif oversubscription is not None:
+        data["levels"] = _with_oversubscription(base, oversubscription)
+    changed = sorted({*found.node_fields, *(["levels", "nodes"] if found.nodes else [])})
+    if changed:
+        data["sources"] = {**data.get("sources", {}), **dict.fromkeys(changed, f"{form} {files}")}
+    data = {key: value for key, value in data.items() if value is not None}
+    notes += _add_measured(data, found, base, files)
+    cluster = cluster_from_mapping(data, files)
+    data = _ordered(data, cluster)
+    text = f"# Written by `meshwright topology import --from {form}` from {files!a}.\n" + yaml.dump(
+        data, Dumper=_DUMPER, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True
+    )
+    if cluster_from_mapping(parse_mapping(text, files), files) != cluster:
+        raise ClusterError(f"{files}: the cluster file that would be written does not read back the same")
+    return ImportedCluster(text=text, cluster=cluster, notes=tuple(notes))
+
+
+def _base_document(node: str, base: ClusterSpec) -> dict[str, Any]:
+    """The fields to start from: a reference to the catalog with the size and levels that it leaves behind."""
+    if node not in cluster_names():
+        return dict(read_mapping(Path(node)))
+    data: dict[str, Any] = {"base": node, "gpus": base.gpus, "elastic": base.elastic or None}
+    if base.levels:
+        data["levels"] = [level.model_dump(exclude_none=True) for level in base.levels]
+    return data
+
+
+def _add_measured(data: dict[str, Any], found: Found, base: ClusterSpec, files: str) -> list[str]:
+    """Joins old and new measurements; those of a level that is gone are left out, which a note says."""
+    data.pop("measured", None)
+    names = cluster_from_mapping(data, files).level_names
+    every = [*base.measured, *found.measured]
+    kept = [entry.model_dump(exclude_none=True) for entry in every if entry.level in names]
+    if kept:
+        data["measured"] = kept
+    gone = sorted({entry.level for entry in every if entry.level not in names})
+    return [f"measured values of levels that are gone are left out: {', '.join(gone)}"] if gone else []
+
+
+def _node_entries(found: Found, base: ClusterSpec) -> list[dict[str, object]]:
+    """The nodes as a cluster file lists them; the pod is the largest block below the whole."""
+    free = {entry.name: entry.free_gpus for entry in base.nodes}
+    entries = []
+    for node in found.nodes:
+        entry: dict[str, object] = {"name": node.name, "leaf": node.blocks[0][:100]}
+        if len(node.blocks) > 2:
+            entry["pod"] = node.blocks[-2][:100]
+        if free.get(node.name) is not None:
+            entry["free_gpus"] = free[node.name]
+        entries.append(entry)
+    return entries
+
+
+def _levels(
+    found: Found, node: ClusterSpec, oversubscription: Sequence[float] | None
+) -> tuple[list[dict[str, object]], list[str]]:
+    """A regular level table around an irregular tree: each level as large as its largest block."""
+    notes = []
+    unit = max(node.gpus_per_node, node.nvlink_domain)
+    counts = _widths(found.nodes)
+    largest = counts[0][1]
+    size = -(-largest * node.gpus_per_node // unit) * unit
+    sizes = [size]
+    for _, widest in counts[1:]:
+        sizes.append(sizes[-1] * widest)
+    for level, (low, high), what in zip(
+        found.level_names, counts, ("nodes", *found.level_names), strict=False
+    ):
+        if low != high:
+            notes.append(
+                f"a {level} holds {low} to {high} {_plural(what)}; `levels` has the largest, `nodes` all"
+            )
+    ratios = _ratios(found, oversubscription)
+    if oversubscription is None and not found.oversubscription and len(sizes) > 1:
+        notes.append(
+            "the file says nothing of oversubscription: taken as 1 everywhere; see --oversubscription"
+        )
+    levels: list[dict[str, object]] = []
+    for level, gpus, ratio in zip(found.level_names, sizes, ratios, strict=True):
+        levels.append({"name": level, "gpus": gpus} | ({"oversubscription": ratio} if ratio != 1 else {}))
+    return levels, notes
+
+
+def _plural(word: str) -> str:
+    return {"leaf": "leaves", "nodes": "nodes"}.get(word, f"{word}s")
+
+
+def _widths(nodes: Sequence[PlacedNode]) -> list[tuple[int, int]]:
+    """Per level, the fewest and the most blocks of the level below (nodes, for the first) in one block."""
+    depth = len(nodes[0].blocks)
+    widths = []
+    for level in range(depth):
+        inside: dict[tuple[str, ...], set[str]] = defaultdict(set)
+        for node in nodes:
+            inside[node.blocks[level:]].add(node.name if level == 0 else node.blocks[level - 1])
+        counts = [len(members) for members in inside.values()]
+        widths.append((min(counts), max(counts)))
+    return widths
+
+
+def _ratios(found: Found, oversubscription: Sequence[float] | None) -> Sequence[float]:
+    if oversubscription is None:
+        return found.oversubscription or [1.0] * len(found.level_names)
+    _check_count(found.level_names, oversubscription)
+    return oversubscription
+
+
+def _with_oversubscription(base: ClusterSpec, oversubscription: Sequence[float]) -> list[dict[str, object]]:
+    _check_count([level.name for level in base.levels], oversubscription)
+    return [
+        {**level.model_dump(exclude_none=True), "oversubscription": ratio}
+        for level, ratio in zip(base.levels, oversubscription, strict=True)
+    ]
+
+
+def _check_count(names: Sequence[str], oversubscription: Sequence[float]) -> None:
+    if len(oversubscription) != len(names):
+        raise ClusterError(
+            f"--oversubscription: {len(oversubscription)} numbers, but there are {len(names)} levels of "
+            f"switches, inside out: {', '.join(names) or 'none'}; give one number for each"
+        )
+
+
+def _ordered(data: Mapping[str, Any], cluster: ClusterSpec) -> dict[str, Any]:
+    """The fields in the order of reading, the long list of nodes last."""
+    first = ("name", "base", "device", "gpus")
+    data = {**data, "gpus": cluster.gpus}
+    rest = [key for key in data if key not in (*first, "nodes")]
+    return {key: data[key] for key in (*first, *rest, "nodes") if key in data}

@@ -1,0 +1,149 @@
+"""Blocks of a fabric from its cables: which hosts share leaf switches, which of those groups share spines."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cluster_specs.importers.found import Found, PlacedNode, level_names
+
+Links = Sequence[tuple[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cabling:
+    """Who is cabled to whom; rates in Gb/s and direction."""
+
+    titles: Mapping[str, str]
+    """Names to show, by switch."""
+    hosts: Mapping[str, Links]
+    """Ports of every host: (leaf switch, rate)."""
+    links: Mapping[str, Links]
+    """Ports of every switch to other switches."""
+    down_gbps: Mapping[str, float]
+    """Rate of a switch's ports to hosts."""
+
+
+class _Joined:
+    """Sets that grow together (union-find)."""
+
+    def __init__(self, members: Iterable[str]) -> None:
+        self._above = {member: member for member in members}
+
+    def top(self, member: str) -> str:
+        while self._above[member] != member:
+            self._above[member] = self._above[self._above[member]]
+            member = self._above[member]
+        return member
+
+    def join(self, members: Sequence[str]) -> None:
+        for member in members[1:]:
+            first, second = sorted((self.top(members[0]), self.top(member)))
+            self._above[second] = first
+
+    def tops(self) -> dict[str, str]:
+        return {member: self.top(member) for member in self._above}
+
+
+def placed_on_cables(cabling: Cabling, node_fields: Mapping[str, object], notes: tuple[str, ...]) -> Found:
+    """Every host's blocks. Hosts that share a leaf switch are one leaf block (the rails of a rail-optimised
+    fabric are its switches); blocks whose switches meet at a switch of the next tier are one larger block.
+
+    The oversubscription of a tier is the rate of the hosts below over the rate of the cables that lead up
+    to it, at least 1: as cabled, empty ports do not count.
+    """
+    tiers = _tiers(cabling)
+    joined = _Joined(tiers)
+    for ports in cabling.hosts.values():
+        joined.join(list(dict.fromkeys(switch for switch, _ in ports)))
+    levels = [joined.tops()]
+    oversubscription = [1.0]
+    for tier in range(2, max(tiers.values()) + 2):
+        before = _blocks(levels[-1], cabling)
+        for switch in (name for name, at in tiers.items() if at == tier):
+            lower = [other for other, _ in cabling.links[switch] if tiers.get(other, tier) < tier]
+            joined.join([switch, *lower])
+        for switch in (name for name, at in tiers.items() if at == tier - 1):
+            # Switches of one tier that are cabled to each other: the groups of a dragonfly.
+            joined.join(
+                [switch, *(other for other, _ in cabling.links[switch] if tiers.get(other) == tier - 1)]
+            )
+        level = joined.tops()
+        if len(_blocks(level, cabling)) < len(before):
+            levels.append(level)
+            oversubscription.append(_ratio(cabling, tiers, tier))
+    blocks = _blocks(levels[-1], cabling)
+    if len(blocks) > 1:
+        levels.append(dict.fromkeys(tiers, ""))
+        oversubscription.append(1.0)
+        notes = (*notes, f"{len(blocks)} parts that no cable joins; taken as joined at the top")
+    titles = [_titles(level, tiers, cabling) for level in levels]
+    nodes = tuple(
+        PlacedNode(
+            name=host,
+            blocks=tuple(title[level[ports[0][0]]] for title, level in zip(titles, levels, strict=True)),
+        )
+        for host, ports in sorted(cabling.hosts.items())
+    )
+    return Found(
+        nodes=nodes,
+        level_names=level_names(len(levels)),
+        oversubscription=tuple(oversubscription),
+        node_fields=node_fields,
+        notes=notes,
+    )
+
+
+def _tiers(cabling: Cabling) -> dict[str, int]:
+    """How far above the hosts each switch is: 1 for a leaf. Switches out of their reach are left out."""
+    tiers = {switch: 1 for ports in cabling.hosts.values() for switch, _ in ports}
+    edge = list(tiers)
+    while edge:
+        reached = []
+        for switch in edge:
+            for other, _ in cabling.links[switch]:
+                if other not in tiers:
+                    tiers[other] = tiers[switch] + 1
+                    reached.append(other)
+        edge = reached
+    return tiers
+
+
+def _blocks(level: Mapping[str, str], cabling: Cabling) -> set[str]:
+    """The blocks that hold hosts."""
+    return {level[ports[0][0]] for ports in cabling.hosts.values()}
+
+
+def _ratio(cabling: Cabling, tiers: Mapping[str, int], tier: int) -> float:
+    """Hosts' rate over the rate of all cables from tier - 1 to `tier`, at least 1."""
+    down = sum(cabling.down_gbps[switch] for switch in tiers)
+    up = sum(
+        rate
+        for switch, at in tiers.items()
+        if at == tier - 1
+        for other, rate in cabling.links[switch]
+        if tiers.get(other) == tier
+    )
+    if not up:
+        up = sum(
+            rate
+            for switch, at in tiers.items()
+            if at == tier - 1
+            for other, rate in cabling.links[switch]
+            if tiers.get(other) == tier - 1
+        )
+    return max(1.0, round(down / up, 3)) if up else 1.0
+
+
+def _titles(level: Mapping[str, str], tiers: Mapping[str, int], cabling: Cabling) -> dict[str, str]:
+    """The name of each block: that of its first leaf switch, and how many more there are."""
+    members: dict[str, list[str]] = defaultdict(list)
+    for switch, top in level.items():
+        if tiers[switch] == 1:
+            members[top].append(cabling.titles[switch])
+    names = {}
+    for top, titles in members.items():
+        more = f"+{len(titles) - 1}" if len(titles) > 1 else ""
+        names[top] = f"{min(titles)[:90]}{more}"
+    return names

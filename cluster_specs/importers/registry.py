@@ -1,0 +1,61 @@
+"""Which formats can be imported, and the reader of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cluster_specs.errors import ClusterError, shown, suggestion
+from cluster_specs.importers.found import Found, SourceText
+from cluster_specs.importers.ibnetdiscover import read_ibnetdiscover
+from cluster_specs.importers.nccl_tests import read_nccl_log
+from cluster_specs.importers.nccl_xml import read_nccl_xml
+from cluster_specs.importers.nvidia_smi import read_topo_matrix
+from cluster_specs.importers.slurm_conf import read_conf
+from cluster_specs.importers.slurm_yaml import read_yaml
+from cluster_specs.importers.topograph import read_topograph
+from cluster_specs.schema import ClusterSpec
+
+FORMATS = ("slurm", "topograph", "nvidia-smi", "ibnetdiscover", "nccl-xml", "nccl-tests")
+
+
+def read_found(
+    form: str, sources: Sequence[SourceText], node: ClusterSpec, topology: str | None = None
+) -> Found:
+    """What files in one of `FORMATS` say; only nccl-tests takes several, one log of each level.
+
+    `topology` picks one of a topology.yaml. Raises ClusterError with file and line.
+    """
+    if form not in FORMATS:
+        raise ClusterError(f"--from: {shown(form)} is not a format{suggestion(form, FORMATS)}")
+    if form == "nccl-tests":
+        return _measured(sources, node)
+    if len(sources) != 1:
+        raise ClusterError(f"--from {form} reads one file, got {len(sources)}; only nccl-tests takes several")
+    source = sources[0]
+    if form == "slurm":
+        return read_yaml(source, topology) if _is_yaml(source) else read_conf(source)
+    if form == "topograph":
+        return read_topograph(source, topology)
+    reader = {
+        "nvidia-smi": read_topo_matrix,
+        "ibnetdiscover": read_ibnetdiscover,
+        "nccl-xml": read_nccl_xml,
+    }
+    return reader[form](source, node)
+
+
+def _is_yaml(source: SourceText) -> bool:
+    """Whether this is a topology.yaml: a list, which no line of a topology.conf looks like."""
+    head = next((line for line in source.text.splitlines() if line.strip() and line[0] != "#"), "")
+    return head.startswith(("- ", "---"))
+
+
+def _measured(sources: Sequence[SourceText], node: ClusterSpec) -> Found:
+    """The logs in the order given; a latency found first is used to take apart those of wider levels."""
+    known = node
+    notes: list[str] = []
+    for source in sources:
+        found = read_nccl_log(source, known)
+        notes += found.notes
+        known = known.model_copy(update={"measured": (*known.measured, *found.measured)})
+    return Found(measured=known.measured[len(node.measured) :], notes=tuple(notes))

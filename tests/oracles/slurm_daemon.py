@@ -1,0 +1,78 @@
+"""A slurmctld on loopback whose nodes exist in its tables only."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+SLURM_CONF = """\
+ClusterName=oracle
+SlurmctldHost=localhost
+SlurmUser={user}
+SlurmctldPort={port}
+SlurmdPort={slurmd_port}
+AuthType=auth/none
+CryptoType=crypto/none
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmctldLogFile={folder}/slurmctld.log
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+MpiDefault=none
+SchedulerType=sched/builtin
+SelectType=select/cons_tres
+TopologyPlugin=topology/tree
+GresTypes=gpu
+CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
+SuspendProgram=/bin/true
+ResumeProgram=/bin/true
+SuspendTime=600
+NodeName={nodes} NodeAddr=127.0.0.1 Sockets=2 CoresPerSocket=32 RealMemory=1000 Gres=gpu:8 State=CLOUD
+PartitionName=p Nodes=ALL Default=YES State=UP
+"""
+
+
+def need(*tools: str) -> None:
+    missing = [tool for tool in tools if shutil.which(tool) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} not installed (apt-get install slurm-wlm openmpi-bin shellcheck)")
+
+
+@contextmanager
+def slurm_daemon(folder: Path, nodes: str, topology: str) -> Iterator[dict[str, str]]:
+    """The environment in which Slurm's commands ask a controller with these nodes and this topology.conf."""
+    need("slurmctld", "sbatch", "scontrol")
+    for name in ("state", "spool"):
+        (folder / name).mkdir()
+    port = 20_000 + os.getpid() % 20_000
+    conf = SLURM_CONF.format(
+        folder=folder, port=port, slurmd_port=port + 1, user=getpass.getuser(), nodes=nodes
+    )
+    (folder / "slurm.conf").write_text(conf, encoding="utf-8")
+    (folder / "topology.conf").write_text(topology, encoding="utf-8")
+    (folder / "gres.conf").write_text("", encoding="utf-8")
+    env = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
+    daemon = subprocess.Popen(
+        ["slurmctld", "-D", "-c"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        for _ in range(60):
+            ready = subprocess.run(["scontrol", "ping"], env=env, capture_output=True, text=True, check=False)
+            if "is UP" in ready.stdout:
+                break
+            time.sleep(0.5)
+        else:
+            pytest.fail((folder / "slurmctld.log").read_text(encoding="utf-8")[-2000:])
+        yield env
+    finally:
+        daemon.terminate()
+        daemon.wait(timeout=30)

@@ -1,0 +1,111 @@
+"""Slurm's own reading of our samples, and Megatron's own process groups, against ours."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cluster_specs.importers.document import import_topology
+from cluster_specs.importers.hostlists import HostlistError, expand
+from planner.launch.files import LaunchError
+from planner.rank_files.groups import process_groups
+from tests.oracles.slurm_daemon import slurm_daemon
+from tests.oracles.test_frameworks import ask
+from tests.test_launch_megatron import make_plan
+
+pytestmark = pytest.mark.oracle
+
+DATA = Path(__file__).parent.parent / "data" / "topologies"
+TELLS_APART = ("r[0-1]n[00-01]-ib",)
+"""Read here only: Slurm wants a bracket at the end, ClusterShell and pdsh do not."""
+REFUSED = ("n[1-2,[3-4]]", "n[3-1]")
+HOSTLISTS = (
+    "tux[0-3,12,18-20]",
+    "a[08-11],b[1-2]",
+    "r[0-1]n[00-01]-ib",
+    "login,c[1-2],d.e_f",
+    "n[001,2]",
+    "gpu[001-004],rack[1-2]n[01-02],gpu012",
+    "n[9-11]",
+    "x[1-2]y[3-4]z[5-6]",
+    *REFUSED,
+)
+
+
+def said(env: dict[str, str], *words: str) -> tuple[int, str]:
+    done = subprocess.run(["scontrol", *words], env=env, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize("file", ["slurm-tree.conf", "topograph-tree.conf"])
+def test_slurm_reads_our_samples_as_we_do(file: str, tmp_path: Path) -> None:
+    """Every leaf and pod of `scontrol show topology` has the nodes that the import gave it."""
+    found = import_topology("slurm", [DATA / file], "dgx-h100")
+    names = ",".join(node.name for node in found.cluster.nodes)
+    text = (DATA / file).read_text(encoding="utf-8")
+    with slurm_daemon(tmp_path, names, text) as env:
+        code, out = said(env, "show", "topology")
+        log = (tmp_path / "slurmctld.log").read_text(encoding="utf-8")
+    assert code == 0, log[-2000:]
+    switches = re.findall(r"SwitchName=(\S+) Level=(\d) \S+ Nodes=(\S+)", out)
+    assert len(switches) == len(re.findall(r"(?im)^switchname=", text))
+    for name, level, nodes in switches:
+        ours = {
+            node.name for node in found.cluster.nodes if name == (node.leaf if level == "0" else node.pod)
+        }
+        assert set(expand(nodes, 1000)) == (
+            ours if level in "01" else {node.name for node in found.cluster.nodes}
+        )
+
+
+def test_host_lists_are_those_of_slurm(tmp_path: Path) -> None:
+    with slurm_daemon(tmp_path, "n1", "SwitchName=s Nodes=n1\n") as env:
+        for text in HOSTLISTS:
+            code, out = said(env, "show", "hostnames", text)
+            try:
+                ours: list[str] | None = expand(text, 1000)
+            except HostlistError:
+                ours = None
+            theirs = out.split() if code == 0 and out.strip() else None
+            if text.count("[") > 2:
+                # Slurm mixes the order of three brackets and more.
+                ours, theirs = sorted(ours or ()), sorted(theirs or ())
+            assert ours == theirs or text in TELLS_APART, (text, ours, theirs)
+
+
+def test_groups_are_those_of_megatron(tmp_path: Path) -> None:
+    """300 random degrees in both orders, dense and expert, and the same refusals."""
+    draw, cases = random.Random(11), []
+    for _ in range(300):
+        degrees = {
+            "tp": draw.choice((1, 2, 3, 4, 8)),
+            "cp": draw.choice((1, 2, 4)),
+            "dp": draw.choice((1, 2, 3, 5, 8)),
+            "pp": draw.choice((1, 2, 3, 8)),
+            "ep": draw.choice((1, 2, 4)),
+        }
+        degrees["etp"] = draw.choice((1, degrees["tp"]))
+        cases.append({**degrees, "order": draw.choice(("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"))})
+    made = 0
+    for case, answer in zip(cases, ask("groups", cases, tmp_path), strict=True):
+        layout = make_plan("mixtral-8x7b", **{k: v for k, v in case.items() if k != "order"}).layout
+        assert layout is not None
+        try:
+            groups = process_groups(layout, str(case["order"]).split("-"), experts=True)
+        except LaunchError:
+            assert not answer["ok"], case
+            continue
+        assert answer["ok"], (case, answer)
+        digests = {
+            name: hashlib.sha256(json.dumps(table.tolist()).encode()).hexdigest()
+            for name, table in groups.items()
+        }
+        assert digests == answer["groups"], case
+        made += 1
+    assert made >= 150
