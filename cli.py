@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from commands.catalogs import catalog, model, schema
+from commands.fabric import map_, traffic
 from commands.placement import experts
 from commands.planning import compare, estimate, explain, launch, plan, validate
 from commands.terminal import Commands, debug, version_option
@@ -37,6 +38,8 @@ for command in (
     compare,
     experts,
     topology,
+    map_,
+    traffic,
 ):
     main.add_command(command)
 

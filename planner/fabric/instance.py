@@ -157,13 +157,9 @@ def ranks_of(instance: Instance, assignment: IntArray) -> list[Place]:
     return out
 
 
-def idle_nodes(instance: Instance, cluster: ClusterSpec, ranks: list[Place]) -> list[int]:
+def idle_nodes(cluster: ClusterSpec, ranks: list[Place]) -> list[int]:
     """Nodes with free GPUs of which none is used."""
     used = {node for node, _ in ranks}
-    free = [
-        index
-        for index in range(len(cluster.nodes) or -(-cluster.gpus // cluster.gpus_per_node))
-        if not cluster.nodes or cluster.nodes[index].free_gpus != 0
-    ]
-    del instance
-    return [index for index in free if index not in used]
+    count = len(cluster.nodes) or -(-cluster.gpus // cluster.gpus_per_node)
+    free = (n for n in range(count) if not cluster.nodes or cluster.nodes[n].free_gpus != 0)
+    return [node for node in free if node not in used]

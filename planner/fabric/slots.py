@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from cluster_specs.naming import node_name
@@ -49,7 +50,7 @@ def slots_of(cluster: ClusterSpec, *, slot_gpus: int, wanted: int) -> Slots:
     where fewer than `wanted` slots are free.
     """
     nodes = [node for node in _nodes(cluster) if node.free]
-    nodes.sort(key=lambda node: (node_name(cluster, node.index), node.index))
+    nodes.sort(key=lambda node: (_natural(node_name(cluster, node.index)), node.index))
     leaves: dict[tuple[str, str], list[tuple[Place, ...]]] = {}
     waiting: dict[tuple[str, str], list[Place]] = {}
     order: list[tuple[str, str]] = []
@@ -76,6 +77,11 @@ def slots_of(cluster: ClusterSpec, *, slot_gpus: int, wanted: int) -> Slots:
             f"cluster {cluster.name!r} has {found.count} free slots of {slot_gpus} GPUs, the layout needs {wanted}"
         )
     return found
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sorts names as people do: node-9 before node-10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name) if part]
 
 
 def _cut(node: _Node, per_node: int, slot_gpus: int, waiting: list[Place]) -> list[tuple[Place, ...]]:

@@ -1,0 +1,153 @@
+"""`traffic`: what a plan sends over each level of the fabric, and which cut holds it back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cluster_specs.graph import cut_gb_per_s
+from costmodel.estimate import estimate
+from costmodel.group_traffic import GroupTraffic, group_traffic
+from costmodel.layout import Layout
+from costmodel.phases import CutUse, axis_pattern, cut_uses
+from costmodel.placement import nested_placement, placement_from_matrix
+from costmodel.step_time import make_context
+from costmodel.traffic import LevelBytes
+from planner.assemble import layout_of, matrix_arrays
+from planner.fabric.instance import Instance, instance_of
+from planner.fabric.problem import IntArray, Loads, MappingError, loads_of
+from planner.fabric.service import NoMappingError, workload_of
+from planner.plan import Plan
+
+ROUNDING = 1.0 + 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanTraffic:
+    """Bytes of a step by level and axis, and how busy each cut is in its phase."""
+
+    layout: Layout
+    levels: tuple[LevelBytes, ...]
+    cuts: tuple[CutUse, ...]
+    groups: GroupTraffic
+    """What one GPU puts into each of its groups, wherever they lie."""
+    uplinks: Loads | None
+    """On an irregular allocation: what the mapping's ranks send up each leaf and pod."""
+    broken: tuple[str, ...]
+    """Cuts that need more than their phase, in words."""
+
+    @property
+    def binding(self) -> CutUse | None:
+        """The cut with the highest utilisation."""
+        return max(self.cuts, key=lambda cut: cut.utilisation, default=None)
+
+
+def plan_traffic(plan: Plan) -> PlanTraffic:
+    """Prices the traffic of a plan again. Raises NoMappingError where it has no layout."""
+    if plan.layout is None:
+        raise NoMappingError(f"the plan has no layout (status {plan.status}): nothing is sent")
+    layout = layout_of(plan.layout)
+    workload = workload_of(plan, plan.inputs.cluster, int(layout.gpus))
+    stages = tuple(tuple(rank) for rank in plan.layout.stages)
+    mapping = plan.mapping
+    if mapping is not None and mapping.matrix:
+        rows = {axis: tuple(row) for axis, row in mapping.matrix.items()}
+        placement = placement_from_matrix(layout, matrix_arrays(rows))
+    else:
+        placement = nested_placement(workload.cluster, layout)
+    context = make_context(workload, layout, placement)
+    priced = estimate(workload, layout, placement, stages)
+    halves = cut_gb_per_s(workload.cluster, workload.gpus)
+    parts = {name: float(np.asarray(s)) for name, s in priced.breakdown_s.items()}
+    cuts = cut_uses(context, priced.level_traffic, parts, halves)
+    return PlanTraffic(
+        layout=layout,
+        levels=priced.level_traffic,
+        cuts=cuts,
+        groups=group_traffic(context, stages),
+        uplinks=None if mapping is None or mapping.matrix else _uplinks(plan, layout),
+        broken=tuple(broken_cuts(cuts)),
+    )
+
+
+def broken_cuts(cuts: tuple[CutUse, ...]) -> list[str]:
+    """Cuts that what must cross them in a phase keeps busy for longer than the phase."""
+    return [
+        f"{cut.level}, {cut.cut}: {cut.busy_s:.4g} s of traffic in the {cut.phase}, which take {cut.phase_s:.4g} s"
+        for cut in cuts
+        if cut.utilisation > ROUNDING
+    ]
+
+
+def _uplinks(plan: Plan, layout: Layout) -> Loads | None:
+    """What a mapping given rank by rank sends up; None where its ranks do not fill slots."""
+    mapping, doc = plan.mapping, plan.layout
+    if mapping is None or mapping.ranks is None or doc is None:
+        return None
+    stages = tuple(tuple(rank) for rank in doc.stages)
+    try:
+        workload = workload_of(plan, plan.inputs.cluster, int(layout.gpus))
+        instance = instance_of(workload, layout, stages)
+    except MappingError:
+        return None
+    assignment = assignment_of_ranks(instance, mapping.ranks)
+    return None if assignment is None else loads_of(instance.problem, assignment)
+
+
+def assignment_of_ranks(instance: Instance, ranks: list[tuple[int, int]]) -> IntArray | None:
+    """The leaf of every slot under a mapping; None where a slot's ranks are on several leaves."""
+    leaf_of = {
+        place: leaf
+        for leaf, slots in enumerate(instance.slots.places)
+        for slot in slots
+        for place in slot
+    }
+    layout, inside, problem = instance.layout, instance.inside, instance.problem
+    tp, cp, dp = (int(getattr(layout, axis)) for axis in ("tp", "cp", "dp"))
+    out = np.full((problem.stages, problem.slots), -1, dtype=np.int64)
+    for rank, place in enumerate(ranks):
+        t_out = rank // tp
+        c, d, p = t_out % cp, t_out // cp % dp, t_out // (cp * dp)
+        at = c // inside.cp + cp // inside.cp * (d // inside.dp)
+        stage, leaf = p // inside.pp, leaf_of.get((place[0], place[1]), -1)
+        if leaf < 0 or out[stage, at] not in (-1, leaf):
+            return None
+        out[stage, at] = leaf
+    return out
+
+
+def traffic_document(found: PlanTraffic) -> dict[str, Any]:
+    """What `traffic --json` prints, without `schema`."""
+    axes = sorted({axis for level in found.levels for axis in level.by_axis})
+    binding = found.binding
+    return {
+        "levels": [
+            {
+                "level": level.level,
+                "bytes_per_step": level.bytes_per_step,
+                "by_axis": level.by_axis,
+                "busy_s": level.busy_s,
+                "utilisation": level.utilisation,
+            }
+            for level in found.levels
+        ],
+        "axes": {axis: axis_pattern(axis, found.layout) for axis in axes},
+        "groups_bytes_per_gpu": dict(vars(found.groups)),
+        "cuts": [_cut_document(cut) for cut in found.cuts],
+        "binding": None if binding is None else _cut_document(binding),
+        "uplinks": None
+        if found.uplinks is None
+        else {
+            "leaf_bytes": found.uplinks.leaf_bytes.tolist(),
+            "pod_bytes": found.uplinks.pod_bytes.tolist(),
+            "busiest_s": found.uplinks.busiest_s,
+            "total_s": found.uplinks.total_s,
+        },
+        "broken": list(found.broken),
+    }
+
+
+def _cut_document(cut: CutUse) -> dict[str, Any]:
+    return dict(vars(cut)) | {"utilisation": cut.utilisation}
