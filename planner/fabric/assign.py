@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.fabric.problem import IntArray, MappingProblem
 
@@ -17,6 +18,8 @@ def assignment_of(problem: MappingProblem, counts: IntArray) -> IntArray:
     pod by pod next, so that as few neighbours as the counts allow lie apart.
     """
     size = max(problem.traffic.expert_slots, problem.traffic.context_slots)
+    if size == 1:
+        return _single_slots(problem, counts)
     before = _flat(_groups(problem, counts[:, 0], size))
     rows = [before]
     for stage in range(1, problem.stages):
@@ -26,14 +29,46 @@ def assignment_of(problem: MappingProblem, counts: IntArray) -> IntArray:
     return np.stack(rows)
 
 
+def _single_slots(problem: MappingProblem, counts: IntArray) -> IntArray:
+    """Slot by slot: who can stays, those first that began here, so that virtual stages wrap round at home."""
+    origin = np.repeat(np.arange(len(counts)), counts[:, 0])
+    rows = [origin]
+    for stage in range(1, problem.stages):
+        rows.append(_next_row(problem, origin, rows[-1], counts[:, stage].copy()))
+    return np.stack(rows)
+
+
+def _next_row(problem: MappingProblem, origin: IntArray, before: IntArray, left: IntArray) -> IntArray:
+    """A leaf for every slot of the next stage; `left` are the slots of that stage in each leaf."""
+    row = np.full(len(before), -1, dtype=np.int64)
+    pod = problem.pod_of
+
+    def settle(wanted: IntArray, who: NDArray[np.bool_]) -> None:
+        for at in np.flatnonzero(who & (row < 0)):
+            if left[wanted[at]] > 0:
+                row[at] = wanted[at]
+                left[wanted[at]] -= 1
+
+    everyone = np.ones(len(before), dtype=bool)
+    settle(before, before == origin)
+    settle(before, everyone)
+    settle(origin, pod[origin] == pod[before])
+    waiting = {p: [leaf for leaf in np.flatnonzero(pod == p) for _ in range(left[leaf])] for p in set(pod)}
+    for at in np.flatnonzero(row < 0):
+        if waiting[pod[before[at]]]:
+            row[at] = waiting[pod[before[at]]].pop(0)
+    rest = [leaf for p in sorted(waiting) for leaf in waiting[p]]
+    for at in np.flatnonzero(row < 0):
+        row[at] = rest.pop(0)
+    return row
+
+
 def _flat(groups: list[list[int]]) -> IntArray:
     return np.array([leaf for group in groups for leaf in group], dtype=np.int64)
 
 
 def _groups(problem: MappingProblem, held: IntArray, size: int) -> list[list[int]]:
     """Groups of `size` leaves: whole ones first, then the rests, pod by pod, largest first."""
-    if size == 1:
-        return [[leaf] for leaf in np.repeat(np.arange(len(held)), held).tolist()]
     groups: list[list[int]] = []
     rests: dict[int, list[tuple[int, int]]] = {}
     for leaf in np.flatnonzero(held).tolist():

@@ -62,73 +62,85 @@ def pattern_bytes(problem: MappingProblem, patterns: IntArray) -> FloatArray:
     return out
 
 
+LARGEST_TABLE = 4_000_000
+"""States of one stage; beyond it what wraps round costs nothing in the bound."""
+
+
 class Pricer:
     """Finds, for every kind of block at once, the pattern of least cost minus prices of its slots.
 
     Dynamic programming over the stages with the slots used and the slots of the last stage as state; the
     L1 distance to the next stage's is a min-plus product by two running minima (Felzenszwalb, Huttenlocher
-    2012, "Distance transforms of sampled functions", section 3). What wraps round from the last stage to
-    the first is left out here, which keeps the bound valid.
+    2012, "Distance transforms of sampled functions", section 3). With virtual stages the last stage also
+    feeds the first: then there is a table for each number of slots of the first. Where those tables would be
+    too large, what wraps round is left out, which keeps the bound valid.
     """
 
     def __init__(self, problem: MappingProblem, kinds: list[BlockKind]) -> None:
         self._stages, self._kinds = problem.stages, kinds
         self._room = np.array([kind.room for kind in kinds])
-        self._cost = np.array([kind.s_per_byte for kind in kinds])
+        cost = np.array([kind.s_per_byte for kind in kinds])
         self._most = int(min(self._room.max(), problem.slots))
         self._width = int(self._room.max())
-        self._group_s = self._cost[:, None] * problem.group_bytes(self._most)
-        self._hop_s = self._cost * problem.traffic.hop_bytes
+        states = len(kinds) * (self._width + 1) * (self._most + 1)
+        wraps = problem.traffic.wrap_bytes > 0 and problem.stages > 1
+        self._wraps = wraps and states * (self._most + 1) <= LARGEST_TABLE
+        self._firsts = self._most + 1 if self._wraps else 1
+        self._group_s = cost[:, None] * problem.group_bytes(self._most)
+        self._hop_s = cost * problem.traffic.hop_bytes
+        self._wrap_s = cost * problem.traffic.wrap_bytes * self._wraps
         n, used = np.arange(self._most + 1), np.arange(self._width + 1)
         self._before = used[:, None] - n[None, :]
         """Slots used before a stage of n slots brought them to `used`."""
         self._n = n
         self._outside: NDArray[np.bool_] = used[None, :] > self._room[:, None]
 
-    @property
-    def states(self) -> int:
-        """Table entries of one stage."""
-        return len(self._kinds) * (self._width + 1) * (self._most + 1)
-
     def _gain(self, prices: FloatArray) -> FloatArray:
         """What n slots of a stage cost in a block of a kind, prices paid; shape [kinds, stages, n]."""
         return self._group_s[:, None, :] - prices[:, :, None] * self._n
 
-    def tables(self, gain: FloatArray) -> FloatArray:
-        """Least cost up to each stage by kind, slots used and slots of the stage.
+    def _tables(self, gain: FloatArray) -> FloatArray:
+        """Least cost up to each stage by kind, slots of the first stage, slots used, slots of the stage.
 
-        Shape [stages, kinds, used, n].
+        Shape [stages, kinds, firsts, used, n].
         """
-        possible = self._before >= 0
-        out = np.full((self._stages, len(self._kinds), self._width + 1, self._most + 1), np.inf)
+        kinds, stages = len(self._kinds), self._stages
+        out = np.full((stages, kinds, self._firsts, self._width + 1, self._most + 1), np.inf)
         for n in range(self._most + 1):
-            out[0, :, n, n] = gain[:, 0, n]
-        for stage in range(1, self._stages):
-            reached = self._reached(out[stage - 1])
-            moved = reached[:, np.maximum(self._before, 0), self._n]
-            out[stage] = np.where(possible, moved, np.inf) + gain[:, stage, None, :]
+            out[0, :, n if self._wraps else 0, n, n] = gain[:, 0, n]
+        possible = self._before >= 0
+        for stage in range(1, stages):
+            moved = self._reached(out[stage - 1])[:, :, np.maximum(self._before, 0), self._n]
+            out[stage] = np.where(possible, moved, np.inf) + gain[:, stage, None, None, :]
         return out
 
     def _reached(self, costs: FloatArray) -> FloatArray:
         """min over m of cost[.., m] + hop |m - n|."""
-        slope = self._hop_s[:, None, None] * self._n
+        slope = self._hop_s[:, None, None, None] * self._n
         up = np.minimum.accumulate(costs - slope, axis=-1) + slope
         down = np.minimum.accumulate((costs + slope)[..., ::-1], axis=-1)[..., ::-1] - slope
         return np.minimum(up, down)
+
+    def _closed(self, tables: FloatArray) -> FloatArray:
+        """Cost of whole patterns by kind, slots of the first stage, slots used, slots of the last stage."""
+        wrap = self._wrap_s[:, None, None] * np.abs(np.arange(self._firsts)[:, None] - self._n)
+        last = tables[-1] + wrap[:, :, None, :]
+        return np.where(self._outside[:, None, :, None], np.inf, last)
 
     def best(self, prices: FloatArray, ways: int = 1) -> Iterator[tuple[int, float, IntArray]]:
         """(kind, cost minus prices, pattern) of the cheapest, and for `ways` > 1 of others with other sums.
 
         `prices` are those of a slot, [kinds, stages].
         """
-        tables = self.tables(self._gain(prices))
-        last = np.where(self._outside[:, :, None], np.inf, tables[-1])
+        tables = self._tables(self._gain(prices))
+        last = self._closed(tables)
         for kind in range(len(self._kinds)):
-            by_use = last[kind].min(axis=1)
+            by_use = last[kind].min(axis=(0, 2))
             for used in np.argsort(by_use, kind="stable")[:ways]:
                 if np.isfinite(by_use[used]):
-                    n = int(np.argmin(last[kind, used]))
-                    yield kind, float(by_use[used]), self._walk(tables[:, kind], kind, int(used), n)
+                    first, n = np.unravel_index(int(np.argmin(last[kind, :, used])), last.shape[1::2])
+                    pattern = self._walk(tables[:, kind, first], kind, int(used), int(n))
+                    yield kind, float(by_use[used]), pattern
 
     def _walk(self, table: FloatArray, kind: int, used: int, n: int) -> IntArray:
         """The pattern that leads to a state of the last stage."""
@@ -144,28 +156,38 @@ class Pricer:
     def within(self, prices: FloatArray, slack_s: FloatArray, limit: int) -> list[list[IntArray]] | None:
         """Every pattern of each kind at most `slack_s[kind]` in cost minus prices; None above `limit`."""
         gain = self._gain(prices)
-        tables = self.tables(gain)
+        tables = self._tables(gain)
+        last = self._closed(tables)
         found: list[list[IntArray]] = []
         left = limit
         for kind in range(len(self._kinds)):
-            some = self._enumerate(tables[:, kind], kind, gain[kind], float(slack_s[kind]), left)
-            if some is None:
-                return None
-            found.append(some)
-            left -= len(some)
+            mine: list[IntArray] = []
+            for first in range(self._firsts):
+                ends = np.argwhere(last[kind, first] <= slack_s[kind])
+                more = self._enumerate(tables[:, kind, first], kind, first, ends, gain[kind], slack_s, left)
+                if more is None:
+                    return None
+                mine += more
+                left -= len(more)
+            found.append(mine)
         return found
 
     def _enumerate(
-        self, table: FloatArray, kind: int, gain: FloatArray, slack_s: float, limit: int
+        self,
+        table: FloatArray,
+        kind: int,
+        first: int,
+        ends: IntArray,
+        gain: FloatArray,
+        slack_s: FloatArray,
+        limit: int,
     ) -> list[IntArray] | None:
         """Depth first from the last stage; what is still to come is known exactly, so no branch is empty."""
         found: list[IntArray] = []
-        hop = float(self._hop_s[kind])
-        room = int(self._room[kind])
-        ends = np.argwhere(table[-1, : room + 1] <= slack_s)
+        hop, slack, wrap = float(self._hop_s[kind]), float(slack_s[kind]), float(self._wrap_s[kind])
         # (stage, slots left before and in it, slots of it, cost of the stages behind it, pattern so far)
         waiting: list[tuple[int, int, int, float, tuple[int, ...]]] = [
-            (self._stages - 1, int(u), int(n), 0.0, ()) for u, n in ends
+            (self._stages - 1, int(u), int(n), wrap * abs(int(n) - first), ()) for u, n in ends
         ]
         while waiting:
             stage, used, n, behind, pattern = waiting.pop()
@@ -178,6 +200,6 @@ class Pricer:
             behind += float(gain[stage, n])
             before = used - n
             step = hop * np.abs(self._n - n)
-            for m in np.flatnonzero(table[stage - 1, before] + step + behind <= slack_s):
+            for m in np.flatnonzero(table[stage - 1, before] + step + behind <= slack):
                 waiting.append((stage - 1, before, int(m), behind + float(step[m]), pattern))
         return found
