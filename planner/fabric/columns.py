@@ -54,6 +54,17 @@ class Pool:
         return True
 
 
+    def add_all(self, problem: MappingProblem, patterns: list[list[IntArray]]) -> None:
+        """Adds patterns by kind."""
+        for kind, mine in enumerate(patterns):
+            for pattern in mine:
+                self.add(problem, kind, pattern)
+
+    def copy(self) -> Pool:
+        """The same patterns, to add others to."""
+        return Pool(self.kinds, list(self.kind), list(self.patterns), list(self.cost_s), set(self.seen))
+
+
 @dataclass(kw_only=True)
 class Relaxation:
     """What column generation found."""
@@ -69,6 +80,8 @@ class Relaxation:
     leaf_rent_s: FloatArray
     """What one leaf of each kind is worth, [kinds]; at most 0."""
     pod_prices: FloatArray
+    pod_rent_s: FloatArray
+    """What each pod is worth, [pods]; at most 0."""
     rounds: int
 
 
@@ -189,7 +202,7 @@ def relax(
     best = Relaxation(
         bound_s=0.0, value_s=np.inf, leaves=master.leaves, pods=master.pods, rounds=0,
         leaf_prices=np.zeros((len(master.leaves.kinds), problem.stages)),
-        leaf_rent_s=np.zeros(len(master.leaves.kinds)), pod_prices=np.zeros((0, 0)),
+        leaf_rent_s=np.zeros(len(master.leaves.kinds)), pod_prices=np.zeros((0, 0)), pod_rent_s=np.zeros(0),
     )  # fmt: skip
     for _ in range(MOST_ROUNDS):
         value_s = master.solve()
@@ -220,15 +233,16 @@ def _price(master: Master, leaf_pricer: Pricer, pod_pricer: Pricer | None, best:
             fresh += master.add_leaf(kind, pattern[::-1].copy())
     bound = float(need @ master.demand)
     bound += sum(len(kind.members) * float(r) for kind, r in zip(master.leaves.kinds, rent, strict=True))
+    worth = np.zeros(len(pod_prices))
     if pod_pricer is not None:
-        worth = np.zeros(len(pod_prices))
         for pod, reduced, pattern in pod_pricer.best(pod_prices, ways=2):
             worth[pod] = min(worth[pod], reduced)
             fresh += master.add_pod(pod, pattern)
         bound += float(worth.sum())
     if bound > best.bound_s or best.rounds == 1:
         best.bound_s = max(bound, 0.0)
-        best.leaf_prices, best.leaf_rent_s, best.pod_prices = leaf_prices, rent, pod_prices
+        best.leaf_prices, best.leaf_rent_s = leaf_prices, rent
+        best.pod_prices, best.pod_rent_s = pod_prices, worth
     return fresh
 
 

@@ -204,51 +204,64 @@ def _whole(
     """Integer programmes over growing sets of columns; returns the bound that they prove."""
     start = time.monotonic()
     demand = np.full(problem.stages, problem.slots)
-    pricer = Pricer(problem, found.leaves.kinds)
-    pool, exhaustive = found.leaves, False
-    for limit, effort in EFFORT if found.pods is None else EFFORT[:-1]:
-        left_s = deadline - time.monotonic()
-        if best.price_s - bound <= PROVEN * best.price_s or left_s <= 0:
+    leaves, pods, slack = found.leaves, found.pods, 0.0
+    for limit, effort in EFFORT:
+        left_s, gap_s = deadline - time.monotonic(), best.price_s - bound
+        if gap_s <= PROVEN * best.price_s or left_s <= 0:
             break
         if limit:
-            pool, slack = _enumerated(problem, found, pricer, best, bound, limit)
-            exhaustive = slack >= best.price_s - bound and found.pods is None
+            before = len(leaves.kind)
+            leaves, pods, slack = _enumerated(problem, found, best, bound, limit)
+            if slack < gap_s and len(leaves.kind) <= before:
+                continue
         limited = Effort(nodes=effort.nodes, seconds=max(0.1, min(effort.seconds, left_s)))
-        whole = whole_mapping(problem, pool, found.pods, demand=demand, effort=limited)
+        whole = whole_mapping(problem, leaves, pods, demand=demand, effort=limited)
         best.offer(whole.counts)
-        proven = exhaustive and whole.complete
-        if proven:
-            # Patterns outside the pool are in no assignment below the price that the slack was taken from.
+        exhaustive = slack >= gap_s and (pods is not None or problem.pods == 1)
+        if exhaustive and whole.complete:
+            # Patterns outside the pools are in no assignment below the price that the slack was taken from.
             bound = max(bound, min(whole.bound_s, best.price_s))
         wall_s = time.monotonic() - start
         rounds.append(
-            MappingRound(columns=len(pool.kind), exhaustive=exhaustive, price_s=best.price_s, wall_s=wall_s)
+            MappingRound(
+                columns=len(leaves.kind), exhaustive=exhaustive, price_s=best.price_s, wall_s=wall_s
+            )
         )
-        if proven:
+        if exhaustive and whole.complete:
             break
     return bound
 
 
 def _enumerated(
-    problem: MappingProblem, found: Relaxation, pricer: Pricer, best: _Incumbent, bound: float, limit: int
-) -> tuple[Pool, float]:
-    """The relaxation's columns, the incumbent's, and as many of the others as the limit lets in."""
-    pool = Pool(found.leaves.kinds)
-    for kind, pattern in zip(found.leaves.kind, found.leaves.patterns, strict=True):
-        pool.add(problem, kind, pattern)
+    problem: MappingProblem, found: Relaxation, best: _Incumbent, bound: float, limit: int
+) -> tuple[Pool, Pool | None, float]:
+    """The relaxation's columns, the incumbent's, and as many of the others as the limit lets in.
+
+    Returns the pools and the slack: every pattern is in them whose cost, prices paid, is at most this above
+    the least.
+    """
+    leaf_pricer = Pricer(problem, found.leaves.kinds)
+    pod_pricer = None if found.pods is None else Pricer(problem, found.pods.kinds)
+    leaves, pods = found.leaves.copy(), None if found.pods is None else found.pods.copy()
     counts = best.counts
-    for kind, block in enumerate(pool.kinds):
+    for kind, block in enumerate(leaves.kinds):
         for leaf in block.members:
-            pool.add(problem, kind, counts[leaf])
+            leaves.add(problem, kind, counts[leaf])
+    if pods is not None:
+        for pod in range(problem.pods):
+            pods.add(problem, pod, counts[problem.pod_of == pod].sum(axis=0))
     for share in SHARES:
         slack = (best.price_s - bound) * share + 1e-9 * best.price_s
-        more = pricer.within(found.leaf_prices, found.leaf_rent_s + slack, limit)
-        if more is not None:
-            for kind, patterns in enumerate(more):
-                for pattern in patterns:
-                    pool.add(problem, kind, pattern)
-            return pool, slack
-    return pool, 0.0
+        more = leaf_pricer.within(found.leaf_prices, found.leaf_rent_s + slack, limit)
+        pod_more = None
+        if more is not None and pod_pricer is not None:
+            pod_more = pod_pricer.within(found.pod_prices, found.pod_rent_s + slack, limit)
+        if more is not None and (pod_pricer is None or pod_more is not None):
+            leaves.add_all(problem, more)
+            if pods is not None and pod_more is not None:
+                pods.add_all(problem, pod_more)
+            return leaves, pods, slack
+    return leaves, pods, 0.0
 
 
 def _solution(
