@@ -39,8 +39,8 @@ def map_(
 ) -> None:
     """Place the ranks of a plan's layout on a cluster's free nodes, with a bound.
 
-    Which nodes form which pipeline stage and replica is chosen so that the least time is spent on the up-links
-    of leaves and pods; hostname order is printed beside it.
+    Which nodes form which pipeline stage and replica is chosen so that the least time is spent on the
+    up-links of leaves and pods; hostname order is printed beside it.
     """
     from cluster_specs.reader import read_cluster
     from planner.documents import read_plan

@@ -1,8 +1,8 @@
 """The bisection rule: what must cross a cut of the fabric within a phase of the step takes no longer than it.
 
 A step has two phases: the micro-batches, in which tensor, context, expert and pipeline groups talk, and the
-synchronisation of gradients and parameters, which may run beside the last micro-batch (all of them with ZeRO-3)
-and then alone. Groups that are active in one phase share the links, so their bytes add up.
+synchronisation of gradients and parameters, which may run beside the last micro-batch (all of them with
+ZeRO-3) and then alone. Groups that are active in one phase share the links, so their bytes add up.
 
 Two cuts of every level: the up-link of one sub-block, and the two halves of a block. Up to where the table of
 levels is a tree their capacities follow from it; `cluster_specs.graph` computes them by maximum flow.
@@ -68,8 +68,8 @@ def cut_uses(
 ) -> tuple[CutUse, ...]:
     """Every cut that something crosses, from the inside out. `halves_gb_per_s` are nominal minimum cuts.
 
-    Of what leaves a sub-block on a ring over b sub-blocks, 1 / b of the block's sum passes from one half to the
-    other; of an all-to-all, half of b / 2 / (b - 1).
+    Of what leaves a sub-block on a ring over b sub-blocks, 1 / b of the block's sum passes from one half to
+    the other; of an all-to-all, half of b / 2 / (b - 1).
     """
     seconds = phase_seconds(c, breakdown_s)
     blocks = _sub_blocks(c.placement)
@@ -84,20 +84,30 @@ def cut_uses(
             sent = sum(mine.values())
             if sent <= 0:
                 continue
-            found.append(_use(level.level, "uplink", phase, sent, sent / attained, seconds))
+            found.append(
+                CutUse(
+                    level=level.level,
+                    cut="uplink",
+                    phase=phase,
+                    bytes_per_gpu=sent,
+                    busy_s=sent / attained,
+                    phase_s=seconds[phase],
+                )
+            )
             crossing = sum(n * _share(axis, int(blocks[axis][at])) for axis, n in mine.items())
             gpus = float(c.workload.gpus if at == len(levels) - 1 else _block_gpus(c, at))
             capacity = float(halves_gb_per_s[at]) * 1e9 * attained / _nominal(c, at)
             found.append(
-                _use(level.level, "bisection", phase, 2 * crossing, crossing * gpus / capacity, seconds)
+                CutUse(
+                    level=level.level,
+                    cut="bisection",
+                    phase=phase,
+                    bytes_per_gpu=2 * crossing,
+                    busy_s=crossing * gpus / capacity,
+                    phase_s=seconds[phase],
+                )
             )
     return tuple(found)
-
-
-def _use(level: str, cut: str, phase: str, sent: float, busy_s: float, seconds: dict[str, float]) -> CutUse:
-    return CutUse(
-        level=level, cut=cut, phase=phase, bytes_per_gpu=sent, busy_s=busy_s, phase_s=seconds[phase]
-    )
 
 
 def _share(axis: str, blocks: int) -> float:
@@ -129,12 +139,18 @@ def axis_pattern(axis: str, layout: Layout) -> dict[str, object]:
     """What kind of traffic an axis makes, for people: pattern, fan-out, predictability, incast, ECMP."""
     size = int(np.asarray(getattr(layout, axis)))
     known = {
-        "tp": ("ring", 1, "every layer, fixed size", "none", "few large flows: suited with several channels"),
-        "cp": ("ring", 1, "every layer, fixed size", "none", "few large flows: suited with several channels"),
+        "tp": ("ring", 1, "every layer, fixed size", "none", "few large flows: several channels help"),
+        "cp": ("ring", 1, "every layer, fixed size", "none", "few large flows: several channels help"),
         "dp": ("ring", 1, "one burst a step, fixed size", "none", "few large flows: may collide"),
         "pp": ("chain", 1, "every micro-batch, fixed size", "none", "few flows: may collide"),
         "ep": ("all-to-all", size - 1, "by routing, not known ahead", "hot experts", "many flows: suited"),
-        "etp": ("ring", 1, "every layer, by routing", "none", "few large flows: suited with several channels"),
+        "etp": (
+            "ring",
+            1,
+            "every layer, by routing",
+            "none",
+            "few large flows: several channels help",
+        ),
     }
     pattern, fan_out, predictable, incast, ecmp = known[axis]
     return {

@@ -31,12 +31,14 @@ def random_candidates(seed: int) -> list[Candidate]:
             pod_s_per_byte=tuple(float(x) for x in rng.integers(1, 4, pods)),
         )
         found.append(
-            Candidate(base_s=float(rng.integers(20, 60)), problem=problem, per_uplink_s=float(rng.integers(1, 3)))
+            Candidate(
+                base_s=float(rng.integers(20, 60)), problem=problem, per_uplink_s=float(rng.integers(1, 3))
+            )
         )
     return found
 
 
-@pytest.mark.parametrize("block", range(11))
+@pytest.mark.parametrize("block", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 11))])
 def test_the_loop_and_the_one_model_agree(block: int) -> None:
     for seed in range(block * 10, block * 10 + 10):
         candidates = random_candidates(seed)

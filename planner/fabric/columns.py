@@ -53,7 +53,6 @@ class Pool:
         self.cost_s.append(sent * self.kinds[kind].s_per_byte)
         return True
 
-
     def add_all(self, problem: MappingProblem, patterns: list[list[IntArray]]) -> None:
         """Adds patterns by kind."""
         for kind, mine in enumerate(patterns):
@@ -157,7 +156,7 @@ class Master:
         return column
 
     def solve(self) -> float | None:
-        """The value, in seconds; None where GLOP gives up on the numbers, from the last basis and from none."""
+        """The value, in seconds; None where GLOP gives up, from the last basis and from none."""
         from ortools.linear_solver import pywraplp
 
         for _ in range(2):

@@ -59,7 +59,7 @@ def inside_slot(layout: Layout, slot_gpus: int) -> Inside:
 
 
 def slot_sizes(cluster: ClusterSpec, layout: Layout) -> list[int]:
-    """GPUs that a slot may have, largest first: a node, an equal part of one, or the nodes of a tensor group."""
+    """GPUs that a slot may have, largest first: a node, a part of one, or the nodes of a tensor group."""
     per_node, tp, world = cluster.gpus_per_node, int(layout.tp), int(layout.gpus)
     if tp > per_node:
         return [tp] if tp % per_node == 0 else []
@@ -82,7 +82,9 @@ def instance_of(workload: Workload, layout: Layout, stages: Stages, spares: int 
     """
     cluster, world = workload.cluster, int(layout.gpus)
     reserve = spares * cluster.gpus_per_node
-    failure = f"no part of a node of {cluster.gpus_per_node} GPUs holds whole tensor groups of tp {int(layout.tp)}"
+    failure = (
+        f"no part of a node of {cluster.gpus_per_node} GPUs holds whole groups of tp {int(layout.tp)}"
+    )
     for size in slot_sizes(cluster, layout):
         try:
             slots = slots_of(cluster, slot_gpus=size, wanted=world // size + -(-reserve // size))

@@ -49,10 +49,8 @@ def whole_mapping(
     from ortools.math_opt.python import mathopt
 
     model = mathopt.Model()
-    scale = 1.0 / max(max(leaves.cost_s), 1e-300)
-    taken = [
-        model.add_integer_variable(lb=0, ub=len(leaves.kinds[kind].members)) for kind in leaves.kind
-    ]
+    scale = 1.0 / max(*leaves.cost_s, 1e-300)
+    taken = [model.add_integer_variable(lb=0, ub=len(leaves.kinds[kind].members)) for kind in leaves.kind]
     chosen = [model.add_binary_variable() for _ in pods.kind] if pods is not None else []
     for kind, block in enumerate(leaves.kinds):
         mine = [x for x, k in zip(taken, leaves.kind, strict=True) if k == kind]
@@ -61,7 +59,7 @@ def whole_mapping(
         _cover(model, leaves.patterns, taken, demand)
     else:
         _cover(model, pods.patterns, chosen, demand)
-        _link(model, problem, leaves, pods, taken, chosen)
+        _link(model, problem, (leaves, taken), (pods, chosen))
     costs = [c * scale * x for c, x in zip(leaves.cost_s, taken, strict=True)]
     if pods is not None:
         costs += [c * scale * y for c, y in zip(pods.cost_s, chosen, strict=True)]
@@ -90,11 +88,15 @@ def _cover(model: mathopt.Model, patterns: Sequence[IntArray], columns: list[Any
 
 
 def _link(
-    model: mathopt.Model, problem: MappingProblem, leaves: Pool, pods: Pool, taken: list[Any], chosen: list[Any]
+    model: mathopt.Model,
+    problem: MappingProblem,
+    of_leaves: tuple[Pool, list[Any]],
+    of_pods: tuple[Pool, list[Any]],
 ) -> None:
-    """The leaves of a pod hold what the pod holds."""
+    """The leaves of a pod hold what the pod holds. Pools come with their variables."""
     from ortools.math_opt.python import mathopt
 
+    (leaves, taken), (pods, chosen) = of_leaves, of_pods
     for pod in range(problem.pods):
         mine = [at for at, kind in enumerate(leaves.kind) if leaves.kinds[kind].parent == pod]
         theirs = [at for at, p in enumerate(pods.kind) if p == pod]

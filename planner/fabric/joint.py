@@ -130,9 +130,7 @@ def solve_jointly(
 
     _check(candidates)
     model = cp_model.CpModel()
-    ceiling = max(c.base_s for c in candidates) + sum(
-        c.per_uplink_s * _most_s(c.problem) for c in candidates
-    )
+    ceiling = max(c.base_s for c in candidates) + sum(c.per_uplink_s * _most_s(c.problem) for c in candidates)
     unit = max(ceiling, 1e-12) / units
     layouts = [model.new_bool_var(f"layout_{i}") for i in range(len(candidates))]
     model.add_exactly_one(layouts)

@@ -75,7 +75,8 @@ def plan_traffic(plan: Plan) -> PlanTraffic:
 def broken_cuts(cuts: tuple[CutUse, ...]) -> list[str]:
     """Cuts that what must cross them in a phase keeps busy for longer than the phase."""
     return [
-        f"{cut.level}, {cut.cut}: {cut.busy_s:.4g} s of traffic in the {cut.phase}, which take {cut.phase_s:.4g} s"
+        f"{cut.level}, {cut.cut}: {cut.busy_s:.4g} s of traffic in the {cut.phase}, "
+        f"which take {cut.phase_s:.4g} s"
         for cut in cuts
         if cut.utilisation > ROUNDING
     ]
@@ -99,10 +100,7 @@ def _uplinks(plan: Plan, layout: Layout) -> Loads | None:
 def assignment_of_ranks(instance: Instance, ranks: list[tuple[int, int]]) -> IntArray | None:
     """The leaf of every slot under a mapping; None where a slot's ranks are on several leaves."""
     leaf_of = {
-        place: leaf
-        for leaf, slots in enumerate(instance.slots.places)
-        for slot in slots
-        for place in slot
+        place: leaf for leaf, slots in enumerate(instance.slots.places) for slot in slots for place in slot
     }
     layout, inside, problem = instance.layout, instance.inside, instance.problem
     tp, cp, dp = (int(getattr(layout, axis)) for axis in ("tp", "cp", "dp"))

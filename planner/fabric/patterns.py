@@ -164,7 +164,15 @@ class Pricer:
             mine: list[IntArray] = []
             for first in range(self._firsts):
                 ends = np.argwhere(last[kind, first] <= slack_s[kind])
-                more = self._enumerate(tables[:, kind, first], kind, first, ends, gain[kind], slack_s, left)
+                wrap = float(self._wrap_s[kind])
+                starts = [(int(used), int(n), wrap * abs(int(n) - first)) for used, n in ends]
+                steps = _Steps(
+                    table=tables[:, kind, first],
+                    gain=gain[kind],
+                    hop=float(self._hop_s[kind]) * np.abs(self._n[:, None] - self._n),
+                    slack=float(slack_s[kind]),
+                )
+                more = _enumerate(steps, starts, left)
                 if more is None:
                     return None
                 mine += more
@@ -172,34 +180,40 @@ class Pricer:
             found.append(mine)
         return found
 
-    def _enumerate(
-        self,
-        table: FloatArray,
-        kind: int,
-        first: int,
-        ends: IntArray,
-        gain: FloatArray,
-        slack_s: FloatArray,
-        limit: int,
-    ) -> list[IntArray] | None:
-        """Depth first from the last stage; what is still to come is known exactly, so no branch is empty."""
-        found: list[IntArray] = []
-        hop, slack, wrap = float(self._hop_s[kind]), float(slack_s[kind]), float(self._wrap_s[kind])
-        # (stage, slots left before and in it, slots of it, cost of the stages behind it, pattern so far)
-        waiting: list[tuple[int, int, int, float, tuple[int, ...]]] = [
-            (self._stages - 1, int(u), int(n), wrap * abs(int(n) - first), ()) for u, n in ends
-        ]
-        while waiting:
-            stage, used, n, behind, pattern = waiting.pop()
-            pattern = (n, *pattern)
-            if stage == 0:
-                found.append(np.array(pattern, dtype=np.int64))
-                if len(found) > limit:
-                    return None
-                continue
-            behind += float(gain[stage, n])
-            before = used - n
-            step = hop * np.abs(self._n - n)
-            for m in np.flatnonzero(table[stage - 1, before] + step + behind <= slack):
-                waiting.append((stage - 1, before, int(m), behind + float(step[m]), pattern))
-        return found
+
+@dataclass(frozen=True, kw_only=True)
+class _Steps:
+    """What an enumeration of patterns of one kind needs."""
+
+    table: FloatArray
+    """Least cost up to a stage, [stages, used, n]."""
+    gain: FloatArray
+    """Of n slots of a stage, [stages, n]."""
+    hop: FloatArray
+    """Between n slots of a stage and m of the next, [n, m]."""
+    slack: float
+
+
+def _enumerate(steps: _Steps, ends: list[tuple[int, int, float]], limit: int) -> list[IntArray] | None:
+    """Every pattern within the slack, None above `limit`; `ends` are slots used, slots of the last stage and
+    what closing the pattern costs.
+
+    Depth first from the last stage; what is still to come is known exactly, so no branch is empty.
+    """
+    found: list[IntArray] = []
+    last = len(steps.table) - 1
+    waiting: list[tuple[int, int, float, tuple[int, ...]]] = [(u, n, wrap, ()) for u, n, wrap in ends]
+    while waiting:
+        used, n, behind, done = waiting.pop()
+        pattern = (n, *done)
+        stage = last - len(done)
+        if stage == 0:
+            found.append(np.array(pattern, dtype=np.int64))
+            if len(found) > limit:
+                return None
+            continue
+        behind += float(steps.gain[stage, n])
+        step = steps.hop[n]
+        for m in np.flatnonzero(steps.table[stage - 1, used - n] + step + behind <= steps.slack):
+            waiting.append((used - n, int(m), behind + float(step[m]), pattern))
+    return found

@@ -123,14 +123,17 @@ class MappingProblem:
         return np.asarray(out, dtype=np.float64)
 
     def _expert_bytes(self, n: int) -> float:
-        """With parts of at most m slots of a group: n // m parts of m and the rest, and m rings cut."""
-        t = self.traffic
+        """With parts of at most m slots of a group: n // m parts of m and the rest.
+
+        They touch m rings or more; those that the block holds whole, at most n over the groups, are not cut.
+        """
+        t, groups = self.traffic, self.slots // self.traffic.expert_slots
 
         def cut(k: int) -> float:
             return t.expert_bytes * k * (t.expert_slots - k) / t.expert_slots
 
         return min(
-            n // m * cut(m) + cut(n % m) + m * t.expert_ring_bytes
+            n // m * cut(m) + cut(n % m) + max(m - n // groups, 0) * t.expert_ring_bytes
             for m in range(1, max(min(n, t.expert_slots), 1) + 1)
         )
 

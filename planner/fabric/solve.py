@@ -84,13 +84,13 @@ class _Incumbent:
     """The best assignment so far."""
 
     def __init__(self, problem: MappingProblem, *, busiest: bool = False) -> None:
-        self._problem, self._busiest = problem, busiest
+        self._problem, self.busiest = problem, busiest
         self.assignment = problem.hostname_assignment()
         self.price_s = self._price_of(self.assignment)
 
     def _price_of(self, assignment: IntArray) -> float:
         loads = loads_of(self._problem, assignment)
-        return loads.busiest_s if self._busiest else loads.total_s
+        return loads.busiest_s if self.busiest else loads.total_s
 
     @property
     def counts(self) -> IntArray:
@@ -111,13 +111,12 @@ class _Incumbent:
 def least_traffic(problem: MappingProblem, *, time_limit_s: float = 60.0) -> MappingSolution:
     """The assignment with the least busy seconds over all up-links, with a bound.
 
-    Columns of the relaxation first, then all patterns whose reduced cost leaves room below the incumbent: when
-    those are complete and the integer programme over them is, the incumbent is optimal.
+    Columns of the relaxation first, then all patterns whose reduced cost leaves room below the incumbent:
+    when those are complete and the integer programme over them is, the incumbent is optimal.
     """
     start = time.monotonic()
     problem.check_room()
     best = _Incumbent(problem)
-    hostname = loads_of(problem, best.assignment)
     rounds: list[MappingRound] = []
     bound = 0.0
     if best.price_s > 0:
@@ -131,11 +130,10 @@ def least_traffic(problem: MappingProblem, *, time_limit_s: float = 60.0) -> Map
             stop=lambda: time.monotonic() > deadline - 0.6 * time_limit_s,
             enough=CLOSE_ENOUGH if problem.pods > 1 else 0.0,
         )
-        bound = min(found.bound_s, best.price_s)
         if problem.pods > 1:
             _fill_pods(problem, best, orders)
-        bound = _whole(problem, found, best, bound, rounds, deadline)
-    return _solution("traffic", problem, best.assignment, hostname, bound, rounds, start)
+        bound = _whole(problem, found, best, rounds, deadline=deadline)
+    return _solution(problem, best, bound, rounds, start=start)
 
 
 def least_busiest(problem: MappingProblem, *, time_limit_s: float = 60.0) -> MappingSolution:
@@ -149,7 +147,6 @@ def least_busiest(problem: MappingProblem, *, time_limit_s: float = 60.0) -> Map
     links = len(problem.leaf_slots) + (problem.pods if problem.pods > 1 else 0)
     bound = traffic.bound_s / links
     best = _Incumbent(problem, busiest=True)
-    hostname = loads_of(problem, best.assignment)
     orders = [traffic.assignment, *blocked_orders(problem)]
     for order in orders:
         best.consider(order)
@@ -172,7 +169,7 @@ def least_busiest(problem: MappingProblem, *, time_limit_s: float = 60.0) -> Map
             rounds.append(
                 MappingRound(columns=len(pool.kind), exhaustive=False, price_s=best.price_s, wall_s=wall_s)
             )
-    return _solution("busiest", problem, best.assignment, hostname, bound, rounds, start)
+    return _solution(problem, best, bound, rounds, start=start)
 
 
 def _below(problem: MappingProblem, leaves: Pool, ceiling_s: float) -> Pool:
@@ -197,12 +194,13 @@ def _whole(
     problem: MappingProblem,
     found: Relaxation,
     best: _Incumbent,
-    bound: float,
     rounds: list[MappingRound],
+    *,
     deadline: float,
 ) -> float:
     """Integer programmes over growing sets of columns; returns the bound that they prove."""
     start = time.monotonic()
+    bound = min(found.bound_s, best.price_s)
     demand = np.full(problem.stages, problem.slots)
     leaves, pods, slack = found.leaves, found.pods, 0.0
     for limit, effort in EFFORT:
@@ -223,9 +221,7 @@ def _whole(
             bound = max(bound, min(whole.bound_s, best.price_s))
         wall_s = time.monotonic() - start
         rounds.append(
-            MappingRound(
-                columns=len(leaves.kind), exhaustive=exhaustive, price_s=best.price_s, wall_s=wall_s
-            )
+            MappingRound(columns=len(leaves.kind), exhaustive=exhaustive, price_s=best.price_s, wall_s=wall_s)
         )
         if exhaustive and whole.complete:
             break
@@ -265,21 +261,19 @@ def _enumerated(
 
 
 def _solution(
-    objective: MappingObjective,
     problem: MappingProblem,
-    assignment: IntArray,
-    hostname: Loads,
+    best: _Incumbent,
     bound_s: float,
     rounds: list[MappingRound],
+    *,
     start: float,
 ) -> MappingSolution:
-    check_assignment(problem, assignment)
-    loads = loads_of(problem, assignment)
+    check_assignment(problem, best.assignment)
     solution = MappingSolution(
-        objective=objective,
-        assignment=assignment,
-        loads=loads,
-        hostname_loads=hostname,
+        objective="busiest" if best.busiest else "traffic",
+        assignment=best.assignment,
+        loads=loads_of(problem, best.assignment),
+        hostname_loads=loads_of(problem, problem.hostname_assignment()),
         bound_s=bound_s,
         rounds=tuple(rounds),
         wall_s=time.monotonic() - start,

@@ -16,14 +16,13 @@ _Shown = Callable[[Loads, Spread, Spread], str]
 
 def mapping_view(found: MappedPlan) -> list[Renderable]:
     """The certificate in a sentence, the figures in a table, and what stays idle."""
-    solution, problem = found.solution, found.instance.problem
+    problem, slots = found.instance.problem, found.instance.slots
     mapping = found.plan.mapping
     order = "-".join(mapping.order) if mapping is not None else ""
     head = (
         f"{counted(len(found.ranks), 'rank')} in the order {order}: "
         f"{counted(problem.stages, 'stage')} of {counted(problem.slots, 'slot')} of "
-        f"{counted(found.instance.slots.gpus, 'GPU')}, on {counted(len(problem.leaf_slots), 'leaf switch')} in "
-        f"{counted(problem.pods, 'pod')}"
+        f"{counted(slots.gpus, 'GPU')}; leaves: {len(problem.leaf_slots)}, pods: {problem.pods}"
     )
     return [Text(head), _table(found), Text(_certificate(found)), *_idle(found)]
 
