@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from cluster_specs.fabric import fabric_levels
 from costmodel.constants import peak_flops
 from costmodel.estimate import estimate, stage_memory_parts_gib
-from costmodel.layout import AXES, Layout, Recompute
+from costmodel.layout import AXES, Layout, Placement, Recompute
 from costmodel.measured import best_measured_mfu
 from costmodel.memory import usable_hbm_gib
 from costmodel.placement import placement_from_matrix
 from costmodel.workload import Workload
-from planner.layout_pricing import Matrix, Priced
-from planner.mapping import Matrices, order_name, ranks
+from planner.fabric.effective import placement_of
+from planner.fabric.instance import assignment_of_ranks, instance_of
+from planner.fabric.slots import Place
+from planner.layout_pricing import Matrix, Priced, Stages
+from planner.mapping import MEGATRON_DEFAULT, Matrices, order_name, ranks
 from planner.model import solver_version
 from planner.plan import (
     Binding,
@@ -66,7 +69,7 @@ def plan_document(
             "objective": objective_of(best.step_time_s, outcome.lower_bound_s),
             "layout": layout_document(best.layout, best.stages),
             "predicted": predicted,
-            "mapping": mapping_document(workload, best.matrix),
+            "mapping": mapping_document(workload, best),
             "binding": list(bindings(request, best, predicted)),
             "warnings": list(warnings(request, best, predicted)),
             "alternatives": [alternative(other, best.step_time_s) for other in outcome.best[1:]],
@@ -86,7 +89,7 @@ def objective_of(step_time_s: float, lower_bound_s: float | None) -> Objective:
 
 def predict(workload: Workload, best: Priced) -> Predicted:
     """What the cost model expects of a priced layout."""
-    placement = placement_from_matrix(best.layout, matrix_arrays(best.matrix))
+    placement = placed(workload, best.layout, best.stages, best.matrix, best.ranks)
     parts = stage_memory_parts_gib(workload, best.layout, best.stages)
     found = RunPrediction(
         estimate=estimate(workload, best.layout, placement, best.stages),
@@ -104,12 +107,28 @@ def matrix_arrays(matrix: Matrix) -> Matrices:
     return {axis: np.asarray(row, dtype=np.int64) for axis, row in matrix.items()}
 
 
-def mapping_document(workload: Workload, matrix: Matrix) -> Mapping:
-    """Names and factors of the levels, and the GPU of every rank while the list is short."""
+def placed(
+    workload: Workload, layout: Layout, stages: Stages, matrix: Matrix, ranks: Sequence[Place] | None
+) -> Placement:
+    """Where groups lie: by the matrix, or rank by rank where there is none."""
+    if matrix or ranks is None:
+        return placement_from_matrix(layout, matrix_arrays(matrix))
+    instance = instance_of(workload, layout, stages)
+    return placement_of(workload, instance, assignment_of_ranks(instance, ranks))
+
+
+def mapping_document(workload: Workload, best: Priced) -> Mapping:
+    """Names and factors of the levels, and the GPU of every rank while the list is short.
+
+    Without a matrix the list is the mapping, and is never left out.
+    """
+    matrix, names = best.matrix, list(fabric_levels(workload.cluster, workload.gpus).names)
+    if best.ranks is not None:
+        return Mapping(order=list(MEGATRON_DEFAULT), levels=names, matrix={}, ranks=list(best.ranks))
     listed = workload.gpus <= MOST_LISTED_RANKS
     return Mapping(
         order=list(order_name(matrix)),
-        levels=list(fabric_levels(workload.cluster, workload.gpus).names),
+        levels=names,
         matrix={axis: list(matrix[axis]) for axis in AXES},
         ranks=ranks(matrix, workload.cluster.gpus_per_node) if listed else None,
     )
@@ -220,7 +239,9 @@ def warnings(request: PlanRequest, best: Priced, predicted: Predicted) -> Iterat
             f"({best_known.mfu:.1%}, {best_known.run}): "
             "trust the ranking of layouts more than the time"
         )
-    if any(node.free_gpus not in (None, request.cluster.gpus_per_node) for node in request.cluster.nodes):
+    if best.ranks is None and any(
+        node.free_gpus not in (None, request.cluster.gpus_per_node) for node in request.cluster.nodes
+    ):
         yield "some nodes are part-filled: the plan is priced as if every node had the same free GPUs"
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from cluster_specs.fabric import is_irregular
 from constraints.registry import rules_for
+from costmodel.workload import Workload
 from planner.assemble import plan_document
 from planner.exhaustive import search_exhaustively
+from planner.fabric.pricing import MappedPricing
 from planner.infeasible import explain_infeasible
 from planner.plan import Plan
 from planner.pricing import CostModelPricing
@@ -32,9 +35,14 @@ def plan(request: PlanRequest, progress: Callable[[str], None] | None = None) ->
     return found
 
 
+def pricing_of(workload: Workload) -> CostModelPricing:
+    """Prices by every mapping of a regular fabric, or by a mapping of each layout on an irregular one."""
+    return MappedPricing(workload) if is_irregular(workload.cluster) else CostModelPricing(workload)
+
+
 def _searched(request: PlanRequest, progress: Callable[[str], None] | None) -> Outcome:
     space = space_of(request)
-    pricing, rules = CostModelPricing(space.workload), rules_for(space.workload)
+    pricing, rules = pricing_of(space.workload), rules_for(space.workload)
     if request.method == "exhaustive":
         return search_exhaustively(
             space, pricing, rules, top_k=request.top_k, time_limit_s=request.time_limit_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
@@ -82,9 +83,7 @@ def instance_of(workload: Workload, layout: Layout, stages: Stages, spares: int 
     """
     cluster, world = workload.cluster, int(layout.gpus)
     reserve = spares * cluster.gpus_per_node
-    failure = (
-        f"no part of a node of {cluster.gpus_per_node} GPUs holds whole groups of tp {int(layout.tp)}"
-    )
+    failure = f"no part of a node of {cluster.gpus_per_node} GPUs holds whole groups of tp {int(layout.tp)}"
     for size in slot_sizes(cluster, layout):
         try:
             slots = slots_of(cluster, slot_gpus=size, wanted=world // size + -(-reserve // size))
@@ -156,6 +155,25 @@ def ranks_of(instance: Instance, assignment: IntArray) -> list[Place]:
                 slot = instance.slots.places[int(assignment[stage, at])][int(choice[stage, at])]
                 first = c % inside.cp + inside.cp * (d % inside.dp + inside.dp * (p % inside.pp))
                 out += [slot[t + tp * first] for t in range(tp)]
+    return out
+
+
+def assignment_of_ranks(instance: Instance, ranks: Sequence[Place]) -> IntArray:
+    """The leaf of every slot under a mapping. Raises MappingError where a slot's ranks are on several."""
+    leaf_of = {
+        place: leaf for leaf, slots in enumerate(instance.slots.places) for slot in slots for place in slot
+    }
+    layout, inside, problem = instance.layout, instance.inside, instance.problem
+    tp, cp, dp = (int(getattr(layout, axis)) for axis in ("tp", "cp", "dp"))
+    out = np.full((problem.stages, problem.slots), -1, dtype=np.int64)
+    for rank, place in enumerate(ranks):
+        t_out = rank // tp
+        c, d, p = t_out % cp, t_out // cp % dp, t_out // (cp * dp)
+        at = c // inside.cp + cp // inside.cp * (d // inside.dp)
+        stage, leaf = p // inside.pp, leaf_of.get((place[0], place[1]), -1)
+        if leaf < 0 or out[stage, at] not in (-1, leaf):
+            raise MappingError(f"rank {rank} is not on a free GPU of the leaf that its slot is on")
+        out[stage, at] = leaf
     return out
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -194,16 +194,16 @@ def _post_counts(
 
 def _post_cost(
     model: cp_model.CpModel, one: Candidate, counts: list[list[cp_model.IntVar]], scale: float
-) -> list[cp_model.LinearExprT]:
+) -> list[Any]:
     """Cuts and hops of every leaf, and of every pod, whose counts are the sums of its leaves'."""
     problem = one.problem
-    blocks: list[tuple[list[cp_model.LinearExprT], float]] = [
+    blocks: list[tuple[list[Any], float]] = [
         (list(row), cost) for row, cost in zip(counts, problem.leaf_s_per_byte, strict=True)
     ]
     for pod, cost in enumerate(problem.pod_s_per_byte):
         mine = [row for row, p in zip(counts, problem.leaf_pod, strict=True) if p == pod]
         blocks.append(([sum(column) for column in zip(*mine, strict=True)], cost))
-    terms: list[cp_model.LinearExprT] = []
+    terms: list[Any] = []
     for held, cost in blocks:
         for stage, n in enumerate(held):
             ring = round(problem.traffic.ring_bytes * cost * scale)
@@ -218,7 +218,7 @@ def _post_cost(
     return terms
 
 
-def _cut(model: cp_model.CpModel, n: cp_model.LinearExprT, slots: int) -> cp_model.IntVar:
+def _cut(model: cp_model.CpModel, n: Any, slots: int) -> cp_model.IntVar:
     """Whether a block holds some but not all slots of a stage; free to be false at 0 and at all."""
     some, whole = model.new_bool_var(""), model.new_bool_var("")
     model.add(n <= (slots - 1) * some + slots * whole)

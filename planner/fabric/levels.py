@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cluster_specs.fabric import is_irregular
 from cluster_specs.graph import cut_gb_per_s
 from costmodel.estimate import estimate
 from costmodel.group_traffic import GroupTraffic, group_traffic
@@ -15,9 +16,9 @@ from costmodel.phases import CutUse, axis_pattern, cut_uses
 from costmodel.placement import nested_placement, placement_from_matrix
 from costmodel.step_time import make_context
 from costmodel.traffic import LevelBytes
-from planner.assemble import layout_of, matrix_arrays
-from planner.fabric.instance import Instance, instance_of
-from planner.fabric.problem import IntArray, Loads, MappingError, loads_of
+from planner.assemble import layout_of, matrix_arrays, placed
+from planner.fabric.instance import assignment_of_ranks, instance_of
+from planner.fabric.problem import Loads, MappingError, loads_of
 from planner.fabric.service import NoMappingError, workload_of
 from planner.plan import Plan
 
@@ -55,6 +56,8 @@ def plan_traffic(plan: Plan) -> PlanTraffic:
     if mapping is not None and mapping.matrix:
         rows = {axis: tuple(row) for axis, row in mapping.matrix.items()}
         placement = placement_from_matrix(layout, matrix_arrays(rows))
+    elif mapping is not None and is_irregular(workload.cluster):
+        placement = placed(workload, layout, stages, {}, mapping.ranks)
     else:
         placement = nested_placement(workload.cluster, layout)
     context = make_context(workload, layout, placement)
@@ -91,29 +94,9 @@ def _uplinks(plan: Plan, layout: Layout) -> Loads | None:
     try:
         workload = workload_of(plan, plan.inputs.cluster, int(layout.gpus))
         instance = instance_of(workload, layout, stages)
+        return loads_of(instance.problem, assignment_of_ranks(instance, mapping.ranks))
     except MappingError:
         return None
-    assignment = assignment_of_ranks(instance, mapping.ranks)
-    return None if assignment is None else loads_of(instance.problem, assignment)
-
-
-def assignment_of_ranks(instance: Instance, ranks: list[tuple[int, int]]) -> IntArray | None:
-    """The leaf of every slot under a mapping; None where a slot's ranks are on several leaves."""
-    leaf_of = {
-        place: leaf for leaf, slots in enumerate(instance.slots.places) for slot in slots for place in slot
-    }
-    layout, inside, problem = instance.layout, instance.inside, instance.problem
-    tp, cp, dp = (int(getattr(layout, axis)) for axis in ("tp", "cp", "dp"))
-    out = np.full((problem.stages, problem.slots), -1, dtype=np.int64)
-    for rank, place in enumerate(ranks):
-        t_out = rank // tp
-        c, d, p = t_out % cp, t_out // cp % dp, t_out // (cp * dp)
-        at = c // inside.cp + cp // inside.cp * (d // inside.dp)
-        stage, leaf = p // inside.pp, leaf_of.get((place[0], place[1]), -1)
-        if leaf < 0 or out[stage, at] not in (-1, leaf):
-            return None
-        out[stage, at] = leaf
-    return out
 
 
 def traffic_document(found: PlanTraffic) -> dict[str, Any]:

@@ -186,32 +186,32 @@ def check_assignment(problem: MappingProblem, assignment: IntArray) -> None:
 def _sent_up(problem: MappingProblem, where: IntArray, blocks: int) -> FloatArray:
     """Bytes up the link of every block, for the block `where[s, j]` of each slot; shape [blocks]."""
     t, out = problem.traffic, np.zeros(blocks)
-    out += t.ring_bytes * _cut_groups(where, blocks)
+    out += t.ring_bytes * cut_groups(where, blocks)
     stages, slots = where.shape
     if t.context_slots > 1:
-        out += t.context_bytes * _cut_groups(where.reshape(-1, t.context_slots), blocks)
+        out += t.context_bytes * cut_groups(where.reshape(-1, t.context_slots), blocks)
     if t.expert_slots > 1:
-        held = _held(where.reshape(-1, t.expert_slots), blocks)
+        held = held_by(where.reshape(-1, t.expert_slots), blocks)
         out += t.expert_bytes * np.sum(held * (t.expert_slots - held), axis=0) / t.expert_slots
     if t.expert_ring_bytes:
         rings = where.reshape(stages, -1, t.expert_slots).transpose(0, 2, 1)
-        out += t.expert_ring_bytes * _cut_groups(rings.reshape(-1, slots // t.expert_slots), blocks)
+        out += t.expert_ring_bytes * cut_groups(rings.reshape(-1, slots // t.expert_slots), blocks)
     if stages > 1:
         out += t.hop_bytes * _hops(where[:-1], where[1:], blocks)
         out += t.wrap_bytes * _hops(where[-1:], where[:1], blocks)
     return out
 
 
-def _held(groups: IntArray, blocks: int) -> IntArray:
+def held_by(groups: IntArray, blocks: int) -> IntArray:
     """Members of each group [groups, members] in each block, shape [groups, blocks]."""
     rows = np.arange(len(groups))[:, None] * blocks
     counts = np.bincount((rows + groups).ravel(), minlength=len(groups) * blocks)
     return counts.reshape(len(groups), blocks)
 
 
-def _cut_groups(groups: IntArray, blocks: int) -> IntArray:
+def cut_groups(groups: IntArray, blocks: int) -> IntArray:
     """Groups of which a block holds some but not all members, shape [blocks]."""
-    held = _held(groups, blocks)
+    held = held_by(groups, blocks)
     return np.sum((held > 0) & (held < groups.shape[1]), axis=0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping as Fields
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -161,7 +160,7 @@ def mapping_document(found: MappedPlan) -> dict[str, Any]:
     }
 
 
-def _loads_document(loads: Loads) -> Fields[str, float]:
+def _loads_document(loads: Loads) -> dict[str, object]:
     return {
         "uplinks_busy_s": loads.total_s,
         "busiest_uplink_s": loads.busiest_s,
