@@ -16,8 +16,11 @@ from planner.plan import Plan
 from planner.pricing import CostModelPricing
 from planner.problem import PlanRequest
 from planner.search import Outcome, Search
-from planner.space import space_of
+from planner.space import EVERY_MAPPING, space_of
 from planner.verify import verify
+
+
+ONE_MAPPING = "one mapping of each layout onto the free nodes (the bound holds for all of them)"
 
 
 def plan(request: PlanRequest, progress: Callable[[str], None] | None = None) -> Plan:
@@ -30,7 +33,10 @@ def plan(request: PlanRequest, progress: Callable[[str], None] | None = None) ->
     space = space_of(request)
     outcome = _searched(request, progress)
     infeasible = explain_infeasible(request) if outcome.status == "infeasible" else None
-    found = plan_document(request, outcome, space.words(), time.monotonic() - began, infeasible)
+    words = space.words()
+    if is_irregular(request.cluster):
+        words = words.replace(EVERY_MAPPING, ONE_MAPPING)
+    found = plan_document(request, outcome, words, time.monotonic() - began, infeasible)
     verify(request, found)
     return found
 

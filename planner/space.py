@@ -21,6 +21,7 @@ from planner.problem import PlanRequest
 
 IntArray = NDArray[np.int64]
 
+EVERY_MAPPING = "every mapping of the axes onto the fabric levels with tp inside the innermost"
 LARGEST_CP = 64
 LARGEST_ODD_MICRO_BATCH = 16
 
@@ -215,8 +216,7 @@ class Space:
             f"{degrees or 'every degree 1'}{etp}, every micro-batch that divides, "
             "virtual stages that deal layers evenly, "
             f"ZeRO stage in {_shown(self.zero)}, {kinds} kinds of recomputation, "
-            f"up to {self.workload.gpus} GPUs, every mapping of the axes onto the fabric levels with tp "
-            "inside the innermost, every split of the layers"
+            f"up to {self.workload.gpus} GPUs, {EVERY_MAPPING}, every split of the layers"
         )
 
 

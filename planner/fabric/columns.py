@@ -159,10 +159,11 @@ class Master:
         """The value, in seconds; None where GLOP gives up, from the last basis and from none."""
         from ortools.linear_solver import pywraplp
 
-        for _ in range(2):
-            if self._solver.Solve() == pywraplp.Solver.OPTIMAL:
+        anew = pywraplp.MPSolverParameters()
+        anew.SetIntegerParam(anew.INCREMENTALITY, anew.INCREMENTALITY_OFF)
+        for parameters in (pywraplp.MPSolverParameters(), anew):
+            if self._solver.Solve(parameters) == pywraplp.Solver.OPTIMAL:
                 return float(self._solver.Objective().Value()) / self._cost_scale
-            self._solver.Reset()
         return None
 
     def prices(self) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -34,10 +34,9 @@ def placement_of(workload: Workload, instance: Instance, assignment: IntArray) -
             found = _across(instance, assignment, len(instance.problem.leaf_slots), _free(instance))
         elif depth == pod:
             where = instance.problem.pod_of[assignment]
-            free = np.bincount(
-                instance.problem.pod_of, weights=_free(instance), minlength=instance.problem.pods
-            )
-            found = _across(instance, where, instance.problem.pods, free)
+            pods, free = instance.problem.pods, np.zeros(instance.problem.pods)
+            np.add.at(free, instance.problem.pod_of, _free(instance))
+            found = _across(instance, where, pods, free)
         else:
             found = _within(instance, int(block))
         for name in NAMES:

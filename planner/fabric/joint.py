@@ -135,11 +135,10 @@ def solve_jointly(
     layouts = [model.new_bool_var(f"layout_{i}") for i in range(len(candidates))]
     model.add_exactly_one(layouts)
     objective = [round(c.base_s / unit) * y for c, y in zip(candidates, layouts, strict=True)]
-    cells = []
+    cells: list[list[list[cp_model.IntVar]]] = []
     for index, (one, chosen) in enumerate(zip(candidates, layouts, strict=True)):
-        counts = _post_counts(model, one.problem, chosen, index)
-        cells.append(counts)
-        objective += _post_cost(model, one, counts, one.per_uplink_s / unit)
+        cells.append(_post_counts(model, one.problem, chosen, index))
+        objective += _post_cost(model, one, cells[-1], one.per_uplink_s / unit)
     model.minimize(sum(objective))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1

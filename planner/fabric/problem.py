@@ -212,7 +212,7 @@ def held_by(groups: IntArray, blocks: int) -> IntArray:
 def cut_groups(groups: IntArray, blocks: int) -> IntArray:
     """Groups of which a block holds some but not all members, shape [blocks]."""
     held = held_by(groups, blocks)
-    return np.sum((held > 0) & (held < groups.shape[1]), axis=0)
+    return np.asarray(np.sum((held > 0) & (held < groups.shape[1]), axis=0), dtype=np.int64)
 
 
 def _hops(first: IntArray, second: IntArray, blocks: int) -> IntArray:
