@@ -102,7 +102,7 @@ def fabric_levels(cluster: ClusterSpec, gpus: int) -> FabricLevels:
 
 
 def is_irregular(cluster: ClusterSpec) -> bool:
-    """Whether listed nodes hang on leaves, or stand in pods, that do not have the same number of free GPUs."""
+    """Whether listed nodes hang on leaves, or stand in pods, with unequal numbers of free GPUs."""
     return any(len(set(free)) > 1 for free in _free_by_block(cluster.nodes, cluster.gpus_per_node))
 
 
@@ -127,7 +127,9 @@ def _fullest(cluster: ClusterSpec, gpus: int) -> FabricLevels:
     full = full_levels(cluster)
     fullest = [max(free) for free in _free_by_block(cluster.nodes, cluster.gpus_per_node)]
     outside = [k for k, block in enumerate(full.blocks) if block > cluster.gpus_per_node]
-    blocks = [min(int(block), gpus) for block in full.blocks]
+    _, piece = _node_pieces(cluster, gpus)
+    inside = [piece if block >= cluster.gpus_per_node else gcd(int(block), piece) for block in full.blocks]
+    blocks = [min(int(block), gpus) if k in outside else inside[k] for k, block in enumerate(full.blocks)]
     for k, most in zip(outside, fullest, strict=False):
         blocks[k] = min(blocks[k], most)
     blocks[-1] = gpus

@@ -14,6 +14,7 @@ from costmodel.measured import best_measured_mfu
 from costmodel.memory import usable_hbm_gib
 from costmodel.placement import placement_from_matrix
 from costmodel.workload import Workload
+from planner.fabric.cuts import binding_cut, plan_cuts
 from planner.fabric.effective import placement_of
 from planner.fabric.instance import assignment_of_ranks, instance_of
 from planner.fabric.slots import Place
@@ -70,7 +71,7 @@ def plan_document(
             "layout": layout_document(best.layout, best.stages),
             "predicted": predicted,
             "mapping": mapping_document(workload, best),
-            "binding": list(bindings(request, best, predicted)),
+            "binding": [*bindings(request, best, predicted), *cut_binding(workload, best)],
             "warnings": list(warnings(request, best, predicted)),
             "alternatives": [alternative(other, best.step_time_s) for other in outcome.best[1:]],
             "solver": solver,
@@ -194,6 +195,22 @@ def bindings(request: PlanRequest, best: Priced, predicted: Predicted) -> Iterat
             note="tensor parallelism fills the scale-up domain",
         )
     yield from _pipeline_bindings(request, layout)
+
+
+def cut_binding(workload: Workload, best: Priced) -> Iterator[Binding]:
+    """The cut of the fabric that is busy for the largest share of its phase."""
+    placement = placed(workload, best.layout, best.stages, best.matrix, best.ranks)
+    priced = estimate(workload, best.layout, placement, best.stages)
+    cut = binding_cut(plan_cuts(workload, best.layout, placement, priced))
+    if cut is not None:
+        yield Binding(
+            rule="bisection",
+            value=cut.busy_s,
+            limit=cut.phase_s,
+            slack=cut.phase_s - cut.busy_s,
+            unit="s",
+            note=f"{cut.cut} of {cut.level}: busy {cut.utilisation:.1%} of the {cut.phase}",
+        )
 
 
 def _pipeline_bindings(request: PlanRequest, layout: Layout) -> Iterator[Binding]:

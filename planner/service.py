@@ -19,7 +19,6 @@ from planner.search import Outcome, Search
 from planner.space import EVERY_MAPPING, space_of
 from planner.verify import verify
 
-
 ONE_MAPPING = "one mapping of each layout onto the free nodes (the bound holds for all of them)"
 
 

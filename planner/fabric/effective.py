@@ -12,7 +12,7 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster_specs.fabric import FabricLevels, fabric_levels
+from cluster_specs.fabric import FabricLevels, fabric_levels, full_levels
 from costmodel.layout import Placement
 from costmodel.workload import Workload
 from planner.fabric.instance import Instance
@@ -27,7 +27,9 @@ def placement_of(workload: Workload, instance: Instance, assignment: IntArray) -
     sizes = _degrees(instance)
     leaf, pod = _depths(workload, levels)
     members = {name: np.ones(len(levels.blocks), dtype=np.int64) for name in NAMES}
-    for depth, block in enumerate(levels.blocks):
+    at_full_size = full_levels(workload.cluster)
+    full = dict(zip(at_full_size.names, at_full_size.blocks.tolist(), strict=True))
+    for depth in range(len(levels.blocks)):
         if depth == len(levels.blocks) - 1:
             found = sizes
         elif depth == leaf:
@@ -38,7 +40,7 @@ def placement_of(workload: Workload, instance: Instance, assignment: IntArray) -
             np.add.at(free, instance.problem.pod_of, _free(instance))
             found = _across(instance, where, pods, free)
         else:
-            found = _within(instance, int(block))
+            found = _within(instance, full[levels.names[depth]])
         for name in NAMES:
             below = members[name][depth - 1] if depth else 1
             members[name][depth] = max(below, min(found[name], sizes[name]))

@@ -5,24 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from cluster_specs.fabric import is_irregular
-from cluster_specs.graph import cut_gb_per_s
 from costmodel.estimate import estimate
 from costmodel.group_traffic import GroupTraffic, group_traffic
 from costmodel.layout import Layout
-from costmodel.phases import CutUse, axis_pattern, cut_uses
+from costmodel.phases import CutUse, axis_pattern
 from costmodel.placement import nested_placement, placement_from_matrix
 from costmodel.step_time import make_context
 from costmodel.traffic import LevelBytes
 from planner.assemble import layout_of, matrix_arrays, placed
+from planner.fabric.cuts import binding_cut, broken_cuts, plan_cuts
 from planner.fabric.instance import assignment_of_ranks, instance_of
 from planner.fabric.problem import Loads, MappingError, loads_of
 from planner.fabric.service import NoMappingError, workload_of
 from planner.plan import Plan
-
-ROUNDING = 1.0 + 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +38,7 @@ class PlanTraffic:
     @property
     def binding(self) -> CutUse | None:
         """The cut with the highest utilisation."""
-        return max(self.cuts, key=lambda cut: cut.utilisation, default=None)
+        return binding_cut(self.cuts)
 
 
 def plan_traffic(plan: Plan) -> PlanTraffic:
@@ -62,9 +58,7 @@ def plan_traffic(plan: Plan) -> PlanTraffic:
         placement = nested_placement(workload.cluster, layout)
     context = make_context(workload, layout, placement)
     priced = estimate(workload, layout, placement, stages)
-    halves = cut_gb_per_s(workload.cluster, workload.gpus)
-    parts = {name: float(np.asarray(s)) for name, s in priced.breakdown_s.items()}
-    cuts = cut_uses(context, priced.level_traffic, parts, halves)
+    cuts = plan_cuts(workload, layout, placement, priced)
     return PlanTraffic(
         layout=layout,
         levels=priced.level_traffic,
@@ -73,16 +67,6 @@ def plan_traffic(plan: Plan) -> PlanTraffic:
         uplinks=None if mapping is None or mapping.matrix else _uplinks(plan, layout),
         broken=tuple(broken_cuts(cuts)),
     )
-
-
-def broken_cuts(cuts: tuple[CutUse, ...]) -> list[str]:
-    """Cuts that what must cross them in a phase keeps busy for longer than the phase."""
-    return [
-        f"{cut.level}, {cut.cut}: {cut.busy_s:.4g} s of traffic in the {cut.phase}, "
-        f"which take {cut.phase_s:.4g} s"
-        for cut in cuts
-        if cut.utilisation > ROUNDING
-    ]
 
 
 def _uplinks(plan: Plan, layout: Layout) -> Loads | None:

@@ -1,8 +1,8 @@
 """Prices of layouts on an irregular allocation, each under a mapping of its own.
 
-A layout's bound packs every group as far inside the fabric as it could be on the leaves at their full size; its
-price is that of a real mapping, found by `solve.least_traffic` where the layout is promising. The two need not
-meet: the search then ends with a gap.
+A layout's bound packs every group as far inside the fabric as it could be on leaves at their full size; its
+price is that of a real mapping, found by `solve.least_traffic` where the layout is promising. The two need
+not meet: the search then ends with a gap.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class MappedPricing(CostModelPricing):
             return None
 
     def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
-        """Under the better of the regular orders, then, if that is close to the cutoff, a mapping of its own."""
+        """Under the best of the regular orders; if that is close to the cutoff, under its own mapping too."""
         instance = self.instance(layout)
         if instance is None:
             return None
