@@ -159,10 +159,13 @@ class Master:
         """The value, in seconds; None where GLOP gives up, from the last basis and from none."""
         from ortools.linear_solver import pywraplp
 
-        anew = pywraplp.MPSolverParameters()
-        anew.SetIntegerParam(anew.INCREMENTALITY, anew.INCREMENTALITY_OFF)
-        for parameters in (pywraplp.MPSolverParameters(), anew):
-            if self._solver.Solve(parameters) == pywraplp.Solver.OPTIMAL:
+        # The primal simplex goes wrong on the pods' degenerate rows where the dual does not.
+        for algorithm in ("DUAL", "PRIMAL"):
+            how = pywraplp.MPSolverParameters()
+            how.SetIntegerParam(how.LP_ALGORITHM, getattr(how, algorithm))
+            if algorithm == "PRIMAL":
+                how.SetIntegerParam(how.INCREMENTALITY, how.INCREMENTALITY_OFF)
+            if self._solver.Solve(how) == pywraplp.Solver.OPTIMAL:
                 return float(self._solver.Objective().Value()) / self._cost_scale
         return None
 
