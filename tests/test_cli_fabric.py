@@ -72,7 +72,7 @@ def test_map_places_every_rank_once(regular: Path, tmp_path: Path) -> None:
     assert found["status"] == "optimal"
     assert found["lower_bound_s"] <= found["price_s"] * (1 + 1e-6)
     assert found["price_s"] <= found["hostname_order"]["price_s"]
-    nodes = [{tuple(place)[0] for place in found["ranks"][at : at + 8]} for at in range(0, 64, 8)]
+    nodes = [{node for node, _ in found["ranks"][at : at + 8]} for at in range(0, 64, 8)]
     assert all(len(one) == 1 for one in nodes)
     written = read_plan(tmp_path / "out")
     assert written.mapping is not None
