@@ -22,8 +22,8 @@ def node_graph(cluster: ClusterSpec) -> nx.Graph[str]:
 
     A node carries `gpus` (free ones), an inner vertex `level` and `gpus`. An edge's `capacity` is in GB/s and
     one direction: the free GPUs below it times what one of them has at the level above it; the rest of an
-    up-link belongs to other jobs. Leaves differ in size, nodes in free GPUs; a node without a leaf hangs on the core.
-    Raises ClusterError where no nodes are listed, or more than `MOST_NODES`.
+    up-link belongs to other jobs. Leaves differ in size, nodes in free GPUs; a node without a leaf hangs on
+    the core. Raises ClusterError where no nodes are listed, or more than `MOST_NODES`.
     """
     import networkx as nx
 

@@ -122,5 +122,6 @@ def test_a_phase_cannot_be_shorter_than_what_crosses_in_it() -> None:
     )
     cuts = cut_uses(context, levels, {"gemm": 0.5}, cut_gb_per_s(context.workload.cluster, 512))
     uplink = next(cut for cut in cuts if cut.cut == "uplink")
-    assert (uplink.busy_s, uplink.utilisation) == (pytest.approx(1.0), pytest.approx(2.0))
+    assert uplink.busy_s == pytest.approx(1.0)
+    assert uplink.utilisation == pytest.approx(2.0)
     assert replace(uplink, phase_s=4.0).utilisation == pytest.approx(0.25)
