@@ -241,8 +241,9 @@ def warnings(request: PlanRequest, best: Priced, predicted: Predicted) -> Iterat
     """What the reader should know before trusting the figures."""
     idle = request.gpus - int(best.layout.gpus)
     if idle:
+        known = "is" if best.ranks is None else "was found"
         yield (
-            f"{idle} of {request.gpus} GPUs stay idle: no layout on more of them is faster "
+            f"{idle} of {request.gpus} GPUs stay idle: no layout on more of them {known} faster "
             f"(a global batch of {request.global_batch} does not divide well over them)"
         )
     if request.cluster.assumed:
