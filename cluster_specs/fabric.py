@@ -215,7 +215,7 @@ def _tiers(cluster: ClusterSpec) -> Iterator[_Tier]:
 
 def _network_tiers(cluster: ClusterSpec) -> Iterator[_Tier]:
     """The levels above the node and the scale-up domain. 8 gigabit are a gigabyte."""
-    nic_gb_per_s, base_us = cluster.nic_gbps_per_gpu / 8, HOP_LATENCY_US[cluster.nic_medium]
+    nic_gb_per_s, base_us = cluster.slowest_nic_gbps_per_gpu / 8, HOP_LATENCY_US[cluster.nic_medium]
     if not cluster.levels:
         yield _Tier(
             name="fabric",

@@ -21,9 +21,9 @@ def node_graph(cluster: ClusterSpec) -> nx.Graph[str]:
     """Nodes, their leaves and pods, and the core, as a tree.
 
     A node carries `gpus` (free ones), an inner vertex `level` and `gpus`. An edge's `capacity` is in GB/s and
-    one direction: the free GPUs below it times what one of them has at the level above it; the rest of an
-    up-link belongs to other jobs. Leaves differ in size, nodes in free GPUs; a node without a leaf hangs on
-    the core. Raises ClusterError where no nodes are listed, or more than `MOST_NODES`.
+    one direction: a node's free GPUs times their NICs, above it the free GPUs times what one of them has at the
+    level above; the rest of an up-link belongs to other jobs. Leaves differ in size, nodes in free GPUs; a node
+    without a leaf hangs on the core. Raises ClusterError where no nodes are listed, or more than `MOST_NODES`.
     """
     import networkx as nx
 
@@ -38,6 +38,7 @@ def node_graph(cluster: ClusterSpec) -> nx.Graph[str]:
         if medium not in ("nvlink", "xgmi", "pcie")
     ]
     into_leaf, into_pod, into_core = (rates[min(k, len(rates) - 1)] for k in range(3))
+    nics: dict[str, float] = {}
     graph: nx.Graph[str] = nx.Graph()
     graph.add_node(CORE, level=CORE, gpus=0)
     for node in cluster.nodes:
@@ -49,12 +50,14 @@ def node_graph(cluster: ClusterSpec) -> nx.Graph[str]:
             if vertex not in graph:
                 graph.add_node(vertex, level=vertex.split("/")[0], gpus=0)
             graph.nodes[vertex]["gpus"] += free
+        nics[node.name] = (node.nic_gbps_per_gpu or cluster.nic_gbps_per_gpu) / 8
         chain = [CORE, *path, node.name]
         for above, below in pairwise(chain):
             graph.add_edge(above, below)
     for above, below in graph.edges:
         inner, outer = sorted((above, below), key=lambda vertex: _depth(graph, vertex))
         rate = {"leaf": into_leaf, "pod": into_pod, CORE: into_core}[graph.nodes[outer]["level"]]
+        rate = nics.get(inner, rate)
         graph.edges[inner, outer]["capacity"] = graph.nodes[inner]["gpus"] * rate
     return graph
 

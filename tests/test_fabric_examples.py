@@ -125,3 +125,15 @@ def test_a_phase_cannot_be_shorter_than_what_crosses_in_it() -> None:
     assert uplink.busy_s == pytest.approx(1.0)
     assert uplink.utilisation == pytest.approx(2.0)
     assert replace(uplink, phase_s=4.0).utilisation == pytest.approx(0.25)
+
+
+def test_a_slower_node_paces_all_and_sends_less(tmp_path: Path) -> None:
+    path = tmp_path / "slow.yaml"
+    path.write_text(
+        UNEVEN.replace("leaf: l2, pod: p1", "leaf: l2, pod: p1, nic_gbps_per_gpu: 200"), encoding="utf-8"
+    )
+    cluster = read_cluster(str(path))
+    assert fabric_levels(cluster, 54).gb_per_s.tolist()[1:] == pytest.approx([25, 12.5, 25 / 6])
+    graph = node_graph(cluster)
+    assert graph.edges["c1", "leaf/p1/l2"]["capacity"] == pytest.approx(200)
+    assert graph.edges["a1", "leaf/p0/l0"]["capacity"] == pytest.approx(400)

@@ -136,6 +136,6 @@ def _nodes(cluster: ClusterSpec) -> list[_Node]:
 
 def _rate(cluster: ClusterSpec, level: int) -> float:
     """Gigabytes per second of one GPU between blocks of `level` levels above the node; the NIC's at most."""
-    nic = cluster.nic_gbps_per_gpu / 8
+    nic = cluster.slowest_nic_gbps_per_gpu / 8
     levels = cluster.levels[: level + 1]
     return nic / max((one.oversubscription for one in levels), default=1.0)
