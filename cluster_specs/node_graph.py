@@ -21,9 +21,10 @@ def node_graph(cluster: ClusterSpec) -> nx.Graph[str]:
     """Nodes, their leaves and pods, and the core, as a tree.
 
     A node carries `gpus` (free ones), an inner vertex `level` and `gpus`. An edge's `capacity` is in GB/s and
-    one direction: a node's free GPUs times their NICs, above it the free GPUs times what one of them has at the
-    level above; the rest of an up-link belongs to other jobs. Leaves differ in size, nodes in free GPUs; a node
-    without a leaf hangs on the core. Raises ClusterError where no nodes are listed, or more than `MOST_NODES`.
+    one direction: a node's free GPUs times their NICs, above it the free GPUs times what one of them has at
+    the level above; the rest of an up-link belongs to other jobs. Leaves differ in size, nodes in free GPUs.
+    A node without a leaf hangs on the core. Raises ClusterError where no nodes are listed, or more than
+    `MOST_NODES`.
     """
     import networkx as nx
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
+from cluster_specs.allocation import first_gpus
 from cluster_specs.fabric import is_irregular
 from constraints.registry import rules_for
 from costmodel.workload import Workload
@@ -29,6 +31,8 @@ def plan(request: PlanRequest, progress: Callable[[str], None] | None = None) ->
     searched as asked, PlanFaultError where the planner itself is at fault.
     """
     began = time.monotonic()
+    if is_irregular(request.cluster):
+        request = replace(request, cluster=first_gpus(request.cluster, request.gpus))
     space = space_of(request)
     outcome = _searched(request, progress)
     infeasible = explain_infeasible(request) if outcome.status == "infeasible" else None

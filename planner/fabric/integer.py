@@ -49,7 +49,8 @@ def whole_mapping(
     from ortools.math_opt.python import mathopt
 
     model = mathopt.Model()
-    scale = 1.0 / max(*leaves.cost_s, 1e-300)
+    dearest = max(*leaves.cost_s, *([] if pods is None else pods.cost_s), 0.0)
+    scale = 1.0 / dearest if dearest > 0 else 1.0
     taken = [model.add_integer_variable(lb=0, ub=len(leaves.kinds[kind].members)) for kind in leaves.kind]
     chosen = [model.add_binary_variable() for _ in pods.kind] if pods is not None else []
     for kind, block in enumerate(leaves.kinds):
@@ -113,10 +114,10 @@ def _read(
     from ortools.math_opt.python import mathopt
 
     reason = result.termination.reason
-    complete = reason in (mathopt.TerminationReason.OPTIMAL, mathopt.TerminationReason.INFEASIBLE)
+    complete = reason == mathopt.TerminationReason.OPTIMAL
     if not result.has_primal_feasible_solution():
-        bound = float("inf") if reason == mathopt.TerminationReason.INFEASIBLE else -float("inf")
-        return WholeMapping(counts=None, bound_s=bound, complete=complete)
+        # The columns hold a whole mapping, so that nothing fits is never an answer.
+        return WholeMapping(counts=None, bound_s=-float("inf"), complete=False)
     values = result.variable_values()
     counts = _spread_out(problem, leaves, [round(values[x]) for x in taken])
     bound = result.termination.objective_bounds.dual_bound / scale

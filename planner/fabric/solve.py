@@ -65,15 +65,15 @@ class MappingSolution:
 
 
 ORDERS_REFINED = 2
-POD_EFFORT = Effort(nodes=50, seconds=2.0)
+POD_EFFORT = Effort(nodes=50, seconds=10.0)
 BUSIEST_STEPS = 5
-BUSIEST_EFFORT = Effort(nodes=100, seconds=2.0)
+BUSIEST_EFFORT = Effort(nodes=100, seconds=10.0)
 CLOSE_ENOUGH = 0.002
 """Of the relaxation's value: with several pods, further columns are left ungenerated within this."""
 EFFORT = (
-    (0, Effort(nodes=400, seconds=6.0)),
-    (3_000, Effort(nodes=2_000, seconds=12.0)),
-    (20_000, Effort(nodes=10_000, seconds=30.0)),
+    (0, Effort(nodes=400, seconds=20.0)),
+    (3_000, Effort(nodes=2_000, seconds=40.0)),
+    (20_000, Effort(nodes=10_000, seconds=60.0)),
 )
 """(columns added, where the integer programme stops), round by round."""
 SHARES = (1.0, 0.5, 0.25, 0.1, 0.03, 0.01, 0.003, 1e-6)
