@@ -238,3 +238,21 @@ def test_permutations_of_a_small_stage_cost_the_same() -> None:
         for turn in permutations(range(problem.slots))
     }
     assert len(costs) == 1
+
+
+def test_a_bound_below_zero_is_no_bound_to_count_from() -> None:
+    """Patterns were enumerated from a bound that had been raised to 0, so a mapping for nothing was proven
+    impossible: 21 was called optimal.
+    """
+    problem = MappingProblem(
+        stages=2,
+        slots=4,
+        traffic=Traffic(hop_bytes=7.0),
+        leaf_slots=(4, 3, 1, 1, 2),
+        leaf_s_per_byte=(1.0, 1.0, 2.0, 3.0, 1.0),
+        leaf_pod=(0, 0, 0, 0, 1),
+        pod_s_per_byte=(1.0, 1.0),
+    )
+    found = least_traffic(problem)
+    assert found.price_s == 0
+    assert found.bound_s == 0

@@ -68,8 +68,8 @@ class Pool:
 class Relaxation:
     """What column generation found."""
 
-    bound_s: float
-    """No assignment costs less."""
+    priced_bound_s: float
+    """No assignment costs less, by the prices below; what patterns cost above the least counts from here."""
     value_s: float
     """Of the linear programme over the columns."""
     leaves: Pool
@@ -82,6 +82,11 @@ class Relaxation:
     pod_rent_s: FloatArray
     """What each pod is worth, [pods]; at most 0."""
     rounds: int
+
+    @property
+    def bound_s(self) -> float:
+        """No assignment costs less."""
+        return max(self.priced_bound_s, 0.0)
 
 
 class Master:
@@ -203,7 +208,7 @@ def relax(
     leaf_pricer = Pricer(problem, master.leaves.kinds)
     pod_pricer = Pricer(problem, master.pods.kinds) if master.pods is not None else None
     best = Relaxation(
-        bound_s=0.0, value_s=np.inf, leaves=master.leaves, pods=master.pods, rounds=0,
+        priced_bound_s=-np.inf, value_s=np.inf, leaves=master.leaves, pods=master.pods, rounds=0,
         leaf_prices=np.zeros((len(master.leaves.kinds), problem.stages)),
         leaf_rent_s=np.zeros(len(master.leaves.kinds)), pod_prices=np.zeros((0, 0)), pod_rent_s=np.zeros(0),
     )  # fmt: skip
@@ -242,8 +247,8 @@ def _price(master: Master, leaf_pricer: Pricer, pod_pricer: Pricer | None, best:
             worth[pod] = min(worth[pod], reduced)
             fresh += master.add_pod(pod, pattern)
         bound += float(worth.sum())
-    if bound > best.bound_s or best.rounds == 1:
-        best.bound_s = max(bound, 0.0)
+    if bound > best.priced_bound_s:
+        best.priced_bound_s = bound
         best.leaf_prices, best.leaf_rent_s = leaf_prices, rent
         best.pod_prices, best.pod_rent_s = pod_prices, worth
     return fresh

@@ -209,15 +209,16 @@ def _whole(
         left_s, gap_s = deadline - time.process_time(), best.price_s - bound
         if gap_s <= PROVEN * best.price_s or left_s <= 0:
             break
+        full_s = best.price_s - found.priced_bound_s
         if limit:
             before = len(leaves.kind)
-            leaves, pods, slack = _enumerated(problem, found, best, bound, limit)
-            if slack < gap_s and len(leaves.kind) <= before:
+            leaves, pods, slack = _enumerated(problem, found, best, limit)
+            if slack < full_s and len(leaves.kind) <= before:
                 continue
         limited = Effort(nodes=effort.nodes, seconds=max(0.1, min(effort.seconds, left_s)))
         whole = whole_mapping(problem, leaves, pods, demand=demand, effort=limited)
         best.offer(whole.counts)
-        exhaustive = slack >= gap_s and (pods is not None or problem.pods == 1)
+        exhaustive = slack >= full_s and (pods is not None or problem.pods == 1)
         if exhaustive and whole.complete:
             # Patterns outside the pools are in no assignment below the price that the slack was taken from.
             bound = max(bound, min(whole.bound_s, best.price_s))
@@ -231,7 +232,7 @@ def _whole(
 
 
 def _enumerated(
-    problem: MappingProblem, found: Relaxation, best: _Incumbent, bound: float, limit: int
+    problem: MappingProblem, found: Relaxation, best: _Incumbent, limit: int
 ) -> tuple[Pool, Pool | None, float]:
     """The relaxation's columns, the incumbent's, and as many of the others as the limit lets in.
 
@@ -248,8 +249,10 @@ def _enumerated(
     if pods is not None:
         for pod in range(problem.pods):
             pods.add(problem, pod, counts[problem.pod_of == pod].sum(axis=0))
+    if not np.isfinite(found.priced_bound_s):
+        return leaves, pods, 0.0
     for share in SHARES:
-        slack = (best.price_s - bound) * share + 1e-9 * best.price_s
+        slack = (best.price_s - found.priced_bound_s) * share + 1e-9 * best.price_s
         more = leaf_pricer.within(found.leaf_prices, found.leaf_rent_s + slack, limit)
         pod_more = None
         if more is not None and pod_pricer is not None:
