@@ -6,6 +6,7 @@ import click
 
 from commands.calculators import collective, memory, pipeline, roofline
 from commands.catalogs import catalog, model, schema
+from commands.fabric import map_, traffic
 from commands.many import batch, fleet, recommend
 from commands.placement import experts
 from commands.planning import compare, estimate, explain, launch, plan, validate
@@ -46,6 +47,8 @@ for command in (
     roofline,
     pipeline,
     memory,
+    map_,
+    traffic,
 ):
     main.add_command(command)
 

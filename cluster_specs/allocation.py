@@ -51,6 +51,18 @@ def expand_nodes(cluster: ClusterSpec, gpus: int) -> list[tuple[str, int]]:
     return taken
 
 
+def first_gpus(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
+    """The same cluster with only the first `gpus` GPUs of its listed nodes free; itself without a list.
+
+    Nodes keep their places in the list. Raises ClusterError if the cluster has fewer.
+    """
+    if not cluster.nodes or gpus == cluster.gpus:
+        return cluster
+    used = dict(expand_nodes(cluster, gpus))
+    nodes = tuple(node.model_copy(update={"free_gpus": used.get(node.name, 0)}) for node in cluster.nodes)
+    return cluster.model_copy(update={"nodes": nodes, "gpus": gpus})
+
+
 def _nodes(cluster: ClusterSpec) -> Iterator[tuple[str, int]]:
     """Every node and its free GPUs; a cluster of 20 GPUs on nodes of 8 ends with a node of 4."""
     if cluster.nodes:

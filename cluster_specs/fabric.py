@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from cluster_specs.allocation import check_gpus, expand_nodes
 from cluster_specs.errors import ClusterError
-from cluster_specs.schema import ClusterSpec, Medium
+from cluster_specs.schema import ClusterSpec, Medium, NodeSpec
 
 Number = TypeVar("Number", np.int64, np.float64)
 
@@ -82,11 +82,14 @@ def fabric_levels(cluster: ClusterSpec, gpus: int) -> FabricLevels:
     multiple of the block below and of which the machine holds enough. So 256 GPUs of NVL72 racks are 4 x 64,
     144 are 2 x 72, and 16,384 GPUs of 8 pods of 3,072 are 8 x 2,048. An allocation with
     part-filled nodes counts by the piece that its nodes share: 20 GPUs on nodes of 8 are 5 x 4. A level whose
-    block is no larger than the one below is left out, level 0 never.
+    block is no larger than the one below is left out, level 0 never. Where nodes are listed with their leaves
+    and these do not have the same number of free GPUs, blocks are those of the fullest leaf and pod.
 
     Raises ClusterError if `gpus` is below 1 or above what the cluster has.
     """
     check_gpus(cluster, gpus)
+    if is_irregular(cluster):
+        return _fullest(cluster, gpus)
     nodes, piece = _node_pieces(cluster, gpus)
     return _fitted(
         tuple(_measured_tiers(cluster)),
@@ -95,6 +98,50 @@ def fabric_levels(cluster: ClusterSpec, gpus: int) -> FabricLevels:
         per_node=cluster.gpus_per_node,
         nodes=nodes,
         piece=piece,
+    )
+
+
+def is_irregular(cluster: ClusterSpec) -> bool:
+    """Whether listed nodes hang on leaves, or stand in pods, with unequal numbers of free GPUs."""
+    return any(len(set(free)) > 1 for free in _free_by_block(cluster.nodes, cluster.gpus_per_node))
+
+
+@lru_cache(maxsize=16)
+def _free_by_block(
+    nodes: tuple[NodeSpec, ...], gpus_per_node: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Free GPUs of every leaf and of every pod that has any."""
+    leaves: dict[str, int] = {}
+    pods: dict[str, int] = {}
+    for node in nodes:
+        free = gpus_per_node if node.free_gpus is None else node.free_gpus
+        if free and node.leaf is not None:
+            leaf = f"{node.pod or ''}/{node.leaf}"
+            leaves[leaf] = leaves.get(leaf, 0) + free
+            pods[node.pod or ""] = pods.get(node.pod or "", 0) + free
+    return tuple(leaves.values()), tuple(pods.values())
+
+
+def _fullest(cluster: ClusterSpec, gpus: int) -> FabricLevels:
+    """The levels of an irregular allocation: no leaf or pod has more free GPUs than its block here."""
+    full = full_levels(cluster)
+    fullest = [max(free) for free in _free_by_block(cluster.nodes, cluster.gpus_per_node)]
+    outside = [k for k, block in enumerate(full.blocks) if block > cluster.gpus_per_node]
+    _, piece = _node_pieces(cluster, gpus)
+    inside = [piece if block >= cluster.gpus_per_node else gcd(int(block), piece) for block in full.blocks]
+    blocks = [min(int(block), gpus) if k in outside else inside[k] for k, block in enumerate(full.blocks)]
+    for k, most in zip(outside, fullest, strict=False):
+        blocks[k] = min(blocks[k], most)
+    blocks[-1] = gpus
+    kept = [k for k, block in enumerate(blocks) if k == 0 or block > max(blocks[:k])]
+    return FabricLevels(
+        names=tuple(full.names[k] for k in kept),
+        media=tuple(full.media[k] for k in kept),
+        blocks=_read_only(np.array([blocks[k] for k in kept], dtype=np.int64)),
+        gb_per_s=_read_only(full.gb_per_s[kept]),
+        latency_s=_read_only(full.latency_s[kept]),
+        attained=_read_only(full.attained[kept]),
+        all_to_all_attained=_read_only(full.all_to_all_attained[kept]),
     )
 
 
@@ -168,7 +215,7 @@ def _tiers(cluster: ClusterSpec) -> Iterator[_Tier]:
 
 def _network_tiers(cluster: ClusterSpec) -> Iterator[_Tier]:
     """The levels above the node and the scale-up domain. 8 gigabit are a gigabyte."""
-    nic_gb_per_s, base_us = cluster.nic_gbps_per_gpu / 8, HOP_LATENCY_US[cluster.nic_medium]
+    nic_gb_per_s, base_us = cluster.slowest_nic_gbps_per_gpu / 8, HOP_LATENCY_US[cluster.nic_medium]
     if not cluster.levels:
         yield _Tier(
             name="fabric",

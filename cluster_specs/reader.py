@@ -11,8 +11,10 @@ from cluster_specs.allocation import check_gpus
 from cluster_specs.catalog import cluster_fields, cluster_names, load_cluster, load_device, node_kind_of
 from cluster_specs.documents import read_mapping
 from cluster_specs.errors import ClusterError, shown, suggestion, validation_message
+from cluster_specs.importers.hostlists import HostlistError, expand
 from cluster_specs.schema import ClusterSpec, DeviceSpec, FabricLevelSpec, Medium, NodeSpec
 
+MOST_NODES = 131_072
 _FILE_ENDINGS = (".yaml", ".yml", ".json")
 _FILLED = ("gpus_per_node", "nvlink_domain", "nic_gbps_per_gpu")
 _FIELDS = {
@@ -60,6 +62,7 @@ def cluster_from_mapping(data: Mapping[str, object], where: str = "cluster") -> 
     """
     given = {key: value for key, value in data.items() if value is not None}
     fields: dict[str, object] = {**_base_fields(given.pop("base", None), where), **given}
+    _expand_node_ranges(fields, where)
     fields["device"], catalog_device = _device(fields, where)
     _fill_from_node_kind(fields, catalog_device)
     if "nic_medium" not in fields:
@@ -70,6 +73,25 @@ def cluster_from_mapping(data: Mapping[str, object], where: str = "cluster") -> 
         return ClusterSpec.model_validate(fields)
     except ValidationError as error:
         raise ClusterError(validation_message(error, where, _FIELDS)) from None
+
+
+def _expand_node_ranges(fields: dict[str, object], where: str) -> None:
+    """Lists every node of entries whose name is a range: n[001-016], with the other fields alike."""
+    nodes = fields.get("nodes")
+    if not isinstance(nodes, list):
+        return
+    out: list[object] = []
+    for index, node in enumerate(nodes):
+        name = node.get("name") if isinstance(node, Mapping) else None
+        if not isinstance(name, str) or "[" not in name:
+            out.append(node)
+            continue
+        try:
+            names = expand(name, MOST_NODES - len(out))
+        except HostlistError as error:
+            raise ClusterError(f"{where}: nodes[{index}].name: {shown(name)}: {error}") from None
+        out += [{**node, "name": one} for one in names]
+    fields["nodes"] = out
 
 
 def _base_fields(base: object, where: str) -> dict[str, object]:

@@ -68,6 +68,8 @@ class NodeSpec(BaseModel):
     """GPUs that may be used; all of the node's when absent."""
     leaf: BlockName | None = None
     pod: BlockName | None = None
+    nic_gbps_per_gpu: Positive | None = None
+    """Where it differs from the cluster's. The slowest node that is free paces every collective."""
 
 
 class MeasuredLevelSpec(BaseModel):
@@ -199,6 +201,12 @@ class ClusterSpec(BaseModel):
         if self.nvlink_domain < self.gpus_per_node or self.nvlink_domain == 1:
             names.append("node")
         return (*names, *([level.name for level in self.levels] or ["fabric"]))
+
+    @property
+    def slowest_nic_gbps_per_gpu(self) -> float:
+        """Of the nodes with free GPUs; the cluster's where none states its own."""
+        own = (node.nic_gbps_per_gpu for node in self.nodes if node.free_gpus != 0)
+        return min((nic or self.nic_gbps_per_gpu for nic in own), default=self.nic_gbps_per_gpu)
 
     @property
     def free_gpus(self) -> int:

@@ -21,6 +21,9 @@ from costmodel.stage import rank_counts
 
 FloatArray = NDArray[np.float64]
 
+ADDED_PER_LAYER = 4.0
+"""Transfers of an activation per block of a layer: in and out, forward and backward."""
+
 
 @dataclass(frozen=True)
 class LevelBytes:
@@ -71,16 +74,15 @@ def _bytes_by_axis(c: Context, stages: Stages) -> dict[str, FloatArray]:
     again_moe = m * float(np.sum(counts.moe_recomputed)) / pp
     blocks = 2.0 * layers - m * model.moe_layers / pp
     blocks_again = 2.0 * again - again_moe
-    narrow = c.gathered_share if np.all(layout.sequence_parallel) else 1.0
     out = {
-        "tp": ring_bytes(hidden, place.tp) * (2.0 * blocks + blocks_again) * (1.0 + narrow),
+        "tp": ring_bytes(hidden, place.tp) * tensor_passes(c, blocks, blocks_again),
         "cp": _context_bytes(c, layers, again),
         "dp": _data_parallel_bytes(c, stages, m),
         "pp": _pipeline_bytes(c, hidden / int(np.asarray(layout.tp)), m),
     }
     moe = model.moe
     if moe is not None:
-        passes = 4.0 * m * model.moe_layers / pp + 2.0 * again_moe
+        passes = ADDED_PER_LAYER * m * model.moe_layers / pp + 2.0 * again_moe
         sent = hidden / int(np.asarray(layout.tp)) * float(c.workload.imbalance(int(np.asarray(layout.ep))))
         copies = routed_copies(c.workload, place.ep[-1:] / members_inside(place.ep))
         gathered = ring_bytes(sent * moe.top_k * int(np.asarray(layout.etp)), place.etp)
@@ -89,24 +91,45 @@ def _bytes_by_axis(c: Context, stages: Stages) -> dict[str, FloatArray]:
     return out
 
 
+def tensor_passes(c: Context, blocks: float, blocks_again: float) -> float:
+    """Ring passes of an activation over the tensor group in a step; a gather of cast values counts less."""
+    narrow = float(c.gathered_share) if np.all(c.layout.sequence_parallel) else 1.0
+    return (ADDED_PER_LAYER / 2.0 * blocks + blocks_again) * (1.0 + narrow)
+
+
 def _context_bytes(c: Context, layers: float, again: float) -> FloatArray:
-    """Keys and values once round the ring forward, and with their gradients backward; or heads for tokens."""
+    volume = context_volume(c, layers, again)
+    if c.workload.cp_comm == "a2a":
+        return all_to_all_bytes(volume, c.placement.cp)
+    return ring_bytes(volume, c.placement.cp)
+
+
+def context_volume(c: Context, layers: float, again: float) -> float:
+    """Keys and values once round the ring forward, and with their gradients backward; or heads for tokens.
+
+    Bytes of a step: of the whole ring's buffer, or what one GPU sends in an all-to-all.
+    """
     model, tp, cp = c.workload.model, int(np.asarray(c.layout.tp)), int(np.asarray(c.layout.cp))
     heads, width = model.heads / tp, model.qk_head_dim + model.v_head_dim
     kv_heads = heads if model.attention is not None else max(model.kv_heads / tp, 1.0)
     held = 2.0 * float(np.asarray(c.tokens))
     if c.workload.cp_comm == "a2a":
-        return all_to_all_bytes(held * (heads + kv_heads) * width, c.placement.cp) * (2.0 * layers + again)
-    return ring_bytes(held * kv_heads * width * cp, c.placement.cp) * (3.0 * layers + again)
+        return held * (heads + kv_heads) * width * (2.0 * layers + again)
+    return held * kv_heads * width * cp * (3.0 * layers + again)
+
+
+def gradient_element_bytes(c: Context, m: int) -> float:
+    """Bytes that pass round the data-parallel ring in a step for each parameter, m micro-batches a step."""
+    grad, zero = float(c.constants.framework.gradient_bytes), int(np.asarray(c.layout.zero_stage))
+    scattered = 2.0 * grad if c.constants.framework.zero1_all_reduces else grad
+    weight = c.gathered_weight_bytes
+    return {0: 2.0 * grad, 3: (2.0 * weight + grad) * m}.get(zero, scattered + weight)
 
 
 def _data_parallel_bytes(c: Context, stages: Stages, m: int) -> FloatArray:
     """Of the rank with the most parameters."""
     dense, expert = (float(np.max(x)) for x in rank_parameters(c.workload.model, c.layout, stages))
-    grad, zero = float(c.constants.framework.gradient_bytes), int(np.asarray(c.layout.zero_stage))
-    scattered = 2.0 * grad if c.constants.framework.zero1_all_reduces else grad
-    weight = c.gathered_weight_bytes
-    each = {0: 2.0 * grad, 3: (2.0 * weight + grad) * m}.get(zero, scattered + weight)
+    each = gradient_element_bytes(c, m)
     return ring_bytes(dense * each, c.placement.dp_cp) + ring_bytes(expert * each, c.placement.edp)
 
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from cluster_specs.fabric import fabric_levels
 from costmodel.constants import peak_flops
 from costmodel.estimate import estimate, stage_memory_parts_gib
-from costmodel.layout import AXES, Layout, Recompute
+from costmodel.layout import AXES, Layout, Placement, Recompute
 from costmodel.measured import best_measured_mfu
 from costmodel.memory import context_gib, usable_hbm_gib
 from costmodel.placement import placement_from_matrix
 from costmodel.schedules import schedule_named
 from costmodel.workload import Workload
-from planner.layout_pricing import Matrix, Priced
-from planner.mapping import Matrices, order_name, ranks
+from planner.fabric.cuts import binding_cut, plan_cuts
+from planner.fabric.effective import placement_of
+from planner.fabric.instance import assignment_of_ranks, instance_of
+from planner.fabric.slots import Place
+from planner.layout_pricing import Matrix, Priced, Stages
+from planner.mapping import MEGATRON_DEFAULT, Matrices, order_name, ranks
 from planner.model import solver_version
 from planner.plan import (
     MOST_LISTED_RANKS,
@@ -67,11 +71,11 @@ def plan_document(
             "objective": objective_of(best.step_time_s, outcome.lower_bound_s),
             "layout": layout_document(best.layout, best.stages),
             "predicted": predicted,
-            "mapping": mapping_document(workload, best.matrix),
+            "mapping": mapping_document(workload, best),
             "expert_placement": request.expert_loads.document(int(best.layout.ep))
             if request.expert_loads is not None
             else None,
-            "binding": list(bindings(request, best, predicted)),
+            "binding": [*bindings(request, best, predicted), *cut_binding(workload, best)],
             "warnings": list(warnings(request, best, predicted)),
             "alternatives": [alternative(other, best.step_time_s) for other in outcome.best[1:]],
             "solver": solver,
@@ -90,7 +94,7 @@ def objective_of(step_time_s: float, lower_bound_s: float | None) -> Objective:
 
 def predict(workload: Workload, best: Priced) -> Predicted:
     """What the cost model expects of a priced layout."""
-    placement = placement_from_matrix(best.layout, matrix_arrays(best.matrix))
+    placement = placed(workload, best.layout, best.stages, best.matrix, best.ranks)
     parts = stage_memory_parts_gib(workload, best.layout, best.stages)
     found = RunPrediction(
         estimate=estimate(workload, best.layout, placement, best.stages),
@@ -109,12 +113,28 @@ def matrix_arrays(matrix: Matrix) -> Matrices:
     return {axis: np.asarray(row, dtype=np.int64) for axis, row in matrix.items()}
 
 
-def mapping_document(workload: Workload, matrix: Matrix) -> Mapping:
-    """Names and factors of the levels, and the GPU of every rank while the list is short."""
+def placed(
+    workload: Workload, layout: Layout, stages: Stages, matrix: Matrix, ranks: Sequence[Place] | None
+) -> Placement:
+    """Where groups lie: by the matrix, or rank by rank where there is none."""
+    if matrix or ranks is None:
+        return placement_from_matrix(layout, matrix_arrays(matrix))
+    instance = instance_of(workload, layout, stages)
+    return placement_of(workload, instance, assignment_of_ranks(instance, ranks))
+
+
+def mapping_document(workload: Workload, best: Priced) -> Mapping:
+    """Names and factors of the levels, and the GPU of every rank while the list is short.
+
+    Without a matrix the list is the mapping, and is never left out.
+    """
+    matrix, names = best.matrix, list(fabric_levels(workload.cluster, workload.gpus).names)
+    if best.ranks is not None:
+        return Mapping(order=list(MEGATRON_DEFAULT), levels=names, matrix={}, ranks=list(best.ranks))
     listed = workload.gpus <= MOST_LISTED_RANKS
     return Mapping(
         order=list(order_name(matrix)),
-        levels=list(fabric_levels(workload.cluster, workload.gpus).names),
+        levels=names,
         matrix={axis: list(matrix[axis]) for axis in AXES},
         ranks=ranks(matrix, workload.cluster.gpus_per_node) if listed else None,
     )
@@ -183,6 +203,22 @@ def bindings(request: PlanRequest, best: Priced, predicted: Predicted) -> Iterat
     yield from _pipeline_bindings(request, layout)
 
 
+def cut_binding(workload: Workload, best: Priced) -> Iterator[Binding]:
+    """The cut of the fabric that is busy for the largest share of its phase."""
+    placement = placed(workload, best.layout, best.stages, best.matrix, best.ranks)
+    priced = estimate(workload, best.layout, placement, best.stages)
+    cut = binding_cut(plan_cuts(workload, best.layout, placement, priced))
+    if cut is not None:
+        yield Binding(
+            rule="bisection",
+            value=cut.busy_s,
+            limit=cut.phase_s,
+            slack=cut.phase_s - cut.busy_s,
+            unit="s",
+            note=f"{cut.cut} of {cut.level}: busy {cut.utilisation:.1%} of the {cut.phase}",
+        )
+
+
 def _pipeline_bindings(request: PlanRequest, layout: Layout) -> Iterator[Binding]:
     """Layers and micro-batches that cannot be cut finer."""
     chunks = int(layout.pp) * int(layout.vpp)
@@ -211,8 +247,9 @@ def warnings(request: PlanRequest, best: Priced, predicted: Predicted) -> Iterat
     """What the reader should know before trusting the figures."""
     idle = request.gpus - int(best.layout.gpus)
     if idle:
+        known = "is" if best.ranks is None else "was found"
         yield (
-            f"{idle} of {request.gpus} GPUs stay idle: no layout on more of them is faster "
+            f"{idle} of {request.gpus} GPUs stay idle: no layout on more of them {known} faster "
             f"(a global batch of {request.global_batch} does not divide well over them)"
         )
     if request.cluster.assumed:
@@ -226,7 +263,9 @@ def warnings(request: PlanRequest, best: Priced, predicted: Predicted) -> Iterat
             f"({best_known.mfu:.1%}, {best_known.run}): "
             "trust the ranking of layouts more than the time"
         )
-    if any(node.free_gpus not in (None, request.cluster.gpus_per_node) for node in request.cluster.nodes):
+    if best.ranks is None and any(
+        node.free_gpus not in (None, request.cluster.gpus_per_node) for node in request.cluster.nodes
+    ):
         yield "some nodes are part-filled: the plan is priced as if every node had the same free GPUs"
 
 

@@ -33,6 +33,8 @@ class Priced:
     matrix: Matrix
     stages: Stages
     step_time_s: float
+    ranks: tuple[tuple[int, int], ...] | None = None
+    """On an irregular allocation, (node, local GPU) of every rank; the matrix is empty then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +90,7 @@ class LayoutPricing:
         """(seconds, row of the table, stages) of the fastest; mappings with equal layer costs share their
         splits.
         """
-        placement = placement_from_matrix(self._layout, table)
+        placement = self._placed(table)
         costs = layer_costs(self._workload, self._layout, placement)
         columns = [np.broadcast_to(np.asarray(x), bound_s.shape) for x in vars(costs).values()]
         unique, back = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
@@ -179,8 +181,12 @@ class LayoutPricing:
         return float(np.max(np.maximum(charged - least, 0.0)))
 
     def _optimistic(self, table: Matrices) -> StepTime:
-        placement = placement_from_matrix(self._layout, table)
+        placement = self._placed(table)
         return optimistic_step(make_context(self._workload, self._layout, placement))
+
+    def _placed(self, table: Matrices) -> Placement:
+        """The placements of some mappings, arrays [k, levels]."""
+        return placement_from_matrix(self._layout, table)
 
     def _estimate(self, placed: Placement, stages: Stages) -> Estimate:
         """One split under k placements: an array field gives every part of the step its axis of k."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from cluster_specs.fabric import is_irregular
 from constraints.pipeline_schedules import FRAMEWORK_SCHEDULES
 from constraints.registry import framework_family, rules_for
 from constraints.rule import Finding, FinishedPlan
@@ -21,6 +22,7 @@ from costmodel.placement import level_factors, placement_from_matrix
 from costmodel.schedules import schedule_name, schedule_named, traits
 from costmodel.workload import Workload
 from planner.assemble import layout_of
+from planner.fabric.pricing import seconds_in_best_order
 from planner.mapping import matrices
 from planner.plan import Plan
 from planner.prediction import workload_of
@@ -127,7 +129,10 @@ def _priced(workload: Workload, change: str, layout: Layout, plan: Plan) -> Neig
         )
     else:
         broken = _broken(workload, layout, stages)
-    if broken is None and stages is not None:
+    if broken is None and stages is not None and is_irregular(workload.cluster):
+        seconds = seconds_in_best_order(workload, layout, stages)
+        broken = "its groups do not fit the free nodes" if seconds is None else None
+    elif broken is None and stages is not None:
         table = matrices(layout, level_factors(workload.cluster, workload.gpus).tolist(), inside=("tp",))
         if len(table["tp"]):
             times = estimate(workload, layout, placement_from_matrix(layout, table), stages).step_time_s

@@ -94,6 +94,8 @@ class LevelTraffic(BaseModel):
     bytes_per_step: float
     busy_s: float
     utilisation: float
+    by_axis: dict[str, float] = Field(default_factory=dict)
+    """The same bytes by axis."""
 
 
 class ErrorBandDoc(BaseModel):

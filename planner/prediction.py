@@ -200,6 +200,7 @@ def predicted_document(workload: Workload, found: RunPrediction) -> Predicted:
                 bytes_per_step=level.bytes_per_step,
                 busy_s=level.busy_s,
                 utilisation=level.utilisation,
+                by_axis=level.by_axis,
             )
             for level in found.estimate.level_traffic
         ],

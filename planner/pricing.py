@@ -42,6 +42,11 @@ class Pricing(Protocol):
     @property
     def workload(self) -> Workload: ...
 
+    @property
+    def proves_mappings(self) -> bool:
+        """Whether `exact` has looked at every mapping of a layout."""
+        ...
+
     def floor_s(self, families: Layout, smallest_bubble: FloatArray) -> FloatArray:
         """Never above any member of a family; shape [n]."""
         ...
@@ -91,6 +96,11 @@ class CostModelPricing:
     def workload(self) -> Workload:
         """What is priced."""
         return self._workload
+
+    @property
+    def proves_mappings(self) -> bool:
+        """Every parallelism matrix is priced."""
+        return True
 
     def on(self, gpus: int) -> Workload:
         """The workload on an allocation of `gpus` GPUs: its fabric is that of the GPUs in use."""
@@ -262,7 +272,7 @@ class CostModelPricing:
             if enough and again != ALL_LAYERS:
                 continue
             limit = cutoff_s if best is None else min(cutoff_s, best.step_time_s)
-            one = LayoutPricing(self.on(int(layout.gpus)), replace(layout, recompute_layers=again))
+            one = self._pricing_of(replace(layout, recompute_layers=again))
             found = one.best(mappings, limit)
             if found is not None and found.step_time_s < limit:
                 best = found
@@ -270,6 +280,9 @@ class CostModelPricing:
                 return best
             enough = enough or (not one.memory_limits and again != ALL_LAYERS)
         return best
+
+    def _pricing_of(self, layout: Layout) -> LayoutPricing:
+        return LayoutPricing(self.on(int(layout.gpus)), layout)
 
     def _recompute_amounts(self, layout: Layout) -> Iterator[int]:
         if not int(layout.recompute) & Recompute.FULL:

@@ -110,6 +110,8 @@ class Search:
         self._say = progress or (lambda _: None)
         self._best: list[tuple[float, int, Priced]] = []
         self._open = OpenSet()
+        self._loose_s = inf
+        """The least bound of the layouts whose mapping was priced but not proven best."""
         self._unseen_s = 0.0
         """No layout that is neither open nor dropped is faster than this."""
         self.certificate = Certificate()
@@ -123,12 +125,13 @@ class Search:
             self._unseen_s = inf
             proven = self._close()
         except (OutOfTimeError, FoundError):
-            bound = min(self._unseen_s, self._open.least_s(), self._price_s)
+            bound = min(self._unseen_s, self._open.least_s(), self._price_s, self._loose_s)
             found = bool(self._best)
             return self._outcome("feasible" if found else "unknown", bound if bound > 0 else None)
         if not self._best:
             return self._outcome("infeasible", None)
-        return self._outcome("optimal", proven)
+        bound = min(proven, self._loose_s)
+        return self._outcome("optimal" if bound >= proven * (1 - 1e-9) else "feasible", bound)
 
     def _refused_outright(self) -> bool:
         """Whether a rule refuses the workload itself, whatever the layout."""
@@ -297,6 +300,8 @@ class Search:
         bounds = self._open.mappings[row]
         assert bounds is not None
         layout = self._open.scalar(row)
+        if not self._pricing.proves_mappings:
+            self._loose_s = min(self._loose_s, float(self._open.bound_s[row]))
         priced = self._pricing.exact(layout, bounds, self._cutoff_s)
         self._open.close(row)
         self.certificate.priced += 1

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
+from cluster_specs.allocation import first_gpus
+from cluster_specs.fabric import is_irregular
 from constraints.registry import rules_for
+from costmodel.workload import Workload
 from planner.assemble import plan_document
 from planner.exhaustive import search_exhaustively
+from planner.fabric.pricing import MappedPricing
 from planner.infeasible import explain_infeasible
 from planner.plan import Plan
 from planner.pricing import CostModelPricing
 from planner.problem import PlanRequest
 from planner.search import Outcome, Search
-from planner.space import space_of
+from planner.space import EVERY_MAPPING, space_of
 from planner.verify import verify
+
+ONE_MAPPING = "one mapping of each layout onto the free nodes (the bound holds for all of them)"
 
 
 def plan(request: PlanRequest, progress: Callable[[str], None] | None = None) -> Plan:
@@ -24,17 +31,27 @@ def plan(request: PlanRequest, progress: Callable[[str], None] | None = None) ->
     searched as asked, PlanFaultError where the planner itself is at fault.
     """
     began = time.monotonic()
+    if is_irregular(request.cluster):
+        request = replace(request, cluster=first_gpus(request.cluster, request.gpus))
     space = space_of(request)
     outcome = _searched(request, progress)
     infeasible = explain_infeasible(request) if outcome.status == "infeasible" else None
-    found = plan_document(request, outcome, space.words(), time.monotonic() - began, infeasible)
+    words = space.words()
+    if is_irregular(request.cluster):
+        words = words.replace(EVERY_MAPPING, ONE_MAPPING)
+    found = plan_document(request, outcome, words, time.monotonic() - began, infeasible)
     verify(request, found)
     return found
 
 
+def pricing_of(workload: Workload) -> CostModelPricing:
+    """Prices by every mapping of a regular fabric, or by a mapping of each layout on an irregular one."""
+    return MappedPricing(workload) if is_irregular(workload.cluster) else CostModelPricing(workload)
+
+
 def _searched(request: PlanRequest, progress: Callable[[str], None] | None) -> Outcome:
     space = space_of(request)
-    pricing, rules = CostModelPricing(space.workload), rules_for(space.workload)
+    pricing, rules = pricing_of(space.workload), rules_for(space.workload)
     if request.method == "exhaustive":
         return search_exhaustively(
             space, pricing, rules, top_k=request.top_k, time_limit_s=request.time_limit_s

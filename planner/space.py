@@ -24,6 +24,7 @@ from planner.problem import PlanRequest
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
+EVERY_MAPPING = "every mapping of the axes onto the fabric levels with tp inside the innermost"
 LARGEST_CP = 64
 LARGEST_ODD_MICRO_BATCH = 16
 
@@ -232,9 +233,8 @@ class Space:
             f"{degrees or 'every degree 1'}{etp}, every micro-batch that divides, "
             f"virtual stages that deal layers evenly, {schedules}"
             f"ZeRO stage in {_shown(self.zero)}, {kinds} kinds of recomputation, "
-            f"up to {self.workload.gpus} GPUs, every mapping of the axes onto the fabric levels with tp "
-            "inside the innermost, every split of the layers (interleaved: those even in every "
-            "virtual stage but for the ends)"
+            f"up to {self.workload.gpus} GPUs, {EVERY_MAPPING}, every split of the layers (interleaved: "
+            "those even in every virtual stage but for the ends)"
         )
 
 

@@ -14,9 +14,9 @@ from constraints.registry import rules_for
 from constraints.rule import FinishedPlan
 from costmodel.estimate import estimate, stage_memory_gib
 from costmodel.layout import AXES, Layout, Placement
-from costmodel.placement import level_factors, placement_from_matrix
+from costmodel.placement import level_factors
 from costmodel.workload import Workload
-from planner.assemble import layout_of, matrix_arrays
+from planner.assemble import layout_of, placed
 from planner.plan import LayoutDoc, Mapping, Plan, Predicted
 from planner.problem import PlanRequest
 
@@ -45,9 +45,9 @@ def faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
     workload = request.workload(int(layout.gpus))
     yield from _split_faults(request, plan.layout)
     yield from _mapping_faults(workload, layout, plan.mapping)
-    placement = placement_from_matrix(
-        layout, matrix_arrays({a: tuple(r) for a, r in plan.mapping.matrix.items()})
-    )
+    rows = {axis: tuple(row) for axis, row in plan.mapping.matrix.items()}
+    stages = tuple(tuple(rank) for rank in plan.layout.stages)
+    placement = placed(workload, layout, stages, rows, plan.mapping.ranks)
     yield from _price_faults(workload, layout, placement, plan.layout, plan.predicted)
     yield from _rule_faults(request, layout, placement, plan.layout)
     yield from _wish_faults(request, plan.layout)
@@ -75,6 +75,9 @@ def _split_faults(request: PlanRequest, doc: LayoutDoc) -> Iterator[str]:
 
 
 def _mapping_faults(workload: Workload, layout: Layout, mapping: Mapping) -> Iterator[str]:
+    if not mapping.matrix:
+        yield from _rank_faults(workload, layout, mapping)
+        return
     sizes = level_factors(workload.cluster, workload.gpus).tolist()
     for axis in AXES:
         if prod(mapping.matrix[axis]) != int(getattr(layout, axis)):
@@ -92,6 +95,25 @@ def _mapping_faults(workload: Workload, layout: Layout, mapping: Mapping) -> Ite
     positions = [node * per_node + gpu for node, gpu in mapping.ranks]
     if any(len({p // block for p in positions[at : at + tp]}) > 1 for at in range(0, gpus, tp)):
         yield "a tensor-parallel group leaves the scale-up domain"
+
+
+def _rank_faults(workload: Workload, layout: Layout, mapping: Mapping) -> Iterator[str]:
+    """What is wrong with a mapping that is given rank by rank, on the free GPUs of listed nodes."""
+    cluster, ranks = workload.cluster, mapping.ranks or []
+    free = {
+        (index, gpu)
+        for index, node in enumerate(cluster.nodes)
+        for gpu in range(cluster.gpus_per_node if node.free_gpus is None else node.free_gpus)
+    }
+    if len(ranks) != workload.gpus or len(set(ranks)) != len(ranks) or not set(ranks) <= free:
+        yield "the ranks are not on free GPUs, one each"
+    domain, tp = max(cluster.nvlink_domain // cluster.gpus_per_node, 1), int(layout.tp)
+    for at in range(0, len(ranks), tp):
+        nodes = {node for node, _ in ranks[at : at + tp]}
+        leaves = {(cluster.nodes[node].pod, cluster.nodes[node].leaf) for node in nodes}
+        if len(nodes) > domain or len(leaves) > 1:
+            yield "a tensor-parallel group leaves the scale-up domain"
+            return
 
 
 def _price_faults(

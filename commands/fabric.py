@@ -1,0 +1,86 @@
+"""Where ranks go on a fabric, and what crosses it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from commands.terminal import NO_PLAN, PATH, CheckFailedError, common, force_option, print_json, show, warn
+
+
+@click.command("map")
+@click.argument("plan", type=PATH, metavar="PLAN")
+@click.option("--cluster", help="Catalog name or cluster YAML; the plan's own cluster when absent.")
+@click.option(
+    "--objective", default="traffic", show_default=True, metavar="NAME",
+    help="traffic: all up-links' time together. busiest: the busiest up-link's.",
+)  # fmt: skip
+@click.option("--spares", type=int, default=0, show_default=True, metavar="K", help="Nodes to keep free.")
+@click.option("--order", default="best", show_default=True, help="best, or hostname for no choice at all.")
+@click.option(
+    "--time-limit", "time_limit_s", type=click.FloatRange(0.1, 86_400), default=60.0, show_default=True,
+    metavar="S", help="Seconds for the search.",
+)  # fmt: skip
+@click.option("-o", "--output", type=PATH, metavar="DIR", help="Folder for the plan with its new mapping.")
+@force_option
+@common
+def map_(
+    *,
+    plan: Path,
+    cluster: str | None,
+    objective: str,
+    spares: int,
+    order: str,
+    time_limit_s: float,
+    output: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Place the ranks of a plan's layout on a cluster's free nodes, with a bound.
+
+    Which nodes form which pipeline stage and replica is chosen so that the least time is spent on the
+    up-links of leaves and pods; hostname order is printed beside it.
+    """
+    from cluster_specs.reader import read_cluster
+    from planner.documents import read_plan
+    from planner.fabric.service import NoMappingError, map_plan, mapping_document
+    from planner.launch.files import write_files
+    from planner.plan_files import plan_files, refuse_taken
+    from planner.report.mapping_view import mapping_view
+
+    given = read_plan(plan)
+    onto = None if cluster is None else read_cluster(cluster)
+    if output is not None:
+        refuse_taken(output, force)
+    try:
+        found = map_plan(
+            given, onto, objective=objective, order=order, spares=spares, time_limit_s=time_limit_s
+        )
+    except NoMappingError as error:
+        raise CheckFailedError(str(error)) from error
+    print_json(mapping_document(found)) if as_json else show(mapping_view(found))
+    if output is not None:
+        write_files(output, plan_files(found.plan), force)
+
+
+@click.command()
+@click.argument("plan", type=PATH, metavar="PLAN")
+@common
+@click.pass_context
+def traffic(ctx: click.Context, /, plan: Path, as_json: bool) -> None:
+    """Show what a plan sends over every level of the fabric: bytes, links busy, and what each cut allows.
+
+    Exit code 1 where what must cross a cut within a phase takes longer than the phase.
+    """
+    from planner.documents import read_plan
+    from planner.fabric.levels import plan_traffic, traffic_document
+    from planner.report.traffic_view import traffic_view
+
+    found = plan_traffic(read_plan(plan))
+    if as_json:
+        print_json(traffic_document(found))
+    else:
+        warn("warning", found.broken)
+        show(traffic_view(found))
+    ctx.exit(NO_PLAN if found.broken else 0)

@@ -1,0 +1,175 @@
+"""`map`: the GPUs of a plan's ranks on a cluster, with a certificate, beside hostname order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from cluster_specs.naming import node_name
+from cluster_specs.schema import ClusterSpec
+from costmodel.workload import Workload
+from planner.assemble import layout_of
+from planner.fabric.instance import Instance, idle_nodes, instance_of, ranks_of
+from planner.fabric.problem import Loads, MappingError, loads_of, spread_of
+from planner.fabric.slots import Place
+from planner.fabric.solve import MappingSolution, least_busiest, least_traffic
+from planner.mapping import MEGATRON_DEFAULT
+from planner.plan import Mapping, Plan
+from planner.problem import FRAMEWORK_OVERLAP, MOE_DISPATCH, RequestError
+
+OBJECTIVES = ("traffic", "busiest")
+ORDERS = ("best", "hostname")
+MOST_SPARES = 131_072
+
+
+class NoMappingError(Exception):
+    """The layout has no place on the cluster."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MappedPlan:
+    """A plan on a cluster's free nodes."""
+
+    plan: Plan
+    """With the new mapping; its predicted time is that of the plan given."""
+    instance: Instance
+    solution: MappingSolution
+    ranks: list[Place]
+    idle: list[str]
+    """Free nodes that no rank is on."""
+
+
+def map_plan(
+    plan: Plan,
+    cluster: ClusterSpec | None = None,
+    *,
+    objective: str = "traffic",
+    order: str = "best",
+    spares: int = 0,
+    time_limit_s: float = 60.0,
+) -> MappedPlan:
+    """Places a plan's layout on the free nodes of a cluster, the plan's own where none is given.
+
+    Raises RequestError for a wish that is not known, NoMappingError where the layout does not fit.
+    """
+    _check(objective, order, spares)
+    cluster = cluster or plan.inputs.cluster
+    layout_doc = plan.layout
+    if layout_doc is None:
+        raise NoMappingError(f"the plan has no layout (status {plan.status}): there is nothing to map")
+    layout = layout_of(layout_doc)
+    try:
+        workload = workload_of(plan, cluster, int(layout.gpus))
+        stages = tuple(tuple(rank) for rank in layout_doc.stages)
+        instance = instance_of(workload, layout, stages, spares)
+        if order == "hostname":
+            solution = hostname_solution(instance, objective)
+        else:
+            solver = least_traffic if objective == "traffic" else least_busiest
+            solution = solver(instance.problem, time_limit_s=time_limit_s)
+    except MappingError as error:
+        raise NoMappingError(str(error)) from error
+    ranks = ranks_of(instance, solution.assignment)
+    mapping = Mapping(order=list(MEGATRON_DEFAULT), levels=[], matrix={}, ranks=ranks)
+    inputs = plan.inputs.model_copy(update={"cluster": cluster, "gpus": min(cluster.gpus, plan.inputs.gpus)})
+    return MappedPlan(
+        plan=plan.model_copy(update={"mapping": mapping, "inputs": inputs}),
+        instance=instance,
+        solution=solution,
+        ranks=ranks,
+        idle=[node_name(cluster, node) for node in idle_nodes(cluster, ranks)],
+    )
+
+
+def workload_of(plan: Plan, cluster: ClusterSpec, gpus: int) -> Workload:
+    """What the cost model prices of a plan, on a cluster. Raises MappingError where it is too small."""
+    if gpus > cluster.gpus:
+        raise MappingError(f"the layout needs {gpus} GPUs, cluster {cluster.name!r} has {cluster.gpus} free")
+    inputs = plan.inputs
+    return Workload(
+        model=inputs.model,
+        cluster=cluster,
+        gpus=gpus,
+        global_batch=inputs.global_batch,
+        seq_len=inputs.seq_len,
+        precision=inputs.precision,
+        optimizer=inputs.optimizer,
+        framework=inputs.framework,
+        overlap=FRAMEWORK_OVERLAP[inputs.framework],
+        moe_dispatch=MOE_DISPATCH,
+        reserve_gib=inputs.reserve_gib,
+    )
+
+
+def hostname_solution(instance: Instance, objective: str) -> MappingSolution:
+    """Hostname order, unsolved: its bound is 0."""
+    began = monotonic()
+    assignment = instance.problem.hostname_assignment()
+    loads = loads_of(instance.problem, assignment)
+    return MappingSolution(
+        objective="busiest" if objective == "busiest" else "traffic",
+        assignment=assignment,
+        loads=loads,
+        hostname_loads=loads,
+        bound_s=0.0,
+        rounds=(),
+        wall_s=monotonic() - began,
+    )
+
+
+def _check(objective: str, order: str, spares: int) -> None:
+    for name, value, allowed in (("objective", objective, OBJECTIVES), ("order", order, ORDERS)):
+        if value not in allowed:
+            raise RequestError(f"{name}: {value[:40]!r} is not known; allowed: {', '.join(allowed)}")
+    if not 0 <= spares <= MOST_SPARES:
+        raise RequestError(f"spares: {spares} is out of range (nodes); allowed: 0 to {MOST_SPARES}")
+
+
+def mapping_document(found: MappedPlan) -> dict[str, Any]:
+    """What `map --json` prints, without `schema`. `order` is the axis order that ranks are counted in."""
+    solution, problem = found.solution, found.instance.problem
+    mapping = found.plan.mapping
+    assert mapping is not None
+    hostname = problem.hostname_assignment()
+    return {
+        "order": list(mapping.order),
+        "ranks": [list(place) for place in found.ranks],
+        "objective": solution.objective,
+        "price_s": solution.price_s,
+        "lower_bound_s": solution.bound_s,
+        "gap": solution.gap,
+        "status": "optimal" if solution.proven else "feasible",
+        "hostname_order": _loads_document(solution.hostname_loads)
+        | {"price_s": solution.hostname_s, "spread": _spread_document(found, hostname)},
+        **_loads_document(solution.loads),
+        "spread": _spread_document(found, solution.assignment),
+        "slots": {
+            "gpus": found.instance.slots.gpus,
+            "stages": problem.stages,
+            "per_stage": problem.slots,
+            "leaves": len(problem.leaf_slots),
+            "pods": problem.pods,
+            "free": sum(problem.leaf_slots),
+        },
+        "idle_nodes": found.idle,
+        "solver": {
+            "wall_s": solution.wall_s,
+            "rounds": [dict(vars(one)) for one in solution.rounds],
+        },
+    }
+
+
+def _loads_document(loads: Loads) -> dict[str, object]:
+    return {
+        "uplinks_busy_s": loads.total_s,
+        "busiest_uplink_s": loads.busiest_s,
+        "leaf_bytes_per_step": float(loads.leaf_bytes.sum()),
+        "pod_bytes_per_step": float(loads.pod_bytes.sum()),
+    }
+
+
+def _spread_document(found: MappedPlan, assignment: Any) -> dict[str, dict[str, float]]:
+    """Leaves and pods that data-parallel and pipeline groups touch."""
+    pods = found.instance.problem.pod_of[assignment]
+    return {"leaves": dict(vars(spread_of(assignment))), "pods": dict(vars(spread_of(pods)))}
