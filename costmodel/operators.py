@@ -3,7 +3,7 @@
 Every function takes a `Context` (workload, layouts, placements, rates) and broadcasts over layouts. T stands
 for the tokens of a micro-batch that a rank holds (micro_batch * seq_len / cp), h for the hidden width.
 Bytes of memory-bound operators are reads plus writes of 2-byte elements, kernels fused as in Megatron-LM
-(norm, bias-dropout-add, rotary, gated activation); backward reads gradient and saved input, writes a gradient.
+(norm, bias-dropout-add, rotary, gated activation); backward reads gradient and input, writes a gradient.
 """
 
 from __future__ import annotations
