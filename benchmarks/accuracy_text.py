@@ -8,7 +8,7 @@ its source; suspects count). The error is predicted over measured, minus 1; mean
 
 ## How the constants were fitted
 `make calibrate` refits {free} of the {records} constants in `costmodel/data/*.yaml`; the others are measurements, data-sheet ratios or
-assumptions that say so. It makes least the sum over rows of 2 (sqrt(1 + (log(predicted / measured) / 0.05)^2) - 1) and over free
+assumptions that say so. It makes least the sum over rows of 2 (sqrt(1 + (log(predicted / measured) / 0.03)^2) - 1) and over free
 constants of (log(value / prior) / spread)^2, no constant further than 3 spreads from its prior. The prior is what a data sheet, a kernel
 or a collective measurement lets one expect, or a round figure of the right size; where no such source exists, as for the waits of one
 software stack, it came from an earlier look at some of these rows, so leaving a source out then flatters that constant a little.

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from costmodel.layout import Floats, Ints
 
-
 TREE_RATE = 0.92
 """Rate of NCCL's tree all-reduce over that of its ring on the same links (src/graph/tuning.cc)."""
 
@@ -96,7 +95,9 @@ def all_reduce_s(buffer_bytes: Floats, members: NDArray[np.int64], links: Links)
     size = members[..., -1:]
     ring = (size - 1) / size
     between_two = (members > members[..., :1]) & (size <= 2 * members[..., :1])
-    return 2.0 * _pass_s(buffer_bytes, members, links, np.where(between_two, np.minimum(0.5 / TREE_RATE, ring), ring))
+    return 2.0 * _pass_s(
+        buffer_bytes, members, links, np.where(between_two, np.minimum(0.5 / TREE_RATE, ring), ring)
+    )
 
 
 def _pass_s(

@@ -73,7 +73,7 @@ class FrameworkConstants:
     """Share of the expert all-to-all that overlap hides."""
     step_overhead_s: float
     collective_wait_s: float
-    """Wait at a blocking tensor-parallel collective for the slowest rank and for the two stream hand-overs."""
+    """Wait at a blocking tensor-parallel collective for the slowest rank and two stream hand-overs."""
     zero1_all_reduces: bool
     """Whether ZeRO-1 all-reduces gradients (DeepSpeed) instead of scattering them."""
     p2p_exposed: float

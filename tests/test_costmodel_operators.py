@@ -206,6 +206,24 @@ def test_tensor_parallel_volume_of_a_layer(sequence_parallel: bool) -> None:
     assert sent == pytest.approx(352e6, rel=2e-3)
 
 
+def test_blocking_all_reduces_wait_for_the_slowest_rank() -> None:
+    """Two all-reduces forward and two backward in a dense layer: four waits, and none on one rank."""
+    work = workload("gpt3-175b", gpus=8, framework="megatron-deepspeed")
+
+    def comm_s(tp: int, wait_s: float) -> float:
+        c = context(work, Layout(tp=tp, dp=8 // tp))
+        stack = replace(c.constants.framework, collective_wait_s=wait_s)
+        c = replace(c, constants=replace(c.constants, framework=stack))
+        return sum(
+            float(np.asarray(parts["tp_comm"]))
+            for block in (attention_block(c), dense_mlp(c, c.workload.model.ffn_hidden))
+            for parts in (block.forward, block.backward)
+        )
+
+    assert comm_s(8, 1e-3) - comm_s(8, 0.0) == pytest.approx(4e-3)
+    assert comm_s(1, 1e-3) == 0.0
+
+
 @pytest.mark.usefixtures("counted")
 def test_expert_parallel_volume_of_a_layer() -> None:
     work = replace(workload("mixtral-8x7b", gpus=8), moe_dispatch="alltoall")
