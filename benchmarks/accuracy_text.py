@@ -7,8 +7,8 @@ its source; suspects count). The error is predicted over measured, minus 1; mean
 `meshwright validate tests/data/published_runs.yaml` prints every row; `--plot FILE.svg` draws them.
 
 ## How the constants were fitted
-`make calibrate` refits {free} of the {records} constants in `costmodel/data/*.yaml`; the others are measurements, data-sheet ratios or
-assumptions that say so. It makes least the sum over rows of 2 (sqrt(1 + (log(predicted / measured) / 0.05)^2) - 1) and over free
+`make calibrate` refits {free} of the {records} constants in `devices.yaml` and `frameworks.yaml` of `costmodel/data`; the others are measurements, data-sheet ratios or
+assumptions that say so. It makes least the sum over rows of 2 (sqrt(1 + (log(predicted / measured) / 0.03)^2) - 1) and over free
 constants of (log(value / prior) / spread)^2, no constant further than 3 spreads from its prior. The prior is what a data sheet, a kernel
 or a collective measurement lets one expect, or a round figure of the right size; where no such source exists, as for the waits of one
 software stack, it came from an earlier look at some of these rows, so leaving a source out then flatters that constant a little.
@@ -24,7 +24,7 @@ Plan regret (rows that share model, cluster, sequence length and global batch; m
 
 ## A source left out
 Each source (what stands before the first semicolon of a row's `source`) is left out in turn, the constants are refitted on the others, and the
-source is predicted. A source that alone measured a framework leaves that framework's constants at their priors.
+source is predicted. A source that alone measured a framework leaves that framework's constants at their priors. Refits {refits}.
 
 {sources}
 

@@ -90,8 +90,7 @@ class Context:
     @cached_property
     def tensor_sum_s(self) -> Floats:
         """After a row-parallel product: an all-reduce; with sequence parallelism a scatter and a gather."""
-        volume = 2.0 * self.tokens * self.workload.model.hidden
-        reduced = all_reduce_s(volume, self.placement.tp, self.links)
+        reduced = all_reduce_s(2.0 * self.tokens * self.workload.model.hidden, self.placement.tp, self.links)
         passes = 1.0 + self.gathered_share
         wait = np.where(np.asarray(self.layout.tp) > 1, self.constants.framework.collective_wait_s, 0.0)
         return wait + np.where(self.layout.sequence_parallel, passes * self.tensor_pass_s, reduced)

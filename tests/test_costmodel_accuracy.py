@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from benchmarks.calibrate import free_records
+from benchmarks.calibration import Problem, fit
 from planner.prediction import validation_report
+from planner.run_file import read_runs
 from planner.validation import ScoredRow, ValidationReport
 
 RUNS = Path(__file__).parent / "data" / "published_runs.yaml"
@@ -28,18 +32,30 @@ def test_every_row_is_read_and_predicted(report: ValidationReport) -> None:
     assert len(errors(list(report.rows))) == ROWS
 
 
-def test_mean_error_over_all_rows_stays_under_12_percent(report: ValidationReport) -> None:
-    found = errors(list(report.rows))
-    assert sum(found) / ROWS < 12.0
-    signed = [row.error_pct for row in report.rows if row.error_pct is not None]
-    assert abs(sum(signed)) / ROWS < 6.0, "predictions lean to one side"
+def test_step_times_lie_as_close_to_the_measured_ones_as_promised(report: ValidationReport) -> None:
+    found = report.summary()
+    assert found["mean_error_pct"] < 5.0
+    assert found["median_error_pct"] < 3.5
+    assert found["p90_error_pct"] < 12.0
+    assert abs(found["bias_pct"]) < 1.5, "predictions lean to one side"
+    assert found["memory"]["mean_error_pct"] < 4.0
+    assert found["memory"]["count"] == 77
 
 
-def test_steps_of_megatron_with_recomputation_lie_within_10_percent(report: ValidationReport) -> None:
-    """Korthikanti et al. 2022, table 5: 22B, 175B, 530B and 1T parameters on A100."""
-    rows = [row for row in report.rows if row.run is not None and "Korthikanti" in row.run.source]
-    assert len(rows) == 4
-    assert max(errors(rows)) < 10.0
+@pytest.mark.parametrize(
+    ("source", "rows", "time_pct", "memory_pct"), [("Korthikanti", 4, 3.5, None), ("SimuMax", 22, 4.5, 2.0)]
+)
+def test_the_sources_that_other_calculators_are_judged_by(
+    report: ValidationReport, source: str, rows: int, time_pct: float, memory_pct: float | None
+) -> None:
+    """Korthikanti et al. 2022, table 5, on A100; SimuMax's Megatron-LM runs on B200, with memory."""
+    found = [row for row in report.rows if row.run is not None and source in row.run.source]
+    assert len(found) == rows
+    assert np.mean(errors(found)) < time_pct
+    memory = [abs(row.memory_error_pct) for row in found if row.memory_error_pct is not None]
+    assert bool(memory) == (memory_pct is not None)
+    if memory_pct is not None:
+        assert np.mean(memory) < memory_pct
 
 
 @pytest.mark.parametrize("kind", ["dense", "moe"])
@@ -51,4 +67,14 @@ def test_neither_kind_of_model_is_sacrificed_for_the_other(report: ValidationRep
     ]
     found = errors(rows)
     assert len(found) > 50
-    assert sum(found) / len(found) < 15.0
+    assert sum(found) / len(found) < 6.0
+
+
+@pytest.mark.slow
+def test_a_refit_gains_little_over_the_constants_in_the_files() -> None:
+    """If this fails, a mechanism changed after the last `make calibrate`."""
+    problem = Problem(read_runs(RUNS), free_records())
+    known = problem.linearise(problem.start)
+    refitted = problem.predict(fit(problem, known=known, exact=False))
+    before, after = (np.abs(s / problem.measured_s - 1.0).mean() for s in (known.seconds, refitted))
+    assert before - after < 0.002

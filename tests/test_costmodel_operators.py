@@ -133,7 +133,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (operators, moe_operators, stage):
         monkeypatch.setattr(module, "gemm_s", flops)
         monkeypatch.setattr(module, "weight_gradient_s", flops)
-    monkeypatch.setattr(operators, "all_reduce_s", lambda *buffer: 2.0 * np.asarray(sent(*buffer)))
+    monkeypatch.setattr(operators, "all_reduce_s", lambda *a: 2.0 * np.asarray(sent(*a)))
     for module in (operators, moe_operators):
         monkeypatch.setattr(module, "ring_pass_s", sent)
         monkeypatch.setattr(module, "all_to_all_s", exchanged)
