@@ -89,8 +89,10 @@ def _of_rank(by_rank: NDArray[np.float64], rank: NDArray[np.int64]) -> Floats:
     return np.take_along_axis(by_rank, rank[..., None], axis=-1)[..., 0]
 
 
-def optimistic_step(c: Context, times: KindTimes | None = None) -> StepTime:
+def optimistic_step(c: Context, times: KindTimes | None = None, busiest_s: Floats = 0.0) -> StepTime:
     """Never above `exact_step` of the same layouts under any split, if the placement is a bound too.
+
+    `busiest_s` is a bound on the seconds of the slowest rank and micro-batch, where the caller knows one.
 
     A split with more work in all than the least hides more data-parallel traffic, which can outweigh what it
     adds to the bubble (vpp > pp, or ZeRO-3 in a pipeline). Up to a mean as large as the busiest rank the time
@@ -99,6 +101,7 @@ def optimistic_step(c: Context, times: KindTimes | None = None) -> StepTime:
     """
     times = times or kind_times(c)
     busiest, least = even_layout_load(c, times)
+    busiest = np.maximum(busiest, busiest_s)
     dense, expert = rank_parameters(c.workload.model, c.layout, None)
     traffic = _data_parallel_s(c, dense, expert)
     pp, share = np.asarray(c.layout.pp), layer_bubble_share(c, times)

@@ -15,7 +15,7 @@ from costmodel.step_time import StepTime, make_context, optimistic_step
 from costmodel.workload import Workload
 from planner.mapping import Matrices, pick
 from planner.memory_fit import MemoryFit, hbm_limit_gib
-from planner.split import frontier
+from planner.split import frontier, least_busiest_s
 from planner.stages import FitsRank, Split, SplitCosts, level_splits
 
 FloatArray = NDArray[np.float64]
@@ -90,6 +90,7 @@ class LayoutPricing:
         """(seconds, row of the table, stages) of the fastest; mappings with equal layer costs share their
         splits.
         """
+        rooms = self._fit.rooms(self._workload.model.layers)
         placement = self._placed(table)
         costs = layer_costs(self._workload, self._layout, placement)
         columns = [np.broadcast_to(np.asarray(x), bound_s.shape) for x in vars(costs).values()]
@@ -100,8 +101,15 @@ class LayoutPricing:
             members = groups[group][bound_s[groups[group]] < best[0]]
             if not len(members):
                 continue
-            placed = _rows_of(placement, members)
             split_costs = self._fit.split_costs(LayerCosts(*(float(x) for x in unique[group])))
+            busiest_s = least_busiest_s(split_costs, rooms)
+            if not np.isfinite(busiest_s):
+                self.memory_limits = self.nothing_fits = True
+                return best
+            members = members[np.asarray(self._bound(_rows_of(placement, members), busiest_s)) < best[0]]
+            if not len(members):
+                continue
+            placed = _rows_of(placement, members)
             for split, seconds in self._splits(placed, split_costs, best[0]):
                 at = int(np.argmin(seconds))
                 if seconds[at] < best[0]:
@@ -128,6 +136,8 @@ class LayoutPricing:
             slack_s = self._slack_s(placed, first, costs)
             if np.all(np.asarray(first.step_time_s) - slack_s * _scale(first) >= cutoff_s):
                 return []
+            if fits is None and not self._fits(fastest[0].stages):
+                continue  # memory matters: the free splits say nothing more
             splits = frontier(costs, _round_up(slack_s), fits)
             fitting = [split for split in splits if self._fits(split.stages)]
             if len(fitting) == len(splits):
@@ -179,6 +189,12 @@ class LayoutPricing:
         even = optimistic_step(context).parts
         least = np.asarray(even["dp_comm"]) + np.asarray(even["optimizer"])
         return float(np.max(np.maximum(charged - least, 0.0)))
+
+    def _bound(self, placed: Placement, busiest_s: float) -> FloatArray:
+        """Bounds [k] that know how slow the slowest rank must be."""
+        context = make_context(self._workload, self._layout, placed)
+        seconds = np.asarray(optimistic_step(context, busiest_s=busiest_s).seconds, dtype=np.float64)
+        return np.broadcast_to(seconds, (len(placed.tp),))
 
     def _optimistic(self, table: Matrices) -> StepTime:
         placement = self._placed(table)

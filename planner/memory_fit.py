@@ -78,6 +78,22 @@ class MemoryFit:
         """Whether that rank stays within the limit; a rounding error over it is left to the exact check."""
         return self.rank_gib(rank, layers, leading) <= self.limit_gib * (1 + 1e-9)
 
+    def rooms(self, most: int) -> list[list[int]]:
+        """[rank][leading layers on it]: the most layers it has room for, up to `most`; less than the leading
+        ones where even they do not fit. Ranks behind the first ones have no leading layers.
+        """
+        ranks = range(int(self.layout.pp))
+        return [
+            [self._room(rank, some, most) for some in range(self.leading + 1 if rank < self.leading else 1)]
+            for rank in ranks
+        ]
+
+    def _room(self, rank: int, leading: int, most: int) -> int:
+        for layers in range(max(leading, 1), most + 1):
+            if not self.fits(rank, layers, leading):
+                return layers - 1  # memory grows with the layers
+        return most
+
     def split_costs(self, costs: LayerCosts) -> SplitCosts:
         """The layer costs as the split sees them: main layers, leading dense ones, and the ends."""
         model, layout = self.workload.model, self.layout

@@ -6,8 +6,8 @@ split that can be best, and the caller prices them.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
@@ -44,6 +44,38 @@ def _unlimited(costs: SplitCosts, slack_s: float) -> tuple[Split, ...]:
 @lru_cache(maxsize=4096)
 def _unlimited_ranks(costs: SplitCosts) -> _Ranks:
     return _Ranks(costs, None)
+
+
+def least_busiest_s(costs: SplitCosts, rooms: Sequence[Sequence[int]]) -> float:
+    """Never above the slowest rank of any split in which rank r, with l leading layers, has at most
+    `rooms[r][l]` layers; infinite where there is none.
+    """
+    kinds = [0 if rank == 0 else 2 if rank == costs.pp - 1 else 1 for rank in range(costs.pp)]
+    longest = max(max(row) for row in rooms)
+    seconds = {
+        (kind, some): [costs.rank_s(kinds.index(kind), n, some) for n in range(longest + 1)]
+        for kind in set(kinds)
+        for some in range(max(len(row) for row in rooms))
+    }
+
+    def most_layers(rank: int, some: int, limit_s: float) -> float:
+        fit = bisect_right(seconds[kinds[rank], some], limit_s) - 1
+        layers = min(rooms[rank][some], fit)
+        return layers if layers >= max(costs.fewest, some) else -inf
+
+    def holds(limit_s: float) -> bool:
+        totals = [0.0] + [-inf] * costs.leading  # by leading layers placed so far
+        for rank, row in enumerate(rooms):
+            each = [most_layers(rank, some, limit_s) for some in range(len(row))]
+            totals = [
+                max(totals[placed - some] + each[some] for some in range(min(placed + 1, len(each))))
+                for placed in range(len(totals))
+            ]
+        return totals[-1] >= costs.layers
+
+    steps = sorted({value for row in seconds.values() for value in row})
+    at = bisect_left(steps, True, key=holds)
+    return steps[at] if at < len(steps) else inf
 
 
 CapName = Literal["seconds", "load", "experts"]
