@@ -74,6 +74,8 @@ class FrameworkConstants:
     step_overhead_s: float
     collective_wait_s: float
     """Wait at a blocking tensor-parallel collective for the slowest rank and two stream hand-overs."""
+    async_tensor_backward: bool
+    """Whether backward collectives of column-parallel products run beside its GEMMs."""
     zero1_all_reduces: bool
     """Whether ZeRO-1 all-reduces gradients (DeepSpeed) instead of scattering them."""
     p2p_exposed: float

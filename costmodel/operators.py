@@ -89,13 +89,23 @@ class Context:
         return ring_pass_s(2.0 * self.tokens * self.workload.model.hidden, self.placement.tp, self.links)
 
     @cached_property
+    def tensor_all_reduce_s(self) -> Floats:
+        """All-reduce of a micro-batch's activations over the tensor group."""
+        volume = 2.0 * self.tokens * self.workload.model.hidden
+        return all_reduce_s(volume, self.placement.tp, self.links)
+
+    @cached_property
+    def tensor_wait_s(self) -> Floats:
+        """Wait at a blocking collective of the tensor group."""
+        return np.where(np.asarray(self.layout.tp) > 1, self.constants.framework.collective_wait_s, 0.0)
+
+    @cached_property
     def tensor_sum_s(self) -> Floats:
         """After a row-parallel product: an all-reduce; with sequence parallelism a scatter and a gather."""
-        volume = 2.0 * self.tokens * self.workload.model.hidden
-        reduced = all_reduce_s(volume, self.placement.tp, self.links)
-        passes = 1.0 + self.gathered_share
-        wait = np.where(np.asarray(self.layout.tp) > 1, self.constants.framework.collective_wait_s, 0.0)
-        return wait + np.where(self.layout.sequence_parallel, passes * self.tensor_pass_s, reduced)
+        passes = (1.0 + self.gathered_share) * self.tensor_pass_s
+        return self.tensor_wait_s + np.where(
+            self.layout.sequence_parallel, passes, self.tensor_all_reduce_s
+        )
 
 
 @dataclass(frozen=True)
@@ -162,7 +172,7 @@ def attention_block(c: Context) -> LayerTime:
     inner_f, inner_b = tokens * (4.0 * rotary + 4.0 * normed), tokens * (4.0 * rotary + 6.0 * normed)
     memory_f = streamed_s(plain * norm_bytes + inner_f + cast_f + score_f + merge_f, c.rates)
     memory_b = streamed_s((plain + 2.0) * norm_bytes + inner_b + cast_b + score_b + merge_b, c.rates)
-    tp_f, tp_b = _tensor_parallel(c, gemm_f + proj_f, gemm_b + proj_b)
+    tp_f, tp_b = _tensor_parallel(c, gemm_f + proj_f, gemm_b + proj_b, 0.5 * gemm_b)
     cp_f, cp_b = _context_parallel(c, (q_width, kv_width, out_width), (core_f, core_b))
     forward = {
         "gemm": gemm_f + proj_f,
@@ -276,9 +286,28 @@ def window_share(c: Context) -> float:
     return full + (1.0 - full) * windowed
 
 
-def _tensor_parallel(c: Context, hide_f: Floats, hide_b: Floats) -> tuple[Floats, Floats]:
-    """One all-reduce forward and one backward (or gather and scatter) of T h, less what user buffers hide."""
-    return less_hidden(c.tp_overlaps, c.constants.framework.tp_hidden, c.tensor_sum_s, hide_f, hide_b)
+def _tensor_parallel(c: Context, hide_f: Floats, hide_b: Floats, each_b: Floats) -> tuple[Floats, Floats]:
+    """One all-reduce forward and one backward (or gathers and scatters) of T h, less what compute hides.
+
+    With user buffers that is any GEMM, `hide_f` and `hide_b`. Without, Megatron runs the collectives of a
+    column-parallel product beside one GEMM of its backward pass each, `each_b` seconds: the all-reduce (or
+    scatter) of the input's gradient under the weight gradient, and the gather of the saved input that
+    sequence parallelism repeats under the input gradient (Korthikanti et al. 2022, section 4.2.2;
+    megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication). Launches that
+    block leave nothing to run beside.
+    """
+    whole, stack = c.tensor_sum_s, c.constants.framework
+    beside = stack.async_tensor_backward and not c.workload.launch_blocking
+    if c.tp_overlaps or not beside:
+        return less_hidden(c.tp_overlaps, stack.tp_hidden, whole, hide_f, hide_b)
+
+    def exposed(seconds: Floats) -> Floats:
+        return np.maximum(seconds - each_b, 0.0) + stack.dp_interference * np.minimum(seconds, each_b)
+
+    gathered = c.gathered_share * c.tensor_pass_s
+    scattered = gathered + exposed(gathered) + exposed(c.tensor_pass_s)
+    reduced = exposed(c.tensor_all_reduce_s)
+    return whole, c.tensor_wait_s + np.where(c.layout.sequence_parallel, scattered, reduced)
 
 
 def less_hidden(
@@ -334,7 +363,8 @@ def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
     act_b = tokens * local * (4.0 * matrices + 2.0) * (1.0 if fused else 1.5)
     cast_f = quantise_bytes(c, tokens, model.hidden + local)
     cast_b = quantise_bytes(c, tokens, matrices * local + model.hidden)
-    tp_f, tp_b = _tensor_parallel(c, up_f + down_f, up_b + down_b) if norm else (0.0 * up_f, 0.0 * up_f)
+    none = (0.0 * up_f, 0.0 * up_f)
+    tp_f, tp_b = _tensor_parallel(c, up_f + down_f, up_b + down_b, 0.5 * up_b) if norm else none
     forward = {
         "gemm": up_f + down_f,
         "memory_bound": streamed_s(norm_bytes + act_f + cast_f, c.rates),
