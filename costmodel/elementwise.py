@@ -1,11 +1,11 @@
 """Bytes per element that norms, residuals, rotary embeddings and activations move, by how they are run.
 
-Fused: one kernel each, as in Transformer Engine or from torch.compile. Separate: a fused norm, the rest apart
-(Megatron-DeepSpeed). Operator by operator, as eager PyTorch runs a model's Python code: an RMSNorm casts up (6
-bytes), squares (8), takes the mean (4), multiplies (8), casts down (6) and multiplies by its weight (4); its
-gradient takes 12 for the weight, 6 + 6 for the casts, 24 for the product, 16 for the square and 12 for their
-sum. A rotary embedding casts up (6), multiplies (8), casts down (6), and so does its gradient
-(torchtitan/models/norms.py and models/llama/model.py, December 2024).
+Fused: one kernel each, as in Transformer Engine or from torch.compile. Separate: a fused norm, the rest
+apart (Megatron-DeepSpeed). Operator by operator, as eager PyTorch runs a model's Python code: an RMSNorm
+casts up (6 bytes), squares (8), takes the mean (4), multiplies (8), casts down (6) and multiplies by its
+weight (4); its gradient takes 12 for the weight, 6 + 6 for the casts, 24 for the product, 16 for the square
+and 12 for their sum. A rotary embedding casts up (6), multiplies (8) and casts down (6), and so does its
+gradient (torchtitan/models/norms.py and models/llama/model.py, December 2024).
 """
 
 from __future__ import annotations

@@ -14,10 +14,11 @@ from functools import cached_property
 
 import numpy as np
 
-from costmodel.collectives import Links, all_reduce_s, all_to_all_s, ring_pass_s
+from costmodel.collectives import Links, all_reduce_s, ring_pass_s
 from costmodel.constants import Constants
 from costmodel.elementwise import ElementBytes, element_bytes
 from costmodel.kernels import Rates, attention_pair_flops, gemm_s, streamed_s, weight_gradient_s
+from costmodel.layer_traffic import context_parallel_s, merge_bytes, tensor_parallel_s
 from costmodel.layout import Floats, Layout, Placement, Recompute
 from costmodel.precision import GATHERED_SHARE, cast_bytes_per_element
 from costmodel.workload import Workload
@@ -168,14 +169,12 @@ def attention_block(c: Context) -> LayerTime:
     rotary, normed = _rotary_elements(c, q_width, kv_width), _normed_elements(c, q_width, kv_width)
     cast_f = quantise_bytes(c, tokens, model.hidden + out_width)
     cast_b = quantise_bytes(c, tokens, q_width + kv_width + model.hidden)
-    merge_f, merge_b = _merge_bytes(c, q_width, out_width)
-    inner_f, inner_b = (
-        tokens * (moved.rotary[way] * rotary + moved.norm[way] * normed) for way in (0, 1)
-    )
+    merge_f, merge_b = merge_bytes(c, q_width, out_width)
+    inner_f, inner_b = (tokens * (moved.rotary[way] * rotary + moved.norm[way] * normed) for way in (0, 1))
     memory_f = streamed_s(moved.around[0] * held + inner_f + cast_f + score_f + merge_f, c.rates)
     memory_b = streamed_s(moved.around[1] * held + inner_b + cast_b + score_b + merge_b, c.rates)
-    tp_f, tp_b = _tensor_parallel(c, gemm_f + proj_f, gemm_b + proj_b, 0.5 * gemm_b)
-    cp_f, cp_b = _context_parallel(c, (q_width, kv_width, out_width), (core_f, core_b))
+    tp_f, tp_b = tensor_parallel_s(c, gemm_f + proj_f, gemm_b + proj_b, 0.5 * gemm_b)
+    cp_f, cp_b = context_parallel_s(c, (q_width, kv_width, out_width), (core_f, core_b))
     forward = {
         "gemm": gemm_f + proj_f,
         "attention": core_f,
@@ -291,69 +290,6 @@ def window_share(c: Context) -> float:
     return full + (1.0 - full) * windowed
 
 
-def _tensor_parallel(c: Context, hide_f: Floats, hide_b: Floats, each_b: Floats) -> tuple[Floats, Floats]:
-    """One all-reduce forward and one backward (or gathers and scatters) of T h, less what compute hides.
-
-    With user buffers that is any GEMM, `hide_f` and `hide_b`. Without, Megatron runs the collectives of a
-    column-parallel product beside one GEMM of its backward pass each, `each_b` seconds: the all-reduce (or
-    scatter) of the input's gradient under the weight gradient, and the gather of the saved input that
-    sequence parallelism repeats under the input gradient (Korthikanti et al. 2022, section 4.2.2;
-    megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication). Launches that
-    block leave nothing to run beside.
-    """
-    whole, stack = c.tensor_sum_s, c.constants.framework
-    beside = stack.async_tensor_backward and not c.workload.launch_blocking
-    if c.tp_overlaps or not beside:
-        return less_hidden(c.tp_overlaps, stack.tp_hidden, whole, hide_f, hide_b)
-
-    def exposed(seconds: Floats) -> Floats:
-        return np.maximum(seconds - each_b, 0.0) + stack.dp_interference * np.minimum(seconds, each_b)
-
-    gathered = c.gathered_share * c.tensor_pass_s
-    scattered = c.tensor_wait_s + gathered + exposed(gathered) + exposed(c.tensor_pass_s)
-    return whole, np.where(c.layout.sequence_parallel, scattered, exposed(whole))
-
-
-def less_hidden(
-    overlaps: bool, most: float, seconds: Floats, under_f: Floats, under_b: Floats
-) -> tuple[Floats, Floats]:
-    """Exposed seconds, forward and backward, of a transfer whose share `most` can hide under compute."""
-    if not overlaps:
-        return seconds, seconds
-    least = seconds * (1.0 - most)
-    return np.maximum(least, seconds - under_f), np.maximum(least, seconds - under_b)
-
-
-def _context_parallel(
-    c: Context, widths: tuple[Floats, Floats, Floats], core: tuple[Floats, Floats]
-) -> tuple[Floats, Floats]:
-    """Exposed seconds, forward and backward; `widths` of query, key with value, and output on one rank.
-
-    Ring attention passes keys and values round the group under the attention of the block before (Liu et al.
-    2023, arXiv 2310.01889, section 3), backward with their gradients; all-to-all swaps heads for tokens and
-    is exposed (Ulysses, 2309.14509).
-    """
-    held, (query, key_value, out) = 2.0 * c.tokens, widths
-    if c.workload.cp_comm == "a2a":
-        once = all_to_all_s(held * (query + key_value + out), c.placement.cp, c.links)
-        return once, once
-    cp = np.asarray(c.layout.cp)
-    ring = ring_pass_s(held * key_value * cp, c.placement.cp, c.links)
-    return np.maximum(ring - core[0], ring / cp), np.maximum(2.0 * ring - core[1], ring / cp)
-
-
-def _merge_bytes(c: Context, q_width: Floats, out_width: Floats) -> tuple[Floats, Floats]:
-    """What ring attention moves through HBM to merge the partial results of its steps, forward and backward.
-
-    Each step after the first reads a 2-byte partial output and rescales a 4-byte sum by the new log-sum-exp
-    (Liu et al. 2023, arXiv 2310.01889, appendix A); backward the gradient of the queries is summed likewise.
-    """
-    if c.workload.cp_comm == "a2a":
-        return 0.0 * c.tokens, 0.0 * c.tokens
-    steps = np.asarray(c.layout.cp) - 1.0
-    return 10.0 * steps * c.tokens * out_width, 10.0 * steps * c.tokens * q_width
-
-
 def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
     """A dense feed-forward of `width`, its norm and residual; also the shared experts (then without norm)."""
     model, tokens, tp = c.workload.model, c.tokens, np.asarray(c.layout.tp)
@@ -366,7 +302,7 @@ def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
     cast_f = quantise_bytes(c, tokens, model.hidden + local)
     cast_b = quantise_bytes(c, tokens, matrices * local + model.hidden)
     none = (0.0 * up_f, 0.0 * up_f)
-    tp_f, tp_b = _tensor_parallel(c, up_f + down_f, up_b + down_b, 0.5 * up_b) if norm else none
+    tp_f, tp_b = tensor_parallel_s(c, up_f + down_f, up_b + down_b, 0.5 * up_b) if norm else none
     forward = {
         "gemm": up_f + down_f,
         "memory_bound": streamed_s(moved.around[0] * held + act_f + cast_f, c.rates),
