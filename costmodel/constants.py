@@ -26,6 +26,8 @@ class DeviceConstants:
     gemm_fraction_fp4: float
     attention_forward_fraction: float
     """Of the 16-bit peak, by the causal half of the FLOP."""
+    attention_flash1_fraction: float
+    """The same for FlashAttention and its Triton port of early 2023."""
     attention_flash2_fraction: float
     """The same for FlashAttention-2 and its like, written for Ampere (arXiv 2407.08608: 35 % on H100)."""
     attention_backward_ratio: float
@@ -52,7 +54,7 @@ class FrameworkConstants:
     flash_attention: bool
     """Fused attention; without it every score is written to HBM."""
     flash_generation: int
-    """2: FlashAttention-2 or PyTorch's own kernel; 3: FlashAttention-3 or cuDNN."""
+    """1: FlashAttention; 2: FlashAttention-2 or PyTorch's own kernel; 3: FlashAttention-3 or cuDNN."""
     launch_layer_s: float
     """Host time to launch the forward pass of one dense layer (the backward pass costs twice that)."""
     launch_moe_layer_s: float
@@ -74,6 +76,8 @@ class FrameworkConstants:
     step_overhead_s: float
     collective_wait_s: float
     """Wait at a blocking tensor-parallel collective for the slowest rank and two stream hand-overs."""
+    async_tensor_backward: bool
+    """Whether backward collectives of column-parallel products run beside its GEMMs."""
     zero1_all_reduces: bool
     """Whether ZeRO-1 all-reduces gradients (DeepSpeed) instead of scattering them."""
     p2p_exposed: float
@@ -90,6 +94,8 @@ class FrameworkConstants:
     """Whether FP8 scales come from the tensor itself (a pass more) instead of the steps before."""
     narrow_gathers: bool
     """Whether parameters are gathered at the run's precision (FP8) instead of 16 bits."""
+    eager_operators: bool
+    """Whether norms, rotary embeddings and activations run operator by operator, as the model's code says."""
     fused_elementwise: bool
     """Whether norms, biases, activations and residual adds run as fused kernels."""
 
@@ -179,11 +185,13 @@ def kernel_rates(workload: Workload, constants: Constants) -> Rates:
         "nvfp4": device.gemm_fraction_fp4,
     }.get(workload.precision, device.gemm_fraction_16bit)
     sixteen = peak_flops(spec, "bf16")
-    newest = constants.framework.flash_generation >= 3
+    by_generation = (
+        device.attention_flash1_fraction, device.attention_flash2_fraction, device.attention_forward_fraction
+    )  # fmt: skip
     # Power-limited clocks: tensor cores run at a rate that follows the board's power limit.
     power = (spec.tdp_w / BLACKWELL_REFERENCE_W) ** device.tdp_exponent if device.tdp_exponent else 1.0
     # Attention waits for exponentials more than for tensor cores, and draws less.
-    forward = sixteen * (device.attention_forward_fraction if newest else device.attention_flash2_fraction)
+    forward = sixteen * by_generation[constants.framework.flash_generation - 1]
     return Rates(
         gemm_flops=peak_flops(spec, workload.precision) * fraction * power,
         head_gemm_flops=sixteen * device.gemm_fraction_16bit * power,

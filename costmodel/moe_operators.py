@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from costmodel.collectives import all_to_all_s, members_inside, ring_pass_s
 from costmodel.kernels import gemm_s, streamed_s, weight_gradient_s
+from costmodel.layer_traffic import less_hidden
 from costmodel.layout import Floats, Recompute
 from costmodel.operators import (
     Context,
@@ -14,7 +15,6 @@ from costmodel.operators import (
     Parts,
     add,
     dense_mlp,
-    less_hidden,
     quantise_bytes,
     total,
 )

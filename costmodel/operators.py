@@ -13,9 +13,11 @@ from functools import cached_property
 
 import numpy as np
 
-from costmodel.collectives import Links, all_reduce_s, all_to_all_s, ring_pass_s
+from costmodel.collectives import Links, all_reduce_s, ring_pass_s
 from costmodel.constants import Constants
+from costmodel.elementwise import ElementBytes, element_bytes
 from costmodel.kernels import Rates, attention_pair_flops, gemm_s, streamed_s, weight_gradient_s
+from costmodel.layer_traffic import context_parallel_s, merge_bytes, tensor_parallel_s
 from costmodel.layout import Floats, Layout, Placement, Recompute
 from costmodel.precision import GATHERED_SHARE, cast_bytes_per_element
 from costmodel.workload import Workload
@@ -60,6 +62,12 @@ class Context:
         architecture = work.cluster.device.architecture
         return cast_bytes_per_element(work.precision, architecture, current_scaling=current)
 
+    @cached_property
+    def element_bytes(self) -> ElementBytes:
+        """Bytes that the stack's memory-bound operators move."""
+        stack = self.constants.framework
+        return element_bytes(self.workload, fused=stack.fused_elementwise, eager=stack.eager_operators)
+
     @property
     def gathered_weight_bytes(self) -> float:
         """Bytes of a parameter in an all-gather; MXFP8 gathers 16 bits: rows and columns are cast apart."""
@@ -88,12 +96,17 @@ class Context:
         return ring_pass_s(2.0 * self.tokens * self.workload.model.hidden, self.placement.tp, self.links)
 
     @cached_property
+    def tensor_wait_s(self) -> Floats:
+        """Wait at a blocking collective of the tensor group."""
+        return np.where(np.asarray(self.layout.tp) > 1, self.constants.framework.collective_wait_s, 0.0)
+
+    @cached_property
     def tensor_sum_s(self) -> Floats:
         """After a row-parallel product: an all-reduce; with sequence parallelism a scatter and a gather."""
-        reduced = all_reduce_s(2.0 * self.tokens * self.workload.model.hidden, self.placement.tp, self.links)
-        passes = 1.0 + self.gathered_share
-        wait = np.where(np.asarray(self.layout.tp) > 1, self.constants.framework.collective_wait_s, 0.0)
-        return wait + np.where(self.layout.sequence_parallel, passes * self.tensor_pass_s, reduced)
+        volume = 2.0 * self.tokens * self.workload.model.hidden
+        reduced = all_reduce_s(volume, self.placement.tp, self.links)
+        passes = (1.0 + self.gathered_share) * self.tensor_pass_s
+        return self.tensor_wait_s + np.where(self.layout.sequence_parallel, passes, reduced)
 
 
 @dataclass(frozen=True)
@@ -151,17 +164,16 @@ def attention_block(c: Context) -> LayerTime:
     out_width = heads * model.v_head_dim
     proj_f, proj_b = _linear(c, tokens, model.hidden, out_width)
     core_f, core_b, score_f, score_b = _core_attention(c)
-    plain = 4.0 + 6.0 if c.constants.framework.fused_elementwise else 4.0 + 8.0
-    norm_bytes = tokens * model.hidden / c.sequence_shards
+    moved, held = c.element_bytes, tokens * model.hidden / c.sequence_shards
     rotary, normed = _rotary_elements(c, q_width, kv_width), _normed_elements(c, q_width, kv_width)
     cast_f = quantise_bytes(c, tokens, model.hidden + out_width)
     cast_b = quantise_bytes(c, tokens, q_width + kv_width + model.hidden)
-    merge_f, merge_b = _merge_bytes(c, q_width, out_width)
-    inner_f, inner_b = tokens * (4.0 * rotary + 4.0 * normed), tokens * (4.0 * rotary + 6.0 * normed)
-    memory_f = streamed_s(plain * norm_bytes + inner_f + cast_f + score_f + merge_f, c.rates)
-    memory_b = streamed_s((plain + 2.0) * norm_bytes + inner_b + cast_b + score_b + merge_b, c.rates)
-    tp_f, tp_b = _tensor_parallel(c, gemm_f + proj_f, gemm_b + proj_b)
-    cp_f, cp_b = _context_parallel(c, (q_width, kv_width, out_width), (core_f, core_b))
+    merge_f, merge_b = merge_bytes(c, q_width, out_width)
+    inner_f, inner_b = (tokens * (moved.rotary[way] * rotary + moved.norm[way] * normed) for way in (0, 1))
+    memory_f = streamed_s(moved.around[0] * held + inner_f + cast_f + score_f + merge_f, c.rates)
+    memory_b = streamed_s(moved.around[1] * held + inner_b + cast_b + score_b + merge_b, c.rates)
+    tp_f, tp_b = tensor_parallel_s(c, gemm_f + proj_f, gemm_b + proj_b, 0.5 * gemm_b)
+    cp_f, cp_b = context_parallel_s(c, (q_width, kv_width, out_width), (core_f, core_b))
     forward = {
         "gemm": gemm_f + proj_f,
         "attention": core_f,
@@ -177,13 +189,16 @@ def attention_block(c: Context) -> LayerTime:
         "cp_comm": cp_b,
     }
     mask = np.asarray(c.layout.recompute)
+    inner = mask & (Recompute.MLA_UP_PROJECTION | Recompute.OPERATORS)
+    keys = kv_width * model.qk_head_dim / (model.qk_head_dim + model.v_head_dim)
+    every_second = proj_f + gemm_f * keys / (q_width + kv_width)
     again: Parts = {
         "attention": np.where(mask & Recompute.CORE_ATTENTION, core_f, 0.0),
-        "memory_bound": np.where(mask & _NORMS, streamed_s(4.0 * norm_bytes, c.rates), 0.0)
+        "memory_bound": np.where(mask & _NORMS, streamed_s(moved.norm[0] * held, c.rates), 0.0)
         + np.where(mask & Recompute.CORE_ATTENTION, streamed_s(score_f, c.rates), 0.0)
-        + np.where(mask & Recompute.MLA_UP_PROJECTION, streamed_s(inner_f, c.rates), 0.0),
+        + np.where(inner, streamed_s(inner_f, c.rates), 0.0),
         "gemm": np.where(mask & Recompute.MLA_UP_PROJECTION, up_f, 0.0)
-        + np.where(mask & Recompute.OPERATORS, 0.5 * (gemm_f + proj_f), 0.0),
+        + np.where(mask & Recompute.OPERATORS, every_second, 0.0),
     }
     return LayerTime(forward, backward, again)
 
@@ -274,51 +289,6 @@ def window_share(c: Context) -> float:
     return full + (1.0 - full) * windowed
 
 
-def _tensor_parallel(c: Context, hide_f: Floats, hide_b: Floats) -> tuple[Floats, Floats]:
-    """One all-reduce forward and one backward (or gather and scatter) of T h, less what user buffers hide."""
-    return less_hidden(c.tp_overlaps, c.constants.framework.tp_hidden, c.tensor_sum_s, hide_f, hide_b)
-
-
-def less_hidden(
-    overlaps: bool, most: float, seconds: Floats, under_f: Floats, under_b: Floats
-) -> tuple[Floats, Floats]:
-    """Exposed seconds, forward and backward, of a transfer whose share `most` can hide under compute."""
-    if not overlaps:
-        return seconds, seconds
-    least = seconds * (1.0 - most)
-    return np.maximum(least, seconds - under_f), np.maximum(least, seconds - under_b)
-
-
-def _context_parallel(
-    c: Context, widths: tuple[Floats, Floats, Floats], core: tuple[Floats, Floats]
-) -> tuple[Floats, Floats]:
-    """Exposed seconds, forward and backward; `widths` of query, key with value, and output on one rank.
-
-    Ring attention passes keys and values round the group under the attention of the block before (Liu et al.
-    2023, arXiv 2310.01889, section 3), backward with their gradients; all-to-all swaps heads for tokens and
-    is exposed (Ulysses, 2309.14509).
-    """
-    held, (query, key_value, out) = 2.0 * c.tokens, widths
-    if c.workload.cp_comm == "a2a":
-        once = all_to_all_s(held * (query + key_value + out), c.placement.cp, c.links)
-        return once, once
-    cp = np.asarray(c.layout.cp)
-    ring = ring_pass_s(held * key_value * cp, c.placement.cp, c.links)
-    return np.maximum(ring - core[0], ring / cp), np.maximum(2.0 * ring - core[1], ring / cp)
-
-
-def _merge_bytes(c: Context, q_width: Floats, out_width: Floats) -> tuple[Floats, Floats]:
-    """What ring attention moves through HBM to merge the partial results of its steps, forward and backward.
-
-    Each step after the first reads a 2-byte partial output and rescales a 4-byte sum by the new log-sum-exp
-    (Liu et al. 2023, arXiv 2310.01889, appendix A); backward the gradient of the queries is summed likewise.
-    """
-    if c.workload.cp_comm == "a2a":
-        return 0.0 * c.tokens, 0.0 * c.tokens
-    steps = np.asarray(c.layout.cp) - 1.0
-    return 10.0 * steps * c.tokens * out_width, 10.0 * steps * c.tokens * q_width
-
-
 def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
     """A dense feed-forward of `width`, its norm and residual; also the shared experts (then without norm)."""
     model, tokens, tp = c.workload.model, c.tokens, np.asarray(c.layout.tp)
@@ -326,31 +296,32 @@ def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
     local = width / tp
     up_f, up_b = _linear(c, tokens, matrices * local, model.hidden)
     down_f, down_b = _linear(c, tokens, model.hidden, local)
-    fused = c.constants.framework.fused_elementwise
-    norm_bytes = tokens * model.hidden / c.sequence_shards * ((10.0 if fused else 12.0) if norm else 0.0)
-    act_f = tokens * local * (2.0 * matrices + 2.0) * (1.0 if fused else 1.5)
-    act_b = tokens * local * (4.0 * matrices + 2.0) * (1.0 if fused else 1.5)
+    moved, held = c.element_bytes, tokens * model.hidden / c.sequence_shards * norm
+    act_f, act_b = tokens * local * moved.activation[0], tokens * local * moved.activation[1]
     cast_f = quantise_bytes(c, tokens, model.hidden + local)
     cast_b = quantise_bytes(c, tokens, matrices * local + model.hidden)
-    tp_f, tp_b = _tensor_parallel(c, up_f + down_f, up_b + down_b) if norm else (0.0 * up_f, 0.0 * up_f)
+    none = (0.0 * up_f, 0.0 * up_f)
+    tp_f, tp_b = tensor_parallel_s(c, up_f + down_f, up_b + down_b, 0.5 * up_b) if norm else none
     forward = {
         "gemm": up_f + down_f,
-        "memory_bound": streamed_s(norm_bytes + act_f + cast_f, c.rates),
+        "memory_bound": streamed_s(moved.around[0] * held + act_f + cast_f, c.rates),
         "tp_comm": tp_f,
     }
     backward = {
         "gemm": up_b + down_b,
-        "memory_bound": streamed_s(norm_bytes * 1.2 + act_b + cast_b, c.rates),
+        "memory_bound": streamed_s(moved.around[1] * held + act_b + cast_b, c.rates),
         "tp_comm": tp_b,
     }
     mask = np.asarray(c.layout.recompute)
     mlp = (mask & Recompute.MLP) != 0
     some = mask & Recompute.OPERATORS
-    streamed = np.where(mask & _NORMS, norm_bytes * 0.4, 0.0) + np.where(some, act_f, 0.0)
-    half = np.where(some, 0.5 * (up_f + down_f), 0.0)
+    streamed = np.where(mask & _NORMS, moved.norm[0] * held, 0.0) + np.where(some, act_f, 0.0)
+    # Every second matrix product runs again: of a gated block the second input; else the last, which
+    # checkpointing that stops early leaves out.
+    every_second = np.where(some, 0.5 * up_f, 0.0) if model.gated else 0.0 * up_f
     again = add(
         scaled(forward, np.where(mlp, 1.0, 0.0)),
-        {"memory_bound": streamed_s(streamed, c.rates), "gemm": half},
+        {"memory_bound": streamed_s(streamed, c.rates), "gemm": every_second},
     )
     return LayerTime(forward, backward, again)
 

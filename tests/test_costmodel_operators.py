@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster_specs.reader import read_cluster
-from costmodel import moe_operators, operators, ratios, stage
+from costmodel import layer_traffic, moe_operators, operators, ratios, stage
 from costmodel.constants import constants_for, kernel_rates
+from costmodel.elementwise import element_bytes
 from costmodel.estimate import estimate
 from costmodel.kernels import Rates, attention_pair_flops, gemm_s, streamed_s, weight_gradient_s
 from costmodel.layout import Floats, Layout, Recompute
@@ -133,9 +134,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (operators, moe_operators, stage):
         monkeypatch.setattr(module, "gemm_s", flops)
         monkeypatch.setattr(module, "weight_gradient_s", flops)
-    monkeypatch.setattr(operators, "all_reduce_s", lambda *a: 2.0 * np.asarray(sent(*a)))
-    for module in (operators, moe_operators):
+    monkeypatch.setattr(operators, "all_reduce_s", lambda *buffer: 2.0 * np.asarray(sent(*buffer)))
+    for module in (operators, moe_operators, layer_traffic):
         monkeypatch.setattr(module, "ring_pass_s", sent)
+    for module in (moe_operators, layer_traffic):
         monkeypatch.setattr(module, "all_to_all_s", exchanged)
 
 
@@ -194,9 +196,9 @@ def test_more_ranks_than_key_value_heads_repeat_them() -> None:
 @pytest.mark.usefixtures("counted")
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_tensor_parallel_volume_of_a_layer(sequence_parallel: bool) -> None:
-    """Four all-reduces, or as many gathers and scatters: 352 MB for GPT-3 on 8 ranks."""
+    """Four all-reduces, or as many gathers and scatters: 352 MB for GPT-3 on 8 ranks, with nothing beside."""
     layout = Layout(tp=8, sequence_parallel=sequence_parallel)
-    c = context(workload("gpt3-175b", gpus=8), layout)
+    c = context(replace(workload("gpt3-175b", gpus=8), launch_blocking=True), layout)
     sent = sum(
         float(np.asarray(parts["tp_comm"]))
         for block in (attention_block(c), dense_mlp(c, c.workload.model.ffn_hidden))
@@ -208,7 +210,7 @@ def test_tensor_parallel_volume_of_a_layer(sequence_parallel: bool) -> None:
 
 def test_blocking_all_reduces_wait_for_the_slowest_rank() -> None:
     """Two all-reduces forward and two backward in a dense layer: four waits, and none on one rank."""
-    work = workload("gpt3-175b", gpus=8, framework="megatron-deepspeed")
+    work = replace(workload("gpt3-175b", gpus=8, framework="megatron-deepspeed"), launch_blocking=True)
 
     def comm_s(tp: int, wait_s: float) -> float:
         c = context(work, Layout(tp=tp, dp=8 // tp))
@@ -222,6 +224,51 @@ def test_blocking_all_reduces_wait_for_the_slowest_rank() -> None:
 
     assert comm_s(8, 1e-3) - comm_s(8, 0.0) == pytest.approx(4e-3)
     assert comm_s(1, 1e-3) == 0.0
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_backward_collectives_run_beside_the_products(sequence_parallel: bool) -> None:
+    """Megatron hides a column-parallel product's backward collectives under its GEMMs, but for interference;
+    with sequence parallelism the gather of the output's gradient stays, and a second gather of the input
+    joins the hidden ones."""
+    work = workload("gpt3-175b", gpus=8, framework="megatron-lm")
+    layout = Layout(tp=8, micro_batch=4, sequence_parallel=sequence_parallel)
+    c = context(work, layout)
+    alone = context(replace(work, launch_blocking=True), layout)
+    passed, share = float(np.asarray(c.tensor_pass_s)), c.constants.framework.dp_interference
+    forward, backward = (
+        float(np.asarray(parts["tp_comm"]))
+        for block in (attention_block(c),)
+        for parts in (block.forward, block.backward)
+    )
+    blocked = attention_block(alone)
+    assert forward == float(np.asarray(blocked.forward["tp_comm"]))
+    whole = float(np.asarray(blocked.backward["tp_comm"]))
+    hidden = passed * (1 + 2 * share) if sequence_parallel else share * whole
+    assert backward == pytest.approx(hidden)
+    assert backward < whole
+
+
+def test_eager_operators_move_what_their_code_says() -> None:
+    """Eager RMSNorm 36 bytes an element forward and 76 backward, residual 6 and 6, rotary 20, gate 10 and 18;
+    one kernel each: 4 and 6, 6 and 6, 4, 6 and 10."""
+    work = workload("llama-3-8b", gpus=8)
+    eager = element_bytes(work, fused=False, eager=True)
+    fused = element_bytes(work, fused=True, eager=False)
+    assert (eager.around, eager.rotary, eager.activation) == ((42, 82), (20, 20), (10, 18))
+    assert (fused.around, fused.rotary, fused.activation) == ((10, 12), (4, 4), (6, 10))
+
+
+def test_every_second_product_runs_again() -> None:
+    """Operator-level checkpointing of Llama repeats keys, attention's output and the second input: of Llama 3
+    8B's 218 million weights a layer, 80 million."""
+    c = context(workload("llama-3-8b", gpus=8), Layout(dp=8, recompute=Recompute.OPERATORS))
+    blocks = attention_block(c), dense_mlp(c, c.workload.model.ffn_hidden)
+    again, forward = (
+        sum(float(np.asarray(parts["gemm"])) for parts in kinds)
+        for kinds in ([b.recompute for b in blocks], [b.forward for b in blocks])
+    )
+    assert again / forward == pytest.approx(79.7 / 218.1, rel=0.03)
 
 
 @pytest.mark.usefixtures("counted")
