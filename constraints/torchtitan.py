@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from constraints.attention_heads import WholeKvHeads
 from constraints.columns import as_excess, column
 from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from constraints.torchtitan_model import (
@@ -14,30 +15,6 @@ from constraints.torchtitan_model import (
 )
 from constraints.unsupported import AllowedPrecisions, AllowedValues, WholeModelRecompute
 from costmodel.workload import Workload
-
-
-class TorchtitanKvHeads(Rule):
-    """kv_heads mod tp = 0: key and value heads are never copied."""
-
-    name = "torchtitan-kv-heads"
-    unit = "heads left over"
-
-    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        return as_excess(table.workload.model.kv_heads % column(table, "tp"))
-
-    def check(self, plan: FinishedPlan) -> Finding | None:
-        heads, tp = plan.workload.model.kv_heads, int(plan.layout.tp)
-        left = heads - (heads // tp) * tp
-        if left == 0:
-            return None
-        return Finding(
-            rule=self.name,
-            value=left,
-            limit=0,
-            unit=self.unit,
-            words=f"{heads} key-value heads do not divide by tp {tp}",
-            remedy=f"Take a tp that divides {heads}.",
-        )
 
 
 class TorchtitanSequence(Rule):
@@ -92,8 +69,37 @@ class TorchtitanTiedEmbeddings(Rule):
         )
 
 
+class TorchtitanMicroBatches(Rule):
+    """pp > 1 without virtual stages: num_micro_batches >= pp.
+
+    PyTorch's Schedule1F1B raises ValueError otherwise (torch 2.13, distributed/pipelining/schedules.py).
+    """
+
+    name = "torchtitan-micro-batches"
+    unit = "micro-batches"
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        pp = column(table, "pp")
+        plain = (pp > 1) & (column(table, "vpp") == 1)
+        return as_excess(np.where(plain, pp - column(table, "num_micro_batches"), 0))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        pp, count = int(plan.layout.pp), int(plan.layout.num_micro_batches)
+        if pp == 1 or int(plan.layout.vpp) > 1 or count >= pp:
+            return None
+        return Finding(
+            rule=self.name,
+            value=count,
+            limit=pp,
+            unit=self.unit,
+            words=f"{count} micro-batches on {pp} pipeline stages",
+            remedy=f"Lower pp to {count} or less, or lower dp or micro_batch for more micro-batches.",
+        )
+
+
 RULES: tuple[Rule, ...] = (
-    TorchtitanKvHeads(),
+    WholeKvHeads("torchtitan"),
+    TorchtitanMicroBatches(),
     TorchtitanSequence(),
     TorchtitanTiedEmbeddings(),
     TorchtitanArchitecture(),
