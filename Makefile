@@ -12,7 +12,7 @@ DEV_READY := $(VENV)/.dev-ready
 # Override with: make PYTHON=/path/to/python3
 PYTHON ?=
 
-.PHONY: help plan test check lint types unit slow oracles ray accuracy clean
+.PHONY: help plan test check lint types unit slow oracles ray accuracy calibrate clean
 
 help:
 	@echo "make plan      plan Llama-3.1-405B on 16,384 GPUs (installs into .venv the first time)"
@@ -22,6 +22,7 @@ help:
 	@echo "make oracles   launch files through the parsers of the real frameworks (installs them into .oracles)"
 	@echo "make ray       batches on a local Ray cluster of two machines (installs Ray into .ray)"
 	@echo "make accuracy  the cost model against published, measured steps"
+	@echo "make calibrate refit the free constants on those steps, then score sources and families left out"
 	@echo "make clean     remove .venv and caches"
 
 plan: $(RUN_READY)
@@ -77,6 +78,10 @@ $(RAY)/.ready: pyproject.toml | $(BIN)/python
 
 accuracy: $(RUN_READY)
 	$(BIN)/meshwright validate tests/data/published_runs.yaml
+
+calibrate: $(DEV_READY)
+	$(BIN)/python -m benchmarks.calibrate
+	$(BIN)/python -m benchmarks.accuracy
 
 clean:
 	rm -rf $(VENV) $(ORACLES) $(RAY) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

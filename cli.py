@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from commands.calculators import collective, memory, pipeline, roofline
 from commands.catalogs import catalog, model, schema
 from commands.many import batch, fleet, recommend
 from commands.placement import experts
@@ -41,6 +42,10 @@ for command in (
     batch,
     fleet,
     recommend,
+    collective,
+    roofline,
+    pipeline,
+    memory,
 ):
     main.add_command(command)
 

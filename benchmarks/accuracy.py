@@ -1,130 +1,222 @@
-"""Scores the cost model on the published runs; writes docs/accuracy.md and costmodel/data/error_bands.yaml.
+"""Scores the cost model on the published runs, also on sources and model families that it was not fitted on.
 
-    python -m benchmarks.accuracy
+    python -m benchmarks.accuracy [--quick]
 
-The tables in the document and the error band on every plan are this script's output and nothing else.
+`--quick` refits along the slopes of the fit on all rows, which leaves the refits a little short of their optimum.
+Writes docs/accuracy.md with its plots, and costmodel/data/error_bands.yaml: the tables and the band on every plan
+are this script's output and nothing else. Needs scipy and matplotlib: `pip install '.[calibrate,plot]'`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import yaml
 
-from costmodel.measured import device_class
+from benchmarks.accuracy_text import TEXT
+from benchmarks.calibrate import ROOT, RUNS, error_line, free_records, write_whole
+from benchmarks.calibration import Bools, Floats, Problem
+from benchmarks.cross_validation import FAMILIES, LeftOut, family_of, leave_out, members, source_of
+from benchmarks.error_bands import Outcome, error_bands
+from cluster_specs.catalog import device_names, load_device
+from costmodel.constant_tables import constant_records, effective_paths
+from costmodel.constants import device_prefixes, framework_names, framework_prefixes
+from costmodel.measured import device_class, device_classes
 from planner.prediction import prediction_of
+from planner.report.validation_plot import group_bars, scatter, write_picture
 from planner.run_file import Run, read_runs
+from planner.validation import KINDS, ScoredRow, plan_regret, score
 
-ROOT = Path(__file__).resolve().parent.parent
-RUNS = ROOT / "tests" / "data" / "published_runs.yaml"
-FEWEST_ROWS = 10
-
-
-def _scored() -> list[tuple[Run, float, float | None]]:
-    """(run, predicted over measured step time, the same for memory) of every row."""
-    out = []
-    for run in read_runs(RUNS):
-        if run.measured is None:
-            continue
-        found = prediction_of(run)
-        memory = (
-            found.memory_gib / run.measured.memory_gib
-            if run.measured.memory_gib and found.memory_gib
-            else None
-        )
-        out.append((run, found.step_time_s / run.measured.step_time_s, memory))
-    return out
+PLOTS = ROOT / "docs" / "accuracy"
+BANDS = ROOT / "costmodel" / "data" / "error_bands.yaml"
+Group = Callable[[Run], str]
 
 
-def _line(name: str, ratios: Iterable[float]) -> str:
-    error = 100.0 * (np.array(list(ratios)) - 1.0)
+@dataclass(frozen=True)
+class Scores:
+    """Predictions of the measured runs: by the constants in the files, and with a group left out."""
+
+    runs: tuple[Run, ...]
+    measured_s: Floats
+    fitted_s: Floats
+    by_source: LeftOut
+    by_family: LeftOut
+    rows: tuple[ScoredRow, ...]
+
+
+def scores(path: Path, *, exact: bool) -> Scores:
+    """Scores the rows of a file. The constants in the files count as the fit on all of them."""
+    problem = Problem(read_runs(path), free_records())
+    known = problem.linearise(problem.start)
+    return Scores(
+        runs=problem.runs,
+        measured_s=problem.measured_s,
+        fitted_s=known.seconds,
+        by_source=leave_out(problem, source_of, problem.start, known, exact=exact),
+        by_family=leave_out(problem, family_of, problem.start, known, exact=exact),
+        rows=score(problem.runs, prediction_of).rows,
+    )
+
+
+def free_counts() -> tuple[dict[str, int], dict[str, int]]:
+    """Free constants behind each catalog device's figures, the shared ones included, and each framework's."""
+    free = {path for path, record in constant_records().items() if record.free}
+
+    def count(*prefixes: str) -> int:
+        return len(free & set(effective_paths(*prefixes).values()))
+
+    shared = count("shared")
+    devices = {
+        name: count(*device_prefixes(name, load_device(name).architecture)) + shared
+        for name in device_names()
+    }
+    return devices, {name: count(*framework_prefixes(name)) for name in framework_names()}
+
+
+def _figures(predicted_s: Floats, measured_s: Floats) -> tuple[float, float, float, float, float]:
+    error = 100.0 * (predicted_s / measured_s - 1.0)
     size = np.abs(error)
     return (
-        f"| {name} | {len(error)} | {size.mean():.1f} | {np.median(size):.1f} | {np.quantile(size, 0.9):.1f} | "
-        f"{size.max():.1f} | {error.mean():+.1f} |"
+        float(size.mean()), float(np.median(size)), float(np.quantile(size, 0.9)), float(size.max()),
+        float(error.mean()),
+    )  # fmt: skip
+
+
+def _table(head: str, lines: Sequence[str]) -> str:
+    rule = "|" + "---|" * (head.count("|") - 1)
+    return "\n".join([head, rule, *lines])
+
+
+def _line(name: str, predicted_s: Floats, measured_s: Floats) -> str:
+    mean, median, p90, worst, bias = _figures(predicted_s, measured_s)
+    return (
+        f"| {name} | {len(measured_s)} | {mean:.1f} | {median:.1f} | {p90:.1f} | {worst:.1f} | {bias:+.1f} |"
     )
 
 
-def _bands(scored: list[tuple[Run, float, float | None]]) -> dict[str, dict[str, float | int]]:
-    groups: dict[str, list[float]] = {"all": [1.0 / ratio for _, ratio, _ in scored]}
-    for run, ratio, _ in scored:
-        name = device_class(run.workload.cluster.device.name)
-        if name is not None:
-            groups.setdefault(name, []).append(1.0 / ratio)
-    return {
-        name: {
-            "low": round(float(np.quantile(values, 0.05)), 3),
-            "high": round(float(np.quantile(values, 0.95)), 3),
-            "rows": len(values),
-        }
-        for name, values in groups.items()
-        if len(values) >= FEWEST_ROWS
-    }
+def _left_out_table(found: Scores, left_out: LeftOut, what: str) -> str:
+    """Mean error of each group with it among the fitted rows, and left out."""
+    lines = []
+    everything = np.ones(len(found.runs), dtype=bool)
+    groups = [("all", everything)] + [(g, members(left_out.groups, g)) for g in sorted(set(left_out.groups))]
+    for name, inside in groups:
+        fitted = _figures(found.fitted_s[inside], found.measured_s[inside])
+        out = _figures(left_out.seconds[inside], found.measured_s[inside])
+        lines.append(
+            f"| {name} | {inside.sum()} | {fitted[0]:.1f} | {out[0]:.1f} | {out[1]:.1f} | {out[2]:.1f} | "
+            f"{out[3]:.1f} | {out[4]:+.1f} |"
+        )
+    head = f"| {what} | rows | fitted, mean % | left out, mean % | median % | 90th % | worst % | bias % |"
+    return _table(head, lines)
 
 
-def _document(scored: list[tuple[Run, float, float | None]]) -> str:
-    head = "| | rows | mean % | median % | 90th % | worst % | bias % |\n|---|---|---|---|---|---|---|"
-    by_device = sorted({run.workload.cluster.device.name for run, _, _ in scored})
-    by_stack = sorted({run.workload.framework for run, _, _ in scored})
-    kinds = {"dense": False, "MoE": True}
-    lines = [_line("all", (ratio for _, ratio, _ in scored))]
-    lines += [_line("without suspects", (ratio for run, ratio, _ in scored if run.suspect is None))]
-    lines += [
-        _line(kind, (r for run, r, _ in scored if (run.workload.model.moe is not None) == moe))
-        for kind, moe in kinds.items()
+def _time_table(found: Scores) -> str:
+    groups: list[tuple[str, Bools]] = [
+        ("all", np.ones(len(found.runs), dtype=bool)),
+        ("without suspects", np.array([run.suspect is None for run in found.runs])),
     ]
-    lines += [
-        _line(name, (r for run, r, _ in scored if run.workload.cluster.device.name == name))
-        for name in by_device
-    ]
-    lines += [_line(name, (r for run, r, _ in scored if run.workload.framework == name)) for name in by_stack]
-    memory = [(run, m) for run, _, m in scored if m is not None]
-    memory_lines = [_line("all", (m for _, m in memory))] + [
-        _line(name, (m for run, m in memory if run.workload.framework == name))
-        for name in sorted({run.workload.framework for run, _ in memory})
-    ]
-    return _TEXT.format(
-        rows=len(scored), time="\n".join([head, *lines]), memory="\n".join([head, *memory_lines])
+    for kind in ("model_kind", "precision", "recompute", "device", "framework"):
+        names = [KINDS[kind](run) for run in found.runs]
+        groups += [(name, members(names, name)) for name in sorted(set(names))]
+    lines = [_line(name, found.fitted_s[inside], found.measured_s[inside]) for name, inside in groups]
+    return _table("| | rows | mean % | median % | 90th % | worst % | bias % |", lines)
+
+
+def _memory_table(found: Scores) -> str:
+    known = [row for row in found.rows if row.memory_error_pct is not None]
+    error = np.array([row.memory_error_pct for row in known], dtype=float) / 100.0
+    names = [row.run.workload.framework for row in known if row.run is not None]
+    groups = [("all", np.ones(len(known), dtype=bool))]
+    groups += [(name, members(names, name)) for name in sorted(set(names))]
+    lines = [_line(name, 1.0 + error[inside], np.ones(inside.sum())) for name, inside in groups]
+    return _table("| | rows | mean % | median % | 90th % | worst % | bias % |", lines)
+
+
+def _regret_words(found: Scores) -> str:
+    groups = plan_regret([row for row in found.rows if row.run is not None and row.run.suspect is None])
+    regrets = [group.regret_pct for group in groups]
+    return f"{len(regrets)} groups, mean {np.mean(regrets):.2f} %, worst {max(regrets):.2f} %"
+
+
+def _document(found: Scores) -> str:
+    devices, frameworks = free_counts()
+    counts = _table(
+        "| | free constants |",
+        [f"| {name} | {count} |" for name, count in [*devices.items(), *frameworks.items()]],
+    )
+    return TEXT.format(
+        rows=len(found.runs),
+        free=len(free_records()),
+        records=len(constant_records()),
+        time=_time_table(found),
+        sources=_left_out_table(found, found.by_source, "source"),
+        families=_left_out_table(found, found.by_family, "family"),
+        rules=", ".join(f"{family} (`{pattern}`)" for pattern, family in FAMILIES),
+        memory=_memory_table(found),
+        regret=_regret_words(found),
+        counts=counts,
     )
 
 
-_TEXT = """# How accurate the predictions are
-
-Written by `python -m benchmarks.accuracy` from the {rows} published, measured steps in `tests/data/published_runs.yaml` (every row names
-its source; suspects count). The error is predicted over measured, minus 1; mean, median and percentiles are of its size, bias is its mean.
-The constants were fitted on these very rows with priors at physical values, so an unseen source does worse: see the limits below.
-`meshwright validate tests/data/published_runs.yaml` prints the same by source, with every row and the plan regret.
-
-## Step time
-{time}
-
-## Memory
-{memory}
-
-What a source reports differs: SimuMax reports the allocator's peak per rank, which is what the model predicts; BLOOM rows are `nvidia-smi` readings,
-compared with that peak plus fragments and context; torchtitan rows are what the allocator reserved, and its operator-level recomputation is only approximated.
-
-## The band on a plan
-`predicted.error_band` holds the 5th and 95th percentile of measured over predicted on the device's class (`costmodel/data/error_bands.yaml`); a class with
-fewer than 10 rows takes that of all rows.
-
-## Limits
-- Constants of one framework do not carry over to another (host times above all); `costmodel/data/frameworks.yaml` says which profile a target takes.
-- No measured row exists for V100, L40S, MI300X, H200, H800 (H800 takes H100's constants): their constants are assumed, and say so in the YAML.
-- Attention with sinks is priced by one factor fitted on gpt-oss, the only such model among the rows.
-- A step that nearly fills HBM (over 92 %) was measured 21 to 27 % slower than predicted, because the allocator stalls; plans stay below that.
-"""
+def _bands_text(found: Scores) -> str:
+    outcomes = [
+        Outcome(device_class(run.workload.cluster.device.name), run.workload.framework, float(ratio))
+        for run, ratio in zip(found.runs, found.measured_s / found.by_source.seconds, strict=True)
+    ]
+    bands = error_bands(outcomes, device_classes(), framework_names())
+    head = (
+        "# Measured over predicted step time, 5th and 95th percentile, by device class and framework, of runs predicted\n"
+        "# with their source left out: `python -m benchmarks.accuracy`. `rows` and `basis`: whose runs these are.\n"
+    )
+    lines = ["bands:"]
+    for name, of_device in bands.items():
+        lines.append(f"  {name}:")
+        for framework, band in of_device.items():
+            flow = yaml.safe_dump(band, default_flow_style=True, sort_keys=False, width=1000)
+            lines.append(f"    {framework}: {flow.strip()}")
+    return head + "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    """Scores, then writes both files."""
-    scored = _scored()
-    bands = yaml.safe_dump({"bands": _bands(scored)}, sort_keys=True)
-    comment = "# Measured over predicted step time, 5th and 95th percentile by device class: `python -m benchmarks.accuracy`.\n"
-    (ROOT / "costmodel" / "data" / "error_bands.yaml").write_text(comment + bands, encoding="utf-8")
-    (ROOT / "docs" / "accuracy.md").write_text(_document(scored), encoding="utf-8")
+def _plots(found: Scores) -> None:
+    PLOTS.mkdir(exist_ok=True)
+    devices = [KINDS["device"](run) for run in found.runs]
+    for name, seconds, words in (
+        ("fitted", found.fitted_s, "fitted on these rows"),
+        ("source_left_out", found.by_source.seconds, "source left out"),
+    ):
+        points = list(zip(devices, found.measured_s.tolist(), seconds.tolist(), strict=True))
+        write_picture(scatter(points, f"{len(points)} measured steps, {words}"), PLOTS / f"{name}.svg")
+    for name, left_out in (("by_source", found.by_source), ("by_family", found.by_family)):
+        errors = {}
+        for group in sorted(set(left_out.groups)):
+            inside = members(left_out.groups, group)
+            label = f"{group if len(group) <= 44 else group[:41] + '...'} ({inside.sum()})"
+            measured_s = found.measured_s[inside]
+            both = (found.fitted_s[inside], left_out.seconds[inside])
+            errors[label] = tuple(_figures(seconds, measured_s)[0] for seconds in both)
+        title = f"Error {name.replace('_', ' ')} (rows)"
+        write_picture(group_bars(errors, ("fitted", "left out"), title), PLOTS / f"{name}.svg")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Scores, prints, then writes the document, the plots and the bands."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="refits that stop a little short")
+    found = scores(RUNS, exact=not parser.parse_args(arguments).quick)
+    print(f"fitted            {error_line(found.fitted_s, found.measured_s)}")
+    for name, left_out in (("source left out", found.by_source), ("family left out", found.by_family)):
+        print(f"{name:17} {error_line(left_out.seconds, found.measured_s)}")
+        for group in sorted(set(left_out.groups)):
+            inside = members(left_out.groups, group)
+            line = error_line(left_out.seconds[inside], found.measured_s[inside])
+            print(f"    {group[:44]:44} {line}")
+    write_whole(BANDS, _bands_text(found))
+    write_whole(ROOT / "docs" / "accuracy.md", _document(found))
+    _plots(found)
 
 
 if __name__ == "__main__":

@@ -93,13 +93,19 @@ def estimate(
 @click.command()
 @click.argument("runs", type=PATH, metavar="RUNS.yaml")
 @click.option("--rows", "every_row", is_flag=True, help="Show every row, not only the worst.")
+@click.option("--plot", type=PATH, metavar="FILE", help="Draw predicted against measured: .png or .svg.")
 @common
-def validate(runs: Path, every_row: bool, as_json: bool) -> None:
+def validate(runs: Path, every_row: bool, plot: Path | None, as_json: bool) -> None:
     """Compare predicted with measured steps, row by row and summed up."""
     from planner.prediction import validation_report
     from planner.report.run_view import validation_view
+    from planner.report.validation_plot import check_plot, write_scatter
 
+    if plot is not None:
+        check_plot(plot)
     report = validation_report(runs)
+    if plot is not None:
+        write_scatter(report, plot)
     if as_json:
         print_json(report.as_document())
     else:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from constraints.columns import as_excess, column
+from constraints.pipeline_schedules import AllowedSchedules
 from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from constraints.unsupported import AllowedPrecisions, AllowedValues, WholeModelRecompute
 from costmodel.workload import Workload
@@ -69,6 +70,7 @@ class DeepspeedExpertGroups(Rule):
 
 
 RULES: tuple[Rule, ...] = (
+    AllowedSchedules("deepspeed"),
     DeepspeedPipelineSharding(),
     DeepspeedExpertGroups(),
     AllowedValues(

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from constraints.attention_heads import WholeKvHeads
 from constraints.columns import as_excess, column
+from constraints.pipeline_schedules import AllowedSchedules
 from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from constraints.unsupported import AllowedPrecisions, AllowedValues, WholeModelRecompute
 
@@ -39,6 +40,7 @@ class ShardsBesideTensor(Rule):
 
 
 RULES: tuple[Rule, ...] = (
+    AllowedSchedules("fsdp2"),
     ShardsBesideTensor(),
     WholeKvHeads("fsdp2"),
     AllowedValues(

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from constraints.columns import as_excess, column
+from constraints.pipeline_schedules import AllowedSchedules
 from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from costmodel.layout import Recompute
 from costmodel.workload import Workload
@@ -165,6 +166,7 @@ def has_linear_bias(workload: Workload) -> bool:
 
 
 RULES: tuple[Rule, ...] = (
+    AllowedSchedules("megatron"),
     MegatronShardingNeedsOneStage(),
     MegatronShardingOptimizer(),
     MegatronExpertsNeedSequenceParallel(),

@@ -9,6 +9,7 @@ from constraints.experts import ExpertAxesNeedExperts, ExpertGrid, ExpertsByExpe
 from constraints.feed_forward import ExpertWidthByExpertTensor, FeedForwardByTensor
 from constraints.gpu_budget import GpuBudget
 from constraints.memory import HbmCapacity
+from constraints.pipeline_schedules import ScheduleShape
 from constraints.precision import PrecisionOnDevice
 from constraints.recomputation import FullRecomputeStandsAlone, RecomputedModulesExist
 from constraints.rule import Rule
@@ -37,6 +38,7 @@ GENERAL: tuple[Rule, ...] = (
     BatchSplit(),
     InterleavingNeedsPipeline(),
     InterleavedMicroBatches(),
+    ScheduleShape(),
     RecomputedModulesExist(),
     FullRecomputeStandsAlone(),
     PrecisionOnDevice(),

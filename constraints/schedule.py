@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from constraints.columns import as_excess, column
 from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
+from costmodel.schedules import has_trait, traits
 
 
 class InterleavingNeedsPipeline(Rule):
@@ -36,7 +37,7 @@ class InterleavingNeedsPipeline(Rule):
 
 
 class InterleavedMicroBatches(Rule):
-    """vpp > 1: num_micro_batches mod pp = 0.
+    """vpp > 1, interleaved 1F1B or ZB-H1: num_micro_batches mod pp = 0.
 
     Micro-batches go round in groups; a last, smaller group must still fill the pipeline. With groups of pp,
     the default, that leaves multiples of pp only (`forward_backward_pipelining_with_interleaving` in
@@ -50,12 +51,13 @@ class InterleavedMicroBatches(Rule):
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         left = column(table, "num_micro_batches") % column(table, "pp")
-        return as_excess(np.where(column(table, "vpp") > 1, left, 0))
+        grouped = has_trait(column(table, "schedule"), "in_groups")
+        return as_excess(np.where((column(table, "vpp") > 1) & grouped, left, 0))
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         count, pp = int(plan.layout.num_micro_batches), int(plan.layout.pp)
         left = count - (count // pp) * pp
-        if int(plan.layout.vpp) == 1 or left == 0:
+        if int(plan.layout.vpp) == 1 or left == 0 or not traits(int(plan.layout.schedule)).in_groups:
             return None
         return Finding(
             rule=self.name,

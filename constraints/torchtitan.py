@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from constraints import pipeline_schedules
 from constraints.attention_heads import WholeKvHeads
 from constraints.columns import as_excess, column
 from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
@@ -69,37 +70,9 @@ class TorchtitanTiedEmbeddings(Rule):
         )
 
 
-class TorchtitanMicroBatches(Rule):
-    """pp > 1 without virtual stages: num_micro_batches >= pp.
-
-    PyTorch's Schedule1F1B raises ValueError otherwise (torch 2.13, distributed/pipelining/schedules.py).
-    """
-
-    name = "torchtitan-micro-batches"
-    unit = "micro-batches"
-
-    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        pp = column(table, "pp")
-        plain = (pp > 1) & (column(table, "vpp") == 1)
-        return as_excess(np.where(plain, pp - column(table, "num_micro_batches"), 0))
-
-    def check(self, plan: FinishedPlan) -> Finding | None:
-        pp, count = int(plan.layout.pp), int(plan.layout.num_micro_batches)
-        if pp == 1 or int(plan.layout.vpp) > 1 or count >= pp:
-            return None
-        return Finding(
-            rule=self.name,
-            value=count,
-            limit=pp,
-            unit=self.unit,
-            words=f"{count} micro-batches on {pp} pipeline stages",
-            remedy=f"Lower pp to {count} or less, or lower dp or micro_batch for more micro-batches.",
-        )
-
-
 RULES: tuple[Rule, ...] = (
+    *pipeline_schedules.TORCHTITAN,
     WholeKvHeads("torchtitan"),
-    TorchtitanMicroBatches(),
     TorchtitanSequence(),
     TorchtitanTiedEmbeddings(),
     TorchtitanArchitecture(),

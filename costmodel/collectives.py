@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 
 from costmodel.layout import Floats, Ints
 
+TREE_RATE = 0.92
+"""Rate of NCCL's tree all-reduce over that of its ring on the same links (src/graph/tuning.cc)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
@@ -70,26 +73,45 @@ def _over_levels(function: np.ufunc, values: NDArray[np.float64]) -> Floats:
 
 
 def ring_pass_s(buffer_bytes: Floats, members: NDArray[np.int64], links: Links) -> Floats:
-    """All-gather or reduce-scatter of a buffer of n bytes in all, half an all-reduce; 0 for a group of one.
+    """All-gather or reduce-scatter of a buffer of n bytes in all; 0 for a group of one.
 
     sum over levels of log2(blocks) alpha + (P-1)/P n / B, with B the rate of the slowest level crossed. The
     hops are those of a tree: small messages, the only ones that feel them, take the algorithm with the fewest
     (NCCL's choice by size), and a half-empty ring is already in B(n).
     """
-    size = members[..., -1]
+    size = members[..., -1:]
+    return _pass_s(buffer_bytes, members, links, (size - 1) / size)
+
+
+def all_reduce_s(buffer_bytes: Floats, members: NDArray[np.int64], links: Links) -> Floats:
+    """All-reduce of n bytes: two ring passes, or a double binary tree where the group lies in two blocks.
+
+    A ring carries 2 (P-1)/P n over each boundary. Between two blocks a tree carries n each way: the sum of
+    one block goes over and the result comes back, for one half of the buffer in either direction (Sanders,
+    Speck, Traeff 2009, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"). NCCL prices
+    a tree on two nodes by the links inside the node (`bwIntra` for nNodes <= 2) at 0.92 of the ring's rate
+    (src/graph/tuning.cc).
+    """
+    size = members[..., -1:]
+    ring = (size - 1) / size
+    between_two = (members > members[..., :1]) & (size <= 2 * members[..., :1])
+    return 2.0 * _pass_s(
+        buffer_bytes, members, links, np.where(between_two, np.minimum(0.5 / TREE_RATE, ring), ring)
+    )
+
+
+def _pass_s(
+    buffer_bytes: Floats, members: NDArray[np.int64], links: Links, share: NDArray[np.float64]
+) -> Floats:
+    """One pass, `share` of the buffer going over every boundary of a level, shape [..., levels or 1]."""
     inside = members_inside(members)
     crossed = members > inside
     n = np.asarray(buffer_bytes, dtype=np.float64)[..., None]
     filled = 1.0 + np.sqrt(links.half_bytes / np.maximum(n, 1.0))
-    slowest = _over_levels(np.maximum, crossed * filled / (inside * links.bytes_per_s))
+    slowest = _over_levels(np.maximum, crossed * share * filled / (inside * links.bytes_per_s))
     latency = _over_levels(np.add, np.log2(members / inside) * links.latency_s)
-    out: Floats = latency + (size - 1) / size * np.asarray(buffer_bytes) * slowest
+    out: Floats = latency + np.asarray(buffer_bytes) * slowest
     return out
-
-
-def all_reduce_s(buffer_bytes: Floats, members: NDArray[np.int64], links: Links) -> Floats:
-    """Ring all-reduce: reduce-scatter then all-gather, 2 (P-1)/P n / B."""
-    return 2.0 * ring_pass_s(buffer_bytes, members, links)
 
 
 def all_to_all_s(

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
-from typing import Any
 
 import numpy as np
-import yaml
 
 from cluster_specs.fabric import FabricLevels, fabric_levels
 from cluster_specs.schema import DeviceSpec
 from costmodel.collectives import Links
+from costmodel.constant_tables import Overrides, layered_values, names_in
 from costmodel.kernels import Rates
+from costmodel.precision import OPERAND_BYTES
 from costmodel.workload import Workload
 
 
@@ -35,12 +34,15 @@ class DeviceConstants:
     scale_up_fraction: float
     half_k: float
     half_edge: float
+    grouped_half_edge: float
     wave_weight: float
     host_factor: float
     """Host time of a launch over that of the x86 hosts that the stacks were measured on."""
     narrow_head_factor: float
     """Attention time of heads of 64 or narrower over that of 128 at equal FLOP: exponentials set the pace."""
-    tile: int = 128
+    tdp_exponent: float
+    """Power of board power over BLACKWELL_REFERENCE_W that the tensor rate follows."""
+    tile: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +57,10 @@ class FrameworkConstants:
     """Host time to launch the forward pass of one dense layer (the backward pass costs twice that)."""
     launch_moe_layer_s: float
     """The same for a layer with experts."""
+    piece_launch_s: float
+    """Host time of one piece of a GEMM beside its transfer, or of one step of ring attention."""
     moe_sync_s: float
-    """Wait of an expert layer and micro-batch for token counts; none in a graph of the whole step."""
+    """Wait of an expert layer and micro-batch for token counts; none where a graph holds the attention."""
     serial_launch_s: float
     """Launch gaps that even a busy GPU does not hide, per layer and pass."""
     recompute_fraction: float
@@ -68,6 +72,8 @@ class FrameworkConstants:
     ep_hidden: float
     """Share of the expert all-to-all that overlap hides."""
     step_overhead_s: float
+    collective_wait_s: float
+    """Wait at a blocking tensor-parallel collective for the slowest rank and two stream hand-overs."""
     zero1_all_reduces: bool
     """Whether ZeRO-1 all-reduces gradients (DeepSpeed) instead of scattering them."""
     p2p_exposed: float
@@ -76,12 +82,14 @@ class FrameworkConstants:
     """Extra gap per layer and pass under CUDA_LAUNCH_BLOCKING=1."""
     gradient_bytes: int
     """Bytes of a gradient element when it is reduced."""
-    bf16_gradient_copies_bytes: float
-    """Further bytes of a gradient element that stages 0 to 2 keep in bf16."""
-    bucket_gib: float
-    """Reduction and gathering buckets of ZeRO 0 to 2 with fp16 gradients."""
-    logit_bytes: float
-    """Bytes of a logit at the peak of the loss."""
+    weight_gradient_bytes: float
+    """Bytes that a weight-gradient GEMM moves per element of its result."""
+    fused_loss: bool
+    """Whether cross entropy is one kernel over 16-bit logits."""
+    current_scaling: bool
+    """Whether FP8 scales come from the tensor itself (a pass more) instead of the steps before."""
+    narrow_gathers: bool
+    """Whether parameters are gathered at the run's precision (FP8) instead of 16 bits."""
     fused_elementwise: bool
     """Whether norms, biases, activations and residual adds run as fused kernels."""
 
@@ -95,59 +103,57 @@ class Constants:
     shared: dict[str, float]
 
 
-def _load(name: str) -> dict[str, Any]:
-    text = resources.files("costmodel.data").joinpath(name).read_text(encoding="utf-8")
-    loaded: dict[str, Any] = yaml.safe_load(text)
-    return loaded
+def device_prefixes(name: str, architecture: str) -> tuple[str, ...]:
+    """Where a device's constants stand: its own entry, over that of its architecture, over the defaults."""
+    return "device_defaults", f"architectures.{architecture}", f"devices.{name}"
 
 
-@cache
-def _device_table() -> dict[str, Any]:
-    return _load("devices.yaml")
+def framework_prefixes(name: str) -> tuple[str, ...]:
+    """Where a software profile's constants stand: its own entry, over the defaults."""
+    return "framework_defaults", f"frameworks.{name}"
 
 
-@cache
-def _framework_table() -> dict[str, Any]:
-    return _load("frameworks.yaml")
-
-
-def device_constants(name: str, architecture: str) -> DeviceConstants:
-    """Constants of a device: its own entry, over that of its architecture, over the defaults."""
-    table = _device_table()
-    values = dict(table["defaults"])
-    values.update(table["architectures"].get(architecture, {}))
-    values.update(table["devices"].get(name, {}))
-    return DeviceConstants(**values)
+def device_constants(name: str, architecture: str, overrides: Overrides | None = None) -> DeviceConstants:
+    """Constants of a device, some of them overridden."""
+    return DeviceConstants(**layered_values(*device_prefixes(name, architecture), overrides=overrides))
 
 
 def framework_names() -> tuple[str, ...]:
     """Every software profile."""
-    return tuple(sorted(_framework_table()["frameworks"]))
+    return names_in("frameworks")
 
 
 @cache
 def framework_constants(name: str) -> FrameworkConstants:
     """Constants of a software profile; KeyError names the known ones."""
-    table = _framework_table()
-    if name not in table["frameworks"]:
+    return _framework_constants(name, None)
+
+
+def _framework_constants(name: str, overrides: Overrides | None) -> FrameworkConstants:
+    if name not in framework_names():
         raise KeyError(f"no software profile {name!r}: known are {', '.join(framework_names())}")
-    values = dict(table["defaults"])
-    values.update(table["frameworks"][name] or {})
-    return FrameworkConstants(**values)
+    return FrameworkConstants(**layered_values(*framework_prefixes(name), overrides=overrides))
 
 
-def constants_for(workload: Workload) -> Constants:
-    """The calibrated constants of a workload's device and framework."""
+def constants_for(workload: Workload, overrides: Overrides | None = None) -> Constants:
+    """The calibrated constants of a workload's device and framework; `overrides` are other values by path."""
     device = workload.cluster.device
+    if overrides:
+        return named_constants(device.name, device.architecture, workload.framework, overrides)
     return _constants(device.name, device.architecture, workload.framework)
 
 
 @cache
 def _constants(device: str, architecture: str, framework: str) -> Constants:
+    return named_constants(device, architecture, framework, {})
+
+
+def named_constants(device: str, architecture: str, framework: str, overrides: Overrides) -> Constants:
+    """The constants of a device, by name and architecture, and of a software profile; not cached."""
     return Constants(
-        device=device_constants(device, architecture),
-        framework=framework_constants(framework),
-        shared=dict(_device_table()["shared"]),
+        device=device_constants(device, architecture, overrides),
+        framework=_framework_constants(framework, overrides),
+        shared=layered_values("shared", overrides=overrides),
     )
 
 
@@ -175,23 +181,21 @@ def kernel_rates(workload: Workload, constants: Constants) -> Rates:
     sixteen = peak_flops(spec, "bf16")
     newest = constants.framework.flash_generation >= 3
     # Power-limited clocks: tensor cores run at a rate that follows the board's power limit.
-    power = (
-        (spec.tdp_w / BLACKWELL_REFERENCE_W) ** constants.shared["tdp_exponent"]
-        if spec.architecture == "blackwell"
-        else 1.0
-    )
-    forward = (
-        sixteen * power * (device.attention_forward_fraction if newest else device.attention_flash2_fraction)
-    )
+    power = (spec.tdp_w / BLACKWELL_REFERENCE_W) ** device.tdp_exponent if device.tdp_exponent else 1.0
+    # Attention waits for exponentials more than for tensor cores, and draws less.
+    forward = sixteen * (device.attention_forward_fraction if newest else device.attention_flash2_fraction)
     return Rates(
         gemm_flops=peak_flops(spec, workload.precision) * fraction * power,
         head_gemm_flops=sixteen * device.gemm_fraction_16bit * power,
         attention_forward_flops=forward,
         attention_backward_flops=forward * device.attention_backward_ratio,
         hbm_bytes_per_s=spec.hbm_gb_per_s * 1e9 * device.hbm_fraction,
+        operand_bytes=OPERAND_BYTES.get(workload.precision, 2.0),
+        weight_gradient_bytes=constants.framework.weight_gradient_bytes,
         sms=spec.sms,
         gemm_half_k=device.half_k,
         gemm_half_edge=device.half_edge,
+        grouped_half_edge=device.grouped_half_edge,
         tile=device.tile,
         wave_weight=device.wave_weight,
         grouped_factor=constants.shared["grouped_gemm_factor"],

@@ -12,6 +12,7 @@ from costmodel.constants import Constants
 from costmodel.layout import Floats, Layout, Placement
 from costmodel.memory import peak_memory_gib, stage_memory_gib, stage_memory_parts_gib
 from costmodel.operators import Parts
+from costmodel.pipeline import layer_bubble_share
 from costmodel.placement import optimistic_placement
 from costmodel.split import Stages
 from costmodel.stage import kind_times
@@ -57,6 +58,8 @@ class LayerCosts:
     mtp_s: Floats
     dense_recompute_s: Floats
     moe_recompute_s: Floats
+    bubble_share: Floats = 1.0
+    """Of the layout's schedule (`costmodel.schedules.bubble_share`)."""
 
 
 def estimate(
@@ -89,7 +92,8 @@ def layer_costs(
     workload: Workload, layout: Layout, placement: Placement, constants: Constants | None = None
 ) -> LayerCosts:
     """Per-layer seconds under a placement, for splitting layers over stages."""
-    times = kind_times(make_context(workload, layout, placement, constants))
+    context = make_context(workload, layout, placement, constants)
+    times = kind_times(context)
     zero = 0.0 * np.asarray(times.head.seconds)
     costs = LayerCosts(
         dense_layer_s=times.dense.seconds if times.dense else zero,
@@ -99,6 +103,7 @@ def layer_costs(
         mtp_s=workload.model.mtp_layers * times.mtp.seconds if times.mtp else zero,
         dense_recompute_s=times.dense.recompute_s if times.dense else zero,
         moe_recompute_s=times.moe.recompute_s if times.moe else zero,
+        bubble_share=layer_bubble_share(context, times),
     )
     if placement.tp.ndim == 1 and layout.broadcast_shape() == ():
         return LayerCosts(**{f.name: float(np.asarray(getattr(costs, f.name))) for f in fields(costs)})

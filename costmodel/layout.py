@@ -57,6 +57,8 @@ class Layout:
     """A `Recompute` mask."""
     recompute_layers: Ints = 0
     """With FULL: how many layers of each virtual stage are recomputed (a large number means all)."""
+    schedule: Ints = 0
+    """A `costmodel.schedules.Schedule`; 0 is 1F1B, interleaved where vpp > 1."""
 
     @property
     def gpus(self) -> Ints:

@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+OTHER = "other"
+"""Device classes without measured runs, and frameworks, share the bands of this name."""
 GEMM_BITS = {"fp8": 8, "mxfp8": 8, "nvfp4": 4}
 
 
@@ -23,12 +25,13 @@ class MeasuredMfu:
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorBand:
-    """Measured over predicted step time of the validation runs: 5th and 95th percentile."""
+    """Measured over predicted step time of runs whose source was not fitted on: 5th and 95th percentile."""
 
     low: float
     high: float
     rows: int
-    device_class: str
+    basis: str
+    """Which measured runs: of a device class and a framework, or the wider group that stands in for them."""
 
 
 @cache
@@ -36,6 +39,11 @@ def _table(name: str) -> dict[str, Any]:
     text = resources.files("costmodel.data").joinpath(name).read_text(encoding="utf-8")
     loaded: dict[str, Any] = yaml.safe_load(text)
     return loaded
+
+
+def device_classes() -> tuple[str, ...]:
+    """Every class with measured runs."""
+    return tuple(_table("best_measured.yaml")["classes"])
 
 
 def device_class(device_name: str) -> str | None:
@@ -55,9 +63,12 @@ def best_measured_mfu(device_name: str, precision: str) -> MeasuredMfu | None:
     return MeasuredMfu(mfu=found["mfu"], run=found["run"], device_class=name)
 
 
-def error_band(device_name: str) -> ErrorBand:
-    """How far measured steps on a device's class lie from predictions; of all rows where it has too few."""
+def error_band(device_name: str, framework: str) -> ErrorBand:
+    """How far measured steps of a device's class and a software profile lie from predictions.
+
+    Few rows lean on the rows of the device class, those on the rows of the framework, those on all; see
+    docs/accuracy.md.
+    """
     bands = _table("error_bands.yaml")["bands"]
-    name = device_class(device_name)
-    chosen = name if name is not None and name in bands else "all"
-    return ErrorBand(device_class=chosen, **bands[chosen])
+    of_device = bands.get(device_class(device_name), bands[OTHER])
+    return ErrorBand(**of_device.get(framework, of_device[OTHER]))

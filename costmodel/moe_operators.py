@@ -6,10 +6,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.collectives import all_to_all_s, members_inside, ring_pass_s
-from costmodel.kernels import gemm_s, streamed_s
+from costmodel.kernels import gemm_s, streamed_s, weight_gradient_s
 from costmodel.layout import Floats, Recompute
-from costmodel.operators import Context, LayerTime, Parts, add, dense_mlp, less_hidden, quantise_bytes, total
+from costmodel.operators import (
+    Context,
+    LayerTime,
+    Parts,
+    add,
+    dense_mlp,
+    less_hidden,
+    quantise_bytes,
+    total,
+)
 from costmodel.workload import Workload
+
+PERMUTE_BYTES = {"deduplicated": 8.0, "alltoall": 12.0}
+"""Bytes for each copy of a token and element, in and out of the experts' order: a read and a write each way,
+or before, between and after the transfers of NCCL's all-to-all, which sorts by rank and then by expert
+(Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py)."""
 
 
 def moe_mlp(c: Context) -> LayerTime:
@@ -28,15 +42,15 @@ def moe_mlp(c: Context) -> LayerTime:
     down = gemm_s(rows, model.hidden, width, c.rates, groups=local_experts)
     grads = (
         gemm_s(rows, model.hidden, matrices * width, c.rates, groups=local_experts)
-        + gemm_s(model.hidden, matrices * width, rows, c.rates, groups=local_experts)
+        + weight_gradient_s(model.hidden, matrices * width, rows, c.rates, groups=local_experts)
         + gemm_s(rows, width, model.hidden, c.rates, groups=local_experts)
-        + gemm_s(width, model.hidden, rows, c.rates, groups=local_experts)
+        + weight_gradient_s(width, model.hidden, rows, c.rates, groups=local_experts)
     )
     router = gemm_s(mine, moe.experts, model.hidden, c.rates, sixteen_bit=True)
     unfused = c.constants.shared["expert_bias_bytes_factor"] if moe.expert_bias else 1.0
     act_f = arriving * width * (2.0 * matrices + 2.0) * unfused
     act_b = arriving * width * (4.0 * matrices + 2.0) * unfused
-    permute = 8.0 * arriving * model.hidden
+    permute = PERMUTE_BYTES[c.workload.moe_dispatch] * arriving * model.hidden
     norm = 10.0 * c.tokens * model.hidden / c.sequence_shards + 40.0 * mine * moe.experts
     cast_f = quantise_bytes(c, arriving, model.hidden + width)
     cast_b = quantise_bytes(c, arriving, matrices * width + model.hidden)

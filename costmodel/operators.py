@@ -14,10 +14,11 @@ from functools import cached_property
 
 import numpy as np
 
-from costmodel.collectives import Links, all_to_all_s, ring_pass_s
+from costmodel.collectives import Links, all_reduce_s, all_to_all_s, ring_pass_s
 from costmodel.constants import Constants
-from costmodel.kernels import Rates, attention_pair_flops, gemm_s, streamed_s
+from costmodel.kernels import Rates, attention_pair_flops, gemm_s, streamed_s, weight_gradient_s
 from costmodel.layout import Floats, Layout, Placement, Recompute
+from costmodel.precision import GATHERED_SHARE, cast_bytes_per_element
 from costmodel.workload import Workload
 
 PARTS = ("gemm", "expert_gemm", "attention", "memory_bound", "tp_comm", "cp_comm", "ep_comm")
@@ -31,6 +32,9 @@ SCORE_BYTES_BACKWARD = 16.0
 LOGIT_BYTES_FORWARD = 12.0
 """Cross entropy on 32-bit logits: cast, max, exponent-sum, pick."""
 LOGIT_BYTES_BACKWARD = 18.0
+FUSED_LOSS_BYTES = (6.0, 4.0)
+"""Transformer Engine's cross entropy on 16-bit logits: read for the sum, read and replaced by the gradient;
+the backward pass scales it (transformer_engine/pytorch/triton/cross_entropy.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +55,29 @@ class Context:
         return out
 
     @cached_property
+    def cast_bytes(self) -> float:
+        """Bytes moved per element of a GEMM operand that is cast to the run's precision."""
+        work, current = self.workload, self.constants.framework.current_scaling
+        architecture = work.cluster.device.architecture
+        return cast_bytes_per_element(work.precision, architecture, current_scaling=current)
+
+    @property
+    def gathered_weight_bytes(self) -> float:
+        """Bytes of a parameter in an all-gather; MXFP8 gathers 16 bits: rows and columns are cast apart."""
+        narrow = self.constants.framework.narrow_gathers and self.workload.precision == "fp8"
+        return 1.0 if narrow else 2.0
+
+    @property
+    def gathered_share(self) -> float:
+        """Bytes of a gathered activation over those at 16 bits."""
+        return GATHERED_SHARE.get(self.workload.precision, 1.0)
+
+    @property
+    def tp_overlaps(self) -> bool:
+        """Whether GEMMs run beside their tensor-parallel transfers; Megatron-Bridge never does with NVFP4."""
+        return self.workload.overlap.tp and self.workload.precision != "nvfp4"
+
+    @cached_property
     def sequence_shards(self) -> Floats:
         """Ways that norms, residuals and dropout are split: tp with sequence parallelism, else 1."""
         out: Floats = np.where(self.layout.sequence_parallel, self.layout.tp, 1)
@@ -60,6 +87,15 @@ class Context:
     def tensor_pass_s(self) -> Floats:
         """One gather or scatter of a micro-batch's activations, T h of 2 bytes, over the tensor group."""
         return ring_pass_s(2.0 * self.tokens * self.workload.model.hidden, self.placement.tp, self.links)
+
+    @cached_property
+    def tensor_sum_s(self) -> Floats:
+        """After a row-parallel product: an all-reduce; with sequence parallelism a scatter and a gather."""
+        volume = 2.0 * self.tokens * self.workload.model.hidden
+        reduced = all_reduce_s(volume, self.placement.tp, self.links)
+        passes = 1.0 + self.gathered_share
+        wait = np.where(np.asarray(self.layout.tp) > 1, self.constants.framework.collective_wait_s, 0.0)
+        return wait + np.where(self.layout.sequence_parallel, passes * self.tensor_pass_s, reduced)
 
 
 @dataclass(frozen=True)
@@ -94,13 +130,12 @@ def total(parts: Parts) -> Floats:
 def _linear(c: Context, tokens: Floats, n: Floats, k: Floats) -> tuple[Floats, Floats]:
     """Forward, and backward (input and weight gradients), of y[tokens, n] = x[tokens, k] W."""
     forward = gemm_s(tokens, n, k, c.rates)
-    backward = gemm_s(tokens, k, n, c.rates) + gemm_s(k, n, tokens, c.rates)
-    return forward, backward
+    return forward, gemm_s(tokens, k, n, c.rates) + weight_gradient_s(k, n, tokens, c.rates)
 
 
 def quantise_bytes(c: Context, tokens: Floats, elements: Floats) -> Floats:
-    """Casting operands to a narrower format: read 2, write 1 and its transpose 1, per element."""
-    return 4.0 * tokens * elements if c.workload.precision in ("fp8", "mxfp8", "nvfp4") else 0.0 * tokens
+    """Bytes that casting GEMM operands to the run's narrower format moves; 0 at 16 bits."""
+    return c.cast_bytes * tokens * elements
 
 
 def attention_block(c: Context) -> LayerTime:
@@ -120,12 +155,13 @@ def attention_block(c: Context) -> LayerTime:
     core_f, core_b, score_f, score_b = _core_attention(c)
     plain = 4.0 + 6.0 if c.constants.framework.fused_elementwise else 4.0 + 8.0
     norm_bytes = tokens * model.hidden / c.sequence_shards
-    rotary = 4.0 * tokens * (q_width + kv_width) if model.position == "rope" else 0.0 * tokens
+    rotary, normed = _rotary_elements(c, q_width, kv_width), _normed_elements(c, q_width, kv_width)
     cast_f = quantise_bytes(c, tokens, model.hidden + out_width)
     cast_b = quantise_bytes(c, tokens, q_width + kv_width + model.hidden)
     merge_f, merge_b = _merge_bytes(c, q_width, out_width)
-    memory_f = streamed_s(plain * norm_bytes + rotary + cast_f + score_f + merge_f, c.rates)
-    memory_b = streamed_s((plain + 2.0) * norm_bytes + rotary + cast_b + score_b + merge_b, c.rates)
+    inner_f, inner_b = tokens * (4.0 * rotary + 4.0 * normed), tokens * (4.0 * rotary + 6.0 * normed)
+    memory_f = streamed_s(plain * norm_bytes + inner_f + cast_f + score_f + merge_f, c.rates)
+    memory_b = streamed_s((plain + 2.0) * norm_bytes + inner_b + cast_b + score_b + merge_b, c.rates)
     tp_f, tp_b = _tensor_parallel(c, gemm_f + proj_f, gemm_b + proj_b)
     cp_f, cp_b = _context_parallel(c, (q_width, kv_width, out_width), (core_f, core_b))
     forward = {
@@ -146,11 +182,39 @@ def attention_block(c: Context) -> LayerTime:
     again: Parts = {
         "attention": np.where(mask & Recompute.CORE_ATTENTION, core_f, 0.0),
         "memory_bound": np.where(mask & _NORMS, streamed_s(4.0 * norm_bytes, c.rates), 0.0)
-        + np.where(mask & Recompute.CORE_ATTENTION, streamed_s(score_f, c.rates), 0.0),
+        + np.where(mask & Recompute.CORE_ATTENTION, streamed_s(score_f, c.rates), 0.0)
+        + np.where(mask & Recompute.MLA_UP_PROJECTION, streamed_s(inner_f, c.rates), 0.0),
         "gemm": np.where(mask & Recompute.MLA_UP_PROJECTION, up_f, 0.0)
         + np.where(mask & Recompute.OPERATORS, 0.5 * (gemm_f + proj_f), 0.0),
     }
     return LayerTime(forward, backward, again)
+
+
+def _rotary_elements(c: Context, q_width: Floats, kv_width: Floats) -> Floats:
+    """Elements a token that the rotary embedding reads and writes (2 bytes each way).
+
+    Latent attention rotates the position part of each query in place and writes keys out of the latent, with
+    one shared position part, next to the values.
+    """
+    model = c.workload.model
+    mla = model.attention
+    if model.position != "rope":
+        return 0.0 * np.asarray(q_width)
+    if mla is None:
+        return np.asarray(q_width + kv_width)
+    written = model.qk_head_dim + mla.v_head_dim
+    each = mla.qk_rope_head_dim + 0.5 * (mla.qk_nope_head_dim + mla.v_head_dim + written)
+    return each * model.heads / np.asarray(c.layout.tp)
+
+
+def _normed_elements(c: Context, q_width: Floats, kv_width: Floats) -> Floats:
+    """Elements a token under the norms of queries and keys, or of the latents that they are made from."""
+    model = c.workload.model
+    if model.attention is not None:
+        ranks = (model.attention.q_lora_rank or 0) + model.attention.kv_lora_rank
+        return ranks / np.asarray(c.sequence_shards)
+    keys = kv_width * model.qk_head_dim / (model.qk_head_dim + model.v_head_dim)
+    return np.asarray(q_width + keys) if model.qk_norm else 0.0 * np.asarray(q_width)
 
 
 def _mla_projections(c: Context) -> tuple[Floats, Floats, Floats]:
@@ -214,8 +278,7 @@ def window_share(c: Context) -> float:
 
 def _tensor_parallel(c: Context, hide_f: Floats, hide_b: Floats) -> tuple[Floats, Floats]:
     """One all-reduce forward and one backward (or gather and scatter) of T h, less what user buffers hide."""
-    both = 2.0 * c.tensor_pass_s
-    return less_hidden(c.workload.overlap.tp, c.constants.framework.tp_hidden, both, hide_f, hide_b)
+    return less_hidden(c.tp_overlaps, c.constants.framework.tp_hidden, c.tensor_sum_s, hide_f, hide_b)
 
 
 def less_hidden(
@@ -308,20 +371,22 @@ def head(c: Context) -> LayerTime:
     model, tokens = c.workload.model, c.tokens
     vocab = model.vocab / np.asarray(c.layout.tp)
     forward_gemm = gemm_s(tokens, vocab, model.hidden, c.rates, sixteen_bit=True)
-    backward_gemm = gemm_s(tokens, model.hidden, vocab, c.rates, sixteen_bit=True) + gemm_s(
+    backward_gemm = gemm_s(tokens, model.hidden, vocab, c.rates, sixteen_bit=True) + weight_gradient_s(
         model.hidden, vocab, tokens, c.rates, sixteen_bit=True
     )
     norm = 4.0 * tokens * model.hidden / c.sequence_shards
     logits = tokens * vocab
+    fused = c.constants.framework.fused_loss
+    loss_f, loss_b = FUSED_LOSS_BYTES if fused else (LOGIT_BYTES_FORWARD, LOGIT_BYTES_BACKWARD)
     gather = c.tensor_pass_s
     forward: Parts = {
         "gemm": forward_gemm,
-        "memory_bound": streamed_s(norm + LOGIT_BYTES_FORWARD * logits, c.rates),
+        "memory_bound": streamed_s(norm + loss_f * logits, c.rates),
         "tp_comm": gather,
     }
     backward: Parts = {
         "gemm": backward_gemm,
-        "memory_bound": streamed_s(1.5 * norm + LOGIT_BYTES_BACKWARD * logits, c.rates),
+        "memory_bound": streamed_s(1.5 * norm + loss_b * logits, c.rates),
         "tp_comm": 2.0 * gather,
     }
     return LayerTime(forward, backward, {})

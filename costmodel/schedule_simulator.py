@@ -1,26 +1,18 @@
 """Pipeline schedules played event by event: what closed forms are checked against, and what a trace draws.
 
-A rank runs its forward and backward passes in the order that its schedule fixes; each starts when the one
-before it on the rank is done and its input has arrived. Orders follow megatron-core
-`pipeline_parallel/schedules.py` (1F1B: Narayanan et al. 2021, arXiv 2104.04473, section 2.2; GPipe: Huang et
-al. 2019, arXiv 1811.06965).
+A rank runs its passes in the order that its schedule fixes (`schedule_orders`); each starts when the one
+before it on the rank is done and its input has arrived.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
-Schedule = Literal["gpipe", "1f1b"]
+from costmodel.schedule_orders import Pass, Work, rank_order
+from costmodel.schedules import Schedule, traits
 
-
-class Pass(NamedTuple):
-    """One forward or backward pass of a micro-batch through a chunk."""
-
-    chunk: int
-    micro_batch: int
-    backward: bool
+__all__ = ["Pass", "Timeline", "Work", "rank_order", "simulate"]
 
 
 @dataclass(frozen=True)
@@ -47,53 +39,16 @@ class Timeline:
 
     @property
     def peak_chunks(self) -> tuple[int, ...]:
-        """Most chunk activations that each rank holds at a time: forward passes less backward passes done."""
+        """Most chunk activations that each rank holds at a time; a pass lets them go when it is done."""
         return tuple(_peak(order) for order in self.passes)
 
 
 def _peak(order: Sequence[Pass]) -> int:
     held = most = 0
     for one in order:
-        held += -1 if one.backward else 1
+        held -= one.frees
         most = max(most, held)
     return most
-
-
-def rank_order(
-    rank: int, pp: int, vpp: int, num_micro_batches: int, schedule: Schedule = "1f1b"
-) -> tuple[Pass, ...]:
-    """The passes of one pipeline rank in the order in which it runs them.
-
-    1F1B warms up with p - r - 1 forward passes, interleaved (vpp > 1) with 2 (p - r - 1) + (v - 1) p, then
-    takes turns. Interleaving runs pp micro-batches through a chunk before the next chunk; raises ValueError
-    where pp does not divide the micro-batches.
-    """
-    work = num_micro_batches * vpp
-    if vpp > 1 and num_micro_batches % pp:
-        raise ValueError(f"num_micro_batches: {num_micro_batches} is not a multiple of pp {pp}, vpp is {vpp}")
-    forward = [_pass(k, rank, pp, vpp, backward=False) for k in range(work)]
-    backward = [_pass(k, rank, pp, vpp, backward=True) for k in range(work)]
-    if schedule == "gpipe":
-        if vpp > 1:
-            raise ValueError(f"vpp: {vpp}, GPipe has no virtual stages")
-        return (*forward, *reversed(backward))
-    warm_up = pp - rank - 1 if vpp == 1 else 2 * (pp - rank - 1) + (vpp - 1) * pp
-    warm_up = min(warm_up, work)
-    order = forward[:warm_up]
-    for ahead, behind in zip(forward[warm_up:], backward, strict=False):
-        order += [ahead, behind]
-    return (*order, *backward[work - warm_up :])
-
-
-def _pass(k: int, rank: int, pp: int, vpp: int, *, backward: bool) -> Pass:
-    """The k-th forward or backward pass of a rank."""
-    if vpp == 1:
-        return Pass(rank, k, backward)
-    turn, place = divmod(k, pp * vpp)
-    stage, offset = divmod(place, pp)
-    if backward:
-        stage = vpp - 1 - stage
-    return Pass(stage * pp + rank, turn * pp + offset, backward)
 
 
 def simulate(
@@ -102,49 +57,87 @@ def simulate(
     *,
     pp: int,
     num_micro_batches: int,
-    schedule: Schedule = "1f1b",
+    schedule: Schedule = Schedule.ONE_F_ONE_B,
+    weight_s: Sequence[float] | None = None,
     p2p_s: float = 0.0,
 ) -> Timeline:
     """Plays a schedule. `forward_s` and `backward_s` are seconds per chunk, in model order.
 
-    Chunk c runs on rank c mod pp. `p2p_s` passes between neighbouring chunks, and delays the receiver only.
-    Raises ValueError where the chunks are not a multiple of pp, or the schedule cannot run.
+    `weight_s` is what of `backward_s` weight gradients take (by default half): the schedules that split the
+    backward pass run it apart. `p2p_s` passes between chunks on different ranks, and delays the receiver
+    only. Raises ValueError where the chunks are not a multiple of pp, or the schedule cannot run.
     """
     chunks = len(forward_s)
     if len(backward_s) != chunks or chunks % pp or not chunks:
         raise ValueError(f"forward_s, backward_s: {chunks} and {len(backward_s)} chunks, pp is {pp}")
+    apart = list(weight_s) if weight_s is not None else [b / 2 for b in backward_s]
+    if len(apart) != chunks:
+        raise ValueError(f"weight_s: {len(apart)} chunks, not {chunks}")
+    seconds = {
+        Work.FORWARD: list(forward_s),
+        Work.BACKWARD: list(backward_s),
+        Work.INPUT: [b - w for b, w in zip(backward_s, apart, strict=True)],
+        Work.WEIGHT: apart,
+    }
     orders = [rank_order(r, pp, chunks // pp, num_micro_batches, schedule) for r in range(pp)]
-    starts: list[list[float]] = [[] for _ in range(pp)]
-    ends: list[list[float]] = [[] for _ in range(pp)]
-    done: dict[Pass, float] = {}
-    left = sum(map(len, orders))
-    while left:
-        before = left
-        for rank, order in enumerate(orders):
-            while len(ends[rank]) < len(order):
-                one = order[len(ends[rank])]
-                ready = _ready_s(one, done, chunks, p2p_s if pp > 1 else 0.0)
-                if ready is None:
-                    break
-                start = max(ready, ends[rank][-1] if ends[rank] else 0.0)
-                done[one] = start + (backward_s if one.backward else forward_s)[one.chunk]
-                starts[rank].append(start)
-                ends[rank].append(done[one])
-                left -= 1
-        if left == before:
-            raise ValueError(f"the {schedule} schedule waits for itself: pp {pp}, {chunks} chunks")
+    starts, ends = _play(orders, seconds, chunks, p2p_s, traits(schedule).v_shaped)
+    if any(len(done) < len(order) for done, order in zip(ends, orders, strict=True)):
+        raise ValueError(f"the {schedule.name} schedule waits for itself: pp {pp}, {chunks} chunks")
     return Timeline(tuple(orders), tuple(map(tuple, starts)), tuple(map(tuple, ends)))
 
 
-def _ready_s(one: Pass, done: dict[Pass, float], chunks: int, p2p_s: float) -> float | None:
-    """When the input of a pass has arrived; None where it is not known yet."""
-    if not one.backward:
-        if one.chunk == 0:
+def _play(
+    orders: Sequence[Sequence[Pass]],
+    seconds: dict[Work, list[float]],
+    chunks: int,
+    p2p_s: float,
+    v_shaped: bool,
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Starts and ends of every rank's passes, as far as the schedule runs without waiting for itself."""
+    pp = len(orders)
+    starts: list[list[float]] = [[] for _ in orders]
+    ends: list[list[float]] = [[] for _ in orders]
+    forward_done: dict[tuple[int, int], float] = {}
+    backward_done: dict[tuple[int, int], float] = {}
+    local = chunks // 2 if v_shaped else 0
+    """The chunk whose predecessor lies on the same rank (0: none)."""
+
+    def ready_s(one: Pass) -> float | None:
+        chunk, micro_batch = one.chunk, one.micro_batch
+        if one.work is Work.WEIGHT:
             return 0.0
-        source, delay_s = Pass(one.chunk - 1, one.micro_batch, False), p2p_s
-    elif one.chunk == chunks - 1:
-        source, delay_s = Pass(one.chunk, one.micro_batch, False), 0.0
-    else:
-        source, delay_s = Pass(one.chunk + 1, one.micro_batch, True), p2p_s
-    end = done.get(source)
-    return None if end is None else end + delay_s
+        if one.work is Work.FORWARD:
+            if chunk == 0:
+                return 0.0
+            end = forward_done.get((chunk - 1, micro_batch))
+            hop = pp > 1 and chunk != local
+        elif chunk == chunks - 1:
+            end, hop = forward_done.get((chunk, micro_batch)), False
+        else:
+            end = backward_done.get((chunk + 1, micro_batch))
+            hop = pp > 1 and chunk + 1 != local
+        return None if end is None else end + p2p_s * hop
+
+    moved = True
+    while moved:
+        moved = False
+        for rank, order in enumerate(orders):
+            now = ends[rank][-1] if ends[rank] else 0.0
+            while len(ends[rank]) < len(order):
+                at = len(ends[rank])
+                together = order[at : at + 1 + order[at].paired]
+                arrivals = [ready_s(one) for one in together]
+                if None in arrivals:
+                    break
+                now = max(now, *(arrival for arrival in arrivals if arrival is not None))
+                for one in together:
+                    starts[rank].append(now)
+                    now += seconds[one.work][one.chunk]
+                    ends[rank].append(now)
+                for one in together:
+                    if one.work is Work.FORWARD:
+                        forward_done[one.chunk, one.micro_batch] = now
+                    elif one.work is not Work.WEIGHT:
+                        backward_done[one.chunk, one.micro_batch] = now
+                moved = True
+    return starts, ends

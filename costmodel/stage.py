@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.kernels import gemm_s
+from costmodel.kernels import gemm_s, weight_gradient_s
 from costmodel.layout import Floats, Ints, Recompute
 from costmodel.moe_operators import hide_expert_traffic, moe_mlp
 from costmodel.operators import (
@@ -23,6 +23,7 @@ from costmodel.operators import (
     scaled,
     total,
 )
+from costmodel.schedules import has_trait
 from costmodel.split import LayerCounts, Stages, layer_counts
 
 
@@ -104,7 +105,7 @@ def kind_times(c: Context) -> KindTimes:
 def _mtp_projection(c: Context) -> tuple[Parts, Floats]:
     """The GEMM from 2 h to h that joins a multi-token-prediction module to the model: parts, and backward."""
     h, n = c.workload.model.hidden, c.workload.model.hidden / np.asarray(c.layout.tp)
-    backward = gemm_s(c.tokens, 2 * h, n, c.rates) + gemm_s(2 * h, n, c.tokens, c.rates)
+    backward = gemm_s(c.tokens, 2 * h, n, c.rates) + weight_gradient_s(2 * h, n, c.tokens, c.rates)
     return {"gemm": gemm_s(c.tokens, n, 2 * h, c.rates) + backward}, backward
 
 
@@ -112,31 +113,46 @@ def _with_host(c: Context, layer: LayerTime, launch_s: float, sync_s: float = 0.
     """Adds what the host costs: the GPU and the host run side by side, and the slower one paces a layer.
 
     A p-norm of the two stands for their jitter; a CUDA graph of the whole step takes the host out.
-    `sync_s` is waited for in any case, once per layer and micro-batch.
+    Once per layer and micro-batch the GPU idles for `sync_s`, unless a graph lets the host run ahead again;
+    where the host is the slower one, its launches hide that wait.
     """
     framework, power = c.constants.framework, c.constants.shared["launch_norm"]
     parts = add(layer.forward, layer.backward, layer.recompute)
-    host_share = {"full": 0.0, "partial": c.constants.shared["partial_graph_host_share"]}.get(
-        c.workload.cuda_graph, 1.0
-    )
-    host_share *= c.constants.device.host_factor
+    share = _host_share(c)
     passes = 3.0
-    device_s = total(parts)
-    extra = _host_excess(device_s, launch_s * passes * host_share, power)
+    waits = (
+        sync_s * c.constants.device.host_factor if c.workload.cuda_graph in ("none", "feed_forward") else 0.0
+    )
+    extra = _host_excess(total(parts) + waits, (launch_s * passes + _pieces_s(c)) * share, power)
     gap = framework.serial_launch_s + (framework.launch_blocking_s if c.workload.launch_blocking else 0.0)
-    waits = 0.0 if c.workload.cuda_graph == "full" else sync_s * c.constants.device.host_factor
-    serial = gap * passes * host_share + waits
-    parts = add(parts, {"host": extra + serial})
+    parts = add(parts, {"host": extra + waits + gap * passes * share})
     forward_s = total(layer.forward)
-    again_extra = _host_excess(forward_s, launch_s * host_share, power) + gap * host_share
+    again_extra = _host_excess(forward_s, launch_s * share, power) + gap * share
     full = scaled(add(layer.forward, {"host": again_extra}), framework.recompute_fraction)
     backward_share = total(layer.backward) / np.maximum(forward_s + total(layer.backward), 1e-12)
     return KindTime(parts, total(parts) * backward_share, {"recompute": total(full)})
 
 
-def _host_excess(device_s: Floats, host_s: float, power: float) -> Floats:
-    if host_s <= 0.0:
-        return 0.0 * np.asarray(device_s)
+def _host_share(c: Context) -> float:
+    """Host work that the run's CUDA graphs leave, times the pace of the device's host."""
+    shared = c.constants.shared
+    left = {"full": 0.0, "partial": shared["partial_graph_host_share"], "feed_forward": 1.0}
+    return left.get(c.workload.cuda_graph, 1.0) * c.constants.device.host_factor
+
+
+def _pieces_s(c: Context) -> Floats:
+    """Host seconds for the pieces that a layer is cut into, each a GEMM or attention call and a transfer.
+
+    Overlapped tensor parallelism cuts six of a layer's GEMMs (four forward, two backward) into tp. Ring
+    attention runs in cp steps of a kernel, a transfer and corrections: about six pieces in each direction.
+    """
+    tp, cp = np.asarray(c.layout.tp), np.asarray(c.layout.cp)
+    split = 6.0 * np.where(tp > 1, tp, 0) if c.tp_overlaps else 0.0
+    steps = 0.0 if c.workload.cp_comm == "a2a" else 12.0 * np.where(cp > 1, cp, 0)
+    return c.constants.framework.piece_launch_s * (split + steps)
+
+
+def _host_excess(device_s: Floats, host_s: Floats, power: float) -> Floats:
     larger, smaller = np.maximum(device_s, host_s), np.minimum(device_s, host_s)
     out: Floats = larger * (1.0 + (smaller / larger) ** power) ** (1.0 / power) - device_s
     return out
@@ -146,13 +162,15 @@ def rank_counts(c: Context, stages: Stages) -> LayerCounts:
     """Layers that each pipeline rank of a split runs per micro-batch, for one layout."""
     full = bool(int(np.asarray(c.layout.recompute)) & Recompute.FULL)
     recomputed = int(np.asarray(c.layout.recompute_layers)) if full else 0
-    return layer_counts(c.workload.model.dense_layers, stages, recomputed)
+    v_shaped = bool(has_trait(c.layout.schedule, "v_shaped").any())
+    return layer_counts(c.workload.model.dense_layers, stages, recomputed, v_shaped=v_shaped)
 
 
-def rank_parts(times: KindTimes, counts: LayerCounts, mtp_layers: int) -> Parts:
-    """Seconds by part of each rank and micro-batch, arrays [..., pp]; MTP modules run on the last rank."""
+def rank_parts(times: KindTimes, counts: LayerCounts, mtp_layers: int, head_rank: Ints = -1) -> Parts:
+    """Seconds by part of each rank and micro-batch, arrays [..., pp]; the head and the MTP modules run on
+    `head_rank`."""
     rank = np.arange(len(counts.dense))
-    first, last = (rank == 0).astype(np.float64), (rank == rank[-1]).astype(np.float64)
+    first, last = (rank == 0).astype(np.float64), (rank == rank[head_rank]).astype(np.float64)
     kinds = (
         (times.dense, counts.dense, counts.dense_recomputed),
         (times.moe, counts.moe, counts.moe_recomputed),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.collectives import members_inside, point_to_point_s, ring_pass_s
+from costmodel.collectives import all_reduce_s, members_inside, point_to_point_s, ring_pass_s
 from costmodel.constants import Constants, constants_for, fabric_links, kernel_rates
 from costmodel.layout import Floats, Layout, Placement
-from costmodel.memory import rank_parameters
+from costmodel.memory_states import rank_parameters
 from costmodel.operators import Context, Parts, total
+from costmodel.pipeline import chunk_loads, layer_bubble_share
+from costmodel.schedules import last_rank, pace_excess_s, shared_by_mirrors
 from costmodel.split import Stages
 from costmodel.stage import KindTimes, cheapest_layer_s, even_layout_load, kind_times, rank_counts, rank_parts
 from costmodel.workload import Workload
@@ -47,12 +50,15 @@ def make_context(
 def exact_step(c: Context, stages: Stages) -> StepTime:
     """The step of one layout under a given split of the layers.
 
-    Pipeline (1F1B, interleaved for vpp > 1; Narayanan et al. 2021, arXiv 2104.04473, section 2.2): the
-    busiest rank works through all m micro-batches, and waits for one pass of the others' virtual stages to
-    fill and drain: T = m max_r t_r + (sum_r t_r - max_r t_r) / vpp.
+    Pipeline: the busiest rank works through all m micro-batches, and waits for the others' virtual stages to
+    fill and drain, T = m max_r t_r + x (sum_r t_r - max_r t_r) / vpp, where x is the schedule's bubble share
+    (`schedules.bubble_share`; 1 for 1F1B: Narayanan et al. 2021, arXiv 2104.04473, section 2.2). Ranks in
+    step lose m times `schedules.pace_excess_s` besides.
     """
     times, counts = kind_times(c), rank_counts(c, stages)
-    by_rank = rank_parts(times, counts, c.workload.model.mtp_layers)
+    head_rank = last_rank(c.layout.schedule, len(stages))
+    by_rank = rank_parts(times, counts, c.workload.model.mtp_layers, head_rank)
+    by_rank = {name: shared_by_mirrors(np.asarray(s), c.layout.schedule) for name, s in by_rank.items()}
     loads = np.asarray(total(by_rank))
     busiest = np.argmax(loads, axis=-1)
     worst: Parts = {name: _of_rank(np.asarray(seconds), busiest) for name, seconds in by_rank.items()}
@@ -60,7 +66,19 @@ def exact_step(c: Context, stages: Stages) -> StepTime:
     traffic = _data_parallel_s(c, dense, expert)
     chunk_s = cheapest_layer_s(times)
     whole = np.sum(loads, axis=-1)
-    return _compose(c, worst, whole, chunk_s=chunk_s, dense=dense, expert=expert, traffic=traffic)
+    lost = pace_excess_s(chunk_loads(c, times, stages), c.layout.schedule)
+    share = layer_bubble_share(c, times)
+    return _compose(
+        c,
+        worst,
+        whole,
+        chunk_s=chunk_s,
+        dense=dense,
+        expert=expert,
+        traffic=traffic,
+        share=share,
+        lost_s=lost,
+    )
 
 
 def _of_rank(by_rank: NDArray[np.float64], rank: NDArray[np.int64]) -> Floats:
@@ -83,13 +101,16 @@ def optimistic_step(c: Context, times: KindTimes | None = None) -> StepTime:
     busiest, least = even_layout_load(c, times)
     dense, expert = rank_parameters(c.workload.model, c.layout, None)
     traffic = _data_parallel_s(c, dense, expert)
-    pp, vpp = np.asarray(c.layout.pp), np.asarray(c.layout.vpp)
+    pp, share = np.asarray(c.layout.pp), layer_bubble_share(c, times)
+    waits = share / np.asarray(c.layout.vpp)
     kink = np.clip(_largest_useful_window_s(c, traffic) * pp, least, np.maximum(busiest * pp, least))
-    at_kink, at_least = (whole / vpp + _exposed_s(c, traffic, whole / pp) for whole in (kink, least))
+    at_kink, at_least = (whole * waits + _exposed_s(c, traffic, whole / pp) for whole in (kink, least))
     whole = np.where(at_kink < at_least, kink, least)
     ranks: Parts = {"ranks": busiest}
     chunk_s = cheapest_layer_s(times)
-    return _compose(c, ranks, whole, chunk_s=chunk_s, dense=dense, expert=expert, traffic=traffic)
+    return _compose(
+        c, ranks, whole, chunk_s=chunk_s, dense=dense, expert=expert, traffic=traffic, share=share
+    )
 
 
 def _compose(
@@ -101,17 +122,21 @@ def _compose(
     dense: Floats,
     expert: Floats,
     traffic: Floats,
+    share: Floats,
+    lost_s: Floats = 0.0,
 ) -> StepTime:
     layout = c.layout
     m, pp, vpp = (np.asarray(x) for x in (layout.num_micro_batches, layout.pp, layout.vpp))
     busiest = total(worst)
     parts: Parts = {name: seconds * m for name, seconds in worst.items()}
-    parts["pipeline_bubble"] = (whole - busiest) / vpp
+    parts["pipeline_bubble"] = share * (whole - busiest) / vpp + m * lost_s
     parts["pipeline_p2p"] = _pipeline_p2p(c, chunk_s)
     parts["dp_comm"] = _exposed_s(c, traffic, whole / pp)
     parts["optimizer"] = _optimizer(c, dense, expert)
     parts["step_overhead"] = c.constants.framework.step_overhead_s + 0.0 * busiest
-    nodes = np.maximum(np.asarray(layout.gpus) / c.workload.cluster.gpus_per_node, 1.0)
+    cluster = c.workload.cluster
+    domain = max(cluster.gpus_per_node, cluster.nvlink_domain)
+    nodes = np.maximum(np.asarray(layout.gpus) / domain, 1.0)
     parts["scale"] = total(parts) * c.constants.shared["scale_per_doubling"] * np.log2(nodes)
     return StepTime(parts)
 
@@ -142,21 +167,22 @@ def _data_parallel_s(c: Context, dense: Floats, expert: Floats) -> Floats:
     gradients; 1 and 2 reduce-scatter them and gather parameters (Rajbhandari et al. 2020, arXiv 1910.02054,
     section 7); 3 gathers for the forward and the backward pass of each micro-batch and reduces after each.
     """
-    grad, weight = float(c.constants.framework.gradient_bytes), 2.0
+    grad, weight = float(c.constants.framework.gradient_bytes), c.gathered_weight_bytes
 
-    def passed_s(element_bytes: float) -> Floats:
-        of_dense = ring_pass_s(element_bytes * dense, c.placement.dp_cp, c.links)
+    def taken_s(collective: Callable[..., Floats], element_bytes: float) -> Floats:
+        of_dense = collective(element_bytes * dense, c.placement.dp_cp, c.links)
         if c.workload.model.moe is None:
             return of_dense
-        out: Floats = of_dense + ring_pass_s(element_bytes * expert, c.placement.edp, c.links)
+        out: Floats = of_dense + collective(element_bytes * expert, c.placement.edp, c.links)
         return out
 
-    reduce_s, gather_s = passed_s(grad), passed_s(weight)
+    reduced_s, scatter_s = taken_s(all_reduce_s, grad), taken_s(ring_pass_s, grad)
+    gather_s = taken_s(ring_pass_s, weight)
     stage = np.asarray(c.layout.zero_stage)
-    scattered = (2.0 if c.constants.framework.zero1_all_reduces else 1.0) * reduce_s
-    each = 2.0 * gather_s + reduce_s
+    scattered = reduced_s if c.constants.framework.zero1_all_reduces else scatter_s
+    each = 2.0 * gather_s + scatter_s
     return np.select(
-        [stage == 0, stage == 3], [2.0 * reduce_s, each * c.layout.num_micro_batches], scattered + gather_s
+        [stage == 0, stage == 3], [reduced_s, each * c.layout.num_micro_batches], scattered + gather_s
     )
 
 

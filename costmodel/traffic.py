@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from cluster_specs.fabric import fabric_levels
 from costmodel.collectives import members_inside
-from costmodel.memory import rank_parameters
+from costmodel.memory_states import rank_parameters
 from costmodel.moe_operators import routed_copies
 from costmodel.operators import Context
 from costmodel.split import Stages
@@ -71,8 +71,9 @@ def _bytes_by_axis(c: Context, stages: Stages) -> dict[str, FloatArray]:
     again_moe = m * float(np.sum(counts.moe_recomputed)) / pp
     blocks = 2.0 * layers - m * model.moe_layers / pp
     blocks_again = 2.0 * again - again_moe
+    narrow = c.gathered_share if np.all(layout.sequence_parallel) else 1.0
     out = {
-        "tp": ring_bytes(hidden, place.tp) * (4.0 * blocks + 2.0 * blocks_again),
+        "tp": ring_bytes(hidden, place.tp) * (2.0 * blocks + blocks_again) * (1.0 + narrow),
         "cp": _context_bytes(c, layers, again),
         "dp": _data_parallel_bytes(c, stages, m),
         "pp": _pipeline_bytes(c, hidden / int(np.asarray(layout.tp)), m),
@@ -104,7 +105,8 @@ def _data_parallel_bytes(c: Context, stages: Stages, m: int) -> FloatArray:
     dense, expert = (float(np.max(x)) for x in rank_parameters(c.workload.model, c.layout, stages))
     grad, zero = float(c.constants.framework.gradient_bytes), int(np.asarray(c.layout.zero_stage))
     scattered = 2.0 * grad if c.constants.framework.zero1_all_reduces else grad
-    each = {0: 2.0 * grad, 3: (4.0 + grad) * m}.get(zero, scattered + 2.0)
+    weight = c.gathered_weight_bytes
+    each = {0: 2.0 * grad, 3: (2.0 * weight + grad) * m}.get(zero, scattered + weight)
     return ring_bytes(dense * each, c.placement.dp_cp) + ring_bytes(expert * each, c.placement.edp)
 
 

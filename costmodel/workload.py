@@ -36,7 +36,7 @@ class Workload:
     """Name of a software profile in `costmodel/data/frameworks.yaml`."""
     overlap: Overlap = field(default_factory=Overlap)
     cuda_graph: str = "none"
-    """none, partial (part of each layer) or full (the whole step)."""
+    """none, feed_forward (of each layer, or just its router), partial (attention too) or full (the step)."""
     launch_blocking: bool = False
     """CUDA_LAUNCH_BLOCKING=1: every kernel waits for the one before."""
     cp_comm: str = "p2p"

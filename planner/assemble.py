@@ -11,8 +11,9 @@ from costmodel.constants import peak_flops
 from costmodel.estimate import estimate, stage_memory_parts_gib
 from costmodel.layout import AXES, Layout, Recompute
 from costmodel.measured import best_measured_mfu
-from costmodel.memory import usable_hbm_gib
+from costmodel.memory import context_gib, usable_hbm_gib
 from costmodel.placement import placement_from_matrix
+from costmodel.schedules import schedule_named
 from costmodel.workload import Workload
 from planner.layout_pricing import Matrix, Priced
 from planner.mapping import Matrices, order_name, ranks
@@ -95,6 +96,7 @@ def predict(workload: Workload, best: Priced) -> Predicted:
         memory_parts_gib=tuple(
             {name: float(gib[rank]) for name, gib in parts.items()} for rank in range(len(best.stages))
         ),
+        context_gib=float(np.asarray(context_gib(best.layout))),
     )
     return predicted_document(workload, found)
 
@@ -126,13 +128,14 @@ def layout_of(doc: LayoutDoc) -> Layout:
         sequence_parallel=doc.sequence_parallel,
         recompute=int(mask),
         recompute_layers=doc.recompute_layers,
+        schedule=int(schedule_named(doc.schedule)),
     )
 
 
 def alternative(other: Priced, best_s: float) -> dict[str, object]:
     """A further layout: what differs in plain numbers, and how much slower it is."""
     doc = layout_document(other.layout, other.stages)
-    names = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "zero_stage", "recompute")
+    names = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "schedule", "micro_batch", "zero_stage", "recompute")
     return {
         "step_time_s": other.step_time_s,
         "slower_pct": 100.0 * (other.step_time_s / best_s - 1.0),

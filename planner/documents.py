@@ -13,12 +13,13 @@ from pydantic import BaseModel, ValidationError
 
 from cluster_specs.schema import ClusterSpec
 from costmodel.layout import AXES
+from costmodel.schedules import schedule_name, schedule_named, traits
 from model_specs.documents import parse_mapping, path_text, read_text
 from model_specs.errors import SpecError, validation_message
 from model_specs.schema import ModelSpec
 from planner.batch.jobs import JobsDoc
 from planner.fleet.jobs import FleetJobDoc
-from planner.plan import MOST_LISTED_RANKS, Plan
+from planner.plan import MOST_LISTED_RANKS, LayoutDoc, Plan
 from planner.run_schema import RunDoc
 
 LARGEST_PLAN_BYTES = 16 * 2**20
@@ -106,6 +107,15 @@ def read_plan(path: Path) -> Plan:
     return plan
 
 
+def _schedule_contradictions(layout: LayoutDoc) -> Iterator[tuple[str, str]]:
+    """The same for the schedule."""
+    schedule = schedule_named(layout.schedule)
+    if schedule_name(schedule, layout.vpp) != layout.schedule or (schedule and layout.pp == 1):
+        yield "layout.schedule", f"{layout.schedule} does not go with pp {layout.pp} and vpp {layout.vpp}"
+    elif schedule and (shape := traits(schedule).faults(layout.pp, layout.vpp, layout.num_micro_batches)):
+        yield "layout.schedule", "; ".join(shape)
+
+
 def _contradictions(plan: Plan) -> Iterator[tuple[str, str]]:
     """(field, what is wrong) where parts of a plan that was edited by hand do not fit together."""
     layout, inputs, predicted, mapping = plan.layout, plan.inputs, plan.predicted, plan.mapping
@@ -125,6 +135,7 @@ def _contradictions(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "layout.num_micro_batches", "micro_batch * dp * num_micro_batches must be inputs.global_batch"
     if [len(rank) for rank in layout.stages] != [layout.vpp] * layout.pp or min(map(min, layout.stages)) < 0:
         yield "layout.stages", f"must be {layout.pp} ranks (pp) of {layout.vpp} layer counts (vpp)"
+    yield from _schedule_contradictions(layout)
     if sum(map(sum, layout.stages)) != inputs.model.layers:
         yield "layout.stages", f"must add up to the model's {inputs.model.layers} layers"
     if predicted is not None:

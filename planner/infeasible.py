@@ -8,7 +8,7 @@ assumptions are then thinned out one by one until every one that is left is need
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 
 from constraints.gpu_budget import GpuBudget
 from constraints.memory import HbmCapacity
+from constraints.pipeline_schedules import AllowedSchedules
 from constraints.registry import rules_for
 from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from costmodel.layout import Layout, Recompute
 from costmodel.memory import ALLOCATOR_SHARE, usable_hbm_gib
+from costmodel.schedules import schedule_named, traits
 from planner.model import Candidates, SolverError
 from planner.plan import Infeasible
 from planner.pricing import CostModelPricing
@@ -113,10 +115,11 @@ def _grid(request: PlanRequest, most: int) -> NDArray[np.int64]:
         options("dp", [d for d in divisors(request.global_batch) if d <= request.gpus]),
         options("ep", space.ep),
         options("etp", [1]),
-        options("vpp", [1]),
+        options("vpp", _chunks(pins)),
         options("micro_batch", [1]),
         options("zero_stage", space.zero),
         masks or [int(Recompute.NONE)],
+        [int(schedule_named(str(pins.get("schedule", "1f1b"))))],
     ]
     while np.prod([len(axis) for axis in axes], dtype=np.float64) > most:
         longest = max(range(len(axes)), key=lambda k: len(axes[k]))
@@ -130,7 +133,7 @@ def _grid(request: PlanRequest, most: int) -> NDArray[np.int64]:
 
 
 def _as_layouts(rows: NDArray[np.int64], request: PlanRequest) -> Layout:
-    tp, cp, pp, dp, ep, etp, vpp, size, zero, mask = rows.T
+    tp, cp, pp, dp, ep, etp, vpp, size, zero, mask, schedule = rows.T
     sequence_parallel = (tp > 1) & space_of(replace(request, pins={})).sequence_parallel
     return Layout(
         tp=tp,
@@ -146,7 +149,15 @@ def _as_layouts(rows: NDArray[np.int64], request: PlanRequest) -> Layout:
         zero_stage=zero,
         recompute=mask,
         recompute_layers=np.zeros(len(rows), dtype=np.int64),
+        schedule=schedule,
     )
+
+
+def _chunks(pins: Mapping[str, int | str]) -> list[int]:
+    """Virtual stages that a pinned schedule takes; 1 without one."""
+    name = str(pins.get("schedule", "1f1b"))
+    fewest = 2 if name == "interleaved-1f1b" else traits(schedule_named(name)).fewest_chunks
+    return [max(fewest, 2)] if name == "zb-h1" else [fewest]
 
 
 def _priceable(layouts: Layout, request: PlanRequest) -> Layout:
@@ -167,6 +178,10 @@ def _wishes(request: PlanRequest) -> Iterator[Rule]:
 
 def _strays(name: str, value: int | str, layouts: Layout) -> NDArray[np.bool_]:
     """Which layouts are not as pinned."""
+    if name == "schedule":
+        wanted_code, several = int(schedule_named(str(value))), np.asarray(layouts.vpp) > 1
+        other = {"1f1b": several, "interleaved-1f1b": ~several}.get(str(value), np.zeros_like(several))
+        return np.asarray((np.asarray(layouts.schedule) != wanted_code) | other)
     if name == "recompute":
         wanted = np.array([recompute_name(mask) == value for mask in range(64)])
         return np.asarray(~wanted[np.asarray(layouts.recompute)])
@@ -234,6 +249,8 @@ def _refuted(limits: Sequence[Rule], excess: FloatArray, active: list[int], seed
 
 def _words(limit: Rule, own: FloatArray, excess: FloatArray, row: int, request: PlanRequest) -> str:
     """A limit of the conflict, with the least by which it is missed where all others hold."""
+    if isinstance(limit, AllowedSchedules):
+        return f"{limit.name}: {limit.framework} runs {', '.join(limit.allowed)}"
     others = np.delete(excess, row, axis=0)
     alone = (own > 0) & ~(others > 0).any(axis=0)
     if limit.unit == "choices" or not (own > 0).any():

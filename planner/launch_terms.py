@@ -190,6 +190,18 @@ _TITAN_MODELS = {
 }
 
 
+TORCHTITAN_SCHEDULES = {
+    "1f1b": "1f1b",
+    "gpipe": "gpipe",
+    "interleaved1f1b": "interleaved-1f1b",
+    "loopedbfs": "breadth-first",
+    "interleavedzerobubble": "zb-h1",
+    "zbvzerobubble": "zbv",
+    "dualpipev": "dualpipe-v",
+}
+"""torch reads these names in any case (`get_schedule_class`)."""
+
+
 def from_torchtitan(words: Words) -> LaunchRun:
     """Flags of torchtitan's trainer; the model is known for torchtitan's own configurations."""
     plain = Words([re.sub("_", "-", w) if w.startswith("--") else w for w in words.words], words.where)
@@ -221,8 +233,10 @@ def from_torchtitan(words: Words) -> LaunchRun:
     elif plain.has(f"{training}global-batch-size"):
         settings["global_batch"] = plain.integer(f"{training}global-batch-size", 1)
     schedule = plain.text(f"{parallel}pipeline-parallel-schedule", "1F1B") or "1F1B"
-    if pp > 1 and schedule.startswith("Interleaved"):
-        settings["vpp"] = 2
+    if pp > 1:
+        settings["schedule"] = TORCHTITAN_SCHEDULES.get(schedule.lower(), "1f1b")
+        if settings["schedule"] not in ("1f1b", "gpipe"):
+            settings["vpp"] = 2  # torchtitan's default; the registry module may say otherwise
     config, module = plain.text("--config"), plain.text("--module")
     remarks = (
         ["selective checkpointing is priced as none"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from costmodel.workload import Workload
 from planner.mapping import Matrices, pick
 from planner.memory_fit import MemoryFit, hbm_limit_gib
 from planner.split import frontier
-from planner.stages import FitsRank, Split, SplitCosts
+from planner.stages import FitsRank, Split, SplitCosts, level_splits
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -111,6 +112,8 @@ class LayoutPricing:
         """Every split that can be best, with its seconds [k]. Memory is asked only where the free splits
         break it.
         """
+        if costs.in_step and costs.vpp > 1:
+            return self._level_splits(placed, costs, cutoff_s)
         fits: FitsRank | None = None
         for fits in (None, self._fit.fits):
             if fits is not None:
@@ -129,6 +132,35 @@ class LayoutPricing:
                 break
         known = {fastest[0].stages: np.asarray(first.step_time_s)}
         return [(split, self._seconds(placed, split.stages, known)) for split in fitting]
+
+    def _level_splits(
+        self, placed: Placement, costs: SplitCosts, cutoff_s: float
+    ) -> list[tuple[Split, FloatArray]]:
+        """The same for ranks in step, whose splits are few enough to look at one by one."""
+        splits = sorted(
+            (
+                Split(stages=stages, time_s=costs.stages_s(stages))
+                for stages in level_splits(costs.layers, costs.pp, costs.vpp)
+                if not costs.partial or min(map(min, stages)) >= costs.recompute_layers
+            ),
+            key=lambda split: split.time_s,
+        )
+        found: list[tuple[Split, FloatArray]] = []
+        limit_s = inf
+        for split in splits:
+            if split.time_s > limit_s:
+                break
+            if not self._fits(split.stages):
+                self.memory_limits = True
+                continue
+            priced = self._estimate(placed, split.stages)
+            if not found:
+                slack_s = self._slack_s(placed, priced, costs)
+                if np.all(np.asarray(priced.step_time_s) - slack_s * _scale(priced) >= cutoff_s):
+                    return []
+                limit_s = (split.time_s + slack_s) * (1 + 1e-12)
+            found.append((split, np.asarray(priced.step_time_s)))
+        return found
 
     def _seconds(self, placed: Placement, stages: Stages, known: dict[Stages, FloatArray]) -> FloatArray:
         if stages not in known:

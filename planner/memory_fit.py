@@ -5,20 +5,12 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from costmodel.estimate import LayerCosts, stage_memory_gib
 from costmodel.layout import Layout, Recompute
-from costmodel.memory import (
-    FIXED_GIB,
-    GIB,
-    activation_bytes_per_layer,
-    in_flight,
-    layer_parameters_on_gpu,
-    rank_parameters,
-    state_bytes_per_parameter,
-    usable_hbm_gib,
-)
+from costmodel.memory import GIB, layer_bytes, usable_hbm_gib
+from costmodel.memory_states import layer_parameters_on_gpu, rank_parameters
+from costmodel.schedules import in_flight, traits
 from costmodel.workload import Workload
 from planner.stages import SplitCosts, balanced_stages
 
@@ -26,60 +18,6 @@ from planner.stages import SplitCosts, balanced_stages
 def hbm_limit_gib(workload: Workload) -> float:
     """What the peak on one GPU may reach."""
     return usable_hbm_gib(workload)
-
-
-def least_peak_gib(workload: Workload, layouts: Layout) -> NDArray[np.float64]:
-    """Never above the peak over ranks of any split of the layers; array layouts, shape [n].
-
-    With weights w_r that add up to 1 the peak is at least sum_r w_r (memory of rank r). For w_r in
-    proportion to 1 / B_r, where B_r is what one main layer takes on rank r, that is (main + leading min_r
-    C_r / B_r - relief) / sum_r 1 / B_r, with C_r for a leading layer, and relief for the recomputed layers
-    of every rank. Embedding, head and MTP modules are left out.
-    """
-    model = workload.model
-    leading = model.dense_layers if model.moe_layers else 0
-    state, kept, dropped, state_l, kept_l, dropped_l = layer_gib(workload, layouts)
-    pp, vpp = (np.asarray(x, dtype=np.int64) for x in (layouts.pp, layouts.vpp))
-    full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
-    again = np.where(full, np.asarray(layouts.recompute_layers), 0)
-    everything = again * pp * vpp >= model.layers
-    kept, kept_l = np.where(everything, dropped, kept), np.where(everything, dropped_l, kept_l)
-    saved = np.maximum(kept - dropped, (kept_l - dropped_l) if leading else 0.0)
-    relief = np.where(everything, 0.0, again * vpp * saved)
-    out = np.empty(np.shape(pp))
-    for stages in np.unique(pp):
-        rows = np.flatnonzero(pp == stages)
-        flying = np.asarray(in_flight(layouts.take(rows).with_axis(), np.arange(stages)))
-        main = state[rows, None] + kept[rows, None] * flying
-        other = np.min((state_l[rows, None] + kept_l[rows, None] * flying) / main, axis=1) if leading else 0.0
-        relieved = np.sum(relief[rows, None] * flying / main, axis=1)
-        out[rows] = (model.layers - leading + leading * other - relieved) / np.sum(1.0 / main, axis=1)
-    work = np.where(full, layer_work_gib(workload, layouts), 0.0)
-    return np.asarray(np.maximum(out, 0.0) + work + FIXED_GIB, dtype=np.float64)
-
-
-def layer_work_gib(workload: Workload, layouts: Layout) -> NDArray[np.float64]:
-    """Activations of the one layer that full recomputation brings back at a time, shape [n]."""
-    kept, _ = activation_bytes_per_layer(workload, layouts, experts=workload.model.moe is not None)
-    return np.asarray(kept) / GIB
-
-
-def layer_gib(workload: Workload, layouts: Layout) -> tuple[NDArray[np.float64], ...]:
-    """GiB of one layer, shape [n] each: (states, activations kept, activations under full recomputation) of
-    main layers, then of the leading dense layers of a mixture-of-experts model.
-    """
-    model, shape = workload.model, layouts.broadcast_shape()
-    dense, rest, experts = layer_parameters_on_gpu(model, layouts)
-    shards = np.asarray(layouts.dp) * np.asarray(layouts.cp)
-    per_dense = state_bytes_per_parameter(workload, layouts, shards)
-    of_dense = activation_bytes_per_layer(workload, layouts, experts=False)
-    main = (dense * per_dense, *of_dense)
-    if model.moe_layers:
-        per_expert = state_bytes_per_parameter(workload, layouts, layouts.edp)
-        of_moe = activation_bytes_per_layer(workload, layouts, experts=True)
-        main = (rest * per_dense + experts * per_expert, *of_moe)
-    values = (*main, dense * per_dense, *of_dense)
-    return tuple(np.broadcast_to(np.asarray(x, dtype=np.float64) / GIB, shape) for x in values)
 
 
 class MemoryFit:
@@ -115,7 +53,7 @@ class MemoryFit:
 
     @cached_property
     def _per_layer(self) -> tuple[float, ...]:
-        return tuple(float(x) for x in layer_gib(self.workload, self.layout))
+        return tuple(float(x) / GIB for x in layer_bytes(self.workload, self.layout))
 
     def _layers_gib(self, rank: int, layers: float, leading: float) -> float:
         """States and activations of a rank's layers."""
@@ -151,16 +89,20 @@ class MemoryFit:
             else (costs.moe_layer_s, costs.moe_recompute_s)
         )
         ends = self._end_loads(dense, rest)
+        shape = traits(int(layout.schedule))
+        last_s = float(costs.head_s) + float(costs.mtp_s)
         return SplitCosts(
             pp=int(layout.pp),
             vpp=int(layout.vpp),
             layers=model.layers,
             leading=self.leading,
             num_micro_batches=int(layout.num_micro_batches),
+            bubble_share=float(costs.bubble_share),
+            in_step=shape.in_step,
             layer_s=float(main[0]),
             leading_s=float(costs.dense_layer_s) if self.leading else 0.0,
-            first_s=float(costs.embedding_s),
-            last_s=float(costs.head_s) + float(costs.mtp_s),
+            first_s=float(costs.embedding_s) + (last_s if shape.v_shaped else 0.0),
+            last_s=0.0 if shape.v_shaped else last_s,
             layer_recompute_s=float(main[1]),
             leading_recompute_s=float(costs.dense_recompute_s) if self.leading else 0.0,
             recompute_layers=self._again,

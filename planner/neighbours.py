@@ -12,17 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from constraints.registry import rules_for
+from constraints.pipeline_schedules import FRAMEWORK_SCHEDULES
+from constraints.registry import framework_family, rules_for
 from constraints.rule import Finding, FinishedPlan
 from costmodel.estimate import estimate, stage_memory_gib
 from costmodel.layout import Layout, Recompute
 from costmodel.placement import level_factors, placement_from_matrix
+from costmodel.schedules import schedule_name, schedule_named, traits
 from costmodel.workload import Workload
 from planner.assemble import layout_of
 from planner.mapping import matrices
 from planner.plan import Plan
 from planner.prediction import workload_of
-from planner.stages import ALL_LAYERS, balanced_stages
+from planner.stages import ALL_LAYERS, default_stages
 
 _TRADES = (("tp", "dp"), ("pp", "dp"), ("cp", "dp"), ("tp", "pp"))
 _SEQUENCE_PARALLEL = ("megatron", "torchtitan")
@@ -65,6 +67,7 @@ def _changes(layout: Layout, workload: Workload) -> Iterator[tuple[str, Layout]]
             yield from _with(layout, workload, f"{name} {now} -> {2 * now}", **{name: 2 * now})
         if now % 2 == 0:
             yield from _with(layout, workload, f"{name} {now} -> {now // 2}", **{name: now // 2})
+    yield from _schedules(layout, workload)
     full = bool(int(layout.recompute) & Recompute.FULL)
     if int(layout.recompute):
         yield from _with(layout, workload, "recompute -> none", recompute=0, recompute_layers=0)
@@ -74,6 +77,21 @@ def _changes(layout: Layout, workload: Workload) -> Iterator[tuple[str, Layout]]
     for stage in (0, 1, 2, 3):
         if abs(stage - int(layout.zero_stage)) == 1:
             yield from _with(layout, workload, f"zero_stage {layout.zero_stage} -> {stage}", zero_stage=stage)
+
+
+def _schedules(layout: Layout, workload: Workload) -> Iterator[tuple[str, Layout]]:
+    """Other schedules that the framework has, with the virtual stages of the plan or the fewest they take."""
+    family = framework_family(workload.framework)
+    now = schedule_name(int(layout.schedule), int(layout.vpp))
+    if int(layout.pp) == 1 or family is None:
+        return
+    for name in FRAMEWORK_SCHEDULES[family]:
+        schedule = schedule_named(name)
+        known = traits(schedule)
+        vpp = min(max(int(layout.vpp), known.fewest_chunks), known.most_chunks or int(layout.vpp) + 1)
+        if schedule != int(layout.schedule):
+            words = f"schedule {now} -> {name}" + (f", vpp {vpp}" if vpp != int(layout.vpp) else "")
+            yield from _with(layout, workload, words, schedule=int(schedule), vpp=vpp)
 
 
 def _with(layout: Layout, workload: Workload, words: str, **fields: Any) -> Iterator[tuple[str, Layout]]:
@@ -91,6 +109,7 @@ def _with(layout: Layout, workload: Workload, words: str, **fields: Any) -> Iter
             num_micro_batches=workload.global_batch // sequences,
             sequence_parallel=in_sequence if "tp" in fields else layout.sequence_parallel,
             vpp=1 if int(changed.pp) == 1 else changed.vpp,
+            schedule=0 if int(changed.pp) == 1 else changed.schedule,
         ),
     )
 
@@ -99,7 +118,8 @@ def _priced(workload: Workload, change: str, layout: Layout, plan: Plan) -> Neig
     assert plan.predicted is not None
     broken = None
     seconds = None
-    stages = balanced_stages(workload.model.layers, int(layout.pp), int(layout.vpp))
+    in_step = traits(int(layout.schedule)).in_step
+    stages = default_stages(workload.model.layers, int(layout.pp), int(layout.vpp), in_step=in_step)
     workload = replace(workload, gpus=int(layout.gpus))
     if stages is None:
         broken = (

@@ -12,6 +12,9 @@ from model_specs.schema import ModelSpec
 Degree = Annotated[int, Field(ge=1, le=1_048_576)]
 Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
+ScheduleName = Literal[
+    "1f1b", "interleaved-1f1b", "gpipe", "breadth-first", "zb-h1", "zbv", "dualpipe-v", "dualpipe"
+]
 RecomputeName = Literal["none", "selective", "full"]
 RecomputeModule = Literal["core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", "op"]
 Framework = Literal["megatron", "torchtitan", "deepspeed", "fsdp2"]
@@ -44,7 +47,8 @@ class PlanInputs(BaseModel):
 
 class LayoutDoc(BaseModel):
     """The chosen layout. `stages[rank][virtual stage]` is a number of transformer layers; chunk v of rank r
-    is the (v * pp + r)-th of the model. The first also holds the embedding, the last MTP and head.
+    is the (v * pp + r)-th of the model; under zbv and dualpipe-v the second chunk of rank r is the
+    (2 pp - 1 - r)-th. The first also holds the embedding, the last MTP and head.
     """
 
     model_config = _DOC
@@ -65,7 +69,7 @@ class LayoutDoc(BaseModel):
     """With `selective`."""
     recompute_layers: Annotated[int, Field(ge=0)] = 0
     """With `full`: layers recomputed in each virtual stage (Megatron's block method)."""
-    schedule: Literal["gpipe", "1f1b", "interleaved-1f1b"] = "1f1b"
+    schedule: ScheduleName = "1f1b"
     stages: list[list[int]]
 
 
@@ -90,6 +94,18 @@ class LevelTraffic(BaseModel):
     utilisation: float
 
 
+class ErrorBandDoc(BaseModel):
+    """Where 90 % of measured steps lay, over predicted ones, on runs whose source was not fitted on."""
+
+    model_config = _DOC
+
+    low: float
+    high: float
+    rows: int
+    basis: str = "the device's class"
+    """Whose runs these are: a device class and a framework, or the wider group that stands in for them."""
+
+
 class Predicted(BaseModel):
     """What the cost model expects of the plan."""
 
@@ -104,8 +120,12 @@ class Predicted(BaseModel):
     memory_gib: list[float]
     """Per pipeline stage, the peak on one GPU."""
     memory_parts_gib: list[dict[str, float]] = Field(default_factory=list)
+    """Per pipeline stage: weights, gradients, optimizer, activations, logits, work (one layer's way back),
+    buffers, fragmentation and workspace, which add up to `memory_gib`."""
+    memory_context_gib: float | None = None
+    """CUDA context and NCCL buffers, which the driver shows besides."""
     level_traffic: list[LevelTraffic]
-    error_band: dict[str, float]
+    error_band: ErrorBandDoc
 
 
 class Mapping(BaseModel):

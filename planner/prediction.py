@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,12 +15,21 @@ from costmodel.constants import peak_flops
 from costmodel.estimate import Estimate, Stages, estimate, stage_memory_parts_gib
 from costmodel.layout import Layout, Placement, Recompute
 from costmodel.measured import error_band
-from costmodel.memory import ALLOCATOR_SHARE, CONTEXT_GIB
+from costmodel.memory import context_gib
 from costmodel.placement import nested_placement
+from costmodel.schedules import schedule_name
 from costmodel.workload import Workload
 from model_specs.documents import path_text
 from model_specs.parameters import flops_per_token
-from planner.plan import LayoutDoc, LevelTraffic, PlanInputs, Predicted, RecomputeModule
+from planner.plan import (
+    ErrorBandDoc,
+    LayoutDoc,
+    LevelTraffic,
+    PlanInputs,
+    Predicted,
+    RecomputeModule,
+    ScheduleName,
+)
 from planner.problem import PlanRequest
 from planner.run_file import Run, RunFileError, UnreadRow, read_rows, read_runs
 from planner.stages import balanced_stages
@@ -45,6 +54,8 @@ class RunPrediction:
     placement: Placement
     memory_parts_gib: tuple[dict[str, float], ...]
     """Per pipeline rank, by component."""
+    context_gib: float
+    """What the driver shows besides."""
 
     @property
     def memory_gib(self) -> tuple[float, ...]:
@@ -59,8 +70,8 @@ def workload_of(inputs: PlanInputs) -> Workload:
     return PlanRequest(**given, reserve_gib=inputs.reserve_gib).workload()
 
 
-def predict_run(run: Run) -> RunPrediction:
-    """Prices a run on the placement that tp, cp, dp and pp nested in this order give.
+def arrangement(run: Run) -> tuple[Stages, Placement]:
+    """The split of a run's layers, and the placement that tp, cp, dp and pp nested in this order give.
 
     Raises ValueError where the layers cannot be dealt out to the virtual stages.
     """
@@ -71,7 +82,13 @@ def predict_run(run: Run) -> RunPrediction:
             f"pp {layout.pp} * vpp {layout.vpp} virtual stages for {workload.model.layers} layers: "
             "some would have none"
         )
-    placement = nested_placement(workload.cluster, layout)
+    return stages, nested_placement(workload.cluster, layout)
+
+
+def predict_run(run: Run) -> RunPrediction:
+    """Prices a run as `arrangement` lays it out. Raises ValueError where that is impossible."""
+    workload, layout = run.workload, run.layout
+    stages, placement = arrangement(run)
     parts = stage_memory_parts_gib(workload, layout, stages)
     per_rank = tuple(
         {name: float(values[rank]) for name, values in parts.items()} for rank in range(len(stages))
@@ -81,6 +98,7 @@ def predict_run(run: Run) -> RunPrediction:
         stages=stages,
         placement=placement,
         memory_parts_gib=per_rank,
+        context_gib=float(np.asarray(context_gib(layout))),
     )
 
 
@@ -126,12 +144,12 @@ def validation_report(path: Path) -> ValidationReport:
 def prediction_of(run: Run) -> Prediction:
     """The two figures that `validate` compares: seconds of a step, and GiB of the fullest pipeline rank.
 
-    Where the driver was read, with the fragments and the context that it shows besides.
+    Where the driver was read, with the context that it shows besides.
     """
     found = predict_run(run)
     peak_gib = max(found.memory_gib)
     if run.measured is not None and run.measured.from_driver:
-        peak_gib = peak_gib / ALLOCATOR_SHARE + CONTEXT_GIB
+        peak_gib += found.context_gib
     return Prediction(step_time_s=float(found.estimate.step_time_s), memory_gib=peak_gib)
 
 
@@ -158,10 +176,11 @@ def _spans(placement: Placement) -> dict[str, tuple[int, ...]]:
 def predicted_document(workload: Workload, found: RunPrediction) -> Predicted:
     """The `predicted` part of a document. MFU counts model FLOP over the peak of the run's precision.
 
-    `error_band` is measured over predicted step time on GPUs of this class: 5th and 95th percentile.
+    `error_band` is measured over predicted step time on GPUs of this class with this framework, or with the
+    group named in `basis`: 5th and 95th percentile.
     """
     step_time_s = float(found.estimate.step_time_s)
-    band = error_band(workload.cluster.device.name)
+    band = error_band(workload.cluster.device.name, workload.framework)
     tokens = workload.global_batch * workload.seq_len
     tokens_per_s_per_gpu = tokens / step_time_s / workload.gpus
     flops_per_s = tokens_per_s_per_gpu * flops_per_token(workload.model, workload.seq_len)
@@ -173,6 +192,7 @@ def predicted_document(workload: Workload, found: RunPrediction) -> Predicted:
         breakdown_s={name: float(seconds) for name, seconds in found.estimate.breakdown_s.items()},
         memory_gib=list(found.memory_gib),
         memory_parts_gib=list(found.memory_parts_gib),
+        memory_context_gib=found.context_gib,
         level_traffic=[
             LevelTraffic(
                 level=level.level,
@@ -182,7 +202,7 @@ def predicted_document(workload: Workload, found: RunPrediction) -> Predicted:
             )
             for level in found.estimate.level_traffic
         ],
-        error_band={"low": band.low, "high": band.high, "rows": band.rows},
+        error_band=ErrorBandDoc(**vars(band)),
     )
 
 
@@ -198,7 +218,7 @@ def layout_document(layout: Layout, stages: Stages) -> LayoutDoc:
         recompute="full" if full else ("selective" if mask else "none"),
         recompute_modules=() if full else modules,
         recompute_layers=min(int(layout.recompute_layers), longest) if full else 0,
-        schedule="interleaved-1f1b" if int(layout.vpp) > 1 else "1f1b",
+        schedule=cast("ScheduleName", schedule_name(int(layout.schedule), int(layout.vpp))),
         stages=[list(rank) for rank in stages],
     )
 

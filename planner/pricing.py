@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from cluster_specs.fabric import full_levels
 from costmodel.collectives import best_beyond
 from costmodel.constants import constants_for, fabric_links, links_of
-from costmodel.estimate import LayerCosts, layer_costs
+from costmodel.estimate import LayerCosts, layer_costs, peak_memory_gib
 from costmodel.layout import AXES, Layout, Placement, Recompute
 from costmodel.operators import Context
 from costmodel.placement import level_factors, placement_from_matrix
@@ -29,7 +29,7 @@ from costmodel.step_time import make_context, optimistic_step
 from costmodel.workload import Workload
 from planner.layout_pricing import LayoutPricing, MappingBounds, Priced
 from planner.mapping import Matrices, matrices
-from planner.memory_fit import hbm_limit_gib, least_peak_gib
+from planner.memory_fit import hbm_limit_gib
 from planner.stages import ALL_LAYERS
 
 FloatArray = NDArray[np.float64]
@@ -42,7 +42,7 @@ class Pricing(Protocol):
     @property
     def workload(self) -> Workload: ...
 
-    def floor_s(self, families: Layout, most_virtual_stages: IntArray) -> FloatArray:
+    def floor_s(self, families: Layout, smallest_bubble: FloatArray) -> FloatArray:
         """Never above any member of a family; shape [n]."""
         ...
 
@@ -96,7 +96,7 @@ class CostModelPricing:
         """The workload on an allocation of `gpus` GPUs: its fabric is that of the GPUs in use."""
         return self._workload if gpus == self._workload.gpus else replace(self._workload, gpus=gpus)
 
-    def floor_s(self, families: Layout, most_virtual_stages: IntArray) -> FloatArray:
+    def floor_s(self, families: Layout, smallest_bubble: FloatArray) -> FloatArray:
         """Layers at their cheapest, with every group inside the scale-up domain, through an even pipeline."""
         model = self._workload.model
         costs = self._shape_costs(families)
@@ -106,7 +106,7 @@ class CostModelPricing:
         split = least_busiest_s(model.moe_layers or model.dense_layers, main, end, pp)
         busiest = np.maximum(np.maximum(whole / pp, np.ceil(model.layers / pp) * cheapest), end + cheapest)
         busiest = np.maximum(busiest, split)
-        out: FloatArray = m * busiest + np.maximum(whole - busiest, 0.0) / most_virtual_stages
+        out: FloatArray = m * busiest + np.maximum(whole - busiest, 0.0) * smallest_bubble
         return out
 
     def gpu_seconds(self, shapes: Layout) -> float:
@@ -124,7 +124,9 @@ class CostModelPricing:
         if not len(np.atleast_1d(np.asarray(families.tp))):
             return LayerCosts(*(np.zeros(0) for _ in range(7)))
         first, back = _distinct(families, names)
-        shapes = replace(families.take(first), pp=1, vpp=1, zero_stage=0, recompute=0, recompute_layers=0)
+        shapes = replace(
+            families.take(first), pp=1, vpp=1, zero_stage=0, recompute=0, recompute_layers=0, schedule=0
+        )
         costs = layer_costs(self._workload, shapes, self._innermost(shapes))
         return LayerCosts(
             *(
@@ -179,13 +181,18 @@ class CostModelPricing:
         return out
 
     def least_memory_gib(self, layouts: Layout) -> tuple[FloatArray, IntArray]:
-        """With full recomputation: of the fewest layers that let some split fit, or of all of them."""
+        """(never above the peak of any split and of any number of recomputed layers from there on, the fewest
+        layers that full recomputation must take for some split to fit, or all of them)."""
         full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
         again = np.where(full, ALL_LAYERS if self._workload.framework != "megatron" else 1, 0)
-        peak = least_peak_gib(self._workload, replace(layouts, recompute_layers=again))
+        peak = self._peak_with(layouts, again)
         rows = np.flatnonzero((again == 1) & (peak > self._limit_gib))
         if len(rows):
             again[rows], peak[rows] = self._fewest_recomputed(layouts.take(rows))
+        rows = np.flatnonzero(full & (again < ALL_LAYERS))
+        if len(rows):
+            some = layouts.take(rows)
+            peak[rows] = np.minimum(peak[rows], self._peak_with(some, np.full(len(rows), ALL_LAYERS)))
         return peak, again
 
     def floor_memory_gib(self, layouts: Layout) -> FloatArray:
@@ -209,7 +216,8 @@ class CostModelPricing:
         return again, self._peak_with(layouts, again)
 
     def _peak_with(self, layouts: Layout, again: IntArray) -> FloatArray:
-        return least_peak_gib(self._workload, replace(layouts, recompute_layers=again))
+        peak = peak_memory_gib(self._workload, replace(layouts, recompute_layers=again))
+        return np.asarray(peak, dtype=np.float64)
 
     def mapping_bounds(self, layouts: Layout) -> list[MappingBounds]:
         """`optimistic_step` under the true placements, all layouts of an allocation at once."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from cluster_specs.schema import ClusterSpec
+from costmodel.schedules import SCHEDULE_NAMES
 from costmodel.workload import Overlap, Workload
 from model_specs.errors import listed, near_miss, shown
 from model_specs.schema import ModelSpec
@@ -19,7 +20,7 @@ METHODS = ("cp-sat", "exhaustive")
 
 NUMBER_PINS = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "zero_stage")
 RECOMPUTE_PINS = ("none", "selective", "full")
-PINS = (*NUMBER_PINS, "recompute")
+PINS = (*NUMBER_PINS, "recompute", "schedule")
 
 FORBIDS = (
     "tp",
@@ -173,6 +174,9 @@ def _pin(name: str, value: int | str) -> int | str:
     _one_of("pin", name, PINS)
     if name == "recompute":
         _one_of("pin recompute", value, RECOMPUTE_PINS)
+        return value
+    if name == "schedule":
+        _one_of("pin schedule", value, SCHEDULE_NAMES)
         return value
     low = 0 if name == "zero_stage" else 1
     high = 3 if name == "zero_stage" else 1_048_576

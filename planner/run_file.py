@@ -13,7 +13,9 @@ from pydantic import BaseModel, ValidationError
 from cluster_specs.reader import cluster_from_mapping, read_cluster
 from cluster_specs.schema import ClusterSpec
 from costmodel.layout import Layout, Recompute
+from costmodel.schedules import schedule_name
 from costmodel.workload import Overlap, Workload
+from model_specs.catalog import with_twin_facts
 from model_specs.documents import parse_mapping, read_text
 from model_specs.errors import SpecError, shown, validation_message
 from model_specs.reader import model_from_mapping, read_model
@@ -140,7 +142,7 @@ def _run(doc: RunDoc, remarks: list[str], base: Path | None, default_id: str) ->
         cuda_graph=settings.cuda_graph or cuda_graph_kind(settings.recipe),
         launch_blocking=settings.launch_blocking,
         cp_comm=cp_comm_kind(settings.cp_comm),
-        moe_dispatch=settings.moe_dispatch or moe_dispatch_kind(settings.recipe),
+        moe_dispatch=settings.moe_dispatch or moe_dispatch_kind(settings.recipe, published=published),
         expert_imbalance=settings.expert_imbalance,
         reserve_gib=settings.reserve_gib,
     )
@@ -168,6 +170,7 @@ def run_to_mapping(run: Run) -> dict[str, Any]:
             name: getattr(layout, name)
             for name in ("micro_batch", "tp", "pp", "vpp", "cp", "dp", "ep", "etp")
         },
+        "schedule": schedule_name(int(layout.schedule), int(layout.vpp)),
         "sequence_parallel": bool(layout.sequence_parallel),
         "zero_stage": layout.zero_stage,
         **_recompute_settings(mask, int(layout.recompute_layers)),
@@ -281,7 +284,8 @@ def _model(doc: RunDoc, base: Path | None) -> ModelSpec:
     try:
         if isinstance(doc.model, str):
             return read_model(_beside(doc.model, base))
-        return _with_sinks(model_from_mapping(doc.model, "model"))
+        model = _with_sinks(model_from_mapping(doc.model, "model"))
+        return with_twin_facts(model) if doc.measured is not None else model
     except ValueError as error:
         raise RunFileError(str(error)) from error
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from model_specs.errors import SpecError
+from planner.plan import ScheduleName
 
 Degree = Annotated[int, Field(strict=True, ge=1, le=1_048_576)]
 Sequences = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
@@ -88,6 +89,8 @@ class SettingsDoc(BaseModel):
     tp: Degree = 1
     pp: Degree = 1
     vpp: Degree = 1
+    schedule: ScheduleName | None = None
+    """Of the pipeline; by default 1f1b, interleaved where vpp is more than 1."""
     cp: Degree = 1
     dp: Degree | None = None
     ep: Degree = 1
@@ -105,7 +108,7 @@ class SettingsDoc(BaseModel):
     framework: Words = "megatron"
     expert_imbalance: Annotated[float, Field(strict=True, ge=1, le=1e6, allow_inf_nan=False)] = 1.0
     reserve_gib: Annotated[float, Field(strict=True, ge=0, le=10_000, allow_inf_nan=False)] = 0.0
-    cuda_graph: Literal["none", "partial", "full"] | None = None
+    cuda_graph: Literal["none", "feed_forward", "partial", "full"] | None = None
     cp_comm: Words | None = None
     moe_dispatch: Literal["deduplicated", "alltoall"] | None = None
     launch_blocking: Annotated[Flag, BeforeValidator(_said)] = False

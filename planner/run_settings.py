@@ -7,6 +7,7 @@ from typing import Any
 
 from cluster_specs.schema import ClusterSpec
 from costmodel.layout import Layout
+from costmodel.schedules import schedule_name, schedule_named, traits
 from model_specs.errors import near_miss
 from model_specs.schema import ModelSpec
 from planner.run_schema import RunFileError, SettingsDoc
@@ -67,8 +68,24 @@ def layout_of(
         zero_stage=settings.zero_stage,
         recompute=mask,
         recompute_layers=recompute_layers,
+        schedule=_schedule(settings),
     )
+    faults = traits(int(layout.schedule)).faults(settings.pp, settings.vpp, int(layout.num_micro_batches))
+    if layout.schedule and faults:
+        raise RunFileError(f"run.schedule: {'; '.join(faults)}")
     return layout, remarks
+
+
+def _schedule(settings: SettingsDoc) -> int:
+    """The schedule's code. Raises RunFileError for a name that does not go with pp and vpp."""
+    name = settings.schedule
+    if name is None:
+        return 0
+    if settings.pp == 1 and name != "1f1b":
+        raise RunFileError(f"run.schedule: {name} is a schedule of a pipeline, pp is 1")
+    if name != schedule_name(schedule_named(name), settings.vpp):
+        raise RunFileError(f"run.schedule: {name} does not go with vpp {settings.vpp}")
+    return int(schedule_named(name))
 
 
 def _recompute(settings: SettingsDoc, model: ModelSpec, *, published: bool) -> tuple[int, int, list[str]]:

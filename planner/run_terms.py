@@ -21,6 +21,7 @@ PROFILES = (
     "fsdp2",
     "megatron-2022",
     "megatron-lm",
+    "nemo",
     "megatron-bridge",
     "megatron-deepspeed",
     "llm-foundry",
@@ -32,7 +33,8 @@ PROFILES = (
 FRAMEWORKS: tuple[tuple[str, str], ...] = (
     (r"megatron-lm 2022\b", "megatron-2022"),
     (r"megatron-deepspeed\b", "megatron-deepspeed"),
-    (r"(megatron-bridge|nemo)\b", "megatron-bridge"),
+    (r"megatron-bridge\b", "megatron-bridge"),
+    (r"nemo\b", "nemo"),
     (r"(megatron-lm|megatron-core|megatron core)\b", "megatron-lm"),
     (r"llm-foundry\b", "llm-foundry"),
     (r"torchtitan\b.*\beager\b", "torchtitan-eager"),
@@ -73,20 +75,27 @@ def framework_profile(text: str) -> str | None:
 
 
 def cuda_graph_kind(recipe: dict[str, Any]) -> str:
-    """`none`, `partial` or `full`, from the flags of a published recipe.
+    """`none`, `feed_forward`, `partial` or `full`, from the flags of a published recipe.
 
-    `full_iteration` is an implementation in newer releases and a scope in older ones.
+    `full_iteration` is an implementation in newer releases and a scope in older ones. Graphs of the
+    router (`moe_router`, `moe_preprocess`) or the MLP alone leave attention to the host.
     """
     implementation, scope = recipe.get("cuda_graph_impl"), recipe.get("cuda_graph_scope")
     scopes = scope if isinstance(scope, list) else [scope]
     if implementation == "full_iteration" or "full_iteration" in scopes:
         return "full"
-    return "partial" if implementation in ("transformer_engine", "local") else "none"
+    if implementation not in ("transformer_engine", "local"):
+        return "none"
+    return "partial" if "attn" in scopes or scopes == [None] else "feed_forward"
 
 
-def moe_dispatch_kind(recipe: dict[str, Any]) -> str:
-    """`alltoall` where the recipe names NCCL's dispatcher; DeepEP, HybridEP and unnamed ones deduplicate."""
-    return "alltoall" if recipe.get("moe_dispatcher") == "alltoall" else "deduplicated"
+def moe_dispatch_kind(recipe: dict[str, Any], *, published: bool) -> str:
+    """`alltoall` where the recipe names NCCL's dispatcher, `deduplicated` for DeepEP and HybridEP.
+
+    A published run that names none has not asked for more than NCCL's.
+    """
+    named = recipe.get("moe_dispatcher", "alltoall" if published else None)
+    return "alltoall" if named == "alltoall" else "deduplicated"
 
 
 def cp_comm_kind(words: str | None) -> str:

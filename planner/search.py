@@ -186,7 +186,7 @@ class Search:
             return
         members = self._space.members_per_family(families)
         self.certificate.layouts += int(members.sum())
-        floor = self._pricing.floor_s(families, self._space.most_virtual_stages[pp])
+        floor = self._pricing.floor_s(families, self._space.smallest_bubble[pp])
         order = np.argsort(floor, kind="stable")
         at, size = 0, FIRST_BATCH
         while at < len(order) and floor[order[at]] < self._cutoff_s:
@@ -221,10 +221,11 @@ class Search:
     def _promising(self, variants: Layout) -> Layout:
         """Drops layouts that, however many virtual stages they get, cannot fit or beat the cutoff.
 
-        Virtual stages never save memory. Of the step T(v) = m a + (S - a) / v + ..., with S <= pp a, more
-        of them save at most the factor (m + (pp - 1) / v) / (m + (pp - 1) / 2) over two.
+        Neither virtual stages nor another schedule than 1F1B saves memory. Of the step T = m a + (S - a) x +
+        ..., with S <= pp a and x = 1 / v for 1F1B, others save at most the factor
+        (m + (pp - 1) x) / (m + (pp - 1) / 2) over two virtual stages.
         """
-        counts = self._space.virtual_stage_counts[np.asarray(variants.pp)]
+        counts = self._space.pipeline_counts[np.asarray(variants.pp)]
         memory_gib = self._pricing.floor_memory_gib(variants)
         table = Candidates(workload=self._pricing.workload, layouts=variants, memory_gib=memory_gib)
         for rule in self._rules:
@@ -247,13 +248,13 @@ class Search:
     def _interleaved_bound_s(self, variants: Layout) -> FloatArray:
         """A bound over two and more virtual stages; infinite where there can be one only."""
         pp, m = (np.asarray(x, dtype=np.float64) for x in (variants.pp, variants.num_micro_batches))
-        most = self._space.most_virtual_stages[np.asarray(variants.pp)]
-        rows = np.flatnonzero(most > 1)
+        least = self._space.smallest_bubble[np.asarray(variants.pp)]
+        rows = np.flatnonzero((least > 0) & (least < 1))
         bound = np.full(len(pp), inf)
         if len(rows):
             full = (np.asarray(variants.recompute) & int(Recompute.FULL)) != 0
             two = replace(variants, vpp=np.full(len(pp), 2), recompute_layers=full.astype(np.int64))
-            factor = (m + (pp - 1) / np.maximum(most, 2)) / (m + (pp - 1) / 2)
+            factor = (m + (pp - 1) * np.minimum(least, 0.5)) / (m + (pp - 1) / 2)
             bound[rows] = self._pricing.lower_bound_s(two.take(rows)) * factor[rows]
         return bound
 

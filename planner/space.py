@@ -14,12 +14,15 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from constraints.pipeline_schedules import FRAMEWORK_SCHEDULES
 from costmodel.layout import Layout, Recompute
+from costmodel.schedules import LEAST_BUBBLE_SHARE, schedule_name, schedule_named, traits
 from costmodel.workload import Workload
 from model_specs.schema import ModelSpec
 from planner.problem import PlanRequest
 
 IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
 
 LARGEST_CP = 64
 LARGEST_ODD_MICRO_BATCH = 16
@@ -58,6 +61,8 @@ class Space:
     recompute: tuple[int, ...]
     sequence_parallel: bool
     fewest_gpus: int
+    schedules: tuple[str, ...] = FRAMEWORK_SCHEDULES["megatron"]
+    """Of pipelines, by name."""
 
     def micro_batches(self, dp: int) -> list[int]:
         """Sequences per micro-batch for a number of replicas: powers of two, and other divisors while
@@ -86,6 +91,19 @@ class Space:
                 *(v for v in range(2, most + 1) if any((model.layers + e) % (pp * v) == 0 for e in extra)),
             )
         return found if self.vpp is None else tuple(v for v in found if v in self.vpp)
+
+    def pipelines(self, pp: int) -> tuple[tuple[int, int], ...]:
+        """Every (virtual stages, schedule) that a number of pipeline ranks can have."""
+        found = []
+        for vpp in self.virtual_stages(pp):
+            for name in self.schedules if pp > 1 else set(self.schedules) & {"1f1b"}:
+                schedule = schedule_named(name)
+                known = traits(schedule)
+                if schedule_name(schedule, vpp) == name and known.fewest_chunks <= vpp <= (
+                    known.most_chunks or vpp
+                ):
+                    found.append((vpp, int(schedule)))
+        return tuple(found)
 
     @cached_property
     def _batch_pairs(self) -> tuple[IntArray, IntArray]:
@@ -149,14 +167,17 @@ class Space:
         )
 
     def staged(self, variants: Layout) -> Layout:
-        """Every number of virtual stages of the given layouts, arrays of shape [n]."""
+        """Every number of virtual stages and schedule of the given layouts, arrays of shape [n]."""
         pp = np.atleast_1d(np.asarray(variants.pp))
         if not len(pp):
             return variants
-        stages = {int(p): np.array(self.virtual_stages(int(p)), dtype=np.int64) for p in np.unique(pp)}
-        options = [stages[int(p)] for p in pp]
+        by_pp = {
+            int(p): np.array(self.pipelines(int(p)), dtype=np.int64).reshape(-1, 2) for p in np.unique(pp)
+        }
+        options = [by_pp[int(p)] for p in pp]
         rows = np.repeat(np.arange(len(pp)), [len(o) for o in options])
-        return replace(variants.take(rows), vpp=np.concatenate(options))
+        vpp, schedule = np.concatenate(options).T
+        return replace(variants.take(rows), vpp=vpp, schedule=schedule)
 
     def members(self, families: Layout) -> Layout:
         """Every member of the given families, arrays of shape [n]."""
@@ -168,34 +189,35 @@ class Space:
         return np.asarray(self._members_by_pp[pp], dtype=np.int64)
 
     @cached_property
-    def most_virtual_stages(self) -> IntArray:
-        """By pp, the most virtual stages."""
-        return self._by_pp(max)
+    def smallest_bubble(self) -> FloatArray:
+        """By pp, the least that (ranks' work - the busiest rank's) may be multiplied by for the bubble."""
+        return self._by_pp(lambda found: min(_bubble_factor(*one) for one in found))
 
     @cached_property
     def _members_by_pp(self) -> IntArray:
         per: int = len(self.zero) * len(self.recompute)
-        return np.asarray(self.virtual_stage_counts * per, dtype=np.int64)
+        return np.asarray(self.pipeline_counts * per, dtype=np.int64)
 
     @cached_property
     def staged_pp(self) -> tuple[int, ...]:
-        """Values of pp that some number of virtual stages goes with."""
-        return tuple(pp for pp in self.pp if self.virtual_stages(pp))
+        """Values of pp that some number of virtual stages and some schedule go with."""
+        return tuple(pp for pp in self.pp if self.pipelines(pp))
 
     @cached_property
     def single_stage(self) -> IntArray:
         """Values of pp for which one virtual stage is a choice."""
-        return np.array([pp for pp in self.pp if 1 in self.virtual_stages(pp)], dtype=np.int64)
+        single = [pp for pp in self.pp if any(vpp == 1 for vpp, _ in self.pipelines(pp))]
+        return np.array(single, dtype=np.int64)
 
     @cached_property
-    def virtual_stage_counts(self) -> IntArray:
-        """By pp, how many numbers of virtual stages there are."""
-        return self._by_pp(len)
+    def pipeline_counts(self) -> IntArray:
+        """By pp, how many pairs of virtual stages and schedule there are."""
+        return self._by_pp(len).astype(np.int64)
 
-    def _by_pp(self, measure: Callable[[tuple[int, ...]], int]) -> IntArray:
-        table = np.zeros(max(self.pp, default=1) + 1, dtype=np.int64)
+    def _by_pp(self, measure: Callable[[tuple[tuple[int, int], ...]], float]) -> FloatArray:
+        table = np.zeros(max(self.pp, default=1) + 1)
         for pp in self.pp:
-            options = self.virtual_stages(pp)
+            options = self.pipelines(pp)
             table[pp] = measure(options) if options else 0
         return table
 
@@ -205,12 +227,14 @@ class Space:
         degrees = ", ".join(f"{name} in {_shown(options)}" for name, options in axes if options != (1,))
         kinds = len(self.recompute)
         etp = ", etp 1 or tp" if self.expert_tensor else ""
+        schedules = f"{len(self.schedules)} pipeline schedules, " if len(self.schedules) > 2 else ""
         return (
             f"{degrees or 'every degree 1'}{etp}, every micro-batch that divides, "
-            "virtual stages that deal layers evenly, "
+            f"virtual stages that deal layers evenly, {schedules}"
             f"ZeRO stage in {_shown(self.zero)}, {kinds} kinds of recomputation, "
             f"up to {self.workload.gpus} GPUs, every mapping of the axes onto the fabric levels with tp "
-            "inside the innermost, every split of the layers"
+            "inside the innermost, every split of the layers (interleaved: those even in every "
+            "virtual stage but for the ends)"
         )
 
 
@@ -243,7 +267,19 @@ def space_of(request: PlanRequest) -> Space:
         recompute=_recompute_kinds(request),
         sequence_parallel=request.framework in _SEQUENCE_PARALLEL,
         fewest_gpus=request.gpus if "idle-gpus" in forbids else 1,
+        schedules=_schedules(request),
     )
+
+
+def _schedules(request: PlanRequest) -> tuple[str, ...]:
+    """Of the framework, in which several chunks of a rank are virtual stages like any other."""
+    names = FRAMEWORK_SCHEDULES[request.framework]
+    wanted = request.pins.get("schedule")
+    return tuple(name for name in names if wanted is None or name == wanted)
+
+
+def _bubble_factor(vpp: int, schedule: int) -> float:
+    return (LEAST_BUBBLE_SHARE if traits(schedule).splits_backward else 1.0) / vpp
 
 
 def _tensor_degrees(workload: Workload) -> list[int]:
@@ -319,6 +355,7 @@ def _layouts(table: IntArray, space: Space) -> Layout:
         zero_stage=zeros,
         recompute=zeros,
         recompute_layers=zeros,
+        schedule=zeros,
     )
 
 

@@ -29,6 +29,8 @@ def frontier(costs: SplitCosts, slack_s: float, fits: FitsRank | None = None) ->
     """
     if costs.layers < costs.pp * costs.fewest:
         return ()
+    if costs.in_step and costs.vpp > 1:
+        raise ValueError("ranks in step take one of level_splits")
     if fits is None:
         return _unlimited(costs, slack_s)
     return tuple(_Ranks(costs, fits).frontier(slack_s))
@@ -146,19 +148,20 @@ class _Ranks:
     def frontier(self, slack_s: float) -> Iterator[Split]:
         """See the module's `frontier`."""
         costs = self.costs
-        weight = costs.num_micro_batches - 1 / costs.vpp
+        filled = costs.bubble_share / costs.vpp
+        weight = costs.num_micro_batches - filled
         starts: list[tuple[float, int, int]] = []
         for again in range(costs.leading + 1) if costs.partial else (0,):
             low = self._least("seconds", self._loose(again=again))
             if low is not None:
-                starts.append((weight * self._seconds[low] + self._total_s(again) / costs.vpp, again, low))
+                starts.append((weight * self._seconds[low] + self._total_s(again) * filled, again, low))
         if not starts:
             return
         limit = (min(starts)[0] + slack_s) * (1 + 1e-12)
         for _, again, low in sorted(starts):
             known: list[tuple[int, int]] = []
             for seconds in self._seconds[low:]:
-                if weight * seconds + self._total_s(again) / costs.vpp > limit:
+                if weight * seconds + self._total_s(again) * filled > limit:
                     break
                 if not known or self._improves(seconds, again, known):
                     for load, experts in self._least_loads(seconds, again):

@@ -1,12 +1,14 @@
 """Splits of the layers over pipeline ranks and virtual stages, and what decides between them.
 
-A step takes `m max_r t_r + (sum_r t_r - max_r t_r) / vpp` seconds (closed form of 1F1B and interleaved 1F1B
-for m micro-batches; t_r is what rank r computes per micro-batch), plus data-parallel and optimizer seconds
-that grow with the most parameters on one rank.
+A step takes `m max_r t_r + x (sum_r t_r - max_r t_r) / vpp` seconds (for m micro-batches; t_r is what rank r
+computes per micro-batch, x the schedule's bubble share), plus data-parallel and optimizer seconds that grow
+with the most parameters on one rank. Ranks that interleave keep in step: there m times sum_v max_r t_vr, the
+virtual stages one by one, takes the place of m max_r t_r.
 
-The space of splits: every virtual stage has at least one layer, the virtual stages of one rank differ by at
-most one layer (the short ones next to the embedding on rank 0, last elsewhere), and the dense layers at the
-front of a mixture-of-experts model lie in the first virtual stages of the ranks.
+The space of splits of ranks in step: `level_splits`. Of all others: every virtual stage has at least one
+layer, the virtual stages of one rank differ by at most one layer (the short ones next to the embedding on
+rank 0, last elsewhere), and the dense layers at the front of a mixture-of-experts model lie in the first
+virtual stages of the ranks.
 """
 
 from __future__ import annotations
@@ -33,6 +35,9 @@ class SplitCosts:
     leading: int = 0
     """Layers at the front that cost `leading_s`: the dense ones of a mixture-of-experts model."""
     num_micro_batches: int
+    bubble_share: float = 1.0
+    in_step: bool = False
+    """Whether the schedule keeps ranks with several virtual stages in step."""
     layer_s: float
     leading_s: float = 0.0
     first_s: float = 0.0
@@ -95,7 +100,31 @@ class SplitCosts:
     def time_s(self, rank_times: list[float]) -> float:
         """The part of a step that the pipeline decides."""
         slowest = max(rank_times)
-        return self.num_micro_batches * slowest + (sum(rank_times) - slowest) / self.vpp
+        return self.num_micro_batches * slowest + self.bubble_share * (sum(rank_times) - slowest) / self.vpp
+
+    def stages_s(self, stages: tuple[tuple[int, ...], ...]) -> float:
+        """The same for ranks in step, from the layers of every [rank][virtual stage]."""
+        left = self.leading
+        sums, slowest = [0.0] * self.pp, [0.0] * self.vpp
+        for chunk in range(self.pp * self.vpp):
+            level, rank = divmod(chunk, self.pp)
+            layers = stages[rank][level]
+            leading = min(left, layers)
+            left -= leading
+            again = min(self.recompute_layers, layers)
+            again_leading = min(again, leading)
+            seconds = (
+                (layers - leading) * self.layer_s
+                + leading * self.leading_s
+                + (again - again_leading) * self.layer_recompute_s
+                + again_leading * self.leading_recompute_s
+                + (self.first_s if chunk == 0 else 0.0)
+                + (self.last_s if chunk == self.pp * self.vpp - 1 else 0.0)
+            )
+            sums[rank] += seconds
+            slowest[level] = max(slowest[level], seconds)
+        bubble = self.bubble_share * (sum(sums) - max(sums)) / self.vpp
+        return self.num_micro_batches * sum(slowest) + bubble
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,3 +147,49 @@ def balanced_stages(layers: int, pp: int, vpp: int) -> tuple[tuple[int, ...], ..
     if layers < pp * vpp:
         return None
     return tuple(chunk_layers(r, layers // pp + (r < layers % pp), vpp) for r in range(pp))
+
+
+def default_stages(layers: int, pp: int, vpp: int, *, in_step: bool) -> tuple[tuple[int, ...], ...] | None:
+    """A split that suits a schedule where nothing is known of costs; None where a chunk would be empty."""
+    if in_step and vpp > 1 and layers >= pp * vpp:
+        return next(iter(level_splits(layers, pp, vpp)), None) or balanced_stages(layers, pp, vpp)
+    return balanced_stages(layers, pp, vpp)
+
+
+def level_splits(layers: int, pp: int, vpp: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Splits for ranks in step: the same layers in the same virtual stage of every rank, as nearly as can be.
+
+    What is missing to full rows is taken from the last virtual stage of the last rank (the head's), from the
+    first of the first rank (the embedding's), and, a layer each and for fewer than pp ranks, from the last of
+    the longer virtual stages. Each such split is there, with up to two layers a rank more than needed.
+    """
+    found: dict[tuple[tuple[int, ...], ...], None] = {}
+    fewest = -(-layers // pp)
+    for row in range(fewest, fewest + 3):
+        caps = chunk_layers(1, row, vpp)
+        missing = pp * row - layers
+        for last in range(min(caps[-1] - 1, missing) + 1):
+            for first in range(min(caps[0] - 1, missing - last) + 1):
+                stages = _with_gaps(caps, pp, first, last, missing - first - last)
+                if stages is not None:
+                    found[stages] = None
+    return tuple(found)
+
+
+def _with_gaps(
+    caps: tuple[int, ...], pp: int, first: int, last: int, spread: int
+) -> tuple[tuple[int, ...], ...] | None:
+    """Full rows less the missing layers; None where a virtual stage would be empty or ranks run out."""
+    level = (sum(caps) - 1) % len(caps)
+    ends = {(0, 0), (pp - 1, len(caps) - 1)}
+    short = [rank for rank in range(pp) if (rank, level) not in ends][:spread]
+    if len(short) < spread or min(caps) < 1 or (spread and caps[level] < 2):
+        return None
+    rows = [[*caps] for _ in range(pp)]
+    rows[0][0] -= first
+    rows[-1][-1] -= last
+    for rank in short:
+        rows[rank][level] -= 1
+    if min(map(min, rows)) < 1:
+        return None
+    return tuple(map(tuple, rows))

@@ -42,6 +42,8 @@ class ScoredRow:
     run: Run | None
     measured: Measured | None
     predicted: Prediction | None = None
+    error_s: float | None = None
+    """Predicted minus measured seconds; None without either."""
     error_pct: float | None = None
     """None without a measured step; FAILED_ERROR_PCT where the prediction failed."""
     memory_error_pct: float | None = None
@@ -140,8 +142,9 @@ def _scored(row: Run | UnreadRow, predict: Predict) -> ScoredRow:
         if value is not None and not (math.isfinite(value) and value > 0):
             return _failed(row.id, row, row.measured, f"not a prediction: {predicted}")
     measured = row.measured
-    error_pct = memory_error_pct = None
+    error_s = error_pct = memory_error_pct = None
     if measured is not None:
+        error_s = predicted.step_time_s - measured.step_time_s
         error_pct = _error_pct(predicted.step_time_s, measured.step_time_s)
         if measured.memory_gib is not None and predicted.memory_gib is not None:
             memory_error_pct = _error_pct(predicted.memory_gib, measured.memory_gib)
@@ -150,6 +153,7 @@ def _scored(row: Run | UnreadRow, predict: Predict) -> ScoredRow:
         run=row,
         measured=measured,
         predicted=predicted,
+        error_s=error_s,
         error_pct=error_pct,
         memory_error_pct=memory_error_pct,
     )
@@ -291,6 +295,7 @@ def _row_document(row: ScoredRow) -> dict[str, Any]:
         "id": row.id,
         "predicted": None if row.predicted is None else _plain(row.predicted),
         "measured": None if row.measured is None else _plain(row.measured),
+        "error_s": row.error_s,
         "error_pct": row.error_pct,
         "memory_error_pct": row.memory_error_pct,
         "failed": row.failed,

@@ -84,7 +84,7 @@ def test_an_address_where_nothing_answers(tmp_path: Path, jobs: Path) -> None:
 
 
 def test_parquet_holds_what_json_does(tmp_path: Path, jobs: Path) -> None:
-    import pyarrow.parquet as parquet
+    from pyarrow import parquet
 
     assert batch(jobs, tmp_path / "out", "--workers", "2", "--format", "json,parquet").wait() == 0
     rows = json.loads((tmp_path / "out/results.json").read_text(encoding="utf-8"))["jobs"]

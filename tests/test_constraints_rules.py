@@ -117,6 +117,30 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"pp": 4, "vpp": 2, "num_micro_batches": 8},
         {"pp": 4, "vpp": 2, "num_micro_batches": 6},
     ),
+    "schedule-shape": (
+        workload(),
+        {"pp": 4, "vpp": 2, "num_micro_batches": 8, "schedule": 4},
+        {"pp": 4, "vpp": 2, "num_micro_batches": 7, "schedule": 4},
+    ),
+    "megatron-schedule": (workload(), {"pp": 2, "vpp": 2}, {"pp": 2, "schedule": 3}),
+    "torchtitan-schedule": (workload(), {"pp": 2, "vpp": 2, "schedule": 5}, {"pp": 2, "schedule": 6}),
+    "deepspeed-schedule": (workload(), {"pp": 2}, {"pp": 2, "schedule": 1}),
+    "fsdp2-schedule": (workload(), {}, {"schedule": 1}),
+    "torchtitan-1f1b-micro-batches": (
+        workload(),
+        {"pp": 4, "num_micro_batches": 4},
+        {"pp": 4, "num_micro_batches": 3},
+    ),
+    "torchtitan-split-backward": (
+        workload(precision="fp8"),
+        {"pp": 2, "vpp": 2, "schedule": 2},
+        {"pp": 2, "vpp": 2, "schedule": 3},
+    ),
+    "torchtitan-zero-bubble-chunks": (
+        workload(),
+        {"pp": 2, "vpp": 2, "schedule": 3},
+        {"pp": 2, "schedule": 3},
+    ),
     "recomputed-modules": (
         workload(MOE),
         {"recompute": Recompute.MLA_UP_PROJECTION | Recompute.MOE_ACTIVATION},

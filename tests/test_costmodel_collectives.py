@@ -63,6 +63,25 @@ def test_a_block_s_members_share_the_way_out() -> None:
         assert found == pytest.approx(63 / 64 / (inside * 50))
 
 
+def test_an_all_reduce_between_two_blocks_is_a_tree() -> None:
+    """16 members on two nodes: n over 8 NICs of 50 GB/s at 0.92 of the rate, where a ring takes 15/8 n."""
+    fabric = links(4000 * GB, 50 * GB)
+    assert all_reduce_s(GB, members(8, 16), fabric) == pytest.approx(1 / (8 * 50) / 0.92)
+    assert all_reduce_s(GB, members(8, 32), fabric) == pytest.approx(2 * 31 / 32 / (8 * 50))
+    assert all_reduce_s(GB, members(1, 2), fabric) == pytest.approx(1 / 50)
+
+
+def test_no_placement_of_an_all_reduce_beats_the_packed_one() -> None:
+    """The most inside a block and the fewest blocks: also next to the switch from ring to tree."""
+    fabric = best_beyond(links(200 * GB, 50 * GB, 25 * GB))
+    for size in range(2, 33):
+        packed = all_reduce_s(GB, members(min(size, 8), min(size, 16), size), fabric)
+        for inner in (k for k in range(1, 9) if size % k == 0):
+            for middle in (k for k in range(inner, 17, inner) if size % k == 0):
+                placed = all_reduce_s(GB, members(inner, middle, size), fabric)
+                assert packed <= placed * (1 + 1e-12)
+
+
 def test_the_slowest_level_paces_the_ring() -> None:
     fabric = links(100 * GB, 50 * GB, 50 * GB / 3)
     assert ring_pass_s(GB, members(8, 8, 8), fabric) == pytest.approx(7 / 8 / 100)

@@ -8,22 +8,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import costmodel.memory
+import costmodel.memory_activations
+import costmodel.memory_states
+import costmodel.memory_transients
 from cluster_specs.reader import read_cluster
 from costmodel.constants import framework_constants
 from costmodel.layout import Layout, Recompute
 from costmodel.memory import (
     GIB,
-    activation_bytes_per_layer,
-    in_flight,
     peak_memory_gib,
-    rank_parameters,
     stage_memory_gib,
     stage_memory_parts_gib,
-    state_bytes_per_parameter,
     usable_hbm_gib,
 )
+from costmodel.memory_activations import activation_bytes_per_layer
+from costmodel.memory_states import rank_parameters, state_bytes_per_parameter
 from costmodel.ratios import unfused_activation_bytes
+from costmodel.schedules import in_flight
 from costmodel.split import layer_counts
 from costmodel.workload import Workload
 from model_specs.catalog import load_catalog_model
@@ -51,7 +52,8 @@ def framework(monkeypatch: pytest.MonkeyPatch) -> SetProfile:
         fixed = replace(
             framework_constants("megatron"), gradient_bytes=gradient_bytes, flash_attention=flash_attention
         )
-        monkeypatch.setattr(costmodel.memory, "framework_constants", lambda name: fixed)
+        for module in (costmodel.memory_states, costmodel.memory_activations, costmodel.memory_transients):
+            monkeypatch.setattr(module, "framework_constants", lambda name: fixed)
 
     return set_profile
 
@@ -235,14 +237,15 @@ def test_parts_add_up_and_sit_on_their_ranks() -> None:
     gathered = stage_memory_parts_gib(work, layout, even(80, 4))["buffers"]
     alone = stage_memory_parts_gib(work, replace(layout, zero_stage=2), even(80, 4))["buffers"]
     assert np.all(gathered > alone), "ZeRO-3 gathers layers on every rank, not only on the ends"
-    assert alone[1:3].tolist() == [0, 0]
+    assert parts["fragmentation"].tolist() == [0, 0, 0, 0]
 
 
 def test_head_of_llama_3_8b_on_one_gpu() -> None:
     work = replace(workload("llama-3-8b", seq_len=8192), gpus=1)
     parts = stage_memory_parts_gib(work, Layout(), even(32, 1))
     assert parts["logits"][0] * GIB == pytest.approx(6 * 8192 * 128_256)
-    assert parts["states"][0] * GIB == pytest.approx(8.03e9 * 18, rel=1e-3)
+    for name, each in (("weights", 2), ("gradients", 4), ("optimizer", 12)):
+        assert parts[name][0] * GIB == pytest.approx(8.03e9 * each, rel=1e-3)
 
 
 def test_usable_memory_leaves_the_reserve_free() -> None:

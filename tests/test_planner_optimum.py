@@ -18,13 +18,14 @@ from costmodel.estimate import estimate, stage_memory_gib
 from costmodel.layout import AXES, Layout, Recompute
 from costmodel.memory import usable_hbm_gib
 from costmodel.placement import level_factors, placement_from_matrix
+from costmodel.schedules import schedule_name, traits
 from model_specs.schema import ModelSpec, MoeSpec
 from planner.model import Candidates, build_model, price_ns, solve
 from planner.pricing import CostModelPricing
 from planner.problem import PlanRequest
 from planner.search import Outcome, Search
 from planner.space import Space, space_of
-from planner.stages import ALL_LAYERS, chunk_layers
+from planner.stages import ALL_LAYERS, chunk_layers, level_splits
 
 Stages = tuple[tuple[int, ...], ...]
 
@@ -125,7 +126,9 @@ def best_by_brute_force(space: Space) -> float | None:
 def _times(space: Space, layout: Layout) -> Iterator[float]:
     workload = replace(space.workload, gpus=int(layout.gpus))
     layers, pp, vpp = workload.model.layers, int(layout.pp), int(layout.vpp)
-    splits = list(_splits(layers, pp, vpp, workload.model.dense_layers if workload.model.moe_layers else 0))
+    leading = workload.model.dense_layers if workload.model.moe_layers else 0
+    in_step = vpp > 1 and traits(int(layout.schedule)).in_step
+    splits = list(level_splits(layers, pp, vpp) if in_step else _splits(layers, pp, vpp, leading))
     full = int(layout.recompute) & Recompute.FULL
     for again in [*range(1, layers + 1), ALL_LAYERS] if full else [0]:
         one = replace(layout, recompute_layers=again)
@@ -176,7 +179,10 @@ def search(asked: PlanRequest, top_k: int = 1) -> Outcome:
 
 
 def compare(seed: int) -> None:
-    asked = request(seed)
+    check_against_brute_force(request(seed))
+
+
+def check_against_brute_force(asked: PlanRequest) -> None:
     outcome, best_s = search(asked), best_by_brute_force(space_of(asked))
     if best_s is None:
         assert outcome.status == "infeasible"
@@ -198,6 +204,57 @@ def test_search_equals_brute_force_many(seed: int) -> None:
     compare(seed)
 
 
+def pipelined(seed: int) -> PlanRequest:
+    """A small problem in a framework with seven schedules; memory decides between some of them."""
+    draw = random.Random(seed)
+    pp = draw.choice([2, 2, 4])
+    spec = model(draw).model_copy(
+        update={
+            "layers": 2 * pp * draw.choice([1, 2]) - draw.choice([0, 0, 1]),
+            "tied_embeddings": False,
+            "mtp_layers": 0,
+        }
+    )
+    moe = None if spec.moe is None else spec.moe.model_copy(update={"shared_experts": 0, "dense_layers": 0})
+    return PlanRequest(
+        model=spec.model_copy(update={"moe": moe}),
+        cluster=cluster(draw.choice([4.0, 6.0, 8.0, 16.0]) + draw.random(), 16, None),
+        gpus=2 * pp,
+        global_batch=draw.choice([8, 16]),
+        seq_len=2048,
+        framework="torchtitan",
+        pins={
+            "cp": 1,
+            "micro_batch": 1,
+            "zero_stage": draw.choice([0, 2]),
+            "pp": pp,
+            "recompute": draw.choice(["none", "none", "full"]),
+        },
+        forbids=("ep", "idle-gpus"),
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_search_over_schedules_equals_brute_force(seed: int) -> None:
+    check_against_brute_force(pipelined(seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4, 40))
+def test_search_over_schedules_equals_brute_force_many(seed: int) -> None:
+    check_against_brute_force(pipelined(seed))
+
+
+def test_schedules_that_win_are_several() -> None:
+    """Otherwise brute force would say little about them."""
+    found = [search(pipelined(seed)).best for seed in range(16)]
+    names = {schedule_name(int(b[0].layout.schedule), int(b[0].layout.vpp)) for b in found if b}
+    assert len(names) >= 3
+    spaces = [space_of(pipelined(seed)) for seed in range(8)]
+    offered = {schedule for one in spaces for pp in one.pp for _, schedule in one.pipelines(pp)}
+    assert offered == {0, 1, 2, 3, 4, 5}
+
+
 def test_cases_cover_what_they_should() -> None:
     asked = [request(seed) for seed in range(240)]
     assert sum(one.model.moe is not None for one in asked) > 60
@@ -211,7 +268,7 @@ def test_bounds_are_bounds(seed: int) -> None:
     space = space_of(request(seed))
     pricing = CostModelPricing(space.workload)
     families = space.families(space.workload.gpus)
-    floor = pricing.floor_s(families, space.most_virtual_stages[np.asarray(families.pp)])
+    floor = pricing.floor_s(families, space.smallest_bubble[np.asarray(families.pp)])
     members = space.members(families)
     rows = np.random.default_rng(seed).permutation(len(np.asarray(members.tp)))[:40]
     owner = np.repeat(np.arange(len(floor)), space.members_per_family(families))[rows]
@@ -236,7 +293,7 @@ def test_virtual_stages_never_save_memory(seed: int) -> None:
     plain = space.variants(space.families(space.workload.gpus))
     staged = space.staged(plain)
     single, many = pricing.least_memory_gib(plain)[0], pricing.least_memory_gib(staged)[0]
-    counts = space.virtual_stage_counts[np.asarray(plain.pp)]
+    counts = space.pipeline_counts[np.asarray(plain.pp)]
     limit = usable_hbm_gib(space.workload)
     never = np.repeat(single > limit, counts)
     assert np.all(many[never] > limit)

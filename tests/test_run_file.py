@@ -127,7 +127,7 @@ def test_one_row_read_by_hand(published: dict[str, Run]) -> None:
     [
         ("Megatron-LM 2022", "megatron-2022"),
         ("Megatron-LM 23e00ed0, TE 2.11, torch 2.10 (NGC 26.01), cross-entropy fusion", "megatron-lm"),
-        ("NeMo 25.02.01 (recipe v25.04)", "megatron-bridge"),
+        ("NeMo 25.02.01 (recipe v25.04)", "nemo"),
         ("Megatron-Bridge / NeMo 26.04 container", "megatron-bridge"),
         ("Megatron-DeepSpeed (BigScience), 1F1B", "megatron-deepspeed"),
         ("llm-foundry v0.0.4-ish, PyTorch 2.x, FlashAttention", "llm-foundry"),
@@ -152,6 +152,9 @@ def test_framework_names(words: str, profile: str | None) -> None:
         ({"cuda_graph_impl": "local", "cuda_graph_scope": "full_iteration"}, "full"),
         ({"cuda_graph_impl": "local", "cuda_graph_scope": ["full_iteration"]}, "full"),
         ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["attn", "moe_router"]}, "partial"),
+        ({"cuda_graph_impl": "transformer_engine"}, "partial"),
+        ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["moe_router"]}, "feed_forward"),
+        ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": "mlp"}, "feed_forward"),
     ],
 )
 def test_cuda_graph(recipe: dict[str, Any], kind: str) -> None:

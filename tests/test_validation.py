@@ -201,6 +201,7 @@ def test_the_document_is_plain_json() -> None:
         "id": "a",
         "predicted": {"step_time_s": 4.0, "memory_gib": 11.0},
         "measured": {"step_time_s": 4.0, "memory_gib": 10.0, "from_driver": False},
+        "error_s": 0.0,
         "error_pct": 0.0,
         "memory_error_pct": pytest.approx(10.0),
         "failed": None,

@@ -13,7 +13,16 @@ from planner.launch.torchtitan_model import FUNCTION, MODULE, registry_module, t
 from planner.plan import LayoutDoc, Plan
 
 OVERLAP = Overlap(dp=True)
-_SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved-1f1b": "Interleaved1F1B"}
+SCHEDULES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved-1f1b": "Interleaved1F1B",
+    "breadth-first": "LoopedBFS",
+    "zb-h1": "InterleavedZeroBubble",
+    "zbv": "ZBVZeroBubble",
+    "dualpipe-v": "DualPipeV",
+}
+"""Names of torch's schedules; `require_legal` has refused all others."""
 
 
 def torchtitan_args(plan: Plan, layout: LayoutDoc) -> list[str]:
@@ -35,7 +44,7 @@ def torchtitan_args(plan: Plan, layout: LayoutDoc) -> list[str]:
         "training.seq-len": plan.inputs.seq_len,
     }
     if layout.pp > 1:
-        flags["parallelism.pipeline-parallel-schedule"] = _SCHEDULES[layout.schedule]
+        flags["parallelism.pipeline-parallel-schedule"] = SCHEDULES[layout.schedule]
         flags["parallelism.pipeline-parallel-microbatch-size"] = layout.micro_batch
     args = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     if layout.tp > 1 and not layout.sequence_parallel:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from textwrap import dedent
 
+from costmodel.schedules import schedule_named, traits
 from model_specs.schema import ModelSpec
 from planner.plan import LayoutDoc, Plan
 
@@ -161,10 +162,16 @@ def registry_module(plan: Plan, layout: LayoutDoc) -> str:
 
 
 def pipeline_modules(layout: LayoutDoc) -> list[list[str]] | None:
-    """Module names of every chunk, in the model's order; chunk v of rank r is the (v pp + r)-th."""
+    """Module names of every chunk, in the model's order: chunk v of rank r is the (v pp + r)-th, or in a
+    V-shaped schedule the second one the (2 pp - 1 - r)-th."""
     if layout.pp == 1:
         return None
-    counts = [rank[chunk] for chunk in range(layout.vpp) for rank in layout.stages]
+    v_shaped = traits(schedule_named(layout.schedule)).v_shaped
+    counts = [
+        rank[chunk]
+        for chunk in range(layout.vpp)
+        for rank in (reversed(layout.stages) if v_shaped and chunk else layout.stages)
+    ]
     parts, first = [], 0
     for count in counts:
         parts.append([f"layers.{index}" for index in range(first, first + count)])

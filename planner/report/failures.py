@@ -7,11 +7,12 @@ from model_specs.errors import SpecError
 from planner.experts.problem import ExpertError
 from planner.launch.files import LaunchError
 from planner.problem import RequestError
+from planner.report.validation_plot import PlotError
 
 
 def message_of(error: Exception) -> tuple[str, bool]:
     """(what to tell, whether it is a fault of the program and not of the input)."""
-    if isinstance(error, SpecError | ClusterError | RequestError | LaunchError | ExpertError):
+    if isinstance(error, SpecError | ClusterError | RequestError | LaunchError | ExpertError | PlotError):
         return str(error), False
     if isinstance(error, OSError) and error.strerror:
         return (f"{error.filename}: " if error.filename else "") + error.strerror, False

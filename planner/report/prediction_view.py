@@ -103,9 +103,8 @@ def prediction_view(predicted: Predicted, workload: Workload) -> list[Renderable
         ("compute", speed),
     ]
     band = predicted.error_band
-    if {"low", "high", "rows"} <= set(band):
-        low, high = (seconds(predicted.step_time_s * band[end]) for end in ("low", "high"))
-        rows.append(("likely", f"{low} to {high}, as 90 % of {count(band['rows'])} measured steps were"))
+    low, high = (seconds(predicted.step_time_s * end) for end in (band.low, band.high))
+    rows.append(("likely", f"{low} to {high}, as 90 % of {count(band.rows)} measured steps on {band.basis}"))
     return [
         heading("Predicted"),
         facts(rows),
@@ -141,6 +140,8 @@ def memory_view(predicted: Predicted, workload: Workload) -> list[Renderable]:
     if fullest < len(predicted.memory_parts_gib):
         parts = sorted(predicted.memory_parts_gib[fullest].items(), key=lambda item: -item[1])
         words = ", ".join(f"{name.replace('_', ' ')} {gib:.1f}" for name, gib in parts if gib >= 0.05)
+        if predicted.memory_context_gib is not None:
+            words += f"; outside the allocator: context {predicted.memory_context_gib:.1f}"
         shown.append(line((f"stage {fullest} holds (GiB): ", "dim"), words))
     over = predicted.memory_gib[fullest] - limit
     if over > 0:

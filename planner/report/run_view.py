@@ -73,8 +73,11 @@ def validation_view(report: ValidationReport, *, every_row: bool) -> list[Render
         if len(groups) > 1:
             shown += [heading(f"By {kind.replace('_', ' ')}"), _sums(groups)]
     if summary["memory"]["count"]:
-        groups = {"all": summary["memory"], **summary["memory"]["by_device"]}
-        shown += [heading("Memory, error of the prediction"), _sums(groups)]
+        memory = summary["memory"]
+        shown += [heading("Memory, error of the prediction"), _sums({"all rows": memory})]
+        for kind in KINDS:
+            if len(memory[f"by_{kind}"]) > 1:
+                shown += [heading(f"Memory by {kind.replace('_', ' ')}"), _sums(memory[f"by_{kind}"])]
     shown += _regret(report, summary)
     return [*shown, *_rows(report.rows, every_row=every_row)]
 
@@ -91,7 +94,7 @@ def _sums(groups: Mapping[str, Mapping[str, Any]]) -> Any:
     rows = []
     for name, sums in groups.items():
         errors = [_percent(sums[f"{key}_error_pct"]) for key in names]
-        label = name if len(name) <= 34 else f"{name[:31]}..."
+        label = name if len(name) <= 31 else f"{name[:28]}..."
         rows.append(
             [label, count(sums["count"]), str(sums["failed"]), *errors, _percent(sums["bias_pct"], sign=True)]
         )
@@ -132,7 +135,7 @@ def _rows(rows: tuple[ScoredRow, ...], *, every_row: bool) -> list[Renderable]:
     if not every_row and len(rows) > MOST_ROWS:
         chosen = sorted(rows, key=lambda row: -abs(row.error_pct or 0.0))[:MOST_ROWS]
         title = f"The {MOST_ROWS} worst of {count(len(rows))} rows (--rows shows all)"
-    table = grid(["row", "predicted", "measured", "error %", "mem. %"], [_row(row) for row in chosen])
+    table = grid(["row", "pred. s", "meas. s", "error s", "err. %", "mem. %"], [_row(row) for row in chosen])
     failed = [line((f"{row.id}: ", "red"), row.failed) for row in chosen if row.failed]
     return [heading(title), table, *failed]
 
@@ -140,8 +143,14 @@ def _rows(rows: tuple[ScoredRow, ...], *, every_row: bool) -> list[Renderable]:
 def _row(row: ScoredRow) -> list[str]:
     return [
         row.id,
-        "-" if row.predicted is None else seconds(row.predicted.step_time_s),
-        "-" if row.measured is None else seconds(row.measured.step_time_s),
+        "-" if row.predicted is None else _plain_seconds(row.predicted.step_time_s),
+        "-" if row.measured is None else _plain_seconds(row.measured.step_time_s),
+        "-" if row.error_s is None else _plain_seconds(row.error_s, sign="+"),
         _percent(row.error_pct, sign=True) if row.failed is None else "failed",
         _percent(row.memory_error_pct, sign=True),
     ]
+
+
+def _plain_seconds(value: float, sign: str = "") -> str:
+    """Seven characters or fewer below 10,000 s, so that long names keep their line."""
+    return f"{value:{sign}.{3 if abs(value) < 100 else 1}f}"

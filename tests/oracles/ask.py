@@ -189,6 +189,7 @@ def ask_torchtitan(case: Case) -> dict[str, Any]:
     from torch.distributed.pipelining.schedules import get_schedule_class
     from torchtitan.config.manager import ConfigManager
     from torchtitan.distributed.parallel_dims import ParallelDims
+    from torchtitan.distributed.pipeline_parallel import _get_pp_rank_to_stage_indices_mapping
 
     pretend_gpu(case["arch"])
     sys.path.insert(0, case["dir"])
@@ -215,14 +216,21 @@ def ask_torchtitan(case: Case) -> dict[str, Any]:
     answer = {"dp": replicas, "tp": dims.tp, "pp": dims.pp, "cp": dims.cp, "ep": dims.ep}
     if dims.pp == 1:
         return answer | {"num_micro_batches": steps, "micro_batch": training.local_batch_size}
-    get_schedule_class(parallel.pipeline_parallel_schedule)
+    schedule = parallel.pipeline_parallel_schedule
+    get_schedule_class(schedule)
     parts = parallel.module_fqns_per_model_part
     built = [name for part in parts for name in part if name.startswith("layers.")]
     if built != [f"layers.{i}" for i in range(len(config.model_spec.model.layers))] or len(parts) % dims.pp:
         raise ValueError("the stages are not the model's layers in turn")
     counts = [sum(name.startswith("layers.") for name in part) for part in parts]
     return answer | {
-        "stages": [counts[rank :: dims.pp] for rank in range(dims.pp)],
+        "stages": [
+            [
+                counts[chunk]
+                for chunk in _get_pp_rank_to_stage_indices_mapping(rank, dims.pp, schedule, len(counts))
+            ]
+            for rank in range(dims.pp)
+        ],
         "num_micro_batches": training.local_batch_size // parallel.pipeline_parallel_microbatch_size,
         "micro_batch": parallel.pipeline_parallel_microbatch_size,
     }

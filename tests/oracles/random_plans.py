@@ -8,7 +8,16 @@ from typing import Any
 from cluster_specs.catalog import load_cluster
 from model_specs.catalog import catalog_names, load_catalog_model
 from model_specs.schema import ModelSpec
-from planner.plan import Framework, LayoutDoc, Mapping, Objective, Plan, PlanInputs, SolverReport
+from planner.plan import (
+    Framework,
+    LayoutDoc,
+    Mapping,
+    Objective,
+    Plan,
+    PlanInputs,
+    ScheduleName,
+    SolverReport,
+)
 
 CLUSTERS = {"dgx-a100": 8, "dgx-h100": 9, "dgx-b200": 10, "gb200-nvl72": 10}
 """Catalog cluster and compute capability."""
@@ -119,13 +128,22 @@ def _degrees(rng: random.Random, framework: Framework, model: ModelSpec) -> dict
         "etp": etp,
         "vpp": vpp,
         "micro_batch": rng.choice([1, 2]),
-        "num_micro_batches": rng.choice([1, 2, 4]) * (pp if vpp > 1 else 1),
+        "num_micro_batches": rng.choice([1, 2, 4]) * (pp if vpp > 1 or framework == "torchtitan" else 1),
         "sequence_parallel": framework in ("megatron", "torchtitan")
         and tp > 1
         and (rng.random() < 0.7 or model.moe is not None),
         "zero_stage": zero,
-        "schedule": "interleaved-1f1b" if vpp > 1 else "1f1b",
+        "schedule": _schedule(rng, framework, pp, vpp),
     }
+
+
+def _schedule(rng: random.Random, framework: Framework, pp: int, vpp: int) -> ScheduleName:
+    if framework != "torchtitan" or pp == 1:
+        return "interleaved-1f1b" if vpp > 1 else "1f1b"
+    names: list[ScheduleName] = ["1f1b", "gpipe"]
+    if vpp > 1:
+        names = ["interleaved-1f1b", "breadth-first", "zb-h1", "zbv", "dualpipe-v"]
+    return rng.choice(names if vpp < 3 else names[:3])
 
 
 def _split(rng: random.Random, layers: int, chunks: int, *, even: bool) -> list[int]:

@@ -13,7 +13,8 @@ from typing import Any
 from unittest import mock
 
 Facts = dict[str, Any]
-"""Fields of the layout, and of the model: heads, kv_heads, widths, expert_width, experts, layers; seq_len."""
+"""Fields of the layout and torch's name of its schedule; seq_len; of the model: heads, kv_heads, widths of
+feed-forward blocks, expert_width and experts (0 without), layers."""
 
 
 class Passed(Exception):
@@ -100,22 +101,25 @@ def start_torchtitan(facts: Facts) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.pipelining import PipelineStage
     from torchtitan.config import ParallelismConfig
-    from torchtitan.distributed.pipeline_parallel import _build_pipeline_schedule
+    from torchtitan.distributed.pipeline_parallel import (
+        _build_pipeline_schedule,
+        _get_pp_rank_to_stage_indices_mapping,
+    )
 
     _split_feed_forward(facts)
     if facts["pp"] == 1:
         return
     world = facts["pp"] * facts["dp"] * facts["cp"] * facts["tp"]
     mesh = init_device_mesh("cpu", (facts["pp"], world // facts["pp"]), mesh_dim_names=("pp", "rest"))
-    total, group = facts["pp"] * facts["vpp"], mesh["pp"].get_group()
+    total, group, name = facts["pp"] * facts["vpp"], mesh["pp"].get_group(), facts["torch_schedule"]
     stages = [
         PipelineStage(torch.nn.Linear(1, 1), index, total, torch.device("cpu"), group=group)
-        for index in range(0, total, facts["pp"])
+        for index in _get_pp_rank_to_stage_indices_mapping(0, facts["pp"], name, total)
     ]
     _build_pipeline_schedule(
         parallelism=ParallelismConfig(
             pipeline_parallel_degree=facts["pp"],
-            pipeline_parallel_schedule="Interleaved1F1B" if facts["vpp"] > 1 else "1F1B",
+            pipeline_parallel_schedule=name,
             pipeline_parallel_microbatch_size=facts["micro_batch"],
         ),
         local_batch_size=facts["micro_batch"] * facts["num_micro_batches"],

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from planner.launch.files import LaunchError, write_files
+from planner.launch.torchtitan import SCHEDULES
 from planner.plan import Framework, Plan
 from planner.plan_files import plan_files
 from tests.oracles.random_plans import changed, random_plan
@@ -61,6 +62,7 @@ def facts_of(plan: Plan) -> dict[str, Any]:
         "heads": model.heads,
         "kv_heads": model.kv_heads,
         "layers": model.layers,
+        "torch_schedule": SCHEDULES[layout.schedule],
         "seq_len": plan.inputs.seq_len,
         "widths": widths + ([moe.shared_width] if moe is not None and moe.shared_width else []),
         "expert_width": 0 if moe is None else moe.moe_ffn_hidden,

@@ -1,0 +1,63 @@
+"""The words of docs/accuracy.md; `benchmarks.accuracy` fills in the tables."""
+
+TEXT = """# How accurate the predictions are
+
+Written by `python -m benchmarks.accuracy` from the {rows} published, measured steps in `tests/data/published_runs.yaml` (every row names
+its source; suspects count). The error is predicted over measured, minus 1; mean, median and percentiles are of its size, bias is its mean.
+`meshwright validate tests/data/published_runs.yaml` prints every row; `--plot FILE.svg` draws them.
+
+## How the constants were fitted
+`make calibrate` refits {free} of the {records} constants in `costmodel/data/*.yaml`; the others are measurements, data-sheet ratios or
+assumptions that say so. It makes least the sum over rows of 2 (sqrt(1 + (log(predicted / measured) / 0.05)^2) - 1) and over free
+constants of (log(value / prior) / spread)^2, no constant further than 3 spreads from its prior. The prior is what a data sheet, a kernel
+or a collective measurement lets one expect, or a round figure of the right size; where no such source exists, as for the waits of one
+software stack, it came from an earlier look at some of these rows, so leaving a source out then flatters that constant a little.
+No constant belongs to a row, a model or a source.
+
+## Step time, constants fitted on these rows
+{time}
+
+Plan regret (rows that share model, cluster, sequence length and global batch; measured time of the row predicted fastest over the best, minus
+1; groups of four or more, suspects left out): {regret}.
+
+![Predicted against measured step time](accuracy/fitted.svg)
+
+## A source left out
+Each source (what stands before the first semicolon of a row's `source`) is left out in turn, the constants are refitted on the others, and the
+source is predicted. A source that alone measured a framework leaves that framework's constants at their priors.
+
+{sources}
+
+![Predicted against measured step time, source left out](accuracy/source_left_out.svg)
+![Error by source](accuracy/by_source.svg)
+
+## A model family left out
+Families by the beginning of the model's name: {rules}. BLOOM is a GPT with ALiBi, most of both measured with one stack: one
+family, the harder test.
+
+{families}
+
+![Error by model family](accuracy/by_family.svg)
+
+## Memory
+{memory}
+
+What a source reports differs: SimuMax reports the allocator's peak per rank, which is what the model predicts; BLOOM rows are `nvidia-smi` readings,
+compared with that peak plus fragments and context; torchtitan rows are what the allocator reserved, and its operator-level recomputation is only approximated.
+
+## The band on a plan
+`predicted.error_band` holds the 5th and 95th percentile of measured over predicted for the device's class and the framework, of runs predicted with
+their source left out (`costmodel/data/error_bands.yaml`). With n runs of its own a pair takes n / (n + 10) of their percentiles and the rest of the next
+wider group's: the device class on any framework, then the framework on any device, then all runs. `rows` and `basis` say whose runs they are.
+
+## Free constants
+At most 12 act on a device (its own, its architecture's, the defaults and all shared ones) and 8 on a framework; a test counts them.
+
+{counts}
+
+## Limits
+- Constants of one framework do not carry over to another (host times above all); `costmodel/data/frameworks.yaml` says which profile a target takes.
+- No measured row exists for V100, L40S, MI300X, H200, H800 (H800 takes H100's constants): their constants are assumed, and say so in the YAML.
+- Attention with sinks is priced by one factor fitted on gpt-oss, the only such model among the rows.
+- A step that nearly fills HBM (over 92 %) was measured 21 to 27 % slower than predicted, because the allocator stalls; plans stay below that.
+"""

@@ -1,0 +1,84 @@
+"""The error band of every device class and framework, from runs predicted with their source left out.
+
+A band is the 5th and 95th percentile of log(measured / predicted). With n rows of its own it takes
+n / (n + 10) of theirs and the rest of the next wider group's: of the device class on any framework, then of the
+framework on any device, then of all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+FULL_TRUST_ROWS = 10
+"""Rows at which a group's own percentiles weigh as much as the wider group's."""
+OTHER = "other"
+MEASURED_AS: Mapping[str, tuple[str, ...]] = {
+    "megatron": ("megatron-lm", "megatron-bridge", "nemo"),
+    "torchtitan": ("torchtitan-compile", "torchtitan-eager"),
+    "deepspeed": ("megatron-deepspeed",),
+    "fsdp2": ("llm-foundry", "torchtitan-eager"),
+}
+"""Which measured stacks stand in for the planner's targets."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A measured run: its device class (None for a class of its own), its framework, measured over predicted."""
+
+    device_class: str | None
+    framework: str
+    ratio: float
+
+
+@dataclass(frozen=True)
+class _Band:
+    ends: NDArray[np.float64]
+    """Logarithms of the 5th and 95th percentile."""
+    rows: int
+    basis: str
+
+    def record(self) -> dict[str, float | int | str]:
+        low, high = np.exp(self.ends)
+        return {
+            "low": round(float(low), 3), "high": round(float(high), 3), "rows": self.rows, "basis": self.basis,
+        }  # fmt: skip
+
+
+def _narrowed(wider: _Band | None, outcomes: Sequence[Outcome], basis: str) -> _Band:
+    """The band of some rows, leaning on a wider group; that group's own band where there are none."""
+    n = len(outcomes)
+    if n == 0:
+        assert wider is not None, "no rows at all"
+        return wider
+    own = np.quantile(np.log([outcome.ratio for outcome in outcomes]), [0.05, 0.95])
+    if wider is None:
+        return _Band(own, n, basis)
+    return _Band((n * own + FULL_TRUST_ROWS * wider.ends) / (n + FULL_TRUST_ROWS), n, basis)
+
+
+def error_bands(
+    outcomes: Sequence[Outcome], device_classes: Sequence[str], frameworks: Sequence[str]
+) -> dict[str, dict[str, dict[str, float | int | str]]]:
+    """Bands by device class and framework, `OTHER` among both, as `costmodel/data/error_bands.yaml` has them."""
+    whole = _narrowed(None, outcomes, "any device and framework")
+
+    def band(name: str | None, framework: str | None) -> _Band:
+        stacks = MEASURED_AS.get(framework or "", (framework or "",))
+        words = " or ".join(stacks)
+        of_stack = [outcome for outcome in outcomes if outcome.framework in stacks]
+        of_device = [outcome for outcome in outcomes if name is not None and outcome.device_class == name]
+        out = _narrowed(whole, of_stack, f"any device with {words}")
+        out = _narrowed(out, of_device, f"{name} with any framework")
+        both = [outcome for outcome in of_device if outcome.framework in stacks]
+        return _narrowed(out, both, f"{name} with {words}")
+
+    return {
+        name or OTHER: {
+            framework or OTHER: band(name, framework).record() for framework in [*frameworks, None]
+        }
+        for name in [*device_classes, None]
+    }

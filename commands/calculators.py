@@ -1,0 +1,92 @@
+"""The single-formula calculators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from commands.terminal import PATH, common, print_json, show
+
+
+@click.command()
+@click.option("--op", "operation", required=True, metavar="OP", help="all-reduce, all-gather...")
+@click.option("--bytes", "size", required=True, metavar="N", help="Full buffer: 1GiB, 512MB.")
+@click.option("--ranks", type=int, required=True, metavar="P", help="Members, packed tightly.")
+@click.option("--cluster", required=True, help="Catalog name or cluster YAML.")
+@click.option("--nccl", is_flag=True, help="All-to-all by NCCL, not DeepEP's kernels.")
+@common
+def collective(*, operation: str, size: str, ranks: int, cluster: str, nccl: bool, as_json: bool) -> None:
+    """Time one collective alone on a cluster, by algorithm."""
+    from planner.calculators.collective import collective_document, collective_view
+    from planner.calculators.sizes import read_bytes
+
+    buffer_bytes = read_bytes(size, "--bytes")
+    found = collective_document(operation, buffer_bytes, ranks, cluster, deduplicated=not nccl)
+    if as_json:
+        print_json(found)
+    else:
+        show(collective_view(found))
+
+
+@click.command()
+@click.option("--device", required=True, metavar="D", help="Name from `meshwright catalog devices`.")
+@click.option("--m", type=int, required=True, metavar="M", help="Rows of the result.")
+@click.option("--n", type=int, required=True, metavar="N", help="Columns of the result.")
+@click.option("--k", type=int, required=True, metavar="K", help="Depth of the product.")
+@click.option("--precision", default="bf16", show_default=True, help="bf16, fp16, fp8, mxfp8 or nvfp4.")
+@common
+def roofline(*, device: str, m: int, n: int, k: int, precision: str, as_json: bool) -> None:
+    """Place one matrix product under a device's roofline."""
+    from planner.calculators.roofline import roofline_document, roofline_view
+
+    found = roofline_document(device, m, n, k, precision)
+    if as_json:
+        print_json(found)
+    else:
+        show(roofline_view(found))
+
+
+@click.command()
+@click.option("--pp", type=int, required=True, metavar="P", help="Pipeline ranks.")
+@click.option("--vpp", type=int, default=1, show_default=True, metavar="V", help="Virtual stages of a rank.")
+@click.option("--micro-batches", type=int, required=True, metavar="M", help="Micro-batches of a step.")
+@click.option("--schedule", default="1f1b", show_default=True, metavar="S", help="gpipe, zb-h1, dualpipe...")
+@click.option("--forward-ms", type=float, default=1.0, show_default=True, metavar="F", help="Of a rank.")
+@click.option("--backward-ms", type=float, default=2.0, show_default=True, metavar="B", help="Of a rank.")
+@common
+def pipeline(
+    *,
+    pp: int,
+    vpp: int,
+    micro_batches: int,
+    schedule: str,
+    forward_ms: float,
+    backward_ms: float,
+    as_json: bool,
+) -> None:
+    """Play one pipeline schedule: step, bubble, activations in flight."""
+    from planner.calculators.pipeline import pipeline_document, pipeline_view
+
+    found = pipeline_document(
+        schedule, pp, vpp, micro_batches, forward_s=forward_ms / 1e3, backward_s=backward_ms / 1e3
+    )
+    if as_json:
+        print_json(found)
+    else:
+        show(pipeline_view(found))
+
+
+@click.command()
+@click.argument("run", type=PATH, metavar="RUN.yaml")
+@common
+def memory(run: Path, as_json: bool) -> None:
+    """Break down the memory of one fully given configuration, by stage and component."""
+    from planner.calculators.memory import memory_documents, memory_view
+
+    found = list(memory_documents(run))
+    if as_json:
+        print_json(found[0] if len(found) == 1 else {"runs": found})
+        return
+    for document in found:
+        show(memory_view(document))

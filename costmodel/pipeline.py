@@ -1,0 +1,68 @@
+"""What a schedule's closed form needs to know of the layers: the work of every chunk, the split of a backward
+pass into gradients of inputs and of weights.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.layout import Floats, Recompute
+from costmodel.operators import Context
+from costmodel.schedules import bubble_share, has_trait
+from costmodel.split import Stages, chunk_counts
+from costmodel.stage import KindTime, KindTimes
+
+_GEMMS = ("gemm", "expert_gemm")
+
+
+def weight_gradient_s(kind: KindTime) -> Floats:
+    """Gradients of weights in one micro-batch of a layer: one of the three GEMMs that each matrix has."""
+    out: Floats = sum((np.asarray(kind.parts[name]) for name in _GEMMS if name in kind.parts), 0.0) / 3.0
+    return out
+
+
+def layer_bubble_share(c: Context, times: KindTimes) -> Floats:
+    """`schedules.bubble_share` of the average layer of the model, shaped like the layouts.
+
+    Recomputed layers run their forward pass again before they give gradients of inputs.
+    """
+    schedule = np.asarray(c.layout.schedule)
+    if not has_trait(schedule, "splits_backward").any():
+        return 1.0
+    model = c.workload.model
+    full = (np.asarray(c.layout.recompute) & Recompute.FULL) != 0
+    forward: Floats = 0.0
+    backward: Floats = 0.0
+    weight: Floats = 0.0
+    for kind, number in ((times.dense, model.dense_layers), (times.moe, model.moe_layers)):
+        if kind is not None and number:
+            forward = forward + number * (np.asarray(kind.seconds) - kind.backward_s)
+            backward = backward + number * (kind.backward_s + np.where(full, kind.recompute_s, 0.0))
+            weight = weight + number * weight_gradient_s(kind)
+    return bubble_share(schedule, c.layout.pp, forward, backward, weight)
+
+
+def chunk_loads(c: Context, times: KindTimes, stages: Stages) -> NDArray[np.float64]:
+    """Seconds per micro-batch of every chunk of a split, forward and backward, [..., virtual stages, pp]."""
+    full = bool(int(np.asarray(c.layout.recompute)) & Recompute.FULL)
+    again = int(np.asarray(c.layout.recompute_layers)) if full else 0
+    v_shaped = bool(has_trait(c.layout.schedule, "v_shaped").any())
+    model = c.workload.model
+    counts = chunk_counts(model.dense_layers, stages, again, v_shaped=v_shaped)
+    shape = np.shape(np.asarray(times.head.seconds))
+    loads = np.zeros((*shape, *counts.dense.shape))
+    kinds = (
+        (times.dense, counts.dense, counts.dense_recomputed),
+        (times.moe, counts.moe, counts.moe_recomputed),
+    )
+    for kind, number, recomputed in kinds:
+        if kind is not None:
+            loads = loads + np.asarray(kind.seconds)[..., None, None] * number
+            loads = loads + np.asarray(kind.recompute_s)[..., None, None] * recomputed
+    loads[..., 0, 0] += times.embedding.seconds
+    end = np.asarray(times.head.seconds) + (
+        0.0 if times.mtp is None else model.mtp_layers * times.mtp.seconds
+    )
+    loads[..., -1, 0 if v_shaped else -1] += end
+    return loads
