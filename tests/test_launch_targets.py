@@ -84,6 +84,10 @@ def test_accelerate_says_the_mesh_and_torchrun_gets_the_same() -> None:
     assert env["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "5"
 
 
+def test_deepspeed_deals_the_layers_that_are_left_to_the_first_stages() -> None:
+    assert "ds_config.json" in plan_files(planned("deepspeed", pp=3, stages=[[11], [11], [10]]))
+
+
 def test_bridge_overrides() -> None:
     texts = bridge_overrides(make_plan(pp=3, dp=2, num_micro_batches=3))
     assert "model.pipeline_model_parallel_layout='Et*11|t*11|t*10L'" in texts
@@ -98,7 +102,7 @@ def test_bridge_overrides() -> None:
         (planned("torchtitan", "deepseek-v3", cp=2, zero_stage=3), "torchtitan-mtp"),
         (planned("torchtitan", "mixtral-8x7b", dp=8, ep=8, zero_stage=0), "torchtitan-expert-shards"),
         (planned("torchtitan", tp=16, zero_stage=3), "torchtitan-kv-heads"),
-        (planned("deepspeed", pp=3, zero_stage=1), "deepspeed-even-stages"),
+        (planned("deepspeed", pp=3, stages=[[10], [11], [11]]), "deepspeed-even-stages"),
         (planned("deepspeed", pp=2, zero_stage=2), "deepspeed-pipeline-zero"),
         (planned("fsdp2", pp=2, zero_stage=3), "fsdp2-degrees"),
     ],

@@ -134,7 +134,6 @@ def test_refused_is_what_cannot_start(
     assert rules.count([]) >= ALLOWED
     assert len(plans) - rules.count([]) >= REFUSED
     assert not wrong, f"{len(wrong)}:\n" + "\n".join(wrong[:12])
-    assert set(stands) == set(JUSTIFIED[framework]), "a justification that nothing needs"
 
 
 def _variants(
