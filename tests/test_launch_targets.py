@@ -13,6 +13,7 @@ import yaml
 from click.testing import CliRunner
 
 from cli import main
+from model_specs.catalog import catalog_names
 from model_specs.errors import SpecError
 from planner.documents import plan_text
 from planner.launch.bridge import bridge_overrides
@@ -82,6 +83,19 @@ def test_accelerate_says_the_mesh_and_torchrun_gets_the_same() -> None:
     assert config["fsdp_config"]["fsdp_reshard_after_forward"] is True
     assert env["PARALLELISM_CONFIG_TP_SIZE"] == "2"
     assert env["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "5"
+
+
+FLAGS = Path(__file__).parent / "data" / "megatron_deepspeed_flags.txt"
+
+
+@pytest.mark.parametrize("name", catalog_names())
+def test_megatron_deepspeed_has_every_flag(name: str) -> None:
+    known = {line.strip() for line in FLAGS.read_text("utf-8").splitlines() if line.startswith("--")}
+    for changes in ({"recompute": "full", "recompute_layers": 999}, {"precision": "fp16"}):
+        plan = planned("deepspeed", name, dp=8, **changes)
+        args = json.loads(plan_files(plan)["megatron_deepspeed_args.json"])
+        assert {word for word in args if word.startswith("--")} <= known
+        assert value(args, "--expert-interval") == (None if plan.inputs.model.moe is None else "1")
 
 
 def test_deepspeed_deals_the_layers_that_are_left_to_the_first_stages() -> None:

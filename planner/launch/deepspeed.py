@@ -1,6 +1,6 @@
 """A plan as a DeepSpeed launch: ds_config.json and arguments of Megatron-DeepSpeed's pretrain_gpt.py.
 
-Keys were read in DeepSpeed 0.19.8, arguments in Megatron-DeepSpeed's `megatron/arguments.py`.
+Keys were read in DeepSpeed 0.19.8, arguments in `megatron/arguments.py` of Megatron-DeepSpeed at 4efb479d.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ def megatron_deepspeed_args(plan: Plan, layout: LayoutDoc) -> list[str]:
             "num-experts": model.moe.experts,
             "moe-expert-parallel-size": layout.ep,
             "topk": model.moe.top_k,
+            # Its default puts experts into every second layer.
+            "expert-interval": 1,
         }
     switches = {
         inputs.precision: True,

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from planner.launch.bridge import bridge_files
 from planner.launch.files import LaunchError, write_files
 from planner.plan import Framework, Plan
 from planner.plan_files import plan_files
@@ -47,6 +48,37 @@ def ask(target: str, cases: list[dict[str, Any]], folder: Path) -> list[dict[str
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_bridge_accepts_and_reads_back_every_override(tmp_path: Path) -> None:
+    rng, index = random.Random(8), 0
+    plans: list[Plan] = []
+    cases: list[dict[str, Any]] = []
+    while len(plans) < 300:
+        index += 1
+        drawn = random_plan(rng, "megatron", index)
+        if drawn is None:
+            continue
+        try:
+            text = bridge_files(drawn[0])
+        except LaunchError:
+            continue
+        write_files(tmp_path / str(len(plans)), text)
+        cases.append({"dir": str(tmp_path / str(len(plans)))})
+        plans.append(drawn[0])
+    misspelt = json.loads(text["bridge_overrides.json"])
+    for wrong in ("model.tensor_parallel_size=2", "train.global_batch=8", "mixed_precision=16_mixed"):
+        write_files(tmp_path / wrong, {"bridge_overrides.json": json.dumps([*misspelt, wrong])})
+        cases.append({"dir": str(tmp_path / wrong)})
+    answers = ask("bridge", cases, tmp_path)
+    assert [one["ok"] for one in answers[300:]] == [False] * 3
+    bad = [
+        f"{plan.layout}: {one if not one['ok'] else differences(plan, one)}"
+        for plan, one in zip(plans, answers, strict=False)
+        if not one["ok"] or differences(plan, one)
+    ]
+    print(f"bridge: {len(plans) - len(bad)} of {len(plans)} accepted and read back")
+    assert not bad, f"{len(bad)} of {len(plans)}:\n" + "\n".join(bad[:10])
 
 
 def differences(plan: Plan, answer: dict[str, Any]) -> list[str]:

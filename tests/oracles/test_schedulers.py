@@ -148,9 +148,7 @@ def schema_errors(documents: list[object]) -> list[list[str]]:
     python = os.environ.get("ORACLE_PYTHON")
     assert python, "run `make oracles`: ORACLE_PYTHON names no interpreter"
     asked = json.dumps([json.loads(JOBSET_SCHEMA.read_text("utf-8")), documents])
-    done = subprocess.run(
-        [python, "-c", VALIDATE], input=asked, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([python, "-c", VALIDATE], input=asked, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     errors: list[list[str]] = json.loads(done.stdout)
     return errors
@@ -162,7 +160,11 @@ def test_the_jobset_schema_accepts_the_manifest() -> None:
     texts.append(plan_files(wide, "kubernetes")["jobset.yaml"])
     documents = [yaml.safe_load(text) for text in texts]
     assert schema_errors(documents) == [[] for _ in documents]
-    for old, new in (("replicas: 1", "replicas: one"), ("completions", "completion"), ("  image:", "  images:")):
+    for old, new in (
+        ("replicas: 1", "replicas: one"),
+        ("completions", "completion"),
+        ("  image:", "  images:"),
+    ):
         assert old in texts[0]
         assert schema_errors([yaml.safe_load(texts[0].replace(old, new))]) != [[]]
 
