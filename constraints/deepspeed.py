@@ -40,8 +40,8 @@ class DeepspeedPipelineSharding(Rule):
 class DeepspeedExpertGroups(Rule):
     """dp mod ep = 0, and experts stand on one pipeline stage: expert groups are cut from the replicas.
 
-    DeepSpeed 0.19.8 asserts (dp tp) mod ep = 0 (utils/groups.py) and experts mod ep = 0 (moe/layer.py). It could
-    also spread experts over tensor ranks, and over every stage of a pipeline: left out by choice, its
+    DeepSpeed 0.19.8 asserts (dp tp) mod ep = 0 (utils/groups.py) and experts mod ep = 0 (moe/layer.py). It
+    could also spread experts over tensor ranks, and over every stage of a pipeline: left out by choice, its
     all-to-all over copied tokens is not what the cost model prices.
     """
 

@@ -1,9 +1,10 @@
 """Puts launches through the frameworks' own parsers on a CPU. Runs in the oracles' environment, not in ours.
 
 usage: ask.py megatron|bridge|torchtitan|deepspeed|accelerate CASES.json
-CASES.json is a list of {"dir": folder of launch files, "world": GPUs, "arch": compute capability}; "also" holds
-further flags, "facts" the plan's numbers if the start is asked too (run_time.py). Each case gets a process of its
-own, forked after the imports. One JSON line per case: ok, what was read, and late: what the start raised.
+CASES.json is a list of {"dir": folder of launch files, "world": GPUs, "arch": compute capability}; "also"
+holds further flags, "facts" the plan's numbers if the start is asked too (run_time.py). Each case gets a
+process of its own, forked after the imports. One JSON line per case: ok, what was read, and late: what the
+start raised.
 GPU and Transformer Engine are pretended, for version and architecture probes only; all else is the
 frameworks' own code, process groups on torch's fake backend.
 """

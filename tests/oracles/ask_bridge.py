@@ -1,7 +1,7 @@
 """Megatron-Bridge's own override parser, on the fields that its classes have. Used by ask.py.
 
-The package itself imports Transformer Engine and does not load on a CPU. Its override parser does; the fields come
-from the classes of megatron-core where Bridge inherits them, and from Bridge's source, read and not run.
+The package itself imports Transformer Engine and does not load on a CPU. Its override parser does; the fields
+come from the classes of megatron-core where Bridge inherits them, and from Bridge's source, read and not run.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """What fails after the parser: pieces of each framework's own start, with a plan's numbers, on a CPU.
 
-Imported by ask.py, in the oracles' environment. `start_*` raises what the framework would raise while it builds
-the model or takes the first step; it returns where the framework would go on. Process groups are torch's fake
-ones, so no tensor is larger than it must be and nothing is sent.
+Imported by ask.py, in the oracles' environment. `start_*` raises what the framework would raise while it
+builds the model or takes the first step; it returns where the framework would go on. Process groups are
+torch's fake ones, so no tensor is larger than it must be and nothing is sent.
 """
 
 from __future__ import annotations
 
+import itertools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -39,13 +40,12 @@ def unless_refused(call: Callable[[], Any]) -> None:
 
 
 def start_megatron(facts: Facts) -> None:
+    import torch
     from megatron.core import parallel_state
     from megatron.core.model_parallel_config import ModelParallelConfig
     from megatron.core.tensor_parallel import ColumnParallelLinear
     from megatron.core.tensor_parallel.mappings import scatter_to_sequence_parallel_region
     from megatron.core.transformer.moe.moe_layer import MoELayer
-
-    import torch
 
     group = parallel_state.get_tensor_model_parallel_group()
     config = ModelParallelConfig(
@@ -85,7 +85,12 @@ def _megatron_interleaved_schedule(facts: Facts, config: Any) -> None:
     chunk, zeros = Chunk(), torch.zeros
     chunk.config = config
     config.microbatch_group_size_per_vp_stage = facts["pp"]
-    with mock.patch("torch.zeros", lambda *size, device=None, **more: zeros(*size, **more)):
+
+    def on_cpu(*size: Any, device: object = None, **more: Any) -> Any:
+        del device
+        return zeros(*size, **more)
+
+    with mock.patch("torch.zeros", on_cpu):
         schedules.forward_backward_pipelining_with_interleaving(
             forward_step_func=None,
             data_iterator=[None] * facts["vpp"],
@@ -129,7 +134,7 @@ def start_torchtitan(facts: Facts) -> None:
 
 
 def _split_feed_forward(facts: Facts) -> None:
-    """A feed-forward block split by PyTorch as torchtitan and transformers split it, and one step through it."""
+    """A feed-forward block split as torchtitan and transformers split it, and one step through it."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -146,11 +151,10 @@ def _split_feed_forward(facts: Facts) -> None:
 
 def start_deepspeed(facts: Facts) -> None:
     import numpy as np
+    import torch
     from deepspeed.moe.layer import MoE
     from deepspeed.runtime.utils import partition_balanced
     from deepspeed.utils import groups
-
-    import torch
 
     if facts["experts"]:
         MoE(1, torch.nn.Linear(1, 1), num_experts=facts["experts"], ep_size=facts["ep"])
@@ -168,7 +172,7 @@ def start_deepspeed(facts: Facts) -> None:
         # As PipelineModule with partition_method type:transformer: weight 1 for layers, 0 for all else.
         weights = [0, 0, *[1] * facts["layers"], 0, 0, 0]
         bounds = partition_balanced(weights, facts["pp"])
-        split = [int(np.sum(weights[a:b])) for a, b in zip(bounds, bounds[1:], strict=False)]
+        split = [int(np.sum(weights[a:b])) for a, b in itertools.pairwise(bounds)]
         if split != [sum(rank) for rank in facts["stages"]]:
             raise ValueError(f"DeepSpeed splits the layers {split}, the plan {facts['stages']}")
 
