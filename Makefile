@@ -46,10 +46,10 @@ unit: $(DEV_READY)
 slow: $(DEV_READY)
 	$(BIN)/python -m pytest -m "slow and not oracle and not ray"
 
-# The frameworks, pinned, in an environment of their own: torch for the CPU, Megatron unpacked beside it (its wheel
-# asks for Python 3.12, what is used of it runs on 3.11 too).
+# The frameworks, pinned, in an environment of their own: torch for the CPU, Megatron and Megatron-Bridge unpacked
+# beside it (the wheel asks for Python 3.12, what is used of it runs on 3.11 too).
 ORACLES := .oracles
-ORACLES_READY := $(ORACLES)/.ready-6
+ORACLES_READY := $(ORACLES)/.ready-7
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 oracles: $(DEV_READY) $(ORACLES_READY)
@@ -61,9 +61,11 @@ $(ORACLES_READY): tests/oracles/requirements.txt | $(BIN)/python
 	  $(ORACLES)/bin/python -m pip install --quiet torch==2.13.0+cpu --extra-index-url $(TORCH_INDEX)
 	$(ORACLES)/bin/python -m pip install --quiet -r tests/oracles/requirements.txt
 	$(ORACLES)/bin/python -m pip download --quiet --no-deps --python-version 3.12 --only-binary=:all: \
-	  -d $(ORACLES)/wheels megatron-core==0.19.2
-	$(ORACLES)/bin/python -m zipfile -e $(ORACLES)/wheels/megatron_core-0.19.2*.whl \
-	  "$$($(ORACLES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	  -d $(ORACLES)/wheels megatron-core==0.19.2 megatron-bridge==0.6.2
+	for wheel in $(ORACLES)/wheels/megatron_core-0.19.2*.whl $(ORACLES)/wheels/megatron_bridge-0.6.2*.whl; do \
+	  $(ORACLES)/bin/python -m zipfile -e "$$wheel" \
+	    "$$($(ORACLES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"; \
+	done
 	@touch $@
 
 RAY := .ray

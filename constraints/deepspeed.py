@@ -13,7 +13,10 @@ from costmodel.workload import Workload
 
 
 class DeepspeedPipelineSharding(Rule):
-    """pp > 1 needs ZeRO 0 or 1: the pipeline engine accumulates whole gradients."""
+    """pp > 1 needs ZeRO 0 or 1: the pipeline engine accumulates whole gradients.
+
+    Asserted as the engine is made, not by the parser (DeepSpeed 0.19.8, runtime/pipe/engine.py).
+    """
 
     name = "deepspeed-pipeline-zero"
     unit = "stages of ZeRO"
@@ -34,30 +37,13 @@ class DeepspeedPipelineSharding(Rule):
         )
 
 
-class DeepspeedTensorSharding(Rule):
-    """tp > 1 (AutoTP) needs ZeRO 0 to 2."""
-
-    name = "deepspeed-tensor-zero"
-    unit = "stages of ZeRO"
-
-    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        return as_excess(np.where(column(table, "tp") > 1, column(table, "zero_stage") - 2, 0))
-
-    def check(self, plan: FinishedPlan) -> Finding | None:
-        if int(plan.layout.tp) == 1 or plan.layout.zero_stage in (0, 1, 2):
-            return None
-        return Finding(
-            rule=self.name,
-            value=int(plan.layout.zero_stage),
-            limit=2,
-            unit=self.unit,
-            words=f"ZeRO stage {plan.layout.zero_stage} with tp {plan.layout.tp}",
-            remedy="Lower the ZeRO stage to 2, or set tp to 1.",
-        )
-
-
 class DeepspeedExpertGroups(Rule):
-    """dp mod ep = 0, and experts stand on one pipeline stage: expert groups are cut from the replicas."""
+    """dp mod ep = 0, and experts stand on one pipeline stage: expert groups are cut from the replicas.
+
+    DeepSpeed 0.19.8 asserts (dp tp) mod ep = 0 (utils/groups.py) and experts mod ep = 0 (moe/layer.py). It
+    could also spread experts over tensor ranks, and over every stage of a pipeline: left out by choice, its
+    all-to-all over copied tokens is not what the cost model prices.
+    """
 
     name = "deepspeed-experts"
     unit = "replicas left over"
@@ -86,7 +72,6 @@ class DeepspeedExpertGroups(Rule):
 RULES: tuple[Rule, ...] = (
     AllowedSchedules("deepspeed"),
     DeepspeedPipelineSharding(),
-    DeepspeedTensorSharding(),
     DeepspeedExpertGroups(),
     AllowedValues(
         "deepspeed-degrees",

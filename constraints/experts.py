@@ -67,7 +67,11 @@ class ExpertGrid(Rule):
 
 
 class ExpertAxesNeedExperts(Rule):
-    """A dense model has ep = etp = 1."""
+    """A dense model has ep = etp = 1.
+
+    Megatron (core 0.19.2, training/arguments.py) refuses ep and takes etp; torchtitan 0.3.0 takes ep; neither
+    cuts anything. A plan that says so would not be what runs.
+    """
 
     name = "expert-axes-need-experts"
     unit = "ranks"

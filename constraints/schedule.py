@@ -11,7 +11,11 @@ from costmodel.schedules import has_trait, traits
 
 
 class InterleavingNeedsPipeline(Rule):
-    """vpp > 1 needs pp > 1."""
+    """vpp > 1 needs pp > 1.
+
+    Megatron (core 0.19.2, training/arguments.py) refuses it. torchtitan and DeepSpeed build no pipeline at
+    pp 1, so the plan would not be what runs.
+    """
 
     name = "vpp-needs-pp"
     unit = "virtual stages"
@@ -37,7 +41,9 @@ class InterleavedMicroBatches(Rule):
 
     Micro-batches go round in groups; a last, smaller group must still fill the pipeline. With groups of pp,
     the default, that leaves multiples of pp only (`forward_backward_pipelining_with_interleaving` in
-    megatron-core 0.19, schedules.py).
+    megatron-core 0.19, schedules.py). PyTorch's ScheduleInterleaved1F1B, which torchtitan uses, also takes
+    larger rounds of equal size (6 on 4 stages; torch 2.13, distributed/pipelining/schedules.py): left out by
+    choice, the cost model prices rounds of pp.
     """
 
     name = "interleaved-micro-batches"

@@ -12,7 +12,10 @@ from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 class SequenceByContext(Rule):
     """cp > 1: seq_len mod 2 cp = 0.
 
-    Each rank takes one chunk from the front and one from the back, which evens out the causal mask.
+    Each rank takes one chunk from the front and one from the back, which evens out the causal mask. Megatron
+    and torchtitan refuse anything else. PyTorch (2.13, experimental/_context_parallel/_load_balancer.py),
+    which accelerate uses, silently falls back to plain chunks, of unequal length where cp does not divide the
+    sequence: left out by choice, the cost model prices equal work.
     """
 
     name = "sequence-by-cp"

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from constraints import pipeline_schedules
+from constraints.attention_heads import WholeKvHeads
 from constraints.columns import as_excess, column
 from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from constraints.torchtitan_model import (
@@ -15,30 +16,6 @@ from constraints.torchtitan_model import (
 )
 from constraints.unsupported import AllowedPrecisions, AllowedValues, WholeModelRecompute
 from costmodel.workload import Workload
-
-
-class TorchtitanKvHeads(Rule):
-    """kv_heads mod tp = 0: key and value heads are never copied."""
-
-    name = "torchtitan-kv-heads"
-    unit = "heads left over"
-
-    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        return as_excess(table.workload.model.kv_heads % column(table, "tp"))
-
-    def check(self, plan: FinishedPlan) -> Finding | None:
-        heads, tp = plan.workload.model.kv_heads, int(plan.layout.tp)
-        left = heads - (heads // tp) * tp
-        if left == 0:
-            return None
-        return Finding(
-            rule=self.name,
-            value=left,
-            limit=0,
-            unit=self.unit,
-            words=f"{heads} key-value heads do not divide by tp {tp}",
-            remedy=f"Take a tp that divides {heads}.",
-        )
 
 
 class TorchtitanSequence(Rule):
@@ -95,7 +72,7 @@ class TorchtitanTiedEmbeddings(Rule):
 
 RULES: tuple[Rule, ...] = (
     *pipeline_schedules.TORCHTITAN,
-    TorchtitanKvHeads(),
+    WholeKvHeads("torchtitan"),
     TorchtitanSequence(),
     TorchtitanTiedEmbeddings(),
     TorchtitanArchitecture(),

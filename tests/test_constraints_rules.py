@@ -177,9 +177,10 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
     "torchtitan-mtp": (workload(DENSE.model_copy(update={"mtp_layers": 1})), {"tp": 2}, {"cp": 2}),
     "deepspeed-experts": (workload(MOE), {"dp": 8, "ep": 8}, {"dp": 4, "tp": 2, "ep": 8}),
     "deepspeed-pipeline-zero": (workload(), {"pp": 2, "zero_stage": 1}, {"pp": 2, "zero_stage": 2}),
-    "deepspeed-tensor-zero": (workload(), {"tp": 2, "zero_stage": 2}, {"tp": 2, "zero_stage": 3}),
     "deepspeed-degrees": (workload(), {"tp": 2}, {"tp": 2, "sequence_parallel": True}),
     "deepspeed-recompute": (workload(), {}, {"recompute": Recompute.CORE_ATTENTION}),
+    "fsdp2-kv-heads": (workload(), {"tp": 4, "dp": 2}, {"tp": 8, "dp": 2}),
+    "fsdp2-shards": (workload(), {"tp": 2, "cp": 2}, {"tp": 2}),
     "fsdp2-degrees": (workload(), {"tp": 2, "cp": 2, "zero_stage": 3}, {"zero_stage": 3, "pp": 2}),
     "fsdp2-recompute": (workload(), {"recompute": 32, "recompute_layers": 10**6}, {"recompute": 33}),
 }

@@ -13,6 +13,7 @@ import yaml
 from click.testing import CliRunner
 
 from cli import main
+from model_specs.catalog import catalog_names
 from model_specs.errors import SpecError
 from planner.documents import plan_text
 from planner.launch.bridge import bridge_overrides
@@ -84,6 +85,23 @@ def test_accelerate_says_the_mesh_and_torchrun_gets_the_same() -> None:
     assert env["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "5"
 
 
+FLAGS = Path(__file__).parent / "data" / "megatron_deepspeed_flags.txt"
+
+
+@pytest.mark.parametrize("name", catalog_names())
+def test_megatron_deepspeed_has_every_flag(name: str) -> None:
+    known = {line.strip() for line in FLAGS.read_text("utf-8").splitlines() if line.startswith("--")}
+    for changes in ({"recompute": "full", "recompute_layers": 999}, {"precision": "fp16"}):
+        plan = planned("deepspeed", name, dp=8, **changes)
+        args = json.loads(plan_files(plan)["megatron_deepspeed_args.json"])
+        assert {word for word in args if word.startswith("--")} <= known
+        assert value(args, "--expert-interval") == (None if plan.inputs.model.moe is None else "1")
+
+
+def test_deepspeed_deals_the_layers_that_are_left_to_the_first_stages() -> None:
+    assert "ds_config.json" in plan_files(planned("deepspeed", pp=3, stages=[[11], [11], [10]]))
+
+
 def test_bridge_overrides() -> None:
     texts = bridge_overrides(make_plan(pp=3, dp=2, num_micro_batches=3))
     assert "model.pipeline_model_parallel_layout='Et*11|t*11|t*10L'" in texts
@@ -98,7 +116,7 @@ def test_bridge_overrides() -> None:
         (planned("torchtitan", "deepseek-v3", cp=2, zero_stage=3), "torchtitan-mtp"),
         (planned("torchtitan", "mixtral-8x7b", dp=8, ep=8, zero_stage=0), "torchtitan-expert-shards"),
         (planned("torchtitan", tp=16, zero_stage=3), "torchtitan-kv-heads"),
-        (planned("deepspeed", pp=3, zero_stage=1), "deepspeed-even-stages"),
+        (planned("deepspeed", pp=3, stages=[[10], [11], [11]]), "deepspeed-even-stages"),
         (planned("deepspeed", pp=2, zero_stage=2), "deepspeed-pipeline-zero"),
         (planned("fsdp2", pp=2, zero_stage=3), "fsdp2-degrees"),
     ],

@@ -1,4 +1,7 @@
-"""A plan as overrides of a Megatron-Bridge recipe: `model.*`, `train.*`, `ddp.*` in Hydra's notation."""
+"""A plan as overrides of a Megatron-Bridge recipe: `model.*`, `train.*`, `ddp.*` in Hydra's notation.
+
+Names were read in megatron-bridge 0.6.2.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from planner.plan import LayoutDoc, Plan
 
 _MIXED_PRECISION = {
     "bf16": "bf16_mixed",
-    "fp16": "16_mixed",
+    "fp16": "fp16_mixed",
     "fp8": "bf16_with_fp8_current_scaling_mixed",
     "mxfp8": "bf16_with_mxfp8_mixed",
     "nvfp4": "bf16_with_nvfp4_mixed",

@@ -1,6 +1,6 @@
 """A plan as a DeepSpeed launch: ds_config.json and arguments of Megatron-DeepSpeed's pretrain_gpt.py.
 
-Keys were read in DeepSpeed 0.19.8, arguments in Megatron-DeepSpeed's `megatron/arguments.py`.
+Keys were read in DeepSpeed 0.19.8, arguments in `megatron/arguments.py` of Megatron-DeepSpeed at 4efb479d.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ def megatron_deepspeed_args(plan: Plan, layout: LayoutDoc) -> list[str]:
             "num-experts": model.moe.experts,
             "moe-expert-parallel-size": layout.ep,
             "topk": model.moe.top_k,
+            # Its default puts experts into every second layer.
+            "expert-interval": 1,
         }
     switches = {
         inputs.precision: True,
@@ -112,13 +114,17 @@ def launch_files(plan: Plan) -> dict[str, str]:
 
 
 def _require_even_stages(plan: Plan, layout: LayoutDoc) -> None:
-    """DeepSpeed deals layers out evenly (partition_method type:transformer) and takes no list."""
-    counts = {count for rank in layout.stages for count in rank}
-    if len(counts) > 1:
+    """DeepSpeed takes no list of stages: it deals layers out evenly, what is left over to the first stages.
+
+    That is `partition_balanced` with partition_method type:transformer (DeepSpeed 0.19.8, runtime/utils.py).
+    """
+    each, left = divmod(plan.inputs.model.layers, layout.pp)
+    dealt = [each + (stage < left) for stage in range(layout.pp)]
+    if [sum(rank) for rank in layout.stages] != dealt:
         raise LaunchError(
-            f"deepspeed cannot start this plan.\ndeepspeed-even-stages: "
-            f"{plan.inputs.model.layers} layers are split unevenly over pp {layout.pp}, DeepSpeed splits "
-            "evenly. Pin a pp that divides the layers, or choose the megatron framework."
+            f"deepspeed cannot start this plan.\ndeepspeed-even-stages: the stages hold "
+            f"{[sum(rank) for rank in layout.stages]} layers, DeepSpeed deals out {dealt}. "
+            "Pin a pp that divides the layers, or choose the megatron framework."
         )
 
 

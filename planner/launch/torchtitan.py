@@ -13,7 +13,7 @@ from planner.launch.torchtitan_model import FUNCTION, MODULE, registry_module, t
 from planner.plan import LayoutDoc, Plan
 
 OVERLAP = Overlap(dp=True)
-_SCHEDULES = {
+SCHEDULES = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
     "interleaved-1f1b": "Interleaved1F1B",
@@ -44,7 +44,7 @@ def torchtitan_args(plan: Plan, layout: LayoutDoc) -> list[str]:
         "training.seq-len": plan.inputs.seq_len,
     }
     if layout.pp > 1:
-        flags["parallelism.pipeline-parallel-schedule"] = _SCHEDULES[layout.schedule]
+        flags["parallelism.pipeline-parallel-schedule"] = SCHEDULES[layout.schedule]
         flags["parallelism.pipeline-parallel-microbatch-size"] = layout.micro_batch
     args = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     if layout.tp > 1 and not layout.sequence_parallel:

@@ -1,8 +1,10 @@
 """Puts launches through the frameworks' own parsers on a CPU. Runs in the oracles' environment, not in ours.
 
-usage: ask.py megatron|torchtitan|deepspeed|accelerate CASES.json
-CASES.json is a list of {"dir": folder of launch files, "world": GPUs, "arch": compute capability}. Each
-case gets a process of its own, forked after the imports. One JSON line per case: ok, and what was read.
+usage: ask.py megatron|bridge|torchtitan|deepspeed|accelerate CASES.json
+CASES.json is a list of {"dir": folder of launch files, "world": GPUs, "arch": compute capability}; "also"
+holds further flags, "facts" the plan's numbers if the start is asked too (run_time.py). Each case gets a
+process of its own, forked after the imports. One JSON line per case: ok, what was read, and late: what the
+start raised.
 GPU and Transformer Engine are pretended, for version and architecture probes only; all else is the
 frameworks' own code, process groups on torch's fake backend.
 """
@@ -93,7 +95,7 @@ def ask_megatron(case: Case) -> dict[str, Any]:
     from megatron.training import arguments
     from megatron.training.argument_utils import core_transformer_config_from_args
 
-    sys.argv = ["pretrain_gpt.py", *read(case, "megatron_args.json")]
+    sys.argv = ["pretrain_gpt.py", *read(case, "megatron_args.json"), *case.get("also", [])]
     args = arguments.parse_args()
     arguments.validate_args(args, {"tokenizer_type": "GPT2BPETokenizer"})
     config = core_transformer_config_from_args(args)
@@ -193,7 +195,9 @@ def ask_torchtitan(case: Case) -> dict[str, Any]:
     pretend_gpu(case["arch"])
     sys.path.insert(0, case["dir"])
     os.environ["WORLD_SIZE"] = str(case["world"])
-    config = ConfigManager().parse_args(read(case, "torchtitan_args.json"))
+    # The last argument is a subcommand, which would take further flags for its own.
+    *flags, subcommand = read(case, "torchtitan_args.json")
+    config = ConfigManager().parse_args([*flags, *case.get("also", []), subcommand])
     parallel, training = config.parallelism, config.training
     config._validate_cuda_graphs()
     dims = ParallelDims.from_config(parallel, case["world"])
@@ -234,7 +238,8 @@ def ask_torchtitan(case: Case) -> dict[str, Any]:
 
 
 def import_deepspeed() -> None:
-    importlib.import_module("deepspeed.runtime.config")
+    for name in ("runtime.config", "runtime.pipe.engine", "moe.layer"):
+        importlib.import_module(f"deepspeed.{name}")
 
 
 def ask_deepspeed(case: Case) -> dict[str, Any]:
@@ -270,6 +275,8 @@ def ask_deepspeed(case: Case) -> dict[str, Any]:
 def import_accelerate() -> None:
     importlib.import_module("torch.distributed.fsdp")
     importlib.import_module("torch.distributed.device_mesh")
+    for name in ("distributed.tensor_parallel", "models.llama.modeling_llama"):
+        importlib.import_module(f"transformers.{name}")
     for name in ("commands.launch", "utils.launch", "parallelism_config", "utils"):
         importlib.import_module(f"accelerate.{name}")
 
@@ -283,7 +290,9 @@ def ask_accelerate(case: Case) -> dict[str, Any]:
 
     path = str(Path(case["dir"]) / "accelerate.yaml")
     config = load_config_from_file(path)
-    args = launch.launch_command_parser().parse_args(["--config_file", path, "train.py"])
+    args = launch.launch_command_parser().parse_args(
+        ["--config_file", path, *case.get("also", []), "train.py"]
+    )
     known = set(vars(args))
     unknown = {*config.fsdp_config, *config.parallelism_config} - known
     if unknown:
@@ -309,16 +318,38 @@ def ask_accelerate(case: Case) -> dict[str, Any]:
     }
 
 
+def import_bridge() -> None:
+    importlib.import_module("ask_bridge").import_bridge()
+
+
+def ask_bridge(case: Case) -> dict[str, Any]:
+    answer: dict[str, Any] = importlib.import_module("ask_bridge").ask_bridge(case)
+    return answer
+
+
 def answer(target: str, case: Case) -> dict[str, Any]:
     out, err = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             found = globals()[f"ask_{target}"](case)
-        return {"ok": True, **found}
     except BaseException as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        text = " ".join(f"{type(error).__name__}: {error} {err.getvalue()[-300:]}".split())
-        return {"ok": False, "error": text[:600], "at": f"{Path(last.filename).name}:{last.lineno}"}
+        return {"ok": False} | _raised(error, err.getvalue())
+    if "facts" not in case:
+        return {"ok": True, **found}
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            if target == "accelerate":
+                fake_group(case["world"])
+            getattr(importlib.import_module("run_time"), f"start_{target}")(case["facts"])
+    except BaseException as error:
+        return {"ok": True, "late": _raised(error, ""), **found}
+    return {"ok": True, **found}
+
+
+def _raised(error: BaseException, more: str) -> dict[str, str]:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    text = " ".join(f"{type(error).__name__}: {error} {more[-300:]}".split())
+    return {"error": text[:600], "at": f"{Path(last.filename).name}:{last.lineno}"}
 
 
 def main() -> None:

@@ -123,8 +123,54 @@ def test_openmpi_starts_the_planned_order(tmp_path: Path) -> None:
     assert lines == [f"rank {rank} of 4 gpu {gpu}" for rank, (_, gpu) in enumerate(order)], done.stderr
 
 
-def test_the_jobset_has_the_fields_of_its_api() -> None:
-    """Against the fields that JobSet v1alpha2 and batch/v1 require; names must be DNS labels."""
+JOBSET_SCHEMA = Path(__file__).parents[1] / "data" / "kubernetes" / "jobset_v1alpha2.json"
+VALIDATE = """
+import json, sys
+from jsonschema import Draft7Validator as Validator
+
+def strict(part):
+    # As kubectl's --validate=strict: no field that the schema does not name.
+    if isinstance(part, dict):
+        if "properties" in part:
+            part.setdefault("additionalProperties", False)
+        for inner in part.values():
+            strict(inner)
+
+schema, documents = json.load(sys.stdin)
+Validator.check_schema(schema)
+strict(schema)
+print(json.dumps([[one.message for one in Validator(schema).iter_errors(each)] for each in documents]))
+"""
+
+
+def schema_errors(documents: list[object]) -> list[list[str]]:
+    """What JobSet's own schema, with that of the pod in it, says against each document."""
+    python = os.environ.get("ORACLE_PYTHON")
+    assert python, "run `make oracles`: ORACLE_PYTHON names no interpreter"
+    asked = json.dumps([json.loads(JOBSET_SCHEMA.read_text("utf-8")), documents])
+    done = subprocess.run([python, "-c", VALIDATE], input=asked, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    errors: list[list[str]] = json.loads(done.stdout)
+    return errors
+
+
+def test_the_jobset_schema_accepts_the_manifest() -> None:
+    wide = make_plan(cluster="gb200-nvl72", tp=4, dp=36)
+    texts = [plan_files(plan_for("megatron", name), "kubernetes")["jobset.yaml"] for name in NAMES]
+    texts.append(plan_files(wide, "kubernetes")["jobset.yaml"])
+    documents = [yaml.safe_load(text) for text in texts]
+    assert schema_errors(documents) == [[] for _ in documents]
+    for old, new in (
+        ("replicas: 1", "replicas: one"),
+        ("completions", "completion"),
+        ("  image:", "  images:"),
+    ):
+        assert old in texts[0]
+        assert schema_errors([yaml.safe_load(texts[0].replace(old, new))]) != [[]]
+
+
+def test_the_jobset_says_the_plan() -> None:
+    """Nodes and GPUs of the plan; names must be DNS labels, annotations Kueue's, with strings for values."""
     for name in NAMES:
         document = yaml.safe_load(plan_files(plan_for("megatron", name), "kubernetes")["jobset.yaml"])
         assert (document["apiVersion"], document["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
