@@ -17,6 +17,7 @@ from planner.experts.packing import Packing, has_duplicates
 from planner.experts.place import place
 from planner.experts.problem import ExpertError, Limits, Loads, Shape, Slots, check_shape
 from planner.experts.request import ExpertRequest, Ground, ground, limits_of
+from planner.experts.robust import cvar, drift_row, place_robustly
 from planner.experts.rows import Solved, State, by_layer
 from planner.experts.solve import Effort
 from planner.experts.traffic import blocks_per_token, slot_choices
@@ -76,7 +77,14 @@ def plan_experts(request: ExpertRequest, progress: Callable[[str], None] | None 
         lower = tokens is not None and place_at.shape.nodes > 1 and limits.groups == 1
         # Under a cap the last permille of balance is given up for traffic anyway: no proof is needed first.
         effort = replace(effort, exact=not lower)
-        solved = place(routing.loads, place_at.shape, limits, effort)
+        solved = place_robustly(
+            routing.loads,
+            place_at.shape,
+            limits,
+            effort,
+            objective=request.robust,
+            share=request.cvar_share,
+        )
         if lower and tokens is not None:
             solved = less_traffic(
                 tokens,
@@ -108,27 +116,16 @@ def plan_experts(request: ExpertRequest, progress: Callable[[str], None] | None 
 def drift(
     request: ExpertRequest, routing: Routing, slots: Slots, shape: Shape, limits: Limits
 ) -> list[dict[str, Any]]:
-    """Worst balance over the layers on windows that were not placed on: this placement and each window alone.
-
-    `gain` is how much lower this placement is than the best of those alone; negative where it is higher.
-    """
+    """Balance on windows that were not placed on: of this placement, and of each window placed alone."""
     effort = Effort(gap=request.gap, time_limit_s=request.time_limit_s, exact=False, workers=request.workers)
     alone = [place(routing.loads[k : k + 1], shape, limits, effort).slots for k in range(len(routing.loads))]
+    by_name = dict(zip(routing.windows, alone, strict=True))
     rows = []
     for name in request.score_windows:
         loads = read_routing(request.loads, windows=(name,)).loads
         if loads.shape[1:] != routing.loads.shape[1:]:
             raise ExpertError(f"score-window: {name} has another shape than the windows that are placed on")
-        worst = float(gpu_share(loads, slots).max())
-        others = [float(gpu_share(loads, one).max()) for one in alone]
-        rows.append(
-            {
-                "window": name,
-                "balance_max": worst,
-                "alone_balance_max": dict(zip(routing.windows, others, strict=True)),
-                "gain": min(others) - worst,
-            }
-        )
+        rows.append(drift_row(name, loads, slots, by_name))
     return rows
 
 
@@ -212,6 +209,8 @@ def _scored(
         "nodes": at.shape.nodes,
         "groups": limits.groups,
         "windows": list(routing.windows),
+        "robust": request.robust,
+        "cvar_mean": float(_layer_cvar(routing.loads, solved.slots, request.cvar_share).mean()),
         "wall_s": time.monotonic() - start,
     }
     for key in (
@@ -249,6 +248,12 @@ def gpu_share(loads: Loads, slots: Slots) -> Loads:
     by_row = np.ascontiguousarray(np.swapaxes(loads, 0, 1))
     gpu = Packing(slots=slots, loads=by_row).gpu_loads()
     return np.asarray((gpu / gpu.mean(axis=2, keepdims=True)).max(axis=1))
+
+
+def _layer_cvar(loads: Loads, slots: Slots, share: float) -> Loads:
+    """CVaR of the balance over the windows, [layers]."""
+    each = [gpu_share(window[None], slots).max(axis=1) for window in loads]
+    return cvar(np.stack(each, axis=1), share)
 
 
 def _layer_row(
