@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.experts.affinity import check_affinity, cross_node_share, near_sources
 from planner.experts.inputs import Routing, read_routing, token_loads
 from planner.experts.less_traffic import less_traffic
 from planner.experts.moves import improve_from
@@ -96,6 +97,11 @@ def plan_experts(request: ExpertRequest, progress: Callable[[str], None] | None 
                 spread=limits.spread,
                 workers=request.workers,
             )
+    # Leaves are not alike to a token that touches several nodes: with a trace over leaves the order stays.
+    if routing.affinity is not None:
+        check_affinity(routing.affinity, layers, experts, place_at.shape)
+        if request.max_moves is None and (len(place_at.levels) == 1 or routing.tokens is None):
+            solved = near_sources(solved, routing.affinity, place_at.shape)
     found = _scored(
         request,
         routing,
@@ -216,6 +222,7 @@ def _scored(
     for key in (
         "nodes_per_token",
         "node_balance",
+        "cross_node_share",
         "held_out_balance",
         "held_out_node_balance",
         "held_out_nodes_per_token",
@@ -276,6 +283,7 @@ def _layer_row(
         "held_out_node_balance": None,
         "nodes_per_token": None,
         "leaves_per_token": None,
+        "cross_node_share": None,
         "cross_node_bytes": None,
         "all_to_all_s": None,
         "held_out_balance": None,
@@ -284,6 +292,8 @@ def _layer_row(
         "duplicates": int(has_duplicates(slots[None]).sum()),
         "moves": None if current is None else moves_between(current[layer], slots),
     }
+    if routing.affinity is not None:
+        row["cross_node_share"] = cross_node_share(slots, routing.affinity[layer], at.shape.nodes)
     if routing.tokens is not None:
         row.update(_traffic_row(routing.tokens[layer], slots, experts, at, request))
     if held_out is not None:

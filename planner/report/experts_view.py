@@ -30,6 +30,7 @@ def experts_view(found: ExpertPlan) -> list[Renderable]:
     for key, words in (
         ("nodes_per_token_mean", "nodes per token"),
         ("node_balance_mean", "balance of nodes"),
+        ("cross_node_share_mean", "choices that leave the source's node"),
         ("held_out_balance_mean", "held-out balance"),
         ("held_out_node_balance_mean", "held-out balance of nodes"),
         ("held_out_nodes_per_token_mean", "held-out nodes per token"),
