@@ -89,7 +89,7 @@ def fewest(load: np.ndarray, current: np.ndarray, moves: int) -> float:
             moves_between(current, slots) <= moves
         ):
             best = min(best, float((load / counts)[slots].sum(axis=1).max()))
-    return best * gpus / float(load.sum())
+    return float(best * gpus / load.sum())
 
 
 def test_two_moves_are_spent_as_well_as_can_be_and_four_nearly() -> None:

@@ -13,7 +13,7 @@ from planner.experts.problem import Slots as Counts
 _WIDEST = 2_000_000
 _WORTH = 1.003
 _STEPS = 14
-_CLOSE = 1.0002
+_CLOSE = 1.0005
 
 
 def balance_bound(loads: Loads, slots: int, gpus: int, best: Loads | None = None) -> Loads:

@@ -22,7 +22,7 @@ _LIMITS = (0.0005, 0.02, 0.06, 0.15, 0.3, 0.6)
 _TRIES = 6
 _HOT = 0.3
 """Load over the mean GPU load above which an expert may crowd others out."""
-_COUNT_WORK = 0.2
+_COUNT_WORK = 0.1
 _PATIENCE = 3
 _ROUNDING = 1e-9
 """A limit ruled out closes the row by a hair, not almost."""
