@@ -13,6 +13,7 @@ from planner.experts.problem import Slots as Counts
 _WIDEST = 2_000_000
 _WORTH = 1.003
 _STEPS = 14
+_CLOSE = 1.0005
 
 
 def balance_bound(loads: Loads, slots: int, gpus: int, best: Loads | None = None) -> Loads:
@@ -43,6 +44,8 @@ def _bisect(load: Loads, slots: int, gpus: int, low: float, high: float) -> floa
     if _impossible(load, slots, gpus, high * (1 - 1e-9)):
         return high
     for _ in range(_STEPS):
+        if high <= low * _CLOSE:
+            break
         middle = (low + high) / 2
         if _impossible(load, slots, gpus, middle):
             low = middle

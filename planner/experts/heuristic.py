@@ -22,8 +22,10 @@ _LIMITS = (0.0005, 0.02, 0.06, 0.15, 0.3, 0.6)
 _TRIES = 6
 _HOT = 0.3
 """Load over the mean GPU load above which an expert may crowd others out."""
-_COUNT_WORK = 0.2
+_COUNT_WORK = 0.1
 _PATIENCE = 3
+_ROUNDING = 1e-9
+"""A limit ruled out closes the row by a hair, not almost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,7 @@ def search(rows: Rows, state: State, *, gap: float, budget: Budget, seed: int) -
     `budget.generations` rounds of counts near the best.
     """
     aim_gap = gap / 4
+    seen: list[set[bytes]] = [set() for _ in state.value]
     for spare_to in SPARE:
         for fraction in _LIMITS:
             left = state.open(rows, gap * 0.4)
@@ -88,16 +91,33 @@ def search(rows: Rows, state: State, *, gap: float, budget: Budget, seed: int) -
                     for share, t in zip(shares, limit, strict=True)
                 ]
             )
-            state.offer(rows, left, _packed(part, counts, low * (1 + aim_gap)))
+            fresh = np.array([_new(seen[row], c) for row, c in zip(left, counts, strict=True)])
+            if fresh.any():
+                aim = low[fresh] * (1 + aim_gap)
+                state.offer(rows, left[fresh], _packed(rows.take(left[fresh]), counts[fresh], aim))
     _split_anew(rows, state, gap)
-    _count_bounds(rows, state, gap, budget.bound_steps)
+    tried = _count_bounds(rows, state, gap, budget.bound_steps)
     _near(rows, state, gap=gap, generations=budget.generations, seed=seed)
-    _count_bounds(rows, state, gap, budget.bound_steps)
+    _count_bounds(rows, state, gap, budget.bound_steps, tried)
 
 
-def _count_bounds(rows: Rows, state: State, gap: float, steps: int) -> None:
-    """The bound by replica counts where an expert is hot; the counts it finds are packed too."""
-    left = state.open(rows, gap * 0.4)
+def _new(seen: set[bytes], counts: Slots) -> bool:
+    """Whether the counts were not tried yet; they are now."""
+    mark = counts.tobytes()
+    fresh = mark not in seen
+    seen.add(mark)
+    return fresh
+
+
+def _count_bounds(rows: Rows, state: State, gap: float, steps: int, tried: Loads | None = None) -> Loads:
+    """The bound by replica counts where an expert is hot; the counts it finds are packed too.
+
+    Returns the values that limits were tried for; rows that still have their value in `tried` are left out.
+    """
+    left = state.open(rows, gap)
+    if tried is not None:
+        left = left[state.value[left] < tried[left]]
+    now = state.value.copy()
     left = left[np.isfinite(state.value[left]) & (rows.loads[left].max(axis=(1, 2)) > _HOT)]
     offers: list[tuple[int, Slots]] = []
     for row in left.tolist() if steps else ():
@@ -107,7 +127,7 @@ def _count_bounds(rows: Rows, state: State, gap: float, steps: int) -> None:
             rows.slots,
             rows.gpus,
             low=state.bound[row],
-            high=state.value[row] * (1 - 0.4 * gap),
+            high=state.value[row] / (1 + 0.4 * gap) * (1 + _ROUNDING),
             work=_COUNT_WORK,
             steps=steps,
         )
@@ -121,6 +141,7 @@ def _count_bounds(rows: Rows, state: State, gap: float, steps: int) -> None:
         for i, row in enumerate(many):
             state.offer(rows, np.array([row]), packed[i : i + 1])
     _split_anew(rows, state, gap)
+    return now
 
 
 def _split_anew(rows: Rows, state: State, gap: float) -> None:

@@ -12,6 +12,7 @@ from cluster_specs.schema import ClusterSpec
 from model_specs.reader import read_model
 from model_specs.schema import ModelSpec
 from planner.experts.problem import ExpertError, Limits, NoPlacementError, Shape
+from planner.experts.robust import OBJECTIVES
 from planner.experts.traffic import Level
 
 
@@ -28,6 +29,8 @@ class ExpertRequest:
     balance: float | None = None
     windows: tuple[str, ...] = ()
     score_windows: tuple[str, ...] = ()
+    robust: str = "guarded"
+    cvar_share: float = 0.5
     split: int = 1
     hold_out: bool = False
     co_activation: Path | None = None
@@ -58,6 +61,7 @@ def ground(request: ExpertRequest, experts: int) -> Ground:
     """The cluster's GPUs and nodes, and as many slots as experts (rounded up to whole GPUs) unless asked."""
     for name, value, low, high in (
         ("balance", request.balance, 1.0, 1000.0),
+        ("cvar-share", request.cvar_share, 0.001, 1.0),
         ("gap", request.gap, 0.0, 1.0),
         ("time-limit", request.time_limit_s, 0.01, 86_400.0),
         ("workers", request.workers, 1, 256),
@@ -66,6 +70,10 @@ def ground(request: ExpertRequest, experts: int) -> Ground:
     ):
         if value is not None and not low <= value <= high:
             raise ExpertError(f"{name}: must be from {low:g} to {high:g}, got {value:g}")
+    if request.robust not in OBJECTIVES:
+        raise ExpertError(f"robust: must be one of {', '.join(OBJECTIVES)}, got {request.robust[:40]!r}")
+    if request.robust == "cvar" and request.max_moves is not None:
+        raise ExpertError("robust: cvar does not go with --max-moves, which lowers the worst window")
     cluster = read_cluster(request.cluster, request.gpus)
     gpus = allocated_gpus(cluster, request.gpus)
     used = {count for _, count in expand_nodes(cluster, gpus)}

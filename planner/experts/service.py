@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.experts.affinity import check_affinity, cross_node_share, near_sources
 from planner.experts.inputs import Routing, read_routing, token_loads
 from planner.experts.less_traffic import less_traffic
 from planner.experts.moves import improve_from
@@ -17,6 +18,7 @@ from planner.experts.packing import Packing, has_duplicates
 from planner.experts.place import place
 from planner.experts.problem import ExpertError, Limits, Loads, Shape, Slots, check_shape
 from planner.experts.request import ExpertRequest, Ground, ground, limits_of
+from planner.experts.robust import cvar, drift_row, place_robustly
 from planner.experts.rows import Solved, State, by_layer
 from planner.experts.solve import Effort
 from planner.experts.traffic import blocks_per_token, slot_choices
@@ -76,7 +78,14 @@ def plan_experts(request: ExpertRequest, progress: Callable[[str], None] | None 
         lower = tokens is not None and place_at.shape.nodes > 1 and limits.groups == 1
         # Under a cap the last permille of balance is given up for traffic anyway: no proof is needed first.
         effort = replace(effort, exact=not lower)
-        solved = place(routing.loads, place_at.shape, limits, effort)
+        solved = place_robustly(
+            routing.loads,
+            place_at.shape,
+            limits,
+            effort,
+            objective=request.robust,
+            share=request.cvar_share,
+        )
         if lower and tokens is not None:
             solved = less_traffic(
                 tokens,
@@ -88,6 +97,11 @@ def plan_experts(request: ExpertRequest, progress: Callable[[str], None] | None 
                 spread=limits.spread,
                 workers=request.workers,
             )
+    # Leaves are not alike to a token that touches several nodes: with a trace over leaves the order stays.
+    if routing.affinity is not None:
+        check_affinity(routing.affinity, layers, experts, place_at.shape)
+        if request.max_moves is None and (len(place_at.levels) == 1 or routing.tokens is None):
+            solved = near_sources(solved, routing.affinity, place_at.shape)
     found = _scored(
         request,
         routing,
@@ -108,27 +122,16 @@ def plan_experts(request: ExpertRequest, progress: Callable[[str], None] | None 
 def drift(
     request: ExpertRequest, routing: Routing, slots: Slots, shape: Shape, limits: Limits
 ) -> list[dict[str, Any]]:
-    """Worst balance over the layers on windows that were not placed on: this placement and each window alone.
-
-    `gain` is how much lower this placement is than the best of those alone; negative where it is higher.
-    """
+    """Balance on windows that were not placed on: of this placement, and of each window placed alone."""
     effort = Effort(gap=request.gap, time_limit_s=request.time_limit_s, exact=False, workers=request.workers)
     alone = [place(routing.loads[k : k + 1], shape, limits, effort).slots for k in range(len(routing.loads))]
+    by_name = dict(zip(routing.windows, alone, strict=True))
     rows = []
     for name in request.score_windows:
         loads = read_routing(request.loads, windows=(name,)).loads
         if loads.shape[1:] != routing.loads.shape[1:]:
             raise ExpertError(f"score-window: {name} has another shape than the windows that are placed on")
-        worst = float(gpu_share(loads, slots).max())
-        others = [float(gpu_share(loads, one).max()) for one in alone]
-        rows.append(
-            {
-                "window": name,
-                "balance_max": worst,
-                "alone_balance_max": dict(zip(routing.windows, others, strict=True)),
-                "gain": min(others) - worst,
-            }
-        )
+        rows.append(drift_row(name, loads, slots, by_name))
     return rows
 
 
@@ -212,11 +215,14 @@ def _scored(
         "nodes": at.shape.nodes,
         "groups": limits.groups,
         "windows": list(routing.windows),
+        "robust": request.robust,
+        "cvar_mean": float(_layer_cvar(routing.loads, solved.slots, request.cvar_share).mean()),
         "wall_s": time.monotonic() - start,
     }
     for key in (
         "nodes_per_token",
         "node_balance",
+        "cross_node_share",
         "held_out_balance",
         "held_out_node_balance",
         "held_out_nodes_per_token",
@@ -251,6 +257,12 @@ def gpu_share(loads: Loads, slots: Slots) -> Loads:
     return np.asarray((gpu / gpu.mean(axis=2, keepdims=True)).max(axis=1))
 
 
+def _layer_cvar(loads: Loads, slots: Slots, share: float) -> Loads:
+    """CVaR of the balance over the windows, [layers]."""
+    each = [gpu_share(window[None], slots).max(axis=1) for window in loads]
+    return cvar(np.stack(each, axis=1), share)
+
+
 def _layer_row(
     layer: int,
     routing: Routing,
@@ -271,6 +283,7 @@ def _layer_row(
         "held_out_node_balance": None,
         "nodes_per_token": None,
         "leaves_per_token": None,
+        "cross_node_share": None,
         "cross_node_bytes": None,
         "all_to_all_s": None,
         "held_out_balance": None,
@@ -279,6 +292,8 @@ def _layer_row(
         "duplicates": int(has_duplicates(slots[None]).sum()),
         "moves": None if current is None else moves_between(current[layer], slots),
     }
+    if routing.affinity is not None:
+        row["cross_node_share"] = cross_node_share(slots, routing.affinity[layer], at.shape.nodes)
     if routing.tokens is not None:
         row.update(_traffic_row(routing.tokens[layer], slots, experts, at, request))
     if held_out is not None:

@@ -30,15 +30,21 @@ def experts_view(found: ExpertPlan) -> list[Renderable]:
     for key, words in (
         ("nodes_per_token_mean", "nodes per token"),
         ("node_balance_mean", "balance of nodes"),
+        ("cross_node_share_mean", "choices that leave the source's node"),
         ("held_out_balance_mean", "held-out balance"),
         ("held_out_node_balance_mean", "held-out balance of nodes"),
         ("held_out_nodes_per_token_mean", "held-out nodes per token"),
     ):
         if document[key] is not None:
             rows.append((words, f"mean {document[key]:.4f}"))
+    if len(document["windows"]) > 1:
+        rows.append(("CVaR over windows", f"mean {document['cvar_mean']:.4f}"))
     for row in document["drift"] or ():
         best = min(row["alone_balance_max"].values())
-        words = f"{row['balance_max']:.4f}, best of one window alone {best:.4f}: {row['gain']:+.4f} better"
+        words = (
+            f"{row['balance_max']:.4f}, best of one window alone {best:.4f}: {row['gain']:+.4f} better "
+            f"(mean of layers {row['gain_mean']:+.4f})"
+        )
         rows.append((f"worst layer on {row['window']}", words))
     layers = sorted(enumerate(document["layers"]), key=lambda item: (-item[1]["gap"], -item[1]["balance"]))
     cells = [_cells(layer, row) for layer, row in sorted(layers[:MOST_LAYERS], key=lambda item: item[0])]

@@ -1,0 +1,107 @@
+"""Traffic by hand: source ranks near their experts, and the all-to-all's slowest receiver."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations, permutations, product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from cli import main
+from costmodel.traffic import all_to_all_bytes
+from model_specs.reader import read_model
+from planner.experts.affinity import cross_node_share, near_sources
+from planner.experts.moves import improve_from
+from planner.experts.problem import Shape
+from planner.experts.request import ExpertRequest, ground
+from planner.experts.rows import Solved
+from planner.experts.service import _traffic_row, moves_between
+
+
+def test_nodes_are_exchanged_so_that_choices_stay_by_hand() -> None:
+    """Node 0 holds experts 0, 1 and node 1 holds 2, 3, sources choose the others: 3 of 10 stay, then 7."""
+    slots = np.array([[[0], [1], [2], [3]]])
+    affinity = np.array([[[1.0, 0, 2, 0], [0, 1, 0, 1], [2, 0, 1, 0], [0, 2, 0, 0]]])
+    before = Solved(slots=slots, value=np.ones(1), bound=np.ones(1))
+    assert cross_node_share(slots[0], affinity[0], 2) == pytest.approx(0.7)
+    after = near_sources(before, affinity, Shape(slots=4, gpus=4, nodes=2))
+    assert after.slots.tolist() == [[[2], [3], [0], [1]]]
+    assert cross_node_share(after.slots[0], affinity[0], 2) == pytest.approx(0.3)
+
+
+def test_exchanged_nodes_are_never_worse_and_near_the_best_order() -> None:
+    chance = np.random.default_rng(7)
+    shape = Shape(slots=24, gpus=8, nodes=4)
+    for _ in range(20):
+        slots = np.stack([np.sort(chance.permutation(12)[:3]) for _ in range(8)])
+        slots[:4] = np.arange(12).reshape(4, 3)
+        affinity = chance.lognormal(0, 1, (8, 12))
+        start = Solved(slots=slots[None], value=np.ones(1), bound=np.ones(1))
+        placed = near_sources(start, affinity[None], shape).slots[0]
+        blocks = slots.reshape(4, 2, 3)
+        orders = [blocks[list(order)].reshape(8, 3) for order in permutations(range(4))]
+        every = [cross_node_share(order, affinity, 4) for order in orders]
+        reached = cross_node_share(placed, affinity, 4)
+        assert min(every) - 1e-12 <= reached <= every[0] + 1e-12
+        assert reached <= min(every) + 0.02
+
+
+def test_affinity_of_another_shape_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "loads.npz"
+    np.savez(path, load=np.ones((2, 16)), affinity=np.ones((2, 3, 16)))
+    done = CliRunner().invoke(main, ["experts", str(path), "--cluster", "dgx-h100", "--gpus", "16"])
+    assert done.exit_code == 2
+    assert "[2, 16, 16]" in done.output.replace("\n", " ")
+    affinity = np.random.default_rng(0).lognormal(0, 1, (2, 16, 16))
+    np.savez(path, load=affinity.sum(axis=1), affinity=affinity)
+    asked = ["experts", str(path), "--cluster", "dgx-h100", "--gpus", "16", "--time-limit", "0.1", "--json"]
+    done = CliRunner().invoke(main, asked)
+    assert 0 < json.loads(done.stdout)["cross_node_share_mean"] < 0.5
+
+
+def test_the_slowest_receiver_ends_the_all_to_all(tmp_path: Path) -> None:
+    """16 GPUs on 2 nodes: even choices are costmodel's bytes; half of them on one GPU take 8 times."""
+    loads = tmp_path / "loads.npy"
+    np.save(loads, np.ones((32, 8)))
+    request = ExpertRequest(loads=loads, cluster="dgx-h100", gpus=16, slots=16, model="mixtral-8x7b")
+    at = ground(request, 8)
+    slots = np.concatenate([np.arange(8), np.arange(8)])[:, None]
+    even = np.stack([np.arange(16) % 8, (np.arange(16) + 1) % 8], axis=1).astype(np.int32)
+    sent = request.tokens_per_gpu * 2 * read_model("mixtral-8x7b").hidden * 2
+    expected = float(all_to_all_bytes(sent, np.array([8, 16]))[-1]) / (at.gb_per_s * 1e9)
+    assert _traffic_row(even, slots, 8, at, request)["all_to_all_s"] == pytest.approx(expected)
+    slots[8:, 0] = [1, 2, 3, 4, 5, 6, 7, 1]
+    hot = np.stack([np.zeros(16), 1 + np.arange(16) % 7], axis=1).astype(np.int32)
+    assert _traffic_row(hot, slots, 8, at, request)["all_to_all_s"] == pytest.approx(8 * expected)
+
+
+def fewest(load: np.ndarray, current: np.ndarray, moves: int) -> float:
+    """Best balance of one layer over all placements with the same replicas and at most so many moves."""
+    gpus, per_gpu = current.shape
+    counts = np.bincount(current.ravel(), minlength=len(load))
+    best = np.inf
+    for held in product(combinations(range(len(load)), per_gpu), repeat=gpus):
+        slots = np.array(held)
+        if (np.bincount(slots.ravel(), minlength=len(load)) == counts).all() and (
+            moves_between(current, slots) <= moves
+        ):
+            best = min(best, float((load / counts)[slots].sum(axis=1).max()))
+    return float(best * gpus / load.sum())
+
+
+def test_two_moves_are_spent_as_well_as_can_be_and_four_nearly() -> None:
+    chance = np.random.default_rng(3)
+    shape = Shape(slots=6, gpus=3, nodes=1)
+    reached, best = [], []
+    for _ in range(25):
+        load = chance.lognormal(0, 1, 5)
+        current = np.array([[0, 1], [2, 3], [4, int(chance.integers(0, 4))]])
+        two, four = (improve_from(load[None, None], current[None], shape, moves).value[0] for moves in (2, 4))
+        assert two == pytest.approx(fewest(load, current, 2))
+        reached.append(four)
+        best.append(fewest(load, current, 4))
+    assert (np.array(reached) >= np.array(best) - 1e-9).all()
+    assert np.mean(reached) <= 1.01 * np.mean(best), np.mean(reached) / np.mean(best)
