@@ -58,7 +58,7 @@ class Sharing:
 class Effort:
     """How long the solver may work; deterministic, so that a slow machine finds the same."""
 
-    deterministic_s: float = 40.0
+    deterministic_s: float = 15.0
     wall_s: float | None = None
     seed: int = 0
 
