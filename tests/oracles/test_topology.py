@@ -9,6 +9,7 @@ import json
 import random
 import re
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -99,8 +100,11 @@ def test_srun_puts_ranks_where_the_mapping_says(tmp_path: Path) -> None:
     visible = {row["host"]: row["cuda_visible_devices"].split(",") for row in rows(files, "nodes.csv")}
     hostfile = tmp_path / "hostfile"
     hostfile.write_text(files["mapping/slurm_hostfile"], encoding="utf-8")
-    (tmp_path / "slurm").mkdir()
-    with slurm_machines(tmp_path / "slurm", [node.name for node in nodes]) as env:
+    # Steps listen on sockets in the spool folder, whose paths may have 107 characters.
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp", prefix="slurm") as short,
+        slurm_machines(Path(short), [node.name for node in nodes]) as env,
+    ):
         step = ["srun", "--distribution=arbitrary", "--ntasks=6", "bash", "-c"]
         step.append("echo $SLURM_PROCID $SLURMD_NODENAME $SLURM_LOCALID")
         for _ in range(40):
