@@ -158,6 +158,14 @@ def _experts_options() -> list[Callable[[Any], Any]]:
     ]
 
 
+def _cache_options() -> list[Callable[[Any], Any]]:
+    where = "Folder of kept answers; by default in the user's cache folder."
+    return [
+        click.option("--cache", type=_PATH, metavar="DIR", help=where),
+        click.option("--no-cache", is_flag=True, help="Keep no answers, use none."),
+    ]
+
+
 def batch_options(command: Decorated) -> Decorated:
     """Adds the options of BatchOptions, and the output folder."""
     for add in reversed(_batch_options()):
@@ -168,7 +176,6 @@ def batch_options(command: Decorated) -> Decorated:
 def _batch_options() -> list[Callable[[Any], Any]]:
     option, number = click.option, click.IntRange(1, 1024)
     engines = click.Choice(["local", "ray"])
-    cached = "Folder of kept answers; by default in the user's cache folder."
     return [
         option("-o", "--output", type=_PATH, metavar="DIR", required=True, help="Journal, plans, results."),
         option("--workers", type=number, metavar="N", help="Processes; one for each core by default."),
@@ -177,8 +184,7 @@ def _batch_options() -> list[Callable[[Any], Any]]:
         option("--resume", is_flag=True, help="Go on with the batch in the folder."),
         option("--strict", is_flag=True, help="Start nothing while a job has a mistake."),
         option("--format", "formats", default="csv,json", show_default=True, help="Or parquet."),
-        option("--cache", type=_PATH, metavar="DIR", help=cached),
-        option("--no-cache", is_flag=True, help="Keep no answers, use none."),
+        *_cache_options(),
     ]
 
 
@@ -192,7 +198,6 @@ def fleet_options(command: Decorated) -> Decorated:
 def _fleet_options() -> list[Callable[[Any], Any]]:
     option, number = click.option, click.IntRange(1, 1024)
     kinds = "throughput, makespan or deadlines."
-    cached = "Folder of kept answers; by default in the user's cache folder."
     return [
         option("--cluster", required=True, help="Catalog name or cluster YAML."),
         option(
@@ -203,8 +208,7 @@ def _fleet_options() -> list[Callable[[Any], Any]]:
         option("--workers", type=number, metavar="N", help="Processes; one for each core by default."),
         option("--time-limit", "time_limit_s", type=float, metavar="S", help="Seconds for each proof."),
         option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of the solver."),
-        option("--cache", type=_PATH, metavar="DIR", help=cached),
-        option("--no-cache", is_flag=True, help="Keep no answers, use none."),
+        *_cache_options(),
         option(
             "-o", "--output", type=_PATH, metavar="DIR", help="Folder for the answer, pictures and plans."
         ),
@@ -220,7 +224,6 @@ def recommend_options(command: Decorated) -> Decorated:
 
 def _recommend_options() -> list[Callable[[Any], Any]]:
     option, number = click.option, click.IntRange(1, 1024)
-    cached = "Folder of kept answers; by default in the user's cache folder."
     return [
         option("--cluster", "clusters", multiple=True, required=True, help="Name or YAML; more to compare."),
         option("--gpus", type=int, metavar="N", help="At most N GPUs; all of the cluster's when absent."),
@@ -232,7 +235,6 @@ def _recommend_options() -> list[Callable[[Any], Any]]:
             "--reserve-gib", "reserves", multiple=True, metavar="G,...", help="HBM to keep free, to sweep."
         ),
         option("--workers", type=number, metavar="N", help="Processes; one for each core by default."),
-        option("--cache", type=_PATH, metavar="DIR", help=cached),
-        option("--no-cache", is_flag=True, help="Keep no answers, use none."),
+        *_cache_options(),
         option("-o", "--output", type=_PATH, metavar="DIR", help="Folder for table, picture and the plan."),
     ]

@@ -138,7 +138,7 @@ def _engine(options: BatchOptions, tasks: int, cache: str | None) -> Engine:
 
 
 def _tasks(jobs: list[Job], done: set[int]) -> Iterator[Task]:
-    """Jobs of one model follow each other: they share layer times and pipeline splits in a worker."""
+    """Jobs of one model follow each other: in a worker, splits found for one serve the next."""
     left = [
         (job.document.model, position, job.document)
         for position, job in enumerate(jobs)
