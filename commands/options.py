@@ -126,6 +126,13 @@ def _experts_options() -> list[Callable[[Any], Any]]:
         option(
             "--tokens-per-gpu", type=int, default=4096, show_default=True, metavar="N", help="Per dispatch."
         ),
+        option(
+            "--replica-choice",
+            type=click.Choice(["turns", "touched"]),
+            default="turns",
+            show_default=True,
+            help="Replica that a token takes: each in turn, or one in a node that it touches anyway.",
+        ),
         option("--gap", type=float, default=0.005, show_default=True, metavar="X", help="Gap to stop at."),
         option(
             "--time-limit",

@@ -18,15 +18,16 @@ from cli import main
 from planner.experts.bound import balance_bound
 from planner.experts.count_bound import count_bound, pair_bound
 from planner.experts.exact import Layer, solve_exactly
+from planner.experts.figures import moves_between
+from planner.experts.flows import Flows
 from planner.experts.inputs import read_routing, token_loads
-from planner.experts.less_traffic import layer_caps
+from planner.experts.less_traffic import Search, layer_caps, less_of
 from planner.experts.packing import Packing, greedy_counts, has_duplicates, pack
 from planner.experts.place import place
 from planner.experts.problem import ExpertError, Limits, NoPlacementError, Shape
 from planner.experts.recorders import write_safetensors
-from planner.experts.service import moves_between
 from planner.experts.solve import Effort
-from planner.experts.traffic import Level, Search, blocks_per_token, fewer_blocks
+from planner.experts.traffic import Level, blocks_per_token
 from planner.experts.writers import Placed, placement_text, read_placement
 
 SLOW_MACHINE = settings(max_examples=40, deadline=None)
@@ -166,14 +167,15 @@ def test_exchanges_bring_experts_of_one_topic_together() -> None:
     shape = Shape(slots=8, gpus=4, nodes=2)
     slots = np.arange(8).reshape(4, 2)
     search = Search(
-        tokens=tokens,
+        flows=Flows(tokens=tokens[None]),
         experts=8,
         shape=shape,
         levels=(Level(name="node", gpus=2, weight=1.0),),
         cap=1.3,
+        node_cap=1.3,
         loads=load * 4 / load.sum(),
     )
-    found = fewer_blocks(search, slots)
+    found = less_of(search, slots)
     assert blocks_per_token(tokens, slots, 8, 2) > 1.5
     assert blocks_per_token(tokens, found, 8, 2) == 1.0
 

@@ -9,6 +9,8 @@ import numpy as np
 from planner.experts.problem import ExpertError, Loads, Shape, Slots
 from planner.experts.rows import Solved
 
+_UNIT = 10**9
+
 
 def check_affinity(affinity: Loads, layers: int, experts: int, shape: Shape) -> None:
     """Raises ExpertError unless affinity is finite, not negative, of shape [layers, GPUs, experts]."""
@@ -23,40 +25,46 @@ def check_affinity(affinity: Loads, layers: int, experts: int, shape: Shape) -> 
 
 
 def local_choices(slots: Slots, affinity: Loads, nodes: int) -> Loads:
-    """Choices [sources' nodes, experts' nodes] of one layer; slots [gpus, per GPU].
+    """Choices that stay if the experts of a node stood at a source's node, [sources' nodes, experts' nodes].
 
-    A rank's choices of an expert are shared evenly over its replicas, as everywhere here.
+    For one layer's slots [gpus, per GPU]. Replicas serve even shares, near sources first.
     """
     experts = affinity.shape[1]
     here = np.stack([np.bincount(node, minlength=experts) for node in slots.reshape(nodes, -1)])
-    share = here / np.maximum(here.sum(axis=0), 1)
-    return np.asarray(affinity.reshape(nodes, -1, experts).sum(axis=1) @ share.T)
+    at_node = affinity.reshape(nodes, -1, experts).sum(axis=1)
+    share = here * (at_node.sum(axis=0) / np.maximum(here.sum(axis=0), 1))
+    return np.stack([np.minimum(source, share).sum(axis=1) for source in at_node])
 
 
 def cross_node_share(slots: Slots, affinity: Loads, nodes: int) -> float:
-    """Part of all choices of one layer whose expert is not on the source's node."""
-    choices = local_choices(slots, affinity, nodes)
-    return float(1 - np.trace(choices) / max(choices.sum(), 1e-300))
+    """Part of all choices of one layer that leave the source's node, replicas serving near sources first."""
+    kept = np.trace(local_choices(slots, affinity, nodes))
+    return float(1 - kept / max(affinity.sum(), 1e-300))
 
 
 def near_sources(solved: Solved, affinity: Loads, shape: Shape) -> Solved:
-    """The placement with whole nodes exchanged, in pairs, while more choices stay on the source's node.
+    """The placement with whole nodes in the order in which the most choices stay: an assignment problem.
 
     Nodes are alike: balance, bound, replicas and the nodes that a token touches stay as they are.
     """
-    size = shape.gpus // shape.nodes
     slots = solved.slots.copy()
     for layer, counts in enumerate(affinity):
-        choices = local_choices(slots[layer], counts, shape.nodes)
-        order = np.arange(shape.nodes)
-        while True:
-            now = choices[:, order]
-            kept = np.diag(now)
-            gain = np.triu(now + now.T - kept[:, None] - kept[None, :], 1)
-            a, b = np.unravel_index(int(gain.argmax()), gain.shape)
-            if gain[a, b] <= 1e-9 * choices.sum():
-                break
-            order[[a, b]] = order[[b, a]]
-        blocks = slots[layer].reshape(shape.nodes, size, -1)
+        order = _best_order(local_choices(slots[layer], counts, shape.nodes))
+        blocks = slots[layer].reshape(shape.nodes, shape.node_gpus, -1)
         slots[layer] = blocks[order].reshape(slots[layer].shape)
     return replace(solved, slots=slots)
+
+
+def _best_order(kept: Loads) -> Slots:
+    """Which node [nodes] goes to each place, for the largest sum of kept [places, nodes]; as it is if equal."""
+    from ortools.graph.python import linear_sum_assignment
+
+    nodes = len(kept)
+    cost = np.rint((1 - kept / max(float(kept.max()), 1e-300)) * _UNIT).astype(np.int64)
+    cost[np.arange(nodes), np.arange(nodes)] -= 1
+    place, node = (x.ravel() for x in np.indices(cost.shape))
+    problem = linear_sum_assignment.SimpleLinearSumAssignment()
+    problem.add_arcs_with_cost(place, node, cost.ravel())
+    if problem.solve() != problem.OPTIMAL:
+        raise RuntimeError("the assignment of nodes to sources did not end with an optimum")
+    return np.array([problem.right_mate(i) for i in range(nodes)], dtype=np.int64)

@@ -33,14 +33,15 @@ def solve_grouped(loads: Loads, shape: Shape, limits: Limits, effort: Effort) ->
     return _Search(loads, shape, limits, effort).run()
 
 
-def _split(groups: tuple[int, ...], size: int) -> Iterator[Sets]:
+def splits(groups: tuple[int, ...], size: int) -> Iterator[Sets]:
+    """Every way to cut groups into sets of `size`, each once: the order of the sets does not count."""
     if not groups:
         yield ()
         return
     first, rest = groups[0], groups[1:]
     for more in combinations(rest, size - 1):
         left = tuple(g for g in rest if g not in more)
-        for others in _split(left, size):
+        for others in splits(left, size):
             yield ((first, *more), *others)
 
 
@@ -54,7 +55,7 @@ class _Search:
         self._sets: list[tuple[int, ...]] = list(combinations(range(limits.groups), size))
         index = {groups: i for i, groups in enumerate(self._sets)}
         self._partitions = np.array(
-            [[index[s] for s in p] for p in _split(tuple(range(limits.groups)), size)]
+            [[index[s] for s in p] for p in splits(tuple(range(limits.groups)), size)]
         )
         layers = len(loads)
         self._bound = np.stack([self._cheap(groups) for groups in self._sets], axis=1)
@@ -186,29 +187,37 @@ class _Search:
 
 def _one_partition(loads: Loads, shape: Shape, limits: Limits, effort: Effort) -> Solved:
     """Groups to nodes by their loads, then every node; the bound is that of the groups and of all experts."""
-    layers, windows, experts = loads.shape
+    layers, windows, _ = loads.shape
     by_group = loads.reshape(layers, windows, limits.groups, -1)
     packing = pack(by_group.sum(axis=3), np.ones((layers, limits.groups), dtype=np.int64), shape.nodes)
     improve(packing, 400, np.full(layers, float(shape.node_gpus)))
+    slots, value = solve_nodes(loads, packing.slots, shape, limits, effort)
+    bound = np.maximum(
+        balance_bound(by_group.sum(axis=3), limits.groups, shape.nodes) / shape.node_gpus,
+        balance_bound(loads, shape.slots, shape.gpus),
+    )
+    return Solved(slots=slots, value=value, bound=np.minimum(bound, value))
+
+
+def solve_nodes(
+    loads: Loads, groups: Slots, shape: Shape, limits: Limits, effort: Effort
+) -> tuple[Slots, Loads]:
+    """Slots [layers, gpus, slots of a GPU] and their largest GPU loads [layers], for `groups` of the nodes.
+
+    Loads [layers, windows, experts] over the mean GPU load, groups [layers, nodes, groups of a node].
+    """
+    layers, _, experts = loads.shape
     per_group = experts // limits.groups
-    members = packing.slots[..., None] * per_group + np.arange(per_group)
-    members = members.reshape(layers * shape.nodes, 1, -1)
+    members = (groups[..., None] * per_group + np.arange(per_group)).reshape(layers * shape.nodes, 1, -1)
     spread = np.repeat(loads, shape.nodes, axis=0)
+    index = np.broadcast_to(members, (*spread.shape[:2], members.shape[2]))
     rows = Rows(
-        loads=np.take_along_axis(
-            spread, np.broadcast_to(members, (*spread.shape[:2], members.shape[2])), axis=2
-        ),
+        loads=np.take_along_axis(spread, index, axis=2),
         floor=np.zeros(len(members)),
         slots=shape.node_slots,
         gpus=shape.node_gpus,
     )
     found = solve_rows(rows, effort)
     own = np.take_along_axis(members, found.slots.reshape(len(members), 1, -1), axis=2)
-    value = found.value.reshape(layers, -1).max(axis=1)
-    bound = np.maximum(
-        balance_bound(by_group.sum(axis=3), limits.groups, shape.nodes) / shape.node_gpus,
-        balance_bound(loads, shape.slots, shape.gpus),
-    )
-    return Solved(
-        slots=own.reshape(layers, shape.gpus, shape.per_gpu), value=value, bound=np.minimum(bound, value)
-    )
+    slots = own.reshape(layers, shape.gpus, shape.per_gpu)
+    return slots, np.asarray(found.value.reshape(layers, -1).max(axis=1))

@@ -62,26 +62,47 @@ def read_routing(path: Path, *, windows: tuple[str, ...] = (), split: int = 1) -
         raise ExpertError(
             f"{path}: pickles are refused, loading one can run any code; save as npz, npy or json"
         )
-    readers: dict[str, Callable[[bytes], Routing]] = {
-        ".npz": lambda data: _from_arrays(_npz(data, path), path, windows, split),
-        ".npy": lambda data: _from_arrays({"load": _npy(data, str(path))}, path, (), split),
-        ".json": lambda data: _from_arrays(_json_arrays(data, path), path, windows, split),
-        ".csv": lambda data: _csv(data, path),
-        ".jsonl": lambda data: read_jsonl(data, path, split),
-        ".pt": lambda data: read_torch(data, path, split),
-    }
-    if suffix not in readers:
-        raise ExpertError(
-            f"{path}: {suffix or 'no ending'} is not read; allowed: {', '.join(readers)}, or a folder"
-        )
-    data = bounded_bytes(
-        path, LARGEST_FILE_BYTES if suffix in (".npz", ".npy", ".pt") else LARGEST_TEXT_BYTES
-    )
-    if suffix != ".pt" and data[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
-        raise ExpertError(f"{path}: this is a pickle; pickles are refused, loading one can run any code")
-    routing = readers[suffix](data)
+    arrays = read_arrays(path)
+    if arrays is not None:
+        routing = _from_arrays(arrays, path, () if suffix == ".npy" else windows, split)
+    else:
+        readers: dict[str, Callable[[bytes], Routing]] = {
+            ".csv": lambda data: _csv(data, path),
+            ".jsonl": lambda data: read_jsonl(data, path, split),
+            ".pt": lambda data: read_torch(data, path, split),
+        }
+        if suffix not in readers:
+            raise ExpertError(
+                f"{path}: {suffix or 'no ending'} is not read; allowed: .npz, .npy, .json, "
+                f"{', '.join(readers)}, or a folder"
+            )
+        largest = LARGEST_FILE_BYTES if suffix == ".pt" else LARGEST_TEXT_BYTES
+        data = bounded_bytes(path, largest)
+        if suffix != ".pt":
+            _refuse_pickle(data, path)
+        routing = readers[suffix](data)
     check_loads(routing.loads, str(path))
     return routing
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]] | None:
+    """The arrays of an npz, npy (called `load`) or JSON file; None for other endings. Raises ExpertError."""
+    readers: dict[str, Callable[[bytes], dict[str, NDArray[Any]]]] = {
+        ".npz": lambda data: _npz(data, path),
+        ".npy": lambda data: {"load": _npy(data, str(path))},
+        ".json": lambda data: _json_arrays(data, path),
+    }
+    suffix = path.suffix.lower()
+    if suffix not in readers or path.is_dir():
+        return None
+    data = bounded_bytes(path, LARGEST_TEXT_BYTES if suffix == ".json" else LARGEST_FILE_BYTES)
+    _refuse_pickle(data, path)
+    return readers[suffix](data)
+
+
+def _refuse_pickle(data: bytes, path: Path) -> None:
+    if data[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
+        raise ExpertError(f"{path}: this is a pickle; pickles are refused, loading one can run any code")
 
 
 def bounded_bytes(path: Path, largest: int) -> bytes:

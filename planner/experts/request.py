@@ -13,7 +13,7 @@ from model_specs.reader import read_model
 from model_specs.schema import ModelSpec
 from planner.experts.problem import ExpertError, Limits, NoPlacementError, Shape
 from planner.experts.robust import OBJECTIVES
-from planner.experts.traffic import Level
+from planner.experts.traffic import REPLICA_RULES, Level
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,7 @@ class ExpertRequest:
     model: str | None = None
     weight_bytes: float = 2.0
     tokens_per_gpu: int = 4096
+    replica_choice: str = "turns"
     gap: float = 0.005
     time_limit_s: float = 30.0
     workers: int = 1
@@ -72,6 +73,10 @@ def ground(request: ExpertRequest, experts: int) -> Ground:
             raise ExpertError(f"{name}: must be from {low:g} to {high:g}, got {value:g}")
     if request.robust not in OBJECTIVES:
         raise ExpertError(f"robust: must be one of {', '.join(OBJECTIVES)}, got {request.robust[:40]!r}")
+    if request.replica_choice not in REPLICA_RULES:
+        raise ExpertError(
+            f"replica-choice: must be one of {', '.join(REPLICA_RULES)}, got {request.replica_choice[:40]!r}"
+        )
     if request.robust == "cvar" and request.max_moves is not None:
         raise ExpertError("robust: cvar does not go with --max-moves, which lowers the worst window")
     cluster = read_cluster(request.cluster, request.gpus)

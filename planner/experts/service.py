@@ -8,23 +8,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner.experts.affinity import check_affinity, cross_node_share, near_sources
+from planner.experts.affinity import near_sources
+from planner.experts.figures import gpu_share, layer_row
+from planner.experts.flows import Flows, read_flows
+from planner.experts.grouped_traffic import less_grouped_traffic
 from planner.experts.inputs import Routing, read_routing, token_loads
-from planner.experts.less_traffic import less_traffic
+from planner.experts.less_traffic import layer_caps, less_traffic
 from planner.experts.moves import improve_from
-from planner.experts.packing import Packing, has_duplicates
+from planner.experts.packing import has_duplicates
 from planner.experts.place import place
 from planner.experts.problem import ExpertError, Limits, Loads, Shape, Slots, check_shape
 from planner.experts.request import ExpertRequest, Ground, ground, limits_of
 from planner.experts.robust import cvar, drift_row, place_robustly
 from planner.experts.rows import Solved, State, by_layer
 from planner.experts.solve import Effort
-from planner.experts.traffic import blocks_per_token, slot_choices
 from planner.experts.writers import Placed, read_placement
-
-_PAIRS = 16_384
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +65,7 @@ def plan_experts(request: ExpertRequest, progress: Callable[[str], None] | None 
         workers=request.workers,
         on_first=on_first,
     )
+    flows = read_flows(routing, request.co_activation, place_at.shape)
     current = None
     if request.current is not None:
         current = read_placement(request.current, layers=layers, gpus=place_at.shape.gpus, experts=experts)
@@ -74,37 +74,11 @@ def plan_experts(request: ExpertRequest, progress: Callable[[str], None] | None 
             raise ExpertError("max-moves: needs the current placement; give it with --from FILE")
         solved = improve_from(routing.loads, current, place_at.shape, request.max_moves)
     else:
-        tokens = _trace(request, routing, experts)
-        lower = tokens is not None and place_at.shape.nodes > 1 and limits.groups == 1
-        # Under a cap the last permille of balance is given up for traffic anyway: no proof is needed first.
-        effort = replace(effort, exact=not lower)
-        solved = place_robustly(
-            routing.loads,
-            place_at.shape,
-            limits,
-            effort,
-            objective=request.robust,
-            share=request.cvar_share,
-        )
-        if lower and tokens is not None:
-            solved = less_traffic(
-                tokens,
-                by_layer(routing.loads, place_at.shape.gpus),
-                solved,
-                shape=place_at.shape,
-                levels=place_at.levels,
-                cap=request.balance or 1.02,
-                spread=limits.spread,
-                workers=request.workers,
-            )
-    # Leaves are not alike to a token that touches several nodes: with a trace over leaves the order stays.
-    if routing.affinity is not None:
-        check_affinity(routing.affinity, layers, experts, place_at.shape)
-        if request.max_moves is None and (len(place_at.levels) == 1 or routing.tokens is None):
-            solved = near_sources(solved, routing.affinity, place_at.shape)
+        solved = _placed(request, routing, flows, at=place_at, limits=limits, effort=effort)
     found = _scored(
         request,
         routing,
+        flows=flows,
         held_out=held_out,
         solved=solved,
         current=current,
@@ -154,41 +128,61 @@ def _halves(routing: Routing) -> tuple[Routing, Routing]:
     )
 
 
-def _trace(request: ExpertRequest, routing: Routing, experts: int) -> NDArray[np.int32] | None:
-    """The tokens to lower traffic for: the trace, or pairs drawn evenly from a co-activation matrix."""
-    source = routing
-    if request.co_activation is not None:
-        source = read_routing(request.co_activation)
-    if source.tokens is not None:
-        tokens, layers = source.tokens, routing.loads.shape[1]
-        if len(tokens) != layers or tokens.max() >= experts:
-            raise ExpertError(f"co-activation: must have {layers} layers of {experts} experts")
-        return tokens
-    together = source.co_activation
-    if (
-        together is None
-        and request.co_activation is not None
-        and source.loads.shape[1:] == (experts, experts)
-    ):
-        together = source.loads
-    if together is None:
-        return None
-    if together.shape != (routing.loads.shape[1], experts, experts):
-        raise ExpertError(
-            f"co-activation: must have the shape [layers, experts, experts], got {list(together.shape)}"
+def _placed(
+    request: ExpertRequest, routing: Routing, flows: Flows, *, at: Ground, limits: Limits, effort: Effort
+) -> Solved:
+    """Balance first; then, where it is known which ways tokens take, less traffic under the cap."""
+    lower = flows.known and at.shape.nodes > 1
+    # Under a cap the last permille of balance is given up for traffic anyway: no proof is needed first.
+    solved = place_robustly(
+        routing.loads,
+        at.shape,
+        limits,
+        replace(effort, exact=not lower),
+        objective=request.robust,
+        share=request.cvar_share,
+    )
+    if not lower:
+        return solved
+    # Leaves are not alike to a token that touches several nodes: with a trace over leaves the order stays.
+    nodes_alike = len(at.levels) == 1 or not flows.by_token
+    if flows.sources is not None and nodes_alike:
+        solved = near_sources(solved, flows.sources, at.shape)
+    cap = request.balance or 1.02
+    loads = by_layer(routing.loads, at.shape.gpus)
+    if limits.groups == 1:
+        return less_traffic(
+            flows,
+            loads,
+            solved,
+            shape=at.shape,
+            levels=at.levels,
+            cap=cap,
+            spread=limits.spread,
+            workers=request.workers,
+            near=request.replica_choice == "touched",
+            time_limit_s=request.time_limit_s,
         )
-    out = []
-    for layer in together:
-        upper = np.triu(np.maximum(layer, 0), 1).ravel()
-        marks = (np.arange(_PAIRS) + 0.5) / _PAIRS * upper.sum()
-        out.append(np.stack(np.divmod(np.searchsorted(np.cumsum(upper), marks), experts), axis=1))
-    return np.asarray(np.minimum(np.stack(out), experts - 1), dtype=np.int32)
+    solved = less_grouped_traffic(
+        flows,
+        loads,
+        solved,
+        shape=at.shape,
+        limits=limits,
+        effort=effort,
+        levels=at.levels,
+        caps=layer_caps(solved.value, cap),
+    )
+    return (
+        near_sources(solved, flows.sources, at.shape) if flows.sources is not None and nodes_alike else solved
+    )
 
 
 def _scored(
     request: ExpertRequest,
     routing: Routing,
     *,
+    flows: Flows,
     held_out: Routing | None,
     solved: Solved,
     current: Slots | None,
@@ -198,7 +192,16 @@ def _scored(
 ) -> ExpertPlan:
     share = gpu_share(routing.loads, solved.slots)
     rows = [
-        _layer_row(layer, routing, held_out=held_out, solved=solved, current=current, at=at, request=request)
+        layer_row(
+            layer,
+            routing,
+            flows=flows,
+            held_out=held_out,
+            solved=solved,
+            current=current,
+            at=at,
+            request=request,
+        )
         for layer in range(len(share))
     ]
     balance = np.array([row["balance"] for row in rows])
@@ -221,6 +224,12 @@ def _scored(
     }
     for key in (
         "nodes_per_token",
+        "nodes_per_token_touched",
+        "leaves_per_token",
+        "pairs_apart_share",
+        "cross_node_bytes",
+        "all_to_all_s",
+        "all_to_all_deduplicated_s",
         "node_balance",
         "cross_node_share",
         "held_out_balance",
@@ -250,94 +259,7 @@ def _scored(
     return ExpertPlan(placed=placed, document=document, gpu_share=share, warnings=tuple(warnings))
 
 
-def gpu_share(loads: Loads, slots: Slots) -> Loads:
-    """Load of every GPU over the mean, the worst window, [layers, gpus]."""
-    by_row = np.ascontiguousarray(np.swapaxes(loads, 0, 1))
-    gpu = Packing(slots=slots, loads=by_row).gpu_loads()
-    return np.asarray((gpu / gpu.mean(axis=2, keepdims=True)).max(axis=1))
-
-
 def _layer_cvar(loads: Loads, slots: Slots, share: float) -> Loads:
     """CVaR of the balance over the windows, [layers]."""
     each = [gpu_share(window[None], slots).max(axis=1) for window in loads]
     return cvar(np.stack(each, axis=1), share)
-
-
-def _layer_row(
-    layer: int,
-    routing: Routing,
-    *,
-    held_out: Routing | None,
-    solved: Solved,
-    current: Slots | None,
-    at: Ground,
-    request: ExpertRequest,
-) -> dict[str, Any]:
-    slots = solved.slots[layer]
-    experts = routing.loads.shape[2]
-    row: dict[str, Any] = {
-        "balance": float(gpu_share(routing.loads[:, layer : layer + 1], slots[None]).max()),
-        "bound": float(solved.bound[layer]),
-        "gap": float(solved.gap[layer]),
-        "node_balance": node_balance(routing.loads[:, layer], slots, at.shape.nodes),
-        "held_out_node_balance": None,
-        "nodes_per_token": None,
-        "leaves_per_token": None,
-        "cross_node_share": None,
-        "cross_node_bytes": None,
-        "all_to_all_s": None,
-        "held_out_balance": None,
-        "held_out_nodes_per_token": None,
-        "permutation_density": float((slots.ravel() != np.arange(slots.size) % experts).mean()),
-        "duplicates": int(has_duplicates(slots[None]).sum()),
-        "moves": None if current is None else moves_between(current[layer], slots),
-    }
-    if routing.affinity is not None:
-        row["cross_node_share"] = cross_node_share(slots, routing.affinity[layer], at.shape.nodes)
-    if routing.tokens is not None:
-        row.update(_traffic_row(routing.tokens[layer], slots, experts, at, request))
-    if held_out is not None:
-        row["held_out_balance"] = float(gpu_share(held_out.loads[:, layer : layer + 1], slots[None]).max())
-        row["held_out_node_balance"] = node_balance(held_out.loads[:, layer], slots, at.shape.nodes)
-        if held_out.tokens is not None:
-            row["held_out_nodes_per_token"] = blocks_per_token(
-                held_out.tokens[layer], slots, experts, at.shape.node_gpus
-            )
-    return row
-
-
-def _traffic_row(
-    tokens: NDArray[np.int32], slots: Slots, experts: int, at: Ground, request: ExpertRequest
-) -> dict[str, Any]:
-    """Blocks touched per token; bytes and time of one dispatch of `tokens_per_gpu` tokens from every GPU.
-
-    One copy goes to each node that a token touches, its own among them by chance 1 / nodes. The slowest
-    receiver ends the all-to-all: copies that arrive at the busiest GPU from other nodes, over its NIC's rate.
-    """
-    shape = at.shape
-    nodes = blocks_per_token(tokens, slots, experts, shape.node_gpus)
-    row: dict[str, Any] = {"nodes_per_token": nodes}
-    if len(at.levels) > 1:
-        row["leaves_per_token"] = blocks_per_token(tokens, slots, experts, at.levels[1].gpus)
-    if at.model is not None:
-        away = (shape.nodes - 1) / shape.nodes
-        total = request.tokens_per_gpu * shape.gpus
-        width_bytes = at.model.hidden * 2
-        row["cross_node_bytes"] = total * nodes * away * width_bytes
-        gpu = slot_choices(tokens, slots, experts) // shape.per_gpu
-        gpu = gpu[gpu >= 0]
-        busiest = np.bincount(gpu, minlength=shape.gpus).max() / len(tokens)
-        row["all_to_all_s"] = float(busiest * total * away * width_bytes / (at.gb_per_s * 1e9))
-    return row
-
-
-def node_balance(loads: Loads, slots: Slots, nodes: int) -> float:
-    """Largest over mean node load, the worst window, for loads [windows, experts] of one layer."""
-    counts = np.bincount(slots.ravel(), minlength=loads.shape[1])
-    load = (loads / counts)[:, slots.ravel()].reshape(len(loads), nodes, -1).sum(axis=2)
-    return float((load.max(axis=1) / load.mean(axis=1)).max())
-
-
-def moves_between(before: Slots, after: Slots) -> int:
-    """(expert, GPU) pairs of `after` that `before` does not hold; slots [gpus, slots of a GPU]."""
-    return sum(len(set(new.tolist()) - set(old.tolist())) for old, new in zip(before, after, strict=True))

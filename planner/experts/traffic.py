@@ -1,7 +1,8 @@
-"""Which blocks of the fabric a token's experts lie in, and fewer of them by exchanging replicas.
+"""Which blocks of the fabric a token's experts lie in, and which replica of an expert a token goes to.
 
-A token's choice of a replicated expert goes to its replicas in turn: the n-th token that chose it
-takes replica n mod c. So what is modelled is a count over the trace, and the two agree exactly.
+By `turns` the n-th token that chose an expert takes replica n mod c, as the dispatchers of serving systems do
+or come close to. By `touched` it takes a replica in a node that its other experts lie in, as far as even
+shares of the replicas allow. What is modelled is a count over the trace, so the two agree exactly.
 """
 
 from __future__ import annotations
@@ -11,13 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.experts.exchange import Exchange
-from planner.experts.problem import Loads, Shape, Slots
+from planner.experts.problem import Slots
 
-MOST_TOKENS = 16_384
-"""Tokens of a trace that the search looks at; more are thinned evenly. Reports count all."""
-_LOOSER = (1.0, 0.5, 0.3, 0.2, 0.12, 0.08, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.0)
 Ids = NDArray[np.int64]
+REPLICA_RULES = ("turns", "touched")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,90 +27,90 @@ class Level:
     weight: float
 
 
-def slot_choices(tokens: NDArray[np.int32], slots: Slots, experts: int) -> Ids:
+def slot_choices(tokens: NDArray[np.int32], slots: Slots, experts: int, near_gpus: int | None = None) -> Ids:
     """The slot each choice goes to, [tokens, top-k], for tokens [tokens, top-k] and slots [gpus, per GPU].
 
-    Replicas take turns in the order of the tokens; -1 where the choice was dropped.
+    Replicas take turns in the order of the tokens; with `near_gpus`, the GPUs of a node, tokens take replicas
+    by `touched`. -1 where the choice was dropped.
     """
     flat = slots.ravel()
     order = np.argsort(flat, kind="stable")
     counts = np.bincount(flat, minlength=experts)
     first = np.concatenate([[0], np.cumsum(counts)[:-1]])
     chosen = tokens.ravel()
-    turn = np.zeros(len(chosen), dtype=np.int64)
-    by_expert = np.argsort(chosen, kind="stable")
-    ordered = chosen[by_expert]
-    starts = np.searchsorted(ordered, ordered)
-    turn[by_expert] = np.arange(len(ordered)) - starts
+    turn = _turns(chosen)
     safe = np.maximum(chosen, 0)
-    slot = order[first[safe] + turn % counts[safe]]
-    return np.where(chosen >= 0, slot, -1).reshape(tokens.shape)
+    slot = np.where(chosen >= 0, order[first[safe] + turn % counts[safe]], -1).reshape(tokens.shape)
+    if near_gpus is not None and near_gpus < len(slots):
+        _prefer_touched(tokens, slot, flat, slots.shape[1] * near_gpus)
+    return slot
 
 
-def blocks_per_token(tokens: NDArray[np.int32], slots: Slots, experts: int, block_gpus: int) -> float:
+def _turns(key: NDArray[np.int32] | Ids) -> Ids:
+    """How many equal entries come before each."""
+    turn = np.zeros(len(key), dtype=np.int64)
+    by_key = np.argsort(key, kind="stable")
+    ordered = key[by_key]
+    turn[by_key] = np.arange(len(ordered)) - np.searchsorted(ordered, ordered)
+    return turn
+
+
+def _prefer_touched(tokens: NDArray[np.int32], slot: Ids, held: Ids, node_slots: int) -> None:
+    """Changes the slots of choices whose expert, one after the other, has replicas on several nodes.
+
+    Every replica keeps its even share. Tokens with the fewest such nodes choose first, in their order; who
+    finds no share left on a node that it touches takes what is left.
+    """
+    nodes = len(held) // node_slots
+    node_of = np.arange(len(held)) // node_slots
+    spread = [e for e in np.unique(held).tolist() if len(set(node_of[held == e].tolist())) > 1]
+    fixed = ~np.isin(tokens, spread) & (tokens >= 0)
+    touched = np.zeros((len(tokens), nodes), dtype=bool)
+    row, column = np.nonzero(fixed)
+    touched[row, slot[row, column] // node_slots] = True
+    for expert in spread:
+        replicas = np.flatnonzero(held == expert)
+        row, column = np.nonzero(tokens == expert)
+        share = len(row) // len(replicas) + (np.arange(len(replicas)) < len(row) % len(replicas))
+        quota = np.bincount(node_of[replicas], weights=share, minlength=nodes).astype(np.int64)
+        node = _shared_out(touched[row], quota)
+        # On one node the replicas' shares follow in the order of the tokens.
+        by_node = np.argsort(node, kind="stable")
+        slot[row[by_node], column[by_node]] = np.repeat(replicas, share)
+        touched[row, node] = True
+
+
+def _shared_out(touched: NDArray[np.bool_], quota: Ids) -> Ids:
+    """A node for each token [tokens], `quota` [nodes] in all, touched [tokens, nodes] ones where possible."""
+    node = np.full(len(touched), -1, dtype=np.int64)
+    left = quota.copy()
+    wanted = touched & (quota > 0)
+    options = wanted.sum(axis=1)
+    for count in range(1, int(options.max(initial=0)) + 1):
+        for block in np.flatnonzero(quota).tolist():
+            some = np.flatnonzero((node < 0) & (options == count) & wanted[:, block])[: left[block]]
+            node[some] = block
+            left[block] -= len(some)
+    node[node < 0] = np.repeat(np.arange(len(quota)), left)
+    return node
+
+
+def blocks_per_token(
+    tokens: NDArray[np.int32],
+    slots: Slots,
+    experts: int,
+    block_gpus: int,
+    near_gpus: int | None = None,
+) -> float:
     """Mean number of different blocks of `block_gpus` GPUs that a token's experts lie in."""
-    choice = slot_choices(tokens, slots, experts)
-    block = choice // (slots.shape[1] * block_gpus)
-    return float(_distinct(block).mean())
+    choice = slot_choices(tokens, slots, experts, near_gpus)
+    return float(distinct(choice // (slots.shape[1] * block_gpus)).mean())
 
 
-def _distinct(block: Ids) -> Ids:
+def distinct(block: Ids) -> Ids:
     """Different non-negative numbers in each row."""
     ordered = np.sort(np.where(block >= 0, block, -1), axis=1)
     fresh = np.concatenate(
         [ordered[:, :1] >= 0, (ordered[:, 1:] != ordered[:, :-1]) & (ordered[:, 1:] >= 0)], axis=1
     )
     return np.asarray(fresh.sum(axis=1))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    """One layer's exchange of replicas between blocks."""
-
-    tokens: NDArray[np.int32]
-    experts: int
-    shape: Shape
-    levels: tuple[Level, ...]
-    cap: float
-    """Largest load of a GPU over the mean."""
-    loads: Loads
-    """Over the mean GPU load, [windows, experts]."""
-    spread: bool = False
-    """Whether replicas of an expert are kept on different nodes, as far as there are nodes."""
-
-
-def fewer_blocks(search: Search, slots: Slots, kicks: int = 4) -> Slots:
-    """Slots [gpus, per GPU] with replicas exchanged between GPUs, so that tokens touch fewer blocks.
-
-    The cap on a GPU's load starts loose and tightens, so that exchanges that only help together are found.
-    Then a few random exchanges and the search again, `kicks` times. The best state within the cap is kept,
-    `slots` if there is none. An expert stays at most once on a GPU.
-    """
-    shape, expert = search.shape, slots.ravel()
-    step = max(1, len(search.tokens) // MOST_TOKENS)
-    choice = slot_choices(search.tokens[::step], slots, search.experts)
-    member = np.zeros((shape.slots, len(choice)), dtype=np.float32)
-    row = np.broadcast_to(np.arange(len(choice))[:, None], choice.shape)
-    member[choice[choice >= 0], row[choice >= 0]] = 1.0
-    counts = np.bincount(expert, minlength=search.experts)
-    state = Exchange(
-        expert=expert,
-        gpu=np.arange(shape.slots) // shape.per_gpu,
-        member=member,
-        weight=(search.loads / counts)[:, expert],
-        levels=tuple((level.weight, level.gpus) for level in search.levels if level.weight > 0),
-        most=-(-counts // shape.nodes) if search.spread else np.full(search.experts, shape.node_gpus),
-        node_gpus=shape.node_gpus,
-    )
-    chance = np.random.default_rng(0)
-    start = state.blocks()
-    best, least = None, np.inf
-    for turn in range(kicks + 1):
-        for looser in _LOOSER if turn == 0 else _LOOSER[2:]:
-            state.settle(search.cap + looser, 40)
-        if state.blocks() < least and state.overload(search.cap) <= 1e-9:
-            best, least = state.gpu.copy(), state.blocks()
-        state.kick(chance)
-    if best is None or least >= start:
-        return slots
-    return np.sort(expert[np.argsort(best, kind="stable")].reshape(slots.shape), axis=1)

@@ -1,0 +1,133 @@
+"""Figures of a placement, layer by layer: balance, traffic, moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.experts.affinity import cross_node_share
+from planner.experts.flows import Flows
+from planner.experts.inputs import Routing
+from planner.experts.packing import Packing, has_duplicates
+from planner.experts.problem import Loads, Slots
+from planner.experts.request import ExpertRequest, Ground
+from planner.experts.rows import Solved
+from planner.experts.swap_terms import Apart, replica_pairs
+from planner.experts.traffic import blocks_per_token, distinct, slot_choices
+
+
+def gpu_share(loads: Loads, slots: Slots) -> Loads:
+    """Load of every GPU over the mean, the worst window, [layers, gpus]."""
+    by_row = np.ascontiguousarray(np.swapaxes(loads, 0, 1))
+    gpu = Packing(slots=slots, loads=by_row).gpu_loads()
+    return np.asarray((gpu / gpu.mean(axis=2, keepdims=True)).max(axis=1))
+
+
+def layer_row(
+    layer: int,
+    routing: Routing,
+    *,
+    flows: Flows,
+    held_out: Routing | None,
+    solved: Solved,
+    current: Slots | None,
+    at: Ground,
+    request: ExpertRequest,
+) -> dict[str, Any]:
+    slots = solved.slots[layer]
+    experts = routing.loads.shape[2]
+    near = near_gpus(request, at)
+    row: dict[str, Any] = {
+        "balance": float(gpu_share(routing.loads[:, layer : layer + 1], slots[None]).max()),
+        "bound": float(solved.bound[layer]),
+        "gap": float(solved.gap[layer]),
+        "node_balance": node_balance(routing.loads[:, layer], slots, at.shape.nodes),
+        "held_out_node_balance": None,
+        "nodes_per_token": None,
+        "leaves_per_token": None,
+        "nodes_per_token_touched": None,
+        "pairs_apart_share": None,
+        "cross_node_share": None,
+        "cross_node_bytes": None,
+        "all_to_all_s": None,
+        "all_to_all_deduplicated_s": None,
+        "held_out_balance": None,
+        "held_out_nodes_per_token": None,
+        "permutation_density": float((slots.ravel() != np.arange(slots.size) % experts).mean()),
+        "duplicates": int(has_duplicates(slots[None]).sum()),
+        "moves": None if current is None else moves_between(current[layer], slots),
+    }
+    if routing.affinity is not None:
+        row["cross_node_share"] = cross_node_share(slots, routing.affinity[layer], at.shape.nodes)
+    if flows.tokens is not None:
+        row.update(traffic_row(flows.tokens[layer], slots, experts, at, request))
+    if flows.pairs is not None:
+        row["pairs_apart_share"] = pairs_apart(flows.pairs[layer], slots, at.shape.node_gpus)
+    if held_out is not None:
+        row["held_out_balance"] = float(gpu_share(held_out.loads[:, layer : layer + 1], slots[None]).max())
+        row["held_out_node_balance"] = node_balance(held_out.loads[:, layer], slots, at.shape.nodes)
+        if held_out.tokens is not None:
+            row["held_out_nodes_per_token"] = blocks_per_token(
+                held_out.tokens[layer], slots, experts, at.shape.node_gpus, near
+            )
+    return row
+
+
+def traffic_row(
+    tokens: NDArray[np.int32], slots: Slots, experts: int, at: Ground, request: ExpertRequest
+) -> dict[str, Any]:
+    """Blocks touched per token; bytes and time of one dispatch of `tokens_per_gpu` tokens from every GPU.
+
+    A token's own node is among those that it touches by chance 1 / nodes. The slowest receiver ends the
+    all-to-all. Plain: every chosen expert is sent a copy, and the busiest GPU receives them over its NIC.
+    Deduplicated (DeepEP's two levels): one copy to each node, shared evenly by the NICs of the busiest node.
+    """
+    shape = at.shape
+    near = near_gpus(request, at)
+    choice = slot_choices(tokens, slots, experts, near)
+    node = choice // shape.node_slots
+    nodes = float(distinct(node).mean())
+    row: dict[str, Any] = {"nodes_per_token": nodes}
+    if shape.slots > experts:
+        row["nodes_per_token_touched"] = blocks_per_token(
+            tokens, slots, experts, shape.node_gpus, shape.node_gpus
+        )
+    if len(at.levels) > 1:
+        row["leaves_per_token"] = blocks_per_token(tokens, slots, experts, at.levels[1].gpus, near)
+    if at.model is not None:
+        away = (shape.nodes - 1) / shape.nodes
+        total = request.tokens_per_gpu * shape.gpus
+        width_bytes = at.model.hidden * 2
+        row["cross_node_bytes"] = total * nodes * away * width_bytes
+        gpu = choice[choice >= 0] // shape.per_gpu
+        busiest = np.bincount(gpu, minlength=shape.gpus).max() / len(tokens)
+        touched = max(float((node == n).any(axis=1).mean()) for n in range(shape.nodes)) / shape.node_gpus
+        for key, part in (("all_to_all_s", busiest), ("all_to_all_deduplicated_s", touched)):
+            row[key] = float(part * total * away * width_bytes / (at.gb_per_s * 1e9))
+    return row
+
+
+def near_gpus(request: ExpertRequest, at: Ground) -> int | None:
+    """What `slot_choices` is asked with: the GPUs of a node where tokens take replicas by `touched`."""
+    return at.shape.node_gpus if request.replica_choice == "touched" else None
+
+
+def pairs_apart(pairs: Loads, slots: Slots, node_gpus: int) -> float:
+    """Share of the pairs of chosen experts [experts, experts] that lie on different nodes."""
+    shared = replica_pairs(pairs, slots)
+    node = np.arange(slots.size) // (slots.shape[1] * node_gpus)
+    return Apart(shared, node, 2 / max(shared.sum(), 1e-300)).cost()
+
+
+def node_balance(loads: Loads, slots: Slots, nodes: int) -> float:
+    """Largest over mean node load, the worst window, for loads [windows, experts] of one layer."""
+    counts = np.bincount(slots.ravel(), minlength=loads.shape[1])
+    load = (loads / counts)[:, slots.ravel()].reshape(len(loads), nodes, -1).sum(axis=2)
+    return float((load.max(axis=1) / load.mean(axis=1)).max())
+
+
+def moves_between(before: Slots, after: Slots) -> int:
+    """(expert, GPU) pairs of `after` that `before` does not hold; slots [gpus, slots of a GPU]."""
+    return sum(len(set(new.tolist()) - set(old.tolist())) for old, new in zip(before, after, strict=True))

@@ -1,0 +1,188 @@
+"""What a placement's traffic costs, term by term, and how exchanging two replicas changes it.
+
+Every term answers for all pairs at once, and is told of each exchange, so that a step costs what it touches.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.experts.problem import Loads, Slots
+
+Ids = NDArray[np.int64]
+_NO_BLOCK = 100
+"""Replicas in the column of no block: neither none nor one."""
+
+
+class Term(Protocol):
+    """One part of the cost of a state."""
+
+    def cost(self) -> float:
+        """As things are."""
+
+    def change(self) -> Loads:
+        """More of it if u and v change places, [units, units]."""
+
+    def swap(self, a: int, b: int) -> None:
+        """Units a and b change places."""
+
+
+class Touched:
+    """Blocks that tokens touch.
+
+    What an exchange does follows from three counts: tokens of u for which u is alone in its block (they leave
+    it), tokens of u that touch nothing in block b (they enter it), and tokens of both u and v in which u is
+    alone (they stay, v comes). An exchange alters them only for the tokens of the two.
+    """
+
+    def __init__(self, chosen: Ids, block: Ids, weight: float) -> None:
+        """Units that each token chose [tokens, top-k], each at most once, -1 for none; `block` [units]."""
+        units, blocks = len(block), int(block.max()) + 1
+        self._weight, self._units = weight, units
+        self._chosen = np.where(chosen < 0, units, chosen)
+        flat = self._chosen.ravel()
+        order = np.argsort(flat, kind="stable") // chosen.shape[1]
+        self._rows = np.split(order, np.cumsum(np.bincount(flat, minlength=units + 1))[:-1])
+        self._block = np.append(block, blocks)
+        self._here = np.zeros((len(chosen), blocks + 1), dtype=np.int16)
+        np.add.at(self._here, (np.arange(len(chosen))[:, None], self._block[self._chosen]), 1)
+        self._here[:, blocks] = _NO_BLOCK
+        self._absent = np.zeros((units + 1, blocks), dtype=np.int64)
+        for b in range(blocks):
+            missing = self._chosen[self._here[:, b] == 0].ravel()
+            self._absent[:, b] = np.bincount(missing, minlength=units + 1)
+        self._alone, self._pairs = self._lonely(self._chosen, self._here, np.arange(blocks))
+
+    def cost(self) -> float:
+        """Weighted blocks that all tokens touch."""
+        return self._weight * int((self._here[:, :-1] > 0).sum())
+
+    def change(self) -> Loads:
+        """See Term; 0 within a block."""
+        block, n = self._block[:-1], self._units
+        moved = self._absent[:n][:, block] - self._alone[:n, None]
+        both = self._pairs[:n, :n]
+        total = moved + moved.T + both + both.T
+        total[block[:, None] == block[None, :]] = 0
+        return np.asarray(self._weight * total)
+
+    def swap(self, a: int, b: int) -> None:
+        """See Term."""
+        home, away = int(self._block[a]), int(self._block[b])
+        if home == away:
+            return
+        rows_a, rows_b = self._rows[a], self._rows[b]
+        rows = np.union1d(rows_a, rows_b)
+        part = self._chosen[rows]
+        ends = np.array([home, away])
+        empty = self._here[rows][:, ends] == 0
+        alone, pairs = self._lonely(part, self._here[rows], ends)
+        self._here[rows_a, home] -= 1
+        self._here[rows_b, home] += 1
+        self._here[rows_a, away] += 1
+        self._here[rows_b, away] -= 1
+        self._block[a], self._block[b] = away, home
+        now = self._here[rows][:, ends] == 0
+        for column, block in enumerate((home, away)):
+            for sign, fresh in ((1, now & ~empty), (-1, empty & ~now)):
+                entered = part[fresh[:, column]].ravel()
+                self._absent[:, block] += sign * np.bincount(entered, minlength=self._units + 1)
+        alone_now, pairs_now = self._lonely(part, self._here[rows], ends)
+        self._alone += alone_now - alone
+        self._pairs += pairs_now - pairs
+
+    def _lonely(self, chosen: Ids, here: NDArray[np.int16], blocks: Ids) -> tuple[Ids, Ids]:
+        """Tokens where u is alone in its block, one of `blocks`, [units]; and v with it, [units, units]."""
+        size = self._units + 1
+        wanted = np.zeros(here.shape[1], dtype=bool)
+        wanted[blocks] = True
+        at = self._block[chosen]
+        row, column = np.nonzero((np.take_along_axis(here, at, axis=1) == 1) & wanted[at])
+        alone = chosen[row, column]
+        pairs = np.bincount((alone[:, None] * size + chosen[row]).ravel(), minlength=size * size)
+        return np.bincount(alone, minlength=size), pairs.reshape(size, size)
+
+
+class Apart:
+    """Weight of the pairs of units that lie in different blocks: the cut of their co-activation."""
+
+    def __init__(self, pairs: Loads, block: Ids, weight: float) -> None:
+        """Pairs [units, units], symmetric with a zero diagonal; `block` [units]."""
+        self._pairs, self._block, self._weight = pairs, block.copy(), weight
+        inside = np.eye(int(block.max()) + 1)[block]
+        self._to = pairs @ inside
+
+    def cost(self) -> float:
+        """Each pair counts once."""
+        inside = self._to[np.arange(len(self._block)), self._block].sum()
+        return float(self._weight * (self._pairs.sum() - inside) / 2)
+
+    def change(self) -> Loads:
+        """See Term; 0 within a block (Kernighan and Lin, 1970: external less internal)."""
+        block = self._block
+        inside = self._to[np.arange(len(block)), block]
+        moved = inside[:, None] - self._to[:, block]
+        total = moved + moved.T + 2 * self._pairs
+        total[block[:, None] == block[None, :]] = 0
+        return np.asarray(self._weight * total)
+
+    def swap(self, a: int, b: int) -> None:
+        """See Term."""
+        home, away = int(self._block[a]), int(self._block[b])
+        given = self._pairs[:, b] - self._pairs[:, a]
+        self._to[:, home] += given
+        self._to[:, away] -= given
+        self._block[a], self._block[b] = away, home
+
+
+class FromSources:
+    """Choices that leave the block of the token's source, replicas serving the nearest sources first.
+
+    Of w choices of an expert with c replicas, a from sources in a block that holds r of them, min(a, r w / c)
+    stay, as replicas serve even shares; what is left finds room elsewhere, as the shares add up to w.
+    """
+
+    def __init__(self, sources: Loads, expert: Ids, block: Ids, weight: float) -> None:
+        """Choices [blocks, experts] from sources in each block; `expert` and `block` [units]."""
+        self._sources, self._expert, self._block, self._weight = sources.T, expert, block.copy(), weight
+        self._held = np.zeros(self._sources.shape, dtype=np.int64)
+        np.add.at(self._held, (expert, block), 1)
+        self._share = self._sources.sum(axis=1) / np.maximum(self._held.sum(axis=1), 1)
+
+    def cost(self) -> float:
+        """Weighted choices that leave."""
+        stay = np.minimum(self._sources, self._held * self._share[:, None])
+        return float(self._weight * (self._sources.sum() - stay.sum()))
+
+    def change(self) -> Loads:
+        """See Term; 0 within a block. Exact for different experts."""
+        held, share = self._held, self._share[:, None]
+        stay = np.minimum(self._sources, held * share)
+        gained = np.minimum(self._sources, (held + 1) * share) - stay
+        lost = stay - np.minimum(self._sources, (held - 1) * share)
+        block, expert = self._block, self._expert
+        moved = lost[expert, block][:, None] - gained[expert][:, block]
+        total = moved + moved.T
+        total[block[:, None] == block[None, :]] = 0
+        return np.asarray(self._weight * total)
+
+    def swap(self, a: int, b: int) -> None:
+        """See Term."""
+        home, away = int(self._block[a]), int(self._block[b])
+        for unit, old, new in ((a, home, away), (b, away, home)):
+            self._held[self._expert[unit], old] -= 1
+            self._held[self._expert[unit], new] += 1
+        self._block[a], self._block[b] = away, home
+
+
+def replica_pairs(pairs: Loads, slots: Slots) -> Loads:
+    """Co-activation of experts [experts, experts] shared evenly by their replicas, [slots, slots]."""
+    expert = slots.ravel()
+    counts = np.bincount(expert, minlength=len(pairs))
+    even = pairs / np.outer(np.maximum(counts, 1), np.maximum(counts, 1))
+    out = even[np.ix_(expert, expert)]
+    out[expert[:, None] == expert[None, :]] = 0.0
+    return np.asarray(out)
