@@ -18,10 +18,10 @@ from cli import main
 from planner.experts.bound import balance_bound
 from planner.experts.count_bound import count_bound, pair_bound
 from planner.experts.exact import Layer, solve_exactly
-from planner.experts.figures import moves_between
 from planner.experts.flows import Flows
 from planner.experts.inputs import read_routing, token_loads
 from planner.experts.less_traffic import Search, layer_caps, less_of
+from planner.experts.moves import count_moves
 from planner.experts.packing import Packing, greedy_counts, has_duplicates, pack
 from planner.experts.place import place
 from planner.experts.problem import ExpertError, Limits, NoPlacementError, Shape
@@ -299,7 +299,7 @@ def test_the_command_end_to_end(tmp_path: Path) -> None:
     )
     assert code == 0
     after = read_placement(tmp_path / "new.json", layers=3, gpus=16, experts=32)
-    assert 0 < sum(moves_between(a, b) for a, b in zip(slots, after, strict=True)) <= 12
+    assert 0 < sum(count_moves(a, b) for a, b in zip(slots, after, strict=True)) <= 12
     assert json.loads(text)["balance_max"] < before.max()
     assert run(*asked, "-o", str(out))[0] == 2
     assert run(*asked[:-4], "--slots", "50")[0] == 2

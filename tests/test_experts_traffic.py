@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import combinations, permutations, product
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,7 @@ from cli import main
 from costmodel.traffic import all_to_all_bytes
 from model_specs.reader import read_model
 from planner.experts.affinity import cross_node_share, near_sources
-from planner.experts.figures import moves_between, traffic_row
-from planner.experts.moves import improve_from
+from planner.experts.figures import traffic_row
 from planner.experts.problem import Shape
 from planner.experts.request import ExpertRequest, ground
 from planner.experts.rows import Solved
@@ -75,32 +74,3 @@ def test_the_slowest_receiver_ends_the_all_to_all(tmp_path: Path) -> None:
     slots[8:, 0] = [1, 2, 3, 4, 5, 6, 7, 1]
     hot = np.stack([np.zeros(16), 1 + np.arange(16) % 7], axis=1).astype(np.int32)
     assert traffic_row(hot, slots, 8, at, request)["all_to_all_s"] == pytest.approx(8 * expected)
-
-
-def fewest(load: np.ndarray, current: np.ndarray, moves: int) -> float:
-    """Best balance of one layer over all placements with the same replicas and at most so many moves."""
-    gpus, per_gpu = current.shape
-    counts = np.bincount(current.ravel(), minlength=len(load))
-    best = np.inf
-    for held in product(combinations(range(len(load)), per_gpu), repeat=gpus):
-        slots = np.array(held)
-        if (np.bincount(slots.ravel(), minlength=len(load)) == counts).all() and (
-            moves_between(current, slots) <= moves
-        ):
-            best = min(best, float((load / counts)[slots].sum(axis=1).max()))
-    return float(best * gpus / load.sum())
-
-
-def test_two_moves_are_spent_as_well_as_can_be_and_four_nearly() -> None:
-    chance = np.random.default_rng(3)
-    shape = Shape(slots=6, gpus=3, nodes=1)
-    reached, best = [], []
-    for _ in range(25):
-        load = chance.lognormal(0, 1, 5)
-        current = np.array([[0, 1], [2, 3], [4, int(chance.integers(0, 4))]])
-        two, four = (improve_from(load[None, None], current[None], shape, moves).value[0] for moves in (2, 4))
-        assert two == pytest.approx(fewest(load, current, 2))
-        reached.append(four)
-        best.append(fewest(load, current, 4))
-    assert (np.array(reached) >= np.array(best) - 1e-9).all()
-    assert np.mean(reached) <= 1.01 * np.mean(best), np.mean(reached) / np.mean(best)

@@ -49,14 +49,14 @@ def near_sources(solved: Solved, affinity: Loads, shape: Shape) -> Solved:
     """
     slots = solved.slots.copy()
     for layer, counts in enumerate(affinity):
-        order = _best_order(local_choices(slots[layer], counts, shape.nodes))
+        order = best_order(local_choices(slots[layer], counts, shape.nodes))
         blocks = slots[layer].reshape(shape.nodes, shape.node_gpus, -1)
         slots[layer] = blocks[order].reshape(slots[layer].shape)
     return replace(solved, slots=slots)
 
 
-def _best_order(kept: Loads) -> Slots:
-    """Which node [nodes] goes to each place, for the largest sum of kept [places, nodes]; as it is if equal."""
+def best_order(kept: Loads) -> Slots:
+    """Which node goes to each place, for the largest sum of kept [places, nodes]; who stays, among equals."""
     from ortools.graph.python import linear_sum_assignment
 
     nodes = len(kept)

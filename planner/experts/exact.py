@@ -16,7 +16,7 @@ from planner.experts.problem import Loads, Slots
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-_MEAN = 10_000_000
+MEAN_LOAD = 10_000_000
 MOST_LITERALS = 10_000
 
 
@@ -56,10 +56,10 @@ def solve_exactly(layer: Layer, hint: Slots, below: float, *, work: float, seed:
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
-    chosen, on = _literals(model, layer)
-    _post(model, layer, chosen, on)
-    top = model.new_int_var(0, int(np.ceil(below * _MEAN)) + layer.slots, "top")
-    weights = np.floor(layer.loads * _MEAN).astype(np.int64)
+    chosen, on = replica_literals(model, layer)
+    post_packing(model, layer, chosen, on)
+    top = model.new_int_var(0, int(np.ceil(below * MEAN_LOAD)) + layer.slots, "top")
+    weights = np.floor(layer.loads * MEAN_LOAD).astype(np.int64)
     keys = list(chosen)
     for gpu in range(layer.gpus):
         held_here = [on[e, c, gpu] for e, c in keys]
@@ -69,7 +69,7 @@ def solve_exactly(layer: Layer, hint: Slots, below: float, *, work: float, seed:
     model.minimize(top)
     if layer.spread_nodes == 1:
         hint = _hottest_first(model, layer, chosen, on, hint)
-    _hint(model, layer, chosen, on, hint)
+    hint_at(model, layer, chosen, on, hint)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
@@ -82,7 +82,7 @@ def solve_exactly(layer: Layer, hint: Slots, below: float, *, work: float, seed:
     held = [[e for e, c in keys if solver.value(on[e, c, gpu])] for gpu in range(layer.gpus)]
     return Exact(
         slots=np.array(held, dtype=np.int64),
-        bound=solver.best_objective_bound / _MEAN,
+        bound=solver.best_objective_bound / MEAN_LOAD,
         optimal=status == cp_model.OPTIMAL,
     )
 
@@ -91,7 +91,8 @@ Chosen = dict[tuple[int, int], "cp_model.IntVar"]
 On = dict[tuple[int, int, int], "cp_model.IntVar"]
 
 
-def _literals(model: cp_model.CpModel, layer: Layer) -> tuple[Chosen, On]:
+def replica_literals(model: cp_model.CpModel, layer: Layer) -> tuple[Chosen, On]:
+    """chosen[e, c]: expert e has c replicas; on[e, c, g]: one of them is on GPU g."""
     chosen: Chosen = {}
     on: On = {}
     for e in range(layer.loads.shape[1]):
@@ -102,7 +103,7 @@ def _literals(model: cp_model.CpModel, layer: Layer) -> tuple[Chosen, On]:
     return chosen, on
 
 
-def _post(model: cp_model.CpModel, layer: Layer, chosen: Chosen, on: On) -> None:
+def post_packing(model: cp_model.CpModel, layer: Layer, chosen: Chosen, on: On) -> None:
     """One count for each expert, that many GPUs; every slot filled; replicas spread over nodes if asked."""
     gpus, per_gpu = layer.gpus, layer.slots // layer.gpus
     for e in range(layer.loads.shape[1]):
@@ -129,7 +130,8 @@ def _hottest_first(model: cp_model.CpModel, layer: Layer, chosen: Chosen, on: On
     return np.asarray(hint[np.argsort(~(hint == hot).any(axis=1), kind="stable")])
 
 
-def _hint(model: cp_model.CpModel, layer: Layer, chosen: Chosen, on: On, hint: Slots) -> None:
+def hint_at(model: cp_model.CpModel, layer: Layer, chosen: Chosen, on: On, hint: Slots) -> None:
+    """Hints every literal at slots [gpus, slots of a GPU]."""
     counts = np.bincount(hint.ravel(), minlength=layer.loads.shape[1])
     held = [set(row.tolist()) for row in hint]
     for (e, c), literal in chosen.items():

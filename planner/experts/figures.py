@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from planner.experts.affinity import cross_node_share
 from planner.experts.flows import Flows
 from planner.experts.inputs import Routing
+from planner.experts.moves import Moved, count_moves
 from planner.experts.packing import Packing, has_duplicates
 from planner.experts.problem import Loads, Slots
 from planner.experts.request import ExpertRequest, Ground
@@ -57,7 +58,7 @@ def layer_row(
         "held_out_nodes_per_token": None,
         "permutation_density": float((slots.ravel() != np.arange(slots.size) % experts).mean()),
         "duplicates": int(has_duplicates(slots[None]).sum()),
-        "moves": None if current is None else moves_between(current[layer], slots),
+        "moves": None if current is None else count_moves(current[layer], slots),
     }
     if routing.affinity is not None:
         row["cross_node_share"] = cross_node_share(slots, routing.affinity[layer], at.shape.nodes)
@@ -128,6 +129,16 @@ def node_balance(loads: Loads, slots: Slots, nodes: int) -> float:
     return float((load.max(axis=1) / load.mean(axis=1)).max())
 
 
-def moves_between(before: Slots, after: Slots) -> int:
-    """(expert, GPU) pairs of `after` that `before` does not hold; slots [gpus, slots of a GPU]."""
-    return sum(len(set(new.tolist()) - set(old.tolist())) for old, new in zip(before, after, strict=True))
+def change_from(
+    loads: Loads, current: Slots, document: dict[str, Any], request: ExpertRequest, moved: Moved | None
+) -> dict[str, Any]:
+    """What `from` tells: moves made, balance before, and the bound where moves were limited."""
+    before = gpu_share(loads, current).max(axis=1)
+    return {
+        "moves": sum(row["moves"] for row in document["layers"]),
+        "max_moves": request.max_moves,
+        "balance_before_mean": float(before.mean()),
+        "balance_before_max": float(before.max()),
+        "balance_bound_mean": None if moved is None else moved.mean_bound,
+        "optimal": None if moved is None else moved.optimal,
+    }

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from planner.experts.affinity import near_sources
-from planner.experts.figures import gpu_share, layer_row
+from planner.experts.figures import change_from, gpu_share, layer_row
 from planner.experts.flows import Flows, read_flows
 from planner.experts.grouped_traffic import less_grouped_traffic
 from planner.experts.inputs import Routing, read_routing, token_loads
@@ -66,13 +66,22 @@ def plan_experts(request: ExpertRequest, progress: Callable[[str], None] | None 
         on_first=on_first,
     )
     flows = read_flows(routing, request.co_activation, place_at.shape)
-    current = None
+    current, moved = None, None
     if request.current is not None:
         current = read_placement(request.current, layers=layers, gpus=place_at.shape.gpus, experts=experts)
     if request.max_moves is not None:
         if current is None:
             raise ExpertError("max-moves: needs the current placement; give it with --from FILE")
-        solved = improve_from(routing.loads, current, place_at.shape, request.max_moves)
+        moved = improve_from(
+            routing.loads,
+            current,
+            place_at.shape,
+            request.max_moves,
+            limits=limits,
+            time_limit_s=request.time_limit_s,
+            seed=request.seed,
+        )
+        solved = moved.solved
     else:
         solved = _placed(request, routing, flows, at=place_at, limits=limits, effort=effort)
     found = _scored(
@@ -87,6 +96,9 @@ def plan_experts(request: ExpertRequest, progress: Callable[[str], None] | None 
         start=start,
     )
     found.document["first_answer"] = first or None
+    found.document["from"] = None
+    if current is not None:
+        found.document["from"] = change_from(routing.loads, current, found.document, request, moved)
     found.document["drift"] = (
         drift(request, routing, solved.slots, place_at.shape, limits) if request.score_windows else None
     )

@@ -29,6 +29,9 @@ def experts_view(found: ExpertPlan) -> list[Renderable]:
     ]
     for key, words in (
         ("nodes_per_token_mean", "nodes per token"),
+        ("nodes_per_token_touched_mean", "the same, replicas by touched nodes"),
+        ("leaves_per_token_mean", "leaves per token"),
+        ("pairs_apart_share_mean", "pairs on different nodes"),
         ("node_balance_mean", "balance of nodes"),
         ("cross_node_share_mean", "choices that leave the source's node"),
         ("held_out_balance_mean", "held-out balance"),
@@ -39,6 +42,14 @@ def experts_view(found: ExpertPlan) -> list[Renderable]:
             rows.append((words, f"mean {document[key]:.4f}"))
     if len(document["windows"]) > 1:
         rows.append(("CVaR over windows", f"mean {document['cvar_mean']:.4f}"))
+    change = document["from"]
+    if change is not None:
+        limit = "" if change["max_moves"] is None else f" of {count(change['max_moves'])} allowed"
+        words = f"{count(change['moves'])}{limit}; mean balance was {change['balance_before_mean']:.4f}"
+        rows.append(("moves", f"{words}, worst layer {change['balance_before_max']:.4f}"))
+        if change["balance_bound_mean"] is not None:
+            proof = " (optimal)" if change["optimal"] else ""
+            rows.append(("bound within the moves", f"mean {change['balance_bound_mean']:.4f}{proof}"))
     for row in document["drift"] or ():
         best = min(row["alone_balance_max"].values())
         words = (
