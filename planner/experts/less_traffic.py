@@ -30,6 +30,8 @@ _OVERLOAD = 20.0
 """What a mean GPU load above the cap costs, in blocks for each token."""
 _MENDING = ((0.02, 0.15), (0.01, 0.1), (0.0, 0.2), (0.0, 0.1))
 """Load above the cap that is allowed, and steps for each step of the first search, in the second."""
+_MENDED = 3
+"""Results of the first search that the second is tried on while none keeps to the cap."""
 _ROUNDS = 2
 """Searches in turn with the assignment of tokens to replicas, where that follows the placement."""
 
@@ -179,11 +181,14 @@ def less_of(search: Search, slots: Slots) -> Slots:
     """
     layer = _Layer(search, slots)
     best, least = slots, search.cost(slots)
-    for found in layer.mended(layer.nodes()):
-        if layer.within(found):
-            cost = search.cost(found)
-            if cost < least * (1 - 1e-12):
-                best, least = found, cost
+    starts = layer.nodes()
+    for turn, start in enumerate(starts):
+        mend = turn == 0 or (turn < _MENDED and best is slots)
+        for found in layer.mended(start) if mend else [layer.packed(start)]:
+            if layer.within(found):
+                cost = search.cost(found)
+                if cost < least * (1 - 1e-12):
+                    best, least = found, cost
     return np.sort(best, axis=1)
 
 
@@ -215,20 +220,23 @@ class _Layer:
         even = load.max() <= self._search.cap + 1e-9 and node.max() <= self._node_load + 1e-9
         return bool(even) and not has_duplicates(slots[None])[0]
 
-    def nodes(self) -> Ids:
-        """First search: GPUs [replicas] with the least traffic, node loads under their cap."""
+    def nodes(self) -> list[Ids]:
+        """First search: GPUs [replicas] with little traffic, node loads under their cap, the least first."""
         search = self._search
         chance = np.random.default_rng(0)
         state = self._state(self._gpu)
         cap = self._cap(((search.shape.node_gpus, self._node_load),), self._node_rooms)
-        best, least, left, turn = self._gpu, np.inf, search.steps, 0
+        reached: list[tuple[float, int, Ids]] = []
+        left, turn = search.steps, 0
         while left > 0:
             found = tabu_search(state, cap, steps=left, patience=_PATIENCE, seed=turn)
-            if found.gpu is not None and found.cost < least:
-                best, least = found.gpu, found.cost
+            if found.gpu is not None:
+                reached.append((found.cost, turn, found.gpu))
             left, turn = left - max(found.steps, 1), turn + 1
-            state = self._state(self._kicked(best, chance))
-        return np.asarray(best)
+            state = self._state(
+                self._kicked(min(reached, key=lambda item: item[:2])[2] if reached else self._gpu, chance)
+            )
+        return [gpu for _, _, gpu in sorted(reached, key=lambda item: item[:2])]
 
     def mended(self, gpu: Ids) -> list[Slots]:
         """Second search: from those nodes, packed, to GPUs under the cap; the placements on the way."""
@@ -245,6 +253,10 @@ class _Layer:
             gpu = self._packed(state.gpu if found.gpu is None else found.gpu)
             out.append(self._slots(gpu))
         return out
+
+    def packed(self, gpu: Ids) -> Slots:
+        """Slots of those nodes, each packed on its own."""
+        return self._slots(self._packed(gpu))
 
     def _cap(self, loads: tuple[tuple[int, float], ...], rooms: tuple[Room, ...]) -> Cap:
         return Cap(loads=loads, rooms=rooms, price=_OVERLOAD * self._search.scale)

@@ -14,8 +14,8 @@ _ROUNDS = 200
 def packed(gpu: Ids, expert: Ids, weight: Loads, shape: Shape) -> Ids:
     """GPU of every replica [replicas], nodes as in `gpu`; weight [windows, replicas] over the mean GPU load.
 
-    The best of the packing as it is and of one from the start, both after exchanges. A node for which neither
-    keeps an expert's replicas on different GPUs stays as it is.
+    The best of the packing as it is, of one from the start and of one dealt out, after exchanges. An expert's
+    replicas lie on different GPUs then; there are no more of them on a node than it has GPUs.
     """
     out = gpu.copy()
     size = shape.node_gpus
@@ -27,7 +27,9 @@ def packed(gpu: Ids, expert: Ids, weight: Loads, shape: Shape) -> Ids:
         loads = np.zeros((1, len(weight), len(held)))
         np.add.at(loads[0].T, index, weight[:, members].T)
         now = index.reshape(1, size, -1).astype(np.int64)
-        tried = [pack(loads, np.bincount(index)[None], size).slots, now.copy()]
+        # Dealt out in turn, an expert's replicas lie on different GPUs whatever their counts.
+        dealt = np.sort(index).reshape(1, -1, size).swapaxes(1, 2).astype(np.int64)
+        tried = [pack(loads, np.bincount(index)[None], size).slots, now.copy(), dealt.copy()]
         best, least = None, np.inf
         for slots in tried:
             if has_duplicates(slots)[0]:
