@@ -32,6 +32,12 @@ def _options() -> list[Callable[[Any], Any]]:
         click.option(
             "--expert-loads", type=_PATH, metavar="FILE", help="Measured routing: experts are placed too."
         ),
+        click.option(
+            "--moe-dispatch",
+            default="alltoall",
+            show_default=True,
+            help="Or deduplicated: one copy of a token to each block that holds its experts (DeepEP).",
+        ),
         click.option("--method", default="cp-sat", show_default=True, help="cp-sat or exhaustive."),
         click.option(
             "--top", "top_k", type=int, default=1, metavar="K", help="Report the best K layouts, proven."

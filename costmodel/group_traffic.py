@@ -58,7 +58,8 @@ def group_traffic(c: Context, stages: Stages, expert_blocks: int = 1) -> GroupTr
     hop = hidden / tp * m * vpp if pp > 1 else 0.0
     experts = 0.0
     if model.moe is not None and int(np.asarray(layout.ep)) > 1:
-        copies = float(np.max(routed_copies(c.workload, np.array([float(expert_blocks)]))))
+        spanned = np.array([float(expert_blocks)])
+        copies = float(np.max(routed_copies(c.workload, spanned, layout.ep)))
         passes = ADDED_PER_LAYER * moe_layers + 2.0 * again_moe
         experts = hidden / tp * float(c.workload.imbalance(int(np.asarray(layout.ep)))) * copies * passes
     return GroupTraffic(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from costmodel.collectives import all_to_all_s, members_inside, ring_pass_s
 from costmodel.kernels import gemm_s, streamed_s, weight_gradient_s
@@ -83,7 +83,7 @@ def _expert_all_to_all(c: Context, tokens: Floats) -> Floats:
     model, members = c.workload.model, c.placement.ep
     moe = model.moe
     assert moe is not None
-    copies = routed_copies(c.workload, members[..., -1:] / members_inside(members))
+    copies = routed_copies(c.workload, members[..., -1:] / members_inside(members), c.layout.ep)
     sent = 2.0 * tokens * model.hidden * c.workload.imbalance(c.layout.ep)
     once = all_to_all_s(sent, members, c.links, copies)
     gathered = ring_pass_s(sent * moe.top_k * np.asarray(c.layout.etp), c.placement.etp, c.links)
@@ -105,12 +105,12 @@ def hide_expert_traffic(c: Context, layer: LayerTime) -> LayerTime:
     )
 
 
-def routed_copies(workload: Workload, blocks: NDArray[np.float64]) -> NDArray[np.float64]:
+def routed_copies(workload: Workload, blocks: NDArray[np.float64], ep: ArrayLike = 0) -> NDArray[np.float64]:
     """Copies of a token, one for each of N equal blocks of the expert-parallel group that holds its experts.
 
     M (1 - (1 - 1/M)^k) under even routing, M the blocks that a token can choose from: all N, or with
     node-limited routing those of its g of G groups (DeepSeek-V3, arXiv 2412.19437, section 2.1.2). An
-    all-to-all without deduplication sends k.
+    all-to-all without deduplication sends k. Where a trace was placed for the degree `ep`, what it counts.
     """
     moe = workload.model.moe
     assert moe is not None
@@ -120,4 +120,5 @@ def routed_copies(workload: Workload, blocks: NDArray[np.float64]) -> NDArray[np
     if moe.router_groups and moe.router_groups_per_token:
         chosen = float(moe.router_groups_per_token)
         open_blocks = np.maximum(np.minimum(blocks, chosen), blocks * chosen / moe.router_groups)
-    return np.asarray(open_blocks * (1.0 - (1.0 - 1.0 / open_blocks) ** moe.top_k))
+    even = open_blocks * (1.0 - (1.0 - 1.0 / open_blocks) ** moe.top_k)
+    return workload.copies(ep, blocks, np.asarray(even))

@@ -84,7 +84,7 @@ def _bytes_by_axis(c: Context, stages: Stages) -> dict[str, FloatArray]:
     if moe is not None:
         passes = ADDED_PER_LAYER * m * model.moe_layers / pp + 2.0 * again_moe
         sent = hidden / int(np.asarray(layout.tp)) * float(c.workload.imbalance(int(np.asarray(layout.ep))))
-        copies = routed_copies(c.workload, place.ep[-1:] / members_inside(place.ep))
+        copies = routed_copies(c.workload, place.ep[-1:] / members_inside(place.ep), layout.ep)
         gathered = ring_bytes(sent * moe.top_k * int(np.asarray(layout.etp)), place.etp)
         out["ep"] = all_to_all_bytes(sent, place.ep, copies) * passes
         out["etp"] = gathered * passes

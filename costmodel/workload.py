@@ -50,6 +50,8 @@ class Workload:
     """Load of the busiest expert-parallel rank over the mean."""
     expert_imbalance_by_ep: tuple[tuple[int, float], ...] = ()
     """The same for single expert-parallel degrees, where loads were measured: (ep, load over mean)."""
+    expert_copies_by_ep: tuple[tuple[int, int, float], ...] = ()
+    """Where a token's experts lie, measured: (ep, equal blocks of the expert group, of them touched)."""
     reserve_gib: float = 0.0
     """HBM that the plan must leave free."""
 
@@ -59,3 +61,17 @@ class Workload:
         for degree, measured in self.expert_imbalance_by_ep:
             factor = np.where(np.asarray(ep) == degree, measured, factor)
         return np.asarray(factor)
+
+    def copies(
+        self, ep: ArrayLike, blocks: NDArray[np.float64], even: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Blocks that a token touches of `blocks` [..., levels]: as measured, else `even` of that shape.
+
+        Straight lines between the numbers of blocks that were measured: groups do not always split evenly.
+        """
+        degrees = np.asarray(ep)[..., None]
+        for degree in {entry[0] for entry in self.expert_copies_by_ep}:
+            known = sorted(entry[1:] for entry in self.expert_copies_by_ep if entry[0] == degree)
+            measured = np.interp(blocks, *np.array(known).T)
+            even = np.where(degrees == degree, measured, even)
+        return np.asarray(even)

@@ -45,6 +45,9 @@ class PlanInputs(BaseModel):
     forbids: tuple[str, ...] = ()
     expert_imbalance_by_ep: tuple[tuple[Degree, Annotated[float, Field(ge=1, le=1e6)]], ...] = ()
     """Measured load of the busiest rank over the mean, by expert-parallel degree."""
+    expert_copies_by_ep: tuple[tuple[Degree, Degree, Annotated[float, Field(ge=0, le=1e6)]], ...] = ()
+    """Measured blocks that a token touches: degree, equal blocks of the expert group, of them touched."""
+    moe_dispatch: Literal["alltoall", "deduplicated"] = "alltoall"
 
 
 class LayoutDoc(BaseModel):

@@ -67,7 +67,8 @@ def workload_of(inputs: PlanInputs) -> Workload:
     """What a plan's inputs stand for in the cost model."""
     names = ("model", "cluster", "gpus", "global_batch", "seq_len", "precision", "optimizer", "framework")
     given = {name: getattr(inputs, name) for name in names}
-    given["expert_imbalance_by_ep"] = inputs.expert_imbalance_by_ep
+    for name in ("expert_imbalance_by_ep", "expert_copies_by_ep", "moe_dispatch"):
+        given[name] = getattr(inputs, name)
     return PlanRequest(**given, reserve_gib=inputs.reserve_gib).workload()
 
 

@@ -56,6 +56,7 @@ point-to-point overlap. Hiding the expert all-to-all stays off: it excludes layo
 
 MOE_DISPATCH = "alltoall"
 """Every target's plain dispatcher, which its launch files ask for: others are not always installed."""
+MOE_DISPATCHES = ("alltoall", "deduplicated")
 
 
 class RequestError(ValueError):
@@ -90,6 +91,10 @@ class PlanRequest:
     """Placements of measured loads for every expert-parallel degree; their balance prices the layouts."""
     expert_imbalance_by_ep: tuple[tuple[int, float], ...] = ()
     """What `expert_loads` makes of each degree; given alone when a plan is read back."""
+    expert_copies_by_ep: tuple[tuple[int, int, float], ...] = ()
+    """Blocks that a token touches by degree and blocks of the expert group, where a trace was given."""
+    moe_dispatch: str = MOE_DISPATCH
+    """alltoall, or deduplicated: one copy to each block that holds a token's experts (DeepEP)."""
     method: str = "cp-sat"
     top_k: int = 1
     """How many of the best layouts to prove and report, the plan included."""
@@ -112,8 +117,15 @@ class PlanRequest:
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
         _one_of("framework", self.framework, FRAMEWORKS)
         _one_of("method", self.method, METHODS)
+        _one_of("moe_dispatch", self.moe_dispatch, MOE_DISPATCHES)
+        if self.moe_dispatch != MOE_DISPATCH and self.framework != "megatron":
+            raise RequestError(
+                f"moe_dispatch: {self.moe_dispatch} is only in the launch files of megatron, not of "
+                f"{self.framework}; use {MOE_DISPATCH}, or --framework megatron"
+            )
         if self.expert_loads is not None:
             object.__setattr__(self, "expert_imbalance_by_ep", self.expert_loads.by_ep())
+            object.__setattr__(self, "expert_copies_by_ep", self.expert_loads.copies_by_ep())
         for name in self.forbids:
             _one_of("forbid", name, FORBIDS)
         object.__setattr__(self, "pins", {name: _pin(name, value) for name, value in self.pins.items()})
@@ -130,9 +142,10 @@ class PlanRequest:
             optimizer=self.optimizer,
             framework=self.framework,
             overlap=FRAMEWORK_OVERLAP[self.framework],
-            moe_dispatch=MOE_DISPATCH,
+            moe_dispatch=self.moe_dispatch,
             expert_imbalance=self.expert_imbalance,
             expert_imbalance_by_ep=self.expert_imbalance_by_ep,
+            expert_copies_by_ep=self.expert_copies_by_ep,
             reserve_gib=self.reserve_gib,
         )
 
@@ -152,6 +165,8 @@ class PlanRequest:
                 "pins": dict(self.pins),
                 "forbids": self.forbids,
                 "expert_imbalance_by_ep": self.expert_imbalance_by_ep,
+                "expert_copies_by_ep": self.expert_copies_by_ep,
+                "moe_dispatch": self.moe_dispatch,
             }
         )
 

@@ -13,15 +13,24 @@ from click.testing import CliRunner
 from cli import main
 from cluster_specs.reader import read_cluster
 from costmodel.layout import Layout
+from costmodel.moe_operators import routed_copies
 from costmodel.operators import Context
 from costmodel.placement import nested_placement
 from costmodel.stage import kind_times
 from costmodel.step_time import make_context
 from costmodel.workload import Workload
 from model_specs.reader import read_model
+from planner.experts.flows import Flows
+from planner.experts.inputs import token_loads
 from planner.experts.problem import ExpertError
 from planner.experts.solve import Effort
-from planner.experts.training import choose_jointly, place_degree, read_expert_loads
+from planner.experts.training import (
+    ExpertLoads,
+    choose_jointly,
+    less_copies,
+    place_degree,
+    read_expert_loads,
+)
 
 MIXTRAL = "mixtral-8x7b"
 
@@ -102,6 +111,89 @@ def test_the_plan_carries_the_placement_and_its_price(tmp_path: Path) -> None:
     searched = json.loads(planned("--expert-loads", path)[1])
     assert searched["objective"]["step_time_s"] == pytest.approx(exhaustive["objective"]["step_time_s"])
     assert searched["status"] == "optimal"
+
+
+def test_touched_blocks_price_the_all_to_all_of_their_degree() -> None:
+    """16 ranks on two nodes of 8: the slower links carry 1.2 copies of a token instead of 1.75 or so."""
+    work = Workload(
+        model=read_model(MIXTRAL), cluster=read_cluster("dgx-h100"), gpus=16, global_batch=16, seq_len=2048
+    )
+    layout = Layout(dp=16, ep=8, tp=1)
+    wide = replace(work, cluster=read_cluster("l40s-pcie"))
+    nodes = int(np.max(nested_placement(wide.cluster, layout).ep[..., -1]))
+    assert nodes == 8
+    few, many = (
+        replace(wide, expert_copies_by_ep=((8, 1, 1.0), (8, 2, touched), (8, 4, touched), (8, 8, touched)))
+        for touched in (1.2, 1.9)
+    )
+    costs = []
+    for one in (few, many, replace(few, moe_dispatch="alltoall"), replace(many, moe_dispatch="alltoall")):
+        times = kind_times(context(one, layout)).moe
+        assert times is not None
+        costs.append(times.parts["ep_comm"])
+    assert costs[0] < costs[1]
+    # A copy for every chosen expert crosses whatever the others of the token do.
+    assert costs[2] == costs[3]
+    # Another degree's figures price nothing here.
+    plain, other = (
+        kind_times(context(one, layout)).moe
+        for one in (wide, replace(wide, expert_copies_by_ep=((4, 1, 1.0), (4, 2, 1.1))))
+    )
+    assert plain is not None
+    assert other is not None
+    assert plain.parts["ep_comm"] == other.parts["ep_comm"]
+
+
+def test_copies_in_the_cost_model_are_a_direct_count_of_the_trace() -> None:
+    chance = np.random.default_rng(5)
+    topic = chance.integers(0, 4, 600)
+    score = chance.gumbel(size=(2, 600, 8)) + 2.0 * (np.arange(8) % 4 == topic[:, None])
+    tokens = np.argsort(-score, axis=2)[:, :, :2].astype(np.int32)
+    loads = token_loads(tokens, 8)[None]
+    before = place_degree(loads, 8)
+    degree = less_copies(Flows(tokens=tokens), loads, before, time_limit_s=0.5)
+    assert degree.imbalance <= before.imbalance + 0.005 + 1e-9
+    work = replace(
+        Workload(
+            model=read_model(MIXTRAL), cluster=read_cluster("dgx-h100"), gpus=8, global_batch=8, seq_len=512
+        ),
+        expert_copies_by_ep=ExpertLoads(placements=(degree,)).copies_by_ep(),
+    )
+    for blocks in (1, 2, 4, 8):
+        total = 0
+        for layer, slots in zip(tokens.tolist(), degree.slots, strict=True):
+            rank = {expert: r for r, held in enumerate(slots.tolist()) for expert in held}
+            total += sum(len({rank[expert] // (8 // blocks) for expert in token}) for token in layer)
+        counted = routed_copies(work, np.array([float(blocks)]), np.array(8))
+        assert counted[0] == pytest.approx(total / 1200)
+    start = {expert: r for r, held in enumerate(before.slots[0].tolist()) for expert in held}
+    apart = np.mean([len({start[e] // 4 for e in token}) for token in tokens[0].tolist()])
+    assert dict(degree.copies)[2] < apart
+
+
+def test_a_plan_with_a_trace_carries_and_prices_what_tokens_touch(tmp_path: Path) -> None:
+    model = read_model(MIXTRAL)
+    assert model.moe is not None
+    chance = np.random.default_rng(1)
+    together, scattered = tmp_path / "together.npz", tmp_path / "scattered.npz"
+    pair = chance.permuted(np.tile(np.arange(0, 8, 2), (model.moe_layers, 100)), axis=1)
+    np.savez(together, topk_ids=np.stack([pair, pair + 1], axis=2))
+    other = (pair + chance.integers(1, 8, pair.shape)) % 8
+    np.savez(scattered, topk_ids=np.stack([pair, other], axis=2))
+    asked = ["--pin", "ep=4", "--moe-dispatch", "deduplicated"]
+    near, far = (
+        json.loads(planned("--expert-loads", str(path), *asked)[1]) for path in (together, scattered)
+    )
+    touched = [
+        {entry["blocks"]: entry["touched"] for entry in plan["expert_placement"]["blocks_per_token"]}
+        for plan in (near, far)
+    ]
+    assert touched[0] == {1: 1.0, 2: 1.0, 4: 1.0}
+    assert 1.3 < touched[1][2] < touched[1][4] < 2.0
+    assert near["inputs"]["moe_dispatch"] == "deduplicated"
+    code, _, problem = planned("--moe-dispatch", "dedup")
+    assert code == 2
+    assert "deduplicated" in problem
 
 
 def test_loads_of_another_model_are_refused(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ second search under the cap on GPU loads mends what no packing of those nodes co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -223,6 +223,8 @@ class _Layer:
     def nodes(self) -> list[Ids]:
         """First search: GPUs [replicas] with little traffic, node loads under their cap, the least first."""
         search = self._search
+        if search.shape.nodes == 1:
+            return [self._gpu]
         chance = np.random.default_rng(0)
         state = self._state(self._gpu)
         cap = self._cap(((search.shape.node_gpus, self._node_load),), self._node_rooms)
@@ -266,7 +268,9 @@ class _Layer:
         return SwapState(gpu, expert=self._expert, weight=self._weight, terms=terms)
 
     def _packed(self, gpu: Ids) -> Ids:
-        return packed(gpu, self._expert, self._weight, self._search.shape)
+        finest = min(level.gpus for level in self._search.levels)
+        blocks = self._search.shape.gpus // min(finest, self._search.shape.node_gpus)
+        return packed(gpu, self._expert, self._weight, replace(self._search.shape, nodes=blocks))
 
     def _slots(self, gpu: Ids) -> Slots:
         by_gpu = self._expert[np.argsort(gpu, kind="stable")]

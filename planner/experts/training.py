@@ -8,7 +8,7 @@ which multiplies the slowest rank's expert compute and what it receives.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,15 +16,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model_specs.schema import ModelSpec
+from planner.experts.flows import Flows
 from planner.experts.inputs import read_routing
+from planner.experts.less_traffic import less_traffic
 from planner.experts.place import place
 from planner.experts.problem import ExpertError, Limits, Loads, Shape, Slots
+from planner.experts.rows import Solved, by_layer
 from planner.experts.solve import Effort
+from planner.experts.traffic import Level, blocks_per_token
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 MOST_SECONDS = 10.0
+_TRAFFIC_SECONDS = 2.5
+"""For all degrees together, as work of 2 cores."""
+_GIVEN_UP = 0.005
+"""Mean balance that is given up for fewer blocks."""
 _UNIT = 10**6
 _MOST_LEVELS = 20_000
 
@@ -41,6 +49,9 @@ class DegreePlacement:
     bound: Loads
     """No placement is below it, [layers]."""
 
+    copies: tuple[tuple[int, float], ...] = ()
+    """With a trace: equal blocks of the ranks, and how many of them a token touches, mean of layers."""
+
     @property
     def imbalance(self) -> float:
         """Mean balance over the layers: layers run one after the other."""
@@ -52,6 +63,7 @@ class DegreePlacement:
             "expert_model_parallel_size": self.ep,
             "imbalance": self.imbalance,
             "lower_bound": float(self.bound.mean()),
+            "blocks_per_token": [{"blocks": n, "touched": touched} for n, touched in self.copies],
             "layers": [
                 {"balance": float(b), "bound": float(low)}
                 for b, low in zip(self.balance, self.bound, strict=True)
@@ -70,6 +82,10 @@ class ExpertLoads:
         """Degree and imbalance, as the cost model takes them."""
         return tuple((p.ep, max(p.imbalance, 1.0)) for p in self.placements)
 
+    def copies_by_ep(self) -> tuple[tuple[int, int, float], ...]:
+        """Degree, blocks of its ranks, blocks that a token touches; empty without a trace."""
+        return tuple((p.ep, blocks, touched) for p in self.placements for blocks, touched in p.copies)
+
     def document(self, ep: int) -> dict[str, Any] | None:
         """What the plan carries for the degree it chose; None where nothing is placed."""
         return next((p.document() for p in self.placements if p.ep == ep and ep > 1), None)
@@ -79,7 +95,8 @@ def read_expert_loads(path: Path, model: ModelSpec, gpus: int) -> ExpertLoads:
     """Places the model's experts for every degree. Raises ExpertError where the file is not the model's."""
     if model.moe is None:
         raise ExpertError(f"expert-loads: {model.name} has no experts; leave --expert-loads out")
-    loads = read_routing(path).loads
+    routing = read_routing(path)
+    loads = routing.loads
     _, layers, experts = loads.shape
     if (layers, experts) != (model.moe_layers, model.moe.experts):
         raise ExpertError(
@@ -87,7 +104,12 @@ def read_expert_loads(path: Path, model: ModelSpec, gpus: int) -> ExpertLoads:
             f"layers x {model.moe.experts} experts"
         )
     degrees = [ep for ep in range(1, min(experts, gpus) + 1) if experts % ep == 0]
-    return ExpertLoads(placements=tuple(place_degree(loads, ep) for ep in degrees))
+    limit_s = _TRAFFIC_SECONDS / len(degrees)
+    placed = [place_degree(loads, ep) for ep in degrees]
+    if routing.tokens is not None:
+        flows = Flows(tokens=routing.tokens)
+        placed = [less_copies(flows, loads, degree, time_limit_s=limit_s) for degree in placed]
+    return ExpertLoads(placements=tuple(placed))
 
 
 def place_degree(loads: Loads, ep: int, effort: Effort | None = None) -> DegreePlacement:
@@ -95,6 +117,40 @@ def place_degree(loads: Loads, ep: int, effort: Effort | None = None) -> DegreeP
     shape = Shape(slots=loads.shape[2], gpus=ep, nodes=1)
     solved = place(loads, shape, Limits(), effort or Effort(exact=False, time_limit_s=MOST_SECONDS))
     return DegreePlacement(ep=ep, slots=solved.slots, balance=solved.value, bound=solved.bound)
+
+
+def less_copies(
+    flows: Flows, loads: Loads, degree: DegreePlacement, *, time_limit_s: float
+) -> DegreePlacement:
+    """The placement with experts exchanged so that tokens touch fewer blocks of ranks, and what they touch.
+
+    Which ranks share a node is the layout's choice, so every cut of the ranks into equal blocks counts alike.
+    The mean balance rises by at most `_GIVEN_UP`.
+    """
+    sizes = [size for size in range(1, degree.ep) if degree.ep % size == 0]
+    if flows.tokens is None:
+        return degree
+    if not sizes:
+        return replace(degree, copies=((1, 1.0),))
+    shape = Shape(slots=loads.shape[2], gpus=degree.ep, nodes=1)
+    solved = less_traffic(
+        flows,
+        by_layer(loads, degree.ep),
+        Solved(slots=degree.slots, value=degree.balance, bound=degree.bound),
+        shape=shape,
+        levels=tuple(Level(name=f"{size} ranks", gpus=size, weight=1.0) for size in sizes),
+        cap=degree.imbalance + _GIVEN_UP,
+        spread=False,
+        workers=1,
+        time_limit_s=time_limit_s,
+    )
+    touched = [
+        float(np.mean([blocks_per_token(*layer, loads.shape[2], size) for layer in pairs]))
+        for size in (*sizes, degree.ep)
+        for pairs in [list(zip(flows.tokens, solved.slots, strict=True))]
+    ]
+    copies = sorted((degree.ep // size, n) for size, n in zip((*sizes, degree.ep), touched, strict=True))
+    return replace(degree, slots=solved.slots, balance=solved.value, bound=solved.bound, copies=tuple(copies))
 
 
 Price = Callable[[int, float], float]

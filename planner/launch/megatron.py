@@ -30,7 +30,7 @@ def megatron_args(
     plan: Plan,
     *,
     overlap: Overlap = DEFAULT_OVERLAP,
-    dispatcher: Dispatcher = "alltoall",
+    dispatcher: Dispatcher | None = None,
     ranks: Sequence[RankPlace] | None = None,
 ) -> list[str]:
     """Arguments of pretrain_gpt.py for a plan: architecture, parallelism, batch, precision, recomputation.
@@ -48,7 +48,7 @@ def launch_files(
     node_names: Sequence[str] | None = None,
     spares: Sequence[str] = (),
     overlap: Overlap = DEFAULT_OVERLAP,
-    dispatcher: Dispatcher = "alltoall",
+    dispatcher: Dispatcher | None = None,
     ranks: Sequence[RankPlace] | None = None,
 ) -> dict[str, str]:
     """Texts by file name: megatron_args.json, env.json, hostfile, launch.sh; where needed rankfile, spares.
@@ -101,7 +101,7 @@ def megatron_env(plan: Plan, layout: LayoutDoc, overlap: Overlap = DEFAULT_OVERL
 
 
 def _args(
-    plan: Plan, layout: LayoutDoc, overlap: Overlap, dispatcher: Dispatcher, placed: RankFiles
+    plan: Plan, layout: LayoutDoc, overlap: Overlap, dispatcher: Dispatcher | None, placed: RankFiles
 ) -> list[str]:
     return [
         "--use-mcore-models",
@@ -157,9 +157,11 @@ def _pipeline_args(plan: Plan, layout: LayoutDoc, overlap: Overlap) -> list[str]
     return args
 
 
-def _expert_args(plan: Plan, layout: LayoutDoc, overlap: Overlap, dispatcher: Dispatcher) -> list[str]:
+def _expert_args(plan: Plan, layout: LayoutDoc, overlap: Overlap, dispatcher: Dispatcher | None) -> list[str]:
     if plan.inputs.model.moe is None:
         return []
+    if dispatcher is None:
+        dispatcher = "deepep" if plan.inputs.moe_dispatch == "deduplicated" else "alltoall"
     args = ["--expert-model-parallel-size", str(layout.ep), "--expert-tensor-parallel-size", str(layout.etp)]
     if dispatcher == "alltoall" or layout.ep * layout.etp == 1:
         args += ["--moe-token-dispatcher-type", "alltoall"]
