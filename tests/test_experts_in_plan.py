@@ -171,7 +171,10 @@ def test_copies_in_the_cost_model_are_a_direct_count_of_the_trace() -> None:
     assert dict(degree.copies)[2] < apart
 
 
-def test_a_plan_with_a_trace_carries_and_prices_what_tokens_touch(tmp_path: Path) -> None:
+def test_a_plan_with_a_trace_carries_and_prices_what_tokens_touch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planner.experts.training._TRAFFIC_SECONDS", 0.1)
     model = read_model(MIXTRAL)
     assert model.moe is not None
     chance = np.random.default_rng(1)

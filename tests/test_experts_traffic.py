@@ -274,7 +274,7 @@ def test_caps_and_replicas_are_kept_while_traffic_falls() -> None:
             spread=spread,
             near=near,
             workers=1,
-            time_limit_s=1.0,
+            time_limit_s=0.2,
         )
         assert not has_duplicates(found.slots).any()
         assert found.value[0] <= 1.05 + 1e-9

@@ -60,8 +60,8 @@ def layer_row(
         "duplicates": int(has_duplicates(slots[None]).sum()),
         "moves": None if current is None else count_moves(current[layer], slots),
     }
-    if routing.affinity is not None:
-        row["cross_node_share"] = cross_node_share(slots, routing.affinity[layer], at.shape.nodes)
+    if flows.sources is not None:
+        row["cross_node_share"] = cross_node_share(slots, flows.sources[layer], at.shape.nodes)
     if flows.tokens is not None:
         row.update(traffic_row(flows.tokens[layer], slots, experts, at, request))
     if flows.pairs is not None:

@@ -54,8 +54,11 @@ def read_flows(routing: Routing, co_activation: Path | None, shape: Shape) -> Fl
     """
     _, layers, experts = routing.loads.shape
     where = "co-activation" if co_activation is None else str(co_activation)
-    if routing.affinity is not None:
-        check_affinity(routing.affinity, layers, experts, shape)
+    sources = routing.affinity
+    if routing.affinity_recorded and sources is not None and sources.shape[1] != shape.gpus:
+        sources = None
+    if sources is not None:
+        check_affinity(sources, layers, experts, shape)
     tokens, pairs = routing.tokens, routing.co_activation
     if co_activation is not None:
         tokens, pairs = _read_together(co_activation)
@@ -68,7 +71,7 @@ def read_flows(routing: Routing, co_activation: Path | None, shape: Shape) -> Fl
         raise ExpertError(f"{where}: no topk_ids and no co_activation in it")
     if pairs is not None:
         pairs = _checked_pairs(pairs, layers, experts, where)
-    return Flows(tokens=tokens, pairs=None if tokens is not None else pairs, sources=routing.affinity)
+    return Flows(tokens=tokens, pairs=None if tokens is not None else pairs, sources=sources)
 
 
 def _read_together(path: Path) -> tuple[NDArray[np.int32] | None, Loads | None]:

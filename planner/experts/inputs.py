@@ -39,6 +39,8 @@ class Routing:
     """How often two experts were chosen together, [layers, experts, experts], symmetric."""
     affinity: Loads | None = None
     """Tokens from each source rank to each expert, [layers, ranks, experts]."""
+    affinity_recorded: bool = False
+    """Whether `affinity` is what a recorder's ranks saw: it counts where there are as many GPUs as ranks."""
     groups: int = 1
     """Routing groups that the file states."""
     layer_ids: tuple[int, ...] = field(default=())
@@ -48,15 +50,17 @@ class Routing:
 def read_routing(path: Path, *, windows: tuple[str, ...] = (), split: int = 1) -> Routing:
     """The routing in a file or folder; `windows` chooses arrays by name, `split` cuts steps into windows.
 
-    npz, npy, json, csv; jsonl (Megatron); a folder with meta_info.json (TensorRT-LLM); pt (SGLang, needs
-    torch). Raises ExpertError.
+    npz, npy, json, csv; jsonl (Megatron); a folder with meta_info.json (TensorRT-LLM); pt, or a folder of
+    them (SGLang, needs torch). Raises ExpertError.
     """
-    from planner.experts.recorders import read_jsonl, read_statistics_folder, read_torch
+    from planner.experts.recorders import read_jsonl, read_statistics_folder
+    from planner.experts.sglang_dump import read_dump_folder, read_torch
 
     if split < 1:
         raise ExpertError(f"windows: must be cut into at least 1, got {split}")
     if path.is_dir():
-        return read_statistics_folder(path, split)
+        dumps = not (path / "meta_info.json").is_file() and any(path.glob("*.pt"))
+        return read_dump_folder(path, split) if dumps else read_statistics_folder(path, split)
     suffix = path.suffix.lower()
     if suffix in _PICKLES:
         raise ExpertError(

@@ -270,6 +270,8 @@ class _Layer:
     def _packed(self, gpu: Ids) -> Ids:
         finest = min(level.gpus for level in self._search.levels)
         blocks = self._search.shape.gpus // min(finest, self._search.shape.node_gpus)
+        if blocks == self._search.shape.gpus:
+            return gpu
         return packed(gpu, self._expert, self._weight, replace(self._search.shape, nodes=blocks))
 
     def _slots(self, gpu: Ids) -> Slots:

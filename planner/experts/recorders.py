@@ -1,8 +1,7 @@
-"""What serving and training systems record of their routing: SGLang, TensorRT-LLM, Megatron."""
+"""What TensorRT-LLM and Megatron record of their routing; safetensors."""
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ from planner.experts.inputs import (
     number_array,
     parsed_json,
 )
-from planner.experts.problem import MOST_ELEMENTS, ExpertError, Loads, check_loads
+from planner.experts.problem import ExpertError, Loads, check_loads
 
 _SAFETENSORS = {
     "I64": "<i8",
@@ -66,15 +65,22 @@ def read_safetensors(data: bytes, where: str) -> dict[str, NDArray[Any]]:
 def read_statistics_folder(path: Path, split: int) -> Routing:
     """TensorRT-LLM's expert statistics: meta_info.json and rank*.safetensors, tensors named ITERATION_LAYER.
 
-    Ranks are summed, iterations cut into `split` windows; cooccurrence_rank*.safetensors is read too.
-    (NVIDIA/TensorRT-LLM examples/ep_load_balancer/utils.py)
+    Ranks are summed, iterations cut into `split` windows; every rank's own counts are kept as its choices.
+    rank*_raw.safetensors, the experts that each token chose, are read as a trace, and
+    cooccurrence_rank*.safetensors as pair counts.
+    (NVIDIA/TensorRT-LLM examples/wide_ep/ep_load_balancer/utils.py)
     """
     if not (path / "meta_info.json").is_file():
         raise ExpertError(
             f"{path}: a folder without meta_info.json; give TensorRT-LLM's statistics folder or a file"
         )
     meta = parsed_json(bounded_bytes(path / "meta_info.json", LARGEST_TEXT_BYTES), f"{path}/meta_info.json")
-    counts = _summed(sorted(path.glob("rank*.safetensors")))
+    files = [file for file in sorted(path.glob("rank*.safetensors")) if not file.stem.endswith("_raw")]
+    stated = meta.get("num_experts") if isinstance(meta, Mapping) else None
+    trace = _raw_trace(path, stated if isinstance(stated, int) else 0)
+    if not files and trace is not None:
+        return trace
+    counts = _summed(files)
     if not counts:
         raise ExpertError(f"{path}: no rank*.safetensors beside meta_info.json")
     iterations = sorted({key[0] for key in counts})
@@ -83,7 +89,6 @@ def read_statistics_folder(path: Path, split: int) -> Routing:
     if missing:
         raise ExpertError(f"{path}: no tensor for iteration {missing[0][0]}, layer {missing[0][1]}")
     experts = {len(value) for value in counts.values() if value.ndim == 1}
-    stated = meta.get("num_experts") if isinstance(meta, Mapping) else None
     if len(experts) != 1 or any(value.ndim != 1 for value in counts.values()) or {stated} - {None} - experts:
         raise ExpertError(
             f"{path}: tensors must have one count per expert, num_experts is {str(stated)[:20]}"
@@ -94,22 +99,64 @@ def read_statistics_folder(path: Path, split: int) -> Routing:
     pairs = _summed(sorted(path.glob("cooccurrence_rank*.safetensors")))
     together = [sum(v for (_, k), v in pairs.items() if k == layer) for layer in layers] if pairs else []
     good = together and all(np.shape(t) == (table.shape[2],) * 2 for t in together)
+    same = trace is not None and trace.layer_ids == tuple(layers) and trace.loads.shape[2] == table.shape[2]
     return Routing(
         loads=loads,
         windows=("all",) if len(loads) == 1 else tuple(f"window {i}" for i in range(len(loads))),
+        tokens=trace.tokens if trace is not None and same else None,
         co_activation=np.stack([np.asarray(t, dtype=np.float64) for t in together]) if good else None,
+        affinity=_by_rank(files, layers) if len(files) > 1 else None,
+        affinity_recorded=True,
         layer_ids=tuple(layers),
     )
+
+
+def _by_rank(files: list[Path], layers: list[int]) -> Loads:
+    """Choices of each rank's tokens, [layers, ranks, experts], ranks by the numbers in the files' names."""
+    for file in files:
+        if not file.stem.removeprefix("rank").isdecimal():
+            raise ExpertError(f"{file}: the name must be rank and a number, as rank0.safetensors")
+    numbered = sorted(files, key=lambda file: int(file.stem.removeprefix("rank")))
+    sums = []
+    for file in numbered:
+        own = _summed([file])
+        sums.append([sum(v for (_, k), v in own.items() if k == layer) for layer in layers])
+    return np.ascontiguousarray(np.swapaxes(np.array(sums, dtype=np.float64), 0, 1))
+
+
+def _raw_trace(path: Path, experts: int) -> Routing | None:
+    """Experts that each token chose, from rank*_raw.safetensors: tensors ITERATION_LAYER [tokens, top-k]."""
+    found: dict[int, list[tuple[int, str, NDArray[Any]]]] = {}
+    for file in sorted(path.glob("rank*_raw.safetensors")):
+        for name, tensor in read_safetensors(bounded_bytes(file, LARGEST_FILE_BYTES), str(file)).items():
+            step, layer = _key(name, file)
+            if tensor.ndim != 2 or tensor.dtype.kind not in "iu":
+                raise ExpertError(f"{file}: tensor {name[:60]!r}: must be integers [tokens, top-k]")
+            found.setdefault(layer, []).append((step, file.name, tensor))
+    if not found:
+        return None
+    layers = sorted(found)
+    parts = [[tensor for *_, tensor in sorted(found[k], key=lambda item: item[:2])] for k in layers]
+    shapes = {tuple(tensor.shape for tensor in tensors) for tensors in parts}
+    if len(shapes) > 1 or len({shape[1] for shape in next(iter(shapes))}) > 1:
+        raise ExpertError(f"{path}: rank*_raw.safetensors: layers or iterations have other shapes")
+    ids = np.stack([np.concatenate(tensors) for tensors in parts])
+    blank = Routing(loads=np.ones((1, 1, 1)), windows=("all",), layer_ids=tuple(layers))
+    return from_tokens(ids, experts, f"{path}: rank*_raw.safetensors", blank)
+
+
+def _key(name: str, path: Path) -> tuple[int, int]:
+    first, _, second = name.partition("_")
+    if not (first.isdecimal() and second.isdecimal()):
+        raise ExpertError(f"{path}: tensor {name[:60]!r}: names must be ITERATION_LAYER")
+    return int(first), int(second)
 
 
 def _summed(paths: list[Path]) -> dict[tuple[int, int], NDArray[Any]]:
     total: dict[tuple[int, int], NDArray[Any]] = {}
     for path in paths:
         for name, tensor in read_safetensors(bounded_bytes(path, LARGEST_FILE_BYTES), str(path)).items():
-            first, _, second = name.partition("_")
-            if not (first.isdecimal() and second.isdecimal()):
-                raise ExpertError(f"{path}: tensor {name[:60]!r}: names must be ITERATION_LAYER")
-            key = (int(first), int(second))
+            key = _key(name, path)
             if key in total and total[key].shape != tensor.shape:
                 raise ExpertError(f"{path}: tensor {name[:60]!r}: ranks disagree on its shape")
             total[key] = total.get(key, 0) + tensor.astype(np.float64)
@@ -152,71 +199,6 @@ def read_jsonl(data: bytes, path: Path, split: int) -> Routing:
     loads = cut_steps(table, split)
     names = ("all",) if len(loads) == 1 else tuple(f"window {i}" for i in range(len(loads)))
     return Routing(loads=loads, windows=names, layer_ids=tuple(layers))
-
-
-def read_torch(data: bytes, path: Path, split: int) -> Routing:
-    """SGLang's expert distribution recorder, read with torch.load(weights_only=True): no code is run.
-
-    logical_count [steps, layers, experts], or records with topk_ids_of_layer [layers, tokens, top-k] (per
-    token) or global_physical_count [layers, slots] (per pass) with last_physical_to_logical_map.
-    """
-    try:
-        import torch
-    except ImportError:
-        raise ExpertError(
-            f"{path}: reading .pt needs torch, which is not installed; pip install torch, or save "
-            "logical_count as npy"
-        ) from None
-    if data[:2] != b"PK":
-        raise ExpertError(
-            f"{path}: not a torch zip file; older torch files are plain pickles, which are refused"
-        )
-    try:
-        held = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # noqa: BLE001  torch raises its own kinds for anything that is not plain data
-        raise ExpertError(
-            f"{path}: refused by torch's weights_only reader: {str(error).splitlines()[0][:120]}"
-        ) from None
-    if not isinstance(held, Mapping):
-        raise ExpertError(f"{path}: must hold a mapping with logical_count or records")
-    if "logical_count" in held:
-        return _steps(np.asarray(held["logical_count"]), path, split)
-    return _records(held, path, split)
-
-
-def _steps(table: NDArray[Any], path: Path, split: int) -> Routing:
-    if table.ndim not in (2, 3) or table.size > MOST_ELEMENTS:
-        raise ExpertError(
-            f"{path}: logical_count must have the shape [steps, layers, experts], got {list(table.shape)}"
-        )
-    loads = cut_steps(table if table.ndim == 3 else table[None], split)
-    moe = np.flatnonzero(loads.sum(axis=(0, 2)) > 0)
-    if not len(moe):
-        raise ExpertError(f"{path}: logical_count: nothing was routed in any layer")
-    # SGLang counts dense layers too; nothing is routed there.
-    return Routing(
-        loads=loads[:, moe],
-        windows=("all",) if len(loads) == 1 else tuple(f"window {i}" for i in range(len(loads))),
-        layer_ids=tuple(int(layer) for layer in moe),
-    )
-
-
-def _records(held: Mapping[str, Any], path: Path, split: int) -> Routing:
-    records = held.get("records")
-    if not isinstance(records, list) or not records:
-        raise ExpertError(f"{path}: no logical_count and no records")
-    mapping = np.asarray(held.get("last_physical_to_logical_map", ()))
-    if "topk_ids_of_layer" in records[0]:
-        ids = np.concatenate([np.asarray(record["topk_ids_of_layer"]) for record in records], axis=1)
-        layers = np.flatnonzero((ids >= 0).any(axis=(1, 2)))
-        blank = Routing(loads=np.ones((1, 1, 1)), windows=("all",), layer_ids=tuple(int(i) for i in layers))
-        return from_tokens(ids[layers], 0, f"{path}: topk_ids_of_layer", blank)
-    if "global_physical_count" in records[0] and mapping.ndim == 2:
-        from planner.experts.inputs import to_logical
-
-        table = np.stack([np.asarray(record["global_physical_count"]) for record in records])
-        return _steps(to_logical(table, mapping, str(path)), path, split)
-    raise ExpertError(f"{path}: records without topk_ids_of_layer or global_physical_count")
 
 
 def write_safetensors(tensors: Mapping[str, NDArray[Any]]) -> bytes:
