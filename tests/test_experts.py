@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,11 +23,11 @@ from planner.experts.less_traffic import Search, layer_caps, less_of
 from planner.experts.moves import count_moves
 from planner.experts.packing import Packing, greedy_counts, has_duplicates, pack
 from planner.experts.place import place
+from planner.experts.placement_reader import read_placement
 from planner.experts.problem import ExpertError, Limits, NoPlacementError, Shape
 from planner.experts.recorders import write_safetensors
 from planner.experts.solve import Effort
 from planner.experts.traffic import Level, blocks_per_token
-from planner.experts.writers import Placed, placement_text, read_placement
 
 SLOW_MACHINE = settings(max_examples=40, deadline=None)
 README_LOAD = [
@@ -188,31 +187,6 @@ def test_robust_placement_is_judged_by_its_worst_window() -> None:
     assert solved.value[0] == pytest.approx(1.0)
 
 
-def written(form: str, experts: int = 4) -> str:
-    slots = np.array([[[0, 1], [2, 3]], [[3, 1], [2, 0]]])
-    placed = Placed(slots=slots, experts=experts, nodes=1, layer_ids=(1, 2), summary={})
-    return placement_text(placed, form)
-
-
-def test_formats_hold_the_placement(tmp_path: Path) -> None:
-    assert json.loads(written("sglang")) == {
-        "physical_to_logical_map": [[0, 1, 2, 3], [0, 1, 2, 3], [3, 1, 2, 0]]
-    }
-    assert yaml.safe_load(written("trtllm")) == {
-        "num_slots": 4,
-        "initial_global_assignments": {1: [0, 1, 2, 3], 2: [3, 1, 2, 0]},
-        "layer_updates_per_iter": 0,
-    }
-    ascend = json.loads(written("vllm"))
-    assert ascend["moe_layer_count"] == 2
-    assert ascend["layer_list"][1]["device_list"][0] == {"device_id": 0, "device_expert": [3, 1]}
-    assert json.loads(written("megatron"))["inverse"]["2"] == [3, 1, 2, 0]
-    path = tmp_path / "own.json"
-    path.write_text(written("json"), encoding="utf-8")
-    back = read_placement(path, layers=2, gpus=2, experts=4)
-    assert back.tolist() == [[[0, 1], [2, 3]], [[3, 1], [2, 0]]]
-
-
 def test_inputs_of_other_systems(tmp_path: Path) -> None:
     folder = tmp_path / "stats"
     folder.mkdir()
@@ -306,14 +280,6 @@ def test_the_command_end_to_end(tmp_path: Path) -> None:
     assert run(*asked[:-4], "--slots", "16")[0] == 1
     code, _, problem = run(*asked, "--format", "sglan")
     assert (code, "did you mean 'sglang'" in problem) == (2, True)
-
-
-def test_heat_map_is_written(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from planner.report.heat_map import write_heat_map
-
-    write_heat_map(tmp_path / "map.svg", np.array([[1.0, 0.9], [1.1, 1.0]]))
-    assert "<svg" in (tmp_path / "map.svg").read_text(encoding="utf-8")
 
 
 def test_the_answer_does_not_depend_on_the_number_of_processes() -> None:

@@ -18,12 +18,13 @@ from planner.experts.less_traffic import layer_caps, less_traffic
 from planner.experts.moves import improve_from
 from planner.experts.packing import has_duplicates
 from planner.experts.place import place
+from planner.experts.placement_reader import read_placement
 from planner.experts.problem import ExpertError, Limits, Loads, Shape, Slots, check_shape
 from planner.experts.request import ExpertRequest, Ground, ground, limits_of
 from planner.experts.robust import cvar, drift_row, place_robustly
 from planner.experts.rows import Solved, State, by_layer
 from planner.experts.solve import Effort
-from planner.experts.writers import Placed, read_placement
+from planner.experts.writers import Placed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,13 @@ def plan_experts(request: ExpertRequest, progress: Callable[[str], None] | None 
     flows = read_flows(routing, request.co_activation, place_at.shape)
     current, moved = None, None
     if request.current is not None:
-        current = read_placement(request.current, layers=layers, gpus=place_at.shape.gpus, experts=experts)
+        current = read_placement(
+            request.current,
+            layers=layers,
+            gpus=place_at.shape.gpus,
+            experts=experts,
+            layer_ids=layer_numbers(routing, place_at),
+        )
     if request.max_moves is not None:
         if current is None:
             raise ExpertError("max-moves: needs the current placement; give it with --from FILE")
@@ -250,9 +257,7 @@ def _scored(
     ):
         known = [row[key] for row in rows if row[key] is not None]
         document[f"{key}_mean"] = float(np.mean(known)) if known else None
-    ids = routing.layer_ids or tuple(range(at.model.dense_layers, at.model.layers) if at.model else ())
-    if len(ids) != len(rows):
-        ids = tuple(range(len(rows)))
+    ids = layer_numbers(routing, at) or tuple(range(len(rows)))
     sums = {key: document[key] for key in ("balance_mean", "balance_max", "bound_mean", "gap_max")}
     placed = Placed(
         slots=solved.slots, experts=routing.loads.shape[2], nodes=at.shape.nodes, layer_ids=ids, summary=sums
@@ -269,6 +274,12 @@ def _scored(
             f"have the mean {solved.bound.mean():.4f}"
         )
     return ExpertPlan(placed=placed, document=document, gpu_share=share, warnings=tuple(warnings))
+
+
+def layer_numbers(routing: Routing, at: Ground) -> tuple[int, ...]:
+    """The model's layer of each row: the file's, else those after the model's dense ones; () if not known."""
+    ids = routing.layer_ids or tuple(range(at.model.dense_layers, at.model.layers) if at.model else ())
+    return ids if len(ids) == routing.loads.shape[1] else ()
 
 
 def _layer_cvar(loads: Loads, slots: Slots, share: float) -> Loads:

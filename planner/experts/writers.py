@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from planner.experts.inputs import LARGEST_TEXT_BYTES, MOST_EXPERTS, bounded_bytes, number_array, parsed_json
 from planner.experts.problem import ExpertError, Slots
 
 FORMATS = ("json", "sglang", "trtllm", "vllm", "megatron")
@@ -108,24 +106,3 @@ def _megatron(placed: Placed) -> str:
         "expert_model_parallel_size": placed.slots.shape[1],
     }
     return json.dumps(document) + "\n"
-
-
-def read_placement(path: Path, *, layers: int, gpus: int, experts: int) -> Slots:
-    """Slots [layers, gpus, slots of a GPU] of our own JSON or SGLang's. Raises ExpertError."""
-    document = parsed_json(bounded_bytes(path, LARGEST_TEXT_BYTES), str(path))
-    if not isinstance(document, Mapping) or "physical_to_logical_map" not in document:
-        raise ExpertError(f"{path}: no physical_to_logical_map; give a placement written by `experts`")
-    table = number_array(document["physical_to_logical_map"], f"{path}: physical_to_logical_map")
-    if table.ndim != 2 or table.dtype.kind not in "iu" or len(table) < layers or table.shape[1] % gpus:
-        raise ExpertError(
-            f"{path}: physical_to_logical_map must be integers [{layers} layers, slots], slots a multiple of "
-            f"{gpus} GPUs, got {list(table.shape)}"
-        )
-    table = table[len(table) - layers :]
-    if table.min() < 0 or table.max() >= min(experts, MOST_EXPERTS):
-        raise ExpertError(f"{path}: physical_to_logical_map: experts must be from 0 to {experts - 1}")
-    for layer, row in enumerate(table):
-        missing = sorted(set(range(experts)) - set(row.tolist()))
-        if missing:
-            raise ExpertError(f"{path}: physical_to_logical_map[{layer}]: expert {missing[0]} is in no slot")
-    return np.asarray(table, dtype=np.int64).reshape(layers, gpus, -1)

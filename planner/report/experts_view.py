@@ -40,6 +40,12 @@ def experts_view(found: ExpertPlan) -> list[Renderable]:
     ):
         if document[key] is not None:
             rows.append((words, f"mean {document[key]:.4f}"))
+    if document["all_to_all_s_mean"] is not None:
+        plain, once = (document[f"all_to_all{kind}_s_mean"] for kind in ("", "_deduplicated"))
+        rows.append(("dispatch all-to-all", f"mean {seconds(plain)}; one copy a node {seconds(once)}"))
+        rows.append(
+            ("bytes between nodes", f"{document['cross_node_bytes_mean'] / 1e9:.3f} GB a layer, mean")
+        )
     if len(document["windows"]) > 1:
         rows.append(("CVaR over windows", f"mean {document['cvar_mean']:.4f}"))
     change = document["from"]
