@@ -27,6 +27,7 @@ class SwapState:
         self.gpu = gpu.copy()
         self._expert, self._weight, self._terms = expert, weight, terms
         self._gpus = int(gpu.max()) + 1
+        self._same = expert[:, None] == expert[None, :]
 
     def cost(self) -> float:
         """The terms' sum."""
@@ -50,24 +51,25 @@ class SwapState:
         place = self.gpu // size
         total = np.zeros((len(place), len(place)))
         for weight, load in zip(self._weight, self.loads(size), strict=True):
-            mine = load[place]
-            over = np.maximum(mine - cap, 0)
-            after = np.maximum(mine[:, None] + weight[None, :] - weight[:, None] - cap, 0) - over[:, None]
-            total += after + after.T
+            above = load[place] - cap
+            after = (above - weight)[:, None] + weight[None, :]
+            np.maximum(after, 0.0, out=after)
+            after -= np.maximum(above, 0.0)[:, None]
+            total += after
+            total += after.T
         total[place[:, None] == place[None, :]] = 0.0
         return total
 
     def barred(self, rooms: tuple[Room, ...]) -> NDArray[np.bool_]:
         """Pairs that may not change places: one's expert has no room where the other is, [units, units]."""
-        expert = self._expert
-        bad = expert[:, None] == expert[None, :]
+        expert, bad = self._expert, self._same
         for room in rooms:
             place = self.gpu // room.gpus
             held = np.zeros((self._gpus // room.gpus, len(room.most)), dtype=np.int64)
             np.add.at(held, (place, expert), 1)
             full = held >= room.most
             stuck = full[place[None, :], expert[:, None]] & (place[:, None] != place[None, :])
-            bad |= stuck | stuck.T
+            bad = bad | stuck | stuck.T
         return np.asarray(bad)
 
     def swap(self, a: int, b: int) -> None:

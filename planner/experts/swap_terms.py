@@ -43,18 +43,19 @@ class Touched:
         units, blocks = len(block), int(block.max()) + 1
         self._weight, self._units = weight, units
         self._chosen = np.where(chosen < 0, units, chosen)
-        flat = self._chosen.ravel()
-        order = np.argsort(flat, kind="stable") // chosen.shape[1]
-        self._rows = np.split(order, np.cumsum(np.bincount(flat, minlength=units + 1))[:-1])
+        everyone = np.arange(len(chosen))
+        self._member = np.zeros((units + 1, len(chosen)), dtype=bool)
+        self._member[self._chosen, everyone[:, None]] = True
         self._block = np.append(block, blocks)
         self._here = np.zeros((len(chosen), blocks + 1), dtype=np.int16)
-        np.add.at(self._here, (np.arange(len(chosen))[:, None], self._block[self._chosen]), 1)
+        np.add.at(self._here, (everyone[:, None], self._block[self._chosen]), 1)
         self._here[:, blocks] = _NO_BLOCK
         self._absent = np.zeros((units + 1, blocks), dtype=np.int64)
         for b in range(blocks):
             missing = self._chosen[self._here[:, b] == 0].ravel()
             self._absent[:, b] = np.bincount(missing, minlength=units + 1)
-        self._alone, self._pairs = self._lonely(self._chosen, self._here, np.arange(blocks))
+        ends = [(b, self._here[:, b]) for b in range(blocks)]
+        self._alone, self._pairs = self._lonely(self._chosen, ends)
 
     def cost(self) -> float:
         """Weighted blocks that all tokens touch."""
@@ -74,36 +75,41 @@ class Touched:
         home, away = int(self._block[a]), int(self._block[b])
         if home == away:
             return
-        rows_a, rows_b = self._rows[a], self._rows[b]
-        rows = np.union1d(rows_a, rows_b)
+        of_a, of_b = self._member[a], self._member[b]
+        rows = np.flatnonzero(of_a | of_b)
         part = self._chosen[rows]
-        ends = np.array([home, away])
-        empty = self._here[rows][:, ends] == 0
-        alone, pairs = self._lonely(part, self._here[rows], ends)
-        self._here[rows_a, home] -= 1
-        self._here[rows_b, home] += 1
-        self._here[rows_a, away] += 1
-        self._here[rows_b, away] -= 1
+        # Tokens of both keep their counts: one goes, one comes.
+        comes = of_b[rows].astype(np.int16) - of_a[rows]
+        before = [self._here[rows, home], self._here[rows, away]]
+        after = [before[0] + comes, before[1] - comes]
+        alone, pairs = self._lonely(part, [(home, before[0]), (away, before[1])])
         self._block[a], self._block[b] = away, home
-        now = self._here[rows][:, ends] == 0
-        for column, block in enumerate((home, away)):
-            for sign, fresh in ((1, now & ~empty), (-1, empty & ~now)):
-                entered = part[fresh[:, column]].ravel()
-                self._absent[:, block] += sign * np.bincount(entered, minlength=self._units + 1)
-        alone_now, pairs_now = self._lonely(part, self._here[rows], ends)
+        alone_now, pairs_now = self._lonely(part, [(home, after[0]), (away, after[1])])
         self._alone += alone_now - alone
         self._pairs += pairs_now - pairs
+        for block, old, new in ((home, before[0], after[0]), (away, before[1], after[1])):
+            self._here[rows, block] = new
+            for sign, fresh in ((1, (new == 0) & (old > 0)), (-1, (old == 0) & (new > 0))):
+                entered = part[fresh].ravel()
+                self._absent[:, block] += sign * np.bincount(entered, minlength=self._units + 1)
 
-    def _lonely(self, chosen: Ids, here: NDArray[np.int16], blocks: Ids) -> tuple[Ids, Ids]:
-        """Tokens where u is alone in its block, one of `blocks`, [units]; and v with it, [units, units]."""
+    def _lonely(self, chosen: Ids, ends: list[tuple[int, NDArray[np.int16]]]) -> tuple[Ids, Ids]:
+        """Tokens where u is alone in its block, [units]; and v with it, [units, units].
+
+        For tokens `chosen` [tokens, top-k], in the blocks of `ends`, each with its replicas of every token.
+        """
         size = self._units + 1
-        wanted = np.zeros(here.shape[1], dtype=bool)
-        wanted[blocks] = True
-        at = self._block[chosen]
-        row, column = np.nonzero((np.take_along_axis(here, at, axis=1) == 1) & wanted[at])
-        alone = chosen[row, column]
-        pairs = np.bincount((alone[:, None] * size + chosen[row]).ravel(), minlength=size * size)
-        return np.bincount(alone, minlength=size), pairs.reshape(size, size)
+        units, tokens = [], []
+        for block, here in ends:
+            rows = np.flatnonzero(here == 1)
+            token = chosen[rows]
+            at = (self._block[token] == block).argmax(axis=1)
+            units.append(token[np.arange(len(rows)), at])
+            tokens.append(token)
+        alone = np.concatenate(units)
+        index = (alone[:, None] * size + np.concatenate(tokens)).ravel()
+        pairs = np.bincount(index, minlength=size * size).reshape(size, size)
+        return np.bincount(alone, minlength=size), pairs
 
 
 class Apart:
