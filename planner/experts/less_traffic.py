@@ -163,7 +163,8 @@ def less_traffic(
 def _steps(flows: Flows, loads: Loads, shape: Shape, *, levels: int, time_limit_s: float) -> int:
     """Steps of a layer's first search; the second takes about half as many."""
     choices = 0 if flows.tokens is None else min(flows.tokens.shape[1], MOST_TOKENS) * flows.tokens.shape[2]
-    each_s = step_cost_s(shape.slots, loads.shape[1], levels, choices / shape.slots)
+    rooms = 2 if shape.slots > loads.shape[2] else 0
+    each_s = step_cost_s(shape.slots, loads.shape[1], levels, choices / shape.slots, rooms)
     return int(np.clip(2 * time_limit_s / (1.6 * len(loads) * each_s), 10, _MOST_STEPS))
 
 
@@ -245,7 +246,9 @@ class _Layer:
         search = self._search
         gpu = self._packed(gpu)
         out = [self._slots(gpu)]
-        for turn, (looser, share) in enumerate(_MENDING):
+        # Where there are no nodes to decide first, this is the whole search.
+        stages = _MENDING if search.shape.nodes > 1 else ((0.0, 1.0),)
+        for turn, (looser, share) in enumerate(stages):
             state = self._state(gpu)
             loads = ((1, search.cap + looser), (search.shape.node_gpus, self._node_load))
             steps = int(share * search.steps) + 5

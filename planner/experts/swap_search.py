@@ -90,6 +90,7 @@ def _open(state: SwapState, cost: Loads, cap: Cap) -> Loads:
     return np.where(shut, np.inf, cost)
 
 
-def step_cost_s(units: int, windows: int, levels: int, tokens_per_unit: float) -> float:
+def step_cost_s(units: int, windows: int, levels: int, tokens_per_unit: float, rooms: int) -> float:
     """About what a step takes on one core: the work that a time limit is shared out by."""
-    return 2e-4 + units**2 * (1.4e-8 * windows + 2.5e-8 * levels) + levels * (2e-4 + 5e-7 * tokens_per_unit)
+    pairs_s = units**2 * (1.4e-8 * windows + 2.5e-8 * levels + 2e-8 * rooms)
+    return 2e-4 + pairs_s + levels * (2e-4 + 5e-7 * tokens_per_unit)

@@ -23,7 +23,7 @@ from planner.experts.place import place
 from planner.experts.problem import ExpertError, Limits, Loads, Shape, Slots
 from planner.experts.rows import Solved, by_layer
 from planner.experts.solve import Effort
-from planner.experts.traffic import Level, blocks_per_token
+from planner.experts.traffic import Level, distinct, slot_choices
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 MOST_SECONDS = 10.0
 _TRAFFIC_SECONDS = 2.5
 """For all degrees together, as work of 2 cores."""
+_MOST_TOKENS = 1024
+"""Tokens that the search looks at; all of them are counted."""
 _GIVEN_UP = 0.005
 """Mean balance that is given up for fewer blocks."""
 _UNIT = 10**6
@@ -124,33 +126,36 @@ def less_copies(
 ) -> DegreePlacement:
     """The placement with experts exchanged so that tokens touch fewer blocks of ranks, and what they touch.
 
-    Which ranks share a node is the layout's choice, so every cut of the ranks into equal blocks counts alike.
+    Which ranks share a node is the layout's choice, so ranks, small and large blocks of them count alike.
     The mean balance rises by at most `_GIVEN_UP`.
     """
-    sizes = [size for size in range(1, degree.ep) if degree.ep % size == 0]
+    sizes = [size for size in range(1, degree.ep + 1) if degree.ep % size == 0]
     if flows.tokens is None:
         return degree
-    if not sizes:
-        return replace(degree, copies=((1, 1.0),))
-    shape = Shape(slots=loads.shape[2], gpus=degree.ep, nodes=1)
-    solved = less_traffic(
-        flows,
-        by_layer(loads, degree.ep),
-        Solved(slots=degree.slots, value=degree.balance, bound=degree.bound),
-        shape=shape,
-        levels=tuple(Level(name=f"{size} ranks", gpus=size, weight=1.0) for size in sizes),
-        cap=degree.imbalance + _GIVEN_UP,
-        spread=False,
-        workers=1,
-        time_limit_s=time_limit_s,
-    )
-    touched = [
-        float(np.mean([blocks_per_token(*layer, loads.shape[2], size) for layer in pairs]))
-        for size in (*sizes, degree.ep)
-        for pairs in [list(zip(flows.tokens, solved.slots, strict=True))]
+    experts = loads.shape[2]
+    slots, balance, bound = degree.slots, degree.balance, degree.bound
+    if degree.ep > 1:
+        few = [sizes[i] for i in sorted({0, (len(sizes) - 1) // 2, len(sizes) - 2})]
+        solved = less_traffic(
+            Flows(tokens=flows.tokens[:, :: -(-flows.tokens.shape[1] // _MOST_TOKENS)]),
+            by_layer(loads, degree.ep),
+            Solved(slots=slots, value=balance, bound=bound),
+            shape=Shape(slots=experts, gpus=degree.ep, nodes=1),
+            levels=tuple(Level(name=f"{size} ranks", gpus=size, weight=1.0) for size in few),
+            cap=degree.imbalance + _GIVEN_UP,
+            spread=False,
+            workers=1,
+            time_limit_s=time_limit_s,
+        )
+        slots, balance, bound = solved.slots, solved.value, solved.bound
+    touched = np.zeros(len(sizes))
+    for layer, held in zip(flows.tokens, slots, strict=True):
+        choice = slot_choices(layer, held, experts)
+        touched += [distinct(choice // (size * held.shape[1])).mean() for size in sizes]
+    copies = [
+        (degree.ep // size, float(n)) for size, n in zip(sizes, touched / len(flows.tokens), strict=True)
     ]
-    copies = sorted((degree.ep // size, n) for size, n in zip((*sizes, degree.ep), touched, strict=True))
-    return replace(degree, slots=solved.slots, balance=solved.value, bound=solved.bound, copies=tuple(copies))
+    return replace(degree, slots=slots, balance=balance, bound=bound, copies=tuple(sorted(copies)))
 
 
 Price = Callable[[int, float], float]
