@@ -10,8 +10,8 @@ import pytest
 from cluster_specs.catalog import load_cluster
 from cluster_specs.errors import ClusterError
 from cluster_specs.fabric import fabric_levels
-from cluster_specs.graph import cut_gb_per_s
-from cluster_specs.node_graph import CORE, cut_between_gb_per_s, node_graph
+from cluster_specs.graph import cut_between_gb_per_s, cut_gb_per_s
+from cluster_specs.node_graph import CORE, node_graph
 from cluster_specs.reader import read_cluster
 from costmodel.group_traffic import group_traffic
 from costmodel.layout import Layout
@@ -133,7 +133,7 @@ def test_a_slower_node_paces_all_and_sends_less(tmp_path: Path) -> None:
         UNEVEN.replace("leaf: l2, pod: p1", "leaf: l2, pod: p1, nic_gbps_per_gpu: 200"), encoding="utf-8"
     )
     cluster = read_cluster(str(path))
-    assert fabric_levels(cluster, 54).gb_per_s.tolist()[1:] == pytest.approx([25, 12.5, 25 / 6])
+    assert fabric_levels(cluster, 54).gb_per_s.tolist()[1:] == pytest.approx([25, 25, 50 / 6])
     graph = node_graph(cluster)
     assert graph.edges["c1", "leaf/p1/l2"]["capacity"] == pytest.approx(200)
     assert graph.edges["a1", "leaf/p0/l0"]["capacity"] == pytest.approx(400)
