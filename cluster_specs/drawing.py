@@ -44,11 +44,12 @@ def draw(
 
     A node carries `gpus`, `inside_gb_per_s` and `path`; a block's vertex `level` and `gpus`. A block with
     rails is a vertex for each rail, `name/rail0` and so on. With `apart` nothing joins a node's rails, and
-    the node is a vertex for each of them too, named in its `ports`. Edges carry `capacity`.
+    the node is a vertex for each of them too, named in its `ports`. Edges carry `capacity`, the graph
+    `up_gb_per_s` and `joints`.
     """
     import networkx as nx
 
-    graph: nx.Graph[str] = nx.Graph()
+    graph: nx.Graph[str] = nx.Graph(up_gb_per_s=dict(up_gb_per_s), joints=tuple(joints))
     above: dict[str, tuple[int, str]] = {}
     gpus: dict[tuple[int, str], int] = defaultdict(int)
     for terminal in terminals:
