@@ -267,7 +267,7 @@ def warnings(request: PlanRequest, best: Priced, predicted: Predicted) -> Iterat
             "trust the ranking of layouts more than the time"
         )
     if best.ranks is None and any(
-        node.free_gpus not in (None, request.cluster.gpus_per_node) for node in request.cluster.nodes
+        node.free_gpus not in (None, 0, request.cluster.gpus_per_node) for node in request.cluster.nodes
     ):
         yield "some nodes are part-filled: the plan is priced as if every node had the same free GPUs"
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from cluster_specs.fabric import is_irregular
+from cluster_specs.fabric import fabric_levels, is_irregular
 from cluster_specs.places import Place, allocated_places
-from costmodel.estimate import estimate
+from costmodel.estimate import Stages, estimate
 from costmodel.group_traffic import GroupTraffic, group_traffic
 from costmodel.layout import Layout, Placement
 from costmodel.phases import AxisPattern, CutUse, axis_pattern
@@ -44,6 +44,9 @@ class PlanTraffic:
     """On an irregular allocation: what the mapping's ranks send up each leaf and pod."""
     broken: tuple[str, ...]
     """Cuts that need more than their phase, in words."""
+    step_time_s: float
+    non_blocking_s: float | None
+    """The same step on the same fabric without oversubscription; None where it has none."""
 
     @property
     def binding(self) -> CutUse | None:
@@ -70,7 +73,21 @@ def plan_traffic(plan: Plan) -> PlanTraffic:
         groups=group_traffic(use.context, stages),
         uplinks=None if mapping is None or mapping.matrix else _uplinks(plan, layout),
         broken=tuple(broken_cuts(use.cuts)),
+        step_time_s=float(np.asarray(priced.step_time_s)),
+        non_blocking_s=_non_blocking_s(workload, layout, placement, stages),
     )
+
+
+def _non_blocking_s(workload: Workload, layout: Layout, placement: Placement, stages: Stages) -> float | None:
+    """The step with as many links up as down at every level, other things equal; None where that is so."""
+    cluster = workload.cluster
+    if all(level.oversubscription <= 1 for level in cluster.levels):
+        return None
+    levels = tuple(level.model_copy(update={"oversubscription": 1.0}) for level in cluster.levels)
+    free = replace(workload, cluster=cluster.model_copy(update={"levels": levels}))
+    if fabric_levels(free.cluster, free.gpus).names != fabric_levels(cluster, workload.gpus).names:
+        return None  # links alone made the allocation irregular: its blocks are others without that
+    return float(np.asarray(estimate(free, layout, placement, stages).step_time_s))
 
 
 def _mapped(plan: Plan, workload: Workload, layout: Layout) -> tuple[Placement, list[Place]]:
@@ -145,6 +162,13 @@ def traffic_document(found: PlanTraffic) -> dict[str, Any]:
             "total_s": found.uplinks.total_s,
         },
         "broken": list(found.broken),
+        "oversubscription": None
+        if found.non_blocking_s is None
+        else {
+            "step_time_s": found.step_time_s,
+            "non_blocking_step_time_s": found.non_blocking_s,
+            "loss_s": found.step_time_s - found.non_blocking_s,
+        },
     }
 
 

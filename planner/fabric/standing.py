@@ -187,13 +187,22 @@ def _outside(cluster: ClusterSpec, ground: _Ground) -> list[Standing]:
                 sub=sub,
                 block=np.array([blocks[path[step + 1]] for path in paths], dtype=np.int64)[ground.at],
                 unit=sub,
-                names=tuple(names),
-                unit_names=tuple(names),
+                names=tuple(_shown(name) for name in names),
+                unit_names=tuple(_shown(name) for name in names),
                 links_gb_per_s=links,
                 rail_apart=False,
             )
         )
     return found
+
+
+def _shown(vertex: str) -> str:
+    """A block of `node_graph` in words: leaf/pod-1/leaf-a is leaf-a of pod-1."""
+    kind, _, rest = vertex.partition("/")
+    pod, parted, leaf = rest.partition("/")
+    if kind == "leaf" and parted:
+        return f"{leaf} of {pod}" if pod else leaf
+    return pod or vertex if kind == "pod" else vertex
 
 
 def _path(ground: _Ground, node: str) -> list[str]:

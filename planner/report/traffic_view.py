@@ -17,7 +17,7 @@ def traffic_view(found: PlanTraffic) -> list[Renderable]:
         *_axes(found),
         heading("Process groups, and what one of them sends in a step"),
         _groups(found),
-        heading("Cuts, by phase"),
+        heading(f"Cuts, by phase ({_phases(found)})" if found.cuts else "Cuts"),
         _cuts(found),
     ]
     binding = found.binding
@@ -26,6 +26,14 @@ def traffic_view(found: PlanTraffic) -> list[Renderable]:
             line(
                 f"the {binding.cut} of {binding.block} in {binding.level} is used most: "
                 f"{percent(binding.utilisation)} of the {binding.phase}"
+            )
+        )
+    if found.non_blocking_s is not None:
+        lost = found.step_time_s - found.non_blocking_s
+        views.append(
+            line(
+                f"oversubscription costs {seconds(lost)} of the step of {seconds(found.step_time_s)} "
+                f"({percent(lost / found.step_time_s)})"
             )
         )
     if found.uplinks is not None:
@@ -84,9 +92,14 @@ def _groups(found: PlanTraffic) -> Renderable:
 def _cuts(found: PlanTraffic) -> Renderable:
     rows = [
         (
-            f"{cut.level}, {cut.cut}", cut.block, f"{cut.gb_per_s:,.0f}", cut.phase, seconds(cut.busy_s),
-            seconds(cut.phase_s), percent(cut.utilisation),
+            cut.phase, cut.level, cut.cut, cut.block, f"{cut.gb_per_s:,.0f}", seconds(cut.busy_s),
+            percent(cut.utilisation),
         )
         for cut in found.cuts
     ]  # fmt: skip
-    return grid(("cut", "busiest", "GB/s", "phase", "busy", "phase takes", "used"), rows, left=(0, 1, 3))
+    return grid(("phase", "level", "cut", "busiest", "GB/s", "busy", "used"), rows, left=(0, 1, 2, 3))
+
+
+def _phases(found: PlanTraffic) -> str:
+    took = {cut.phase: seconds(cut.phase_s) for cut in found.cuts}
+    return "; ".join(f"{phase} take {words}" for phase, words in took.items())
