@@ -127,15 +127,15 @@ def _network_tiers(cluster: ClusterSpec) -> Iterator[Tier]:
 def level_rates(cluster: ClusterSpec) -> list[float]:
     """What one GPU of the job has across each of the cluster's levels, GB/s in one direction.
 
-    Where leaves and pods are listed, that of the block with the most left for each free GPU; the others are
-    priced as if they had fewer GPUs (`planner.fabric.effective`).
+    Where leaves and pods are listed, that of the block with the least left for each free GPU: it paces what
+    crosses the level, wherever it is used.
     """
     nic = cluster.slowest_nic_gbps_per_gpu / 8
     first, listed = first_outside_a_leaf(cluster), uplinks(cluster)
     left: dict[int, float] = {}
     for at, links in ((first, listed.leaves), (first + 1, listed.pods)):
         if links:
-            left[at] = max(link.gb_per_s / link.free for link in links.values())
+            left[at] = min(link.gb_per_s / link.free for link in links.values())
     rates: list[float] = []
     for depth in range(len(cluster.levels)):
         background = cluster.levels[depth - 1].background or 0.0 if depth else 0.0

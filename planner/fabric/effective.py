@@ -13,8 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster_specs.fabric import FabricLevels, fabric_levels, full_levels
-from cluster_specs.tiers import level_rates
-from cluster_specs.uplinks import first_outside_a_leaf
 from costmodel.layout import Placement
 from costmodel.workload import Workload
 from planner.fabric.instance import Instance
@@ -28,7 +26,6 @@ def placement_of(workload: Workload, instance: Instance, assignment: IntArray) -
     levels = fabric_levels(workload.cluster, workload.gpus)
     sizes = _degrees(instance)
     leaf, pod = _depths(workload, levels)
-    leaves, pods = _free(workload, instance)
     members = {name: np.ones(len(levels.blocks), dtype=np.int64) for name in NAMES}
     at_full_size = full_levels(workload.cluster)
     full = dict(zip(at_full_size.names, at_full_size.blocks.tolist(), strict=True))
@@ -36,10 +33,12 @@ def placement_of(workload: Workload, instance: Instance, assignment: IntArray) -
         if depth == len(levels.blocks) - 1:
             found = sizes
         elif depth == leaf:
-            found = _across(instance, assignment, len(instance.problem.leaf_slots), leaves)
+            found = _across(instance, assignment, len(instance.problem.leaf_slots), _free(instance))
         elif depth == pod:
             where = instance.problem.pod_of[assignment]
-            found = _across(instance, where, instance.problem.pods, pods)
+            pods, free = instance.problem.pods, np.zeros(instance.problem.pods)
+            np.add.at(free, instance.problem.pod_of, _free(instance))
+            found = _across(instance, where, pods, free)
         else:
             found = _within(instance, full[levels.names[depth]])
         for name in NAMES:
@@ -60,13 +59,9 @@ def _depths(workload: Workload, levels: FabricLevels) -> tuple[int, int]:
     return (*outside, -1, -1)[0], (*outside, -1, -1)[1]
 
 
-def _free(workload: Workload, instance: Instance) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Free GPUs of each leaf and of each pod: as many as their up-links serve at the rate of the level."""
-    cluster, slots = workload.cluster, instance.slots
-    rates = level_rates(cluster) or [cluster.slowest_nic_gbps_per_gpu / 8]
-    first = min(first_outside_a_leaf(cluster), len(rates) - 1)
-    leaf_rate, pod_rate = rates[first], rates[min(first + 1, len(rates) - 1)]
-    return np.asarray(slots.leaf_links_gb_per_s) / leaf_rate, np.asarray(slots.pod_links_gb_per_s) / pod_rate
+def _free(instance: Instance) -> NDArray[np.float64]:
+    """Free GPUs of each leaf."""
+    return np.asarray(instance.problem.leaf_slots, dtype=np.float64) * instance.slots.gpus
 
 
 def _within(instance: Instance, block: int) -> dict[str, int]:
