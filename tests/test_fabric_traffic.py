@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ def split(work: Workload, layout: Layout) -> Stages:
     return found
 
 
-def use_of(work: Workload, layout: Layout, matrix: dict[str, tuple[int, ...]]) -> MappingUse:
+def use_of(work: Workload, layout: Layout, matrix: Mapping[str, tuple[int, ...]]) -> MappingUse:
     stages = split(work, layout)
     placement = placement_from_matrix(layout, {axis: np.array(row) for axis, row in matrix.items()})
     return mapping_use(
@@ -314,7 +315,7 @@ def test_three_to_one_divides_what_crosses_leaves_and_the_step_pays(tmp_path: Pa
     out = tmp_path / "plan"
     run(
         "plan", "llama-3-8b", "--cluster", "h100-leaf-3to1", "--gpus", 512, "--global-batch", 512,
-        "--seq-len", 4096, "--pin", "tp=1,pp=2,dp=256,cp=1,micro_batch=1,vpp=1", "-o", out,
+        "--seq-len", 4096, "--pin", "tp=8,pp=32,dp=2,cp=1,micro_batch=1,vpp=1", "-o", out,
     )  # fmt: skip
     levels = fabric_levels(load_cluster("h100-leaf-3to1"), 512)
     assert levels.gb_per_s[-2] / levels.gb_per_s[-1] == pytest.approx(3)
