@@ -8,6 +8,7 @@ groups' up-links sum to, and a cut through the middle meets about half of the li
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd
 from typing import TYPE_CHECKING
@@ -35,25 +36,64 @@ def fabric_graph(cluster: ClusterSpec, gpus: int) -> nx.Graph[str]:
     rails, `scalable-unit/0/rail3` is what GPU 3 of each node hangs on; between groups that are joined
     directly there are edges instead of a root.
     """
-    levels = fabric_levels(cluster, gpus)
-    leaf = _leaf_gpus(cluster, levels)
-    within = np.flatnonzero(levels.blocks <= leaf)
-    inside = float(levels.gb_per_s[within[-1] if within.size else 0])
-    outer = [int(depth) for depth in np.flatnonzero(levels.blocks > leaf)]
-    joints = level_joints(cluster, [levels.names[depth] for depth in outer])
+    outline = outline_of(cluster, gpus)
     up: dict[str, float] = {}
-    paths: dict[int, tuple[tuple[int, str], ...]] = {}
-    below = [leaf, *(int(levels.blocks[depth]) for depth in outer)]
-    for start in range(0, gpus, leaf):
-        names = [f"node{start // leaf}", *(_vertex(levels, d, start // int(levels.blocks[d])) for d in outer)]
-        for at, depth in enumerate(outer):
-            up[names[at]] = below[at] * float(levels.gb_per_s[depth])
-        paths[start // leaf] = tuple(enumerate(names[1:]))
-    terminals = [
-        Terminal(name=f"node{index}", gpus=leaf, inside_gb_per_s=inside, path=path)
-        for index, path in paths.items()
-    ]
-    return draw(terminals, joints, up, apart=not cluster.crosses_rails_inside)
+    terminals = []
+    for start in range(0, gpus, outline.node_gpus):
+        names = outline.names_at(start)
+        up.update(zip(names, outline.up_gb_per_s, strict=False))
+        terminals.append(
+            Terminal(
+                name=names[0],
+                gpus=outline.node_gpus,
+                inside_gb_per_s=outline.inside_gb_per_s,
+                path=tuple(enumerate(names[1:])),
+            )
+        )
+    return draw(terminals, outline.joints, up, apart=not cluster.crosses_rails_inside)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outline:
+    """The levels from the node outwards: sizes, names and links of their blocks, which are all alike."""
+
+    levels: FabricLevels
+    node_gpus: int
+    """GPUs of a node, or of the piece of it that an allocation with part-filled nodes counts by."""
+    inside_gb_per_s: float
+    outer: tuple[int, ...]
+    """The levels that join nodes and what is larger, by their place in `levels`."""
+    joints: tuple[Joint, ...]
+    up_gb_per_s: tuple[float, ...]
+    """Links of a node, then of a block of each outer level but the last, to the level above."""
+
+    def names_at(self, gpu: int) -> list[str]:
+        """The node of a GPU of the allocation, and its blocks."""
+        last = len(self.levels.blocks) - 1
+        blocks = [
+            ROOT if depth == last else f"{self.levels.names[depth]}/{gpu // int(self.levels.blocks[depth])}"
+            for depth in self.outer
+        ]
+        return [f"node{gpu // self.node_gpus}", *blocks]
+
+
+def outline_of(cluster: ClusterSpec, gpus: int) -> Outline:
+    """What `fabric_graph` draws."""
+    levels = fabric_levels(cluster, gpus)
+    node = _leaf_gpus(cluster, levels)
+    within = np.flatnonzero(levels.blocks <= node)
+    outer = tuple(int(depth) for depth in np.flatnonzero(levels.blocks > node))
+    below = [node, *(int(levels.blocks[depth]) for depth in outer)]
+    return Outline(
+        levels=levels,
+        node_gpus=node,
+        inside_gb_per_s=float(levels.gb_per_s[within[-1] if within.size else 0]),
+        outer=outer,
+        joints=tuple(level_joints(cluster, [levels.names[depth] for depth in outer])),
+        up_gb_per_s=tuple(
+            size * float(levels.gb_per_s[depth]) for size, depth in zip(below, outer, strict=False)
+        ),
+    )
 
 
 def level_joints(cluster: ClusterSpec, names: Sequence[str]) -> list[Joint]:
@@ -150,7 +190,3 @@ def _leaf_gpus(cluster: ClusterSpec, levels: FabricLevels) -> int:
         if medium in _INSIDE_A_NODE and block <= cluster.gpus_per_node
     ]
     return inside_node[-1] if inside_node else gcd(cluster.gpus_per_node, int(levels.blocks[-1]))
-
-
-def _vertex(levels: FabricLevels, depth: int, index: int) -> str:
-    return ROOT if depth == len(levels.blocks) - 1 else f"{levels.names[depth]}/{index}"

@@ -107,22 +107,21 @@ def _cuts(c: Context, axes: Sequence[AxisFlow], use: LevelUse, phase: str, phase
 
 
 def _busiest_uplink(use: LevelUse, axes: Sequence[AxisFlow], phase: str, phase_s: float) -> CutUse:
-    at = use.standing
-    sent = np.zeros(len(at.unit_names))
-    with_detours = np.zeros(len(at.unit_names))
+    at, unit, links = use.standing, use.standing.unit, use.standing.links_gb_per_s
+    sent, with_detours = np.zeros(len(links)), np.zeros(len(links))
     for flow in axes:
-        load = np.bincount(at.unit, weights=use.flows[flow.axis].leaving, minlength=len(sent))
+        load = np.bincount(unit, weights=use.flows[flow.axis].leaving, minlength=len(sent))
         sent += load
         with_detours += load * (use.detour if flow.kind != "all-to-all" else 1.0)
-    seconds = with_detours / (at.links_gb_per_s * 1e9 * use.attained)
+    seconds = with_detours / (links * 1e9 * use.attained)
     worst = int(np.argmax(seconds))
     return CutUse(
         level=at.level,
         cut="uplink",
         phase=phase,
-        block=at.unit_names[worst],
-        bytes_per_gpu=float(sent[worst]) / max(int(np.sum(at.unit == worst)), 1),
-        gb_per_s=float(at.links_gb_per_s[worst]),
+        block=at.unit_name(worst),
+        bytes_per_gpu=float(sent[worst]) / max(int(np.sum(unit == worst)), 1),
+        gb_per_s=float(links[worst]),
         busy_s=float(seconds[worst]),
         phase_s=phase_s,
     )

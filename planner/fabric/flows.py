@@ -139,9 +139,9 @@ def _held(flow: AxisFlow, *of: IntArray) -> IntArray:
 
 def _on_other_rails(flow: AxisFlow, stand: Stand, at: Standing) -> IntArray:
     """For every member, those of its group in the sub-block that are on another node and another rail."""
-    rail = at.unit - at.sub * (len(at.unit_names) // len(at.names))
     near = _held(flow, at.sub) - _held(flow, at.sub, stand.node)
-    return near - (_held(flow, at.sub, rail) - _held(flow, at.sub, stand.node, rail))
+    assert at.rail is not None
+    return near - (_held(flow, at.sub, at.rail) - _held(flow, at.sub, stand.node, at.rail))
 
 
 def _by_rank(flow: AxisFlow, per_member: FloatArray, ranks: int) -> FloatArray:
