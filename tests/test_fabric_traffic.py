@@ -29,7 +29,8 @@ from planner.fabric.cuts import MappingUse, broken_cuts, mapping_use
 from planner.fabric.flows import by_axis
 from planner.fabric.instance import instance_of, ranks_of
 from planner.fabric.levels import plan_traffic
-from planner.fabric.problem import loads_of
+from planner.fabric.problem import MappingError, loads_of
+from planner.fabric.slots import slots_of
 from planner.mapping import matrices, ranks_on
 from planner.prediction import layout_document
 from planner.stages import balanced_stages
@@ -375,3 +376,13 @@ def test_a_hot_expert_receives_ten_times_the_median() -> None:
         for one in (work, replace(work, expert_imbalance_by_ep=((64, placed.imbalance),)))
     )
     assert hot / even == pytest.approx(placed.imbalance)
+
+
+def test_groups_wider_than_a_node_need_to_know_the_racks() -> None:
+    """A leaf of eight racks says nothing of which trays share NVLink: two trays might be of two racks."""
+    nodes = [{"name": "n[01-40]", "leaf": "unit"}]
+    levels = [{"name": "leaf", "gpus": 288}, {"name": "core", "gpus": 576}]
+    spec = cluster_from_mapping({"base": "gb200-nvl72", "levels": levels, "nodes": nodes})
+    assert slots_of(spec, slot_gpus=4, wanted=40).count == 40
+    with pytest.raises(MappingError, match="list each domain"):
+        slots_of(spec, slot_gpus=8, wanted=4)

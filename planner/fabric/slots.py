@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from cluster_specs.naming import node_name
 from cluster_specs.schema import ClusterSpec
 from cluster_specs.tiers import level_rates
-from cluster_specs.uplinks import Uplink, first_outside_a_leaf, link_gb_per_s, uplinks
+from cluster_specs.uplinks import (
+    Uplink,
+    first_outside_a_leaf,
+    leaves_are_domains,
+    link_gb_per_s,
+    uplinks,
+)
 from planner.fabric.problem import MappingError
 
 Place = tuple[int, int]
@@ -51,6 +57,11 @@ def slots_of(cluster: ClusterSpec, *, slot_gpus: int, wanted: int) -> Slots:
     Nodes without a leaf of their own stand under the levels of the cluster, in turn. Raises MappingError
     where fewer than `wanted` slots are free.
     """
+    if slot_gpus > cluster.gpus_per_node and uplinks(cluster).leaves and not leaves_are_domains(cluster):
+        raise MappingError(
+            f"groups of {slot_gpus} GPUs span nodes of {cluster.gpus_per_node}, and leaves hold more than an "
+            f"NVLink domain of {cluster.nvlink_domain}: list each domain (rack) as a leaf of its own"
+        )
     nodes = [node for node in _nodes(cluster) if node.free]
     nodes.sort(key=lambda node: (_natural(node_name(cluster, node.index)), node.index))
     leaves: dict[tuple[str, str], list[tuple[Place, ...]]] = {}
