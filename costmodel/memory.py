@@ -128,6 +128,11 @@ def usable_hbm_gib(workload: Workload) -> float:
     return workload.cluster.device.hbm_gib * ALLOCATOR_SHARE - CONTEXT_GIB - workload.reserve_gib
 
 
+def hbm_gib_for(workload: Workload, usable_gib: float) -> float:
+    """The HBM of a GPU on which `usable_hbm_gib` is `usable_gib`."""
+    return (usable_gib + CONTEXT_GIB + workload.reserve_gib) / ALLOCATOR_SHARE
+
+
 def context_gib(layout: Layout) -> Floats:
     """What the driver shows beside the allocator's blocks: the context, and a communicator of the world and
     of each axis with more than one rank."""
