@@ -1,4 +1,4 @@
-"""A plan drawn: its step as a timeline."""
+"""A plan drawn: as a page, and its step as a timeline."""
 
 from __future__ import annotations
 
@@ -7,6 +7,25 @@ from pathlib import Path
 import click
 
 from commands.terminal import PATH, common, force_option, print_json
+
+
+@click.command()
+@click.argument("plan", type=PATH, metavar="PLAN")
+@click.option("-o", "--output", type=PATH, metavar="FILE", required=True, help="The page, HTML.")
+@force_option
+@common
+def report(plan: Path, output: Path, force: bool, as_json: bool) -> None:
+    """Write a plan as one page: figures, pictures, reasons. It loads nothing and runs nothing."""
+    from planner.documents import read_plan
+    from planner.launch.files import write_files
+    from planner.report.plan_page import plan_page
+
+    text = plan_page(read_plan(plan))
+    write_files(output.parent, {output.name: text}, force)
+    if as_json:
+        print_json({"file": str(output), "bytes": len(text.encode())})
+    else:
+        click.echo(str(output))
 
 
 @click.command()
