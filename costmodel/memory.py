@@ -176,6 +176,27 @@ def peak_memory_gib(workload: Workload, layout: Layout) -> Floats:
     return np.asarray((out + every + FIXED_BYTES) / GIB).reshape(shape)
 
 
+def main_layer_rooms(workload: Workload, layout: Layout, limit_gib: float) -> NDArray[np.float64]:
+    """Never fewer main layers than each pipeline rank can hold within a limit, shape [n, most pp].
+
+    Ranks beyond a layout's pp hold none. Leading dense layers, embedding and head are left out, so there may
+    be less room. `layout` has shape [n].
+    """
+    state, kept, dropped, *_ = layer_bytes(workload, layout)
+    pp, vpp = (np.broadcast_to(np.asarray(x), state.shape)[:, None] for x in (layout.pp, layout.vpp))
+    ranks = np.arange(int(pp.max(initial=1)))
+    full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
+    again = np.broadcast_to(np.where(full, layout.recompute_layers, 0), state.shape)[:, None] * vpp
+    extra = transients(workload, layout, saved_activations(workload, layout))
+    every = np.asarray(extra.gathered + extra.layer + extra.bucket + extra.stranded) + FIXED_BYTES
+    flying = np.broadcast_to(np.asarray(in_flight(layout.with_axis(), ranks)), (*state.shape, len(ranks)))
+    left = np.broadcast_to(limit_gib * GIB - every, state.shape)[:, None]
+    first, rest = (state[:, None] + held[:, None] * flying for held in (np.minimum(dropped, kept), kept))
+    rooms = np.where(left < again * first, left / first, again + (left - again * first) / rest)
+    rooms = np.floor(np.maximum(rooms, 0.0) * (1 + 1e-9))
+    return np.asarray(np.where(ranks < pp, rooms, 0.0))
+
+
 def layer_bytes(workload: Workload, layout: Layout) -> tuple[NDArray[np.float64], ...]:
     """Bytes of one layer: (states, activations kept, activations when recomputed in full) of a main layer,
     then of a leading dense layer of a mixture-of-experts model."""
