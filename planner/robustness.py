@@ -30,6 +30,8 @@ from planner.space import space_of
 
 MOST_ROUNDS = 4
 """A plan that took more CP-SAT models than this is not searched for again under every change."""
+LARGEST_SPACE = 5_000_000
+"""Nor is a space of more layouts, but for what would fit instead of a plan that no longer does."""
 MOST_PRICED = 32
 """Layouts priced exactly in one search; work, not time, so that the answer does not depend on the machine."""
 SAME = 1e-3
@@ -130,7 +132,7 @@ def _left_s(request: PlanRequest, plan: Plan, spent_s: float) -> float | None:
 def _scenario(request: PlanRequest, plan: Plan, change: Change, left_s: float | None) -> Scenario:
     changed = replace(request, cluster=change.cluster, top_k=1)
     now_s = _as_it_stands_s(changed, plan)
-    outcome = None if _too_long(request, plan) else _searched_again(changed, plan, left_s)
+    outcome = None if _too_long(request, plan, now_s) else _searched_again(changed, plan, left_s)
     bound_s = _monotone_bound_s(plan, change)
     best_s, winner, searched = now_s, None, False
     if outcome is not None:
@@ -173,8 +175,11 @@ def _monotone_bound_s(plan: Plan, change: Change) -> float:
     return 0.0 if change.memory else bound_s * change.factor
 
 
-def _too_long(request: PlanRequest, plan: Plan) -> bool:
-    return is_irregular(request.cluster) or plan.solver.bound_rounds > MOST_ROUNDS
+def _too_long(request: PlanRequest, plan: Plan, now_s: float | None) -> bool:
+    """Whether searching again is left out; by work, so that the answer does not depend on the machine."""
+    if is_irregular(request.cluster) or plan.solver.bound_rounds > MOST_ROUNDS:
+        return True
+    return now_s is not None and plan.solver.layouts_considered > LARGEST_SPACE
 
 
 def _searched_again(changed: PlanRequest, plan: Plan, left_s: float | None) -> Outcome:

@@ -50,6 +50,10 @@ def busiest_in_rooms_s(
         np.broadcast_to(np.asarray(x), owner.shape)
         for x in (main.recompute_s, main.seconds, end_s, context.layout.vpp, end_rank)
     )
+    # Leading dense layers may stand among the recomputed ones: each costs at least its own time instead.
+    spared_s = np.zeros(len(owner))
+    if leading and times.dense is not None:
+        spared_s = leading * np.maximum(again_s - np.asarray(times.dense.seconds), 0.0)
     best = np.full(len(owner), np.inf)
     for fewest, most in _amounts(workload, layouts):
         some = np.flatnonzero(fewest >= 0)
@@ -65,9 +69,8 @@ def busiest_in_rooms_s(
             end_s[at],
             end_rank[at],
         )
-        # Leading dense layers may be among the recomputed ones, and cost less.
-        main_again = np.where(every, 0, np.maximum(fewest[owner[at]] * vpp[at] - leading, 0))
-        best[at] = np.minimum(best[at], busiest_s + again_s[at] * main_again)
+        asked_s = again_s[at] * np.where(every, 0, fewest[owner[at]] * vpp[at])
+        best[at] = np.minimum(best[at], busiest_s + np.maximum(asked_s - spared_s[at], 0.0))
     return best
 
 
