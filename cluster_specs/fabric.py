@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
 from typing import TypeVar
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cluster_specs.allocation import check_gpus, expand_nodes
 from cluster_specs.schema import ClusterSpec, Medium
 from cluster_specs.tiers import Tier, measured_tiers
-from cluster_specs.uplinks import uplinks
+from cluster_specs.uplinks import first_outside_a_leaf, uplinks
 
 Number = TypeVar("Number", np.int64, np.float64)
 
@@ -56,7 +56,7 @@ def fabric_levels(cluster: ClusterSpec, gpus: int) -> FabricLevels:
     144 are 2 x 72, and 16,384 GPUs of 8 pods of 3,072 are 8 x 2,048. An allocation with
     part-filled nodes counts by the piece that its nodes share: 20 GPUs on nodes of 8 are 5 x 4. A level whose
     block is no larger than the one below is left out, level 0 never. Where nodes are listed with their leaves
-    and these do not have the same number of free GPUs, blocks are those of the fullest leaf and pod.
+    blocks are no larger than what these have free; where that differs, they are those of the fullest ones.
 
     Raises ClusterError if `gpus` is below 1 or above what the cluster has.
     """
@@ -65,13 +65,24 @@ def fabric_levels(cluster: ClusterSpec, gpus: int) -> FabricLevels:
         return _fullest(cluster, gpus)
     nodes, piece = _node_pieces(cluster, gpus)
     return _fitted(
-        tuple(measured_tiers(cluster)),
+        _as_listed(cluster, tuple(measured_tiers(cluster))),
         gpus,
         cluster_gpus=cluster.gpus,
         per_node=cluster.gpus_per_node,
         nodes=nodes,
         piece=piece,
     )
+
+
+def _as_listed(cluster: ClusterSpec, tiers: tuple[Tier, ...]) -> tuple[Tier, ...]:
+    """The tiers with blocks no larger than what listed leaves and pods, which are alike, have free."""
+    links, at = uplinks(cluster), len(tiers) - len(cluster.levels) + first_outside_a_leaf(cluster) - 1
+    sizes = {
+        at + step: next(iter(found.values())).free
+        for step, found in enumerate((links.leaves, links.pods))
+        if found and 0 <= at + step < len(tiers) - 1
+    }
+    return tuple(replace(tier, gpus=min(tier.gpus, sizes.get(k, tier.gpus))) for k, tier in enumerate(tiers))
 
 
 def is_irregular(cluster: ClusterSpec) -> bool:

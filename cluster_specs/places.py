@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cluster_specs.allocation import expand_nodes
-from cluster_specs.fabric import fabric_levels, full_levels, is_irregular
+from cluster_specs.fabric import fabric_levels, is_irregular
 from cluster_specs.schema import ClusterSpec, NodeSpec
-from cluster_specs.uplinks import first_outside_a_leaf, free_of
+from cluster_specs.uplinks import free_of, uplinks
 
 Place = tuple[int, int]
 """(node, local GPU), both from 0."""
@@ -45,12 +45,10 @@ def _leaf_by_leaf(cluster: ClusterSpec, gpus: int) -> list[Place]:
 
 
 def _quotas(cluster: ClusterSpec, gpus: int) -> tuple[int, int]:
-    """GPUs to take of a leaf and of a pod: the largest block of the allocation that either can hold."""
-    fitted = fabric_levels(cluster, gpus).blocks.tolist()
-    full, inner = full_levels(cluster).blocks.tolist(), len(cluster.levels)
-    first = first_outside_a_leaf(cluster)
-    sizes = full[len(full) - inner :] if inner else []
-    leaf = cluster.nvlink_domain if first == 0 else (sizes or [gpus])[0]
-    pod = sizes[first] if first < len(sizes) - 1 else gpus
-    largest = [max((block for block in fitted if block <= size), default=gpus) for size in (leaf, pod)]
-    return largest[0], largest[1]
+    """GPUs to take of a leaf and of a pod: the largest block of the allocation that either has free."""
+    fitted, links = fabric_levels(cluster, gpus).blocks.tolist(), uplinks(cluster)
+    of_leaf, of_pod = (
+        max((block for block in fitted if block <= next(iter(found.values())).free), default=gpus)
+        for found in (links.leaves, links.pods)
+    )
+    return of_leaf, of_pod

@@ -29,6 +29,8 @@ from model_specs.reader import read_model
 from planner.fabric.problem import MappingProblem, Traffic
 from planner.fabric.slots import slots_of
 from planner.fabric.solve import least_traffic
+from planner.problem import PlanRequest
+from planner.service import plan
 
 LEVELS: list[dict[str, object]] = [
     {"name": "leaf", "gpus": 32},
@@ -349,6 +351,31 @@ def test_less_background_never_slows_a_step(share: float, less: float, level: in
     assert step_s(share * less) <= step_s(share) * (1 + 1e-12)
 
 
+def test_less_background_never_worsens_a_plan() -> None:
+    """The optimum over a few layouts on slow NICs, leaves equally and unequally busy."""
+
+    def optimum_s(blocks: list[dict[str, object]]) -> float:
+        nodes = [{"name": f"{leaf}[1-2]", "leaf": leaf} for leaf in "ab"]
+        request = PlanRequest(
+            model=read_model("llama-3-8b"),
+            cluster=cluster(nodes=nodes, blocks=blocks, nic_gbps_per_gpu=25),
+            gpus=32,
+            global_batch=32,
+            seq_len=4096,
+            pins={"tp": 8, "cp": 1, "micro_batch": 1, "vpp": 1, "recompute": "none"},
+        )
+        found = plan(request).objective.step_time_s
+        assert found is not None
+        return found
+
+    both = [optimum_s([{"leaf": leaf, "background": share} for leaf in "ab"]) for share in (0.9, 0.5, 0.0)]
+    one = [optimum_s([{"leaf": "a", "background": share}]) for share in (0.9, 0.5)]
+    assert both == sorted(both, reverse=True)
+    assert [*one, both[-1]] == sorted([*one, both[-1]], reverse=True)
+    assert both[0] > both[-1]
+    assert optimum_s([]) == pytest.approx(both[-1])
+
+
 # Several NICs, GPUs that are missing
 
 
@@ -384,6 +411,11 @@ def test_an_allocation_is_taken_evenly_from_the_leaves() -> None:
     spec = cluster(nodes=nodes, levels=[*LEVELS[:1], {"name": "core", "gpus": 64}])
     assert fabric_levels(spec, 48).blocks.tolist() == [8, 24, 48]
     assert sorted({node for node, _ in allocated_places(spec, 48)}) == [0, 1, 2, 4, 5, 6]
+    wide = cluster(nodes=nodes, levels=[{"name": "leaf", "gpus": 64}, {"name": "core", "gpus": 256}])
+    assert fabric_levels(wide, 48).blocks.tolist() == [8, 24, 48], (
+        "a leaf has 32 free, whatever it could hold"
+    )
+    assert sorted({node for node, _ in allocated_places(wide, 48)}) == [0, 1, 2, 4, 5, 6]
 
 
 def test_links_without_rails_cost_as_before() -> None:

@@ -17,7 +17,8 @@ def traffic_view(found: PlanTraffic) -> list[Renderable]:
         *_axes(found),
         heading("Process groups, and what one of them sends in a step"),
         _groups(found),
-        heading(f"Cuts, by phase ({_phases(found)})" if found.cuts else "Cuts"),
+        heading("Cuts, by phase"),
+        *([line(_phases(found))] if found.cuts else []),
         _cuts(found),
     ]
     binding = found.binding
