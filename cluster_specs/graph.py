@@ -1,13 +1,23 @@
-"""The fabric as a graph, and its cuts by maximum flow: a second opinion on the level table."""
+"""The fabric under an allocation as a graph, and its minimum cuts by maximum flow.
+
+Capacities are GB/s in one direction. Blocks that switches join hang on a vertex of their level. The groups of
+a dragonfly are joined edge by edge: each global link has two end points, so the links carry half of what the
+groups' up-links sum to, and a cut through the middle meets about half of the links.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from math import gcd
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cluster_specs.drawing import Joint, Terminal, draw
+from cluster_specs.errors import ClusterError, shown
 from cluster_specs.fabric import FabricLevels, fabric_levels
 from cluster_specs.schema import ClusterSpec
 
@@ -20,37 +30,81 @@ _INSIDE_A_NODE = ("nvlink", "xgmi", "pcie")
 
 
 def fabric_graph(cluster: ClusterSpec, gpus: int) -> nx.Graph[str]:
-    """The fabric under an allocation as a tree: nodes are leaves, the blocks of every level inner vertices.
+    """The levels under an allocation: nodes `node0`, `node1`, ..., blocks `pod/3`, the outermost `root`.
 
-    Leaves `node0`, `node1`, ... stand for a node's GPUs together and carry `gpus` and `inside_gb_per_s`, what
-    one of its GPUs has inside the node. An inner vertex `pod/3` is what joins the blocks below it and carries
-    `level` and `gpus`; the one of the outermost level is `root`. An edge's `capacity` is in GB/s and one
-    direction: the GPUs below it times their rate at the level above it.
-
-    A tree keeps the convention of the level table: up-links are counted at their end points. Where switches
-    are joined directly (the groups of a dragonfly), each global link has two end points, so the links carry
-    half of what the end points sum to, and that half is the cut between two halves of the machine.
+    See `drawing.draw`. An edge's `capacity` is the GPUs below it times their rate at the level above it. With
+    rails, `scalable-unit/0/rail3` is what GPU 3 of each node hangs on; between groups that are joined
+    directly there are edges instead of a root.
     """
-    import networkx as nx
+    outline = outline_of(cluster, gpus)
+    up: dict[str, float] = {}
+    terminals = []
+    for start in range(0, gpus, outline.node_gpus):
+        names = outline.names_at(start)
+        up.update(zip(names, outline.up_gb_per_s, strict=False))
+        terminals.append(
+            Terminal(
+                name=names[0],
+                gpus=outline.node_gpus,
+                inside_gb_per_s=outline.inside_gb_per_s,
+                path=tuple(enumerate(names[1:])),
+            )
+        )
+    return draw(terminals, outline.joints, up, apart=not cluster.crosses_rails_inside)
 
+
+@dataclass(frozen=True, kw_only=True)
+class Outline:
+    """The levels from the node outwards: sizes, names and links of their blocks, which are all alike."""
+
+    levels: FabricLevels
+    node_gpus: int
+    """GPUs of a node, or of the piece of it that an allocation with part-filled nodes counts by."""
+    inside_gb_per_s: float
+    outer: tuple[int, ...]
+    """The levels that join nodes and what is larger, by their place in `levels`."""
+    joints: tuple[Joint, ...]
+    up_gb_per_s: tuple[float, ...]
+    """Links of a node, then of a block of each outer level but the last, to the level above."""
+
+    def names_at(self, gpu: int) -> list[str]:
+        """The node of a GPU of the allocation, and its blocks."""
+        last = len(self.levels.blocks) - 1
+        blocks = [
+            ROOT if depth == last else f"{self.levels.names[depth]}/{gpu // int(self.levels.blocks[depth])}"
+            for depth in self.outer
+        ]
+        return [f"node{gpu // self.node_gpus}", *blocks]
+
+
+def outline_of(cluster: ClusterSpec, gpus: int) -> Outline:
+    """What `fabric_graph` draws."""
     levels = fabric_levels(cluster, gpus)
-    graph: nx.Graph[str] = nx.Graph()
-    leaf = _leaf_gpus(cluster, levels)
-    within = np.flatnonzero(levels.blocks <= leaf)
-    inside = float(levels.gb_per_s[within[-1] if within.size else 0])
-    for start in range(0, gpus, leaf):
-        graph.add_node(f"node{start // leaf}", gpus=leaf, inside_gb_per_s=inside)
-    below, prefix = leaf, "node"
-    for depth in np.flatnonzero(levels.blocks > leaf):
-        block, last = int(levels.blocks[depth]), depth == len(levels.blocks) - 1
-        for start in range(0, gpus, block):
-            graph.add_node(_vertex(levels, int(depth), start // block), level=levels.names[depth], gpus=block)
-        capacity = below * float(levels.gb_per_s[depth])
-        for start in range(0, gpus, below):
-            above = ROOT if last else _vertex(levels, int(depth), start // block)
-            graph.add_edge(f"{prefix}{start // below}", above, capacity=capacity)
-        below, prefix = block, f"{levels.names[depth]}/"
-    return graph
+    node = _leaf_gpus(cluster, levels)
+    within = np.flatnonzero(levels.blocks <= node)
+    outer = tuple(int(depth) for depth in np.flatnonzero(levels.blocks > node))
+    below = [node, *(int(levels.blocks[depth]) for depth in outer)]
+    return Outline(
+        levels=levels,
+        node_gpus=node,
+        inside_gb_per_s=float(levels.gb_per_s[within[-1] if within.size else 0]),
+        outer=outer,
+        joints=tuple(level_joints(cluster, [levels.names[depth] for depth in outer])),
+        up_gb_per_s=tuple(
+            size * float(levels.gb_per_s[depth]) for size, depth in zip(below, outer, strict=False)
+        ),
+    )
+
+
+def level_joints(cluster: ClusterSpec, names: Sequence[str]) -> list[Joint]:
+    """How the blocks inside some levels, given by name, are joined."""
+    known: dict[str, Joint] = {}
+    below = max(cluster.nvlink_domain, cluster.gpus_per_node)
+    for level in cluster.levels:
+        direct = level.gpus // below if level.joined == "direct" else 0
+        known[level.name] = Joint(level=level.name, rails=level.rails, direct=direct)
+        below = level.gpus
+    return [known.get(name, Joint(level=name)) for name in names]
 
 
 def cut_gb_per_s(cluster: ClusterSpec, gpus: int) -> NDArray[np.float64]:
@@ -61,35 +115,71 @@ def cut_gb_per_s(cluster: ClusterSpec, gpus: int) -> NDArray[np.float64]:
     """
     levels = fabric_levels(cluster, gpus)
     below = np.concatenate([[1], levels.blocks[:-1]])
+    joints = level_joints(cluster, levels.names)
     return np.array(
         [
-            _star_cut(int(count), int(size) * float(rate))
-            for count, size, rate in zip(levels.blocks // below, below, levels.gb_per_s, strict=True)
+            halves_cut_gb_per_s(
+                (float(size) * float(rate),) * int(count // 2),
+                (float(size) * float(rate),) * int(count - count // 2),
+                joint,
+            )
+            for count, size, rate, joint in zip(
+                levels.blocks // below, below, levels.gb_per_s, joints, strict=True
+            )
         ]
     )
 
 
-def _star_cut(count: int, capacity: float) -> float:
-    """Minimum cut between the first half and the rest of `count` sub-blocks, each joined by `capacity`."""
+@lru_cache(maxsize=1024)
+def halves_cut_gb_per_s(first: tuple[float, ...], second: tuple[float, ...], joint: Joint) -> float:
+    """Minimum cut between some sub-blocks of a block and some others, by their up-links in GB/s.
+
+    Infinite where one side has none.
+    """
+    if not first or not second:
+        return float("inf")
+    up: dict[str, float] = {}
+    sides = []
+    # Blocks joined by switches that lie on one side are as good as one; direct links need each by itself.
+    sizes = (len(first), len(second)) if joint.direct else (COARSEST, COARSEST)
+    for side, (links, most) in enumerate(zip((first, second), sizes, strict=True)):
+        names = [f"{side}/{at}" for at in range(min(len(links), most))]
+        for at, link in enumerate(links):
+            name = names[at % len(names)]
+            up[name] = up.get(name, 0.0) + link
+        sides.append(names)
+    terminals = [Terminal(name=name, gpus=1, inside_gb_per_s=0.0, path=((0, ROOT),)) for name in up]
+    graph = draw(terminals, [joint], up, apart=False)
+    return cut_between_gb_per_s(graph, *sides)
+
+
+def cut_between_gb_per_s(graph: nx.Graph[str], first: Collection[str], second: Collection[str]) -> float:
+    """Minimum cut between two sets of nodes, GB/s in one direction, by networkx.
+
+    Nodes that are in neither set pass nothing on. A node whose rails do not meet may be named whole or by
+    rail (`node0/rail3`). Raises ClusterError where a name is in both sets, or no node of the graph.
+    """
     import networkx as nx
 
-    if count < 2:
-        return float("inf")
-    graph: nx.DiGraph[str] = nx.DiGraph()
+    sides = [{port for name in side for port in _ports(graph, name)} for side in (first, second)]
+    both = sides[0] & sides[1]
+    if both:
+        raise ClusterError(f"{shown(min(both))} is on both sides of the cut")
+    flow: nx.Graph[str] = graph.copy()
+    ends = sides[0] | sides[1]
+    nodes = [name for name, data in graph.nodes(data=True) if "level" not in data]
+    flow.remove_nodes_from([name for name in nodes if name not in ends])
     # An edge without a capacity is unlimited to networkx.
-    for index, size in enumerate(_runs(count // 2)):
-        graph.add_edge("source", f"first{index}")
-        graph.add_edge(f"first{index}", ROOT, capacity=size * capacity)
-    for index, size in enumerate(_runs(count - count // 2)):
-        graph.add_edge(ROOT, f"second{index}", capacity=size * capacity)
-        graph.add_edge(f"second{index}", "sink")
-    return float(nx.minimum_cut_value(graph, "source", "sink"))
+    flow.add_edges_from(("one side of the cut", name) for name in sides[0])
+    flow.add_edges_from(("other side of the cut", name) for name in sides[1])
+    return float(nx.minimum_cut_value(flow, "one side of the cut", "other side of the cut"))
 
 
-def _runs(count: int) -> list[int]:
-    """Sub-blocks of one half in at most COARSEST vertices: as good for the cut, as they all go one way."""
-    vertices = min(count, COARSEST)
-    return [count // vertices + (index < count % vertices) for index in range(vertices)]
+def _ports(graph: nx.Graph[str], name: str) -> tuple[str, ...]:
+    if name not in graph or "level" in graph.nodes[name]:
+        raise ClusterError(f"{shown(name)} is no node of the fabric")
+    ports: tuple[str, ...] = graph.nodes[name].get("ports", (name,))
+    return ports
 
 
 def _leaf_gpus(cluster: ClusterSpec, levels: FabricLevels) -> int:
@@ -100,7 +190,3 @@ def _leaf_gpus(cluster: ClusterSpec, levels: FabricLevels) -> int:
         if medium in _INSIDE_A_NODE and block <= cluster.gpus_per_node
     ]
     return inside_node[-1] if inside_node else gcd(cluster.gpus_per_node, int(levels.blocks[-1]))
-
-
-def _vertex(levels: FabricLevels, depth: int, index: int) -> str:
-    return ROOT if depth == len(levels.blocks) - 1 else f"{levels.names[depth]}/{index}"

@@ -12,7 +12,7 @@ from cluster_specs.catalog import cluster_fields, cluster_names, load_cluster, l
 from cluster_specs.documents import read_mapping
 from cluster_specs.errors import ClusterError, shown, suggestion, validation_message
 from cluster_specs.importers.hostlists import HostlistError, expand
-from cluster_specs.schema import ClusterSpec, DeviceSpec, FabricLevelSpec, Medium, NodeSpec
+from cluster_specs.schema import BlockSpec, ClusterSpec, DeviceSpec, FabricLevelSpec, Medium, NodeSpec
 
 MOST_NODES = 131_072
 _FILE_ENDINGS = (".yaml", ".yml", ".json")
@@ -22,6 +22,7 @@ _FIELDS = {
     "device": tuple(DeviceSpec.model_fields),
     "levels": tuple(FabricLevelSpec.model_fields),
     "nodes": tuple(NodeSpec.model_fields),
+    "blocks": tuple(BlockSpec.model_fields),
 }
 _MEDIUM_WORDS: tuple[tuple[str, Medium], ...] = (
     ("roce", "roce"),
@@ -101,7 +102,7 @@ def _base_fields(base: object, where: str) -> dict[str, object]:
     if not isinstance(base, str) or base not in cluster_names():
         hint = suggestion(base, cluster_names())
         raise ClusterError(f"{where}: base: {shown(base)} is not in the catalog{hint}")
-    own = ("name", "gpus", "elastic", "levels", "fabric")
+    own = ("name", "gpus", "elastic", "levels", "fabric", "blocks")
     return {key: value for key, value in cluster_fields(base).items() if key not in own}
 
 

@@ -6,14 +6,21 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from cluster_specs.errors import suggestion
+
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 GpuCount = Annotated[int, Field(ge=1, le=1_048_576)]
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}$")]
 """Letters, digits, dot, hyphen and underscore: names end in hostfiles and start scripts."""
 BlockName = Annotated[str, Field(min_length=1, max_length=100)]
 
+Background = Annotated[float, Field(ge=0, le=0.99)]
+
 Architecture = Literal["volta", "ampere", "ada", "hopper", "blackwell", "cdna3"]
 Medium = Literal["nvlink", "pcie", "xgmi", "infiniband", "roce", "efa", "omnipath", "slingshot"]
+
+MOST_DIRECT = 512
+"""Blocks that links of their own may join, each with all others."""
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -56,6 +63,25 @@ class FabricLevelSpec(BaseModel):
     (between blocks of the level below): 1 is non-blocking; 3 leaves each GPU a third of its NIC's rate."""
     latency_us: Positive | None = None
     """One hop of a collective across this level."""
+    rails: Annotated[int, Field(ge=1, le=64)] = 1
+    """Separate switches in one block: GPU i of every node hangs on rail i modulo `rails`, and what goes from
+    one rail to another passes NVLink first (`pxn`) or the first level outside that has no rails."""
+    joined: Literal["switches", "direct"] = "switches"
+    """direct: the blocks of the level below are joined by links of their own, spread evenly over all of them
+    (the groups of a dragonfly); `oversubscription` is then that of these links. The outermost level only."""
+    background: Background | None = None
+    """Share of the up-links of each of this level's blocks that other jobs use; without it, the share of the
+    block's GPUs that are not free."""
+
+
+class BlockSpec(BaseModel):
+    """What other jobs do to the up-links of one named block: a leaf, or a pod where no leaf is given."""
+
+    model_config = _FROZEN
+
+    leaf: BlockName | None = None
+    pod: BlockName | None = None
+    background: Background
 
 
 class NodeSpec(BaseModel):
@@ -111,6 +137,11 @@ class ClusterSpec(BaseModel):
     nic_medium: Medium = "infiniband"
     levels: tuple[FabricLevelSpec, ...] = Field(default=(), max_length=8)
     """Levels above the node / NVLink domain; one non-blocking level when empty."""
+    pxn: bool = True
+    """Whether traffic between rails passes NVLink to the GPU on the receiver's rail first, as NCCL does with
+    NVLink unless NCCL_PXN_DISABLE=1; otherwise it crosses a level without rails."""
+    blocks: tuple[BlockSpec, ...] = Field(default=(), max_length=131_072)
+    """Leaves and pods whose up-links other jobs use otherwise than their level's `background` says."""
     nodes: tuple[NodeSpec, ...] = Field(default=(), max_length=131_072)
     """Every node by name, where they are known; their free GPUs are the cluster's `gpus`."""
     node_name_pattern: Annotated[
@@ -164,6 +195,68 @@ class ClusterSpec(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _rails_fit(self) -> Self:
+        railed = [level for level in self.levels if level.rails > 1]
+        for level in railed:
+            if self.gpus_per_node % level.rails:
+                raise ValueError(
+                    f"levels: {level.name} has {level.rails} rails, which do not divide the "
+                    f"{self.gpus_per_node} GPUs of a node"
+                )
+        if len({level.rails for level in railed}) > 1 or railed != list(self.levels[: len(railed)]):
+            raise ValueError(
+                "levels: rails must be those of the innermost levels, and as many on each: "
+                + ", ".join(f"{level.name} {level.rails}" for level in self.levels)
+            )
+        if railed and len(railed) == len(self.levels) and not self.crosses_rails_inside:
+            raise ValueError(
+                "levels: all have rails, so nothing joins the rails without NVLink; "
+                "leave pxn on, or add a level without rails"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _direct_links_are_outermost(self) -> Self:
+        for depth, level in enumerate(self.levels):
+            if level.joined != "direct":
+                continue
+            if depth == 0 or depth < len(self.levels) - 1:
+                raise ValueError(
+                    f"levels: {level.name} is joined directly; only the outermost of several levels can be"
+                )
+            if level.rails > 1 or self.levels[depth - 1].rails > 1:
+                raise ValueError(
+                    f"levels: {level.name} is joined directly, so neither it nor the blocks that it joins "
+                    "can have rails"
+                )
+            blocks = level.gpus // self.levels[depth - 1].gpus
+            if blocks > MOST_DIRECT:
+                raise ValueError(
+                    f"levels: {level.name} joins {blocks} blocks directly; at most {MOST_DIRECT} can be"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _background_is_somewhere(self) -> Self:
+        if self.levels and self.levels[-1].background is not None:
+            raise ValueError(
+                f"levels: {self.levels[-1].name} has a background, but the outermost level has no up-links; "
+                "say it of the level below"
+            )
+        pods_of: dict[str | None, set[str | None]] = {}
+        for node in self.nodes:
+            if node.leaf is not None:
+                pods_of.setdefault(node.leaf, set()).add(node.pod)
+        pods = {pod for found in pods_of.values() for pod in found if pod is not None}
+        named: set[tuple[str | None, str | None]] = set()
+        for index, block in enumerate(self.blocks):
+            key = _block_key(index, block, pods_of, pods)
+            if key in named:
+                raise ValueError(f"blocks[{index}]: this block is listed twice")
+            named.add(key)
+        return self
+
+    @model_validator(mode="after")
     def _nodes_add_up(self) -> Self:
         if not self.nodes:
             return self
@@ -193,6 +286,14 @@ class ClusterSpec(BaseModel):
         return self
 
     @property
+    def crosses_rails_inside(self) -> bool:
+        """Whether what goes from rail to rail passes NVLink, so that the network only sees one rail.
+
+        NCCL relays through a GPU of the same node that NVLink joins (NVIDIA/nccl src/graph/paths.cc).
+        """
+        return self.pxn and self.nvlink_domain >= self.gpus_per_node > 1
+
+    @property
     def level_names(self) -> tuple[str, ...]:
         """The names of all levels, inside out: the scale-up domain, the node over PCIe, the switches."""
         names = []
@@ -214,3 +315,23 @@ class ClusterSpec(BaseModel):
         if not self.nodes:
             return self.gpus
         return sum(self.gpus_per_node if n.free_gpus is None else n.free_gpus for n in self.nodes)
+
+
+def _block_key(
+    index: int, block: BlockSpec, pods_of: dict[str | None, set[str | None]], pods: set[str]
+) -> tuple[str | None, str | None]:
+    """The (pod, leaf) that a block names. Raises ValueError where there is none, or more than one."""
+    if block.leaf is None and block.pod is None:
+        raise ValueError(f"blocks[{index}]: names neither a leaf nor a pod")
+    if block.leaf is None:
+        if block.pod not in pods:
+            raise ValueError(f"blocks[{index}].pod: no node is in {block.pod!r}{suggestion(block.pod, pods)}")
+        return block.pod, None
+    known = pods_of.get(block.leaf, set())
+    if not known or block.pod not in (None, *known):
+        near = suggestion(block.leaf, {leaf for leaf in pods_of if leaf is not None})
+        place = f"{block.leaf!r}" + (f" of pod {block.pod!r}" if block.pod else "")
+        raise ValueError(f"blocks[{index}].leaf: no node hangs on {place}{near}")
+    if block.pod is None and len(known) > 1:
+        raise ValueError(f"blocks[{index}].leaf: {block.leaf!r} is in {len(known)} pods; give the pod too")
+    return next(iter(known)) if block.pod is None else block.pod, block.leaf

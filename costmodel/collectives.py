@@ -34,6 +34,10 @@ class Links:
     """One hop."""
     half_bytes: NDArray[np.float64]
     """n0 of B(n) = B / (1 + sqrt(n0 / n)): small messages do not fill the links."""
+    rails: NDArray[np.int64] | None = None
+    """Rails between which nothing passes inside a block, 1 where there are none; None: none anywhere."""
+    cross_rail_bytes_per_s: NDArray[np.float64] | None = None
+    """As `all_to_all_bytes_per_s`, of the level that joins the rails."""
 
 
 def best_beyond(links: Links) -> Links:
@@ -41,7 +45,8 @@ def best_beyond(links: Links) -> Links:
 
     A group too large for a block crosses some level at or beyond that block's. With these links no placement
     beats the one that packs every group as far inside as it can be, even where an outer level is the faster
-    one (a NIC faster than the PCIe bus of its node).
+    one (a NIC faster than the PCIe bus of its node). Rails are left out: a group with one member a node would
+    not feel them.
     """
 
     def suffix(
@@ -131,7 +136,30 @@ def all_to_all_s(
     volume = np.asarray(sent_bytes, dtype=np.float64)[..., None] * share * scale
     filled = 1.0 + np.sqrt(links.half_bytes / np.maximum(volume, 1.0))
     seconds = np.where(crossed, volume * filled / links.all_to_all_bytes_per_s + links.latency_s, 0.0)
-    return _over_levels(np.maximum, seconds)
+    out = _over_levels(np.maximum, seconds)
+    if links.rails is None or links.cross_rail_bytes_per_s is None or not np.any(links.rails > 1):
+        return out
+    first = int(np.argmax(links.rails > 1))
+    up = cross_rail_bytes(volume, members, links.rails)
+    rate, alpha = links.cross_rail_bytes_per_s[first], links.latency_s[first]
+    slower: Floats = np.maximum(out, np.where(up > 0, up * filled[..., first] / rate + alpha, 0.0))
+    return slower
+
+
+def cross_rail_bytes(
+    volume: NDArray[np.float64], members: NDArray[np.int64], rails: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """What an all-to-all sends up to the level that joins the rails, of one GPU; shape [...].
+
+    `volume` [..., levels] leaves the sub-blocks of each level, what goes further included. Of what stays
+    under one set of rails, 1 - 1/R goes from one rail to another, R being the rails that the members in a
+    node lie on; a group with one member in a node stays on its rail. What goes further crosses anyway.
+    """
+    first, last = (int(at) for at in np.flatnonzero(rails > 1)[[0, -1]])
+    on = np.minimum(members_inside(members)[..., first], rails[first])
+    further = volume[..., last + 1] if last + 1 < volume.shape[-1] else np.zeros_like(volume[..., 0])
+    out: NDArray[np.float64] = (1.0 - 1.0 / on) * np.maximum(volume[..., first] - further, 0.0) + further
+    return np.where(members[..., last] > members_inside(members)[..., first], out, further)
 
 
 def point_to_point_s(payload_bytes: Floats, stride_level: Ints, links: Links) -> Floats:

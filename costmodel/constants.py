@@ -223,12 +223,15 @@ def links_of(levels: FabricLevels, constants: Constants) -> Links:
     fraction = np.where(scale_up, constants.device.scale_up_fraction, network)
     to_all = np.where(scale_up, shared["all_to_all_scale_up_fraction"], network)
     # What was measured on this very machine goes before what machines of the kind usually attain.
-    fraction = np.where(np.isnan(levels.attained), fraction, levels.attained)
+    fraction = np.where(np.isnan(levels.attained), fraction * levels.neighbour_share, levels.attained)
     to_all = np.where(np.isnan(levels.all_to_all_attained), to_all, levels.all_to_all_attained)
     nominal = levels.gb_per_s * 1e9
+    railed = bool(np.any(levels.rails > 1))
     return Links(
         bytes_per_s=nominal * fraction,
         all_to_all_bytes_per_s=nominal * to_all,
         latency_s=levels.latency_s,
         half_bytes=np.where(scale_up, shared["half_bytes_scale_up"], shared["half_bytes_network"]),
+        rails=levels.rails if railed else None,
+        cross_rail_bytes_per_s=levels.cross_rail_gb_per_s * 1e9 * to_all if railed else None,
     )

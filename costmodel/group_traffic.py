@@ -24,11 +24,13 @@ class GroupTraffic:
     tensor: float
     """Ring passes over the tensor group."""
     context: float
-    """Ring passes of keys and values over the context group."""
+    """Ring passes of keys and values over the context group; with `a2a`, what is sent to the whole group."""
     gradients: float
     """Ring passes of dense gradients and parameters over the data-parallel group (with context)."""
     expert_gradients: float
     """The same of the experts, over the ranks that hold the same ones."""
+    expert_tensor: float
+    """Ring passes of gathered tokens over the expert-tensor group."""
     experts: float
     """All-to-all: sent to the whole expert group, itself among the receivers, one copy a receiver block."""
     boundary: float
@@ -56,17 +58,23 @@ def group_traffic(c: Context, stages: Stages, expert_blocks: int = 1) -> GroupTr
     dense, expert = (float(np.max(x)) for x in rank_parameters(model, layout, stages))
     each = gradient_element_bytes(c, m)
     hop = hidden / tp * m * vpp if pp > 1 else 0.0
-    experts = 0.0
+    experts = expert_tensor = 0.0
+    if model.moe is not None:
+        passes = ADDED_PER_LAYER * moe_layers + 2.0 * again_moe
+        routed = hidden / tp * float(c.workload.imbalance(int(np.asarray(layout.ep)))) * passes
+        etp = int(np.asarray(layout.etp))
+        expert_tensor = _ring(routed * model.moe.top_k * etp, etp)
     if model.moe is not None and int(np.asarray(layout.ep)) > 1:
         spanned = np.array([float(expert_blocks)])
-        copies = float(np.max(routed_copies(c.workload, spanned, layout.ep)))
-        passes = ADDED_PER_LAYER * moe_layers + 2.0 * again_moe
-        experts = hidden / tp * float(c.workload.imbalance(int(np.asarray(layout.ep)))) * copies * passes
+        experts = routed * float(np.max(routed_copies(c.workload, spanned, layout.ep)))
     return GroupTraffic(
         tensor=_ring(hidden, tp) * tensor_passes(c, blocks, blocks_again),
-        context=context_volume(c, layers, again) * (cp - 1) / cp if cp > 1 else 0.0,
+        context=context_volume(c, layers, again) * (1.0 if c.workload.cp_comm == "a2a" else (cp - 1) / cp)
+        if cp > 1
+        else 0.0,
         gradients=_ring(dense * each, dp * cp),
         expert_gradients=_ring(expert * each, int(np.asarray(layout.edp))),
+        expert_tensor=expert_tensor,
         experts=experts,
         boundary=hop,
         wrap=hop * (vpp - 1) / vpp,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from costmodel.collectives import all_to_all_s, members_inside, ring_pass_s
+from costmodel.collectives import Links, all_to_all_s, members_inside, ring_pass_s
 from costmodel.kernels import gemm_s, streamed_s, weight_gradient_s
 from costmodel.layer_traffic import less_hidden
 from costmodel.layout import Floats, Recompute
@@ -85,10 +87,19 @@ def _expert_all_to_all(c: Context, tokens: Floats) -> Floats:
     assert moe is not None
     copies = routed_copies(c.workload, members[..., -1:] / members_inside(members), c.layout.ep)
     sent = 2.0 * tokens * model.hidden * c.workload.imbalance(c.layout.ep)
-    once = all_to_all_s(sent, members, c.links, copies)
+    once = all_to_all_s(sent, members, dispatch_links(c), copies)
     gathered = ring_pass_s(sent * moe.top_k * np.asarray(c.layout.etp), c.placement.etp, c.links)
     out: Floats = 2.0 * (once + gathered)
     return out
+
+
+def dispatch_links(c: Context) -> Links:
+    """The links of the dispatcher. One that sends a copy per node (DeepEP) sends it to the GPU of the own
+    index there and on over NVLink, so it never changes rails on the network, whatever NCCL does.
+    """
+    cluster = c.workload.cluster
+    relayed = c.workload.moe_dispatch != "alltoall" and cluster.nvlink_domain >= cluster.gpus_per_node > 1
+    return replace(c.links, rails=None) if relayed else c.links
 
 
 def hide_expert_traffic(c: Context, layer: LayerTime) -> LayerTime:

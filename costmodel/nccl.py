@@ -87,12 +87,15 @@ def isolated_fabric(cluster: ClusterSpec, members: int, *, deduplicated: bool = 
     in_switch = _value("in_switch", rack, architecture) if levels.media[0] == "nvlink" else 0.0
     packed = np.minimum(levels.blocks, members)
     fill_s = float(_table()["fill_s"]["value"])
+    relayed = deduplicated and cluster.nvlink_domain >= cluster.gpus_per_node > 1
     return IsolatedFabric(
         links=Links(
-            bytes_per_s=nominal * ring,
+            bytes_per_s=nominal * ring * levels.neighbour_share,
             all_to_all_bytes_per_s=nominal * exchange,
             latency_s=levels.latency_s,
             half_bytes=levels.gb_per_s * 1e9 * members_inside(packed) * fill_s,
+            rails=None if relayed else levels.rails,
+            cross_rail_bytes_per_s=levels.cross_rail_gb_per_s * 1e9 * exchange,
         ),
         members=packed,
         exchange_half_bytes=nominal

@@ -1,30 +1,14 @@
-"""The bisection rule: what must cross a cut of the fabric within a phase of the step takes no longer than it.
-
-A step has two phases: the micro-batches, in which tensor, context, expert and pipeline groups talk, and the
-synchronisation of gradients and parameters, which may run beside the last micro-batch (all of them with
-ZeRO-3) and then alone. Groups that are active in one phase share the links, so their bytes add up.
-
-Two cuts of every level: the up-link of one sub-block, and the two halves of a block. Up to where the table of
-levels is a tree their capacities follow from it; `cluster_specs.graph` computes them by maximum flow.
-"""
+"""Phases of a step, how busy a cut of the fabric is in one, and what kind of traffic an axis makes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cluster_specs.fabric import fabric_levels
-from costmodel.collectives import members_inside
-from costmodel.layout import Layout, Placement
+from costmodel.layout import Layout
 from costmodel.operators import Context
-from costmodel.traffic import LevelBytes
 
-FloatArray = NDArray[np.float64]
-
-GRADIENT_AXES = ("dp",)
-ALL_TO_ALL_AXES = ("ep",)
 BESIDE = ("dp_comm", "optimizer", "step_overhead")
 """Parts of a step in which no micro-batch runs."""
 
@@ -38,8 +22,12 @@ class CutUse:
     """uplink or bisection."""
     phase: str
     """micro-batches or gradients."""
+    block: str
+    """Whose up-link, or which block's halves: the busiest of the level."""
     bytes_per_gpu: float
     """That cross in a step, one direction: per GPU below the up-link, or per GPU of one half."""
+    gb_per_s: float
+    """Nominal capacity of the cut, one direction, as far as it is the job's."""
     busy_s: float
     phase_s: float
 
@@ -63,96 +51,54 @@ def phase_seconds(c: Context, breakdown_s: dict[str, float]) -> dict[str, float]
     return {"micro-batches": working, "gradients": breakdown_s.get("dp_comm", 0.0) + beside}
 
 
-def cut_uses(
-    c: Context, levels: tuple[LevelBytes, ...], breakdown_s: dict[str, float], halves_gb_per_s: FloatArray
-) -> tuple[CutUse, ...]:
-    """Every cut that something crosses, from the inside out. `halves_gb_per_s` are nominal minimum cuts.
+@dataclass(frozen=True, kw_only=True)
+class AxisPattern:
+    """What kind of traffic an axis makes, for people who plan or watch a network."""
 
-    Of what leaves a sub-block on a ring over b sub-blocks, 1 / b of the block's sum passes from one half to
-    the other; of an all-to-all, half of b / 2 / (b - 1).
+    pattern: str
+    fan_out: int
+    """Peers that a rank sends to."""
+    predictability: str
+    incast: str
+    """Risk that several senders meet at one receiver."""
+    ecmp: str
+    """How well hashing flows over equal paths (ECMP) spreads them."""
+
+
+_RING_ECMP = "few large flows collide: adaptive routing, or several queue pairs a connection"
+_KINDS = {
+    "tp": ("ring or in-switch", "every layer, fixed size", "none: one sender a receiver", _RING_ECMP),
+    "cp": ("ring", "every layer, fixed size", "none: one sender a receiver", _RING_ECMP),
+    "dp": ("ring", "one burst a step, fixed size", "none: one sender a receiver", _RING_ECMP),
+    "edp": ("ring", "one burst a step, fixed size", "none: one sender a receiver", _RING_ECMP),
+    "pp": ("chain", "every micro-batch, fixed size", "none: one sender a receiver", "few flows may collide"),
+    "ep": (
+        "all-to-all", "by the router, not known ahead", "hot experts: many senders meet",
+        "many flows of unequal size spread well",
+    ),
+    "etp": ("ring", "every layer, by the router", "none: one sender a receiver", _RING_ECMP),
+}  # fmt: skip
+
+
+def axis_pattern(
+    axis: str, layout: Layout, *, inside_scale_up: bool = False, burst: bool = True
+) -> AxisPattern:
+    """Pattern, fan-out, predictability, incast risk and ECMP suitability of an axis' traffic.
+
+    `inside_scale_up` says that the groups do not leave their NVLink domain, where nothing is hashed; `burst`
+    is False where gradients are exchanged after every micro-batch (ZeRO-3). A ring has one peer, a stage in
+    the middle of a pipeline sends on to one, a member of an all-to-all to all others.
     """
-    seconds = phase_seconds(c, breakdown_s)
-    blocks = _sub_blocks(c.placement)
-    found = []
-    for at, level in enumerate(levels):
-        attained = float(c.links.bytes_per_s[at])
-        for phase in ("micro-batches", "gradients"):
-            mine = {
-                axis: sent for axis, sent in level.by_axis.items()
-                if (axis in GRADIENT_AXES) == (phase == "gradients")
-            }  # fmt: skip
-            sent = sum(mine.values())
-            if sent <= 0:
-                continue
-            found.append(
-                CutUse(
-                    level=level.level,
-                    cut="uplink",
-                    phase=phase,
-                    bytes_per_gpu=sent,
-                    busy_s=sent / attained,
-                    phase_s=seconds[phase],
-                )
-            )
-            crossing = sum(n * _share(axis, int(blocks[axis][at])) for axis, n in mine.items())
-            gpus = float(c.workload.gpus if at == len(levels) - 1 else _block_gpus(c, at))
-            capacity = float(halves_gb_per_s[at]) * 1e9 * attained / _nominal(c, at)
-            found.append(
-                CutUse(
-                    level=level.level,
-                    cut="bisection",
-                    phase=phase,
-                    bytes_per_gpu=2 * crossing,
-                    busy_s=crossing * gpus / capacity,
-                    phase_s=seconds[phase],
-                )
-            )
-    return tuple(found)
-
-
-def _share(axis: str, blocks: int) -> float:
-    """Of all that leaves the sub-blocks of a block, what passes from one half to the other."""
-    if blocks < 2:
-        return 0.0
-    return blocks / 4 / (blocks - 1) if axis in ALL_TO_ALL_AXES else 1.0 / blocks
-
-
-def _sub_blocks(placement: Placement) -> dict[str, NDArray[np.int64]]:
-    """Sub-blocks of each level that a group of each axis spans."""
-    members = {"dp": placement.dp_cp, "edp": placement.edp} | {
-        axis: getattr(placement, axis) for axis in ("tp", "cp", "pp", "ep", "etp")
-    }
-    return {axis: np.asarray(m // members_inside(m), dtype=np.int64) for axis, m in members.items()}
-
-
-def _block_gpus(c: Context, level: int) -> int:
-
-    return int(fabric_levels(c.workload.cluster, c.workload.gpus).blocks[level])
-
-
-def _nominal(c: Context, level: int) -> float:
-
-    return float(fabric_levels(c.workload.cluster, c.workload.gpus).gb_per_s[level]) * 1e9
-
-
-def axis_pattern(axis: str, layout: Layout) -> dict[str, object]:
-    """What kind of traffic an axis makes, for people: pattern, fan-out, predictability, incast, ECMP."""
+    pattern, when, incast, ecmp = _KINDS[axis]
+    if axis in ("dp", "edp") and not burst:
+        when = "every layer and micro-batch, fixed size"
+    if inside_scale_up:
+        ecmp = "no hashing inside the scale-up domain"
     size = int(np.asarray(getattr(layout, axis)))
-    known = {
-        "tp": ("ring", 1, "every layer, fixed size", "none", "few large flows: several channels help"),
-        "cp": ("ring", 1, "every layer, fixed size", "none", "few large flows: several channels help"),
-        "dp": ("ring", 1, "one burst a step, fixed size", "none", "few large flows: may collide"),
-        "pp": ("chain", 1, "every micro-batch, fixed size", "none", "few flows: may collide"),
-        "ep": ("all-to-all", size - 1, "by routing, not known ahead", "hot experts", "many flows: suited"),
-        "etp": (
-            "ring",
-            1,
-            "every layer, by routing",
-            "none",
-            "few large flows: several channels help",
-        ),
-    }
-    pattern, fan_out, predictable, incast, ecmp = known[axis]
-    return {
-        "pattern": pattern, "fan_out": fan_out, "predictability": predictable, "incast": incast, "ecmp": ecmp,
-    }  # fmt: skip
+    return AxisPattern(
+        pattern=pattern,
+        fan_out=size - 1 if pattern == "all-to-all" else 1,
+        predictability=when,
+        incast=incast,
+        ecmp=ecmp,
+    )

@@ -9,6 +9,7 @@ optimal parallelism placement and reduction strategies on hierarchical systems",
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import gcd
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +27,12 @@ def level_factors(cluster: ClusterSpec, gpus: int) -> NDArray[np.int64]:
     Where an allocation is not a whole number of blocks, the largest aligned sub-block that divides it stands
     for the block: 20 GPUs on nodes of 8 count as five half-nodes of 4.
     """
-    blocks: NDArray[np.int64] = np.gcd(fabric_levels(cluster, gpus).blocks, gpus)
-    blocks[-1] = gpus
-    return np.asarray(blocks // np.concatenate([[1], blocks[:-1]]), dtype=np.int64)
+    factors, below = [], 1
+    for block in fabric_levels(cluster, gpus).blocks.tolist():
+        factors.append(gcd(block // below, gpus // below))
+        below *= factors[-1]
+    factors[-1] *= gpus // below
+    return np.array(factors, dtype=np.int64)
 
 
 def placement_from_matrix(layout: Layout, matrix: Matrix) -> Placement:

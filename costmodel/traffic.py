@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster_specs.fabric import fabric_levels
-from costmodel.collectives import members_inside
+from costmodel.collectives import Links, cross_rail_bytes, members_inside
 from costmodel.memory_states import rank_parameters
-from costmodel.moe_operators import routed_copies
+from costmodel.moe_operators import dispatch_links, routed_copies
 from costmodel.operators import Context
 from costmodel.split import Stages
 from costmodel.stage import rank_counts
@@ -62,6 +62,17 @@ def all_to_all_bytes(sent: float, members: NDArray[np.int64], copies: FloatArray
     return np.where(members > inside, copies * sent * (size - inside) / size, 0.0)
 
 
+def rail_changes(exchanged: FloatArray, members: NDArray[np.int64], links: Links) -> FloatArray:
+    """What an all-to-all also sends over the level that joins rails, to change them; shape [levels]."""
+    out = np.zeros(len(members))
+    if links.rails is None or not np.any(links.rails > 1):
+        return out
+    joining = int(np.flatnonzero(links.rails > 1)[-1]) + 1
+    if joining < len(out):
+        out[joining] = float(cross_rail_bytes(exchanged, members, links.rails)) - exchanged[joining]
+    return out
+
+
 def _bytes_by_axis(c: Context, stages: Stages) -> dict[str, FloatArray]:
     """Each transfer of a layer runs forward and backward, and once more where the layer is recomputed."""
     model, layout, place = c.workload.model, c.layout, c.placement
@@ -86,7 +97,8 @@ def _bytes_by_axis(c: Context, stages: Stages) -> dict[str, FloatArray]:
         sent = hidden / int(np.asarray(layout.tp)) * float(c.workload.imbalance(int(np.asarray(layout.ep))))
         copies = routed_copies(c.workload, place.ep[-1:] / members_inside(place.ep), layout.ep)
         gathered = ring_bytes(sent * moe.top_k * int(np.asarray(layout.etp)), place.etp)
-        out["ep"] = all_to_all_bytes(sent, place.ep, copies) * passes
+        exchanged = all_to_all_bytes(sent, place.ep, copies)
+        out["ep"] = (exchanged + rail_changes(exchanged, place.ep, dispatch_links(c))) * passes
         out["etp"] = gathered * passes
     return out
 
@@ -100,7 +112,8 @@ def tensor_passes(c: Context, blocks: float, blocks_again: float) -> float:
 def _context_bytes(c: Context, layers: float, again: float) -> FloatArray:
     volume = context_volume(c, layers, again)
     if c.workload.cp_comm == "a2a":
-        return all_to_all_bytes(volume, c.placement.cp)
+        exchanged = all_to_all_bytes(volume, c.placement.cp)
+        return exchanged + rail_changes(exchanged, c.placement.cp, c.links)
     return ring_bytes(volume, c.placement.cp)
 
 

@@ -15,12 +15,12 @@ from costmodel.memory import context_gib, usable_hbm_gib
 from costmodel.placement import placement_from_matrix
 from costmodel.schedules import schedule_named
 from costmodel.workload import Workload
-from planner.fabric.cuts import binding_cut, plan_cuts
+from planner.fabric.cuts import binding_cut, mapping_use
 from planner.fabric.effective import placement_of
 from planner.fabric.instance import assignment_of_ranks, instance_of
 from planner.fabric.slots import Place
 from planner.layout_pricing import Matrix, Priced, Stages
-from planner.mapping import MEGATRON_DEFAULT, Matrices, order_name, ranks
+from planner.mapping import MEGATRON_DEFAULT, Matrices, order_name, ranks_on
 from planner.model import solver_version
 from planner.plan import (
     MOST_LISTED_RANKS,
@@ -136,7 +136,7 @@ def mapping_document(workload: Workload, best: Priced) -> Mapping:
         order=list(order_name(matrix)),
         levels=names,
         matrix={axis: list(matrix[axis]) for axis in AXES},
-        ranks=ranks(matrix, workload.cluster.gpus_per_node) if listed else None,
+        ranks=ranks_on(workload.cluster, matrix) if listed else None,
     )
 
 
@@ -207,7 +207,10 @@ def cut_binding(workload: Workload, best: Priced) -> Iterator[Binding]:
     """The cut of the fabric that is busy for the largest share of its phase."""
     placement = placed(workload, best.layout, best.stages, best.matrix, best.ranks)
     priced = estimate(workload, best.layout, placement, best.stages)
-    cut = binding_cut(plan_cuts(workload, best.layout, placement, priced))
+    doc = layout_document(best.layout, best.stages)
+    places = best.ranks if best.ranks is not None else ranks_on(workload.cluster, best.matrix)
+    use = mapping_use(workload, doc, best.layout, placement=placement, priced=priced, places=places)
+    cut = binding_cut(use.cuts)
     if cut is not None:
         yield Binding(
             rule="bisection",
@@ -215,7 +218,7 @@ def cut_binding(workload: Workload, best: Priced) -> Iterator[Binding]:
             limit=cut.phase_s,
             slack=cut.phase_s - cut.busy_s,
             unit="s",
-            note=f"{cut.cut} of {cut.level}: busy {cut.utilisation:.1%} of the {cut.phase}",
+            note=f"{cut.level}, {cut.cut} of {cut.block}: busy {cut.utilisation:.1%} of the {cut.phase}",
         )
 
 
@@ -264,7 +267,7 @@ def warnings(request: PlanRequest, best: Priced, predicted: Predicted) -> Iterat
             "trust the ranking of layouts more than the time"
         )
     if best.ranks is None and any(
-        node.free_gpus not in (None, request.cluster.gpus_per_node) for node in request.cluster.nodes
+        node.free_gpus not in (None, 0, request.cluster.gpus_per_node) for node in request.cluster.nodes
     ):
         yield "some nodes are part-filled: the plan is priced as if every node had the same free GPUs"
 

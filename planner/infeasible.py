@@ -16,6 +16,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from cluster_specs.fabric import is_irregular
 from constraints.gpu_budget import GpuBudget
 from constraints.memory import HbmCapacity
 from constraints.pipeline_schedules import AllowedSchedules
@@ -24,6 +25,7 @@ from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from costmodel.layout import Layout, Recompute
 from costmodel.memory import ALLOCATOR_SHARE, usable_hbm_gib
 from costmodel.schedules import schedule_named, traits
+from planner.fabric.pricing import MappedPricing
 from planner.model import Candidates, SolverError
 from planner.plan import Infeasible
 from planner.pricing import CostModelPricing
@@ -296,9 +298,10 @@ def _changes(
 def _feasible(request: PlanRequest) -> bool:
     """Whether a plan is found with little effort."""
     space = space_of(request)
+    pricing = MappedPricing if is_irregular(request.cluster) else CostModelPricing
     search = Search(
         space,
-        CostModelPricing(space.workload),
+        pricing(space.workload),
         rules_for(space.workload),
         any_plan=True,
         most_priced=TRIAL_PRICED,

@@ -15,6 +15,8 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from cluster_specs.places import allocated_places
+from cluster_specs.schema import ClusterSpec
 from costmodel.layout import AXES, Layout
 
 Matrices = dict[str, NDArray[np.int64]]
@@ -151,6 +153,15 @@ def ranks(
     """Rank r runs on entry r, as (node, local GPU), both from 0."""
     position = gpu_of_rank(matrix)
     return list(zip((position // gpus_per_node).tolist(), (position % gpus_per_node).tolist(), strict=True))
+
+
+def ranks_on(
+    cluster: ClusterSpec, matrix: Mapping[str, Sequence[int] | NDArray[np.int64]]
+) -> list[tuple[int, int]]:
+    """The same on the GPUs that an allocation of the cluster has."""
+    position = gpu_of_rank(matrix)
+    places = allocated_places(cluster, len(position))
+    return [places[at] for at in position.tolist()]
 
 
 def order_name(matrix: Mapping[str, Sequence[int] | NDArray[np.int64]]) -> tuple[str, ...]:

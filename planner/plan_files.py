@@ -10,7 +10,7 @@ from model_specs.errors import SpecError
 from planner.documents import plan_text
 from planner.launch import accelerate, bridge, deepspeed, megatron, schedulers, torchtitan
 from planner.launch.files import LaunchError
-from planner.mapping import ranks
+from planner.mapping import ranks_on
 from planner.plan import MOST_LISTED_RANKS, Plan
 from planner.rank_files.texts import FOLDER, mapping_files
 
@@ -61,7 +61,7 @@ def plan_files(plan: Plan, target: str | None = None) -> dict[str, str]:
     files |= mapping_files(plan)
     mapping = plan.mapping
     if mapping is not None and (mapping.ranks is not None or mapping.matrix):
-        places = mapping.ranks or ranks(mapping.matrix, plan.inputs.cluster.gpus_per_node)
+        places = mapping.ranks or ranks_on(plan.inputs.cluster, mapping.matrix)
         if len(places) > MOST_LISTED_RANKS:
             files["ranks.json"] = json.dumps([list(place) for place in places]) + "\n"
     return files

@@ -10,6 +10,7 @@ from math import isclose, prod
 
 import numpy as np
 
+from cluster_specs.places import allocated_places
 from constraints.registry import rules_for
 from constraints.rule import FinishedPlan
 from costmodel.estimate import estimate, stage_memory_gib
@@ -87,12 +88,13 @@ def _mapping_faults(workload: Workload, layout: Layout, mapping: Mapping) -> Ite
         yield f"mapping fills levels of {columns}, the fabric has {sizes}"
     if mapping.ranks is None:
         return
-    per_node, gpus = workload.cluster.gpus_per_node, workload.gpus
-    expected = {(gpu // per_node, gpu % per_node) for gpu in range(gpus)}
-    if len(mapping.ranks) != gpus or {(node, gpu) for node, gpu in mapping.ranks} != expected:
+    gpus = workload.gpus
+    expected = {place: at for at, place in enumerate(allocated_places(workload.cluster, gpus))}
+    if len(mapping.ranks) != gpus or {(node, gpu) for node, gpu in mapping.ranks} != set(expected):
         yield "the ranks are not a permutation of the GPUs"
+        return
     tp, block = int(layout.tp), sizes[0]
-    positions = [node * per_node + gpu for node, gpu in mapping.ranks]
+    positions = [expected[node, gpu] for node, gpu in mapping.ranks]
     if any(len({p // block for p in positions[at : at + tp]}) > 1 for at in range(0, gpus, tp)):
         yield "a tensor-parallel group leaves the scale-up domain"
 

@@ -15,7 +15,6 @@ CASES = [
     ("dgx-h100", 64),
     ("llama3-24k", 16_384),
     ("llama3-24k", 48),
-    ("dragonfly-4096", 4096),
     ("l40s-pcie", 64),
     ("gb200-nvl72", 256),
     ("superpod-a100", 1120),
@@ -30,11 +29,6 @@ def test_cuts_equal_the_level_table(name: str, gpus: int) -> None:
     below = np.concatenate([[1], levels.blocks[:-1]])
     half_gpus = levels.blocks // below // 2 * below
     np.testing.assert_allclose(cut_gb_per_s(load_cluster(name), gpus), half_gpus * levels.gb_per_s)
-
-
-def test_the_dragonfly_cut_is_half_of_what_the_end_points_sum_to() -> None:
-    # 64 groups x 8 links x 50 GB/s = 25.6 TB/s of end points; each link has two: 12.8 TB/s.
-    assert cut_gb_per_s(load_cluster("dragonfly-4096"), 4096)[-1] == pytest.approx(12_800)
 
 
 def test_the_top_of_llama3_leaves_a_seventh_of_the_nics() -> None:
@@ -64,9 +58,9 @@ def _flow_between_halves(graph: nx.Graph[str], gpus: int) -> float:
     [
         ("dgx-h100", 64),
         ("llama3-24k", 12_288),
-        ("dragonfly-4096", 4096),
         ("gb200-nvl72", 256),
         ("l40s-pcie", 64),
+        ("superpod-h100", 512),
     ],
 )
 def test_the_whole_tree_has_the_cut_of_its_outermost_level(name: str, gpus: int) -> None:
@@ -78,9 +72,10 @@ def test_the_whole_tree_has_the_cut_of_its_outermost_level(name: str, gpus: int)
 @pytest.mark.parametrize(
     ("name", "gpus"), [*CASES[:-1], ("dgx-h100", 20), ("dgx-h100", 4), ("gb200-nvl72", 6)]
 )
-def test_the_graph_is_a_tree_over_all_gpus(name: str, gpus: int) -> None:
-    graph = fabric_graph(load_cluster(name), gpus)
-    assert nx.is_tree(graph)
+def test_the_graph_spans_all_gpus_and_is_a_tree_without_rails(name: str, gpus: int) -> None:
+    cluster = load_cluster(name)
+    graph = fabric_graph(cluster, gpus)
+    assert nx.is_tree(graph) == all(level.rails == 1 for level in cluster.levels)
     leaves = [vertex for vertex in graph if vertex.startswith("node")]
     assert sum(graph.nodes[vertex]["gpus"] for vertex in leaves) == gpus
     assert len(leaves) == len(graph) or graph.nodes[ROOT]["gpus"] == gpus
@@ -88,7 +83,7 @@ def test_the_graph_is_a_tree_over_all_gpus(name: str, gpus: int) -> None:
 
 def test_the_graph_of_two_pods() -> None:
     graph = fabric_graph(load_cluster("llama3-24k"), 6144)
-    assert graph.nodes["node0"] == {"gpus": 8, "inside_gb_per_s": 450}
+    assert graph.nodes["node0"] == {"gpus": 8, "inside_gb_per_s": 450, "path": ("rack/0", "pod/0", ROOT)}
     assert graph.edges["node0", "rack/0"]["capacity"] == 8 * 50
     assert graph.edges["rack/0", "pod/0"]["capacity"] == 16 * 50
     assert graph.edges["pod/1", ROOT]["capacity"] == pytest.approx(3072 * 50 / 7)
@@ -96,7 +91,7 @@ def test_the_graph_of_two_pods() -> None:
 
 def test_trays_hang_on_the_nvlink_switch_of_their_rack() -> None:
     graph = fabric_graph(load_cluster("gb200-nvl72"), 256)
-    assert graph.nodes["node0"] == {"gpus": 4, "inside_gb_per_s": 900}
+    assert graph.nodes["node0"] == {"gpus": 4, "inside_gb_per_s": 900, "path": ("nvlink/0", ROOT)}
     assert graph.edges["node15", "nvlink/0"]["capacity"] == 4 * 900
     assert graph.edges["nvlink/3", ROOT]["capacity"] == 64 * 50
 

@@ -88,6 +88,8 @@ def test_ibnetdiscover_groups_the_rails() -> None:
     assert [level.name for level in cluster.levels] == ["leaf", "spine"]
     assert cluster.nic_gbps_per_gpu == 400
     assert any("2 adapters name no host" in note for note in found.notes)
+    assert [level.rails for level in cluster.levels] == [4, 1]
+    assert any("taken as rails" in note for note in found.notes)
 
 
 FABRIC = """\
@@ -137,6 +139,7 @@ def test_ibnetdiscover_by_hand(tmp_path: Path) -> None:
     cluster = import_topology("ibnetdiscover", [path], "dgx-h100").cluster
     assert [level.name for level in cluster.levels] == ["leaf"]
     assert {node.leaf for node in cluster.nodes} == {"leaf1+1"}
+    assert cluster.levels[0].rails == 1, "n2 and n3 hang on one switch each"
 
 
 @pytest.mark.parametrize(

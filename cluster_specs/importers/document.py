@@ -165,6 +165,13 @@ def _levels(
     levels: list[dict[str, object]] = []
     for level, gpus, ratio in zip(found.level_names, sizes, ratios, strict=True):
         levels.append({"name": level, "gpus": gpus} | ({"oversubscription": ratio} if ratio != 1 else {}))
+    joined = len(levels) > 1 or node.crosses_rails_inside
+    if found.rails > 1 and node.gpus_per_node % found.rails == 0 and joined:
+        levels[0]["rails"] = found.rails
+        notes.append(
+            f"every node hangs on all {found.rails} leaf switches of its leaf: taken as rails, "
+            "GPU i on switch i"
+        )
     return levels, notes
 
 

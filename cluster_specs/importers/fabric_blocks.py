@@ -90,9 +90,22 @@ def placed_on_cables(cabling: Cabling, node_fields: Mapping[str, object], notes:
         nodes=nodes,
         level_names=level_names(len(levels)),
         oversubscription=tuple(oversubscription),
+        rails=_rails(cabling, levels[0]),
         node_fields=node_fields,
         notes=notes,
     )
+
+
+def _rails(cabling: Cabling, leaf_block: Mapping[str, str]) -> int:
+    """Leaf switches of a block, if all blocks have as many and every host hangs on each of its block's."""
+    hung = {host: {switch for switch, _ in ports} for host, ports in cabling.hosts.items()}
+    held: dict[str, set[str]] = defaultdict(set)
+    for switches in hung.values():
+        for switch in switches:
+            held[leaf_block[switch]].add(switch)
+    counts = {len(switches) for switches in held.values()}
+    whole = all(switches == held[leaf_block[min(switches)]] for switches in hung.values())
+    return counts.pop() if whole and len(counts) == 1 else 1
 
 
 def _tiers(cabling: Cabling) -> dict[str, int]:

@@ -44,6 +44,8 @@ class Found:
     level_names: tuple[str, ...] = ()
     oversubscription: tuple[float, ...] = ()
     """Per level, where the file tells; empty where it does not."""
+    rails: int = 1
+    """Leaf switches of every leaf block, where each node hangs on all of them; 1 where that is not so."""
     node_fields: Mapping[str, object] = field(default_factory=dict)
     """Fields of a cluster that describe one node."""
     measured: tuple[MeasuredLevelSpec, ...] = ()

@@ -116,16 +116,14 @@ def _instance(workload: Workload, layout: Layout, stages: Stages, slots: Slots) 
         * inside.pp,
     )
     per_leaf = [len(leaf) for leaf in slots.places]
-    per_pod = np.bincount(slots.leaf_pod, weights=per_leaf, minlength=len(slots.pod_names))
-    leaf_rate, pod_rate = (rate * 1e9 * slots.gpus for rate in (slots.leaf_gb_per_s, slots.pod_gb_per_s))
     problem = MappingProblem(
         stages=int(layout.pp) // inside.pp,
         slots=int(layout.cp) * int(layout.dp) // (inside.cp * inside.dp),
         traffic=traffic,
         leaf_slots=tuple(per_leaf),
-        leaf_s_per_byte=tuple(1.0 / (leaf_rate * count) for count in per_leaf),
+        leaf_s_per_byte=tuple(1e-9 / link for link in slots.leaf_links_gb_per_s),
         leaf_pod=slots.leaf_pod,
-        pod_s_per_byte=tuple(1.0 / (pod_rate * float(count)) for count in per_pod),
+        pod_s_per_byte=tuple(1e-9 / link for link in slots.pod_links_gb_per_s),
         host_leaves=slots.host_leaves,
     )
     return Instance(layout=layout, inside=inside, slots=slots, problem=problem, traffic=moved)

@@ -99,6 +99,7 @@ def workload_of(plan: Plan, cluster: ClusterSpec, gpus: int) -> Workload:
         overlap=FRAMEWORK_OVERLAP[inputs.framework],
         moe_dispatch=MOE_DISPATCH,
         reserve_gib=inputs.reserve_gib,
+        expert_imbalance_by_ep=inputs.expert_imbalance_by_ep,
     )
 
 

@@ -7,6 +7,14 @@ from dataclasses import dataclass
 
 from cluster_specs.naming import node_name
 from cluster_specs.schema import ClusterSpec
+from cluster_specs.tiers import level_rates
+from cluster_specs.uplinks import (
+    Uplink,
+    first_outside_a_leaf,
+    leaves_are_domains,
+    link_gb_per_s,
+    uplinks,
+)
 from planner.fabric.problem import MappingError
 
 Place = tuple[int, int]
@@ -25,9 +33,9 @@ class Slots:
     pod_names: tuple[str, ...]
     host_leaves: tuple[int, ...]
     """The leaf of every slot in the order of the nodes' names as listed."""
-    leaf_gb_per_s: float
-    """Of one GPU across leaves, nominal, one direction."""
-    pod_gb_per_s: float
+    leaf_links_gb_per_s: tuple[float, ...]
+    """What the job has of each leaf's up-links, nominal, one direction."""
+    pod_links_gb_per_s: tuple[float, ...]
 
     @property
     def count(self) -> int:
@@ -49,6 +57,11 @@ def slots_of(cluster: ClusterSpec, *, slot_gpus: int, wanted: int) -> Slots:
     Nodes without a leaf of their own stand under the levels of the cluster, in turn. Raises MappingError
     where fewer than `wanted` slots are free.
     """
+    if slot_gpus > cluster.gpus_per_node and uplinks(cluster).leaves and not leaves_are_domains(cluster):
+        raise MappingError(
+            f"groups of {slot_gpus} GPUs span nodes of {cluster.gpus_per_node}, and leaves hold more than an "
+            f"NVLink domain of {cluster.nvlink_domain}: list each domain (rack) as a leaf of its own"
+        )
     nodes = [node for node in _nodes(cluster) if node.free]
     nodes.sort(key=lambda node: (_natural(node_name(cluster, node.index)), node.index))
     leaves: dict[tuple[str, str], list[tuple[Place, ...]]] = {}
@@ -62,6 +75,7 @@ def slots_of(cluster: ClusterSpec, *, slot_gpus: int, wanted: int) -> Slots:
             order.append(key)
     keys = sorted((key for key in leaves if leaves[key]), key=order.index)
     pods = list(dict.fromkeys(pod for pod, _ in keys))
+    leaf_links, pod_links = _links(cluster, {key: len(leaves[key]) * slot_gpus for key in keys}, pods)
     found = Slots(
         gpus=slot_gpus,
         places=tuple(tuple(leaves[key]) for key in keys),
@@ -69,8 +83,8 @@ def slots_of(cluster: ClusterSpec, *, slot_gpus: int, wanted: int) -> Slots:
         leaf_pod=tuple(pods.index(pod) for pod, _ in keys),
         pod_names=tuple(pods),
         host_leaves=tuple(keys.index(key) for key in order),
-        leaf_gb_per_s=_rate(cluster, 1),
-        pod_gb_per_s=_rate(cluster, 2),
+        leaf_links_gb_per_s=leaf_links,
+        pod_links_gb_per_s=pod_links,
     )
     if found.count < wanted:
         raise MappingError(
@@ -134,8 +148,28 @@ def _nodes(cluster: ClusterSpec) -> list[_Node]:
     return out
 
 
-def _rate(cluster: ClusterSpec, level: int) -> float:
-    """Gigabytes per second of one GPU between blocks of `level` levels above the node; the NIC's at most."""
+def _links(
+    cluster: ClusterSpec, gpus: dict[tuple[str, str], int], pods: list[str]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """What the job has of the up-links of leaves, and of pods, in GB/s; `gpus` are those in slots.
+
+    As `uplinks` has it, but the share of free GPUs is that of those in slots.
+    """
+    listed = uplinks(cluster)
+    racks = cluster.nvlink_domain > cluster.gpus_per_node
+    first = first_outside_a_leaf(cluster) if listed.leaves else 0 if racks else 1
     nic = cluster.slowest_nic_gbps_per_gpu / 8
-    levels = cluster.levels[: level + 1]
-    return nic / max((one.oversubscription for one in levels), default=1.0)
+    rates = [*level_rates(cluster), nic] if not cluster.levels else level_rates(cluster)
+
+    def link(count: int, known: Uplink | None, depth: int) -> float:
+        if known is not None and known.stated:
+            return known.gb_per_s
+        if known is not None:
+            return min(nic, link_gb_per_s(cluster, depth)) * count
+        return rates[min(depth, len(rates) - 1)] * count
+
+    of_pod = {pod: sum(count for key, count in gpus.items() if key[0] == pod) for pod in pods}
+    return (
+        tuple(link(count, listed.leaves.get(key), first) for key, count in gpus.items()),
+        tuple(link(count, listed.pods.get((pod, "")), first + 1) for pod, count in of_pod.items()),
+    )

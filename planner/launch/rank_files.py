@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cluster_specs.naming import node_name
 from planner.launch.files import LaunchError
-from planner.mapping import ranks as ranks_of_matrix
+from planner.mapping import ranks_on
 from planner.plan import LayoutDoc, Plan
 
 RankPlace = tuple[int, int]
@@ -70,7 +70,7 @@ def _places(plan: Plan, world: int) -> list[RankPlace]:
     if mapping is not None and mapping.ranks is not None:
         return list(mapping.ranks)
     if mapping is not None and mapping.matrix:
-        return ranks_of_matrix(mapping.matrix, per_node)
+        return ranks_on(plan.inputs.cluster, mapping.matrix)
     return [(rank // per_node, rank % per_node) for rank in range(world)]
 
 

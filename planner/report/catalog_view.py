@@ -103,7 +103,7 @@ def _cluster_row(name: str) -> dict[str, Any]:
         "nvlink_domain": cluster.nvlink_domain,
         "nic_gbps_per_gpu": cluster.nic_gbps_per_gpu,
         "levels": [
-            {"name": level.name, "gpus": level.gpus, "oversubscription": level.oversubscription}
+            level.model_dump(include={"name", "gpus", "oversubscription", "rails", "joined"})
             for level in cluster.levels
         ],
     }
@@ -176,6 +176,8 @@ def _levels(rows: Sequence[Mapping[str, Any]]) -> list[Renderable]:
         levels = [
             f"{level['name']} of {count(level['gpus'])}"
             + (f" (1:{level['oversubscription']:g})" if level["oversubscription"] > 1 else "")
+            + (f" on {level['rails']} rails" if level["rails"] > 1 else "")
+            + (", joined directly" if level["joined"] == "direct" else "")
             for level in row["levels"]
         ]
         if levels:

@@ -1,0 +1,158 @@
+"""The levels of a cluster at their full size, with what one GPU has across each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from cluster_specs.errors import ClusterError
+from cluster_specs.schema import ClusterSpec, FabricLevelSpec, Medium
+from cluster_specs.uplinks import first_outside_a_leaf, link_gb_per_s, uplinks
+
+HOP_LATENCY_US: dict[Medium, float] = {
+    "nvlink": 1.9,
+    "xgmi": 2.2,
+    "pcie": 2.5,
+    "infiniband": 4.0,
+    "omnipath": 5.0,
+    "slingshot": 6.0,
+    "roce": 6.0,
+    "efa": 15.0,
+}
+"""One hop of a collective, in microseconds, by medium: nominal, used where a level states no `latency_us`.
+
+nvlink, pcie, infiniband: NCCL's tuning table, ring and LL128 protocol (`hwLat` in NVIDIA/nccl
+src/graph/tuning.cc). xgmi: between the 0.8 us (LL) and 3.6 us (Simple) of RCCL's table. omnipath, slingshot,
+roce: InfiniBand's and 1 to 2 us for a slower NIC and switch; estimates. efa: AWS gave about 15 us for small
+messages when it introduced the adapter; newer generations are faster.
+"""
+
+TIER_LATENCY_US = 0.5
+"""Every further tier of switches: two more switch crossings of about 0.2 us and some 20 m of fibre."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tier:
+    """One level before it is fitted to an allocation; `gpus` is the size of its block in the machine."""
+
+    name: str
+    medium: Medium
+    gpus: int
+    gb_per_s: float
+    latency_us: float
+    attained: float | None = None
+    all_to_all_attained: float | None = None
+    rails: int = 1
+    """Rails between which nothing passes inside a block; 1 where traffic between rails passes NVLink."""
+    cross_rail_gb_per_s: float = 0.0
+    """Of one GPU, at the level that joins the rails; 0 where `rails` is 1."""
+    neighbour_share: float = 1.0
+    """Of `gb_per_s`, what is left when all of it goes from each block to one other."""
+
+
+def measured_tiers(cluster: ClusterSpec) -> Iterator[Tier]:
+    """The tiers, from the inside outwards, with what was measured; of several measurements the last counts.
+
+    Raises ClusterError where a scale-up domain has no rate.
+    """
+    for tier in _tiers(cluster):
+        changed = tier
+        for entry in cluster.measured:
+            if entry.level == tier.name and entry.collective == "alltoall":
+                changed = replace(changed, all_to_all_attained=entry.attained_fraction)
+            elif entry.level == tier.name:
+                latency_us = entry.latency_us or changed.latency_us
+                changed = replace(changed, attained=entry.attained_fraction, latency_us=latency_us)
+        yield changed
+
+
+def _tiers(cluster: ClusterSpec) -> Iterator[Tier]:
+    device = cluster.device
+    if cluster.nvlink_domain > 1:
+        medium: Medium = "xgmi" if device.architecture == "cdna3" else "nvlink"
+        rate = cluster.nvlink_gb_per_s or device.scale_up_gb_per_s
+        if rate is None:
+            raise ClusterError(
+                f"nvlink_gb_per_s: missing, cluster {cluster.name!r} has an nvlink_domain of "
+                f"{cluster.nvlink_domain} and device {device.name!r} states no scale_up_gb_per_s"
+            )
+        yield Tier(
+            name=medium,
+            medium=medium,
+            gpus=cluster.nvlink_domain,
+            gb_per_s=rate,
+            latency_us=HOP_LATENCY_US[medium],
+        )
+    if cluster.nvlink_domain < cluster.gpus_per_node or cluster.nvlink_domain == 1:
+        yield Tier(
+            name="node",
+            medium="pcie",
+            gpus=cluster.gpus_per_node,
+            gb_per_s=device.pcie_gb_per_s,
+            latency_us=HOP_LATENCY_US["pcie"],
+        )
+    yield from _network_tiers(cluster)
+
+
+def _network_tiers(cluster: ClusterSpec) -> Iterator[Tier]:
+    """The levels above the node and the scale-up domain. 8 gigabit are a gigabyte."""
+    nic_gb_per_s, base_us = cluster.slowest_nic_gbps_per_gpu / 8, HOP_LATENCY_US[cluster.nic_medium]
+    if not cluster.levels:
+        yield Tier(
+            name="fabric",
+            medium=cluster.nic_medium,
+            gpus=cluster.gpus,
+            gb_per_s=nic_gb_per_s,
+            latency_us=base_us,
+        )
+    rates = level_rates(cluster)
+    apart = not cluster.crosses_rails_inside
+    joining = next((at for at, level in enumerate(cluster.levels) if level.rails == 1), len(rates) - 1)
+    below = max(cluster.nvlink_domain, cluster.gpus_per_node)
+    for depth, level in enumerate(cluster.levels):
+        rails = level.rails if apart else 1
+        yield Tier(
+            name=level.name,
+            medium=cluster.nic_medium,
+            gpus=level.gpus,
+            gb_per_s=rates[depth],
+            latency_us=level.latency_us or base_us + depth * TIER_LATENCY_US,
+            rails=rails,
+            cross_rail_gb_per_s=rates[joining] if rails > 1 else 0.0,
+            neighbour_share=neighbour_share(level, level.gpus // below),
+        )
+        below = level.gpus
+
+
+def level_rates(cluster: ClusterSpec) -> list[float]:
+    """What one GPU of the job has across each of the cluster's levels, GB/s in one direction.
+
+    Where leaves and pods are listed, that of the block with the least left for each free GPU: it paces what
+    crosses the level, wherever it is used.
+    """
+    nic = cluster.slowest_nic_gbps_per_gpu / 8
+    first, listed = first_outside_a_leaf(cluster), uplinks(cluster)
+    left: dict[int, float] = {}
+    for at, links in ((first, listed.leaves), (first + 1, listed.pods)):
+        if links:
+            left[at] = min(link.gb_per_s / link.free for link in links.values())
+    rates: list[float] = []
+    for depth in range(len(cluster.levels)):
+        background = cluster.levels[depth - 1].background or 0.0 if depth else 0.0
+        stated = link_gb_per_s(cluster, depth) * (1.0 - background)
+        here = left.get(depth, stated)
+        rates.append(min([nic, here, *rates[-1:]]))
+    return rates
+
+
+def neighbour_share(level: FabricLevelSpec, blocks: int) -> float:
+    """Of what a block's links carry, the part that reaches one other block when all of it goes there.
+
+    Links spread evenly over the B - 1 others carry 1 / (B - 1) of it directly. The rest takes two links, over
+    a third block, of which all have B - 2 (non-minimal routing; Kim et al. 2008, "Technology-driven,
+    highly-scalable dragonfly topology", ISCA, section 4): with c + 2 (r - c) = 1 and c = 1 / (B - 1),
+    r = B / (2 (B - 1)). An all-to-all over all blocks uses every link once and loses nothing.
+    """
+    if level.joined != "direct" or blocks < 3:
+        return 1.0
+    return blocks / (2.0 * (blocks - 1.0))
