@@ -80,7 +80,7 @@ def axis_flows(c: Context, stages: Stages, doc: LayoutDoc) -> list[AxisFlow]:
         replace(flow("pp", "chain", moved.boundary), wrap=moved.wrap),
     ]
     if moe:
-        one_copy = float(np.max(routed_copies(c.workload, np.ones(1))))
+        one_copy = float(np.max(routed_copies(c.workload, np.ones(1), c.layout.ep)))
         found += [
             replace(
                 flow("ep", "all-to-all", moved.experts / one_copy),
@@ -113,7 +113,7 @@ def level_flow(c: Context, flow: AxisFlow, stand: Stand, at: Standing) -> LevelF
 
 def _copies(c: Context, flow: AxisFlow, in_sub: IntArray) -> FloatArray | float:
     """Copies of a token for all blocks of a group, one for each that holds a receiver."""
-    return routed_copies(c.workload, flow.members / in_sub) if flow.axis == "ep" else 1.0
+    return routed_copies(c.workload, flow.members / in_sub, c.layout.ep) if flow.axis == "ep" else 1.0
 
 
 def _chain(flow: AxisFlow, at: Standing) -> LevelFlow:
