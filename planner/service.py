@@ -21,7 +21,10 @@ from planner.search import Outcome, Search
 from planner.space import EVERY_MAPPING, space_of
 from planner.verify import verify
 
-ONE_MAPPING = "one mapping of each layout onto the free nodes (the bound holds for all of them)"
+ANY_NODES = (
+    "every assignment of slots (free nodes, equal parts of one, or the nodes of a tensor group; axes nested in "
+    "them as Megatron does) to leaves"
+)
 
 
 def plan(request: PlanRequest, progress: Callable[[str], None] | None = None) -> Plan:
@@ -38,7 +41,7 @@ def plan(request: PlanRequest, progress: Callable[[str], None] | None = None) ->
     infeasible = explain_infeasible(request) if outcome.status == "infeasible" else None
     words = space.words()
     if is_irregular(request.cluster):
-        words = words.replace(EVERY_MAPPING, ONE_MAPPING)
+        words = words.replace(EVERY_MAPPING, ANY_NODES)
     found = plan_document(request, outcome, words, time.monotonic() - began, infeasible)
     verify(request, found)
     return found
