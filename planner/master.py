@@ -83,7 +83,7 @@ class Master:
             asked = self._pricing.needs(self._open.scalar(int(row)))
             mine = [asked[way] if asked else None for way in ways]
             more = grids | {need.grid for need in mine if need is not None}
-            fits = sum(grid.cells for grid in more) <= LARGEST_CELLS
+            fits = sum(grid.cells for grid in more) <= LARGEST_CELLS and all(grid.askable for grid in more)
             grids = more if fits else grids
             found.append(mine if fits else [None] * len(mine))
         return found

@@ -40,7 +40,7 @@ def random_cluster(rng: np.random.Generator, *, most_nodes: int, halves: bool) -
         for at in range(count):
             free = 4 if halves and rng.random() < 0.3 else None
             nodes.append(NodeSpec(name=f"n{leaf}-{at}", leaf=f"leaf-{leaf}", pod=pod, free_gpus=free))
-    rng.shuffle(nodes)  # type: ignore[arg-type]
+    rng.shuffle(nodes)
     base = read_cluster("dgx-h100")
     over = [1.0, float(rng.choice([1, 2, 4, 8])), float(rng.choice([2, 8, 16]))]
     sizes = zip(("leaf", "pod", "core"), (32, 64, 256), np.maximum.accumulate(over), strict=True)

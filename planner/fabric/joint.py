@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 
+LARGEST_PACKING = 20_000
+"""Counts of a grid that CP-SAT is asked about; booleans where groups span slots, which are harder."""
+LARGEST_GROUPED = 300
+
+
 @dataclass(frozen=True, kw_only=True)
 class Grid:
     """The slots of a layout and the leaves they can be on: what layouts of other traffic share."""
@@ -64,6 +69,11 @@ class Grid:
         """Variables of the grid."""
         per_stage = 1 if self.single else self.slots
         return len(self.leaf_slots) * self.stages * per_stage
+
+    @property
+    def askable(self) -> bool:
+        """Whether CP-SAT is asked about its mappings."""
+        return self.cells <= (LARGEST_PACKING if self.single else LARGEST_GROUPED)
 
     @cached_property
     def pod_leaves(self) -> tuple[tuple[int, ...], ...]:
@@ -145,6 +155,10 @@ class Cells:
         for stage in range(grid.stages):
             for slot in range(grid.slots):
                 model.add(sum(leaf[stage][slot] for leaf in held) == used)
+        size = max(grid.context_slots, grid.expert_slots)
+        first = [sum(held[0][0][at : at + size]) for at in range(0, grid.slots, size)]
+        for group, after in pairwise(first):  # groups are alike: those with more in the first leaf come first
+            model.add(group >= after)
         return held
 
     def _counts(self, used: Any) -> list[list[Any]]:

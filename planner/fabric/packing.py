@@ -19,11 +19,9 @@ from planner.fabric.problem import (
 )
 from planner.fabric.starts import blocked_orders
 
-LARGEST_PACKING = 20_000
-"""Variables of a grid that CP-SAT is asked about."""
-QUESTION_WORK = 2.0
+QUESTION_WORK = 0.5
 """Deterministic time, about a second each on an idle core, for one question, and for all of them."""
-ALL_WORK = 120.0
+ALL_WORK = 30.0
 LARGEST_CHOICE = 2_000
 """Variables of a grid over which the least traffic is looked for."""
 TRAFFIC_UNITS = 10**6
@@ -74,7 +72,7 @@ class Packing:
         known = self._answers[need.grid]
         if self.impossible(need) or any(need.implies(other) for other in known.undecided):
             return None
-        if need.grid.cells > LARGEST_PACKING or self._work_left <= 0:
+        if not need.grid.askable or self._work_left <= 0:
             known.undecided.append(need)
             return None
         found, decided = self._solved(instance, need)

@@ -22,7 +22,7 @@ from costmodel.step_time import make_context, optimistic_step
 from costmodel.workload import Workload
 from planner.fabric.effective import placement_of
 from planner.fabric.instance import Instance, assignment_of_ranks, instance_of, ranks_of
-from planner.fabric.joint import Cells, Need
+from planner.fabric.joint import Cells, Grid, Need
 from planner.fabric.packing import Packing, least_traffic_within
 from planner.fabric.problem import IntArray, MappingError, MappingProblem, loads_of
 from planner.fabric.profiles import Profiles, profiles_of
@@ -40,17 +40,22 @@ PROFILE = "profile"
 """The table of a layout's mappings has one column: the profile's number."""
 DEGREES = ("tp", "cp", "dp", "pp", "ep", "etp")
 SAME = 1.0 + 1e-12
+PROMISING = 1.05
+"""Of the best price: within this a layout that cannot be proven gets the mapping with the least traffic."""
+TRIES = 3
+"""Mappings that are priced where profiles stand for others too, so that none meets its profile's price."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class _Spot:
     """Where layouts of the same degrees can lie."""
 
     instance: Instance
-    profiles: Profiles | None
-    """None where there are too many."""
+    profiles: Profiles
     gone: NDArray[np.bool_]
     """Profiles that no mapping keeps, as far as it is known; [k]."""
+    probed: bool = False
+    """Whether its mappings have been looked into."""
 
 
 class MappedPricing(CostModelPricing):
@@ -87,26 +92,24 @@ class MappedPricing(CostModelPricing):
 
     def _new_spot(self, layout: Layout, instance: Instance) -> _Spot:
         profiles = profiles_of(self.on(int(layout.gpus)), instance)
-        count = 1 if profiles is None else len(profiles.needs)
-        return _Spot(instance=instance, profiles=profiles, gone=np.zeros(count, dtype=bool))
+        gone = np.zeros(len(profiles.needs), dtype=bool)
+        return _Spot(instance=instance, profiles=profiles, gone=gone)
 
     def mappings(self, layout: Layout) -> Matrices:
-        """The profiles of a layout by number; one that stands for all where there are too many."""
+        """The profiles of a layout by number; none where no slots hold it."""
         spot = self._spot(layout)
-        count = 0 if spot is None else 1 if spot.profiles is None else len(spot.profiles.needs)
+        count = 0 if spot is None else len(spot.profiles.needs)
         return {PROFILE: np.arange(count)[:, None]}
 
     def profiles(self, layout: Layout) -> Profiles | None:
-        """None where no slots hold the layout, or there are too many profiles."""
+        """None where no slots hold the layout."""
         spot = self._spot(layout)
         return None if spot is None else spot.profiles
 
     def needs(self, layout: Layout) -> Sequence[Need | None]:
         """What each of `mappings` asks for."""
         spot = self._spot(layout)
-        if spot is None:
-            return ()
-        return (None,) if spot.profiles is None else spot.profiles.needs
+        return () if spot is None else spot.profiles.needs
 
     def learn(self, layout: Layout, cells: Cells, value: Callable[[Any], int]) -> None:
         """Takes the mapping that a model of layouts and mappings together has found."""
@@ -121,7 +124,7 @@ class MappedPricing(CostModelPricing):
 
     def _bounds_of(self, layout: Layout, packed_s: float) -> MappingBounds:
         table, spot = self.mappings(layout), self._spot(layout)
-        if spot is None or spot.profiles is None:
+        if spot is None:
             return MappingBounds(matrices=table, bound_s=np.full(len(table[PROFILE]), packed_s))
         context = make_context(self.on(int(layout.gpus)), _repeated(layout, len(table[PROFILE])),
                                spot.profiles.placement)  # fmt: skip
@@ -134,12 +137,14 @@ class MappedPricing(CostModelPricing):
         spot = self._spot(layout)
         if spot is None:
             return None
-        if spot.profiles is None:
-            self._loose_s = float(self.lower_bound_s(_repeated(layout, 1))[0])
-            return self._tried(spot, layout, mappings, cutoff_s)
-        bound_s, best = np.where(spot.gone, inf, mappings.bound_s), None
+        if not Grid.of(spot.instance.problem).askable:
+            return self._tried(spot, layout, cutoff_s)
+        best = self._at_once(spot, layout, cutoff_s)
+        if mappings.least_s < self._limit(best, cutoff_s):
+            self._probe(spot)
+        bound_s, tries = np.where(spot.gone, inf, mappings.bound_s), 0
         while True:
-            limit = cutoff_s if best is None else min(cutoff_s, best.step_time_s)
+            limit = self._limit(best, cutoff_s)
             bound_s = self._possible_first(spot, bound_s, limit)
             pricing = PlacedAs(self._workload, spot.profiles.placement)
             found = pricing.exact(layout, replace(mappings, bound_s=bound_s), limit)
@@ -150,17 +155,60 @@ class MappedPricing(CostModelPricing):
             if assignment is None:
                 bound_s = self._without(spot, bound_s, at, found.step_time_s)
                 continue
-            real = self._under(spot, assignment, layout, limit)
-            if real is not None:
-                best = real
+            real = self._best_of(spot, [assignment], layout, limit)
+            best, tries = real or best, tries + 1
             if real is not None and real.step_time_s <= found.step_time_s * SAME:
                 return best
             self._loose_s = min(self._loose_s, found.step_time_s)
+            if tries >= TRIES:
+                return best
             bound_s[at] = inf
+
+    def _limit(self, best: Priced | None, cutoff_s: float) -> float:
+        return cutoff_s if best is None else min(cutoff_s, best.step_time_s)
+
+    def _at_once(self, spot: _Spot, layout: Layout, cutoff_s: float) -> Priced | None:
+        """Under the mappings that are known: few questions are worth asking below a good price."""
+        return self._best_of(spot, self._packing.mappings(spot.instance), layout, cutoff_s)
+
+    def _tried(self, spot: _Spot, layout: Layout, cutoff_s: float) -> Priced | None:
+        """Under the known mappings and, where these come close, the one with the least traffic."""
+        self._loose_s = float(self._bounds_of(layout, 0.0).least_s)
+        best = self._at_once(spot, layout, cutoff_s * PROMISING)
+        if best is not None and not spot.probed:
+            spot.probed = True
+            self._packing.learn(spot.instance, _solved(spot.instance.problem))
+            best = self._at_once(spot, layout, cutoff_s)
+        return best if best is not None and best.step_time_s < cutoff_s else None
+
+    def _probe(self, spot: _Spot) -> None:
+        """Asks how far each axis can reach on its own: one answer rules out many profiles."""
+        if spot.probed:
+            return
+        spot.probed = True
+        strength, needs = spot.profiles.strength, spot.profiles.needs
+        for axis in range(strength.shape[1]):
+            others = np.delete(strength, axis, axis=1) - np.delete(strength, axis, axis=1).min(axis=0)
+            alone = [
+                int(rows[np.argmin(others[rows].sum(axis=1))])
+                for value in np.unique(strength[:, axis])[1:]
+                for rows in [np.flatnonzero(strength[:, axis] == value)]
+            ]
+            low, high = (
+                0,
+                len(alone),
+            )  # a mapping keeps those before `low`, none those from `high` on
+            while low < high:
+                middle = (low + high) // 2
+                if self._packing.find(spot.instance, needs[alone[middle]]) is not None:
+                    low = middle + 1
+                    continue
+                if self._packing.impossible(needs[alone[middle]]):
+                    spot.gone[spot.profiles.implying(alone[middle])] = True
+                high = middle
 
     def _possible_first(self, spot: _Spot, bound_s: FloatArray, limit_s: float) -> FloatArray:
         """Asks for profiles in the order of their bounds until one is kept; the others cost no pricing."""
-        assert spot.profiles is not None
         while True:
             at = int(np.argmin(bound_s))
             if not bound_s[at] < limit_s:
@@ -171,21 +219,12 @@ class MappedPricing(CostModelPricing):
 
     def _without(self, spot: _Spot, bound_s: FloatArray, at: int, price_s: float) -> FloatArray:
         """Leaves out a profile that no mapping was found for, and those known to be impossible with it."""
-        assert spot.profiles is not None
         if not self._packing.impossible(spot.profiles.needs[at]):
             self._loose_s = min(self._loose_s, price_s)
             bound_s[at] = inf
             return bound_s
         spot.gone[spot.profiles.implying(at)] = True
         return np.where(spot.gone, inf, bound_s)
-
-    def _tried(self, spot: _Spot, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
-        """Under the mappings that are known, and the one with the least traffic."""
-        best = None
-        for assignment in [*self._packing.mappings(spot.instance), _solved(spot.instance.problem)]:
-            limit = cutoff_s if best is None else min(cutoff_s, best.step_time_s)
-            best = self._under(spot, assignment, layout, limit) or best
-        return best
 
     def settled(self, priced: Priced) -> Priced:
         """The same price under the mapping with the least traffic that is known to have it."""
@@ -197,7 +236,7 @@ class MappedPricing(CostModelPricing):
         now = assignment_of_ranks(instance, priced.ranks)
         placement = placement_of(workload, instance, now)
         known = [now, _solved(instance.problem), *self._packing.mappings(instance)]
-        need = None if spot.profiles is None else spot.profiles.need_of(placement)
+        need = spot.profiles.need_of(placement)
         if need is not None:
             known += least_traffic_within(instance, need)
         alike = [
@@ -211,15 +250,21 @@ class MappedPricing(CostModelPricing):
         workload = self.on(int(priced.layout.gpus))
         return float(np.asarray(estimate(workload, priced.layout, placement, priced.stages).step_time_s))
 
-    def _under(self, spot: _Spot, assignment: IntArray, layout: Layout, cutoff_s: float) -> Priced | None:
-        """Priced under one mapping; None where it is no better than the cutoff."""
-        placement = placement_of(self.on(int(layout.gpus)), spot.instance, assignment)
-        one = Placement(**{name: np.asarray(m)[None] for name, m in vars(placement).items()})
-        table = MappingBounds(matrices={PROFILE: np.zeros((1, 1), dtype=np.int64)}, bound_s=np.full(1, -inf))
-        found = PlacedAs(self._workload, one).exact(layout, table, cutoff_s)
+    def _best_of(
+        self, spot: _Spot, assignments: Sequence[IntArray], layout: Layout, cutoff_s: float
+    ) -> Priced | None:
+        """Priced under the best of some mappings; None where none is better than the cutoff."""
+        workload = self.on(int(layout.gpus))
+        placed = [placement_of(workload, spot.instance, one) for one in assignments]
+        names = vars(placed[0])
+        every = Placement(**{name: np.stack([getattr(one, name) for one in placed]) for name in names})
+        rows = np.arange(len(placed))
+        table = MappingBounds(matrices={PROFILE: rows[:, None]}, bound_s=np.full(len(rows), -inf))
+        found = PlacedAs(self._workload, every).exact(layout, table, cutoff_s)
         if found is None:
             return None
-        return replace(found, matrix={}, ranks=tuple(ranks_of(spot.instance, assignment)))
+        best = assignments[found.matrix[PROFILE][0]]
+        return replace(found, matrix={}, ranks=tuple(ranks_of(spot.instance, best)))
 
 
 class PlacedAs(CostModelPricing):

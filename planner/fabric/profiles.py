@@ -7,9 +7,9 @@ every axis, so no mapping is faster than the fastest profile whose limits some m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ from planner.fabric.problem import IntArray
 
 MOST_PROFILES = 4_000
 """Of one layout, before those with equal prices are joined."""
+FINENESS = (1_000, 8, 5, 4, 3, 2)
+"""Values of an axis and level that are told apart, in turn until there are few enough profiles."""
 
 PRICED_AXES = ("cp", "pp", "dp_cp")
 PRICED_EXPERT_AXES = ("ep", "edp")
@@ -63,15 +65,22 @@ def _rows(placement: Placement, rows: IntArray) -> Placement:
     return Placement(**{name: np.asarray(m)[rows] for name, m in vars(placement).items()})
 
 
-def profiles_of(workload: Workload, instance: Instance) -> Profiles | None:
-    """All profiles, of those with equal prices the one that asks least; None where there are too many."""
+def profiles_of(workload: Workload, instance: Instance) -> Profiles:
+    """All profiles, of those with equal prices the one that asks least.
+
+    Where there are too many, neighbouring values of an axis are joined: what the least of them asks for, at
+    the price of the best. Prices are bounds then.
+    """
     leaf_gpus, pod_gpus = free_gpus(instance)
     leaf_seen, pod_seen = levels_seen(workload)
-    leaves = _options(instance, leaf_gpus) if leaf_seen else [_unseen(instance)]
-    pods = _options(instance, pod_gpus) if pod_seen else [_unseen(instance)]
-    rows = _pairs(leaves, pods) if max(len(leaves), len(pods)) <= MOST_PROFILES else None
-    if rows is None or len(rows) > MOST_PROFILES:
-        return None
+    for most in FINENESS:
+        leaves = _options(instance, leaf_gpus, most) if leaf_seen else [_unseen(instance)]
+        pods = _options(instance, pod_gpus, most) if pod_seen else [_unseen(instance)]
+        if max(len(leaves), len(pods)) > MOST_PROFILES:
+            continue
+        rows = _pairs(leaves, pods)
+        if len(rows) <= MOST_PROFILES:
+            break
     asked = (_taken(leaves, rows[:, 0]), _taken(pods, rows[:, 1]))
     placement = placement_with(workload, instance, *asked)
     axes = PRICED_AXES if workload.model.moe is None else (*PRICED_AXES, *PRICED_EXPERT_AXES)
@@ -110,10 +119,11 @@ def _columns(options: list[_Option]) -> dict[str, IntArray]:
 
 
 def _taken(options: list[_Option], rows: IntArray) -> Reach:
-    return Reach(**{name: column[rows] for name, column in _columns(options).items()})
+    columns: dict[str, Any] = {name: column[rows] for name, column in _columns(options).items()}
+    return Reach(**columns)
 
 
-def _pairs(leaves: list[_Option], pods: list[_Option]) -> IntArray | None:
+def _pairs(leaves: list[_Option], pods: list[_Option]) -> IntArray:
     """Pairs that differ in price, [n, 2]: what a leaf holds, its pod holds without being asked to."""
     differ = np.ones((len(leaves), len(pods)), dtype=bool)
     inner, outer = _columns(leaves), _columns(pods)
@@ -122,12 +132,15 @@ def _pairs(leaves: list[_Option], pods: list[_Option]) -> IntArray | None:
     return np.argwhere(differ)
 
 
-def _options(instance: Instance, free: IntArray) -> list[_Option]:
+def _options(instance: Instance, free: IntArray, most: int) -> list[_Option]:
     """Reaches of one level with their limits; those that ask less come before those that ask more."""
     stages, found = instance.problem.stages, []
+    gradients = _gradients(instance, free, most)
+    contexts = _thinned(_contexts(instance, free), most)
+    experts = _thinned(_experts(instance, free), most)
     for together in (False, True) if stages > 1 else (True,):
-        for (dp_cp, edp, rings, expert_rings), (cp, context), (ep, share) in product(
-            _gradients(instance, free), _contexts(instance, free), _experts(instance, free)
+        for ((dp_cp, edp), (rings, expert_rings)), (cp, context), (ep, share) in product(
+            gradients, contexts, experts
         ):
             limits = Limits(
                 rings=rings,
@@ -142,10 +155,26 @@ def _options(instance: Instance, free: IntArray) -> list[_Option]:
 
 
 Blocks = tuple[int, ...] | None
+Share = tuple[int, int] | None
+Value = TypeVar("Value")
+Asked = TypeVar("Asked")
 
 
-def _gradients(instance: Instance, free: IntArray) -> Iterator[tuple[int, int, Blocks, Blocks]]:
-    """(dense ring members, expert ring members, limits of both), least first.
+def _thinned(values: list[tuple[Value, Asked]], most: int) -> list[tuple[Value, Asked]]:
+    """At most so many (value, what it asks), least first; each stands for those up to the next one."""
+    if len(values) <= most:
+        return values
+    kept = np.unique(np.linspace(0, len(values) - 1, most).round().astype(int)).tolist()
+    return [
+        (values[after - 1][0], values[at][1])
+        for at, after in zip(kept, [*kept[1:], len(values)], strict=True)
+    ]
+
+
+def _gradients(
+    instance: Instance, free: IntArray, most: int
+) -> list[tuple[tuple[int, int], tuple[Blocks, Blocks]]]:
+    """(dense and expert ring members, limits of both), least first.
 
     Where expert groups are single slots both kinds of ring are cut by the same blocks.
     """
@@ -154,40 +183,36 @@ def _gradients(instance: Instance, free: IntArray) -> Iterator[tuple[int, int, B
     dense_size, expert_size = int(layout.dp) * int(layout.cp), int(layout.edp)
     if problem.traffic.expert_slots > 1:
         places = problem.stages * problem.traffic.expert_slots if expert_size > 1 else 0
-        for v, rings in _values(instance, free, dense, dense_size, problem.stages):
-            for w, expert_rings in _values(instance, free, expert, expert_size, places):
-                yield v, w, rings, expert_rings
-        return
+        both = product(
+            _thinned(_values(instance, free, dense, dense_size, problem.stages), most),
+            _thinned(_values(instance, free, expert, expert_size, places), most),
+        )
+        return [((v, w), (rings, expert_rings)) for (v, rings), (w, expert_rings) in both]
     pairs = sorted(
         {
             (_members(f, c * dense, dense_size), _members(f, c * expert, expert_size))
             for f, c in _cuts(instance, free, problem.stages if problem.slots > 1 else 0)
         }
     )
+    found: list[tuple[tuple[int, int], tuple[Blocks, Blocks]]] = []
     for v, w in pairs:
-        yield (
-            v,
-            w,
-            None if (v, w) == pairs[0] else _limits(free, max(dense * v * (v > 1), expert * w * (w > 1))),
-            None,
-        )
-    yield dense_size, expert_size, (0,) * len(free) if pairs else None, None
+        asked = max(dense * v * (v > 1), expert * w * (w > 1))
+        found.append(((v, w), (None if (v, w) == pairs[0] else _limits(free, asked), None)))
+    found.append(((dense_size, expert_size), ((0,) * len(free) if pairs else None, None)))
+    return _thinned(found, most)
 
 
-def _contexts(instance: Instance, free: IntArray) -> Iterator[tuple[int, Blocks]]:
+def _contexts(instance: Instance, free: IntArray) -> list[tuple[int, Blocks]]:
     problem, size = instance.problem, int(instance.layout.cp)
     groups = problem.needed // problem.traffic.context_slots if problem.traffic.context_slots > 1 else 0
-    yield from _values(instance, free, rings_per_slot(instance)[1], size, groups)
+    return _values(instance, free, rings_per_slot(instance)[1], size, groups)
 
 
-def _values(
-    instance: Instance, free: IntArray, each: int, size: int, most: int
-) -> Iterator[tuple[int, Blocks]]:
+def _values(instance: Instance, free: IntArray, each: int, size: int, most: int) -> list[tuple[int, Blocks]]:
     """(members of a ring, cut rings that a block may have) for up to `most` cut rings of `each` groups."""
     values = sorted({_members(f, c * each, size) for f, c in _cuts(instance, free, most)})
-    for v in values:
-        yield v, None if v == values[0] else _limits(free, each * v)
-    yield size, (0,) * len(free) if values else None
+    found = [(v, None if v == values[0] else _limits(free, each * v)) for v in values]
+    return [*found, (size, (0,) * len(free) if values else None)]
 
 
 def _cuts(instance: Instance, free: IntArray, most: int) -> set[tuple[int, int]]:
@@ -196,19 +221,21 @@ def _cuts(instance: Instance, free: IntArray, most: int) -> set[tuple[int, int]]
     return {(f, c) for f, held in slots.items() for c in range(1, min(most, held) + 1)}
 
 
-def _experts(instance: Instance, free: IntArray) -> Iterator[tuple[int, tuple[int, int] | None]]:
+def _experts(instance: Instance, free: IntArray) -> list[tuple[int, Share]]:
     """(members, the share of an all-to-all that may leave a block)."""
     size, slots = int(instance.layout.ep), instance.problem.traffic.expert_slots
     if slots == 1:
-        yield size, None
-        return
+        return [(size, None)]
     most = max(free.tolist()) // instance.slots.gpus
-    shares = _shares(slots, min(most, LARGEST_SHARED))
-    values = {size if out == 0 else max(1, min(size - -(-size * out // of), size - 1)) for out, of in shares}
-    values |= set(range(size // slots, size)) if most > LARGEST_SHARED else set()
+    if most > LARGEST_SHARED:
+        values = set(range(max(1, size // slots), size + 1))
+    else:
+        shares = _shares(slots, most)
+        values = {
+            size if out == 0 else max(1, min(size - -(-size * out // of), size - 1)) for out, of in shares
+        }
     least = min(values)
-    for members in sorted(values):
-        yield members, None if members == least else (size - members, size)
+    return [(v, None if v == least else (size - v, size)) for v in sorted(values)]
 
 
 def _shares(size: int, slots: int) -> set[tuple[int, int]]:
