@@ -103,6 +103,26 @@ def test_spares_stay_free_or_it_is_said(regular: Path, tmp_path: Path) -> None:
     assert "spare" in json.loads(text)["error"]["message"]
 
 
+def test_spares_are_whole_nodes_where_slots_are_parts_of_them(tmp_path: Path) -> None:
+    """Six slots of 4 GPUs on 9 free ones: the three left over must hold a whole node, wherever that is."""
+    out = tmp_path / "plan"
+    code, text = run(
+        "plan", "llama-3-8b", "--cluster", "dgx-h100", "--gpus", 24, "--global-batch", 48, "--seq-len", 4096,
+        "--pin", "tp=4,pp=1,dp=6,cp=1", "-o", out,
+    )  # fmt: skip
+    assert code == 0, text
+    free = [("a", 4), ("a", 4), ("b", 8), ("b", 8), ("c", 4), ("c", 8)]
+    lines = ["base: dgx-h100", "levels:", "- {name: leaf, gpus: 32}"]
+    lines += ["- {name: core, gpus: 64, oversubscription: 4}", "nodes:"]
+    lines += [f"- {{name: n{at}, leaf: {leaf}, free_gpus: {gpus}}}" for at, (leaf, gpus) in enumerate(free)]
+    path = tmp_path / "halves.yaml"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    found = document("map", out, "--cluster", path, "--spares", 1)
+    assert any(free[int(name[1:])][1] == 8 for name in found["idle_nodes"])
+    for spares, status in ((1, 0), (2, 1)):
+        assert run("map", out, "--cluster", path, "--spares", spares, "--json")[0] == status
+
+
 def test_a_part_filled_node_is_used_in_parts(regular: Path, tmp_path: Path) -> None:
     """tp 8 needs whole nodes: the half-filled one stays idle."""
     found = document("map", regular, "--cluster", cluster_file(tmp_path, extra=1, half=True))

@@ -222,6 +222,7 @@ def test_gpus_stay_idle_only_where_every_full_layout_is_proven_slower() -> None:
     else:
         assert made.idle.full_step_time_s == pytest.approx(full.objective.step_time_s)
         assert made.objective.step_time_s is not None
+        assert made.idle.full_step_time_s is not None
         assert made.idle.full_step_time_s > made.objective.step_time_s
     assert made.idle.gpus == 14 - made.layout.tp * made.layout.pp * made.layout.dp
 
