@@ -92,7 +92,7 @@ def instance_of(workload: Workload, layout: Layout, stages: Stages, spares: int 
             failure = str(error)
             continue
         return _instance(workload, layout, stages, slots)
-    raise MappingError(failure + (f", and {spares} spare nodes" if spares else ""))
+    raise MappingError(failure + (f" with {spares} spare nodes" if spares else ""))
 
 
 def _instance(workload: Workload, layout: Layout, stages: Stages, slots: Slots) -> Instance:
