@@ -8,6 +8,7 @@ from commands.calculators import collective, memory, pipeline, roofline
 from commands.catalogs import catalog, model, schema
 from commands.fabric import map_, traffic
 from commands.many import batch, fleet, recommend
+from commands.pages import report, trace
 from commands.placement import experts
 from commands.planning import compare, estimate, explain, launch, plan, validate
 from commands.terminal import Commands, debug, version_option
@@ -49,6 +50,8 @@ for command in (
     memory,
     map_,
     traffic,
+    report,
+    trace,
 ):
     main.add_command(command)
 

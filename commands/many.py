@@ -73,15 +73,14 @@ def batch(ctx: click.Context, /, **options: Any) -> None:
 
     Exit code 1 if a job has no plan.
     """
-    from planner.batch.cache import default_cache_folder
+    from planner.batch.cache import chosen_folder
     from planner.batch.service import BatchOptions, run_batch
     from planner.report.batch_view import batch_view
 
     jobs, output, as_json = (options.pop(name) for name in ("jobs", "output", "as_json"))
-    given, no_cache = options.pop("cache"), options.pop("no_cache")
-    folder = None if no_cache else given or default_cache_folder()
     names = [name.strip() for name in options.pop("formats").split(",")]
-    chosen = BatchOptions(cache=folder, formats=tuple(dict.fromkeys(filter(None, names))), **options)
+    cache = chosen_folder(options.pop("cache"), options.pop("no_cache"))
+    chosen = BatchOptions(cache=cache, formats=tuple(dict.fromkeys(filter(None, names))), **options)
     progress = _Progress()
     try:
         report = run_batch(jobs, output, chosen, progress)
@@ -116,18 +115,17 @@ def fleet(jobs: Path, output: Path | None, force: bool, as_json: bool, **options
     The objective is the weighted throughput of jobs that run side by side, or the makespan or the deadlines
     of jobs with `tokens` that may wait for each other.
     """
-    from planner.batch.cache import default_cache_folder
+    from planner.batch.cache import chosen_folder
     from planner.fleet.model import FleetError
     from planner.fleet.service import FleetOptions, fleet_document, fleet_files, run_fleet
     from planner.launch.files import write_files
     from planner.report.fleet_view import fleet_view
 
-    no_cache, given = options.pop("no_cache"), options.pop("cache")
+    cache = chosen_folder(options.pop("cache"), options.pop("no_cache"))
     busy = [name.strip() for text in options.pop("busy") for name in text.split(",") if name.strip()]
-    folder = None if no_cache else given or default_cache_folder()
     progress = ProgressLine()
     try:
-        chosen = FleetOptions(cache=folder, busy=tuple(busy), **options)
+        chosen = FleetOptions(cache=cache, busy=tuple(busy), **options)
         found = run_fleet(jobs, chosen, lambda done, of: progress(f"{done} of {of} plans"))
     except FleetError as error:
         raise CheckFailedError(str(error)) from error

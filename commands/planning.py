@@ -40,6 +40,7 @@ def plan(ctx: click.Context, /, as_json: bool, output: Path | None, force: bool,
     from planner.plan_files import next_step, plan_files, refuse_taken
     from planner.report.plan_view import plan_view
     from planner.request_reader import read_request
+    from planner.robustness import with_robustness
     from planner.service import plan as make_plan
 
     request = read_request(**options)
@@ -47,7 +48,7 @@ def plan(ctx: click.Context, /, as_json: bool, output: Path | None, force: bool,
         refuse_taken(output, force)
     progress = ProgressLine()
     try:
-        found = make_plan(request, progress)
+        found = with_robustness(request, make_plan(request, progress))
     finally:
         progress.clear()
     if as_json:

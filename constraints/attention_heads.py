@@ -27,11 +27,8 @@ class HeadsByTensor(Rule):
         left = heads - (heads // tp) * tp
         if left == 0:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=left,
-            limit=0,
-            unit=self.unit,
             words=f"{heads} attention heads do not divide by tp {tp}",
             remedy=f"Take a tp that divides {heads}.",
         )
@@ -53,11 +50,8 @@ class KvHeadsByTensor(Rule):
         left = large - (large // small) * small
         if left == 0:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=left,
-            limit=0,
-            unit=self.unit,
             words=f"{groups} key-value heads are neither a multiple nor a divisor of tp {tp}",
             remedy=f"Take a tp that divides {groups} or is a multiple of it.",
         )
@@ -83,11 +77,8 @@ class WholeKvHeads(Rule):
         left = heads - (heads // tp) * tp
         if left == 0:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=left,
-            limit=0,
-            unit=self.unit,
             words=f"{heads} key-value heads do not divide by tp {tp}",
             remedy=f"Take a tp that divides {heads}.",
         )

@@ -26,11 +26,9 @@ class BatchSplit(Rule):
         if rest == left == 0 and micro_batches == one.num_micro_batches:
             return None
         trained = int(one.micro_batch) * int(one.dp) * int(one.num_micro_batches)
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=trained,
             limit=wanted,
-            unit=self.unit,
             words=f"micro_batch {one.micro_batch} x dp {one.dp} x {one.num_micro_batches} micro-batches = "
             f"{trained} sequences, not the global batch of {wanted}",
             remedy=f"Choose dp and micro_batch so that their product divides {wanted}.",

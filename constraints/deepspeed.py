@@ -27,11 +27,9 @@ class DeepspeedPipelineSharding(Rule):
     def check(self, plan: FinishedPlan) -> Finding | None:
         if int(plan.layout.pp) == 1 or plan.layout.zero_stage in (0, 1):
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=int(plan.layout.zero_stage),
             limit=1,
-            unit=self.unit,
             words=f"ZeRO stage {plan.layout.zero_stage} with pp {plan.layout.pp}",
             remedy="Lower the ZeRO stage to 1, or set pp to 1.",
         )
@@ -59,11 +57,8 @@ class DeepspeedExpertGroups(Rule):
         left = dp - dp // ep * ep
         if left == 0 and pp == 1:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=left + pp - 1,
-            limit=0,
-            unit=self.unit,
             words=f"experts on ep {ep} of dp {dp} replicas and pp {pp} stages",
             remedy="Set pp to 1 and take an ep that divides dp.",
         )

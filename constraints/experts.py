@@ -30,11 +30,8 @@ class ExpertsByExpertParallel(Rule):
         left = moe.experts - (moe.experts // ep) * ep
         if left == 0:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=left,
-            limit=0,
-            unit=self.unit,
             words=f"{moe.experts} experts do not divide by ep {ep}",
             remedy=f"Take an ep that divides {moe.experts}.",
         )
@@ -56,11 +53,8 @@ class ExpertGrid(Rule):
         left = stage - (stage // group) * group
         if left == 0:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=left,
-            limit=0,
-            unit=self.unit,
             words=f"etp {one.etp} x ep {one.ep} = {group} does not divide the {stage} GPUs of a stage",
             remedy=f"Take etp and ep whose product divides tp x cp x dp = {stage}.",
         )
@@ -87,11 +81,9 @@ class ExpertAxesNeedExperts(Rule):
         one = plan.layout
         if plan.workload.model.moe is not None or (one.ep == 1 and one.etp == 1):
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=int(one.ep) * int(one.etp),
             limit=1,
-            unit=self.unit,
             words=f"ep {one.ep} and etp {one.etp} on a model without experts",
             remedy="Set ep and etp to 1.",
         )

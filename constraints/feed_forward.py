@@ -32,11 +32,8 @@ class FeedForwardByTensor(Rule):
         for what, width in widths.items():
             left = width - (width // tp) * tp
             if left:
-                return Finding(
-                    rule=self.name,
+                return self.finding(
                     value=left,
-                    limit=0,
-                    unit=self.unit,
                     words=f"{what} {width} does not divide by tp {tp}",
                     remedy=f"Take a tp that divides {width}.",
                 )
@@ -64,11 +61,8 @@ class ExpertWidthByExpertTensor(Rule):
         left = moe.moe_ffn_hidden - (moe.moe_ffn_hidden // etp) * etp
         if left == 0:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=left,
-            limit=0,
-            unit=self.unit,
             words=f"expert width {moe.moe_ffn_hidden} does not divide by etp {etp}",
             remedy=f"Take an etp that divides {moe.moe_ffn_hidden}; 1 always does.",
         )

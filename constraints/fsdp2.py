@@ -29,11 +29,9 @@ class ShardsBesideTensor(Rule):
         one = plan.layout
         if int(one.tp) == 1 or int(one.dp) * int(one.cp) > 1:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=1,
             limit=2,
-            unit=self.unit,
             words=f"tp {one.tp} takes every rank and leaves FSDP none to shard over",
             remedy="Lower tp, or raise dp or cp to 2 or more.",
         )

@@ -24,11 +24,9 @@ class GpuBudget(Rule):
         used = int(one.tp) * int(one.cp) * int(one.pp) * int(one.dp)
         if used <= plan.workload.gpus:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=used,
             limit=plan.workload.gpus,
-            unit=self.unit,
             words=f"tp {one.tp} x cp {one.cp} x pp {one.pp} x dp {one.dp} = {used} GPUs, "
             f"of {plan.workload.gpus} there are",
             remedy="Lower one of the degrees, dp first, or give more GPUs.",

@@ -30,11 +30,9 @@ class MegatronShardingNeedsOneStage(Rule):
     def check(self, plan: FinishedPlan) -> Finding | None:
         if int(plan.layout.zero_stage) < 2 or int(plan.layout.pp) == 1:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=int(plan.layout.pp),
             limit=1,
-            unit=self.unit,
             words=f"ZeRO stage {plan.layout.zero_stage} with pp {plan.layout.pp}",
             remedy="Use ZeRO stage 1 (the distributed optimizer) with a pipeline, or set pp to 1.",
         )
@@ -56,11 +54,9 @@ class MegatronShardingOptimizer(Rule):
         optimizer, stage = plan.workload.optimizer, int(plan.layout.zero_stage)
         if stage < 2 or optimizer in {"sgd", "adam"}:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=stage,
             limit=1,
-            unit=self.unit,
             words=f"ZeRO stage {stage} with the {optimizer} optimizer",
             remedy="Lower the ZeRO stage to 1, or train with adam or sgd.",
         )
@@ -83,11 +79,8 @@ class MegatronExpertsNeedSequenceParallel(Rule):
         one = plan.layout
         if plan.workload.model.moe is None or int(one.tp) == 1 or one.sequence_parallel:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=1,
-            limit=0,
-            unit=self.unit,
             words=f"experts at tp {one.tp} without sequence parallelism",
             remedy="Turn sequence parallelism on, or set tp to 1.",
         )
@@ -112,11 +105,9 @@ class MegatronExpertBiasNeedsWholeExperts(Rule):
             return None
         if not (model.moe.expert_bias or model.mlp_bias or model.attention_output_bias):
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=etp,
             limit=1,
-            unit=self.unit,
             words=f"experts with bias cut by etp {etp}",
             remedy="Set etp to 1 and raise ep instead.",
         )
@@ -148,11 +139,8 @@ class MegatronExpertOverlap(Rule):
             broken.append("full recomputation")
         if not broken:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=len(broken),
-            limit=0,
-            unit=self.unit,
             words=f"expert communication cannot overlap under {' and '.join(broken)}",
             remedy="Set vpp to 2 or more, recompute single modules only, or turn the overlap off.",
         )

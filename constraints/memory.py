@@ -26,11 +26,9 @@ class HbmCapacity(Rule):
         if peak <= limit:
             return None
         kept = f" and {reserve:g} GiB in reserve" if reserve else ""
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=peak,
             limit=limit,
-            unit=self.unit,
             words=(
                 f"pipeline rank {fullest} needs {peak:.1f} GiB, {peak - limit:.1f} more than the {limit:.1f} "
                 f"that a {hbm:g} GiB GPU has beside fragments, {CONTEXT_GIB:g} GiB of context{kept}"

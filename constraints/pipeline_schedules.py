@@ -53,11 +53,8 @@ class ScheduleShape(Rule):
             broken.append(f"pp: 1, {traits(schedule).name} is a schedule of a pipeline")
         if not broken:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=len(broken),
-            limit=0,
-            unit=self.unit,
             words="; ".join(broken),
             remedy="Change the named degree, or choose another schedule (--pin schedule=1f1b).",
         )
@@ -81,11 +78,8 @@ class AllowedSchedules(Rule):
         name = schedule_name(int(plan.layout.schedule), 1)
         if name in self.allowed:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=1,
-            limit=0,
-            unit=self.unit,
             words=f"{self.framework} has no {name} schedule",
             remedy=f"Choose one of {', '.join(self.allowed)}, or a framework that has it "
             f"({', '.join(_frameworks_with(name)) or 'none of those known here'}).",
@@ -112,11 +106,9 @@ class TorchtitanFilledPipeline(Rule):
         pp, m = int(one.pp), int(one.num_micro_batches)
         if schedule_name(int(one.schedule), int(one.vpp)) != "1f1b" or m >= pp or pp == 1:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=m,
             limit=pp,
-            unit=self.unit,
             words=f"1F1B with {m} micro-batches on {pp} stages",
             remedy=f"Give it at least {pp} micro-batches (lower dp or micro_batch), or pin schedule=gpipe.",
         )
@@ -139,11 +131,8 @@ class TorchtitanSplitBackward(Rule):
         schedule = int(plan.layout.schedule)
         if not self.applies(plan.workload) or not traits(schedule).splits_backward:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=1,
-            limit=0,
-            unit=self.unit,
             words=f"{traits(schedule).name} with compiled layers ({plan.workload.precision})",
             remedy="Train in bf16 without compilation, or choose 1f1b, interleaved-1f1b or breadth-first.",
         )
@@ -169,11 +158,9 @@ class TorchtitanSeveralChunks(Rule):
         one = plan.layout
         if schedule_name(int(one.schedule), int(one.vpp)) != "zb-h1" or int(one.vpp) > 1:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=int(one.vpp),
             limit=2,
-            unit=self.unit,
             words="zb-h1 with one virtual stage a rank",
             remedy="Set vpp to 2 or more.",
         )

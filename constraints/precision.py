@@ -39,11 +39,8 @@ class PrecisionOnDevice(Rule):
             formats += ["mxfp8", "nvfp4"]
         if wanted in formats:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=1,
-            limit=0,
-            unit=self.unit,
             words=f"{device.name} ({device.architecture}) has no {wanted} matrix units",
             remedy=f"Choose one of {', '.join(formats)}, or another device.",
         )

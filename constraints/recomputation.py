@@ -40,11 +40,8 @@ class RecomputedModulesExist(Rule):
                 missing.append(str(name).lower().replace("_", " "))
         if not missing:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=len(missing),
-            limit=0,
-            unit=self.unit,
             words=f"recomputes {', '.join(missing)}, which {model.name} does not have",
             remedy="Leave it out: moe_act needs experts, mla_up_proj needs multi-head latent attention.",
         )
@@ -66,11 +63,8 @@ class FullRecomputeStandsAlone(Rule):
         full, others = digits[-6] == "1", digits.count("1") - 1
         if not full or others == 0:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=others,
-            limit=0,
-            unit=self.unit,
             words=f"full recomputation together with {others} single module(s)",
             remedy="Choose either full recomputation or a list of modules.",
         )

@@ -81,6 +81,10 @@ class Rule(ABC):
     def check(self, plan: FinishedPlan) -> Finding | None:
         """The second opinion: plain arithmetic on one finished plan, sharing no code with `excess`."""
 
+    def finding(self, *, value: float, words: str, remedy: str, limit: float = 0) -> Finding:
+        """This rule broken: `value` against `limit`, both in the rule's unit."""
+        return Finding(rule=self.name, value=value, limit=limit, unit=self.unit, words=words, remedy=remedy)
+
     def post(
         self,
         model: cp_model.CpModel,

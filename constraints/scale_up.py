@@ -46,11 +46,9 @@ class ScaleUpDomain(Rule):
         if members <= limit:
             return None
         degrees = " x ".join(f"{axis} {getattr(plan.layout, axis)}" for axis in self.axes)
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=members,
             limit=limit,
-            unit=self.unit,
             words=f"{degrees} = {members} GPUs do not fit into {domain} of {limit}",
             remedy=f"Lower {' or '.join(self.axes)} to {limit} or less together, or raise pp or dp instead.",
         )

@@ -26,11 +26,9 @@ class InterleavingNeedsPipeline(Rule):
     def check(self, plan: FinishedPlan) -> Finding | None:
         if int(plan.layout.vpp) == 1 or int(plan.layout.pp) > 1:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=int(plan.layout.vpp),
             limit=1,
-            unit=self.unit,
             words=f"vpp {plan.layout.vpp} with a single pipeline stage",
             remedy="Set vpp to 1, or raise pp to 2 or more.",
         )
@@ -59,11 +57,8 @@ class InterleavedMicroBatches(Rule):
         left = count - (count // pp) * pp
         if int(plan.layout.vpp) == 1 or left == 0 or not traits(int(plan.layout.schedule)).in_groups:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=left,
-            limit=0,
-            unit=self.unit,
             words=f"the interleaved schedule cannot run {count} micro-batches on {pp} stages",
             remedy=f"Make the micro-batches a multiple of {pp} (change dp or micro_batch), or set vpp to 1.",
         )

@@ -31,11 +31,8 @@ class SequenceByContext(Rule):
         left = tokens - (tokens // chunks) * chunks
         if left == 0:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=left,
-            limit=0,
-            unit=self.unit,
             words=f"{tokens} tokens do not divide into the {chunks} chunks of cp {cp}",
             remedy=f"Take a cp of which twice divides {tokens}, or pad the sequences.",
         )
@@ -59,11 +56,8 @@ class SequenceByTensor(Rule):
         left = tokens - (tokens // parts) * parts
         if left == 0:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=left,
-            limit=0,
-            unit=self.unit,
             words=f"{tokens} tokens do not divide by tp {one.tp} x cp {one.cp} under sequence parallelism",
             remedy=f"Take tp and cp whose product divides {tokens}, or turn sequence parallelism off.",
         )
@@ -81,11 +75,8 @@ class SequenceParallelNeedsTensor(Rule):
     def check(self, plan: FinishedPlan) -> Finding | None:
         if int(plan.layout.tp) > 1 or not plan.layout.sequence_parallel:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=1,
-            limit=0,
-            unit=self.unit,
             words="sequence parallelism is on at tp 1, where it does nothing",
             remedy="Turn it off, or raise tp to 2 or more.",
         )

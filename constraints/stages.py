@@ -33,11 +33,9 @@ class LayersByStages(Rule):
             words = f"the stages hold {sum(chunks)} layers, the model has {layers}"
         else:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=value,
             limit=limit,
-            unit=self.unit,
             words=words,
             remedy=f"Give each of the pp x vpp stages at least one of the {layers} layers; lower pp or vpp.",
         )

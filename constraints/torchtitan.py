@@ -35,11 +35,8 @@ class TorchtitanSequence(Rule):
         left = tokens - (tokens // parts) * parts
         if left == 0:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=left,
-            limit=0,
-            unit=self.unit,
             words=f"{tokens} tokens do not divide into the {parts} pieces of tp {tp} and cp {cp}",
             remedy=f"Take tp and cp of which tp x 2 cp divides {tokens}.",
         )
@@ -60,11 +57,9 @@ class TorchtitanTiedEmbeddings(Rule):
     def check(self, plan: FinishedPlan) -> Finding | None:
         if not plan.workload.model.tied_embeddings or int(plan.layout.pp) == 1:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=int(plan.layout.pp),
             limit=1,
-            unit=self.unit,
             words=f"tied embeddings on {plan.layout.pp} pipeline stages",
             remedy="Set pp to 1, or train with untied embeddings.",
         )

@@ -57,11 +57,8 @@ class TorchtitanArchitecture(Rule):
         parts = foreign_parts(plan.workload.model)
         if not parts:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=len(parts),
-            limit=0,
-            unit=self.unit,
             words=f"torchtitan 0.3 has no layer for {', '.join(parts)}",
             remedy="Choose the megatron framework for this model.",
         )
@@ -87,11 +84,8 @@ class TorchtitanExpertShards(Rule):
         left = ranks - ranks // int(one.ep) * int(one.ep)
         if left == 0:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=left,
-            limit=0,
-            unit=self.unit,
             words=f"{ranks} ranks that share the weights do not divide by ep {one.ep}",
             remedy=f"Take an ep that divides {ranks}, or shard with ZeRO 2 or 3.",
         )
@@ -114,11 +108,9 @@ class TorchtitanTokenPrediction(Rule):
         pp, cp = int(plan.layout.pp), int(plan.layout.cp)
         if plan.workload.model.mtp_layers == 0 or pp == cp == 1:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=max(pp, cp),
             limit=1,
-            unit=self.unit,
             words=f"multi-token prediction on pp {pp} and cp {cp}",
             remedy="Set pp and cp to 1, or train without the multi-token-prediction modules (mtp_layers: 0).",
         )

@@ -37,11 +37,8 @@ class AllowedValues(Rule):
                 wrong.append(f"{field} {value} (only {', '.join(map(str, values))})")
         if not wrong:
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=len(wrong),
-            limit=0,
-            unit=self.unit,
             words=f"{self.framework} cannot run {'; '.join(wrong)}",
             remedy=self.remedy,
         )
@@ -65,11 +62,8 @@ class AllowedPrecisions(Rule):
         wanted = plan.workload.precision
         if any(wanted == known for known in self.precisions):
             return None
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=1,
-            limit=0,
-            unit=self.unit,
             words=f"{self.framework} has no training in {wanted}",
             remedy=f"Choose one of {', '.join(self.precisions)}, or the megatron framework.",
         )
@@ -101,11 +95,8 @@ class WholeModelRecompute(Rule):
         if whole and int(one.recompute_layers) * chunks >= plan.workload.model.layers:
             return None
         words = "recomputes some layers only" if whole else "recomputes single modules"
-        return Finding(
-            rule=self.name,
+        return self.finding(
             value=1,
-            limit=0,
-            unit=self.unit,
             words=f"the plan {words}, {self.framework} recomputes every layer in full or none",
             remedy="Choose no recomputation or all of it.",
         )

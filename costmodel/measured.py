@@ -72,3 +72,8 @@ def error_band(device_name: str, framework: str) -> ErrorBand:
     bands = _table("error_bands.yaml")["bands"]
     of_device = bands.get(device_class(device_name), bands[OTHER])
     return ErrorBand(**of_device.get(framework, of_device[OTHER]))
+
+
+def memory_band() -> ErrorBand:
+    """How far measured peaks of memory lie from predicted ones, on all devices and frameworks."""
+    return ErrorBand(**_table("error_bands.yaml")["memory"])

@@ -128,6 +128,11 @@ def usable_hbm_gib(workload: Workload) -> float:
     return workload.cluster.device.hbm_gib * ALLOCATOR_SHARE - CONTEXT_GIB - workload.reserve_gib
 
 
+def hbm_gib_for(workload: Workload, usable_gib: float) -> float:
+    """The HBM of a GPU on which `usable_hbm_gib` is `usable_gib`."""
+    return (usable_gib + CONTEXT_GIB + workload.reserve_gib) / ALLOCATOR_SHARE
+
+
 def context_gib(layout: Layout) -> Floats:
     """What the driver shows beside the allocator's blocks: the context, and a communicator of the world and
     of each axis with more than one rank."""
@@ -169,6 +174,27 @@ def peak_memory_gib(workload: Workload, layout: Layout) -> Floats:
     extra = transients(workload, flat, saved_activations(workload, flat))
     every = np.asarray(extra.gathered + extra.layer + extra.bucket + extra.stranded)
     return np.asarray((out + every + FIXED_BYTES) / GIB).reshape(shape)
+
+
+def main_layer_rooms(workload: Workload, layout: Layout, limit_gib: float) -> NDArray[np.float64]:
+    """Never fewer main layers than each pipeline rank can hold within a limit, shape [n, most pp].
+
+    Ranks beyond a layout's pp hold none. Leading dense layers, embedding and head are left out, so there may
+    be less room. `layout` has shape [n].
+    """
+    state, kept, dropped, *_ = layer_bytes(workload, layout)
+    pp, vpp = (np.broadcast_to(np.asarray(x), state.shape)[:, None] for x in (layout.pp, layout.vpp))
+    ranks = np.arange(int(pp.max(initial=1)))
+    full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
+    again = np.broadcast_to(np.where(full, layout.recompute_layers, 0), state.shape)[:, None] * vpp
+    extra = transients(workload, layout, saved_activations(workload, layout))
+    every = np.asarray(extra.gathered + extra.layer + extra.bucket + extra.stranded) + FIXED_BYTES
+    flying = np.broadcast_to(np.asarray(in_flight(layout.with_axis(), ranks)), (*state.shape, len(ranks)))
+    left = np.broadcast_to(limit_gib * GIB - every, state.shape)[:, None]
+    first, rest = (state[:, None] + held[:, None] * flying for held in (np.minimum(dropped, kept), kept))
+    rooms = np.where(left < again * first, left / first, again + (left - again * first) / rest)
+    rooms = np.floor(np.maximum(rooms, 0.0) * (1 + 1e-9))
+    return np.asarray(np.where(ranks < pp, rooms, 0.0))
 
 
 def layer_bytes(workload: Workload, layout: Layout) -> tuple[NDArray[np.float64], ...]:

@@ -4,6 +4,9 @@ pass into gradients of inputs and of weights.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,7 +14,7 @@ from costmodel.layout import Floats, Recompute
 from costmodel.operators import Context
 from costmodel.schedules import bubble_share, has_trait
 from costmodel.split import Stages, chunk_counts
-from costmodel.stage import KindTime, KindTimes
+from costmodel.stage import KindTime, KindTimes, kind_times
 
 _GEMMS = ("gemm", "expert_gemm")
 
@@ -45,24 +48,53 @@ def layer_bubble_share(c: Context, times: KindTimes) -> Floats:
 
 def chunk_loads(c: Context, times: KindTimes, stages: Stages) -> NDArray[np.float64]:
     """Seconds per micro-batch of every chunk of a split, forward and backward, [..., virtual stages, pp]."""
+    return _over_chunks(c, times, stages, lambda kind: kind.seconds, lambda kind: kind.recompute_s)
+
+
+@dataclass(frozen=True)
+class ChunkPasses:
+    """Seconds of one micro-batch through every chunk, shape [virtual stages, pp]."""
+
+    forward_s: NDArray[np.float64]
+    backward_s: NDArray[np.float64]
+    """With what is computed again."""
+    weight_s: NDArray[np.float64]
+    """The part of the backward pass that gradients of weights take."""
+
+
+def chunk_passes(c: Context, stages: Stages) -> ChunkPasses:
+    """`chunk_loads` pass by pass, of one layout under one placement."""
+    times = kind_times(c)
+    both = chunk_loads(c, times, stages)
+    backward = _over_chunks(c, times, stages, lambda kind: kind.backward_s, lambda kind: kind.recompute_s)
+    weight = _over_chunks(c, times, stages, weight_gradient_s, lambda _: 0.0)
+    return ChunkPasses(both - backward, backward, weight)
+
+
+def _over_chunks(
+    c: Context,
+    times: KindTimes,
+    stages: Stages,
+    every: Callable[[KindTime], Floats],
+    again: Callable[[KindTime], Floats],
+) -> NDArray[np.float64]:
+    """Sums over the layers of every chunk: `every` of each, and `again` of each that is fully recomputed."""
     full = bool(int(np.asarray(c.layout.recompute)) & Recompute.FULL)
-    again = int(np.asarray(c.layout.recompute_layers)) if full else 0
+    recomputed_layers = int(np.asarray(c.layout.recompute_layers)) if full else 0
     v_shaped = bool(has_trait(c.layout.schedule, "v_shaped").any())
     model = c.workload.model
-    counts = chunk_counts(model.dense_layers, stages, again, v_shaped=v_shaped)
+    counts = chunk_counts(model.dense_layers, stages, recomputed_layers, v_shaped=v_shaped)
     shape = np.shape(np.asarray(times.head.seconds))
-    loads = np.zeros((*shape, *counts.dense.shape))
+    sums = np.zeros((*shape, *counts.dense.shape))
     kinds = (
         (times.dense, counts.dense, counts.dense_recomputed),
         (times.moe, counts.moe, counts.moe_recomputed),
     )
     for kind, number, recomputed in kinds:
         if kind is not None:
-            loads = loads + np.asarray(kind.seconds)[..., None, None] * number
-            loads = loads + np.asarray(kind.recompute_s)[..., None, None] * recomputed
-    loads[..., 0, 0] += times.embedding.seconds
-    end = np.asarray(times.head.seconds) + (
-        0.0 if times.mtp is None else model.mtp_layers * times.mtp.seconds
-    )
-    loads[..., -1, 0 if v_shaped else -1] += end
-    return loads
+            sums = sums + np.asarray(every(kind))[..., None, None] * number
+            sums = sums + np.asarray(again(kind))[..., None, None] * recomputed
+    sums[..., 0, 0] += every(times.embedding)
+    end = np.asarray(every(times.head)) + (0.0 if times.mtp is None else model.mtp_layers * every(times.mtp))
+    sums[..., -1, 0 if v_shaped else -1] += end
+    return sums

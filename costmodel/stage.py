@@ -212,6 +212,33 @@ def least_busiest_s(layers: int, layer_s: Floats, end_s: Floats, ranks: Ints | F
     return out
 
 
+def least_busiest_in_rooms_s(
+    rooms: NDArray[np.float64], layers: int, layer_s: Floats, end_s: Floats, end_rank: Ints
+) -> NDArray[np.float64]:
+    """`least_busiest_s` where rank r has room for `rooms[..., r]` layers; infinite where all have too few.
+
+    In less than (k + 1) t every rank gets k layers at most, and the one with the end at most those that begin
+    before (k + 1) t - end: the least k for which this makes `layers` bounds the busiest rank by k t. Arrays
+    [n], rooms [n, ranks].
+    """
+    shape = rooms.shape[:1]
+    t, end = (np.broadcast_to(np.asarray(x, dtype=np.float64), shape)[:, None] for x in (layer_s, end_s))
+    last = np.arange(rooms.shape[1]) == np.broadcast_to(np.asarray(end_rank), shape)[:, None]
+
+    def held(k: NDArray[np.float64]) -> NDArray[np.float64]:
+        most = np.where(last, np.clip(np.ceil(k[:, None] + 1 - end / t) - 1, 0, None), k[:, None])
+        return np.asarray(np.minimum(rooms, most).sum(axis=1))
+
+    over = float(layers) + float(np.max(end / t, initial=0.0))
+    low, high = np.zeros(shape), np.full(shape, np.ceil(over) + 1.0)
+    possible = held(high) >= layers
+    while np.any(high - low > 1):
+        middle = np.floor((low + high) / 2)
+        enough = held(middle) >= layers
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return np.asarray(np.where(possible, high * t[:, 0], np.inf))
+
+
 def even_layout_load(c: Context, times: KindTimes) -> tuple[Floats, Floats]:
     """Least possible (busiest rank, sum of ranks) per micro-batch over all splits; arrays [n].
 

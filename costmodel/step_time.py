@@ -152,15 +152,20 @@ def _pipeline_p2p(c: Context, chunk_s: Floats) -> Floats:
     not cover is exposed, and the two slow each other down. Fill and drain are always exposed.
     """
     layout, framework = c.layout, c.constants.framework
-    payload = 2.0 * c.tokens * c.workload.model.hidden / np.asarray(layout.tp)
     pp, vpp, m = (np.asarray(x) for x in (layout.pp, layout.vpp, layout.num_micro_batches))
-    crossed = c.placement.pp > members_inside(c.placement.pp)
-    outermost = np.max(np.where(crossed, np.arange(crossed.shape[-1]), 0), axis=-1)
-    once = 2.0 * point_to_point_s(payload, outermost, c.links)
+    once = 2.0 * boundary_s(c)
     beside = np.maximum(once - chunk_s, framework.dp_interference * once)
     hidden = (vpp > 1) & c.workload.overlap.pp
     steady = np.where(hidden, beside, framework.p2p_exposed * once)
     return np.where(pp > 1, steady * m * vpp + once * (pp - 1), 0.0)
+
+
+def boundary_s(c: Context) -> Floats:
+    """One micro-batch's activations from a stage to the next, over the outermost level that this crosses."""
+    payload = 2.0 * c.tokens * c.workload.model.hidden / np.asarray(c.layout.tp)
+    crossed = c.placement.pp > members_inside(c.placement.pp)
+    outermost = np.max(np.where(crossed, np.arange(crossed.shape[-1]), 0), axis=-1)
+    return point_to_point_s(payload, outermost, c.links)
 
 
 def _data_parallel_s(c: Context, dense: Floats, expert: Floats) -> Floats:

@@ -183,6 +183,38 @@ class IdleDoc(BaseModel):
     reason: str
 
 
+class Scenario(BaseModel):
+    """What becomes of the plan where one thing is off."""
+
+    model_config = _DOC
+
+    change: str
+    """Such as `nvlink 8.3 % slower`."""
+    step_time_s: float | None
+    """Of the plan as it stands; null where it no longer fits."""
+    best_step_time_s: float | None
+    """Of the fastest layout that was found for the changed cluster."""
+    loss_at_most: float | None
+    """Proven: by what share the plan is slower than the fastest layout could be; null where unknown."""
+    proven: bool
+    """Whether no layout is faster than `best_step_time_s`."""
+    winner: dict[str, object] | None = None
+    """The faster layout, if there is one."""
+
+
+class Robustness(BaseModel):
+    """Whether the same plan wins with the cost model off by its error band, one thing at a time."""
+
+    model_config = _DOC
+
+    step_time_band: tuple[float, float]
+    """Measured over predicted step time, which compute and every level are off by."""
+    memory_band: tuple[float, float]
+    same_winner: bool | None
+    """Null where no other winner was found, but not all was proven."""
+    scenarios: list[Scenario]
+
+
 class SolverReport(BaseModel):
     """How the answer was found."""
 
@@ -216,5 +248,7 @@ class Plan(BaseModel):
     infeasible: Infeasible | None = None
     warnings: list[str] = Field(default_factory=list)
     alternatives: list[dict[str, object]] = Field(default_factory=list)
+    robustness: Robustness | None = None
+    """Left out where many plans are made at once."""
     solver: SolverReport
     inputs: PlanInputs

@@ -30,6 +30,7 @@ from costmodel.workload import Workload
 from planner.layout_pricing import LayoutPricing, MappingBounds, Priced
 from planner.mapping import Matrices, matrices
 from planner.memory_fit import hbm_limit_gib
+from planner.room_bound import busiest_in_rooms_s
 from planner.stages import ALL_LAYERS
 
 if TYPE_CHECKING:
@@ -264,9 +265,11 @@ class CostModelPricing:
         bound = np.zeros(0)
         if sum(counts):
             context = make_context(self.on(gpus), each, placement_from_matrix(each, joined))
-            bound = np.broadcast_to(
-                np.asarray(optimistic_step(context).seconds, dtype=np.float64), (sum(counts),)
-            )
+            times = kind_times(context)
+            busiest_s = busiest_in_rooms_s(context, times, layouts, counts, self._limit_gib)
+            fits = np.isfinite(busiest_s)
+            seconds = optimistic_step(context, times, np.where(fits, busiest_s, 0.0)).seconds
+            bound = np.where(fits, np.asarray(seconds, dtype=np.float64), np.inf)
         for table, part in zip(tables, np.split(bound, np.cumsum(counts)[:-1]), strict=True):
             yield MappingBounds(matrices=table, bound_s=part)
 
@@ -365,7 +368,8 @@ def packed_placement(layouts: Layout, blocks: IntArray) -> Placement:
     """Every group packed as far inside as it can be while tensor groups lie inside the innermost level.
 
     `blocks` are the GPUs in one block of each level, shape [levels]. Members of a group of another axis
-    belong to different tensor groups, each of which fills tp GPUs of the block.
+    belong to different tensor groups, each of which fills tp GPUs of the block; expert groups take only the
+    tensor ranks that tp and etp x ep have in common (`costmodel.placement`).
     """
     tp, experts = (np.asarray(x, dtype=np.int64)[..., None] for x in (layouts.tp, layouts.etp * layouts.ep))
 
@@ -380,6 +384,6 @@ def packed_placement(layouts: Layout, blocks: IntArray) -> Placement:
         pp=packed(layouts.pp, tp),
         ep=packed(layouts.ep),
         etp=packed(layouts.etp),
-        edp=packed(layouts.edp, np.minimum(tp, experts)),
+        edp=packed(layouts.edp, np.gcd(tp, experts)),
         dp_cp=packed(layouts.dp * layouts.cp, tp),
     )

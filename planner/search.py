@@ -100,9 +100,10 @@ class Search:
         time_limit_s: float | None = None,
         any_plan: bool = False,
         most_priced: int | None = None,
+        begin_with: Layout | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self._any_plan, self._most_priced = any_plan, most_priced
+        self._any_plan, self._most_priced, self._begin_with = any_plan, most_priced, begin_with
         self._space, self._pricing, self._rules = space, pricing, tuple(rules)
         self._top_k, self._seed = top_k, seed
         self._deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
@@ -120,6 +121,9 @@ class Search:
         if self._refused_outright():
             return self._outcome("infeasible", None)
         try:
+            if self._begin_with is not None:
+                self._add(_as_array(self._begin_with))
+                self._price_open()
             self._scan_space()
             self._unseen_s = inf
             proven = self._close()
@@ -205,10 +209,13 @@ class Search:
         self._unseen_s = later_s
 
     def _expand(self, families: Layout) -> None:
-        """Adds the members of some families that are legal and promising to the open ones."""
+        """Writes down the members of some families."""
         members = self._space.staged(self._promising(self._space.variants(families)))
-        if not len(np.atleast_1d(np.asarray(members.tp))):
-            return
+        if len(np.atleast_1d(np.asarray(members.tp))):
+            self._add(members)
+
+    def _add(self, members: Layout) -> None:
+        """Adds those that are legal and promising to the open ones."""
         memory_gib, again = self._pricing.least_memory_gib(members)
         members = replace(members, recompute_layers=again)
         legal = self._legal(members, memory_gib)
@@ -353,3 +360,8 @@ class Search:
     def _bounded_prefix(self, rows: IntArray) -> int:
         """How many of the first rows have bounds for their mappings."""
         return next((n for n, row in enumerate(rows) if self._open.mappings[row] is None), len(rows))
+
+
+def _as_array(layout: Layout) -> Layout:
+    """One layout as an array of one."""
+    return Layout(**{name: np.array([value]) for name, value in vars(layout).items()})

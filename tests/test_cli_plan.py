@@ -112,6 +112,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], None]:
         module = ModuleType("planner.service")
         vars(module)["plan"] = lambda request, progress=None: answer(request)
         monkeypatch.setitem(sys.modules, "planner.service", module)
+        monkeypatch.setattr("planner.robustness.with_robustness", lambda request, plan: plan)
 
     return put
 

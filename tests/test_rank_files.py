@@ -24,8 +24,8 @@ from planner.mapping import MEGATRON_DEFAULT, MEGATRON_TP_PP_DP
 from planner.plan import Mapping, Plan
 from planner.plan_files import plan_files
 from planner.rank_files.groups import coordinates, process_groups
-from planner.rank_files.svg import colour, ink_on, shortened
 from planner.rank_files.texts import mapping_files
+from planner.report.svg import ink_on, ramp_colour, shortened
 from tests.test_launch_megatron import make_plan
 
 DATA = Path(__file__).parent / "data"
@@ -222,7 +222,7 @@ def test_hostile_names_stay_text() -> None:
 
 def test_colours_keep_their_order_and_their_contrast() -> None:
     for count in (1, 2, 7, 64):
-        colours = [colour(index, count) for index in range(count)]
+        colours = [ramp_colour(index, count) for index in range(count)]
         assert len(set(colours)) == count
         assert all(re.fullmatch(r"#[0-9a-f]{6}", value) for value in colours)
     assert ink_on("#472777") == "#ffffff"

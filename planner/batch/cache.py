@@ -21,6 +21,11 @@ def default_cache_folder() -> Path:
     return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "meshwright"
 
 
+def chosen_folder(given: Path | None, off: bool) -> Path | None:
+    """Where answers are kept: the folder given, or the user's; None where nothing is to be kept."""
+    return None if off else given or default_cache_folder()
+
+
 class AnswerCache:
     """Entries of plain data by key, one file each.
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from costmodel.estimate import Stages, estimate
 from costmodel.layout import Layout, Placement
+from costmodel.stage import kind_times
 from costmodel.step_time import make_context, optimistic_step
 from costmodel.workload import Workload
 from planner.fabric.effective import placement_of
@@ -31,6 +32,7 @@ from planner.fabric.starts import blocked_orders
 from planner.layout_pricing import LayoutPricing, MappingBounds, Priced
 from planner.mapping import Matrices
 from planner.pricing import CostModelPricing
+from planner.room_bound import busiest_in_rooms_s
 from planner.stages import balanced_stages
 
 FloatArray = NDArray[np.float64]
@@ -126,10 +128,14 @@ class MappedPricing(CostModelPricing):
         table, spot = self.mappings(layout), self._spot(layout)
         if spot is None:
             return MappingBounds(matrices=table, bound_s=np.full(len(table[PROFILE]), packed_s))
-        context = make_context(self.on(int(layout.gpus)), _repeated(layout, len(table[PROFILE])),
-                               spot.profiles.placement)  # fmt: skip
-        seconds = np.asarray(optimistic_step(context).seconds, dtype=np.float64)
-        return MappingBounds(matrices=table, bound_s=np.where(spot.gone, inf, np.maximum(seconds, packed_s)))
+        count, workload = len(table[PROFILE]), self.on(int(layout.gpus))
+        context = make_context(workload, _repeated(layout, count), spot.profiles.placement)
+        times = kind_times(context)
+        busiest_s = busiest_in_rooms_s(context, times, _repeated(layout, 1), [count], self._limit_gib)
+        fits = np.isfinite(busiest_s)
+        seconds = optimistic_step(context, times, np.where(fits, busiest_s, 0.0)).seconds
+        seconds = np.where(fits, np.maximum(np.asarray(seconds, dtype=np.float64), packed_s), inf)
+        return MappingBounds(matrices=table, bound_s=np.where(spot.gone, inf, seconds))
 
     def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
         """The fastest profile that a mapping keeps: the fastest of all is priced, then asked for."""

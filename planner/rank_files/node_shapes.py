@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import ceil, sqrt
 
 from planner.rank_files.fabric_places import HostPlace
-from planner.rank_files.svg import Drawing, ink_on, shortened, text_width
+from planner.report.svg import Drawing, ink_on, shortened, text_width
 
 EMPTY, FRAME, PAPER = "#e2e8f0", "#cbd5e1", "#f8fafc"
 TITLE_SIZE, GPUS_IN_A_ROW = 10.5, 8

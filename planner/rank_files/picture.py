@@ -16,7 +16,7 @@ from planner.plan import LayoutDoc, Plan
 from planner.rank_files.fabric_places import HostPlace
 from planner.rank_files.groups import Groups, coordinates
 from planner.rank_files.node_shapes import EMPTY, Host, LeafPainter, LeafStyle, style_for
-from planner.rank_files.svg import Drawing, colour, flowed, shortened, text_width
+from planner.report.svg import Drawing, flowed, ramp_colour, shortened, text_width
 
 WIDTH, MARGIN, GAP = 1200.0, 28.0, 10.0
 POD_TITLE = 28.0
@@ -101,7 +101,7 @@ def _scene(hosts: Sequence[Host], axis: str, degree: int) -> _Scene:
         pods=nested,
         style=style_for([in_leaf for leaves in nested for in_leaf in leaves]),
         axis=axis,
-        colours=[colour(index, degree) for index in range(degree)],
+        colours=[ramp_colour(index, degree) for index in range(degree)],
     )
 
 

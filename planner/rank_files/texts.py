@@ -45,17 +45,21 @@ def mapping_files(
     placed = rank_files(plan, layout, node_names, ranks, reorder=plan.inputs.framework == "megatron")
     groups = plan_groups(plan, layout, placed)
     places = host_places(plan.inputs.cluster, len(placed.places), placed.nodes)
+    idle = () if node_names else _idle(plan, placed, places)
     files = {
         "ranks.csv": _ranks_table(placed, groups),
         "nodes.csv": _nodes_table(placed, places),
         "slurm_hostfile": "".join(f"{placed.hosts[host]}\n" for host, _ in placed.places),
         "rankfile.openmpi": openmpi_rankfile(placed),
         "groups.json": _groups_text(groups),
-        "fabric.svg": fabric_picture(
-            plan, layout, placed, places, groups, idle=() if node_names else _idle(plan, placed, places)
-        ),
+        "fabric.svg": fabric_picture(plan, layout, placed, places, groups, idle=idle),
     }
     return {f"{FOLDER}/{name}": text for name, text in files.items()}
+
+
+def plan_picture(plan: Plan) -> str:
+    """`fabric.svg` alone. Raises LaunchError as `mapping_files` does."""
+    return mapping_files(plan)[f"{FOLDER}/fabric.svg"]
 
 
 def _idle(plan: Plan, placed: RankFiles, places: Sequence[HostPlace]) -> list[tuple[str, HostPlace]]:

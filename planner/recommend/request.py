@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from model_specs.errors import SpecError
-from planner.batch.cache import default_cache_folder
+from planner.batch.cache import chosen_folder
 from planner.recommend.service import Wish
 
 Number = TypeVar("Number", int, float)
@@ -33,7 +33,7 @@ def read_wish(model: str, options: Mapping[str, Any]) -> Wish:
         sizes=tuple(sorted(set(_numbers("--sizes", options["sizes"], int)))),
         reserves_gib=tuple(sorted({0.0, *_numbers("--reserve-gib", options["reserves"], float)})),
         workers=options["workers"],
-        cache=None if options["no_cache"] else options["cache"] or default_cache_folder(),
+        cache=chosen_folder(options["cache"], options["no_cache"]),
     )
 
 

@@ -34,10 +34,10 @@ def explain_view(plan: Plan, changes: Sequence[Neighbour] = ()) -> list[Renderab
     reasons = bounds_in_words(plan)
     if reasons:
         shown += [heading("What bounds its speed"), bullets(reasons)]
-    return [*shown, *_neighbours_view(changes), *alternatives_view(plan)]
+    return [*shown, *neighbours_view(changes), *alternatives_view(plan)]
 
 
-def _neighbours_view(changes: Sequence[Neighbour]) -> list[Renderable]:
+def neighbours_view(changes: Sequence[Neighbour]) -> list[Renderable]:
     """What each single change would cost; forbidden ones with the rule."""
     shown: list[Renderable] = []
     allowed = [one for one in changes if one.step_time_s is not None and one.slower_pct is not None]

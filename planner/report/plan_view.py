@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.plan import Binding, Plan, PlanInputs
+from planner.plan import Binding, Plan, PlanInputs, Scenario
 from planner.prediction import workload_of
 from planner.report.parts import Renderable, bullets, count, facts, grid, heading, line, percent, seconds
 from planner.report.prediction_view import layout_view, prediction_view
@@ -15,6 +15,10 @@ _STYLES = {
 }
 
 
+HARMLESS = 0.001
+"""A share of the step time; what may be lost beyond it is shown."""
+
+
 def plan_view(plan: Plan) -> list[Renderable]:
     """The whole plan, or why there is none."""
     shown = [*header(plan.inputs), line(""), *status_view(plan)]
@@ -24,7 +28,7 @@ def plan_view(plan: Plan) -> list[Renderable]:
         shown += layout_view(plan.layout, plan.mapping)
     if plan.predicted is not None:
         shown += prediction_view(plan.predicted, workload_of(plan.inputs))
-    return [*shown, *binding_view(plan.binding), *alternatives_view(plan)]
+    return [*shown, *binding_view(plan.binding), *robustness_view(plan), *alternatives_view(plan)]
 
 
 def header(inputs: PlanInputs) -> list[Renderable]:
@@ -109,6 +113,44 @@ def binding_view(binding: list[Binding]) -> list[Renderable]:
     ]
     columns = ["rule", "value", "limit", "slack", "unit", "what it means"]
     return [heading("What holds the plan back"), grid(columns, rows, left=(0, 4, 5))]
+
+
+def robustness_view(plan: Plan) -> list[Renderable]:
+    """What becomes of the plan where the cost model is off, one thing at a time."""
+    if plan.robustness is None:
+        return []
+    found = plan.robustness
+    same = {True: "the same layout wins", False: "another layout would win", None: "not all of it proven"}
+    title = heading(f"If the prediction is off: {same[found.same_winner]}")
+    told = [one for one in found.scenarios if not _harmless(one)]
+    kept = [one.change for one in found.scenarios if _harmless(one)]
+    shown: list[Renderable] = [title]
+    if kept:
+        shown.append(line(f"still the fastest, to 0.1 %, with {', '.join(kept)}"))
+    if told:
+        rows = [
+            [
+                one.change,
+                "does not fit" if one.step_time_s is None else seconds(one.step_time_s),
+                "-" if one.loss_at_most is None else f"at most {percent(one.loss_at_most, 1)}",
+                _winner(one),
+            ]
+            for one in told
+        ]
+        shown.append(grid(["what is off", "this plan", "it loses", "instead"], rows, left=(0, 3)))
+    return shown
+
+
+def _harmless(one: Scenario) -> bool:
+    return one.winner is None and one.loss_at_most is not None and one.loss_at_most <= HARMLESS
+
+
+def _winner(one: Scenario) -> str:
+    if one.winner is None:
+        return "" if one.proven else "not all searched"
+    names = ("tp", "cp", "pp", "dp", "ep", "vpp", "micro_batch", "recompute")
+    told = [f"{name} {one.winner[name]}" for name in names if one.winner.get(name) not in (1, "none", None)]
+    return f"{seconds(one.best_step_time_s or 0.0)}: {', '.join(told)}"
 
 
 def alternatives_view(plan: Plan) -> list[Renderable]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape, quoteattr
@@ -9,6 +10,8 @@ from xml.sax.saxutils import escape, quoteattr
 FONT = "Inter, 'Helvetica Neue', Arial, sans-serif"
 LETTER_WIDTH = 0.61
 """Width of an average letter of a wide sans-serif font, in font sizes."""
+
+_GOLDEN = 0.618033988749895
 
 # Nine steps of matplotlib's viridis (CC0), even to the eye, also without colour vision; the ends are cut off.
 _RAMP = (
@@ -24,13 +27,20 @@ _RAMP = (
 )
 
 
-def colour(index: int, count: int) -> str:
+def ramp_colour(index: int, count: int) -> str:
     """Colour `index` of `count` in order, as #rrggbb."""
     place = (len(_RAMP) - 1) * index / max(1, count - 1)
     lower = min(int(place), len(_RAMP) - 2)
     part = place - lower
     mixed = (round(a + (b - a) * part) for a, b in zip(_RAMP[lower], _RAMP[lower + 1], strict=True))
     return "#" + "".join(f"{value:02x}" for value in mixed)
+
+
+def distinct_colour(index: int) -> str:
+    """A colour for things without an order: hues step by the golden ratio, so neighbours lie far apart."""
+    hue = (index * _GOLDEN + 0.58) % 1
+    rgb = colorsys.hls_to_rgb(hue, (0.52, 0.66, 0.42)[index % 3], 0.55)
+    return "#" + "".join(f"{round(value * 255):02x}" for value in rgb)
 
 
 def ink_on(background: str) -> str:
@@ -73,15 +83,38 @@ class Drawing:
         *,
         fill: str,
         stroke: str | None = None,
+        stroke_width: float = 1,
         radius: float = 0,
         tip: str | None = None,
     ) -> None:
         """A rectangle; `tip` is shown where the mouse rests on it."""
-        line = f' stroke="{stroke}"' if stroke else ""
+        line = _stroke(stroke, stroke_width)
         corner = f' rx="{_n(radius)}"' if radius else ""
         place = f'x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}"'
-        head = f'<rect {place}{corner} fill="{fill}"{line}'
-        self.parts.append(f"{head}/>" if tip is None else f"{head}><title>{_text(tip)}</title></rect>")
+        self._shape("rect", f'{place}{corner} fill="{fill}"{line}', tip)
+
+    def circle(
+        self,
+        x: float,
+        y: float,
+        radius: float,
+        *,
+        fill: str,
+        stroke: str | None = None,
+        tip: str | None = None,
+    ) -> None:
+        """A disc around (x, y)."""
+        place = f'cx="{_n(x)}" cy="{_n(y)}" r="{_n(radius)}"'
+        self._shape("circle", f'{place} fill="{fill}"{_stroke(stroke, 1)}', tip)
+
+    def path(self, points: Sequence[tuple[float, float]], *, stroke: str, stroke_width: float = 1) -> None:
+        """Straight lines from point to point."""
+        places = " ".join(f"{_n(x)},{_n(y)}" for x, y in points)
+        self._shape("polyline", f'points="{places}" fill="none"{_stroke(stroke, stroke_width)}', None)
+
+    def _shape(self, name: str, attributes: str, tip: str | None) -> None:
+        inside = "/>" if tip is None else f"><title>{_text(tip)}</title></{name}>"
+        self.parts.append(f"<{name} {attributes}{inside}")
 
     def text(
         self,
@@ -124,6 +157,12 @@ def flowed(
         x += box_width + gap
         row = max(row, box_height)
     return places, y + row
+
+
+def _stroke(colour: str | None, width: float) -> str:
+    if colour is None:
+        return ""
+    return f' stroke="{colour}"' + (f' stroke-width="{_n(width)}"' if width != 1 else "")
 
 
 def _n(number: float) -> str:

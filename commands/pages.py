@@ -1,0 +1,63 @@
+"""A plan drawn: as a page, and its step as a timeline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from commands.terminal import PATH, common, force_option, print_json
+
+
+@click.command()
+@click.argument("plan", type=PATH, metavar="PLAN")
+@click.option("-o", "--output", type=PATH, metavar="FILE", required=True, help="The page, HTML.")
+@force_option
+@common
+def report(plan: Path, output: Path, force: bool, as_json: bool) -> None:
+    """Write a plan as one page: figures, pictures, reasons. It loads nothing and runs nothing."""
+    from planner.documents import read_plan
+    from planner.launch.files import write_files
+    from planner.report.plan_page import plan_page
+
+    text = plan_page(read_plan(plan))
+    write_files(output.parent, {output.name: text}, force)
+    if as_json:
+        print_json({"file": str(output), "bytes": len(text.encode())})
+    else:
+        click.echo(str(output))
+
+
+@click.command()
+@click.argument("plan", type=PATH, metavar="PLAN")
+@click.option("-o", "--output", type=PATH, metavar="FILE", required=True, help="The trace, JSON.")
+@click.option(
+    "--micro-batches", "num_micro_batches", type=int, metavar="N", help="Draw the first N; all when absent."
+)
+@force_option
+@common
+def trace(plan: Path, output: Path, num_micro_batches: int | None, force: bool, as_json: bool) -> None:
+    """Draw a plan's step: every forward and backward pass on every pipeline rank.
+
+    FILE is in Chrome's trace format: open it in Perfetto (ui.perfetto.dev) or chrome://tracing.
+    """
+    import json
+
+    from planner.documents import read_plan
+    from planner.launch.files import write_files
+    from planner.report.parts import counted, seconds
+    from planner.trace import trace_document, trace_of
+
+    found = trace_of(read_plan(plan), num_micro_batches)
+    document = trace_document(found)
+    write_files(output.parent, {output.name: json.dumps(document, separators=(",", ":")) + "\n"}, force)
+    events = len(document["traceEvents"])
+    if as_json:
+        print_json({"file": str(output), "events": events, **document["otherData"]})
+        return
+    number = found.num_micro_batches
+    click.echo(
+        f"{output}: {number} micro-batch{'es' if number != 1 else ''} on "
+        f"{counted(found.pp, 'pipeline rank')}, {seconds(found.seconds)} drawn, "
+        f"{seconds(found.step_time_s)} predicted"
+    )
