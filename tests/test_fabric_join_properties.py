@@ -57,10 +57,10 @@ def test_more_bandwidth_never_worsens_the_optimum(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_another_node_never_worsens_the_optimum(seed: int) -> None:
+    """Among whole nodes: beside parts of nodes one more whole node can mean larger slots, another space."""
     request = random_request(seed)
-    cluster = request.cluster
-    more = cluster.nodes[0].model_copy(update={"name": "one-more", "free_gpus": None})
-    larger = cluster.model_copy(
-        update={"nodes": (*cluster.nodes, more), "gpus": cluster.gpus + cluster.gpus_per_node}
-    )
-    assert least_s(on(request, larger)) <= least_s(request) * (1 + 1e-12)
+    nodes = tuple(node.model_copy(update={"free_gpus": None}) for node in request.cluster.nodes)
+    cluster = request.cluster.model_copy(update={"nodes": nodes, "gpus": 8 * len(nodes)})
+    more = (*nodes, nodes[0].model_copy(update={"name": "one-more"}))
+    larger = cluster.model_copy(update={"nodes": more, "gpus": 8 * len(more)})
+    assert least_s(on(request, larger)) <= least_s(on(request, cluster)) * (1 + 1e-12)
