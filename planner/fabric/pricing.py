@@ -37,7 +37,7 @@ from planner.stages import balanced_stages
 
 FloatArray = NDArray[np.float64]
 
-MAPPING_LIMIT_S = 5.0
+MAPPING_LIMIT_S = 2.0
 PROFILE = "profile"
 """The table of a layout's mappings has one column: the profile's number."""
 DEGREES = ("tp", "cp", "dp", "pp", "ep", "etp")
@@ -181,7 +181,7 @@ class MappedPricing(CostModelPricing):
         """Under the known mappings and, where these come close, the one with the least traffic."""
         self._loose_s = float(self._bounds_of(layout, 0.0).least_s)
         best = self._at_once(spot, layout, cutoff_s * PROMISING)
-        if best is not None and not spot.probed:
+        if best is not None and np.isfinite(cutoff_s) and not spot.probed:
             spot.probed = True
             self._packing.learn(spot.instance, _solved(spot.instance.problem))
             best = self._at_once(spot, layout, cutoff_s)
@@ -233,7 +233,7 @@ class MappedPricing(CostModelPricing):
         return np.where(spot.gone, inf, bound_s)
 
     def settled(self, priced: Priced) -> Priced:
-        """The same price under the mapping with the least traffic that is known to have it."""
+        """Under the mapping with the least traffic, of those with the lowest price that are known."""
         workload = self.on(int(priced.layout.gpus))
         spot = self._spot(priced.layout)
         if spot is None or priced.ranks is None:
@@ -245,12 +245,12 @@ class MappedPricing(CostModelPricing):
         need = spot.profiles.need_of(placement)
         if need is not None:
             known += least_traffic_within(instance, need)
-        alike = [
-            one for one in known
-            if self._seconds(priced, placement_of(workload, instance, one)) <= priced.step_time_s * SAME
-        ]  # fmt: skip
-        best = min(alike, key=lambda one: loads_of(instance.problem, one).total_s, default=now)
-        return replace(priced, ranks=tuple(ranks_of(instance, best)))
+        seconds = [self._seconds(priced, placement_of(workload, instance, one)) for one in known]
+        least_s = min(seconds)
+        alike = [one for one, price_s in zip(known, seconds, strict=True) if price_s <= least_s * SAME]
+        best = min(alike, key=lambda one: loads_of(instance.problem, one).total_s)
+        exact_s = self._seconds(priced, placement_of(workload, instance, best))
+        return replace(priced, ranks=tuple(ranks_of(instance, best)), step_time_s=exact_s)
 
     def _seconds(self, priced: Priced, placement: Placement) -> float:
         workload = self.on(int(priced.layout.gpus))

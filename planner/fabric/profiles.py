@@ -69,11 +69,16 @@ def profiles_of(workload: Workload, instance: Instance) -> Profiles:
     """All profiles, of those with equal prices the one that asks least.
 
     Where there are too many, neighbouring values of an axis are joined: what the least of them asks for, at
-    the price of the best. Prices are bounds then.
+    the price of the best. Prices are bounds then. Where nobody will be asked which profiles can be kept,
+    there is one: every group packed into the fullest blocks.
     """
     leaf_gpus, pod_gpus = free_gpus(instance)
     leaf_seen, pod_seen = levels_seen(workload)
-    for most in FINENESS:
+    fineness = FINENESS if Grid.of(instance.problem).askable else ()
+    leaves = [_packed(instance, leaf_gpus) if leaf_seen else _unseen(instance)]
+    pods = [_packed(instance, pod_gpus) if pod_seen else _unseen(instance)]
+    rows = np.zeros((1, 2), dtype=np.int64)
+    for most in fineness:
         leaves = _options(instance, leaf_gpus, most) if leaf_seen else [_unseen(instance)]
         pods = _options(instance, pod_gpus, most) if pod_seen else [_unseen(instance)]
         if max(len(leaves), len(pods)) > MOST_PROFILES:
@@ -109,6 +114,27 @@ def _unseen(instance: Instance) -> _Option:
         dp_cp=int(layout.dp) * int(layout.cp), cp=int(layout.cp), ep=int(layout.ep), edp=int(layout.edp),
         together=True,
     )  # fmt: skip
+    return _Option(reach=reach, limits=Limits())
+
+
+def _packed(instance: Instance, free: IntArray) -> _Option:
+    """No mapping reaches further: groups that fit the fullest block lie in it, others fill it alone."""
+    problem, layout, fullest = instance.problem, instance.layout, int(free.max())
+    slots = fullest // instance.slots.gpus
+    dense, context, expert = rings_per_slot(instance)
+
+    def members(group_slots: int, each: int, size: int) -> int:
+        return size if group_slots <= slots else _members(fullest, each, size)
+
+    traffic, ep = problem.traffic, int(layout.ep)
+    whole = traffic.expert_slots <= slots
+    reach = Reach(
+        dp_cp=members(problem.slots, dense, int(layout.dp) * int(layout.cp)),
+        cp=members(traffic.context_slots, context, int(layout.cp)),
+        ep=ep if whole else max(1, ep * slots // traffic.expert_slots),
+        edp=members(problem.slots // traffic.expert_slots, expert, int(layout.edp)),
+        together=problem.stages <= slots,
+    )
     return _Option(reach=reach, limits=Limits())
 
 
