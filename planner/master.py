@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from constraints.rule import Rule
 from costmodel.layout import Layout
+from planner.experts.joint import Asked, Routing
 from planner.fabric.joint import Grid, Need
 from planner.layout_pricing import Priced
-from planner.model import Candidates, SolverError, bound_ns, build_model, price_ns, solve
+from planner.model import Candidates, Experts, SolverError, bound_ns, build_model, price_ns, solve
 from planner.open_set import OpenSet
 from planner.pricing import Pricing
 
@@ -27,8 +28,17 @@ THE_PLAN, UNDECIDED = -1, -2
 class Master:
     """The model over open layouts, each with those mappings whose bound is below the cutoff."""
 
-    def __init__(self, pricing: Pricing, rules: Sequence[Rule], layouts: OpenSet, *, cutoff_s: float) -> None:
+    def __init__(
+        self,
+        pricing: Pricing,
+        rules: Sequence[Rule],
+        layouts: OpenSet,
+        *,
+        cutoff_s: float,
+        routing: Routing | None = None,
+    ) -> None:
         self._pricing, self._rules, self._open, self._cutoff_s = pricing, rules, layouts, cutoff_s
+        self._routing = routing
 
     def choose(self, rows: IntArray, plan: Priced | None, seed: int, time_limit_s: float | None) -> int:
         """The row that is chosen, or THE_PLAN, or UNDECIDED where time ran out.
@@ -50,7 +60,7 @@ class Master:
             times.append(np.array([price_ns(plan.step_time_s)], dtype=np.int64))
             needs.append([None])
         table = Candidates(workload=self._pricing.workload, layouts=layouts, memory_gib=memory)
-        built = build_model(table, self._rules, times, needs)
+        built = build_model(table, self._rules, times, needs, self._experts(layouts, needs))
         choice = solve(built, seed, time_limit_s)
         if choice.status in ("unknown", "feasible"):
             return UNDECIDED
@@ -74,6 +84,20 @@ class Master:
         bounds = self._open.mappings[row]
         assert bounds is not None
         return bound_ns(bounds.bound_s[ways])
+
+    def _experts(self, layouts: Layout, ways: Sequence[Sequence[object]]) -> Experts | None:
+        """The placements that prices assume, where measured loads are given and one model holds them."""
+        if self._routing is None:
+            return None
+        degrees = [int(ep) for ep in np.broadcast_to(layouts.ep, len(ways))]
+        if not self._routing.fits({ep for ep in degrees if ep > 1}):
+            return None
+        imbalance = {ep: float(self._pricing.workload.imbalance(ep)) for ep in set(degrees)}
+        asked = [
+            [Asked(ep=ep, imbalance=imbalance[ep]) if ep > 1 else None for _ in mine]
+            for ep, mine in zip(degrees, ways, strict=True)
+        ]
+        return Experts(routing=self._routing, asked=asked)
 
     def _needs(self, rows: IntArray, kept: Sequence[IntArray]) -> list[list[Need | None]]:
         """What mappings ask of the slots, as long as one model holds the counts of their grids."""

@@ -5,6 +5,8 @@
     and exactly one mapping of it                  sum_k mapping_{i,k} = layout_i
     whose slots find their leaves                  mapping_{i,k} => limits on n_{leaf,stage}
                                                    (irregular allocations: `fabric.joint`)
+    whose experts find their ranks                 mapping_{i,k} => imbalance of on_{layer,expert,rank}
+                                                   (measured loads: `experts.joint`)
     so that the step is shortest                   min sum_{i,k} time_{i,k} mapping_{i,k}
 
 One literal per layout and one per (layout, mapping) make every limit linear and its relaxation tight. The
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 from constraints.rule import Rule
 from costmodel.layout import Layout
 from costmodel.workload import Workload
+from planner.experts.joint import Asked, Placed, Routing, post_placements
 from planner.fabric.joint import Mapped, post_mappings
 
 if TYPE_CHECKING:
@@ -60,6 +63,7 @@ class PlanModel:
     layouts: list[cp_model.IntVar]
     mappings: list[list[cp_model.IntVar]]
     mapped: Mapped
+    placed: Placed | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,14 +83,24 @@ class Choice:
 Needs = Sequence[Sequence["Need | None"]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """Measured loads, and the imbalance that each mapping's time assumes."""
+
+    routing: Routing
+    asked: Sequence[Sequence[Asked | None]]
+
+
 def build_model(
     candidates: Candidates,
     rules: Sequence[Rule],
     time_ns: Sequence[NDArray[np.int64]],
     needs: Needs | None = None,
+    experts: Experts | None = None,
 ) -> PlanModel:
     """The whole problem. `time_ns[i][k]` is the time of layout i under its mapping k, `needs[i][k]` what it
-    asks of the slots of an irregular allocation; None, or no `needs`, where it asks nothing.
+    asks of the slots of an irregular allocation, `experts.asked[i][k]` what of a placement of experts; None,
+    or no `needs` and `experts`, where it asks nothing.
 
     Raises OverflowError if the times do not fit the solver's integers.
     """
@@ -103,8 +117,11 @@ def build_model(
     for chosen, ways in zip(layouts, mappings, strict=True):
         model.add(sum(ways) == chosen)
     mapped = post_mappings(model, mappings, needs or [[None] * len(ways) for ways in mappings])
+    placed = None
+    if experts is not None:
+        placed = post_placements(model, mappings, experts.asked, experts.routing)
     _minimise(model, mappings, time_ns)
-    return PlanModel(model=model, layouts=layouts, mappings=mappings, mapped=mapped)
+    return PlanModel(model=model, layouts=layouts, mappings=mappings, mapped=mapped, placed=placed)
 
 
 def _minimise(

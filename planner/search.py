@@ -26,6 +26,7 @@ from constraints.precision import PrecisionOnDevice
 from constraints.rule import Rule
 from constraints.unsupported import AllowedPrecisions
 from costmodel.layout import Layout, Recompute
+from planner.experts.joint import Routing
 from planner.layout_pricing import Priced
 from planner.master import THE_PLAN, UNDECIDED, Master
 from planner.model import Candidates
@@ -102,7 +103,9 @@ class Search:
         most_priced: int | None = None,
         begin_with: Layout | None = None,
         progress: Progress | None = None,
+        routing: Routing | None = None,
     ) -> None:
+        self._routing = routing
         self._any_plan, self._most_priced, self._begin_with = any_plan, most_priced, begin_with
         self._space, self._pricing, self._rules = space, pricing, tuple(rules)
         self._top_k, self._seed = top_k, seed
@@ -350,7 +353,9 @@ class Search:
         if not len(rows) and plan is None:
             return None
         self.certificate.rounds += 1
-        master = Master(self._pricing, self._rules, self._open, cutoff_s=self._cutoff_s)
+        master = Master(
+            self._pricing, self._rules, self._open, cutoff_s=self._cutoff_s, routing=self._routing
+        )
         left = None if self._deadline is None else self._deadline - time.monotonic()
         chosen = master.choose(rows[: self._bounded_prefix(rows)], plan, self._seed, left)
         if chosen == UNDECIDED:

@@ -44,6 +44,8 @@ def plan(request: PlanRequest, progress: Callable[[str], None] | None = None) ->
     words = space.words()
     if is_irregular(request.cluster):
         words = words.replace(EVERY_MAPPING, ANY_NODES)
+    if request.expert_loads is not None:
+        words += f", {request.expert_loads.words()}"
     wall_s = time.monotonic() - began
     found = plan_document(request, outcome, words, wall_s, infeasible=infeasible, full=settled.full)
     verify(request, found)
@@ -71,6 +73,7 @@ def _searched(request: PlanRequest, progress: Callable[[str], None] | None) -> O
             seed=request.seed,
             time_limit_s=request.time_limit_s,
             progress=progress,
+            routing=None if request.expert_loads is None else request.expert_loads.routing(),
         ).run()
     if isinstance(pricing, MappedPricing):
         return replace(outcome, best=(*map(pricing.settled, outcome.best[:1]), *outcome.best[1:]))
