@@ -173,6 +173,25 @@ def test_a_plan_on_an_irregular_allocation_has_a_real_mapping_and_a_proof(tmp_pa
         assert run(command, out, "--json")[0] == 0
 
 
+def test_a_plan_says_which_nodes_stay_idle_and_what_using_them_would_cost(tmp_path: Path) -> None:
+    """Nine nodes for 64 sequences: eight take a power of two of replicas, nine need a pipeline of nine."""
+    path = cluster_file(tmp_path, extra=1)
+    asked = [
+        "plan", "llama-3-8b", "--cluster", path, "--global-batch", 64, "--seq-len", 4096,
+        "--pin", "tp=8,cp=1,micro_batch=1,recompute=none",
+    ]  # fmt: skip
+    found = document(*asked)
+    full = document(*asked, "--forbid", "idle-gpus")
+    assert found["idle"]["gpus"] == 8
+    assert len(found["idle"]["nodes"]) == 1
+    used = {node for node, _ in found["mapping"]["ranks"]}
+    assert found["idle"]["nodes"] == [f"host{node}" for node in range(9) if node not in used]
+    assert found["idle"]["full_step_time_s"] == pytest.approx(full["objective"]["step_time_s"])
+    assert full["objective"]["step_time_s"] > found["objective"]["step_time_s"]
+    assert full["idle"] is None
+    assert any("stay idle: the best layout on all 72 GPUs takes" in text for text in found["warnings"])
+
+
 def test_levels_of_an_irregular_allocation_are_those_of_the_fullest_blocks(tmp_path: Path) -> None:
     cluster = read_cluster(str(cluster_file(tmp_path)))
     assert is_irregular(cluster)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
 
 from cluster_specs.fabric import is_irregular
+from cluster_specs.schema import FabricLevelSpec, NodeSpec
 from constraints.registry import rules_for
+from planner import master as master_module
 from planner.fabric.joint import Need
 from planner.model import build_model, price_ns, solve
+from planner.problem import PlanRequest
 from planner.service import plan
 from tests.irregular import Tables, enumerated_s, legal_layouts, priced_under, random_request
 
@@ -55,3 +60,39 @@ def test_the_plan_is_the_least_of_all_layouts_on_all_assignments(block: int) -> 
         assert found.objective.gap == 0
         assert found.objective.step_time_s == pytest.approx(least, rel=1e-9), seed
         assert one_shot_s(tables) == pytest.approx(least, abs=3e-9), seed
+
+
+def test_the_search_leaves_layouts_and_slots_to_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight nodes on uneven leaves: the same optimum with the counts of slots in the model and without."""
+    found, posted = [], []
+
+    def counted(*arguments: Any) -> Any:
+        posted.append(sum(need is not None for asked in arguments[3] for need in asked))
+        return build_model(*arguments)
+
+    monkeypatch.setattr("planner.master.build_model", counted)
+    for cells in (master_module.LARGEST_CELLS, 0):
+        monkeypatch.setattr("planner.master.LARGEST_CELLS", cells)
+        posted.clear()
+        made = plan(uneven_request())
+        found.append((made.status, made.objective.step_time_s))
+        assert bool(sum(posted)) == bool(cells)
+    assert found[0] == found[1]
+    assert found[0][0] == "optimal"
+
+
+def uneven_request() -> PlanRequest:
+    nodes = [(leaf, pod) for leaf, pod, n in (("a", "p", 3), ("b", "p", 1), ("c", "q", 2), ("d", "q", 2))
+             for _ in range(n)]  # fmt: skip
+    base = random_request(0).cluster
+    cluster = base.model_copy(
+        update={
+            "levels": tuple(
+                FabricLevelSpec(name=name, gpus=gpus, oversubscription=over)
+                for name, gpus, over in (("leaf", 32, 1), ("pod", 128, 2), ("core", 256, 4))
+            ),
+            "nodes": tuple(NodeSpec(name=f"n{i}", leaf=x, pod=y) for i, (x, y) in enumerate(nodes)),
+            "gpus": 64,
+        }
+    )
+    return replace(random_request(0), cluster=cluster, gpus=64, global_batch=64, pins={"tp": 8, "pp": 4})
