@@ -85,7 +85,7 @@ def _reason(request: PlanRequest, best: Priced, full: Outcome | None) -> str:
     if not full.best:
         return (
             f"no layout in this space uses all {request.gpus} GPUs (degrees and a global batch of "
-            f"{request.global_batch} must divide them, and every rule hold)"
+            f"{request.global_batch} must divide them, and every rule must hold)"
         )
     slower = 100.0 * (full.best[0].step_time_s / best.step_time_s - 1.0)
     how = "" if full.status == "optimal" else ", proven slower by its bound"

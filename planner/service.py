@@ -23,7 +23,7 @@ from planner.space import EVERY_MAPPING, space_of
 from planner.verify import verify
 
 ANY_NODES = (
-    "every assignment of slots (free nodes, equal parts of one, or the nodes of a tensor group; axes nest "
+    "every assignment of slots (free nodes, equal parts of one, or the nodes of a tensor group, with the axes "
     "in them as in Megatron) to leaves"
 )
 
