@@ -23,8 +23,8 @@ from planner.space import EVERY_MAPPING, space_of
 from planner.verify import verify
 
 ANY_NODES = (
-    "every assignment of slots (free nodes, equal parts of one, or the nodes of a tensor group, with the axes "
-    "in them as in Megatron) to leaves"
+    "every assignment of slots (free nodes, equal parts of one, or the nodes of a tensor group, with axes in "
+    "them as in Megatron) to leaves"
 )
 
 

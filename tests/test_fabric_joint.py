@@ -13,7 +13,9 @@ from cluster_specs.fabric import is_irregular
 from cluster_specs.schema import FabricLevelSpec, NodeSpec
 from constraints.registry import rules_for
 from planner import master as master_module
+from planner.fabric.assign import assignment_of
 from planner.fabric.joint import Need
+from planner.fabric.problem import MappingProblem, Traffic
 from planner.model import build_model, price_ns, solve
 from planner.problem import PlanRequest
 from planner.service import plan
@@ -96,3 +98,32 @@ def uneven_request() -> PlanRequest:
         }
     )
     return replace(random_request(0), cluster=cluster, gpus=64, global_batch=64, pins={"tp": 8, "pp": 4})
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_counts_that_blocks_hold_alike_keep_pipelines_in_them(alike: bool) -> None:
+    """As many slots of every stage in a pod (or leaf): a match of neighbours inside it exists and is found."""
+    rng = np.random.default_rng(7)
+    for _ in range(200):
+        stages, leaf_pod = int(rng.integers(2, 5)), (0, 0, 1, 1, 1)
+        per_pod = rng.integers(1, 4, 2)
+        counts = np.zeros((5, stages), dtype=np.int64)
+        for stage in range(stages):
+            for leaves, slots in zip(((0, 1), (2, 3, 4)), per_pod, strict=True):
+                np.add.at(counts[:, stage], rng.choice(leaves, slots), 1)
+        if alike:
+            counts[:] = counts[:, :1]
+        problem = MappingProblem(
+            stages=stages,
+            slots=int(per_pod.sum()),
+            traffic=Traffic(ring_bytes=1.0, hop_bytes=1.0),
+            leaf_slots=tuple(int(n) for n in counts.sum(axis=1)),
+            leaf_s_per_byte=(1.0,) * 5,
+            leaf_pod=leaf_pod,
+            pod_s_per_byte=(1.0, 1.0),
+        )
+        found = assignment_of(problem, counts)
+        blocks = found if alike else problem.pod_of[found]
+        assert np.all(blocks == blocks[0])
+        held = np.array([np.bincount(row, minlength=5) for row in found]).T
+        assert np.array_equal(held, counts)
