@@ -102,7 +102,7 @@ def uneven_request() -> PlanRequest:
 
 @pytest.mark.parametrize("alike", [False, True])
 def test_counts_that_blocks_hold_alike_keep_pipelines_in_them(alike: bool) -> None:
-    """As many slots of every stage in a pod (or leaf): a match of neighbours inside it exists and is found."""
+    """As many slots of every stage in a pod (or leaf): neighbours are matched inside it."""
     rng = np.random.default_rng(7)
     for _ in range(200):
         stages, leaf_pod = int(rng.integers(2, 5)), (0, 0, 1, 1, 1)
