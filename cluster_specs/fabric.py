@@ -25,7 +25,8 @@ class FabricLevels:
     names: tuple[str, ...]
     media: tuple[Medium, ...]
     blocks: NDArray[np.int64]
-    """GPUs in one block: strictly increasing, each divides the next, the last is the allocation."""
+    """GPUs in one block: strictly increasing, each divides the next, the last is the allocation. Where leaves
+    are not equally free, neither holds."""
     gb_per_s: NDArray[np.float64]
     """Nominal, of one GPU in one direction, for traffic between blocks of the level below inside this one."""
     latency_s: NDArray[np.float64]
@@ -56,7 +57,8 @@ def fabric_levels(cluster: ClusterSpec, gpus: int) -> FabricLevels:
     144 are 2 x 72, and 16,384 GPUs of 8 pods of 3,072 are 8 x 2,048. An allocation with
     part-filled nodes counts by the piece that its nodes share: 20 GPUs on nodes of 8 are 5 x 4. A level whose
     block is no larger than the one below is left out, level 0 never. Where nodes are listed with their leaves
-    blocks are no larger than what these have free; where that differs, they are those of the fullest ones.
+    blocks are no larger than what these have free; where that differs, they are those of the fullest leaf and
+    pod, and none is left out for holding the whole allocation: a mapping need not put it into one block.
 
     Raises ClusterError if `gpus` is below 1 or above what the cluster has.
     """
@@ -103,7 +105,8 @@ def _fullest(cluster: ClusterSpec, gpus: int) -> FabricLevels:
     for k, most in zip(outside, fullest, strict=False):
         blocks[k] = min(blocks[k], most)
     blocks[-1] = gpus
-    kept = [k for k, block in enumerate(blocks) if k == 0 or block > max(blocks[:k])]
+    # Blocks that could hold the whole allocation stay: a mapping need not put it into one of them.
+    kept = [k for k, block in enumerate(blocks) if k == 0 or k in outside or block > max(blocks[:k])]
     return _of_tiers(tuple(tiers[k] for k in kept), [blocks[k] for k in kept])
 
 

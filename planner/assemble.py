@@ -19,12 +19,14 @@ from planner.fabric.cuts import binding_cut, mapping_use
 from planner.fabric.effective import placement_of
 from planner.fabric.instance import assignment_of_ranks, instance_of
 from planner.fabric.slots import Place
+from planner.idle import idle_document
 from planner.layout_pricing import Matrix, Priced, Stages
 from planner.mapping import MEGATRON_DEFAULT, Matrices, order_name, ranks_on
 from planner.model import solver_version
 from planner.plan import (
     MOST_LISTED_RANKS,
     Binding,
+    IdleDoc,
     Infeasible,
     LayoutDoc,
     Mapping,
@@ -42,9 +44,18 @@ FULL_SHARE = 0.95
 
 
 def plan_document(
-    request: PlanRequest, outcome: Outcome, space: str, wall_s: float, infeasible: Infeasible | None = None
+    request: PlanRequest,
+    outcome: Outcome,
+    space: str,
+    wall_s: float,
+    *,
+    infeasible: Infeasible | None = None,
+    full: Outcome | None = None,
 ) -> Plan:
-    """The document for an outcome. A known bound above the price by rounding alone counts as the price."""
+    """The document for an outcome. A known bound above the price by rounding alone counts as the price.
+
+    `full` is the outcome over layouts on all GPUs, where the plan leaves some idle.
+    """
     solver = solver_report(request, outcome.certificate, space, wall_s)
     if not outcome.best:
         objective = Objective(step_time_s=None, lower_bound_s=outcome.lower_bound_s, gap=None)
@@ -64,6 +75,7 @@ def plan_document(
     best = outcome.best[0]
     workload = request.workload(int(best.layout.gpus))
     predicted = predict(workload, best)
+    idle = idle_document(request, best, full)
     return Plan.model_validate(
         {
             "schema": 1,
@@ -75,8 +87,9 @@ def plan_document(
             "expert_placement": request.expert_loads.document(int(best.layout.ep))
             if request.expert_loads is not None
             else None,
+            "idle": idle,
             "binding": [*bindings(request, best, predicted), *cut_binding(workload, best)],
-            "warnings": list(warnings(request, best, predicted)),
+            "warnings": list(warnings(request, best, predicted, idle)),
             "alternatives": [alternative(other, best.step_time_s) for other in outcome.best[1:]],
             "solver": solver,
             "inputs": request.inputs(),
@@ -246,15 +259,11 @@ def _pipeline_bindings(request: PlanRequest, layout: Layout) -> Iterator[Binding
         )
 
 
-def warnings(request: PlanRequest, best: Priced, predicted: Predicted) -> Iterator[str]:
+def warnings(request: PlanRequest, best: Priced, predicted: Predicted, idle: IdleDoc | None) -> Iterator[str]:
     """What the reader should know before trusting the figures."""
-    idle = request.gpus - int(best.layout.gpus)
-    if idle:
-        known = "is" if best.ranks is None else "was found"
-        yield (
-            f"{idle} of {request.gpus} GPUs stay idle: no layout on more of them {known} faster "
-            f"(a global batch of {request.global_batch} does not divide well over them)"
-        )
+    if idle is not None:
+        nodes = f" ({len(idle.nodes)} nodes without a rank)" if idle.nodes else ""
+        yield f"{idle.gpus} of {request.gpus} GPUs{nodes} stay idle: {idle.reason}"
     if request.cluster.assumed:
         yield f"the cluster's {', '.join(request.cluster.assumed)} are assumed, not stated"
     best_known = best_measured_mfu(request.cluster.device.name, request.precision)

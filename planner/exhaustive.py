@@ -45,21 +45,23 @@ def search_exhaustively(
         )
     certificate = Certificate(layouts=size)
     best: list[tuple[float, int, Priced]] = []
-    status = "infeasible"
+    status, loose_s = "infeasible", inf
     for layout in _layouts(_roomy(space.members(families), pricing, certificate)):
         if time.monotonic() > deadline:
             status = "unknown"
             break
         priced = _price(layout, space, pricing, rules, certificate)
+        loose_s = min(loose_s, pricing.loose_s)
         if priced is not None:
             best.append((priced.step_time_s, certificate.priced, priced))
             best = sorted(best, key=lambda entry: entry[:2])[:top_k]
+    bound_s = min(best[0][0], loose_s) if best and status != "unknown" else None
     if best:
-        status = "feasible" if status == "unknown" else "optimal"
+        status = "optimal" if bound_s == best[0][0] else "feasible"
     return Outcome(
         status=status,
         best=tuple(priced for _, _, priced in best),
-        lower_bound_s=best[0][0] if status == "optimal" else None,
+        lower_bound_s=bound_s,
         certificate=certificate,
     )
 
@@ -111,4 +113,5 @@ def _first_broken(layout: Layout, space: Space, rules: Sequence[Rule]) -> str | 
 def _every_mapping(pricing: Pricing, layout: Layout) -> MappingBounds:
     """All mappings, with bounds that exclude none."""
     found = pricing.mappings(layout)
-    return MappingBounds(matrices=found, bound_s=np.full(len(found["tp"]), -inf))
+    count = len(next(iter(found.values())))
+    return MappingBounds(matrices=found, bound_s=np.full(count, -inf))

@@ -3,6 +3,10 @@
     choose exactly one layout                      sum_i layout_i = 1
     that no rule forbids                           sum_i over_{r,i} layout_i <= 0   for every rule r
     and exactly one mapping of it                  sum_k mapping_{i,k} = layout_i
+    whose slots find their leaves                  mapping_{i,k} => limits on n_{leaf,stage}
+                                                   (irregular allocations: `fabric.joint`)
+    whose experts find their ranks                 mapping_{i,k} => imbalance of on_{layer,expert,rank}
+                                                   (measured loads: `experts.joint`)
     so that the step is shortest                   min sum_{i,k} time_{i,k} mapping_{i,k}
 
 One literal per layout and one per (layout, mapping) make every limit linear and its relaxation tight. The
@@ -11,9 +15,9 @@ times are integer nanoseconds: exact prices where they are known, bounds where n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +25,13 @@ from numpy.typing import NDArray
 from constraints.rule import Rule
 from costmodel.layout import Layout
 from costmodel.workload import Workload
+from planner.experts.joint import Asked, Placed, Routing, post_placements
+from planner.fabric.joint import Mapped, post_mappings
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
+
+    from planner.fabric.joint import Need
 
 NANOSECONDS = 1_000_000_000
 """The objective's unit, in seconds: scaled here and nowhere else."""
@@ -54,6 +62,8 @@ class PlanModel:
     model: cp_model.CpModel
     layouts: list[cp_model.IntVar]
     mappings: list[list[cp_model.IntVar]]
+    mapped: Mapped
+    placed: Placed | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +76,31 @@ class Choice:
     layout: int = -1
     mapping: int = -1
     bound_ns: int | None = None
+    value: Callable[[Any], int] | None = None
+    """Of any expression of the model."""
+
+
+Needs = Sequence[Sequence["Need | None"]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """Measured loads, and the imbalance that each mapping's time assumes."""
+
+    routing: Routing
+    asked: Sequence[Sequence[Asked | None]]
 
 
 def build_model(
-    candidates: Candidates, rules: Sequence[Rule], time_ns: Sequence[NDArray[np.int64]]
+    candidates: Candidates,
+    rules: Sequence[Rule],
+    time_ns: Sequence[NDArray[np.int64]],
+    needs: Needs | None = None,
+    experts: Experts | None = None,
 ) -> PlanModel:
-    """The whole problem. `time_ns[i][k]` is the time of layout i under its mapping k.
+    """The whole problem. `time_ns[i][k]` is the time of layout i under its mapping k, `needs[i][k]` what it
+    asks of the slots of an irregular allocation, `experts.asked[i][k]` what of a placement of experts; None,
+    or no `needs` and `experts`, where it asks nothing.
 
     Raises OverflowError if the times do not fit the solver's integers.
     """
@@ -87,8 +116,12 @@ def build_model(
         rule.post(model, layouts, rule.excess(candidates))
     for chosen, ways in zip(layouts, mappings, strict=True):
         model.add(sum(ways) == chosen)
+    mapped = post_mappings(model, mappings, needs or [[None] * len(ways) for ways in mappings])
+    placed = None
+    if experts is not None:
+        placed = post_placements(model, mappings, experts.asked, experts.routing)
     _minimise(model, mappings, time_ns)
-    return PlanModel(model=model, layouts=layouts, mappings=mappings)
+    return PlanModel(model=model, layouts=layouts, mappings=mappings, mapped=mapped, placed=placed)
 
 
 def _minimise(
@@ -146,6 +179,7 @@ def solve(plan: PlanModel, seed: int, time_limit_s: float | None) -> Choice:
         layout=layout,
         mapping=mapping,
         bound_ns=int(np.floor(bound + 0.5)) if np.isfinite(bound) else None,
+        value=solver.value,
     )
 
 

@@ -172,6 +172,20 @@ class Infeasible(BaseModel):
     smallest_changes: list[str]
 
 
+class IdleDoc(BaseModel):
+    """GPUs that a plan leaves idle, and what the best layout on all of them costs."""
+
+    model_config = _DOC
+
+    gpus: int
+    nodes: list[str]
+    """Those without a rank; a node may be idle in part besides."""
+    full_step_time_s: float | None
+    """Of the best layout on all GPUs; null where there is none."""
+    full_lower_bound_s: float | None
+    reason: str
+
+
 class Scenario(BaseModel):
     """What becomes of the plan where one thing is off."""
 
@@ -232,6 +246,7 @@ class Plan(BaseModel):
     predicted: Predicted | None
     mapping: Mapping | None
     expert_placement: dict[str, object] | None = None
+    idle: IdleDoc | None = None
     binding: list[Binding] = Field(default_factory=list)
     infeasible: Infeasible | None = None
     warnings: list[str] = Field(default_factory=list)

@@ -9,10 +9,10 @@ layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,9 @@ from planner.memory_fit import hbm_limit_gib
 from planner.room_bound import busiest_in_rooms_s
 from planner.stages import ALL_LAYERS
 
+if TYPE_CHECKING:
+    from planner.fabric.joint import Cells, Need
+
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
@@ -44,8 +47,8 @@ class Pricing(Protocol):
     def workload(self) -> Workload: ...
 
     @property
-    def proves_mappings(self) -> bool:
-        """Whether `exact` has looked at every mapping of a layout."""
+    def loose_s(self) -> float:
+        """Of the layout priced last: no mapping that `exact` could not decide on is faster than this."""
         ...
 
     def floor_s(self, families: Layout, smallest_bubble: FloatArray) -> FloatArray:
@@ -78,6 +81,14 @@ class Pricing(Protocol):
         """Bounds under every mapping, for each of some layouts."""
         ...
 
+    def needs(self, layout: Layout) -> Sequence[Need | None]:
+        """What each mapping asks of the slots of an irregular allocation; empty where it asks nothing."""
+        ...
+
+    def learn(self, layout: Layout, cells: Cells, value: Callable[[Any], int]) -> None:
+        """Takes the assignment of slots to leaves that the one model found for a layout."""
+        ...
+
     def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
         """The best mapping, split and recomputation of one layout; None where none fits or beats `cutoff_s`.
 
@@ -99,9 +110,16 @@ class CostModelPricing:
         return self._workload
 
     @property
-    def proves_mappings(self) -> bool:
+    def loose_s(self) -> float:
         """Every parallelism matrix is priced."""
-        return True
+        return float("inf")
+
+    def needs(self, layout: Layout) -> Sequence[Need | None]:
+        """Nothing: on a regular fabric every parallelism matrix can be had."""
+        return ()
+
+    def learn(self, layout: Layout, cells: Cells, value: Callable[[Any], int]) -> None:
+        """Nothing: matrices need no slots."""
 
     def on(self, gpus: int) -> Workload:
         """The workload on an allocation of `gpus` GPUs: its fabric is that of the GPUs in use."""

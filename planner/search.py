@@ -26,8 +26,10 @@ from constraints.precision import PrecisionOnDevice
 from constraints.rule import Rule
 from constraints.unsupported import AllowedPrecisions
 from costmodel.layout import Layout, Recompute
+from planner.experts.joint import Routing
 from planner.layout_pricing import Priced
-from planner.model import Candidates, SolverError, bound_ns, build_model, price_ns, solve
+from planner.master import THE_PLAN, UNDECIDED, Master
+from planner.model import Candidates
 from planner.open_set import OpenSet
 from planner.pricing import Pricing
 from planner.space import Space
@@ -42,8 +44,6 @@ BOUNDED_AHEAD = 128
 """Open layouts whose mappings are bounded before a CP-SAT model is built."""
 WORTHWHILE = 0.995
 """A new best price below this share of the last one makes it worth while to price another layout at once."""
-LARGEST_MASTER = 3000
-"""(Layout, mapping) pairs in one CP-SAT model; cheaper bounds come first, the rest wait for a later round."""
 
 
 @dataclass
@@ -103,7 +103,9 @@ class Search:
         most_priced: int | None = None,
         begin_with: Layout | None = None,
         progress: Progress | None = None,
+        routing: Routing | None = None,
     ) -> None:
+        self._routing = routing
         self._any_plan, self._most_priced, self._begin_with = any_plan, most_priced, begin_with
         self._space, self._pricing, self._rules = space, pricing, tuple(rules)
         self._top_k, self._seed = top_k, seed
@@ -112,7 +114,7 @@ class Search:
         self._best: list[tuple[float, int, Priced]] = []
         self._open = OpenSet()
         self._loose_s = inf
-        """The least bound of the layouts whose mapping was priced but not proven best."""
+        """No mapping of a priced layout that stayed undecided is faster than this."""
         self._unseen_s = 0.0
         """No layout that is neither open nor dropped is faster than this."""
         self.certificate = Certificate()
@@ -307,9 +309,8 @@ class Search:
         bounds = self._open.mappings[row]
         assert bounds is not None
         layout = self._open.scalar(row)
-        if not self._pricing.proves_mappings:
-            self._loose_s = min(self._loose_s, float(self._open.bound_s[row]))
         priced = self._pricing.exact(layout, bounds, self._cutoff_s)
+        self._loose_s = min(self._loose_s, self._pricing.loose_s)
         self._open.close(row)
         self.certificate.priced += 1
         if priced is not None:
@@ -347,53 +348,25 @@ class Search:
                     self._price(row)
 
     def _master(self, rows: IntArray) -> int | None:
-        """The open layout that CP-SAT chooses; None if it chooses the best plan so far.
-
-        Layouts beyond the largest model are left out: their bounds are above those of all that are in it,
-        so they cannot be the choice.
-        """
-        pairs = np.cumsum([len(self._times_ns(int(row))) for row in rows[:LARGEST_MASTER]])
-        rows = rows[: max(1, int(np.searchsorted(pairs, LARGEST_MASTER)))]
-        rows = rows[: self._bounded_prefix(rows)]
-        layouts, memory = self._open.take(rows), self._open.memory_gib[rows]
-        times = [self._times_ns(int(row)) for row in rows]
-        if self._best:
-            plan = self._best[0][2]
-            one = _as_array(plan.layout)
-            layouts = _joined(layouts, one) if len(rows) else one
-            memory = np.append(memory, self._pricing.least_memory_gib(one)[0])
-            times.append(np.array([price_ns(plan.step_time_s)], dtype=np.int64))
-        if not times:
+        """The open layout that CP-SAT chooses; None if it chooses the best plan so far."""
+        plan = self._best[0][2] if self._best else None
+        if not len(rows) and plan is None:
             return None
-        table = Candidates(workload=self._pricing.workload, layouts=layouts, memory_gib=memory)
         self.certificate.rounds += 1
+        master = Master(
+            self._pricing, self._rules, self._open, cutoff_s=self._cutoff_s, routing=self._routing
+        )
         left = None if self._deadline is None else self._deadline - time.monotonic()
-        choice = solve(build_model(table, self._rules, times), self._seed, left)
-        if choice.status in ("unknown", "feasible"):
+        chosen = master.choose(rows[: self._bounded_prefix(rows)], plan, self._seed, left)
+        if chosen == UNDECIDED:
             raise OutOfTimeError
-        if choice.status == "infeasible":
-            raise SolverError("layouts that every rule accepts one by one were refused together")
-        return int(rows[choice.layout]) if choice.layout < len(rows) else None
+        return None if chosen == THE_PLAN else chosen
 
     def _bounded_prefix(self, rows: IntArray) -> int:
         """How many of the first rows have bounds for their mappings."""
         return next((n for n, row in enumerate(rows) if self._open.mappings[row] is None), len(rows))
 
-    def _times_ns(self, row: int) -> IntArray:
-        """Bounds of an open layout's mappings, those at or above the cutoff left out."""
-        bounds = self._open.mappings[row]
-        if bounds is None:
-            return np.zeros(1, dtype=np.int64)
-        return bound_ns(bounds.bound_s[bounds.bound_s < self._cutoff_s])
-
 
 def _as_array(layout: Layout) -> Layout:
     """One layout as an array of one."""
     return Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
-
-
-def _joined(first: Layout, second: Layout) -> Layout:
-    """Two array layouts, one behind the other."""
-    return Layout(
-        **{name: np.concatenate([value, getattr(second, name)]) for name, value in vars(first).items()}
-    )

@@ -13,6 +13,7 @@ from costmodel.workload import Workload
 from planner.assemble import plan_document
 from planner.exhaustive import search_exhaustively
 from planner.fabric.pricing import MappedPricing
+from planner.idle import settle
 from planner.infeasible import explain_infeasible
 from planner.plan import Plan
 from planner.pricing import CostModelPricing
@@ -21,7 +22,10 @@ from planner.search import Outcome, Search
 from planner.space import EVERY_MAPPING, space_of
 from planner.verify import verify
 
-ONE_MAPPING = "one mapping of each layout onto the free nodes (the bound holds for all of them)"
+ANY_NODES = (
+    "every assignment of slots (free nodes, equal parts of one, or the nodes of a tensor group, with axes in "
+    "them as in Megatron) to leaves"
+)
 
 
 def plan(request: PlanRequest, progress: Callable[[str], None] | None = None) -> Plan:
@@ -34,12 +38,16 @@ def plan(request: PlanRequest, progress: Callable[[str], None] | None = None) ->
     if is_irregular(request.cluster):
         request = replace(request, cluster=first_gpus(request.cluster, request.gpus))
     space = space_of(request)
-    outcome = _searched(request, progress)
+    settled = settle(request, lambda asked: _searched(asked, progress))
+    outcome = settled.outcome
     infeasible = explain_infeasible(request) if outcome.status == "infeasible" else None
     words = space.words()
     if is_irregular(request.cluster):
-        words = words.replace(EVERY_MAPPING, ONE_MAPPING)
-    found = plan_document(request, outcome, words, time.monotonic() - began, infeasible)
+        words = words.replace(EVERY_MAPPING, ANY_NODES)
+    if request.expert_loads is not None:
+        words += f", {request.expert_loads.words()}"
+    wall_s = time.monotonic() - began
+    found = plan_document(request, outcome, words, wall_s, infeasible=infeasible, full=settled.full)
     verify(request, found)
     return found
 
@@ -53,15 +61,20 @@ def _searched(request: PlanRequest, progress: Callable[[str], None] | None) -> O
     space = space_of(request)
     pricing, rules = pricing_of(space.workload), rules_for(space.workload)
     if request.method == "exhaustive":
-        return search_exhaustively(
+        outcome = search_exhaustively(
             space, pricing, rules, top_k=request.top_k, time_limit_s=request.time_limit_s
         )
-    return Search(
-        space,
-        pricing,
-        rules,
-        top_k=request.top_k,
-        seed=request.seed,
-        time_limit_s=request.time_limit_s,
-        progress=progress,
-    ).run()
+    else:
+        outcome = Search(
+            space,
+            pricing,
+            rules,
+            top_k=request.top_k,
+            seed=request.seed,
+            time_limit_s=request.time_limit_s,
+            progress=progress,
+            routing=None if request.expert_loads is None else request.expert_loads.routing(),
+        ).run()
+    if isinstance(pricing, MappedPricing):
+        return replace(outcome, best=(*map(pricing.settled, outcome.best[:1]), *outcome.best[1:]))
+    return outcome

@@ -103,6 +103,26 @@ def test_spares_stay_free_or_it_is_said(regular: Path, tmp_path: Path) -> None:
     assert "spare" in json.loads(text)["error"]["message"]
 
 
+def test_spares_are_whole_nodes_where_slots_are_parts_of_them(tmp_path: Path) -> None:
+    """Six slots of 4 GPUs on 9 free ones: the three left over must hold a whole node, wherever that is."""
+    out = tmp_path / "plan"
+    code, text = run(
+        "plan", "llama-3-8b", "--cluster", "dgx-h100", "--gpus", 24, "--global-batch", 48, "--seq-len", 4096,
+        "--pin", "tp=4,pp=1,dp=6,cp=1", "-o", out,
+    )  # fmt: skip
+    assert code == 0, text
+    free = [("a", 4), ("a", 4), ("b", 8), ("b", 8), ("c", 4), ("c", 8)]
+    lines = ["base: dgx-h100", "levels:", "- {name: leaf, gpus: 32}"]
+    lines += ["- {name: core, gpus: 64, oversubscription: 4}", "nodes:"]
+    lines += [f"- {{name: n{at}, leaf: {leaf}, free_gpus: {gpus}}}" for at, (leaf, gpus) in enumerate(free)]
+    path = tmp_path / "halves.yaml"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    found = document("map", out, "--cluster", path, "--spares", 1)
+    assert any(free[int(name[1:])][1] == 8 for name in found["idle_nodes"])
+    for spares, status in ((1, 0), (2, 1)):
+        assert run("map", out, "--cluster", path, "--spares", spares, "--json")[0] == status
+
+
 def test_a_part_filled_node_is_used_in_parts(regular: Path, tmp_path: Path) -> None:
     """tp 8 needs whole nodes: the half-filled one stays idle."""
     found = document("map", regular, "--cluster", cluster_file(tmp_path, extra=1, half=True))
@@ -135,7 +155,7 @@ def test_traffic_adds_up(regular: Path) -> None:
     assert "is used most" in text
 
 
-def test_a_plan_on_an_irregular_allocation_has_a_real_mapping_and_a_gap(tmp_path: Path) -> None:
+def test_a_plan_on_an_irregular_allocation_has_a_real_mapping_and_a_proof(tmp_path: Path) -> None:
     path, out = cluster_file(tmp_path), tmp_path / "plan"
     code, text = run(
         "plan", "llama-3-8b", "--cluster", path, "--global-batch", 64, "--seq-len", 4096,
@@ -143,14 +163,33 @@ def test_a_plan_on_an_irregular_allocation_has_a_real_mapping_and_a_gap(tmp_path
     )  # fmt: skip
     assert code == 0, text
     found = json.loads(text)
-    assert found["status"] in ("feasible", "optimal")
-    assert found["objective"]["lower_bound_s"] <= found["objective"]["step_time_s"]
+    assert found["status"] == "optimal"
+    assert found["objective"]["gap"] == 0
     assert found["mapping"]["matrix"] == {}
     assert len({tuple(place) for place in found["mapping"]["ranks"]}) == 64
     assert any(one["rule"] == "bisection" for one in found["binding"])
-    assert "one mapping of each layout" in found["solver"]["space"]
+    assert "every assignment of slots" in found["solver"]["space"]
     for command in ("traffic", "map", "explain"):
         assert run(command, out, "--json")[0] == 0
+
+
+def test_a_plan_says_which_nodes_stay_idle_and_what_using_them_would_cost(tmp_path: Path) -> None:
+    """Nine nodes for 64 sequences: eight take a power of two of replicas, nine need a pipeline of nine."""
+    path = cluster_file(tmp_path, extra=1)
+    asked = [
+        "plan", "llama-3-8b", "--cluster", path, "--global-batch", 64, "--seq-len", 4096,
+        "--pin", "tp=8,cp=1,micro_batch=1,recompute=none",
+    ]  # fmt: skip
+    found = document(*asked)
+    full = document(*asked, "--forbid", "idle-gpus")
+    assert found["idle"]["gpus"] == 8
+    assert len(found["idle"]["nodes"]) == 1
+    used = {node for node, _ in found["mapping"]["ranks"]}
+    assert found["idle"]["nodes"] == [f"host{node}" for node in range(9) if node not in used]
+    assert found["idle"]["full_step_time_s"] == pytest.approx(full["objective"]["step_time_s"])
+    assert full["objective"]["step_time_s"] > found["objective"]["step_time_s"]
+    assert full["idle"] is None
+    assert any("stay idle: the best layout on all 72 GPUs takes" in text for text in found["warnings"])
 
 
 def test_levels_of_an_irregular_allocation_are_those_of_the_fullest_blocks(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,21 +24,28 @@ from costmodel.workload import Workload
 from model_specs.reader import read_model
 from planner.experts.flows import Flows
 from planner.experts.inputs import token_loads
+from planner.experts.joint import Asked, Routing, post_placements
 from planner.experts.problem import ExpertError
 from planner.experts.solve import Effort
-from planner.experts.training import (
-    ExpertLoads,
-    choose_jointly,
-    less_copies,
-    place_degree,
-    read_expert_loads,
-)
+from planner.experts.training import ExpertLoads, less_copies, place_degree, read_expert_loads
+from planner.model import Candidates, Experts, build_model, price_ns, solve
+from planner.problem import PlanRequest
+from planner.service import plan
 
 MIXTRAL = "mixtral-8x7b"
 
 
-def test_joint_model_and_priced_sub_problem_have_the_same_optimum() -> None:
+def rank_loads(load: np.ndarray, ep: int) -> list[float]:
+    """Every imbalance that a placement of one layer can have."""
+    parts = {sum(part) for part in combinations(load.tolist(), len(load) // ep)}
+    return sorted(top * ep / load.sum() for top in parts if top * ep >= load.sum() * (1 - 1e-12))
+
+
+def test_one_model_of_layouts_and_placements_has_the_optimum_of_the_priced_sub_problem() -> None:
     chance = np.random.default_rng(11)
+    work = Workload(
+        model=read_model(MIXTRAL), cluster=read_cluster("dgx-a100"), gpus=64, global_batch=64, seq_len=2048
+    )
     for case in range(24):
         experts = int(chance.choice([4, 6, 8]))
         load = np.floor(chance.lognormal(2, 1, experts)) + 1
@@ -49,12 +58,51 @@ def test_joint_model_and_priced_sub_problem_have_the_same_optimum() -> None:
             return float(fixed[layout] + max(part[layout] * imbalance, 1.0))  # noqa: B023
 
         placed = {ep: place_degree(load[None, None], ep, Effort(gap=0.0)) for ep in set(degrees)}
-        apart = min(price(i, placed[ep].imbalance) for i, ep in enumerate(degrees))
-        layout, slots, seconds = choose_jointly(load, degrees, price)
-        assert seconds == pytest.approx(apart, abs=2e-5), case
-        reached = load[slots].sum(axis=1).max() * degrees[layout] / load.sum()
-        assert price(layout, max(reached, 1.0)) == pytest.approx(seconds, abs=2e-6)
+        apart = min(price(i, max(placed[ep].imbalance, 1.0)) for i, ep in enumerate(degrees))
+        levels = [rank_loads(load, ep) for ep in degrees]
+        times = [np.array([price_ns(price(i, x)) for x in mine]) for i, mine in enumerate(levels)]
+        asked = [[Asked(ep=ep, imbalance=x) for x in mine] for ep, mine in zip(degrees, levels, strict=True)]
+        table = Candidates(workload=work, layouts=Layout(ep=np.array(degrees)), memory_gib=np.zeros(5))
+        routing = Routing(loads=load[None], known={})
+        built = build_model(table, [], times, experts=Experts(routing=routing, asked=asked))
+        choice = solve(built, 0, None)
+        assert choice.status == "optimal"
+        assert choice.value is not None
+        assert built.placed is not None
+        assert times[choice.layout][choice.mapping] * 1e-9 == pytest.approx(apart, abs=1e-8), case
+        ep = degrees[choice.layout]
+        slots = built.placed.slots(ep, choice.value)[0]
         assert sorted(slots.ravel().tolist()) == list(range(experts))
+        reached = load[slots].sum(axis=1).max() * ep / load.sum()
+        assert reached <= levels[choice.layout][choice.mapping] + 1e-5
+
+
+def test_the_search_states_placements_beside_layouts_where_they_are_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same plan with the placement in the model and without it; a placement no better than assumed."""
+    small = read_model(MIXTRAL).model_copy(update={"layers": 4})
+    assert small.moe is not None
+    loads = np.random.default_rng(1).lognormal(0, 0.8, (small.moe_layers, small.moe.experts))
+    placed = read_expert_loads(Path(written(tmp_path, loads)), small, 16)
+    assert placed.routing() is not None
+    posted: list[int] = []
+
+    def counted(*arguments: Any) -> Any:
+        posted.append(1)
+        return post_placements(*arguments)
+
+    monkeypatch.setattr("planner.model.post_placements", counted)
+    request = PlanRequest(
+        model=small, cluster=read_cluster("dgx-h100"), gpus=16, global_batch=32, seq_len=2048,
+        expert_loads=placed, pins={"pp": 2, "cp": 1, "etp": 1, "vpp": 1},
+    )  # fmt: skip
+    together = plan(request)
+    assert posted
+    alone = plan(replace(request, expert_loads=replace(placed, loads=None)))
+    assert together.status == alone.status == "optimal"
+    assert together.objective.step_time_s == alone.objective.step_time_s
+    assert "the best placement of each degree" in together.solver.space
 
 
 def context(work: Workload, layout: Layout) -> Context:

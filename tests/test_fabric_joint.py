@@ -1,76 +1,129 @@
-"""Layout and mapping together: the best-first loop and the one CP-SAT model find the same step time."""
+"""Layout and mapping together on irregular allocations: the search, the one CP-SAT model and enumeration."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
 
+from cluster_specs.fabric import is_irregular
+from cluster_specs.schema import FabricLevelSpec, NodeSpec
+from constraints.registry import rules_for
+from planner import master as master_module
 from planner.fabric.assign import assignment_of
-from planner.fabric.joint import Candidate, best_first, solve_jointly
-from planner.fabric.problem import MappingError, MappingProblem, Traffic, loads_of
+from planner.fabric.joint import Need
+from planner.fabric.problem import MappingProblem, Traffic
+from planner.model import build_model, price_ns, solve
+from planner.problem import PlanRequest
+from planner.service import plan
+from tests.irregular import Tables, enumerated_s, legal_layouts, priced_under, random_request
 
 
-def random_candidates(seed: int) -> list[Candidate]:
-    """Two to four layouts of 8 or 12 slots on the same leaves, with traffic of their own."""
-    rng = np.random.default_rng(seed)
-    needed = int(rng.choice([8, 12]))
-    leaves, pods = int(rng.integers(2, 6)), int(rng.integers(1, 3))
-    free = rng.integers(1, 5, leaves)
-    while free.sum() < needed:
-        free[int(rng.integers(leaves))] += 1
-    pod_of = np.sort(np.append(rng.integers(0, pods, leaves - 1), 0))
-    found = []
-    for stages in rng.permutation([s for s in (1, 2, 4) if needed % s == 0])[: int(rng.integers(2, 4))]:
-        problem = MappingProblem(
-            stages=int(stages),
-            slots=needed // int(stages),
-            traffic=Traffic(ring_bytes=float(rng.integers(0, 9)), hop_bytes=float(rng.integers(0, 9))),
-            leaf_slots=tuple(int(x) for x in free),
-            leaf_s_per_byte=tuple(float(x) for x in rng.integers(1, 4, leaves)),
-            leaf_pod=tuple(int(x) for x in pod_of),
-            pod_s_per_byte=tuple(float(x) for x in rng.integers(1, 4, pods)),
-        )
-        found.append(
-            Candidate(
-                base_s=float(rng.integers(20, 60)), problem=problem, per_uplink_s=float(rng.integers(1, 3))
-            )
-        )
-    return found
+def one_shot_s(tables: Tables) -> float:
+    """Every layout with every profile at its exact price, and the counts of slots, in one model."""
+    times, needs = [], []
+    for layout in tables.layouts():
+        profiles = tables.pricing.profiles(layout)
+        prices: list[tuple[int, Need]] = []
+        if profiles is not None:
+            for at, need in enumerate(profiles.needs):
+                placement = profiles.rows(np.array(at))
+                price = priced_under(tables.pricing, layout, placement)
+                if price < inf:
+                    prices.append((price_ns(price), need))
+        times.append(np.array([price for price, _ in prices], dtype=np.int64))
+        needs.append([need for _, need in prices])
+    if not times:
+        return inf
+    rules = rules_for(tables.candidates.workload)
+    choice = solve(build_model(tables.candidates, rules, times, needs), 0, None)
+    return inf if choice.status == "infeasible" else float(times[choice.layout][choice.mapping]) * 1e-9
 
 
-@pytest.mark.parametrize("block", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 11))])
-def test_the_loop_and_the_one_model_agree(block: int) -> None:
-    for seed in range(block * 10, block * 10 + 10):
-        candidates = random_candidates(seed)
-        joint = solve_jointly(candidates)
-        looped = best_first(candidates)
-        assert joint.proven
-        assert looped.bound_s <= joint.price_s * (1 + 1e-6)
-        assert looped.price_s == pytest.approx(joint.price_s, rel=1e-6), seed
-        one = candidates[joint.candidate]
-        loads = loads_of(one.problem, assignment_of(one.problem, joint.counts))
-        assert one.price_s(loads.total_s) == pytest.approx(joint.price_s, rel=1e-6)
+BLOCK = 4
+"""Requests of one test: one of each kind of `random_request`."""
 
 
-def test_a_layout_with_a_worse_floor_is_not_evaluated() -> None:
-    good, bad = random_candidates(3)[:2]
-    good = Candidate(base_s=1.0, problem=good.problem)
-    bad = Candidate(base_s=1e9, problem=bad.problem)
-    found = best_first([bad, good])
-    assert (found.candidate, found.evaluated) == (1, 1)
+@pytest.mark.parametrize("block", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 30))])
+def test_the_plan_is_the_least_of_all_layouts_on_all_assignments(block: int) -> None:
+    for seed in range(block * BLOCK, (block + 1) * BLOCK):
+        request = random_request(seed)
+        assert is_irregular(request.cluster), seed
+        tables = legal_layouts(request)
+        least = enumerated_s(tables)
+        found = plan(request)
+        if least == inf:
+            assert found.status == "infeasible", seed
+            continue
+        assert found.status == "optimal", seed
+        assert found.objective.gap == 0
+        assert found.objective.step_time_s == pytest.approx(least, rel=1e-9), seed
+        assert one_shot_s(tables) == pytest.approx(least, abs=3e-9), seed
 
 
-def test_what_does_not_fit_is_said() -> None:
-    crowded = MappingProblem(
-        stages=2,
-        slots=4,
-        traffic=Traffic(ring_bytes=1.0),
-        leaf_slots=(3,),
-        leaf_s_per_byte=(1.0,),
-        leaf_pod=(0,),
-        pod_s_per_byte=(0.0,),
+def test_the_search_leaves_layouts_and_slots_to_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight nodes on uneven leaves: the same optimum with the counts of slots in the model and without."""
+    found, posted = [], []
+
+    def counted(*arguments: Any) -> Any:
+        posted.append(sum(need is not None for asked in arguments[3] for need in asked))
+        return build_model(*arguments)
+
+    monkeypatch.setattr("planner.master.build_model", counted)
+    for cells in (master_module.LARGEST_CELLS, 0):
+        monkeypatch.setattr("planner.master.LARGEST_CELLS", cells)
+        posted.clear()
+        made = plan(uneven_request())
+        found.append((made.status, made.objective.step_time_s))
+        assert bool(sum(posted)) == bool(cells)
+    assert found[0] == found[1]
+    assert found[0][0] == "optimal"
+
+
+def uneven_request() -> PlanRequest:
+    nodes = [(leaf, pod) for leaf, pod, n in (("a", "p", 3), ("b", "p", 1), ("c", "q", 2), ("d", "q", 2))
+             for _ in range(n)]  # fmt: skip
+    base = random_request(0).cluster
+    cluster = base.model_copy(
+        update={
+            "levels": tuple(
+                FabricLevelSpec(name=name, gpus=gpus, oversubscription=over)
+                for name, gpus, over in (("leaf", 32, 1), ("pod", 128, 2), ("core", 256, 4))
+            ),
+            "nodes": tuple(NodeSpec(name=f"n{i}", leaf=x, pod=y) for i, (x, y) in enumerate(nodes)),
+            "gpus": 64,
+        }
     )
-    with pytest.raises(MappingError, match="no layout fits"):
-        best_first([Candidate(base_s=1.0, problem=crowded)])
-    with pytest.raises(MappingError, match="infeasible"):
-        solve_jointly([Candidate(base_s=1.0, problem=crowded)])
+    return replace(random_request(0), cluster=cluster, gpus=64, global_batch=64, pins={"tp": 8, "pp": 4})
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_counts_that_blocks_hold_alike_keep_pipelines_in_them(alike: bool) -> None:
+    """As many slots of every stage in a pod (or leaf): neighbours are matched inside it."""
+    rng = np.random.default_rng(7)
+    for _ in range(200):
+        stages, leaf_pod = int(rng.integers(2, 5)), (0, 0, 1, 1, 1)
+        per_pod = rng.integers(1, 4, 2)
+        counts = np.zeros((5, stages), dtype=np.int64)
+        for stage in range(stages):
+            for leaves, slots in zip(((0, 1), (2, 3, 4)), per_pod, strict=True):
+                np.add.at(counts[:, stage], rng.choice(leaves, slots), 1)
+        if alike:
+            counts[:] = counts[:, :1]
+        problem = MappingProblem(
+            stages=stages,
+            slots=int(per_pod.sum()),
+            traffic=Traffic(ring_bytes=1.0, hop_bytes=1.0),
+            leaf_slots=tuple(int(n) for n in counts.sum(axis=1)),
+            leaf_s_per_byte=(1.0,) * 5,
+            leaf_pod=leaf_pod,
+            pod_s_per_byte=(1.0, 1.0),
+        )
+        found = assignment_of(problem, counts)
+        blocks = found if alike else problem.pod_of[found]
+        assert np.all(blocks == blocks[0])
+        held = np.array([np.bincount(row, minlength=5) for row in found]).T
+        assert np.array_equal(held, counts)

@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 
 from cluster_specs.catalog import load_cluster
+from costmodel.layout import Layout
 from model_specs.catalog import load_catalog_model
+from planner.idle import settle
+from planner.layout_pricing import Priced
 from planner.plan import Plan
 from planner.problem import PlanRequest, RequestError
+from planner.search import Certificate, Outcome
 from planner.service import plan
 from planner.verify import PlanFaultError, faults, verify
 
@@ -203,3 +207,50 @@ def test_experts_are_planned() -> None:
     assert made.status == "optimal"
     assert made.layout is not None
     assert 64 % made.layout.ep == 0
+
+
+def test_gpus_stay_idle_only_where_every_full_layout_is_proven_slower() -> None:
+    """13 sequences on 14 GPUs: one replica per sequence leaves one idle, all 14 need tp or pp."""
+    asked = request(gpus=14, global_batch=13, pins={"cp": 1, "micro_batch": 1}, forbids=("full-recompute",))
+    made = plan(asked)
+    assert made.layout is not None
+    assert made.idle is not None
+    full = plan(replace(asked, forbids=("full-recompute", "idle-gpus")))
+    if full.layout is None:
+        assert made.idle.full_step_time_s is None
+        assert "no layout in this space uses all 14" in made.idle.reason
+    else:
+        assert made.idle.full_step_time_s == pytest.approx(full.objective.step_time_s)
+        assert made.objective.step_time_s is not None
+        assert made.idle.full_step_time_s is not None
+        assert made.idle.full_step_time_s > made.objective.step_time_s
+    assert made.idle.gpus == 14 - made.layout.tp * made.layout.pp * made.layout.dp
+
+
+def priced(gpus: int, seconds: float) -> Priced:
+    return Priced(layout=Layout(dp=gpus), matrix={}, stages=((1,),), step_time_s=seconds)
+
+
+def outcome(one: Priced | None, status: str, bound: float | None) -> Outcome:
+    best = () if one is None else (one,)
+    return Outcome(status=status, best=best, lower_bound_s=bound, certificate=Certificate())
+
+
+@pytest.mark.parametrize(
+    ("full", "gpus", "status", "bound"),
+    [
+        (outcome(priced(16, 1.2), "optimal", 1.2), 12, "optimal", 1.0),
+        (outcome(priced(16, 1.2), "feasible", 1.1), 12, "optimal", 1.0),  # proven by the bound alone
+        (outcome(priced(16, 1.2), "feasible", 0.9), 16, "feasible", 1.0),  # not proven: all GPUs work
+        (outcome(priced(16, 1.0), "optimal", 1.0), 16, "optimal", 1.0),  # a tie
+        (outcome(None, "infeasible", None), 12, "optimal", 1.0),
+        (outcome(None, "unknown", 0.5), 12, "optimal", 1.0),
+    ],
+)
+def test_the_full_layout_is_preferred_unless_proven_slower(
+    full: Outcome, gpus: int, status: str, bound: float
+) -> None:
+    answers = iter([outcome(priced(12, 1.0), "optimal", 1.0), full])
+    settled = settle(request(gpus=16), lambda _: next(answers))
+    assert (settled.outcome.best[0].layout.gpus, settled.outcome.status) == (gpus, status)
+    assert settled.outcome.lower_bound_s == bound

@@ -7,26 +7,22 @@ which multiplies the slowest rank's expert compute and what it receives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from model_specs.schema import ModelSpec
 from planner.experts.flows import Flows
 from planner.experts.inputs import read_routing
+from planner.experts.joint import Routing
 from planner.experts.less_traffic import less_traffic
 from planner.experts.place import place
 from planner.experts.problem import ExpertError, Limits, Loads, Shape, Slots
 from planner.experts.rows import Solved, by_layer
 from planner.experts.solve import Effort
 from planner.experts.traffic import Level, distinct, slot_choices
-
-if TYPE_CHECKING:
-    from ortools.sat.python import cp_model
 
 MOST_SECONDS = 10.0
 _TRAFFIC_SECONDS = 2.5
@@ -35,8 +31,10 @@ _MOST_TOKENS = 1024
 """Tokens that the search looks at; all of them are counted."""
 _GIVEN_UP = 0.005
 """Mean balance that is given up for fewer blocks."""
-_UNIT = 10**6
-_MOST_LEVELS = 20_000
+PROVEN = 1e-6
+"""Of the imbalance: the resolution of the exact models."""
+EXACT_EXPERTS = 16
+"""Up to here placements are solved to proof."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,6 +77,22 @@ class ExpertLoads:
     """Placements for every degree that a layout may have."""
 
     placements: tuple[DegreePlacement, ...]
+    loads: Loads | None = None
+    """[layers, experts] of small cases, whose placements stand in the planner's model too."""
+
+    def routing(self) -> Routing | None:
+        """Loads and placements for the planner's model; None where the case is not small."""
+        if self.loads is None:
+            return None
+        return Routing(loads=self.loads, known={p.ep: p.slots for p in self.placements})
+
+    def words(self) -> str:
+        """What a plan's certificate says of the placements."""
+        gap = max(p.imbalance / max(float(p.bound.mean()), 1.0) - 1.0 for p in self.placements)
+        how = "the best placement of each degree"
+        if gap > PROVEN:
+            how = f"one placement of each degree, its imbalance at most {gap:.2g} above what is possible"
+        return f"experts where measured loads want them ({how})"
 
     def by_ep(self) -> tuple[tuple[int, float], ...]:
         """Degree and imbalance, as the cost model takes them."""
@@ -107,11 +121,14 @@ def read_expert_loads(path: Path, model: ModelSpec, gpus: int) -> ExpertLoads:
         )
     degrees = [ep for ep in range(1, min(experts, gpus) + 1) if experts % ep == 0]
     limit_s = _TRAFFIC_SECONDS / len(degrees)
-    placed = [place_degree(loads, ep) for ep in degrees]
+    small = loads.shape[2] <= EXACT_EXPERTS
+    effort = Effort(gap=0.0, time_limit_s=MOST_SECONDS) if small else None
+    placed = [place_degree(loads, ep, effort) for ep in degrees]
     if routing.tokens is not None:
         flows = Flows(tokens=routing.tokens)
         placed = [less_copies(flows, loads, degree, time_limit_s=limit_s) for degree in placed]
-    return ExpertLoads(placements=tuple(placed))
+    alone = small and len(loads) == 1 and routing.tokens is None
+    return ExpertLoads(placements=tuple(placed), loads=loads[0] if alone else None)
 
 
 def place_degree(loads: Loads, ep: int, effort: Effort | None = None) -> DegreePlacement:
@@ -156,71 +173,3 @@ def less_copies(
         (degree.ep // size, float(n)) for size, n in zip(sizes, touched / len(flows.tokens), strict=True)
     ]
     return replace(degree, slots=slots, balance=balance, bound=bound, copies=tuple(sorted(copies)))
-
-
-Price = Callable[[int, float], float]
-"""Seconds of a layout, by its number, under an imbalance."""
-
-
-def choose_jointly(load: Loads, degrees: Sequence[int], price: Price) -> tuple[int, Slots, float]:
-    """Layout and placement in one CP-SAT model, for one layer's integer loads [experts]: small cases only.
-
-    `degrees` [layouts] are their expert-parallel degrees. A literal for each layout, exactly one; for each
-    degree booleans on[expert, rank]; the seconds of a layout are an element of its prices over the rank loads
-    that can be the largest. Returns the layout's number, its slots [ranks, experts] and its seconds. Raises
-    ExpertError where there are too many such loads.
-    """
-    from ortools.sat.python import cp_model
-
-    model = cp_model.CpModel()
-    chosen = [model.new_bool_var("") for _ in degrees]
-    model.add_exactly_one(chosen)
-    held = {ep: _posted(model, load, ep) for ep in sorted(set(degrees))}
-    terms = []
-    for layout, (ep, literal) in enumerate(zip(degrees, chosen, strict=True)):
-        mean = float(load.sum()) / ep
-        levels = held[ep].levels
-        prices = [round(price(layout, max(level / mean, 1.0)) * _UNIT) for level in levels]
-        seconds = model.new_int_var(0, max(prices), "")
-        spent = model.new_int_var(0, max(prices), "")
-        model.add_element(held[ep].index, prices, seconds)
-        model.add(spent >= seconds).only_enforce_if(literal)
-        terms.append(spent)
-    model.minimize(sum(terms))
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    status = solver.solve(model)
-    if status != cp_model.OPTIMAL:
-        raise RuntimeError(f"CP-SAT ended with {solver.status_name(status)} on a model that has a solution")
-    layout = next(i for i, literal in enumerate(chosen) if solver.value(literal))
-    on = held[degrees[layout]].on
-    slots = [[e for e in range(len(load)) if solver.value(on[e][r])] for r in range(degrees[layout])]
-    return layout, np.array(slots, dtype=np.int64), solver.objective_value / _UNIT
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Posted:
-    on: list[list[cp_model.IntVar]]
-    index: cp_model.IntVar
-    levels: list[int]
-
-
-def _posted(model: cp_model.CpModel, load: Loads, ep: int) -> _Posted:
-    """One degree's placement: each expert on one rank, ranks of one size, the largest rank load's level."""
-    experts = len(load)
-    weights = [int(w) for w in load]
-    per_rank = experts // ep
-    levels = sorted({sum(weights[e] for e in part) for part in combinations(range(experts), per_rank)})
-    if len(levels) > _MOST_LEVELS:
-        raise ExpertError(f"{len(levels)} possible rank loads, more than {_MOST_LEVELS}: too large a case")
-    on = [[model.new_bool_var("") for _ in range(ep)] for _ in range(experts)]
-    for expert in on:
-        model.add_exactly_one(expert)
-    index = model.new_int_var(0, len(levels) - 1, "")
-    top = model.new_int_var(0, max(levels), "")
-    model.add_element(index, levels, top)
-    for rank in range(ep):
-        here = [on[e][rank] for e in range(experts)]
-        model.add(sum(here) == per_rank)
-        model.add(sum(w * literal for w, literal in zip(weights, here, strict=True)) <= top)
-    return _Posted(on=on, index=index, levels=levels)

@@ -82,16 +82,17 @@ def instance_of(workload: Workload, layout: Layout, stages: Stages, spares: int 
     MappingError where no size does.
     """
     cluster, world = workload.cluster, int(layout.gpus)
-    reserve = spares * cluster.gpus_per_node
-    failure = f"no part of a node of {cluster.gpus_per_node} GPUs holds whole groups of tp {int(layout.tp)}"
+    per_node = cluster.gpus_per_node
+    failure = f"no part of a node of {per_node} GPUs holds whole groups of tp {int(layout.tp)}"
     for size in slot_sizes(cluster, layout):
+        reserve = spares * (per_node // size) if size <= per_node else -(-spares * per_node // size)
         try:
-            slots = slots_of(cluster, slot_gpus=size, wanted=world // size + -(-reserve // size))
+            slots = slots_of(cluster, slot_gpus=size, wanted=world // size + reserve)
         except MappingError as error:
             failure = str(error)
             continue
         return _instance(workload, layout, stages, slots)
-    raise MappingError(failure + (f", and {spares} spare nodes" if spares else ""))
+    raise MappingError(failure + (f" with {spares} spare nodes" if spares else ""))
 
 
 def _instance(workload: Workload, layout: Layout, stages: Stages, slots: Slots) -> Instance:

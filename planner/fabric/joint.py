@@ -1,225 +1,338 @@
-"""Layout and mapping chosen together: best first at scale, one CP-SAT model on small instances.
+"""Where slots go, as part of a CP-SAT model: counts per leaf and stage, and what a price asks of them.
 
-A candidate is a layout with its step time on a fabric whose up-links cost nothing (`base_s`, a lower bound)
-and its mapping problem; `per_uplink_s` says what a busy second of an up-link adds to the step. The time to
-minimise, base + per_uplink * busy seconds of all up-links, is linear in the mapping's counts:
+A step's price sees of a mapping only how many members of a group the worst leaf and the worst pod hold
+(`effective.Reach`). That is no linear function of the counts, but each value it can take is a limit on what a
+block may cut, which is linear in them:
 
-    exactly one layout                      sum_i layout_i = 1
-    its stages have their slots             sum_l n_{i,l,s} = slots_i layout_i
-    in the room of every leaf               sum_s n_{i,l,s} <= free_{i,l} layout_i
-    a leaf or pod that a stage is cut by    cut_{i,b,s} = [0 < n_{i,b,s} < slots_i]
-    neighbours that are not matched in it   apart_{i,b,s} >= |n_{i,b,s} - n_{i,b,s+1}|
+    its stages have their slots             sum_l n_{l,s} = slots               where the grid is used
+    in the room of every leaf               sum_s n_{l,s} <= free_l
+    a block that a stage is cut by          cut_{b,s} = [0 < n_{b,s} < slots]
+    few enough of them                      sum_s cut_{b,s} <= most_b           where the need is chosen
+    every pipeline in one block             n_{b,s} = n_{b,s+1}                 where the need asks for it
 
-The counts are exact where groups are single slots and no virtual stage wraps round; `solve_jointly` refuses
-others.
+So a literal for each need, exact prices as its coefficients, and exact counts beside it. Groups of several
+slots have a boolean for each of their slots and leaves, because which of them a block holds matters.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from planner.fabric.problem import IntArray, MappingError, MappingProblem
-from planner.fabric.solve import PROVEN, MappingSolution, least_traffic
+from planner.fabric.assign import assignment_of
+from planner.fabric.problem import IntArray, MappingProblem
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-LARGEST_CELLS = 2_000
-"""Counts (leaf, stage) of all candidates in one model."""
+
+LARGEST_PACKING = 20_000
+"""Counts of a grid that CP-SAT is asked about; booleans where groups span slots, which are harder."""
+LARGEST_GROUPED = 300
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A layout that is in the race."""
+class Grid:
+    """The slots of a layout and the leaves they can be on: what layouts of other traffic share."""
 
-    base_s: float
-    problem: MappingProblem
-    per_uplink_s: float = 1.0
+    stages: int
+    slots: int
+    context_slots: int
+    expert_slots: int
+    leaf_slots: tuple[int, ...]
+    leaf_pod: tuple[int, ...]
 
-    def price_s(self, busy_s: float) -> float:
-        """The step with the up-links busy for so long."""
-        return self.base_s + self.per_uplink_s * busy_s
-
-
-@dataclass(frozen=True, kw_only=True)
-class Joined:
-    """What was chosen. `status` is optimal where bound and price have met."""
-
-    candidate: int
-    price_s: float
-    bound_s: float
-    mapping: MappingSolution | None
-    evaluated: int
-    """Candidates whose mapping was solved."""
+    @classmethod
+    def of(cls, problem: MappingProblem) -> Grid:
+        """The grid of a mapping problem."""
+        return cls(
+            stages=problem.stages,
+            slots=problem.slots,
+            context_slots=problem.traffic.context_slots,
+            expert_slots=problem.traffic.expert_slots,
+            leaf_slots=problem.leaf_slots,
+            leaf_pod=problem.leaf_pod,
+        )
 
     @property
-    def gap(self) -> float:
-        """Of the price."""
-        return (self.price_s - self.bound_s) / self.price_s if self.price_s > 0 else 0.0
+    def single(self) -> bool:
+        """Whether every group is cut by the slot, so that counts say everything."""
+        return self.context_slots == 1 and self.expert_slots == 1
 
     @property
-    def status(self) -> str:
-        """optimal, or feasible with `gap`."""
-        return "optimal" if self.gap <= PROVEN else "feasible"
+    def cells(self) -> int:
+        """Variables of the grid."""
+        per_stage = 1 if self.single else self.slots
+        return len(self.leaf_slots) * self.stages * per_stage
 
+    @property
+    def askable(self) -> bool:
+        """Whether CP-SAT is asked about its mappings."""
+        return self.cells <= (LARGEST_PACKING if self.single else LARGEST_GROUPED)
 
-Solver = Callable[[MappingProblem], MappingSolution]
-
-
-def best_first(
-    candidates: Sequence[Candidate], solver: Solver = least_traffic, *, time_limit_s: float = 600.0
-) -> Joined:
-    """Solves the mapping of one candidate after the other, the least bound first, until no bound is better.
-
-    Raises MappingError where no candidate fits its leaves.
-    """
-    start = time.monotonic()
-    order = sorted(range(len(candidates)), key=lambda i: (candidates[i].base_s, i))
-    best: tuple[float, int, MappingSolution | None] = (float("inf"), -1, None)
-    bound_s, evaluated = float("inf"), 0
-    for at in order:
-        one = candidates[at]
-        if one.base_s >= best[0] or time.monotonic() - start > time_limit_s:
-            bound_s = min(bound_s, one.base_s)
-            break
-        try:
-            one.problem.check_room()
-        except MappingError:
-            continue
-        evaluated += 1
-        found = solver(one.problem)
-        bound_s = min(bound_s, one.price_s(found.bound_s))
-        price = one.price_s(found.price_s)
-        if price < best[0]:
-            best = (price, at, found)
-    if best[1] < 0:
-        raise MappingError("no layout fits the free slots")
-    return Joined(
-        candidate=best[1],
-        price_s=best[0],
-        bound_s=min(bound_s, best[0]),
-        mapping=best[2],
-        evaluated=evaluated,
-    )
+    @cached_property
+    def pod_leaves(self) -> tuple[tuple[int, ...], ...]:
+        """The leaves of each pod."""
+        pods = max(self.leaf_pod) + 1
+        return tuple(tuple(np.flatnonzero(np.asarray(self.leaf_pod) == pod).tolist()) for pod in range(pods))
 
 
 @dataclass(frozen=True, kw_only=True)
-class JointChoice:
-    """What the one model chose."""
+class Limits:
+    """What the blocks of one level may do at the most. `None` leaves it open; tuples are by block."""
 
-    candidate: int
-    counts: IntArray
-    """Slots of each stage in each leaf, [leaves, stages]."""
-    price_s: float
-    proven: bool
+    rings: tuple[int, ...] | None = None
+    """Stages of which a block holds some but not all slots."""
+    context: tuple[int, ...] | None = None
+    """Context groups that a block cuts."""
+    expert_rings: tuple[int, ...] | None = None
+    """Rings of expert gradients that a block cuts."""
+    expert_share: tuple[int, int] | None = None
+    """(numerator, denominator) of what a block's all-to-alls send out, of what they send."""
+    together: bool = False
+    """Every pipeline lies in one block."""
 
-
-def solve_jointly(
-    candidates: Sequence[Candidate], *, seed: int = 0, work: float = 60.0, units: int = 10**9
-) -> JointChoice:
-    """The whole choice in one model; `work` is CP-SAT's deterministic time, `units` the objective's range.
-
-    Raises MappingError where the instance is too large or not exact in counts, or nothing fits.
-    """
-    from ortools.sat.python import cp_model
-
-    _check(candidates)
-    model = cp_model.CpModel()
-    ceiling = max(c.base_s for c in candidates) + sum(c.per_uplink_s * _most_s(c.problem) for c in candidates)
-    unit = max(ceiling, 1e-12) / units
-    layouts = [model.new_bool_var(f"layout_{i}") for i in range(len(candidates))]
-    model.add_exactly_one(layouts)
-    objective = [round(c.base_s / unit) * y for c, y in zip(candidates, layouts, strict=True)]
-    cells: list[list[list[cp_model.IntVar]]] = []
-    for index, (one, chosen) in enumerate(zip(candidates, layouts, strict=True)):
-        cells.append(_post_counts(model, one.problem, chosen, index))
-        objective += _post_cost(model, one, cells[-1], one.per_uplink_s / unit)
-    model.minimize(sum(objective))
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = seed
-    solver.parameters.max_deterministic_time = work
-    status = solver.solve(model)
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        raise MappingError(f"the joint model is {solver.status_name(status).lower()}")
-    index = next(i for i, y in enumerate(layouts) if solver.boolean_value(y))
-    counts = np.array([[solver.value(n) for n in row] for row in cells[index]], dtype=np.int64)
-    return JointChoice(
-        candidate=index,
-        counts=counts,
-        price_s=solver.objective_value * unit,
-        proven=status == cp_model.OPTIMAL,
-    )
+    def implies(self, other: Limits) -> bool:
+        """Whether whatever keeps these limits keeps the other ones."""
+        return (
+            (self.together or not other.together)
+            and _tighter(self.rings, other.rings)
+            and _tighter(self.context, other.context)
+            and _tighter(self.expert_rings, other.expert_rings)
+            and _smaller(self.expert_share, other.expert_share)
+        )
 
 
-def _check(candidates: Sequence[Candidate]) -> None:
-    cells = sum(len(c.problem.leaf_slots) * c.problem.stages for c in candidates)
-    if cells > LARGEST_CELLS:
-        raise MappingError(f"{cells} counts are more than the {LARGEST_CELLS} of one model")
-    for one in candidates:
-        t = one.problem.traffic
-        if t.wrap_bytes or t.context_slots > 1 or t.expert_slots > 1 or t.expert_ring_bytes:
-            raise MappingError("groups of several slots, or virtual stages, are not exact in counts")
+def _tighter(one: tuple[int, ...] | None, other: tuple[int, ...] | None) -> bool:
+    if other is None:
+        return True
+    return one is not None and all(a <= b for a, b in zip(one, other, strict=True))
 
 
-def _most_s(problem: MappingProblem) -> float:
-    """More than any mapping costs."""
-    t = problem.traffic
-    each = problem.stages * t.ring_bytes + 2.0 * problem.needed * t.hop_bytes
-    return each * (sum(problem.leaf_s_per_byte) + sum(problem.pod_s_per_byte))
+def _smaller(one: tuple[int, int] | None, other: tuple[int, int] | None) -> bool:
+    if other is None:
+        return True
+    return one is not None and one[0] * other[1] <= other[0] * one[1]
 
 
-def _post_counts(
-    model: cp_model.CpModel, problem: MappingProblem, chosen: cp_model.IntVar, index: int
-) -> list[list[cp_model.IntVar]]:
-    counts = [
-        [
-            model.new_int_var(0, min(free, problem.slots), f"n_{index}_{leaf}_{stage}")
-            for stage in range(problem.stages)
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """What a price asks of a mapping."""
+
+    grid: Grid
+    leaves: Limits
+    pods: Limits
+
+    def implies(self, other: Need) -> bool:
+        """Whether a mapping for this need is one for the other."""
+        return self.grid == other.grid and self.leaves.implies(other.leaves) and self.pods.implies(other.pods)
+
+
+class Cells:
+    """The variables of one grid, zero where it is not used."""
+
+    def __init__(self, model: cp_model.CpModel, grid: Grid, used: Any) -> None:
+        self._model, self.grid = model, grid
+        self._cuts: dict[tuple[object, ...], list[cp_model.IntVar]] = {}
+        """What needs share: the cuts of one kind in one block."""
+        self._slots = self._by_slot(used) if not grid.single else None
+        self.leaves = self._counts(used)
+        self.pods = [[sum(column) for column in zip(*(self.leaves[leaf] for leaf in pod), strict=True)]
+                     for pod in grid.pod_leaves]  # fmt: skip
+
+    def _by_slot(self, used: Any) -> list[list[list[cp_model.IntVar]]]:
+        """held[leaf][stage][slot]: every slot on one leaf."""
+        grid, model = self.grid, self._model
+        held = [
+            [[model.new_bool_var("") for _ in range(grid.slots)] for _ in range(grid.stages)]
+            for _ in grid.leaf_slots
         ]
-        for leaf, free in enumerate(problem.leaf_slots)
-    ]
-    for row, free in zip(counts, problem.leaf_slots, strict=True):
-        model.add(sum(row) <= free * chosen)
-    for column in zip(*counts, strict=True):
-        model.add(sum(column) == problem.slots * chosen)
-    return counts
+        for stage in range(grid.stages):
+            for slot in range(grid.slots):
+                model.add(sum(leaf[stage][slot] for leaf in held) == used)
+        size = max(grid.context_slots, grid.expert_slots)
+        first = [sum(held[0][0][at : at + size]) for at in range(0, grid.slots, size)]
+        for group, after in pairwise(first):  # groups are alike: those with more in the first leaf come first
+            model.add(group >= after)
+        return held
+
+    def _counts(self, used: Any) -> list[list[Any]]:
+        """n[leaf][stage], in the room of the leaves."""
+        grid, model = self.grid, self._model
+        if self._slots is not None:
+            counts: list[list[Any]] = [[sum(row) for row in leaf] for leaf in self._slots]
+        else:
+            counts = [
+                [model.new_int_var(0, min(free, grid.slots), "") for _ in range(grid.stages)]
+                for free in grid.leaf_slots
+            ]
+            for column in zip(*counts, strict=True):
+                model.add(sum(column) == grid.slots * used)
+        for row, free in zip(counts, grid.leaf_slots, strict=True):
+            model.add(sum(row) <= free * used)
+        return counts
+
+    def post(self, need: Need, chosen: Any) -> None:
+        """The limits of a need hold where the literal is true."""
+        leaves: list[tuple[int, ...]] = [(leaf,) for leaf in range(len(self.grid.leaf_slots))]
+        for limits, counts, blocks in (
+            (need.leaves, self.leaves, leaves),
+            (need.pods, self.pods, list(self.grid.pod_leaves)),
+        ):
+            for at, block in enumerate(blocks):
+                if limits.rings is not None and self.grid.slots > 1:
+                    self._at_most(self._rings(block, counts[at]), limits.rings[at], chosen)
+                if limits.context is not None:
+                    self._at_most(self._context(block), limits.context[at], chosen)
+                if limits.expert_rings is not None and self.grid.slots > self.grid.expert_slots:
+                    self._at_most(self._expert_rings(block), limits.expert_rings[at], chosen)
+                if limits.expert_share is not None:
+                    self._post_share(block, limits.expert_share, chosen)
+                if limits.together:
+                    self._post_together(block, counts[at], chosen)
+
+    def _at_most(self, cuts: list[cp_model.IntVar], most: int, chosen: Any) -> None:
+        if most < len(cuts):
+            self._model.add(sum(cuts) <= most).only_enforce_if(chosen)
+
+    def _rings(self, block: tuple[int, ...], counts: list[Any]) -> list[cp_model.IntVar]:
+        return self._shared(("ring", block), lambda: [self._cut(n, self.grid.slots) for n in counts])
+
+    def _context(self, block: tuple[int, ...]) -> list[cp_model.IntVar]:
+        size = self.grid.context_slots
+        return self._shared(
+            ("context", block), lambda: [self._cut(sum(group), size) for group in self._groups(block, size)]
+        )
+
+    def _expert_rings(self, block: tuple[int, ...]) -> list[cp_model.IntVar]:
+        grid, size = self.grid, self.grid.expert_slots
+        return self._shared(
+            ("expert", block),
+            lambda: [
+                self._cut(
+                    sum(self._held(block, stage, slot) for slot in range(place, grid.slots, size)),
+                    grid.slots // size,
+                )
+                for stage in range(grid.stages)
+                for place in range(size)
+            ],
+        )
+
+    def _shared(
+        self, key: tuple[object, ...], made: Callable[[], list[cp_model.IntVar]]
+    ) -> list[cp_model.IntVar]:
+        if key not in self._cuts:
+            self._cuts[key] = made()
+        return self._cuts[key]
+
+    def _post_together(self, block: tuple[int, ...], counts: list[Any], chosen: Any) -> None:
+        """Neighbours that a block holds alike can be matched inside it."""
+        for stage in range(1, self.grid.stages):
+            if self._slots is None:
+                self._model.add(counts[stage] == counts[0]).only_enforce_if(chosen)
+                continue
+            for slot in range(self.grid.slots):
+                here, first = (self._held(block, s, slot) for s in (stage, 0))
+                self._model.add(here == first).only_enforce_if(chosen)
+
+    def _post_share(self, block: tuple[int, ...], share: tuple[int, int], chosen: Any) -> None:
+        """Of k slots of a group of E in a block, k (E - k) / E of what they send leaves it."""
+        size = self.grid.expert_slots
+
+        def crossing() -> list[cp_model.IntVar]:
+            found = []
+            for group in self._groups(block, size):
+                out = self._model.new_int_var(0, size * size // 4, "")
+                self._model.add_element(sum(group), [k * (size - k) for k in range(size + 1)], out)
+                found.append(out)
+            return found
+
+        held = sum(sum(group) for group in self._groups(block, size))
+        out = sum(self._shared(("share", block), crossing))
+        self._model.add(share[1] * out <= share[0] * size * held).only_enforce_if(chosen)
+
+    def _groups(self, block: tuple[int, ...], size: int) -> list[list[Any]]:
+        return [
+            [self._held(block, stage, first + place) for place in range(size)]
+            for stage in range(self.grid.stages)
+            for first in range(0, self.grid.slots, size)
+        ]
+
+    def _held(self, block: tuple[int, ...], stage: int, slot: int) -> Any:
+        assert self._slots is not None
+        return sum(self._slots[leaf][stage][slot] for leaf in block)
+
+    def _cut(self, held: Any, all_of_them: int) -> cp_model.IntVar:
+        """Free to be false where a block holds nothing, or everything."""
+        some, whole = self._model.new_bool_var(""), self._model.new_bool_var("")
+        self._model.add(held <= (all_of_them - 1) * some + all_of_them * whole)
+        self._model.add(held >= all_of_them * whole)
+        return some
+
+    def uplink_seconds(self, problem: MappingProblem, unit_s: float) -> list[Any]:
+        """Terms of an objective: rings cut and neighbours apart, in `unit_s` of busy up-links."""
+        terms: list[Any] = []
+        traffic = problem.traffic
+        levels = (
+            (self.leaves, problem.leaf_s_per_byte, [(leaf,) for leaf in range(len(self.leaves))]),
+            (self.pods, problem.pod_s_per_byte, list(self.grid.pod_leaves)),
+        )
+        for rows, cost_s, blocks in levels:
+            for row, per_byte, block in zip(rows, cost_s, blocks, strict=True):
+                ring, hop = (round(x * per_byte / unit_s) for x in (traffic.ring_bytes, traffic.hop_bytes))
+                terms += [ring * cut for cut in self._rings(block, row)]
+                for before, after in pairwise(row):
+                    apart = self._model.new_int_var(0, problem.slots, "")
+                    self._model.add(apart >= after - before)
+                    self._model.add(apart >= before - after)
+                    terms.append(hop * apart)
+        return terms
+
+    def assignment(self, problem: MappingProblem, value: Callable[[Any], int]) -> IntArray:
+        """The leaf of every slot, [stages, slots], in a solution that uses the grid."""
+        if self._slots is None:
+            counts = [[value(n) for n in row] for row in self.leaves]
+            return assignment_of(problem, np.array(counts, dtype=np.int64))
+        held = np.array([[[value(x) for x in row] for row in leaf] for leaf in self._slots])
+        return np.asarray(np.argmax(held, axis=0), dtype=np.int64)
 
 
-def _post_cost(
-    model: cp_model.CpModel, one: Candidate, counts: list[list[cp_model.IntVar]], scale: float
-) -> list[Any]:
-    """Cuts and hops of every leaf, and of every pod, whose counts are the sums of its leaves'."""
-    problem = one.problem
-    blocks: list[tuple[list[Any], float]] = [
-        (list(row), cost) for row, cost in zip(counts, problem.leaf_s_per_byte, strict=True)
-    ]
-    for pod, cost in enumerate(problem.pod_s_per_byte):
-        mine = [row for row, p in zip(counts, problem.leaf_pod, strict=True) if p == pod]
-        blocks.append(([sum(column) for column in zip(*mine, strict=True)], cost))
-    terms: list[Any] = []
-    for held, cost in blocks:
-        for stage, n in enumerate(held):
-            ring = round(problem.traffic.ring_bytes * cost * scale)
-            if ring:
-                terms.append(ring * _cut(model, n, problem.slots))
-            hop = round(problem.traffic.hop_bytes * cost * scale)
-            if hop and stage:
-                apart = model.new_int_var(0, problem.slots, "")
-                model.add(apart >= n - held[stage - 1])
-                model.add(apart >= held[stage - 1] - n)
-                terms.append(hop * apart)
-    return terms
+@dataclass(frozen=True, kw_only=True)
+class Mapped:
+    """The variables of all grids in a model."""
+
+    cells: dict[Grid, Cells]
 
 
-def _cut(model: cp_model.CpModel, n: Any, slots: int) -> cp_model.IntVar:
-    """Whether a block holds some but not all slots of a stage; free to be false at 0 and at all."""
-    some, whole = model.new_bool_var(""), model.new_bool_var("")
-    model.add(n <= (slots - 1) * some + slots * whole)
-    model.add(n >= slots * whole)
-    return some
+def post_mappings(
+    model: cp_model.CpModel, mappings: Sequence[Sequence[Any]], needs: Sequence[Sequence[Need | None]]
+) -> Mapped:
+    """Ties every mapping literal to counts of slots that are what its price assumes.
+
+    Layouts with the same grid share the counts, and mappings with the same need its limits.
+    """
+    wanted: dict[Need, list[Any]] = {}
+    for ways, asked in zip(mappings, needs, strict=True):
+        for way, need in zip(ways, asked, strict=True):
+            if need is not None:
+                wanted.setdefault(need, []).append(way)
+    by_grid: dict[Grid, list[Need]] = {}
+    for need in wanted:
+        by_grid.setdefault(need.grid, []).append(need)
+    cells: dict[Grid, Cells] = {}
+    for grid, asked in by_grid.items():
+        chosen = {}
+        for need in asked:
+            chosen[need] = model.new_bool_var("")
+            model.add(sum(wanted[need]) == chosen[need])
+        used = model.new_bool_var("")
+        model.add(sum(chosen.values()) == used)
+        cells[grid] = Cells(model, grid, used)
+        for need, literal in chosen.items():
+            cells[grid].post(need, literal)
+    return Mapped(cells=cells)

@@ -14,6 +14,7 @@ from planner.fabric.instance import Instance, idle_nodes, instance_of, ranks_of
 from planner.fabric.problem import Loads, MappingError, loads_of, spread_of
 from planner.fabric.slots import Place
 from planner.fabric.solve import MappingSolution, least_busiest, least_traffic
+from planner.fabric.spares import with_spares
 from planner.mapping import MEGATRON_DEFAULT
 from planner.plan import Mapping, Plan
 from planner.problem import FRAMEWORK_OVERLAP, MOE_DISPATCH, RequestError
@@ -59,15 +60,17 @@ def map_plan(
     if layout_doc is None:
         raise NoMappingError(f"the plan has no layout (status {plan.status}): there is nothing to map")
     layout = layout_of(layout_doc)
-    try:
-        workload = workload_of(plan, cluster, int(layout.gpus))
-        stages = tuple(tuple(rank) for rank in layout_doc.stages)
-        instance = instance_of(workload, layout, stages, spares)
+    stages = tuple(tuple(rank) for rank in layout_doc.stages)
+
+    def solved(on: ClusterSpec, spare: int) -> tuple[Instance, MappingSolution]:
+        instance = instance_of(workload_of(plan, on, int(layout.gpus)), layout, stages, spare)
         if order == "hostname":
-            solution = hostname_solution(instance, objective)
-        else:
-            solver = least_traffic if objective == "traffic" else least_busiest
-            solution = solver(instance.problem, time_limit_s=time_limit_s)
+            return instance, hostname_solution(instance, objective)
+        solver = least_traffic if objective == "traffic" else least_busiest
+        return instance, solver(instance.problem, time_limit_s=time_limit_s)
+
+    try:
+        instance, solution = with_spares(cluster, spares, solved)
     except MappingError as error:
         raise NoMappingError(str(error)) from error
     ranks = ranks_of(instance, solution.assignment)

@@ -88,8 +88,7 @@ def slots_of(cluster: ClusterSpec, *, slot_gpus: int, wanted: int) -> Slots:
     )
     if found.count < wanted:
         raise MappingError(
-            f"cluster {cluster.name!r} has {found.count} free slots of {slot_gpus} GPUs, "
-            f"the layout needs {wanted}"
+            f"cluster {cluster.name!r} has {found.count} free slots of {slot_gpus} GPUs, {wanted} are needed"
         )
     return found
 

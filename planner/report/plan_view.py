@@ -60,6 +60,10 @@ def status_view(plan: Plan) -> list[Renderable]:
         effort += f", {count(solver.layouts_considered)} layouts considered"
     space, _, pruning = solver.space.partition("; ")
     rows = [("proof", proof_text(plan)), ("space", space), ("search", effort), ("pruning", pruning)]
+    if plan.idle is not None:
+        nodes = ", ".join(plan.idle.nodes[:8]) + (", ..." if len(plan.idle.nodes) > 8 else "")
+        where = f" ({nodes})" if nodes else ""
+        rows.append(("idle", f"{count(plan.idle.gpus)} GPUs{where}: {plan.idle.reason}"))
     shown.append(facts((name, words) for name, words in rows if words))
     return shown
 
