@@ -9,10 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.experts.bound import balance_bound
+from planner.experts.chains import pass_on
 from planner.experts.count_bound import count_bound, pair_bound
 from planner.experts.counts import SPARE, counts_within, nearby_counts
 from planner.experts.packing import Packing, greedy_counts, improve, pack
 from planner.experts.problem import Loads, Slots
+from planner.experts.recount import recount
 from planner.experts.repartition import share_anew
 from planner.experts.rows import Rows, State, broken, value_of
 
@@ -23,6 +25,8 @@ _TRIES = 6
 _HOT = 0.3
 """Load over the mean GPU load above which an expert may crowd others out."""
 _COUNT_WORK = 0.1
+_CHEAP_SLOTS = 64
+"""Slots up to which the bound without a solver is quick."""
 _PATIENCE = 3
 _ROUNDING = 1e-9
 """A limit ruled out closes the row by a hair, not almost."""
@@ -56,15 +60,15 @@ def _packed(rows: Rows, counts: Slots, aim: Loads) -> Slots:
     return packing.slots
 
 
-def sharpen(rows: Rows, state: State, gap: float) -> None:
+def _sharpen(rows: Rows, state: State, gap: float) -> None:
     """The cheap part of the search: a sharper bound and new splits of GPU pairs, for open rows in place."""
     left = state.open(rows, gap * 0.4)
     if not len(left):
         return
-    best = np.where(np.isfinite(state.value[left]), state.value[left], 2 * state.bound[left])
-    part = rows.take(left)
-    state.bound[left] = balance_bound(part.loads, rows.slots, rows.gpus, best)
-    _split_anew(rows, state, gap)
+    if rows.slots <= _CHEAP_SLOTS:
+        best = np.where(np.isfinite(state.value[left]), state.value[left], 2 * state.bound[left])
+        state.bound[left] = balance_bound(rows.take(left).loads, rows.slots, rows.gpus, best)
+    _split_anew(rows, state, gap, chains=False)
 
 
 def search(rows: Rows, state: State, *, gap: float, budget: Budget, seed: int) -> None:
@@ -75,6 +79,8 @@ def search(rows: Rows, state: State, *, gap: float, budget: Budget, seed: int) -
     """
     aim_gap = gap / 4
     seen: list[set[bytes]] = [set() for _ in state.value]
+    _sharpen(rows, state, gap)
+    tried = _count_bounds(rows, state, gap, budget.bound_steps)
     for spare_to in SPARE:
         for fraction in _LIMITS:
             left = state.open(rows, gap * 0.4)
@@ -96,7 +102,7 @@ def search(rows: Rows, state: State, *, gap: float, budget: Budget, seed: int) -
                 aim = low[fresh] * (1 + aim_gap)
                 state.offer(rows, left[fresh], _packed(rows.take(left[fresh]), counts[fresh], aim))
     _split_anew(rows, state, gap)
-    tried = _count_bounds(rows, state, gap, budget.bound_steps)
+    recount(rows, state, gap=gap, tries=_TRIES * budget.generations, seed=seed)
     _near(rows, state, gap=gap, generations=budget.generations, seed=seed)
     _count_bounds(rows, state, gap, budget.bound_steps, tried)
 
@@ -138,20 +144,25 @@ def _count_bounds(rows: Rows, state: State, gap: float, steps: int, tried: Loads
         part = rows.take(many)
         aim = np.maximum(state.bound[many], part.floor) * (1 + gap / 4)
         packed = _packed(part, np.stack([counts for _, counts in offers]), aim)
+        if rows.spread_nodes == 1:
+            pass_on(Packing(slots=packed, loads=part.loads), _ROUNDS, aim)
         for i, row in enumerate(many):
             state.offer(rows, np.array([row]), packed[i : i + 1])
     _split_anew(rows, state, gap)
     return now
 
 
-def _split_anew(rows: Rows, state: State, gap: float) -> None:
+def _split_anew(rows: Rows, state: State, gap: float, *, chains: bool = True) -> None:
     left = state.open(rows, gap * 0.4)
     left = left[np.isfinite(state.value[left])]
     if not len(left) or rows.spread_nodes > 1:
         return
     part = rows.take(left)
     packing = Packing(slots=state.slots[left].copy(), loads=part.loads)
-    share_anew(packing, _ROUNDS, np.maximum(state.bound[left], part.floor) * (1 + gap / 4))
+    aim = np.maximum(state.bound[left], part.floor) * (1 + gap / 4)
+    share_anew(packing, _ROUNDS, aim)
+    if chains:
+        pass_on(packing, _ROUNDS, aim)
     state.offer(rows, left, packing.slots)
 
 

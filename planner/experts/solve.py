@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.experts.crew import Crew
 from planner.experts.exact import MOST_LITERALS, Exact, Layer, literals, solve_exactly
-from planner.experts.heuristic import Budget, first_answer, search, sharpen
+from planner.experts.heuristic import Budget, first_answer, search
 from planner.experts.problem import NoPlacementError, Slots
 from planner.experts.rows import EXACT, Rows, Solved, State
 
@@ -57,16 +57,15 @@ def budget_of(rows: Rows, count: int, effort: Effort) -> Budget:
     """Work for each of `count` open rows, by what a round and a bound cost on one core."""
     total_s = 2 * effort.time_limit_s / max(count, 1)
     round_s = 24e-6 * rows.slots * (1 + rows.slots / 300)
-    bound_s = 0.03 + 0.1 * rows.slots / 300
+    bound_s = 0.003 + 0.007 * rows.slots / 300
     return Budget(
-        generations=int(np.clip(0.25 * total_s / round_s, 2, 40)),
-        bound_steps=int(np.clip(0.3 * total_s / bound_s + 0.5, 0, 4)),
+        generations=int(np.clip(0.25 * total_s / round_s, 2, 300)),
+        bound_steps=int(np.clip(0.4 * total_s / bound_s + 0.5, 0, 10)),
     )
 
 
 def better(rows: Rows, state: State, effort: Effort) -> None:
     """The search, its open rows over processes."""
-    sharpen(rows, state, effort.gap)
     left = state.open(rows, effort.gap * 0.4)
     budget = budget_of(rows, len(left), effort)
     crew = effort.crew
