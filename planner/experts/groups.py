@@ -143,7 +143,7 @@ class _Search:
             value=np.array([self._value[pair] for pair in pairs]),
             bound=np.array([self._bound[pair] for pair in pairs]),
         )
-        close(rows, state, self._effort, share=0.5 / _EXACT_ROUNDS)
+        close(rows, state, self._effort, share=0.25 / _EXACT_ROUNDS)
         self._keep(pairs, state)
         for pair in pairs:
             self._closed[pair] = True

@@ -14,7 +14,7 @@ from planner.experts.count_bound import count_bound, pair_bound
 from planner.experts.counts import SPARE, counts_within, nearby_counts
 from planner.experts.packing import Packing, greedy_counts, improve, pack
 from planner.experts.problem import Loads, Slots
-from planner.experts.recount import recount
+from planner.experts.recount import by_patterns, recount
 from planner.experts.repartition import share_anew
 from planner.experts.rows import Rows, State, broken, value_of
 
@@ -37,9 +37,11 @@ class Budget:
     """How much work each open row gets."""
 
     generations: int
-    """Rounds of counts near the best."""
+    """Rounds of counts near the best; 0 for the first search."""
     bound_steps: int
-    """Limits tried for the bound by replica counts, twice; 0 for none."""
+    """Limits tried for the bound by replica counts; 0 for none."""
+    programmes: int
+    """Linear programmes of patterns for each limit on a row of few slots; 0 for none."""
 
 
 def first_answer(rows: Rows, gap: float) -> State:
@@ -74,13 +76,25 @@ def _sharpen(rows: Rows, state: State, gap: float) -> None:
 def search(rows: Rows, state: State, *, gap: float, budget: Budget, seed: int) -> None:
     """Betters open rows in place; every row by itself, so that the split over processes changes nothing.
 
-    Counts for lower limits on the GPU load, the bound by counts where experts are hot, and up to
-    `budget.generations` rounds of counts near the best.
+    First the bound by counts where experts are hot and counts for lower limits on the GPU load; with
+    generations in the budget also counts near the best, and patterns where slots are few.
     """
+    if not budget.generations:
+        _first_search(rows, state, gap, budget)
+        return
+    _count_bounds(rows, state, gap, budget.bound_steps)
+    tried = state.value.copy()
+    recount(rows, state, gap=gap, tries=_TRIES * budget.generations, seed=seed)
+    _near(rows, state, gap=gap, generations=budget.generations, seed=seed)
+    _count_bounds(rows, state, gap, budget.bound_steps, tried)
+    by_patterns(rows, state, gap=gap, tries=budget.programmes, seed=seed)
+
+
+def _first_search(rows: Rows, state: State, gap: float, budget: Budget) -> None:
     aim_gap = gap / 4
     seen: list[set[bytes]] = [set() for _ in state.value]
     _sharpen(rows, state, gap)
-    tried = _count_bounds(rows, state, gap, budget.bound_steps)
+    _count_bounds(rows, state, gap, budget.bound_steps)
     for spare_to in SPARE:
         for fraction in _LIMITS:
             left = state.open(rows, gap * 0.4)
@@ -102,9 +116,6 @@ def search(rows: Rows, state: State, *, gap: float, budget: Budget, seed: int) -
                 aim = low[fresh] * (1 + aim_gap)
                 state.offer(rows, left[fresh], _packed(rows.take(left[fresh]), counts[fresh], aim))
     _split_anew(rows, state, gap)
-    recount(rows, state, gap=gap, tries=_TRIES * budget.generations, seed=seed)
-    _near(rows, state, gap=gap, generations=budget.generations, seed=seed)
-    _count_bounds(rows, state, gap, budget.bound_steps, tried)
 
 
 def _new(seen: set[bytes], counts: Slots) -> bool:
@@ -115,15 +126,14 @@ def _new(seen: set[bytes], counts: Slots) -> bool:
     return fresh
 
 
-def _count_bounds(rows: Rows, state: State, gap: float, steps: int, tried: Loads | None = None) -> Loads:
+def _count_bounds(rows: Rows, state: State, gap: float, steps: int, tried: Loads | None = None) -> None:
     """The bound by replica counts where an expert is hot; the counts it finds are packed too.
 
-    Returns the values that limits were tried for; rows that still have their value in `tried` are left out.
+    Rows that still have their value in `tried` are left out.
     """
     left = state.open(rows, gap)
     if tried is not None:
         left = left[state.value[left] < tried[left]]
-    now = state.value.copy()
     left = left[np.isfinite(state.value[left]) & (rows.loads[left].max(axis=(1, 2)) > _HOT)]
     offers: list[tuple[int, Slots]] = []
     for row in left.tolist() if steps else ():
@@ -149,7 +159,6 @@ def _count_bounds(rows: Rows, state: State, gap: float, steps: int, tried: Loads
         for i, row in enumerate(many):
             state.offer(rows, np.array([row]), packed[i : i + 1])
     _split_anew(rows, state, gap)
-    return now
 
 
 def _split_anew(rows: Rows, state: State, gap: float, *, chains: bool = True) -> None:

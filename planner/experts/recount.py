@@ -14,13 +14,17 @@ import numpy as np
 from planner.experts.bound import least_counts
 from planner.experts.chains import pass_on
 from planner.experts.packing import Packing, has_duplicates, improve, pack
+from planner.experts.patterns import counts_ruled_out
 from planner.experts.problem import Loads, Slots
 from planner.experts.repartition import share_anew
-from planner.experts.rows import Rows, State
+from planner.experts.rows import EXACT, Rows, State
 
 MOST_SLOTS = 96
 """Slots of a row above which too small a part of the counts could be tried."""
 _FINALISTS = 12
+_STARTS = 12
+_LIMITS = 6
+_COUNT_WORK = 0.2
 _PARENTS = 4
 _STAGES = 3
 _ROUNDS = 600
@@ -45,6 +49,54 @@ def recount(rows: Rows, state: State, *, gap: float, tries: int, seed: int) -> N
             search = _Recount(rows.loads[row : row + 1], rows.gpus, floor * (1 + gap / 4), chance)
             found = search.run(load, *need, tries)
             state.offer(rows, np.full(len(found), row), found)
+
+
+def by_patterns(rows: Rows, state: State, *, gap: float, tries: int, seed: int) -> None:
+    """Rules limits out by patterns, or packs the counts that patterns allow; `tries` programmes a limit.
+
+    First just under the value, where it closes the row; then half way to the bound.
+    """
+    if rows.slots > MOST_SLOTS or rows.spread_nodes > 1:
+        return
+    for row in state.open(rows, gap).tolist() if tries else ():
+        if not np.isfinite(state.value[row]):
+            continue
+        loads = rows.loads[row]
+        chance = np.random.default_rng((seed, crc32(np.ascontiguousarray(loads).tobytes())))
+        load, share = loads[int(loads.max(axis=1).argmax())], 1.0
+        for _ in range(_LIMITS):
+            floor = max(state.bound[row], rows.floor[row])
+            if state.value[row] <= floor * (1 + 0.4 * gap):
+                break
+            under = state.value[row] / (1 + 0.4 * gap) * (1 + EXACT / 1000)
+            limit = float(floor + share * (under - floor))
+            none, counts = counts_ruled_out(load, rows.slots, rows.gpus, limit, tries=tries, work=_COUNT_WORK)
+            if none:
+                state.bound[row] = limit
+                continue
+            before = state.value[row]
+            if counts:
+                found = _repacked(rows.loads[row : row + 1], np.stack(counts), rows.gpus, limit, chance)
+                state.offer(rows, np.full(len(found), row), found)
+            if state.value[row] == before:
+                share /= 2
+
+
+def _repacked(
+    loads: Loads, counts: Slots, gpus: int, aim: float, chance: np.random.Generator
+) -> Slots:
+    """Packings of counts [ways, experts] from many starts, which are packed by loads off by a tenth."""
+    every = np.repeat(counts, _STARTS, axis=0)
+    known = np.repeat(loads, len(every), axis=0)
+    noise = chance.lognormal(0, 0.1, known.shape)
+    noise[::_STARTS] = 1.0
+    packing = Packing(slots=pack(known * noise, every, gpus).slots, loads=known)
+    good = np.full(len(every), aim)
+    improve(packing, _ROUNDS, good)
+    share_anew(packing, _ROUNDS, good)
+    pass_on(packing, _ROUNDS, good)
+    best = np.argsort(packing.gpu_loads().max(axis=(1, 2)), kind="stable")[:_FINALISTS]
+    return packing.slots[best]
 
 
 class _Recount:
