@@ -1,4 +1,4 @@
-"""Two exchanges in a row from the fullest GPU: what it sheds is passed on, where one exchange does not help."""
+"""Two exchanges in a row from the fullest GPU: what it sheds is passed on, where one does not help."""
 
 from __future__ import annotations
 

@@ -17,14 +17,18 @@ they break most is added, until there are no counts, so that T is below every pl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from math import comb
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.experts.bound import least_counts
 from planner.experts.problem import Loads, Slots
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
 
 _LEVELS = 8
 _CLOSE = 1.0005
@@ -70,12 +74,12 @@ def _counts_for(load: Loads, slots: int, gpus: int, limit: float, work: float) -
     need = least_counts(load, slots, gpus, limit)
     if need is None:
         return None
-    parts = _Parts.of(load, slots, gpus, limit, *need)
+    parts = _Parts.of(load, (slots, gpus), limit, need)
     if parts is None:
         return ()
     levels = parts.first_levels()
     for _ in range(_MOST_ADDED):
-        answer = _solved(parts, levels, work)
+        answer = _counts_at(parts, levels, work)
         if answer is None or isinstance(answer, bool):
             return None if answer is None else ()
         chosen, more = answer
@@ -107,9 +111,9 @@ class _Parts:
     limit: float
 
     @classmethod
-    def of(
-        cls, load: Loads, slots: int, gpus: int, limit: float, least: Slots, spare: int
-    ) -> _Parts | None:
+    def of(cls, load: Loads, sizes: tuple[int, int], limit: float, need: tuple[Slots, int]) -> _Parts | None:
+        """The parts for (slots, GPUs) and what `least_counts` says; None where the conditions say nothing."""
+        (slots, gpus), (least, spare) = sizes, need
         is_hot = (load > limit / 2) | (least > 1)
         hot, cold = np.flatnonzero(is_hot), np.flatnonzero(~is_hot)
         ways = np.minimum(spare, gpus - least[hot]) + 1
@@ -139,7 +143,7 @@ class _Parts:
         return self.limit / (2 * self.others)
 
     def at(self, levels: Loads) -> tuple[Loads, Loads]:
-        """Parts of the choices [levels, choices], and of k replicas more for cold ones [levels, spare + 1]."""
+        """Parts of the choices [levels, choices], of k replicas more for cold ones [levels, spare + 1]."""
         u = levels[:, None]
         over = np.maximum(0, self.replica + self.others * u - self.limit)
         hot = self.count * (over - np.maximum(0, u - self.replica))
@@ -183,7 +187,7 @@ class _Parts:
         return tuple(out.values())
 
 
-def _solved(parts: _Parts, levels: Loads, work: float) -> tuple[NDArray[np.int64], int] | bool | None:
+def _counts_at(parts: _Parts, levels: Loads, work: float) -> tuple[NDArray[np.int64], int] | bool | None:
     """Choices and replicas more for cold experts; None if there are none, False if it was not found out.
 
     Coefficients are rounded so that nothing possible is lost.
@@ -193,15 +197,31 @@ def _solved(parts: _Parts, levels: Loads, work: float) -> tuple[NDArray[np.int64
     model = cp_model.CpModel()
     y = [model.new_bool_var("") for _ in parts.count]
     z = [model.new_bool_var("") for _ in range(parts.spare + 1)]
-    ends = parts.start.tolist()
-    for begin, end in zip(ends[:-1], ends[1:], strict=True):
-        model.add_exactly_one(y[begin:end])
+    one_of_each(model, y, parts.start)
     model.add_exactly_one(z)
     every = y + z
     given = [*parts.extra.tolist(), *range(parts.spare + 1)]
     model.add(cp_model.LinearExpr.weighted_sum(every, given) == parts.spare)
     for part in np.floor(np.concatenate(parts.at(levels), axis=1) * _UNIT).astype(np.int64):
         model.add(cp_model.LinearExpr.weighted_sum(every, part.tolist()) <= 0)
+    true = solved(model, every, work)
+    if true is None or isinstance(true, bool):
+        return true
+    return true[true < len(y)], int(true[-1]) - len(y)
+
+
+def one_of_each(model: cp_model.CpModel, y: list[cp_model.IntVar], start: NDArray[np.int64]) -> None:
+    """One choice of every expert; `start` has the first of each, and their number."""
+    for begin, end in pairwise(start.tolist()):
+        model.add_exactly_one(y[begin:end])
+
+
+def solved(
+    model: cp_model.CpModel, literals: list[cp_model.IntVar], work: float
+) -> NDArray[np.int64] | bool | None:
+    """The literals that are true in a solution; None if there is none, False if it was not found out."""
+    from ortools.sat.python import cp_model
+
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
@@ -214,8 +234,7 @@ def _solved(parts: _Parts, levels: Loads, work: float) -> tuple[NDArray[np.int64
         return False
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         raise RuntimeError(f"CP-SAT ended with {solver.status_name(status)} on replica counts")
-    chosen = np.array([i for i, literal in enumerate(y) if solver.value(literal)], dtype=np.int64)
-    return chosen, next(k for k, literal in enumerate(z) if solver.value(literal))
+    return np.array([i for i, literal in enumerate(literals) if solver.value(literal)], dtype=np.int64)
 
 
 def pair_bound(load: Loads, slots: int, gpus: int, keep: int = 12) -> CountBound | None:

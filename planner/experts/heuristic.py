@@ -16,7 +16,7 @@ from planner.experts.packing import Packing, greedy_counts, improve, pack
 from planner.experts.problem import Loads, Slots
 from planner.experts.recount import by_patterns, recount
 from planner.experts.repartition import share_anew
-from planner.experts.rows import Rows, State, broken, value_of
+from planner.experts.rows import AIM, OPEN, Rows, State, broken, value_of
 
 _ROUNDS = 600
 _LIMITS = (0.0005, 0.02, 0.06, 0.15, 0.3, 0.6)
@@ -41,7 +41,7 @@ class Budget:
     bound_steps: int
     """Limits tried for the bound by replica counts; 0 for none."""
     programmes: int
-    """Linear programmes of patterns for each limit on a row of few slots; 0 for none."""
+    """Linear programmes of patterns on a row of few slots; 0 for none."""
 
 
 def first_answer(rows: Rows, gap: float) -> State:
@@ -49,7 +49,7 @@ def first_answer(rows: Rows, gap: float) -> State:
     shares = rows.loads.max(axis=1)
     counts = greedy_counts(shares, rows.slots, rows.gpus)
     bound = balance_bound(rows.loads, rows.slots, rows.gpus)
-    aim = np.maximum(bound, rows.floor) * (1 + gap / 4)
+    aim = np.maximum(bound, rows.floor) * (1 + AIM * gap)
     slots = _packed(rows, counts, aim)
     value = value_of(rows, slots)
     value[broken(rows, slots)] = np.inf
@@ -64,7 +64,7 @@ def _packed(rows: Rows, counts: Slots, aim: Loads) -> Slots:
 
 def _sharpen(rows: Rows, state: State, gap: float) -> None:
     """The cheap part of the search: a sharper bound and new splits of GPU pairs, for open rows in place."""
-    left = state.open(rows, gap * 0.4)
+    left = state.open(rows, gap * OPEN)
     if not len(left):
         return
     if rows.slots <= _CHEAP_SLOTS:
@@ -91,13 +91,13 @@ def search(rows: Rows, state: State, *, gap: float, budget: Budget, seed: int) -
 
 
 def _first_search(rows: Rows, state: State, gap: float, budget: Budget) -> None:
-    aim_gap = gap / 4
+    aim_gap = AIM * gap
     seen: list[set[bytes]] = [set() for _ in state.value]
     _sharpen(rows, state, gap)
     _count_bounds(rows, state, gap, budget.bound_steps)
     for spare_to in SPARE:
         for fraction in _LIMITS:
-            left = state.open(rows, gap * 0.4)
+            left = state.open(rows, gap * OPEN)
             if not len(left):
                 return
             part = rows.take(left)
@@ -131,7 +131,7 @@ def _count_bounds(rows: Rows, state: State, gap: float, steps: int, tried: Loads
 
     Rows that still have their value in `tried` are left out.
     """
-    left = state.open(rows, gap)
+    left = state.open(rows, gap * OPEN)
     if tried is not None:
         left = left[state.value[left] < tried[left]]
     left = left[np.isfinite(state.value[left]) & (rows.loads[left].max(axis=(1, 2)) > _HOT)]
@@ -143,7 +143,7 @@ def _count_bounds(rows: Rows, state: State, gap: float, steps: int, tried: Loads
             rows.slots,
             rows.gpus,
             low=state.bound[row],
-            high=state.value[row] / (1 + 0.4 * gap) * (1 + _ROUNDING),
+            high=state.value[row] / (1 + OPEN * gap) * (1 + _ROUNDING),
             work=_COUNT_WORK,
             steps=steps,
         )
@@ -152,7 +152,7 @@ def _count_bounds(rows: Rows, state: State, gap: float, steps: int, tried: Loads
     if offers:
         many = np.array([row for row, _ in offers])
         part = rows.take(many)
-        aim = np.maximum(state.bound[many], part.floor) * (1 + gap / 4)
+        aim = np.maximum(state.bound[many], part.floor) * (1 + AIM * gap)
         packed = _packed(part, np.stack([counts for _, counts in offers]), aim)
         if rows.spread_nodes == 1:
             pass_on(Packing(slots=packed, loads=part.loads), _ROUNDS, aim)
@@ -162,13 +162,13 @@ def _count_bounds(rows: Rows, state: State, gap: float, steps: int, tried: Loads
 
 
 def _split_anew(rows: Rows, state: State, gap: float, *, chains: bool = True) -> None:
-    left = state.open(rows, gap * 0.4)
+    left = state.open(rows, gap * OPEN)
     left = left[np.isfinite(state.value[left])]
     if not len(left) or rows.spread_nodes > 1:
         return
     part = rows.take(left)
     packing = Packing(slots=state.slots[left].copy(), loads=part.loads)
-    aim = np.maximum(state.bound[left], part.floor) * (1 + gap / 4)
+    aim = np.maximum(state.bound[left], part.floor) * (1 + AIM * gap)
     share_anew(packing, _ROUNDS, aim)
     if chains:
         pass_on(packing, _ROUNDS, aim)
@@ -182,14 +182,14 @@ def _near(rows: Rows, state: State, *, gap: float, generations: int, seed: int) 
     if rows.slots == experts:
         return
     for generation in range(generations):
-        left = state.open(rows, gap * 0.4)
+        left = state.open(rows, gap * OPEN)
         left = left[(idle[left] < _PATIENCE) & np.isfinite(state.value[left])]
         if not len(left):
             return
         counts = np.concatenate([_nearby(rows, state, int(row), generation, seed) for row in left])
         many = np.repeat(left, _TRIES)
         part = rows.take(many)
-        aim = np.maximum(state.bound[many], part.floor) * (1 + gap / 4)
+        aim = np.maximum(state.bound[many], part.floor) * (1 + AIM * gap)
         found = _packed(part, counts, aim)
         reached = value_of(part, found)
         reached[broken(part, found)] = np.inf

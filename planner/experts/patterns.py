@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.experts.bound import least_counts
+from planner.experts.count_bound import one_of_each, solved
 from planner.experts.problem import Loads, Slots
 
 _GRID = 8192
@@ -43,41 +44,48 @@ class Worth:
         return np.asarray(self.value[np.searchsorted(self.size, size, side="right") - 1])
 
 
-def counts_ruled_out(
-    load: Loads, slots: int, gpus: int, limit: float, *, tries: int, work: float
-) -> tuple[bool, tuple[Slots, ...]]:
-    """Whether no placement of loads [experts] is within `limit`; else counts that patterns allow, if found.
+@dataclass(frozen=True, kw_only=True)
+class Ruling:
+    """What is known of a limit on the GPU load."""
 
-    Up to `tries` counts are looked into; `work` is CP-SAT's deterministic time for each.
-    """
+    none: bool
+    """No placement is within it."""
+    allowed: tuple[Slots, ...] = ()
+    """Counts that patterns allow."""
+    tries: int = 1
+    """Counts that were looked into."""
+
+
+def counts_ruled_out(load: Loads, slots: int, gpus: int, limit: float, *, tries: int, work: float) -> Ruling:
+    """Looks into up to `tries` counts of loads [experts]; `work` is CP-SAT's deterministic time for each."""
     need = least_counts(load, slots, gpus, limit)
     if need is None:
-        return True, ()
+        return Ruling(none=True)
     least, spare = need
     ways = np.minimum(spare, gpus - least) + 1
     if ways.sum() > _MOST_CHOICES or slots // gpus < 2:
-        return False, ()
+        return Ruling(none=False, tries=tries)
     start = np.concatenate([[0], np.cumsum(ways)])
     expert = np.repeat(np.arange(len(load)), ways)
     count = least[expert] + np.arange(start[-1]) - start[expert]
     size = np.floor(load[expert] / count / limit * _GRID).astype(np.int64)
     cuts: list[Worth] = [Worth(size=np.arange(_GRID + 1), value=np.arange(_GRID + 1) / _GRID)]
     allowed: list[Slots] = []
-    for _ in range(tries):
+    for tried in range(tries):
         parts = np.stack([count * worth.at(size) for worth in cuts])
         chosen = _chosen(parts, start, count, slots=slots, gpus=gpus, work=work, barred=allowed, least=least)
         if chosen is None:
-            return not allowed, tuple(allowed)
+            return Ruling(none=not allowed, allowed=tuple(allowed), tries=tried + 1)
         if isinstance(chosen, bool):
             break
         worth = ruling_out(size[chosen], count[chosen], slots // gpus, gpus)
         if worth is None:
             allowed.append(count[chosen])
             if len(allowed) >= _MOST_ALLOWED:
-                break
+                return Ruling(none=False, allowed=tuple(allowed), tries=tried + 1)
         else:
             cuts.append(worth)
-    return False, tuple(allowed)
+    return Ruling(none=False, allowed=tuple(allowed), tries=tries)
 
 
 def _chosen(
@@ -96,27 +104,13 @@ def _chosen(
 
     model = cp_model.CpModel()
     y = [model.new_bool_var("") for _ in count]
-    ends = start.tolist()
-    for begin, end in zip(ends[:-1], ends[1:], strict=True):
-        model.add_exactly_one(y[begin:end])
+    one_of_each(model, y, start)
     model.add(cp_model.LinearExpr.weighted_sum(y, count.tolist()) == slots)
     for part in np.floor(parts * _UNIT).astype(np.int64):
         model.add(cp_model.LinearExpr.weighted_sum(y, part.tolist()) <= gpus * _UNIT)
     for counts in barred:
         model.add_bool_or([~y[i] for i in (start[:-1] + counts - least).tolist()])
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = 0
-    solver.parameters.max_deterministic_time = work
-    solver.parameters.cp_model_probing_level = 0
-    status = solver.solve(model)
-    if status == cp_model.INFEASIBLE:
-        return None
-    if status == cp_model.UNKNOWN:
-        return False
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        raise RuntimeError(f"CP-SAT ended with {solver.status_name(status)} on replica counts")
-    return np.array([i for i, literal in enumerate(y) if solver.value(literal)], dtype=np.int64)
+    return solved(model, y, work)
 
 
 def ruling_out(size: Sizes, count: Sizes, per_gpu: int, gpus: int) -> Worth | None:
@@ -126,7 +120,7 @@ def ruling_out(size: Sizes, count: Sizes, per_gpu: int, gpus: int) -> Worth | No
     whose first is the load itself.
     """
     sizes, of = np.unique(size, return_inverse=True)
-    demand = np.bincount(of, weights=count)
+    demand = np.bincount(of, weights=count).astype(np.float64)
     fits = sizes + (per_gpu - 1) * sizes[0] <= _GRID
     if not fits.all():
         return Worth(size=np.append(0, sizes), value=np.append(0.0, np.where(fits, 0.0, gpus + 1.0)))
@@ -200,7 +194,7 @@ def _fullest(sizes: Sizes, f: Loads, per_gpu: int) -> tuple[float, list[tuple[in
     for _ in range(per_gpu):
         now = np.full(_GRID + 1, _LOW)
         pick = np.zeros(_GRID + 1, dtype=np.int64)
-        for i in steps:
+        for i in steps.tolist():
             room = table[: _GRID + 1 - sizes[i]] + f[i]
             better = room > now[sizes[i] :]
             now[sizes[i] :][better] = room[better]
@@ -213,7 +207,7 @@ def _fullest(sizes: Sizes, f: Loads, per_gpu: int) -> tuple[float, list[tuple[in
         room = _GRID - int(sizes[i])
         if tables[per_gpu - 1][room] <= _LOW / 2:
             continue
-        pattern = [i]
+        pattern: list[int] = [i]
         for pick in reversed(picks[: per_gpu - 1]):
             pattern.append(int(pick[room]))
             room -= int(sizes[pattern[-1]])

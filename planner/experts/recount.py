@@ -17,7 +17,7 @@ from planner.experts.packing import Packing, has_duplicates, improve, pack
 from planner.experts.patterns import counts_ruled_out
 from planner.experts.problem import Loads, Slots
 from planner.experts.repartition import share_anew
-from planner.experts.rows import EXACT, Rows, State
+from planner.experts.rows import AIM, EXACT, OPEN, Rows, State
 
 MOST_SLOTS = 96
 """Slots of a row above which too small a part of the counts could be tried."""
@@ -37,54 +37,55 @@ def recount(rows: Rows, state: State, *, gap: float, tries: int, seed: int) -> N
     """Up to `tries` counts for every open row; the best few are improved further. State changes in place."""
     if rows.slots > MOST_SLOTS or rows.slots == rows.loads.shape[2] or rows.spread_nodes > 1:
         return
-    for row in state.open(rows, gap * 0.4).tolist():
+    for row in state.open(rows, gap * OPEN).tolist():
         if not np.isfinite(state.value[row]):
             continue
         floor = max(state.bound[row], rows.floor[row])
         load = rows.loads[row].max(axis=0)
-        need = least_counts(load, rows.slots, rows.gpus, max(floor, state.value[row] * (1 - 0.4 * gap)))
+        need = least_counts(load, rows.slots, rows.gpus, max(floor, state.value[row] * (1 - OPEN * gap)))
         if need is not None:
             # Seeded by the loads themselves: the same row gets the same tries wherever it is solved.
             chance = np.random.default_rng((seed, crc32(np.ascontiguousarray(load).tobytes())))
-            search = _Recount(rows.loads[row : row + 1], rows.gpus, floor * (1 + gap / 4), chance)
+            search = _Recount(rows.loads[row : row + 1], rows.gpus, floor * (1 + AIM * gap), chance)
             found = search.run(load, *need, tries)
             state.offer(rows, np.full(len(found), row), found)
 
 
 def by_patterns(rows: Rows, state: State, *, gap: float, tries: int, seed: int) -> None:
-    """Rules limits out by patterns, or packs the counts that patterns allow; `tries` programmes a limit.
+    """Rules limits out by patterns, or packs the counts that patterns allow; `tries` programmes in all.
 
     First just under the value, where it closes the row; then half way to the bound.
     """
     if rows.slots > MOST_SLOTS or rows.spread_nodes > 1:
         return
-    for row in state.open(rows, gap).tolist() if tries else ():
+    for row in state.open(rows, gap * OPEN).tolist() if tries else ():
         if not np.isfinite(state.value[row]):
             continue
         loads = rows.loads[row]
         chance = np.random.default_rng((seed, crc32(np.ascontiguousarray(loads).tobytes())))
         load, share = loads[int(loads.max(axis=1).argmax())], 1.0
+        left = tries
         for _ in range(_LIMITS):
             floor = max(state.bound[row], rows.floor[row])
-            if state.value[row] <= floor * (1 + 0.4 * gap):
+            if left <= 0 or state.value[row] <= floor * (1 + OPEN * gap):
                 break
-            under = state.value[row] / (1 + 0.4 * gap) * (1 + EXACT / 1000)
+            under = state.value[row] / (1 + OPEN * gap) * (1 + EXACT / 1000)
             limit = float(floor + share * (under - floor))
-            none, counts = counts_ruled_out(load, rows.slots, rows.gpus, limit, tries=tries, work=_COUNT_WORK)
-            if none:
+            ruling = counts_ruled_out(load, rows.slots, rows.gpus, limit, tries=left, work=_COUNT_WORK)
+            left -= ruling.tries
+            if ruling.none:
                 state.bound[row] = limit
                 continue
             before = state.value[row]
-            if counts:
-                found = _repacked(rows.loads[row : row + 1], np.stack(counts), rows.gpus, limit, chance)
+            if ruling.allowed:
+                counts = np.stack(ruling.allowed)
+                found = _repacked(rows.loads[row : row + 1], counts, rows.gpus, limit, chance)
                 state.offer(rows, np.full(len(found), row), found)
             if state.value[row] == before:
                 share /= 2
 
 
-def _repacked(
-    loads: Loads, counts: Slots, gpus: int, aim: float, chance: np.random.Generator
-) -> Slots:
+def _repacked(loads: Loads, counts: Slots, gpus: int, aim: float, chance: np.random.Generator) -> Slots:
     """Packings of counts [ways, experts] from many starts, which are packed by loads off by a tenth."""
     every = np.repeat(counts, _STARTS, axis=0)
     known = np.repeat(loads, len(every), axis=0)
@@ -113,13 +114,18 @@ class _Recount:
         if comb(experts + spare - 1, spare) <= tries:
             ways = np.array(list(combinations_with_replacement(range(experts), spare)), dtype=np.int64)
             return self._last(*self._packed(_with(least, ways.reshape(-1, spare))))
+        tries = max(tries, 2 * _FINALISTS)
         draw = _chances(load / least)
         slots, value = self._packed(_with(least, self._chance.choice(experts, (tries // 2, spare), p=draw)))
         for _ in range(_STAGES):
             if value[0] <= self._aim:
                 break
             best = [np.bincount(placed.ravel(), minlength=experts) for placed in slots[:_PARENTS]]
-            near = [self._near(counts, least, draw, tries // (2 * _STAGES * len(best))) for counts in best]
+            near = [
+                self._near(counts, least, draw, max(tries // (2 * _STAGES * len(best)), 2)) for counts in best
+            ]
+            if not sum(map(len, near)):
+                break
             more = self._packed(np.concatenate(near))
             slots, value = np.concatenate([slots, more[0]]), np.concatenate([value, more[1]])
             order = np.argsort(value, kind="stable")[:_FINALISTS]

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.experts.crew import Crew
+from planner.experts.enumerated import enumerate_rows, is_small
 from planner.experts.exact import MOST_LITERALS, Exact, Layer, literals, solve_exactly
 from planner.experts.heuristic import Budget, first_answer, search
 from planner.experts.problem import NoPlacementError, Slots
-from planner.experts.rows import EXACT, Rows, Solved, State
+from planner.experts.rows import EXACT, OPEN, Rows, Solved, State
 
 _LEAST_WORK = 0.05
 """CP-SAT's deterministic time below which a row is not worth the model."""
@@ -44,6 +45,8 @@ def solve_rows(rows: Rows, effort: Effort) -> Solved:
     state = first_answer(rows, effort.gap)
     if effort.on_first is not None:
         effort.on_first(state)
+    if is_small(rows):
+        enumerate_rows(rows, state)
     better(rows, state, effort)
     if effort.exact:
         close(rows, state, effort)
@@ -63,14 +66,14 @@ def budget_of(rows: Rows, count: int, effort: Effort, *, first: bool) -> Budget:
     return Budget(
         generations=0 if first else int(np.clip(0.15 * total_s / round_s, 2, 300)),
         bound_steps=int(np.clip(0.35 * total_s / bound_s + 0.5, 0, 10)),
-        programmes=0 if first else int(np.clip(0.3 * total_s / _PROGRAMME_S, 0, 100)),
+        programmes=0 if first else int(np.clip(0.6 * total_s / _PROGRAMME_S, 0, 100)),
     )
 
 
 def better(rows: Rows, state: State, effort: Effort) -> None:
     """The search, its open rows over processes: first on all of them, then more on those that stay open."""
     for first in (True, False):
-        left = state.open(rows, effort.gap * 0.4)
+        left = state.open(rows, effort.gap * OPEN)
         if not len(left):
             return
         budget = budget_of(rows, len(left), effort, first=first)
