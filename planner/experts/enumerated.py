@@ -31,11 +31,11 @@ def enumerate_rows(rows: Rows, state: State) -> None:
     """The best placement of every row with a gap, in place; value and bound meet."""
     counts = _all_counts(rows.loads.shape[2], rows.slots, rows.gpus)
     for row in state.open(rows, EXACT).tolist():
-        best = _best(rows.loads[row], counts, rows.gpus, state.value[row] * (1 - EXACT))
+        best = _best(rows.loads[row], counts, rows.gpus, state.value[row] * (1 - EXACT / 2))
         if best is not None:
             state.offer(rows, np.array([row]), best[None])
         # Nothing is below the value by more than rounding.
-        state.bound[row] = max(state.bound[row], state.value[row] * (1 - EXACT))
+        state.bound[row] = max(state.bound[row], state.value[row] * (1 - EXACT / 2))
 
 
 def _all_counts(experts: int, slots: int, gpus: int) -> Slots:

@@ -26,7 +26,7 @@ _HOT = 0.3
 """Load over the mean GPU load above which an expert may crowd others out."""
 _COUNT_WORK = 0.1
 _CHEAP_SLOTS = 64
-"""Slots up to which the bound without a solver is quick."""
+"""Slots up to which the bound without a solver is quick; so it is where nothing is replicated."""
 _PATIENCE = 3
 _ROUNDING = 1e-9
 """A limit ruled out closes the row by a hair, not almost."""
@@ -62,12 +62,12 @@ def _packed(rows: Rows, counts: Slots, aim: Loads) -> Slots:
     return packing.slots
 
 
-def _sharpen(rows: Rows, state: State, gap: float) -> None:
+def sharpen(rows: Rows, state: State, gap: float) -> None:
     """The cheap part of the search: a sharper bound and new splits of GPU pairs, for open rows in place."""
     left = state.open(rows, gap * OPEN)
     if not len(left):
         return
-    if rows.slots <= _CHEAP_SLOTS:
+    if rows.slots <= _CHEAP_SLOTS or rows.slots == rows.loads.shape[2]:
         best = np.where(np.isfinite(state.value[left]), state.value[left], 2 * state.bound[left])
         state.bound[left] = balance_bound(rows.take(left).loads, rows.slots, rows.gpus, best)
     _split_anew(rows, state, gap, chains=False)
@@ -93,7 +93,6 @@ def search(rows: Rows, state: State, *, gap: float, budget: Budget, seed: int) -
 def _first_search(rows: Rows, state: State, gap: float, budget: Budget) -> None:
     aim_gap = AIM * gap
     seen: list[set[bytes]] = [set() for _ in state.value]
-    _sharpen(rows, state, gap)
     _count_bounds(rows, state, gap, budget.bound_steps)
     for spare_to in SPARE:
         for fraction in _LIMITS:

@@ -112,8 +112,9 @@ class _Recount:
         """Slots [few, gpus, slots of a GPU] of the best counts."""
         experts = len(load)
         if comb(experts + spare - 1, spare) <= tries:
-            ways = np.array(list(combinations_with_replacement(range(experts), spare)), dtype=np.int64)
-            return self._last(*self._packed(_with(least, ways.reshape(-1, spare))))
+            ways = list(combinations_with_replacement(range(experts), spare))
+            given = np.array(ways, dtype=np.int64).reshape(len(ways), spare)
+            return self._last(*self._packed(_with(least, given)))
         tries = max(tries, 2 * _FINALISTS)
         draw = _chances(load / least)
         slots, value = self._packed(_with(least, self._chance.choice(experts, (tries // 2, spare), p=draw)))

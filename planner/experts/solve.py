@@ -10,7 +10,7 @@ import numpy as np
 from planner.experts.crew import Crew
 from planner.experts.enumerated import enumerate_rows, is_small
 from planner.experts.exact import MOST_LITERALS, Exact, Layer, literals, solve_exactly
-from planner.experts.heuristic import Budget, first_answer, search
+from planner.experts.heuristic import Budget, first_answer, search, sharpen
 from planner.experts.problem import NoPlacementError, Slots
 from planner.experts.rows import EXACT, OPEN, Rows, Solved, State
 
@@ -72,6 +72,7 @@ def budget_of(rows: Rows, count: int, effort: Effort, *, first: bool) -> Budget:
 
 def better(rows: Rows, state: State, effort: Effort) -> None:
     """The search, its open rows over processes: first on all of them, then more on those that stay open."""
+    sharpen(rows, state, effort.gap)
     for first in (True, False):
         left = state.open(rows, effort.gap * OPEN)
         if not len(left):
