@@ -38,6 +38,8 @@ class Budget:
 
     generations: int
     """Rounds of counts near the best; 0 for the first search."""
+    limits: int
+    """Limits on the GPU load whose counts the first search tries."""
     bound_steps: int
     """Limits tried for the bound by replica counts; 0 for none."""
     programmes: int
@@ -91,29 +93,27 @@ def search(rows: Rows, state: State, *, gap: float, budget: Budget, seed: int) -
 
 
 def _first_search(rows: Rows, state: State, gap: float, budget: Budget) -> None:
-    aim_gap = AIM * gap
     seen: list[set[bytes]] = [set() for _ in state.value]
     _count_bounds(rows, state, gap, budget.bound_steps)
-    for spare_to in SPARE:
-        for fraction in _LIMITS:
-            left = state.open(rows, gap * OPEN)
-            if not len(left):
-                return
-            part = rows.take(left)
-            low = np.maximum(state.bound[left], part.floor)
-            top = np.where(np.isfinite(state.value[left]), state.value[left], 2 * low)
-            limit = low + fraction * (top - low)
-            shares = part.loads.max(axis=1)
-            counts = np.stack(
-                [
-                    counts_within(share, rows.slots, rows.gpus, t, spare_to)
-                    for share, t in zip(shares, limit, strict=True)
-                ]
-            )
-            fresh = np.array([_new(seen[row], c) for row, c in zip(left, counts, strict=True)])
-            if fresh.any():
-                aim = low[fresh] * (1 + aim_gap)
-                state.offer(rows, left[fresh], _packed(rows.take(left[fresh]), counts[fresh], aim))
+    for spare_to, fraction in [(s, f) for s in SPARE for f in _LIMITS][: budget.limits]:
+        left = state.open(rows, gap * OPEN)
+        if not len(left):
+            return
+        part = rows.take(left)
+        low = np.maximum(state.bound[left], part.floor)
+        top = np.where(np.isfinite(state.value[left]), state.value[left], 2 * low)
+        limit = low + fraction * (top - low)
+        shares = part.loads.max(axis=1)
+        counts = np.stack(
+            [
+                counts_within(share, rows.slots, rows.gpus, t, spare_to)
+                for share, t in zip(shares, limit, strict=True)
+            ]
+        )
+        fresh = np.array([_new(seen[row], c) for row, c in zip(left, counts, strict=True)])
+        if fresh.any():
+            aim = low[fresh] * (1 + AIM * gap)
+            state.offer(rows, left[fresh], _packed(rows.take(left[fresh]), counts[fresh], aim))
     _split_anew(rows, state, gap)
 
 

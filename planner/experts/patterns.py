@@ -34,7 +34,7 @@ Sizes = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Worth:
-    """f as a staircase: `value` from each of the rising `size`s on; the first size is 0."""
+    """f as a staircase: `value` from each of the rising `size`s on; the first is the least there is."""
 
     size: Sizes
     value: Loads
@@ -78,7 +78,7 @@ def counts_ruled_out(load: Loads, slots: int, gpus: int, limit: float, *, tries:
             return Ruling(none=not allowed, allowed=tuple(allowed), tries=tried + 1)
         if isinstance(chosen, bool):
             break
-        worth = ruling_out(size[chosen], count[chosen], slots // gpus, gpus)
+        worth = ruling_out(size[chosen], count[chosen], slots // gpus, gpus, smallest=int(size.min()))
         if worth is None:
             allowed.append(count[chosen])
             if len(allowed) >= _MOST_ALLOWED:
@@ -113,17 +113,19 @@ def _chosen(
     return solved(model, y, work)
 
 
-def ruling_out(size: Sizes, count: Sizes, per_gpu: int, gpus: int) -> Worth | None:
+def ruling_out(size: Sizes, count: Sizes, per_gpu: int, gpus: int, *, smallest: int) -> Worth | None:
     """An f by which `count` replicas of each `size` are worth more than `gpus`; None if patterns allow them.
 
+    f holds for every replica of at least `smallest`, the least size in any counts: what a GPU holds is
+    no less than that, and f of it is part of every pattern's worth.
     The duals are smoothed towards the best so far (Wentges, Weighted Dantzig-Wolfe decomposition, 1997),
     whose first is the load itself.
     """
-    sizes, of = np.unique(size, return_inverse=True)
-    demand = np.bincount(of, weights=count).astype(np.float64)
+    sizes, of = np.unique(np.append(size, smallest), return_inverse=True)
+    demand = np.bincount(of, weights=np.append(count, 0)).astype(np.float64)
     fits = sizes + (per_gpu - 1) * sizes[0] <= _GRID
     if not fits.all():
-        return Worth(size=np.append(0, sizes), value=np.append(0.0, np.where(fits, 0.0, gpus + 1.0)))
+        return Worth(size=sizes, value=np.where(fits, 0.0, gpus + 1.0))
     programme = _Programme(sizes, demand, per_gpu)
     best, best_sum = sizes / _GRID, 0.0
     smooth = _SMOOTH
@@ -137,7 +139,7 @@ def ruling_out(size: Sizes, count: Sizes, per_gpu: int, gpus: int) -> Worth | No
         f = f / worth
         total = float((demand * f).sum())
         if total > gpus * (1 + _TINY):
-            return Worth(size=np.append(0, sizes), value=np.append(f[0], f))
+            return Worth(size=sizes, value=f)
         if total > best_sum:
             best, best_sum = f, total
         if programme.add(patterns):

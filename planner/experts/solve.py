@@ -64,7 +64,8 @@ def budget_of(rows: Rows, count: int, effort: Effort, *, first: bool) -> Budget:
     round_s = 24e-6 * rows.slots * (1 + rows.slots / 300)
     bound_s = 0.003 + 0.007 * rows.slots / 300
     return Budget(
-        generations=0 if first else int(np.clip(0.15 * total_s / round_s, 2, 300)),
+        generations=0 if first else int(np.clip(0.15 * total_s / round_s, 1, 300)),
+        limits=int(np.clip(1.2 * total_s / round_s, 1, 18)),
         bound_steps=int(np.clip(0.35 * total_s / bound_s + 0.5, 0, 10)),
         programmes=0 if first else int(np.clip(0.6 * total_s / _PROGRAMME_S, 0, 100)),
     )
