@@ -23,7 +23,7 @@ SLOW_MACHINE = settings(max_examples=15, deadline=None)
 
 def skewed(seed: int, experts: int, gpus: int) -> np.ndarray:
     load = np.random.default_rng(seed).lognormal(0, 1.3, experts)
-    return load * gpus / load.sum()
+    return np.asarray(load * (gpus / load.sum()))
 
 
 @SLOW_MACHINE

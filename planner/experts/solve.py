@@ -16,7 +16,7 @@ from planner.experts.rows import EXACT, OPEN, Rows, Solved, State
 
 _LEAST_WORK = 0.05
 """CP-SAT's deterministic time below which a row is not worth the model."""
-_PROGRAMME_S = 0.05
+_PROGRAMME_S = 0.025
 """Seconds for one set of counts on a row of few slots, until patterns rule it out or allow it."""
 _PROCESS_COST = 4000
 """Slots of open rows above which other processes are worth their start."""
@@ -67,7 +67,7 @@ def budget_of(rows: Rows, count: int, effort: Effort, *, first: bool) -> Budget:
         generations=0 if first else int(np.clip(0.15 * total_s / round_s, 1, 300)),
         limits=int(np.clip(1.2 * total_s / round_s, 1, 18)),
         bound_steps=int(np.clip(0.35 * total_s / bound_s + 0.5, 0, 10)),
-        programmes=0 if first else int(np.clip(0.6 * total_s / _PROGRAMME_S, 0, 100)),
+        programmes=0 if first else int(np.clip(0.6 * total_s / _PROGRAMME_S, 0, 200)),
     )
 
 
