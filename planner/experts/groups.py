@@ -12,7 +12,7 @@ from planner.experts.bound import balance_bound, partitions
 from planner.experts.heuristic import first_answer
 from planner.experts.packing import improve, pack
 from planner.experts.problem import Limits, Loads, NoPlacementError, Shape, Slots
-from planner.experts.rows import EXACT, Rows, Solved, State
+from planner.experts.rows import EXACT, OPEN, Rows, Solved, State
 from planner.experts.solve import Effort, better, close, solve_rows
 
 MOST_PARTITIONS = 5000
@@ -107,7 +107,7 @@ class _Search:
         gap = self._effort.gap
         for _ in range(MOST_TRIED):
             bounds = self._by_partition(self._bound)
-            good = self._best <= bounds.min(axis=1) * (1 + gap * 0.4)
+            good = self._best <= bounds.min(axis=1) * (1 + gap * OPEN)
             bounds[self._searched[:, self._partitions].all(axis=2)] = np.inf
             # Among equal bounds the partition whose nodes are closest to even.
             pick = (bounds + 1e-6 * (self._bound[:, self._partitions] ** 2).sum(axis=2)).argmin(axis=1)
@@ -144,7 +144,7 @@ class _Search:
             value=np.array([self._value[pair] for pair in pairs]),
             bound=np.array([self._bound[pair] for pair in pairs]),
         )
-        close(rows, state, self._effort, share=0.5 / _EXACT_ROUNDS)
+        close(rows, state, self._effort, share=0.25 / _EXACT_ROUNDS)
         self._keep(pairs, state)
         for pair in pairs:
             self._closed[pair] = True

@@ -13,6 +13,11 @@ from planner.experts.problem import Loads, Slots
 EXACT = 1e-6
 """Loads are rounded to a ten-millionth of the mean: a smaller gap is none."""
 
+OPEN = 0.25
+"""Share of the gap that was asked for above which a row is searched further: the mean ends well within it."""
+AIM = 0.15
+"""Share of that gap at which a packing is not improved further."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:

@@ -8,13 +8,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.experts.crew import Crew
+from planner.experts.enumerated import enumerate_rows, is_small
 from planner.experts.exact import MOST_LITERALS, Exact, Layer, literals, solve_exactly
 from planner.experts.heuristic import Budget, first_answer, search, sharpen
 from planner.experts.problem import NoPlacementError, Slots
-from planner.experts.rows import EXACT, Rows, Solved, State
+from planner.experts.rows import EXACT, OPEN, Rows, Solved, State
 
 _LEAST_WORK = 0.05
 """CP-SAT's deterministic time below which a row is not worth the model."""
+_PROGRAMME_S = 0.025
+"""Seconds for one set of counts on a row of few slots, until patterns rule it out or allow it."""
 _PROCESS_COST = 4000
 """Slots of open rows above which other processes are worth their start."""
 
@@ -42,6 +45,8 @@ def solve_rows(rows: Rows, effort: Effort) -> Solved:
     state = first_answer(rows, effort.gap)
     if effort.on_first is not None:
         effort.on_first(state)
+    if is_small(rows):
+        enumerate_rows(rows, state)
     better(rows, state, effort)
     if effort.exact:
         close(rows, state, effort)
@@ -53,33 +58,44 @@ def solve_rows(rows: Rows, effort: Effort) -> Solved:
     return Solved(slots=state.slots, value=state.value, bound=np.minimum(state.bound, state.value))
 
 
-def budget_of(rows: Rows, count: int, effort: Effort) -> Budget:
-    """Work for each of `count` open rows, by what a round and a bound cost on one core."""
+def budget_of(rows: Rows, count: int, effort: Effort, *, first: bool) -> Budget:
+    """Work for each of `count` open rows, by what its parts cost on one core."""
     total_s = 2 * effort.time_limit_s / max(count, 1)
     round_s = 24e-6 * rows.slots * (1 + rows.slots / 300)
-    bound_s = 0.03 + 0.1 * rows.slots / 300
+    bound_s = 0.003 + 0.007 * rows.slots / 300
     return Budget(
-        generations=int(np.clip(0.25 * total_s / round_s, 2, 40)),
-        bound_steps=int(np.clip(0.3 * total_s / bound_s + 0.5, 0, 4)),
+        generations=0 if first else int(np.clip(0.15 * total_s / round_s, 1, 300)),
+        limits=int(np.clip(1.2 * total_s / round_s, 1, 18)),
+        bound_steps=int(np.clip(0.35 * total_s / bound_s + 0.5, 0, 10)),
+        programmes=0 if first else int(np.clip(0.6 * total_s / _PROGRAMME_S, 0, 200)),
     )
 
 
 def better(rows: Rows, state: State, effort: Effort) -> None:
-    """The search, its open rows over processes."""
+    """The search, its open rows over processes: first on all of them, then more on those that stay open."""
     sharpen(rows, state, effort.gap)
-    left = state.open(rows, effort.gap * 0.4)
-    budget = budget_of(rows, len(left), effort)
-    crew = effort.crew
-    if crew is None or crew.workers <= 1 or len(left) * rows.slots < _PROCESS_COST:
-        parts = [left] if len(left) else []
-    else:
-        parts = [left[i :: 2 * crew.workers] for i in range(min(2 * crew.workers, len(left)))]
-    jobs = [
-        (rows.take(p), State(state.slots[p], state.value[p], state.bound[p]), effort.gap, budget, effort.seed)
-        for p in parts
-    ]
-    for part, found in zip(parts, (crew or Crew(1)).map(_search_part, jobs), strict=True):
-        state.slots[part], state.value[part], state.bound[part] = found.slots, found.value, found.bound
+    for first in (True, False):
+        left = state.open(rows, effort.gap * OPEN)
+        if not len(left):
+            return
+        budget = budget_of(rows, len(left), effort, first=first)
+        crew = effort.crew
+        if crew is None or crew.workers <= 1 or len(left) * rows.slots < _PROCESS_COST:
+            parts = [left]
+        else:
+            parts = [left[i :: 2 * crew.workers] for i in range(min(2 * crew.workers, len(left)))]
+        jobs = [
+            (
+                rows.take(p),
+                State(state.slots[p], state.value[p], state.bound[p]),
+                effort.gap,
+                budget,
+                effort.seed,
+            )
+            for p in parts
+        ]
+        for part, found in zip(parts, (crew or Crew(1)).map(_search_part, jobs), strict=True):
+            state.slots[part], state.value[part], state.bound[part] = found.slots, found.value, found.bound
 
 
 def _search_part(job: tuple[Rows, State, float, Budget, int]) -> State:
@@ -99,7 +115,7 @@ class _Task:
     seed: int
 
 
-def close(rows: Rows, state: State, effort: Effort, share: float = 0.5) -> None:
+def close(rows: Rows, state: State, effort: Effort, share: float = 0.25) -> None:
     """CP-SAT on rows that are still open, widest gap first; `share` of the limit is shared out over them."""
     gap = state.value / np.maximum(state.bound, rows.floor) - 1
     left = [int(row) for row in np.argsort(-gap, kind="stable") if gap[row] > max(effort.gap, EXACT)]
