@@ -97,7 +97,8 @@ class Pricer:
 
     def _gain(self, prices: FloatArray) -> FloatArray:
         """What n slots of a stage cost in a block of a kind, prices paid; shape [kinds, stages, n]."""
-        return self._group_s[:, None, :] - prices[:, :, None] * self._n
+        earned = prices[:, :, None] * self._n if prices.ndim == 2 else prices
+        return np.asarray(self._group_s[:, None, :] - earned, dtype=np.float64)
 
     def _tables(self, gain: FloatArray) -> FloatArray:
         """Least cost up to each stage by kind, slots of the first stage, slots used, slots of the stage.
@@ -130,7 +131,7 @@ class Pricer:
     def best(self, prices: FloatArray, ways: int = 1) -> Iterator[tuple[int, float, IntArray]]:
         """(kind, cost minus prices, pattern) of the cheapest, and for `ways` > 1 of others with other sums.
 
-        `prices` are those of a slot, [kinds, stages].
+        `prices` are those of a slot, [kinds, stages], or of n of them together, [kinds, stages, n].
         """
         tables = self._tables(self._gain(prices))
         last = self._closed(tables)
