@@ -7,6 +7,7 @@ leaves as possible do; the pieces of the others go where there is room for them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 DETERMINISTIC_LIMIT = 4.0
 """CP-SAT's deterministic time: about seconds."""
 
-Chosen = list[tuple[Holding, int]]
+Holdings = list[tuple[Holding, int]]
+"""With the number of leaves."""
+Cuts = list[tuple[IntArray, int]]
+"""With the number of stages."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +40,18 @@ class _Group:
     """How many leaves follow each."""
 
 
-def arranged(problem: MappingProblem, kinds: list[BlockKind], chosen: Chosen) -> IntArray | None:
+def arranged(
+    problem: MappingProblem, kinds: list[BlockKind], chosen: Holdings, cuts: Sequence[Cuts | None]
+) -> IntArray | None:
     """Counts [leaves, stages] of an arrangement; None where the pieces do not add up to stages, or none is
     found.
+
+    `cuts`, by family, are kept where given and possible.
     """
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
-    pieces = _stage_pieces(model, problem, chosen)
+    pieces = _stage_pieces(model, problem, chosen, cuts)
     groups = _groups(model, problem, chosen)
     for stage, sizes in enumerate(pieces):
         for size, number in sizes.items():
@@ -67,8 +75,10 @@ def arranged(problem: MappingProblem, kinds: list[BlockKind], chosen: Chosen) ->
     return _counts(problem, kinds, chosen, held, follow)
 
 
-def _stage_pieces(model: cp_model.CpModel, problem: MappingProblem, chosen: Chosen) -> list[dict[int, Any]]:
-    """Variables: how many pieces of each size make up each stage; over a family, all that are held."""
+def _stage_pieces(
+    model: cp_model.CpModel, problem: MappingProblem, chosen: Holdings, cuts: Sequence[Cuts | None]
+) -> list[dict[int, Any]]:
+    """How many pieces of each size make up each stage: variables, or by which of the cuts it has."""
     out: list[dict[int, Any]] = [{} for _ in range(problem.stages)]
     family = family_of(problem.stages)
     for of in range(FAMILIES):
@@ -76,17 +86,36 @@ def _stage_pieces(model: cp_model.CpModel, problem: MappingProblem, chosen: Chos
         for held, copies in chosen:
             for size in held.pieces(of):
                 total[size] = total.get(size, 0) + copies
-        mine = np.flatnonzero(family == of)
-        for size, number in sorted(total.items(), reverse=True):
-            for stage in mine:
-                out[stage][size] = model.new_int_var(0, min(number, problem.slots // size), "")
-            model.add(sum(out[stage][size] for stage in mine) == number)
-    for sizes in out:
-        model.add(sum(size * number for size, number in sizes.items()) == problem.slots)
+        mine, given = np.flatnonzero(family == of).tolist(), cuts[of]
+        if given is None:
+            _free_pieces(model, problem, total, [out[stage] for stage in mine])
+        else:
+            has = [[model.new_bool_var("") for _ in given] for _ in mine]
+            for row in has:
+                model.add_exactly_one(row)
+            for at, (_, number) in enumerate(given):
+                model.add(sum(row[at] for row in has) == number)
+            for stage, row in zip(mine, has, strict=True):
+                for size in total:
+                    out[stage][size] = sum(
+                        int(cut[size]) * x for (cut, _), x in zip(given, row, strict=True)
+                    )
     return out
 
 
-def _groups(model: cp_model.CpModel, problem: MappingProblem, chosen: Chosen) -> list[_Group]:
+def _free_pieces(
+    model: cp_model.CpModel, problem: MappingProblem, total: dict[int, int], stages: list[dict[int, Any]]
+) -> None:
+    """Pieces of every stage add up to its slots; over the stages, they are all that are held."""
+    for size, number in sorted(total.items(), reverse=True):
+        for sizes in stages:
+            sizes[size] = model.new_int_var(0, min(number, problem.slots // size), "")
+        model.add(sum(sizes[size] for sizes in stages) == number)
+    for sizes in stages:
+        model.add(sum(size * number for size, number in sizes.items()) == problem.slots)
+
+
+def _groups(model: cp_model.CpModel, problem: MappingProblem, chosen: Holdings) -> list[_Group]:
     out = []
     for at, (held, copies) in enumerate(chosen):
         if held.count > 1:
@@ -100,7 +129,7 @@ def _groups(model: cp_model.CpModel, problem: MappingProblem, chosen: Chosen) ->
 def _counts(
     problem: MappingProblem,
     kinds: list[BlockKind],
-    chosen: Chosen,
+    chosen: Holdings,
     held: list[dict[int, int]],
     follow: list[tuple[int, IntArray, list[int]]],
 ) -> IntArray:

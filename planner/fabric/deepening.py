@@ -27,49 +27,35 @@ def deepened(
     """
     start, base = time.monotonic(), found.priced_bound_s
     bound = min(found.bound_s, best.price_s)
-    delta = FIRST_STEP * found.bound_s
+    delta, listed = FIRST_STEP * found.bound_s, None
     while best.price_s - bound > PROVEN * best.price_s:
         left_s = deadline - time.process_time()
         delta = min(delta, best.price_s - base) + 1e-9 * best.price_s
-        listed = listed_within(problem, found, delta) if left_s > 0 else None
+        listed = listed_within(problem, found, delta, listed) if left_s > 0 else None
         if listed is None:
             break
         effort = replace(EFFORT, seconds=max(0.1, min(EFFORT.seconds, left_s)))
-        choice, reached = _cheapest(problem, found, listed, best, effort)
-        bound = max(bound, min(reached, best.price_s))
+        choice = _cheapest(problem, found, listed, effort)
+        last = not choice.complete or choice.cost_s <= base + delta
+        bound = max(bound, min(choice.bound_s, base + delta, best.price_s))
+        if choice.holdings and choice.cost_s < best.price_s * (1 - 1e-9) and last:
+            best.offer(arranged(problem, found.leaves.kinds, choice.holdings, choice.cuts))
         wall_s = time.monotonic() - start
+        columns = len(listed.holdings)
         rounds.append(
-            MappingRound(
-                columns=len(listed.holdings), exhaustive=True, price_s=best.price_s, wall_s=wall_s
-            )
+            MappingRound(columns=columns, exhaustive=True, price_s=best.price_s, wall_s=wall_s)
         )
-        if not choice.complete or choice.cost_s <= base + delta:
+        if last:
             break
         delta = choice.cost_s - base if choice.cost_s - base < 4 * delta else 2 * delta
     return bound
 
 
-def _cheapest(
-    problem: MappingProblem, found: Relaxation, listed: Listed, best: Incumbent, effort: Effort
-) -> tuple[Chosen, float]:
-    """The cheapest choice and the bound that it proves.
-
-    Where cuts are too many to list, their number of slots alone is tried first.
+def _cheapest(problem: MappingProblem, found: Relaxation, listed: Listed, effort: Effort) -> Chosen:
+    """The cheapest choice. Where cuts are too many to list, their number of slots alone is tried first: it
+    is enough where that reaches what the list can prove.
     """
-    ceiling = found.priced_bound_s + listed.delta_s
-    unlisted = any(cuts is None for cuts in listed.cuts)
     choice = cheapest_choice(problem, found, listed, effort, flows=False)
-    _offer(problem, found, choice, best)
-    reached = min(choice.bound_s, ceiling)
-    if unlisted and best.price_s - reached > PROVEN * best.price_s:
+    if any(cuts is None for cuts in listed.cuts) and choice.bound_s < found.priced_bound_s + listed.delta_s:
         choice = cheapest_choice(problem, found, listed, effort, flows=True)
-        _offer(problem, found, choice, best)
-        reached = max(reached, min(choice.bound_s, ceiling))
-    return choice, reached
-
-
-def _offer(problem: MappingProblem, found: Relaxation, choice: Chosen, best: Incumbent) -> None:
-    """Puts the holdings in an order of stages, if they are worth it."""
-    worth = found.bound_s * (1 - PROVEN) <= choice.cost_s < best.price_s * (1 - 1e-9)
-    if choice.holdings and worth:
-        best.offer(arranged(problem, found.leaves.kinds, choice.holdings))
+    return choice

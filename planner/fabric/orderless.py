@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ortools.math_opt.python import mathopt
 
 MOST_HOLDINGS = 8_000
-MOST_CUTS = 8_000
+MOST_CUTS = 6_500
 """Of each family of stages."""
 
 
@@ -45,23 +45,33 @@ class Chosen:
 
     holdings: list[tuple[Holding, int]]
     """With the number of leaves."""
+    cuts: tuple[list[tuple[IntArray, int]] | None, ...]
+    """By family, with the number of stages; None where they were not listed."""
     cost_s: float
     bound_s: float
     """No choice from the list costs less."""
     complete: bool
 
 
-def listed_within(problem: MappingProblem, found: Relaxation, delta_s: float) -> Listed | None:
-    """What costs at most `delta_s` more than the prices say; None where holdings are too many."""
+def listed_within(
+    problem: MappingProblem, found: Relaxation, delta_s: float, before: Listed | None
+) -> Listed | None:
+    """What costs at most `delta_s` more than the prices say; None where holdings are too many.
+
+    Cuts that were too many for a smaller delta, `before`, are not listed again.
+    """
     prices = found.piece_prices
     assert prices is not None
     ceiling = found.leaf_rent_s + delta_s
     holdings = holdings_within(problem, found.leaves.kinds, prices, ceiling, MOST_HOLDINGS)
     if holdings is None:
         return None
-    most, cuts = most_pieces(problem), []
+    most = most_pieces(problem)
+    cuts: list[IntArray | None] = []
     for family, stages in enumerate(family_sizes(problem.stages)):
-        if stages:
+        if before is not None and before.cuts[family] is None:
+            cuts.append(None)
+        elif stages:
             floor, _ = cheapest_cut(prices[family], problem.slots, most)
             cuts.append(cuts_within(prices[family], problem.slots, most, floor + delta_s, MOST_CUTS))
         else:
@@ -71,8 +81,8 @@ def listed_within(problem: MappingProblem, found: Relaxation, delta_s: float) ->
 
 def cheapest_choice(
     problem: MappingProblem, found: Relaxation, listed: Listed, effort: Effort, *, flows: bool
-) -> Chosen | None:
-    """Holdings for the leaves whose pieces can be put together to stages; None where there are none.
+) -> Chosen:
+    """Holdings for the leaves whose pieces can be put together to stages.
 
     Without `flows` a family whose cuts are not listed only gets as many slots as it has.
     """
@@ -84,17 +94,19 @@ def cheapest_choice(
     for kind, leaves in enumerate(members):
         mine = [x for x, held in zip(taken, listed.holdings, strict=True) if held.kind == kind]
         model.add_linear_constraint(mathopt.fast_sum(mine) <= leaves)
+    chosen: list[list[Any]] = []
     for family, stages in enumerate(family_sizes(problem.stages)):
         pieces = _pieces(listed.holdings, taken, family)
         cuts = listed.cuts[family]
+        chosen.append([] if cuts is None else _list_cuts(model, pieces, cuts, stages))
         if cuts is not None:
-            _list_cuts(model, pieces, cuts, stages)
-        elif flows:
+            continue
+        if flows:
             _flow(model, pieces, problem.slots, stages)
         else:
             slots = [size * n * x for size, uses in pieces.items() for n, x in uses]
             model.add_linear_constraint(mathopt.fast_sum(slots) == problem.slots * stages)
-    scale = 1.0 / max((held.cost_s for held in listed.holdings), default=0.0) if listed.holdings else 1.0
+    scale = 1.0 / max(max((held.cost_s for held in listed.holdings), default=0.0), 1e-12)
     costs = [held.cost_s * scale * x for x, held in zip(taken, listed.holdings, strict=True)]
     model.minimize(mathopt.fast_sum(costs))
     result = mathopt.solve(
@@ -106,7 +118,7 @@ def cheapest_choice(
             relative_gap_tolerance=1e-7,
         ),
     )
-    return _read(listed, taken, result, scale)
+    return _read(listed, taken, chosen, result, scale)
 
 
 Pieces = dict[int, list[tuple[int, Any]]]
@@ -122,8 +134,8 @@ def _pieces(holdings: list[Holding], taken: list[Any], family: int) -> Pieces:
     return out
 
 
-def _list_cuts(model: mathopt.Model, pieces: Pieces, cuts: IntArray, stages: int) -> None:
-    """Every stage has one of the cuts, and the pieces held are those of the cuts."""
+def _list_cuts(model: mathopt.Model, pieces: Pieces, cuts: IntArray, stages: int) -> list[Any]:
+    """Every stage has one of the cuts, and the pieces held are those of the cuts; how often each is chosen."""
     from ortools.math_opt.python import mathopt
 
     chosen = [model.add_integer_variable(lb=0, ub=stages) for _ in cuts]
@@ -133,6 +145,7 @@ def _list_cuts(model: mathopt.Model, pieces: Pieces, cuts: IntArray, stages: int
         held = [n * x for n, x in pieces.get(size, [])]
         if wanted or held:
             model.add_linear_constraint(mathopt.fast_sum(held) == mathopt.fast_sum(wanted))
+    return chosen
 
 
 def _flow(model: mathopt.Model, pieces: Pieces, slots: int, stages: int) -> None:
@@ -159,23 +172,29 @@ def _flow(model: mathopt.Model, pieces: Pieces, slots: int, stages: int) -> None
         model.add_linear_constraint(mathopt.fast_sum(terms) == out)
 
 
-def _read(listed: Listed, taken: list[Any], result: mathopt.SolveResult, scale: float) -> Chosen | None:
+def _read(
+    listed: Listed, taken: list[Any], chosen: list[list[Any]], result: mathopt.SolveResult, scale: float
+) -> Chosen:
     from ortools.math_opt.python import mathopt
 
     reason = result.termination.reason
-    nothing = (mathopt.TerminationReason.INFEASIBLE, mathopt.TerminationReason.INFEASIBLE_OR_UNBOUNDED)
     bound_s = result.termination.objective_bounds.dual_bound / scale
     if not result.has_primal_feasible_solution():
-        complete = reason in nothing
+        empty = reason in (mathopt.TerminationReason.INFEASIBLE, mathopt.TerminationReason.INFEASIBLE_OR_UNBOUNDED)
         return Chosen(
-            holdings=[], cost_s=np.inf, bound_s=np.inf if complete else max(bound_s, -np.inf), complete=complete
+            holdings=[], cuts=(None, None), cost_s=np.inf, bound_s=np.inf if empty else bound_s, complete=empty
         )
     values = result.variable_values()
-    copies = [round(values[x]) for x in taken]
-    chosen = [(held, n) for held, n in zip(listed.holdings, copies, strict=True) if n]
+    holdings = [(held, round(values[x])) for held, x in zip(listed.holdings, taken, strict=True)]
     return Chosen(
-        holdings=chosen,
-        cost_s=sum(held.cost_s * n for held, n in chosen),
+        holdings=[(held, number) for held, number in holdings if number],
+        cuts=tuple(
+            None
+            if cuts is None
+            else [(cut, round(values[y])) for cut, y in zip(cuts, ys, strict=True) if round(values[y])]
+            for cuts, ys in zip(listed.cuts, chosen, strict=True)
+        ),
+        cost_s=sum(held.cost_s * number for held, number in holdings),
         bound_s=bound_s,
         complete=reason == mathopt.TerminationReason.OPTIMAL,
     )
