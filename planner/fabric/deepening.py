@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from planner.fabric.arrange import arranged
 from planner.fabric.columns import Relaxation
 from planner.fabric.integer import Effort
-from planner.fabric.orderless import Chosen, Listed, cheapest_choice, listed_within
+from planner.fabric.orderless import Listed, cheapest_choice, listed_within
 from planner.fabric.problem import MappingProblem
 from planner.fabric.solution import PROVEN, Incumbent, MappingRound
 
@@ -26,8 +26,7 @@ def deepened(
     where there is too much to list. `deadline` is in processor seconds.
     """
     start, base = time.monotonic(), found.priced_bound_s
-    bound = min(found.bound_s, best.price_s)
-    delta, listed = FIRST_STEP * found.bound_s, None
+    bound, delta, listed = found.bound_s, FIRST_STEP * found.bound_s, None
     while best.price_s - bound > PROVEN * best.price_s:
         left_s = deadline - time.process_time()
         delta = min(delta, best.price_s - base) + 1e-9 * best.price_s
@@ -35,27 +34,51 @@ def deepened(
         if listed is None:
             break
         effort = replace(EFFORT, seconds=max(0.1, min(EFFORT.seconds, left_s)))
-        choice = _cheapest(problem, found, listed, effort)
-        last = not choice.complete or choice.cost_s <= base + delta
-        bound = max(bound, min(choice.bound_s, base + delta, best.price_s))
-        if choice.holdings and choice.cost_s < best.price_s * (1 - 1e-9) and last:
-            best.offer(arranged(problem, found.leaves.kinds, choice.holdings, choice.cuts))
-        wall_s = time.monotonic() - start
-        columns = len(listed.holdings)
+        step = _step(problem, found, listed, best, effort)
+        bound = max(bound, step.bound_s)
         rounds.append(
-            MappingRound(columns=columns, exhaustive=True, price_s=best.price_s, wall_s=wall_s)
+            MappingRound(
+                columns=len(listed.holdings),
+                exhaustive=True,
+                price_s=best.price_s,
+                wall_s=time.monotonic() - start,
+            )
         )
-        if last:
+        if step.last:
             break
-        delta = choice.cost_s - base if choice.cost_s - base < 4 * delta else 2 * delta
-    return bound
+        delta = step.cost_s - base if step.cost_s - base < 4 * delta else 2 * delta
+    return min(bound, best.price_s)
 
 
-def _cheapest(problem: MappingProblem, found: Relaxation, listed: Listed, effort: Effort) -> Chosen:
-    """The cheapest choice. Where cuts are too many to list, their number of slots alone is tried first: it
-    is enough where that reaches what the list can prove.
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """What one delta has shown."""
+
+    bound_s: float
+    cost_s: float
+    """Of the cheapest choice."""
+    last: bool
+    """Whether a larger delta would show no more."""
+
+
+def _step(
+    problem: MappingProblem, found: Relaxation, listed: Listed, best: Incumbent, effort: Effort
+) -> _Step:
+    """The cheapest choice; in an order of stages, where no larger delta makes it cheaper.
+
+    Where cuts are too many to list, their number of slots alone is tried first: it is enough where that
+    reaches what the list can prove, or can be cut into stages after all.
     """
-    choice = cheapest_choice(problem, found, listed, effort, flows=False)
-    if any(cuts is None for cuts in listed.cuts) and choice.bound_s < found.priced_bound_s + listed.delta_s:
-        choice = cheapest_choice(problem, found, listed, effort, flows=True)
-    return choice
+    ceiling = found.priced_bound_s + listed.delta_s
+    unlisted = any(cuts is None for cuts in listed.cuts)
+    reached = 0.0
+    for flows in (False, True) if unlisted else (False,):
+        choice = cheapest_choice(problem, found, listed, effort, flows=flows)
+        reached = max(reached, min(choice.bound_s, ceiling))
+        last = not choice.complete or choice.cost_s <= ceiling
+        possible = found.bound_s * (1 - PROVEN) <= choice.cost_s < best.price_s * (1 - 1e-9)
+        if last and possible and choice.holdings:
+            best.offer(arranged(problem, found.leaves.kinds, choice.holdings, choice.cuts))
+        if not last or best.price_s - reached <= PROVEN * best.price_s:
+            break
+    return _Step(bound_s=reached, cost_s=choice.cost_s, last=last)
