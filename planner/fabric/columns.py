@@ -203,7 +203,7 @@ def relax(
     within the share `enough` of each other.
     """
     demand = np.full(problem.stages, problem.slots) if demand is None else demand
-    with_pods = problem.pods > 1 and _pod_states(problem) <= LARGEST_POD_TABLE
+    with_pods = problem.pods > 1 and pod_states(problem) <= LARGEST_POD_TABLE
     master = Master(problem, demand, with_pods)
     for counts in starts:
         add_counts(master, problem, counts)
@@ -225,7 +225,8 @@ def relax(
     return best
 
 
-def _pod_states(problem: MappingProblem) -> int:
+def pod_states(problem: MappingProblem) -> int:
+    """Entries of the pods' dynamic programme."""
     kinds = pod_kinds(problem)
     room = max(kind.room for kind in kinds)
     return len(kinds) * (room + 1) * (min(room, problem.slots) + 1) * problem.stages

@@ -26,7 +26,7 @@ def deepened(
     where there is too much to list. `deadline` is in processor seconds.
     """
     start, base = time.monotonic(), found.priced_bound_s
-    bound, delta, listed = found.bound_s, FIRST_STEP * found.bound_s, None
+    bound, delta, listed = found.bound_s, FIRST_STEP * max(found.bound_s, 0.1 * best.price_s), None
     while best.price_s - bound > PROVEN * best.price_s:
         left_s = deadline - time.process_time()
         delta = min(delta, best.price_s - base) + 1e-9 * best.price_s

@@ -16,7 +16,7 @@ import numpy as np
 from planner.fabric.patterns import pattern_bytes
 from planner.fabric.problem import FloatArray, IntArray, MappingProblem
 
-HOTTEST, COLDEST = 0.3, 0.003
+HOTTEST, COLDEST = 0.15, 0.01
 """Temperatures, of what a part of a stage costs a pod on average."""
 STAGE_TRIES = 0.05
 """Share of tries that exchange stages."""

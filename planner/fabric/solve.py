@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import time
-from functools import partial
+
 import numpy as np
 
-from planner.fabric.columns import Pool, Relaxation, counts_of, relax
+from planner.fabric.columns import Pool, Relaxation, counts_of, pod_states, relax
 from planner.fabric.deepening import deepened
 from planner.fabric.integer import Effort, whole_mapping
 from planner.fabric.patterns import Pricer
+from planner.fabric.pods import improve, pods_bound_s
 from planner.fabric.problem import IntArray, MappingError, MappingProblem, check_assignment, loads_of
 from planner.fabric.solution import PROVEN, Incumbent, MappingRound, MappingSolution
-from planner.fabric.starts import blocked_orders, pod_by_pod, pod_counts
+from planner.fabric.starts import blocked_orders
 from planner.fabric.two_sided import relax_two_sided
 
-ORDERS_REFINED = 2
-POD_EFFORT = Effort(nodes=50, seconds=10.0)
+TIME_LIMIT_S = 30.0
+"""Processor seconds; what is measured in docs/fabric.md ends long before."""
+LARGEST_JOINT = 300_000
+"""Entries of the pods' dynamic programme; beyond it leaves and pods are not priced together."""
 BUSIEST_STEPS = 5
 BUSIEST_EFFORT = Effort(nodes=100, seconds=10.0)
 CLOSE_ENOUGH = 0.002
@@ -31,13 +34,13 @@ SHARES = (1.0, 0.5, 0.25, 0.1, 0.03, 0.01, 0.003, 1e-6)
 """Of the gap: patterns that no solution this much better than the incumbent can do without are enumerated."""
 
 
-def least_traffic(problem: MappingProblem, *, time_limit_s: float = 60.0) -> MappingSolution:
+def least_traffic(problem: MappingProblem, *, time_limit_s: float = TIME_LIMIT_S) -> MappingSolution:
     """The assignment with the least busy seconds over all up-links, with a bound.
 
     `time_limit_s` is processor time, so that a busy machine does not change the answer.
 
-    Columns of the relaxation first, then all patterns whose reduced cost leaves room below the incumbent:
-    when those are complete and the integer programme over them is, the incumbent is optimal.
+    One pod: the two-sided relaxation, holdings step by step (`deepening`), and, where no order of stages was
+    found for the best of them, all patterns whose reduced cost leaves room below the incumbent.
     """
     start = time.monotonic()
     problem.check_room()
@@ -48,25 +51,62 @@ def least_traffic(problem: MappingProblem, *, time_limit_s: float = 60.0) -> Map
         orders = list(blocked_orders(problem))
         for order in orders:
             best.consider(order)
-        deadline = time.process_time() + time_limit_s
-        starts = [counts_of(problem, order) for order in [best.assignment, *orders]]
-        stop = partial(_past, deadline - 0.6 * time_limit_s)
-        if problem.pods == 1:
-            found = relax_two_sided(problem, starts, stop)
-            bound = deepened(problem, found, best, rounds, deadline)
-        else:
-            found = relax(problem, starts, stop=stop, enough=CLOSE_ENOUGH)
-            bound = found.bound_s
-            _fill_pods(problem, best, orders)
-        bound = _whole(problem, found, best, rounds, bound_s=bound, deadline=deadline)
+        limits = _Limits(time_limit_s)
+        solve = _one_pod if problem.pods == 1 else _several_pods
+        bound = solve(problem, best, [best.assignment, *orders], rounds, limits)
     return _solution(problem, best, bound, rounds, start=start)
 
 
-def _past(deadline: float) -> bool:
-    return time.process_time() > deadline
+class _Limits:
+    """Processor seconds: relaxations end at a share of them."""
+
+    def __init__(self, time_limit_s: float) -> None:
+        now = time.process_time()
+        self.deadline, self._relaxed = now + time_limit_s, now + 0.4 * time_limit_s
+
+    def stop(self) -> bool:
+        """Whether relaxations should end."""
+        return time.process_time() > self._relaxed
 
 
-def least_busiest(problem: MappingProblem, *, time_limit_s: float = 60.0) -> MappingSolution:
+def _one_pod(
+    problem: MappingProblem,
+    best: Incumbent,
+    orders: list[IntArray],
+    rounds: list[MappingRound],
+    limits: _Limits,
+) -> float:
+    """Offers the best mapping that is found; returns a bound."""
+    found = relax_two_sided(problem, [counts_of(problem, order) for order in orders], limits.stop)
+    bound = deepened(problem, found, best, rounds, limits.deadline)
+    return _whole(problem, found, best, rounds, bound_s=bound, deadline=limits.deadline)
+
+
+def _several_pods(
+    problem: MappingProblem,
+    best: Incumbent,
+    orders: list[IntArray],
+    rounds: list[MappingRound],
+    limits: _Limits,
+) -> float:
+    """The same with pods: leaves alone and pods alone first, both together where they are few."""
+    leaves, steps = problem.without_pods(), list[MappingRound]()
+    alone = Incumbent(leaves)
+    for order in orders:
+        alone.consider(order)
+    starts = [counts_of(problem, order) for order in orders]
+    bound = deepened(leaves, relax_two_sided(leaves, starts, limits.stop), alone, steps, limits.deadline)
+    bound += pods_bound_s(problem, orders, limits.stop)
+    improve(problem, best, orders, alone.assignment)
+    if pod_states(problem) > LARGEST_JOINT:
+        return min(bound, best.price_s)
+    starts.append(counts_of(problem, best.assignment))
+    found = relax(problem, starts, stop=limits.stop, enough=CLOSE_ENOUGH)
+    bound = max(bound, found.bound_s)
+    return _whole(problem, found, best, rounds, bound_s=bound, deadline=limits.deadline)
+
+
+def least_busiest(problem: MappingProblem, *, time_limit_s: float = TIME_LIMIT_S) -> MappingSolution:
     """An assignment that keeps the busiest up-link short, never worse than hostname order.
 
     Starts from the least traffic and forbids, in steps, leaf patterns above a ceiling. The bound is what the
@@ -111,13 +151,6 @@ def _below(problem: MappingProblem, leaves: Pool, ceiling_s: float) -> Pool:
         if cost < ceiling_s:
             pool.add(problem, kind, pattern)
     return pool
-
-
-def _fill_pods(problem: MappingProblem, best: Incumbent, orders: list[IntArray]) -> None:
-    """Keeps what the best orders put in each pod, and places it inside the pods anew."""
-    ranked = sorted(orders, key=lambda order: loads_of(problem, order).total_s)
-    for order in [best.assignment, *ranked[:ORDERS_REFINED]]:
-        best.offer(pod_by_pod(problem, pod_counts(problem, order), POD_EFFORT))
 
 
 def _whole(
