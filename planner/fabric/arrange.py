@@ -97,9 +97,7 @@ def _stage_pieces(
                 model.add(sum(row[at] for row in has) == number)
             for stage, row in zip(mine, has, strict=True):
                 for size in total:
-                    out[stage][size] = sum(
-                        int(cut[size]) * x for (cut, _), x in zip(given, row, strict=True)
-                    )
+                    out[stage][size] = sum(int(cut[size]) * x for (cut, _), x in zip(given, row, strict=True))
     return out
 
 

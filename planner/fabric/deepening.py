@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 
 from planner.fabric.arrange import arranged
 from planner.fabric.columns import Relaxation
 from planner.fabric.integer import Effort
-from planner.fabric.orderless import Listed, cheapest_choice, listed_within
+from planner.fabric.orderless import Chosen, Listed, cheapest_choice, listed_within
 from planner.fabric.problem import MappingProblem
-from planner.fabric.solution import PROVEN, Incumbent, MappingRound
+from planner.fabric.solution import PROVEN, Incumbent, Limits, MappingRound
 
 FIRST_STEP = 0.0005
 """Of the bound: the first delta."""
@@ -18,17 +17,17 @@ EFFORT = Effort(nodes=20_000, seconds=60.0)
 
 
 def deepened(
-    problem: MappingProblem, found: Relaxation, best: Incumbent, rounds: list[MappingRound], deadline: float
+    problem: MappingProblem, found: Relaxation, best: Incumbent, rounds: list[MappingRound], limits: Limits
 ) -> float:
     """The bound that holdings prove, at most the price of the incumbent; which takes what it finds.
 
     Ends where they meet, where the best choice of holdings is known but no order of the stages for it, or
-    where there is too much to list. `deadline` is in processor seconds.
+    where there is too much to list.
     """
-    start, base = time.monotonic(), found.priced_bound_s
+    base = found.priced_bound_s
     bound, delta, listed = found.bound_s, FIRST_STEP * max(found.bound_s, 0.1 * best.price_s), None
     while best.price_s - bound > PROVEN * best.price_s:
-        left_s = deadline - time.process_time()
+        left_s = limits.left_s
         delta = min(delta, best.price_s - base) + 1e-9 * best.price_s
         listed = listed_within(problem, found, delta, listed) if left_s > 0 else None
         if listed is None:
@@ -41,7 +40,7 @@ def deepened(
                 columns=len(listed.holdings),
                 exhaustive=True,
                 price_s=best.price_s,
-                wall_s=time.monotonic() - start,
+                wall_s=limits.elapsed_s,
             )
         )
         if step.last:
@@ -78,7 +77,15 @@ def _step(
         last = not choice.complete or choice.cost_s <= ceiling
         possible = found.bound_s * (1 - PROVEN) <= choice.cost_s < best.price_s * (1 - 1e-9)
         if last and possible and choice.holdings:
-            best.offer(arranged(problem, found.leaves.kinds, choice.holdings, choice.cuts))
+            _arrange(problem, found, choice, best)
         if not last or best.price_s - reached <= PROVEN * best.price_s:
             break
     return _Step(bound_s=reached, cost_s=choice.cost_s, last=last)
+
+
+def _arrange(problem: MappingProblem, found: Relaxation, choice: Chosen, best: Incumbent) -> None:
+    """Offers the choice in an order of stages: cut as chosen, and if that costs more, cut anew."""
+    kinds, anew = found.leaves.kinds, (None, None)
+    best.offer(arranged(problem, kinds, choice.holdings, choice.cuts))
+    if best.price_s > choice.cost_s * (1 + PROVEN) and choice.cuts != anew:
+        best.offer(arranged(problem, kinds, choice.holdings, anew))

@@ -148,5 +148,7 @@ class _State:
         self.counts, self._held, self._each_pod, self.cost_s = counts, held, each, cost_s
         swap = {one: other, other: one}
         self._stage = [swap.get(stage, stage) for stage in self._stage]
-        self._shelf = {(swap.get(stage, stage), size): leaves for (stage, size), leaves in self._shelf.items()}
+        self._shelf = {
+            (swap.get(stage, stage), size): leaves for (stage, size), leaves in self._shelf.items()
+        }
         return True

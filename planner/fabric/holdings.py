@@ -63,7 +63,11 @@ def _apart(one: int, other: int, high: int) -> int:
 
 
 def holdings_within(
-    problem: MappingProblem, kinds: list[BlockKind], piece_prices: FloatArray, ceiling_s: FloatArray, limit: int
+    problem: MappingProblem,
+    kinds: list[BlockKind],
+    piece_prices: FloatArray,
+    ceiling_s: FloatArray,
+    limit: int,
 ) -> list[Holding] | None:
     """Every holding whose cost, less what its pieces earn, is at most its kind's ceiling; None above `limit`.
 
@@ -81,7 +85,9 @@ def holdings_within(
 class _Enumeration:
     """Holdings of one kind of leaf, depth first by falling size."""
 
-    def __init__(self, problem: MappingProblem, kind: int, block: BlockKind, piece_prices: FloatArray) -> None:
+    def __init__(
+        self, problem: MappingProblem, kind: int, block: BlockKind, piece_prices: FloatArray
+    ) -> None:
         self._kind, self._room, self._stages = kind, block.room, problem.stages
         self._between = family_sizes(problem.stages)[1]
         self._most = min(block.room, problem.slots)
@@ -124,7 +130,8 @@ class _Enumeration:
         if self._room >= self._stages - (not ends[0]) - (not ends[1]):
             hops = min(hops, 2 * max(*ends, high) - sum(ends))  # should every stage between have a piece
         floor = ceiling_s - self._hop * hops
-        waiting = [(high, left, paid + self._inner[high], (high,))]
+        first: tuple[int, ...] = (high,)
+        waiting = [(high, left, paid + self._inner[high], first)]
         while waiting:
             size, left, paid, inner = waiting.pop()
             if paid + self._rest[size][left] > floor:
@@ -156,6 +163,7 @@ def patterns_of(problem: MappingProblem, held: Holding) -> IntArray:
                 row[start : start + len(inner)] = order
                 row[0], row[-1] = (one, other) if stages > 1 else (one, one)
                 rows.append(row)
-    patterns = np.unique(np.array(rows), axis=0)
+    patterns: IntArray = np.unique(np.array(rows), axis=0)
     sent = pattern_bytes(problem, patterns)
-    return patterns[sent <= sent.min() * (1 + 1e-9)]
+    cheapest: IntArray = patterns[sent <= sent.min() * (1 + 1e-9)]
+    return cheapest

@@ -135,7 +135,7 @@ def _pieces(holdings: list[Holding], taken: list[Any], family: int) -> Pieces:
 
 
 def _list_cuts(model: mathopt.Model, pieces: Pieces, cuts: IntArray, stages: int) -> list[Any]:
-    """Every stage has one of the cuts, and the pieces held are those of the cuts; how often each is chosen."""
+    """Every stage has one of the cuts, the pieces held are those of the cuts; how often each is chosen."""
     from ortools.math_opt.python import mathopt
 
     chosen = [model.add_integer_variable(lb=0, ub=stages) for _ in cuts]
@@ -177,13 +177,12 @@ def _read(
 ) -> Chosen:
     from ortools.math_opt.python import mathopt
 
-    reason = result.termination.reason
+    reasons, reason = mathopt.TerminationReason, result.termination.reason
     bound_s = result.termination.objective_bounds.dual_bound / scale
     if not result.has_primal_feasible_solution():
-        empty = reason in (mathopt.TerminationReason.INFEASIBLE, mathopt.TerminationReason.INFEASIBLE_OR_UNBOUNDED)
-        return Chosen(
-            holdings=[], cuts=(None, None), cost_s=np.inf, bound_s=np.inf if empty else bound_s, complete=empty
-        )
+        empty = reason in (reasons.INFEASIBLE, reasons.INFEASIBLE_OR_UNBOUNDED)
+        nothing = np.inf if empty else bound_s
+        return Chosen(holdings=[], cuts=(None, None), cost_s=np.inf, bound_s=nothing, complete=empty)
     values = result.variable_values()
     holdings = [(held, round(values[x])) for held, x in zip(listed.holdings, taken, strict=True)]
     return Chosen(
@@ -196,5 +195,5 @@ def _read(
         ),
         cost_s=sum(held.cost_s * number for held, number in holdings),
         bound_s=bound_s,
-        complete=reason == mathopt.TerminationReason.OPTIMAL,
+        complete=reason == reasons.OPTIMAL,
     )

@@ -26,13 +26,11 @@ def pods_bound_s(problem: MappingProblem, orders: Sequence[IntArray], stop: Call
     return relax(pods, [pod_counts(problem, order) for order in orders], stop=stop).bound_s
 
 
-def improve(
-    problem: MappingProblem, best: Incumbent, orders: Sequence[IntArray], alone: IntArray
-) -> None:
+def improve(problem: MappingProblem, best: Incumbent, orders: Sequence[IntArray], alone: IntArray) -> None:
     """Offers mappings that are good for leaves and pods. `alone` is the best for leaves alone.
 
-    What the best orders put in each pod is placed anew inside the pods; and whole leaves are exchanged between
-    the stages of `alone`.
+    What the best orders put in each pod is placed anew inside the pods; and whole leaves are exchanged
+    between the stages of `alone`.
     """
     best.consider(alone)
     ranked = sorted(orders, key=lambda order: loads_of(problem, order).total_s)

@@ -13,7 +13,8 @@ from planner.assemble import layout_of
 from planner.fabric.instance import Instance, idle_nodes, instance_of, ranks_of
 from planner.fabric.problem import Loads, MappingError, loads_of, spread_of
 from planner.fabric.slots import Place
-from planner.fabric.solve import MappingSolution, least_busiest, least_traffic
+from planner.fabric.solution import MappingSolution
+from planner.fabric.solve import least_busiest, least_traffic
 from planner.mapping import MEGATRON_DEFAULT
 from planner.plan import Mapping, Plan
 from planner.problem import FRAMEWORK_OVERLAP, MOE_DISPATCH, RequestError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Literal
 
@@ -84,3 +85,26 @@ class Incumbent:
         price = self._price_of(assignment)
         if price < self.price_s * (1 - 1e-12):
             self.assignment, self.price_s = assignment, price
+
+
+class Limits:
+    """Where a search ends: processor seconds, so that a busy machine does not change the answer."""
+
+    def __init__(self, time_limit_s: float) -> None:
+        now = time.process_time()
+        self._start = time.monotonic()
+        self._deadline, self._relaxed = now + time_limit_s, now + 0.4 * time_limit_s
+
+    @property
+    def left_s(self) -> float:
+        """Processor seconds left."""
+        return self._deadline - time.process_time()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Wall-clock seconds since the beginning."""
+        return time.monotonic() - self._start
+
+    def stop(self) -> bool:
+        """Whether relaxations should end: at 40 % of the limit."""
+        return time.process_time() > self._relaxed

@@ -12,7 +12,7 @@ from planner.fabric.integer import Effort, whole_mapping
 from planner.fabric.patterns import Pricer
 from planner.fabric.pods import improve, pods_bound_s
 from planner.fabric.problem import IntArray, MappingError, MappingProblem, check_assignment, loads_of
-from planner.fabric.solution import PROVEN, Incumbent, MappingRound, MappingSolution
+from planner.fabric.solution import PROVEN, Incumbent, Limits, MappingRound, MappingSolution
 from planner.fabric.starts import blocked_orders
 from planner.fabric.two_sided import relax_two_sided
 
@@ -51,22 +51,10 @@ def least_traffic(problem: MappingProblem, *, time_limit_s: float = TIME_LIMIT_S
         orders = list(blocked_orders(problem))
         for order in orders:
             best.consider(order)
-        limits = _Limits(time_limit_s)
+        limits = Limits(time_limit_s)
         solve = _one_pod if problem.pods == 1 else _several_pods
         bound = solve(problem, best, [best.assignment, *orders], rounds, limits)
     return _solution(problem, best, bound, rounds, start=start)
-
-
-class _Limits:
-    """Processor seconds: relaxations end at a share of them."""
-
-    def __init__(self, time_limit_s: float) -> None:
-        now = time.process_time()
-        self.deadline, self._relaxed = now + time_limit_s, now + 0.4 * time_limit_s
-
-    def stop(self) -> bool:
-        """Whether relaxations should end."""
-        return time.process_time() > self._relaxed
 
 
 def _one_pod(
@@ -74,12 +62,12 @@ def _one_pod(
     best: Incumbent,
     orders: list[IntArray],
     rounds: list[MappingRound],
-    limits: _Limits,
+    limits: Limits,
 ) -> float:
     """Offers the best mapping that is found; returns a bound."""
     found = relax_two_sided(problem, [counts_of(problem, order) for order in orders], limits.stop)
-    bound = deepened(problem, found, best, rounds, limits.deadline)
-    return _whole(problem, found, best, rounds, bound_s=bound, deadline=limits.deadline)
+    bound = deepened(problem, found, best, rounds, limits)
+    return _whole(problem, found, best, rounds, bound_s=bound, limits=limits)
 
 
 def _several_pods(
@@ -87,7 +75,7 @@ def _several_pods(
     best: Incumbent,
     orders: list[IntArray],
     rounds: list[MappingRound],
-    limits: _Limits,
+    limits: Limits,
 ) -> float:
     """The same with pods: leaves alone and pods alone first, both together where they are few."""
     leaves, steps = problem.without_pods(), list[MappingRound]()
@@ -95,7 +83,7 @@ def _several_pods(
     for order in orders:
         alone.consider(order)
     starts = [counts_of(problem, order) for order in orders]
-    bound = deepened(leaves, relax_two_sided(leaves, starts, limits.stop), alone, steps, limits.deadline)
+    bound = deepened(leaves, relax_two_sided(leaves, starts, limits.stop), alone, steps, limits)
     bound += pods_bound_s(problem, orders, limits.stop)
     improve(problem, best, orders, alone.assignment)
     if pod_states(problem) > LARGEST_JOINT:
@@ -103,7 +91,7 @@ def _several_pods(
     starts.append(counts_of(problem, best.assignment))
     found = relax(problem, starts, stop=limits.stop, enough=CLOSE_ENOUGH)
     bound = max(bound, found.bound_s)
-    return _whole(problem, found, best, rounds, bound_s=bound, deadline=limits.deadline)
+    return _whole(problem, found, best, rounds, bound_s=bound, limits=limits)
 
 
 def least_busiest(problem: MappingProblem, *, time_limit_s: float = TIME_LIMIT_S) -> MappingSolution:
@@ -160,15 +148,14 @@ def _whole(
     rounds: list[MappingRound],
     *,
     bound_s: float,
-    deadline: float,
+    limits: Limits,
 ) -> float:
     """Integer programmes over growing sets of columns; returns the bound that they prove."""
-    start = time.monotonic()
     bound = min(bound_s, best.price_s)
     demand = np.full(problem.stages, problem.slots)
     leaves, pods, slack = found.leaves, found.pods, 0.0
     for limit, effort in EFFORT:
-        left_s, gap_s = deadline - time.process_time(), best.price_s - bound
+        left_s, gap_s = limits.left_s, best.price_s - bound
         if gap_s <= PROVEN * best.price_s or left_s <= 0:
             break
         full_s = best.price_s - found.priced_bound_s
@@ -184,9 +171,9 @@ def _whole(
         if exhaustive and whole.complete:
             # Patterns outside the pools are in no assignment below the price that the slack was taken from.
             bound = max(bound, min(whole.bound_s, best.price_s))
-        wall_s = time.monotonic() - start
+        columns, wall_s = len(leaves.kind), limits.elapsed_s
         rounds.append(
-            MappingRound(columns=len(leaves.kind), exhaustive=exhaustive, price_s=best.price_s, wall_s=wall_s)
+            MappingRound(columns=columns, exhaustive=exhaustive, price_s=best.price_s, wall_s=wall_s)
         )
         if exhaustive and whole.complete:
             break
