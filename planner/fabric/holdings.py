@@ -154,6 +154,8 @@ class _Enumeration:
 def patterns_of(problem: MappingProblem, held: Holding) -> IntArray:
     """The patterns of a holding that cost no more than it, [patterns, stages], without repeats."""
     stages, inner = problem.stages, held.inner
+    if stages == 1:
+        return np.array([held.ends[:1]], dtype=np.int64)
     orders = set(permutations(inner)) if len(inner) <= MOST_ORDERED else {inner, inner[::-1]}
     rows = []
     for one, other in {held.ends, held.ends[::-1]}:
@@ -161,7 +163,7 @@ def patterns_of(problem: MappingProblem, held: Holding) -> IntArray:
             for start in range(1, max(stages - len(inner), 2)):
                 row = np.zeros(stages, dtype=np.int64)
                 row[start : start + len(inner)] = order
-                row[0], row[-1] = (one, other) if stages > 1 else (one, one)
+                row[0], row[-1] = one, other
                 rows.append(row)
     patterns: IntArray = np.unique(np.array(rows), axis=0)
     sent = pattern_bytes(problem, patterns)
