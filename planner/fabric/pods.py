@@ -8,7 +8,7 @@ from planner.fabric.columns import LARGEST_POD_TABLE, counts_of, pod_states, rel
 from planner.fabric.exchange import exchanged
 from planner.fabric.integer import Effort
 from planner.fabric.problem import IntArray, MappingProblem, loads_of
-from planner.fabric.solution import Incumbent
+from planner.fabric.solution import Incumbent, Limits
 from planner.fabric.starts import pod_by_pod, pod_counts
 
 ORDERS_REFINED = 2
@@ -16,6 +16,8 @@ POD_EFFORT = Effort(nodes=50, seconds=10.0)
 MOST_TRIES = 300_000
 TRIES_PER_CELL = 300
 """Exchanges tried, by leaf and stage."""
+TRIES_PER_S = 20_000
+"""Of the limit: a short one leaves fewer, whatever the machine."""
 
 
 def pods_bound_s(problem: MappingProblem, orders: Sequence[IntArray], stop: Callable[[], bool]) -> float:
@@ -26,20 +28,19 @@ def pods_bound_s(problem: MappingProblem, orders: Sequence[IntArray], stop: Call
     return relax(pods, [pod_counts(problem, order) for order in orders], stop=stop).bound_s
 
 
-def improve(problem: MappingProblem, best: Incumbent, orders: Sequence[IntArray], alone: IntArray) -> None:
+def improve(
+    problem: MappingProblem, best: Incumbent, orders: Sequence[IntArray], alone: IntArray, limits: Limits
+) -> None:
     """Offers mappings that are good for leaves and pods. `alone` is the best for leaves alone.
 
-    What the best orders put in each pod is placed anew inside the pods; and whole leaves are exchanged
-    between the stages of `alone`.
+    Whole leaves are exchanged between the stages of `alone`; and what that and the best orders put in each
+    pod is placed anew inside the pods.
     """
     best.consider(alone)
-    ranked = sorted(orders, key=lambda order: loads_of(problem, order).total_s)
-    for order in ranked[:ORDERS_REFINED]:
-        _refill(problem, best, order)
     tries = min(MOST_TRIES, TRIES_PER_CELL * problem.stages * len(problem.leaf_slots))
+    tries = min(tries, int(TRIES_PER_S * limits.limit_s))
     best.offer(exchanged(problem, counts_of(problem, alone), tries))
-    _refill(problem, best, best.assignment)
-
-
-def _refill(problem: MappingProblem, best: Incumbent, order: IntArray) -> None:
-    best.offer(pod_by_pod(problem, pod_counts(problem, order), POD_EFFORT))
+    ranked = sorted(orders, key=lambda order: loads_of(problem, order).total_s)
+    for order in [best.assignment, *ranked[:ORDERS_REFINED]]:
+        if limits.left_s > 0:
+            best.offer(pod_by_pod(problem, pod_counts(problem, order), POD_EFFORT))

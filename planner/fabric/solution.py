@@ -91,7 +91,7 @@ class Limits:
     """Where a search ends: processor seconds, so that a busy machine does not change the answer."""
 
     def __init__(self, time_limit_s: float) -> None:
-        now = time.process_time()
+        now, self.limit_s = time.process_time(), time_limit_s
         self._start = time.monotonic()
         self._deadline, self._relaxed = now + time_limit_s, now + 0.4 * time_limit_s
 

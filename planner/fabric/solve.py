@@ -85,7 +85,7 @@ def _several_pods(
     starts = [counts_of(problem, order) for order in orders]
     bound = deepened(leaves, relax_two_sided(leaves, starts, limits.stop), alone, steps, limits)
     bound += pods_bound_s(problem, orders, limits.stop)
-    improve(problem, best, orders, alone.assignment)
+    improve(problem, best, orders, alone.assignment, limits)
     if pod_states(problem) > LARGEST_JOINT:
         return min(bound, best.price_s)
     starts.append(counts_of(problem, best.assignment))
