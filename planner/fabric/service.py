@@ -13,7 +13,8 @@ from planner.assemble import layout_of
 from planner.fabric.instance import Instance, idle_nodes, instance_of, ranks_of
 from planner.fabric.problem import Loads, MappingError, loads_of, spread_of
 from planner.fabric.slots import Place
-from planner.fabric.solve import MappingSolution, least_busiest, least_traffic
+from planner.fabric.solution import MappingSolution
+from planner.fabric.solve import TIME_LIMIT_S, least_busiest, least_traffic
 from planner.fabric.spares import with_spares
 from planner.mapping import MEGATRON_DEFAULT
 from planner.plan import Mapping, Plan
@@ -48,7 +49,7 @@ def map_plan(
     objective: str = "traffic",
     order: str = "best",
     spares: int = 0,
-    time_limit_s: float = 60.0,
+    time_limit_s: float = TIME_LIMIT_S,
 ) -> MappedPlan:
     """Places a plan's layout on the free nodes of a cluster, the plan's own where none is given.
 
