@@ -13,12 +13,14 @@ from planner.assemble import layout_of
 from planner.fabric.instance import Instance, idle_nodes, instance_of, ranks_of
 from planner.fabric.problem import Loads, MappingError, loads_of, spread_of
 from planner.fabric.slots import Place
-from planner.fabric.solve import MappingSolution, least_busiest, least_traffic
+from planner.fabric.solve import MappingObjective, MappingSolution, least_busiest, least_traffic
+from planner.fabric.spread import EQUAL, LevelReach, SpreadSolution, least_spread
+from planner.fabric.spread_bound import ReachWeights
 from planner.mapping import MEGATRON_DEFAULT
 from planner.plan import Mapping, Plan
 from planner.problem import FRAMEWORK_OVERLAP, MOE_DISPATCH, RequestError
 
-OBJECTIVES = ("traffic", "busiest")
+OBJECTIVES: tuple[MappingObjective, ...] = ("traffic", "busiest", "spread")
 ORDERS = ("best", "hostname")
 MOST_SPARES = 131_072
 
@@ -47,10 +49,12 @@ def map_plan(
     objective: str = "traffic",
     order: str = "best",
     spares: int = 0,
+    weights: ReachWeights = EQUAL,
     time_limit_s: float = 60.0,
 ) -> MappedPlan:
     """Places a plan's layout on the free nodes of a cluster, the plan's own where none is given.
 
+    `weights` are those of the objective `spread`.
     Raises RequestError for a wish that is not known, NoMappingError where the layout does not fit.
     """
     _check(objective, order, spares)
@@ -66,8 +70,7 @@ def map_plan(
         if order == "hostname":
             solution = hostname_solution(instance, objective)
         else:
-            solver = least_traffic if objective == "traffic" else least_busiest
-            solution = solver(instance.problem, time_limit_s=time_limit_s)
+            solution = _solved(instance, objective, weights, time_limit_s)
     except MappingError as error:
         raise NoMappingError(str(error)) from error
     ranks = ranks_of(instance, solution.assignment)
@@ -80,6 +83,15 @@ def map_plan(
         ranks=ranks,
         idle=[node_name(cluster, node) for node in idle_nodes(cluster, ranks)],
     )
+
+
+def _solved(
+    instance: Instance, objective: str, weights: ReachWeights, time_limit_s: float
+) -> MappingSolution:
+    if objective == "spread":
+        return least_spread(instance.problem, weights=weights, time_limit_s=time_limit_s)
+    solver = least_traffic if objective == "traffic" else least_busiest
+    return solver(instance.problem, time_limit_s=time_limit_s)
 
 
 def workload_of(plan: Plan, cluster: ClusterSpec, gpus: int) -> Workload:
@@ -108,7 +120,7 @@ def hostname_solution(instance: Instance, objective: str) -> MappingSolution:
     assignment = instance.problem.hostname_assignment()
     loads = loads_of(instance.problem, assignment)
     return MappingSolution(
-        objective="busiest" if objective == "busiest" else "traffic",
+        objective=next(known for known in OBJECTIVES if known == objective),
         assignment=assignment,
         loads=loads,
         hostname_loads=loads,
@@ -132,18 +144,21 @@ def mapping_document(found: MappedPlan) -> dict[str, Any]:
     mapping = found.plan.mapping
     assert mapping is not None
     hostname = problem.hostname_assignment()
+    spread = solution if isinstance(solution, SpreadSolution) else None
+    bounded = spread is None or spread.bounded
     return {
         "order": list(mapping.order),
         "ranks": [list(place) for place in found.ranks],
         "objective": solution.objective,
         "price_s": solution.price_s,
-        "lower_bound_s": solution.bound_s,
-        "gap": solution.gap,
+        "lower_bound_s": solution.bound_s if bounded else None,
+        "gap": solution.gap if bounded else None,
         "status": "optimal" if solution.proven else "feasible",
         "hostname_order": _loads_document(solution.hostname_loads)
         | {"price_s": solution.hostname_s, "spread": _spread_document(found, hostname)},
         **_loads_document(solution.loads),
         "spread": _spread_document(found, solution.assignment),
+        "spread_certificate": None if spread is None else _certificate_document(spread),
         "slots": {
             "gpus": found.instance.slots.gpus,
             "stages": problem.stages,
@@ -173,3 +188,22 @@ def _spread_document(found: MappedPlan, assignment: Any) -> dict[str, dict[str, 
     """Leaves and pods that data-parallel and pipeline groups touch."""
     pods = found.instance.problem.pod_of[assignment]
     return {"leaves": dict(vars(spread_of(assignment))), "pods": dict(vars(spread_of(pods)))}
+
+
+def _certificate_document(solution: SpreadSolution) -> dict[str, object]:
+    """What was minimised, level by level; pairs are (data-parallel groups, pipelines)."""
+
+    def level(reach: LevelReach) -> dict[str, object]:
+        return {
+            "found": list(reach.found),
+            "hostname_order": list(reach.hostname),
+            "lower_bound": list(reach.bound),
+            "status": "optimal" if reach.proven else "feasible",
+        }
+
+    return {
+        "data_parallel_weight": solution.weights.data_parallel / 1000,
+        "pipeline_weight": solution.weights.pipeline / 1000,
+        "pods": level(solution.pods),
+        "leaves": level(solution.leaves),
+    }

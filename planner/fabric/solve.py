@@ -15,7 +15,7 @@ from planner.fabric.patterns import Pricer
 from planner.fabric.problem import IntArray, Loads, MappingError, MappingProblem, check_assignment, loads_of
 from planner.fabric.starts import blocked_orders, pod_by_pod, pod_counts
 
-MappingObjective = Literal["traffic", "busiest"]
+MappingObjective = Literal["traffic", "busiest", "spread"]
 PROVEN = 1e-6
 """Relative difference of price and bound below which they count as equal: sums of floats."""
 
@@ -45,13 +45,13 @@ class MappingSolution:
     @property
     def price_s(self) -> float:
         """The objective: seconds of all up-links, or of the busiest."""
-        return self.loads.total_s if self.objective == "traffic" else self.loads.busiest_s
+        return self.loads.busiest_s if self.objective == "busiest" else self.loads.total_s
 
     @property
     def hostname_s(self) -> float:
         """The objective in hostname order."""
         loads = self.hostname_loads
-        return loads.total_s if self.objective == "traffic" else loads.busiest_s
+        return loads.busiest_s if self.objective == "busiest" else loads.total_s
 
     @property
     def gap(self) -> float:
