@@ -17,9 +17,10 @@ from cluster_specs.schema import ClusterSpec, FabricLevelSpec, NodeSpec
 from costmodel.layout import Layout
 from costmodel.workload import Workload
 from model_specs.reader import read_model
+from planner.fabric.busiest import least_busiest
 from planner.fabric.instance import Instance, instance_of
 from planner.fabric.problem import spread_of
-from planner.fabric.solve import least_busiest, least_traffic
+from planner.fabric.solve import least_traffic
 
 
 @dataclass(frozen=True, kw_only=True)

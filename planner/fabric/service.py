@@ -10,10 +10,11 @@ from cluster_specs.naming import node_name
 from cluster_specs.schema import ClusterSpec
 from costmodel.workload import Workload
 from planner.assemble import layout_of
+from planner.fabric.busiest import least_busiest
 from planner.fabric.instance import Instance, idle_nodes, instance_of, ranks_of
 from planner.fabric.problem import Loads, MappingError, loads_of, spread_of
 from planner.fabric.slots import Place
-from planner.fabric.solve import MappingObjective, MappingSolution, least_busiest, least_traffic
+from planner.fabric.solve import MappingObjective, MappingSolution, least_traffic
 from planner.fabric.spread import EQUAL, LevelReach, SpreadSolution, least_spread
 from planner.fabric.spread_bound import ReachWeights
 from planner.mapping import MEGATRON_DEFAULT

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.fabric.problem import IntArray, MappingProblem, check_assignment, loads_of, spread_of
+from planner.fabric.slot_model import is_small
 from planner.fabric.solve import MappingSolution
 from planner.fabric.spread_bound import Reach, ReachBound, ReachWeights
 from planner.fabric.spread_build import Shape, banded, shapes
-from planner.fabric.spread_exact import is_small, least_reach
+from planner.fabric.spread_exact import least_reach
 from planner.fabric.spread_swaps import gathered, settled
 from planner.fabric.starts import blocked_orders
 
