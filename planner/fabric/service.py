@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
@@ -17,6 +17,7 @@ from planner.fabric.slots import Place
 from planner.fabric.solve import MappingObjective, MappingSolution, least_traffic
 from planner.fabric.spread import EQUAL, LevelReach, SpreadSolution, least_spread
 from planner.fabric.spread_bound import ReachWeights
+from planner.fabric.spread_swaps import tidied
 from planner.mapping import MEGATRON_DEFAULT
 from planner.plan import Mapping, Plan
 from planner.problem import FRAMEWORK_OVERLAP, MOE_DISPATCH, RequestError
@@ -91,8 +92,12 @@ def _solved(
 ) -> MappingSolution:
     if objective == "spread":
         return least_spread(instance.problem, weights=weights, time_limit_s=time_limit_s)
-    solver = least_traffic if objective == "traffic" else least_busiest
-    return solver(instance.problem, time_limit_s=time_limit_s)
+    if objective == "busiest":
+        return least_busiest(instance.problem, time_limit_s=time_limit_s)
+    found = least_traffic(instance.problem, time_limit_s=time_limit_s)
+    # Of mappings that send the same, one whose pipelines touch few blocks.
+    assignment = tidied(instance.problem, found.assignment)
+    return replace(found, assignment=assignment, loads=loads_of(instance.problem, assignment))
 
 
 def workload_of(plan: Plan, cluster: ClusterSpec, gpus: int) -> Workload:

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from planner.fabric.assign import assignment_of
+from planner.fabric.banded_starts import banded_starts
 from planner.fabric.columns import Pool, Relaxation, counts_of, relax
 from planner.fabric.integer import Effort, whole_mapping
 from planner.fabric.patterns import Pricer
@@ -116,7 +117,7 @@ def least_traffic(problem: MappingProblem, *, time_limit_s: float = 60.0) -> Map
     rounds: list[MappingRound] = []
     bound = 0.0
     if best.price_s > 0:
-        orders = list(blocked_orders(problem))
+        orders = [*blocked_orders(problem), *banded_starts(problem)]
         for order in orders:
             best.consider(order)
         deadline = time.process_time() + time_limit_s

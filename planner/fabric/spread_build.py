@@ -123,7 +123,7 @@ class Shape:
         return pods, (int(self.order.crowd * self.chunk), chunks)
 
 
-def shapes(problem: MappingProblem) -> Iterator[Shape]:
+def shapes(problem: MappingProblem, orders: int = ORDERS) -> Iterator[Shape]:
     """Every number of bands and size of chunks, each with the best orders of the pods."""
     stages = np.arange(problem.stages)
     for bands in range(1, problem.stages + 1 if problem.pods > 1 else 2):
@@ -132,7 +132,7 @@ def shapes(problem: MappingProblem) -> Iterator[Shape]:
             caps = trimmed(problem, multiple)
             if caps is None:
                 continue
-            for order in good_orders(problem, caps, heights, ORDERS):
+            for order in good_orders(problem, caps, heights, orders):
                 for chunk in range(1, max(heights) + 1) if multiple == 1 else (multiple,):
                     yield Shape(heights=heights, chunk=chunk, order=order, multiple=multiple)
 

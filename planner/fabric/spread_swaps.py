@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from planner.fabric.problem import FloatArray, IntArray, MappingProblem, held_by, spread_of
+from planner.fabric.problem import FloatArray, IntArray, MappingProblem, held_by, loads_of, spread_of
 from planner.fabric.spread_bound import Reach
 
 POD_WEIGHT, LEAF_WEIGHT = 1e8, 1e4
@@ -19,6 +19,8 @@ POD_WEIGHT, LEAF_WEIGHT = 1e8, 1e4
 SWEEPS = 6
 LEAST_GAIN = 1e-9
 """Of a swap; less is rounding."""
+NO_HOPS, HOPS, HOPS_FIRST = 0.0, 1.0, 1e12
+"""What hops weigh: nothing, less than blocks, or more than any block."""
 Run = tuple[int, int]
 """Stages from the first to before the second."""
 
@@ -26,8 +28,8 @@ Run = tuple[int, int]
 class Swaps:
     """An assignment that changes by swaps, and what each would gain."""
 
-    def __init__(self, problem: MappingProblem, assignment: IntArray, limits: Reach, *, hops: bool) -> None:
-        """`limits` are the pods and the leaves that a replica may touch; `hops` counts hops too."""
+    def __init__(self, problem: MappingProblem, assignment: IntArray, limits: Reach, hops: float) -> None:
+        """`limits` are the pods and the leaves that a replica may touch."""
         self._problem = problem
         self.leaves, pods = assignment.copy(), problem.pod_of[assignment]
         self._levels = [
@@ -36,7 +38,8 @@ class Swaps:
         ]
         t, costs = problem.traffic, (problem.pod_s_per_byte, problem.leaf_s_per_byte)
         most = 16.0 * max(t.hop_bytes, t.wrap_bytes) * sum(max(cost, default=0.0) for cost in costs)
-        self._hop = [np.asarray(cost) / (most or 1.0) for cost in costs] if hops else []
+        self._hop = [hops * np.asarray(cost) / (most or 1.0) for cost in costs] if hops else []
+        self.least_gain = LEAST_GAIN * max(1.0, hops)
 
     def over(self) -> IntArray:
         """Replicas that touch more than they may."""
@@ -112,13 +115,17 @@ def _apart(hop: FloatArray, one: IntArray, other: IntArray) -> FloatArray:
 
 
 def gathered(
-    problem: MappingProblem, assignment: IntArray, limits: Reach, heights: Sequence[int]
+    problem: MappingProblem,
+    assignment: IntArray,
+    limits: Reach,
+    heights: Sequence[int],
+    hops: float = NO_HOPS,
 ) -> IntArray | None:
     """Swaps until no replica touches more pods and leaves than it may; None where swaps do not get there.
 
     Single stages are swapped, and bands of these heights.
     """
-    state = Swaps(problem, assignment, limits, hops=False)
+    state = Swaps(problem, assignment, limits, hops)
     ends = np.cumsum([0, *heights]).tolist()
     runs = sorted({*pairwise(ends), *((s, s + 1) for s in range(problem.stages))})
     for _ in range(SWEEPS):
@@ -138,12 +145,32 @@ def settled(problem: MappingProblem, assignment: IntArray) -> IntArray:
     if max(problem.traffic.expert_slots, problem.traffic.context_slots) > 1:
         return assignment
     limits = (spread_of(problem.pod_of[assignment]).pipeline_max, spread_of(assignment).pipeline_max)
-    state = Swaps(problem, assignment, limits, hops=True)
+    state = Swaps(problem, assignment, limits, HOPS)
     runs = [(stage, stage + 1) for stage in range(problem.stages)]
     for _ in range(SWEEPS):
         if not _sweep(state, np.arange(problem.slots), runs):
             break
     return state.leaves
+
+
+def tidied(problem: MappingProblem, assignment: IntArray) -> IntArray:
+    """Pipelines that touch the most pods, or leaves, made to touch fewer while no hop grows longer.
+
+    What is sent stays the same, or less. Where groups span several slots the assignment stays as it is.
+    """
+    best = settled(problem, assignment)
+    if max(problem.traffic.expert_slots, problem.traffic.context_slots) > 1:
+        return best
+    most_s = loads_of(problem, best).total_s * (1 + 1e-12)
+    for pods in (True, False):
+        while True:
+            most = (spread_of(problem.pod_of[best]).pipeline_max, spread_of(best).pipeline_max)
+            limits = (most[0] - 1, problem.stages) if pods else (most[0], most[1] - 1)
+            found = None if min(limits) < 1 else gathered(problem, best, limits, [problem.stages], HOPS_FIRST)
+            if found is None or loads_of(problem, found).total_s > most_s:
+                break
+            best = found
+    return best
 
 
 def _sweep(state: Swaps, replicas: IntArray, runs: Sequence[Run]) -> bool:
@@ -152,7 +179,7 @@ def _sweep(state: Swaps, replicas: IntArray, runs: Sequence[Run]) -> bool:
     for at in replicas.tolist():
         moves = [(*state.best(run, at), run) for run in runs]
         change, other, run = min(moves, key=lambda move: move[0])
-        if change < -LEAST_GAIN:
+        if change < -state.least_gain:
             state.swap(run, at, other)
             gained = True
     return gained
