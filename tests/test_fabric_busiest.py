@@ -87,13 +87,15 @@ def test_the_smallest_leaf_bounds_it_by_hand() -> None:
 
 
 def test_stages_refute_what_room_alone_does_not() -> None:
-    """Three leaves of 2 want the first or the last stage's slots, and each of these has 3."""
+    """Four leaves of 2 want slots of the first or the last stage, which have 6 together: one gets a stage
+    between them, with a neighbour outside on either side of both its slots.
+    """
     problem = MappingProblem(
         stages=4,
         slots=3,
         traffic=Traffic(ring_bytes=10.0, hop_bytes=1.0),
-        leaf_slots=(2, 2, 2, 3, 3),
-        leaf_s_per_byte=(1.0, 1.0, 1.0, 0.01, 0.01),
+        leaf_slots=(2, 2, 2, 2, 4),
+        leaf_s_per_byte=(1.0, 1.0, 1.0, 1.0, 0.01),
         leaf_pod=(0,) * 5,
         pod_s_per_byte=(0.0,),
     )
