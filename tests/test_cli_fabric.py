@@ -161,7 +161,7 @@ def test_levels_of_an_irregular_allocation_are_those_of_the_fullest_blocks(tmp_p
 
 
 def test_spread_is_minimised_beside_hostname_order(regular: Path, tmp_path: Path) -> None:
-    """Two stages of four nodes on pods of 4 and 4: a stage in each pod and a replica in two, or two in both."""
+    """Two stages of four nodes on two pods of 4: a stage in each pod, or each replica inside one."""
     cluster = cluster_file(tmp_path)
     found = document("map", regular, "--cluster", cluster, "--objective", "spread")
     certificate = found["spread_certificate"]

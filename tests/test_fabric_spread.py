@@ -95,7 +95,7 @@ def test_pods_are_shared_by_neighbouring_stages_where_that_reaches_less_far() ->
 @given(seed=st.integers(0, 10_000), weight=st.sampled_from(WEIGHTS))
 def test_never_worse_than_hostname_order_and_never_below_the_bound(seed: int, weight: int) -> None:
     rng = np.random.default_rng(seed)
-    pods, leaves, stages, slots = (int(rng.integers(*span)) for span in ((1, 5), (2, 4), (2, 6), (8, 24)))
+    pods, leaves, stages, slots = (int(rng.integers(*span)) for span in ((2, 5), (3, 5), (3, 6), (14, 24)))
     problem = scattered(pods, leaves, stages, slots, seed)
     weights = ReachWeights(data_parallel=weight)
     found = least_spread(problem, weights=weights)

@@ -16,7 +16,7 @@ def banded_starts(problem: MappingProblem) -> list[IntArray]:
         return []
     made: dict[int, tuple[float, IntArray]] = {}
     for shape in shapes(problem, ORDERS):
-        if shape.chunk == 1:
+        if shape.strip == 1:
             assignment = banded(problem, shape)
             total_s, bands = loads_of(problem, assignment).total_s, len(shape.heights)
             if bands not in made or total_s < made[bands][0]:

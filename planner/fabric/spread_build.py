@@ -2,7 +2,7 @@
 
 The grid of stages and replicas is cut into bands of stages. Pods fill a band column by column, so that all
 stages of a band share its pods and a replica is in one of them; bands run to and fro, so that a pod between
-two bands holds the same replicas in both. Inside a band, whole leaves go to chunks of its stages.
+two bands holds the same replicas in both. Inside a band, whole leaves go to strips of its stages.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ LEAF_COUNTS = 4.0
 CUTS = 2.0
 """Replicas that are cut between two pods of a band, about, for each that is not its last."""
 WINDOW = 12
-"""Slots by which a pod's share of a chunk may differ from an even one."""
+"""Slots by which a pod's share of a strip may differ from an even one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What a band or a chunk has of one pod."""
+    """What a band or a strip has of one pod."""
 
     pod: int
     pieces: tuple[Piece, ...]
@@ -107,24 +107,24 @@ def good_orders(problem: MappingProblem, caps: IntArray, heights: Sequence[int],
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Bands of stages, each in chunks of at most `chunk` stages, filled in an order of the pods."""
+    """Bands of stages, each in strips of at most `strip` stages, filled in an order of the pods."""
 
     heights: tuple[int, ...]
-    chunk: int
+    strip: int
     order: Order
     multiple: int
     """Leaves give multiples of this many slots."""
 
     @property
     def hoped(self) -> tuple[Reach, Reach]:
-        """About how far groups reach, pods and leaves, where no replica is cut in a band or a chunk."""
-        chunks = sum(-(-height // self.chunk) for height in self.heights)
+        """About how far groups reach, pods and leaves, where no replica is cut in a band or a strip."""
+        strips = sum(-(-height // self.strip) for height in self.heights)
         pods = (self.order.touched, min(len(self.heights), len(self.order.pods)))
-        return pods, (int(self.order.crowd * self.chunk), chunks)
+        return pods, (int(self.order.crowd * self.strip), strips)
 
 
 def shapes(problem: MappingProblem, orders: int = ORDERS) -> Iterator[Shape]:
-    """Every number of bands and size of chunks, each with the best orders of the pods."""
+    """Every number of bands and size of strips, each with the best orders of the pods."""
     stages = np.arange(problem.stages)
     for bands in range(1, problem.stages + 1 if problem.pods > 1 else 2):
         heights = tuple(len(part) for part in np.array_split(stages, bands))
@@ -133,22 +133,22 @@ def shapes(problem: MappingProblem, orders: int = ORDERS) -> Iterator[Shape]:
             if caps is None:
                 continue
             for order in good_orders(problem, caps, heights, orders):
-                for chunk in range(1, max(heights) + 1) if multiple == 1 else (multiple,):
-                    yield Shape(heights=heights, chunk=chunk, order=order, multiple=multiple)
+                for strip in range(1, max(heights) + 1) if multiple == 1 else (multiple,):
+                    yield Shape(heights=heights, strip=strip, order=order, multiple=multiple)
 
 
 def banded(problem: MappingProblem, shape: Shape) -> IntArray:
     """The assignment of a shape."""
     caps = trimmed(problem, shape.multiple)
     assert caps is not None
-    heights, chunk = shape.heights, shape.chunk
+    heights, strip = shape.heights, shape.strip
     out = np.full((problem.stages, problem.slots), -1, dtype=np.int64)
     first = 0
     for at, band in enumerate(_bands(problem, caps, heights, shape.order.pods)):
         left, rows = list(band), heights[at]
-        sizes = [len(part) for part in np.array_split(np.arange(rows), -(-rows // chunk))]
+        sizes = [len(part) for part in np.array_split(np.arange(rows), -(-rows // strip))]
         for done, size in enumerate(sizes):
-            taken, left = _chunk(left, size * problem.slots, size / sum(sizes[done:]))
+            taken, left = _strip(left, size * problem.slots, size / sum(sizes[done:]))
             cells = np.concatenate([np.repeat(*np.array(share.pieces).T) for share in taken])
             filled = cells.reshape(problem.slots, size).T
             out[first : first + size] = filled[:, ::-1] if at % 2 else filled
@@ -180,8 +180,8 @@ def _bands(
         yield band
 
 
-def _chunk(left: list[Share], need: int, part: float) -> tuple[list[Share], list[Share]]:
-    """What one chunk takes of each pod, about its part of it, and what it leaves."""
+def _strip(left: list[Share], need: int, part: float) -> tuple[list[Share], list[Share]]:
+    """What one strip takes of each pod, about its part of it, and what it leaves."""
     if part >= 1:
         return left, []
     targets = [share.slots * part for share in left]
