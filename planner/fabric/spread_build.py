@@ -25,8 +25,8 @@ LEAF_COUNTS = 4.0
 """What a leaf more or fewer than meant counts, beside a slot by which a pod's share is uneven."""
 CUTS = 2.0
 """Replicas that are cut between two pods of a band, about, for each that is not its last."""
-WINDOW = 12
-"""Slots by which a pod's share of a strip may differ from an even one."""
+WINDOW, LEAF_WINDOW = 12, 2
+"""Slots and leaves by which a pod's share of a strip may differ from an even one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,17 +123,18 @@ class Shape:
         return pods, (int(self.order.crowd * self.strip), strips)
 
 
-def shapes(problem: MappingProblem, orders: int = ORDERS) -> Iterator[Shape]:
-    """Every number of bands and size of strips, each with the best orders of the pods."""
+def shapes(problem: MappingProblem, orders: int = ORDERS, tallest: int | None = None) -> Iterator[Shape]:
+    """Every number of bands and size of strips, up to `tallest`, each with the best orders of the pods."""
     stages = np.arange(problem.stages)
     for bands in range(1, problem.stages + 1 if problem.pods > 1 else 2):
         heights = tuple(len(part) for part in np.array_split(stages, bands))
-        for multiple in range(1, max(heights) + 1):
+        strips = range(1, min(max(heights), tallest or problem.stages) + 1)
+        for multiple in strips:
             caps = trimmed(problem, multiple)
             if caps is None:
                 continue
             for order in good_orders(problem, caps, heights, orders):
-                for strip in range(1, max(heights) + 1) if multiple == 1 else (multiple,):
+                for strip in strips if multiple == 1 else (multiple,):
                     yield Shape(heights=heights, strip=strip, order=order, multiple=multiple)
 
 
@@ -222,11 +223,12 @@ def _whole_leaves(
     cost = np.full((need + 1, most + 1), np.inf)
     cost[0, 0] = 0.0
     steps: list[tuple[list[tuple[int, int]], IntArray]] = []
-    for table, target in zip(tables, targets, strict=True):
+    for share, table, target in zip(shares, tables, targets, strict=True):
+        leaves = len(share.pieces) * target / share.slots
         near = [
             (int(slots), int(number))
             for slots, number in np.argwhere(table[-1])
-            if len(shares) == 1 or abs(slots - target) <= WINDOW
+            if len(shares) == 1 or (abs(slots - target) <= WINDOW and abs(number - leaves) <= LEAF_WINDOW)
         ]
         options = sorted({(0, 0), *near})
         best, choice = np.full_like(cost, np.inf), np.full(cost.shape, -1, dtype=np.int64)
