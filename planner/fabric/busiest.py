@@ -38,8 +38,8 @@ def least_busiest(problem: MappingProblem, *, time_limit_s: float = 60.0) -> Map
     best = _Least(problem, [problem.hostname_assignment(), traffic.assignment, *blocked_orders(problem)])
     rounds = list(traffic.rounds)
     links = len(problem.leaf_slots) + (problem.pods if problem.pods > 1 else 0)
-    ceilings = ceiling_bounds(problem)
-    bound_s = max(traffic.bound_s / links, *(one.by_room() for one in ceilings))
+    ceilings = ceiling_bounds(problem) if best.price_s > 0 else []
+    bound_s = max([traffic.bound_s / links, *(one.by_room() for one in ceilings)])
     if not best.within(bound_s) and is_small(problem):
         bound_s = max(bound_s, best.exact())
     if not best.within(bound_s):

@@ -153,12 +153,14 @@ class _Best:
 
     def bands(self, deadline: float) -> None:
         """Bands of stages, those first that may reach least far; ends early at the bounds."""
+        if self._key == self._bound:
+            return
         hopes = [(self._hope(shape), at, shape) for at, shape in enumerate(shapes(self._problem))]
         tried = 0
         for hope, _, shape in sorted(hopes, key=lambda entry: entry[:2]):
-            if time.process_time() > deadline or tried == MOST_TRIED or self._key[:4] == self._bound:
+            if time.process_time() > deadline or tried == MOST_TRIED or self._key == self._bound:
                 break
-            if hope <= self._key[:4]:
+            if hope <= self._key:
                 self.consider(self._gathered(banded(self._problem, shape), shape.heights))
                 tried += 1
 

@@ -16,7 +16,8 @@ from planner.fabric.spread_bound import Reach
 
 POD_WEIGHT, LEAF_WEIGHT = 1e8, 1e4
 """Of a block too many, beside hops, which come to 1 where all that a swap can touch is apart."""
-SWEEPS = 6
+SWEEPS, MOST_PAIRS = 6, 5_000_000
+"""Times that every replica is looked at, fewer where there are more than so many pairs of slots in all."""
 LEAST_GAIN = 1e-9
 """Of a swap; less is rounding."""
 NO_HOPS, HOPS, HOPS_FIRST = 0.0, 1.0, 1e12
@@ -132,7 +133,8 @@ def gathered(
         over = state.over()
         if not len(over):
             return state.leaves
-        if 2 * len(over) > problem.slots or not _sweep(state, over, runs):
+        # Where most replicas are over, bands do not fit and swaps hardly help.
+        if (not hops and 2 * len(over) > problem.slots) or not _sweep(state, over, runs):
             return None
     return None if len(state.over()) else state.leaves
 
@@ -145,9 +147,11 @@ def settled(problem: MappingProblem, assignment: IntArray) -> IntArray:
     if max(problem.traffic.expert_slots, problem.traffic.context_slots) > 1:
         return assignment
     limits = (spread_of(problem.pod_of[assignment]).pipeline_max, spread_of(assignment).pipeline_max)
+    if loads_of(problem, assignment).total_s == 0:
+        return assignment
     state = Swaps(problem, assignment, limits, HOPS)
     runs = [(stage, stage + 1) for stage in range(problem.stages)]
-    for _ in range(SWEEPS):
+    for _ in range(max(1, min(SWEEPS, MOST_PAIRS // (problem.needed * problem.slots)))):
         if not _sweep(state, np.arange(problem.slots), runs):
             break
     return state.leaves
