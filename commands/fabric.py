@@ -24,7 +24,7 @@ from commands.terminal import NO_PLAN, PATH, CheckFailedError, common, force_opt
 @click.option("--spares", type=int, default=0, show_default=True, metavar="K", help="Nodes to keep free.")
 @click.option("--order", default="best", show_default=True, help="best, or hostname for no choice at all.")
 @click.option(
-    "--time-limit", "time_limit_s", type=click.FloatRange(0.1, 86_400), default=60.0, show_default=True,
+    "--time-limit", "time_limit_s", type=click.FloatRange(0.1, 86_400), default=30.0, show_default=True,
     metavar="S", help="Seconds for the search.",
 )  # fmt: skip
 @click.option("-o", "--output", type=PATH, metavar="DIR", help="Folder for the plan with its new mapping.")

@@ -15,7 +15,8 @@ from planner.fabric.integer import Effort, whole_mapping
 from planner.fabric.patterns import Pricer
 from planner.fabric.problem import IntArray, MappingProblem, loads_of
 from planner.fabric.slot_model import UNITS, SlotModel, is_small
-from planner.fabric.solve import PROVEN, MappingRound, MappingSolution, least_traffic
+from planner.fabric.solution import PROVEN, MappingRound, MappingSolution
+from planner.fabric.solve import TIME_LIMIT_S, least_traffic
 from planner.fabric.starts import blocked_orders
 
 STEPS = 6
@@ -27,7 +28,7 @@ BELOW = 1 - 0.4 * PROVEN
 """Of a price: what is refuted at this ceiling proves the price."""
 
 
-def least_busiest(problem: MappingProblem, *, time_limit_s: float = 60.0) -> MappingSolution:
+def least_busiest(problem: MappingProblem, *, time_limit_s: float = TIME_LIMIT_S) -> MappingSolution:
     """An assignment that keeps the busiest up-link short, never worse than hostname order.
 
     Starts from the least traffic, in half the time, and then forbids leaf patterns above a ceiling, step by

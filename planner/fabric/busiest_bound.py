@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from planner.fabric.columns import LARGEST_POD_TABLE
+from planner.fabric.columns import LARGEST_POD_TABLE, pod_states
 from planner.fabric.patterns import BlockKind, Pricer, leaf_kinds, pattern_bytes, pod_kinds
 from planner.fabric.problem import FloatArray, IntArray, MappingProblem
 
@@ -192,10 +192,6 @@ def ceiling_bounds(problem: MappingProblem) -> list[CeilingBound]:
     # Where a leaf is does not matter to its own link, so that leaves of all pods are alike.
     flat = problem.without_pods()
     found = [CeilingBound(flat, leaf_kinds(flat))]
-    if problem.pods > 1:
-        kinds = pod_kinds(problem)
-        room = max(kind.room for kind in kinds)
-        states = len(kinds) * (room + 1) * (min(room, problem.slots) + 1) * problem.stages
-        if states <= LARGEST_POD_TABLE:
-            found.append(CeilingBound(problem, kinds))
+    if problem.pods > 1 and pod_states(problem) <= LARGEST_POD_TABLE:
+        found.append(CeilingBound(problem, pod_kinds(problem)))
     return found

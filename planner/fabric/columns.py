@@ -75,18 +75,31 @@ class Relaxation:
     leaves: Pool
     pods: Pool | None
     leaf_prices: FloatArray
-    """Of a slot of each stage in a leaf of each kind, [kinds, stages]."""
+    """Of a slot of each stage in a leaf of each kind, [kinds, stages]; or of n slots, [kinds, stages, n]."""
     leaf_rent_s: FloatArray
     """What one leaf of each kind is worth, [kinds]; at most 0."""
     pod_prices: FloatArray
     pod_rent_s: FloatArray
     """What each pod is worth, [pods]; at most 0."""
     rounds: int
+    piece_prices: FloatArray | None = None
+    """Of a piece by family of stages and size, where cuts of stages are in it too (`two_sided`)."""
 
     @property
     def bound_s(self) -> float:
         """No assignment costs less."""
         return max(self.priced_bound_s, 0.0)
+
+
+def dearest_slot_s(problem: MappingProblem) -> float:
+    """More than a slot can cost."""
+    t = problem.traffic
+    all_bytes = (
+        t.ring_bytes + t.context_bytes + t.expert_bytes * t.expert_slots
+        + t.expert_ring_bytes * t.expert_slots + 2 * t.hop_bytes + 2 * t.wrap_bytes
+    )  # fmt: skip
+    worst = max(problem.leaf_s_per_byte, default=0.0) + max(problem.pod_s_per_byte)
+    return max(all_bytes * worst, 1e-12)
 
 
 class Master:
@@ -109,8 +122,7 @@ class Master:
             self._pod_rows = [self._row(0, 1) for _ in self.pods.kinds]
             self._links = [[self._row(0, 0) for _ in range(stages)] for _ in self.pods.kinds]
         # Slots that no column provides: dear enough that none is bought at the end.
-        dear = 10.0 * self._dearest()
-        self._cost_scale = 1.0 / max(dear / 10.0, 1e-300)
+        self._cost_scale = 1.0 / dearest_slot_s(problem)
         for rows in [self._need, *self._links]:
             for row in rows:
                 for sign in (1, -1):
@@ -118,16 +130,6 @@ class Master:
                     row.SetCoefficient(spare, sign)
                     self._solver.Objective().SetCoefficient(spare, 10.0)
         self._solver.Objective().SetMinimization()
-
-    def _dearest(self) -> float:
-        """More than a slot can cost."""
-        t = self._problem.traffic
-        all_bytes = (
-            t.ring_bytes + t.context_bytes + t.expert_bytes * t.expert_slots
-            + t.expert_ring_bytes * t.expert_slots + 2 * t.hop_bytes + 2 * t.wrap_bytes
-        )  # fmt: skip
-        worst = max(self._problem.leaf_s_per_byte, default=0.0) + max(self._problem.pod_s_per_byte)
-        return max(all_bytes * worst, 1e-12)
 
     def _row(self, low: float, high: float) -> Any:
         return self._solver.Constraint(low, high)
@@ -201,7 +203,7 @@ def relax(
     within the share `enough` of each other.
     """
     demand = np.full(problem.stages, problem.slots) if demand is None else demand
-    with_pods = problem.pods > 1 and _pod_states(problem) <= LARGEST_POD_TABLE
+    with_pods = problem.pods > 1 and pod_states(problem) <= LARGEST_POD_TABLE
     master = Master(problem, demand, with_pods)
     for counts in starts:
         add_counts(master, problem, counts)
@@ -223,7 +225,8 @@ def relax(
     return best
 
 
-def _pod_states(problem: MappingProblem) -> int:
+def pod_states(problem: MappingProblem) -> int:
+    """Entries of the pods' dynamic programme."""
     kinds = pod_kinds(problem)
     room = max(kind.room for kind in kinds)
     return len(kinds) * (room + 1) * (min(room, problem.slots) + 1) * problem.stages

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planner.fabric.problem import IntArray, MappingError, MappingProblem
-from planner.fabric.solve import PROVEN, MappingSolution, least_traffic
+from planner.fabric.solution import PROVEN, MappingSolution
+from planner.fabric.solve import least_traffic
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model

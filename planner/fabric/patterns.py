@@ -97,7 +97,8 @@ class Pricer:
 
     def _gain(self, prices: FloatArray) -> FloatArray:
         """What n slots of a stage cost in a block of a kind, prices paid; shape [kinds, stages, n]."""
-        return self._group_s[:, None, :] - prices[:, :, None] * self._n
+        earned = prices[:, :, None] * self._n if prices.ndim == 2 else prices
+        return np.asarray(self._group_s[:, None, :] - earned, dtype=np.float64)
 
     def _tables(self, gain: FloatArray) -> FloatArray:
         """Least cost up to each stage by kind, slots of the first stage, slots used, slots of the stage.
@@ -130,28 +131,31 @@ class Pricer:
     def best(self, prices: FloatArray, ways: int = 1) -> Iterator[tuple[int, float, IntArray]]:
         """(kind, cost minus prices, pattern) of the cheapest, and for `ways` > 1 of others with other sums.
 
-        `prices` are those of a slot, [kinds, stages].
+        `prices` are those of a slot, [kinds, stages], or of n of them together, [kinds, stages, n].
         """
         tables = self._tables(self._gain(prices))
         last = self._closed(tables)
-        for kind in range(len(self._kinds)):
-            by_use = last[kind].min(axis=(0, 2))
-            for used in np.argsort(by_use, kind="stable")[:ways]:
-                if np.isfinite(by_use[used]):
-                    first, n = np.unravel_index(int(np.argmin(last[kind, :, used])), last.shape[1::2])
-                    pattern = self._walk(tables[:, kind, first], kind, int(used), int(n))
-                    yield kind, float(by_use[used]), pattern
+        by_use = last.min(axis=(1, 3))
+        used = np.argsort(by_use, axis=1, kind="stable")[:, :ways]
+        kind, rank = np.nonzero(np.isfinite(np.take_along_axis(by_use, used, axis=1)))
+        used = used[kind, rank]
+        ends = last[kind, :, used].reshape(len(kind), -1).argmin(axis=1)
+        first, n = np.divmod(ends, self._most + 1)
+        patterns = self._walk(tables, kind, first, used, n)
+        yield from zip(kind.tolist(), by_use[kind, used].tolist(), patterns, strict=True)
 
-    def _walk(self, table: FloatArray, kind: int, used: int, n: int) -> IntArray:
-        """The pattern that leads to a state of the last stage."""
-        pattern = np.zeros(self._stages, dtype=np.int64)
+    def _walk(
+        self, tables: FloatArray, kind: IntArray, first: IntArray, used: IntArray, n: IntArray
+    ) -> IntArray:
+        """The patterns that lead to states of the last stage, [states, stages]."""
+        patterns = np.zeros((len(kind), self._stages), dtype=np.int64)
         for stage in range(self._stages - 1, -1, -1):
-            pattern[stage] = n
-            used -= n
+            patterns[:, stage] = n
+            used = used - n
             if stage:
-                step = table[stage - 1, used] + self._hop_s[kind] * np.abs(self._n - n)
-                n = int(np.argmin(step))
-        return pattern
+                step = self._hop_s[kind, None] * np.abs(self._n - n[:, None])
+                n = np.argmin(tables[stage - 1, kind, first, used] + step, axis=1)
+        return patterns
 
     def within(self, prices: FloatArray, slack_s: FloatArray, limit: int) -> list[list[IntArray]] | None:
         """Every pattern of each kind at most `slack_s[kind]` in cost minus prices; None above `limit`."""

@@ -141,6 +141,18 @@ class MappingProblem:
         """The same with one pod."""
         return replace(self, leaf_pod=(0,) * len(self.leaf_slots), pod_s_per_byte=(0.0,))
 
+    def only_pods(self) -> MappingProblem:
+        """The same with pods that are one leaf each: what pods' up-links cost, and nothing else."""
+        room = np.bincount(self.pod_of, weights=self.leaf_slots, minlength=self.pods)
+        return replace(
+            self,
+            leaf_slots=tuple(int(slots) for slots in room),
+            leaf_s_per_byte=self.pod_s_per_byte,
+            leaf_pod=(0,) * self.pods,
+            pod_s_per_byte=(0.0,),
+            host_leaves=tuple(self.pod_of[self.host_order].tolist()),
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Loads:

@@ -14,7 +14,8 @@ from planner.fabric.busiest import least_busiest
 from planner.fabric.instance import Instance, idle_nodes, instance_of, ranks_of
 from planner.fabric.problem import Loads, MappingError, loads_of, spread_of
 from planner.fabric.slots import Place
-from planner.fabric.solve import MappingObjective, MappingSolution, least_traffic
+from planner.fabric.solution import MappingObjective, MappingSolution
+from planner.fabric.solve import TIME_LIMIT_S, least_traffic
 from planner.fabric.spread import EQUAL, LevelReach, SpreadSolution, least_spread
 from planner.fabric.spread_bound import ReachWeights
 from planner.fabric.spread_swaps import tidied
@@ -52,7 +53,7 @@ def map_plan(
     order: str = "best",
     spares: int = 0,
     weights: ReachWeights = EQUAL,
-    time_limit_s: float = 60.0,
+    time_limit_s: float = TIME_LIMIT_S,
 ) -> MappedPlan:
     """Places a plan's layout on the free nodes of a cluster, the plan's own where none is given.
 

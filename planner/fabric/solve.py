@@ -3,70 +3,24 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
-from planner.fabric.assign import assignment_of
 from planner.fabric.banded_starts import banded_starts
-from planner.fabric.columns import Pool, Relaxation, counts_of, relax
+from planner.fabric.columns import Pool, Relaxation, counts_of, pod_states, relax
+from planner.fabric.deepening import deepened
 from planner.fabric.integer import Effort, whole_mapping
 from planner.fabric.patterns import Pricer
-from planner.fabric.problem import IntArray, Loads, MappingError, MappingProblem, check_assignment, loads_of
-from planner.fabric.starts import blocked_orders, pod_by_pod, pod_counts
+from planner.fabric.pods import improve, pods_bound_s
+from planner.fabric.problem import IntArray, MappingError, MappingProblem, check_assignment, loads_of
+from planner.fabric.solution import PROVEN, Incumbent, Limits, MappingRound, MappingSolution
+from planner.fabric.starts import blocked_orders
+from planner.fabric.two_sided import relax_two_sided
 
-MappingObjective = Literal["traffic", "busiest", "spread"]
-PROVEN = 1e-6
-"""Relative difference of price and bound below which they count as equal: sums of floats."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MappingRound:
-    """One integer programme: its columns, whether they were all that could matter, and what came of it."""
-
-    columns: int
-    exhaustive: bool
-    price_s: float
-    wall_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class MappingSolution:
-    """An assignment with its certificate. `bound_s` holds for every assignment."""
-
-    objective: MappingObjective
-    assignment: IntArray
-    loads: Loads
-    hostname_loads: Loads
-    bound_s: float
-    rounds: tuple[MappingRound, ...]
-    wall_s: float
-
-    @property
-    def price_s(self) -> float:
-        """The objective: seconds of all up-links, or of the busiest."""
-        return self.loads.busiest_s if self.objective == "busiest" else self.loads.total_s
-
-    @property
-    def hostname_s(self) -> float:
-        """The objective in hostname order."""
-        loads = self.hostname_loads
-        return loads.busiest_s if self.objective == "busiest" else loads.total_s
-
-    @property
-    def gap(self) -> float:
-        """Of the price."""
-        return (self.price_s - self.bound_s) / self.price_s if self.price_s > 0 else 0.0
-
-    @property
-    def proven(self) -> bool:
-        """Whether no assignment is better."""
-        return self.gap <= PROVEN
-
-
-ORDERS_REFINED = 2
-POD_EFFORT = Effort(nodes=50, seconds=10.0)
+TIME_LIMIT_S = 30.0
+"""Processor seconds; what is measured in docs/fabric.md ends long before."""
+LARGEST_JOINT = 300_000
+"""Entries of the pods' dynamic programme; beyond it leaves and pods are not priced together."""
 CLOSE_ENOUGH = 0.002
 """Of the relaxation's value: with several pods, further columns are left ungenerated within this."""
 EFFORT = (
@@ -79,82 +33,81 @@ SHARES = (1.0, 0.5, 0.25, 0.1, 0.03, 0.01, 0.003, 1e-6)
 """Of the gap: patterns that no solution this much better than the incumbent can do without are enumerated."""
 
 
-class _Incumbent:
-    """The best assignment so far."""
-
-    def __init__(self, problem: MappingProblem) -> None:
-        self._problem = problem
-        self.assignment = problem.hostname_assignment()
-        self.price_s = loads_of(problem, self.assignment).total_s
-
-    @property
-    def counts(self) -> IntArray:
-        return counts_of(self._problem, self.assignment)
-
-    def offer(self, counts: IntArray | None) -> None:
-        """Takes an assignment with these counts if it is better."""
-        if counts is not None:
-            self.consider(assignment_of(self._problem, counts))
-
-    def consider(self, assignment: IntArray) -> None:
-        """Takes an assignment if it is better."""
-        price = loads_of(self._problem, assignment).total_s
-        if price < self.price_s * (1 - 1e-12):
-            self.assignment, self.price_s = assignment, price
-
-
-def least_traffic(problem: MappingProblem, *, time_limit_s: float = 60.0) -> MappingSolution:
+def least_traffic(problem: MappingProblem, *, time_limit_s: float = TIME_LIMIT_S) -> MappingSolution:
     """The assignment with the least busy seconds over all up-links, with a bound.
 
     `time_limit_s` is processor time, so that a busy machine does not change the answer.
 
-    Columns of the relaxation first, then all patterns whose reduced cost leaves room below the incumbent:
-    when those are complete and the integer programme over them is, the incumbent is optimal.
+    One pod: the two-sided relaxation, holdings step by step (`deepening`), and, where no order of stages was
+    found for the best of them, all patterns whose reduced cost leaves room below the incumbent.
     """
     start = time.monotonic()
     problem.check_room()
-    best = _Incumbent(problem)
+    best = Incumbent(problem)
     rounds: list[MappingRound] = []
     bound = 0.0
     if best.price_s > 0:
         orders = [*blocked_orders(problem), *banded_starts(problem)]
         for order in orders:
             best.consider(order)
-        deadline = time.process_time() + time_limit_s
-        found = relax(
-            problem,
-            [counts_of(problem, order) for order in [best.assignment, *orders]],
-            stop=lambda: time.process_time() > deadline - 0.6 * time_limit_s,
-            enough=CLOSE_ENOUGH if problem.pods > 1 else 0.0,
-        )
-        if problem.pods > 1:
-            _fill_pods(problem, best, orders)
-        bound = _whole(problem, found, best, rounds, deadline=deadline)
+        limits = Limits(time_limit_s)
+        solve = _one_pod if problem.pods == 1 else _several_pods
+        bound = solve(problem, best, [best.assignment, *orders], rounds, limits)
     return _solution(problem, best, bound, rounds, start=start)
 
 
-def _fill_pods(problem: MappingProblem, best: _Incumbent, orders: list[IntArray]) -> None:
-    """Keeps what the best orders put in each pod, and places it inside the pods anew."""
-    ranked = sorted(orders, key=lambda order: loads_of(problem, order).total_s)
-    for order in [best.assignment, *ranked[:ORDERS_REFINED]]:
-        best.offer(pod_by_pod(problem, pod_counts(problem, order), POD_EFFORT))
+def _one_pod(
+    problem: MappingProblem,
+    best: Incumbent,
+    orders: list[IntArray],
+    rounds: list[MappingRound],
+    limits: Limits,
+) -> float:
+    """Offers the best mapping that is found; returns a bound."""
+    found = relax_two_sided(problem, [counts_of(problem, order) for order in orders], limits.stop)
+    bound = deepened(problem, found, best, rounds, limits)
+    return _whole(problem, found, best, rounds, bound_s=bound, limits=limits)
+
+
+def _several_pods(
+    problem: MappingProblem,
+    best: Incumbent,
+    orders: list[IntArray],
+    rounds: list[MappingRound],
+    limits: Limits,
+) -> float:
+    """The same with pods: leaves alone and pods alone first, both together where they are few."""
+    leaves, steps = problem.without_pods(), list[MappingRound]()
+    alone = Incumbent(leaves)
+    for order in orders:
+        alone.consider(order)
+    starts = [counts_of(problem, order) for order in orders]
+    bound = deepened(leaves, relax_two_sided(leaves, starts, limits.stop), alone, steps, limits)
+    bound += pods_bound_s(problem, orders, limits.stop)
+    improve(problem, best, orders, alone.assignment, limits)
+    if pod_states(problem) > LARGEST_JOINT:
+        return min(bound, best.price_s)
+    starts.append(counts_of(problem, best.assignment))
+    found = relax(problem, starts, stop=limits.stop, enough=CLOSE_ENOUGH)
+    bound = max(bound, found.bound_s)
+    return _whole(problem, found, best, rounds, bound_s=bound, limits=limits)
 
 
 def _whole(
     problem: MappingProblem,
     found: Relaxation,
-    best: _Incumbent,
+    best: Incumbent,
     rounds: list[MappingRound],
     *,
-    deadline: float,
+    bound_s: float,
+    limits: Limits,
 ) -> float:
     """Integer programmes over growing sets of columns; returns the bound that they prove."""
-    start = time.monotonic()
-    bound = min(found.bound_s, best.price_s)
+    bound = min(bound_s, best.price_s)
     demand = np.full(problem.stages, problem.slots)
     leaves, pods, slack = found.leaves, found.pods, 0.0
     for limit, effort in EFFORT:
-        left_s, gap_s = deadline - time.process_time(), best.price_s - bound
+        left_s, gap_s = limits.left_s, best.price_s - bound
         if gap_s <= PROVEN * best.price_s or left_s <= 0:
             break
         full_s = best.price_s - found.priced_bound_s
@@ -170,9 +123,9 @@ def _whole(
         if exhaustive and whole.complete:
             # Patterns outside the pools are in no assignment below the price that the slack was taken from.
             bound = max(bound, min(whole.bound_s, best.price_s))
-        wall_s = time.monotonic() - start
+        columns, wall_s = len(leaves.kind), limits.elapsed_s
         rounds.append(
-            MappingRound(columns=len(leaves.kind), exhaustive=exhaustive, price_s=best.price_s, wall_s=wall_s)
+            MappingRound(columns=columns, exhaustive=exhaustive, price_s=best.price_s, wall_s=wall_s)
         )
         if exhaustive and whole.complete:
             break
@@ -180,7 +133,7 @@ def _whole(
 
 
 def _enumerated(
-    problem: MappingProblem, found: Relaxation, best: _Incumbent, limit: int
+    problem: MappingProblem, found: Relaxation, best: Incumbent, limit: int
 ) -> tuple[Pool, Pool | None, float]:
     """The relaxation's columns, the incumbent's, and as many of the others as the limit lets in.
 
@@ -215,7 +168,7 @@ def _enumerated(
 
 def _solution(
     problem: MappingProblem,
-    best: _Incumbent,
+    best: Incumbent,
     bound_s: float,
     rounds: list[MappingRound],
     *,

@@ -15,7 +15,8 @@ import numpy as np
 
 from planner.fabric.problem import IntArray, MappingProblem, check_assignment, loads_of, spread_of
 from planner.fabric.slot_model import is_small
-from planner.fabric.solve import MappingSolution
+from planner.fabric.solution import MappingSolution
+from planner.fabric.solve import TIME_LIMIT_S
 from planner.fabric.spread_bound import Reach, ReachBound, ReachWeights
 from planner.fabric.spread_build import Shape, banded, shapes
 from planner.fabric.spread_exact import least_reach
@@ -79,7 +80,7 @@ def reach_of(problem: MappingProblem, assignment: IntArray) -> tuple[Reach, Reac
 
 
 def least_spread(
-    problem: MappingProblem, *, weights: ReachWeights = EQUAL, time_limit_s: float = 60.0
+    problem: MappingProblem, *, weights: ReachWeights = EQUAL, time_limit_s: float = TIME_LIMIT_S
 ) -> SpreadSolution:
     """The mapping of the least spread that is found; exact where one CP-SAT model holds the instance.
 
