@@ -200,3 +200,16 @@ def test_leaves_and_pods_add_up(seed: int) -> None:
     )
     both = loads_of(pods, problem.pod_of[assignment]).total_s + loads_of(leaves, assignment).total_s
     assert both == pytest.approx(loads_of(problem, assignment).total_s)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_leaves_and_pods_apart_bound_what_both_together_prove(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, _ = two_pods(seed)
+    together = least_traffic(problem)
+    monkeypatch.setattr("planner.fabric.solve.LARGEST_JOINT", 0)
+    apart = least_traffic(problem)
+    assert apart.bound_s <= together.price_s * (1 + 1e-9)
+    assert together.bound_s <= apart.price_s * (1 + 1e-9)
+    assert 0 < apart.bound_s <= together.bound_s * (1 + 1e-9)

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.fabric.banded_starts import banded_starts
 from planner.fabric.problem import IntArray, MappingProblem, Traffic, check_assignment, loads_of
-from planner.fabric.solve import least_traffic
 from planner.fabric.spread import least_spread, reach_of
 from planner.fabric.spread_bound import ReachBound, ReachWeights
 from planner.fabric.spread_build import banded, shapes
@@ -182,12 +180,3 @@ def test_a_tie_by_hand() -> None:
     after = tidied(problem, before)
     assert (reach_of(problem, before)[0], reach_of(problem, after)[0]) == ((2, 3), (2, 2))
     assert loads_of(problem, after).total_s == loads_of(problem, before).total_s
-
-
-def test_bands_start_the_search_for_the_least_traffic_where_there_are_pods() -> None:
-    problem = scattered(3, 3, 3, 12, 1)
-    starts = banded_starts(problem)
-    best = min(loads_of(problem, one).total_s for one in starts)
-    assert best < loads_of(problem, problem.hostname_assignment()).total_s
-    assert least_traffic(problem, time_limit_s=5.0).price_s <= best * (1 + 1e-9)
-    assert banded_starts(problem.without_pods()) == []

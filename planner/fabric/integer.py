@@ -119,12 +119,12 @@ def _read(
         # The columns hold a whole mapping, so that nothing fits is never an answer.
         return WholeMapping(counts=None, bound_s=-float("inf"), complete=False)
     values = result.variable_values()
-    counts = spread_out(problem, leaves, [round(values[x]) for x in taken])
+    counts = _spread_out(problem, leaves, [round(values[x]) for x in taken])
     bound = result.termination.objective_bounds.dual_bound / scale
     return WholeMapping(counts=counts, bound_s=bound, complete=complete)
 
 
-def spread_out(problem: MappingProblem, leaves: Pool, copies: Sequence[int]) -> IntArray:
+def _spread_out(problem: MappingProblem, leaves: Pool, copies: Sequence[int]) -> IntArray:
     """Counts of every leaf by name: equal leaves get the chosen patterns in the order of the columns."""
     counts = np.zeros((len(problem.leaf_slots), problem.stages), dtype=np.int64)
     free = [list(kind.members) for kind in leaves.kinds]

@@ -6,7 +6,6 @@ import time
 
 import numpy as np
 
-from planner.fabric.banded_starts import banded_starts
 from planner.fabric.columns import Pool, Relaxation, counts_of, pod_states, relax
 from planner.fabric.deepening import deepened
 from planner.fabric.integer import Effort, whole_mapping
@@ -47,7 +46,7 @@ def least_traffic(problem: MappingProblem, *, time_limit_s: float = TIME_LIMIT_S
     rounds: list[MappingRound] = []
     bound = 0.0
     if best.price_s > 0:
-        orders = [*blocked_orders(problem), *banded_starts(problem)]
+        orders = list(blocked_orders(problem))
         for order in orders:
             best.consider(order)
         limits = Limits(time_limit_s)

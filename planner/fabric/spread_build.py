@@ -123,17 +123,17 @@ class Shape:
         return pods, (int(self.order.crowd * self.strip), strips)
 
 
-def shapes(problem: MappingProblem, orders: int = ORDERS, tallest: int | None = None) -> Iterator[Shape]:
-    """Every number of bands and size of strips, up to `tallest`, each with the best orders of the pods."""
+def shapes(problem: MappingProblem) -> Iterator[Shape]:
+    """Every number of bands and size of strips, each with the best orders of the pods."""
     stages = np.arange(problem.stages)
     for bands in range(1, problem.stages + 1 if problem.pods > 1 else 2):
         heights = tuple(len(part) for part in np.array_split(stages, bands))
-        strips = range(1, min(max(heights), tallest or problem.stages) + 1)
+        strips = range(1, max(heights) + 1)
         for multiple in strips:
             caps = trimmed(problem, multiple)
             if caps is None:
                 continue
-            for order in good_orders(problem, caps, heights, orders):
+            for order in good_orders(problem, caps, heights, ORDERS):
                 for strip in strips if multiple == 1 else (multiple,):
                     yield Shape(heights=heights, strip=strip, order=order, multiple=multiple)
 
