@@ -17,9 +17,12 @@ from cluster_specs.schema import ClusterSpec, FabricLevelSpec, NodeSpec
 from costmodel.layout import Layout
 from costmodel.workload import Workload
 from model_specs.reader import read_model
+from planner.fabric.busiest import least_busiest
 from planner.fabric.instance import Instance, instance_of
 from planner.fabric.problem import spread_of
-from planner.fabric.solve import least_busiest, least_traffic
+from planner.fabric.solve import least_traffic
+from planner.fabric.spread import least_spread
+from planner.fabric.spread_bound import ReachWeights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,16 +143,38 @@ def run(name: str, seed: int, busiest: bool) -> None:
     )
 
 
+def run_spread(name: str, seed: int, dp_weight: int) -> None:
+    """One row of the table of how far groups reach: (data-parallel groups, pipelines) at most."""
+    problem = case_instance(CASES[name], seed).problem
+    cpu = time.process_time()
+    found = least_spread(problem, weights=ReachWeights(data_parallel=dp_weight))
+    cpu = time.process_time() - cpu
+    levels = "; ".join(
+        f"{level} {reach.hostname} -> {reach.found}, {'proven' if reach.proven else f'bound {reach.bound}'}"
+        for level, reach in (("pods", found.pods), ("leaves", found.leaves))
+    )
+    print(
+        f"{name:28} seed {seed} weight {dp_weight / 1000:.1f}: {levels}; "
+        f"{found.hostname_s:8.3f} s -> {found.price_s:8.3f} s, {cpu:6.1f} s CPU",
+        flush=True,
+    )
+
+
 def main() -> None:
     """Runs the cases named, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", choices=[*CASES, []], metavar="CASE")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--busiest", action="store_true")
+    parser.add_argument("--spread", action="store_true")
+    parser.add_argument("--dp-weight", type=int, default=500, help="per mille, with --spread")
     arguments = parser.parse_args()
     for name in arguments.cases or CASES:
         for seed in range(arguments.seeds):
-            run(name, seed, arguments.busiest)
+            if arguments.spread:
+                run_spread(name, seed, arguments.dp_weight)
+            else:
+                run(name, seed, arguments.busiest)
 
 
 if __name__ == "__main__":

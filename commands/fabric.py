@@ -14,7 +14,12 @@ from commands.terminal import NO_PLAN, PATH, CheckFailedError, common, force_opt
 @click.option("--cluster", help="Catalog name or cluster YAML; the plan's own cluster when absent.")
 @click.option(
     "--objective", default="traffic", show_default=True, metavar="NAME",
-    help="traffic: all up-links' time together. busiest: the busiest up-link's.",
+    help="traffic: all up-links' time together. busiest: the busiest up-link's. "
+    "spread: pods, then leaves, that a group touches at most, then traffic.",
+)  # fmt: skip
+@click.option(
+    "--dp-weight", type=click.FloatRange(0.0, 1.0), default=0.5, show_default=True, metavar="A",
+    help="Objective spread: what a data-parallel group's reach counts; a pipeline's counts 1 - A.",
 )  # fmt: skip
 @click.option("--spares", type=int, default=0, show_default=True, metavar="K", help="Nodes to keep free.")
 @click.option("--order", default="best", show_default=True, help="best, or hostname for no choice at all.")
@@ -30,6 +35,7 @@ def map_(
     plan: Path,
     cluster: str | None,
     objective: str,
+    dp_weight: float,
     spares: int,
     order: str,
     time_limit_s: float,
@@ -40,11 +46,12 @@ def map_(
     """Place the ranks of a plan's layout on a cluster's free nodes, with a bound.
 
     Which nodes form which pipeline stage and replica is chosen so that the least time is spent on the
-    up-links of leaves and pods; hostname order is printed beside it.
+    up-links of leaves and pods, or groups reach few of them; hostname order is printed beside it.
     """
     from cluster_specs.reader import read_cluster
     from planner.documents import read_plan
     from planner.fabric.service import NoMappingError, map_plan, mapping_document
+    from planner.fabric.spread_bound import ReachWeights
     from planner.launch.files import write_files
     from planner.plan_files import plan_files, refuse_taken
     from planner.report.mapping_view import mapping_view
@@ -55,8 +62,9 @@ def map_(
         refuse_taken(output, force)
     try:
         found = map_plan(
-            given, onto, objective=objective, order=order, spares=spares, time_limit_s=time_limit_s
-        )
+            given, onto, objective=objective, order=order, spares=spares, time_limit_s=time_limit_s,
+            weights=ReachWeights(data_parallel=round(1000 * dp_weight)),
+        )  # fmt: skip
     except NoMappingError as error:
         raise CheckFailedError(str(error)) from error
     print_json(mapping_document(found)) if as_json else show(mapping_view(found))

@@ -197,3 +197,31 @@ def test_levels_of_an_irregular_allocation_are_those_of_the_fullest_blocks(tmp_p
     assert is_irregular(cluster)
     assert fabric_levels(cluster, 64).blocks.tolist() == [8, 24, 32, 64]
     assert fabric_levels(cluster, 64).names == ("nvlink", "leaf", "pod", "core")
+
+
+def test_spread_is_minimised_beside_hostname_order(regular: Path, tmp_path: Path) -> None:
+    """Two stages of four nodes on two pods of 4: a stage in each pod, or each replica inside one."""
+    cluster = cluster_file(tmp_path)
+    found = document("map", regular, "--cluster", cluster, "--objective", "spread")
+    certificate = found["spread_certificate"]
+    assert found["objective"] == "spread"
+    assert certificate["pods"]["found"] == [1, 2]
+    assert certificate["pods"]["status"] == certificate["leaves"]["status"] == "optimal"
+    for level in ("pods", "leaves"):
+        reach = found["spread"][level]
+        assert certificate[level]["found"] == [reach["data_parallel_max"], reach["pipeline_max"]]
+        before = found["hostname_order"]["spread"][level]
+        assert max(certificate[level]["found"]) <= max(before["data_parallel_max"], before["pipeline_max"])
+    pipelines = document("map", regular, "--cluster", cluster, "--objective", "spread", "--dp-weight", 0)
+    assert pipelines["spread_certificate"]["pods"]["found"] == [2, 1]
+    assert document("map", regular, "--cluster", cluster)["spread_certificate"] is None
+    code, text = run("map", regular, "--cluster", cluster, "--objective", "spread")
+    assert code == 0
+    assert "touched at most" in text
+
+
+def test_hostname_order_has_no_bound_of_its_spread(regular: Path, tmp_path: Path) -> None:
+    path = cluster_file(tmp_path)
+    plain = document("map", regular, "--cluster", path, "--order", "hostname", "--objective", "spread")
+    assert plain["spread"] == plain["hostname_order"]["spread"]
+    assert plain["price_s"] == plain["uplinks_busy_s"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
@@ -10,17 +10,22 @@ from cluster_specs.naming import node_name
 from cluster_specs.schema import ClusterSpec
 from costmodel.workload import Workload
 from planner.assemble import layout_of
+from planner.fabric.busiest import least_busiest
 from planner.fabric.instance import Instance, idle_nodes, instance_of, ranks_of
 from planner.fabric.problem import Loads, MappingError, loads_of, spread_of
 from planner.fabric.slots import Place
-from planner.fabric.solution import MappingSolution
-from planner.fabric.solve import TIME_LIMIT_S, least_busiest, least_traffic
+from planner.fabric.solution import MappingObjective, MappingSolution
+from planner.fabric.solve import TIME_LIMIT_S, least_traffic
 from planner.fabric.spares import with_spares
+from planner.fabric.spread import EQUAL, LevelReach, SpreadSolution, least_spread
+from planner.fabric.spread_bound import ReachWeights
+from planner.fabric.spread_swaps import tidied
 from planner.mapping import MEGATRON_DEFAULT
 from planner.plan import Mapping, Plan
-from planner.problem import FRAMEWORK_OVERLAP, MOE_DISPATCH, RequestError
+from planner.prediction import workload_of as of_inputs
+from planner.problem import RequestError
 
-OBJECTIVES = ("traffic", "busiest")
+OBJECTIVES: tuple[MappingObjective, ...] = ("traffic", "busiest", "spread")
 ORDERS = ("best", "hostname")
 MOST_SPARES = 131_072
 
@@ -49,10 +54,12 @@ def map_plan(
     objective: str = "traffic",
     order: str = "best",
     spares: int = 0,
+    weights: ReachWeights = EQUAL,
     time_limit_s: float = TIME_LIMIT_S,
 ) -> MappedPlan:
     """Places a plan's layout on the free nodes of a cluster, the plan's own where none is given.
 
+    `weights` are those of the objective `spread`.
     Raises RequestError for a wish that is not known, NoMappingError where the layout does not fit.
     """
     _check(objective, order, spares)
@@ -67,8 +74,7 @@ def map_plan(
         instance = instance_of(workload_of(plan, on, int(layout.gpus)), layout, stages, spare)
         if order == "hostname":
             return instance, hostname_solution(instance, objective)
-        solver = least_traffic if objective == "traffic" else least_busiest
-        return instance, solver(instance.problem, time_limit_s=time_limit_s)
+        return instance, _solved(instance, objective, weights, time_limit_s)
 
     try:
         instance, solution = with_spares(cluster, spares, solved)
@@ -86,25 +92,24 @@ def map_plan(
     )
 
 
+def _solved(
+    instance: Instance, objective: str, weights: ReachWeights, time_limit_s: float
+) -> MappingSolution:
+    if objective == "spread":
+        return least_spread(instance.problem, weights=weights, time_limit_s=time_limit_s)
+    if objective == "busiest":
+        return least_busiest(instance.problem, time_limit_s=time_limit_s)
+    found = least_traffic(instance.problem, time_limit_s=time_limit_s)
+    # Of mappings that send the same, one whose pipelines touch few blocks.
+    assignment = tidied(instance.problem, found.assignment)
+    return replace(found, assignment=assignment, loads=loads_of(instance.problem, assignment))
+
+
 def workload_of(plan: Plan, cluster: ClusterSpec, gpus: int) -> Workload:
     """What the cost model prices of a plan, on a cluster. Raises MappingError where it is too small."""
     if gpus > cluster.gpus:
         raise MappingError(f"the layout needs {gpus} GPUs, cluster {cluster.name!r} has {cluster.gpus} free")
-    inputs = plan.inputs
-    return Workload(
-        model=inputs.model,
-        cluster=cluster,
-        gpus=gpus,
-        global_batch=inputs.global_batch,
-        seq_len=inputs.seq_len,
-        precision=inputs.precision,
-        optimizer=inputs.optimizer,
-        framework=inputs.framework,
-        overlap=FRAMEWORK_OVERLAP[inputs.framework],
-        moe_dispatch=MOE_DISPATCH,
-        reserve_gib=inputs.reserve_gib,
-        expert_imbalance_by_ep=inputs.expert_imbalance_by_ep,
-    )
+    return of_inputs(plan.inputs.model_copy(update={"cluster": cluster, "gpus": gpus}))
 
 
 def hostname_solution(instance: Instance, objective: str) -> MappingSolution:
@@ -113,7 +118,7 @@ def hostname_solution(instance: Instance, objective: str) -> MappingSolution:
     assignment = instance.problem.hostname_assignment()
     loads = loads_of(instance.problem, assignment)
     return MappingSolution(
-        objective="busiest" if objective == "busiest" else "traffic",
+        objective=next(known for known in OBJECTIVES if known == objective),
         assignment=assignment,
         loads=loads,
         hostname_loads=loads,
@@ -137,18 +142,21 @@ def mapping_document(found: MappedPlan) -> dict[str, Any]:
     mapping = found.plan.mapping
     assert mapping is not None
     hostname = problem.hostname_assignment()
+    spread = solution if isinstance(solution, SpreadSolution) else None
+    bounded = spread is None or spread.bounded
     return {
         "order": list(mapping.order),
         "ranks": [list(place) for place in found.ranks],
         "objective": solution.objective,
         "price_s": solution.price_s,
-        "lower_bound_s": solution.bound_s,
-        "gap": solution.gap,
+        "lower_bound_s": solution.bound_s if bounded else None,
+        "gap": solution.gap if bounded else None,
         "status": "optimal" if solution.proven else "feasible",
         "hostname_order": _loads_document(solution.hostname_loads)
         | {"price_s": solution.hostname_s, "spread": _spread_document(found, hostname)},
         **_loads_document(solution.loads),
         "spread": _spread_document(found, solution.assignment),
+        "spread_certificate": None if spread is None else _certificate_document(spread),
         "slots": {
             "gpus": found.instance.slots.gpus,
             "stages": problem.stages,
@@ -178,3 +186,22 @@ def _spread_document(found: MappedPlan, assignment: Any) -> dict[str, dict[str, 
     """Leaves and pods that data-parallel and pipeline groups touch."""
     pods = found.instance.problem.pod_of[assignment]
     return {"leaves": dict(vars(spread_of(assignment))), "pods": dict(vars(spread_of(pods)))}
+
+
+def _certificate_document(solution: SpreadSolution) -> dict[str, object]:
+    """What was minimised, level by level; pairs are (data-parallel groups, pipelines)."""
+
+    def level(reach: LevelReach) -> dict[str, object]:
+        return {
+            "found": list(reach.found),
+            "hostname_order": list(reach.hostname),
+            "lower_bound": list(reach.bound),
+            "status": "optimal" if reach.proven else "feasible",
+        }
+
+    return {
+        "data_parallel_weight": solution.weights.data_parallel / 1000,
+        "pipeline_weight": solution.weights.pipeline / 1000,
+        "pods": level(solution.pods),
+        "leaves": level(solution.leaves),
+    }

@@ -10,7 +10,7 @@ from planner.fabric.assign import assignment_of
 from planner.fabric.columns import counts_of
 from planner.fabric.problem import IntArray, Loads, MappingProblem, loads_of
 
-MappingObjective = Literal["traffic", "busiest"]
+MappingObjective = Literal["traffic", "busiest", "spread"]
 PROVEN = 1e-6
 """Relative difference of price and bound below which they count as equal: sums of floats."""
 
@@ -40,13 +40,13 @@ class MappingSolution:
     @property
     def price_s(self) -> float:
         """The objective: seconds of all up-links, or of the busiest."""
-        return self.loads.total_s if self.objective == "traffic" else self.loads.busiest_s
+        return self.loads.busiest_s if self.objective == "busiest" else self.loads.total_s
 
     @property
     def hostname_s(self) -> float:
         """The objective in hostname order."""
         loads = self.hostname_loads
-        return loads.total_s if self.objective == "traffic" else loads.busiest_s
+        return loads.busiest_s if self.objective == "busiest" else loads.total_s
 
     @property
     def gap(self) -> float:
@@ -60,16 +60,12 @@ class MappingSolution:
 
 
 class Incumbent:
-    """The best assignment so far."""
+    """The assignment with the least traffic so far."""
 
-    def __init__(self, problem: MappingProblem, *, busiest: bool = False) -> None:
-        self._problem, self.busiest = problem, busiest
+    def __init__(self, problem: MappingProblem) -> None:
+        self._problem = problem
         self.assignment = problem.hostname_assignment()
-        self.price_s = self._price_of(self.assignment)
-
-    def _price_of(self, assignment: IntArray) -> float:
-        loads = loads_of(self._problem, assignment)
-        return loads.busiest_s if self.busiest else loads.total_s
+        self.price_s = loads_of(problem, self.assignment).total_s
 
     @property
     def counts(self) -> IntArray:
@@ -82,7 +78,7 @@ class Incumbent:
 
     def consider(self, assignment: IntArray) -> None:
         """Takes an assignment if it is better."""
-        price = self._price_of(assignment)
+        price = loads_of(self._problem, assignment).total_s
         if price < self.price_s * (1 - 1e-12):
             self.assignment, self.price_s = assignment, price
 

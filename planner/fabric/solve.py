@@ -20,8 +20,6 @@ TIME_LIMIT_S = 30.0
 """Processor seconds; what is measured in docs/fabric.md ends long before."""
 LARGEST_JOINT = 300_000
 """Entries of the pods' dynamic programme; beyond it leaves and pods are not priced together."""
-BUSIEST_STEPS = 5
-BUSIEST_EFFORT = Effort(nodes=100, seconds=10.0)
 CLOSE_ENOUGH = 0.002
 """Of the relaxation's value: with several pods, further columns are left ungenerated within this."""
 EFFORT = (
@@ -92,53 +90,6 @@ def _several_pods(
     found = relax(problem, starts, stop=limits.stop, enough=CLOSE_ENOUGH)
     bound = max(bound, found.bound_s)
     return _whole(problem, found, best, rounds, bound_s=bound, limits=limits)
-
-
-def least_busiest(problem: MappingProblem, *, time_limit_s: float = TIME_LIMIT_S) -> MappingSolution:
-    """An assignment that keeps the busiest up-link short, never worse than hostname order.
-
-    Starts from the least traffic and forbids, in steps, leaf patterns above a ceiling. The bound is what the
-    least traffic comes to when all up-links share it evenly.
-    """
-    start, deadline = time.monotonic(), time.process_time() + time_limit_s
-    traffic = least_traffic(problem, time_limit_s=0.5 * time_limit_s)
-    links = len(problem.leaf_slots) + (problem.pods if problem.pods > 1 else 0)
-    bound = traffic.bound_s / links
-    best = Incumbent(problem, busiest=True)
-    orders = [traffic.assignment, *blocked_orders(problem)]
-    for order in orders:
-        best.consider(order)
-    rounds = list(traffic.rounds)
-    if best.price_s > bound * (1 + PROVEN):
-        found = relax(problem.without_pods(), [counts_of(problem, order) for order in orders])
-        demand = np.full(problem.stages, problem.slots)
-        low = bound
-        for _ in range(BUSIEST_STEPS):
-            if time.process_time() > deadline or best.price_s - low <= 0.01 * best.price_s:
-                break
-            ceiling = 0.5 * (low + best.price_s)
-            pool = _below(problem, found.leaves, ceiling)
-            whole = whole_mapping(problem, pool, None, demand=demand, effort=BUSIEST_EFFORT)
-            before = best.price_s
-            best.offer(whole.counts)
-            if best.price_s >= before:
-                low = ceiling
-            wall_s = time.monotonic() - start
-            rounds.append(
-                MappingRound(columns=len(pool.kind), exhaustive=False, price_s=best.price_s, wall_s=wall_s)
-            )
-    return _solution(problem, best, bound, rounds, start=start)
-
-
-def _below(problem: MappingProblem, leaves: Pool, ceiling_s: float) -> Pool:
-    """The columns that keep a leaf's up-link below the ceiling; leaving a leaf empty always does."""
-    pool = Pool(leaves.kinds)
-    for kind in range(len(leaves.kinds)):
-        pool.add(problem, kind, np.zeros(problem.stages, dtype=np.int64))
-    for kind, pattern, cost in zip(leaves.kind, leaves.patterns, leaves.cost_s, strict=True):
-        if cost < ceiling_s:
-            pool.add(problem, kind, pattern)
-    return pool
 
 
 def _whole(
@@ -224,7 +175,7 @@ def _solution(
 ) -> MappingSolution:
     check_assignment(problem, best.assignment)
     solution = MappingSolution(
-        objective="busiest" if best.busiest else "traffic",
+        objective="traffic",
         assignment=best.assignment,
         loads=loads_of(problem, best.assignment),
         hostname_loads=loads_of(problem, problem.hostname_assignment()),

@@ -9,7 +9,7 @@ from math import comb
 from cluster_specs.schema import ClusterSpec
 from planner.fabric.instance import Instance, idle_nodes, ranks_of
 from planner.fabric.problem import MappingError
-from planner.fabric.solve import MappingSolution
+from planner.fabric.solution import MappingSolution
 
 MOST_CHOICES = 40
 """Ways to take the spare nodes from the leaves that are all tried; beyond, one node after the other."""

@@ -9,6 +9,8 @@ from rich.text import Text
 
 from planner.fabric.problem import Loads, Spread, spread_of
 from planner.fabric.service import MappedPlan
+from planner.fabric.spread import SpreadSolution
+from planner.fabric.spread_bound import Reach
 from planner.report.parts import Renderable, counted, gigabytes, grid, percent, seconds
 
 _Shown = Callable[[Loads, Spread, Spread], str]
@@ -29,6 +31,8 @@ def mapping_view(found: MappedPlan) -> list[Renderable]:
 
 def _certificate(found: MappedPlan) -> str:
     solution = found.solution
+    if isinstance(solution, SpreadSolution):
+        return _spread_certificate(solution)
     saved = 1.0 - solution.price_s / solution.hostname_s if solution.hostname_s > 0 else 0.0
     what = "busy up-links" if solution.objective == "traffic" else "the busiest up-link"
     proof = (
@@ -37,6 +41,21 @@ def _certificate(found: MappedPlan) -> str:
         else f"bound {seconds(solution.bound_s)}, gap {percent(solution.gap, 2)}"
     )
     return f"{what}: {percent(saved)} less than hostname order; {proof}; {seconds(solution.wall_s)}"
+
+
+def _spread_certificate(solution: SpreadSolution) -> str:
+    parts = []
+    for name, reach in (("pods", solution.pods), ("leaves", solution.leaves)):
+        proof = "proven least" if reach.proven else f"none before {_pair(reach.bound)}"
+        parts.append(f"{name}: {_pair(reach.found)}, hostname order {_pair(reach.hostname)}, {proof}")
+    more = solution.price_s / solution.hostname_s - 1.0 if solution.hostname_s > 0 else 0.0
+    traffic = f"busy up-links: {percent(abs(more))} {'more' if more > 0 else 'less'} than hostname order"
+    head = "touched at most (a data-parallel group, a pipeline)"
+    return f"{head}: {'; '.join(parts)}; {traffic}; {seconds(solution.wall_s)}"
+
+
+def _pair(reach: Reach) -> str:
+    return f"({reach[0]}, {reach[1]})"
 
 
 def _table(found: MappedPlan) -> Table:
