@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from cluster_specs.documents import LOADER
 from cluster_specs.errors import ClusterError, shown, suggestion
 from cluster_specs.schema import ClusterSpec, DeviceSpec
 
@@ -62,5 +63,5 @@ def node_kind_of(device: str) -> str | None:
 @cache
 def _entries(file: str) -> dict[str, dict[str, Any]]:
     text = resources.files("cluster_specs.data").joinpath(file).read_text(encoding="utf-8")
-    entries: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    entries: dict[str, dict[str, Any]] = yaml.load(text, Loader=LOADER)  # noqa: S506
     return entries

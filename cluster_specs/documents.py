@@ -13,7 +13,7 @@ from cluster_specs.errors import ClusterError, shown
 LARGEST_FILE_BYTES = 16 * 2**20
 """Room for a cluster that names each of 131,072 nodes."""
 DEEPEST = 16
-_LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_mapping(path: Path) -> dict[str, object]:
@@ -26,7 +26,7 @@ def parse_mapping(text: str, where: str) -> dict[str, object]:
     with _errors_named(where):
         _refuse_bombs(text, where)
         # Both loaders are safe: plain data only.
-        data = yaml.load(text, Loader=_LOADER)  # noqa: S506
+        data = yaml.load(text, Loader=LOADER)  # noqa: S506
     if not isinstance(data, dict):
         raise ClusterError(f"{where}: a cluster must be a mapping of fields, got {shown(data)}")
     for key in data:
@@ -39,7 +39,7 @@ def compose(text: str, where: str) -> yaml.Node:
     """The nodes of a YAML or JSON text, each with its place in the text; bounded as `parse_mapping` is."""
     with _errors_named(where):
         _refuse_bombs(text, where)
-        node: yaml.Node | None = yaml.compose(text, Loader=_LOADER)
+        node: yaml.Node | None = yaml.compose(text, Loader=LOADER)
     if node is None:
         raise ClusterError(f"{where}: the file is empty")
     return node
@@ -92,7 +92,7 @@ def _refuse_bombs(text: str, where: str) -> None:
     A frame holds the keys seen so far and whether a key comes next; None stands for a sequence.
     """
     frames: list[tuple[set[str], list[bool]] | None] = []
-    for event in yaml.parse(text, Loader=_LOADER):
+    for event in yaml.parse(text, Loader=LOADER):
         line = event.start_mark.line + 1 if event.start_mark else 0
         if isinstance(event, yaml.AliasEvent):
             raise ClusterError(

@@ -6,10 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any
 
-import yaml
+from costmodel.data_tables import data_table
 
 FILES = ("devices.yaml", "frameworks.yaml")
 PROVENANCE = "calibration"
@@ -50,16 +49,11 @@ class ConstantRecord:
 
 
 @cache
-def _documents() -> dict[str, dict[str, Any]]:
-    texts = {file: resources.files("costmodel.data").joinpath(file).read_text("utf-8") for file in FILES}
-    return {file: yaml.safe_load(text) for file, text in texts.items()}
-
-
-@cache
 def constant_records() -> Mapping[str, ConstantRecord]:
     """Every record of both files by path. Raises ValueError, naming the path, for a malformed one."""
     records: dict[str, ConstantRecord] = {}
-    for file, document in _documents().items():
+    for file in FILES:
+        document = data_table(file)
         _collect(records, file, "", {k: v for k, v in document.items() if k != PROVENANCE})
     for record in records.values():
         holder = records.get(record.same_as or record.path)
@@ -118,4 +112,4 @@ def effective_paths(*prefixes: str) -> dict[str, str]:
 
 def names_in(section: str) -> tuple[str, ...]:
     """Every name of a section, also of those that change nothing."""
-    return tuple(sorted({name for document in _documents().values() for name in document.get(section, {})}))
+    return tuple(sorted({name for document in map(data_table, FILES) for name in document.get(section, {})}))

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
-from typing import Any
 
-import yaml
+from costmodel.data_tables import data_table
 
 OTHER = "other"
 """Device classes without measured runs, and frameworks, share the bands of this name."""
@@ -34,21 +31,14 @@ class ErrorBand:
     """Which measured runs: of a device class and a framework, or the wider group that stands in for them."""
 
 
-@cache
-def _table(name: str) -> dict[str, Any]:
-    text = resources.files("costmodel.data").joinpath(name).read_text(encoding="utf-8")
-    loaded: dict[str, Any] = yaml.safe_load(text)
-    return loaded
-
-
 def device_classes() -> tuple[str, ...]:
     """Every class with measured runs."""
-    return tuple(_table("best_measured.yaml")["classes"])
+    return tuple(data_table("best_measured.yaml")["classes"])
 
 
 def device_class(device_name: str) -> str | None:
     """The class that a device is judged with; None for one that nobody has published runs of."""
-    for name, devices in _table("best_measured.yaml")["classes"].items():
+    for name, devices in data_table("best_measured.yaml")["classes"].items():
         if device_name in devices:
             return str(name)
     return None
@@ -57,7 +47,7 @@ def device_class(device_name: str) -> str | None:
 def best_measured_mfu(device_name: str, precision: str) -> MeasuredMfu | None:
     """The best measured run of a device's class at a precision; None where nobody has published one."""
     name = device_class(device_name)
-    found = _table("best_measured.yaml")["best"].get(name, {}).get(GEMM_BITS.get(precision, 16))
+    found = data_table("best_measured.yaml")["best"].get(name, {}).get(GEMM_BITS.get(precision, 16))
     if name is None or found is None:
         return None
     return MeasuredMfu(mfu=found["mfu"], run=found["run"], device_class=name)
@@ -69,11 +59,11 @@ def error_band(device_name: str, framework: str) -> ErrorBand:
     Few rows lean on the rows of the device class, those on the rows of the framework, those on all; see
     docs/accuracy.md.
     """
-    bands = _table("error_bands.yaml")["bands"]
+    bands = data_table("error_bands.yaml")["bands"]
     of_device = bands.get(device_class(device_name), bands[OTHER])
     return ErrorBand(**of_device.get(framework, of_device[OTHER]))
 
 
 def memory_band() -> ErrorBand:
     """How far measured peaks of memory lie from predicted ones, on all devices and frameworks."""
-    return ErrorBand(**_table("error_bands.yaml")["memory"])
+    return ErrorBand(**data_table("error_bands.yaml")["memory"])

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Literal
 
-import yaml
+from costmodel.data_tables import data_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +43,7 @@ class MemoryProfile:
 @cache
 def memory_profile(name: str) -> MemoryProfile:
     """The facts about a software profile of `frameworks.yaml`; KeyError where there are none."""
-    text = resources.files("costmodel.data").joinpath("memory.yaml").read_text(encoding="utf-8")
-    table = yaml.safe_load(text)
+    table = data_table("memory.yaml")
     if name not in table["stacks"]:
         raise KeyError(f"no memory profile {name!r}: known are {', '.join(sorted(table['stacks']))}")
     return MemoryProfile(**{**table["defaults"], **table["stacks"][name]})

@@ -10,17 +10,15 @@ that is in the level's rate, (members inside) x (link of one GPU).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib import resources
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from cluster_specs.fabric import FabricLevels, fabric_levels
 from cluster_specs.schema import ClusterSpec
 from costmodel.collectives import Links, all_to_all_s, members_inside, point_to_point_s, ring_pass_s
+from costmodel.data_tables import data_table
 
 Operation = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send"]
 OPERATIONS: tuple[Operation, ...] = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send")
@@ -58,15 +56,12 @@ class CollectiveTime:
     bus_bytes_per_s: float
 
 
-@cache
-def _table() -> dict[str, Any]:
-    text = resources.files("costmodel.data").joinpath("collectives.yaml").read_text(encoding="utf-8")
-    loaded: dict[str, Any] = yaml.safe_load(text)
-    return loaded
+def _constant(name: str) -> float:
+    return float(data_table("collectives.yaml")[name]["value"])
 
 
 def _value(section: str, *names: str) -> float:
-    rows = _table()[section]
+    rows = data_table("collectives.yaml")[section]
     return next((float(rows[name]["value"]) for name in names if name in rows), 0.0)
 
 
@@ -86,7 +81,7 @@ def isolated_fabric(cluster: ClusterSpec, members: int, *, deduplicated: bool = 
     rack = f"{architecture}-rack" if cluster.nvlink_domain > cluster.gpus_per_node else architecture
     in_switch = _value("in_switch", rack, architecture) if levels.media[0] == "nvlink" else 0.0
     packed = np.minimum(levels.blocks, members)
-    fill_s = float(_table()["fill_s"]["value"])
+    fill_s = _constant("fill_s")
     relayed = deduplicated and cluster.nvlink_domain >= cluster.gpus_per_node > 1
     return IsolatedFabric(
         links=Links(
@@ -98,11 +93,10 @@ def isolated_fabric(cluster: ClusterSpec, members: int, *, deduplicated: bool = 
             cross_rail_bytes_per_s=levels.cross_rail_gb_per_s * 1e9 * exchange,
         ),
         members=packed,
-        exchange_half_bytes=nominal
-        * float(_table()["exchange_fill_s" if deduplicated else "fill_s"]["value"]),
+        exchange_half_bytes=nominal * _constant("exchange_fill_s" if deduplicated else "fill_s"),
         in_switch_bytes_per_s=float(nominal[0]) * in_switch,
-        copy_bytes_per_s=nominal * np.where(scale_up, float(_table()["copy"]["value"]), ring),
-        call_s=float(_table()["call_latency_s"]["value"]),
+        copy_bytes_per_s=nominal * np.where(scale_up, _constant("copy"), ring),
+        call_s=_constant("call_latency_s"),
     )
 
 

@@ -132,10 +132,11 @@ def _left_s(request: PlanRequest, plan: Plan, spent_s: float) -> float | None:
 def _scenario(request: PlanRequest, plan: Plan, change: Change, left_s: float | None) -> Scenario:
     changed = replace(request, cluster=change.cluster, top_k=1)
     now_s = _as_it_stands_s(changed, plan)
-    outcome = None if _too_long(request, plan, now_s) else _searched_again(changed, plan, left_s)
     bound_s = _monotone_bound_s(plan, change)
     best_s, winner, searched = now_s, None, False
-    if outcome is not None:
+    settled = now_s is not None and bound_s >= now_s * (1 - SAME)
+    if not settled and not _too_long(request, plan, now_s):
+        outcome = _searched_again(changed, plan, left_s)
         bound_s = max(bound_s, outcome.lower_bound_s or 0.0)
         searched = outcome.status in ("optimal", "infeasible")
         if outcome.best and (now_s is None or outcome.best[0].step_time_s < now_s * (1 - SAME)):
@@ -146,7 +147,7 @@ def _scenario(request: PlanRequest, plan: Plan, change: Change, left_s: float | 
         step_time_s=now_s,
         best_step_time_s=best_s,
         loss_at_most=None if now_s is None or bound_s <= 0 else max(0.0, now_s / bound_s - 1.0),
-        proven=searched or (now_s is not None and bound_s >= now_s * (1 - SAME)),
+        proven=searched or settled,
         winner=winner,
     )
 
