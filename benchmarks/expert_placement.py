@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.experts.packing import greedy_counts
-from planner.experts.place import place
+from planner.experts.balance.packing import greedy_counts
+from planner.experts.balance.place import place
+from planner.experts.balance.rows import State
+from planner.experts.balance.solve import Effort
 from planner.experts.problem import Limits, Loads, Shape
-from planner.experts.rows import State
-from planner.experts.solve import Effort
 
 
 def least_loaded(weights: Loads, bins: int) -> list[list[int]]:

@@ -17,12 +17,12 @@ from cluster_specs.schema import ClusterSpec, FabricLevelSpec, NodeSpec
 from costmodel.layout import Layout
 from costmodel.workload import Workload
 from model_specs.reader import read_model
-from planner.fabric.busiest import least_busiest
+from planner.fabric.busiest.least import least_busiest
 from planner.fabric.instance import Instance, instance_of
 from planner.fabric.problem import spread_of
 from planner.fabric.solve import least_traffic
-from planner.fabric.spread import least_spread
-from planner.fabric.spread_bound import ReachWeights
+from planner.fabric.spread.bound import ReachWeights
+from planner.fabric.spread.least import least_spread
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,7 +51,7 @@ def map_(
     from cluster_specs.reader import read_cluster
     from planner.documents import read_plan
     from planner.fabric.service import NoMappingError, map_plan, mapping_document
-    from planner.fabric.spread_bound import ReachWeights
+    from planner.fabric.spread.bound import ReachWeights
     from planner.launch.files import write_files
     from planner.plan_files import plan_files, refuse_taken
     from planner.report.mapping_view import mapping_view
@@ -82,7 +82,7 @@ def traffic(ctx: click.Context, /, plan: Path, as_json: bool) -> None:
     Exit code 1 where what must cross a cut within a phase takes longer than the phase.
     """
     from planner.documents import read_plan
-    from planner.fabric.levels import plan_traffic, traffic_document
+    from planner.fabric.crossing.levels import plan_traffic, traffic_document
     from planner.report.traffic_view import traffic_view
 
     found = plan_traffic(read_plan(plan))

@@ -15,8 +15,8 @@ from costmodel.memory import context_gib, usable_hbm_gib
 from costmodel.placement import placement_from_matrix
 from costmodel.schedules import schedule_named
 from costmodel.workload import Workload
-from planner.fabric.cuts import binding_cut, mapping_use
-from planner.fabric.effective import placement_of
+from planner.fabric.choice.effective import placement_of
+from planner.fabric.crossing.cuts import binding_cut, mapping_use
 from planner.fabric.instance import assignment_of_ranks, instance_of
 from planner.fabric.slots import Place
 from planner.idle import idle_document

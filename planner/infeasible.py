@@ -25,7 +25,7 @@ from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from costmodel.layout import Layout, Recompute
 from costmodel.memory import ALLOCATOR_SHARE, usable_hbm_gib
 from costmodel.schedules import schedule_named, traits
-from planner.fabric.pricing import MappedPricing
+from planner.fabric.choice.pricing import MappedPricing
 from planner.model import Candidates, SolverError
 from planner.plan import Infeasible
 from planner.pricing import CostModelPricing

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from constraints.rule import Rule
 from costmodel.layout import Layout
 from planner.experts.joint import Asked, Routing
-from planner.fabric.joint import Grid, Need
+from planner.fabric.choice.joint import Grid, Need
 from planner.layout_pricing import Priced
 from planner.model import Candidates, Experts, SolverError, bound_ns, build_model, price_ns, solve
 from planner.open_set import OpenSet

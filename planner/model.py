@@ -26,12 +26,12 @@ from constraints.rule import Rule
 from costmodel.layout import Layout
 from costmodel.workload import Workload
 from planner.experts.joint import Asked, Placed, Routing, post_placements
-from planner.fabric.joint import Mapped, post_mappings
+from planner.fabric.choice.joint import Mapped, post_mappings
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-    from planner.fabric.joint import Need
+    from planner.fabric.choice.joint import Need
 
 NANOSECONDS = 1_000_000_000
 """The objective's unit, in seconds: scaled here and nowhere else."""

@@ -22,7 +22,7 @@ from costmodel.placement import level_factors, placement_from_matrix
 from costmodel.schedules import schedule_name, schedule_named, traits
 from costmodel.workload import Workload
 from planner.assemble import layout_of
-from planner.fabric.pricing import seconds_in_best_order
+from planner.fabric.choice.pricing import seconds_in_best_order
 from planner.mapping import matrices
 from planner.plan import Plan
 from planner.prediction import workload_of

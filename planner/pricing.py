@@ -34,7 +34,7 @@ from planner.room_bound import busiest_in_rooms_s
 from planner.stages import ALL_LAYERS
 
 if TYPE_CHECKING:
-    from planner.fabric.joint import Cells, Need
+    from planner.fabric.choice.joint import Cells, Need
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -12,7 +12,7 @@ from constraints.registry import rules_for
 from costmodel.workload import Workload
 from planner.assemble import plan_document
 from planner.exhaustive import search_exhaustively
-from planner.fabric.pricing import MappedPricing
+from planner.fabric.choice.pricing import MappedPricing
 from planner.idle import settle
 from planner.infeasible import explain_infeasible
 from planner.plan import Plan

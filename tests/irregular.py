@@ -14,9 +14,9 @@ from cluster_specs.schema import ClusterSpec, FabricLevelSpec, NodeSpec
 from constraints.registry import rules_for
 from costmodel.layout import Layout, Placement
 from model_specs.catalog import load_catalog_model
-from planner.fabric.effective import placement_of
+from planner.fabric.choice.effective import placement_of
+from planner.fabric.choice.pricing import PROFILE, MappedPricing, PlacedAs
 from planner.fabric.instance import Instance
-from planner.fabric.pricing import PROFILE, MappedPricing, PlacedAs
 from planner.fabric.problem import MappingProblem
 from planner.layout_pricing import MappingBounds
 from planner.model import Candidates

@@ -14,20 +14,20 @@ from hypothesis import strategies as st
 
 from benchmarks.expert_placement import greedy_placement
 from cli import main
-from planner.experts.bound import balance_bound
-from planner.experts.count_bound import count_bound, pair_bound
-from planner.experts.exact import Layer, solve_exactly
-from planner.experts.flows import Flows
-from planner.experts.inputs import read_routing, token_loads
-from planner.experts.less_traffic import Search, layer_caps, less_of
-from planner.experts.moves import count_moves
-from planner.experts.packing import Packing, greedy_counts, has_duplicates, pack
-from planner.experts.place import place
-from planner.experts.placement_reader import read_placement
+from planner.experts.balance.bound import balance_bound
+from planner.experts.balance.count_bound import count_bound, pair_bound
+from planner.experts.balance.exact import Layer, solve_exactly
+from planner.experts.balance.packing import Packing, greedy_counts, has_duplicates, pack
+from planner.experts.balance.place import place
+from planner.experts.balance.solve import Effort
+from planner.experts.files.inputs import read_routing, token_loads
+from planner.experts.files.placement_reader import read_placement
+from planner.experts.files.recorders import write_safetensors
+from planner.experts.moves.placement import count_moves
 from planner.experts.problem import ExpertError, Limits, NoPlacementError, Shape
-from planner.experts.recorders import write_safetensors
-from planner.experts.solve import Effort
-from planner.experts.traffic import Level, blocks_per_token
+from planner.experts.traffic.flows import Flows
+from planner.experts.traffic.less_traffic import Search, layer_caps, less_of
+from planner.experts.traffic.touched import Level, blocks_per_token
 
 SLOW_MACHINE = settings(max_examples=40, deadline=None)
 README_LOAD = [

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.experts.chains import pass_on
-from planner.experts.count_bound import count_bound
-from planner.experts.packing import Packing, greedy_counts, has_duplicates, improve, pack
-from planner.experts.patterns import counts_ruled_out, ruling_out
-from planner.experts.place import place
+from planner.experts.balance.chains import pass_on
+from planner.experts.balance.count_bound import count_bound
+from planner.experts.balance.packing import Packing, greedy_counts, has_duplicates, improve, pack
+from planner.experts.balance.patterns import counts_ruled_out, ruling_out
+from planner.experts.balance.place import place
+from planner.experts.balance.recount import by_patterns, recount
+from planner.experts.balance.rows import Rows, State, value_of
+from planner.experts.balance.solve import Effort
 from planner.experts.problem import Limits, Shape
-from planner.experts.recount import by_patterns, recount
-from planner.experts.rows import Rows, State, value_of
-from planner.experts.solve import Effort
 
 GRID = 8192
 SLOW_MACHINE = settings(max_examples=15, deadline=None)

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli import main
-from planner.experts.placement_reader import read_placement
+from planner.experts.files.placement_reader import read_placement
+from planner.experts.files.writers import FORMATS, Placed, placement_text
 from planner.experts.problem import ExpertError
-from planner.experts.writers import FORMATS, Placed, placement_text
 
 
 def written(form: str, experts: int = 4) -> str:

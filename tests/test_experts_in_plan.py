@@ -22,11 +22,11 @@ from costmodel.stage import kind_times
 from costmodel.step_time import make_context
 from costmodel.workload import Workload
 from model_specs.reader import read_model
-from planner.experts.flows import Flows
-from planner.experts.inputs import token_loads
+from planner.experts.balance.solve import Effort
+from planner.experts.files.inputs import token_loads
 from planner.experts.joint import Asked, Routing, post_placements
 from planner.experts.problem import ExpertError
-from planner.experts.solve import Effort
+from planner.experts.traffic.flows import Flows
 from planner.experts.training import ExpertLoads, less_copies, place_degree, read_expert_loads
 from planner.model import Candidates, Experts, build_model, price_ns, solve
 from planner.problem import PlanRequest

@@ -13,13 +13,13 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import planner.experts.moves as moves_module
+import planner.experts.moves.placement as moves_module
 from cli import main
-from planner.experts.moves import Moved, bound_curve, count_moves, improve_from
-from planner.experts.packing import has_duplicates
-from planner.experts.place import place
+from planner.experts.balance.packing import has_duplicates
+from planner.experts.balance.place import place
+from planner.experts.balance.solve import Effort
+from planner.experts.moves.placement import Moved, bound_curve, count_moves, improve_from
 from planner.experts.problem import ExpertError, Limits, Shape
-from planner.experts.solve import Effort
 
 SIZES = ((5, 2, 3), (4, 3, 2), (4, 2, 3), (3, 2, 3))
 """Experts, slots of a GPU, GPUs: few enough to try every placement."""

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.experts.flows import read_flows
-from planner.experts.inputs import read_routing
+from planner.experts.files.inputs import read_routing
+from planner.experts.files.recorders import write_safetensors
+from planner.experts.files.sglang_dump import recorded
 from planner.experts.problem import ExpertError, Shape
-from planner.experts.recorders import write_safetensors
-from planner.experts.sglang_dump import recorded
+from planner.experts.traffic.flows import read_flows
 
 SLOTS_HOLD = np.array([[0, 1, 2, 0], [0, 1, 2, 3], [3, 1, 2, 0]])
 """SGLang's physical_to_logical_map: three layers of four slots; layer 0 is dense and counted too."""

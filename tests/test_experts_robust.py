@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from cli import main
-from planner.experts.packing import Packing, has_duplicates
+from planner.experts.balance.packing import Packing, has_duplicates
+from planner.experts.balance.robust import cvar, drift_row, place_robustly
+from planner.experts.balance.rows import Solved
+from planner.experts.balance.solve import Effort
 from planner.experts.problem import Limits, Shape
-from planner.experts.robust import cvar, drift_row, place_robustly
-from planner.experts.rows import Solved
-from planner.experts.solve import Effort
 
 
 def test_cvar_by_hand() -> None:

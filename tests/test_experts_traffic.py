@@ -14,20 +14,20 @@ from click.testing import CliRunner
 from cli import main
 from costmodel.traffic import all_to_all_bytes
 from model_specs.reader import read_model
-from planner.experts.affinity import cross_node_share, near_sources
+from planner.experts.balance.packing import has_duplicates
+from planner.experts.balance.place import place
+from planner.experts.balance.rows import Solved, by_layer
+from planner.experts.balance.solve import Effort
 from planner.experts.figures import pairs_apart, traffic_row
-from planner.experts.flows import Flows, read_flows
-from planner.experts.grouped_traffic import less_grouped_traffic, nodes_to_leaves
-from planner.experts.inputs import Routing, token_loads
-from planner.experts.less_traffic import Search, less_of, less_traffic
-from planner.experts.packing import has_duplicates
-from planner.experts.place import place
+from planner.experts.files.inputs import Routing, token_loads
 from planner.experts.problem import ExpertError, Limits, Shape
 from planner.experts.request import ExpertRequest, ground
-from planner.experts.rows import Solved, by_layer
-from planner.experts.solve import Effort
-from planner.experts.swap_terms import Apart, FromSources, Term, Touched, replica_pairs
-from planner.experts.traffic import Level, blocks_per_token, slot_choices
+from planner.experts.traffic.affinity import cross_node_share, near_sources
+from planner.experts.traffic.flows import Flows, read_flows
+from planner.experts.traffic.grouped_traffic import less_grouped_traffic, nodes_to_leaves
+from planner.experts.traffic.less_traffic import Search, less_of, less_traffic
+from planner.experts.traffic.swap_terms import Apart, FromSources, Term, Touched, replica_pairs
+from planner.experts.traffic.touched import Level, blocks_per_token, slot_choices
 
 
 def test_nodes_are_exchanged_so_that_choices_stay_by_hand() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.fabric.busiest import least_busiest
-from planner.fabric.busiest_bound import ceiling_bounds
+from planner.fabric.busiest.bound import ceiling_bounds
+from planner.fabric.busiest.least import least_busiest
 from planner.fabric.problem import MappingProblem, Traffic, check_assignment, loads_of
 from planner.fabric.slot_model import is_small
 from tests.test_fabric_mapping import brute, random_problem

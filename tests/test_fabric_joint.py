@@ -14,7 +14,7 @@ from cluster_specs.schema import FabricLevelSpec, NodeSpec
 from constraints.registry import rules_for
 from planner import master as master_module
 from planner.fabric.assign import assignment_of
-from planner.fabric.joint import Need
+from planner.fabric.choice.joint import Need
 from planner.fabric.problem import MappingProblem, Traffic
 from planner.model import build_model, price_ns, solve
 from planner.problem import PlanRequest

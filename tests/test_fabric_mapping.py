@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.fabric.assign import assignment_of
-from planner.fabric.busiest import least_busiest
-from planner.fabric.columns import counts_of, relax
-from planner.fabric.patterns import BlockKind, Pricer, pattern_bytes
+from planner.fabric.busiest.least import least_busiest
 from planner.fabric.problem import IntArray, MappingError, MappingProblem, Traffic, loads_of, spread_of
+from planner.fabric.relaxation.columns import counts_of, relax
+from planner.fabric.relaxation.patterns import BlockKind, Pricer, pattern_bytes
 from planner.fabric.solve import least_traffic
 
 

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.fabric.arrange import arranged
-from planner.fabric.columns import counts_of, relax
-from planner.fabric.exchange import exchanged
-from planner.fabric.holdings import Holding, holdings_within, patterns_of
-from planner.fabric.patterns import leaf_kinds, pattern_bytes
-from planner.fabric.pieces import cheapest_cut, cuts_within, family_of
 from planner.fabric.problem import IntArray, MappingProblem, Traffic, loads_of
+from planner.fabric.relaxation.arrange import arranged
+from planner.fabric.relaxation.columns import counts_of, relax
+from planner.fabric.relaxation.exchange import exchanged
+from planner.fabric.relaxation.holdings import Holding, holdings_within, patterns_of
+from planner.fabric.relaxation.patterns import leaf_kinds, pattern_bytes
+from planner.fabric.relaxation.pieces import cheapest_cut, cuts_within, family_of
+from planner.fabric.relaxation.two_sided import relax_two_sided
 from planner.fabric.solve import least_traffic
-from planner.fabric.two_sided import relax_two_sided
 
 
 def one_pod(stages: int, slots: int, leaf_slots: tuple[int, ...], traffic: Traffic) -> MappingProblem:

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.fabric.problem import IntArray, MappingProblem, Traffic, check_assignment, loads_of
-from planner.fabric.spread import least_spread, reach_of
-from planner.fabric.spread_bound import ReachBound, ReachWeights
-from planner.fabric.spread_build import banded, shapes
-from planner.fabric.spread_swaps import gathered, settled, tidied
+from planner.fabric.spread.bound import ReachBound, ReachWeights
+from planner.fabric.spread.build import banded, shapes
+from planner.fabric.spread.least import least_spread, reach_of
+from planner.fabric.spread.swaps import gathered, settled, tidied
 from tests.test_fabric_mapping import every_assignment, random_problem
 
 WEIGHTS = (500, 300, 0, 1000, 700)

@@ -25,10 +25,10 @@ from costmodel.workload import Workload
 from model_specs.reader import read_model
 from planner.documents import read_plan
 from planner.experts.training import place_degree
-from planner.fabric.cuts import MappingUse, broken_cuts, mapping_use
-from planner.fabric.flows import by_axis
+from planner.fabric.crossing.cuts import MappingUse, broken_cuts, mapping_use
+from planner.fabric.crossing.flows import by_axis
+from planner.fabric.crossing.levels import plan_traffic
 from planner.fabric.instance import instance_of, ranks_of
-from planner.fabric.levels import plan_traffic
 from planner.fabric.problem import MappingError, loads_of
 from planner.fabric.slots import slots_of
 from planner.mapping import matrices, ranks_on

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from planner.experts.files.writers import FORMATS, placement_text
 from planner.experts.problem import ExpertError, NoPlacementError
 from planner.experts.request import ExpertRequest
 from planner.experts.service import ExpertPlan, plan_experts
-from planner.experts.writers import FORMATS, placement_text
 from planner.launch.files import LaunchError, write_files
 from planner.report.experts_view import experts_view
 

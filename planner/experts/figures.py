@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.experts.affinity import cross_node_share
-from planner.experts.flows import Flows
-from planner.experts.inputs import Routing
-from planner.experts.moves import Moved, count_moves
-from planner.experts.packing import Packing, has_duplicates
+from planner.experts.balance.packing import Packing, has_duplicates
+from planner.experts.balance.rows import Solved
+from planner.experts.files.inputs import Routing
+from planner.experts.moves.placement import Moved, count_moves
 from planner.experts.problem import Loads, Slots
 from planner.experts.request import ExpertRequest, Ground
-from planner.experts.rows import Solved
-from planner.experts.swap_terms import Apart, replica_pairs
-from planner.experts.traffic import blocks_per_token, distinct, slot_choices
+from planner.experts.traffic.affinity import cross_node_share
+from planner.experts.traffic.flows import Flows
+from planner.experts.traffic.swap_terms import Apart, replica_pairs
+from planner.experts.traffic.touched import blocks_per_token, distinct, slot_choices
 
 
 def gpu_share(loads: Loads, slots: Slots) -> Loads:

@@ -11,9 +11,9 @@ from cluster_specs.reader import read_cluster
 from cluster_specs.schema import ClusterSpec
 from model_specs.reader import read_model
 from model_specs.schema import ModelSpec
+from planner.experts.balance.robust import OBJECTIVES
 from planner.experts.problem import ExpertError, Limits, NoPlacementError, Shape
-from planner.experts.robust import OBJECTIVES
-from planner.experts.traffic import REPLICA_RULES, Level
+from planner.experts.traffic.touched import REPLICA_RULES, Level
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,22 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from planner.experts.affinity import near_sources
+from planner.experts.balance.packing import has_duplicates
+from planner.experts.balance.place import place
+from planner.experts.balance.robust import cvar, drift_row, place_robustly
+from planner.experts.balance.rows import Solved, State, by_layer
+from planner.experts.balance.solve import Effort
 from planner.experts.figures import change_from, gpu_share, layer_row
-from planner.experts.flows import Flows, read_flows
-from planner.experts.grouped_traffic import less_grouped_traffic
-from planner.experts.inputs import Routing, read_routing, token_loads
-from planner.experts.less_traffic import layer_caps, less_traffic
-from planner.experts.moves import improve_from
-from planner.experts.packing import has_duplicates
-from planner.experts.place import place
-from planner.experts.placement_reader import read_placement
+from planner.experts.files.inputs import Routing, read_routing, token_loads
+from planner.experts.files.placement_reader import read_placement
+from planner.experts.files.writers import Placed
+from planner.experts.moves.placement import improve_from
 from planner.experts.problem import ExpertError, Limits, Loads, Shape, Slots, check_shape
 from planner.experts.request import ExpertRequest, Ground, ground, limits_of
-from planner.experts.robust import cvar, drift_row, place_robustly
-from planner.experts.rows import Solved, State, by_layer
-from planner.experts.solve import Effort
-from planner.experts.writers import Placed
+from planner.experts.traffic.affinity import near_sources
+from planner.experts.traffic.flows import Flows, read_flows
+from planner.experts.traffic.grouped_traffic import less_grouped_traffic
+from planner.experts.traffic.less_traffic import layer_caps, less_traffic
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from model_specs.schema import ModelSpec
-from planner.experts.flows import Flows
-from planner.experts.inputs import read_routing
+from planner.experts.balance.place import place
+from planner.experts.balance.rows import Solved, by_layer
+from planner.experts.balance.solve import Effort
+from planner.experts.files.inputs import read_routing
 from planner.experts.joint import Routing
-from planner.experts.less_traffic import less_traffic
-from planner.experts.place import place
 from planner.experts.problem import ExpertError, Limits, Loads, Shape, Slots
-from planner.experts.rows import Solved, by_layer
-from planner.experts.solve import Effort
-from planner.experts.traffic import Level, distinct, slot_choices
+from planner.experts.traffic.flows import Flows
+from planner.experts.traffic.less_traffic import less_traffic
+from planner.experts.traffic.touched import Level, distinct, slot_choices
 
 MOST_SECONDS = 10.0
 _TRAFFIC_SECONDS = 2.5

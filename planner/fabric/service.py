@@ -10,16 +10,16 @@ from cluster_specs.naming import node_name
 from cluster_specs.schema import ClusterSpec
 from costmodel.workload import Workload
 from planner.assemble import layout_of
-from planner.fabric.busiest import least_busiest
+from planner.fabric.busiest.least import least_busiest
 from planner.fabric.instance import Instance, idle_nodes, instance_of, ranks_of
 from planner.fabric.problem import Loads, MappingError, loads_of, spread_of
 from planner.fabric.slots import Place
 from planner.fabric.solution import MappingObjective, MappingSolution
 from planner.fabric.solve import TIME_LIMIT_S, least_traffic
 from planner.fabric.spares import with_spares
-from planner.fabric.spread import EQUAL, LevelReach, SpreadSolution, least_spread
-from planner.fabric.spread_bound import ReachWeights
-from planner.fabric.spread_swaps import tidied
+from planner.fabric.spread.bound import ReachWeights
+from planner.fabric.spread.least import EQUAL, LevelReach, SpreadSolution, least_spread
+from planner.fabric.spread.swaps import tidied
 from planner.mapping import MEGATRON_DEFAULT
 from planner.plan import Mapping, Plan
 from planner.prediction import workload_of as of_inputs

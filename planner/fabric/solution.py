@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.fabric.assign import assignment_of
-from planner.fabric.columns import counts_of
 from planner.fabric.problem import IntArray, Loads, MappingProblem, loads_of
+from planner.fabric.relaxation.columns import counts_of
 
 MappingObjective = Literal["traffic", "busiest", "spread"]
 PROVEN = 1e-6

@@ -6,15 +6,15 @@ import time
 
 import numpy as np
 
-from planner.fabric.columns import Pool, Relaxation, counts_of, pod_states, relax
-from planner.fabric.deepening import deepened
-from planner.fabric.integer import Effort, whole_mapping
-from planner.fabric.patterns import Pricer
-from planner.fabric.pods import improve, pods_bound_s
 from planner.fabric.problem import IntArray, MappingError, MappingProblem, check_assignment, loads_of
+from planner.fabric.relaxation.columns import Pool, Relaxation, counts_of, pod_states, relax
+from planner.fabric.relaxation.deepening import deepened
+from planner.fabric.relaxation.integer import Effort, whole_mapping
+from planner.fabric.relaxation.patterns import Pricer
+from planner.fabric.relaxation.pods import improve, pods_bound_s
+from planner.fabric.relaxation.two_sided import relax_two_sided
 from planner.fabric.solution import PROVEN, Incumbent, Limits, MappingRound, MappingSolution
 from planner.fabric.starts import blocked_orders
-from planner.fabric.two_sided import relax_two_sided
 
 TIME_LIMIT_S = 30.0
 """Processor seconds; what is measured in docs/fabric.md ends long before."""

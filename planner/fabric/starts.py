@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.fabric.columns import counts_of, relax
-from planner.fabric.integer import Effort, whole_mapping
 from planner.fabric.problem import IntArray, MappingProblem
+from planner.fabric.relaxation.columns import counts_of, relax
+from planner.fabric.relaxation.integer import Effort, whole_mapping
 
 
 def blocked_orders(problem: MappingProblem) -> Iterator[IntArray]:

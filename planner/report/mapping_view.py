@@ -9,8 +9,8 @@ from rich.text import Text
 
 from planner.fabric.problem import Loads, Spread, spread_of
 from planner.fabric.service import MappedPlan
-from planner.fabric.spread import SpreadSolution
-from planner.fabric.spread_bound import Reach
+from planner.fabric.spread.bound import Reach
+from planner.fabric.spread.least import SpreadSolution
 from planner.report.parts import Renderable, counted, gigabytes, grid, percent, seconds
 
 _Shown = Callable[[Loads, Spread, Spread], str]

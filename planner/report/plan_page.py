@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from html import escape
 
 from planner.documents import plan_text
-from planner.fabric.levels import plan_traffic
+from planner.fabric.crossing.levels import plan_traffic
 from planner.launch.files import LaunchError
 from planner.neighbours import neighbours
 from planner.plan import Plan

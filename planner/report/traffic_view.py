@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.fabric.levels import PlanTraffic, patterns, receive_imbalance
+from planner.fabric.crossing.levels import PlanTraffic, patterns, receive_imbalance
 from planner.report.parts import Renderable, count, gigabytes, grid, heading, line, percent, seconds
 
 

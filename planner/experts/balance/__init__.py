@@ -1,0 +1,1 @@
+"""Placements that are even, and how even any could be."""

@@ -1,0 +1,263 @@
+"""A sharper bound where hot experts fill GPUs: no replica counts leave room for the slots to be filled.
+
+A GPU with load at most T and m slots that holds a replica of load r carries m - 1 others. For any u up to
+T / (2 (m - 1)), a replica p has p >= u - max(0, u - p), so the others' sum of max(0, u - p) is at least
+r + (m - 1) u - T. At most one replica of a GPU has r > T - (m - 1) u (two would exceed T), and it is none of
+those below u. Summed over GPUs, with c_e replicas of expert e of load w_e / c_e:
+
+    sum_e c_e (max(0, w_e / c_e + (m - 1) u - T) - max(0, u - w_e / c_e)) <= 0    for every such u,
+
+linear in the choice of one count for each expert. Experts that T does not force to be replicated and that are
+below T / 2 are never hot: of k replicas more among them, none fill more than k for the smallest of them do,
+because h(c) = max(0, c u - w) rises faster with every c and falls with w. They are one choice, that of k.
+Counts also fill the slots exactly. CP-SAT finds counts that keep to the conditions at some u; the u that
+they break most is added, until there are no counts, so that T is below every placement, or no such u.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from math import comb
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.experts.balance.bound import least_counts
+from planner.experts.problem import Loads, Slots
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+_LEVELS = 8
+_CLOSE = 1.0005
+_UNIT = 1_000_000
+_MOST_CHOICES = 4000
+_MOST_ADDED = 30
+_MOST_COUNTS = 50_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountBound:
+    """A load that no placement is below, and counts that keep to the conditions a little above it."""
+
+    bound: float
+    counts: tuple[Slots, ...]
+
+
+def count_bound(
+    load: Loads, slots: int, gpus: int, *, low: float, high: float, work: float, steps: int = 4
+) -> CountBound:
+    """Bisects between `low`, a bound, and `high`, just under a load that is reached, for loads [experts].
+
+    `work` is CP-SAT's deterministic time for each limit. The counts of the lowest limit come first.
+    """
+    found: list[tuple[Slots, ...]] = []
+    limit = high
+    for step in range(steps):
+        answer = _counts_for(load, slots, gpus, limit, work)
+        if answer is None:
+            low = limit
+        else:
+            high = limit
+            found.append(answer)
+        if high <= low * _CLOSE:
+            break
+        # Often `low` is all that can be shown: that is asked before halving.
+        limit = low * _CLOSE if step == 0 else (low + high) / 2
+    return CountBound(bound=low, counts=tuple(counts for some in reversed(found) for counts in some))
+
+
+def _counts_for(load: Loads, slots: int, gpus: int, limit: float, work: float) -> tuple[Slots, ...] | None:
+    """Counts that keep to the conditions at `limit`; None where there are none, () where it stays open."""
+    need = least_counts(load, slots, gpus, limit)
+    if need is None:
+        return None
+    parts = _Parts.of(load, (slots, gpus), limit, need)
+    if parts is None:
+        return ()
+    levels = parts.first_levels()
+    for _ in range(_MOST_ADDED):
+        answer = _counts_at(parts, levels, work)
+        if answer is None or isinstance(answer, bool):
+            return None if answer is None else ()
+        chosen, more = answer
+        broken = parts.most_broken(chosen, more)
+        if broken is None or broken in levels:
+            return parts.counts(chosen, more, gpus)
+        levels = np.append(levels, broken)
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Parts:
+    """What each choice adds to the condition of a level u."""
+
+    experts: int
+    hot: NDArray[np.int64]
+    """Experts with a choice of their own."""
+    cold: NDArray[np.int64]
+    """The others, by rising load."""
+    cold_load: Loads
+    start: NDArray[np.int64]
+    """First choice of every hot expert, and the number of choices."""
+    count: NDArray[np.int64]
+    replica: Loads
+    spare: int
+    """Replicas to give to hot experts above the fewest, or to cold ones."""
+    extra: NDArray[np.int64]
+    others: int
+    limit: float
+
+    @classmethod
+    def of(cls, load: Loads, sizes: tuple[int, int], limit: float, need: tuple[Slots, int]) -> _Parts | None:
+        """The parts for (slots, GPUs) and what `least_counts` says; None where the conditions say nothing."""
+        (slots, gpus), (least, spare) = sizes, need
+        is_hot = (load > limit / 2) | (least > 1)
+        hot, cold = np.flatnonzero(is_hot), np.flatnonzero(~is_hot)
+        ways = np.minimum(spare, gpus - least[hot]) + 1
+        if slots // gpus < 2 or not len(hot) or not len(cold) or ways.sum() > _MOST_CHOICES:
+            return None
+        start = np.concatenate([[0], np.cumsum(ways)])
+        extra = np.arange(start[-1]) - np.repeat(start[:-1], ways)
+        count = np.repeat(least[hot], ways) + extra
+        cold = cold[np.argsort(load[cold], kind="stable")]
+        return cls(
+            experts=len(load),
+            hot=hot,
+            cold=cold,
+            cold_load=load[cold],
+            start=start,
+            count=count,
+            replica=np.repeat(load[hot], ways) / count,
+            spare=spare,
+            extra=extra,
+            others=slots // gpus - 1,
+            limit=limit,
+        )
+
+    @property
+    def top(self) -> float:
+        """The highest level."""
+        return self.limit / (2 * self.others)
+
+    def at(self, levels: Loads) -> tuple[Loads, Loads]:
+        """Parts of the choices [levels, choices], of k replicas more for cold ones [levels, spare + 1]."""
+        u = levels[:, None]
+        over = np.maximum(0, self.replica + self.others * u - self.limit)
+        hot = self.count * (over - np.maximum(0, u - self.replica))
+        rest = np.maximum(0, u - self.cold_load[1:]).sum(axis=1, keepdims=True)
+        smallest = np.maximum(0, (1 + np.arange(self.spare + 1)) * u - self.cold_load[0])
+        return hot, -(rest + smallest)
+
+    def first_levels(self) -> Loads:
+        small = self.cold_load[self.cold_load < self.top]
+        some = np.quantile(small, np.linspace(0, 1, _LEVELS)) if len(small) else np.zeros(0)
+        return np.unique(np.append(some, self.top))
+
+    def most_broken(self, chosen: NDArray[np.int64], more: int) -> float | None:
+        """The level whose condition is broken most: between corners of its two sides it is linear."""
+        corners = np.concatenate(
+            [
+                (self.limit - self.replica[chosen]) / self.others,
+                self.replica[chosen],
+                self.cold_load,
+                [self.cold_load[0] / (1 + more), self.top],
+            ]
+        )
+        levels = np.unique(corners[(corners > 0) & (corners <= self.top)])
+        hot, cold = self.at(levels)
+        broken = hot[:, chosen].sum(axis=1) + cold[:, more]
+        worst = int(broken.argmax())
+        return float(levels[worst]) if broken[worst] > 1 / _UNIT else None
+
+    def counts(self, chosen: NDArray[np.int64], more: int, gpus: int) -> tuple[Slots, ...]:
+        """Counts with `more` replicas for the smallest expert, one each for the smallest, or between."""
+        base = np.ones(self.experts, dtype=np.int64)
+        base[self.hot] = self.count[chosen]
+        out: dict[bytes, Slots] = {}
+        for piled in {more, 0, more // 2, max(more - 1, 0)}:
+            counts = base.copy()
+            counts[self.cold[0]] += piled
+            rest = self.cold[: more - piled] if piled == 0 else self.cold[1 : 1 + more - piled]
+            counts[rest] += 1
+            if counts.max() <= gpus and len(rest) == more - piled:
+                out[counts.tobytes()] = counts
+        return tuple(out.values())
+
+
+def _counts_at(parts: _Parts, levels: Loads, work: float) -> tuple[NDArray[np.int64], int] | bool | None:
+    """Choices and replicas more for cold experts; None if there are none, False if it was not found out.
+
+    Coefficients are rounded so that nothing possible is lost.
+    """
+    from ortools.sat.python import cp_model
+
+    model = cp_model.CpModel()
+    y = [model.new_bool_var("") for _ in parts.count]
+    z = [model.new_bool_var("") for _ in range(parts.spare + 1)]
+    one_of_each(model, y, parts.start)
+    model.add_exactly_one(z)
+    every = y + z
+    given = [*parts.extra.tolist(), *range(parts.spare + 1)]
+    model.add(cp_model.LinearExpr.weighted_sum(every, given) == parts.spare)
+    for part in np.floor(np.concatenate(parts.at(levels), axis=1) * _UNIT).astype(np.int64):
+        model.add(cp_model.LinearExpr.weighted_sum(every, part.tolist()) <= 0)
+    true = solved(model, every, work)
+    if true is None or isinstance(true, bool):
+        return true
+    return true[true < len(y)], int(true[-1]) - len(y)
+
+
+def one_of_each(model: cp_model.CpModel, y: list[cp_model.IntVar], start: NDArray[np.int64]) -> None:
+    """One choice of every expert; `start` has the first of each, and their number."""
+    for begin, end in pairwise(start.tolist()):
+        model.add_exactly_one(y[begin:end])
+
+
+def solved(
+    model: cp_model.CpModel, literals: list[cp_model.IntVar], work: float
+) -> NDArray[np.int64] | bool | None:
+    """The literals that are true in a solution; None if there is none, False if it was not found out."""
+    from ortools.sat.python import cp_model
+
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    solver.parameters.max_deterministic_time = work
+    solver.parameters.cp_model_probing_level = 0
+    status = solver.solve(model)
+    if status == cp_model.INFEASIBLE:
+        return None
+    if status == cp_model.UNKNOWN:
+        return False
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        raise RuntimeError(f"CP-SAT ended with {solver.status_name(status)} on replica counts")
+    return np.array([i for i, literal in enumerate(literals) if solver.value(literal)], dtype=np.int64)
+
+
+def pair_bound(load: Loads, slots: int, gpus: int, keep: int = 12) -> CountBound | None:
+    """For two slots per GPU: the least over all counts of the best pairing, and counts that reach it.
+
+    Of replicas in falling order, first with last and so on is the pairing with the smallest largest sum (an
+    exchange argument). It may put an expert twice on a GPU, so it is a bound. None where counts are too many.
+    """
+    experts, spare = len(load), slots - len(load)
+    if slots != 2 * gpus or comb(slots - 1, experts - 1) > _MOST_COUNTS:
+        return None
+    marks = np.array(list(combinations(range(slots - 1), experts - 1)), dtype=np.int64).reshape(
+        -1, experts - 1
+    )
+    edges = np.pad(marks, ((0, 0), (1, 1)), constant_values=((0, 0), (-1, slots - 1)))
+    counts = np.diff(edges, axis=1)
+    counts = counts[(counts <= min(gpus, spare + 1)).all(axis=1)]
+    order = np.argsort(-load / counts, axis=1, kind="stable")
+    taken = np.take_along_axis(counts, order, axis=1)
+    shares = np.take_along_axis(load / counts, order, axis=1)
+    place = np.arange(slots)
+    which = (place[None, :, None] >= np.cumsum(taken, axis=1)[:, None, :]).sum(axis=2)
+    laid = np.take_along_axis(shares, which, axis=1)
+    worst = (laid + laid[:, ::-1]).max(axis=1)
+    best = np.argsort(worst, kind="stable")[:keep]
+    return CountBound(bound=float(worst[best[0]]) * (1 - 1e-12), counts=tuple(counts[best]))

@@ -1,0 +1,223 @@
+"""Routing groups kept whole on a node: first which groups share one, then each node as its own packing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.experts.balance.bound import balance_bound, partitions
+from planner.experts.balance.heuristic import first_answer
+from planner.experts.balance.packing import improve, pack
+from planner.experts.balance.rows import EXACT, OPEN, Rows, Solved, State
+from planner.experts.balance.solve import Effort, better, close, solve_rows
+from planner.experts.problem import Limits, Loads, NoPlacementError, Shape, Slots
+
+MOST_PARTITIONS = 5000
+MOST_TRIED = 24
+_EXACT_ROUNDS = 4
+Sets = tuple[tuple[int, ...], ...]
+
+
+def solve_grouped(loads: Loads, shape: Shape, limits: Limits, effort: Effort) -> Solved:
+    """Slots [layers, gpus, slots of a GPU] with bounds, groups whole on a node.
+
+    Loads [layers, windows, experts] are in units of the mean GPU load. Partitions of the groups over nodes
+    are tried in the order of their bounds, until the best one found is no worse than the bounds of those
+    left. With very many partitions only one is tried, by the groups' loads.
+    """
+    if partitions(limits.groups, shape.nodes) > MOST_PARTITIONS:
+        return _one_partition(loads, shape, limits, effort)
+    return _Search(loads, shape, limits, effort).run()
+
+
+def splits(groups: tuple[int, ...], size: int) -> Iterator[Sets]:
+    """Every way to cut groups into sets of `size`, each once: the order of the sets does not count."""
+    if not groups:
+        yield ()
+        return
+    first, rest = groups[0], groups[1:]
+    for more in combinations(rest, size - 1):
+        left = tuple(g for g in rest if g not in more)
+        for others in splits(left, size):
+            yield ((first, *more), *others)
+
+
+class _Search:
+    """Node sets are shared between partitions: each is solved once for a layer."""
+
+    def __init__(self, loads: Loads, shape: Shape, limits: Limits, effort: Effort) -> None:
+        self._loads, self._shape, self._effort = loads, shape, effort
+        self._per_group = loads.shape[2] // limits.groups
+        size = limits.groups // shape.nodes
+        self._sets: list[tuple[int, ...]] = list(combinations(range(limits.groups), size))
+        index = {groups: i for i, groups in enumerate(self._sets)}
+        self._partitions = np.array(
+            [[index[s] for s in p] for p in splits(tuple(range(limits.groups)), size)]
+        )
+        layers = len(loads)
+        self._bound = np.stack([self._cheap(groups) for groups in self._sets], axis=1)
+        self._value = np.full((layers, len(self._sets)), np.inf)
+        self._searched = np.zeros(self._value.shape, dtype=bool)
+        self._closed = np.zeros(self._value.shape, dtype=bool)
+        self._slots: dict[tuple[int, int], Slots] = {}
+        """Slots of a set by its own expert numbers."""
+        self._best = np.full(layers, np.inf)
+        self._choice = np.zeros(layers, dtype=np.int64)
+
+    def run(self) -> Solved:
+        """A first answer; cheap solves while a partition is promising; CP-SAT on what holds a layer back."""
+        self._first()
+        if self._effort.on_first is not None:
+            self._effort.on_first(State(np.zeros(0, dtype=np.int64), self._best, self._floor()))
+        self._heuristic()
+        for _ in range(_EXACT_ROUNDS if self._effort.exact else 0):
+            if not self._exact():
+                break
+            self._heuristic()
+        if not np.isfinite(self._best).all():
+            raise NoPlacementError("groups: no placement was found that keeps replicas apart; use more slots")
+        slots = [self._joined(layer, self._choice[layer]) for layer in range(len(self._loads))]
+        return Solved(slots=np.stack(slots), value=self._best, bound=np.minimum(self._floor(), self._best))
+
+    def _by_partition(self, table: NDArray[np.float64]) -> Loads:
+        """The worst set of every partition, [layers, partitions]."""
+        return np.asarray(table[:, self._partitions].max(axis=2))
+
+    def _floor(self) -> Loads:
+        """Bound of every layer: the least over its partitions, [layers]."""
+        return np.asarray(self._by_partition(self._bound).min(axis=1))
+
+    def _first(self) -> None:
+        """Groups to nodes in falling order of load, as the greedy balancer does, then each node."""
+        groups = self._partitions.shape[1] * len(self._sets[0])
+        windows = self._loads.shape[1]
+        by_group = self._loads.reshape(len(self._loads), windows, groups, -1).sum(axis=3)
+        ones = np.ones((len(self._loads), groups), dtype=np.int64)
+        nodes = np.sort(pack(by_group, ones, self._shape.nodes).slots, axis=2)
+        index = {groups: i for i, groups in enumerate(self._sets)}
+        chosen = np.array([[index[tuple(node)] for node in layer] for layer in nodes.tolist()])
+        pairs = [(layer, int(s)) for layer, sets in enumerate(chosen) for s in sets]
+        self._keep(pairs, first_answer(self._rows(pairs, np.zeros(len(self._loads))), self._effort.gap))
+
+    def _heuristic(self) -> None:
+        """The partition with the lowest bound next, in every layer, while one could be better."""
+        gap = self._effort.gap
+        for _ in range(MOST_TRIED):
+            bounds = self._by_partition(self._bound)
+            good = self._best <= bounds.min(axis=1) * (1 + gap * OPEN)
+            bounds[self._searched[:, self._partitions].all(axis=2)] = np.inf
+            # Among equal bounds the partition whose nodes are closest to even.
+            pick = (bounds + 1e-6 * (self._bound[:, self._partitions] ** 2).sum(axis=2)).argmin(axis=1)
+            promising = bounds.min(axis=1) * (1 + gap / 10) < self._best
+            layers = np.flatnonzero(promising & ~good)
+            if not len(layers):
+                return
+            chosen = self._partitions[pick[layers]]
+            new = {(int(k), int(s)) for k, sets in zip(layers, chosen, strict=True) for s in sets}
+            pairs = sorted(pair for pair in new if not self._searched[pair])
+            floor = np.zeros(len(self._loads))
+            floor[layers] = bounds[layers, pick[layers]]
+            rows = self._rows(pairs, floor)
+            state = first_answer(rows, gap)
+            better(rows, state, self._effort)
+            self._keep(pairs, state)
+            for pair in pairs:
+                self._searched[pair] = True
+
+    def _exact(self) -> bool:
+        """CP-SAT on the sets that decide value and bound of layers with a gap; False if there is none."""
+        bounds = self._by_partition(self._bound)
+        floor, lowest = bounds.min(axis=1), bounds.argmin(axis=1)
+        wanted: set[tuple[int, int]] = set()
+        for layer in np.flatnonzero(self._best > floor * (1 + max(self._effort.gap, EXACT))).tolist():
+            sets = {*self._partitions[self._choice[layer]], *self._partitions[lowest[layer]]}
+            wanted |= {(layer, int(s)) for s in sets if self._holds_back(layer, int(s), floor[layer])}
+        if not wanted:
+            return False
+        pairs = sorted(wanted)
+        rows = self._rows(pairs, floor)
+        state = State(
+            slots=np.stack([self._slots[pair] for pair in pairs]),
+            value=np.array([self._value[pair] for pair in pairs]),
+            bound=np.array([self._bound[pair] for pair in pairs]),
+        )
+        close(rows, state, self._effort, share=0.25 / _EXACT_ROUNDS)
+        self._keep(pairs, state)
+        for pair in pairs:
+            self._closed[pair] = True
+        return True
+
+    def _holds_back(self, layer: int, s: int, floor: float) -> bool:
+        known = (layer, s) in self._slots and not self._closed[layer, s]
+        return known and bool(self._value[layer, s] > max(self._bound[layer, s], floor) * (1 + EXACT))
+
+    def _experts(self, groups: tuple[int, ...]) -> NDArray[np.int64]:
+        return np.asarray(
+            (np.array(groups)[:, None] * self._per_group + np.arange(self._per_group)).ravel(), dtype=np.int64
+        )
+
+    def _cheap(self, groups: tuple[int, ...]) -> Loads:
+        part = self._loads[:, :, self._experts(groups)]
+        return balance_bound(part, self._shape.node_slots, self._shape.node_gpus)
+
+    def _rows(self, pairs: list[tuple[int, int]], floor: Loads) -> Rows:
+        return Rows(
+            loads=np.stack([self._loads[layer][:, self._experts(self._sets[s])] for layer, s in pairs]),
+            floor=floor[[layer for layer, _ in pairs]],
+            slots=self._shape.node_slots,
+            gpus=self._shape.node_gpus,
+        )
+
+    def _keep(self, pairs: list[tuple[int, int]], state: State) -> None:
+        """What is better than was known; then the best partition of every layer."""
+        for i, pair in enumerate(pairs):
+            if state.value[i] < self._value[pair]:
+                self._slots[pair], self._value[pair] = state.slots[i], state.value[i]
+            self._bound[pair] = max(self._bound[pair], state.bound[i])
+        reached = self._by_partition(self._value)
+        self._choice, self._best = reached.argmin(axis=1), reached.min(axis=1)
+
+    def _joined(self, layer: int, choice: int) -> Slots:
+        sets = self._partitions[choice].tolist()
+        return np.concatenate([self._experts(self._sets[s])[self._slots[layer, s]] for s in sets])
+
+
+def _one_partition(loads: Loads, shape: Shape, limits: Limits, effort: Effort) -> Solved:
+    """Groups to nodes by their loads, then every node; the bound is that of the groups and of all experts."""
+    layers, windows, _ = loads.shape
+    by_group = loads.reshape(layers, windows, limits.groups, -1)
+    packing = pack(by_group.sum(axis=3), np.ones((layers, limits.groups), dtype=np.int64), shape.nodes)
+    improve(packing, 400, np.full(layers, float(shape.node_gpus)))
+    slots, value = solve_nodes(loads, packing.slots, shape, limits, effort)
+    bound = np.maximum(
+        balance_bound(by_group.sum(axis=3), limits.groups, shape.nodes) / shape.node_gpus,
+        balance_bound(loads, shape.slots, shape.gpus),
+    )
+    return Solved(slots=slots, value=value, bound=np.minimum(bound, value))
+
+
+def solve_nodes(
+    loads: Loads, groups: Slots, shape: Shape, limits: Limits, effort: Effort
+) -> tuple[Slots, Loads]:
+    """Slots [layers, gpus, slots of a GPU] and their largest GPU loads [layers], for `groups` of the nodes.
+
+    Loads [layers, windows, experts] over the mean GPU load, groups [layers, nodes, groups of a node].
+    """
+    layers, _, experts = loads.shape
+    per_group = experts // limits.groups
+    members = (groups[..., None] * per_group + np.arange(per_group)).reshape(layers * shape.nodes, 1, -1)
+    spread = np.repeat(loads, shape.nodes, axis=0)
+    index = np.broadcast_to(members, (*spread.shape[:2], members.shape[2]))
+    rows = Rows(
+        loads=np.take_along_axis(spread, index, axis=2),
+        floor=np.zeros(len(members)),
+        slots=shape.node_slots,
+        gpus=shape.node_gpus,
+    )
+    found = solve_rows(rows, effort)
+    own = np.take_along_axis(members, found.slots.reshape(len(members), 1, -1), axis=2)
+    slots = own.reshape(layers, shape.gpus, shape.per_gpu)
+    return slots, np.asarray(found.value.reshape(layers, -1).max(axis=1))

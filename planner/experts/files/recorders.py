@@ -1,0 +1,217 @@
+"""What TensorRT-LLM and Megatron record of their routing; safetensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.experts.files.inputs import (
+    LARGEST_FILE_BYTES,
+    LARGEST_TEXT_BYTES,
+    Routing,
+    bounded_bytes,
+    cut_steps,
+    from_tokens,
+    number_array,
+    parsed_json,
+)
+from planner.experts.problem import ExpertError, Loads, check_loads
+
+_SAFETENSORS = {
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "U8": "u1",
+    "F32": "<f4",
+    "F64": "<f8",
+    "F16": "<f2",
+}
+_LARGEST_HEADER = 64 * 2**20
+
+
+def read_safetensors(data: bytes, where: str) -> dict[str, NDArray[Any]]:
+    """The tensors of a safetensors file: 8 bytes length, a JSON head, raw little-endian data.
+
+    Format: the safetensors README of Hugging Face. Raises ExpertError for a head that does not fit the data.
+    """
+    size = int.from_bytes(data[:8], "little") if len(data) >= 8 else -1
+    if not 0 < size <= min(_LARGEST_HEADER, len(data) - 8):
+        raise ExpertError(f"{where}: not a safetensors file")
+    head = parsed_json(data[8 : 8 + size], where)
+    if not isinstance(head, Mapping):
+        raise ExpertError(f"{where}: not a safetensors file, its head is no mapping")
+    body, found = data[8 + size :], {}
+    for name, entry in head.items():
+        if name == "__metadata__":
+            continue
+        try:
+            kind = np.dtype(_SAFETENSORS[entry["dtype"]])
+            start, stop = entry["data_offsets"]
+            if not 0 <= start <= stop <= len(body):
+                raise ValueError("data_offsets")
+            found[str(name)] = np.frombuffer(body[start:stop], dtype=kind).reshape(entry["shape"])
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise ExpertError(
+                f"{where}: tensor {str(name)[:60]!r}: its dtype, shape or offsets are not usable"
+            ) from None
+    return found
+
+
+def read_statistics_folder(path: Path, split: int) -> Routing:
+    """TensorRT-LLM's expert statistics: meta_info.json and rank*.safetensors, tensors named ITERATION_LAYER.
+
+    Ranks are summed, iterations cut into `split` windows; every rank's own counts are kept as its choices.
+    rank*_raw.safetensors, the experts that each token chose, are read as a trace, and
+    cooccurrence_rank*.safetensors as pair counts.
+    (NVIDIA/TensorRT-LLM examples/wide_ep/ep_load_balancer/utils.py)
+    """
+    if not (path / "meta_info.json").is_file():
+        raise ExpertError(
+            f"{path}: a folder without meta_info.json; give TensorRT-LLM's statistics folder or a file"
+        )
+    meta = parsed_json(bounded_bytes(path / "meta_info.json", LARGEST_TEXT_BYTES), f"{path}/meta_info.json")
+    files = [file for file in sorted(path.glob("rank*.safetensors")) if not file.stem.endswith("_raw")]
+    stated = meta.get("num_experts") if isinstance(meta, Mapping) else None
+    trace = _raw_trace(path, stated if isinstance(stated, int) else 0)
+    if not files and trace is not None:
+        return trace
+    counts = _summed(files)
+    if not counts:
+        raise ExpertError(f"{path}: no rank*.safetensors beside meta_info.json")
+    iterations = sorted({key[0] for key in counts})
+    layers = sorted({key[1] for key in counts})
+    missing = [(i, layer) for i in iterations for layer in layers if (i, layer) not in counts]
+    if missing:
+        raise ExpertError(f"{path}: no tensor for iteration {missing[0][0]}, layer {missing[0][1]}")
+    experts = {len(value) for value in counts.values() if value.ndim == 1}
+    if len(experts) != 1 or any(value.ndim != 1 for value in counts.values()) or {stated} - {None} - experts:
+        raise ExpertError(
+            f"{path}: tensors must have one count per expert, num_experts is {str(stated)[:20]}"
+        )
+    table = np.stack([[counts[i, layer] for layer in layers] for i in iterations])
+    loads = cut_steps(table, split)
+    check_loads(loads, str(path))
+    pairs = _summed(sorted(path.glob("cooccurrence_rank*.safetensors")))
+    together = [sum(v for (_, k), v in pairs.items() if k == layer) for layer in layers] if pairs else []
+    good = together and all(np.shape(t) == (table.shape[2],) * 2 for t in together)
+    same = trace is not None and trace.layer_ids == tuple(layers) and trace.loads.shape[2] == table.shape[2]
+    return Routing(
+        loads=loads,
+        windows=("all",) if len(loads) == 1 else tuple(f"window {i}" for i in range(len(loads))),
+        tokens=trace.tokens if trace is not None and same else None,
+        co_activation=np.stack([np.asarray(t, dtype=np.float64) for t in together]) if good else None,
+        affinity=_by_rank(files, layers) if len(files) > 1 else None,
+        affinity_recorded=True,
+        layer_ids=tuple(layers),
+    )
+
+
+def _by_rank(files: list[Path], layers: list[int]) -> Loads:
+    """Choices of each rank's tokens, [layers, ranks, experts], ranks by the numbers in the files' names."""
+    for file in files:
+        if not file.stem.removeprefix("rank").isdecimal():
+            raise ExpertError(f"{file}: the name must be rank and a number, as rank0.safetensors")
+    numbered = sorted(files, key=lambda file: int(file.stem.removeprefix("rank")))
+    sums = []
+    for file in numbered:
+        own = _summed([file])
+        sums.append([sum(v for (_, k), v in own.items() if k == layer) for layer in layers])
+    return np.ascontiguousarray(np.swapaxes(np.array(sums, dtype=np.float64), 0, 1))
+
+
+def _raw_trace(path: Path, experts: int) -> Routing | None:
+    """Experts that each token chose, from rank*_raw.safetensors: tensors ITERATION_LAYER [tokens, top-k]."""
+    found: dict[int, list[tuple[int, str, NDArray[Any]]]] = {}
+    for file in sorted(path.glob("rank*_raw.safetensors")):
+        for name, tensor in read_safetensors(bounded_bytes(file, LARGEST_FILE_BYTES), str(file)).items():
+            step, layer = _key(name, file)
+            if tensor.ndim != 2 or tensor.dtype.kind not in "iu":
+                raise ExpertError(f"{file}: tensor {name[:60]!r}: must be integers [tokens, top-k]")
+            found.setdefault(layer, []).append((step, file.name, tensor))
+    if not found:
+        return None
+    layers = sorted(found)
+    parts = [[tensor for *_, tensor in sorted(found[k], key=lambda item: item[:2])] for k in layers]
+    shapes = {tuple(tensor.shape for tensor in tensors) for tensors in parts}
+    if len(shapes) > 1 or len({shape[1] for shape in next(iter(shapes))}) > 1:
+        raise ExpertError(f"{path}: rank*_raw.safetensors: layers or iterations have other shapes")
+    ids = np.stack([np.concatenate(tensors) for tensors in parts])
+    blank = Routing(loads=np.ones((1, 1, 1)), windows=("all",), layer_ids=tuple(layers))
+    return from_tokens(ids, experts, f"{path}: rank*_raw.safetensors", blank)
+
+
+def _key(name: str, path: Path) -> tuple[int, int]:
+    first, _, second = name.partition("_")
+    if not (first.isdecimal() and second.isdecimal()):
+        raise ExpertError(f"{path}: tensor {name[:60]!r}: names must be ITERATION_LAYER")
+    return int(first), int(second)
+
+
+def _summed(paths: list[Path]) -> dict[tuple[int, int], NDArray[Any]]:
+    total: dict[tuple[int, int], NDArray[Any]] = {}
+    for path in paths:
+        for name, tensor in read_safetensors(bounded_bytes(path, LARGEST_FILE_BYTES), str(path)).items():
+            key = _key(name, path)
+            if key in total and total[key].shape != tensor.shape:
+                raise ExpertError(f"{path}: tensor {name[:60]!r}: ranks disagree on its shape")
+            total[key] = total.get(key, 0) + tensor.astype(np.float64)
+    return total
+
+
+def read_jsonl(data: bytes, path: Path, split: int) -> Routing:
+    """Megatron's tokens_per_expert, a JSON object a line; `layer` and `iteration` where known.
+
+    tokens_per_expert is a list [experts] with `layer` (or layer_number), or a list [layers, experts].
+    """
+    lines = [line for line in data.splitlines() if line.strip()]
+    steps: dict[int, dict[int, Loads]] = {}
+    for number, line in enumerate(lines, start=1):
+        where = f"{path}: line {number}"
+        entry = parsed_json(line, where)
+        if not isinstance(entry, Mapping) or "tokens_per_expert" not in entry:
+            raise ExpertError(f"{where}: no field tokens_per_expert")
+        counts = number_array(entry["tokens_per_expert"], f"{where}: tokens_per_expert").astype(np.float64)
+        layer = entry.get("layer", entry.get("layer_number", 0))
+        step = entry.get("iteration", entry.get("step", 0))
+        if not isinstance(layer, int) or not isinstance(step, int) or counts.ndim not in (1, 2):
+            raise ExpertError(
+                f"{where}: layer and iteration must be integers, tokens_per_expert a list of counts"
+            )
+        for offset, row in enumerate(counts if counts.ndim == 2 else counts[None]):
+            held = steps.setdefault(step, {})
+            known = held.get(layer + offset)
+            if known is not None and known.shape != row.shape:
+                raise ExpertError(f"{where}: {len(row)} experts, {len(known)} on an earlier line")
+            held[layer + offset] = row if known is None else known + row
+    layers = sorted({layer for held in steps.values() for layer in held})
+    sizes = {len(row) for held in steps.values() for row in held.values()}
+    if not layers or len(sizes) != 1:
+        raise ExpertError(f"{path}: every line needs the same number of experts, got {sorted(sizes)[:5]}")
+    short = next((step for step, held in steps.items() if len(held) != len(layers)), None)
+    if short is not None:
+        raise ExpertError(f"{path}: iteration {short} has {len(steps[short])} of {len(layers)} layers")
+    table = np.stack([[steps[step][layer] for layer in layers] for step in sorted(steps)])
+    loads = cut_steps(table, split)
+    names = ("all",) if len(loads) == 1 else tuple(f"window {i}" for i in range(len(loads)))
+    return Routing(loads=loads, windows=names, layer_ids=tuple(layers))
+
+
+def write_safetensors(tensors: Mapping[str, NDArray[Any]]) -> bytes:
+    """The bytes of a safetensors file, for data sets that have to be handed on."""
+    names = {np.dtype(value): key for key, value in _SAFETENSORS.items()}
+    head, body = {}, b""
+    for name, tensor in tensors.items():
+        raw = np.ascontiguousarray(tensor).tobytes()
+        head[name] = {
+            "dtype": names[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [len(body), len(body) + len(raw)],
+        }
+        body += raw
+    text = json.dumps(head).encode()
+    return len(text).to_bytes(8, "little") + text + body

@@ -1,0 +1,1 @@
+"""From a placement in use to a better one by few moves."""

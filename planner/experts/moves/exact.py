@@ -1,0 +1,93 @@
+"""CP-SAT on a current placement and a limit on moves: all layers in one model, where it is small."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.experts.balance.exact import MEAN_LOAD, Layer, hint_at, literals, post_packing, replica_literals
+from planner.experts.problem import Loads, Slots
+
+MOST_LITERALS = 3_000
+"""Over all layers; beyond that the search's answer stands, with the bound that counts give."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExactMoves:
+    """Slots [layers, gpus, slots of a GPU], a bound on the mean balance, and whether it is reached."""
+
+    slots: Slots
+    bound: float
+    optimal: bool
+
+
+def solve_moves(
+    loads: Loads,
+    current: Slots,
+    hint: Slots,
+    max_moves: int,
+    *,
+    spread_nodes: int,
+    work: float,
+    seed: int,
+) -> ExactMoves | None:
+    """Minimises the sum of the layers' largest GPU loads, at most `max_moves` new (expert, GPU) pairs in all.
+
+    Loads [layers, windows, experts] over the mean GPU load; `current` and `hint` are placements. Replica
+    counts are free. None where the model would be too large or nothing was found within `work`, CP-SAT's
+    deterministic time. Any solver status but the known ones raises.
+    """
+    from ortools.sat.python import cp_model
+
+    experts, (gpus, per_gpu) = loads.shape[2], current.shape[1:]
+    layers = [
+        Layer(
+            loads=load,
+            slots=gpus * per_gpu,
+            gpus=gpus,
+            spread_nodes=spread_nodes,
+            least=np.ones(experts, dtype=np.int64),
+            most=np.full(experts, min(gpus, gpus * per_gpu - experts + 1)),
+        )
+        for load in loads
+    ]
+    if sum(literals(layer) for layer in layers) > MOST_LITERALS:
+        return None
+    model = cp_model.CpModel()
+    tops, new, places = [], [], []
+    for layer, slots, start in zip(layers, current, hint, strict=True):
+        chosen, on = replica_literals(model, layer)
+        post_packing(model, layer, chosen, on)
+        top = model.new_int_var(0, gpus * MEAN_LOAD, "")
+        weights = np.floor(layer.loads * MEAN_LOAD).astype(np.int64)
+        keys = list(chosen)
+        for gpu in range(gpus):
+            here = [on[e, c, gpu] for e, c in keys]
+            for window in weights:
+                parts = [int(window[e] // c) for e, c in keys]
+                model.add(cp_model.LinearExpr.weighted_sum(here, parts) <= top)
+        hint_at(model, layer, chosen, on, start)
+        held = [set(row.tolist()) for row in slots]
+        new += [literal for (e, _, g), literal in on.items() if e not in held[g]]
+        tops.append(top)
+        places.append((keys, on))
+    model.add(sum(new) <= max_moves)
+    model.minimize(sum(tops))
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = seed
+    solver.parameters.max_deterministic_time = work
+    status = solver.solve(model)
+    if status == cp_model.UNKNOWN:
+        return None
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        raise RuntimeError(f"CP-SAT ended with {solver.status_name(status)} on moves that may be none")
+    slots = [
+        [[e for e, c in keys if solver.value(on[e, c, gpu])] for gpu in range(gpus)] for keys, on in places
+    ]
+    return ExactMoves(
+        slots=np.array(slots, dtype=np.int64),
+        bound=solver.best_objective_bound / MEAN_LOAD / len(loads),
+        optimal=status == cp_model.OPTIMAL,
+    )

@@ -1,0 +1,1 @@
+"""Placements with less traffic under a cap on the balance."""

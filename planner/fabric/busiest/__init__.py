@@ -1,0 +1,1 @@
+"""The objective busiest: a short busiest up-link."""

@@ -1,0 +1,1 @@
+"""Layout and mapping chosen together: what a price sees of a mapping, and which mappings have it."""

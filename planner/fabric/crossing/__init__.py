@@ -1,0 +1,1 @@
+"""What a mapping sends over each level and cut of the fabric."""

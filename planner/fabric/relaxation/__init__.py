@@ -1,0 +1,1 @@
+"""How little traffic a mapping can have: relaxations, and what meets them."""

@@ -1,0 +1,1 @@
+"""The objective spread: groups that reach few pods and leaves."""
