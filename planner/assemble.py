@@ -262,7 +262,8 @@ def _pipeline_bindings(request: PlanRequest, layout: Layout) -> Iterator[Binding
 def warnings(request: PlanRequest, best: Priced, predicted: Predicted, idle: IdleDoc | None) -> Iterator[str]:
     """What the reader should know before trusting the figures."""
     if idle is not None:
-        nodes = f" ({len(idle.nodes)} nodes without a rank)" if idle.nodes else ""
+        number = len(idle.nodes)
+        nodes = f" ({number} node{'s' if number > 1 else ''} without a rank)" if number else ""
         yield f"{idle.gpus} of {request.gpus} GPUs{nodes} stay idle: {idle.reason}"
     if request.cluster.assumed:
         yield f"the cluster's {', '.join(request.cluster.assumed)} are assumed, not stated"

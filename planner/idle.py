@@ -91,7 +91,7 @@ def _reason(request: PlanRequest, best: Priced, full: Outcome | None) -> str:
     how = "" if full.status == "optimal" else ", proven slower by its bound"
     return (
         f"the best layout on all {request.gpus} GPUs takes {full.best[0].step_time_s:.4g} s, "
-        f"{slower:.2g} % longer{how}"
+        f"{slower:.3g} % longer{how}"
     )
 
 

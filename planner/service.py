@@ -39,7 +39,7 @@ def plan(request: PlanRequest, progress: Callable[[str], None] | None = None) ->
         request = replace(request, cluster=first_gpus(request.cluster, request.gpus))
     space = space_of(request)
     settled = settle(request, lambda asked: _searched(asked, progress))
-    outcome = settled.outcome
+    outcome = _with_least_traffic(space.workload, settled.outcome)
     infeasible = explain_infeasible(request) if outcome.status == "infeasible" else None
     words = space.words()
     if is_irregular(request.cluster):
@@ -61,20 +61,24 @@ def _searched(request: PlanRequest, progress: Callable[[str], None] | None) -> O
     space = space_of(request)
     pricing, rules = pricing_of(space.workload), rules_for(space.workload)
     if request.method == "exhaustive":
-        outcome = search_exhaustively(
+        return search_exhaustively(
             space, pricing, rules, top_k=request.top_k, time_limit_s=request.time_limit_s
         )
-    else:
-        outcome = Search(
-            space,
-            pricing,
-            rules,
-            top_k=request.top_k,
-            seed=request.seed,
-            time_limit_s=request.time_limit_s,
-            progress=progress,
-            routing=None if request.expert_loads is None else request.expert_loads.routing(),
-        ).run()
-    if isinstance(pricing, MappedPricing):
-        return replace(outcome, best=(*map(pricing.settled, outcome.best[:1]), *outcome.best[1:]))
-    return outcome
+    return Search(
+        space,
+        pricing,
+        rules,
+        top_k=request.top_k,
+        seed=request.seed,
+        time_limit_s=request.time_limit_s,
+        progress=progress,
+        routing=None if request.expert_loads is None else request.expert_loads.routing(),
+    ).run()
+
+
+def _with_least_traffic(workload: Workload, outcome: Outcome) -> Outcome:
+    """The best layout under the mapping that sends least, of those with its price."""
+    pricing = pricing_of(workload)
+    if not isinstance(pricing, MappedPricing):
+        return outcome
+    return replace(outcome, best=(*map(pricing.settled, outcome.best[:1]), *outcome.best[1:]))

@@ -107,6 +107,16 @@ class SlotModel:
         return sent
 
 
+def least_sum(problem: MappingProblem, start: IntArray, start_s: float) -> tuple[IntArray, float] | None:
+    """An assignment whose up-links are busy for the least time in all, and a bound on every other; from one
+    that takes `start_s`. None where nothing was found in time.
+    """
+    slots, unit_s = SlotModel(problem), start_s / UNITS
+    terms = [term for block in slots.sent_up(unit_s) for term in block]
+    found = slots.search(sum(terms), start)
+    return None if found is None else (found[0], max(0.0, (found[2] - 0.5 * len(terms)) * unit_s))
+
+
 def _groups(problem: MappingProblem) -> Iterator[tuple[list[int], FloatArray]]:
     """Every group's cells, stage by stage from 0, and the bytes that k of them in a block send up."""
     t = problem.traffic

@@ -13,6 +13,7 @@ from planner.fabric.relaxation.integer import Effort, whole_mapping
 from planner.fabric.relaxation.patterns import Pricer
 from planner.fabric.relaxation.pods import improve, pods_bound_s
 from planner.fabric.relaxation.two_sided import relax_two_sided
+from planner.fabric.slot_model import is_small, least_sum
 from planner.fabric.solution import PROVEN, Incumbent, Limits, MappingRound, MappingSolution
 from planner.fabric.starts import blocked_orders
 
@@ -75,7 +76,14 @@ def _several_pods(
     rounds: list[MappingRound],
     limits: Limits,
 ) -> float:
-    """The same with pods: leaves alone and pods alone first, both together where they are few."""
+    """The same with pods: small instances as one model; else leaves alone and pods alone first, both together
+    where they are few.
+    """
+    exact = least_sum(problem, best.assignment, best.price_s) if is_small(problem) else None
+    if exact is not None:
+        best.consider(exact[0])
+        if best.price_s <= exact[1] * (1 + PROVEN):
+            return exact[1]
     leaves, steps = problem.without_pods(), list[MappingRound]()
     alone = Incumbent(leaves)
     for order in orders:
@@ -83,7 +91,7 @@ def _several_pods(
     starts = [counts_of(problem, order) for order in orders]
     bound = deepened(leaves, relax_two_sided(leaves, starts, limits.stop), alone, steps, limits)
     bound += pods_bound_s(problem, orders, limits.stop)
-    improve(problem, best, orders, alone.assignment, limits)
+    improve(problem, best, orders, alone.assignment, bound_s=bound, limits=limits)
     if pod_states(problem) > LARGEST_JOINT:
         return min(bound, best.price_s)
     starts.append(counts_of(problem, best.assignment))

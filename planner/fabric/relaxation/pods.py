@@ -8,7 +8,7 @@ from planner.fabric.problem import IntArray, MappingProblem, loads_of
 from planner.fabric.relaxation.columns import LARGEST_POD_TABLE, counts_of, pod_states, relax
 from planner.fabric.relaxation.exchange import exchanged
 from planner.fabric.relaxation.integer import Effort
-from planner.fabric.solution import Incumbent, Limits
+from planner.fabric.solution import PROVEN, Incumbent, Limits
 from planner.fabric.starts import pod_by_pod, pod_counts
 
 ORDERS_REFINED = 2
@@ -29,9 +29,16 @@ def pods_bound_s(problem: MappingProblem, orders: Sequence[IntArray], stop: Call
 
 
 def improve(
-    problem: MappingProblem, best: Incumbent, orders: Sequence[IntArray], alone: IntArray, limits: Limits
+    problem: MappingProblem,
+    best: Incumbent,
+    orders: Sequence[IntArray],
+    alone: IntArray,
+    *,
+    bound_s: float,
+    limits: Limits,
 ) -> None:
-    """Offers mappings that are good for leaves and pods. `alone` is the best for leaves alone.
+    """Offers mappings that are good for leaves and pods, until one meets the bound. `alone` is the best for
+    leaves alone.
 
     Whole leaves are exchanged between the stages of `alone`; and what that and the best orders put in each
     pod is placed anew inside the pods.
@@ -42,5 +49,5 @@ def improve(
     best.offer(exchanged(problem, counts_of(problem, alone), tries))
     ranked = sorted(orders, key=lambda order: loads_of(problem, order).total_s)
     for order in [best.assignment, *ranked[:ORDERS_REFINED]]:
-        if limits.left_s > 0:
+        if limits.left_s > 0 and best.price_s > bound_s * (1 + PROVEN):
             best.offer(pod_by_pod(problem, pod_counts(problem, order), POD_EFFORT))
