@@ -67,7 +67,8 @@ def check_shape(experts: int, shape: Shape, limits: Limits) -> None:
         raise ExpertError(f"gpus: {gpus} do not divide evenly over {nodes} nodes")
     if slots % gpus:
         below, above = slots // gpus * gpus, -(-slots // gpus) * gpus
-        near = " or ".join(str(value) for value in (below, above) if value >= experts)
+        enough = [value for value in (below, above) if value >= experts] or [-(-experts // gpus) * gpus]
+        near = " or ".join(map(str, enough))
         raise ExpertError(
             f"slots: {slots} do not divide evenly over {gpus} GPUs; every GPU has the same number: use {near}"
         )
