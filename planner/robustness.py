@@ -31,7 +31,7 @@ from planner.space import space_of
 MOST_ROUNDS = 4
 """A plan that took more CP-SAT models than this is not searched for again under every change."""
 LARGEST_SPACE = 5_000_000
-"""Nor is a space of more layouts, but for what would fit instead of a plan that no longer does."""
+"""Nor is a space of more layouts."""
 MOST_PRICED = 32
 """Layouts priced exactly in one search; work, not time, so that the answer does not depend on the machine."""
 SAME = 1e-3
@@ -135,7 +135,7 @@ def _scenario(request: PlanRequest, plan: Plan, change: Change, left_s: float | 
     bound_s = _monotone_bound_s(plan, change)
     best_s, winner, searched = now_s, None, False
     settled = now_s is not None and bound_s >= now_s * (1 - SAME)
-    if not settled and not _too_long(request, plan, now_s):
+    if not settled and not _too_long(request, plan):
         outcome = _searched_again(changed, plan, left_s)
         bound_s = max(bound_s, outcome.lower_bound_s or 0.0)
         searched = outcome.status in ("optimal", "infeasible")
@@ -176,11 +176,10 @@ def _monotone_bound_s(plan: Plan, change: Change) -> float:
     return 0.0 if change.memory else bound_s * change.factor
 
 
-def _too_long(request: PlanRequest, plan: Plan, now_s: float | None) -> bool:
+def _too_long(request: PlanRequest, plan: Plan) -> bool:
     """Whether searching again is left out; by work, so that the answer does not depend on the machine."""
-    if is_irregular(request.cluster) or plan.solver.bound_rounds > MOST_ROUNDS:
-        return True
-    return now_s is not None and plan.solver.layouts_considered > LARGEST_SPACE
+    large = plan.solver.layouts_considered > LARGEST_SPACE or plan.solver.bound_rounds > MOST_ROUNDS
+    return large or is_irregular(request.cluster)
 
 
 def _searched_again(changed: PlanRequest, plan: Plan, left_s: float | None) -> Outcome:

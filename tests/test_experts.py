@@ -237,7 +237,7 @@ def test_shapes_that_no_placement_has() -> None:
     loads = np.ones((1, 1, 8))
     with pytest.raises(ExpertError, match="use 8 or 12"):
         place(loads, Shape(slots=10, gpus=4, nodes=1), Limits(), Effort())
-    with pytest.raises(ExpertError, match="use 8$"):
+    with pytest.raises(ExpertError, match=r"use 8$"):
         place(loads, Shape(slots=3, gpus=4, nodes=1), Limits(), Effort())
     with pytest.raises(NoPlacementError, match="at least 8"):
         place(loads, Shape(slots=4, gpus=4, nodes=1), Limits(), Effort())

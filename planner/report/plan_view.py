@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from costmodel.memory import usable_hbm_gib
 from planner.plan import Binding, Plan, PlanInputs, Scenario
 from planner.prediction import workload_of
 from planner.report.parts import Renderable, bullets, count, facts, grid, heading, line, percent, seconds
@@ -137,7 +138,7 @@ def robustness_view(plan: Plan) -> list[Renderable]:
                 one.change,
                 "does not fit" if one.step_time_s is None else seconds(one.step_time_s),
                 "-" if one.loss_at_most is None else f"at most {percent(one.loss_at_most, 1)}",
-                _winner(one),
+                _winner(one, plan),
             ]
             for one in told
         ]
@@ -149,12 +150,21 @@ def _harmless(one: Scenario) -> bool:
     return one.winner is None and one.loss_at_most is not None and one.loss_at_most <= HARMLESS
 
 
-def _winner(one: Scenario) -> str:
+def _winner(one: Scenario, plan: Plan) -> str:
+    if one.winner is None and one.step_time_s is None:
+        return "" if one.proven else f"not searched: plan with --reserve-gib {_room_gib(plan):.1f}"
     if one.winner is None:
         return "" if one.proven else "not all searched"
     names = ("tp", "cp", "pp", "dp", "ep", "vpp", "micro_batch", "recompute")
     told = [f"{name} {one.winner[name]}" for name in names if one.winner.get(name) not in (1, "none", None)]
     return f"{seconds(one.best_step_time_s or 0.0)}: {', '.join(told)}"
+
+
+def _room_gib(plan: Plan) -> float:
+    """What must stay free for a plan that fits although memory is underestimated as far as it was."""
+    assert plan.robustness is not None
+    usable_gib = usable_hbm_gib(workload_of(plan.inputs))
+    return usable_gib * (1 - 1 / plan.robustness.memory_band[1]) + plan.inputs.reserve_gib
 
 
 def alternatives_view(plan: Plan) -> list[Renderable]:
