@@ -23,6 +23,8 @@ from planner.fabric.problem import spread_of
 from planner.fabric.solve import least_traffic
 from planner.fabric.spread.bound import ReachWeights
 from planner.fabric.spread.least import least_spread
+from planner.problem import PlanRequest
+from planner.service import plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,8 @@ CASES = {
         micro_batches=16,
         shuffled_names=True,
     ),
+    "32 on 6, 2 pods": Case(model="mixtral-8x22b", nodes=32, leaves=6, leaf_nodes=10, pods=2, pp=4),
+    "64 on 9, 2 pods": Case(model="deepseek-v3", nodes=64, leaves=9, leaf_nodes=16, pods=2, pp=8),
 }
 
 
@@ -160,6 +164,31 @@ def run_spread(name: str, seed: int, dp_weight: int) -> None:
     )
 
 
+def run_plan(name: str, seed: int) -> None:
+    """A whole plan on the allocation, nothing pinned: layout and mapping chosen together."""
+    case = CASES[name]
+    request = PlanRequest(
+        model=read_model(case.model),
+        cluster=fragmented_cluster(case, seed),
+        gpus=8 * case.nodes,
+        global_batch=8 * case.nodes,
+        seq_len=4096,
+        time_limit_s=60.0,
+    )
+    began, cpu = time.monotonic(), time.process_time()
+    found = plan(request)
+    wall, cpu = time.monotonic() - began, time.process_time() - cpu
+    layout = found.layout
+    assert layout is not None
+    degrees = ", ".join(f"{axis} {getattr(layout, axis)}" for axis in ("tp", "cp", "pp", "dp", "ep", "vpp"))
+    gap = found.objective.gap
+    print(
+        f"{name:28} seed {seed} {case.model}: {found.status}, gap {100 * gap if gap is not None else float('nan'):.2f} %, "
+        f"{found.objective.step_time_s:.4g} s with {degrees}; {wall:6.1f} s wall {cpu:6.1f} s CPU",
+        flush=True,
+    )
+
+
 def main() -> None:
     """Runs the cases named, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -167,11 +196,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--busiest", action="store_true")
     parser.add_argument("--spread", action="store_true")
+    parser.add_argument("--plan", action="store_true", help="whole plans, with no layout given")
     parser.add_argument("--dp-weight", type=int, default=500, help="per mille, with --spread")
     arguments = parser.parse_args()
     for name in arguments.cases or CASES:
         for seed in range(arguments.seeds):
-            if arguments.spread:
+            if arguments.plan:
+                run_plan(name, seed)
+            elif arguments.spread:
                 run_spread(name, seed, arguments.dp_weight)
             else:
                 run(name, seed, arguments.busiest)
