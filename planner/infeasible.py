@@ -25,6 +25,7 @@ from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from costmodel.layout import Layout, Recompute
 from costmodel.memory import ALLOCATOR_SHARE, usable_hbm_gib
 from costmodel.schedules import schedule_named, traits
+from planner.cp_sat import repeatable_solver
 from planner.fabric.choice.pricing import MappedPricing
 from planner.model import Candidates, SolverError
 from planner.plan import Infeasible
@@ -238,9 +239,7 @@ def _refuted(limits: Sequence[Rule], excess: FloatArray, active: list[int], seed
         limits[row].post(model, kinds, excess[row]).only_enforce_if(switch)
         switches[switch.index] = row
         model.add_assumption(switch)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = seed
+    solver = repeatable_solver(seed)
     status = solver.solve(model)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from constraints.rule import Rule
 from costmodel.layout import Layout
 from costmodel.workload import Workload
+from planner.cp_sat import repeatable_solver
 from planner.experts.joint import Asked, Placed, Routing, post_placements
 from planner.fabric.choice.joint import Mapped, post_mappings
 
@@ -157,9 +158,7 @@ def solve(plan: PlanModel, seed: int, time_limit_s: float | None) -> Choice:
     """
     from ortools.sat.python import cp_model
 
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = seed
+    solver = repeatable_solver(seed)
     if time_limit_s is not None:
         solver.parameters.max_time_in_seconds = max(time_limit_s, 0.01)
     status = solver.solve(plan.model)

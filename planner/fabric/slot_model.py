@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from planner.cp_sat import repeatable_solver
 from planner.fabric.problem import FloatArray, IntArray, MappingProblem
 
 if TYPE_CHECKING:
@@ -70,9 +71,7 @@ class SlotModel:
                 for leaf, x in enumerate(cell):
                     self.model.add_hint(x, leaf == held)
         self.model.minimize(objective)
-        solver = cp_model.CpSolver()
-        solver.parameters.num_workers = 1
-        solver.parameters.max_deterministic_time = WORK
+        solver = repeatable_solver(work=WORK)
         status = solver.solve(self.model)
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cp_sat import repeatable_solver
 from planner.experts.balance.bound import least_counts
 from planner.experts.problem import Loads, Slots
 
@@ -222,10 +223,7 @@ def solved(
     """The literals that are true in a solution; None if there is none, False if it was not found out."""
     from ortools.sat.python import cp_model
 
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = 0
-    solver.parameters.max_deterministic_time = work
+    solver = repeatable_solver(0, work=work)
     solver.parameters.cp_model_probing_level = 0
     status = solver.solve(model)
     if status == cp_model.INFEASIBLE:

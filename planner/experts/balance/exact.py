@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner.cp_sat import repeatable_solver
 from planner.experts.problem import Loads, Slots
 
 if TYPE_CHECKING:
@@ -70,10 +71,7 @@ def solve_exactly(layer: Layer, hint: Slots, below: float, *, work: float, seed:
     if layer.spread_nodes == 1:
         hint = _hottest_first(model, layer, chosen, on, hint)
     hint_at(model, layer, chosen, on, hint)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = seed
-    solver.parameters.max_deterministic_time = work
+    solver = repeatable_solver(seed, work=work)
     status = solver.solve(model)
     if status == cp_model.UNKNOWN:
         return Exact(slots=None, bound=0.0, optimal=False)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.cp_sat import repeatable_solver
 from planner.experts.balance.exact import MEAN_LOAD, Layer, hint_at, literals, post_packing, replica_literals
 from planner.experts.problem import Loads, Slots
 
@@ -74,10 +75,7 @@ def solve_moves(
         places.append((keys, on))
     model.add(sum(new) <= max_moves)
     model.minimize(sum(tops))
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = seed
-    solver.parameters.max_deterministic_time = work
+    solver = repeatable_solver(seed, work=work)
     status = solver.solve(model)
     if status == cp_model.UNKNOWN:
         return None

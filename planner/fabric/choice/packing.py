@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from planner.cp_sat import repeatable_solver
 from planner.fabric.choice.joint import Cells, Grid, Limits, Need
 from planner.fabric.instance import Instance
 from planner.fabric.problem import (
@@ -92,10 +93,7 @@ class Packing:
         always = model.new_constant(1)
         cells = Cells(model, need.grid, always)
         cells.post(need, always)
-        solver = cp_model.CpSolver()
-        solver.parameters.num_workers = 1
-        solver.parameters.random_seed = self._seed
-        solver.parameters.max_deterministic_time = min(QUESTION_WORK, self._work_left)
+        solver = repeatable_solver(self._seed, work=min(QUESTION_WORK, self._work_left))
         status = solver.solve(model)
         self._work_left -= solver.response_proto.deterministic_time
         if status == cp_model.INFEASIBLE:
@@ -122,9 +120,7 @@ def least_traffic_within(instance: Instance, need: Need) -> list[IntArray]:
     cells = Cells(model, need.grid, always)
     cells.post(need, always)
     model.minimize(sum(cells.uplink_seconds(problem, everything_s / TRAFFIC_UNITS)))
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.max_deterministic_time = QUESTION_WORK
+    solver = repeatable_solver(work=QUESTION_WORK)
     if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return []
     return [cells.assignment(problem, solver.value)]

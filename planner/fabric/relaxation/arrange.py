@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from planner.cp_sat import repeatable_solver
 from planner.fabric.problem import IntArray, MappingProblem
 from planner.fabric.relaxation.holdings import Holding, patterns_of
 from planner.fabric.relaxation.patterns import BlockKind
@@ -64,10 +65,7 @@ def arranged(
             if there:
                 model.add(sum(there) <= number)
     model.maximize(sum(leaves for group in groups for leaves in group.leaves))
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = 1
-    solver.parameters.max_deterministic_time = DETERMINISTIC_LIMIT
+    solver = repeatable_solver(work=DETERMINISTIC_LIMIT)
     if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
     held = [{size: int(solver.value(n)) for size, n in sizes.items()} for sizes in pieces]

@@ -65,16 +65,19 @@ def whole_mapping(
     if pods is not None:
         costs += [c * scale * y for c, y in zip(pods.cost_s, chosen, strict=True)]
     model.minimize(mathopt.fast_sum(costs))
-    result = mathopt.solve(
-        model,
-        mathopt.SolverType.HIGHS,
-        params=mathopt.SolveParameters(
-            node_limit=effort.nodes,
-            time_limit=datetime.timedelta(seconds=effort.seconds),
-            relative_gap_tolerance=1e-7,
-        ),
+    return _read(problem, leaves, taken, by_highs(model, effort), scale)
+
+
+def by_highs(model: mathopt.Model, effort: Effort) -> mathopt.SolveResult:
+    """An integer programme solved by HiGHS, as far as the effort goes."""
+    from ortools.math_opt.python import mathopt
+
+    parameters = mathopt.SolveParameters(
+        node_limit=effort.nodes,
+        time_limit=datetime.timedelta(seconds=effort.seconds),
+        relative_gap_tolerance=1e-7,
     )
-    return _read(problem, leaves, taken, result, scale)
+    return mathopt.solve(model, mathopt.SolverType.HIGHS, params=parameters)
 
 
 def _cover(model: mathopt.Model, patterns: Sequence[IntArray], columns: list[Any], demand: IntArray) -> None:

@@ -9,7 +9,6 @@ many to list, their linear relaxation stands in, a flow from 0 slots to a whole 
 
 from __future__ import annotations
 
-import datetime
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ import numpy as np
 from planner.fabric.problem import IntArray, MappingProblem
 from planner.fabric.relaxation.columns import Relaxation
 from planner.fabric.relaxation.holdings import Holding, holdings_within
-from planner.fabric.relaxation.integer import Effort
+from planner.fabric.relaxation.integer import Effort, by_highs
 from planner.fabric.relaxation.pieces import cheapest_cut, cuts_within, family_sizes, most_pieces
 
 if TYPE_CHECKING:
@@ -109,16 +108,7 @@ def cheapest_choice(
     scale = 1.0 / max(max((held.cost_s for held in listed.holdings), default=0.0), 1e-12)
     costs = [held.cost_s * scale * x for x, held in zip(taken, listed.holdings, strict=True)]
     model.minimize(mathopt.fast_sum(costs))
-    result = mathopt.solve(
-        model,
-        mathopt.SolverType.HIGHS,
-        params=mathopt.SolveParameters(
-            node_limit=effort.nodes,
-            time_limit=datetime.timedelta(seconds=effort.seconds),
-            relative_gap_tolerance=1e-7,
-        ),
-    )
-    return _read(listed, taken, chosen, result, scale)
+    return _read(listed, taken, chosen, by_highs(model, effort), scale)
 
 
 Pieces = dict[int, list[tuple[int, Any]]]

@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from planner.cp_sat import repeatable_solver
+
 MOST_STEPS = 64
 """Values of c by r; beyond it they are taken in steps, which keeps the bound valid."""
 WORK = 4.0
@@ -114,9 +116,7 @@ class ReachBound:
         model.add(sum(rows) <= self.stages * reach[0])
         model.add(sum(columns) <= self.slots * reach[1])
         model.add(sum(held) >= self.stages * self.slots)
-        solver = cp_model.CpSolver()
-        solver.parameters.num_workers = 1
-        solver.parameters.max_deterministic_time = WORK
+        solver = repeatable_solver(work=WORK)
         return solver.solve(model) == cp_model.INFEASIBLE
 
     def _choices(self, free: int, idle: int) -> Iterator[tuple[int, int, int]]:
