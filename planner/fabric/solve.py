@@ -79,7 +79,8 @@ def _several_pods(
     """The same with pods: small instances as one model; else leaves alone and pods alone first, both together
     where they are few.
     """
-    exact = least_sum(problem, best.assignment, best.price_s) if is_small(problem) else None
+    small = is_small(problem) and best.price_s > 0
+    exact = least_sum(problem, best.assignment, best.price_s) if small else None
     if exact is not None:
         best.consider(exact[0])
         if best.price_s <= exact[1] * (1 + PROVEN):
