@@ -47,8 +47,8 @@ def checked(request: PlanRequest) -> tuple[Plan, int]:
 
 
 def test_every_scenario_is_what_a_search_finds_there() -> None:
-    results = [checked(random_request(seed)) for seed in range(9)]
-    assert sum(count for _, count in results) > 40
+    results = [checked(random_request(seed)) for seed in range(5)]
+    assert sum(count for _, count in results) > 20
     known = [found.robustness.same_winner for found, _ in results if found.robustness is not None]
     assert True in known
     assert False in known
@@ -56,11 +56,11 @@ def test_every_scenario_is_what_a_search_finds_there() -> None:
 
 def test_bounds_hold_where_nothing_is_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(robustness, "MOST_ROUNDS", 0)
-    counted = [checked(random_request(seed)) for seed in range(6)]
+    counted = [checked(random_request(seed)) for seed in range(4)]
     scenarios = [
         one for found, _ in counted if found.robustness is not None for one in found.robustness.scenarios
     ]
-    assert len(scenarios) > 30
+    assert len(scenarios) > 15
     assert not any(one.winner for one in scenarios)
     assert any(one.loss_at_most is not None and one.loss_at_most > 0 for one in scenarios)
 
