@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cluster_specs.allocation import first_gpus
 from cluster_specs.fabric import is_irregular
 from cluster_specs.schema import ClusterSpec
 from constraints.registry import rules_for
@@ -61,6 +62,8 @@ def with_robustness(request: PlanRequest, plan: Plan) -> Plan:
     """The plan with what becomes of it under every change; without a layout, the plan itself."""
     if plan.layout is None or plan.objective.step_time_s is None:
         return plan
+    if is_irregular(request.cluster):
+        request = replace(request, cluster=first_gpus(request.cluster, request.gpus))
     band = error_band(request.cluster.device.name, request.framework)
     memory = memory_band()
     began = time.monotonic()
