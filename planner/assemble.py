@@ -136,6 +136,15 @@ def placed(
     return placement_of(workload, instance, assignment_of_ranks(instance, ranks))
 
 
+def placed_plan(workload: Workload, layout: Layout, plan: Plan) -> tuple[Stages, Placement]:
+    """The stages of a plan that has a layout, and where its groups lie on a workload's cluster."""
+    assert plan.layout is not None
+    assert plan.mapping is not None
+    stages = tuple(tuple(rank) for rank in plan.layout.stages)
+    matrix = {axis: tuple(row) for axis, row in plan.mapping.matrix.items()}
+    return stages, placed(workload, layout, stages, matrix, plan.mapping.ranks)
+
+
 def mapping_document(workload: Workload, best: Priced) -> Mapping:
     """Names and factors of the levels, and the GPU of every rank while the list is short.
 

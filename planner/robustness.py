@@ -22,7 +22,7 @@ from costmodel.estimate import estimate, stage_memory_gib
 from costmodel.layout import Layout
 from costmodel.measured import ErrorBand, error_band, memory_band
 from costmodel.memory import hbm_gib_for, usable_hbm_gib
-from planner.assemble import alternative, layout_of, placed
+from planner.assemble import alternative, layout_of, placed_plan
 from planner.plan import Plan, Robustness, Scenario
 from planner.pricing import CostModelPricing
 from planner.problem import PlanRequest
@@ -158,14 +158,11 @@ def _scenario(request: PlanRequest, plan: Plan, change: Change, left_s: float | 
 def _as_it_stands_s(changed: PlanRequest, plan: Plan) -> float | None:
     """The step of the plan, nothing in it moved; None where it no longer fits."""
     assert plan.layout is not None
-    assert plan.mapping is not None
     layout = layout_of(plan.layout)
     workload = changed.workload(int(layout.gpus))
-    stages = tuple(tuple(rank) for rank in plan.layout.stages)
+    stages, placement = placed_plan(workload, layout, plan)
     if max(stage_memory_gib(workload, layout, stages)) > usable_hbm_gib(workload):
         return None
-    matrix = {axis: tuple(row) for axis, row in plan.mapping.matrix.items()}
-    placement = placed(workload, layout, stages, matrix, plan.mapping.ranks)
     return float(np.asarray(estimate(workload, layout, placement, stages).step_time_s))
 
 

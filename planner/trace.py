@@ -18,7 +18,7 @@ from costmodel.pipeline import chunk_passes
 from costmodel.schedule_simulator import Timeline, Work, simulate
 from costmodel.schedules import schedule_named, traits
 from costmodel.step_time import boundary_s, make_context
-from planner.assemble import layout_of, placed
+from planner.assemble import layout_of, placed_plan
 from planner.plan import Plan
 from planner.prediction import workload_of
 from planner.problem import RequestError
@@ -88,12 +88,10 @@ def trace_of(plan: Plan, num_micro_batches: int | None = None) -> Trace:
 
 def _played(plan: Plan, m: int) -> Timeline:
     assert plan.layout is not None
-    assert plan.mapping is not None
     layout = layout_of(plan.layout)
     workload = replace(workload_of(plan.inputs), gpus=int(layout.gpus))
-    stages = tuple(tuple(rank) for rank in plan.layout.stages)
-    matrix = {axis: tuple(row) for axis, row in plan.mapping.matrix.items()}
-    context = make_context(workload, layout, placed(workload, layout, stages, matrix, plan.mapping.ranks))
+    stages, placement = placed_plan(workload, layout, plan)
+    context = make_context(workload, layout, placement)
     passes = chunk_passes(context, stages)
     v_shaped = traits(int(layout.schedule)).v_shaped
     forward_s, backward_s, weight_s = (
