@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import click
 
-from commands.calculators import collective, memory, pipeline, roofline
-from commands.catalogs import catalog, model, schema
-from commands.fabric import map_, traffic
-from commands.many import batch, fleet, recommend
-from commands.pages import report, trace
-from commands.placement import experts
-from commands.planning import compare, estimate, explain, launch, plan, validate
-from commands.terminal import Commands, debug, version_option
-from commands.topology import topology
+from meshwright.commands.calculators import collective, memory, pipeline, roofline
+from meshwright.commands.catalogs import catalog, model, schema
+from meshwright.commands.fabric import map_, traffic
+from meshwright.commands.many import batch, fleet, recommend
+from meshwright.commands.pages import report, trace
+from meshwright.commands.placement import experts
+from meshwright.commands.planning import compare, estimate, explain, launch, plan, validate
+from meshwright.commands.terminal import Commands, debug, version_option
+from meshwright.commands.topology import topology
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -22,14 +22,18 @@ from benchmarks.calibrate import ROOT, RUNS, error_line, free_records, write_who
 from benchmarks.calibration import Bools, Floats, Problem
 from benchmarks.cross_validation import FAMILIES, LeftOut, family_of, leave_out, members, source_of
 from benchmarks.error_bands import Outcome, error_bands
-from cluster_specs.catalog import device_names, load_device
-from costmodel.constant_tables import constant_records, effective_paths
-from costmodel.constants import device_prefixes, framework_names, framework_prefixes
-from costmodel.measured import device_class, device_classes
-from planner.prediction import prediction_of
-from planner.report.validation_plot import group_bars, scatter, write_picture
-from planner.run_file import Run, read_runs
-from planner.validation import KINDS, ScoredRow, plan_regret, score
+from meshwright.cluster_specs.catalog import device_names, load_device
+from meshwright.costmodel.constants.measured import device_class, device_classes
+from meshwright.costmodel.constants.rates import (
+    device_prefixes,
+    framework_names,
+    framework_prefixes,
+)
+from meshwright.costmodel.constants.records import constant_records, effective_paths
+from meshwright.planner.report.validation_plot import group_bars, scatter, write_picture
+from meshwright.planner.runs.prediction import prediction_of
+from meshwright.planner.runs.run_file import Run, read_runs
+from meshwright.planner.runs.validation import KINDS, ScoredRow, plan_regret, score
 
 PLOTS = ROOT / "docs" / "accuracy"
 BANDS = ROOT / "costmodel" / "data" / "error_bands.yaml"
@@ -93,16 +97,16 @@ def _table(head: str, lines: Sequence[str]) -> str:
 
 def _line(name: str, predicted_s: Floats, measured_s: Floats) -> str:
     mean, median, p90, worst, bias = _figures(predicted_s, measured_s)
-    return (
-        f"| {name} | {len(measured_s)} | {mean:.1f} | {median:.1f} | {p90:.1f} | {worst:.1f} | {bias:+.1f} |"
-    )
+    return f"| {name} | {len(measured_s)} | {mean:.1f} | {median:.1f} | {p90:.1f} | {worst:.1f} | {bias:+.1f} |"
 
 
 def _left_out_table(found: Scores, left_out: LeftOut, what: str) -> str:
     """Mean error of each group with it among the fitted rows, and left out."""
     lines = []
     everything = np.ones(len(found.runs), dtype=bool)
-    groups = [("all", everything)] + [(g, members(left_out.groups, g)) for g in sorted(set(left_out.groups))]
+    groups = [("all", everything)] + [
+        (g, members(left_out.groups, g)) for g in sorted(set(left_out.groups))
+    ]
     for name, inside in groups:
         fitted = _figures(found.fitted_s[inside], found.measured_s[inside])
         out = _figures(left_out.seconds[inside], found.measured_s[inside])
@@ -122,7 +126,9 @@ def _time_table(found: Scores) -> str:
     for kind in ("model_kind", "precision", "recompute", "device", "framework"):
         names = [KINDS[kind](run) for run in found.runs]
         groups += [(name, members(names, name)) for name in sorted(set(names))]
-    lines = [_line(name, found.fitted_s[inside], found.measured_s[inside]) for name, inside in groups]
+    lines = [
+        _line(name, found.fitted_s[inside], found.measured_s[inside]) for name, inside in groups
+    ]
     return _table("| | rows | mean % | median % | 90th % | worst % | bias % |", lines)
 
 
@@ -137,7 +143,9 @@ def _memory_table(found: Scores) -> str:
 
 
 def _regret_words(found: Scores) -> str:
-    groups = plan_regret([row for row in found.rows if row.run is not None and row.run.suspect is None])
+    groups = plan_regret(
+        [row for row in found.rows if row.run is not None and row.run.suspect is None]
+    )
     regrets = [group.regret_pct for group in groups]
     return f"{len(regrets)} groups, mean {np.mean(regrets):.2f} %, worst {max(regrets):.2f} %"
 
@@ -171,7 +179,9 @@ def _document(found: Scores, *, exact: bool) -> str:
 
 def _bands_text(found: Scores) -> str:
     outcomes = [
-        Outcome(device_class(run.workload.cluster.device.name), run.workload.framework, float(ratio))
+        Outcome(
+            device_class(run.workload.cluster.device.name), run.workload.framework, float(ratio)
+        )
         for run, ratio in zip(found.runs, found.measured_s / found.by_source.seconds, strict=True)
     ]
     bands = error_bands(outcomes, device_classes(), framework_names())
@@ -192,7 +202,12 @@ def _memory_band(found: Scores) -> dict[str, float | int | str]:
     errors = [row.memory_error_pct for row in found.rows if row.memory_error_pct is not None]
     low, high = np.quantile(1 / (1 + np.array(errors) / 100.0), [0.05, 0.95])
     basis = "any device and framework"
-    return {"low": round(float(low), 3), "high": round(float(high), 3), "rows": len(errors), "basis": basis}
+    return {
+        "low": round(float(low), 3),
+        "high": round(float(high), 3),
+        "rows": len(errors),
+        "basis": basis,
+    }
 
 
 def _flow(record: Mapping[str, object]) -> str:
@@ -207,7 +222,9 @@ def _plots(found: Scores) -> None:
         ("source_left_out", found.by_source.seconds, "source left out"),
     ):
         points = list(zip(devices, found.measured_s.tolist(), seconds.tolist(), strict=True))
-        write_picture(scatter(points, f"{len(points)} measured steps, {words}"), PLOTS / f"{name}.svg")
+        write_picture(
+            scatter(points, f"{len(points)} measured steps, {words}"), PLOTS / f"{name}.svg"
+        )
     for name, left_out in (("by_source", found.by_source), ("by_family", found.by_family)):
         errors = {}
         for group in sorted(set(left_out.groups)):
@@ -227,7 +244,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     exact = not parser.parse_args(arguments).quick
     found = scores(RUNS, exact=exact)
     print(f"fitted            {error_line(found.fitted_s, found.measured_s)}")
-    for name, left_out in (("source left out", found.by_source), ("family left out", found.by_family)):
+    for name, left_out in (
+        ("source left out", found.by_source),
+        ("family left out", found.by_family),
+    ):
         print(f"{name:17} {error_line(left_out.seconds, found.measured_s)}")
         for group in sorted(set(left_out.groups)):
             inside = members(left_out.groups, group)

@@ -156,7 +156,11 @@ def main() -> None:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     os.environ.pop("XDG_CACHE_HOME", None)
-    batch(folder, int(sys.argv[2]) if len(sys.argv) > 2 else 10, int(sys.argv[3]) if len(sys.argv) > 3 else 5)
+    batch(
+        folder,
+        int(sys.argv[2]) if len(sys.argv) > 2 else 10,
+        int(sys.argv[3]) if len(sys.argv) > 3 else 5,
+    )
     fleet(folder)
 
 

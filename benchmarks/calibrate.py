@@ -20,8 +20,13 @@ import numpy as np
 import yaml
 
 from benchmarks.calibration import Floats, Problem, fit, rounded
-from costmodel.constant_tables import FILES, PROVENANCE, ConstantRecord, constant_records
-from planner.run_file import read_runs
+from meshwright.costmodel.constants.records import (
+    FILES,
+    PROVENANCE,
+    ConstantRecord,
+    constant_records,
+)
+from meshwright.planner.runs.run_file import read_runs
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "tests" / "data" / "published_runs.yaml"
@@ -33,7 +38,8 @@ def free_records(patterns: Sequence[str] = ()) -> list[ConstantRecord]:
     return [
         record
         for record in constant_records().values()
-        if record.free and (not patterns or any(fnmatch(record.path, pattern) for pattern in patterns))
+        if record.free
+        and (not patterns or any(fnmatch(record.path, pattern) for pattern in patterns))
     ]
 
 
@@ -68,7 +74,11 @@ def _plain(value: float) -> str:
 
 def with_provenance(text: str, provenance: Mapping[str, object]) -> str:
     """A constants file whose `calibration` section says what the free constants were fitted on."""
-    line = f"{PROVENANCE}: {{" + ", ".join(f"{name}: {value}" for name, value in provenance.items()) + "}"
+    line = (
+        f"{PROVENANCE}: {{"
+        + ", ".join(f"{name}: {value}" for name, value in provenance.items())
+        + "}"
+    )
     lines = text.split("\n")
     old = [index for index, known in enumerate(lines) if known.startswith(f"{PROVENANCE}:")]
     if old:
@@ -131,13 +141,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Fits, prints the errors before and after, and writes."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.calibrate", description=__doc__)
     parser.add_argument("--rows", type=Path, default=RUNS, help="a run file with measured steps")
-    parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help="paths that may move")
-    parser.add_argument("--from-priors", action="store_true", help="start at the priors, not at the values")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="PATTERN", help="paths that may move"
+    )
+    parser.add_argument(
+        "--from-priors", action="store_true", help="start at the priors, not at the values"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print, write nothing")
     given = parser.parse_args(arguments)
     records = free_records(given.only)
     if not records:
-        parser.error(f"no free constant matches {given.only}: known are {[r.path for r in free_records()]}")
+        parser.error(
+            f"no free constant matches {given.only}: known are {[r.path for r in free_records()]}"
+        )
     began = time.perf_counter()
     problem = Problem(read_runs(given.rows), records)
     print(f"before: {error_line(problem.predict(problem.start), problem.measured_s)}")

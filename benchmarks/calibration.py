@@ -17,13 +17,18 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.constant_tables import ConstantRecord, Value, effective_paths
-from costmodel.constants import Constants, device_prefixes, framework_prefixes, named_constants
-from costmodel.layout import Placement
-from costmodel.split import Stages
-from costmodel.step_time import exact_step, make_context
-from planner.prediction import arrangement
-from planner.run_file import Run
+from meshwright.costmodel.constants.rates import (
+    Constants,
+    device_prefixes,
+    framework_prefixes,
+    named_constants,
+)
+from meshwright.costmodel.constants.records import ConstantRecord, Value, effective_paths
+from meshwright.costmodel.layout import Placement
+from meshwright.costmodel.pipeline.split import Stages
+from meshwright.costmodel.step_time import exact_step, make_context
+from meshwright.planner.runs.prediction import arrangement
+from meshwright.planner.runs.run_file import Run
 
 NOISE = 0.03
 """Relative error up to which a row counts in full: releases with the same layout and flags differ by 2.6 % on average."""
@@ -184,7 +189,10 @@ class _Objective:
     @property
     def bounds(self) -> tuple[Floats, Floats]:
         """Least and largest logarithm of each moving constant."""
-        priors, width = self.problem.priors[self.columns], MOST_SPREADS * self.problem.spreads[self.columns]
+        priors, width = (
+            self.problem.priors[self.columns],
+            MOST_SPREADS * self.problem.spreads[self.columns],
+        )
         return priors - width, priors + width
 
     def residuals(self, log_seconds: Floats, logs: Floats) -> Floats:
@@ -203,7 +211,9 @@ class _Objective:
         from scipy.optimize import least_squares
 
         of_rows = slopes[:, self.columns]
-        jacobian = np.vstack([of_rows[self.rows] / NOISE, np.diag(1.0 / self.problem.spreads[self.columns])])
+        jacobian = np.vstack(
+            [of_rows[self.rows] / NOISE, np.diag(1.0 / self.problem.spreads[self.columns])]
+        )
 
         def full(x: Floats) -> Floats:
             out = logs.copy()

@@ -14,13 +14,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from cluster_specs.reader import read_cluster
-from costmodel.estimate import estimate, lower_bound_s, peak_memory_gib, stage_memory_gib
-from costmodel.layout import Layout, Recompute
-from costmodel.placement import level_factors, nested_placement, placement_from_matrix
-from costmodel.workload import Overlap, Workload
-from model_specs.catalog import load_catalog_model
-from planner.mapping import matrices
+from meshwright.cluster_specs.reader import read_cluster
+from meshwright.costmodel.estimate import estimate, lower_bound_s, peak_memory_gib, stage_memory_gib
+from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.placement import level_factors, nested_placement, placement_from_matrix
+from meshwright.costmodel.workload import Overlap, Workload
+from meshwright.model_specs.catalog import load_catalog_model
+from meshwright.planner.bounds.matrices import matrices
 
 MANY = 100_000
 GPUS = 16_384

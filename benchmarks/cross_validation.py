@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.calibration import Bools, Floats, Linearisation, Problem, fit
-from planner.run_file import Run
-from planner.validation import KINDS
+from meshwright.planner.runs.run_file import Run
+from meshwright.planner.runs.validation import KINDS
 
 FAMILIES = (
     (r"GPT-OSS", "GPT-OSS"),

@@ -70,7 +70,9 @@ def error_bands(
         stacks = MEASURED_AS.get(framework or "", (framework or "",))
         words = " or ".join(stacks)
         of_stack = [outcome for outcome in outcomes if outcome.framework in stacks]
-        of_device = [outcome for outcome in outcomes if name is not None and outcome.device_class == name]
+        of_device = [
+            outcome for outcome in outcomes if name is not None and outcome.device_class == name
+        ]
         out = _narrowed(whole, of_stack, f"any device with {words}")
         out = _narrowed(out, of_device, f"{name} with any framework")
         both = [outcome for outcome in of_device if outcome.framework in stacks]

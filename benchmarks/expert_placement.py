@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.experts.balance.packing import greedy_counts
-from planner.experts.balance.place import place
-from planner.experts.balance.rows import State
-from planner.experts.balance.solve import Effort
-from planner.experts.problem import Limits, Loads, Shape
+from meshwright.planner.experts.balance.packing import greedy_counts
+from meshwright.planner.experts.balance.place import place
+from meshwright.planner.experts.balance.rows import State
+from meshwright.planner.experts.balance.solve import Effort
+from meshwright.planner.experts.problem import Limits, Loads, Shape
 
 
 def least_loaded(weights: Loads, bins: int) -> list[list[int]]:
@@ -40,7 +40,11 @@ def greedy_placement(load: Loads, shape: Shape, groups: int) -> tuple[float, boo
     """
     nodes = shape.nodes if groups > 1 else 1
     size = len(load) // groups
-    parts = least_loaded(load.reshape(groups, -1).sum(axis=1), nodes) if nodes > 1 else [list(range(groups))]
+    parts = (
+        least_loaded(load.reshape(groups, -1).sum(axis=1), nodes)
+        if nodes > 1
+        else [list(range(groups))]
+    )
     worst, twice = 0.0, False
     for part in parts:
         own = np.concatenate([load[g * size : (g + 1) * size] for g in part])

@@ -12,19 +12,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster_specs.catalog import load_cluster
-from cluster_specs.schema import ClusterSpec, FabricLevelSpec, NodeSpec
-from costmodel.layout import Layout
-from costmodel.workload import Workload
-from model_specs.reader import read_model
-from planner.fabric.busiest.least import least_busiest
-from planner.fabric.instance import Instance, instance_of
-from planner.fabric.problem import spread_of
-from planner.fabric.solve import least_traffic
-from planner.fabric.spread.bound import ReachWeights
-from planner.fabric.spread.least import least_spread
-from planner.problem import PlanRequest
-from planner.service import plan
+from meshwright.cluster_specs.catalog import load_cluster
+from meshwright.cluster_specs.schema import ClusterSpec, FabricLevelSpec, NodeSpec
+from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.reader import read_model
+from meshwright.planner.mapping.busiest.least import least_busiest
+from meshwright.planner.mapping.instance import Instance, instance_of
+from meshwright.planner.mapping.problem import spread_of
+from meshwright.planner.mapping.solve import least_traffic
+from meshwright.planner.mapping.spread.bound import ReachWeights
+from meshwright.planner.mapping.spread.least import least_spread
+from meshwright.planner.plan.service import plan
+from meshwright.planner.request.plan_request import PlanRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,12 @@ CASES = {
     "64 on 9, pp 8": Case(model="llama-3-70b", nodes=64, leaves=9, leaf_nodes=16, pods=1, pp=8),
     "512 on 40": Case(model="gpt3-175b", nodes=512, leaves=40, leaf_nodes=20, pods=1, pp=8),
     "512 on 40, pp 16": Case(model="gpt3-175b", nodes=512, leaves=40, leaf_nodes=20, pods=1, pp=16),
-    "2048 on 128": Case(model="llama-3.1-405b", nodes=2048, leaves=128, leaf_nodes=24, pods=1, pp=16),
-    "2048 on 128, 8 pods": Case(model="llama-3.1-405b", nodes=2048, leaves=128, leaf_nodes=24, pods=8, pp=16),
+    "2048 on 128": Case(
+        model="llama-3.1-405b", nodes=2048, leaves=128, leaf_nodes=24, pods=1, pp=16
+    ),
+    "2048 on 128, 8 pods": Case(
+        model="llama-3.1-405b", nodes=2048, leaves=128, leaf_nodes=24, pods=8, pp=16
+    ),
     "9600 GPUs": Case(
         model="gpt3-175b", nodes=1200, leaves=96, leaf_nodes=16, pods=12, pp=8, micro_batches=16
     ),
@@ -97,7 +101,9 @@ def fragmented_cluster(case: Case, seed: int) -> ClusterSpec:
         for _ in range(count):
             pod = leaf * case.pods // case.leaves
             nodes.append(
-                NodeSpec(name=f"node-{names[at]:05d}", leaf=f"leaf-{leaf:03d}", pod=f"pod-{pod:02d}")
+                NodeSpec(
+                    name=f"node-{names[at]:05d}", leaf=f"leaf-{leaf:03d}", pod=f"pod-{pod:02d}"
+                )
             )
             at += 1
     fields = load_cluster("dgx-h100").model_dump() | {
@@ -117,10 +123,15 @@ def case_instance(case: Case, seed: int) -> Instance:
         zero_stage=1, sequence_parallel=True,
     )  # fmt: skip
     workload = Workload(
-        model=model, cluster=cluster, gpus=8 * case.nodes, global_batch=dp * case.micro_batches, seq_len=4096
+        model=model,
+        cluster=cluster,
+        gpus=8 * case.nodes,
+        global_batch=dp * case.micro_batches,
+        seq_len=4096,
     )
     stages = tuple(
-        (count,) for count in np.diff(np.linspace(0, model.layers, case.pp + 1).astype(int)).tolist()
+        (count,)
+        for count in np.diff(np.linspace(0, model.layers, case.pp + 1).astype(int)).tolist()
     )
     return instance_of(workload, layout, stages)
 
@@ -180,7 +191,9 @@ def run_plan(name: str, seed: int) -> None:
     wall, cpu = time.monotonic() - began, time.process_time() - cpu
     layout = found.layout
     assert layout is not None
-    degrees = ", ".join(f"{axis} {getattr(layout, axis)}" for axis in ("tp", "cp", "pp", "dp", "ep", "vpp"))
+    degrees = ", ".join(
+        f"{axis} {getattr(layout, axis)}" for axis in ("tp", "cp", "pp", "dp", "ep", "vpp")
+    )
     gap = found.objective.gap
     print(
         f"{name:28} seed {seed} {case.model}: {found.status}, gap {100 * gap if gap is not None else float('nan'):.2f} %, "

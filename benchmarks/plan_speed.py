@@ -46,7 +46,16 @@ def main() -> None:
         "| job | status | gap | rounds | layouts | median s | worst s | peak MiB |\n|---|---|---|---|---|---|---|---|"
     )
     for model, cluster, gpus, batch, seq_len in JOBS:
-        command = [sys.executable, "cli.py", "plan", model, "--cluster", cluster, "--gpus", str(gpus)]
+        command = [
+            sys.executable,
+            "cli.py",
+            "plan",
+            model,
+            "--cluster",
+            cluster,
+            "--gpus",
+            str(gpus),
+        ]
         command += ["--global-batch", str(batch), "--seq-len", str(seq_len), "--json"]
         seen = [run_once(command) for _ in range(runs)]
         plan = json.loads(seen[0][2])

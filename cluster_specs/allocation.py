@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cluster_specs.errors import ClusterError, shown
-from cluster_specs.naming import node_name
-from cluster_specs.schema import ClusterSpec
+from meshwright.cluster_specs.errors import ClusterError, shown
+from meshwright.cluster_specs.naming import node_name
+from meshwright.cluster_specs.schema import ClusterSpec
 
 
 def check_gpus(cluster: ClusterSpec, gpus: int) -> None:
@@ -59,7 +59,9 @@ def first_gpus(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
     if not cluster.nodes or gpus == cluster.gpus:
         return cluster
     used = dict(expand_nodes(cluster, gpus))
-    nodes = tuple(node.model_copy(update={"free_gpus": used.get(node.name, 0)}) for node in cluster.nodes)
+    nodes = tuple(
+        node.model_copy(update={"free_gpus": used.get(node.name, 0)}) for node in cluster.nodes
+    )
     return cluster.model_copy(update={"nodes": nodes, "gpus": gpus})
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from cluster_specs.documents import LOADER
-from cluster_specs.errors import ClusterError, shown, suggestion
-from cluster_specs.schema import ClusterSpec, DeviceSpec
+from meshwright.cluster_specs.documents import LOADER
+from meshwright.cluster_specs.errors import ClusterError, shown, suggestion
+from meshwright.cluster_specs.schema import ClusterSpec, DeviceSpec
 
 ELASTIC_GPUS = 131_072
 """The most GPUs of a kind of node, unless its entry says otherwise."""
@@ -31,7 +31,9 @@ def load_device(name: str) -> DeviceSpec:
     """A device by its catalog name. Raises ClusterError with the names there are."""
     entry = _entries("devices.yaml").get(name)
     if entry is None:
-        raise ClusterError(f"device: {shown(name)} is not in the catalog{suggestion(name, device_names())}")
+        raise ClusterError(
+            f"device: {shown(name)} is not in the catalog{suggestion(name, device_names())}"
+        )
     return DeviceSpec.model_validate({"name": name, **entry})
 
 
@@ -48,7 +50,9 @@ def cluster_fields(name: str) -> dict[str, Any]:
     if name in nodes:
         return {"name": name, "gpus": ELASTIC_GPUS, "elastic": True, **nodes[name]}
     if name not in clusters:
-        raise ClusterError(f"cluster: {shown(name)} is not in the catalog{suggestion(name, cluster_names())}")
+        raise ClusterError(
+            f"cluster: {shown(name)} is not in the catalog{suggestion(name, cluster_names())}"
+        )
     own = {key: value for key, value in clusters[name].items() if key != "base"}
     base = cluster_fields(clusters[name]["base"])
     sources = {**base["sources"], **own["sources"]}
@@ -57,11 +61,15 @@ def cluster_fields(name: str) -> dict[str, Any]:
 
 def node_kind_of(device: str) -> str | None:
     """The kind of node that stands in for what a description of this device leaves out."""
-    return next((name for name, entry in _entries("nodes.yaml").items() if entry["device"] == device), None)
+    return next(
+        (name for name, entry in _entries("nodes.yaml").items() if entry["device"] == device), None
+    )
 
 
 @cache
 def _entries(file: str) -> dict[str, dict[str, Any]]:
-    text = resources.files("cluster_specs.data").joinpath(file).read_text(encoding="utf-8")
+    text = (
+        resources.files("meshwright.cluster_specs.data").joinpath(file).read_text(encoding="utf-8")
+    )
     entries: dict[str, dict[str, Any]] = yaml.load(text, Loader=LOADER)  # noqa: S506
     return entries

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from cluster_specs.errors import ClusterError, shown
+from meshwright.cluster_specs.errors import ClusterError, shown
 
 LARGEST_FILE_BYTES = 16 * 2**20
 """Room for a cluster that names each of 131,072 nodes."""
@@ -53,7 +53,9 @@ def _errors_named(where: str) -> Iterator[None]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ClusterError(f"{where}: not valid YAML: {error.problem or error.context}{place}") from None
+        raise ClusterError(
+            f"{where}: not valid YAML: {error.problem or error.context}{place}"
+        ) from None
     except yaml.YAMLError as error:
         raise ClusterError(f"{where}: not valid YAML: {str(error).splitlines()[0]}") from None
     except (RecursionError, OverflowError):
@@ -79,7 +81,9 @@ def read_text(path: Path) -> str:
             f"{shown(str(path))}: cannot be read ({error.strerror or 'system error'})"
         ) from None
     if len(data) > LARGEST_FILE_BYTES:
-        raise ClusterError(f"{path}: the file is larger than the {LARGEST_FILE_BYTES} bytes that are read")
+        raise ClusterError(
+            f"{path}: the file is larger than the {LARGEST_FILE_BYTES} bytes that are read"
+        )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -107,7 +111,9 @@ def _refuse_bombs(text: str, where: str) -> None:
             keys, key_next = frame
             if key_next[0] and isinstance(event, yaml.ScalarEvent):
                 if event.value in keys:
-                    raise ClusterError(f"{where}: line {line}: field {shown(event.value)} is given twice")
+                    raise ClusterError(
+                        f"{where}: line {line}: field {shown(event.value)} is given twice"
+                    )
                 keys.add(event.value)
             key_next[0] = not key_next[0]
         if isinstance(event, yaml.CollectionStartEvent):

@@ -38,7 +38,11 @@ class Terminal:
 
 
 def draw(
-    terminals: Sequence[Terminal], joints: Sequence[Joint], up_gb_per_s: Mapping[str, float], *, apart: bool
+    terminals: Sequence[Terminal],
+    joints: Sequence[Joint],
+    up_gb_per_s: Mapping[str, float],
+    *,
+    apart: bool,
 ) -> nx.Graph[str]:
     """The graph of some nodes; `up_gb_per_s` has the links of every node and block to the level above.
 
@@ -89,7 +93,9 @@ def vertices(block: str, rails: int) -> list[str]:
     return [block] if rails == 1 else [f"{block}/rail{rail}" for rail in range(rails)]
 
 
-def _connect(graph: nx.Graph[str], lower: Sequence[str], upper: Sequence[str], gb_per_s: float) -> None:
+def _connect(
+    graph: nx.Graph[str], lower: Sequence[str], upper: Sequence[str], gb_per_s: float
+) -> None:
     """Links between the vertices of two blocks, spread evenly; rail i meets rail i."""
     count = max(len(lower), len(upper))
     for at in range(count):
@@ -104,7 +110,9 @@ def _join_directly(
     """
     others = max(joint.direct - 1, len(members) - 1, 1)
     for first, second in combinations(members, 2):
-        graph.add_edge(first, second, capacity=min(up_gb_per_s[first], up_gb_per_s[second]) / others)
+        graph.add_edge(
+            first, second, capacity=min(up_gb_per_s[first], up_gb_per_s[second]) / others
+        )
     absent = others + 1 - len(members)
     if absent > 0:
         vertex = f"{joint.level}/others"

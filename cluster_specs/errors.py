@@ -43,7 +43,9 @@ def suggestion(word: object, choices: Iterable[str]) -> str:
     return f"{hint}; allowed: {listed}"
 
 
-def validation_message(error: ValidationError, where: str, fields: Mapping[str, Sequence[str]]) -> str:
+def validation_message(
+    error: ValidationError, where: str, fields: Mapping[str, Sequence[str]]
+) -> str:
     """A pydantic error, one line per mistake. `fields` has the allowed names by parent ('' is the root)."""
     mistakes = error.errors(include_url=False)
     lines = [_line(dict(mistake), where, fields) for mistake in mistakes[:MOST_MISTAKES]]
@@ -71,7 +73,9 @@ def _line(mistake: dict[str, Any], where: str, fields: Mapping[str, Sequence[str
         allowed = fields.get(parents[-1] if parents else "", ())
         return f"{place}: unknown field{suggestion(location[-1], allowed)}"
     if kind == "literal_error":
-        choices = [word.strip("'") for word in str(context["expected"]).replace(" or ", ", ").split(", ")]
+        choices = [
+            word.strip("'") for word in str(context["expected"]).replace(" or ", ", ").split(", ")
+        ]
         return f"{place}: not a value of this field, got {shown(value)}{suggestion(value, choices)}"
     if kind == "value_error":
         return f"{place}: {context.get('error', mistake['msg'])}"

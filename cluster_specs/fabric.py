@@ -10,10 +10,10 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster_specs.allocation import check_gpus, expand_nodes
-from cluster_specs.schema import ClusterSpec, Medium
-from cluster_specs.tiers import Tier, measured_tiers
-from cluster_specs.uplinks import first_outside_a_leaf, uplinks
+from meshwright.cluster_specs.allocation import check_gpus, expand_nodes
+from meshwright.cluster_specs.schema import ClusterSpec, Medium
+from meshwright.cluster_specs.tiers import Tier, measured_tiers
+from meshwright.cluster_specs.uplinks import first_outside_a_leaf, uplinks
 
 Number = TypeVar("Number", np.int64, np.float64)
 
@@ -78,13 +78,18 @@ def fabric_levels(cluster: ClusterSpec, gpus: int) -> FabricLevels:
 
 def _as_listed(cluster: ClusterSpec, tiers: tuple[Tier, ...]) -> tuple[Tier, ...]:
     """The tiers with blocks no larger than what listed leaves and pods, which are alike, have free."""
-    links, at = uplinks(cluster), len(tiers) - len(cluster.levels) + first_outside_a_leaf(cluster) - 1
+    links, at = (
+        uplinks(cluster),
+        len(tiers) - len(cluster.levels) + first_outside_a_leaf(cluster) - 1,
+    )
     sizes = {
         at + step: next(iter(found.values())).free
         for step, found in enumerate((links.leaves, links.pods))
         if found and 0 <= at + step < len(tiers) - 1
     }
-    return tuple(replace(tier, gpus=min(tier.gpus, sizes.get(k, tier.gpus))) for k, tier in enumerate(tiers))
+    return tuple(
+        replace(tier, gpus=min(tier.gpus, sizes.get(k, tier.gpus))) for k, tier in enumerate(tiers)
+    )
 
 
 def is_irregular(cluster: ClusterSpec) -> bool:
@@ -106,7 +111,9 @@ def _fullest(cluster: ClusterSpec, gpus: int) -> FabricLevels:
         blocks[k] = min(blocks[k], most)
     blocks[-1] = gpus
     # Blocks that could hold the whole allocation stay: a mapping need not put it into one of them.
-    kept = [k for k, block in enumerate(blocks) if k == 0 or k in outside or block > max(blocks[:k])]
+    kept = [
+        k for k, block in enumerate(blocks) if k == 0 or k in outside or block > max(blocks[:k])
+    ]
     return _of_tiers(tuple(tiers[k] for k in kept), [blocks[k] for k in kept])
 
 
@@ -133,7 +140,9 @@ def _of_tiers(tiers: tuple[Tier, ...], blocks: list[int]) -> FabricLevels:
         media=tuple(tier.medium for tier in tiers),
         blocks=_read_only(np.array(blocks, dtype=np.int64)),
         gb_per_s=numbers("gb_per_s"),
-        latency_s=_read_only(np.array([tier.latency_us * 1e-6 for tier in tiers], dtype=np.float64)),
+        latency_s=_read_only(
+            np.array([tier.latency_us * 1e-6 for tier in tiers], dtype=np.float64)
+        ),
         attained=numbers("attained"),
         all_to_all_attained=numbers("all_to_all_attained"),
         rails=_read_only(np.array([tier.rails for tier in tiers], dtype=np.int64)),
@@ -165,7 +174,9 @@ def _fitted(
     return _of_tiers(tuple(tiers[k] for k in kept), [blocks[k] for k in kept])
 
 
-def _shared_pieces(sizes: tuple[int, ...], per_node: int, gpus: int, nodes: int, piece: int) -> list[int]:
+def _shared_pieces(
+    sizes: tuple[int, ...], per_node: int, gpus: int, nodes: int, piece: int
+) -> list[int]:
     """Blocks when nodes are part-filled: all GPUs where they fit one, else the piece that the nodes share."""
     return [
         gpus

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster_specs.drawing import Joint, Terminal, draw
-from cluster_specs.errors import ClusterError, shown
-from cluster_specs.fabric import FabricLevels, fabric_levels
-from cluster_specs.schema import ClusterSpec
+from meshwright.cluster_specs.drawing import Joint, Terminal, draw
+from meshwright.cluster_specs.errors import ClusterError, shown
+from meshwright.cluster_specs.fabric import FabricLevels, fabric_levels
+from meshwright.cluster_specs.schema import ClusterSpec
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -71,7 +71,9 @@ class Outline:
         """The node of a GPU of the allocation, and its blocks."""
         last = len(self.levels.blocks) - 1
         blocks = [
-            ROOT if depth == last else f"{self.levels.names[depth]}/{gpu // int(self.levels.blocks[depth])}"
+            ROOT
+            if depth == last
+            else f"{self.levels.names[depth]}/{gpu // int(self.levels.blocks[depth])}"
             for depth in self.outer
         ]
         return [f"node{gpu // self.node_gpus}", *blocks]
@@ -153,7 +155,9 @@ def halves_cut_gb_per_s(first: tuple[float, ...], second: tuple[float, ...], joi
     return cut_between_gb_per_s(graph, *sides)
 
 
-def cut_between_gb_per_s(graph: nx.Graph[str], first: Collection[str], second: Collection[str]) -> float:
+def cut_between_gb_per_s(
+    graph: nx.Graph[str], first: Collection[str], second: Collection[str]
+) -> float:
     """Minimum cut between two sets of nodes, GB/s in one direction, by networkx.
 
     Nodes that are in neither set pass nothing on. A node whose rails do not meet may be named whole or by

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster_specs.schema import ClusterSpec
+from meshwright.cluster_specs.schema import ClusterSpec
 
 
 def node_name(cluster: ClusterSpec, index: int) -> str:

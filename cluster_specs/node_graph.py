@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cluster_specs.drawing import Joint, Terminal, draw
-from cluster_specs.errors import ClusterError
-from cluster_specs.fabric import full_levels
-from cluster_specs.graph import level_joints
-from cluster_specs.schema import ClusterSpec
-from cluster_specs.uplinks import first_outside_a_leaf, free_of, leaves_are_domains, uplinks
+from meshwright.cluster_specs.drawing import Joint, Terminal, draw
+from meshwright.cluster_specs.errors import ClusterError
+from meshwright.cluster_specs.fabric import full_levels
+from meshwright.cluster_specs.graph import level_joints
+from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.cluster_specs.uplinks import (
+    first_outside_a_leaf,
+    free_of,
+    leaves_are_domains,
+    uplinks,
+)
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -25,7 +30,9 @@ def node_graph(cluster: ClusterSpec) -> nx.Graph[str]:
     ClusterError where no nodes are listed.
     """
     if not cluster.nodes:
-        raise ClusterError(f"nodes: cluster {cluster.name!r} lists none; `fabric_graph` draws its levels")
+        raise ClusterError(
+            f"nodes: cluster {cluster.name!r} lists none; `fabric_graph` draws its levels"
+        )
     levels, links = full_levels(cluster), uplinks(cluster)
     inside = float(levels.gb_per_s[0])
     pods = _has_pods(cluster)
@@ -57,6 +64,10 @@ def listed_joints(cluster: ClusterSpec) -> list[Joint]:
     joints = []
     for at, level in enumerate(("leaf", "pod", CORE) if _has_pods(cluster) else ("leaf", CORE)):
         depth = first - 1 + at
-        known = level_joints(cluster, [names[depth]])[0] if 0 <= depth < len(names) else Joint(level=level)
+        known = (
+            level_joints(cluster, [names[depth]])[0]
+            if 0 <= depth < len(names)
+            else Joint(level=level)
+        )
         joints.append(Joint(level=level, rails=known.rails, direct=known.direct))
     return joints

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cluster_specs.allocation import expand_nodes
-from cluster_specs.fabric import fabric_levels, is_irregular
-from cluster_specs.schema import ClusterSpec, NodeSpec
-from cluster_specs.uplinks import free_of, uplinks
+from meshwright.cluster_specs.allocation import expand_nodes
+from meshwright.cluster_specs.fabric import fabric_levels, is_irregular
+from meshwright.cluster_specs.schema import ClusterSpec, NodeSpec
+from meshwright.cluster_specs.uplinks import free_of, uplinks
 
 Place = tuple[int, int]
 """(node, local GPU), both from 0."""
@@ -26,7 +26,9 @@ def allocated_places(cluster: ClusterSpec, gpus: int) -> list[Place]:
         if len(found) == gpus:
             return found
     used = dict(expand_nodes(cluster, gpus))
-    return [(at, gpu) for at, node in enumerate(cluster.nodes) for gpu in range(used.get(node.name, 0))]
+    return [
+        (at, gpu) for at, node in enumerate(cluster.nodes) for gpu in range(used.get(node.name, 0))
+    ]
 
 
 def _leaf_by_leaf(cluster: ClusterSpec, gpus: int) -> list[Place]:
@@ -38,7 +40,11 @@ def _leaf_by_leaf(cluster: ClusterSpec, gpus: int) -> list[Place]:
     for leaves in pods.values():
         in_pod: list[Place] = []
         for nodes in leaves.values():
-            in_leaf = [(at, gpu) for at, node in nodes for gpu in range(free_of(node, cluster.gpus_per_node))]
+            in_leaf = [
+                (at, gpu)
+                for at, node in nodes
+                for gpu in range(free_of(node, cluster.gpus_per_node))
+            ]
             in_pod += in_leaf[:of_leaf]
         found += in_pod[:of_pod]
     return found[:gpus]

@@ -7,12 +7,25 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from cluster_specs.allocation import check_gpus
-from cluster_specs.catalog import cluster_fields, cluster_names, load_cluster, load_device, node_kind_of
-from cluster_specs.documents import read_mapping
-from cluster_specs.errors import ClusterError, shown, suggestion, validation_message
-from cluster_specs.importers.hostlists import HostlistError, expand
-from cluster_specs.schema import BlockSpec, ClusterSpec, DeviceSpec, FabricLevelSpec, Medium, NodeSpec
+from meshwright.cluster_specs.allocation import check_gpus
+from meshwright.cluster_specs.catalog import (
+    cluster_fields,
+    cluster_names,
+    load_cluster,
+    load_device,
+    node_kind_of,
+)
+from meshwright.cluster_specs.documents import read_mapping
+from meshwright.cluster_specs.errors import ClusterError, shown, suggestion, validation_message
+from meshwright.cluster_specs.importers.hostlists import HostlistError, expand
+from meshwright.cluster_specs.schema import (
+    BlockSpec,
+    ClusterSpec,
+    DeviceSpec,
+    FabricLevelSpec,
+    Medium,
+    NodeSpec,
+)
 
 MOST_NODES = 131_072
 _FILE_ENDINGS = (".yaml", ".yml", ".json")
@@ -110,7 +123,9 @@ def _device(fields: Mapping[str, object], where: str) -> tuple[DeviceSpec, str |
     """The device, and its catalog name if it has one."""
     device = fields.get("device")
     if device is None:
-        raise ClusterError(f"{where}: device: required and missing; give a catalog name or a mapping")
+        raise ClusterError(
+            f"{where}: device: required and missing; give a catalog name or a mapping"
+        )
     if isinstance(device, DeviceSpec):
         return device, None
     if isinstance(device, str):
@@ -119,7 +134,9 @@ def _device(fields: Mapping[str, object], where: str) -> tuple[DeviceSpec, str |
         except ClusterError as error:
             raise ClusterError(f"{where}: {error}") from None
     if not isinstance(device, Mapping):
-        raise ClusterError(f"{where}: device: must be a catalog name or a mapping, got {shown(device)}")
+        raise ClusterError(
+            f"{where}: device: must be a catalog name or a mapping, got {shown(device)}"
+        )
     try:
         return DeviceSpec.model_validate({"name": "device", **device}), None
     except ValidationError as error:

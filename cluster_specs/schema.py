@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from cluster_specs.errors import suggestion
+from meshwright.cluster_specs.errors import suggestion
 
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 GpuCount = Annotated[int, Field(ge=1, le=1_048_576)]
@@ -325,7 +325,9 @@ def _block_key(
         raise ValueError(f"blocks[{index}]: names neither a leaf nor a pod")
     if block.leaf is None:
         if block.pod not in pods:
-            raise ValueError(f"blocks[{index}].pod: no node is in {block.pod!r}{suggestion(block.pod, pods)}")
+            raise ValueError(
+                f"blocks[{index}].pod: no node is in {block.pod!r}{suggestion(block.pod, pods)}"
+            )
         return block.pod, None
     known = pods_of.get(block.leaf, set())
     if not known or block.pod not in (None, *known):
@@ -333,5 +335,7 @@ def _block_key(
         place = f"{block.leaf!r}" + (f" of pod {block.pod!r}" if block.pod else "")
         raise ValueError(f"blocks[{index}].leaf: no node hangs on {place}{near}")
     if block.pod is None and len(known) > 1:
-        raise ValueError(f"blocks[{index}].leaf: {block.leaf!r} is in {len(known)} pods; give the pod too")
+        raise ValueError(
+            f"blocks[{index}].leaf: {block.leaf!r} is in {len(known)} pods; give the pod too"
+        )
     return next(iter(known)) if block.pod is None else block.pod, block.leaf

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from cluster_specs.errors import ClusterError
-from cluster_specs.schema import ClusterSpec, FabricLevelSpec, Medium
-from cluster_specs.uplinks import first_outside_a_leaf, link_gb_per_s, uplinks
+from meshwright.cluster_specs.errors import ClusterError
+from meshwright.cluster_specs.schema import ClusterSpec, FabricLevelSpec, Medium
+from meshwright.cluster_specs.uplinks import first_outside_a_leaf, link_gb_per_s, uplinks
 
 HOP_LATENCY_US: dict[Medium, float] = {
     "nvlink": 1.9,
@@ -107,7 +107,9 @@ def _network_tiers(cluster: ClusterSpec) -> Iterator[Tier]:
         )
     rates = level_rates(cluster)
     apart = not cluster.crosses_rails_inside
-    joining = next((at for at, level in enumerate(cluster.levels) if level.rails == 1), len(rates) - 1)
+    joining = next(
+        (at for at, level in enumerate(cluster.levels) if level.rails == 1), len(rates) - 1
+    )
     below = max(cluster.nvlink_domain, cluster.gpus_per_node)
     for depth, level in enumerate(cluster.levels):
         rails = level.rails if apart else 1

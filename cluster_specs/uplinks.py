@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from cluster_specs.schema import ClusterSpec, NodeSpec
+from meshwright.cluster_specs.schema import ClusterSpec, NodeSpec
 
 Key = tuple[str, str]
 """(pod, leaf); the leaf is '' for a pod."""
@@ -133,4 +133,6 @@ def _uplinks(same: _Same) -> Uplinks:
 def _link(free: int, all_gpus: int, nic: float, rate: float, background: float | None) -> Uplink:
     if background is None:
         return Uplink(free=free, gb_per_s=free * min(nic, rate), stated=False)
-    return Uplink(free=free, gb_per_s=min((1.0 - background) * all_gpus * rate, free * nic), stated=True)
+    return Uplink(
+        free=free, gb_per_s=min((1.0 - background) * all_gpus * rate, free * nic), stated=True
+    )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from commands.terminal import PATH, common, print_json, show
+from meshwright.commands.terminal import PATH, common, print_json, show
 
 
 @click.command()
@@ -16,10 +16,12 @@ from commands.terminal import PATH, common, print_json, show
 @click.option("--cluster", required=True, help="Catalog name or cluster YAML.")
 @click.option("--nccl", is_flag=True, help="All-to-all by NCCL, not DeepEP's kernels.")
 @common
-def collective(*, operation: str, size: str, ranks: int, cluster: str, nccl: bool, as_json: bool) -> None:
+def collective(
+    *, operation: str, size: str, ranks: int, cluster: str, nccl: bool, as_json: bool
+) -> None:
     """Time one collective alone on a cluster, by algorithm."""
-    from planner.calculators.collective import collective_document, collective_view
-    from planner.calculators.sizes import read_bytes
+    from meshwright.planner.calculators.collective import collective_document, collective_view
+    from meshwright.planner.calculators.sizes import read_bytes
 
     buffer_bytes = read_bytes(size, "--bytes")
     found = collective_document(operation, buffer_bytes, ranks, cluster, deduplicated=not nccl)
@@ -30,15 +32,19 @@ def collective(*, operation: str, size: str, ranks: int, cluster: str, nccl: boo
 
 
 @click.command()
-@click.option("--device", required=True, metavar="D", help="Name from `meshwright catalog devices`.")
+@click.option(
+    "--device", required=True, metavar="D", help="Name from `meshwright catalog devices`."
+)
 @click.option("--m", type=int, required=True, metavar="M", help="Rows of the result.")
 @click.option("--n", type=int, required=True, metavar="N", help="Columns of the result.")
 @click.option("--k", type=int, required=True, metavar="K", help="Depth of the product.")
-@click.option("--precision", default="bf16", show_default=True, help="bf16, fp16, fp8, mxfp8 or nvfp4.")
+@click.option(
+    "--precision", default="bf16", show_default=True, help="bf16, fp16, fp8, mxfp8 or nvfp4."
+)
 @common
 def roofline(*, device: str, m: int, n: int, k: int, precision: str, as_json: bool) -> None:
     """Place one matrix product under a device's roofline."""
-    from planner.calculators.roofline import roofline_document, roofline_view
+    from meshwright.planner.calculators.roofline import roofline_document, roofline_view
 
     found = roofline_document(device, m, n, k, precision)
     if as_json:
@@ -49,11 +55,21 @@ def roofline(*, device: str, m: int, n: int, k: int, precision: str, as_json: bo
 
 @click.command()
 @click.option("--pp", type=int, required=True, metavar="P", help="Pipeline ranks.")
-@click.option("--vpp", type=int, default=1, show_default=True, metavar="V", help="Virtual stages of a rank.")
-@click.option("--micro-batches", type=int, required=True, metavar="M", help="Micro-batches of a step.")
-@click.option("--schedule", default="1f1b", show_default=True, metavar="S", help="gpipe, zb-h1, dualpipe...")
-@click.option("--forward-ms", type=float, default=1.0, show_default=True, metavar="F", help="Of a rank.")
-@click.option("--backward-ms", type=float, default=2.0, show_default=True, metavar="B", help="Of a rank.")
+@click.option(
+    "--vpp", type=int, default=1, show_default=True, metavar="V", help="Virtual stages of a rank."
+)
+@click.option(
+    "--micro-batches", type=int, required=True, metavar="M", help="Micro-batches of a step."
+)
+@click.option(
+    "--schedule", default="1f1b", show_default=True, metavar="S", help="gpipe, zb-h1, dualpipe..."
+)
+@click.option(
+    "--forward-ms", type=float, default=1.0, show_default=True, metavar="F", help="Of a rank."
+)
+@click.option(
+    "--backward-ms", type=float, default=2.0, show_default=True, metavar="B", help="Of a rank."
+)
 @common
 def pipeline(
     *,
@@ -66,7 +82,7 @@ def pipeline(
     as_json: bool,
 ) -> None:
     """Play one pipeline schedule: step, bubble, activations in flight."""
-    from planner.calculators.pipeline import pipeline_document, pipeline_view
+    from meshwright.planner.calculators.pipeline import pipeline_document, pipeline_view
 
     found = pipeline_document(
         schedule, pp, vpp, micro_batches, forward_s=forward_ms / 1e3, backward_s=backward_ms / 1e3
@@ -82,7 +98,7 @@ def pipeline(
 @common
 def memory(run: Path, as_json: bool) -> None:
     """Break down the memory of one fully given configuration, by stage and component."""
-    from planner.calculators.memory import memory_documents, memory_view
+    from meshwright.planner.calculators.memory import memory_documents, memory_view
 
     found = list(memory_documents(run))
     if as_json:

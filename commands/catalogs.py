@@ -6,7 +6,7 @@ import json
 
 import click
 
-from commands.terminal import common, print_json, show
+from meshwright.commands.terminal import common, print_json, show
 
 
 @click.command()
@@ -14,7 +14,7 @@ from commands.terminal import common, print_json, show
 @common
 def catalog(kind: str, as_json: bool) -> None:
     """List the models, clusters or devices that are known by name."""
-    from planner.report.catalog_view import catalog_rows, catalog_view
+    from meshwright.planner.report.catalog_view import catalog_rows, catalog_view
 
     if as_json:
         print_json({kind: catalog_rows(kind)})
@@ -27,7 +27,7 @@ def catalog(kind: str, as_json: bool) -> None:
 @common
 def schema(kind: str, as_json: bool) -> None:
     """Print the JSON Schema of a kind of file, for editors and checks."""
-    from planner.documents import json_schema
+    from meshwright.planner.plan.texts import json_schema
 
     if as_json:
         print_json({"kind": kind, "json_schema": json_schema(kind)})
@@ -37,12 +37,14 @@ def schema(kind: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("model")
-@click.option("--seq-len", type=click.IntRange(1, 16_777_216), default=4096, metavar="S", help="Tokens.")
+@click.option(
+    "--seq-len", type=click.IntRange(1, 16_777_216), default=4096, metavar="S", help="Tokens."
+)
 @common
 def model(model: str, seq_len: int, as_json: bool) -> None:
     """Show what is read of MODEL: shape, parameters, FLOP."""
-    from model_specs.reader import read_model
-    from planner.report.catalog_view import model_document, model_view
+    from meshwright.model_specs.reader import read_model
+    from meshwright.planner.report.catalog_view import model_document, model_view
 
     spec = read_model(model)
     if as_json:

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import click
 
-from commands.terminal import NO_PLAN, PATH, CheckFailedError, common, force_option, print_json, show, warn
+from meshwright.commands.terminal import (
+    NO_PLAN,
+    PATH,
+    CheckFailedError,
+    common,
+    force_option,
+    print_json,
+    show,
+    warn,
+)
 
 
 @click.command("map")
@@ -21,13 +30,19 @@ from commands.terminal import NO_PLAN, PATH, CheckFailedError, common, force_opt
     "--dp-weight", type=click.FloatRange(0.0, 1.0), default=0.5, show_default=True, metavar="A",
     help="Objective spread: what a data-parallel group's reach counts; a pipeline's counts 1 - A.",
 )  # fmt: skip
-@click.option("--spares", type=int, default=0, show_default=True, metavar="K", help="Nodes to keep free.")
-@click.option("--order", default="best", show_default=True, help="best, or hostname for no choice at all.")
+@click.option(
+    "--spares", type=int, default=0, show_default=True, metavar="K", help="Nodes to keep free."
+)
+@click.option(
+    "--order", default="best", show_default=True, help="best, or hostname for no choice at all."
+)
 @click.option(
     "--time-limit", "time_limit_s", type=click.FloatRange(0.1, 86_400), default=30.0, show_default=True,
     metavar="S", help="Seconds for the search.",
 )  # fmt: skip
-@click.option("-o", "--output", type=PATH, metavar="DIR", help="Folder for the plan with its new mapping.")
+@click.option(
+    "-o", "--output", type=PATH, metavar="DIR", help="Folder for the plan with its new mapping."
+)
 @force_option
 @common
 def map_(
@@ -48,13 +63,13 @@ def map_(
     Which nodes form which pipeline stage and replica is chosen so that the least time is spent on the
     up-links of leaves and pods, or groups reach few of them; hostname order is printed beside it.
     """
-    from cluster_specs.reader import read_cluster
-    from planner.documents import read_plan
-    from planner.fabric.service import NoMappingError, map_plan, mapping_document
-    from planner.fabric.spread.bound import ReachWeights
-    from planner.launch.files import write_files
-    from planner.plan_files import plan_files, refuse_taken
-    from planner.report.mapping_view import mapping_view
+    from meshwright.cluster_specs.reader import read_cluster
+    from meshwright.documents.output_files import write_files
+    from meshwright.planner.analysis.rank_mapping import NoMappingError, map_plan, mapping_document
+    from meshwright.planner.launch.plan_files import plan_files, refuse_taken
+    from meshwright.planner.mapping.spread.bound import ReachWeights
+    from meshwright.planner.plan.texts import read_plan
+    from meshwright.planner.report.mapping_view import mapping_view
 
     given = read_plan(plan)
     onto = None if cluster is None else read_cluster(cluster)
@@ -81,9 +96,9 @@ def traffic(ctx: click.Context, /, plan: Path, as_json: bool) -> None:
 
     Exit code 1 where what must cross a cut within a phase takes longer than the phase.
     """
-    from planner.documents import read_plan
-    from planner.fabric.crossing.levels import plan_traffic, traffic_document
-    from planner.report.traffic_view import traffic_view
+    from meshwright.planner.mapping.crossing.levels import plan_traffic, traffic_document
+    from meshwright.planner.plan.texts import read_plan
+    from meshwright.planner.report.traffic_view import traffic_view
 
     found = plan_traffic(read_plan(plan))
     if as_json:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commands.options import batch_options, fleet_options, recommend_options
-from commands.terminal import (
+from meshwright.commands.options import batch_options, fleet_options, recommend_options
+from meshwright.commands.terminal import (
     DONE,
     NO_PLAN,
     PATH,
@@ -35,7 +35,13 @@ class _Progress:
 
     def start(self, jobs: int, already: int) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
 
         console = Console(stderr=True, markup=False, emoji=False, highlight=False)
         if already:
@@ -48,7 +54,7 @@ class _Progress:
             self._bar.start()
 
     def done(self, row: Mapping[str, Any], cached: bool, seconds: float) -> None:
-        from planner.report.batch_view import job_line
+        from meshwright.planner.report.batch_view import job_line
 
         text = job_line(row, cached, seconds)
         if self._bar is None or self._task is None:
@@ -73,9 +79,9 @@ def batch(ctx: click.Context, /, **options: Any) -> None:
 
     Exit code 1 if a job has no plan.
     """
-    from planner.batch.cache import chosen_folder
-    from planner.batch.service import BatchOptions, run_batch
-    from planner.report.batch_view import batch_view
+    from meshwright.planner.many.batch.cache import chosen_folder
+    from meshwright.planner.many.batch.service import BatchOptions, run_batch
+    from meshwright.planner.report.batch_view import batch_view
 
     jobs, output, as_json = (options.pop(name) for name in ("jobs", "output", "as_json"))
     names = [name.strip() for name in options.pop("formats").split(",")]
@@ -86,7 +92,9 @@ def batch(ctx: click.Context, /, **options: Any) -> None:
         report = run_batch(jobs, output, chosen, progress)
     except KeyboardInterrupt:
         progress.stop()
-        click.echo(f"What is done is kept: the same command with --resume goes on. ({output})", err=True)
+        click.echo(
+            f"What is done is kept: the same command with --resume goes on. ({output})", err=True
+        )
         raise
     finally:
         progress.stop()
@@ -115,14 +123,21 @@ def fleet(jobs: Path, output: Path | None, force: bool, as_json: bool, **options
     The objective is the weighted throughput of jobs that run side by side, or the makespan or the deadlines
     of jobs with `tokens` that may wait for each other.
     """
-    from planner.batch.cache import chosen_folder
-    from planner.fleet.model import FleetError
-    from planner.fleet.service import FleetOptions, fleet_document, fleet_files, run_fleet
-    from planner.launch.files import write_files
-    from planner.report.fleet_view import fleet_view
+    from meshwright.documents.output_files import write_files
+    from meshwright.planner.many.batch.cache import chosen_folder
+    from meshwright.planner.many.fleet.model import FleetError
+    from meshwright.planner.many.fleet.service import (
+        FleetOptions,
+        fleet_document,
+        fleet_files,
+        run_fleet,
+    )
+    from meshwright.planner.report.fleet_view import fleet_view
 
     cache = chosen_folder(options.pop("cache"), options.pop("no_cache"))
-    busy = [name.strip() for text in options.pop("busy") for name in text.split(",") if name.strip()]
+    busy = [
+        name.strip() for text in options.pop("busy") for name in text.split(",") if name.strip()
+    ]
     progress = ProgressLine()
     try:
         chosen = FleetOptions(cache=cache, busy=tuple(busy), **options)
@@ -149,17 +164,19 @@ def fleet(jobs: Path, output: Path | None, force: bool, as_json: bool, **options
 @force_option
 @common
 @click.pass_context
-def recommend(ctx: click.Context, /, model: str, as_json: bool, force: bool, **options: Any) -> None:
+def recommend(
+    ctx: click.Context, /, model: str, as_json: bool, force: bool, **options: Any
+) -> None:
     """Find the fewest GPUs, or the cheapest cluster, on which MODEL reaches a step time or tokens per second.
 
     Without a target, or with --sizes, sweep over sizes and show the Pareto front. Clusters with a price
     (`usd_per_gpu_hour` in their file) are compared by it. Exit code 1 if no cluster reaches the target.
     """
-    from planner.launch.files import write_files
-    from planner.recommend.request import read_wish
-    from planner.recommend.service import answer_document, answer_files
-    from planner.recommend.service import recommend as find
-    from planner.report.recommend_view import recommend_view
+    from meshwright.documents.output_files import write_files
+    from meshwright.planner.many.recommend.request import read_wish
+    from meshwright.planner.many.recommend.service import answer_document, answer_files
+    from meshwright.planner.many.recommend.service import recommend as find
+    from meshwright.planner.report.recommend_view import recommend_view
 
     output = options.pop("output")
     progress = ProgressLine()

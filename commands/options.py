@@ -23,14 +23,24 @@ def _options() -> list[Callable[[Any], Any]]:
     return [
         click.option("--cluster", required=True, help="Catalog name or cluster YAML."),
         click.option(
-            "--gpus", type=int, metavar="N", help="Use the first N GPUs; all of the cluster's when absent."
+            "--gpus",
+            type=int,
+            metavar="N",
+            help="Use the first N GPUs; all of the cluster's when absent.",
         ),
         *_workload_options(),
         click.option(
-            "--reserve-gib", type=float, default=0.0, metavar="G", help="HBM to leave free on every GPU."
+            "--reserve-gib",
+            type=float,
+            default=0.0,
+            metavar="G",
+            help="HBM to leave free on every GPU.",
         ),
         click.option(
-            "--expert-loads", type=_PATH, metavar="FILE", help="Measured routing: experts are placed too."
+            "--expert-loads",
+            type=_PATH,
+            metavar="FILE",
+            help="Measured routing: experts are placed too.",
         ),
         click.option(
             "--moe-dispatch",
@@ -40,34 +50,68 @@ def _options() -> list[Callable[[Any], Any]]:
         ),
         click.option("--method", default="cp-sat", show_default=True, help="cp-sat or exhaustive."),
         click.option(
-            "--top", "top_k", type=int, default=1, metavar="K", help="Report the best K layouts, proven."
+            "--top",
+            "top_k",
+            type=int,
+            default=1,
+            metavar="K",
+            help="Report the best K layouts, proven.",
         ),
-        click.option("--time-limit", "time_limit_s", type=float, metavar="S", help="Seconds for the search."),
         click.option(
-            "--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of the solver."
+            "--time-limit", "time_limit_s", type=float, metavar="S", help="Seconds for the search."
         ),
         click.option(
-            "-o", "--output", type=_PATH, metavar="DIR", help="Folder for the plan and its launch files."
+            "--seed",
+            type=int,
+            default=0,
+            show_default=True,
+            metavar="N",
+            help="Seed of the solver.",
+        ),
+        click.option(
+            "-o",
+            "--output",
+            type=_PATH,
+            metavar="DIR",
+            help="Folder for the plan and its launch files.",
         ),
     ]
 
 
 def _workload_options() -> list[Callable[[Any], Any]]:
     return [
-        click.option("--global-batch", type=int, required=True, metavar="B", help="Sequences per step."),
-        click.option("--seq-len", type=int, required=True, metavar="S", help="Tokens per sequence."),
         click.option(
-            "--precision", default="bf16", show_default=True, help="bf16, fp16, fp8, mxfp8 or nvfp4."
+            "--global-batch", type=int, required=True, metavar="B", help="Sequences per step."
+        ),
+        click.option(
+            "--seq-len", type=int, required=True, metavar="S", help="Tokens per sequence."
+        ),
+        click.option(
+            "--precision",
+            default="bf16",
+            show_default=True,
+            help="bf16, fp16, fp8, mxfp8 or nvfp4.",
         ),
         click.option("--optimizer", default="adam", show_default=True, help="adam, sgd or muon."),
         click.option(
-            "--framework", default="megatron", show_default=True, help="Or torchtitan, deepspeed, fsdp2."
+            "--framework",
+            default="megatron",
+            show_default=True,
+            help="Or torchtitan, deepspeed, fsdp2.",
         ),
         click.option(
-            "--pin", "pins", multiple=True, metavar="A=X,...", help="Fix choices: tp=8,recompute=none."
+            "--pin",
+            "pins",
+            multiple=True,
+            metavar="A=X,...",
+            help="Fix choices: tp=8,recompute=none.",
         ),
         click.option(
-            "--forbid", "forbids", multiple=True, metavar="A,...", help="Exclude choices: full-recompute,cp."
+            "--forbid",
+            "forbids",
+            multiple=True,
+            metavar="A,...",
+            help="Exclude choices: full-recompute,cp.",
         ),
     ]
 
@@ -84,10 +128,20 @@ def _experts_options() -> list[Callable[[Any], Any]]:
     return [
         option("--cluster", required=True, help="Catalog name or cluster YAML."),
         option(
-            "--gpus", type=int, metavar="N", help="Use the first N GPUs; all of the cluster's when absent."
+            "--gpus",
+            type=int,
+            metavar="N",
+            help="Use the first N GPUs; all of the cluster's when absent.",
         ),
-        option("--slots", type=int, metavar="N", help="Slots in all; more than experts are replicas."),
-        option("--groups", type=int, metavar="N", help="Routing groups kept whole on a node; 1 for none."),
+        option(
+            "--slots", type=int, metavar="N", help="Slots in all; more than experts are replicas."
+        ),
+        option(
+            "--groups",
+            type=int,
+            metavar="N",
+            help="Routing groups kept whole on a node; 1 for none.",
+        ),
         option("--spread", is_flag=True, help="Replicas of an expert on different nodes."),
         option(
             "--balance",
@@ -96,7 +150,11 @@ def _experts_options() -> list[Callable[[Any], Any]]:
             help="Cap on the mean balance while traffic is lowered; 1.02 if absent.",
         ),
         option(
-            "--window", "windows", multiple=True, metavar="NAME", help="Array of the file that is a window."
+            "--window",
+            "windows",
+            multiple=True,
+            metavar="NAME",
+            help="Array of the file that is a window.",
         ),
         option(
             "--score-window",
@@ -120,17 +178,39 @@ def _experts_options() -> list[Callable[[Any], Any]]:
             metavar="X",
             help="Share of the windows, the worst ones, that the CVaR is the mean of.",
         ),
-        option("--split", type=int, default=1, metavar="N", help="Cut recorded steps into N windows."),
+        option(
+            "--split", type=int, default=1, metavar="N", help="Cut recorded steps into N windows."
+        ),
         option("--hold-out", is_flag=True, help="Place on the first half, report the second too."),
-        option("--co-activation", type=_PATH, metavar="FILE", help="Token trace, or counts of expert pairs."),
+        option(
+            "--co-activation",
+            type=_PATH,
+            metavar="FILE",
+            help="Token trace, or counts of expert pairs.",
+        ),
         option("--from", "current", type=_PATH, metavar="FILE", help="The placement in use."),
-        option("--max-moves", type=int, metavar="N", help="Most experts that may come to a GPU, all layers."),
+        option(
+            "--max-moves",
+            type=int,
+            metavar="N",
+            help="Most experts that may come to a GPU, all layers.",
+        ),
         option("--model", help="Model name or file: routing groups, dense layers, memory, bytes."),
         option(
-            "--weight-bytes", type=float, default=2.0, show_default=True, metavar="B", help="Per parameter."
+            "--weight-bytes",
+            type=float,
+            default=2.0,
+            show_default=True,
+            metavar="B",
+            help="Per parameter.",
         ),
         option(
-            "--tokens-per-gpu", type=int, default=4096, show_default=True, metavar="N", help="Per dispatch."
+            "--tokens-per-gpu",
+            type=int,
+            default=4096,
+            show_default=True,
+            metavar="N",
+            help="Per dispatch.",
         ),
         option(
             "--replica-choice",
@@ -139,7 +219,14 @@ def _experts_options() -> list[Callable[[Any], Any]]:
             show_default=True,
             help="Replica that a token takes: each in turn, or one in a node that it touches anyway.",
         ),
-        option("--gap", type=float, default=0.005, show_default=True, metavar="X", help="Gap to stop at."),
+        option(
+            "--gap",
+            type=float,
+            default=0.005,
+            show_default=True,
+            metavar="X",
+            help="Gap to stop at.",
+        ),
         option(
             "--time-limit",
             "time_limit_s",
@@ -157,7 +244,14 @@ def _experts_options() -> list[Callable[[Any], Any]]:
             metavar="N",
             help="Processes, by rows of layers.",
         ),
-        option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of the solver."),
+        option(
+            "--seed",
+            type=int,
+            default=0,
+            show_default=True,
+            metavar="N",
+            help="Seed of the solver.",
+        ),
         option(
             "--format",
             "form",
@@ -166,7 +260,9 @@ def _experts_options() -> list[Callable[[Any], Any]]:
             help="json, sglang, trtllm, vllm, megatron.",
         ),
         option("-o", "--output", type=_PATH, metavar="FILE", help="The placement file."),
-        option("--heat-map", type=_PATH, metavar="FILE", help="Picture of the GPU loads, PNG or SVG."),
+        option(
+            "--heat-map", type=_PATH, metavar="FILE", help="Picture of the GPU loads, PNG or SVG."
+        ),
         option("--force", is_flag=True, help="Replace files that are already there."),
     ]
 
@@ -190,10 +286,25 @@ def _batch_options() -> list[Callable[[Any], Any]]:
     option, number = click.option, click.IntRange(1, 1024)
     engines = click.Choice(["local", "ray"])
     return [
-        option("-o", "--output", type=_PATH, metavar="DIR", required=True, help="Journal, plans, results."),
-        option("--workers", type=number, metavar="N", help="Processes; one for each core by default."),
-        option("--engine", type=engines, default="local", show_default=True, help="Where jobs run."),
-        option("--ray-address", metavar="A", help="With ray: auto, or HOST:PORT; else a cluster of its own."),
+        option(
+            "-o",
+            "--output",
+            type=_PATH,
+            metavar="DIR",
+            required=True,
+            help="Journal, plans, results.",
+        ),
+        option(
+            "--workers", type=number, metavar="N", help="Processes; one for each core by default."
+        ),
+        option(
+            "--engine", type=engines, default="local", show_default=True, help="Where jobs run."
+        ),
+        option(
+            "--ray-address",
+            metavar="A",
+            help="With ray: auto, or HOST:PORT; else a cluster of its own.",
+        ),
         option("--resume", is_flag=True, help="Go on with the batch in the folder."),
         option("--strict", is_flag=True, help="Start nothing while a job has a mistake."),
         option("--format", "formats", default="csv,json", show_default=True, help="Or parquet."),
@@ -214,16 +325,34 @@ def _fleet_options() -> list[Callable[[Any], Any]]:
     return [
         option("--cluster", required=True, help="Catalog name or cluster YAML."),
         option(
-            "--gpus", type=int, metavar="N", help="Use the first N GPUs; all of the cluster's when absent."
+            "--gpus",
+            type=int,
+            metavar="N",
+            help="Use the first N GPUs; all of the cluster's when absent.",
         ),
         option("--objective", default="throughput", show_default=True, help=kinds),
         option("--busy", multiple=True, metavar="NODE,...", help="Nodes that are in use already."),
-        option("--workers", type=number, metavar="N", help="Processes; one for each core by default."),
-        option("--time-limit", "time_limit_s", type=float, metavar="S", help="Seconds for each proof."),
-        option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of the solver."),
+        option(
+            "--workers", type=number, metavar="N", help="Processes; one for each core by default."
+        ),
+        option(
+            "--time-limit", "time_limit_s", type=float, metavar="S", help="Seconds for each proof."
+        ),
+        option(
+            "--seed",
+            type=int,
+            default=0,
+            show_default=True,
+            metavar="N",
+            help="Seed of the solver.",
+        ),
         *_cache_options(),
         option(
-            "-o", "--output", type=_PATH, metavar="DIR", help="Folder for the answer, pictures and plans."
+            "-o",
+            "--output",
+            type=_PATH,
+            metavar="DIR",
+            help="Folder for the answer, pictures and plans.",
         ),
     ]
 
@@ -238,16 +367,41 @@ def recommend_options(command: Decorated) -> Decorated:
 def _recommend_options() -> list[Callable[[Any], Any]]:
     option, number = click.option, click.IntRange(1, 1024)
     return [
-        option("--cluster", "clusters", multiple=True, required=True, help="Name or YAML; more to compare."),
-        option("--gpus", type=int, metavar="N", help="At most N GPUs; all of the cluster's when absent."),
+        option(
+            "--cluster",
+            "clusters",
+            multiple=True,
+            required=True,
+            help="Name or YAML; more to compare.",
+        ),
+        option(
+            "--gpus",
+            type=int,
+            metavar="N",
+            help="At most N GPUs; all of the cluster's when absent.",
+        ),
         option("--step-time", type=float, metavar="S", help="Target: seconds of a step, at most."),
-        option("--tokens-per-s", type=float, metavar="T", help="Target: tokens per second, at least."),
+        option(
+            "--tokens-per-s", type=float, metavar="T", help="Target: tokens per second, at least."
+        ),
         *_workload_options(),
         option("--sizes", multiple=True, metavar="N,...", help="GPUs to sweep over."),
         option(
-            "--reserve-gib", "reserves", multiple=True, metavar="G,...", help="HBM to keep free, to sweep."
+            "--reserve-gib",
+            "reserves",
+            multiple=True,
+            metavar="G,...",
+            help="HBM to keep free, to sweep.",
         ),
-        option("--workers", type=number, metavar="N", help="Processes; one for each core by default."),
+        option(
+            "--workers", type=number, metavar="N", help="Processes; one for each core by default."
+        ),
         *_cache_options(),
-        option("-o", "--output", type=_PATH, metavar="DIR", help="Folder for table, picture and the plan."),
+        option(
+            "-o",
+            "--output",
+            type=_PATH,
+            metavar="DIR",
+            help="Folder for table, picture and the plan.",
+        ),
     ]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from commands.terminal import PATH, common, force_option, print_json
+from meshwright.commands.terminal import PATH, common, force_option, print_json
 
 
 @click.command()
@@ -16,9 +16,9 @@ from commands.terminal import PATH, common, force_option, print_json
 @common
 def report(plan: Path, output: Path, force: bool, as_json: bool) -> None:
     """Write a plan as one page: figures, pictures, reasons. It loads nothing and runs nothing."""
-    from planner.documents import read_plan
-    from planner.launch.files import write_files
-    from planner.report.plan_page import plan_page
+    from meshwright.documents.output_files import write_files
+    from meshwright.planner.plan.texts import read_plan
+    from meshwright.planner.report.plan_page import plan_page
 
     text = plan_page(read_plan(plan))
     write_files(output.parent, {output.name: text}, force)
@@ -32,25 +32,33 @@ def report(plan: Path, output: Path, force: bool, as_json: bool) -> None:
 @click.argument("plan", type=PATH, metavar="PLAN")
 @click.option("-o", "--output", type=PATH, metavar="FILE", required=True, help="The trace, JSON.")
 @click.option(
-    "--micro-batches", "num_micro_batches", type=int, metavar="N", help="Draw the first N; all when absent."
+    "--micro-batches",
+    "num_micro_batches",
+    type=int,
+    metavar="N",
+    help="Draw the first N; all when absent.",
 )
 @force_option
 @common
-def trace(plan: Path, output: Path, num_micro_batches: int | None, force: bool, as_json: bool) -> None:
+def trace(
+    plan: Path, output: Path, num_micro_batches: int | None, force: bool, as_json: bool
+) -> None:
     """Draw a plan's step: every forward and backward pass on every pipeline rank.
 
     FILE is in Chrome's trace format: open it in Perfetto (ui.perfetto.dev) or chrome://tracing.
     """
     import json
 
-    from planner.documents import read_plan
-    from planner.launch.files import write_files
-    from planner.report.parts import counted, seconds
-    from planner.trace import trace_document, trace_of
+    from meshwright.documents.output_files import write_files
+    from meshwright.planner.analysis.timeline import trace_document, trace_of
+    from meshwright.planner.plan.texts import read_plan
+    from meshwright.planner.report.parts import counted, seconds
 
     found = trace_of(read_plan(plan), num_micro_batches)
     document = trace_document(found)
-    write_files(output.parent, {output.name: json.dumps(document, separators=(",", ":")) + "\n"}, force)
+    write_files(
+        output.parent, {output.name: json.dumps(document, separators=(",", ":")) + "\n"}, force
+    )
     events = len(document["traceEvents"])
     if as_json:
         print_json({"file": str(output), "events": events, **document["otherData"]})

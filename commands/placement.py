@@ -6,8 +6,16 @@ from typing import Any
 
 import click
 
-from commands.options import experts_options
-from commands.terminal import PATH, CheckFailedError, ProgressLine, common, print_json, show, warn
+from meshwright.commands.options import experts_options
+from meshwright.commands.terminal import (
+    PATH,
+    CheckFailedError,
+    ProgressLine,
+    common,
+    print_json,
+    show,
+    warn,
+)
 
 
 @click.command()
@@ -16,7 +24,7 @@ from commands.terminal import PATH, CheckFailedError, ProgressLine, common, prin
 @common
 def experts(as_json: bool, **options: Any) -> None:
     """Place experts on GPUs from measured LOADS: even, with a bound, and with little traffic."""
-    from planner.experts.command import NoPlacementError, experts_view, run_experts
+    from meshwright.planner.experts.command import NoPlacementError, experts_view, run_experts
 
     progress = ProgressLine()
     try:

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from commands.options import plan_options
-from commands.terminal import (
+from meshwright.commands.options import plan_options
+from meshwright.commands.terminal import (
     DONE,
     NO_PLAN,
     NO_TIME,
@@ -29,19 +29,21 @@ from commands.terminal import (
 @force_option
 @common
 @click.pass_context
-def plan(ctx: click.Context, /, as_json: bool, output: Path | None, force: bool, **options: Any) -> None:
+def plan(
+    ctx: click.Context, /, as_json: bool, output: Path | None, force: bool, **options: Any
+) -> None:
     """Find the fastest layout of MODEL on a cluster, with a proof.
 
     Degrees, pipeline split, recomputation and the GPU of every rank are chosen together. With -o the plan and
     the files that start it are written to a folder.
     """
-    from planner.documents import plan_document
-    from planner.launch.files import write_files
-    from planner.plan_files import next_step, plan_files, refuse_taken
-    from planner.report.plan_view import plan_view
-    from planner.request_reader import read_request
-    from planner.robustness import with_robustness
-    from planner.service import plan as make_plan
+    from meshwright.documents.output_files import write_files
+    from meshwright.planner.launch.plan_files import next_step, plan_files, refuse_taken
+    from meshwright.planner.plan.robustness import with_robustness
+    from meshwright.planner.plan.service import plan as make_plan
+    from meshwright.planner.plan.texts import plan_document
+    from meshwright.planner.report.plan_view import plan_view
+    from meshwright.planner.request.reader import read_request
 
     request = read_request(**options)
     if output is not None:
@@ -65,9 +67,15 @@ def plan(ctx: click.Context, /, as_json: bool, output: Path | None, force: bool,
 
 @click.command()
 @click.argument("run", type=PATH, metavar="RUN.yaml")
-@click.option("--from-launch", is_flag=True, help="RUN is a launch file of a framework, not a run file.")
-@click.option("--with", "given", multiple=True, metavar="A=X", help="What it leaves open: cluster=dgx-h100.")
-@click.option("-o", "--output", type=PATH, metavar="FILE", help="Write a launch file's run file here.")
+@click.option(
+    "--from-launch", is_flag=True, help="RUN is a launch file of a framework, not a run file."
+)
+@click.option(
+    "--with", "given", multiple=True, metavar="A=X", help="What it leaves open: cluster=dgx-h100."
+)
+@click.option(
+    "-o", "--output", type=PATH, metavar="FILE", help="Write a launch file's run file here."
+)
 @common
 def estimate(
     run: Path, from_launch: bool, given: tuple[str, ...], output: Path | None, as_json: bool
@@ -76,9 +84,9 @@ def estimate(
 
     The ranks lie in Megatron's order: tp, cp, dp, pp from the inside.
     """
-    from planner.from_launch import price_launch
-    from planner.prediction import price_runs, run_document
-    from planner.report.run_view import run_view
+    from meshwright.planner.report.run_view import run_view
+    from meshwright.planner.runs.from_launch import price_launch
+    from meshwright.planner.runs.prediction import price_runs, run_document
 
     documents = []
     for priced in price_launch(run, given, output) if from_launch else price_runs(run):
@@ -94,13 +102,15 @@ def estimate(
 @click.command()
 @click.argument("runs", type=PATH, metavar="RUNS.yaml")
 @click.option("--rows", "every_row", is_flag=True, help="Show every row, not only the worst.")
-@click.option("--plot", type=PATH, metavar="FILE", help="Draw predicted against measured: .png or .svg.")
+@click.option(
+    "--plot", type=PATH, metavar="FILE", help="Draw predicted against measured: .png or .svg."
+)
 @common
 def validate(runs: Path, every_row: bool, plot: Path | None, as_json: bool) -> None:
     """Compare predicted with measured steps, row by row and summed up."""
-    from planner.prediction import validation_report
-    from planner.report.run_view import validation_view
-    from planner.report.validation_plot import check_plot, write_scatter
+    from meshwright.planner.report.run_view import validation_view
+    from meshwright.planner.report.validation_plot import check_plot, write_scatter
+    from meshwright.planner.runs.prediction import validation_report
 
     if plot is not None:
         check_plot(plot)
@@ -115,15 +125,19 @@ def validate(runs: Path, every_row: bool, plot: Path | None, as_json: bool) -> N
 
 @click.command()
 @click.argument("plan", type=PATH, metavar="PLAN")
-@click.option("--target", metavar="T", help="A framework or scheduler; by default the plan's framework.")
-@click.option("-o", "--output", type=PATH, metavar="DIR", required=True, help="Folder for the files.")
+@click.option(
+    "--target", metavar="T", help="A framework or scheduler; by default the plan's framework."
+)
+@click.option(
+    "-o", "--output", type=PATH, metavar="DIR", required=True, help="Folder for the files."
+)
 @force_option
 @common
 def launch(plan: Path, target: str | None, output: Path, force: bool, as_json: bool) -> None:
     """Write the files that start a plan in a framework."""
-    from planner.documents import read_plan
-    from planner.launch.files import LaunchError, write_files
-    from planner.plan_files import plan_files
+    from meshwright.documents.output_files import LaunchError, write_files
+    from meshwright.planner.launch.plan_files import plan_files
+    from meshwright.planner.plan.texts import read_plan
 
     found = read_plan(plan)
     try:
@@ -132,7 +146,9 @@ def launch(plan: Path, target: str | None, output: Path, force: bool, as_json: b
         raise CheckFailedError(str(error)) from error
     written = write_files(output, files, force)
     if as_json:
-        print_json({"target": target, "directory": str(output), "files": [path.name for path in written]})
+        print_json(
+            {"target": target, "directory": str(output), "files": [path.name for path in written]}
+        )
     else:
         click.echo("\n".join(str(path) for path in written))
 
@@ -142,9 +158,9 @@ def launch(plan: Path, target: str | None, output: Path, force: bool, as_json: b
 @common
 def explain(plan: Path, as_json: bool) -> None:
     """Say why a plan is as it is, and what bounds it."""
-    from planner.documents import read_plan
-    from planner.neighbours import neighbours
-    from planner.report.explain_view import explain_document, explain_view
+    from meshwright.planner.analysis.neighbours import neighbours
+    from meshwright.planner.plan.texts import read_plan
+    from meshwright.planner.report.explain_view import explain_document, explain_view
 
     changes = neighbours(found := read_plan(plan))
     if as_json:
@@ -159,8 +175,8 @@ def explain(plan: Path, as_json: bool) -> None:
 @common
 def compare(plans: tuple[Path, Path], as_json: bool) -> None:
     """Show where two plans differ, and what that costs."""
-    from planner.documents import read_plan
-    from planner.report.explain_view import compare_view, comparison
+    from meshwright.planner.plan.texts import read_plan
+    from meshwright.planner.report.explain_view import compare_view, comparison
 
     first, second = (read_plan(path) for path in plans)
     if as_json:

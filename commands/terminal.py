@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from planner.report.parts import Renderable
+    from meshwright.planner.report.parts import Renderable
 
 DONE, NO_PLAN, BAD_INPUT, NO_TIME, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 70, 130
 _JSON, _DEBUG = "meshwright.json", "meshwright.debug"
@@ -38,10 +38,16 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if not name.startswith("-") and self.get_command(ctx, name) is None and not ctx.resilient_parsing:
+        if (
+            not name.startswith("-")
+            and self.get_command(ctx, name) is None
+            and not ctx.resilient_parsing
+        ):
             near = get_close_matches(name[:LONGEST_WORD], self.commands, n=1, cutoff=0.5)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            ctx.fail(f"No such command {name[:LONGEST_WORD]!r}.{hint} Commands: {', '.join(self.commands)}.")
+            ctx.fail(
+                f"No such command {name[:LONGEST_WORD]!r}.{hint} Commands: {', '.join(self.commands)}."
+            )
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -69,7 +75,7 @@ class Commands(click.Group):
                 raise
             if isinstance(error, ImportError):
                 _fail(ctx, f"the installation is incomplete: {error}", INTERNAL)
-            from planner.report.failures import message_of
+            from meshwright.planner.report.failures import message_of
 
             message, is_fault = message_of(error)
             _fail(ctx, message, INTERNAL if is_fault else BAD_INPUT)
@@ -89,7 +95,7 @@ def _json_error(ctx: click.Context, message: str, exit_code: int) -> None:
 
 def print_json(document: dict[str, Any]) -> None:
     """The one JSON document of a command: what goes wrong after it is only said on standard error."""
-    from planner.documents import json_text
+    from meshwright.planner.plan.texts import json_text
 
     click.echo(json_text(document))
     click.get_current_context().meta[_JSON] = False
@@ -154,9 +160,16 @@ def common(command: Decorated) -> Decorated:
 
 
 debug = click.option(
-    "--debug", is_flag=True, is_eager=True, expose_value=False, callback=_remember(_DEBUG), help="Tracebacks."
+    "--debug",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_remember(_DEBUG),
+    help="Tracebacks.",
 )
-force_option = click.option("--force", is_flag=True, help="Replace files that are already in the folder.")
+force_option = click.option(
+    "--force", is_flag=True, help="Replace files that are already in the folder."
+)
 PATH = click.Path(path_type=Path)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from commands.terminal import PATH, common, force_option, print_json, warn
+from meshwright.commands.terminal import PATH, common, force_option, print_json, warn
 
 _FROM = "slurm, topograph, nvidia-smi, ibnetdiscover, nccl-xml or nccl-tests."
 
@@ -19,11 +19,19 @@ def topology() -> None:
 @topology.command("import")
 @click.argument("files", type=PATH, nargs=-1, required=True, metavar="FILE...")
 @click.option("--from", "form", required=True, metavar="FORMAT", help=_FROM)
-@click.option("--node", required=True, metavar="NODE", help="Catalog name, or a cluster YAML to add to.")
-@click.option("--oversubscription", metavar="X,...", help="One for each switch level, inside out: 1,3,7.")
+@click.option(
+    "--node", required=True, metavar="NODE", help="Catalog name, or a cluster YAML to add to."
+)
+@click.option(
+    "--oversubscription", metavar="X,...", help="One for each switch level, inside out: 1,3,7."
+)
 @click.option("--topology", "chosen", metavar="NAME", help="One of those in a topology.yaml.")
-@click.option("--name", metavar="NAME", help="What to call the cluster; the file's name when absent.")
-@click.option("-o", "--output", type=PATH, required=True, metavar="CLUSTER.yaml", help="File to write.")
+@click.option(
+    "--name", metavar="NAME", help="What to call the cluster; the file's name when absent."
+)
+@click.option(
+    "-o", "--output", type=PATH, required=True, metavar="CLUSTER.yaml", help="File to write."
+)
 @force_option
 @common
 def import_(
@@ -43,8 +51,8 @@ def import_(
     slurm: topology.conf or topology.yaml. topograph: its Slurm or graph output. nvidia-smi: `nvidia-smi topo
     -m`. nccl-xml: what NCCL_TOPO_DUMP_FILE writes. nccl-tests: logs, one of each level, inside out.
     """
-    from cluster_specs.importers.document import import_topology, read_ratios
-    from planner.launch.files import write_files
+    from meshwright.cluster_specs.importers.document import import_topology, read_ratios
+    from meshwright.documents.output_files import write_files
 
     ratios = None if oversubscription is None else read_ratios(oversubscription)
     found = import_topology(form, files, node, oversubscription=ratios, name=name, topology=chosen)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from constraints.columns import as_excess, column
-from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
+from meshwright.constraints.columns import as_excess, column
+from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 
 
 class BatchSplit(Rule):
@@ -16,7 +16,9 @@ class BatchSplit(Rule):
     unit = "sequences"
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        trained = column(table, "micro_batch") * column(table, "dp") * column(table, "num_micro_batches")
+        trained = (
+            column(table, "micro_batch") * column(table, "dp") * column(table, "num_micro_batches")
+        )
         return as_excess(np.abs(trained - table.workload.global_batch))
 
     def check(self, plan: FinishedPlan) -> Finding | None:

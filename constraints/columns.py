@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from constraints.rule import LayoutTable
+from meshwright.constraints.rule import LayoutTable
 
 IntArray = NDArray[np.int64]
 
@@ -16,7 +16,9 @@ def column(table: LayoutTable, name: str) -> IntArray:
     return np.broadcast_to(np.asarray(getattr(table.layouts, name), dtype=np.int64), shape)
 
 
-def as_excess(values: NDArray[np.int64] | NDArray[np.bool_] | NDArray[np.float64]) -> NDArray[np.float64]:
+def as_excess(
+    values: NDArray[np.int64] | NDArray[np.bool_] | NDArray[np.float64],
+) -> NDArray[np.float64]:
     """A count or a truth value as an excess."""
     return np.asarray(values, dtype=np.float64)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from constraints.columns import as_excess, column
-from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
-from costmodel.workload import Workload
+from meshwright.constraints.columns import as_excess, column
+from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
+from meshwright.costmodel.workload import Workload
 
 
 class ExpertsByExpertParallel(Rule):

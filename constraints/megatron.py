@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from constraints.columns import as_excess, column
-from constraints.pipeline_schedules import AllowedSchedules
-from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
-from costmodel.layout import Recompute
-from costmodel.workload import Workload
+from meshwright.constraints.columns import as_excess, column
+from meshwright.constraints.pipeline_schedules import AllowedSchedules
+from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
+from meshwright.costmodel.layout import Recompute
+from meshwright.costmodel.workload import Workload
 
 
 class MegatronShardingNeedsOneStage(Rule):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
-from costmodel.memory import ALLOCATOR_SHARE, CONTEXT_GIB, usable_hbm_gib
+from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
+from meshwright.costmodel.memory.footprint import ALLOCATOR_SHARE, CONTEXT_GIB, usable_hbm_gib
 
 
 class HbmCapacity(Rule):

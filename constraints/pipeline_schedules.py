@@ -7,14 +7,22 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from constraints.columns import IntArray, as_excess, column
-from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
-from costmodel.schedules import Schedule, schedule_name, schedule_named, traits
-from costmodel.workload import Workload
+from meshwright.constraints.columns import IntArray, as_excess, column
+from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
+from meshwright.costmodel.pipeline.schedules import Schedule, schedule_name, schedule_named, traits
+from meshwright.costmodel.workload import Workload
 
 FRAMEWORK_SCHEDULES: dict[str, tuple[str, ...]] = {
     "megatron": ("1f1b", "interleaved-1f1b"),
-    "torchtitan": ("1f1b", "interleaved-1f1b", "gpipe", "breadth-first", "zb-h1", "zbv", "dualpipe-v"),
+    "torchtitan": (
+        "1f1b",
+        "interleaved-1f1b",
+        "gpipe",
+        "breadth-first",
+        "zb-h1",
+        "zbv",
+        "dualpipe-v",
+    ),
     "deepspeed": ("1f1b",),
     "fsdp2": ("1f1b",),
 }

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from constraints.columns import as_excess, column, set_bits
-from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
-from costmodel.layout import Recompute
+from meshwright.constraints.columns import as_excess, column, set_bits
+from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
+from meshwright.costmodel.layout import Recompute
 
 
 class RecomputedModulesExist(Rule):

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from constraints import deepspeed, fsdp2, megatron, torchtitan
-from constraints.attention_heads import HeadsByTensor, KvHeadsByTensor
-from constraints.batch import BatchSplit
-from constraints.experts import ExpertAxesNeedExperts, ExpertGrid, ExpertsByExpertParallel
-from constraints.feed_forward import ExpertWidthByExpertTensor, FeedForwardByTensor
-from constraints.gpu_budget import GpuBudget
-from constraints.memory import HbmCapacity
-from constraints.pipeline_schedules import ScheduleShape
-from constraints.precision import PrecisionOnDevice
-from constraints.recomputation import FullRecomputeStandsAlone, RecomputedModulesExist
-from constraints.rule import Rule
-from constraints.scale_up import ScaleUpAxis, ScaleUpDomain
-from constraints.schedule import InterleavedMicroBatches, InterleavingNeedsPipeline
-from constraints.sequence import SequenceByContext, SequenceByTensor, SequenceParallelNeedsTensor
-from constraints.stages import LayersByStages
-from costmodel.workload import Workload
+from meshwright.constraints import deepspeed, fsdp2, megatron, torchtitan
+from meshwright.constraints.attention_heads import HeadsByTensor, KvHeadsByTensor
+from meshwright.constraints.batch import BatchSplit
+from meshwright.constraints.experts import (
+    ExpertAxesNeedExperts,
+    ExpertGrid,
+    ExpertsByExpertParallel,
+)
+from meshwright.constraints.feed_forward import ExpertWidthByExpertTensor, FeedForwardByTensor
+from meshwright.constraints.gpu_budget import GpuBudget
+from meshwright.constraints.memory import HbmCapacity
+from meshwright.constraints.pipeline_schedules import ScheduleShape
+from meshwright.constraints.precision import PrecisionOnDevice
+from meshwright.constraints.recomputation import FullRecomputeStandsAlone, RecomputedModulesExist
+from meshwright.constraints.rule import Rule
+from meshwright.constraints.scale_up import ScaleUpAxis, ScaleUpDomain
+from meshwright.constraints.schedule import InterleavedMicroBatches, InterleavingNeedsPipeline
+from meshwright.constraints.sequence import (
+    SequenceByContext,
+    SequenceByTensor,
+    SequenceParallelNeedsTensor,
+)
+from meshwright.constraints.stages import LayersByStages
+from meshwright.costmodel.workload import Workload
 
 GENERAL: tuple[Rule, ...] = (
     HbmCapacity(),

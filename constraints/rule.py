@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.layout import Layout
-from costmodel.workload import Workload
+from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.workload import Workload
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -83,7 +83,9 @@ class Rule(ABC):
 
     def finding(self, *, value: float, words: str, remedy: str, limit: float = 0) -> Finding:
         """This rule broken: `value` against `limit`, both in the rule's unit."""
-        return Finding(rule=self.name, value=value, limit=limit, unit=self.unit, words=words, remedy=remedy)
+        return Finding(
+            rule=self.name, value=value, limit=limit, unit=self.unit, words=words, remedy=remedy
+        )
 
     def post(
         self,

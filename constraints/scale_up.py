@@ -14,9 +14,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster_specs.schema import ClusterSpec
-from constraints.columns import as_excess, column
-from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
+from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.constraints.columns import as_excess, column
+from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 
 ScaleUpAxis = Literal["tp", "cp", "ep", "etp"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from constraints.columns import as_excess, column
-from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
-from costmodel.schedules import has_trait, traits
+from meshwright.constraints.columns import as_excess, column
+from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
+from meshwright.costmodel.pipeline.schedules import has_trait, traits
 
 
 class InterleavingNeedsPipeline(Rule):
@@ -55,7 +55,11 @@ class InterleavedMicroBatches(Rule):
     def check(self, plan: FinishedPlan) -> Finding | None:
         count, pp = int(plan.layout.num_micro_batches), int(plan.layout.pp)
         left = count - (count // pp) * pp
-        if int(plan.layout.vpp) == 1 or left == 0 or not traits(int(plan.layout.schedule)).in_groups:
+        if (
+            int(plan.layout.vpp) == 1
+            or left == 0
+            or not traits(int(plan.layout.schedule)).in_groups
+        ):
             return None
         return self.finding(
             value=left,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from constraints.columns import as_excess, column
-from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
+from meshwright.constraints.columns import as_excess, column
+from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 
 
 class SequenceByContext(Rule):

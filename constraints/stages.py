@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from constraints.columns import as_excess, column
-from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
+from meshwright.constraints.columns import as_excess, column
+from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 
 
 class LayersByStages(Rule):
@@ -21,8 +21,12 @@ class LayersByStages(Rule):
     def check(self, plan: FinishedPlan) -> Finding | None:
         layers = plan.workload.model.layers
         chunks = [count for rank in plan.stages for count in rank]
-        shape = f"{len(plan.stages)} ranks with {sorted({len(rank) for rank in plan.stages})} chunks"
-        if len(plan.stages) != plan.layout.pp or any(len(rank) != plan.layout.vpp for rank in plan.stages):
+        shape = (
+            f"{len(plan.stages)} ranks with {sorted({len(rank) for rank in plan.stages})} chunks"
+        )
+        if len(plan.stages) != plan.layout.pp or any(
+            len(rank) != plan.layout.vpp for rank in plan.stages
+        ):
             value, limit = len(chunks), int(plan.layout.pp) * int(plan.layout.vpp)
             words = f"the stages are {shape}, not pp {plan.layout.pp} x vpp {plan.layout.vpp}"
         elif min(chunks) < 1:

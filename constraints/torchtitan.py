@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from constraints import pipeline_schedules
-from constraints.attention_heads import WholeKvHeads
-from constraints.columns import as_excess, column
-from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
-from constraints.torchtitan_model import (
+from meshwright.constraints import pipeline_schedules
+from meshwright.constraints.attention_heads import WholeKvHeads
+from meshwright.constraints.columns import as_excess, column
+from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
+from meshwright.constraints.torchtitan_model import (
     TorchtitanArchitecture,
     TorchtitanExpertShards,
     TorchtitanTokenPrediction,
 )
-from constraints.unsupported import AllowedPrecisions, AllowedValues, WholeModelRecompute
-from costmodel.workload import Workload
+from meshwright.constraints.unsupported import AllowedPrecisions, AllowedValues, WholeModelRecompute
+from meshwright.costmodel.workload import Workload
 
 
 class TorchtitanSequence(Rule):

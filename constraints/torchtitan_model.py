@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from constraints.columns import as_excess, column
-from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
-from costmodel.workload import Workload
-from model_specs.schema import ModelSpec
+from meshwright.constraints.columns import as_excess, column
+from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
+from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.schema import ModelSpec
 
 _OWN_REGISTRY = {(61, 7168, 256), (60, 5120, 160), (24, 2880, 32), (36, 2880, 128)}
 """(layers, hidden, experts) of DeepSeek-V3, DeepSeek-V2 and both gpt-oss, built by torchtitan itself."""
@@ -51,7 +51,9 @@ class TorchtitanArchitecture(Rule):
         return bool(foreign_parts(workload.model))
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        return as_excess(np.full_like(column(table, "tp"), len(foreign_parts(table.workload.model))))
+        return as_excess(
+            np.full_like(column(table, "tp"), len(foreign_parts(table.workload.model)))
+        )
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         parts = foreign_parts(plan.workload.model)

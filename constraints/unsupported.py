@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from constraints.columns import as_excess, column
-from constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
-from costmodel.layout import Recompute
+from meshwright.constraints.columns import as_excess, column
+from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
+from meshwright.costmodel.layout import Recompute
 
 
 class AllowedValues(Rule):

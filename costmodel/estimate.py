@@ -7,18 +7,22 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.collectives import best_beyond
-from costmodel.constants import Constants
-from costmodel.layout import Floats, Layout, Placement
-from costmodel.memory import peak_memory_gib, stage_memory_gib, stage_memory_parts_gib
-from costmodel.operators import Parts
-from costmodel.pipeline import layer_bubble_share
-from costmodel.placement import optimistic_placement
-from costmodel.split import Stages
-from costmodel.stage import kind_times
-from costmodel.step_time import exact_step, make_context, optimistic_step
-from costmodel.traffic import LevelBytes, level_traffic
-from costmodel.workload import Workload
+from meshwright.costmodel.collectives.on_levels import best_beyond
+from meshwright.costmodel.collectives.traffic import LevelBytes, level_traffic
+from meshwright.costmodel.constants.rates import Constants
+from meshwright.costmodel.layers.operators import Parts
+from meshwright.costmodel.layers.stage import kind_times
+from meshwright.costmodel.layout import Floats, Layout, Placement
+from meshwright.costmodel.memory.footprint import (
+    peak_memory_gib,
+    stage_memory_gib,
+    stage_memory_parts_gib,
+)
+from meshwright.costmodel.pipeline.chunk_work import layer_bubble_share
+from meshwright.costmodel.pipeline.split import Stages
+from meshwright.costmodel.placement import optimistic_placement
+from meshwright.costmodel.step_time import exact_step, make_context, optimistic_step
+from meshwright.costmodel.workload import Workload
 
 __all__ = [
     "Estimate",
@@ -59,7 +63,7 @@ class LayerCosts:
     dense_recompute_s: Floats
     moe_recompute_s: Floats
     bubble_share: Floats = 1.0
-    """Of the layout's schedule (`costmodel.schedules.bubble_share`)."""
+    """Of the layout's schedule (`meshwright.costmodel.pipeline.schedules.bubble_share`)."""
 
 
 def estimate(
@@ -73,9 +77,13 @@ def estimate(
     context = make_context(workload, layout, placement, constants)
     step = exact_step(context, stages)
     single = placement.tp.ndim == 1
-    parts: Parts = {n: float(np.asarray(s)) if single else np.asarray(s) for n, s in step.parts.items()}
+    parts: Parts = {
+        n: float(np.asarray(s)) if single else np.asarray(s) for n, s in step.parts.items()
+    }
     seconds = float(np.asarray(step.seconds)) if single else np.asarray(step.seconds)
-    return Estimate(seconds, parts, level_traffic(context, stages, float(seconds)) if single else ())
+    return Estimate(
+        seconds, parts, level_traffic(context, stages, float(seconds)) if single else ()
+    )
 
 
 def lower_bound_s(
@@ -106,5 +114,7 @@ def layer_costs(
         bubble_share=layer_bubble_share(context, times),
     )
     if placement.tp.ndim == 1 and layout.broadcast_shape() == ():
-        return LayerCosts(**{f.name: float(np.asarray(getattr(costs, f.name))) for f in fields(costs)})
+        return LayerCosts(
+            **{f.name: float(np.asarray(getattr(costs, f.name))) for f in fields(costs)}
+        )
     return costs

@@ -58,7 +58,7 @@ class Layout:
     recompute_layers: Ints = 0
     """With FULL: how many layers of each virtual stage are recomputed (a large number means all)."""
     schedule: Ints = 0
-    """A `costmodel.schedules.Schedule`; 0 is 1F1B, interleaved where vpp > 1."""
+    """A `meshwright.costmodel.pipeline.schedules.Schedule`; 0 is 1F1B, interleaved where vpp > 1."""
 
     @property
     def gpus(self) -> Ints:
@@ -81,12 +81,17 @@ class Layout:
         """One layout of a one-dimensional array layout, with plain Python numbers."""
         size = self.broadcast_shape()
         return type(self)(
-            **{f.name: np.broadcast_to(getattr(self, f.name), size)[index].item() for f in fields(self)}
+            **{
+                f.name: np.broadcast_to(getattr(self, f.name), size)[index].item()
+                for f in fields(self)
+            }
         )
 
     def with_axis(self) -> Self:
         """The same layouts with a trailing axis of length one, to broadcast against stages."""
-        return type(self)(**{f.name: np.asarray(getattr(self, f.name))[..., None] for f in fields(self)})
+        return type(self)(
+            **{f.name: np.asarray(getattr(self, f.name))[..., None] for f in fields(self)}
+        )
 
     def flat(self) -> Self:
         """The same layouts, one after the other, as arrays of one dimension."""
@@ -109,7 +114,7 @@ class Placement:
     """Where groups lie: for each axis, the members of one group inside one block of each fabric level.
 
     Arrays have shape [..., levels]; the last level holds the whole group. Build one with
-    `costmodel.placement`.
+    `meshwright.costmodel.placement`.
     """
 
     tp: NDArray[np.int64]

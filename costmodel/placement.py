@@ -14,9 +14,9 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster_specs.fabric import fabric_levels
-from cluster_specs.schema import ClusterSpec
-from costmodel.layout import Layout, Placement
+from meshwright.cluster_specs.fabric import fabric_levels
+from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.layout import Layout, Placement
 
 Matrix = Mapping[str, NDArray[np.int64]]
 
@@ -43,7 +43,8 @@ def placement_from_matrix(layout: Layout, matrix: Matrix) -> Placement:
     parallel_state).
     """
     tp, cp, dp, pp = (
-        np.cumprod(np.asarray(matrix[axis], dtype=np.int64), axis=-1) for axis in ("tp", "cp", "dp", "pp")
+        np.cumprod(np.asarray(matrix[axis], dtype=np.int64), axis=-1)
+        for axis in ("tp", "cp", "dp", "pp")
     )
     return _with_experts(layout, tp, cp, dp, pp)
 

@@ -10,9 +10,11 @@ from typing import Literal
 
 import numpy as np
 
-from costmodel.layout import Floats, Ints
+from meshwright.costmodel.layout import Floats, Ints
 
-Regime = Literal["severely communication-bound", "communication-bound", "near the ridge", "compute-bound"]
+Regime = Literal[
+    "severely communication-bound", "communication-bound", "near the ridge", "compute-bound"
+]
 
 
 def data_parallel_flop_per_byte(tokens: Floats, gradient_bytes: Floats = 2.0) -> Floats:
@@ -46,13 +48,17 @@ def overlap_ratio(communication_s: Floats, compute_s: Floats) -> Floats:
     return out
 
 
-def overlapped_step_s(compute_s: Floats, communication_s: Floats, synchronisation_s: Floats = 0.0) -> Floats:
+def overlapped_step_s(
+    compute_s: Floats, communication_s: Floats, synchronisation_s: Floats = 0.0
+) -> Floats:
     """A step whose communication overlaps fully: max(T_comp, T_comm) + T_sync."""
     out: Floats = np.maximum(compute_s, communication_s) + synchronisation_s
     return out
 
 
-def tensor_parallel_layer_bytes(tokens: Floats, hidden: Ints, tp: Ints, element_bytes: float = 2.0) -> Floats:
+def tensor_parallel_layer_bytes(
+    tokens: Floats, hidden: Ints, tp: Ints, element_bytes: float = 2.0
+) -> Floats:
     """Bytes a rank sends for one layer and micro-batch: 4 ring all-reduces of b s h, two in each pass.
 
     4 x 2 (T-1)/T x b s h x bytes (Shoeybi et al. 2019, arXiv 1909.08053, section 3). Sequence parallelism
@@ -112,7 +118,9 @@ def unfused_activation_bytes(
     return out
 
 
-def ring_attention_buffer_bytes(seq_len: Ints, cp: Ints, width: Ints, element_bytes: float = 2.0) -> Floats:
+def ring_attention_buffer_bytes(
+    seq_len: Ints, cp: Ints, width: Ints, element_bytes: float = 2.0
+) -> Floats:
     """Keys and values of a block on their way round the ring: 2 S/N H bytes (arXiv 2310.01889, section 3)."""
     out: Floats = 2.0 * np.asarray(seq_len) / cp * width * element_bytes
     return out

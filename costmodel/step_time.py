@@ -8,16 +8,33 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.collectives import all_reduce_s, members_inside, point_to_point_s, ring_pass_s
-from costmodel.constants import Constants, constants_for, fabric_links, kernel_rates
-from costmodel.layout import Floats, Layout, Placement
-from costmodel.memory_states import rank_parameters
-from costmodel.operators import Context, Parts, total
-from costmodel.pipeline import chunk_loads, layer_bubble_share
-from costmodel.schedules import last_rank, pace_excess_s, shared_by_mirrors
-from costmodel.split import Stages
-from costmodel.stage import KindTimes, cheapest_layer_s, even_layout_load, kind_times, rank_counts, rank_parts
-from costmodel.workload import Workload
+from meshwright.costmodel.collectives.on_levels import (
+    all_reduce_s,
+    members_inside,
+    point_to_point_s,
+    ring_pass_s,
+)
+from meshwright.costmodel.constants.rates import (
+    Constants,
+    constants_for,
+    fabric_links,
+    kernel_rates,
+)
+from meshwright.costmodel.layers.operators import Context, Parts, total
+from meshwright.costmodel.layers.stage import (
+    KindTimes,
+    cheapest_layer_s,
+    even_layout_load,
+    kind_times,
+    rank_counts,
+    rank_parts,
+)
+from meshwright.costmodel.layout import Floats, Layout, Placement
+from meshwright.costmodel.memory.states import rank_parameters
+from meshwright.costmodel.pipeline.chunk_work import chunk_loads, layer_bubble_share
+from meshwright.costmodel.pipeline.schedules import last_rank, pace_excess_s, shared_by_mirrors
+from meshwright.costmodel.pipeline.split import Stages
+from meshwright.costmodel.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -58,10 +75,14 @@ def exact_step(c: Context, stages: Stages) -> StepTime:
     times, counts = kind_times(c), rank_counts(c, stages)
     head_rank = last_rank(c.layout.schedule, len(stages))
     by_rank = rank_parts(times, counts, c.workload.model.mtp_layers, head_rank)
-    by_rank = {name: shared_by_mirrors(np.asarray(s), c.layout.schedule) for name, s in by_rank.items()}
+    by_rank = {
+        name: shared_by_mirrors(np.asarray(s), c.layout.schedule) for name, s in by_rank.items()
+    }
     loads = np.asarray(total(by_rank))
     busiest = np.argmax(loads, axis=-1)
-    worst: Parts = {name: _of_rank(np.asarray(seconds), busiest) for name, seconds in by_rank.items()}
+    worst: Parts = {
+        name: _of_rank(np.asarray(seconds), busiest) for name, seconds in by_rank.items()
+    }
     dense, expert = (np.max(x) for x in rank_parameters(c.workload.model, c.layout, stages))
     traffic = _data_parallel_s(c, dense, expert)
     chunk_s = cheapest_layer_s(times)
@@ -89,7 +110,9 @@ def _of_rank(by_rank: NDArray[np.float64], rank: NDArray[np.int64]) -> Floats:
     return np.take_along_axis(by_rank, rank[..., None], axis=-1)[..., 0]
 
 
-def optimistic_step(c: Context, times: KindTimes | None = None, busiest_s: Floats = 0.0) -> StepTime:
+def optimistic_step(
+    c: Context, times: KindTimes | None = None, busiest_s: Floats = 0.0
+) -> StepTime:
     """Never above `exact_step` of the same layouts under any split, if the placement is a bound too.
 
     `busiest_s` is a bound on the seconds of the slowest rank and micro-batch, where the caller knows one.
@@ -106,8 +129,12 @@ def optimistic_step(c: Context, times: KindTimes | None = None, busiest_s: Float
     traffic = _data_parallel_s(c, dense, expert)
     pp, share = np.asarray(c.layout.pp), layer_bubble_share(c, times)
     waits = share / np.asarray(c.layout.vpp)
-    kink = np.clip(_largest_useful_window_s(c, traffic) * pp, least, np.maximum(busiest * pp, least))
-    at_kink, at_least = (whole * waits + _exposed_s(c, traffic, whole / pp) for whole in (kink, least))
+    kink = np.clip(
+        _largest_useful_window_s(c, traffic) * pp, least, np.maximum(busiest * pp, least)
+    )
+    at_kink, at_least = (
+        whole * waits + _exposed_s(c, traffic, whole / pp) for whole in (kink, least)
+    )
     whole = np.where(at_kink < at_least, kink, least)
     ranks: Parts = {"ranks": busiest}
     chunk_s = cheapest_layer_s(times)
@@ -190,7 +217,9 @@ def _data_parallel_s(c: Context, dense: Floats, expert: Floats) -> Floats:
     scattered = reduced_s if c.constants.framework.zero1_all_reduces else scatter_s
     each = 2.0 * gather_s + scatter_s
     return np.select(
-        [stage == 0, stage == 3], [reduced_s, each * c.layout.num_micro_batches], scattered + gather_s
+        [stage == 0, stage == 3],
+        [reduced_s, each * c.layout.num_micro_batches],
+        scattered + gather_s,
     )
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cluster_specs.schema import ClusterSpec
-from model_specs.schema import ModelSpec
+from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.model_specs.schema import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)

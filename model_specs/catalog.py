@@ -9,16 +9,16 @@ from types import MappingProxyType
 
 from pydantic import ValidationError
 
-from model_specs.documents import parse_mapping
-from model_specs.errors import SpecError, near_miss, validation_message
-from model_specs.schema import ModelSpec
+from meshwright.model_specs.documents import parse_mapping
+from meshwright.model_specs.errors import SpecError, near_miss, validation_message
+from meshwright.model_specs.schema import ModelSpec
 
 _WHERE = "model catalog"
 
 
 @cache
 def _entries() -> Mapping[str, object]:
-    text = files("model_specs.data").joinpath("catalog.yaml").read_text(encoding="utf-8")
+    text = files("meshwright.model_specs.data").joinpath("catalog.yaml").read_text(encoding="utf-8")
     return MappingProxyType(parse_mapping(text, _WHERE))
 
 
@@ -48,13 +48,24 @@ def load_catalog_model(name: str) -> ModelSpec:
         raise SpecError(validation_message(error, f"{_WHERE}: {name}", ModelSpec)) from None
 
 
-_WIDTHS = ("hidden", "ffn_hidden", "heads", "kv_heads", "vocab", "activation", "qk_head_dim", "v_head_dim")
+_WIDTHS = (
+    "hidden",
+    "ffn_hidden",
+    "heads",
+    "kv_heads",
+    "vocab",
+    "activation",
+    "qk_head_dim",
+    "v_head_dim",
+)
 _EXPERTS = ("experts", "top_k", "moe_ffn_hidden")
 
 
 def catalog_twin(model: ModelSpec) -> ModelSpec | None:
     """The catalog's model with the same widths, vocabulary and experts, whatever its number of layers."""
-    return next((known for known in map(load_catalog_model, _entries()) if _key(known) == _key(model)), None)
+    return next(
+        (known for known in map(load_catalog_model, _entries()) if _key(known) == _key(model)), None
+    )
 
 
 def with_twin_facts(model: ModelSpec) -> ModelSpec:
@@ -66,8 +77,14 @@ def with_twin_facts(model: ModelSpec) -> ModelSpec:
     facts: dict[str, object] = {}
     if "qk_norm" not in model.model_fields_set and twin.qk_norm:
         facts |= {"qk_norm": True, "qk_norm_full_width": twin.qk_norm_full_width}
-    if model.moe is not None and twin.moe is not None and "router_groups" not in model.moe.model_fields_set:
-        groups = {name: getattr(twin.moe, name) for name in ("router_groups", "router_groups_per_token")}
+    if (
+        model.moe is not None
+        and twin.moe is not None
+        and "router_groups" not in model.moe.model_fields_set
+    ):
+        groups = {
+            name: getattr(twin.moe, name) for name in ("router_groups", "router_groups_per_token")
+        }
         facts["moe"] = model.moe.model_copy(update=groups)
     return model.model_copy(update=facts) if facts else model
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import overload
 
-from model_specs.errors import SpecError, near_miss
+from meshwright.model_specs.errors import SpecError, near_miss
 
 LARGEST_COUNT = 10_000_000
 """As in the schema: no width, vocabulary or number of anything is larger."""

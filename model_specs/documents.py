@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from model_specs.errors import SpecError, shown
+from meshwright.model_specs.errors import SpecError, shown
 
 LARGEST_FILE_BYTES = 1 << 20
 """A model description is a few kilobytes."""
@@ -30,7 +30,9 @@ def read_text(path: Path, largest_bytes: int = LARGEST_FILE_BYTES) -> str:
             raise
         raise SpecError(f"cannot be read ({_reason(error)})", where=where) from None
     if len(data) > largest_bytes:
-        raise SpecError(f"the file is larger than {largest_bytes} bytes, the most that is read", where=where)
+        raise SpecError(
+            f"the file is larger than {largest_bytes} bytes, the most that is read", where=where
+        )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -51,7 +53,9 @@ def parse_mapping(text: str, where: str) -> dict[str, object]:
     """A JSON or YAML document whose root is a mapping with text keys. Raises SpecError on any other."""
     data = _parse_json(text, where) if text.lstrip().startswith("{") else _parse_yaml(text, where)
     if not isinstance(data, dict):
-        what = "the document is empty" if data is None else "the document must be a mapping of fields"
+        what = (
+            "the document is empty" if data is None else "the document must be a mapping of fields"
+        )
         raise SpecError(what, where=where, value=... if data is None else data)
     for key in data:
         if not isinstance(key, str):
@@ -92,7 +96,9 @@ def _parse_yaml(text: str, where: str) -> object:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise SpecError(f"not valid YAML: {error.problem or error.context}{place}", where=where) from None
+        raise SpecError(
+            f"not valid YAML: {error.problem or error.context}{place}", where=where
+        ) from None
     except yaml.YAMLError as error:
         raise SpecError(f"not valid YAML: {str(error).splitlines()[0]}", where=where) from None
     except RecursionError:
@@ -115,7 +121,9 @@ def _refuse_bombs(text: str, where: str) -> None:
         if isinstance(event, yaml.ScalarEvent) and open_nodes:
             repeated = open_nodes[-1].repeats(event.value)
             if repeated:
-                raise SpecError(f"line {line}: field {shown(event.value)} is given twice", where=where)
+                raise SpecError(
+                    f"line {line}: field {shown(event.value)} is given twice", where=where
+                )
         elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
             if open_nodes:
                 open_nodes[-1].repeats(None)

@@ -100,7 +100,9 @@ def validation_message(
     return "\n".join(lines)
 
 
-def _line(mistake: dict[str, Any], where: str, allowed_fields: type[BaseModel] | Collection[str]) -> str:
+def _line(
+    mistake: dict[str, Any], where: str, allowed_fields: type[BaseModel] | Collection[str]
+) -> str:
     location: tuple[int | str, ...] = mistake["loc"]
     kind: str = mistake["type"]
     context: dict[str, Any] = mistake.get("ctx", {})
@@ -114,12 +116,16 @@ def _line(mistake: dict[str, Any], where: str, allowed_fields: type[BaseModel] |
         name = location[-1]
         return str(
             SpecError(
-                "unknown field", where=full, did_you_mean=near_miss(name, choices), allowed=sorted(choices)
+                "unknown field",
+                where=full,
+                did_you_mean=near_miss(name, choices),
+                allowed=sorted(choices),
             )
         )
     if kind == "literal_error":
         literals = [
-            choice.strip("'") for choice in str(context["expected"]).replace(" or ", ", ").split(", ")
+            choice.strip("'")
+            for choice in str(context["expected"]).replace(" or ", ", ").split(", ")
         ]
         return str(
             SpecError(
@@ -176,7 +182,9 @@ def field_path(location: Sequence[int | str]) -> str:
     return path
 
 
-def _fields_at(fields: type[BaseModel] | Collection[str], location: Sequence[int | str]) -> tuple[str, ...]:
+def _fields_at(
+    fields: type[BaseModel] | Collection[str], location: Sequence[int | str]
+) -> tuple[str, ...]:
     """Names allowed in the mapping at `location`; empty where that cannot be told."""
     if not isinstance(fields, type):
         return tuple(fields) if not location else ()

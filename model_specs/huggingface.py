@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
-from model_specs.config_fields import ConfigFields
-from model_specs.errors import SpecError, near_miss, validation_message
-from model_specs.huggingface_families import ARCHITECTURES, FAMILIES
-from model_specs.schema import ModelSpec
+from meshwright.model_specs.config_fields import ConfigFields
+from meshwright.model_specs.errors import SpecError, near_miss, validation_message
+from meshwright.model_specs.huggingface_families import ARCHITECTURES, FAMILIES
+from meshwright.model_specs.schema import ModelSpec
 
 _TEXT_PARTS = ("text_config", "language_config", "llm_config")
 """Where multimodal wrappers keep their language model."""
@@ -28,7 +28,9 @@ def known_model_types() -> tuple[str, ...]:
     return tuple(FAMILIES)
 
 
-def model_from_huggingface(data: Mapping[str, object], where: str, name: str | None = None) -> ModelSpec:
+def model_from_huggingface(
+    data: Mapping[str, object], where: str, name: str | None = None
+) -> ModelSpec:
     """The model that a config.json describes; of a multimodal one, its text part alone.
 
     `where` names the file in errors; the model is called `name`, or what the file says it was loaded from.
@@ -58,11 +60,15 @@ def _text_part(data: Mapping[str, object], where: str) -> tuple[Mapping[str, obj
             return data, _known(model_type, where, prefix), prefix
         inner = data[nested]
         if not isinstance(inner, dict):
-            raise SpecError("must be a mapping of fields", where=f"{where}: {prefix}{nested}", value=inner)
+            raise SpecError(
+                "must be a mapping of fields", where=f"{where}: {prefix}{nested}", value=inner
+            )
         tied = data.get("tie_word_embeddings")
         # Wrappers may tie the embeddings of their text part.
         data = (
-            inner if tied is None or "tie_word_embeddings" in inner else inner | {"tie_word_embeddings": tied}
+            inner
+            if tied is None or "tie_word_embeddings" in inner
+            else inner | {"tie_word_embeddings": tied}
         )
         inherited = _NESTED_DEFAULTS.get(model_type or "")
         prefix += f"{nested}."

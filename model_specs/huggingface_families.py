@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from model_specs.config_fields import ConfigFields
-from model_specs.huggingface_parts import (
+from meshwright.model_specs.config_fields import ConfigFields
+from meshwright.model_specs.huggingface_parts import (
     GATED,
     PLAIN,
     Fields,
@@ -23,7 +23,11 @@ from model_specs.huggingface_parts import (
 
 
 def _llama(config: ConfigFields) -> Fields:
-    return gated_decoder(config) | attention_biases(config) | {"mlp_bias": config.flag("mlp_bias", False)}
+    return (
+        gated_decoder(config)
+        | attention_biases(config)
+        | {"mlp_bias": config.flag("mlp_bias", False)}
+    )
 
 
 def _mistral(config: ConfigFields) -> Fields:
@@ -169,7 +173,9 @@ def _deepseek_moe(config: ConfigFields, dense_layers: int) -> Fields:
 
 
 def _deepseek_v3(config: ConfigFields) -> Fields:
-    fields = _deepseek(config) | {"mtp_layers": config.count("num_nextn_predict_layers", 0, least=0)}
+    fields = _deepseek(config) | {
+        "mtp_layers": config.count("num_nextn_predict_layers", 0, least=0)
+    }
     moe = fields.get("moe")
     if isinstance(moe, dict):
         fields["moe"] = moe | {"router_bias": True}
@@ -275,7 +281,9 @@ def _opt(config: ConfigFields) -> Fields:
     hidden = config.count("hidden_size")
     heads = config.count("num_attention_heads")
     if config.count("word_embed_proj_dim", hidden) != hidden:
-        raise config.fail("word_embed_proj_dim", "only a token table as wide as hidden_size is supported")
+        raise config.fail(
+            "word_embed_proj_dim", "only a token table as wide as hidden_size is supported"
+        )
     if not config.flag("do_layer_norm_before", True):
         raise config.fail("do_layer_norm_before", "only norms before the blocks are supported")
     return layer_norm_decoder(bias=config.flag("enable_bias", True)) | {

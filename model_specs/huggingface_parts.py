@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from model_specs.config_fields import ConfigFields
+from meshwright.model_specs.config_fields import ConfigFields
 
 Fields = dict[str, object]
 """Fields of `ModelSpec`, not yet validated."""
@@ -73,7 +73,9 @@ def _full_every(config: ConfigFields, kinds: list[object], layers: int) -> int:
         raise config.fail("layer_types", f"must name all {layers} layers", kinds)
     for kind in kinds:
         if kind not in ("full_attention", "sliding_attention"):
-            raise config.fail("layer_types", "holds neither full_attention nor sliding_attention", kind)
+            raise config.fail(
+                "layer_types", "holds neither full_attention nor sliding_attention", kind
+            )
     return _every_for(config, "layer_types", kinds.count("full_attention"), layers)
 
 
@@ -84,7 +86,8 @@ def _every_for(config: ConfigFields, name: str, full: int, layers: int) -> int:
     every = layers // full
     if layers // every != full:
         raise config.fail(
-            name, f"makes {full} of {layers} layers full, which is no 'one in n': write a model YAML instead"
+            name,
+            f"makes {full} of {layers} layers full, which is no 'one in n': write a model YAML instead",
         )
     return every
 

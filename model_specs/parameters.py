@@ -6,7 +6,7 @@ without them); add `mtp_parameters` for what is trained. Counts are for the whol
 
 from __future__ import annotations
 
-from model_specs.schema import MlaSpec, ModelSpec
+from meshwright.model_specs.schema import MlaSpec, ModelSpec
 
 BACKWARD_AND_FORWARD = 3
 """FLOPs of a matrix product's forward and backward pass over those of its forward pass."""
@@ -31,7 +31,9 @@ def active_parameter_count(model: ModelSpec, *, input_embedding: bool = True) ->
     """
     active = parameter_count(model)
     if model.moe is not None:
-        active -= model.moe_layers * (model.moe.experts - model.moe.top_k) * expert_parameters(model)
+        active -= (
+            model.moe_layers * (model.moe.experts - model.moe.top_k) * expert_parameters(model)
+        )
     if input_embedding:
         return active
     reused = model.vocab * model.hidden if model.tied_embeddings else 0
@@ -50,8 +52,12 @@ def attention_parameters(model: ModelSpec) -> int:
         qkv_bias = mla.kv_lora_rank + mla.qk_rope_head_dim + (mla.q_lora_rank or 0)
     else:
         heads = model.heads + model.kv_heads
-        norms = model.qk_head_dim * (heads if model.qk_norm_full_width else 2) if model.qk_norm else 0
-        qkv_bias = model.heads * model.qk_head_dim + model.kv_heads * (model.qk_head_dim + model.v_head_dim)
+        norms = (
+            model.qk_head_dim * (heads if model.qk_norm_full_width else 2) if model.qk_norm else 0
+        )
+        qkv_bias = model.heads * model.qk_head_dim + model.kv_heads * (
+            model.qk_head_dim + model.v_head_dim
+        )
     return (
         attention_matmul_parameters(model)
         + norms
@@ -118,7 +124,9 @@ def norm_parameters(model: ModelSpec) -> int:
 
 def dense_layer_parameters(model: ModelSpec) -> int:
     """One layer with a dense feed-forward."""
-    return attention_parameters(model) + norm_parameters_per_layer(model) + dense_mlp_parameters(model)
+    return (
+        attention_parameters(model) + norm_parameters_per_layer(model) + dense_mlp_parameters(model)
+    )
 
 
 def moe_layer_parameters(model: ModelSpec) -> int:
@@ -168,7 +176,10 @@ def active_matmul_parameters(model: ModelSpec) -> int:
     mtp_layer = moe_layer if model.moe_layers else dense_layer
     mtp_module = mtp_layer + 2 * model.hidden * model.hidden + head
     return (
-        model.dense_layers * dense_layer + model.moe_layers * moe_layer + head + model.mtp_layers * mtp_module
+        model.dense_layers * dense_layer
+        + model.moe_layers * moe_layer
+        + head
+        + model.mtp_layers * mtp_module
     )
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from model_specs.catalog import catalog_names, load_catalog_model
-from model_specs.documents import parse_mapping, path_text, read_text
-from model_specs.errors import SpecError, near_miss, validation_message
-from model_specs.huggingface import is_huggingface_config, model_from_huggingface
-from model_specs.schema import ModelSpec
+from meshwright.model_specs.catalog import catalog_names, load_catalog_model
+from meshwright.model_specs.documents import parse_mapping, path_text, read_text
+from meshwright.model_specs.errors import SpecError, near_miss, validation_message
+from meshwright.model_specs.huggingface import is_huggingface_config, model_from_huggingface
+from meshwright.model_specs.schema import ModelSpec
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -45,7 +45,9 @@ def read_model(text: str) -> ModelSpec:
     return model_from_mapping(data, where, name=_file_name(path))
 
 
-def model_from_mapping(data: Mapping[str, object], where: str, name: str | None = None) -> ModelSpec:
+def model_from_mapping(
+    data: Mapping[str, object], where: str, name: str | None = None
+) -> ModelSpec:
     """The model that a mapping describes: fields of ModelSpec, or those of a config.json.
 
     `where` names the mapping in errors (a file, and a path inside it); `name` is the model's where the

@@ -56,7 +56,9 @@ class MoeSpec(BaseModel):
         if self.top_k > self.experts:
             raise ValueError(f"top_k {self.top_k} is more than the {self.experts} experts")
         if self.router_groups is not None and self.experts % self.router_groups:
-            raise ValueError(f"experts {self.experts} must divide into router_groups {self.router_groups}")
+            raise ValueError(
+                f"experts {self.experts} must divide into router_groups {self.router_groups}"
+            )
         if self.router_groups_per_token is not None:
             if self.router_groups is None:
                 raise ValueError("router_groups_per_token needs router_groups")
@@ -128,11 +130,15 @@ class ModelSpec(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.head_dim is None and self.attention is None and self.hidden % self.heads:
-            raise ValueError(f"hidden {self.hidden} is not a multiple of heads {self.heads}: give head_dim")
+            raise ValueError(
+                f"hidden {self.hidden} is not a multiple of heads {self.heads}: give head_dim"
+            )
         if self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} must be a multiple of kv_heads {self.kv_heads}")
         if self.moe is not None and self.moe.dense_layers > self.layers:
-            raise ValueError(f"moe.dense_layers {self.moe.dense_layers} is more than layers {self.layers}")
+            raise ValueError(
+                f"moe.dense_layers {self.moe.dense_layers} is more than layers {self.layers}"
+            )
         if self.moe is None and self.ffn_hidden == 0:
             raise ValueError("ffn_hidden must be at least 1 in a dense model")
         if self.moe is not None and self.moe.dense_layers and self.ffn_hidden == 0:

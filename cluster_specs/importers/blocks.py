@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster_specs.importers.found import MOST_NODES, Found, PlacedNode, SourceText, level_names
+from meshwright.cluster_specs.importers.found import (
+    MOST_NODES,
+    Found,
+    PlacedNode,
+    SourceText,
+    level_names,
+)
 
 WHOLE = "fabric"
 """The block that holds all blocks: Slurm does not name it."""
@@ -34,7 +40,8 @@ def blocks_found(source: SourceText, blocks: Sequence[Block], sizes: Sequence[in
     for block in blocks:
         if block.name in seen:
             raise source.wrong(
-                block.line, f"{block.name!r} is described a second time, first on line {seen[block.name]}"
+                block.line,
+                f"{block.name!r} is described a second time, first on line {seen[block.name]}",
             )
         seen[block.name] = block.line
         if not block.nodes:

@@ -10,13 +10,13 @@ from typing import Any
 
 import yaml
 
-from cluster_specs.catalog import cluster_names
-from cluster_specs.documents import parse_mapping, read_mapping, read_text
-from cluster_specs.errors import ClusterError, shown
-from cluster_specs.importers.found import Found, PlacedNode, SourceText
-from cluster_specs.importers.registry import read_found
-from cluster_specs.reader import cluster_from_mapping, read_cluster
-from cluster_specs.schema import ClusterSpec
+from meshwright.cluster_specs.catalog import cluster_names
+from meshwright.cluster_specs.documents import parse_mapping, read_mapping, read_text
+from meshwright.cluster_specs.errors import ClusterError, shown
+from meshwright.cluster_specs.importers.found import Found, PlacedNode, SourceText
+from meshwright.cluster_specs.importers.registry import read_found
+from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
+from meshwright.cluster_specs.schema import ClusterSpec
 
 _DUMPER: type[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
@@ -35,7 +35,9 @@ class ImportedCluster:
         cluster = self.cluster
         levels = ", ".join(f"{level.name} {level.gpus}" for level in cluster.levels)
         if not cluster.nodes:
-            return f"a kind of node with {cluster.gpus_per_node} GPUs" + (f"; {levels}" if levels else "")
+            return f"a kind of node with {cluster.gpus_per_node} GPUs" + (
+                f"; {levels}" if levels else ""
+            )
         return f"{len(cluster.nodes)} nodes, {cluster.gpus} GPUs; GPUs in a block: {levels}"
 
 
@@ -83,7 +85,12 @@ def import_topology(
     notes = list(found.notes)
     if found.nodes:
         levels, more = _levels(found, node_spec, oversubscription)
-        data |= {"levels": levels, "nodes": _node_entries(found, base), "gpus": None, "elastic": None}
+        data |= {
+            "levels": levels,
+            "nodes": _node_entries(found, base),
+            "gpus": None,
+            "elastic": None,
+        }
         notes += more
     elif oversubscription is not None:
         data["levels"] = _with_oversubscription(base, oversubscription)
@@ -95,10 +102,17 @@ def import_topology(
     cluster = cluster_from_mapping(data, files)
     data = _ordered(data, cluster)
     text = f"# Written by `meshwright topology import --from {form}` from {files!a}.\n" + yaml.dump(
-        data, Dumper=_DUMPER, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True
+        data,
+        Dumper=_DUMPER,
+        sort_keys=False,
+        default_flow_style=None,
+        width=110,
+        allow_unicode=True,
     )
     if cluster_from_mapping(parse_mapping(text, files), files) != cluster:
-        raise ClusterError(f"{files}: the cluster file that would be written does not read back the same")
+        raise ClusterError(
+            f"{files}: the cluster file that would be written does not read back the same"
+        )
     return ImportedCluster(text=text, cluster=cluster, notes=tuple(notes))
 
 
@@ -121,7 +135,9 @@ def _add_measured(data: dict[str, Any], found: Found, base: ClusterSpec, files: 
     if kept:
         data["measured"] = kept
     gone = sorted({entry.level for entry in every if entry.level not in names})
-    return [f"measured values of levels that are gone are left out: {', '.join(gone)}"] if gone else []
+    return (
+        [f"measured values of levels that are gone are left out: {', '.join(gone)}"] if gone else []
+    )
 
 
 def _node_entries(found: Found, base: ClusterSpec) -> list[dict[str, object]]:
@@ -164,7 +180,9 @@ def _levels(
         )
     levels: list[dict[str, object]] = []
     for level, gpus, ratio in zip(found.level_names, sizes, ratios, strict=True):
-        levels.append({"name": level, "gpus": gpus} | ({"oversubscription": ratio} if ratio != 1 else {}))
+        levels.append(
+            {"name": level, "gpus": gpus} | ({"oversubscription": ratio} if ratio != 1 else {})
+        )
     joined = len(levels) > 1 or node.crosses_rails_inside
     if found.rails > 1 and node.gpus_per_node % found.rails == 0 and joined:
         levels[0]["rails"] = found.rails
@@ -199,7 +217,9 @@ def _ratios(found: Found, oversubscription: Sequence[float] | None) -> Sequence[
     return oversubscription
 
 
-def _with_oversubscription(base: ClusterSpec, oversubscription: Sequence[float]) -> list[dict[str, object]]:
+def _with_oversubscription(
+    base: ClusterSpec, oversubscription: Sequence[float]
+) -> list[dict[str, object]]:
     _check_count([level.name for level in base.levels], oversubscription)
     return [
         {**level.model_dump(exclude_none=True), "oversubscription": ratio}

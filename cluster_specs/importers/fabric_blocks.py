@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cluster_specs.importers.found import Found, PlacedNode, level_names
+from meshwright.cluster_specs.importers.found import Found, PlacedNode, level_names
 
 Links = Sequence[tuple[str, float]]
 
@@ -46,7 +46,9 @@ class _Joined:
         return {member: self.top(member) for member in self._above}
 
 
-def placed_on_cables(cabling: Cabling, node_fields: Mapping[str, object], notes: tuple[str, ...]) -> Found:
+def placed_on_cables(
+    cabling: Cabling, node_fields: Mapping[str, object], notes: tuple[str, ...]
+) -> Found:
     """Every host's blocks. Hosts that share a leaf switch are one leaf block (the rails of a rail-optimised
     fabric are its switches); blocks whose switches meet at a switch of the next tier are one larger block.
 
@@ -67,7 +69,10 @@ def placed_on_cables(cabling: Cabling, node_fields: Mapping[str, object], notes:
         for switch in (name for name, at in tiers.items() if at == tier - 1):
             # Switches of one tier that are cabled to each other: the groups of a dragonfly.
             joined.join(
-                [switch, *(other for other, _ in cabling.links[switch] if tiers.get(other) == tier - 1)]
+                [
+                    switch,
+                    *(other for other, _ in cabling.links[switch] if tiers.get(other) == tier - 1),
+                ]
             )
         level = joined.tops()
         if len(_blocks(level, cabling)) < len(before):
@@ -82,7 +87,9 @@ def placed_on_cables(cabling: Cabling, node_fields: Mapping[str, object], notes:
     nodes = tuple(
         PlacedNode(
             name=host,
-            blocks=tuple(title[level[ports[0][0]]] for title, level in zip(titles, levels, strict=True)),
+            blocks=tuple(
+                title[level[ports[0][0]]] for title, level in zip(titles, levels, strict=True)
+            ),
         )
         for host, ports in sorted(cabling.hosts.items())
     )

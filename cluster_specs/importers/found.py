@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cluster_specs.errors import ClusterError, shown
-from cluster_specs.schema import MeasuredLevelSpec
+from meshwright.cluster_specs.errors import ClusterError, shown
+from meshwright.cluster_specs.schema import MeasuredLevelSpec
 
 MOST_NODES = 131_072
 """As many nodes as a cluster file may list."""

@@ -29,7 +29,9 @@ def expand(text: str, most: int) -> list[str]:
     Raises HostlistError if the text is no host list or stands for more than `most` names.
     """
     if len(text) > LONGEST_EXPRESSION:
-        raise HostlistError(f"a host list of {len(text)} characters is longer than {LONGEST_EXPRESSION}")
+        raise HostlistError(
+            f"a host list of {len(text)} characters is longer than {LONGEST_EXPRESSION}"
+        )
     names: list[str] = []
     for expression in _split(text):
         names += _expand_one(expression, most - len(names))
@@ -42,7 +44,9 @@ def _split(text: str) -> Iterator[str]:
     for position, letter in enumerate(text):
         if letter == "[":
             if inside:
-                raise HostlistError("a bracket inside a bracket; write the ranges one after the other")
+                raise HostlistError(
+                    "a bracket inside a bracket; write the ranges one after the other"
+                )
             inside = True
         elif letter == "]":
             if not inside:
@@ -69,10 +73,15 @@ def _expand_one(expression: str, most: int) -> list[str]:
     ranges = [[_bounds(part) for part in bracket.split(",")] for bracket in brackets]
     count = prod(sum(last - first + 1 for first, last, _ in parts) for parts in ranges)
     if count > most:
-        raise HostlistError(f"{expression[:80]!r} stands for {count} names, more than the {most} left")
+        raise HostlistError(
+            f"{expression[:80]!r} stands for {count} names, more than the {most} left"
+        )
     if not brackets:
         return [expression]
-    numbers = [[f"{n:0{w}d}" for first, last, w in parts for n in range(first, last + 1)] for parts in ranges]
+    numbers = [
+        [f"{n:0{w}d}" for first, last, w in parts for n in range(first, last + 1)]
+        for parts in ranges
+    ]
     return [
         plain[0] + "".join(number + after for number, after in zip(chosen, plain[1:], strict=True))
         for chosen in product(*numbers)
@@ -83,7 +92,9 @@ def _bounds(part: str) -> tuple[int, int, int]:
     """(first, last, width) of `5`, `08` or `01-12`."""
     match = _RANGE.fullmatch(part)
     if match is None:
-        raise HostlistError(f"{part[:40]!r} in a bracket is neither a number nor a range like 01-16")
+        raise HostlistError(
+            f"{part[:40]!r} in a bracket is neither a number nor a range like 01-16"
+        )
     first, last = match[1], match[2] or match[1]
     if int(last) < int(first):
         raise HostlistError(f"the range {part[:40]!r} runs backwards")

@@ -12,9 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from cluster_specs.importers.fabric_blocks import Cabling, placed_on_cables
-from cluster_specs.importers.found import MOST_NODES, Found, SourceText
-from cluster_specs.schema import ClusterSpec
+from meshwright.cluster_specs.importers.fabric_blocks import Cabling, placed_on_cables
+from meshwright.cluster_specs.importers.found import MOST_NODES, Found, SourceText
+from meshwright.cluster_specs.schema import ClusterSpec
 
 LANE_GBPS = {
     "SDR": 2.5,
@@ -30,7 +30,9 @@ LANE_GBPS = {
 """Data rate of one lane, Gb/s and direction (InfiniBand Trade Association roadmap)."""
 MOST_PORTS = 2_000_000
 _HEAD = re.compile(r'(Switch|Ca|Rt)\s+(\d+)\s+"([^"]+)"\s*(?:#\s*"([^"]*)".*)?')
-_PORT = re.compile(r'\[(\d+)\](?:\(\w+\))?(?:\[ext \d+\])?\s+"([^"]+)"\[(\d+)\](?:\(\w+\))?\s*(?:#\s*(.*))?')
+_PORT = re.compile(
+    r'\[(\d+)\](?:\(\w+\))?(?:\[ext \d+\])?\s+"([^"]+)"\[(\d+)\](?:\(\w+\))?\s*(?:#\s*(.*))?'
+)
 _SPEED = re.compile(r"\b(\d+)x([A-Z]+\d*)\s*$")
 _ASIDE = re.compile(r"(vendid|devid|sysimgguid|switchguid|caguid|rtguid)=|#|DR path|Chassis|\s*$")
 _AGGREGATION = re.compile(r"aggregation node|sharp", re.IGNORECASE)
@@ -58,14 +60,18 @@ def read_ibnetdiscover(source: SourceText, node: ClusterSpec) -> Found:
     switches = {name: element for name, element in elements.items() if element.kind == "Switch"}
     hosts, unnamed = _hosts(elements)
     if not switches or not hosts:
-        raise source.wrong(1, "expected switches and hosts as ibnetdiscover prints them, found none")
+        raise source.wrong(
+            1, "expected switches and hosts as ibnetdiscover prints them, found none"
+        )
     usual = Counter(len(ports) for ports in hosts.values()).most_common(1)[0][0]
     few = sorted(host for host, ports in hosts.items() if 2 * len(ports) <= usual)
     kept = {host: ports for host, ports in hosts.items() if host not in few}
     if len(kept) > MOST_NODES:
         raise source.wrong(1, f"{len(kept)} hosts, more than {MOST_NODES}")
     cabling = Cabling(
-        titles={name: _switch_name(element.description) or name for name, element in switches.items()},
+        titles={
+            name: _switch_name(element.description) or name for name, element in switches.items()
+        },
         hosts=kept,
         links={
             name: [(other, gbps) for other, gbps in element.ports if other in switches]
@@ -144,7 +150,11 @@ def _hosts(elements: dict[str, _Element]) -> tuple[dict[str, list[tuple[str, flo
 
 
 def _is_host_port(element: _Element | None) -> bool:
-    return element is not None and element.kind == "Ca" and not _AGGREGATION.search(element.description)
+    return (
+        element is not None
+        and element.kind == "Ca"
+        and not _AGGREGATION.search(element.description)
+    )
 
 
 def _switch_name(description: str) -> str:
@@ -156,7 +166,9 @@ def _nic_fields(
     hosts: dict[str, list[tuple[str, float]]], usual: int, node: ClusterSpec
 ) -> dict[str, object]:
     """The rate of a usual host's ports, spread over its GPUs."""
-    rates = Counter(sum(gbps for _, gbps in ports) for ports in hosts.values() if len(ports) == usual)
+    rates = Counter(
+        sum(gbps for _, gbps in ports) for ports in hosts.values() if len(ports) == usual
+    )
     rate = rates.most_common(1)[0][0]
     if not rate:
         return {}

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log2
 
-from cluster_specs.fabric import FabricLevels, full_levels
-from cluster_specs.importers.found import Found, SourceText
-from cluster_specs.schema import ClusterSpec, MeasuredLevelSpec
+from meshwright.cluster_specs.fabric import FabricLevels, full_levels
+from meshwright.cluster_specs.importers.found import Found, SourceText
+from meshwright.cluster_specs.schema import ClusterSpec, MeasuredLevelSpec
 
 _TAG = re.compile(r"\[\d+,\d+\]<std(?:out|err)>:|\d+: |\[\d+\] ")
 _DEVICE = re.compile(r"#\s+Rank\s+(\d+)\s.*?\bon\s+(\S+)\s+device\s+(\d+)\s")
@@ -53,7 +53,9 @@ def read_nccl_log(source: SourceText, node: ClusterSpec) -> Found:
     gpus = sum(hosts.values())
     largest = max(rows, key=lambda row: row.size_bytes)
     if not largest.bus_gb_per_s > 0:
-        raise source.wrong(largest.line, "the bus bandwidth of the largest message is 0; use larger messages")
+        raise source.wrong(
+            largest.line, "the bus bandwidth of the largest message is 0; use larger messages"
+        )
     collective = _collective(source, lines, rows, gpus)
     inside = _members(source, node, hosts)
     levels = full_levels(node)
@@ -72,7 +74,9 @@ def read_nccl_log(source: SourceText, node: ClusterSpec) -> Found:
         gpus=gpus,
         bus_gb_per_s=largest.bus_gb_per_s,
         attained_fraction=min(1.0, fraction),
-        latency_us=_latency_us(min(rows, key=lambda row: row.size_bytes), collective, inside, levels),
+        latency_us=_latency_us(
+            min(rows, key=lambda row: row.size_bytes), collective, inside, levels
+        ),
         source=f"nccl-tests {collective} of {gpus} GPUs on {len(hosts)} nodes, "
         f"{largest.size_bytes} bytes ({source.name.rpartition('/')[2]})",
     )
@@ -114,7 +118,9 @@ def _row(source: SourceText, number: int, line: str) -> _Row | None:
     try:
         size, time, algorithm, bus = int(words[0]), *(float(word) for word in words[5:8])
     except ValueError:
-        raise source.expected(number, "a row: size count type redop root time algbw busbw", line) from None
+        raise source.expected(
+            number, "a row: size count type redop root time algbw busbw", line
+        ) from None
     if not 0 <= size < 1 << 50 or not 0 < time < 1e12 or not 0 <= bus < 1e6:
         raise source.expected(number, "a size, a time above 0 and a bandwidth", line)
     return _Row(
@@ -133,7 +139,9 @@ def _collective(source: SourceText, lines: Sequence[str], rows: Sequence[_Row], 
     if len(named) == 1:
         (name,) = named
         if name not in _COLLECTIVES:
-            raise source.wrong(1, f"{name}_perf says little of a level; use {', '.join(_COLLECTIVES)}")
+            raise source.wrong(
+                1, f"{name}_perf says little of a level; use {', '.join(_COLLECTIVES)}"
+            )
         return name
     largest = max(rows, key=lambda row: row.size_bytes)
     ratio = largest.bus_gb_per_s / largest.algorithm_gb_per_s if largest.algorithm_gb_per_s else 0.0
@@ -143,7 +151,8 @@ def _collective(source: SourceText, lines: Sequence[str], rows: Sequence[_Row], 
     if largest.operation != "none" and abs(ratio - ring) < 0.02 * ratio:
         return "reduce_scatter"
     raise source.wrong(
-        largest.line, "which test ran is not in the log; name the file after it, as all_gather_perf.log"
+        largest.line,
+        "which test ran is not in the log; name the file after it, as all_gather_perf.log",
     )
 
 
@@ -181,7 +190,11 @@ def _in_block(
     hosts: Counter[str], places: dict[str, tuple[str | None, str | None]], depth: int
 ) -> int | None:
     """GPUs in the fullest leaf (depth 0) or pod (depth 1); None where that of a host is not known."""
-    if depth > 1 or set(places) != set(hosts) or any(place[depth] is None for place in places.values()):
+    if (
+        depth > 1
+        or set(places) != set(hosts)
+        or any(place[depth] is None for place in places.values())
+    ):
         return None
     held: Counter[str | None] = Counter()
     for host, count in hosts.items():
@@ -192,7 +205,7 @@ def _in_block(
 def _fraction(
     source: SourceText, row: _Row, collective: str, inside: Sequence[int], levels: FabricLevels
 ) -> float:
-    """Attained over nominal, as the cost model's collectives count (costmodel.collectives).
+    """Attained over nominal, as `meshwright.costmodel.collectives.on_levels` counts.
 
     A ring's bus bandwidth is nominally the slowest of (GPUs inside the sub-block) x (rate of one GPU); of an
     all-to-all the share (P - inside) / P of what a GPU sends crosses the level at the GPU's own rate.
@@ -215,7 +228,9 @@ def _fraction(
     return round(fraction, 4)
 
 
-def _latency_us(row: _Row, collective: str, inside: Sequence[int], levels: FabricLevels) -> float | None:
+def _latency_us(
+    row: _Row, collective: str, inside: Sequence[int], levels: FabricLevels
+) -> float | None:
     """One hop of the outermost level: the smallest message's time less the hops of the levels inside.
 
     Inverts the cost model's sum over levels of log2(blocks) hops, twice for an all-reduce.
@@ -224,7 +239,10 @@ def _latency_us(row: _Row, collective: str, inside: Sequence[int], levels: Fabri
         return None
     passes = 2 if collective == "all_reduce" else 1
     below = [1, *inside[:-1]]
-    inner = sum(log2(inside[k] / below[k]) * float(levels.latency_s[k]) * 1e6 for k in range(len(inside) - 1))
+    inner = sum(
+        log2(inside[k] / below[k]) * float(levels.latency_s[k]) * 1e6
+        for k in range(len(inside) - 1)
+    )
     hops = log2(inside[-1] / below[-1])
     latency_us = (row.time_us / passes - inner) / hops
     return round(latency_us, 3) if latency_us > 0 else None

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from xml.parsers import expat
 
-from cluster_specs.errors import ClusterError, shown
-from cluster_specs.importers.found import Found, SourceText
-from cluster_specs.importers.node_links import link_fields
-from cluster_specs.schema import Architecture, ClusterSpec
+from meshwright.cluster_specs.errors import ClusterError, shown
+from meshwright.cluster_specs.importers.found import Found, SourceText
+from meshwright.cluster_specs.importers.node_links import link_fields
+from meshwright.cluster_specs.schema import Architecture, ClusterSpec
 
 DEEPEST, MOST_ELEMENTS = 32, 100_000
 ARCHITECTURE_OF_SM: Mapping[int, Architecture] = {
@@ -71,7 +71,9 @@ def read_nccl_xml(source: SourceText, node: ClusterSpec) -> Found:
             notes.append(f"{own} links of a GPU to itself are passed over")
     elif system.pci_gpus:
         fields["gpus_per_node"] = len(system.pci_gpus)
-        notes.append(f"the file has PCI functions only: NVLink and NIC speeds stay those of {node.name}")
+        notes.append(
+            f"the file has PCI functions only: NVLink and NIC speeds stay those of {node.name}"
+        )
     else:
         raise source.wrong(1, "expected gpu elements, or pci elements of a GPU's class; found none")
     direct = {key: gbps for key, (gbps, gdr) in system.nets.items() if gdr}
@@ -105,7 +107,9 @@ def _peers(gpus: list[_Gpu]) -> dict[str, dict[str, int]]:
                 peers[gpu.busid][target] = peers[gpu.busid].get(target, 0) + count
         if on_switch[gpu.busid]:
             peers[gpu.busid] |= {
-                other: on_switch[gpu.busid] for other, n in on_switch.items() if n and other != gpu.busid
+                other: on_switch[gpu.busid]
+                for other, n in on_switch.items()
+                if n and other != gpu.busid
             }
     return peers
 
@@ -133,12 +137,16 @@ class _Reader:
             reason = expat.ErrorString(error.code)
             raise self._source.wrong(error.lineno, f"not valid XML: {reason}") from None
         except UnicodeEncodeError:
-            raise ClusterError(f"{self._source.name}: not valid XML: a character that UTF-8 lacks") from None
+            raise ClusterError(
+                f"{self._source.name}: not valid XML: a character that UTF-8 lacks"
+            ) from None
         return self._system
 
     def _refuse(self, *details: Any) -> None:
         del details
-        raise self._source.wrong(self._line, "a document type or entity; NCCL writes none, so none is read")
+        raise self._source.wrong(
+            self._line, "a document type or entity; NCCL writes none, so none is read"
+        )
 
     @property
     def _line(self) -> int:
@@ -203,5 +211,7 @@ class _Reader:
         text = attributes.get(key, "")
         digits = text.removeprefix("-")
         if not (digits.isascii() and digits.isdigit() and len(digits) <= 9):
-            raise self._source.wrong(self._line, f"{key}: expected a whole number, got {shown(text)}")
+            raise self._source.wrong(
+                self._line, f"{key}: expected a whole number, got {shown(text)}"
+            )
         return int(text)

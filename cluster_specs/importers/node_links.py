@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cluster_specs.schema import Architecture, ClusterSpec
+from meshwright.cluster_specs.schema import Architecture, ClusterSpec
 
 LINK_GB_PER_S: dict[Architecture, float] = {
     "volta": 25.0,
@@ -14,7 +14,13 @@ LINK_GB_PER_S: dict[Architecture, float] = {
     "blackwell": 50.0,
 }
 """One NVLink in one direction: 25 GB/s from NVLink 2 to 4, 50 GB/s with NVLink 5 (NVIDIA product briefs)."""
-MOST_LINKS: dict[Architecture, int] = {"volta": 6, "ampere": 12, "ada": 0, "hopper": 18, "blackwell": 18}
+MOST_LINKS: dict[Architecture, int] = {
+    "volta": 6,
+    "ampere": 12,
+    "ada": 0,
+    "hopper": 18,
+    "blackwell": 18,
+}
 """NVLinks of one GPU: V100 6, A100 12, H100 and B200 18 (NVIDIA product briefs)."""
 
 
@@ -31,7 +37,9 @@ def link_fields(
     gpus, domain = len(links), sizes[0]
     notes = []
     if sizes[0] != sizes[-1]:
-        notes.append(f"NVLink joins groups of {', '.join(map(str, sizes))} GPUs; the smallest counts")
+        notes.append(
+            f"NVLink joins groups of {', '.join(map(str, sizes))} GPUs; the smallest counts"
+        )
     if gpus % domain:
         notes.append(f"NVLink groups of {domain} do not divide {gpus} GPUs; NVLink is left out")
         domain = 1
@@ -52,7 +60,9 @@ def _rate_gb_per_s(links: Mapping[str, Mapping[str, int]], node: ClusterSpec) ->
     counts = []
     for peers in links.values():
         total = sum(peers.values())
-        counts.append(total if total <= MOST_LINKS[architecture] else max(peers.values(), default=0))
+        counts.append(
+            total if total <= MOST_LINKS[architecture] else max(peers.values(), default=0)
+        )
     count = min(counts)
     return count * LINK_GB_PER_S[architecture] if count else None
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from cluster_specs.importers.found import Found, SourceText
-from cluster_specs.importers.node_links import link_fields
-from cluster_specs.schema import ClusterSpec
+from meshwright.cluster_specs.importers.found import Found, SourceText
+from meshwright.cluster_specs.importers.node_links import link_fields
+from meshwright.cluster_specs.schema import ClusterSpec
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _CELL = re.compile(r"X|NV\d{1,3}|PIX|PXB|PHB|NODE|SYS")
@@ -49,7 +49,10 @@ def read_topo_matrix(source: SourceText, node: ClusterSpec) -> Found:
         far = [nic for nic in matrix.nics if nic not in used]
         notes = (*notes, f"nearest NICs: {words}")
         if used and far:
-            notes = (*notes, f"NICs at no GPU's side, taken as storage or management: {', '.join(far)}")
+            notes = (
+                *notes,
+                f"NICs at no GPU's side, taken as storage or management: {', '.join(far)}",
+            )
     return Found(node_fields=fields, notes=notes)
 
 
@@ -66,23 +69,33 @@ def _matrix(source: SourceText) -> _Matrix:
             continue
         if words[0] not in columns:
             if re.fullmatch(r"(GPU|NIC)\d+", words[0]):
-                raise source.expected(number, f"a row of one of {columns[0]} to {columns[-1]}", words[0])
+                raise source.expected(
+                    number, f"a row of one of {columns[0]} to {columns[-1]}", words[0]
+                )
             continue
         if words[0] in lines:
-            raise source.wrong(number, f"a second row of {words[0]}, first on line {lines[words[0]]}")
+            raise source.wrong(
+                number, f"a second row of {words[0]}, first on line {lines[words[0]]}"
+            )
         if len(words) <= len(columns):
-            raise source.wrong(number, f"row {words[0]}: expected {len(columns)} cells, got {len(words) - 1}")
+            raise source.wrong(
+                number, f"row {words[0]}: expected {len(columns)} cells, got {len(words) - 1}"
+            )
         lines[words[0]] = number
         for column, cell in zip(columns, words[1:], strict=False):
             if not _CELL.fullmatch(cell) or (cell == "X") != (column == words[0]):
                 raise source.expected(number, f"row {words[0]}, column {column}: {_LEGEND}", cell)
             cells[words[0], column] = cell
     if not columns:
-        raise source.wrong(1, "expected the matrix of `nvidia-smi topo -m`, whose first row starts with GPU0")
+        raise source.wrong(
+            1, "expected the matrix of `nvidia-smi topo -m`, whose first row starts with GPU0"
+        )
     gpus = tuple(name for name in columns if name.startswith("GPU"))
     for gpu in gpus:
         if gpu not in lines:
-            raise source.wrong(max(lines.values(), default=1), f"expected a row of {gpu}, the file has none")
+            raise source.wrong(
+                max(lines.values(), default=1), f"expected a row of {gpu}, the file has none"
+            )
     _check_mirror(source, gpus, cells, lines)
     return _Matrix(gpus=gpus, nics=tuple(columns[len(gpus) :]), cells=cells)
 
@@ -104,7 +117,10 @@ def _header(source: SourceText, number: int, words: list[str]) -> list[str]:
 
 
 def _check_mirror(
-    source: SourceText, gpus: tuple[str, ...], cells: dict[tuple[str, str], str], lines: dict[str, int]
+    source: SourceText,
+    gpus: tuple[str, ...],
+    cells: dict[tuple[str, str], str],
+    lines: dict[str, int],
 ) -> None:
     for gpu in gpus:
         for other in gpus:

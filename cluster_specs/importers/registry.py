@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cluster_specs.errors import ClusterError, shown, suggestion
-from cluster_specs.importers.found import Found, SourceText
-from cluster_specs.importers.ibnetdiscover import read_ibnetdiscover
-from cluster_specs.importers.nccl_tests import read_nccl_log
-from cluster_specs.importers.nccl_xml import read_nccl_xml
-from cluster_specs.importers.nvidia_smi import read_topo_matrix
-from cluster_specs.importers.slurm_conf import read_conf
-from cluster_specs.importers.slurm_yaml import read_yaml
-from cluster_specs.importers.topograph import read_topograph
-from cluster_specs.schema import ClusterSpec
+from meshwright.cluster_specs.errors import ClusterError, shown, suggestion
+from meshwright.cluster_specs.importers.found import Found, SourceText
+from meshwright.cluster_specs.importers.ibnetdiscover import read_ibnetdiscover
+from meshwright.cluster_specs.importers.nccl_tests import read_nccl_log
+from meshwright.cluster_specs.importers.nccl_xml import read_nccl_xml
+from meshwright.cluster_specs.importers.nvidia_smi import read_topo_matrix
+from meshwright.cluster_specs.importers.slurm_conf import read_conf
+from meshwright.cluster_specs.importers.slurm_yaml import read_yaml
+from meshwright.cluster_specs.importers.topograph import read_topograph
+from meshwright.cluster_specs.schema import ClusterSpec
 
 FORMATS = ("slurm", "topograph", "nvidia-smi", "ibnetdiscover", "nccl-xml", "nccl-tests")
 
@@ -30,7 +30,9 @@ def read_found(
     if form == "nccl-tests":
         return _measured(sources, node)
     if len(sources) != 1:
-        raise ClusterError(f"--from {form} reads one file, got {len(sources)}; only nccl-tests takes several")
+        raise ClusterError(
+            f"--from {form} reads one file, got {len(sources)}; only nccl-tests takes several"
+        )
     source = sources[0]
     if form == "slurm":
         return read_yaml(source, topology) if _is_yaml(source) else read_conf(source)

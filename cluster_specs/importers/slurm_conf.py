@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cluster_specs.errors import suggestion
-from cluster_specs.importers.blocks import Block, blocks_found
-from cluster_specs.importers.found import MOST_NODES, Found, SourceText
-from cluster_specs.importers.hostlists import HostlistError, expand
-from cluster_specs.importers.switch_tree import SwitchTree
+from meshwright.cluster_specs.errors import suggestion
+from meshwright.cluster_specs.importers.blocks import Block, blocks_found
+from meshwright.cluster_specs.importers.found import MOST_NODES, Found, SourceText
+from meshwright.cluster_specs.importers.hostlists import HostlistError, expand
+from meshwright.cluster_specs.importers.switch_tree import SwitchTree
 
 _KEYS = ("SwitchName", "Switches", "Nodes", "LinkSpeed", "BlockName", "BlockSizes")
 _CANONICAL = {key.lower(): key for key in _KEYS}
@@ -52,13 +52,19 @@ def _tree(source: SourceText, lines: list[_Line], titles: dict[str, str]) -> Fou
             raise source.expected(line.number, "SwitchName=NAME", " ".join(line.fields))
         tree.add(name, line.number)
         if "Switches" not in line.fields and "Nodes" not in line.fields:
-            raise source.wrong(line.number, f"switch {name!r}: expected Switches= or Nodes=, got neither")
+            raise source.wrong(
+                line.number, f"switch {name!r}: expected Switches= or Nodes=, got neither"
+            )
         for child in names(source, line.number, line.fields.get("Switches")):
             tree.hang_switch(child, name, line.number)
         for node in names(source, line.number, line.fields.get("Nodes")):
             tree.hang_node(node, name, line.number)
         speeds = speeds or "LinkSpeed" in line.fields
-    notes = ("LinkSpeed has no unit in Slurm and is passed over; see --oversubscription",) if speeds else ()
+    notes = (
+        ("LinkSpeed has no unit in Slurm and is passed over; see --oversubscription",)
+        if speeds
+        else ()
+    )
     return tree.found(titles, notes)
 
 
@@ -119,7 +125,9 @@ def _lines(source: SourceText) -> Iterator[_Line]:
         if words:
             yield _Line(number=start, fields=_fields(source, start, words))
     if waiting.strip():
-        raise source.wrong(start, "the last line ends with a backslash, the line it goes on with is missing")
+        raise source.wrong(
+            start, "the last line ends with a backslash, the line it goes on with is missing"
+        )
 
 
 def _fields(source: SourceText, line: int, words: list[str]) -> dict[str, str]:

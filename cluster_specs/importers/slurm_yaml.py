@@ -9,12 +9,12 @@ from collections.abc import Mapping
 
 import yaml
 
-from cluster_specs.documents import compose
-from cluster_specs.errors import ClusterError, shown, suggestion
-from cluster_specs.importers.blocks import Block, blocks_found
-from cluster_specs.importers.found import Found, SourceText
-from cluster_specs.importers.slurm_conf import names
-from cluster_specs.importers.switch_tree import SwitchTree
+from meshwright.cluster_specs.documents import compose
+from meshwright.cluster_specs.errors import ClusterError, shown, suggestion
+from meshwright.cluster_specs.importers.blocks import Block, blocks_found
+from meshwright.cluster_specs.importers.found import Found, SourceText
+from meshwright.cluster_specs.importers.slurm_conf import names
+from meshwright.cluster_specs.importers.switch_tree import SwitchTree
 
 Fields = Mapping[str, yaml.Node]
 _KINDS = ("tree", "block", "flat")
@@ -41,7 +41,9 @@ def read_yaml(source: SourceText, topology: str | None = None) -> Found:
     found = _one(source, node, fields)
     if len(entries) > 1:
         others = ", ".join(name for name in entries if name != chosen)
-        note = f"topology {chosen!r} of {len(entries)}; --topology takes one of the others: {others}"
+        note = (
+            f"topology {chosen!r} of {len(entries)}; --topology takes one of the others: {others}"
+        )
         return Found(nodes=found.nodes, level_names=found.level_names, notes=(*found.notes, note))
     return found
 
@@ -51,7 +53,9 @@ def _one(source: SourceText, node: yaml.Node, fields: Fields) -> Found:
     if len(given) != 1:
         raise source.expected(_line(node), "exactly one of tree, block, flat", ", ".join(given))
     if given[0] == "flat":
-        raise source.wrong(_line(node), "a flat topology names no switches; choose another with --topology")
+        raise source.wrong(
+            _line(node), "a flat topology names no switches; choose another with --topology"
+        )
     if given[0] == "tree":
         return _tree(source, fields["tree"])
     return _blocks(source, fields["block"])
@@ -59,7 +63,9 @@ def _one(source: SourceText, node: yaml.Node, fields: Fields) -> Found:
 
 def _tree(source: SourceText, node: yaml.Node) -> Found:
     tree = SwitchTree(source)
-    for entry in _items(source, _fields(source, node, ("switches",)).get("switches"), "switches: a list"):
+    for entry in _items(
+        source, _fields(source, node, ("switches",)).get("switches"), "switches: a list"
+    ):
         fields = _fields(source, entry, ("switch", "children", "nodes"))
         name, line = _text(source, fields, "switch", entry), _line(entry)
         tree.add(name, line)
@@ -73,7 +79,9 @@ def _tree(source: SourceText, node: yaml.Node) -> Found:
 def _blocks(source: SourceText, node: yaml.Node) -> Found:
     fields = _fields(source, node, ("block_sizes", "blocks"))
     sizes = []
-    for entry in _items(source, fields["block_sizes"], "a list of sizes") if "block_sizes" in fields else ():
+    for entry in (
+        _items(source, fields["block_sizes"], "a list of sizes") if "block_sizes" in fields else ()
+    ):
         text = entry.value if isinstance(entry, yaml.ScalarNode) else ""
         if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0):
             raise source.expected(_line(entry), "a block size in nodes", text)
@@ -83,7 +91,9 @@ def _blocks(source: SourceText, node: yaml.Node) -> Found:
         inner = _fields(source, entry, ("block", "nodes"))
         line = _line(entry)
         hosts = names(source, line, _optional(source, inner, "nodes"))
-        blocks.append(Block(name=_text(source, inner, "block", entry), nodes=tuple(hosts), line=line))
+        blocks.append(
+            Block(name=_text(source, inner, "block", entry), nodes=tuple(hosts), line=line)
+        )
     return blocks_found(source, blocks, sizes)
 
 
@@ -104,7 +114,9 @@ def _fields(source: SourceText, node: yaml.Node, allowed: tuple[str, ...]) -> Fi
     fields = {}
     for key, value in node.value:
         if key.value not in allowed:
-            raise source.wrong(_line(key), f"unknown key {shown(key.value)}{suggestion(key.value, allowed)}")
+            raise source.wrong(
+                _line(key), f"unknown key {shown(key.value)}{suggestion(key.value, allowed)}"
+            )
         fields[str(key.value)] = value
     return fields
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cluster_specs.importers.found import MOST_NODES, Found, PlacedNode, SourceText, level_names
+from meshwright.cluster_specs.importers.found import (
+    MOST_NODES,
+    Found,
+    PlacedNode,
+    SourceText,
+    level_names,
+)
 
 JOINED = "fabric"
 """The block that joins trees that the file leaves apart."""
@@ -32,7 +38,8 @@ class SwitchTree:
         """Puts a switch under another. Raises ClusterError if it hangs under one already."""
         if child in self.parents:
             raise self.source.wrong(
-                line, f"switch {child!r} hangs under {self.parents[child]!r} already; a tree has one way up"
+                line,
+                f"switch {child!r} hangs under {self.parents[child]!r} already; a tree has one way up",
             )
         self.parents[child] = parent
 
@@ -40,7 +47,8 @@ class SwitchTree:
         """Puts a node under a switch. Raises ClusterError if it hangs under one already."""
         if node in self.switch_of_node:
             raise self.source.wrong(
-                line, f"node {node!r} hangs under {self.switch_of_node[node]!r} already; give it one switch"
+                line,
+                f"node {node!r} hangs under {self.switch_of_node[node]!r} already; give it one switch",
             )
         if len(self.switch_of_node) >= MOST_NODES:
             raise self.source.wrong(line, f"more than {MOST_NODES} nodes")
@@ -56,10 +64,16 @@ class SwitchTree:
         for child in self.parents:
             if child not in self.lines:
                 line = self.lines[self.parents[child]]
-                raise self.source.wrong(line, f"child switch {child!r} is described nowhere in this file")
+                raise self.source.wrong(
+                    line, f"child switch {child!r} is described nowhere in this file"
+                )
         if not self.switch_of_node:
-            raise self.source.wrong(1, "no switch has nodes; the file must say which nodes hang where")
-        paths = {switch: self._path(switch) for switch in dict.fromkeys(self.switch_of_node.values())}
+            raise self.source.wrong(
+                1, "no switch has nodes; the file must say which nodes hang where"
+            )
+        paths = {
+            switch: self._path(switch) for switch in dict.fromkeys(self.switch_of_node.values())
+        }
         roots = list(dict.fromkeys(path[-1] for path in paths.values()))
         top: tuple[str, ...] = ()
         if len(roots) > 1:
@@ -76,7 +90,8 @@ class SwitchTree:
         }
         return Found(
             nodes=tuple(
-                PlacedNode(name=node, blocks=named[switch]) for node, switch in self.switch_of_node.items()
+                PlacedNode(name=node, blocks=named[switch])
+                for node, switch in self.switch_of_node.items()
             ),
             level_names=level_names(depth + len(top)),
             notes=notes,

@@ -10,10 +10,16 @@ from collections.abc import Mapping
 
 import yaml
 
-from cluster_specs.documents import compose
-from cluster_specs.importers.found import MOST_NODES, Found, PlacedNode, SourceText, level_names
-from cluster_specs.importers.slurm_conf import read_conf
-from cluster_specs.importers.slurm_yaml import read_yaml
+from meshwright.cluster_specs.documents import compose
+from meshwright.cluster_specs.importers.found import (
+    MOST_NODES,
+    Found,
+    PlacedNode,
+    SourceText,
+    level_names,
+)
+from meshwright.cluster_specs.importers.slurm_conf import read_conf
+from meshwright.cluster_specs.importers.slurm_yaml import read_yaml
 
 DOMAIN = "accelerator.topograph.run/domain"
 """The label of an instance's NVLink domain."""
@@ -54,16 +60,22 @@ def _graph(source: SourceText) -> Found:
     return _placed(source, paths, domains)
 
 
-def _placed(source: SourceText, paths: Mapping[str, tuple[str, ...]], domains: Mapping[str, str]) -> Found:
+def _placed(
+    source: SourceText, paths: Mapping[str, tuple[str, ...]], domains: Mapping[str, str]
+) -> Found:
     notes = []
     if not paths:
         raise source.wrong(1, "expected at least one instance, the list is empty")
     without = sum(not path for path in paths.values())
     if without and domains.keys() == paths.keys():
         paths = {name: (domains[name], *path) for name, path in paths.items()}
-        notes.append("some instances have no network layers: the accelerator domain stands for the leaf")
+        notes.append(
+            "some instances have no network layers: the accelerator domain stands for the leaf"
+        )
     elif without:
-        raise source.wrong(1, f"{without} instances have neither network_layers nor the label {DOMAIN}")
+        raise source.wrong(
+            1, f"{without} instances have neither network_layers nor the label {DOMAIN}"
+        )
     tops = {path[-1] for path in paths.values()}
     if len(tops) > 1:
         paths = {name: (*path, APART) for name, path in paths.items()}
@@ -80,9 +92,13 @@ def _layers(source: SourceText, entry: yaml.Node, name: str, line: int) -> tuple
     if layers is None:
         return ()
     if not isinstance(layers, yaml.SequenceNode) or len(layers.value) > 8:
-        raise source.wrong(line, f"instance {name!r}: expected network_layers, a list of at most 8 switches")
+        raise source.wrong(
+            line, f"instance {name!r}: expected network_layers, a list of at most 8 switches"
+        )
     if not all(isinstance(layer, yaml.ScalarNode) and layer.value for layer in layers.value):
-        raise source.wrong(line, f"instance {name!r}: expected the names of switches in network_layers")
+        raise source.wrong(
+            line, f"instance {name!r}: expected the names of switches in network_layers"
+        )
     return tuple(str(layer.value)[:100] for layer in layers.value)
 
 

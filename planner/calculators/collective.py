@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster_specs.fabric import fabric_levels
-from cluster_specs.reader import read_cluster
-from costmodel.nccl import OPERATIONS, collective_time, isolated_fabric
-from planner.problem import RequestError
-from planner.report.parts import Renderable, facts, gigabytes, grid, heading, seconds
+from meshwright.cluster_specs.fabric import fabric_levels
+from meshwright.cluster_specs.reader import read_cluster
+from meshwright.costmodel.collectives.nccl import OPERATIONS, collective_time, isolated_fabric
+from meshwright.planner.report.parts import Renderable, facts, gigabytes, grid, heading, seconds
+from meshwright.planner.request.plan_request import RequestError
 
 
 def collective_document(

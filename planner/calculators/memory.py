@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from costmodel.memory import usable_hbm_gib
-from planner.prediction import price_runs
-from planner.report.parts import Renderable, facts, grid, heading
+from meshwright.costmodel.memory.footprint import usable_hbm_gib
+from meshwright.planner.report.parts import Renderable, facts, grid, heading
+from meshwright.planner.runs.prediction import price_runs
 
 
 def memory_documents(path: Path) -> Iterator[dict[str, Any]]:
@@ -34,7 +34,8 @@ def memory_view(document: dict[str, Any]) -> list[Renderable]:
     rows = [[name, *(f"{parts[stage][name]:.2f}" for stage in stages)] for name in parts[0]]
     rows.append(["peak", *(f"{peaks[stage]:.2f}" for stage in stages)])
     heads = [
-        f"stage {stage}" + (" (fullest)" if stage == fullest and len(stages) > 1 else "") for stage in stages
+        f"stage {stage}" + (" (fullest)" if stage == fullest and len(stages) > 1 else "")
+        for stage in stages
     ]
     return [
         facts(
@@ -42,7 +43,10 @@ def memory_view(document: dict[str, Any]) -> list[Renderable]:
                 ("run", document["id"]),
                 ("device", f"{document['device']}, {document['hbm_gib']:g} GiB"),
                 ("usable", f"{document['usable_gib']:.1f} GiB"),
-                ("outside the allocator", f"{document['context_gib']:.2f} GiB of context and NCCL buffers"),
+                (
+                    "outside the allocator",
+                    f"{document['context_gib']:.2f} GiB of context and NCCL buffers",
+                ),
             ]
         ),
         heading("GiB on one GPU"),

@@ -6,11 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from costmodel.layout import Layout
-from costmodel.schedule_simulator import simulate
-from costmodel.schedules import SCHEDULE_NAMES, in_flight, schedule_named
-from planner.problem import RequestError
-from planner.report.parts import Renderable, count, counted, facts, grid, heading, percent, seconds
+from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.pipeline.schedules import SCHEDULE_NAMES, in_flight, schedule_named
+from meshwright.costmodel.pipeline.simulator import simulate
+from meshwright.planner.report.parts import (
+    Renderable,
+    count,
+    counted,
+    facts,
+    grid,
+    heading,
+    percent,
+    seconds,
+)
+from meshwright.planner.request.plan_request import RequestError
 
 MOST_PASSES = 200_000
 MOST_RANKS_SHOWN = 32
@@ -33,7 +42,9 @@ def pipeline_document(
     RequestError where the schedule has no such shape or there are too many passes to play.
     """
     if schedule not in SCHEDULE_NAMES:
-        raise RequestError(f"--schedule: {schedule[:40]!r}, allowed are {', '.join(SCHEDULE_NAMES)}")
+        raise RequestError(
+            f"--schedule: {schedule[:40]!r}, allowed are {', '.join(SCHEDULE_NAMES)}"
+        )
     for name, value in (("--pp", pp), ("--vpp", vpp), ("--micro-batches", num_micro_batches)):
         if value < 1:
             raise RequestError(f"{name}: {value}, must be at least 1")
@@ -83,7 +94,10 @@ def pipeline_view(document: dict[str, Any]) -> list[Renderable]:
                 ("schedule", f"{document['schedule']}, {shape}"),
                 ("micro-batches", count(document["num_micro_batches"])),
                 ("step", seconds(document["seconds"])),
-                ("bubble", f"{seconds(document['bubble_seconds'])}, {percent(document['bubble_of_step'])}"),
+                (
+                    "bubble",
+                    f"{seconds(document['bubble_seconds'])}, {percent(document['bubble_of_step'])}",
+                ),
             ]
         ),
         heading("Micro-batches whose activations a rank holds"),

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster_specs.catalog import load_device
-from costmodel.constants import peak_flops
-from costmodel.ratios import ridge_flop_per_byte
-from planner.problem import RequestError
-from planner.report.parts import Renderable, facts, gigabytes, percent, seconds
+from meshwright.cluster_specs.catalog import load_device
+from meshwright.costmodel.constants.rates import peak_flops
+from meshwright.costmodel.ratios import ridge_flop_per_byte
+from meshwright.planner.report.parts import Renderable, facts, gigabytes, percent, seconds
+from meshwright.planner.request.plan_request import RequestError
 
 ELEMENT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "mxfp8": 1.0, "nvfp4": 0.5}
 """Of an input; results are written in 16 bits."""
@@ -28,7 +28,9 @@ def roofline_document(device: str, m: int, n: int, k: int, precision: str) -> di
         if not 1 <= size <= MOST:
             raise RequestError(f"{name}: {size}, allowed are 1 to {MOST}")
     if precision not in ELEMENT_BYTES:
-        raise RequestError(f"--precision: {precision[:40]!r}, allowed are {', '.join(ELEMENT_BYTES)}")
+        raise RequestError(
+            f"--precision: {precision[:40]!r}, allowed are {', '.join(ELEMENT_BYTES)}"
+        )
     spec = load_device(device)
     each = ELEMENT_BYTES[precision]
     flop = 2.0 * m * n * k
@@ -67,7 +69,10 @@ def roofline_view(document: dict[str, Any]) -> list[Renderable]:
                 ("intensity", f"{document['flop_per_byte']:.1f} FLOP/byte"),
                 ("ridge point", f"{document['ridge_flop_per_byte']:.1f} FLOP/byte"),
                 ("bound by", document["bound"]),
-                ("attainable", f"{document['attainable_tflops']:.1f} TFLOP/s, {percent(share)} of the peak"),
+                (
+                    "attainable",
+                    f"{document['attainable_tflops']:.1f} TFLOP/s, {percent(share)} of the peak",
+                ),
                 ("least time", seconds(document["least_seconds"])),
             ]
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from planner.problem import RequestError
+from meshwright.planner.request.plan_request import RequestError
 
 _UNITS = {"": 1.0, "b": 1.0} | {
     prefix.lower() + suffix: base**power
@@ -25,5 +25,7 @@ def read_bytes(text: str, where: str) -> float:
         )
     amount = float(match[1]) * _UNITS[match[2]]
     if not 1 <= amount <= MOST_BYTES:
-        raise RequestError(f"{where}: {text[:40]!r} is {amount:g} bytes, allowed are 1 to {MOST_BYTES:g}")
+        raise RequestError(
+            f"{where}: {text[:40]!r} is {amount:g} bytes, allowed are 1 to {MOST_BYTES:g}"
+        )
     return amount

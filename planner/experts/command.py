@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from planner.experts.files.writers import FORMATS, placement_text
-from planner.experts.problem import ExpertError, NoPlacementError
-from planner.experts.request import ExpertRequest
-from planner.experts.service import ExpertPlan, plan_experts
-from planner.launch.files import LaunchError, write_files
-from planner.report.experts_view import experts_view
+from meshwright.documents.output_files import LaunchError, write_files
+from meshwright.planner.experts.files.writers import FORMATS, placement_text
+from meshwright.planner.experts.problem import ExpertError, NoPlacementError
+from meshwright.planner.experts.request import ExpertRequest
+from meshwright.planner.experts.service import ExpertPlan, plan_experts
+from meshwright.planner.report.experts_view import experts_view
 
 __all__ = ["NoPlacementError", "experts_view", "run_experts"]
 
@@ -42,7 +42,7 @@ def run_experts(
     if output is not None:
         write_files(output.parent, {output.name: placement_text(found.placed, form)}, force)
     if heat_map is not None:
-        from planner.report.heat_map import write_heat_map
+        from meshwright.planner.report.heat_map import write_heat_map
 
         write_heat_map(heat_map, found.gpu_share)
     return found

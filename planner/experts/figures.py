@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.experts.balance.packing import Packing, has_duplicates
-from planner.experts.balance.rows import Solved
-from planner.experts.files.inputs import Routing
-from planner.experts.moves.placement import Moved, count_moves
-from planner.experts.problem import Loads, Slots
-from planner.experts.request import ExpertRequest, Ground
-from planner.experts.traffic.affinity import cross_node_share
-from planner.experts.traffic.flows import Flows
-from planner.experts.traffic.swap_terms import Apart, replica_pairs
-from planner.experts.traffic.touched import blocks_per_token, distinct, slot_choices
+from meshwright.planner.experts.balance.packing import Packing, has_duplicates
+from meshwright.planner.experts.balance.rows import Solved
+from meshwright.planner.experts.files.inputs import Routing
+from meshwright.planner.experts.moves.placement import Moved, count_moves
+from meshwright.planner.experts.problem import Loads, Slots
+from meshwright.planner.experts.request import ExpertRequest, Ground
+from meshwright.planner.experts.traffic.affinity import cross_node_share
+from meshwright.planner.experts.traffic.flows import Flows
+from meshwright.planner.experts.traffic.swap_terms import Apart, replica_pairs
+from meshwright.planner.experts.traffic.touched import blocks_per_token, distinct, slot_choices
 
 
 def gpu_share(loads: Loads, slots: Slots) -> Loads:
@@ -67,7 +67,9 @@ def layer_row(
     if flows.pairs is not None:
         row["pairs_apart_share"] = pairs_apart(flows.pairs[layer], slots, at.shape.node_gpus)
     if held_out is not None:
-        row["held_out_balance"] = float(gpu_share(held_out.loads[:, layer : layer + 1], slots[None]).max())
+        row["held_out_balance"] = float(
+            gpu_share(held_out.loads[:, layer : layer + 1], slots[None]).max()
+        )
         row["held_out_node_balance"] = node_balance(held_out.loads[:, layer], slots, at.shape.nodes)
         if held_out.tokens is not None:
             row["held_out_nodes_per_token"] = blocks_per_token(
@@ -104,7 +106,9 @@ def traffic_row(
         row["cross_node_bytes"] = total * nodes * away * width_bytes
         gpu = choice[choice >= 0] // shape.per_gpu
         busiest = np.bincount(gpu, minlength=shape.gpus).max() / len(tokens)
-        touched = max(float((node == n).any(axis=1).mean()) for n in range(shape.nodes)) / shape.node_gpus
+        touched = (
+            max(float((node == n).any(axis=1).mean()) for n in range(shape.nodes)) / shape.node_gpus
+        )
         for key, part in (("all_to_all_s", busiest), ("all_to_all_deduplicated_s", touched)):
             row[key] = float(part * total * away * width_bytes / (at.gb_per_s * 1e9))
     return row
@@ -130,7 +134,11 @@ def node_balance(loads: Loads, slots: Slots, nodes: int) -> float:
 
 
 def change_from(
-    loads: Loads, current: Slots, document: dict[str, Any], request: ExpertRequest, moved: Moved | None
+    loads: Loads,
+    current: Slots,
+    document: dict[str, Any],
+    request: ExpertRequest,
+    moved: Moved | None,
 ) -> dict[str, Any]:
     """What `from` tells: moves made, balance before, and the bound where moves were limited."""
     before = gpu_share(loads, current).max(axis=1)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from planner.experts.problem import Loads, Slots
+from meshwright.planner.experts.problem import Loads, Slots
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -93,9 +93,13 @@ def post_placements(
     return Placed(on=on)
 
 
-def _boxes(model: cp_model.CpModel, routing: Routing, ep: int) -> tuple[Boxes, list[cp_model.IntVar]]:
+def _boxes(
+    model: cp_model.CpModel, routing: Routing, ep: int
+) -> tuple[Boxes, list[cp_model.IntVar]]:
     layers, experts = routing.loads.shape
-    weights = np.floor(routing.loads * ep / routing.loads.sum(axis=1, keepdims=True) * UNIT).astype(np.int64)
+    weights = np.floor(routing.loads * ep / routing.loads.sum(axis=1, keepdims=True) * UNIT).astype(
+        np.int64
+    )
     on: Boxes = []
     tops = []
     for layer in range(layers):

@@ -67,7 +67,9 @@ def check_shape(experts: int, shape: Shape, limits: Limits) -> None:
         raise ExpertError(f"gpus: {gpus} do not divide evenly over {nodes} nodes")
     if slots % gpus:
         below, above = slots // gpus * gpus, -(-slots // gpus) * gpus
-        enough = [value for value in (below, above) if value >= experts] or [-(-experts // gpus) * gpus]
+        enough = [value for value in (below, above) if value >= experts] or [
+            -(-experts // gpus) * gpus
+        ]
         near = " or ".join(map(str, enough))
         raise ExpertError(
             f"slots: {slots} do not divide evenly over {gpus} GPUs; every GPU has the same number: use {near}"
@@ -88,7 +90,9 @@ def check_shape(experts: int, shape: Shape, limits: Limits) -> None:
 def _check_groups(experts: int, shape: Shape, limits: Limits) -> None:
     groups, nodes = limits.groups, shape.nodes
     if groups < 1 or experts % groups:
-        raise ExpertError(f"groups: {experts} experts do not divide into {groups} groups of one size")
+        raise ExpertError(
+            f"groups: {experts} experts do not divide into {groups} groups of one size"
+        )
     if groups == 1:
         return
     if groups % nodes:
@@ -116,7 +120,9 @@ def check_loads(loads: Loads, where: str) -> None:
             f"got {list(loads.shape)}"
         )
     if loads.size > MOST_ELEMENTS:
-        raise ExpertError(f"{where}: {loads.size} numbers, more than the {MOST_ELEMENTS} that are read")
+        raise ExpertError(
+            f"{where}: {loads.size} numbers, more than the {MOST_ELEMENTS} that are read"
+        )
     bad = np.argwhere(~np.isfinite(loads) | (loads < 0) | (loads > 1e18))
     if len(bad):
         k, layer, expert = (int(i) for i in bad[0])

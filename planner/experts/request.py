@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster_specs.allocation import allocated_gpus, expand_nodes
-from cluster_specs.fabric import fabric_levels
-from cluster_specs.reader import read_cluster
-from cluster_specs.schema import ClusterSpec
-from model_specs.reader import read_model
-from model_specs.schema import ModelSpec
-from planner.experts.balance.robust import OBJECTIVES
-from planner.experts.problem import ExpertError, Limits, NoPlacementError, Shape
-from planner.experts.traffic.touched import REPLICA_RULES, Level
+from meshwright.cluster_specs.allocation import allocated_gpus, expand_nodes
+from meshwright.cluster_specs.fabric import fabric_levels
+from meshwright.cluster_specs.reader import read_cluster
+from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.model_specs.reader import read_model
+from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.experts.balance.robust import OBJECTIVES
+from meshwright.planner.experts.problem import ExpertError, Limits, NoPlacementError, Shape
+from meshwright.planner.experts.traffic.touched import REPLICA_RULES, Level
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,18 +72,24 @@ def ground(request: ExpertRequest, experts: int) -> Ground:
         if value is not None and not low <= value <= high:
             raise ExpertError(f"{name}: must be from {low:g} to {high:g}, got {value:g}")
     if request.robust not in OBJECTIVES:
-        raise ExpertError(f"robust: must be one of {', '.join(OBJECTIVES)}, got {request.robust[:40]!r}")
+        raise ExpertError(
+            f"robust: must be one of {', '.join(OBJECTIVES)}, got {request.robust[:40]!r}"
+        )
     if request.replica_choice not in REPLICA_RULES:
         raise ExpertError(
             f"replica-choice: must be one of {', '.join(REPLICA_RULES)}, got {request.replica_choice[:40]!r}"
         )
     if request.robust == "cvar" and request.max_moves is not None:
-        raise ExpertError("robust: cvar does not go with --max-moves, which lowers the worst window")
+        raise ExpertError(
+            "robust: cvar does not go with --max-moves, which lowers the worst window"
+        )
     cluster = read_cluster(request.cluster, request.gpus)
     gpus = allocated_gpus(cluster, request.gpus)
     used = {count for _, count in expand_nodes(cluster, gpus)}
     if len(used) > 1:
-        raise ExpertError(f"gpus: {gpus} leave a node part-filled ({sorted(used)} GPUs); use whole nodes")
+        raise ExpertError(
+            f"gpus: {gpus} leave a node part-filled ({sorted(used)} GPUs); use whole nodes"
+        )
     nodes = gpus // used.pop()
     slots = request.slots if request.slots is not None else -(-experts // gpus) * gpus
     shape = Shape(slots=slots, gpus=gpus, nodes=nodes)
@@ -99,7 +105,11 @@ def ground(request: ExpertRequest, experts: int) -> Ground:
     if model is not None:
         _check_memory(model, cluster, shape, experts, request.weight_bytes)
     return Ground(
-        cluster=cluster, shape=shape, levels=tuple(levels), gb_per_s=cluster.nic_gbps_per_gpu / 8, model=model
+        cluster=cluster,
+        shape=shape,
+        levels=tuple(levels),
+        gb_per_s=cluster.nic_gbps_per_gpu / 8,
+        model=model,
     )
 
 
@@ -108,9 +118,13 @@ def _check_memory(
 ) -> None:
     """Raises NoPlacementError if the expert weights alone do not fit the GPU."""
     if model.moe is None:
-        raise ExpertError(f"model: {model.name} has no experts; choose an MoE model or leave --model out")
+        raise ExpertError(
+            f"model: {model.name} has no experts; choose an MoE model or leave --model out"
+        )
     if model.moe.experts != experts:
-        raise ExpertError(f"model: {model.name} has {model.moe.experts} experts, the loads have {experts}")
+        raise ExpertError(
+            f"model: {model.name} has {model.moe.experts} experts, the loads have {experts}"
+        )
     matrices = 3 if model.gated else 2
     each = matrices * model.hidden * model.moe.moe_ffn_hidden * weight_bytes
     need_gib = each * shape.per_gpu * model.moe_layers / 2**30
@@ -122,7 +136,9 @@ def _check_memory(
         )
 
 
-def limits_of(request: ExpertRequest, stated_groups: int, model: ModelSpec | None, nodes: int) -> Limits:
+def limits_of(
+    request: ExpertRequest, stated_groups: int, model: ModelSpec | None, nodes: int
+) -> Limits:
     """--groups as asked; else the model's routing groups, else those that the loads file states.
 
     Groups that nobody asked for are kept whole only where they divide evenly over the nodes.

@@ -9,22 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from planner.experts.balance.packing import has_duplicates
-from planner.experts.balance.place import place
-from planner.experts.balance.robust import cvar, drift_row, place_robustly
-from planner.experts.balance.rows import Solved, State, by_layer
-from planner.experts.balance.solve import Effort
-from planner.experts.figures import change_from, gpu_share, layer_row
-from planner.experts.files.inputs import Routing, read_routing, token_loads
-from planner.experts.files.placement_reader import read_placement
-from planner.experts.files.writers import Placed
-from planner.experts.moves.placement import improve_from
-from planner.experts.problem import ExpertError, Limits, Loads, Shape, Slots, check_shape
-from planner.experts.request import ExpertRequest, Ground, ground, limits_of
-from planner.experts.traffic.affinity import near_sources
-from planner.experts.traffic.flows import Flows, read_flows
-from planner.experts.traffic.grouped_traffic import less_grouped_traffic
-from planner.experts.traffic.less_traffic import layer_caps, less_traffic
+from meshwright.planner.experts.balance.packing import has_duplicates
+from meshwright.planner.experts.balance.place import place
+from meshwright.planner.experts.balance.robust import cvar, drift_row, place_robustly
+from meshwright.planner.experts.balance.rows import Solved, State, by_layer
+from meshwright.planner.experts.balance.solve import Effort
+from meshwright.planner.experts.figures import change_from, gpu_share, layer_row
+from meshwright.planner.experts.files.inputs import Routing, read_routing, token_loads
+from meshwright.planner.experts.files.placement_reader import read_placement
+from meshwright.planner.experts.files.writers import Placed
+from meshwright.planner.experts.moves.placement import improve_from
+from meshwright.planner.experts.problem import ExpertError, Limits, Loads, Shape, Slots, check_shape
+from meshwright.planner.experts.request import ExpertRequest, Ground, ground, limits_of
+from meshwright.planner.experts.traffic.affinity import near_sources
+from meshwright.planner.experts.traffic.flows import Flows, read_flows
+from meshwright.planner.experts.traffic.grouped_traffic import less_grouped_traffic
+from meshwright.planner.experts.traffic.less_traffic import layer_caps, less_traffic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,9 @@ class ExpertPlan:
     warnings: tuple[str, ...]
 
 
-def plan_experts(request: ExpertRequest, progress: Callable[[str], None] | None = None) -> ExpertPlan:
+def plan_experts(
+    request: ExpertRequest, progress: Callable[[str], None] | None = None
+) -> ExpertPlan:
     """Reads, places, scores; `progress` hears the first answer before it is bettered.
 
     Raises ExpertError, NoPlacementError, ClusterError or SpecError.
@@ -49,7 +51,9 @@ def plan_experts(request: ExpertRequest, progress: Callable[[str], None] | None 
     def on_first(state: State) -> None:
         first["balance"], first["wall_s"] = float(state.value.mean()), time.monotonic() - start
         if progress is not None:
-            progress(f"first answer: balance {first['balance']:.4f}, bound {state.bound.mean():.4f}")
+            progress(
+                f"first answer: balance {first['balance']:.4f}, bound {state.bound.mean():.4f}"
+            )
 
     routing = read_routing(request.loads, windows=request.windows, split=request.split)
     held_out = None
@@ -107,7 +111,9 @@ def plan_experts(request: ExpertRequest, progress: Callable[[str], None] | None 
     if current is not None:
         found.document["from"] = change_from(routing.loads, current, found.document, request, moved)
     found.document["drift"] = (
-        drift(request, routing, solved.slots, place_at.shape, limits) if request.score_windows else None
+        drift(request, routing, solved.slots, place_at.shape, limits)
+        if request.score_windows
+        else None
     )
     return found
 
@@ -116,14 +122,21 @@ def drift(
     request: ExpertRequest, routing: Routing, slots: Slots, shape: Shape, limits: Limits
 ) -> list[dict[str, Any]]:
     """Balance on windows that were not placed on: of this placement, and of each window placed alone."""
-    effort = Effort(gap=request.gap, time_limit_s=request.time_limit_s, exact=False, workers=request.workers)
-    alone = [place(routing.loads[k : k + 1], shape, limits, effort).slots for k in range(len(routing.loads))]
+    effort = Effort(
+        gap=request.gap, time_limit_s=request.time_limit_s, exact=False, workers=request.workers
+    )
+    alone = [
+        place(routing.loads[k : k + 1], shape, limits, effort).slots
+        for k in range(len(routing.loads))
+    ]
     by_name = dict(zip(routing.windows, alone, strict=True))
     rows = []
     for name in request.score_windows:
         loads = read_routing(request.loads, windows=(name,)).loads
         if loads.shape[1:] != routing.loads.shape[1:]:
-            raise ExpertError(f"score-window: {name} has another shape than the windows that are placed on")
+            raise ExpertError(
+                f"score-window: {name} has another shape than the windows that are placed on"
+            )
         rows.append(drift_row(name, loads, slots, by_name))
     return rows
 
@@ -136,11 +149,15 @@ def _halves(routing: Routing) -> tuple[Routing, Routing]:
         if not middle:
             raise ExpertError("hold-out: a trace of one token cannot be halved")
         parts = (routing.tokens[:, :middle], routing.tokens[:, middle:])
-        first, second = (replace(routing, tokens=p, loads=token_loads(p, experts)[None]) for p in parts)
+        first, second = (
+            replace(routing, tokens=p, loads=token_loads(p, experts)[None]) for p in parts
+        )
         return first, second
     middle = len(routing.loads) // 2
     if not middle:
-        raise ExpertError("hold-out: needs a token trace or several windows; cut steps with --split")
+        raise ExpertError(
+            "hold-out: needs a token trace or several windows; cut steps with --split"
+        )
     return (
         replace(routing, loads=routing.loads[:middle], windows=routing.windows[:middle]),
         replace(routing, loads=routing.loads[middle:], windows=routing.windows[middle:]),
@@ -148,7 +165,13 @@ def _halves(routing: Routing) -> tuple[Routing, Routing]:
 
 
 def _placed(
-    request: ExpertRequest, routing: Routing, flows: Flows, *, at: Ground, limits: Limits, effort: Effort
+    request: ExpertRequest,
+    routing: Routing,
+    flows: Flows,
+    *,
+    at: Ground,
+    limits: Limits,
+    effort: Effort,
 ) -> Solved:
     """Balance first; then, where it is known which ways tokens take, less traffic under the cap."""
     lower = flows.known and at.shape.nodes > 1
@@ -193,7 +216,9 @@ def _placed(
         caps=layer_caps(solved.value, cap),
     )
     return (
-        near_sources(solved, flows.sources, at.shape) if flows.sources is not None and nodes_alike else solved
+        near_sources(solved, flows.sources, at.shape)
+        if flows.sources is not None and nodes_alike
+        else solved
     )
 
 
@@ -260,7 +285,11 @@ def _scored(
     ids = layer_numbers(routing, at) or tuple(range(len(rows)))
     sums = {key: document[key] for key in ("balance_mean", "balance_max", "bound_mean", "gap_max")}
     placed = Placed(
-        slots=solved.slots, experts=routing.loads.shape[2], nodes=at.shape.nodes, layer_ids=ids, summary=sums
+        slots=solved.slots,
+        experts=routing.loads.shape[2],
+        nodes=at.shape.nodes,
+        layer_ids=ids,
+        summary=sums,
     )
     warnings = []
     if request.groups is None and limits.groups == 1 and routing.groups > 1:
@@ -278,7 +307,9 @@ def _scored(
 
 def layer_numbers(routing: Routing, at: Ground) -> tuple[int, ...]:
     """The model's layer of each row: the file's, else those after the model's dense ones; () if not known."""
-    ids = routing.layer_ids or tuple(range(at.model.dense_layers, at.model.layers) if at.model else ())
+    ids = routing.layer_ids or tuple(
+        range(at.model.dense_layers, at.model.layers) if at.model else ()
+    )
     return ids if len(ids) == routing.loads.shape[1] else ()
 
 

@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from model_specs.schema import ModelSpec
-from planner.experts.balance.place import place
-from planner.experts.balance.rows import Solved, by_layer
-from planner.experts.balance.solve import Effort
-from planner.experts.files.inputs import read_routing
-from planner.experts.joint import Routing
-from planner.experts.problem import ExpertError, Limits, Loads, Shape, Slots
-from planner.experts.traffic.flows import Flows
-from planner.experts.traffic.less_traffic import less_traffic
-from planner.experts.traffic.touched import Level, distinct, slot_choices
+from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.experts.balance.place import place
+from meshwright.planner.experts.balance.rows import Solved, by_layer
+from meshwright.planner.experts.balance.solve import Effort
+from meshwright.planner.experts.files.inputs import read_routing
+from meshwright.planner.experts.joint import Routing
+from meshwright.planner.experts.problem import ExpertError, Limits, Loads, Shape, Slots
+from meshwright.planner.experts.traffic.flows import Flows
+from meshwright.planner.experts.traffic.less_traffic import less_traffic
+from meshwright.planner.experts.traffic.touched import Level, distinct, slot_choices
 
 MOST_SECONDS = 10.0
 _TRAFFIC_SECONDS = 2.5
@@ -100,7 +100,9 @@ class ExpertLoads:
 
     def copies_by_ep(self) -> tuple[tuple[int, int, float], ...]:
         """Degree, blocks of its ranks, blocks that a token touches; empty without a trace."""
-        return tuple((p.ep, blocks, touched) for p in self.placements for blocks, touched in p.copies)
+        return tuple(
+            (p.ep, blocks, touched) for p in self.placements for blocks, touched in p.copies
+        )
 
     def document(self, ep: int) -> dict[str, Any] | None:
         """What the plan carries for the degree it chose; None where nothing is placed."""
@@ -170,6 +172,7 @@ def less_copies(
         choice = slot_choices(layer, held, experts)
         touched += [distinct(choice // (size * held.shape[1])).mean() for size in sizes]
     copies = [
-        (degree.ep // size, float(n)) for size, n in zip(sizes, touched / len(flows.tokens), strict=True)
+        (degree.ep // size, float(n))
+        for size, n in zip(sizes, touched / len(flows.tokens), strict=True)
     ]
     return replace(degree, slots=slots, balance=balance, bound=bound, copies=tuple(sorted(copies)))

@@ -6,12 +6,13 @@ from typing import Any
 
 import yaml
 
-from costmodel.workload import Overlap
-from planner.launch.common_env import nccl_env
-from planner.launch.legality import require_legal
-from planner.launch.node_script import Program, node_files
-from planner.launch.rank_files import RankFiles, rank_files
-from planner.plan import LayoutDoc, Plan
+from meshwright.costmodel.workload import Overlap
+from meshwright.planner.launch.common_env import nccl_env
+from meshwright.planner.launch.legality import require_legal
+from meshwright.planner.launch.node_script import Program, node_files
+from meshwright.planner.launch.rank_files import RankFiles, rank_files
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.runs.predicted import LayoutDoc
 
 OVERLAP = Overlap(dp=True)
 

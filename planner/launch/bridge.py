@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 
-from costmodel.workload import Overlap
-from planner.launch.legality import require_legal
-from planner.launch.megatron import DEFAULT_OVERLAP
-from planner.launch.pipeline_layout import layout_string
-from planner.plan import LayoutDoc, Plan
+from meshwright.costmodel.workload import Overlap
+from meshwright.planner.launch.legality import require_legal
+from meshwright.planner.launch.megatron import DEFAULT_OVERLAP
+from meshwright.planner.launch.pipeline_layout import layout_string
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.runs.predicted import LayoutDoc
 
 _MIXED_PRECISION = {
     "bf16": "bf16_mixed",
@@ -52,7 +53,9 @@ def bridge_overrides(plan: Plan, overlap: Overlap = DEFAULT_OVERLAP) -> list[str
         values |= {
             "model.recompute_granularity": "full",
             "model.recompute_method": "block",
-            "model.recompute_num_layers": min(layout.recompute_layers, max(map(max, layout.stages))),
+            "model.recompute_num_layers": min(
+                layout.recompute_layers, max(map(max, layout.stages))
+            ),
         }
     elif layout.recompute == "selective":
         values["model.recompute_granularity"] = "selective"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from planner.plan import LayoutDoc, Plan
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.runs.predicted import LayoutDoc
 
 NOTES = (
     "NCCL_IB_HCA (order of the adapters), NCCL_IB_SL and NCCL_IB_TC (service level, traffic class) depend on "

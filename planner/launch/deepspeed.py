@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from costmodel.workload import Overlap
-from planner.launch.common_env import nccl_env
-from planner.launch.files import LaunchError
-from planner.launch.legality import require_legal
-from planner.launch.node_script import Program, node_files
-from planner.launch.rank_files import rank_files
-from planner.plan import LayoutDoc, Plan
+from meshwright.costmodel.workload import Overlap
+from meshwright.documents.output_files import LaunchError
+from meshwright.planner.launch.common_env import nccl_env
+from meshwright.planner.launch.legality import require_legal
+from meshwright.planner.launch.node_script import Program, node_files
+from meshwright.planner.launch.rank_files import rank_files
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.runs.predicted import LayoutDoc
 
 OVERLAP = Overlap(dp=True)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from constraints.memory import HbmCapacity
-from constraints.registry import rules_for
-from constraints.rule import FinishedPlan
-from costmodel.workload import Overlap, Workload
-from planner.assemble import layout_of
-from planner.launch.files import LaunchError
-from planner.plan import Framework, LayoutDoc, Plan
+from meshwright.constraints.memory import HbmCapacity
+from meshwright.constraints.registry import rules_for
+from meshwright.constraints.rule import FinishedPlan
+from meshwright.costmodel.workload import Overlap, Workload
+from meshwright.documents.output_files import LaunchError
+from meshwright.planner.plan.assemble import layout_of
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.request.inputs import Framework
+from meshwright.planner.runs.predicted import LayoutDoc
 
 
 def require_legal(plan: Plan, framework: Framework, overlap: Overlap) -> LayoutDoc:
@@ -17,7 +19,9 @@ def require_legal(plan: Plan, framework: Framework, overlap: Overlap) -> LayoutD
     Raises LaunchError with every broken rule otherwise. Memory is not judged again: that takes a cost model.
     """
     if plan.layout is None:
-        raise LaunchError(f"the plan has no layout (status {plan.status}): there is nothing to launch.")
+        raise LaunchError(
+            f"the plan has no layout (status {plan.status}): there is nothing to launch."
+        )
     inputs = plan.inputs
     workload = Workload(
         model=inputs.model,

@@ -9,16 +9,17 @@ import json
 from collections.abc import Sequence
 from typing import Literal
 
-from costmodel.workload import Overlap
-from planner.launch.common_env import NOTES, nccl_env
-from planner.launch.files import LaunchError
-from planner.launch.legality import require_legal
-from planner.launch.megatron_model import linear_bias, model_args, model_notes
-from planner.launch.pipeline_layout import layout_string
-from planner.launch.rank_files import RankFiles, RankPlace, checked_host, rank_files
-from planner.launch.start_script import start_script
-from planner.plan import LayoutDoc, Plan
-from planner.problem import FRAMEWORK_OVERLAP
+from meshwright.costmodel.workload import Overlap
+from meshwright.documents.output_files import LaunchError
+from meshwright.planner.launch.common_env import NOTES, nccl_env
+from meshwright.planner.launch.legality import require_legal
+from meshwright.planner.launch.megatron_model import linear_bias, model_args, model_notes
+from meshwright.planner.launch.pipeline_layout import layout_string
+from meshwright.planner.launch.rank_files import RankFiles, RankPlace, checked_host, rank_files
+from meshwright.planner.launch.start_script import start_script
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.request.plan_request import FRAMEWORK_OVERLAP
+from meshwright.planner.runs.predicted import LayoutDoc
 
 Dispatcher = Literal["alltoall", "deepep", "hybridep"]
 
@@ -84,7 +85,9 @@ def launch_files(
     return files
 
 
-def megatron_env(plan: Plan, layout: LayoutDoc, overlap: Overlap = DEFAULT_OVERLAP) -> dict[str, str]:
+def megatron_env(
+    plan: Plan, layout: LayoutDoc, overlap: Overlap = DEFAULT_OVERLAP
+) -> dict[str, str]:
     """Environment variables that the plan needs.
 
     Before Blackwell, tensor and context parallelism rely on kernels starting in the order they are issued,
@@ -101,7 +104,11 @@ def megatron_env(plan: Plan, layout: LayoutDoc, overlap: Overlap = DEFAULT_OVERL
 
 
 def _args(
-    plan: Plan, layout: LayoutDoc, overlap: Overlap, dispatcher: Dispatcher | None, placed: RankFiles
+    plan: Plan,
+    layout: LayoutDoc,
+    overlap: Overlap,
+    dispatcher: Dispatcher | None,
+    placed: RankFiles,
 ) -> list[str]:
     return [
         "--use-mcore-models",
@@ -119,7 +126,9 @@ def _args(
     ]
 
 
-def _parallel_args(plan: Plan, layout: LayoutDoc, overlap: Overlap, pipeline_before_data: bool) -> list[str]:
+def _parallel_args(
+    plan: Plan, layout: LayoutDoc, overlap: Overlap, pipeline_before_data: bool
+) -> list[str]:
     args = [
         "--tensor-model-parallel-size",
         str(layout.tp),
@@ -157,12 +166,19 @@ def _pipeline_args(plan: Plan, layout: LayoutDoc, overlap: Overlap) -> list[str]
     return args
 
 
-def _expert_args(plan: Plan, layout: LayoutDoc, overlap: Overlap, dispatcher: Dispatcher | None) -> list[str]:
+def _expert_args(
+    plan: Plan, layout: LayoutDoc, overlap: Overlap, dispatcher: Dispatcher | None
+) -> list[str]:
     if plan.inputs.model.moe is None:
         return []
     if dispatcher is None:
         dispatcher = "deepep" if plan.inputs.moe_dispatch == "deduplicated" else "alltoall"
-    args = ["--expert-model-parallel-size", str(layout.ep), "--expert-tensor-parallel-size", str(layout.etp)]
+    args = [
+        "--expert-model-parallel-size",
+        str(layout.ep),
+        "--expert-tensor-parallel-size",
+        str(layout.etp),
+    ]
     if dispatcher == "alltoall" or layout.ep * layout.etp == 1:
         args += ["--moe-token-dispatcher-type", "alltoall"]
     else:
@@ -188,7 +204,12 @@ def _recompute_args(layout: LayoutDoc) -> list[str]:
             layers,
         ]
     if layout.recompute == "selective" and layout.recompute_modules:
-        return ["--recompute-granularity", "selective", "--recompute-modules", *layout.recompute_modules]
+        return [
+            "--recompute-granularity",
+            "selective",
+            "--recompute-modules",
+            *layout.recompute_modules,
+        ]
     return []
 
 

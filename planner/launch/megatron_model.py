@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from model_specs.schema import ModelSpec, MoeSpec
+from meshwright.model_specs.schema import ModelSpec, MoeSpec
 
 VOCAB_MULTIPLE = 128
 """Megatron pads the vocabulary to a multiple of this times tp."""
@@ -46,7 +46,11 @@ def model_notes(model: ModelSpec) -> list[str]:
 
 def linear_bias(model: ModelSpec) -> bool:
     """Whether Megatron's one switch for biases is on."""
-    return model.mlp_bias or model.attention_output_bias or (model.moe is not None and model.moe.expert_bias)
+    return (
+        model.mlp_bias
+        or model.attention_output_bias
+        or (model.moe is not None and model.moe.expert_bias)
+    )
 
 
 def has_expert_balance_bias(model: ModelSpec) -> bool:
@@ -59,7 +63,11 @@ def has_expert_balance_bias(model: ModelSpec) -> bool:
 
 
 def _biases(model: ModelSpec) -> tuple[bool, bool, bool]:
-    mlp = model.moe.expert_bias if model.moe is not None and model.dense_layers == 0 else model.mlp_bias
+    mlp = (
+        model.moe.expert_bias
+        if model.moe is not None and model.dense_layers == 0
+        else model.mlp_bias
+    )
     return model.attention_bias, model.attention_output_bias, mlp
 
 
@@ -146,9 +154,15 @@ def _moe_args(model: ModelSpec, moe: MoeSpec) -> list[str]:
     args += _switch("--moe-shared-expert-gate", moe.shared_expert_gate and moe.shared_width > 0)
     groups, chosen = moe.router_groups, moe.router_groups_per_token
     if groups is not None and chosen is not None and chosen < groups:
-        args += [*_value("--moe-router-num-groups", groups), *_value("--moe-router-group-topk", chosen)]
+        args += [
+            *_value("--moe-router-num-groups", groups),
+            *_value("--moe-router-group-topk", chosen),
+        ]
     if has_expert_balance_bias(model):
-        args += [*_value("--moe-router-score-function", "sigmoid"), "--moe-router-enable-expert-bias"]
+        args += [
+            *_value("--moe-router-score-function", "sigmoid"),
+            "--moe-router-enable-expert-bias",
+        ]
     else:
         # A softmax over one chosen expert would have no gradient.
         args += _switch("--moe-router-pre-softmax", moe.top_k == 1)

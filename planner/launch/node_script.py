@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.launch.common_env import NOTES
-from planner.launch.files import LaunchError
-from planner.launch.rank_files import RankFiles
-from planner.launch.start_script import CHECK_HOSTS, NODE_RANK, SLURM, argument_lines
-from planner.plan import Plan
+from meshwright.documents.output_files import LaunchError
+from meshwright.planner.launch.common_env import NOTES
+from meshwright.planner.launch.rank_files import RankFiles
+from meshwright.planner.launch.start_script import CHECK_HOSTS, NODE_RANK, SLURM, argument_lines
+from meshwright.planner.plan.document import Plan
 
 _HEADER = """\
 #!/usr/bin/env bash
@@ -118,5 +118,7 @@ def _script(
     if placed.gpus_per_host is None:
         parts.append(_PROCESSES.format(world=len(placed.places), program=program.words))
     else:
-        parts.append(_TORCHRUN.format(hosts=hosts, gpus=placed.gpus_per_host, program=program.words))
+        parts.append(
+            _TORCHRUN.format(hosts=hosts, gpus=placed.gpus_per_host, program=program.words)
+        )
     return "".join(parts)

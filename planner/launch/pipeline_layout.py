@@ -19,9 +19,20 @@ def layout_string(stages: Sequence[Sequence[int]], mtp_layers: int = 0) -> str:
     pp, vpp = len(stages), len(stages[0])
     counts = [stages[rank][chunk] for chunk in range(vpp) for rank in range(pp)]
     last = counts[-1] if len(counts) > 1 else 0
-    body = "" if len(counts) == 1 else "".join(_run(n, len(list(run))) for n, run in groupby(counts[1:-1]))
+    body = (
+        ""
+        if len(counts) == 1
+        else "".join(_run(n, len(list(run))) for n, run in groupby(counts[1:-1]))
+    )
     first = "E" + _layers(counts[0])
-    return first + ("|" if len(counts) > 1 else "") + body + _layers(last) + _repeat("m", mtp_layers) + "L"
+    return (
+        first
+        + ("|" if len(counts) > 1 else "")
+        + body
+        + _layers(last)
+        + _repeat("m", mtp_layers)
+        + "L"
+    )
 
 
 def _run(layers: int, chunks: int) -> str:

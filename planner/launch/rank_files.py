@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster_specs.naming import node_name
-from planner.launch.files import LaunchError
-from planner.mapping import ranks_on
-from planner.plan import LayoutDoc, Plan
+from meshwright.cluster_specs.naming import node_name
+from meshwright.documents.output_files import LaunchError
+from meshwright.planner.bounds.matrices import ranks_on
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.runs.predicted import LayoutDoc
 
 RankPlace = tuple[int, int]
 """(node, local GPU), both from 0."""
@@ -91,7 +92,11 @@ def _recounted(places: Sequence[RankPlace], layout: LayoutDoc) -> list[RankPlace
 
 
 def _files(
-    plan: Plan, places: Sequence[RankPlace], node_names: Sequence[str] | None, *, pipeline_before_data: bool
+    plan: Plan,
+    places: Sequence[RankPlace],
+    node_names: Sequence[str] | None,
+    *,
+    pipeline_before_data: bool,
 ) -> RankFiles:
     nodes = list(dict.fromkeys(node for node, _ in places))
     index = {node: position for position, node in enumerate(nodes)}
@@ -111,7 +116,9 @@ def _names(plan: Plan, nodes: Sequence[int], node_names: Sequence[str] | None) -
     known = len(cluster.nodes) or -(-cluster.gpus // cluster.gpus_per_node)
     known = known if node_names is None else len(node_names)
     if min(nodes) < 0 or max(nodes) >= known:
-        raise LaunchError(f"the mapping uses node {max(nodes)} (from 0), but only {known} nodes are known.")
+        raise LaunchError(
+            f"the mapping uses node {max(nodes)} (from 0), but only {known} nodes are known."
+        )
     names = [node_name(cluster, node) if node_names is None else node_names[node] for node in nodes]
     return tuple(checked_host(name) for name in names)
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from planner.launch.files import LaunchError
-from planner.launch.rank_files import RankFiles, rank_files
-from planner.plan import Plan
+from meshwright.documents.output_files import LaunchError
+from meshwright.planner.launch.rank_files import RankFiles, rank_files
+from meshwright.planner.plan.document import Plan
 
 _SBATCH = """\
 #!/usr/bin/env bash
@@ -63,7 +63,9 @@ def slurm_files(plan: Plan) -> dict[str, str]:
         more.append(f"#SBATCH --nodelist={','.join(names)}\n")
     if segment > 1 and hosts % segment == 0:
         more.append(f"#SBATCH --segment={segment}\n")
-    text = _SBATCH.format(name=job_name(plan), hosts=hosts, gpus=_gpus_per_host(placed), more="".join(more))
+    text = _SBATCH.format(
+        name=job_name(plan), hosts=hosts, gpus=_gpus_per_host(placed), more="".join(more)
+    )
     return {"job.sbatch": text}
 
 
@@ -79,9 +81,12 @@ def openmpi_rankfile(placed: RankFiles) -> str:
     """A line per rank: its host, and the slot of its GPU. Raises LaunchError for a host it cannot hold."""
     for host in placed.hosts:
         if re.search(r"[\s=#;]", host):
-            raise LaunchError(f"{host!r} cannot stand in an OpenMPI rankfile: no spaces, '=', '#' or ';'.")
+            raise LaunchError(
+                f"{host!r} cannot stand in an OpenMPI rankfile: no spaces, '=', '#' or ';'."
+            )
     return "".join(
-        f"rank {rank}={placed.hosts[host]} slot={gpu}\n" for rank, (host, gpu) in enumerate(placed.places)
+        f"rank {rank}={placed.hosts[host]} slot={gpu}\n"
+        for rank, (host, gpu) in enumerate(placed.places)
     )
 
 
@@ -97,7 +102,9 @@ def kubernetes_files(plan: Plan) -> dict[str, str]:
             "kubernetes: a JobSet numbers its pods node by node, but this plan's ranks do not run through "
             "the nodes in turn. Use --target slurm or openmpi, or plan for whole nodes."
         )
-    return {"jobset.yaml": yaml.safe_dump(_jobset(plan, placed, placed.gpus_per_host), sort_keys=False)}
+    return {
+        "jobset.yaml": yaml.safe_dump(_jobset(plan, placed, placed.gpus_per_host), sort_keys=False)
+    }
 
 
 def job_name(plan: Plan) -> str:
@@ -152,7 +159,9 @@ def _jobset(plan: Plan, placed: RankFiles, gpus: int) -> dict[str, Any]:
 
 def _placed(plan: Plan) -> RankFiles:
     if plan.layout is None:
-        raise LaunchError(f"the plan has no layout (status {plan.status}): there is nothing to launch.")
+        raise LaunchError(
+            f"the plan has no layout (status {plan.status}): there is nothing to launch."
+        )
     return rank_files(plan, plan.layout, None, None, reorder=plan.inputs.framework == "megatron")
 
 

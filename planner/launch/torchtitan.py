@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 
-from costmodel.workload import Overlap
-from planner.launch.common_env import nccl_env
-from planner.launch.legality import require_legal
-from planner.launch.node_script import Program, node_files
-from planner.launch.rank_files import rank_files
-from planner.launch.torchtitan_model import FUNCTION, MODULE, registry_module, torchtitan_notes
-from planner.plan import LayoutDoc, Plan
+from meshwright.costmodel.workload import Overlap
+from meshwright.planner.launch.common_env import nccl_env
+from meshwright.planner.launch.legality import require_legal
+from meshwright.planner.launch.node_script import Program, node_files
+from meshwright.planner.launch.rank_files import rank_files
+from meshwright.planner.launch.torchtitan_model import (
+    FUNCTION,
+    MODULE,
+    registry_module,
+    torchtitan_notes,
+)
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.runs.predicted import LayoutDoc
 
 OVERLAP = Overlap(dp=True)
 SCHEDULES = {

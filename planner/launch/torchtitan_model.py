@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 from textwrap import dedent
 
-from costmodel.schedules import schedule_named, traits
-from model_specs.schema import ModelSpec
-from planner.plan import LayoutDoc, Plan
+from meshwright.costmodel.pipeline.schedules import schedule_named, traits
+from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.runs.predicted import LayoutDoc
 
 MODULE = "meshwright_registry"
 FUNCTION = "planned"
@@ -149,10 +150,14 @@ converters = [MXFP8LinearConverter.Config(model_compile_enabled=True)]""",
 def registry_module(plan: Plan, layout: LayoutDoc) -> str:
     """The text of meshwright_registry.py. Its rules have let the model through."""
     model = plan.inputs.model
-    converters = _CONVERTERS[plan.inputs.precision].replace("\n", "\n    ").replace("\n    \n", "\n\n")
+    converters = (
+        _CONVERTERS[plan.inputs.precision].replace("\n", "\n    ").replace("\n    \n", "\n\n")
+    )
     stages = pipeline_modules(layout)
     listed = (
-        "None" if stages is None else "[\n" + "".join(f"    {json.dumps(part)},\n" for part in stages) + "]"
+        "None"
+        if stages is None
+        else "[\n" + "".join(f"    {json.dumps(part)},\n" for part in stages) + "]"
     )
     return (
         _HEAD
@@ -206,7 +211,9 @@ def _model_part(model: ModelSpec, seq_len: int) -> str:
     flavor = flavor_of(model)
     if flavor is not None:
         more = (
-            f", num_mtp_layers={model.mtp_layers}" if flavor[0] == "deepseek_v3" and model.mtp_layers else ""
+            f", num_mtp_layers={model.mtp_layers}"
+            if flavor[0] == "deepseek_v3" and model.mtp_layers
+            else ""
         )
         return _FLAVOR.format(family=flavor[0], flavor=json.dumps(flavor[1]), more=more)
     qwen = model.qk_norm or model.moe is not None
@@ -215,7 +222,9 @@ def _model_part(model: ModelSpec, seq_len: int) -> str:
     if moe is None:
         feed_forward = _DENSE.format(ffn=model.ffn_hidden)
     else:
-        feed_forward = _EXPERTS.format(experts=moe.experts, top_k=moe.top_k, width=moe.moe_ffn_hidden)
+        feed_forward = _EXPERTS.format(
+            experts=moe.experts, top_k=moe.top_k, width=moe.moe_ffn_hidden
+        )
     return dedent(_BUILT).format(
         family="qwen3" if qwen else "llama3",
         rope_class="CosSinRoPE" if qwen else "ComplexRoPE",

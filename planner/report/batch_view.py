@@ -8,8 +8,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from planner.batch.service import BatchReport
-from planner.report.parts import Renderable, counted, percent, seconds
+from meshwright.planner.many.batch.service import BatchReport
+from meshwright.planner.report.parts import Renderable, counted, percent, seconds
 
 MOST_SHOWN = 60
 """Rows of the table; the files hold them all."""

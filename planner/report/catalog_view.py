@@ -5,11 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cluster_specs.catalog import cluster_names, device_names, load_cluster, load_device
-from model_specs.catalog import catalog_names, load_catalog_model
-from model_specs.parameters import active_parameter_count, flops_per_token, parameter_count
-from model_specs.schema import ModelSpec
-from planner.report.parts import Renderable, amount, count, counted, facts, grid, heading, line
+from meshwright.cluster_specs.catalog import cluster_names, device_names, load_cluster, load_device
+from meshwright.model_specs.catalog import catalog_names, load_catalog_model
+from meshwright.model_specs.parameters import (
+    active_parameter_count,
+    flops_per_token,
+    parameter_count,
+)
+from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.report.parts import (
+    Renderable,
+    amount,
+    count,
+    counted,
+    facts,
+    grid,
+    heading,
+    line,
+)
 
 CATALOGS = ("models", "clusters", "devices")
 
@@ -35,13 +48,19 @@ def model_view(model: ModelSpec, seq_len: int) -> list[Renderable]:
         attention = f"{model.heads} heads, multi-head latent attention (ranks: {ranks})"
     rows = [
         ("model", model.name),
-        ("layers", str(model.layers) + (f", {model.dense_layers} of them dense" if model.moe else "")),
+        (
+            "layers",
+            str(model.layers) + (f", {model.dense_layers} of them dense" if model.moe else ""),
+        ),
         ("hidden width", count(model.hidden)),
         ("attention", attention),
         *_feed_forward(model),
         ("vocabulary", count(model.vocab) + (", tied embeddings" if model.tied_embeddings else "")),
         ("positions", model.position),
-        ("multi-token prediction", counted(model.mtp_layers, "module") if model.mtp_layers else "none"),
+        (
+            "multi-token prediction",
+            counted(model.mtp_layers, "module") if model.mtp_layers else "none",
+        ),
         ("parameters", _parameters(data["parameters"])),
         ("active parameters", _parameters(data["active_parameters"])),
         (
@@ -67,7 +86,9 @@ def _feed_forward(model: ModelSpec) -> list[tuple[str, str]]:
     if moe is not None:
         shared = f", {moe.shared_experts} shared" if moe.shared_experts else ""
         width = f"of width {count(moe.moe_ffn_hidden)}"
-        rows.append(("experts", f"{moe.experts} {width}, {moe.top_k} per token{shared}, {model.activation}"))
+        rows.append(
+            ("experts", f"{moe.experts} {width}, {moe.top_k} per token{shared}, {model.activation}")
+        )
     return rows
 
 

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.experts.service import ExpertPlan
-from planner.report.parts import Renderable, count, facts, grid, heading, percent, seconds
+from meshwright.planner.experts.service import ExpertPlan
+from meshwright.planner.report.parts import (
+    Renderable,
+    count,
+    facts,
+    grid,
+    heading,
+    percent,
+    seconds,
+)
 
 MOST_LAYERS = 12
 
@@ -18,7 +26,10 @@ def experts_view(found: ExpertPlan) -> list[Renderable]:
             "slots",
             f"{count(document['slots'])} on {count(document['gpus'])} GPUs, {count(document['nodes'])} nodes",
         ),
-        ("balance", f"mean {document['balance_mean']:.4f}, worst layer {document['balance_max']:.4f}"),
+        (
+            "balance",
+            f"mean {document['balance_mean']:.4f}, worst layer {document['balance_max']:.4f}",
+        ),
         (
             "bound",
             f"mean {document['bound_mean']:.4f}; gap mean {percent(document['gap_mean'], 2)}, "
@@ -42,20 +53,29 @@ def experts_view(found: ExpertPlan) -> list[Renderable]:
             rows.append((words, f"mean {document[key]:.4f}"))
     if document["all_to_all_s_mean"] is not None:
         plain, once = (document[f"all_to_all{kind}_s_mean"] for kind in ("", "_deduplicated"))
-        rows.append(("dispatch all-to-all", f"mean {seconds(plain)}; one copy a node {seconds(once)}"))
         rows.append(
-            ("bytes between nodes", f"{document['cross_node_bytes_mean'] / 1e9:.3f} GB a layer, mean")
+            ("dispatch all-to-all", f"mean {seconds(plain)}; one copy a node {seconds(once)}")
+        )
+        rows.append(
+            (
+                "bytes between nodes",
+                f"{document['cross_node_bytes_mean'] / 1e9:.3f} GB a layer, mean",
+            )
         )
     if len(document["windows"]) > 1:
         rows.append(("CVaR over windows", f"mean {document['cvar_mean']:.4f}"))
     change = document["from"]
     if change is not None:
         limit = "" if change["max_moves"] is None else f" of {count(change['max_moves'])} allowed"
-        words = f"{count(change['moves'])}{limit}; mean balance was {change['balance_before_mean']:.4f}"
+        words = (
+            f"{count(change['moves'])}{limit}; mean balance was {change['balance_before_mean']:.4f}"
+        )
         rows.append(("moves", f"{words}, worst layer {change['balance_before_max']:.4f}"))
         if change["balance_bound_mean"] is not None:
             proof = " (optimal)" if change["optimal"] else ""
-            rows.append(("bound within the moves", f"mean {change['balance_bound_mean']:.4f}{proof}"))
+            rows.append(
+                ("bound within the moves", f"mean {change['balance_bound_mean']:.4f}{proof}")
+            )
     for row in document["drift"] or ():
         best = min(row["alone_balance_max"].values())
         words = (
@@ -63,8 +83,12 @@ def experts_view(found: ExpertPlan) -> list[Renderable]:
             f"(mean of layers {row['gain_mean']:+.4f})"
         )
         rows.append((f"worst layer on {row['window']}", words))
-    layers = sorted(enumerate(document["layers"]), key=lambda item: (-item[1]["gap"], -item[1]["balance"]))
-    cells = [_cells(layer, row) for layer, row in sorted(layers[:MOST_LAYERS], key=lambda item: item[0])]
+    layers = sorted(
+        enumerate(document["layers"]), key=lambda item: (-item[1]["gap"], -item[1]["balance"])
+    )
+    cells = [
+        _cells(layer, row) for layer, row in sorted(layers[:MOST_LAYERS], key=lambda item: item[0])
+    ]
     head = f"Layers ({min(MOST_LAYERS, len(layers))} of {len(layers)}, widest gaps)"
     columns = ["layer", "balance", "bound", "gap", "nodes/token", "held out", "moved"]
     return [facts(rows), heading(head), grid(columns, cells)]

@@ -5,14 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from costmodel.memory import usable_hbm_gib
-from planner.documents import plan_document
-from planner.neighbours import Neighbour
-from planner.plan import Plan
-from planner.prediction import workload_of
-from planner.report.parts import Renderable, bullets, count, grid, heading, line, percent, seconds
-from planner.report.plan_view import alternatives_view, binding_view, header, infeasible_view, status_view
-from planner.report.prediction_view import layout_view, recompute_text, stages_text
+from meshwright.costmodel.memory.footprint import usable_hbm_gib
+from meshwright.planner.analysis.neighbours import Neighbour
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.texts import plan_document
+from meshwright.planner.report.parts import (
+    Renderable,
+    bullets,
+    count,
+    grid,
+    heading,
+    line,
+    percent,
+    seconds,
+)
+from meshwright.planner.report.plan_view import (
+    alternatives_view,
+    binding_view,
+    header,
+    infeasible_view,
+    status_view,
+)
+from meshwright.planner.report.prediction_view import layout_view, recompute_text, stages_text
+from meshwright.planner.runs.prediction import workload_of
 
 _WAITING = ("pipeline_bubble", "host", "step_overhead", "scale")
 _MOVING = ("pipeline_p2p", "dp_comm")
@@ -42,7 +57,10 @@ def neighbours_view(changes: Sequence[Neighbour]) -> list[Renderable]:
     shown: list[Renderable] = []
     allowed = [one for one in changes if one.step_time_s is not None and one.slower_pct is not None]
     if allowed:
-        rows = [[one.change, seconds(one.step_time_s or 0.0), f"{one.slower_pct:+.2f} %"] for one in allowed]
+        rows = [
+            [one.change, seconds(one.step_time_s or 0.0), f"{one.slower_pct:+.2f} %"]
+            for one in allowed
+        ]
         shown += [heading("What one change would cost"), grid(["change", "step time", ""], rows)]
     forbidden = [one for one in changes if one.broken is not None]
     if forbidden:
@@ -76,8 +94,13 @@ def bounds_in_words(plan: Plan) -> list[str]:
     whole = predicted.step_time_s
     parts = sorted(predicted.breakdown_s.items(), key=lambda item: -item[1])
     name, largest = parts[0]
-    said = [f"{name.replace('_', ' ')} takes {percent(largest / whole)} of the step ({seconds(largest)})"]
-    for words, names in (("waits and overheads", _WAITING), ("pipeline and gradient traffic", _MOVING)):
+    said = [
+        f"{name.replace('_', ' ')} takes {percent(largest / whole)} of the step ({seconds(largest)})"
+    ]
+    for words, names in (
+        ("waits and overheads", _WAITING),
+        ("pipeline and gradient traffic", _MOVING),
+    ):
         total = sum(predicted.breakdown_s.get(part, 0.0) for part in names)
         if total > 0.001 * whole:
             said.append(f"{words} take {percent(total / whole)} ({seconds(total)})")
@@ -88,7 +111,11 @@ def bounds_in_words(plan: Plan) -> list[str]:
         )
     fullest = max(range(len(predicted.memory_gib)), key=lambda stage: predicted.memory_gib[stage])
     peak, limit = predicted.memory_gib[fullest], usable_hbm_gib(workload_of(plan.inputs))
-    room = f"{limit - peak:.1f} GiB free" if peak <= limit else f"{peak - limit:.1f} GiB over the limit"
+    room = (
+        f"{limit - peak:.1f} GiB free"
+        if peak <= limit
+        else f"{peak - limit:.1f} GiB over the limit"
+    )
     said.append(f"stage {fullest} is the fullest: {peak:.1f} of {limit:.1f} usable GiB, {room}")
     return said
 
@@ -118,10 +145,15 @@ def comparison(plans: tuple[Plan, Plan]) -> dict[str, Any]:
 def compare_view(names: tuple[str, str], plans: tuple[Plan, Plan]) -> list[Renderable]:
     """A table of what differs, figures first; equal choices are left out."""
     data = comparison(plans)
-    shown: list[Renderable] = [line(("first:  ", "dim"), names[0]), line(("second: ", "dim"), names[1])]
+    shown: list[Renderable] = [
+        line(("first:  ", "dim"), names[0]),
+        line(("second: ", "dim"), names[1]),
+    ]
     if data["differing_inputs"]:
         differing = ", ".join(data["differing_inputs"])
-        shown.append(line(("the plans answer different questions: ", "bold yellow"), f"{differing} differ"))
+        shown.append(
+            line(("the plans answer different questions: ", "bold yellow"), f"{differing} differ")
+        )
     rows = [["status", plans[0].status, plans[1].status, ""]]
     for key, label in _FIGURES:
         one, two = (side[key] for side in data["plans"])
@@ -158,9 +190,12 @@ def _part_rows(plans: tuple[Plan, Plan]) -> list[list[str]]:
     if one is None or two is None:
         return []
     names = dict.fromkeys([*one.breakdown_s, *two.breakdown_s])
-    changes = {name: two.breakdown_s.get(name, 0.0) - one.breakdown_s.get(name, 0.0) for name in names}
+    changes = {
+        name: two.breakdown_s.get(name, 0.0) - one.breakdown_s.get(name, 0.0) for name in names
+    }
     shown = sorted(
-        (n for n in names if abs(changes[n]) >= 0.001 * one.step_time_s), key=lambda n: -abs(changes[n])
+        (n for n in names if abs(changes[n]) >= 0.001 * one.step_time_s),
+        key=lambda n: -abs(changes[n]),
     )
     return [
         [
@@ -190,7 +225,10 @@ def _choice_rows(plans: tuple[Plan, Plan]) -> list[list[str]]:
         "zero_stage",
         "sequence_parallel",
     )
-    rows = [[name.replace("_", " "), str(getattr(one, name)), str(getattr(two, name)), ""] for name in axes]
+    rows = [
+        [name.replace("_", " "), str(getattr(one, name)), str(getattr(two, name)), ""]
+        for name in axes
+    ]
     rows.append(["recompute", recompute_text(one), recompute_text(two), ""])
     rows.append(["layers", stages_text(one.stages), stages_text(two.stages), ""])
     return rows

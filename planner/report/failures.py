@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from cluster_specs.errors import ClusterError
-from model_specs.errors import SpecError
-from planner.experts.problem import ExpertError
-from planner.launch.files import LaunchError
-from planner.problem import RequestError
-from planner.report.validation_plot import PlotError
+from meshwright.cluster_specs.errors import ClusterError
+from meshwright.documents.output_files import LaunchError
+from meshwright.model_specs.errors import SpecError
+from meshwright.planner.experts.problem import ExpertError
+from meshwright.planner.report.validation_plot import PlotError
+from meshwright.planner.request.plan_request import RequestError
 
 
 def message_of(error: Exception) -> tuple[str, bool]:
     """(what to tell, whether it is a fault of the program and not of the input)."""
-    if isinstance(error, SpecError | ClusterError | RequestError | LaunchError | ExpertError | PlotError):
+    if isinstance(
+        error, SpecError | ClusterError | RequestError | LaunchError | ExpertError | PlotError
+    ):
         return str(error), False
     if isinstance(error, OSError) and error.strerror:
         return (f"{error.filename}: " if error.filename else "") + error.strerror, False

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from planner.fleet.service import Fleet, fleet_document
-from planner.report.parts import Renderable, counted, percent, seconds
+from meshwright.planner.many.fleet.service import Fleet, fleet_document
+from meshwright.planner.report.parts import Renderable, counted, percent, seconds
 
 
 def fleet_view(fleet: Fleet) -> list[Renderable]:
@@ -24,7 +24,11 @@ def fleet_view(fleet: Fleet) -> list[Renderable]:
     ):
         table.add_column(name, justify="right", no_wrap=True)
     for job in document["jobs"]:
-        times = [hours(job["start_s"]), hours(job["end_s"])] if scheduled else [_step(job["step_time_s"])]
+        times = (
+            [hours(job["start_s"]), hours(job["end_s"])]
+            if scheduled
+            else [_step(job["step_time_s"])]
+        )
         late = f" {hours(job['late_s'])} late" if job["late_s"] else ""
         table.add_row(
             job["name"] + ("" if job["gpus"] else " (waits)"),

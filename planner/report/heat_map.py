@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planner.experts.problem import ExpertError, Loads
+from meshwright.planner.experts.problem import ExpertError, Loads
 
 
 def write_heat_map(path: Path, share: Loads) -> None:
@@ -25,6 +25,10 @@ def write_heat_map(path: Path, share: Loads) -> None:
     axes.set_ylabel("layer")
     figure.colorbar(image, label="load over mean")
     try:
-        figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+        figure.savefig(
+            path, dpi=120, metadata={"Date": None} if path.suffix.lower() == ".svg" else None
+        )
     except OSError as error:
-        raise ExpertError(f"{path}: cannot be written ({error.strerror or 'system error'})") from None
+        raise ExpertError(
+            f"{path}: cannot be written ({error.strerror or 'system error'})"
+        ) from None

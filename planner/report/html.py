@@ -8,7 +8,7 @@ from html import escape
 from rich.table import Table
 from rich.text import Text
 
-from planner.report.parts import Renderable
+from meshwright.planner.report.parts import Renderable
 
 _FULL, _EMPTY = "█", "·"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -38,7 +38,8 @@ pre{font-size:12px;overflow-x:auto}summary{cursor:pointer;font-weight:600}svg{ma
 def page(title: str, words: str, cards: Sequence[tuple[str, str]], sections: Iterable[str]) -> str:
     """A whole page: a title, a line under it, figures (what, value) and sections that are HTML already."""
     figures = "".join(
-        f'<div class="card"><b>{escape(value)}</b><span>{escape(what)}</span></div>' for what, value in cards
+        f'<div class="card"><b>{escape(value)}</b><span>{escape(what)}</span></div>'
+        for what, value in cards
     )
     body = "\n".join(f"<section>{section}</section>" for section in sections)
     return (
@@ -81,7 +82,8 @@ def html_of(view: Renderable) -> str:
 def _table(view: Table, rows: Iterable[Sequence[object]]) -> str:
     kinds = [' class="left"' if column.justify == "left" else "" for column in view.columns]
     head = "".join(
-        f"<th{kind}>{_cell(column.header)}</th>" for kind, column in zip(kinds, view.columns, strict=True)
+        f"<th{kind}>{_cell(column.header)}</th>"
+        for kind, column in zip(kinds, view.columns, strict=True)
     )
     body = "".join(
         "<tr>"
@@ -109,5 +111,7 @@ def _cell(value: object) -> str:
     if plain and set(plain) <= {_FULL, _EMPTY}:
         share = 100 * plain.count(_FULL) / len(plain)
         over = isinstance(value, Text) and any(str(span.style) == "red" for span in value.spans)
-        return f'<span class="bar{" over" if over else ""}"><i style="width:{share:.0f}%"></i></span>'
+        return (
+            f'<span class="bar{" over" if over else ""}"><i style="width:{share:.0f}%"></i></span>'
+        )
     return escape(plain)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from rich.table import Table
 from rich.text import Text
 
-from planner.fabric.problem import Loads, Spread, spread_of
-from planner.fabric.service import MappedPlan
-from planner.fabric.spread.bound import Reach
-from planner.fabric.spread.least import SpreadSolution
-from planner.report.parts import Renderable, counted, gigabytes, grid, percent, seconds
+from meshwright.planner.analysis.rank_mapping import MappedPlan
+from meshwright.planner.mapping.problem import Loads, Spread, spread_of
+from meshwright.planner.mapping.spread.bound import Reach
+from meshwright.planner.mapping.spread.least import SpreadSolution
+from meshwright.planner.report.parts import Renderable, counted, gigabytes, grid, percent, seconds
 
 _Shown = Callable[[Loads, Spread, Spread], str]
 
@@ -47,9 +47,13 @@ def _spread_certificate(solution: SpreadSolution) -> str:
     parts = []
     for name, reach in (("pods", solution.pods), ("leaves", solution.leaves)):
         proof = "proven least" if reach.proven else f"none before {_pair(reach.bound)}"
-        parts.append(f"{name}: {_pair(reach.found)}, hostname order {_pair(reach.hostname)}, {proof}")
+        parts.append(
+            f"{name}: {_pair(reach.found)}, hostname order {_pair(reach.hostname)}, {proof}"
+        )
     more = solution.price_s / solution.hostname_s - 1.0 if solution.hostname_s > 0 else 0.0
-    traffic = f"busy up-links: {percent(abs(more))} {'more' if more > 0 else 'less'} than hostname order"
+    traffic = (
+        f"busy up-links: {percent(abs(more))} {'more' if more > 0 else 'less'} than hostname order"
+    )
     head = "touched at most (a data-parallel group, a pipeline)"
     return f"{head}: {'; '.join(parts)}; {traffic}; {seconds(solution.wall_s)}"
 
@@ -77,9 +81,15 @@ def _rows() -> list[tuple[str, _Shown]]:
     return [
         ("up-links busy, all together", lambda loads, leaves, pods: seconds(loads.total_s)),
         ("busiest up-link busy", lambda loads, leaves, pods: seconds(loads.busiest_s)),
-        ("sent up from leaves", lambda loads, leaves, pods: gigabytes(float(loads.leaf_bytes.sum()))),
+        (
+            "sent up from leaves",
+            lambda loads, leaves, pods: gigabytes(float(loads.leaf_bytes.sum())),
+        ),
         ("sent up from pods", lambda loads, leaves, pods: gigabytes(float(loads.pod_bytes.sum()))),
-        ("leaves of a data-parallel group", lambda loads, leaves, pods: _reach(leaves, pipeline=False)),
+        (
+            "leaves of a data-parallel group",
+            lambda loads, leaves, pods: _reach(leaves, pipeline=False),
+        ),
         ("leaves of a pipeline", lambda loads, leaves, pods: _reach(leaves, pipeline=True)),
         ("pods of a data-parallel group", lambda loads, leaves, pods: _reach(pods, pipeline=False)),
         ("pods of a pipeline", lambda loads, leaves, pods: _reach(pods, pipeline=True)),

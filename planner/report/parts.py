@@ -38,14 +38,18 @@ def amount(number: float) -> str:
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return (
-                f"{number / size:.3g} {letter}" if number < 999.5 * size else f"{number / size:,.0f} {letter}"
+                f"{number / size:.3g} {letter}"
+                if number < 999.5 * size
+                else f"{number / size:,.0f} {letter}"
             )
     return f"{number:.3g}"
 
 
 def gigabytes(number_bytes: float) -> str:
     """Bytes in GB (1e9), or in MB while small."""
-    return f"{number_bytes / 1e9:,.2f} GB" if number_bytes >= 1e8 else f"{number_bytes / 1e6:,.2f} MB"
+    return (
+        f"{number_bytes / 1e9:,.2f} GB" if number_bytes >= 1e8 else f"{number_bytes / 1e6:,.2f} MB"
+    )
 
 
 def percent(fraction: float, digits: int = 1) -> str:
@@ -85,7 +89,11 @@ def grid(
     Cells that do not fit are folded, never cut.
     """
     table = Table(
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold"
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+        header_style="bold",
     )
     for index, name in enumerate(columns):
         table.add_column(name, justify="left" if index in left else "right", overflow="fold")

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from planner.documents import plan_text
-from planner.fabric.crossing.levels import plan_traffic
-from planner.launch.files import LaunchError
-from planner.neighbours import neighbours
-from planner.plan import Plan
-from planner.problem import RequestError
-from planner.rank_files.texts import plan_picture
-from planner.report.explain_view import bounds_in_words, neighbours_view
-from planner.report.html import page, sections_of
-from planner.report.parts import Renderable, bullets, count, heading, percent, seconds
-from planner.report.plan_view import plan_view
-from planner.report.timeline_picture import timeline_svg
-from planner.report.traffic_view import traffic_view
-from planner.trace import Trace, trace_of
+from meshwright.documents.output_files import LaunchError
+from meshwright.planner.analysis.neighbours import neighbours
+from meshwright.planner.analysis.timeline import Trace, trace_of
+from meshwright.planner.launch.ranks.texts import plan_picture
+from meshwright.planner.mapping.crossing.levels import plan_traffic
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.texts import plan_text
+from meshwright.planner.report.explain_view import bounds_in_words, neighbours_view
+from meshwright.planner.report.html import page, sections_of
+from meshwright.planner.report.parts import Renderable, bullets, count, heading, percent, seconds
+from meshwright.planner.report.plan_view import plan_view
+from meshwright.planner.report.timeline_picture import timeline_svg
+from meshwright.planner.report.traffic_view import traffic_view
+from meshwright.planner.request.plan_request import RequestError
 
 MOST_PASSES_DRAWN = 8_000
 MOST_RANKS_DRAWN = 16_384
@@ -72,7 +72,11 @@ def _pictures(plan: Plan) -> Iterator[str]:
     if trace is not None:
         assert plan.layout is not None
         m = plan.layout.num_micro_batches
-        part = "" if trace.num_micro_batches == m else f", the first {trace.num_micro_batches} of {count(m)}"
+        part = (
+            ""
+            if trace.num_micro_batches == m
+            else f", the first {trace.num_micro_batches} of {count(m)}"
+        )
         yield f"<h2>The pipeline{part}</h2>{timeline_svg(trace)}"
     if plan.inputs.gpus <= MOST_RANKS_DRAWN:
         try:

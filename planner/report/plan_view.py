@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from costmodel.memory import usable_hbm_gib
-from planner.plan import Binding, Plan, PlanInputs, Scenario
-from planner.prediction import workload_of
-from planner.report.parts import Renderable, bullets, count, facts, grid, heading, line, percent, seconds
-from planner.report.prediction_view import layout_view, prediction_view
+from meshwright.costmodel.memory.footprint import usable_hbm_gib
+from meshwright.planner.plan.document import Binding, Plan, Scenario
+from meshwright.planner.report.parts import (
+    Renderable,
+    bullets,
+    count,
+    facts,
+    grid,
+    heading,
+    line,
+    percent,
+    seconds,
+)
+from meshwright.planner.report.prediction_view import layout_view, prediction_view
+from meshwright.planner.request.inputs import PlanInputs
+from meshwright.planner.runs.prediction import workload_of
 
 _STYLES = {
     "optimal": "bold green",
@@ -36,9 +47,7 @@ def header(inputs: PlanInputs) -> list[Renderable]:
     """What was asked for."""
     cluster = inputs.cluster
     tokens = inputs.global_batch * inputs.seq_len
-    batch = (
-        f"{count(inputs.global_batch)} sequences x {count(inputs.seq_len)} tokens = {count(tokens)} a step"
-    )
+    batch = f"{count(inputs.global_batch)} sequences x {count(inputs.seq_len)} tokens = {count(tokens)} a step"
     rows = [
         ("model", inputs.model.name),
         ("cluster", f"{cluster.name}: {count(inputs.gpus)} GPUs, {cluster.device.name}"),
@@ -56,7 +65,9 @@ def status_view(plan: Plan) -> list[Renderable]:
     """The status and what it rests on."""
     solver = plan.solver
     shown: list[Renderable] = [line((plan.status, _STYLES[plan.status]), f": {_meaning(plan)}")]
-    effort = solver.method if solver.wall_s is None else f"{seconds(solver.wall_s)} with {solver.method}"
+    effort = (
+        solver.method if solver.wall_s is None else f"{seconds(solver.wall_s)} with {solver.method}"
+    )
     if solver.layouts_considered:
         effort += f", {count(solver.layouts_considered)} layouts considered"
     space, _, pruning = solver.space.partition("; ")
@@ -84,15 +95,15 @@ def proof_text(plan: Plan) -> str:
     objective, rounds = plan.objective, plan.solver.bound_rounds
     after = f"after {count(rounds)} round{'s' if rounds != 1 else ''}"
     if objective.step_time_s is None:
-        return f"nothing found {after}" if plan.status == "unknown" else "a rule excludes every layout"
+        return (
+            f"nothing found {after}" if plan.status == "unknown" else "a rule excludes every layout"
+        )
     if objective.lower_bound_s is None:
         return f"step time {seconds(objective.step_time_s)}, no bound known, {after}"
     if plan.status == "optimal":
         return f"bound = incumbent = {seconds(objective.step_time_s)} {after}"
     gap = "" if objective.gap is None else f", gap {percent(objective.gap, 2)}"
-    return (
-        f"bound {seconds(objective.lower_bound_s)}, incumbent {seconds(objective.step_time_s)}{gap}, {after}"
-    )
+    return f"bound {seconds(objective.lower_bound_s)}, incumbent {seconds(objective.step_time_s)}{gap}, {after}"
 
 
 def infeasible_view(plan: Plan) -> list[Renderable]:
@@ -104,7 +115,10 @@ def infeasible_view(plan: Plan) -> list[Renderable]:
         bullets(plan.infeasible.conflict),
     ]
     if plan.infeasible.smallest_changes:
-        shown += [heading("Any one of these changes would do"), bullets(plan.infeasible.smallest_changes)]
+        shown += [
+            heading("Any one of these changes would do"),
+            bullets(plan.infeasible.smallest_changes),
+        ]
     return shown
 
 
@@ -113,7 +127,14 @@ def binding_view(binding: list[Binding]) -> list[Renderable]:
     if not binding:
         return []
     rows = [
-        [item.rule, f"{item.value:,.4g}", f"{item.limit:,.4g}", f"{item.slack:,.4g}", item.unit, item.note]
+        [
+            item.rule,
+            f"{item.value:,.4g}",
+            f"{item.limit:,.4g}",
+            f"{item.slack:,.4g}",
+            item.unit,
+            item.note,
+        ]
         for item in binding
     ]
     columns = ["rule", "value", "limit", "slack", "unit", "what it means"]
@@ -125,7 +146,11 @@ def robustness_view(plan: Plan) -> list[Renderable]:
     if plan.robustness is None:
         return []
     found = plan.robustness
-    same = {True: "the same layout wins", False: "another layout would win", None: "not all of it proven"}
+    same = {
+        True: "the same layout wins",
+        False: "another layout would win",
+        None: "not all of it proven",
+    }
     title = heading(f"If the prediction is off: {same[found.same_winner]}")
     told = [one for one in found.scenarios if not _harmless(one)]
     kept = [one.change for one in found.scenarios if _harmless(one)]
@@ -156,7 +181,11 @@ def _winner(one: Scenario, plan: Plan) -> str:
     if one.winner is None:
         return "" if one.proven else "not all searched"
     names = ("tp", "cp", "pp", "dp", "ep", "vpp", "micro_batch", "recompute")
-    told = [f"{name} {one.winner[name]}" for name in names if one.winner.get(name) not in (1, "none", None)]
+    told = [
+        f"{name} {one.winner[name]}"
+        for name in names
+        if one.winner.get(name) not in (1, "none", None)
+    ]
     return f"{seconds(one.best_step_time_s or 0.0)}: {', '.join(told)}"
 
 
@@ -172,7 +201,9 @@ def alternatives_view(plan: Plan) -> list[Renderable]:
     if not plan.alternatives:
         return []
     dense = all(one.get(name, 1) == 1 for one in plan.alternatives for name in ("ep", "etp"))
-    shown = {name: title for name, title in _ALTERNATIVE.items() if not (dense and name in ("ep", "etp"))}
+    shown = {
+        name: title for name, title in _ALTERNATIVE.items() if not (dense and name in ("ep", "etp"))
+    }
     rows = [[_cell(name, one) for name in shown] for one in plan.alternatives]
     return [heading("Alternatives"), grid(list(shown.values()), rows, left=())]
 

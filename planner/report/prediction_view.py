@@ -6,10 +6,10 @@ from itertools import groupby
 
 from rich.text import Text
 
-from costmodel.memory import usable_hbm_gib
-from costmodel.workload import Workload
-from planner.plan import LayoutDoc, Mapping, Predicted
-from planner.report.parts import (
+from meshwright.costmodel.memory.footprint import usable_hbm_gib
+from meshwright.costmodel.workload import Workload
+from meshwright.planner.plan.document import Mapping
+from meshwright.planner.report.parts import (
     Renderable,
     bar,
     count,
@@ -23,6 +23,7 @@ from planner.report.parts import (
     ranges,
     seconds,
 )
+from meshwright.planner.runs.predicted import LayoutDoc, Predicted
 
 MOST_MEMORY_ROWS = 8
 SMALLEST_SHARE = 0.0005
@@ -104,7 +105,9 @@ def prediction_view(predicted: Predicted, workload: Workload) -> list[Renderable
     ]
     band = predicted.error_band
     low, high = (seconds(predicted.step_time_s * end) for end in (band.low, band.high))
-    rows.append(("likely", f"{low} to {high}, as 90 % of {count(band.rows)} measured steps on {band.basis}"))
+    rows.append(
+        ("likely", f"{low} to {high}, as 90 % of {count(band.rows)} measured steps on {band.basis}")
+    )
     return [
         heading("Predicted"),
         facts(rows),
@@ -122,9 +125,13 @@ def _breakdown(predicted: Predicted) -> list[Renderable]:
     if rest > SMALLEST_SHARE * whole / 10:
         shown.append(("everything else", rest))
     rows: list[list[str | Text]] = [
-        [name, seconds(s) if s > 0 else f"{s:.3f} s", percent(s / whole), bar(s / whole)] for name, s in shown
+        [name, seconds(s) if s > 0 else f"{s:.3f} s", percent(s / whole), bar(s / whole)]
+        for name, s in shown
     ]
-    return [heading("Where the step's time goes"), grid(["part", "time", "share", ""], rows, left=(0, 3))]
+    return [
+        heading("Where the step's time goes"),
+        grid(["part", "time", "share", ""], rows, left=(0, 3)),
+    ]
 
 
 def memory_view(predicted: Predicted, workload: Workload) -> list[Renderable]:
@@ -135,11 +142,16 @@ def memory_view(predicted: Predicted, workload: Workload) -> list[Renderable]:
         for name, gib in memory_groups(predicted.memory_gib)
     ]
     title = f"Memory per GPU: {limit:.1f} GiB usable of {workload.cluster.device.hbm_gib:g} GiB HBM"
-    shown: list[Renderable] = [heading(title), grid(["stage", "peak", "of usable", ""], rows, left=(0, 3))]
+    shown: list[Renderable] = [
+        heading(title),
+        grid(["stage", "peak", "of usable", ""], rows, left=(0, 3)),
+    ]
     fullest = max(range(len(predicted.memory_gib)), key=lambda stage: predicted.memory_gib[stage])
     if fullest < len(predicted.memory_parts_gib):
         parts = sorted(predicted.memory_parts_gib[fullest].items(), key=lambda item: -item[1])
-        words = ", ".join(f"{name.replace('_', ' ')} {gib:.1f}" for name, gib in parts if gib >= 0.05)
+        words = ", ".join(
+            f"{name.replace('_', ' ')} {gib:.1f}" for name, gib in parts if gib >= 0.05
+        )
         if predicted.memory_context_gib is not None:
             words += f"; outside the allocator: context {predicted.memory_context_gib:.1f}"
         shown.append(line((f"stage {fullest} holds (GiB): ", "dim"), words))

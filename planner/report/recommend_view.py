@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from planner.recommend.service import Answer, Point
-from planner.report.batch_view import degrees
-from planner.report.parts import Renderable, counted, percent, seconds
+from meshwright.planner.many.recommend.service import Answer, Point
+from meshwright.planner.report.batch_view import degrees
+from meshwright.planner.report.parts import Renderable, counted, percent, seconds
 
 
 def recommend_view(answer: Answer) -> list[Renderable]:
@@ -20,7 +20,10 @@ def recommend_view(answer: Answer) -> list[Renderable]:
         if len(answer.reached) > 1:
             shown += [Text(), _table(answer.reached, ())]
     if answer.sweep:
-        shown += [Text(), Text("Sweep; * marks the Pareto front of step time, GPUs and free memory.")]
+        shown += [
+            Text(),
+            Text("Sweep; * marks the Pareto front of step time, GPUs and free memory."),
+        ]
         shown.append(_table(answer.sweep, answer.front))
     return shown
 
@@ -34,12 +37,20 @@ def _verdict(answer: Answer, target_s: float) -> list[str]:
         if below is None:
             lines.append("That is the smallest size there is.")
         elif below.row.get("step_time_s"):
-            lines.append(f"The fewest: {below.gpus} GPUs need {seconds(below.step_time_s)} at best, proven.")
+            lines.append(
+                f"The fewest: {below.gpus} GPUs need {seconds(below.step_time_s)} at best, proven."
+            )
         else:
-            lines.append(f"The fewest: on {below.gpus} GPUs there is no plan ({below.row['message']}).")
+            lines.append(
+                f"The fewest: on {below.gpus} GPUs there is no plan ({below.row['message']})."
+            )
     for point in answer.missed:
-        best = _speed(point) if point.row.get("step_time_s") else f"no plan ({point.row['message']})"
-        lines.append(f"{point.cluster} misses {seconds(target_s)} with all {point.gpus} GPUs: {best}.")
+        best = (
+            _speed(point) if point.row.get("step_time_s") else f"no plan ({point.row['message']})"
+        )
+        lines.append(
+            f"{point.cluster} misses {seconds(target_s)} with all {point.gpus} GPUs: {best}."
+        )
     return lines
 
 

@@ -7,11 +7,20 @@ from typing import Any
 
 from rich.text import Text
 
-from planner.prediction import PricedRun, layout_document, predicted_document
-from planner.report.parts import Renderable, bar, count, facts, grid, heading, line, seconds
-from planner.report.prediction_view import layout_view, prediction_view
-from planner.run_file import Run
-from planner.validation import KINDS, ScoredRow, ValidationReport
+from meshwright.planner.report.parts import (
+    Renderable,
+    bar,
+    count,
+    facts,
+    grid,
+    heading,
+    line,
+    seconds,
+)
+from meshwright.planner.report.prediction_view import layout_view, prediction_view
+from meshwright.planner.runs.prediction import PricedRun, layout_document, predicted_document
+from meshwright.planner.runs.run_file import Run
+from meshwright.planner.runs.validation import KINDS, ScoredRow, ValidationReport
 
 MOST_ROWS = 12
 """Rows of a validation that are shown unless all are asked for: the worst ones."""
@@ -52,7 +61,9 @@ def _measured(run: Run, step_time_s: float, memory_gib: float) -> list[Renderabl
     ]
     if measured.memory_gib is not None:
         known = measured.memory_gib
-        rows.append(["memory", f"{memory_gib:.1f} GiB", f"{known:.1f} GiB", _error(memory_gib, known)])
+        rows.append(
+            ["memory", f"{memory_gib:.1f} GiB", f"{known:.1f} GiB", _error(memory_gib, known)]
+        )
     shown: list[Renderable] = [heading("Against the measurement")]
     shown.append(grid(["", "predicted", "measured", "error"], rows))
     if run.suspect:
@@ -67,7 +78,10 @@ def _error(predicted: float, measured: float) -> str:
 def validation_view(report: ValidationReport, *, every_row: bool) -> list[Renderable]:
     """The sums first, the rows after them; the worst rows only, unless all are asked for."""
     summary = report.summary()
-    shown: list[Renderable] = [heading("Step time, error of the prediction"), _sums(_groups(summary))]
+    shown: list[Renderable] = [
+        heading("Step time, error of the prediction"),
+        _sums(_groups(summary)),
+    ]
     for kind in KINDS:
         groups = summary[f"by_{kind}"]
         if len(groups) > 1:
@@ -77,7 +91,10 @@ def validation_view(report: ValidationReport, *, every_row: bool) -> list[Render
         shown += [heading("Memory, error of the prediction"), _sums({"all rows": memory})]
         for kind in KINDS:
             if len(memory[f"by_{kind}"]) > 1:
-                shown += [heading(f"Memory by {kind.replace('_', ' ')}"), _sums(memory[f"by_{kind}"])]
+                shown += [
+                    heading(f"Memory by {kind.replace('_', ' ')}"),
+                    _sums(memory[f"by_{kind}"]),
+                ]
     shown += _regret(report, summary)
     return [*shown, *_rows(report.rows, every_row=every_row)]
 
@@ -96,7 +113,13 @@ def _sums(groups: Mapping[str, Mapping[str, Any]]) -> Any:
         errors = [_percent(sums[f"{key}_error_pct"]) for key in names]
         label = name if len(name) <= 31 else f"{name[:28]}..."
         rows.append(
-            [label, count(sums["count"]), str(sums["failed"]), *errors, _percent(sums["bias_pct"], sign=True)]
+            [
+                label,
+                count(sums["count"]),
+                str(sums["failed"]),
+                *errors,
+                _percent(sums["bias_pct"], sign=True),
+            ]
         )
     return grid(["", "rows", "failed", "mean", "median", "90th", "worst", "bias %"], rows)
 
@@ -124,7 +147,9 @@ def _regret(report: ValidationReport, summary: Mapping[str, Any]) -> list[Render
         for group in groups
     ]
     title = "Plan regret: the row predicted fastest against the fastest row"
-    words = f"{sums['groups']} groups, mean {sums['mean_pct']:.2f} %, worst {sums['worst_pct']:.2f} %"
+    words = (
+        f"{sums['groups']} groups, mean {sums['mean_pct']:.2f} %, worst {sums['worst_pct']:.2f} %"
+    )
     table = grid(["model", "device", "GPUs", "rows", "regret %", ""], rows, left=(0, 1, 5))
     return [heading(title), line(words), table]
 
@@ -135,7 +160,9 @@ def _rows(rows: tuple[ScoredRow, ...], *, every_row: bool) -> list[Renderable]:
     if not every_row and len(rows) > MOST_ROWS:
         chosen = sorted(rows, key=lambda row: -abs(row.error_pct or 0.0))[:MOST_ROWS]
         title = f"The {MOST_ROWS} worst of {count(len(rows))} rows (--rows shows all)"
-    table = grid(["row", "pred. s", "meas. s", "error s", "err. %", "mem. %"], [_row(row) for row in chosen])
+    table = grid(
+        ["row", "pred. s", "meas. s", "error s", "err. %", "mem. %"], [_row(row) for row in chosen]
+    )
     failed = [line((f"{row.id}: ", "red"), row.failed) for row in chosen if row.failed]
     return [heading(title), table, *failed]
 

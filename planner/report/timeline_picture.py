@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from costmodel.schedule_simulator import Work
-from planner.report.parts import seconds
-from planner.report.svg import Drawing
-from planner.trace import Trace
+from meshwright.costmodel.pipeline.simulator import Work
+from meshwright.planner.analysis.timeline import Trace
+from meshwright.planner.drawing.svg import Drawing
+from meshwright.planner.report.parts import seconds
 
 WIDTH, LEFT, ROW, TOP = 1180.0, 64.0, 16.0, 34.0
 SMALLEST_BOX = 0.4
 """Pixels."""
-_COLOURS = {Work.FORWARD: "#3b82c4", Work.BACKWARD: "#d97706", Work.INPUT: "#d97706", Work.WEIGHT: "#65a30d"}
+_COLOURS = {
+    Work.FORWARD: "#3b82c4",
+    Work.BACKWARD: "#d97706",
+    Work.INPUT: "#d97706",
+    Work.WEIGHT: "#65a30d",
+}
 _WORDS = {
     Work.FORWARD: "forward",
     Work.BACKWARD: "backward",
@@ -41,8 +46,12 @@ def timeline_svg(trace: Trace) -> str:
             width = max(SMALLEST_BOX, (end_s - start_s) * scale - 0.3)
             tip = f"{_WORDS[one.work]} of micro-batch {one.micro_batch}, chunk {one.chunk}: "
             tip += f"{seconds(end_s - start_s)} from {seconds(start_s)}"
-            drawing.rect(LEFT + start_s * scale, y, width, row - 1, fill=_COLOURS[one.work], tip=tip)
+            drawing.rect(
+                LEFT + start_s * scale, y, width, row - 1, fill=_COLOURS[one.work], tip=tip
+            )
     bottom = TOP + trace.pp * row
     drawing.text(LEFT, bottom + 14, "0 s", size=10)
     drawing.text(WIDTH - 8, bottom + 14, seconds(timeline.seconds), size=10, anchor="end")
-    return drawing.document(bottom + 22, f"{trace.num_micro_batches} micro-batches through the pipeline")
+    return drawing.document(
+        bottom + 22, f"{trace.num_micro_batches} micro-batches through the pipeline"
+    )

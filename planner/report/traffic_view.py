@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.fabric.crossing.levels import PlanTraffic, patterns, receive_imbalance
-from planner.report.parts import Renderable, count, gigabytes, grid, heading, line, percent, seconds
+from meshwright.planner.mapping.crossing.levels import PlanTraffic, patterns, receive_imbalance
+from meshwright.planner.report.parts import (
+    Renderable,
+    count,
+    gigabytes,
+    grid,
+    heading,
+    line,
+    percent,
+    seconds,
+)
 
 
 def traffic_view(found: PlanTraffic) -> list[Renderable]:
@@ -38,7 +47,9 @@ def traffic_view(found: PlanTraffic) -> list[Renderable]:
             )
         )
     if found.uplinks is not None:
-        views.append(line(f"busiest up-link of the mapping: {seconds(found.uplinks.busiest_s)} a step"))
+        views.append(
+            line(f"busiest up-link of the mapping: {seconds(found.uplinks.busiest_s)} a step")
+        )
     return views
 
 
@@ -58,7 +69,9 @@ def _levels(found: PlanTraffic) -> Renderable:
 
 def _axes(found: PlanTraffic) -> list[Renderable]:
     kinds = patterns(found)
-    rows = [(axis, kind.pattern, str(kind.fan_out), kind.predictability) for axis, kind in kinds.items()]
+    rows = [
+        (axis, kind.pattern, str(kind.fan_out), kind.predictability) for axis, kind in kinds.items()
+    ]
     risks = [(axis, kind.incast, kind.ecmp) for axis, kind in kinds.items()]
     views: list[Renderable] = [
         grid(("axis", "pattern", "fan-out", "when"), rows, left=(0, 1, 3)),
@@ -66,7 +79,9 @@ def _axes(found: PlanTraffic) -> list[Renderable]:
     ]
     if "ep" in kinds and receive_imbalance(found) > 1:
         views.append(
-            line(f"the rank with the hottest experts receives {receive_imbalance(found):.2f} times the mean")
+            line(
+                f"the rank with the hottest experts receives {receive_imbalance(found):.2f} times the mean"
+            )
         )
     return views
 
@@ -87,7 +102,9 @@ def _groups(found: PlanTraffic) -> Renderable:
                         gigabytes(float(sent.sum())),
                     )
                 )
-    return grid(("axis", "level", "groups that cross", "ranks", "the most", "all"), rows, left=(0, 1))
+    return grid(
+        ("axis", "level", "groups that cross", "ranks", "the most", "all"), rows, left=(0, 1)
+    )
 
 
 def _cuts(found: PlanTraffic) -> Renderable:
@@ -98,7 +115,9 @@ def _cuts(found: PlanTraffic) -> Renderable:
         )
         for cut in found.cuts
     ]  # fmt: skip
-    return grid(("phase", "level", "cut", "busiest", "GB/s", "busy", "used"), rows, left=(0, 1, 2, 3))
+    return grid(
+        ("phase", "level", "cut", "busiest", "GB/s", "busy", "used"), rows, left=(0, 1, 2, 3)
+    )
 
 
 def _phases(found: PlanTraffic) -> str:

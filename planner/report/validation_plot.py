@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING
 
-from planner.validation import KINDS, ValidationReport
+from meshwright.planner.runs.validation import KINDS, ValidationReport
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,7 +37,9 @@ def check_plot(path: Path) -> None:
     if not path.parent.is_dir():
         raise PlotError(f"{path}: there is no folder {path.parent}. Make it first.")
     if find_spec("matplotlib") is None:
-        raise PlotError("a plot needs matplotlib, which is not installed: pip install 'meshwright[plot]'")
+        raise PlotError(
+            "a plot needs matplotlib, which is not installed: pip install 'meshwright[plot]'"
+        )
 
 
 def write_scatter(report: ValidationReport, path: Path) -> None:
@@ -49,7 +51,9 @@ def write_scatter(report: ValidationReport, path: Path) -> None:
     ]
     missing = sum(row.measured is not None for row in report.rows) - len(points)
     if not points:
-        raise PlotError(f"{path}: no row has both a measured and a predicted step, there is nothing to draw.")
+        raise PlotError(
+            f"{path}: no row has both a measured and a predicted step, there is nothing to draw."
+        )
     title = f"Step time of {len(points)} measured runs" + (f", {missing} failed" if missing else "")
     write_picture(scatter(points, title), path)
 
@@ -77,7 +81,9 @@ def scatter(points: Sequence[Point], title: str) -> Figure:
     return figure
 
 
-def group_bars(errors: Mapping[str, tuple[float, ...]], series: Sequence[str], title: str) -> Figure:
+def group_bars(
+    errors: Mapping[str, tuple[float, ...]], series: Sequence[str], title: str
+) -> Figure:
     """Horizontal bars of mean absolute errors in percent: a group a row, a series a colour."""
     from matplotlib.figure import Figure
 

@@ -159,14 +159,19 @@ def ask_groups(case: Case) -> dict[str, Any]:
     if rest:
         raise ValueError("the expert grid does not divide the ranks")
     dense = RankGenerator(tp=tp, ep=1, dp=dp, pp=pp, cp=cp, order=case["order"])
-    expert = RankGenerator(tp=case["etp"], ep=case["ep"], dp=replicas, pp=pp, cp=1, order=case["order"])
+    expert = RankGenerator(
+        tp=case["etp"], ep=case["ep"], dp=replicas, pp=pp, cp=1, order=case["order"]
+    )
     if not (case["order"].endswith("pp") or pp == 1 or replicas == dp):
         raise ValueError("an order that does not end in pp needs as many expert replicas")
     if dense.get_ranks("pp") != expert.get_ranks("pp"):
         raise ValueError("the pipeline groups differ")
     lists = {name: dense.get_ranks(name) for name in _DENSE_GROUPS}
     lists |= {name: expert.get_ranks(axes) for name, axes in _EXPERT_GROUPS.items()}
-    digest = {name: hashlib.sha256(json.dumps(groups).encode()).hexdigest() for name, groups in lists.items()}
+    digest = {
+        name: hashlib.sha256(json.dumps(groups).encode()).hexdigest()
+        for name, groups in lists.items()
+    }
     return {"groups": digest}
 
 
@@ -175,7 +180,12 @@ _EXPERT_GROUPS = {"etp": "tp", "ep": "ep", "edp": "dp", "etp-ep": "tp-ep", "etp-
 
 
 def import_torchtitan() -> None:
-    for name in ("config.manager", "distributed.parallel_dims", "trainer", "distributed.pipeline_parallel"):
+    for name in (
+        "config.manager",
+        "distributed.parallel_dims",
+        "trainer",
+        "distributed.pipeline_parallel",
+    ):
         importlib.import_module(f"torchtitan.{name}")
     for name in ("llama3", "qwen3", "deepseek_v3", "gpt_oss"):
         importlib.import_module(f"torchtitan.models.{name}")
@@ -204,7 +214,9 @@ def ask_torchtitan(case: Case) -> dict[str, Any]:
     fake_group(case["world"])
     dims.build_mesh()
     # As in torchtitan/trainer.py, which does it on the way into training.
-    divisor = (dims.tp if parallel.enable_sequence_parallel else 1) * (2 * dims.cp if dims.cp > 1 else 1)
+    divisor = (dims.tp if parallel.enable_sequence_parallel else 1) * (
+        2 * dims.cp if dims.cp > 1 else 1
+    )
     if training.seq_len % divisor:
         raise ValueError(f"training.seq_len {training.seq_len} must be divisible by {divisor}")
     config.model_spec.model.update_from_config(config=config)
@@ -221,18 +233,24 @@ def ask_torchtitan(case: Case) -> dict[str, Any]:
     get_schedule_class(schedule)
     parts = parallel.module_fqns_per_model_part
     built = [name for part in parts for name in part if name.startswith("layers.")]
-    if built != [f"layers.{i}" for i in range(len(config.model_spec.model.layers))] or len(parts) % dims.pp:
+    if (
+        built != [f"layers.{i}" for i in range(len(config.model_spec.model.layers))]
+        or len(parts) % dims.pp
+    ):
         raise ValueError("the stages are not the model's layers in turn")
     counts = [sum(name.startswith("layers.") for name in part) for part in parts]
     return answer | {
         "stages": [
             [
                 counts[chunk]
-                for chunk in _get_pp_rank_to_stage_indices_mapping(rank, dims.pp, schedule, len(counts))
+                for chunk in _get_pp_rank_to_stage_indices_mapping(
+                    rank, dims.pp, schedule, len(counts)
+                )
             ]
             for rank in range(dims.pp)
         ],
-        "num_micro_batches": training.local_batch_size // parallel.pipeline_parallel_microbatch_size,
+        "num_micro_batches": training.local_batch_size
+        // parallel.pipeline_parallel_microbatch_size,
         "micro_batch": parallel.pipeline_parallel_microbatch_size,
     }
 
@@ -246,7 +264,9 @@ def ask_deepspeed(case: Case) -> dict[str, Any]:
     import deepspeed.runtime.config as module
 
     args = read(case, "megatron_deepspeed_args.json")
-    tp, pp = (int(args[args.index(f"--{n}-model-parallel-size") + 1]) for n in ("tensor", "pipeline"))
+    tp, pp = (
+        int(args[args.index(f"--{n}-model-parallel-size") + 1]) for n in ("tensor", "pipeline")
+    )
     world = case["world"]
     module.dist = types.SimpleNamespace(get_rank=lambda *a: 0, get_world_size=lambda *a, **k: world)
     if world % (tp * pp):
@@ -259,7 +279,9 @@ def ask_deepspeed(case: Case) -> dict[str, Any]:
     document = read(case, "ds_config.json")
     config = module.DeepSpeedConfig(dict(document), mpu=Groups())
     known = {field.alias or name for name, field in type(config.zero_config).model_fields.items()}
-    unknown = set(document["zero_optimization"]) - known - set(type(config.zero_config).model_fields)
+    unknown = (
+        set(document["zero_optimization"]) - known - set(type(config.zero_config).model_fields)
+    )
     if unknown:
         raise ValueError(f"unknown keys {unknown}")
     return {
@@ -300,7 +322,9 @@ def ask_accelerate(case: Case) -> dict[str, Any]:
     args, _, _ = launch._validate_launch_command(args)
     wanted = ("FSDP_", "PARALLELISM_", "ACCELERATE_")
     env = {k: str(v) for k, v in prepare_multi_gpu_env(args).items() if k.startswith(wanted)}
-    ours = {k: v for k, v in read(case, "env.json").items() if k.startswith(("FSDP_", "PARALLELISM_"))}
+    ours = {
+        k: v for k, v in read(case, "env.json").items() if k.startswith(("FSDP_", "PARALLELISM_"))
+    }
     differing = {k for k in ours if k in env and env[k].lower() != ours[k].lower()}
     if differing:
         raise ValueError(f"env.json differs from accelerate's own: {differing}")

@@ -20,7 +20,9 @@ PACKAGES = ("bridge", "bridge.training", "bridge.training.utils", "bridge.utils"
 
 def bridge_folder() -> Path:
     megatron = importlib.import_module("megatron")
-    return next(Path(path) / "bridge" for path in megatron.__path__ if (Path(path) / "bridge").is_dir())
+    return next(
+        Path(path) / "bridge" for path in megatron.__path__ if (Path(path) / "bridge").is_dir()
+    )
 
 
 def import_bridge() -> None:
@@ -67,7 +69,9 @@ def sections() -> dict[str, set[str]]:
         "ddp": DistributedDataParallelConfig,
         "optimizer": OptimizerConfig,
     }
-    fields = {name: {one.name for one in dataclasses.fields(kind)} for name, kind in inherited.items()}
+    fields = {
+        name: {one.name for one in dataclasses.fields(kind)} for name, kind in inherited.items()
+    }
     fields["model"] |= own_fields("models/gpt_provider.py", "GPTModelProvider")
     fields["dataset"] = own_fields("training/config.py", "GPTDatasetConfig")
     container = own_fields("training/config.py", "ConfigContainer")
@@ -83,7 +87,9 @@ def ask_bridge(case: dict[str, Any]) -> dict[str, Any]:
     from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
     from omegaconf import OmegaConf
 
-    overrides = json.loads((Path(case["dir"]) / "bridge_overrides.json").read_text(encoding="utf-8"))
+    overrides = json.loads(
+        (Path(case["dir"]) / "bridge_overrides.json").read_text(encoding="utf-8")
+    )
     known: dict[str, Any] = {section: dict.fromkeys(names) for section, names in sections().items()}
     # The parser refuses fields that the configuration does not have.
     read = parse_hydra_overrides(OmegaConf.create(known | {"mixed_precision": None}), overrides)

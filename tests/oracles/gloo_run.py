@@ -38,7 +38,8 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # The number of heads is whatever tensor parallelism has left on this rank.
         q, k, v = (
-            w(x).unflatten(-1, (-1, HIDDEN // HEADS)).transpose(1, 2) for w in (self.wq, self.wk, self.wv)
+            w(x).unflatten(-1, (-1, HIDDEN // HEADS)).transpose(1, 2)
+            for w in (self.wq, self.wk, self.wv)
         )
         repeats = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
@@ -103,7 +104,12 @@ class Experts(nn.Module):
         sent = (weights.T > 0).to(x.dtype).unsqueeze(-1) * tokens
         if self.group is not None:
             ranks = dist.get_world_size(self.group)
-            sent = Exchange.apply(sent, self.group).unflatten(0, (ranks, -1)).transpose(0, 1).flatten(1, 2)
+            sent = (
+                Exchange.apply(sent, self.group)
+                .unflatten(0, (ranks, -1))
+                .transpose(0, 1)
+                .flatten(1, 2)
+            )
         out = torch.bmm(nn.functional.silu(torch.bmm(sent, self.up)), self.down)
         if self.group is not None:
             back = out.unflatten(1, (ranks, -1)).transpose(0, 1).flatten(0, 1)
@@ -167,7 +173,10 @@ def spread(chunk: Chunk, plan: dict[str, Any], mesh: DeviceMesh) -> list[nn.Para
         _flat["dp"] = data
         for layer in chunk.layers:
             fully_shard(
-                layer, mesh=data, reshard_after_forward=plan["zero_stage"] == 3, ignored_params=set(experts)
+                layer,
+                mesh=data,
+                reshard_after_forward=plan["zero_stage"] == 3,
+                ignored_params=set(experts),
             )
         fully_shard(chunk, mesh=data, reshard_after_forward=False, ignored_params=set(experts))
     return experts

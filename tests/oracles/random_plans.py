@@ -5,23 +5,20 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from cluster_specs.catalog import load_cluster
-from model_specs.catalog import catalog_names, load_catalog_model
-from model_specs.schema import ModelSpec
-from planner.plan import (
-    Framework,
-    LayoutDoc,
-    Mapping,
-    Objective,
-    Plan,
-    PlanInputs,
-    ScheduleName,
-    SolverReport,
-)
+from meshwright.cluster_specs.catalog import load_cluster
+from meshwright.model_specs.catalog import catalog_names, load_catalog_model
+from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.plan.document import Mapping, Objective, Plan, SolverReport
+from meshwright.planner.request.inputs import Framework, PlanInputs, ScheduleName
+from meshwright.planner.runs.predicted import LayoutDoc
 
 CLUSTERS = {"dgx-a100": 8, "dgx-h100": 9, "dgx-b200": 10, "gb200-nvl72": 10}
 """Catalog cluster and compute capability."""
-PRECISIONS = {8: ["bf16", "fp16"], 9: ["bf16", "bf16", "fp8", "fp16"], 10: ["bf16", "fp8", "mxfp8", "nvfp4"]}
+PRECISIONS = {
+    8: ["bf16", "fp16"],
+    9: ["bf16", "bf16", "fp8", "fp16"],
+    10: ["bf16", "fp8", "mxfp8", "nvfp4"],
+}
 MOST_GPUS = 1024
 
 
@@ -79,7 +76,9 @@ def changed(rng: random.Random, plan: Plan) -> Plan | None:
     layout = plan.layout
     assert layout is not None
     axis = rng.choice(["tp", "cp", "pp", "dp", "ep", "etp", "vpp", "num_micro_batches"])
-    value = rng.choice([n for n in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32) if n != getattr(layout, axis)])
+    value = rng.choice(
+        [n for n in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32) if n != getattr(layout, axis)]
+    )
     fields = layout.model_dump() | {axis: value}
     chunks, layers = fields["pp"] * fields["vpp"], plan.inputs.model.layers
     if chunks > layers or fields["tp"] * fields["cp"] * fields["pp"] * fields["dp"] > MOST_GPUS:
@@ -128,7 +127,8 @@ def _degrees(rng: random.Random, framework: Framework, model: ModelSpec) -> dict
         "etp": etp,
         "vpp": vpp,
         "micro_batch": rng.choice([1, 2]),
-        "num_micro_batches": rng.choice([1, 2, 4]) * (pp if vpp > 1 or framework == "torchtitan" else 1),
+        "num_micro_batches": rng.choice([1, 2, 4])
+        * (pp if vpp > 1 or framework == "torchtitan" else 1),
         "sequence_parallel": framework in ("megatron", "torchtitan")
         and tp > 1
         and (rng.random() < 0.7 or model.moe is not None),
@@ -157,13 +157,17 @@ def _split(rng: random.Random, layers: int, chunks: int, *, even: bool) -> list[
 
 
 def _recompute(rng: random.Random, framework: Framework, model: ModelSpec) -> dict[str, Any]:
-    kind = rng.choice(["none", "selective", "full"] if framework == "megatron" else ["none", "full"])
+    kind = rng.choice(
+        ["none", "selective", "full"] if framework == "megatron" else ["none", "full"]
+    )
     if kind == "full":
         return {"recompute": "full", "recompute_layers": 10**6}
     if kind == "none":
         return {"recompute": "none"}
     modules = ["core_attn", "layernorm", "mlp"]
-    modules += ["moe_act"] * (model.moe is not None) + ["mla_up_proj"] * (model.attention is not None)
+    modules += ["moe_act"] * (model.moe is not None) + ["mla_up_proj"] * (
+        model.attention is not None
+    )
     chosen = rng.sample(modules, rng.randint(1, len(modules)))
     return {"recompute": "selective", "recompute_modules": tuple(chosen)}
 

@@ -68,7 +68,9 @@ def start_megatron(facts: Facts) -> None:
         stand_in = GoesOn(training=True, attn_tp_group=group, config=config)
         unless_refused(lambda: MoELayer.forward(stand_in, torch.empty(1)))
     if facts["sequence_parallel"]:
-        scatter_to_sequence_parallel_region(torch.empty(facts["seq_len"] // facts["cp"], 1, 1), group=group)
+        scatter_to_sequence_parallel_region(
+            torch.empty(facts["seq_len"] // facts["cp"], 1, 1), group=group
+        )
     if facts["vpp"] > 1:
         unless_refused(lambda: _megatron_interleaved_schedule(facts, config))
 
@@ -115,7 +117,9 @@ def start_torchtitan(facts: Facts) -> None:
     if facts["pp"] == 1:
         return
     world = facts["pp"] * facts["dp"] * facts["cp"] * facts["tp"]
-    mesh = init_device_mesh("cpu", (facts["pp"], world // facts["pp"]), mesh_dim_names=("pp", "rest"))
+    mesh = init_device_mesh(
+        "cpu", (facts["pp"], world // facts["pp"]), mesh_dim_names=("pp", "rest")
+    )
     total, group, name = facts["pp"] * facts["vpp"], mesh["pp"].get_group(), facts["torch_schedule"]
     stages = [
         PipelineStage(torch.nn.Linear(1, 1), index, total, torch.device("cpu"), group=group)
@@ -137,12 +141,18 @@ def _split_feed_forward(facts: Facts) -> None:
     """A feed-forward block split as torchtitan and transformers split it, and one step through it."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
 
     if facts["tp"] == 1:
         return
     world = facts["pp"] * facts["dp"] * facts["cp"] * facts["tp"]
-    mesh = init_device_mesh("cpu", (world // facts["tp"], facts["tp"]), mesh_dim_names=("rest", "tp"))
+    mesh = init_device_mesh(
+        "cpu", (world // facts["tp"], facts["tp"]), mesh_dim_names=("rest", "tp")
+    )
     for width in facts["widths"]:
         block = torch.nn.Sequential(torch.nn.Linear(1, width), torch.nn.Linear(width, 1))
         parallelize_module(block, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
@@ -212,7 +222,11 @@ def start_accelerate(facts: Facts) -> None:
     sizes = {f"{axis}_size": facts[axis] for axis in ("tp", "cp")}
     world = facts["tp"] * facts["cp"] * facts["dp"]
     accelerator = GoesOn(
-        multi_device=world > 1, num_processes=world, is_fsdp2=True, distributed_type="FSDP", state=None
+        multi_device=world > 1,
+        num_processes=world,
+        is_fsdp2=True,
+        distributed_type="FSDP",
+        state=None,
     )
     config = ParallelismConfig(dp_shard_size=facts["dp"], **sizes)
     unless_refused(lambda: config._validate_accelerator(accelerator))
@@ -243,9 +257,13 @@ def _split_transformers_attention(facts: Facts, mesh: Any) -> None:
     )
     whole = torch.nn.Module()
     whole.self_attn = LlamaAttention(config, 0)
-    styles = {f"self_attn.{name}_proj": "colwise" for name in "qkv"} | {"self_attn.o_proj": "rowwise"}
+    styles = {f"self_attn.{name}_proj": "colwise" for name in "qkv"} | {
+        "self_attn.o_proj": "rowwise"
+    }
     # Weights are sharded as they are loaded, by the same styles; here there is nothing to load.
     plan = {f"{name}.weight": style for name, style in styles.items()} | styles
     apply_tensor_parallelism(whole, mesh, plan)
     turn = (torch.ones(1, 2, 8), torch.zeros(1, 2, 8))
-    whole.self_attn(torch.zeros(1, 2, facts["heads"]), position_embeddings=turn, attention_mask=None)
+    whole.self_attn(
+        torch.zeros(1, 2, facts["heads"]), position_embeddings=turn, attention_mask=None
+    )

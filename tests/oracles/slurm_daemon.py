@@ -44,7 +44,9 @@ PartitionName=p Nodes=ALL Default=YES State=UP
 def need(*tools: str) -> None:
     missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:
-        pytest.skip(f"{', '.join(missing)} not installed (apt-get install slurm-wlm openmpi-bin shellcheck)")
+        pytest.skip(
+            f"{', '.join(missing)} not installed (apt-get install slurm-wlm openmpi-bin shellcheck)"
+        )
 
 
 @contextmanager
@@ -72,9 +74,15 @@ def slurm_machines(folder: Path, names: Sequence[str]) -> Iterator[dict[str, str
         "nodes": "x",
     }
     without = ("GresTypes", "Suspend", "Resume", "NodeName", "PartitionName")
-    lines = [text for text in SLURM_CONF.format(**fields).splitlines() if not text.startswith(without)]
+    lines = [
+        text for text in SLURM_CONF.format(**fields).splitlines() if not text.startswith(without)
+    ]
     lines = [f"SlurmdSpoolDir={folder}/spool/%n" if "SpoolDir" in text else text for text in lines]
-    lines += [f"SlurmdPidFile={folder}/%n.pid", "SlurmdParameters=config_overrides", "ReturnToService=2"]
+    lines += [
+        f"SlurmdPidFile={folder}/%n.pid",
+        "SlurmdParameters=config_overrides",
+        "ReturnToService=2",
+    ]
     lines += [
         f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port + 2 + index} CPUs=8"
         for index, name in enumerate(names)
@@ -85,7 +93,9 @@ def slurm_machines(folder: Path, names: Sequence[str]) -> Iterator[dict[str, str
             (folder / "spool" / name).mkdir()
         command = ["slurmd", "-D", "-N"]
         null = subprocess.DEVNULL
-        daemons = [subprocess.Popen([*command, name], env=env, stdout=null, stderr=null) for name in names]
+        daemons = [
+            subprocess.Popen([*command, name], env=env, stdout=null, stderr=null) for name in names
+        ]
         try:
             yield env
         finally:
@@ -108,7 +118,9 @@ def _controller(folder: Path, conf: str, topology: str) -> Iterator[dict[str, st
     )
     try:
         for _ in range(60):
-            ready = subprocess.run(["scontrol", "ping"], env=env, capture_output=True, text=True, check=False)
+            ready = subprocess.run(
+                ["scontrol", "ping"], env=env, capture_output=True, text=True, check=False
+            )
             if "is UP" in ready.stdout:
                 break
             time.sleep(0.5)

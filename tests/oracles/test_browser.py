@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from planner.report.plan_page import plan_page
-from tests.test_trace import piped
+from meshwright.planner.report.plan_page import plan_page
+from tests.planner.analysis.test_trace import piped
 
 pytestmark = pytest.mark.oracle
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 
 
 def browse(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -34,7 +36,9 @@ def test_a_browser_shows_the_page(tmp_path: Path) -> None:
     assert "CONSOLE" not in shown.stderr
     assert "Refused to" not in shown.stderr
     assert "The ranks on the fabric" in shown.stdout
-    before, after = (re.findall(r"<(\w+)", text) for text in (page.read_text("utf-8"), shown.stdout))
+    before, after = (
+        re.findall(r"<(\w+)", text) for text in (page.read_text("utf-8"), shown.stdout)
+    )
     for tag in ("svg", "rect", "td", "section", "li"):
         assert after.count(tag) == before.count(tag) > 0
     picture = tmp_path / "page.png"

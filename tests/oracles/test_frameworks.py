@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from planner.launch.bridge import bridge_files
-from planner.launch.files import LaunchError, write_files
-from planner.plan import Framework, Plan
-from planner.plan_files import plan_files
+from meshwright.documents.output_files import LaunchError, write_files
+from meshwright.planner.launch.bridge import bridge_files
+from meshwright.planner.launch.plan_files import plan_files
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.request.inputs import Framework
 from tests.oracles.random_plans import random_plan
 
 pytestmark = pytest.mark.oracle
@@ -29,7 +30,12 @@ PARSERS: dict[Framework, str] = {
     "deepspeed": "deepspeed",
     "fsdp2": "accelerate",
 }
-ACCEPTED: dict[Framework, int] = {"megatron": 300, "torchtitan": 300, "deepspeed": 300, "fsdp2": 300}
+ACCEPTED: dict[Framework, int] = {
+    "megatron": 300,
+    "torchtitan": 300,
+    "deepspeed": 300,
+    "fsdp2": 300,
+}
 
 
 def ask(target: str, cases: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
@@ -67,7 +73,11 @@ def test_bridge_accepts_and_reads_back_every_override(tmp_path: Path) -> None:
         cases.append({"dir": str(tmp_path / str(len(plans)))})
         plans.append(drawn[0])
     misspelt = json.loads(text["bridge_overrides.json"])
-    for wrong in ("model.tensor_parallel_size=2", "train.global_batch=8", "mixed_precision=16_mixed"):
+    for wrong in (
+        "model.tensor_parallel_size=2",
+        "train.global_batch=8",
+        "mixed_precision=16_mixed",
+    ):
         write_files(tmp_path / wrong, {"bridge_overrides.json": json.dumps([*misspelt, wrong])})
         cases.append({"dir": str(tmp_path / wrong)})
     answers = ask("bridge", cases, tmp_path)
@@ -96,7 +106,9 @@ def differences(plan: Plan, answer: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("framework", list(PARSERS))
-def test_the_framework_accepts_and_reads_back_every_plan(framework: Framework, tmp_path: Path) -> None:
+def test_the_framework_accepts_and_reads_back_every_plan(
+    framework: Framework, tmp_path: Path
+) -> None:
     rng, index, refused = random.Random(6), 0, 0
     plans: list[Plan] = []
     cases: list[dict[str, Any]] = []

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from cluster_specs.catalog import load_cluster
-from model_specs.schema import ModelSpec, MoeSpec
-from planner.launch.rank_files import rank_files
-from planner.plan import Mapping, Plan
-from tests.test_launch_megatron import make_plan
+from meshwright.cluster_specs.catalog import load_cluster
+from meshwright.model_specs.schema import ModelSpec, MoeSpec
+from meshwright.planner.launch.rank_files import rank_files
+from meshwright.planner.plan.document import Mapping, Plan
+from tests.planner.launch.test_launch_megatron import make_plan
 
 pytestmark = pytest.mark.oracle
 
@@ -38,7 +38,16 @@ def plan_of(model: ModelSpec, ranks: list[tuple[int, int]] | None = None, **degr
         plan_of(LLAMA, tp=2, dp=2, zero_stage=2, micro_batch=2),
         plan_of(LLAMA, pp=4, num_micro_batches=4, stages=[[1], [2], [2], [1]]),
         plan_of(LLAMA, tp=2, pp=2, dp=2, num_micro_batches=4, zero_stage=2, stages=[[4], [2]]),
-        plan_of(LLAMA, SHUFFLED, tp=2, pp=2, dp=2, vpp=2, num_micro_batches=4, schedule="interleaved-1f1b"),
+        plan_of(
+            LLAMA,
+            SHUFFLED,
+            tp=2,
+            pp=2,
+            dp=2,
+            vpp=2,
+            num_micro_batches=4,
+            schedule="interleaved-1f1b",
+        ),
         plan_of(MOE, dp=4, ep=4, zero_stage=3, num_micro_batches=2),
         plan_of(MOE, dp=4, ep=2, zero_stage=2, tp=2),
         plan_of(MOE, SHUFFLED, pp=2, dp=4, ep=2, num_micro_batches=4),
@@ -107,7 +116,9 @@ def start(folder: Path, places: list[tuple[int, int]]) -> dict[str, Any]:
         for process in processes:
             process.kill()
     errors = [
-        f"rank {rank}: {err[-1500:]}" for rank, (_, err) in enumerate(outputs) if processes[rank].returncode
+        f"rank {rank}: {err[-1500:]}"
+        for rank, (_, err) in enumerate(outputs)
+        if processes[rank].returncode
     ]
     assert not errors, "\n".join(errors[:3])
     found: dict[str, Any] = json.loads(outputs[0][0].splitlines()[-1])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.schedule_orders import rank_order
-from costmodel.schedules import Schedule
+from meshwright.costmodel.pipeline.orders import rank_order
+from meshwright.costmodel.pipeline.schedules import Schedule
 
 pytestmark = pytest.mark.oracle
 
@@ -48,5 +48,7 @@ def test_orders_are_those_of_torch() -> None:
             [one.chunk, one.micro_batch, str(one.work), one.paired]
             for one in rank_order(rank, pp, chunks, count, schedule)
         ]
-        assert ours == answer, f"{name}, rank {rank} of {pp}, {chunks} chunks, {count} micro-batches"
+        assert ours == answer, (
+            f"{name}, rank {rank} of {pp}, {chunks} chunks, {count} micro-batches"
+        )
     print(f"{len(cases)} orders are torch's")

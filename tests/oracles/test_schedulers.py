@@ -12,15 +12,24 @@ from pathlib import Path
 import pytest
 import yaml
 
-from planner.launch.files import write_files
-from planner.plan import Framework, Mapping, Plan
-from planner.plan_files import TARGETS, plan_files
+from meshwright.documents.output_files import write_files
+from meshwright.planner.launch.plan_files import TARGETS, plan_files
+from meshwright.planner.plan.document import Mapping, Plan
+from meshwright.planner.request.inputs import Framework
 from tests.oracles.slurm_daemon import need, slurm_daemon
-from tests.test_launch_megatron import make_plan
+from tests.planner.launch.test_launch_megatron import make_plan
 
 pytestmark = pytest.mark.oracle
 
-NAMES = ["plain", "two words", "it's", 'a "quoted" name', "$(touch owned)", "`touch owned`; x", "a\nb"]
+NAMES = [
+    "plain",
+    "two words",
+    "it's",
+    'a "quoted" name',
+    "$(touch owned)",
+    "`touch owned`; x",
+    "a\nb",
+]
 FOR: dict[str, Framework] = {"torchtitan": "torchtitan", "deepspeed": "deepspeed", "fsdp2": "fsdp2"}
 
 
@@ -29,7 +38,9 @@ def plan_for(target: str, name: str = "llama", ranks: list[tuple[int, int]] | No
     mapping = None if ranks is None else Mapping(order=[], levels=[], matrix={}, ranks=ranks)
     plan = make_plan(tp=2, dp=16, zero_stage=2 if target == "deepspeed" else zero, mapping=mapping)
     model = plan.inputs.model.model_copy(update={"name": name})
-    inputs = plan.inputs.model_copy(update={"model": model, "framework": FOR.get(target, "megatron")})
+    inputs = plan.inputs.model_copy(
+        update={"model": model, "framework": FOR.get(target, "megatron")}
+    )
     return plan.model_copy(update={"inputs": inputs})
 
 
@@ -82,11 +93,18 @@ def test_slurm_accepts_the_batch_script(slurm: dict[str, str], tmp_path: Path) -
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        assert "4 nodes" in done.stderr or re.search(r"on nodes node\[\d-\d\]", done.stderr), done.stderr
+        assert "4 nodes" in done.stderr or re.search(r"on nodes node\[\d-\d\]", done.stderr), (
+            done.stderr
+        )
     too_big = (folder / "job.sbatch").read_text(encoding="utf-8").replace("--nodes=4", "--nodes=9")
-    (folder / "job.sbatch").write_text(too_big.replace("--ntasks=4", "--ntasks=9"), encoding="utf-8")
+    (folder / "job.sbatch").write_text(
+        too_big.replace("--ntasks=4", "--ntasks=9"), encoding="utf-8"
+    )
     refused = subprocess.run(
-        ["sbatch", "--test-only", str(folder / "job.sbatch")], env=slurm, capture_output=True, check=False
+        ["sbatch", "--test-only", str(folder / "job.sbatch")],
+        env=slurm,
+        capture_output=True,
+        check=False,
     )
     assert refused.returncode != 0
 
@@ -106,7 +124,9 @@ def test_openmpi_starts_the_planned_order(tmp_path: Path) -> None:
     files = plan_files(plan, "openmpi")
     host = subprocess.run(["hostname"], capture_output=True, text=True, check=True).stdout.strip()
     files["hostfile"] = f"{host}\n"
-    files["rankfile.openmpi"] = re.sub(r"=\S+ slot=\d+", f"={host} slot=0", files["rankfile.openmpi"])
+    files["rankfile.openmpi"] = re.sub(
+        r"=\S+ slot=\d+", f"={host} slot=0", files["rankfile.openmpi"]
+    )
     write_files(tmp_path, files)
     env = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     env |= {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_plm_rsh_agent": ""}
@@ -120,7 +140,9 @@ def test_openmpi_starts_the_planned_order(tmp_path: Path) -> None:
         timeout=60,
     )
     lines = sorted(done.stdout.splitlines())
-    assert lines == [f"rank {rank} of 4 gpu {gpu}" for rank, (_, gpu) in enumerate(order)], done.stderr
+    assert lines == [f"rank {rank} of 4 gpu {gpu}" for rank, (_, gpu) in enumerate(order)], (
+        done.stderr
+    )
 
 
 JOBSET_SCHEMA = Path(__file__).parents[1] / "data" / "kubernetes" / "jobset_v1alpha2.json"
@@ -148,7 +170,9 @@ def schema_errors(documents: list[object]) -> list[list[str]]:
     python = os.environ.get("ORACLE_PYTHON")
     assert python, "run `make oracles`: ORACLE_PYTHON names no interpreter"
     asked = json.dumps([json.loads(JOBSET_SCHEMA.read_text("utf-8")), documents])
-    done = subprocess.run([python, "-c", VALIDATE], input=asked, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [python, "-c", VALIDATE], input=asked, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     errors: list[list[str]] = json.loads(done.stdout)
     return errors
@@ -172,7 +196,9 @@ def test_the_jobset_schema_accepts_the_manifest() -> None:
 def test_the_jobset_says_the_plan() -> None:
     """Nodes and GPUs of the plan; names must be DNS labels, annotations Kueue's, with strings for values."""
     for name in NAMES:
-        document = yaml.safe_load(plan_files(plan_for("megatron", name), "kubernetes")["jobset.yaml"])
+        document = yaml.safe_load(
+            plan_files(plan_for("megatron", name), "kubernetes")["jobset.yaml"]
+        )
         assert (document["apiVersion"], document["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
         assert re.fullmatch(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", document["metadata"]["name"])
         (job,) = document["spec"]["replicatedJobs"]

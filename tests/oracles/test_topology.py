@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 
-from cluster_specs.catalog import load_cluster
-from cluster_specs.importers.document import import_topology
-from cluster_specs.importers.hostlists import HostlistError, expand
-from cluster_specs.schema import NodeSpec
-from planner.launch.files import LaunchError
-from planner.plan import Mapping
-from planner.rank_files.groups import process_groups
-from planner.rank_files.texts import mapping_files
+from meshwright.cluster_specs.catalog import load_cluster
+from meshwright.cluster_specs.importers.document import import_topology
+from meshwright.cluster_specs.importers.hostlists import HostlistError, expand
+from meshwright.cluster_specs.schema import NodeSpec
+from meshwright.documents.output_files import LaunchError
+from meshwright.planner.launch.ranks.groups import process_groups
+from meshwright.planner.launch.ranks.texts import mapping_files
+from meshwright.planner.plan.document import Mapping
 from tests.oracles.slurm_daemon import slurm_daemon, slurm_machines
 from tests.oracles.test_frameworks import ask
-from tests.test_launch_megatron import make_plan
+from tests.planner.launch.test_launch_megatron import make_plan
 
 pytestmark = pytest.mark.oracle
 
@@ -48,7 +48,9 @@ HOSTLISTS = (
 
 
 def said(env: dict[str, str], *words: str) -> tuple[int, str]:
-    done = subprocess.run(["scontrol", *words], env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["scontrol", *words], env=env, capture_output=True, text=True, check=False
+    )
     return done.returncode, done.stdout
 
 
@@ -66,7 +68,9 @@ def test_slurm_reads_our_samples_as_we_do(file: str, tmp_path: Path) -> None:
     assert len(switches) == len(re.findall(r"(?im)^switchname=", text))
     for name, level, nodes in switches:
         ours = {
-            node.name for node in found.cluster.nodes if name == (node.leaf if level == "0" else node.pod)
+            node.name
+            for node in found.cluster.nodes
+            if name == (node.leaf if level == "0" else node.pod)
         }
         assert set(expand(nodes, 1000)) == (
             ours if level in "01" else {node.name for node in found.cluster.nodes}
@@ -97,7 +101,9 @@ def test_srun_puts_ranks_where_the_mapping_says(tmp_path: Path) -> None:
     plan = make_plan(tp=2, dp=3, mapping=Mapping(order=[], levels=[], matrix={}, ranks=places))
     plan = plan.model_copy(update={"inputs": plan.inputs.model_copy(update={"cluster": cluster})})
     files = mapping_files(plan)
-    visible = {row["host"]: row["cuda_visible_devices"].split(",") for row in rows(files, "nodes.csv")}
+    visible = {
+        row["host"]: row["cuda_visible_devices"].split(",") for row in rows(files, "nodes.csv")
+    }
     hostfile = tmp_path / "hostfile"
     hostfile.write_text(files["mapping/slurm_hostfile"], encoding="utf-8")
     # Steps listen on sockets in the spool folder, whose paths may have 107 characters.
@@ -110,13 +116,19 @@ def test_srun_puts_ranks_where_the_mapping_says(tmp_path: Path) -> None:
         for _ in range(40):
             # The nodes take a while to be idle.
             done = subprocess.run(
-                step, env=env | {"SLURM_HOSTFILE": str(hostfile)}, capture_output=True, text=True, check=False
+                step,
+                env=env | {"SLURM_HOSTFILE": str(hostfile)},
+                capture_output=True,
+                text=True,
+                check=False,
             )
             if done.returncode == 0:
                 break
             time.sleep(0.5)
     assert done.returncode == 0, done.stderr
-    ran = {int(r): (host, int(local)) for r, host, local in map(str.split, done.stdout.splitlines())}
+    ran = {
+        int(r): (host, int(local)) for r, host, local in map(str.split, done.stdout.splitlines())
+    }
     for row in rows(files, "ranks.csv"):
         host, local = ran[int(row["rank"])]
         assert (host, visible[host][local]) == (row["host"], row["gpu"])

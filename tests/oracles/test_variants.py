@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from planner.launch.files import LaunchError, write_files
-from planner.launch.torchtitan import SCHEDULES
-from planner.plan import Framework, Plan
-from planner.plan_files import plan_files
+from meshwright.documents.output_files import LaunchError, write_files
+from meshwright.planner.launch.plan_files import plan_files
+from meshwright.planner.launch.torchtitan import SCHEDULES
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.request.inputs import Framework
 from tests.oracles.random_plans import changed, random_plan
 from tests.oracles.test_frameworks import PARSERS, ask
 
@@ -25,7 +26,9 @@ pytestmark = pytest.mark.oracle
 
 REFUSED, ALLOWED = 150, 60
 
-DIVIDE = "asserted by Megatron-DeepSpeed (4efb479, megatron/core/utils.py), which is in no package index"
+DIVIDE = (
+    "asserted by Megatron-DeepSpeed (4efb479, megatron/core/utils.py), which is in no package index"
+)
 JUSTIFIED: dict[Framework, dict[str, str]] = {
     "megatron": {
         "megatron-zero-needs-pp-1": "choice: Megatron-FSDP would gather weights anew for every micro-batch",
@@ -80,7 +83,10 @@ def also(plan: Plan) -> list[str]:
     flags: dict[str, int] = {}
     if framework == "megatron":
         if plan.inputs.model.moe is None:
-            flags |= {"--expert-model-parallel-size": layout.ep, "--expert-tensor-parallel-size": layout.etp}
+            flags |= {
+                "--expert-model-parallel-size": layout.ep,
+                "--expert-tensor-parallel-size": layout.etp,
+            }
         if layout.pp == 1:
             flags["--num-virtual-stages-per-pipeline-rank"] = layout.vpp
     if framework == "torchtitan":
@@ -107,7 +113,7 @@ def test_refused_is_what_cannot_start(
     framework: Framework, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Where ranks go is asked in test_topology.py, and means nothing where a grid does not divide.
-    monkeypatch.setattr("planner.plan_files.mapping_files", lambda plan: {})
+    monkeypatch.setattr("meshwright.planner.launch.plan_files.mapping_files", lambda plan: {})
     plans, rules, cases = _variants(framework, tmp_path, monkeypatch)
     answers = ask(PARSERS[framework], cases, tmp_path)
     assert len(answers) == len(plans)
@@ -155,12 +161,21 @@ def _variants(
         if variant is None:
             continue
         broken = refusal(variant)
-        if (rules.count([]) >= ALLOWED) if not broken else (len(rules) - rules.count([]) >= REFUSED):
+        if (
+            (rules.count([]) >= ALLOWED)
+            if not broken
+            else (len(rules) - rules.count([]) >= REFUSED)
+        ):
             continue
         with monkeypatch.context() as without_rules:
             for module in ("megatron", "torchtitan", "deepspeed", "accelerate"):
-                without_rules.setattr(f"planner.launch.{module}.require_legal", lambda plan, *_: plan.layout)
-            without_rules.setattr("planner.launch.deepspeed._require_even_stages", lambda *_: None)
+                without_rules.setattr(
+                    f"meshwright.planner.launch.{module}.require_legal",
+                    lambda plan, *_: plan.layout,
+                )
+            without_rules.setattr(
+                "meshwright.planner.launch.deepspeed._require_even_stages", lambda *_: None
+            )
             files = plan_files(variant)
         place = folder / str(len(cases))
         write_files(place, files)

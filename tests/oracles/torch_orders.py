@@ -15,7 +15,9 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 WORK = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
 
 
-def order(name: str, rank: int, pp: int, chunks: int, count: int) -> list[tuple[int, int, str, bool]]:
+def order(
+    name: str, rank: int, pp: int, chunks: int, count: int
+) -> list[tuple[int, int, str, bool]]:
     kind = get_schedule_class(name)
     # The constructor wants process groups and stages; the order needs these fields only.
     one = object.__new__(kind)
@@ -29,7 +31,9 @@ def order(name: str, rank: int, pp: int, chunks: int, count: int) -> list[tuple[
         parts = () if action is None else (action.sub_actions or (action,))
         for at, part in enumerate(parts):
             work = WORK[part.computation_type.name]
-            found.append((part.stage_index, part.microbatch_index, work, len(parts) > 1 and at == 0))
+            found.append(
+                (part.stage_index, part.microbatch_index, work, len(parts) > 1 and at == 0)
+            )
     return found
 
 

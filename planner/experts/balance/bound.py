@@ -6,9 +6,9 @@ from math import comb
 
 import numpy as np
 
-from planner.experts.balance.packing import greedy_counts
-from planner.experts.problem import Loads
-from planner.experts.problem import Slots as Counts
+from meshwright.planner.experts.balance.packing import greedy_counts
+from meshwright.planner.experts.problem import Loads
+from meshwright.planner.experts.problem import Slots as Counts
 
 _WIDEST = 2_000_000
 _WORTH = 1.003
@@ -73,7 +73,9 @@ def least_counts(load: Loads, slots: int, gpus: int, limit: float) -> tuple[Coun
         extra = np.arange(spare + 1)
         replicas = counts[:, None] + extra
         certain = np.clip(others * replicas - (spare - extra), 0, len(pieces))
-        fits = (replicas <= gpus) & (replicas * limit * (1 + 1e-12) >= load[:, None] + least[certain])
+        fits = (replicas <= gpus) & (
+            replicas * limit * (1 + 1e-12) >= load[:, None] + least[certain]
+        )
         if not fits.any(axis=1).all():
             return None
         more = fits.argmax(axis=1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.experts.balance.packing import Packing, slot_loads
-from planner.experts.problem import Loads, Slots
+from meshwright.planner.experts.balance.packing import Packing, slot_loads
+from meshwright.planner.experts.problem import Loads, Slots
 
 _WIDE = 48
 """First exchanges, those that fill the other GPU least, for which every second one is tried."""
@@ -108,4 +108,7 @@ class _Chain:
         self._slots[a, i], self._slots[b, j] = theirs, mine
         kept = self._weight[:, a, i].copy()
         self._weight[:, a, i], self._weight[:, b, j] = self._weight[:, b, j].copy(), kept
-        self._load[:, a], self._load[:, b] = self._weight[:, a].sum(axis=1), self._weight[:, b].sum(axis=1)
+        self._load[:, a], self._load[:, b] = (
+            self._weight[:, a].sum(axis=1),
+            self._weight[:, b].sum(axis=1),
+        )

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cp_sat import repeatable_solver
-from planner.experts.balance.bound import least_counts
-from planner.experts.problem import Loads, Slots
+from meshwright.planner.experts.balance.bound import least_counts
+from meshwright.planner.experts.problem import Loads, Slots
+from meshwright.planner.solvers.cp_sat import repeatable_solver
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -67,10 +67,14 @@ def count_bound(
             break
         # Often `low` is all that can be shown: that is asked before halving.
         limit = low * _CLOSE if step == 0 else (low + high) / 2
-    return CountBound(bound=low, counts=tuple(counts for some in reversed(found) for counts in some))
+    return CountBound(
+        bound=low, counts=tuple(counts for some in reversed(found) for counts in some)
+    )
 
 
-def _counts_for(load: Loads, slots: int, gpus: int, limit: float, work: float) -> tuple[Slots, ...] | None:
+def _counts_for(
+    load: Loads, slots: int, gpus: int, limit: float, work: float
+) -> tuple[Slots, ...] | None:
     """Counts that keep to the conditions at `limit`; None where there are none, () where it stays open."""
     need = least_counts(load, slots, gpus, limit)
     if need is None:
@@ -112,7 +116,9 @@ class _Parts:
     limit: float
 
     @classmethod
-    def of(cls, load: Loads, sizes: tuple[int, int], limit: float, need: tuple[Slots, int]) -> _Parts | None:
+    def of(
+        cls, load: Loads, sizes: tuple[int, int], limit: float, need: tuple[Slots, int]
+    ) -> _Parts | None:
         """The parts for (slots, GPUs) and what `least_counts` says; None where the conditions say nothing."""
         (slots, gpus), (least, spare) = sizes, need
         is_hot = (load > limit / 2) | (least > 1)
@@ -188,7 +194,9 @@ class _Parts:
         return tuple(out.values())
 
 
-def _counts_at(parts: _Parts, levels: Loads, work: float) -> tuple[NDArray[np.int64], int] | bool | None:
+def _counts_at(
+    parts: _Parts, levels: Loads, work: float
+) -> tuple[NDArray[np.int64], int] | bool | None:
     """Choices and replicas more for cold experts; None if there are none, False if it was not found out.
 
     Coefficients are rounded so that nothing possible is lost.
@@ -211,7 +219,9 @@ def _counts_at(parts: _Parts, levels: Loads, work: float) -> tuple[NDArray[np.in
     return true[true < len(y)], int(true[-1]) - len(y)
 
 
-def one_of_each(model: cp_model.CpModel, y: list[cp_model.IntVar], start: NDArray[np.int64]) -> None:
+def one_of_each(
+    model: cp_model.CpModel, y: list[cp_model.IntVar], start: NDArray[np.int64]
+) -> None:
     """One choice of every expert; `start` has the first of each, and their number."""
     for begin, end in pairwise(start.tolist()):
         model.add_exactly_one(y[begin:end])
@@ -232,7 +242,9 @@ def solved(
         return False
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         raise RuntimeError(f"CP-SAT ended with {solver.status_name(status)} on replica counts")
-    return np.array([i for i, literal in enumerate(literals) if solver.value(literal)], dtype=np.int64)
+    return np.array(
+        [i for i, literal in enumerate(literals) if solver.value(literal)], dtype=np.int64
+    )
 
 
 def pair_bound(load: Loads, slots: int, gpus: int, keep: int = 12) -> CountBound | None:

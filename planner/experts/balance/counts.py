@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.experts.balance.bound import least_counts
-from planner.experts.balance.packing import greedy_counts
-from planner.experts.problem import Loads, Slots
+from meshwright.planner.experts.balance.bound import least_counts
+from meshwright.planner.experts.balance.packing import greedy_counts
+from meshwright.planner.experts.problem import Loads, Slots
 
 SPARE = ("hottest", "middle", "smallest")
 """Who gets the slots that the limit does not need: the hottest replicas, the hottest experts that need one
 replica only (pieces that fill gaps), or the smallest (so that hot replicas lie alone)."""
 
 
-def counts_within(load: Loads, slots: int, gpus: int, limit: float, spare_to: str = "hottest") -> Slots:
+def counts_within(
+    load: Loads, slots: int, gpus: int, limit: float, spare_to: str = "hottest"
+) -> Slots:
     """Replica counts [experts] for a limit on the GPU load, by one load vector [experts].
 
     The counts with the smallest largest replica where the limit is out of reach.
@@ -40,7 +42,9 @@ def counts_within(load: Loads, slots: int, gpus: int, limit: float, spare_to: st
     return counts
 
 
-def nearby_counts(load: Loads, counts: Slots, gpus: int, tries: int, chance: np.random.Generator) -> Slots:
+def nearby_counts(
+    load: Loads, counts: Slots, gpus: int, tries: int, chance: np.random.Generator
+) -> Slots:
     """Counts that give one to three replicas to other experts, [tries, experts]; hot ones more often."""
     out = np.repeat(counts[None], tries, axis=0)
     replica = load / counts

@@ -10,9 +10,9 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.experts.balance.bound import partitions
-from planner.experts.balance.rows import EXACT, Rows, State
-from planner.experts.problem import Loads, Slots
+from meshwright.planner.experts.balance.bound import partitions
+from meshwright.planner.experts.balance.rows import EXACT, Rows, State
+from meshwright.planner.experts.problem import Loads, Slots
 
 _MOST_PACKINGS = 20_000
 _MOST_COUNTS = 5_000
@@ -64,7 +64,9 @@ def _packings(slots: int, gpus: int) -> tuple[NDArray[np.int64], NDArray[np.int6
             for others in split(tuple(i for i in left if i not in one)):
                 yield [index[one], *others]
 
-    return np.array(sets, dtype=np.int64), np.array(list(split(tuple(range(slots)))), dtype=np.int64)
+    return np.array(sets, dtype=np.int64), np.array(
+        list(split(tuple(range(slots)))), dtype=np.int64
+    )
 
 
 def _best(loads: Loads, counts: Slots, gpus: int, below: float) -> Slots | None:
@@ -79,7 +81,9 @@ def _best(loads: Loads, counts: Slots, gpus: int, below: float) -> Slots | None:
         twice = (held[..., 1:] == held[..., :-1]).any(axis=2)
         load = replica[:, :, sets].sum(axis=3).max(axis=1) + _BIG * twice
         # A slot whose lightest set is too heavy rules the counts out before their packings are looked at.
-        lightest = np.stack([load[:, (sets == i).any(axis=1)].min(axis=1) for i in range(sets.max() + 1)])
+        lightest = np.stack(
+            [load[:, (sets == i).any(axis=1)].min(axis=1) for i in range(sets.max() + 1)]
+        )
         for way in np.flatnonzero(lightest.max(axis=0) < best[0]):
             top = load[way][packings].max(axis=1)
             found = int(top.argmin())

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.cp_sat import repeatable_solver
-from planner.experts.problem import Loads, Slots
+from meshwright.planner.experts.problem import Loads, Slots
+from meshwright.planner.solvers.cp_sat import repeatable_solver
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -76,7 +76,9 @@ def solve_exactly(layer: Layer, hint: Slots, below: float, *, work: float, seed:
     if status == cp_model.UNKNOWN:
         return Exact(slots=None, bound=0.0, optimal=False)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        raise RuntimeError(f"CP-SAT ended with {solver.status_name(status)} on a packing that has a solution")
+        raise RuntimeError(
+            f"CP-SAT ended with {solver.status_name(status)} on a packing that has a solution"
+        )
     held = [[e for e, c in keys if solver.value(on[e, c, gpu])] for gpu in range(layer.gpus)]
     return Exact(
         slots=np.array(held, dtype=np.int64),
@@ -118,7 +120,9 @@ def post_packing(model: cp_model.CpModel, layer: Layer, chosen: Chosen, on: On) 
         model.add(sum(on[e, c, gpu] for e, c in chosen) == per_gpu)
 
 
-def _hottest_first(model: cp_model.CpModel, layer: Layer, chosen: Chosen, on: On, hint: Slots) -> Slots:
+def _hottest_first(
+    model: cp_model.CpModel, layer: Layer, chosen: Chosen, on: On, hint: Slots
+) -> Slots:
     """GPUs are alike: the hottest expert's replicas are on the first ones. Returns the hint in that order."""
     hot = int(layer.loads.max(axis=0).argmax())
     for (e, c), literal in chosen.items():

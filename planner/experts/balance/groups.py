@@ -8,12 +8,12 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.experts.balance.bound import balance_bound, partitions
-from planner.experts.balance.heuristic import first_answer
-from planner.experts.balance.packing import improve, pack
-from planner.experts.balance.rows import EXACT, OPEN, Rows, Solved, State
-from planner.experts.balance.solve import Effort, better, close, solve_rows
-from planner.experts.problem import Limits, Loads, NoPlacementError, Shape, Slots
+from meshwright.planner.experts.balance.bound import balance_bound, partitions
+from meshwright.planner.experts.balance.heuristic import first_answer
+from meshwright.planner.experts.balance.packing import improve, pack
+from meshwright.planner.experts.balance.rows import EXACT, OPEN, Rows, Solved, State
+from meshwright.planner.experts.balance.solve import Effort, better, close, solve_rows
+from meshwright.planner.experts.problem import Limits, Loads, NoPlacementError, Shape, Slots
 
 MOST_PARTITIONS = 5000
 MOST_TRIED = 24
@@ -78,9 +78,13 @@ class _Search:
                 break
             self._heuristic()
         if not np.isfinite(self._best).all():
-            raise NoPlacementError("groups: no placement was found that keeps replicas apart; use more slots")
+            raise NoPlacementError(
+                "groups: no placement was found that keeps replicas apart; use more slots"
+            )
         slots = [self._joined(layer, self._choice[layer]) for layer in range(len(self._loads))]
-        return Solved(slots=np.stack(slots), value=self._best, bound=np.minimum(self._floor(), self._best))
+        return Solved(
+            slots=np.stack(slots), value=self._best, bound=np.minimum(self._floor(), self._best)
+        )
 
     def _by_partition(self, table: NDArray[np.float64]) -> Loads:
         """The worst set of every partition, [layers, partitions]."""
@@ -100,7 +104,9 @@ class _Search:
         index = {groups: i for i, groups in enumerate(self._sets)}
         chosen = np.array([[index[tuple(node)] for node in layer] for layer in nodes.tolist()])
         pairs = [(layer, int(s)) for layer, sets in enumerate(chosen) for s in sets]
-        self._keep(pairs, first_answer(self._rows(pairs, np.zeros(len(self._loads))), self._effort.gap))
+        self._keep(
+            pairs, first_answer(self._rows(pairs, np.zeros(len(self._loads))), self._effort.gap)
+        )
 
     def _heuristic(self) -> None:
         """The partition with the lowest bound next, in every layer, while one could be better."""
@@ -110,7 +116,9 @@ class _Search:
             good = self._best <= bounds.min(axis=1) * (1 + gap * OPEN)
             bounds[self._searched[:, self._partitions].all(axis=2)] = np.inf
             # Among equal bounds the partition whose nodes are closest to even.
-            pick = (bounds + 1e-6 * (self._bound[:, self._partitions] ** 2).sum(axis=2)).argmin(axis=1)
+            pick = (bounds + 1e-6 * (self._bound[:, self._partitions] ** 2).sum(axis=2)).argmin(
+                axis=1
+            )
             promising = bounds.min(axis=1) * (1 + gap / 10) < self._best
             layers = np.flatnonzero(promising & ~good)
             if not len(layers):
@@ -132,9 +140,13 @@ class _Search:
         bounds = self._by_partition(self._bound)
         floor, lowest = bounds.min(axis=1), bounds.argmin(axis=1)
         wanted: set[tuple[int, int]] = set()
-        for layer in np.flatnonzero(self._best > floor * (1 + max(self._effort.gap, EXACT))).tolist():
+        for layer in np.flatnonzero(
+            self._best > floor * (1 + max(self._effort.gap, EXACT))
+        ).tolist():
             sets = {*self._partitions[self._choice[layer]], *self._partitions[lowest[layer]]}
-            wanted |= {(layer, int(s)) for s in sets if self._holds_back(layer, int(s), floor[layer])}
+            wanted |= {
+                (layer, int(s)) for s in sets if self._holds_back(layer, int(s), floor[layer])
+            }
         if not wanted:
             return False
         pairs = sorted(wanted)
@@ -152,11 +164,14 @@ class _Search:
 
     def _holds_back(self, layer: int, s: int, floor: float) -> bool:
         known = (layer, s) in self._slots and not self._closed[layer, s]
-        return known and bool(self._value[layer, s] > max(self._bound[layer, s], floor) * (1 + EXACT))
+        return known and bool(
+            self._value[layer, s] > max(self._bound[layer, s], floor) * (1 + EXACT)
+        )
 
     def _experts(self, groups: tuple[int, ...]) -> NDArray[np.int64]:
         return np.asarray(
-            (np.array(groups)[:, None] * self._per_group + np.arange(self._per_group)).ravel(), dtype=np.int64
+            (np.array(groups)[:, None] * self._per_group + np.arange(self._per_group)).ravel(),
+            dtype=np.int64,
         )
 
     def _cheap(self, groups: tuple[int, ...]) -> Loads:
@@ -165,7 +180,9 @@ class _Search:
 
     def _rows(self, pairs: list[tuple[int, int]], floor: Loads) -> Rows:
         return Rows(
-            loads=np.stack([self._loads[layer][:, self._experts(self._sets[s])] for layer, s in pairs]),
+            loads=np.stack(
+                [self._loads[layer][:, self._experts(self._sets[s])] for layer, s in pairs]
+            ),
             floor=floor[[layer for layer, _ in pairs]],
             slots=self._shape.node_slots,
             gpus=self._shape.node_gpus,
@@ -189,7 +206,9 @@ def _one_partition(loads: Loads, shape: Shape, limits: Limits, effort: Effort) -
     """Groups to nodes by their loads, then every node; the bound is that of the groups and of all experts."""
     layers, windows, _ = loads.shape
     by_group = loads.reshape(layers, windows, limits.groups, -1)
-    packing = pack(by_group.sum(axis=3), np.ones((layers, limits.groups), dtype=np.int64), shape.nodes)
+    packing = pack(
+        by_group.sum(axis=3), np.ones((layers, limits.groups), dtype=np.int64), shape.nodes
+    )
     improve(packing, 400, np.full(layers, float(shape.node_gpus)))
     slots, value = solve_nodes(loads, packing.slots, shape, limits, effort)
     bound = np.maximum(
@@ -208,7 +227,9 @@ def solve_nodes(
     """
     layers, _, experts = loads.shape
     per_group = experts // limits.groups
-    members = (groups[..., None] * per_group + np.arange(per_group)).reshape(layers * shape.nodes, 1, -1)
+    members = (groups[..., None] * per_group + np.arange(per_group)).reshape(
+        layers * shape.nodes, 1, -1
+    )
     spread = np.repeat(loads, shape.nodes, axis=0)
     index = np.broadcast_to(members, (*spread.shape[:2], members.shape[2]))
     rows = Rows(

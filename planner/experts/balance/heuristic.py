@@ -8,15 +8,15 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.experts.balance.bound import balance_bound
-from planner.experts.balance.chains import pass_on
-from planner.experts.balance.count_bound import count_bound, pair_bound
-from planner.experts.balance.counts import SPARE, counts_within, nearby_counts
-from planner.experts.balance.packing import Packing, greedy_counts, improve, pack
-from planner.experts.balance.recount import by_patterns, recount
-from planner.experts.balance.repartition import share_anew
-from planner.experts.balance.rows import AIM, OPEN, Rows, State, broken, value_of
-from planner.experts.problem import Loads, Slots
+from meshwright.planner.experts.balance.bound import balance_bound
+from meshwright.planner.experts.balance.chains import pass_on
+from meshwright.planner.experts.balance.count_bound import count_bound, pair_bound
+from meshwright.planner.experts.balance.counts import SPARE, counts_within, nearby_counts
+from meshwright.planner.experts.balance.packing import Packing, greedy_counts, improve, pack
+from meshwright.planner.experts.balance.recount import by_patterns, recount
+from meshwright.planner.experts.balance.repartition import share_anew
+from meshwright.planner.experts.balance.rows import AIM, OPEN, Rows, State, broken, value_of
+from meshwright.planner.experts.problem import Loads, Slots
 
 _ROUNDS = 600
 _LIMITS = (0.0005, 0.02, 0.06, 0.15, 0.3, 0.6)
@@ -125,7 +125,9 @@ def _new(seen: set[bytes], counts: Slots) -> bool:
     return fresh
 
 
-def _count_bounds(rows: Rows, state: State, gap: float, steps: int, tried: Loads | None = None) -> None:
+def _count_bounds(
+    rows: Rows, state: State, gap: float, steps: int, tried: Loads | None = None
+) -> None:
     """The bound by replica counts where an expert is hot; the counts it finds are packed too.
 
     Rows that still have their value in `tried` are left out.

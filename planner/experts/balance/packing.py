@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.experts.problem import Loads, Slots
+from meshwright.planner.experts.problem import Loads, Slots
 
 _BIG = 1e30
 
@@ -82,7 +82,9 @@ def pack(loads: Loads, counts: Slots, gpus: int, spread_nodes: int = 1) -> Packi
     replica = loads / counts[:, None, :]
     size = replica.max(axis=1)
     order = np.argsort(-size, axis=1, kind="stable")
-    by_slot = np.repeat(order.ravel(), np.take_along_axis(counts, order, axis=1).ravel()).reshape(rows, total)
+    by_slot = np.repeat(order.ravel(), np.take_along_axis(counts, order, axis=1).ravel()).reshape(
+        rows, total
+    )
     slots = np.full((rows, gpus, per_gpu), -1, dtype=np.int64)
     held = np.zeros((rows, gpus, experts), dtype=bool)
     used = np.zeros((rows, gpus), dtype=np.int64)
@@ -147,7 +149,9 @@ def improve(packing: Packing, rounds: int, stop_at: Loads, spread_nodes: int = 1
     """
     counts = packing.counts
     weight = slot_loads(packing.loads / counts[:, None, :], packing.slots)
-    held = np.zeros((len(packing.slots), packing.slots.shape[1], packing.loads.shape[2]), dtype=bool)
+    held = np.zeros(
+        (len(packing.slots), packing.slots.shape[1], packing.loads.shape[2]), dtype=bool
+    )
     np.put_along_axis(held, packing.slots, True, axis=2)
     most = -(-counts // spread_nodes) if spread_nodes > 1 else None
     open_rows = np.arange(len(packing.slots))
@@ -184,7 +188,9 @@ def _round(
     holds_mine = held[rows[:, None, None], np.arange(gpus)[None, None, :], my_experts[:, :, None]]
     they_hold = held[rows[:, None, None], worst[:, None, None], s]
     if most is not None:
-        mine_full, theirs_full = _spread_limits(held, rows, slots, worst=worst, most=most, nodes=nodes)
+        mine_full, theirs_full = _spread_limits(
+            held, rows, slots, worst=worst, most=most, nodes=nodes
+        )
         holds_mine, they_hold = holds_mine | mine_full, they_hold | theirs_full
     after += _BIG * holds_mine[:, :, :, None]
     after += _BIG * they_hold[:, None, :, :]

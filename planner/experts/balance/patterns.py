@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.experts.balance.bound import least_counts
-from planner.experts.balance.count_bound import one_of_each, solved
-from planner.experts.problem import Loads, Slots
+from meshwright.planner.experts.balance.bound import least_counts
+from meshwright.planner.experts.balance.count_bound import one_of_each, solved
+from meshwright.planner.experts.problem import Loads, Slots
 
 _GRID = 8192
 """Loads are rounded down to this part of the limit: a relaxation, so the bound stays one."""
@@ -56,7 +56,9 @@ class Ruling:
     """Counts that were looked into."""
 
 
-def counts_ruled_out(load: Loads, slots: int, gpus: int, limit: float, *, tries: int, work: float) -> Ruling:
+def counts_ruled_out(
+    load: Loads, slots: int, gpus: int, limit: float, *, tries: int, work: float
+) -> Ruling:
     """Looks into up to `tries` counts of loads [experts]; `work` is CP-SAT's deterministic time for each."""
     need = least_counts(load, slots, gpus, limit)
     if need is None:
@@ -73,12 +75,16 @@ def counts_ruled_out(load: Loads, slots: int, gpus: int, limit: float, *, tries:
     allowed: list[Slots] = []
     for tried in range(tries):
         parts = np.stack([count * worth.at(size) for worth in cuts])
-        chosen = _chosen(parts, start, count, slots=slots, gpus=gpus, work=work, barred=allowed, least=least)
+        chosen = _chosen(
+            parts, start, count, slots=slots, gpus=gpus, work=work, barred=allowed, least=least
+        )
         if chosen is None:
             return Ruling(none=not allowed, allowed=tuple(allowed), tries=tried + 1)
         if isinstance(chosen, bool):
             break
-        worth = ruling_out(size[chosen], count[chosen], slots // gpus, gpus, smallest=int(size.min()))
+        worth = ruling_out(
+            size[chosen], count[chosen], slots // gpus, gpus, smallest=int(size.min())
+        )
         if worth is None:
             allowed.append(count[chosen])
             if len(allowed) >= _MOST_ALLOWED:
@@ -113,7 +119,9 @@ def _chosen(
     return solved(model, y, work)
 
 
-def ruling_out(size: Sizes, count: Sizes, per_gpu: int, gpus: int, *, smallest: int) -> Worth | None:
+def ruling_out(
+    size: Sizes, count: Sizes, per_gpu: int, gpus: int, *, smallest: int
+) -> Worth | None:
     """An f by which `count` replicas of each `size` are worth more than `gpus`; None if patterns allow them.
 
     f holds for every replica of at least `smallest`, the least size in any counts: what a GPU holds is

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.experts.balance.crew import Crew
-from planner.experts.balance.groups import solve_grouped
-from planner.experts.balance.rows import Rows, Solved, by_layer
-from planner.experts.balance.solve import Effort, solve_rows
-from planner.experts.problem import Limits, Loads, Shape, check_loads, check_shape
+from meshwright.planner.experts.balance.crew import Crew
+from meshwright.planner.experts.balance.groups import solve_grouped
+from meshwright.planner.experts.balance.rows import Rows, Solved, by_layer
+from meshwright.planner.experts.balance.solve import Effort, solve_rows
+from meshwright.planner.experts.problem import Limits, Loads, Shape, check_loads, check_shape
 
 
 def place(loads: Loads, shape: Shape, limits: Limits, effort: Effort) -> Solved:

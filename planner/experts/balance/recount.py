@@ -11,13 +11,13 @@ from zlib import crc32
 
 import numpy as np
 
-from planner.experts.balance.bound import least_counts
-from planner.experts.balance.chains import pass_on
-from planner.experts.balance.packing import Packing, has_duplicates, improve, pack
-from planner.experts.balance.patterns import counts_ruled_out
-from planner.experts.balance.repartition import share_anew
-from planner.experts.balance.rows import AIM, EXACT, OPEN, Rows, State
-from planner.experts.problem import Loads, Slots
+from meshwright.planner.experts.balance.bound import least_counts
+from meshwright.planner.experts.balance.chains import pass_on
+from meshwright.planner.experts.balance.packing import Packing, has_duplicates, improve, pack
+from meshwright.planner.experts.balance.patterns import counts_ruled_out
+from meshwright.planner.experts.balance.repartition import share_anew
+from meshwright.planner.experts.balance.rows import AIM, EXACT, OPEN, Rows, State
+from meshwright.planner.experts.problem import Loads, Slots
 
 MOST_SLOTS = 96
 """Slots of a row above which too small a part of the counts could be tried."""
@@ -42,7 +42,9 @@ def recount(rows: Rows, state: State, *, gap: float, tries: int, seed: int) -> N
             continue
         floor = max(state.bound[row], rows.floor[row])
         load = rows.loads[row].max(axis=0)
-        need = least_counts(load, rows.slots, rows.gpus, max(floor, state.value[row] * (1 - OPEN * gap)))
+        need = least_counts(
+            load, rows.slots, rows.gpus, max(floor, state.value[row] * (1 - OPEN * gap))
+        )
         if need is not None:
             # Seeded by the loads themselves: the same row gets the same tries wherever it is solved.
             chance = np.random.default_rng((seed, crc32(np.ascontiguousarray(load).tobytes())))
@@ -71,7 +73,9 @@ def by_patterns(rows: Rows, state: State, *, gap: float, tries: int, seed: int) 
                 break
             under = state.value[row] / (1 + OPEN * gap) * (1 + EXACT / 1000)
             limit = float(floor + share * (under - floor))
-            ruling = counts_ruled_out(load, rows.slots, rows.gpus, limit, tries=left, work=_COUNT_WORK)
+            ruling = counts_ruled_out(
+                load, rows.slots, rows.gpus, limit, tries=left, work=_COUNT_WORK
+            )
             left -= ruling.tries
             if ruling.none:
                 state.bound[row] = limit
@@ -85,7 +89,9 @@ def by_patterns(rows: Rows, state: State, *, gap: float, tries: int, seed: int) 
                 share /= 2
 
 
-def _repacked(loads: Loads, counts: Slots, gpus: int, aim: float, chance: np.random.Generator) -> Slots:
+def _repacked(
+    loads: Loads, counts: Slots, gpus: int, aim: float, chance: np.random.Generator
+) -> Slots:
     """Packings of counts [ways, experts] from many starts, which are packed by loads off by a tenth."""
     every = np.repeat(counts, _STARTS, axis=0)
     known = np.repeat(loads, len(every), axis=0)
@@ -117,13 +123,16 @@ class _Recount:
             return self._last(*self._packed(_with(least, given)))
         tries = max(tries, 2 * _FINALISTS)
         draw = _chances(load / least)
-        slots, value = self._packed(_with(least, self._chance.choice(experts, (tries // 2, spare), p=draw)))
+        slots, value = self._packed(
+            _with(least, self._chance.choice(experts, (tries // 2, spare), p=draw))
+        )
         for _ in range(_STAGES):
             if value[0] <= self._aim:
                 break
             best = [np.bincount(placed.ravel(), minlength=experts) for placed in slots[:_PARENTS]]
             near = [
-                self._near(counts, least, draw, max(tries // (2 * _STAGES * len(best)), 2)) for counts in best
+                self._near(counts, least, draw, max(tries // (2 * _STAGES * len(best)), 2))
+                for counts in best
             ]
             if not sum(map(len, near)):
                 break

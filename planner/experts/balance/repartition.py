@@ -11,8 +11,8 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.experts.balance.packing import Packing, slot_loads
-from planner.experts.problem import Loads, Slots
+from meshwright.planner.experts.balance.packing import Packing, slot_loads
+from meshwright.planner.experts.problem import Loads, Slots
 
 MOST_SLOTS = 6
 """Slots per GPU above which the splits (462 at 6) are too many."""

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from planner.experts.balance.bound import balance_bound
-from planner.experts.balance.packing import Packing, slot_loads
-from planner.experts.balance.place import place
-from planner.experts.balance.rows import Solved, by_layer
-from planner.experts.balance.solve import Effort
-from planner.experts.problem import Limits, Loads, Shape, Slots
+from meshwright.planner.experts.balance.bound import balance_bound
+from meshwright.planner.experts.balance.packing import Packing, slot_loads
+from meshwright.planner.experts.balance.place import place
+from meshwright.planner.experts.balance.rows import Solved, by_layer
+from meshwright.planner.experts.balance.solve import Effort
+from meshwright.planner.experts.problem import Limits, Loads, Shape, Slots
 
 OBJECTIVES = ("guarded", "worst", "cvar")
 _ROUNDS = 200
@@ -51,11 +51,15 @@ def place_robustly(
     mean = np.swapaxes(known.mean(axis=1, keepdims=True), 0, 1)
     tried = [place(part, shape, limits, effort).slots for part in (loads, mean)]
     size = shape.node_gpus if limits.groups > 1 or limits.spread else shape.gpus
-    slots = np.stack([_least(rows, load, share, size) for *rows, load in zip(*tried, known, strict=True)])
+    slots = np.stack(
+        [_least(rows, load, share, size) for *rows, load in zip(*tried, known, strict=True)]
+    )
     value = cvar(Packing(slots=slots, loads=known).gpu_loads().max(axis=2), share)
     # No window is below its own bound, and the CVaR rises with every window.
     each = [balance_bound(known[:, k : k + 1], shape.slots, shape.gpus) for k in range(windows)]
-    return Solved(slots=slots, value=value, bound=np.minimum(cvar(np.stack(each, axis=1), share), value))
+    return Solved(
+        slots=slots, value=value, bound=np.minimum(cvar(np.stack(each, axis=1), share), value)
+    )
 
 
 def _least(starts: list[Slots], load: Loads, share: float, size: int) -> Slots:
@@ -95,7 +99,9 @@ def _best_with(
             continue
         given = weight[:, a, :, None] - weight[:, g, None, :]
         others = np.delete(gpu, [a, g], axis=1).max(axis=1, initial=0.0)[:, None, None]
-        after = np.maximum(np.maximum(gpu[:, a, None, None] - given, gpu[:, g, None, None] + given), others)
+        after = np.maximum(
+            np.maximum(gpu[:, a, None, None] - given, gpu[:, g, None, None] + given), others
+        )
         value = cvar(np.moveaxis(after, 0, -1), share)
         value[np.isin(slots[a], slots[g]), :] = np.inf
         value[:, np.isin(slots[g], slots[a])] = np.inf

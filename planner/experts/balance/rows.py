@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.experts.balance.packing import Packing, has_duplicates
-from planner.experts.problem import Loads, Slots
+from meshwright.planner.experts.balance.packing import Packing, has_duplicates
+from meshwright.planner.experts.problem import Loads, Slots
 
 EXACT = 1e-6
 """Loads are rounded to a ten-millionth of the mean: a smaller gap is none."""
@@ -92,4 +92,6 @@ def broken(rows: Rows, slots: Slots) -> NDArray[np.bool_]:
 
 def by_layer(loads: Loads, gpus: int) -> Loads:
     """Loads over the mean GPU load, [layers, windows, experts], from [windows, layers, experts]."""
-    return np.ascontiguousarray(np.swapaxes(loads * (gpus / loads.sum(axis=2, keepdims=True)), 0, 1))
+    return np.ascontiguousarray(
+        np.swapaxes(loads * (gpus / loads.sum(axis=2, keepdims=True)), 0, 1)
+    )

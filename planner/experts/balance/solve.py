@@ -7,12 +7,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.experts.balance.crew import Crew
-from planner.experts.balance.enumerated import enumerate_rows, is_small
-from planner.experts.balance.exact import MOST_LITERALS, Exact, Layer, literals, solve_exactly
-from planner.experts.balance.heuristic import Budget, first_answer, search, sharpen
-from planner.experts.balance.rows import EXACT, OPEN, Rows, Solved, State
-from planner.experts.problem import NoPlacementError, Slots
+from meshwright.planner.experts.balance.crew import Crew
+from meshwright.planner.experts.balance.enumerated import enumerate_rows, is_small
+from meshwright.planner.experts.balance.exact import (
+    MOST_LITERALS,
+    Exact,
+    Layer,
+    literals,
+    solve_exactly,
+)
+from meshwright.planner.experts.balance.heuristic import Budget, first_answer, search, sharpen
+from meshwright.planner.experts.balance.rows import EXACT, OPEN, Rows, Solved, State
+from meshwright.planner.experts.problem import NoPlacementError, Slots
 
 _LEAST_WORK = 0.05
 """CP-SAT's deterministic time below which a row is not worth the model."""
@@ -95,7 +101,11 @@ def better(rows: Rows, state: State, effort: Effort) -> None:
             for p in parts
         ]
         for part, found in zip(parts, (crew or Crew(1)).map(_search_part, jobs), strict=True):
-            state.slots[part], state.value[part], state.bound[part] = found.slots, found.value, found.bound
+            state.slots[part], state.value[part], state.bound[part] = (
+                found.slots,
+                found.value,
+                found.bound,
+            )
 
 
 def _search_part(job: tuple[Rows, State, float, Budget, int]) -> State:
@@ -118,14 +128,23 @@ class _Task:
 def close(rows: Rows, state: State, effort: Effort, share: float = 0.25) -> None:
     """CP-SAT on rows that are still open, widest gap first; `share` of the limit is shared out over them."""
     gap = state.value / np.maximum(state.bound, rows.floor) - 1
-    left = [int(row) for row in np.argsort(-gap, kind="stable") if gap[row] > max(effort.gap, EXACT)]
+    left = [
+        int(row) for row in np.argsort(-gap, kind="stable") if gap[row] > max(effort.gap, EXACT)
+    ]
     left = [row for row in left if np.isfinite(state.value[row])]
     total = share * effort.time_limit_s * 2
     left = left[: int(total / _LEAST_WORK)]
     if not left:
         return
     tasks = [
-        _task(rows, row, state.slots[row], below=state.value[row], work=total / len(left), seed=effort.seed)
+        _task(
+            rows,
+            row,
+            state.slots[row],
+            below=state.value[row],
+            work=total / len(left),
+            seed=effort.seed,
+        )
         for row in left
     ]
     for row, found in zip(left, _run(tasks, effort.crew), strict=True):
@@ -140,7 +159,9 @@ def close(rows: Rows, state: State, effort: Effort, share: float = 0.25) -> None
                 state.bound[row] = max(state.bound[row], state.value[row] * (1 - EXACT))
 
 
-def _task(rows: Rows, row: int, hint: Slots, *, below: float, work: float, seed: int) -> _Task | None:
+def _task(
+    rows: Rows, row: int, hint: Slots, *, below: float, work: float, seed: int
+) -> _Task | None:
     experts = rows.loads.shape[2]
     counts = np.bincount(hint.ravel(), minlength=experts)
     most_ever = min(rows.gpus, rows.slots - experts + 1)
@@ -154,8 +175,14 @@ def _task(rows: Rows, row: int, hint: Slots, *, below: float, work: float, seed:
     )
     covers = literals(layer) <= MOST_LITERALS // 4
     if not covers:
-        near = replace(layer, least=np.maximum(counts - 1, 1), most=np.minimum(counts + 1, most_ever))
-        layer = near if literals(near) <= MOST_LITERALS // 2 else replace(layer, least=counts, most=counts)
+        near = replace(
+            layer, least=np.maximum(counts - 1, 1), most=np.minimum(counts + 1, most_ever)
+        )
+        layer = (
+            near
+            if literals(near) <= MOST_LITERALS // 2
+            else replace(layer, least=counts, most=counts)
+        )
         covers = rows.slots == experts
     if literals(layer) > MOST_LITERALS:
         return None

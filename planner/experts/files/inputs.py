@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.experts.problem import MOST_ELEMENTS, ExpertError, Loads, check_loads
+from meshwright.planner.experts.problem import MOST_ELEMENTS, ExpertError, Loads, check_loads
 
 LARGEST_FILE_BYTES = 512 * 2**20
 LARGEST_TEXT_BYTES = 64 * 2**20
@@ -53,8 +53,8 @@ def read_routing(path: Path, *, windows: tuple[str, ...] = (), split: int = 1) -
     npz, npy, json, csv; jsonl (Megatron); a folder with meta_info.json (TensorRT-LLM); pt, or a folder of
     them (SGLang, needs torch). Raises ExpertError.
     """
-    from planner.experts.files.recorders import read_jsonl, read_statistics_folder
-    from planner.experts.files.sglang_dump import read_dump_folder, read_torch
+    from meshwright.planner.experts.files.recorders import read_jsonl, read_statistics_folder
+    from meshwright.planner.experts.files.sglang_dump import read_dump_folder, read_torch
 
     if split < 1:
         raise ExpertError(f"windows: must be cut into at least 1, got {split}")
@@ -106,7 +106,9 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]] | None:
 
 def _refuse_pickle(data: bytes, path: Path) -> None:
     if data[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
-        raise ExpertError(f"{path}: this is a pickle; pickles are refused, loading one can run any code")
+        raise ExpertError(
+            f"{path}: this is a pickle; pickles are refused, loading one can run any code"
+        )
 
 
 def bounded_bytes(path: Path, largest: int) -> bytes:
@@ -119,7 +121,9 @@ def bounded_bytes(path: Path, largest: int) -> bytes:
     except OSError as error:
         raise ExpertError(f"{path}: cannot be read ({error.strerror or 'system error'})") from None
     if len(data) > largest:
-        raise ExpertError(f"{path}: larger than the {largest} bytes that are read; sum over steps first")
+        raise ExpertError(
+            f"{path}: larger than the {largest} bytes that are read; sum over steps first"
+        )
     return data
 
 
@@ -131,7 +135,9 @@ def _npy(data: bytes, where: str) -> NDArray[Any]:
             raise ExpertError(
                 f"{where}: holds pickled objects; pickles are refused, loading one can run any code"
             ) from None
-        raise ExpertError(f"{where}: not a numpy array ({str(error).splitlines()[0][:100]})") from None
+        raise ExpertError(
+            f"{where}: not a numpy array ({str(error).splitlines()[0][:100]})"
+        ) from None
     return np.asarray(array)
 
 
@@ -142,7 +148,8 @@ def _npz(data: bytes, path: Path) -> dict[str, NDArray[Any]]:
                 raise ExpertError(f"{path}: unpacks to more than {2 * LARGEST_FILE_BYTES} bytes")
             names = [name for name in archive.namelist() if name.endswith(".npy")]
             return {
-                name.removesuffix(".npy"): _npy(archive.read(name), f"{path}: {name}") for name in names[:256]
+                name.removesuffix(".npy"): _npy(archive.read(name), f"{path}: {name}")
+                for name in names[:256]
             }
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         raise ExpertError(f"{path}: not an npz file ({str(error)[:100]})") from None
@@ -206,15 +213,21 @@ def _csv(data: bytes, path: Path) -> Routing:
         try:
             numbers.append([float(cell) for cell in row])
         except ValueError:
-            raise ExpertError(f"{path}: line {line}: must be numbers, got {','.join(row)[:60]!r}") from None
+            raise ExpertError(
+                f"{path}: line {line}: must be numbers, got {','.join(row)[:60]!r}"
+            ) from None
     table = number_array(numbers, str(path))
     if not named:
         return Routing(loads=np.asarray(table, dtype=np.float64)[None], windows=("all",))
     if not {"layer", "expert", "load"} <= set(head) or table.ndim != 2:
-        raise ExpertError(f"{path}: line 1: columns must be layer, expert, load; got {', '.join(head)[:80]}")
+        raise ExpertError(
+            f"{path}: line 1: columns must be layer, expert, load; got {', '.join(head)[:80]}"
+        )
     layer, expert = (table[:, head.index(name)].astype(np.int64) for name in ("layer", "expert"))
     if expert.min() < 0 or expert.max() >= MOST_EXPERTS:
-        raise ExpertError(f"{path}: expert: must be from 0 to {MOST_EXPERTS - 1}, got {expert.max()}")
+        raise ExpertError(
+            f"{path}: expert: must be from 0 to {MOST_EXPERTS - 1}, got {expert.max()}"
+        )
     ids, index = np.unique(layer, return_inverse=True)
     loads = np.zeros((1, len(ids), int(expert.max()) + 1))
     np.add.at(loads[0], (index, expert), table[:, head.index("load")])
@@ -236,7 +249,9 @@ def _from_arrays(
     if windows:
         return replace(extra, loads=_named(arrays, path, windows), windows=windows)
     if "topk_ids" in arrays:
-        return from_tokens(arrays["topk_ids"], _count(arrays, "num_experts", 0), f"{path}: topk_ids", extra)
+        return from_tokens(
+            arrays["topk_ids"], _count(arrays, "num_experts", 0), f"{path}: topk_ids", extra
+        )
     for name in ("load", "logical_count", "expert_load_window", "expert_popularity"):
         if name in arrays:
             table = np.asarray(arrays[name])
@@ -256,7 +271,11 @@ def _from_arrays(
 
 def _count(arrays: Mapping[str, NDArray[Any]], name: str, default: int = 1) -> int:
     value = arrays.get(name)
-    return int(value) if value is not None and value.size == 1 and value.dtype.kind in "iu" else default
+    return (
+        int(value)
+        if value is not None and value.size == 1 and value.dtype.kind in "iu"
+        else default
+    )
 
 
 def _optional(arrays: Mapping[str, NDArray[Any]], name: str) -> Loads | None:
@@ -281,7 +300,9 @@ def _named(arrays: Mapping[str, NDArray[Any]], path: Path, names: tuple[str, ...
         if name not in arrays:
             near = get_close_matches(name, list(arrays), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ExpertError(f"{path}: no window {name!r}{hint}; it has {', '.join(list(arrays)[:20])}")
+            raise ExpertError(
+                f"{path}: no window {name!r}{hint}; it has {', '.join(list(arrays)[:20])}"
+            )
         found.append(_windows(arrays[name], f"{path}: {name}"))
     shapes = {tuple(window.shape) for window in found}
     if len(shapes) > 1:
@@ -309,7 +330,9 @@ def to_logical(table: NDArray[Any], mapping: NDArray[Any], where: str) -> Loads:
             f"got {list(mapping.shape)}"
         )
     if mapping.min() < 0 or mapping.max() >= MOST_EXPERTS:
-        raise ExpertError(f"{where}: physical_to_logical_map: experts must be from 0 to {MOST_EXPERTS - 1}")
+        raise ExpertError(
+            f"{where}: physical_to_logical_map: experts must be from 0 to {MOST_EXPERTS - 1}"
+        )
     out = np.zeros((*table.shape[:2], int(mapping.max()) + 1))
     for layer in range(table.shape[1]):
         np.add.at(out[:, layer].T, mapping[layer], np.asarray(table[:, layer], dtype=np.float64).T)
@@ -323,7 +346,9 @@ def from_tokens(ids: NDArray[Any], experts: int, where: str, extra: Routing) -> 
             f"{where}: must be integers of shape [layers, tokens, top-k], got {ids.dtype} {list(ids.shape)}"
         )
     if ids.size > MOST_ELEMENTS:
-        raise ExpertError(f"{where}: {ids.size} choices, more than the {MOST_ELEMENTS} that are read")
+        raise ExpertError(
+            f"{where}: {ids.size} choices, more than the {MOST_ELEMENTS} that are read"
+        )
     top = int(ids.max())
     count = experts or top + 1
     if top >= count or count > MOST_EXPERTS or int(ids.min()) < -1:
@@ -338,5 +363,8 @@ def from_tokens(ids: NDArray[Any], experts: int, where: str, extra: Routing) -> 
 def token_loads(tokens: NDArray[np.int32], experts: int) -> Loads:
     """How many tokens chose each expert, [layers, experts]."""
     return np.stack(
-        [np.bincount(layer[layer >= 0].ravel(), minlength=experts).astype(np.float64) for layer in tokens]
+        [
+            np.bincount(layer[layer >= 0].ravel(), minlength=experts).astype(np.float64)
+            for layer in tokens
+        ]
     )

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.experts.files.inputs import (
+from meshwright.planner.experts.files.inputs import (
     LARGEST_TEXT_BYTES,
     MOST_EXPERTS,
     bounded_bytes,
     number_array,
     parsed_json,
 )
-from planner.experts.problem import ExpertError, Slots
+from meshwright.planner.experts.problem import ExpertError, Slots
 
 _KEYS = ("physical_to_logical_map", "initial_global_assignments", "layer_list", "permutation")
 
@@ -42,7 +42,12 @@ def read_placement(
     elif isinstance(held, Mapping):
         held = [held[layer] for layer in _numbered(held, where)]
     table = number_array(held, where)
-    if table.ndim != 2 or table.dtype.kind not in "iu" or len(table) < layers or table.shape[1] % gpus:
+    if (
+        table.ndim != 2
+        or table.dtype.kind not in "iu"
+        or len(table) < layers
+        or table.shape[1] % gpus
+    ):
         raise ExpertError(
             f"{where} must be integers [{layers} layers, slots], slots a multiple of {gpus} GPUs, got "
             f"{list(table.shape)}"
@@ -73,7 +78,9 @@ def _numbered(held: Mapping[Any, Any], where: str) -> list[Any]:
     """Keys in the order of their layers."""
     keys = {key: str(key) for key in held}
     if not keys or not all(text.isdecimal() and len(text) < 10 for text in keys.values()):
-        raise ExpertError(f"{where}: keys must be the numbers of layers, got {list(keys.values())[:4]}")
+        raise ExpertError(
+            f"{where}: keys must be the numbers of layers, got {list(keys.values())[:4]}"
+        )
     return sorted(keys, key=lambda key: int(keys[key]))
 
 
@@ -81,7 +88,10 @@ def _by_device(held: object, where: str) -> list[list[Any]]:
     """Rows of vLLM-ascend's layer_list, devices one after the other."""
     try:
         rows = [
-            [device["device_expert"] for device in sorted(layer["device_list"], key=lambda d: d["device_id"])]
+            [
+                device["device_expert"]
+                for device in sorted(layer["device_list"], key=lambda d: d["device_id"])
+            ]
             for layer in sorted(held, key=lambda entry: entry["layer_id"])  # type: ignore[call-overload]
         ]
         return [[expert for device in row for expert in device] for row in rows]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.experts.files.inputs import (
+from meshwright.planner.experts.files.inputs import (
     LARGEST_FILE_BYTES,
     LARGEST_TEXT_BYTES,
     Routing,
@@ -20,7 +20,7 @@ from planner.experts.files.inputs import (
     number_array,
     parsed_json,
 )
-from planner.experts.problem import ExpertError, Loads, check_loads
+from meshwright.planner.experts.problem import ExpertError, Loads, check_loads
 
 _SAFETENSORS = {
     "I64": "<i8",
@@ -74,8 +74,12 @@ def read_statistics_folder(path: Path, split: int) -> Routing:
         raise ExpertError(
             f"{path}: a folder without meta_info.json; give TensorRT-LLM's statistics folder or a file"
         )
-    meta = parsed_json(bounded_bytes(path / "meta_info.json", LARGEST_TEXT_BYTES), f"{path}/meta_info.json")
-    files = [file for file in sorted(path.glob("rank*.safetensors")) if not file.stem.endswith("_raw")]
+    meta = parsed_json(
+        bounded_bytes(path / "meta_info.json", LARGEST_TEXT_BYTES), f"{path}/meta_info.json"
+    )
+    files = [
+        file for file in sorted(path.glob("rank*.safetensors")) if not file.stem.endswith("_raw")
+    ]
     stated = meta.get("num_experts") if isinstance(meta, Mapping) else None
     trace = _raw_trace(path, stated if isinstance(stated, int) else 0)
     if not files and trace is not None:
@@ -89,7 +93,11 @@ def read_statistics_folder(path: Path, split: int) -> Routing:
     if missing:
         raise ExpertError(f"{path}: no tensor for iteration {missing[0][0]}, layer {missing[0][1]}")
     experts = {len(value) for value in counts.values() if value.ndim == 1}
-    if len(experts) != 1 or any(value.ndim != 1 for value in counts.values()) or {stated} - {None} - experts:
+    if (
+        len(experts) != 1
+        or any(value.ndim != 1 for value in counts.values())
+        or {stated} - {None} - experts
+    ):
         raise ExpertError(
             f"{path}: tensors must have one count per expert, num_experts is {str(stated)[:20]}"
         )
@@ -97,14 +105,22 @@ def read_statistics_folder(path: Path, split: int) -> Routing:
     loads = cut_steps(table, split)
     check_loads(loads, str(path))
     pairs = _summed(sorted(path.glob("cooccurrence_rank*.safetensors")))
-    together = [sum(v for (_, k), v in pairs.items() if k == layer) for layer in layers] if pairs else []
+    together = (
+        [sum(v for (_, k), v in pairs.items() if k == layer) for layer in layers] if pairs else []
+    )
     good = together and all(np.shape(t) == (table.shape[2],) * 2 for t in together)
-    same = trace is not None and trace.layer_ids == tuple(layers) and trace.loads.shape[2] == table.shape[2]
+    same = (
+        trace is not None
+        and trace.layer_ids == tuple(layers)
+        and trace.loads.shape[2] == table.shape[2]
+    )
     return Routing(
         loads=loads,
         windows=("all",) if len(loads) == 1 else tuple(f"window {i}" for i in range(len(loads))),
         tokens=trace.tokens if trace is not None and same else None,
-        co_activation=np.stack([np.asarray(t, dtype=np.float64) for t in together]) if good else None,
+        co_activation=np.stack([np.asarray(t, dtype=np.float64) for t in together])
+        if good
+        else None,
         affinity=_by_rank(files, layers) if len(files) > 1 else None,
         affinity_recorded=True,
         layer_ids=tuple(layers),
@@ -128,7 +144,9 @@ def _raw_trace(path: Path, experts: int) -> Routing | None:
     """Experts that each token chose, from rank*_raw.safetensors: tensors ITERATION_LAYER [tokens, top-k]."""
     found: dict[int, list[tuple[int, str, NDArray[Any]]]] = {}
     for file in sorted(path.glob("rank*_raw.safetensors")):
-        for name, tensor in read_safetensors(bounded_bytes(file, LARGEST_FILE_BYTES), str(file)).items():
+        for name, tensor in read_safetensors(
+            bounded_bytes(file, LARGEST_FILE_BYTES), str(file)
+        ).items():
             step, layer = _key(name, file)
             if tensor.ndim != 2 or tensor.dtype.kind not in "iu":
                 raise ExpertError(f"{file}: tensor {name[:60]!r}: must be integers [tokens, top-k]")
@@ -155,7 +173,9 @@ def _key(name: str, path: Path) -> tuple[int, int]:
 def _summed(paths: list[Path]) -> dict[tuple[int, int], NDArray[Any]]:
     total: dict[tuple[int, int], NDArray[Any]] = {}
     for path in paths:
-        for name, tensor in read_safetensors(bounded_bytes(path, LARGEST_FILE_BYTES), str(path)).items():
+        for name, tensor in read_safetensors(
+            bounded_bytes(path, LARGEST_FILE_BYTES), str(path)
+        ).items():
             key = _key(name, path)
             if key in total and total[key].shape != tensor.shape:
                 raise ExpertError(f"{path}: tensor {name[:60]!r}: ranks disagree on its shape")
@@ -175,7 +195,9 @@ def read_jsonl(data: bytes, path: Path, split: int) -> Routing:
         entry = parsed_json(line, where)
         if not isinstance(entry, Mapping) or "tokens_per_expert" not in entry:
             raise ExpertError(f"{where}: no field tokens_per_expert")
-        counts = number_array(entry["tokens_per_expert"], f"{where}: tokens_per_expert").astype(np.float64)
+        counts = number_array(entry["tokens_per_expert"], f"{where}: tokens_per_expert").astype(
+            np.float64
+        )
         layer = entry.get("layer", entry.get("layer_number", 0))
         step = entry.get("iteration", entry.get("step", 0))
         if not isinstance(layer, int) or not isinstance(step, int) or counts.ndim not in (1, 2):
@@ -191,10 +213,14 @@ def read_jsonl(data: bytes, path: Path, split: int) -> Routing:
     layers = sorted({layer for held in steps.values() for layer in held})
     sizes = {len(row) for held in steps.values() for row in held.values()}
     if not layers or len(sizes) != 1:
-        raise ExpertError(f"{path}: every line needs the same number of experts, got {sorted(sizes)[:5]}")
+        raise ExpertError(
+            f"{path}: every line needs the same number of experts, got {sorted(sizes)[:5]}"
+        )
     short = next((step for step, held in steps.items() if len(held) != len(layers)), None)
     if short is not None:
-        raise ExpertError(f"{path}: iteration {short} has {len(steps[short])} of {len(layers)} layers")
+        raise ExpertError(
+            f"{path}: iteration {short} has {len(steps[short])} of {len(layers)} layers"
+        )
     table = np.stack([[steps[step][layer] for layer in layers] for step in sorted(steps)])
     loads = cut_steps(table, split)
     names = ("all",) if len(loads) == 1 else tuple(f"window {i}" for i in range(len(loads)))

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.experts.files.inputs import (
+from meshwright.planner.experts.files.inputs import (
     LARGEST_FILE_BYTES,
     MOST_EXPERTS,
     Routing,
@@ -28,7 +28,7 @@ from planner.experts.files.inputs import (
     to_logical,
     token_loads,
 )
-from planner.experts.problem import MOST_ELEMENTS, ExpertError
+from meshwright.planner.experts.problem import MOST_ELEMENTS, ExpertError
 
 MOST_FILES = 4096
 
@@ -42,7 +42,9 @@ def read_dump_folder(path: Path, split: int) -> Routing:
     """All dumps of a folder, as one: every rank of the detail modes writes its own."""
     files = sorted(path.glob("*.pt"))
     if len(files) > MOST_FILES:
-        raise ExpertError(f"{path}: {len(files)} .pt files, more than the {MOST_FILES} that are read")
+        raise ExpertError(
+            f"{path}: {len(files)} .pt files, more than the {MOST_FILES} that are read"
+        )
     held = [_loaded(bounded_bytes(file, LARGEST_FILE_BYTES), file) for file in files]
     return recorded(held, path, split)
 
@@ -109,7 +111,9 @@ def _number(record: Mapping[str, Any], name: str) -> int:
 
 def _steps(table: NDArray[Any], path: Path, split: int) -> Routing:
     if table.size > MOST_ELEMENTS:
-        raise ExpertError(f"{path}: {table.size} counts, more than the {MOST_ELEMENTS} that are read")
+        raise ExpertError(
+            f"{path}: {table.size} counts, more than the {MOST_ELEMENTS} that are read"
+        )
     loads = cut_steps(table, split)
     moe = np.flatnonzero(loads.sum(axis=(0, 2)) > 0)
     if not len(moe):
@@ -122,7 +126,9 @@ def _steps(table: NDArray[Any], path: Path, split: int) -> Routing:
     )
 
 
-def _passes(records: list[Mapping[str, Any]], mapping: NDArray[Any], path: Path, split: int) -> Routing:
+def _passes(
+    records: list[Mapping[str, Any]], mapping: NDArray[Any], path: Path, split: int
+) -> Routing:
     """A step for each forward pass, its ranks summed."""
     sums: dict[int, NDArray[Any]] = {}
     for record in records:
@@ -145,12 +151,18 @@ def _tokens(records: list[Mapping[str, Any]], mapping: NDArray[Any], path: Path)
     if any(p.ndim != 3 or p.dtype.kind not in "iu" or len(p) != len(mapping) for p in parts) or (
         len({part.shape[2] for part in parts}) > 1
     ):
-        raise ExpertError(f"{where}: must be integers [{len(mapping)} layers, tokens, top-k] in every record")
+        raise ExpertError(
+            f"{where}: must be integers [{len(mapping)} layers, tokens, top-k] in every record"
+        )
     if mapping.size and (mapping.min() < 0 or mapping.max() >= MOST_EXPERTS):
-        raise ExpertError(f"{path}: last_physical_to_logical_map: must be from 0 to {MOST_EXPERTS - 1}")
+        raise ExpertError(
+            f"{path}: last_physical_to_logical_map: must be from 0 to {MOST_EXPERTS - 1}"
+        )
     slots = np.concatenate(parts, axis=1)
     if slots.size > MOST_ELEMENTS:
-        raise ExpertError(f"{where}: {slots.size} choices, more than the {MOST_ELEMENTS} that are read")
+        raise ExpertError(
+            f"{where}: {slots.size} choices, more than the {MOST_ELEMENTS} that are read"
+        )
     if slots.size and (slots.max() >= mapping.shape[1] or slots.min() < -1):
         raise ExpertError(
             f"{where}: slots must be from 0 to {mapping.shape[1] - 1} (-1: none), got {slots.max()}"
@@ -166,7 +178,9 @@ def _tokens(records: list[Mapping[str, Any]], mapping: NDArray[Any], path: Path)
         np.broadcast_to(held, (*slots.shape[:2], held.shape[2])), np.maximum(slots, 0), axis=2
     )
     ids = np.where(slots >= 0, logical, -1)
-    blank = Routing(loads=np.ones((1, 1, 1)), windows=("all",), layer_ids=tuple(int(i) for i in layers))
+    blank = Routing(
+        loads=np.ones((1, 1, 1)), windows=("all",), layer_ids=tuple(int(i) for i in layers)
+    )
     routing = from_tokens(ids, experts, where, blank)
     source = np.repeat([_number(record, "rank") for record in records], [p.shape[1] for p in parts])
     ranks = int(source.max()) + 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.experts.problem import ExpertError, Slots
+from meshwright.planner.experts.problem import ExpertError, Slots
 
 FORMATS = ("json", "sglang", "trtllm", "vllm", "megatron")
 
@@ -73,7 +73,9 @@ def _trtllm(placed: Placed) -> str:
     """TensorRT-LLM's load balancer: assignments by the model's layer number, no updates while running."""
     flat = placed.slots.reshape(len(placed.slots), -1)
     lines = [f"num_slots: {flat.shape[1]}", "initial_global_assignments:"]
-    lines += [f"  {layer}: {row.tolist()}" for layer, row in zip(placed.layer_ids, flat, strict=True)]
+    lines += [
+        f"  {layer}: {row.tolist()}" for layer, row in zip(placed.layer_ids, flat, strict=True)
+    ]
     return "\n".join([*lines, "layer_updates_per_iter: 0"]) + "\n"
 
 
@@ -101,8 +103,12 @@ def _megatron(placed: Placed) -> str:
             f"hold replicas; use --slots {placed.experts}"
         )
     document = {
-        "permutation": {str(i): row.tolist() for i, row in zip(placed.layer_ids, flat, strict=True)},
-        "inverse": {str(i): np.argsort(row).tolist() for i, row in zip(placed.layer_ids, flat, strict=True)},
+        "permutation": {
+            str(i): row.tolist() for i, row in zip(placed.layer_ids, flat, strict=True)
+        },
+        "inverse": {
+            str(i): np.argsort(row).tolist() for i, row in zip(placed.layer_ids, flat, strict=True)
+        },
         "expert_model_parallel_size": placed.slots.shape[1],
     }
     return json.dumps(document) + "\n"

@@ -6,9 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.cp_sat import repeatable_solver
-from planner.experts.balance.exact import MEAN_LOAD, Layer, hint_at, literals, post_packing, replica_literals
-from planner.experts.problem import Loads, Slots
+from meshwright.planner.experts.balance.exact import (
+    MEAN_LOAD,
+    Layer,
+    hint_at,
+    literals,
+    post_packing,
+    replica_literals,
+)
+from meshwright.planner.experts.problem import Loads, Slots
+from meshwright.planner.solvers.cp_sat import repeatable_solver
 
 MOST_LITERALS = 3_000
 """Over all layers; beyond that the search's answer stands, with the bound that counts give."""
@@ -80,9 +87,12 @@ def solve_moves(
     if status == cp_model.UNKNOWN:
         return None
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        raise RuntimeError(f"CP-SAT ended with {solver.status_name(status)} on moves that may be none")
+        raise RuntimeError(
+            f"CP-SAT ended with {solver.status_name(status)} on moves that may be none"
+        )
     slots = [
-        [[e for e, c in keys if solver.value(on[e, c, gpu])] for gpu in range(gpus)] for keys, on in places
+        [[e for e, c in keys if solver.value(on[e, c, gpu])] for gpu in range(gpus)]
+        for keys, on in places
     ]
     return ExactMoves(
         slots=np.array(slots, dtype=np.int64),

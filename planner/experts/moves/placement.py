@@ -13,15 +13,15 @@ from itertools import islice, pairwise
 
 import numpy as np
 
-from planner.experts.balance.bound import balance_bound
-from planner.experts.balance.packing import has_duplicates
-from planner.experts.balance.place import place
-from planner.experts.balance.rows import Solved, by_layer
-from planner.experts.balance.solve import Effort
-from planner.experts.moves.exact import solve_moves
-from planner.experts.moves.search import Current, Step
-from planner.experts.problem import ExpertError, Limits, Loads, Shape, Slots
-from planner.experts.traffic.affinity import best_order
+from meshwright.planner.experts.balance.bound import balance_bound
+from meshwright.planner.experts.balance.packing import has_duplicates
+from meshwright.planner.experts.balance.place import place
+from meshwright.planner.experts.balance.rows import Solved, by_layer
+from meshwright.planner.experts.balance.solve import Effort
+from meshwright.planner.experts.moves.exact import solve_moves
+from meshwright.planner.experts.moves.search import Current, Step
+from meshwright.planner.experts.problem import ExpertError, Limits, Loads, Shape, Slots
+from meshwright.planner.experts.traffic.affinity import best_order
 
 _STEP_S = 16e-9
 """About what a candidate costs for each GPU and window."""
@@ -91,12 +91,16 @@ def improve_from(
         optimal = optimal or exact.optimal
     bound = np.minimum(np.array([curve[-1] for curve in bounds]), value)
     solved = Solved(slots=np.sort(slots, axis=2), value=value, bound=bound)
-    return Moved(solved=solved, moves=moves, mean_bound=mean_bound, before=before, optimal=bool(optimal))
+    return Moved(
+        solved=solved, moves=moves, mean_bound=mean_bound, before=before, optimal=bool(optimal)
+    )
 
 
 def count_moves(before: Slots, after: Slots) -> int:
     """(expert, GPU) pairs of `after` that `before` does not hold; slots [gpus, slots of a GPU]."""
-    return sum(len(set(new.tolist()) - set(old.tolist())) for old, new in zip(before, after, strict=True))
+    return sum(
+        len(set(new.tolist()) - set(old.tolist())) for old, new in zip(before, after, strict=True)
+    )
 
 
 def bound_curve(load: Loads, slots: Slots, moves: int, least: float) -> Loads:
@@ -183,7 +187,9 @@ def _by_search(
     curves = []
     for layer, (row, slots) in enumerate(zip(rows, current, strict=True)):
         held = [
-            Current(slots=part, loads=_only(row, part), spread_nodes=shape.nodes if limits.spread else 1)
+            Current(
+                slots=part, loads=_only(row, part), spread_nodes=shape.nodes if limits.spread else 1
+            )
             for part in slots.reshape(parts, size, -1)
         ]
         found = [_curve(part.steps(min(max_moves, part.slots.size)), most_steps) for part in held]
@@ -200,7 +206,12 @@ def _by_search(
 
 def _matched(current: Slots, anew: Slots, nodes: int) -> Slots:
     """A layer's slots with their GPUs where the most experts are where they were, whole nodes together."""
-    both = (anew[None, :, :, None] == current[:, None, None, :]).any(axis=3).sum(axis=2).astype(np.float64)
+    both = (
+        (anew[None, :, :, None] == current[:, None, None, :])
+        .any(axis=3)
+        .sum(axis=2)
+        .astype(np.float64)
+    )
     size = len(current) // nodes
     by_node = both.reshape(nodes, size, nodes, size)
     out = np.empty_like(current)

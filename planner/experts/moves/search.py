@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.experts.problem import Loads, Slots
+from meshwright.planner.experts.problem import Loads, Slots
 
 _POWER = 24
 """The largest load counts most, but one of several equal ones is worth lowering too: a norm of high power."""
@@ -79,7 +79,10 @@ class Current:
         norm = _norm(load[None])[0]
         found = [
             (gain, gpu, slot, expert, other)
-            for gains, where in (self._swaps(slots, load, hottest), self._takes(slots, load, hottest))
+            for gains, where in (
+                self._swaps(slots, load, hottest),
+                self._takes(slots, load, hottest),
+            )
             for gain, (gpu, slot, expert, other) in _largest(norm - gains, where)
         ]
         best: tuple[float, Slots] | None = None
@@ -112,7 +115,9 @@ class Current:
         after = np.repeat(load[None], len(slot), axis=0)
         after[:, :, gpu] -= given.T
         after[np.arange(len(slot)), :, away] += given.T
-        where = np.stack([np.full(len(slot), gpu), slot, theirs, away * slots.shape[1] + at], axis=1)
+        where = np.stack(
+            [np.full(len(slot), gpu), slot, theirs, away * slots.shape[1] + at], axis=1
+        )
         return _norm(after), where
 
     def _takes(self, slots: Slots, load: Loads, gpu: int) -> tuple[Loads, NDArray[np.int64]]:
@@ -121,7 +126,9 @@ class Current:
         counts = np.bincount(slots.ravel(), minlength=experts)
         held = np.zeros((len(slots), experts), dtype=bool)
         np.put_along_axis(held, slots, True, axis=1)
-        here = np.stack(np.meshgrid(np.arange(slots.shape[1]), np.flatnonzero(counts), indexing="ij"))
+        here = np.stack(
+            np.meshgrid(np.arange(slots.shape[1]), np.flatnonzero(counts), indexing="ij")
+        )
         own = np.stack([np.full(here[0].size, gpu), here[0].ravel(), here[1].ravel()])
         there = np.indices((*slots.shape, slots.shape[1])).reshape(3, -1)
         there[2] = slots[gpu][there[2]]
@@ -152,6 +159,12 @@ def _norm(load: Loads) -> Loads:
     return np.asarray((load**_POWER).sum(axis=(1, 2)))
 
 
-def _largest(gain: Loads, where: NDArray[np.int64]) -> list[tuple[float, tuple[int, int, int, int]]]:
+def _largest(
+    gain: Loads, where: NDArray[np.int64]
+) -> list[tuple[float, tuple[int, int, int, int]]]:
     order = np.argsort(-gain, kind="stable")[:_LOOKED_AT]
-    return [(float(gain[i]), (int(w[0]), int(w[1]), int(w[2]), int(w[3]))) for i in order for w in [where[i]]]
+    return [
+        (float(gain[i]), (int(w[0]), int(w[1]), int(w[2]), int(w[3])))
+        for i in order
+        for w in [where[i]]
+    ]

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.experts.balance.rows import Solved
-from planner.experts.problem import ExpertError, Loads, Shape, Slots
+from meshwright.planner.experts.balance.rows import Solved
+from meshwright.planner.experts.problem import ExpertError, Loads, Shape, Slots
 
 _UNIT = 10**9
 

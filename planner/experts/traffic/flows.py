@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.experts.files.inputs import Routing, read_arrays, read_routing
-from planner.experts.problem import ExpertError, Loads, Shape
-from planner.experts.traffic.affinity import check_affinity
+from meshwright.planner.experts.files.inputs import Routing, read_arrays, read_routing
+from meshwright.planner.experts.problem import ExpertError, Loads, Shape
+from meshwright.planner.experts.traffic.affinity import check_affinity
 
 MOST_TOKENS = 16_384
 """Tokens of a trace that the search looks at; more are thinned evenly. Reports count all."""
@@ -79,12 +79,18 @@ def _read_together(path: Path) -> tuple[NDArray[np.int32] | None, Loads | None]:
     arrays = read_arrays(path)
     if arrays is None or "topk_ids" in arrays:
         routing = read_routing(path)
-        if routing.tokens is None and routing.co_activation is None and path.suffix.lower() == ".csv":
+        if (
+            routing.tokens is None
+            and routing.co_activation is None
+            and path.suffix.lower() == ".csv"
+        ):
             return None, routing.loads
         return routing.tokens, routing.co_activation
     names = [name for name in ("co_activation", "load") if name in arrays] or list(arrays)[:1]
     if not names or arrays[names[0]].dtype.kind not in "iuf" or arrays[names[0]].ndim not in (2, 3):
-        raise ExpertError(f"{path}: must hold topk_ids, or co_activation [layers, experts, experts]")
+        raise ExpertError(
+            f"{path}: must hold topk_ids, or co_activation [layers, experts, experts]"
+        )
     pairs = np.asarray(arrays[names[0]], dtype=np.float64)
     return None, pairs if pairs.ndim == 3 else pairs[None]
 

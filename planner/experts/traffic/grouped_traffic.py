@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.experts.balance.bound import balance_bound, partitions
-from planner.experts.balance.groups import MOST_PARTITIONS, solve_nodes, splits
-from planner.experts.balance.packing import Packing
-from planner.experts.balance.rows import Solved
-from planner.experts.balance.solve import Effort
-from planner.experts.problem import Limits, Loads, Shape, Slots
-from planner.experts.traffic.flows import Flows
-from planner.experts.traffic.swap_search import Cap, tabu_search
-from planner.experts.traffic.swap_state import SwapState
-from planner.experts.traffic.swap_terms import Apart, Ids, Term, Touched
-from planner.experts.traffic.touched import Level
+from meshwright.planner.experts.balance.bound import balance_bound, partitions
+from meshwright.planner.experts.balance.groups import MOST_PARTITIONS, solve_nodes, splits
+from meshwright.planner.experts.balance.packing import Packing
+from meshwright.planner.experts.balance.rows import Solved
+from meshwright.planner.experts.balance.solve import Effort
+from meshwright.planner.experts.problem import Limits, Loads, Shape, Slots
+from meshwright.planner.experts.traffic.flows import Flows
+from meshwright.planner.experts.traffic.swap_search import Cap, tabu_search
+from meshwright.planner.experts.traffic.swap_state import SwapState
+from meshwright.planner.experts.traffic.swap_terms import Apart, Ids, Term, Touched
+from meshwright.planner.experts.traffic.touched import Level
 
 _TRIED = 12
 """Partitions that a layer is packed for, at most."""
@@ -40,13 +40,19 @@ class _Ties:
         """A set's part of the traffic: tokens that touch it, or, below 0, pairs that it keeps together."""
         if self.touched is not None:
             return float(self.touched[:, members].any(axis=1).sum())
-        return -float(self.pairs[np.ix_(members, members)].sum()) / 2 if self.pairs is not None else 0.0
+        return (
+            -float(self.pairs[np.ix_(members, members)].sum()) / 2
+            if self.pairs is not None
+            else 0.0
+        )
 
     def term(self, block: Ids, weight: float) -> Term:
         """The same for the search."""
         if self.touched is not None:
             return Touched(_padded(self.touched), block, weight)
-        return Apart(np.zeros((len(block),) * 2) if self.pairs is None else self.pairs, block, weight)
+        return Apart(
+            np.zeros((len(block),) * 2) if self.pairs is None else self.pairs, block, weight
+        )
 
 
 def _ties(flows: Flows, layer: int, unit_of: Ids) -> _Ties:
@@ -155,7 +161,9 @@ def _searched(ties: _Ties, load: Loads, now: Slots, *, cap: float, shape: Shape)
     return [groups for _, groups in sorted(found, key=lambda pair: pair[0])]
 
 
-def _state(ties: _Ties, place: Ids, weight: Loads, weights: tuple[tuple[float, int], ...]) -> SwapState:
+def _state(
+    ties: _Ties, place: Ids, weight: Loads, weights: tuple[tuple[float, int], ...]
+) -> SwapState:
     units = np.arange(len(place))
     terms = tuple(ties.term(place // size, share) for share, size in weights)
     return SwapState(place, expert=units, weight=weight, terms=terms)
@@ -177,17 +185,23 @@ def _padded(touched: NDArray[np.bool_]) -> Ids:
     return out
 
 
-def nodes_to_leaves(flows: Flows, layer: int, slots: Slots, shape: Shape, levels: tuple[Level, ...]) -> Slots:
+def nodes_to_leaves(
+    flows: Flows, layer: int, slots: Slots, shape: Shape, levels: tuple[Level, ...]
+) -> Slots:
     """One layer's slots [gpus, per GPU] with whole nodes exchanged so that tokens touch fewer leaves.
 
     For experts whose replicas lie on one node. Nodes are alike: balance and nodes touched stay.
     """
-    above = tuple((level.weight, level.gpus // shape.node_gpus) for level in levels[1:] if level.weight > 0)
+    above = tuple(
+        (level.weight, level.gpus // shape.node_gpus) for level in levels[1:] if level.weight > 0
+    )
     if not above or shape.nodes < 3:
         return slots
     node_of = np.zeros(int(slots.max()) + 1, dtype=np.int64)
     node_of[slots.ravel()] = np.arange(shape.slots) // shape.node_slots
-    state = _state(_ties(flows, layer, node_of), np.arange(shape.nodes), np.zeros((1, shape.nodes)), above)
+    state = _state(
+        _ties(flows, layer, node_of), np.arange(shape.nodes), np.zeros((1, shape.nodes)), above
+    )
     start = state.cost()
     reached = _best(state, np.inf)
     if reached is None or reached[0] >= start * (1 - 1e-12):

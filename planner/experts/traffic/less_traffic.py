@@ -11,16 +11,23 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.experts.balance.crew import Crew
-from planner.experts.balance.packing import Packing, has_duplicates
-from planner.experts.balance.rows import Solved
-from planner.experts.problem import Loads, Shape, Slots
-from planner.experts.traffic.flows import MOST_TOKENS, Flows
-from planner.experts.traffic.node_packing import packed
-from planner.experts.traffic.swap_search import Cap, step_cost_s, tabu_search
-from planner.experts.traffic.swap_state import Room, SwapState
-from planner.experts.traffic.swap_terms import Apart, FromSources, Ids, Term, Touched, replica_pairs
-from planner.experts.traffic.touched import Level, slot_choices
+from meshwright.planner.experts.balance.crew import Crew
+from meshwright.planner.experts.balance.packing import Packing, has_duplicates
+from meshwright.planner.experts.balance.rows import Solved
+from meshwright.planner.experts.problem import Loads, Shape, Slots
+from meshwright.planner.experts.traffic.flows import MOST_TOKENS, Flows
+from meshwright.planner.experts.traffic.node_packing import packed
+from meshwright.planner.experts.traffic.swap_search import Cap, step_cost_s, tabu_search
+from meshwright.planner.experts.traffic.swap_state import Room, SwapState
+from meshwright.planner.experts.traffic.swap_terms import (
+    Apart,
+    FromSources,
+    Ids,
+    Term,
+    Touched,
+    replica_pairs,
+)
+from meshwright.planner.experts.traffic.touched import Level, slot_choices
 
 _MOST_STEPS = 800
 _PATIENCE = 50
@@ -85,7 +92,11 @@ class Search:
                 pairs = replica_pairs(self.flows.pairs[0], slots)
                 terms.append(Apart(pairs, block, level.weight * 2 / max(pairs.sum(), 1e-300)))
             if self.flows.sources is not None:
-                at_block = self.flows.sources[0].reshape(int(block.max()) + 1, -1, self.experts).sum(axis=1)
+                at_block = (
+                    self.flows.sources[0]
+                    .reshape(int(block.max()) + 1, -1, self.experts)
+                    .sum(axis=1)
+                )
                 weight = level.weight * self.scale / max(at_block.sum(), 1e-300)
                 terms.append(FromSources(at_block, slots.ravel(), block, weight))
         return tuple(terms)
@@ -162,7 +173,11 @@ def less_traffic(
 
 def _steps(flows: Flows, loads: Loads, shape: Shape, *, levels: int, time_limit_s: float) -> int:
     """Steps of a layer's first search; the second takes about half as many."""
-    choices = 0 if flows.tokens is None else min(flows.tokens.shape[1], MOST_TOKENS) * flows.tokens.shape[2]
+    choices = (
+        0
+        if flows.tokens is None
+        else min(flows.tokens.shape[1], MOST_TOKENS) * flows.tokens.shape[2]
+    )
     rooms = 2 if shape.slots > loads.shape[2] else 0
     each_s = step_cost_s(shape.slots, loads.shape[1], levels, choices / shape.slots, rooms)
     return int(np.clip(2 * time_limit_s / (1.6 * len(loads) * each_s), 10, _MOST_STEPS))
@@ -204,7 +219,9 @@ class _Layer:
         counts = np.bincount(self._expert, minlength=search.experts)
         self._weight = (search.loads / counts)[:, self._expert]
         shape = search.shape
-        on_node = -(-counts // shape.nodes) if search.spread else np.full(search.experts, shape.node_gpus)
+        on_node = (
+            -(-counts // shape.nodes) if search.spread else np.full(search.experts, shape.node_gpus)
+        )
         once = np.ones(search.experts, dtype=np.int64)
         replicas = shape.slots > search.experts
         self._node_rooms = (Room(gpus=shape.node_gpus, most=on_node),) if replicas else ()
@@ -237,7 +254,9 @@ class _Layer:
                 reached.append((found.cost, turn, found.gpu))
             left, turn = left - max(found.steps, 1), turn + 1
             state = self._state(
-                self._kicked(min(reached, key=lambda item: item[:2])[2] if reached else self._gpu, chance)
+                self._kicked(
+                    min(reached, key=lambda item: item[:2])[2] if reached else self._gpu, chance
+                )
             )
         return [gpu for _, _, gpu in sorted(reached, key=lambda item: item[:2])]
 

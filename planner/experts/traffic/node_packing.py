@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.experts.balance.packing import Packing, has_duplicates, improve, pack
-from planner.experts.problem import Loads, Shape
-from planner.experts.traffic.swap_terms import Ids
+from meshwright.planner.experts.balance.packing import Packing, has_duplicates, improve, pack
+from meshwright.planner.experts.problem import Loads, Shape
+from meshwright.planner.experts.traffic.swap_terms import Ids
 
 _ROUNDS = 200
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.experts.problem import Loads
-from planner.experts.traffic.swap_state import Room, SwapState
-from planner.experts.traffic.swap_terms import Ids
+from meshwright.planner.experts.problem import Loads
+from meshwright.planner.experts.traffic.swap_state import Room, SwapState
+from meshwright.planner.experts.traffic.swap_terms import Ids
 
 _TENURE = (6, 14)
 """Steps for which a unit that left a place does not come back, least and most."""

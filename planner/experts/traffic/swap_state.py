@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.experts.problem import Loads, Slots
-from planner.experts.traffic.swap_terms import Ids, Term
+from meshwright.planner.experts.problem import Loads, Slots
+from meshwright.planner.experts.traffic.swap_terms import Ids, Term
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,9 @@ class SwapState:
     def loads(self, size: int) -> Loads:
         """Load of every block of `size` GPUs in mean GPU loads, [windows, blocks]."""
         index = self.gpu // size
-        return np.stack([np.bincount(index, weights=w, minlength=self._gpus // size) for w in self._weight])
+        return np.stack(
+            [np.bincount(index, weights=w, minlength=self._gpus // size) for w in self._weight]
+        )
 
     def overload(self, cap: float, size: int) -> float:
         """Load above `cap` of blocks of `size` GPUs, summed over blocks and windows, in mean GPU loads."""

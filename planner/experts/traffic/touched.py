@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.experts.problem import Slots
+from meshwright.planner.experts.problem import Slots
 
 Ids = NDArray[np.int64]
 REPLICA_RULES = ("turns", "touched")
@@ -27,7 +27,9 @@ class Level:
     weight: float
 
 
-def slot_choices(tokens: NDArray[np.int32], slots: Slots, experts: int, near_gpus: int | None = None) -> Ids:
+def slot_choices(
+    tokens: NDArray[np.int32], slots: Slots, experts: int, near_gpus: int | None = None
+) -> Ids:
     """The slot each choice goes to, [tokens, top-k], for tokens [tokens, top-k] and slots [gpus, per GPU].
 
     Replicas take turns in the order of the tokens; with `near_gpus`, the GPUs of a node, tokens take replicas

@@ -1,0 +1,226 @@
+"""Collectives alone on a fabric, by algorithm: ring, tree, and reduction in the NVLink switches (NVLS).
+
+n bytes in the full buffer, P members, a node's N; the fastest algorithm counts, as NCCL's tuner picks it
+(NVIDIA/nccl, src/graph/tuning.cc). These are benchmark conditions; steps are priced with
+`on_levels` at the rates that are left beside compute. Concurrent groups share a node's NICs: a
+group has as many of them as members in the node, its own, so groups of one axis do not slow each other down;
+that is in the level's rate, (members inside) x (link of one GPU).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cluster_specs.fabric import FabricLevels, fabric_levels
+from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.collectives.on_levels import (
+    Links,
+    all_to_all_s,
+    members_inside,
+    point_to_point_s,
+    ring_pass_s,
+)
+from meshwright.costmodel.constants.data_files import data_table
+
+Operation = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send"]
+OPERATIONS: tuple[Operation, ...] = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "send",
+)
+LEAST_IN_SWITCH = 3
+"""Members from which switches reduce; two copy directly."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IsolatedFabric:
+    """Attained rates of one group's levels when nothing else runs."""
+
+    links: Links
+    members: NDArray[np.int64]
+    """Of the group inside one block of each level, shape [levels]."""
+    exchange_half_bytes: NDArray[np.float64]
+    """As `links.half_bytes`, of an all-to-all."""
+    in_switch_bytes_per_s: float
+    """Attained by one GPU when the innermost level's switches reduce; 0 where they cannot."""
+    copy_bytes_per_s: NDArray[np.float64]
+    call_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveTime:
+    """Seconds of an operation under each algorithm that can run it, and the bandwidths of the fastest.
+
+    Bus bandwidth is n / t scaled by 2 (P-1)/P for an all-reduce, by (P-1)/P for a gather, a scatter and an
+    all-to-all (NVIDIA/nccl-tests, doc/PERFORMANCE.md), so that it compares with a link.
+    """
+
+    algorithm: str
+    seconds: float
+    by_algorithm_s: dict[str, float]
+    algorithm_bytes_per_s: float
+    bus_bytes_per_s: float
+
+
+def _constant(name: str) -> float:
+    return float(data_table("collectives.yaml")[name]["value"])
+
+
+def _value(section: str, *names: str) -> float:
+    rows = data_table("collectives.yaml")[section]
+    return next((float(rows[name]["value"]) for name in names if name in rows), 0.0)
+
+
+def isolated_fabric(
+    cluster: ClusterSpec, members: int, *, deduplicated: bool = True
+) -> IsolatedFabric:
+    """A group of `members` GPUs packed as far inside as it can be.
+
+    `deduplicated` all-to-alls run on kernels of their own (DeepEP), others on NCCL's sends and receives.
+    Raises ClusterError where the cluster has fewer GPUs.
+    """
+    levels = fabric_levels(cluster, members)
+    architecture = cluster.device.architecture
+    ring = np.array([_ring_fraction(medium, architecture) for medium in levels.media])
+    scale_up = np.array([medium in ("nvlink", "xgmi", "pcie") for medium in levels.media])
+    inside = _value("exchange", "nvlink" if deduplicated else "nccl")
+    exchange = np.where(
+        scale_up, inside, np.where(ring < 0.5, ring, _value("exchange", "infiniband"))
+    )
+    nominal = levels.gb_per_s * 1e9 * _mesh_share(levels, cluster)
+    rack = f"{architecture}-rack" if cluster.nvlink_domain > cluster.gpus_per_node else architecture
+    in_switch = _value("in_switch", rack, architecture) if levels.media[0] == "nvlink" else 0.0
+    packed = np.minimum(levels.blocks, members)
+    fill_s = _constant("fill_s")
+    relayed = deduplicated and cluster.nvlink_domain >= cluster.gpus_per_node > 1
+    return IsolatedFabric(
+        links=Links(
+            bytes_per_s=nominal * ring * levels.neighbour_share,
+            all_to_all_bytes_per_s=nominal * exchange,
+            latency_s=levels.latency_s,
+            half_bytes=levels.gb_per_s * 1e9 * members_inside(packed) * fill_s,
+            rails=None if relayed else levels.rails,
+            cross_rail_bytes_per_s=levels.cross_rail_gb_per_s * 1e9 * exchange,
+        ),
+        members=packed,
+        exchange_half_bytes=nominal * _constant("exchange_fill_s" if deduplicated else "fill_s"),
+        in_switch_bytes_per_s=float(nominal[0]) * in_switch,
+        copy_bytes_per_s=nominal * np.where(scale_up, _constant("copy"), ring),
+        call_s=_constant("call_latency_s"),
+    )
+
+
+def _ring_fraction(medium: str, architecture: str) -> float:
+    if medium == "nvlink":
+        return _value("ring", architecture, "nvlink")
+    return _value("ring", medium)
+
+
+def _mesh_share(levels: FabricLevels, cluster: ClusterSpec) -> NDArray[np.float64]:
+    """xGMI joins GPUs pair by pair: a group has its links to its own members only."""
+    own = (levels.blocks - 1) / max(cluster.nvlink_domain - 1, 1)
+    mesh = np.array([medium == "xgmi" for medium in levels.media])
+    return np.asarray(np.where(mesh, np.minimum(own, 1.0), 1.0), dtype=np.float64)
+
+
+def collective_time(
+    operation: Operation, buffer_bytes: float, fabric: IsolatedFabric
+) -> CollectiveTime:
+    """One operation alone on the fabric.
+
+    `buffer_bytes` is what every member starts an all-reduce or a reduce-scatter with and ends an all-gather
+    with, what it sends in an all-to-all in all, or to one neighbour. Raises ValueError for fewer than two
+    members or no bytes.
+    """
+    size = int(fabric.members[-1])
+    if size < 2 or buffer_bytes <= 0:
+        raise ValueError(
+            f"a collective needs two members and some bytes, not {size} and {buffer_bytes:g}"
+        )
+    found = {
+        name: seconds + fabric.call_s
+        for name, seconds in _algorithms(operation, buffer_bytes, fabric)
+    }
+    best = min(found, key=lambda name: found[name])
+    passes = {"all-reduce": 2.0, "send": 1.0}.get(operation, 1.0)
+    scale = 1.0 if operation == "send" else passes * (size - 1) / size
+    return CollectiveTime(
+        algorithm=best,
+        seconds=found[best],
+        by_algorithm_s=found,
+        algorithm_bytes_per_s=buffer_bytes / found[best],
+        bus_bytes_per_s=scale * buffer_bytes / found[best],
+    )
+
+
+def _algorithms(
+    operation: Operation, buffer_bytes: float, fabric: IsolatedFabric
+) -> list[tuple[str, float]]:
+    links, members = fabric.links, fabric.members
+    if operation == "send":
+        rates = replace(links, bytes_per_s=fabric.copy_bytes_per_s)
+        return [
+            ("copy", float(np.asarray(point_to_point_s(buffer_bytes, len(members) - 1, rates))))
+        ]
+    if operation == "all-to-all":
+        links = replace(links, half_bytes=fabric.exchange_half_bytes)
+        return [("exchange", float(np.asarray(all_to_all_s(buffer_bytes, members, links))))]
+    ring = ring_s(buffer_bytes, members, links)
+    if operation != "all-reduce":
+        return [("ring", ring)]
+    found = [("ring", 2.0 * ring)]
+    if len(members) > 1:
+        found.append(("tree", tree_all_reduce_s(buffer_bytes, members, links)))
+    elif fabric.in_switch_bytes_per_s and int(members[-1]) >= LEAST_IN_SWITCH:
+        found.append(("nvls", in_switch_all_reduce_s(buffer_bytes, fabric)))
+    return found
+
+
+def ring_s(buffer_bytes: float, members: NDArray[np.int64], links: Links) -> float:
+    """One pass round a ring: (P-1) hops, each over the level it crosses, and (P-1)/P n over the slowest.
+
+    Of the P links of a ring P/inside - P/members cross a level (its outermost: P/inside).
+    """
+    size, inside = int(members[-1]), members_inside(members)
+    crossing = size / inside - np.append(size / members[:-1], 0.0)
+    hops = crossing * (size - 1) / size
+    moving = replace(links, latency_s=np.zeros_like(links.latency_s))
+    return float(
+        np.sum(hops * links.latency_s) + np.asarray(ring_pass_s(buffer_bytes, members, moving))
+    )
+
+
+TREE_RATE = 0.85
+"""Of a ring's bandwidth that the pipelined double binary tree keeps between nodes (tuning.cc)."""
+
+
+def tree_all_reduce_s(buffer_bytes: float, members: NDArray[np.int64], links: Links) -> float:
+    """Chains in the node joined by a double binary tree: up and down, 2 ((P/N - 1) a_in + log2(N) a_out).
+
+    Every byte goes up and down once through a node's NICs (Sanders, Speck and Traeff 2009, two-tree
+    algorithms; NCCL 2.4), hence 2 n over the outermost level's rate, of which a tree keeps TREE_RATE.
+    """
+    inside = int(members[0])
+    outer = np.log2(members[1:] / members_inside(members)[1:])
+    latency = (inside - 1) * links.latency_s[0] + float(np.sum(outer * links.latency_s[1:]))
+    rate = np.min(members_inside(members)[1:] * links.bytes_per_s[1:]) * TREE_RATE
+    half = float(links.half_bytes[-1])
+    filled = 1.0 + np.sqrt(half / buffer_bytes)
+    return float(2.0 * latency + 2.0 * buffer_bytes * filled / rate)
+
+
+def in_switch_all_reduce_s(buffer_bytes: float, fabric: IsolatedFabric) -> float:
+    """NVLS: every GPU has the switch sum its n/P, then write the sum to all: n + n/P through each link.
+
+    Bus bandwidth is 2 (P-1)/(P+1) of the link, so that four GPUs gain nothing and eight 1.3 times a ring.
+    """
+    size = int(fabric.members[-1])
+    filled = 1.0 + np.sqrt(float(fabric.links.half_bytes[0]) / 2.0 / buffer_bytes)
+    moved = buffer_bytes * (1.0 + 1.0 / size) / fabric.in_switch_bytes_per_s
+    return float(2.0 * fabric.links.latency_s[0] + moved * filled)

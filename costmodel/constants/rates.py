@@ -1,0 +1,251 @@
+"""Calibrated constants with their provenance, read from `costmodel/data`, and the rates they give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from meshwright.cluster_specs.fabric import FabricLevels, fabric_levels
+from meshwright.cluster_specs.schema import DeviceSpec
+from meshwright.costmodel.collectives.on_levels import Links
+from meshwright.costmodel.constants.records import Overrides, layered_values, names_in
+from meshwright.costmodel.layers.kernels import Rates
+from meshwright.costmodel.layers.precision import OPERAND_BYTES
+from meshwright.costmodel.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceConstants:
+    """Fractions of nominal peaks that one device attains; see `devices.yaml` for the source of each."""
+
+    gemm_fraction_16bit: float
+    gemm_fraction_fp8: float
+    gemm_fraction_mxfp8: float
+    gemm_fraction_fp4: float
+    attention_forward_fraction: float
+    """Of the 16-bit peak, by the causal half of the FLOP."""
+    attention_flash1_fraction: float
+    """The same for FlashAttention and its Triton port of early 2023."""
+    attention_flash2_fraction: float
+    """The same for FlashAttention-2 and its like, written for Ampere (arXiv 2407.08608: 35 % on H100)."""
+    attention_backward_ratio: float
+    """Backward rate over forward rate (the backward pass has 2.5 times the FLOP)."""
+    hbm_fraction: float
+    scale_up_fraction: float
+    half_k: float
+    half_edge: float
+    grouped_half_edge: float
+    wave_weight: float
+    host_factor: float
+    """Host time of a launch over that of the x86 hosts that the stacks were measured on."""
+    narrow_head_factor: float
+    """Attention time of heads of 64 or narrower over that of 128 at equal FLOP: exponentials set the pace."""
+    tdp_exponent: float
+    """Power of board power over BLACKWELL_REFERENCE_W that the tensor rate follows."""
+    tile: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameworkConstants:
+    """What one software stack adds; see `frameworks.yaml`."""
+
+    flash_attention: bool
+    """Fused attention; without it every score is written to HBM."""
+    flash_generation: int
+    """1: FlashAttention; 2: FlashAttention-2 or PyTorch's own kernel; 3: FlashAttention-3 or cuDNN."""
+    launch_layer_s: float
+    """Host time to launch the forward pass of one dense layer (the backward pass costs twice that)."""
+    launch_moe_layer_s: float
+    """The same for a layer with experts."""
+    piece_launch_s: float
+    """Host time of one piece of a GEMM beside its transfer, or of one step of ring attention."""
+    moe_sync_s: float
+    """Wait of an expert layer and micro-batch for token counts; none where a graph holds the attention."""
+    serial_launch_s: float
+    """Launch gaps that even a busy GPU does not hide, per layer and pass."""
+    recompute_fraction: float
+    """Part of a layer's forward pass that full recomputation runs again."""
+    dp_interference: float
+    """Slow-down of compute and communication that run at the same time: share of the lesser of the two."""
+    tp_hidden: float
+    """Share of tensor-parallel communication that user buffers hide."""
+    ep_hidden: float
+    """Share of the expert all-to-all that overlap hides."""
+    step_overhead_s: float
+    collective_wait_s: float
+    """Wait at a blocking tensor-parallel collective for the slowest rank and two stream hand-overs."""
+    async_tensor_backward: bool
+    """Whether backward collectives of column-parallel products run beside its GEMMs."""
+    zero1_all_reduces: bool
+    """Whether ZeRO-1 all-reduces gradients (DeepSpeed) instead of scattering them."""
+    p2p_exposed: float
+    """Share of the steady-state pipeline transfers that the schedule waits for."""
+    launch_blocking_s: float
+    """Extra gap per layer and pass under CUDA_LAUNCH_BLOCKING=1."""
+    gradient_bytes: int
+    """Bytes of a gradient element when it is reduced."""
+    weight_gradient_bytes: float
+    """Bytes that a weight-gradient GEMM moves per element of its result."""
+    fused_loss: bool
+    """Whether cross entropy is one kernel over 16-bit logits."""
+    current_scaling: bool
+    """Whether FP8 scales come from the tensor itself (a pass more) instead of the steps before."""
+    narrow_gathers: bool
+    """Whether parameters are gathered at the run's precision (FP8) instead of 16 bits."""
+    eager_operators: bool
+    """Whether norms, rotary embeddings and activations run operator by operator, as the model's code says."""
+    fused_elementwise: bool
+    """Whether norms, biases, activations and residual adds run as fused kernels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """Everything calibrated that one workload needs."""
+
+    device: DeviceConstants
+    framework: FrameworkConstants
+    shared: dict[str, float]
+
+
+def device_prefixes(name: str, architecture: str) -> tuple[str, ...]:
+    """Where a device's constants stand: its own entry, over that of its architecture, over the defaults."""
+    return "device_defaults", f"architectures.{architecture}", f"devices.{name}"
+
+
+def framework_prefixes(name: str) -> tuple[str, ...]:
+    """Where a software profile's constants stand: its own entry, over the defaults."""
+    return "framework_defaults", f"frameworks.{name}"
+
+
+def device_constants(
+    name: str, architecture: str, overrides: Overrides | None = None
+) -> DeviceConstants:
+    """Constants of a device, some of them overridden."""
+    return DeviceConstants(
+        **layered_values(*device_prefixes(name, architecture), overrides=overrides)
+    )
+
+
+def framework_names() -> tuple[str, ...]:
+    """Every software profile."""
+    return names_in("frameworks")
+
+
+@cache
+def framework_constants(name: str) -> FrameworkConstants:
+    """Constants of a software profile; KeyError names the known ones."""
+    return _framework_constants(name, None)
+
+
+def _framework_constants(name: str, overrides: Overrides | None) -> FrameworkConstants:
+    if name not in framework_names():
+        raise KeyError(f"no software profile {name!r}: known are {', '.join(framework_names())}")
+    return FrameworkConstants(**layered_values(*framework_prefixes(name), overrides=overrides))
+
+
+def constants_for(workload: Workload, overrides: Overrides | None = None) -> Constants:
+    """The calibrated constants of a workload's device and framework; `overrides` are other values by path."""
+    device = workload.cluster.device
+    if overrides:
+        return named_constants(device.name, device.architecture, workload.framework, overrides)
+    return _constants(device.name, device.architecture, workload.framework)
+
+
+@cache
+def _constants(device: str, architecture: str, framework: str) -> Constants:
+    return named_constants(device, architecture, framework, {})
+
+
+def named_constants(
+    device: str, architecture: str, framework: str, overrides: Overrides
+) -> Constants:
+    """The constants of a device, by name and architecture, and of a software profile; not cached."""
+    return Constants(
+        device=device_constants(device, architecture, overrides),
+        framework=_framework_constants(framework, overrides),
+        shared=layered_values("shared", overrides=overrides),
+    )
+
+
+def peak_flops(device: DeviceSpec, precision: str) -> float:
+    """Dense peak FLOP/s of GEMMs at a precision; 16 bits where the device lacks the narrower one."""
+    sixteen = device.peak_bf16_tflops or device.peak_fp16_tflops
+    if precision == "fp16":
+        sixteen = device.peak_fp16_tflops
+    narrow = {
+        "fp8": device.peak_fp8_tflops,
+        "mxfp8": device.peak_fp8_tflops,
+        "nvfp4": device.peak_fp4_tflops,
+    }
+    return (narrow.get(precision) or sixteen) * 1e12
+
+
+BLACKWELL_REFERENCE_W = 1200.0
+"""Board power of a GB200, the middle of the family."""
+
+
+def kernel_rates(workload: Workload, constants: Constants) -> Rates:
+    """Attained kernel rates of the workload's device at its precision."""
+    device, spec = constants.device, workload.cluster.device
+    fraction = {
+        "fp8": device.gemm_fraction_fp8,
+        "mxfp8": device.gemm_fraction_mxfp8,
+        "nvfp4": device.gemm_fraction_fp4,
+    }.get(workload.precision, device.gemm_fraction_16bit)
+    sixteen = peak_flops(spec, "bf16")
+    by_generation = (
+        device.attention_flash1_fraction, device.attention_flash2_fraction, device.attention_forward_fraction
+    )  # fmt: skip
+    # Power-limited clocks: tensor cores run at a rate that follows the board's power limit.
+    power = (
+        (spec.tdp_w / BLACKWELL_REFERENCE_W) ** device.tdp_exponent if device.tdp_exponent else 1.0
+    )
+    # Attention waits for exponentials more than for tensor cores, and draws less.
+    forward = sixteen * by_generation[constants.framework.flash_generation - 1]
+    return Rates(
+        gemm_flops=peak_flops(spec, workload.precision) * fraction * power,
+        head_gemm_flops=sixteen * device.gemm_fraction_16bit * power,
+        attention_forward_flops=forward,
+        attention_backward_flops=forward * device.attention_backward_ratio,
+        hbm_bytes_per_s=spec.hbm_gb_per_s * 1e9 * device.hbm_fraction,
+        operand_bytes=OPERAND_BYTES.get(workload.precision, 2.0),
+        weight_gradient_bytes=constants.framework.weight_gradient_bytes,
+        sms=spec.sms,
+        gemm_half_k=device.half_k,
+        gemm_half_edge=device.half_edge,
+        grouped_half_edge=device.grouped_half_edge,
+        tile=device.tile,
+        wave_weight=device.wave_weight,
+        grouped_factor=constants.shared["grouped_gemm_factor"],
+    )
+
+
+def fabric_links(workload: Workload, constants: Constants) -> Links:
+    """Attained rates of every fabric level of the workload's allocation."""
+    return links_of(fabric_levels(workload.cluster, workload.gpus), constants)
+
+
+def links_of(levels: FabricLevels, constants: Constants) -> Links:
+    """Attained rates of some fabric levels."""
+    scale_up = np.array([medium in ("nvlink", "xgmi", "pcie") for medium in levels.media])
+    shared = constants.shared
+    network = np.array([shared.get(f"{medium}_fraction", 1.0) for medium in levels.media])
+    fraction = np.where(scale_up, constants.device.scale_up_fraction, network)
+    to_all = np.where(scale_up, shared["all_to_all_scale_up_fraction"], network)
+    # What was measured on this very machine goes before what machines of the kind usually attain.
+    fraction = np.where(
+        np.isnan(levels.attained), fraction * levels.neighbour_share, levels.attained
+    )
+    to_all = np.where(np.isnan(levels.all_to_all_attained), to_all, levels.all_to_all_attained)
+    nominal = levels.gb_per_s * 1e9
+    railed = bool(np.any(levels.rails > 1))
+    return Links(
+        bytes_per_s=nominal * fraction,
+        all_to_all_bytes_per_s=nominal * to_all,
+        latency_s=levels.latency_s,
+        half_bytes=np.where(scale_up, shared["half_bytes_scale_up"], shared["half_bytes_network"]),
+        rails=levels.rails if railed else None,
+        cross_rail_bytes_per_s=levels.cross_rail_gb_per_s * 1e9 * to_all if railed else None,
+    )

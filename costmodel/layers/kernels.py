@@ -1,0 +1,104 @@
+"""Times of single kernels on one GPU. All formulas broadcast; seconds out, elements and bytes in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.costmodel.layout import Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What kernels reach on one device at one precision."""
+
+    gemm_flops: float
+    """FLOP/s of a large, deep GEMM at the run's precision."""
+    head_gemm_flops: float
+    """The same at 16 bits, for what stays there (router, LM head)."""
+    attention_forward_flops: float
+    attention_backward_flops: float
+    hbm_bytes_per_s: float
+    """Attained by streaming kernels."""
+    operand_bytes: float
+    """Bytes of a GEMM operand's element at the run's precision, with its share of the scales."""
+    weight_gradient_bytes: float
+    """Bytes that a weight-gradient GEMM moves per element of its output: 2 to write it, or more to add it
+    to the gradient of the micro-batches before."""
+    sms: int
+    gemm_half_k: float
+    """K at which a GEMM reaches half its rate: K / (K + half_k) covers prologue and epilogue of a tile."""
+    gemm_half_edge: float
+    """Rows, and columns, at which a GEMM reaches half its rate."""
+    grouped_half_edge: float
+    """The same for each GEMM of a group."""
+    tile: int
+    """Edge of an output tile, for the count of waves."""
+    grouped_factor: float
+    """Rate of a grouped GEMM over that of as many separate rows in one."""
+    wave_weight: float
+    """0: partial waves cost nothing; 1: a partial wave costs a whole one."""
+
+
+def gemm_s(
+    m: Floats,
+    n: Floats,
+    k: Floats,
+    rates: Rates,
+    *,
+    sixteen_bit: bool = False,
+    groups: Floats = 1.0,
+    output_bytes: float = 2.0,
+) -> Floats:
+    """`groups` GEMMs of [m, k] x [k, n] in one launch: 2 m n k FLOP each.
+
+    The rate falls with few rows or columns, with shallow K, and with the last, partly filled wave of output
+    tiles over the SMs (tile and wave quantisation: NVIDIA "Matrix Multiplication Background User's Guide",
+    sections 3 and 4). Its operands and results go through HBM meanwhile, `output_bytes` per element of the
+    result: the two overlap but for the first and last tiles (a p-norm of 2 fits the measured shapes best).
+    """
+    alone = rates.head_gemm_flops if sixteen_bit else rates.gemm_flops
+    grouped = np.asarray(groups) > 1
+    peak = alone * np.where(grouped, rates.grouped_factor, 1.0)
+    m, n, k = np.maximum(m, 1.0), np.maximum(n, 1.0), np.maximum(k, 1.0)
+    tiles = groups * (np.ceil(m / rates.tile)) * np.ceil(n / rates.tile)
+    waves = tiles / rates.sms
+    filled = waves / np.ceil(waves)
+    # A start-up of so many rows or so deep at 16 bits takes as long at any precision.
+    faster = alone / rates.head_gemm_flops
+    half_edge = faster * np.where(grouped, rates.grouped_half_edge, rates.gemm_half_edge)
+    edges = m / (m + half_edge) * n / (n + half_edge)
+    quantised = (1.0 - rates.wave_weight) + rates.wave_weight * filled
+    depth = k / (k + faster * rates.gemm_half_k)
+    compute = groups * 2.0 * m * n * k / (peak * depth * quantised * edges)
+    operand = 2.0 if sixteen_bit else rates.operand_bytes
+    traffic = groups * (operand * (m * k + k * n) + output_bytes * m * n) / rates.hbm_bytes_per_s
+    out: Floats = np.sqrt(compute**2 + traffic**2)
+    return out
+
+
+def weight_gradient_s(
+    m: Floats,
+    n: Floats,
+    k: Floats,
+    rates: Rates,
+    *,
+    sixteen_bit: bool = False,
+    groups: Floats = 1.0,
+) -> Floats:
+    """The GEMM of a weight gradient [m, n] over k tokens, added to the gradient of earlier micro-batches."""
+    output_bytes = rates.weight_gradient_bytes
+    return gemm_s(m, n, k, rates, sixteen_bit=sixteen_bit, groups=groups, output_bytes=output_bytes)
+
+
+def attention_pair_flops(
+    seq_queries: Floats, seq_keys: Floats, heads: Floats, qk_dim: Floats, v_dim: Floats
+) -> Floats:
+    """FLOP of the two batched GEMMs of attention, in full: 2 sq sk (dqk + dv) per head."""
+    return 2.0 * np.asarray(seq_queries) * seq_keys * heads * (np.asarray(qk_dim) + v_dim)
+
+
+def streamed_s(moved_bytes: Floats, rates: Rates) -> Floats:
+    """A memory-bound kernel: bytes read and written over the attained HBM bandwidth."""
+    return np.asarray(moved_bytes) / rates.hbm_bytes_per_s

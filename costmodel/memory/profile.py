@@ -1,0 +1,51 @@
+"""What each software stack holds in HBM beside the textbook counts, from `costmodel/data/memory.yaml`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from meshwright.costmodel.constants.data_files import data_table
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryProfile:
+    """Facts about one software stack; `memory.yaml` has the source of each."""
+
+    logit_bytes: float
+    """Bytes of a logit at the peak of the loss."""
+    split_logit_bytes: float
+    """The same where tensor-parallel ranks share the vocabulary."""
+    placeholder_gradients: bool
+    """Whether one 16-bit tensor of every weight's shape stands in for gradients that were added elsewhere."""
+    fp8_weight_copies: bool
+    fp8_saved_inputs: bool
+    keeps_unread_outputs: bool
+    """Whether operator-level recomputation stores outputs that no backward pass reads."""
+    keeps_stage_outputs: bool
+    """Whether a pipeline stage keeps what it sent until the backward pass."""
+    stranding: Literal["none", "forward", "step"]
+    """What a caching allocator can not use again: `none` (the stack's figures are bytes allocated), `forward`
+    (blocks of a layer's forward pass, too small for logits), `step` (contiguous buffers of the optimizer
+    step)."""
+    step_bytes: float
+    """Bytes of a parameter that the optimizer step holds on each data-parallel rank's share (16-bit
+    gradients)."""
+    bf16_gradient_copies_bytes: float
+    """Further bytes of a gradient element that stages 0 to 2 keep in bf16."""
+    unsharded_in_pipeline: bool
+    """Whether ZeRO 3 under pipeline parallelism keeps 16-bit weights and fp32 gradients whole for a step."""
+    bucket_elements: float
+    """Elements of the buffer in which gradients are reduced under stages 0 to 2."""
+
+
+@cache
+def memory_profile(name: str) -> MemoryProfile:
+    """The facts about a software profile of `frameworks.yaml`; KeyError where there are none."""
+    table = data_table("memory.yaml")
+    if name not in table["stacks"]:
+        raise KeyError(
+            f"no memory profile {name!r}: known are {', '.join(sorted(table['stacks']))}"
+        )
+    return MemoryProfile(**{**table["defaults"], **table["stacks"][name]})

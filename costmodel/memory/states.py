@@ -1,0 +1,133 @@
+"""Parameters of each pipeline rank, and bytes of weights, gradients and optimizer states of a parameter."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.costmodel.constants.rates import framework_constants
+from meshwright.costmodel.layout import Floats, Ints, Layout
+from meshwright.costmodel.memory.profile import memory_profile
+from meshwright.costmodel.pipeline.schedules import has_trait, last_rank, on_both_ranks
+from meshwright.costmodel.pipeline.split import Stages, layer_counts
+from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.parameters import (
+    attention_parameters,
+    dense_layer_parameters,
+    dense_mlp_parameters,
+    embedding_parameters,
+    expert_parameters,
+    moe_layer_parameters,
+    mtp_parameters,
+    norm_parameters_per_layer,
+    router_parameters,
+    shared_expert_parameters,
+)
+from meshwright.model_specs.schema import ModelSpec
+
+
+def layer_parameters_on_gpu(model: ModelSpec, layout: Layout) -> tuple[Floats, Floats, Floats]:
+    """Parameters of one layer on one GPU: (dense layer, MoE layer without experts, its experts)."""
+    tp, ep, etp = (np.asarray(x) for x in (layout.tp, layout.ep, layout.etp))
+    common = attention_parameters(model) / tp + norm_parameters_per_layer(model)
+    dense = common + dense_mlp_parameters(model) / tp if model.dense_layers else 0.0 * tp
+    if model.moe is None:
+        return dense, 0.0 * tp, 0.0 * tp
+    rest = common + shared_expert_parameters(model) / tp + router_parameters(model)
+    return dense, rest, model.moe.experts * expert_parameters(model) / (ep * etp)
+
+
+def rank_parameters(
+    model: ModelSpec, layout: Layout, stages: Stages | None
+) -> tuple[Floats, Floats]:
+    """Parameters on one GPU of each rank, (dense, expert), before data-parallel sharding.
+
+    With stages: arrays [pp]. Without: the mean over ranks, a lower bound on the largest, shaped like the
+    layout. The last rank holds the MTP modules and, to feed them, its own copy of the token table
+    (megatron-core gpt_model.py builds an embedding on the first rank and on that of the MTP modules).
+    """
+    dense, rest, experts = layer_parameters_on_gpu(model, layout)
+    tp, pp = np.asarray(layout.tp), np.asarray(layout.pp)
+    table = embedding_parameters(model) / tp
+    mtp_dense = (
+        model.mtp_layers * (dense if model.moe is None else rest) + mtp_join_parameters(model) / tp
+    )
+    mtp_experts = model.mtp_layers * experts
+    untied = 0 if model.tied_embeddings else 1
+    tables = np.where(pp > 1, max(1, untied + (model.mtp_layers > 0)), untied)
+    last = tables * table + mtp_dense
+    if stages is None:
+        of_dense = model.dense_layers * dense + model.moe_layers * rest + table + last
+        return of_dense / pp, (model.moe_layers * experts + mtp_experts) / pp
+    counts = layer_counts(model.dense_layers, stages, 0, v_shaped=v_shaped(layout))
+    rank = np.arange(len(stages))
+    on_last = rank == last_rank(layout.schedule, len(stages))
+    ends = np.where(rank == 0, table, 0.0) + np.where(on_last, last, 0.0)
+    of_experts = counts.moe * experts + np.where(on_last, mtp_experts, 0.0)
+    of_dense = counts.dense * dense + counts.moe * rest + ends
+    return on_both_ranks(of_dense, layout.schedule), on_both_ranks(of_experts, layout.schedule)
+
+
+def v_shaped(layout: Layout) -> bool:
+    """Whether the chunks of a layout, or of some of many, run down the ranks and up again."""
+    return bool(has_trait(layout.schedule, "v_shaped").any())
+
+
+def mtp_join_parameters(model: ModelSpec) -> int:
+    """What joins the MTP modules to the model: a projection from 2 h to h and three norms each."""
+    if not model.mtp_layers:
+        return 0
+    layer = moe_layer_parameters(model) if model.moe_layers else dense_layer_parameters(model)
+    return mtp_parameters(model) - model.mtp_layers * layer
+
+
+StateBytes = tuple[Floats, Floats, Floats]
+"""Bytes of weights, of gradients, of optimizer states."""
+
+
+def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
+    """Weights, gradients and optimizer states of one parameter on one GPU, `shards` ranks sharing them.
+
+    Mixed-precision Adam: a 2-byte weight, a gradient, fp32 master weight and two moments (12). Megatron keeps
+    the gradient in fp32 (4 bytes), stacks that reduce in 16 bits in 2 (Megatron-LM docs, dist_optimizer.md:
+    6 + 12/d). Under ZeRO 3 the fp32 weight is the only one, but for stacks that keep 16-bit weights and fp32
+    gradients whole between the micro-batches of a pipeline. FP8 kernels keep a quantised copy of the weight
+    and its transpose (1 byte each; half of that in FP4).
+    """
+    stack, profile = framework_constants(workload.framework), memory_profile(workload.framework)
+    flat = profile.bf16_gradient_copies_bytes if workload.precision == "bf16" else 0.0
+    grad = float(stack.gradient_bytes) + flat
+    copies = {"fp8": 2.0, "mxfp8": 2.0, "nvfp4": 1.0}.get(workload.precision, 0.0)
+    copies = copies if profile.fp8_weight_copies else 0.0
+    d = np.asarray(shards, dtype=np.float64)
+    stage = np.asarray(layout.zero_stage)
+    optimizer = OPTIMIZER_BYTES[workload.optimizer]
+    step = profile.step_bytes if workload.precision != "bf16" else 0.0
+    third = stage == 3
+    weights: Floats = np.where(third, (4.0 + copies) / d, 2.0 + copies)
+    gradients: Floats = np.where(third, 4.0 / d, np.where(stage == 2, grad / d, grad))
+    if profile.unsharded_in_pipeline:
+        whole = third & (np.asarray(layout.pp) > 1) & (d > 1)
+        weights, gradients = (
+            weights + np.where(whole, 2.0, 0.0),
+            gradients + np.where(whole, 4.0, 0.0),
+        )
+    share = np.where(stage == 0, 1.0, 1.0 / d)
+    states: Floats = np.where(third, (optimizer - 4.0) / d, optimizer * share + step / d)
+    return weights, gradients, states
+
+
+def state_bytes_per_parameter(workload: Workload, layout: Layout, shards: Ints) -> Floats:
+    """Weights, gradients and optimizer states of one parameter on one GPU, together."""
+    weights, gradients, states = state_bytes(workload, layout, shards)
+    out: Floats = np.asarray(weights) + gradients + states
+    return out
+
+
+OPTIMIZER_BYTES = {"adam": 12.0, "sgd": 8.0, "muon": 8.0}
+"""fp32 master weight and moments: two for Adam, one for momentum SGD and Muon (arXiv 2502.16982)."""
+
+
+def table_parameters(model: ModelSpec, layout: Layout) -> Floats:
+    """Parameters of one token table or head on one GPU."""
+    out: Floats = embedding_parameters(model) / np.asarray(layout.tp)
+    return out

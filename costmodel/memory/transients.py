@@ -1,0 +1,185 @@
+"""What a rank holds beside states and saved activations: loss, one layer at work, buffers, stranded blocks.
+
+Bytes, shaped like the layout. None of it depends on how layers are dealt out to ranks, so that memory stays
+linear in a rank's layers. Symbols: T tokens of a micro-batch on a rank, h hidden, V vocabulary, t tensor
+parallel degree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.costmodel.constants.rates import framework_constants
+from meshwright.costmodel.layout import Bools, Floats, Layout, Recompute
+from meshwright.costmodel.memory.activations import SavedActivations, rank_tokens, sequence_shards
+from meshwright.costmodel.memory.profile import MemoryProfile, memory_profile
+from meshwright.costmodel.memory.states import layer_parameters_on_gpu, table_parameters
+from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.parameters import dense_mlp_parameters, expert_parameters
+from meshwright.model_specs.schema import ModelSpec
+
+FIXED_BYTES = 0.25 * 2**30
+"""GEMM and attention workspaces, rotary tables, masks (cuBLAS: 32 MiB a stream on Hopper)."""
+
+
+@dataclass(frozen=True)
+class Transients:
+    """Bytes on one GPU; `first`, `last` mark what only the rank with the token table, or the head, has."""
+
+    loss_last: Floats
+    """Logits and, where it can exist beside them, the gradient of the head."""
+    head_input_last: Floats
+    layer: Floats
+    """One layer on its way back: what full recomputation brings back, and gradients of activations."""
+    embedding_first: Floats
+    """Gradient of the token table of one micro-batch, less the activations that are gone by then."""
+    gathered: Floats
+    """Weights and placeholders that every rank holds."""
+    gathered_table: Floats
+    """The same for a token table or a head."""
+    gathered_leading_first: Floats
+    """The same for leading dense layers."""
+    bucket: Floats
+    stranded: Floats
+    stranded_table: Floats
+
+
+def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> Transients:
+    """Everything beside states and saved activations."""
+    profile, model = memory_profile(workload.framework), workload.model
+    tokens = rank_tokens(workload, layout)
+    loss = _loss_bytes(workload, layout, profile)
+    kept, dropped = saved.main
+    full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
+    layer = _layer_at_work(workload, layout, profile, np.where(full, kept, 0.0))
+    table = 2.0 * np.asarray(table_parameters(model, layout))
+    gone = np.where(full, dropped, kept) * (model.layers // np.asarray(layout.pp))
+    sharded = _sharded(layout)
+    zero = 0.0 * np.asarray(layer)
+    gathered, gathered_table, gathered_leading = _weights_at_hand(workload, layout, profile)
+    stranded, stranded_table = _stranded(workload, layout, profile)
+    bucketed = (np.asarray(layout.zero_stage) < 3) * profile.bucket_elements
+    element = 4.0 if workload.precision == "bf16" else 2.0
+    return Transients(
+        loss_last=loss,
+        head_input_last=2.0 * tokens * model.hidden + zero,
+        layer=layer,
+        embedding_first=np.where(sharded, 0.0, np.maximum(table - gone, 0.0)),
+        gathered=gathered,
+        gathered_table=gathered_table,
+        gathered_leading_first=gathered_leading,
+        bucket=element * bucketed + zero,
+        stranded=stranded + zero,
+        stranded_table=stranded_table + zero,
+    )
+
+
+def _sharded(layout: Layout) -> Bools:
+    """Whether weights are gathered before use."""
+    ranks = np.asarray(layout.dp) * np.asarray(layout.cp)
+    out: Bools = (np.asarray(layout.zero_stage) == 3) & (ranks > 1)
+    return out
+
+
+def _loss_bytes(workload: Workload, layout: Layout, profile: MemoryProfile) -> Floats:
+    """max(bytes of a logit x T V / t, logits' 16-bit gradient and the head's 16-bit gradient 2 V h / t)."""
+    model, tp = workload.model, np.asarray(layout.tp)
+    logits = rank_tokens(workload, layout) * model.vocab / tp
+    each = np.where(tp > 1, profile.split_logit_bytes, profile.logit_bytes)
+    head = 2.0 * model.vocab * model.hidden / tp
+    out: Floats = np.maximum(each * logits, 2.0 * logits + head) + each * logits * model.mtp_layers
+    return out
+
+
+def _layer_at_work(
+    workload: Workload, layout: Layout, profile: MemoryProfile, again: Floats
+) -> Floats:
+    """Gradients of one layer's widest activations, and under full recomputation what that brings back.
+
+    The gradient of the activation function's input exists beside everything saved, but for the input of the
+    last GEMM, freed by then. `again` is what recomputation brings back; where blocks do not merge each of its
+    tensors has a gradient of its size.
+    """
+    model, tp = workload.model, np.asarray(layout.tp)
+    experts, matrices = model.moe_layers > 0, 2.0 if model.gated else 1.0
+    if model.moe is not None and experts:
+        routed = model.moe.top_k * (2.0 * matrices * model.moe.moe_ffn_hidden + 2.0 * model.hidden)
+    else:
+        routed = 2.0 * matrices * model.ffn_hidden
+    grad = np.asarray(routed / tp + 2.0 * model.hidden)
+    if not framework_constants(workload.framework).flash_attention:
+        grad = np.maximum(grad, 4.0 * model.heads / tp * workload.seq_len)
+    gradients = rank_tokens(workload, layout) * grad
+    if profile.stranding == "step":
+        gradients = np.maximum(gradients, again)
+    out: Floats = again + gradients
+    return out
+
+
+def _weights_at_hand(
+    workload: Workload, layout: Layout, profile: MemoryProfile
+) -> tuple[Floats, Floats, Floats]:
+    """16-bit weights and weight-shaped buffers: on every rank, for a table, for leading dense layers.
+
+    Fully sharded: one layer in use, one gathered on its way, one copied out; tables stay gathered, beside
+    their gather buffer (PyTorch FSDP2, _fsdp_param_group.py: the root group is not resharded after forward).
+    Else placeholders of the shapes of one layer, and one expert, where the stack keeps them.
+    """
+    model = workload.model
+    dense, rest, experts = layer_parameters_on_gpu(model, layout)
+    one, table = np.maximum(dense, rest + experts), np.asarray(table_parameters(model, layout))
+    sharded = _sharded(layout)
+    gathered = np.where(sharded, 3.0 * 2.0 * one, 0.0)
+    gathered_table = np.where(sharded, 2.0 * 2.0 * table, 0.0)
+    if not profile.placeholder_gradients:
+        return gathered, gathered_table, 0.0 * gathered
+    shapes = _one_of_each_shape(model, layout)
+    leading = 0.0
+    if model.moe_layers and model.dense_layers:
+        leading = 2.0 * dense_mlp_parameters(model)
+    first: Floats = np.where(sharded, 0.0, leading / np.asarray(layout.tp))
+    return np.where(sharded, gathered, 2.0 * shapes), gathered_table, first
+
+
+def _one_of_each_shape(model: ModelSpec, layout: Layout) -> Floats:
+    """Parameters of one main layer, of its experts only one."""
+    dense, rest, _ = layer_parameters_on_gpu(model, layout)
+    if model.moe_layers:
+        return rest + expert_parameters(model) / np.asarray(layout.etp)
+    return dense
+
+
+def _stranded(workload: Workload, layout: Layout, profile: MemoryProfile) -> tuple[Floats, Floats]:
+    """Blocks that the caching allocator keeps and cannot use at the peak: on every rank, more with a table.
+
+    `forward`: a layer's forward pass leaves activation input and output, the gathered input and the partial
+    output, 2 (m + 1) f / t + 4 h a token; each is smaller than a tensor of logits. The gathered two are not
+    there with asynchronous tensor parallelism, which moves them in pieces.
+    `step`: overflow check and norm copy the largest gradient to 4, then 8 bytes an element
+    (DeepSpeed stage_1_and_2.py, _has_inf_or_nan and get_grad_norm_direct), at most a rank's partition.
+    """
+    model, tp = workload.model, np.asarray(layout.tp)
+    if profile.stranding == "forward":
+        matrices = 2.0 if model.gated else 1.0
+        whole = 4.0 * model.hidden * (0.0 if workload.overlap.tp else 1.0)
+        around = np.where(tp > 1, whole, 4.0 * model.hidden / sequence_shards(layout))
+        out = rank_tokens(workload, layout) * (
+            2.0 * (matrices + 1.0) * model.ffn_hidden / tp + around
+        )
+        return out, 0.0 * out
+    if profile.stranding == "none":
+        return 0.0, 0.0
+    table = np.asarray(table_parameters(model, layout))
+    if workload.precision == "bf16":
+        return 0.0, 2.0 * table
+    widest = np.asarray(model.hidden * model.ffn_hidden / tp)
+    dense, rest, experts = layer_parameters_on_gpu(model, layout)
+    share = (model.dense_layers * dense + model.moe_layers * (rest + experts)) / np.asarray(
+        layout.pp
+    )
+    shards = np.asarray(layout.dp) * np.asarray(layout.cp)
+    copies = 12.0 * np.minimum(widest, share / shards)
+    with_table = 12.0 * np.minimum(table, (share + table) / shards) + 2.0 * table
+    return copies, np.maximum(with_table - copies, 0.0)

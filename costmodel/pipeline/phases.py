@@ -1,0 +1,106 @@
+"""Phases of a step, how busy a cut of the fabric is in one, and what kind of traffic an axis makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.costmodel.layers.operators import Context
+from meshwright.costmodel.layout import Layout
+
+BESIDE = ("dp_comm", "optimizer", "step_overhead")
+"""Parts of a step in which no micro-batch runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutUse:
+    """One cut of one level in one phase."""
+
+    level: str
+    cut: str
+    """uplink or bisection."""
+    phase: str
+    """micro-batches or gradients."""
+    block: str
+    """Whose up-link, or which block's halves: the busiest of the level."""
+    bytes_per_gpu: float
+    """That cross in a step, one direction: per GPU below the up-link, or per GPU of one half."""
+    gb_per_s: float
+    """Nominal capacity of the cut, one direction, as far as it is the job's."""
+    busy_s: float
+    phase_s: float
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the phase in which the cut is busy; above 1 the phase cannot be kept."""
+        return (
+            self.busy_s / self.phase_s if self.phase_s > 0 else float("inf") if self.busy_s else 0.0
+        )
+
+
+def phase_seconds(c: Context, breakdown_s: dict[str, float]) -> dict[str, float]:
+    """Seconds of the two phases. They overlap: gradients may be reduced beside the last micro-batch."""
+    layout = c.layout
+    together = sum(breakdown_s.values())
+    alone = sum(breakdown_s.get(name, 0.0) for name in BESIDE)
+    working = together - alone - breakdown_s.get("scale", 0.0)
+    m, pp, vpp = (int(np.asarray(x)) for x in (layout.num_micro_batches, layout.pp, layout.vpp))
+    if int(np.asarray(layout.zero_stage)) == 3:
+        beside = working
+    else:
+        beside = working / (m + (pp - 1) / vpp) if c.workload.overlap.dp else 0.0
+    return {"micro-batches": working, "gradients": breakdown_s.get("dp_comm", 0.0) + beside}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AxisPattern:
+    """What kind of traffic an axis makes, for people who plan or watch a network."""
+
+    pattern: str
+    fan_out: int
+    """Peers that a rank sends to."""
+    predictability: str
+    incast: str
+    """Risk that several senders meet at one receiver."""
+    ecmp: str
+    """How well hashing flows over equal paths (ECMP) spreads them."""
+
+
+_RING_ECMP = "few large flows collide: adaptive routing, or several queue pairs a connection"
+_KINDS = {
+    "tp": ("ring or in-switch", "every layer, fixed size", "none: one sender a receiver", _RING_ECMP),
+    "cp": ("ring", "every layer, fixed size", "none: one sender a receiver", _RING_ECMP),
+    "dp": ("ring", "one burst a step, fixed size", "none: one sender a receiver", _RING_ECMP),
+    "edp": ("ring", "one burst a step, fixed size", "none: one sender a receiver", _RING_ECMP),
+    "pp": ("chain", "every micro-batch, fixed size", "none: one sender a receiver", "few flows may collide"),
+    "ep": (
+        "all-to-all", "by the router, not known ahead", "hot experts: many senders meet",
+        "many flows of unequal size spread well",
+    ),
+    "etp": ("ring", "every layer, by the router", "none: one sender a receiver", _RING_ECMP),
+}  # fmt: skip
+
+
+def axis_pattern(
+    axis: str, layout: Layout, *, inside_scale_up: bool = False, burst: bool = True
+) -> AxisPattern:
+    """Pattern, fan-out, predictability, incast risk and ECMP suitability of an axis' traffic.
+
+    `inside_scale_up` says that the groups do not leave their NVLink domain, where nothing is hashed; `burst`
+    is False where gradients are exchanged after every micro-batch (ZeRO-3). A ring has one peer, a stage in
+    the middle of a pipeline sends on to one, a member of an all-to-all to all others.
+    """
+    pattern, when, incast, ecmp = _KINDS[axis]
+    if axis in ("dp", "edp") and not burst:
+        when = "every layer and micro-batch, fixed size"
+    if inside_scale_up:
+        ecmp = "no hashing inside the scale-up domain"
+    size = int(np.asarray(getattr(layout, axis)))
+    return AxisPattern(
+        pattern=pattern,
+        fan_out=size - 1 if pattern == "all-to-all" else 1,
+        predictability=when,
+        incast=incast,
+        ecmp=ecmp,
+    )

@@ -1,0 +1,246 @@
+"""Pipeline schedules in closed form: shapes they exist in, bubbles, activations in flight, copies of weights.
+
+Symbols: p pipeline ranks, v chunks of a rank, m micro-batches; f, i and w seconds of one chunk's forward
+pass, its gradients of inputs and of weights, t = f + i + w. The bubble is what the step takes longer than the
+m v t of an even rank; on uneven ranks it is the same share of the work of all ranks but the busiest.
+
+| schedule | bubble of even chunks | source |
+|---|---|---|
+| GPipe | (p - 1) t | Huang et al. 2019, arXiv 1811.06965 |
+| 1F1B, interleaved | (p - 1) t | Narayanan et al. 2021, arXiv 2104.04473, section 2.2 |
+| breadth-first | (p - 1) t | Lamy-Poirier 2022, arXiv 2211.05953 |
+| ZB-H1 | (p - 1) max(f + i - w, f, i) | Qi et al. 2023, arXiv 2401.10241, section 2.3 (w <= f, i there) |
+| ZB-V | (p - 1) max(i, 2 (i - w)) | arXiv 2401.10241, section 6, in torch's fixed order (1) |
+| DualPipeV | max((p - 1)(2 f + i - w), (p - 1)(f + 2 i - w) - f) | arXiv 2412.19437, Table 2 (2) |
+| DualPipe | as DualPipeV on p / 2 ranks | the same; ranks r and p - 1 - r hold the same two stages |
+
+(1) For w <= f <= i. The paper's bubble is 0 at f = i = w because there the ranks end one after the other,
+which an optimizer that first sums a norm over all ranks does not allow.
+(2) For w <= f <= i, and without a gain from overlap (F&B = F + B). At f = i it is the table's
+(p - 1)(F&B + B - 3 W), in which B = i + w.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.costmodel.layout import Floats, Ints, Layout
+
+
+class Schedule(IntEnum):
+    """In which order ranks run their passes; the values of `Layout.schedule`."""
+
+    ONE_F_ONE_B = 0
+    """Interleaved where a rank has several chunks."""
+    GPIPE = 1
+    BREADTH_FIRST = 2
+    ZB_H1 = 3
+    """Interleaved where a rank has several chunks."""
+    ZBV = 4
+    DUALPIPE_V = 5
+    DUALPIPE = 6
+
+
+SCHEDULE_NAMES = (
+    "1f1b",
+    "interleaved-1f1b",
+    "gpipe",
+    "breadth-first",
+    "zb-h1",
+    "zbv",
+    "dualpipe-v",
+    "dualpipe",
+)
+"""As plans, run files and pins write them."""
+
+_NAMED = dict(zip(SCHEDULE_NAMES, (Schedule.ONE_F_ONE_B, *Schedule), strict=True))
+
+
+def schedule_named(name: str) -> Schedule:
+    """The schedule of a name. Raises KeyError for one that is none of `SCHEDULE_NAMES`."""
+    found: Schedule = _NAMED[name]
+    return found
+
+
+def schedule_name(schedule: int, vpp: int) -> str:
+    """What a schedule with vpp chunks a rank is called."""
+    interleaved = Schedule(schedule) is Schedule.ONE_F_ONE_B and vpp > 1
+    return (
+        "interleaved-1f1b" if interleaved else SCHEDULE_NAMES[0 if schedule == 0 else schedule + 1]
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What a schedule needs, and what shape it gives the pipeline."""
+
+    name: str
+    fewest_chunks: int = 1
+    """Chunks of a rank (vpp): at least, and at most; None where there is no limit."""
+    most_chunks: int | None = None
+    least_fill: int = 0
+    """Micro-batches per pipeline rank that it needs at least."""
+    in_groups: bool = False
+    """Whether several chunks take the micro-batches in groups of p, so that p must divide them."""
+    pairs_of_ranks: bool = False
+    """Whether p and m must be even."""
+    splits_backward: bool = False
+    """Whether gradients of weights run apart from those of inputs."""
+    v_shaped: bool = False
+    """Whether chunks run down the ranks and up again: the first and the last chunk share rank 0."""
+    in_step: bool = False
+    """Whether ranks work on the same chunk number at the same time: the slowest sets the pace of each."""
+
+    def faults(self, pp: int, vpp: int, num_micro_batches: int) -> list[str]:
+        """What keeps the schedule from running in this shape; empty where nothing does."""
+        found = []
+        most = self.most_chunks or vpp
+        if not self.fewest_chunks <= vpp <= most:
+            wanted = (
+                str(self.fewest_chunks)
+                if most == self.fewest_chunks
+                else f"{self.fewest_chunks} or more"
+            )
+            found.append(f"vpp: {vpp}, {self.name} takes {wanted} virtual stages")
+        if num_micro_batches < self.least_fill * pp:
+            found.append(
+                f"num_micro_batches: {num_micro_batches}, {self.name} needs {self.least_fill * pp}"
+            )
+        if self.in_groups and vpp > 1 and num_micro_batches % pp:
+            found.append(
+                f"num_micro_batches: {num_micro_batches} is not a multiple of pp {pp}, vpp is {vpp}"
+            )
+        if self.pairs_of_ranks and (pp % 2 or num_micro_batches % 2):
+            found.append(
+                f"pp: {pp} and num_micro_batches: {num_micro_batches}, {self.name} needs even ones"
+            )
+        return found
+
+    def require(self, pp: int, vpp: int, num_micro_batches: int) -> None:
+        """Raises ValueError with what keeps the schedule from running in this shape."""
+        found = self.faults(pp, vpp, num_micro_batches)
+        if found:
+            raise ValueError("; ".join(found))
+
+
+_TRAITS = {
+    Schedule.ONE_F_ONE_B: Traits(name="1f1b", in_groups=True, in_step=True),
+    Schedule.GPIPE: Traits(name="gpipe", most_chunks=1),
+    Schedule.BREADTH_FIRST: Traits(name="breadth-first", fewest_chunks=2, least_fill=1, in_step=True),
+    Schedule.ZB_H1: Traits(
+        name="zb-h1", least_fill=1, in_groups=True, splits_backward=True, in_step=True
+    ),
+    Schedule.ZBV: Traits(
+        name="zbv", fewest_chunks=2, most_chunks=2, least_fill=2, splits_backward=True, v_shaped=True
+    ),
+    Schedule.DUALPIPE_V: Traits(
+        name="dualpipe-v", fewest_chunks=2, most_chunks=2, least_fill=2, splits_backward=True, v_shaped=True
+    ),
+    Schedule.DUALPIPE: Traits(
+        name="dualpipe", most_chunks=1, least_fill=2, pairs_of_ranks=True, splits_backward=True
+    ),
+}  # fmt: skip
+
+LEAST_BUBBLE_SHARE = 1 / 3
+"""Of the chunk's time t, below which no schedule here comes: max(f, i) / t where w is no more than either."""
+
+
+def traits(schedule: int) -> Traits:
+    """Of one schedule."""
+    return _TRAITS[Schedule(schedule)]
+
+
+def has_trait(schedule: Ints, trait: str) -> NDArray[np.bool_]:
+    """Which of some schedules have a trait that is a truth value, shaped like them."""
+    table = np.array([bool(getattr(_TRAITS[one], trait)) for one in Schedule])
+    return np.asarray(table[np.asarray(schedule)])
+
+
+def last_rank(schedule: Ints, pp: Ints) -> Ints:
+    """The rank that holds the last chunk: head, loss and multi-token prediction."""
+    out: Ints = np.where(has_trait(schedule, "v_shaped"), 0, np.asarray(pp) - 1)
+    return out
+
+
+def bubble_share(
+    schedule: Ints, pp: Ints, forward_s: Floats, backward_s: Floats, weight_s: Floats
+) -> Floats:
+    """The bubble over (ranks' work - the busiest rank's) / v, from the times of an average layer.
+
+    `weight_s` is the part of `backward_s` that gradients of weights take. 1 where the backward pass is not
+    split; see the module's table. More of w than f or i does not fill the waits any further.
+    """
+    names = np.asarray(schedule)
+    ranks = np.asarray(pp, dtype=np.float64)
+    f, b = np.asarray(forward_s, dtype=np.float64), np.asarray(backward_s, dtype=np.float64)
+    w = np.minimum(np.asarray(weight_s), np.minimum(f, b / 2))
+    i = b - w
+    hops = np.maximum(np.where(names == Schedule.DUALPIPE, ranks / 2, ranks) - 1, 0.0)
+    one_way = np.maximum(i, 2 * (i - w))
+    both_ways = np.maximum(2 * f + i - w, f + 2 * i - w - f / np.maximum(hops, 1.0))
+    folded = both_ways * hops / np.maximum(ranks - 1, 1.0)
+    out: Floats = np.select(
+        [names == Schedule.ZB_H1, names == Schedule.ZBV, names == Schedule.DUALPIPE_V],
+        [np.maximum(f + i - w, i), one_way, both_ways],
+        np.where(names == Schedule.DUALPIPE, folded, f + b),
+    ) / (f + b)
+    return out
+
+
+def in_flight(layout: Layout, rank: Ints) -> Floats:
+    """Micro-batches whose activations a rank holds at the peak, in units of all its virtual stages.
+
+    GPipe and breadth-first: m. 1F1B: min(m, p - r). Interleaved: the warm-up runs 2 (p - r - 1) + (v - 1) p
+    chunks ahead, plus the one in work (Narayanan et al. 2021, section 2.2; megatron-core schedules.py). ZB-H1
+    and ZB-V: p on every rank, because a pass whose weight gradients wait keeps its activations (Qi et al.
+    2023, Table 2). DualPipeV: 2 p + 1 chunks, DualPipe: p + 1 stages (DeepSeek-V3, Table 2: PP + 1 stages).
+    """
+    pp, vpp, m = (np.asarray(x) for x in (layout.pp, layout.vpp, layout.num_micro_batches))
+    schedule = np.asarray(layout.schedule)
+    plain = np.minimum(m, pp - rank)
+    ahead = 2 * (pp - np.asarray(rank) - 1) + (vpp - 1) * pp + 1
+    in_turns: Floats = np.where(vpp > 1, np.minimum(ahead, m * vpp) / vpp, plain)
+    if not schedule.any():  # most searches know no other, and ask this of millions of layouts
+        return in_turns
+    everything = (schedule == Schedule.GPIPE) | (schedule == Schedule.BREADTH_FIRST)
+    out: Floats = np.select(
+        [
+            schedule == Schedule.ONE_F_ONE_B,
+            everything,
+            schedule == Schedule.DUALPIPE_V,
+            schedule == Schedule.DUALPIPE,
+        ],
+        [in_turns, m + 0 * plain, pp + 0.5 + 0 * plain, (pp + 1) / 2 + 0 * plain],
+        np.minimum(m, pp) + 0 * plain,
+    )
+    return out
+
+
+def shared_by_mirrors(values: NDArray[np.float64], schedule: Ints) -> NDArray[np.float64]:
+    """What a rank works, [..., pp], where DualPipe has it do half of its mirror rank's stage as well."""
+    if int(np.asarray(schedule)) != Schedule.DUALPIPE:
+        return values
+    return np.asarray((values + values[..., ::-1]) / 2)
+
+
+def on_both_ranks(values: NDArray[np.float64], schedule: Ints) -> NDArray[np.float64]:
+    """What a rank holds, [..., pp], where DualPipe puts the stage of its mirror rank on it too."""
+    if int(np.asarray(schedule)) != Schedule.DUALPIPE:
+        return values
+    return np.asarray(values + values[..., ::-1])
+
+
+def pace_excess_s(chunk_s: NDArray[np.float64], schedule: Ints) -> Floats:
+    """Seconds per micro-batch that ranks in step lose on uneven chunks; `chunk_s` has shape [..., v, p].
+
+    Interleaved ranks work on chunks of the same number at the same time, and the slowest of them sets the
+    pace of each: sum_v max_r t_vr, against max_r sum_v t_vr where every rank has its own pace.
+    """
+    if not bool(has_trait(schedule, "in_step").all()) or chunk_s.shape[-2] == 1:
+        out: Floats = 0.0 * chunk_s[..., 0, 0]
+        return out
+    return np.asarray(chunk_s.max(axis=-1).sum(axis=-1) - chunk_s.sum(axis=-2).max(axis=-1))

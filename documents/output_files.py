@@ -1,0 +1,96 @@
+"""Writing the files of a launch: whole files, never over someone's work, never outside the folder."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+
+
+class LaunchError(ValueError):
+    """A plan that cannot be launched, or files that cannot be written. The message says what to do."""
+
+
+def write_files(
+    directory: str | os.PathLike[str], files: Mapping[str, str], force: bool = False
+) -> list[Path]:
+    """Writes texts (UTF-8) under a folder, by relative name, and returns their paths; `.sh` is executable.
+
+    The folder is made if need be. Every text is first written beside its place under a temporary name, then
+    all are renamed, so a reader never sees half a file. Raises LaunchError if a name leads out of the folder
+    (also through a symbolic link), or if a file exists and `force` is not set.
+    """
+    root = _folder(Path(directory))
+    targets = {name: _target(root, name) for name in files}
+    taken = [name for name, target in targets.items() if os.path.lexists(target)]
+    if taken and not force:
+        raise LaunchError(
+            f"{root}: {_listed(taken)} already there. Choose another folder, remove them, or say --force."
+        )
+    for name in taken:
+        if targets[name].is_symlink() or not targets[name].is_file():
+            raise LaunchError(
+                f"{targets[name]} is not a plain file: it is not replaced. Remove it first."
+            )
+    waiting: dict[Path, Path] = {}
+    try:
+        for name, text in files.items():
+            targets[name].parent.mkdir(parents=True, exist_ok=True)
+            waiting[targets[name]] = _write_beside(targets[name], text)
+        for target, temporary in waiting.items():
+            temporary.replace(target)
+    except OSError as error:
+        raise LaunchError(f"cannot write to {root}: {error.strerror or error}") from error
+    except UnicodeError as error:
+        raise LaunchError(f"cannot write to {root}: a text cannot be encoded as UTF-8") from error
+    finally:
+        for temporary in waiting.values():
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+    return list(targets.values())
+
+
+def _folder(directory: Path) -> Path:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory.resolve(strict=True)
+    except OSError as error:
+        raise LaunchError(
+            f"{directory} cannot be used as a folder: {error.strerror or error}. Choose another."
+        ) from error
+
+
+def _target(root: Path, name: str) -> Path:
+    parts = PurePosixPath(name).parts
+    if (
+        not parts
+        or name != str(PurePosixPath(*parts))
+        or name.startswith("/")
+        or ".." in parts
+        or "\0" in name
+    ):
+        raise LaunchError(f"{name!r} is no file name inside a folder.")
+    target = root.joinpath(*parts)
+    if not target.parent.resolve().is_relative_to(root):
+        raise LaunchError(f"{name!r} leads out of {root} through a symbolic link.")
+    return target
+
+
+def _write_beside(target: Path, text: str) -> Path:
+    handle, path = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    temporary = Path(path)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
+            stream.write(text)
+        temporary.chmod(0o755 if target.suffix == ".sh" else 0o644)
+    except (OSError, UnicodeError):
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return f"{shown} {'is' if len(names) == 1 else 'are'}"

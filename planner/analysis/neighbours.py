@@ -1,0 +1,169 @@
+"""What one change to a plan would cost, or which rule forbids it: the reasons behind every choice.
+
+A neighbour differs in one choice (or trades a factor of two between two degrees), has its layers split evenly
+and the best of all mappings of the fabric. Only the plan itself is proven; these are prices, not proofs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from meshwright.cluster_specs.fabric import is_irregular
+from meshwright.constraints.pipeline_schedules import FRAMEWORK_SCHEDULES
+from meshwright.constraints.registry import framework_family, rules_for
+from meshwright.constraints.rule import Finding, FinishedPlan
+from meshwright.costmodel.estimate import estimate, stage_memory_gib
+from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_named, traits
+from meshwright.costmodel.placement import level_factors, placement_from_matrix
+from meshwright.costmodel.workload import Workload
+from meshwright.planner.bounds.matrices import matrices
+from meshwright.planner.bounds.stages import ALL_LAYERS, default_stages
+from meshwright.planner.mapping.choice.pricing import seconds_in_best_order
+from meshwright.planner.plan.assemble import layout_of
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.runs.prediction import workload_of
+
+_TRADES = (("tp", "dp"), ("pp", "dp"), ("cp", "dp"), ("tp", "pp"))
+_SEQUENCE_PARALLEL = ("megatron", "torchtitan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbour:
+    """One changed choice, and what comes of it."""
+
+    change: str
+    """Such as `tp 8 -> 4, dp 16 -> 32`."""
+    step_time_s: float | None
+    """None where a rule forbids it."""
+    slower_pct: float | None
+    """Against the plan's step time; negative where faster."""
+    broken: str | None
+    """The first rule that is broken, in words."""
+
+
+def neighbours(plan: Plan) -> list[Neighbour]:
+    """Changes to a plan's layout, cheapest first, then those that a rule forbids; none without a layout."""
+    if plan.layout is None or plan.predicted is None:
+        return []
+    workload, layout = workload_of(plan.inputs), layout_of(plan.layout)
+    found = [_priced(workload, change, other, plan) for change, other in _changes(layout, workload)]
+    return sorted(
+        found, key=lambda one: (one.step_time_s is None, one.step_time_s or 0.0, one.change)
+    )
+
+
+def _changes(layout: Layout, workload: Workload) -> Iterator[tuple[str, Layout]]:
+    """(words, changed layout); none that cannot even be written down (fractions, the same again)."""
+    for up, down in (*_TRADES, *((b, a) for a, b in _TRADES)):
+        have, give = int(getattr(layout, up)), int(getattr(layout, down))
+        if give % 2 == 0:
+            words = f"{up} {have} -> {2 * have}, {down} {give} -> {give // 2}"
+            yield from _with(layout, workload, words, **{up: 2 * have, down: give // 2})
+    scaled = ["micro_batch", "vpp"] + (["ep"] if workload.model.moe is not None else [])
+    for name in scaled:
+        now = int(getattr(layout, name))
+        if name != "vpp" or int(layout.pp) > 1:
+            yield from _with(layout, workload, f"{name} {now} -> {2 * now}", **{name: 2 * now})
+        if now % 2 == 0:
+            yield from _with(layout, workload, f"{name} {now} -> {now // 2}", **{name: now // 2})
+    yield from _schedules(layout, workload)
+    full = bool(int(layout.recompute) & Recompute.FULL)
+    if int(layout.recompute):
+        yield from _with(layout, workload, "recompute -> none", recompute=0, recompute_layers=0)
+    if (
+        not full
+        or int(layout.recompute_layers) * int(layout.vpp) * int(layout.pp) < workload.model.layers
+    ):
+        every = {"recompute": int(Recompute.FULL), "recompute_layers": ALL_LAYERS}
+        yield from _with(layout, workload, "recompute -> full, every layer", **every)
+    for stage in (0, 1, 2, 3):
+        if abs(stage - int(layout.zero_stage)) == 1:
+            yield from _with(
+                layout, workload, f"zero_stage {layout.zero_stage} -> {stage}", zero_stage=stage
+            )
+
+
+def _schedules(layout: Layout, workload: Workload) -> Iterator[tuple[str, Layout]]:
+    """Other schedules that the framework has, with the virtual stages of the plan or the fewest they take."""
+    family = framework_family(workload.framework)
+    now = schedule_name(int(layout.schedule), int(layout.vpp))
+    if int(layout.pp) == 1 or family is None:
+        return
+    for name in FRAMEWORK_SCHEDULES[family]:
+        schedule = schedule_named(name)
+        known = traits(schedule)
+        vpp = min(
+            max(int(layout.vpp), known.fewest_chunks), known.most_chunks or int(layout.vpp) + 1
+        )
+        if schedule != int(layout.schedule):
+            words = f"schedule {now} -> {name}" + (f", vpp {vpp}" if vpp != int(layout.vpp) else "")
+            yield from _with(layout, workload, words, schedule=int(schedule), vpp=vpp)
+
+
+def _with(
+    layout: Layout, workload: Workload, words: str, **fields: Any
+) -> Iterator[tuple[str, Layout]]:
+    changed = replace(layout, **fields)
+    sequences = int(changed.micro_batch) * int(changed.dp)
+    if workload.global_batch % sequences or (
+        int(changed.tp) * int(changed.cp) * int(changed.dp)
+    ) % (int(changed.etp) * int(changed.ep)):
+        return
+    in_sequence = int(changed.tp) > 1 and workload.framework in _SEQUENCE_PARALLEL
+    yield (
+        words,
+        replace(
+            changed,
+            num_micro_batches=workload.global_batch // sequences,
+            sequence_parallel=in_sequence if "tp" in fields else layout.sequence_parallel,
+            vpp=1 if int(changed.pp) == 1 else changed.vpp,
+            schedule=0 if int(changed.pp) == 1 else changed.schedule,
+        ),
+    )
+
+
+def _priced(workload: Workload, change: str, layout: Layout, plan: Plan) -> Neighbour:
+    assert plan.predicted is not None
+    broken = None
+    seconds = None
+    in_step = traits(int(layout.schedule)).in_step
+    stages = default_stages(workload.model.layers, int(layout.pp), int(layout.vpp), in_step=in_step)
+    workload = replace(workload, gpus=int(layout.gpus))
+    if stages is None:
+        chunks = int(layout.pp) * int(layout.vpp)
+        broken = f"pp x vpp = {chunks} virtual stages for {workload.model.layers} layers"
+    else:
+        broken = _broken(workload, layout, stages)
+    if broken is None and stages is not None and is_irregular(workload.cluster):
+        seconds = seconds_in_best_order(workload, layout, stages)
+        broken = "its groups do not fit the free nodes" if seconds is None else None
+    elif broken is None and stages is not None:
+        table = matrices(
+            layout, level_factors(workload.cluster, workload.gpus).tolist(), inside=("tp",)
+        )
+        if len(table["tp"]):
+            times = estimate(
+                workload, layout, placement_from_matrix(layout, table), stages
+            ).step_time_s
+            seconds = float(np.min(times))
+        else:
+            broken = f"tp {layout.tp} does not fit into the innermost level of the fabric"
+    now = plan.predicted.step_time_s
+    slower = None if seconds is None else 100.0 * (seconds / now - 1.0)
+    return Neighbour(change=change, step_time_s=seconds, slower_pct=slower, broken=broken)
+
+
+def _broken(workload: Workload, layout: Layout, stages: tuple[tuple[int, ...], ...]) -> str | None:
+    memory = tuple(float(gib) for gib in stage_memory_gib(workload, layout, stages))
+    finished = FinishedPlan(
+        workload=workload, layout=layout, stages=stages, memory_gib=memory, spans={}
+    )
+    findings: Iterator[Finding | None] = (rule.check(finished) for rule in rules_for(workload))
+    return next(
+        (f"{finding.rule}: {finding.words}" for finding in findings if finding is not None), None
+    )

@@ -1,0 +1,215 @@
+"""`map`: the GPUs of a plan's ranks on a cluster, with a certificate, beside hostname order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Any
+
+from meshwright.cluster_specs.naming import node_name
+from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.workload import Workload
+from meshwright.planner.bounds.matrices import MEGATRON_DEFAULT
+from meshwright.planner.mapping.busiest.least import least_busiest
+from meshwright.planner.mapping.instance import Instance, idle_nodes, instance_of, ranks_of
+from meshwright.planner.mapping.problem import Loads, MappingError, loads_of, spread_of
+from meshwright.planner.mapping.slots import Place
+from meshwright.planner.mapping.solution import MappingObjective, MappingSolution
+from meshwright.planner.mapping.solve import TIME_LIMIT_S, least_traffic
+from meshwright.planner.mapping.spares import with_spares
+from meshwright.planner.mapping.spread.bound import ReachWeights
+from meshwright.planner.mapping.spread.least import EQUAL, LevelReach, SpreadSolution, least_spread
+from meshwright.planner.mapping.spread.swaps import tidied
+from meshwright.planner.plan.assemble import layout_of
+from meshwright.planner.plan.document import Mapping, Plan
+from meshwright.planner.request.plan_request import RequestError
+from meshwright.planner.runs.prediction import workload_of as of_inputs
+
+OBJECTIVES: tuple[MappingObjective, ...] = ("traffic", "busiest", "spread")
+ORDERS = ("best", "hostname")
+MOST_SPARES = 131_072
+
+
+class NoMappingError(Exception):
+    """The layout has no place on the cluster."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MappedPlan:
+    """A plan on a cluster's free nodes."""
+
+    plan: Plan
+    """With the new mapping; its predicted time is that of the plan given."""
+    instance: Instance
+    solution: MappingSolution
+    ranks: list[Place]
+    idle: list[str]
+    """Free nodes that no rank is on."""
+
+
+def map_plan(
+    plan: Plan,
+    cluster: ClusterSpec | None = None,
+    *,
+    objective: str = "traffic",
+    order: str = "best",
+    spares: int = 0,
+    weights: ReachWeights = EQUAL,
+    time_limit_s: float = TIME_LIMIT_S,
+) -> MappedPlan:
+    """Places a plan's layout on the free nodes of a cluster, the plan's own where none is given.
+
+    `weights` are those of the objective `spread`.
+    Raises RequestError for a wish that is not known, NoMappingError where the layout does not fit.
+    """
+    _check(objective, order, spares)
+    cluster = cluster or plan.inputs.cluster
+    layout_doc = plan.layout
+    if layout_doc is None:
+        raise NoMappingError(
+            f"the plan has no layout (status {plan.status}): there is nothing to map"
+        )
+    layout = layout_of(layout_doc)
+    stages = tuple(tuple(rank) for rank in layout_doc.stages)
+
+    def solved(on: ClusterSpec, spare: int) -> tuple[Instance, MappingSolution]:
+        instance = instance_of(workload_of(plan, on, int(layout.gpus)), layout, stages, spare)
+        if order == "hostname":
+            return instance, hostname_solution(instance, objective)
+        return instance, _solved(instance, objective, weights, time_limit_s)
+
+    try:
+        instance, solution = with_spares(cluster, spares, solved)
+    except MappingError as error:
+        raise NoMappingError(str(error)) from error
+    ranks = ranks_of(instance, solution.assignment)
+    mapping = Mapping(order=list(MEGATRON_DEFAULT), levels=[], matrix={}, ranks=ranks)
+    inputs = plan.inputs.model_copy(
+        update={"cluster": cluster, "gpus": min(cluster.gpus, plan.inputs.gpus)}
+    )
+    return MappedPlan(
+        plan=plan.model_copy(update={"mapping": mapping, "inputs": inputs}),
+        instance=instance,
+        solution=solution,
+        ranks=ranks,
+        idle=[node_name(cluster, node) for node in idle_nodes(cluster, ranks)],
+    )
+
+
+def _solved(
+    instance: Instance, objective: str, weights: ReachWeights, time_limit_s: float
+) -> MappingSolution:
+    if objective == "spread":
+        return least_spread(instance.problem, weights=weights, time_limit_s=time_limit_s)
+    if objective == "busiest":
+        return least_busiest(instance.problem, time_limit_s=time_limit_s)
+    found = least_traffic(instance.problem, time_limit_s=time_limit_s)
+    # Of mappings that send the same, one whose pipelines touch few blocks.
+    assignment = tidied(instance.problem, found.assignment)
+    return replace(found, assignment=assignment, loads=loads_of(instance.problem, assignment))
+
+
+def workload_of(plan: Plan, cluster: ClusterSpec, gpus: int) -> Workload:
+    """What the cost model prices of a plan, on a cluster. Raises MappingError where it is too small."""
+    if gpus > cluster.gpus:
+        raise MappingError(
+            f"the layout needs {gpus} GPUs, cluster {cluster.name!r} has {cluster.gpus} free"
+        )
+    return of_inputs(plan.inputs.model_copy(update={"cluster": cluster, "gpus": gpus}))
+
+
+def hostname_solution(instance: Instance, objective: str) -> MappingSolution:
+    """Hostname order, unsolved: its bound is 0."""
+    began = monotonic()
+    assignment = instance.problem.hostname_assignment()
+    loads = loads_of(instance.problem, assignment)
+    return MappingSolution(
+        objective=next(known for known in OBJECTIVES if known == objective),
+        assignment=assignment,
+        loads=loads,
+        hostname_loads=loads,
+        bound_s=0.0,
+        rounds=(),
+        wall_s=monotonic() - began,
+    )
+
+
+def _check(objective: str, order: str, spares: int) -> None:
+    for name, value, allowed in (("objective", objective, OBJECTIVES), ("order", order, ORDERS)):
+        if value not in allowed:
+            raise RequestError(
+                f"{name}: {value[:40]!r} is not known; allowed: {', '.join(allowed)}"
+            )
+    if not 0 <= spares <= MOST_SPARES:
+        raise RequestError(f"spares: {spares} is out of range (nodes); allowed: 0 to {MOST_SPARES}")
+
+
+def mapping_document(found: MappedPlan) -> dict[str, Any]:
+    """What `map --json` prints, without `schema`. `order` is the axis order that ranks are counted in."""
+    solution, problem = found.solution, found.instance.problem
+    mapping = found.plan.mapping
+    assert mapping is not None
+    hostname = problem.hostname_assignment()
+    spread = solution if isinstance(solution, SpreadSolution) else None
+    bounded = spread is None or spread.bounded
+    return {
+        "order": list(mapping.order),
+        "ranks": [list(place) for place in found.ranks],
+        "objective": solution.objective,
+        "price_s": solution.price_s,
+        "lower_bound_s": solution.bound_s if bounded else None,
+        "gap": solution.gap if bounded else None,
+        "status": "optimal" if solution.proven else "feasible",
+        "hostname_order": _loads_document(solution.hostname_loads)
+        | {"price_s": solution.hostname_s, "spread": _spread_document(found, hostname)},
+        **_loads_document(solution.loads),
+        "spread": _spread_document(found, solution.assignment),
+        "spread_certificate": None if spread is None else _certificate_document(spread),
+        "slots": {
+            "gpus": found.instance.slots.gpus,
+            "stages": problem.stages,
+            "per_stage": problem.slots,
+            "leaves": len(problem.leaf_slots),
+            "pods": problem.pods,
+            "free": sum(problem.leaf_slots),
+        },
+        "idle_nodes": found.idle,
+        "solver": {
+            "wall_s": solution.wall_s,
+            "rounds": [dict(vars(one)) for one in solution.rounds],
+        },
+    }
+
+
+def _loads_document(loads: Loads) -> dict[str, object]:
+    return {
+        "uplinks_busy_s": loads.total_s,
+        "busiest_uplink_s": loads.busiest_s,
+        "leaf_bytes_per_step": float(loads.leaf_bytes.sum()),
+        "pod_bytes_per_step": float(loads.pod_bytes.sum()),
+    }
+
+
+def _spread_document(found: MappedPlan, assignment: Any) -> dict[str, dict[str, float]]:
+    """Leaves and pods that data-parallel and pipeline groups touch."""
+    pods = found.instance.problem.pod_of[assignment]
+    return {"leaves": dict(vars(spread_of(assignment))), "pods": dict(vars(spread_of(pods)))}
+
+
+def _certificate_document(solution: SpreadSolution) -> dict[str, object]:
+    """What was minimised, level by level; pairs are (data-parallel groups, pipelines)."""
+
+    def level(reach: LevelReach) -> dict[str, object]:
+        return {
+            "found": list(reach.found),
+            "hostname_order": list(reach.hostname),
+            "lower_bound": list(reach.bound),
+            "status": "optimal" if reach.proven else "feasible",
+        }
+
+    return {
+        "data_parallel_weight": solution.weights.data_parallel / 1000,
+        "pipeline_weight": solution.weights.pipeline / 1000,
+        "pods": level(solution.pods),
+        "leaves": level(solution.leaves),
+    }

@@ -1,0 +1,177 @@
+"""A step of a plan as a timeline: every pass on every pipeline rank, then what follows the pipeline.
+
+Passes are played in the order of the schedule (`costmodel.pipeline.simulator`) with the times of the cost
+model's layers; the closed form that priced the plan may differ a little on uneven stages, and the document
+says both. The format is Chrome's trace events (complete events, microseconds), which Perfetto reads too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.costmodel.pipeline.chunk_work import chunk_passes
+from meshwright.costmodel.pipeline.schedules import schedule_named, traits
+from meshwright.costmodel.pipeline.simulator import Timeline, Work, simulate
+from meshwright.costmodel.step_time import boundary_s, make_context
+from meshwright.planner.plan.assemble import layout_of, placed_plan
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.request.plan_request import RequestError
+from meshwright.planner.runs.prediction import workload_of
+
+Event = dict[str, Any]
+
+MOST_PASSES = 400_000
+"""Events in one file; a viewer takes a few hundred thousand."""
+_WORDS = {
+    Work.FORWARD: "forward",
+    Work.BACKWARD: "backward",
+    Work.INPUT: "backward, inputs",
+    Work.WEIGHT: "backward, weights",
+}
+_AFTERWARDS = ("dp_comm", "optimizer", "step_overhead", "scale")
+"""Parts of the step that follow the pipeline, in this order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """A plan's step, played."""
+
+    timeline: Timeline
+    num_micro_batches: int
+    """Drawn; the plan may have more."""
+    pp: int
+    afterwards: tuple[tuple[str, float], ...]
+    """(part of the step, seconds) after the last pass."""
+    step_time_s: float
+    """That the plan predicts."""
+
+    @property
+    def seconds(self) -> float:
+        """From the first pass to the end of the step as it is drawn."""
+        return self.timeline.seconds + sum(seconds for _, seconds in self.afterwards)
+
+
+def trace_of(plan: Plan, num_micro_batches: int | None = None) -> Trace:
+    """Plays a plan's step, or its first `num_micro_batches`.
+
+    Raises RequestError where the plan has no layout, the schedule needs more micro-batches, or there are more
+    passes than a viewer takes.
+    """
+    if plan.layout is None or plan.mapping is None or plan.predicted is None:
+        raise RequestError(f"PLAN: status {plan.status}, there is no layout to draw")
+    layout = layout_of(plan.layout)
+    m = int(layout.num_micro_batches) if num_micro_batches is None else num_micro_batches
+    if not 1 <= m <= int(layout.num_micro_batches):
+        raise RequestError(
+            f"--micro-batches: {m}, the plan has {int(layout.num_micro_batches)}; give 1 to that many"
+        )
+    chunks = int(layout.pp) * int(layout.vpp)
+    kinds = 3 if traits(int(layout.schedule)).splits_backward else 2
+    if chunks * m * kinds > MOST_PASSES:
+        raise RequestError(
+            f"--micro-batches: {m} of them make {chunks * m * kinds:,} passes, at most {MOST_PASSES:,}; "
+            f"draw the first {MOST_PASSES // (chunks * kinds)} or fewer"
+        )
+    return Trace(
+        timeline=_played(plan, m),
+        num_micro_batches=m,
+        pp=int(layout.pp),
+        afterwards=tuple((name, plan.predicted.breakdown_s.get(name, 0.0)) for name in _AFTERWARDS),
+        step_time_s=plan.predicted.step_time_s,
+    )
+
+
+def _played(plan: Plan, m: int) -> Timeline:
+    assert plan.layout is not None
+    layout = layout_of(plan.layout)
+    workload = replace(workload_of(plan.inputs), gpus=int(layout.gpus))
+    stages, placement = placed_plan(workload, layout, plan)
+    context = make_context(workload, layout, placement)
+    passes = chunk_passes(context, stages)
+    v_shaped = traits(int(layout.schedule)).v_shaped
+    forward_s, backward_s, weight_s = (
+        _in_model_order(x, v_shaped) for x in (passes.forward_s, passes.backward_s, passes.weight_s)
+    )
+    try:
+        return simulate(
+            forward_s,
+            backward_s,
+            pp=int(layout.pp),
+            num_micro_batches=m,
+            schedule=schedule_named(plan.layout.schedule),
+            weight_s=weight_s,
+            p2p_s=float(np.asarray(boundary_s(context))),
+        )
+    except ValueError as error:
+        raise RequestError(f"--micro-batches: {m} cannot be drawn alone: {error}") from error
+
+
+def _in_model_order(by_rank: NDArray[np.float64], v_shaped: bool) -> list[float]:
+    """Chunks [virtual stages, pp] one after the other: in turns, or down the ranks and up again."""
+    rows = [row[::-1] if v_shaped and turn % 2 else row for turn, row in enumerate(by_rank)]
+    return [float(seconds) for seconds in np.concatenate(rows)]
+
+
+def trace_document(trace: Trace) -> dict[str, Any]:
+    """The trace as Chrome's JSON object format."""
+    return {
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "predicted_step_time_s": trace.step_time_s,
+            "drawn_s": trace.seconds,
+            "micro_batches": trace.num_micro_batches,
+        },
+        "traceEvents": list(_events(trace)),
+    }
+
+
+def _events(trace: Trace) -> Iterator[Event]:
+    timeline = trace.timeline
+    for rank, (order, starts, ends) in enumerate(
+        zip(timeline.passes, timeline.starts_s, timeline.ends_s, strict=True)
+    ):
+        name = {"name": f"pipeline rank {rank}"}
+        yield {"name": "process_name", "ph": "M", "pid": rank, "tid": 0, "args": name}
+        yield {
+            "name": "process_sort_index",
+            "ph": "M",
+            "pid": rank,
+            "tid": 0,
+            "args": {"sort_index": rank},
+        }
+        for one, start_s, end_s in zip(order, starts, ends, strict=True):
+            yield _event(
+                f"{one.work.value}{one.micro_batch}",
+                _WORDS[one.work],
+                rank,
+                start_s,
+                end_s - start_s,
+                micro_batch=one.micro_batch,
+                chunk=one.chunk,
+                virtual_stage=one.chunk // trace.pp,
+            )
+        now_s = timeline.seconds
+        for part, seconds in trace.afterwards:
+            if seconds > 0:
+                yield _event(part, "after the pipeline", rank, now_s, seconds)
+            now_s += seconds
+
+
+def _event(
+    name: str, category: str, rank: int, start_s: float, seconds: float, **arguments: int
+) -> Event:
+    return {
+        "name": name,
+        "cat": category,
+        "ph": "X",
+        "pid": rank,
+        "tid": 0,
+        "ts": start_s * 1e6,
+        "dur": seconds * 1e6,
+        "args": arguments,
+    }

@@ -1,0 +1,244 @@
+"""The exact price of one layout: every mapping, every split that can be best."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.costmodel.estimate import (
+    Estimate,
+    LayerCosts,
+    estimate,
+    layer_costs,
+    stage_memory_gib,
+)
+from meshwright.costmodel.layout import Layout, Placement
+from meshwright.costmodel.placement import placement_from_matrix
+from meshwright.costmodel.step_time import StepTime, make_context, optimistic_step
+from meshwright.costmodel.workload import Workload
+from meshwright.planner.bounds.layer_split import frontier, least_busiest_s
+from meshwright.planner.bounds.matrices import Matrices, pick
+from meshwright.planner.bounds.memory_fit import MemoryFit, hbm_limit_gib
+from meshwright.planner.bounds.stages import FitsRank, Split, SplitCosts, level_splits
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+Stages = tuple[tuple[int, ...], ...]
+Matrix = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priced:
+    """The best that one layout can do."""
+
+    layout: Layout
+    """With `recompute_layers` decided."""
+    matrix: Matrix
+    stages: Stages
+    step_time_s: float
+    ranks: tuple[tuple[int, int], ...] | None = None
+    """On an irregular allocation, (node, local GPU) of every rank; the matrix is empty then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MappingBounds:
+    """Bounds of one layout under each of its mappings."""
+
+    matrices: Matrices
+    bound_s: FloatArray
+    """Shape [k]; k is 0 where no mapping exists."""
+
+    @property
+    def least_s(self) -> float:
+        """The bound of the layout; infinite without a mapping."""
+        return float(self.bound_s.min()) if len(self.bound_s) else float("inf")
+
+
+class LayoutPricing:
+    """Prices one layout, its recomputed layers given, on the allocation that it uses."""
+
+    def __init__(self, workload: Workload, layout: Layout) -> None:
+        self._workload, self._layout = workload, layout
+        self._limit_gib = hbm_limit_gib(workload)
+        self._fit = MemoryFit(workload, layout)
+        self.memory_limits = False
+        """Whether memory kept some mapping from its fastest split."""
+        self.nothing_fits = False
+        """Whether no split at all was found to fit."""
+
+    def best(self, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
+        """The best mapping and split; None where none fits or beats `cutoff_s`."""
+        keep = np.flatnonzero(mappings.bound_s < cutoff_s)
+        bound_s = mappings.bound_s[keep]
+        if int(self._layout.recompute_layers) and np.isfinite(bound_s).any():
+            seconds = np.asarray(self._optimistic(pick(mappings.matrices, keep)).seconds)
+            keep, bound_s = keep[seconds < cutoff_s], seconds[seconds < cutoff_s]
+        if not len(keep):
+            return None
+        table = pick(mappings.matrices, keep)
+        best_s, where, stages = self._best_of(table, bound_s, cutoff_s)
+        if stages is None:
+            return None
+        again = min(int(self._layout.recompute_layers), max(max(rank) for rank in stages))
+        return Priced(
+            layout=replace(self._layout, recompute_layers=again),
+            matrix={axis: tuple(int(x) for x in rows[where]) for axis, rows in table.items()},
+            stages=stages,
+            step_time_s=best_s,
+        )
+
+    def _best_of(
+        self, table: Matrices, bound_s: FloatArray, cutoff_s: float
+    ) -> tuple[float, int, Stages | None]:
+        """(seconds, row of the table, stages) of the fastest; mappings with equal layer costs share their
+        splits.
+        """
+        rooms = self._fit.rooms(self._workload.model.layers)
+        placement = self._placed(table)
+        costs = layer_costs(self._workload, self._layout, placement)
+        columns = [np.broadcast_to(np.asarray(x), bound_s.shape) for x in vars(costs).values()]
+        unique, back = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+        groups = [np.flatnonzero(back.reshape(-1) == group) for group in range(len(unique))]
+        best: tuple[float, int, Stages | None] = (cutoff_s, -1, None)
+        for group in sorted(range(len(unique)), key=lambda g: float(np.min(bound_s[groups[g]]))):
+            members = groups[group][bound_s[groups[group]] < best[0]]
+            if not len(members):
+                continue
+            split_costs = self._fit.split_costs(LayerCosts(*(float(x) for x in unique[group])))
+            busiest_s = least_busiest_s(split_costs, rooms)
+            if not np.isfinite(busiest_s):
+                self.memory_limits = self.nothing_fits = True
+                return best
+            members = members[
+                np.asarray(self._bound(_rows_of(placement, members), busiest_s)) < best[0]
+            ]
+            if not len(members):
+                continue
+            placed = _rows_of(placement, members)
+            for split, seconds in self._splits(placed, split_costs, best[0]):
+                at = int(np.argmin(seconds))
+                if seconds[at] < best[0]:
+                    best = float(seconds[at]), int(members[at]), split.stages
+        return best
+
+    def _splits(
+        self, placed: Placement, costs: SplitCosts, cutoff_s: float
+    ) -> list[tuple[Split, FloatArray]]:
+        """Every split that can be best, with its seconds [k]. Memory is asked only where the free splits
+        break it.
+        """
+        if costs.in_step and costs.vpp > 1:
+            return self._level_splits(placed, costs, cutoff_s)
+        fits: FitsRank | None = None
+        for fits in (None, self._fit.fits):
+            if fits is not None:
+                self.memory_limits = True
+            fastest = frontier(costs, 0.0, fits)
+            if not fastest:
+                self.nothing_fits = fits is not None
+                return []
+            first = self._estimate(placed, fastest[0].stages)
+            slack_s = self._slack_s(placed, first, costs)
+            if np.all(np.asarray(first.step_time_s) - slack_s * _scale(first) >= cutoff_s):
+                return []
+            if fits is None and not self._fits(fastest[0].stages):
+                continue  # memory matters: the free splits say nothing more
+            splits = frontier(costs, _round_up(slack_s), fits)
+            fitting = [split for split in splits if self._fits(split.stages)]
+            if len(fitting) == len(splits):
+                break
+        known = {fastest[0].stages: np.asarray(first.step_time_s)}
+        return [(split, self._seconds(placed, split.stages, known)) for split in fitting]
+
+    def _level_splits(
+        self, placed: Placement, costs: SplitCosts, cutoff_s: float
+    ) -> list[tuple[Split, FloatArray]]:
+        """The same for ranks in step, whose splits are few enough to look at one by one."""
+        splits = sorted(
+            (
+                Split(stages=stages, time_s=costs.stages_s(stages))
+                for stages in level_splits(costs.layers, costs.pp, costs.vpp)
+                if not costs.partial or min(map(min, stages)) >= costs.recompute_layers
+            ),
+            key=lambda split: split.time_s,
+        )
+        found: list[tuple[Split, FloatArray]] = []
+        limit_s = inf
+        for split in splits:
+            if split.time_s > limit_s:
+                break
+            if not self._fits(split.stages):
+                self.memory_limits = True
+                continue
+            priced = self._estimate(placed, split.stages)
+            if not found:
+                slack_s = self._slack_s(placed, priced, costs)
+                if np.all(np.asarray(priced.step_time_s) - slack_s * _scale(priced) >= cutoff_s):
+                    return []
+                limit_s = (split.time_s + slack_s) * (1 + 1e-12)
+            found.append((split, np.asarray(priced.step_time_s)))
+        return found
+
+    def _seconds(
+        self, placed: Placement, stages: Stages, known: dict[Stages, FloatArray]
+    ) -> FloatArray:
+        if stages not in known:
+            known[stages] = np.asarray(self._estimate(placed, stages).step_time_s)
+        return known[stages]
+
+    def _slack_s(self, placed: Placement, first: Estimate, costs: SplitCosts) -> float:
+        """How much a split with its parameters spread evenly could save over this one, at most."""
+        parts = first.breakdown_s
+        charged = np.asarray(parts["dp_comm"]) + np.asarray(parts["optimizer"])
+        if costs.partial and costs.leading:  # what hides communication then depends on the split
+            return float(np.max(charged))
+        context = make_context(self._workload, self._layout, placed)
+        even = optimistic_step(context).parts
+        least = np.asarray(even["dp_comm"]) + np.asarray(even["optimizer"])
+        return float(np.max(np.maximum(charged - least, 0.0)))
+
+    def _bound(self, placed: Placement, busiest_s: float) -> FloatArray:
+        """Bounds [k] that know how slow the slowest rank must be."""
+        context = make_context(self._workload, self._layout, placed)
+        seconds = np.asarray(
+            optimistic_step(context, busiest_s=busiest_s).seconds, dtype=np.float64
+        )
+        return np.broadcast_to(seconds, (len(placed.tp),))
+
+    def _optimistic(self, table: Matrices) -> StepTime:
+        placement = self._placed(table)
+        return optimistic_step(make_context(self._workload, self._layout, placement))
+
+    def _placed(self, table: Matrices) -> Placement:
+        """The placements of some mappings, arrays [k, levels]."""
+        return placement_from_matrix(self._layout, table)
+
+    def _estimate(self, placed: Placement, stages: Stages) -> Estimate:
+        """One split under k placements: an array field gives every part of the step its axis of k."""
+        size = np.full(len(placed.tp), int(self._layout.micro_batch), dtype=np.int64)
+        return estimate(self._workload, replace(self._layout, micro_batch=size), placed, stages)
+
+    def _fits(self, stages: Stages) -> bool:
+        return bool(
+            np.max(stage_memory_gib(self._workload, self._layout, stages)) <= self._limit_gib
+        )
+
+
+def _rows_of(placement: Placement, rows: IntArray) -> Placement:
+    return Placement(
+        **{name: np.asarray(members)[rows] for name, members in vars(placement).items()}
+    )
+
+
+def _scale(priced: Estimate) -> FloatArray:
+    """What the part in proportion to all others multiplies them by."""
+    scale, step = np.asarray(priced.breakdown_s["scale"]), np.asarray(priced.step_time_s)
+    return np.asarray(step / (step - scale), dtype=np.float64)
+
+
+def _round_up(seconds: float) -> float:
+    """To the next power of two: a little more slack costs little, and shared slacks share their splits."""
+    return float(2.0 ** np.ceil(np.log2(seconds))) if seconds > 0 else 0.0

@@ -1,0 +1,367 @@
+"""The exact search for the split of the layers, under memory limits.
+
+One split can win for its slowest rank, another for its evenly spread parameters: `frontier` returns every
+split that can be best, and the caller prices them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import inf
+from typing import Literal
+
+from meshwright.planner.bounds.stages import FitsRank, Split, SplitCosts, chunk_layers
+
+
+def best_split(costs: SplitCosts, fits: FitsRank | None = None) -> Split | None:
+    """The split with the least pipeline seconds, or None where no split fits."""
+    return min(frontier(costs, 0.0, fits), key=lambda split: split.time_s, default=None)
+
+
+def frontier(costs: SplitCosts, slack_s: float, fits: FitsRank | None = None) -> tuple[Split, ...]:
+    """Splits among which a best one is, whatever the rest of the step charges for parameters.
+
+    The rest must not fall when the most parameters on a rank (outside experts, or in experts) rise, and
+    must not exceed `slack_s` for the split with the least pipeline seconds. Empty where no split fits.
+    """
+    if costs.layers < costs.pp * costs.fewest:
+        return ()
+    if costs.in_step and costs.vpp > 1:
+        raise ValueError("ranks in step take one of level_splits")
+    if fits is None:
+        return _unlimited(costs, slack_s)
+    return tuple(_Ranks(costs, fits).frontier(slack_s))
+
+
+@lru_cache(maxsize=65_536)
+def _unlimited(costs: SplitCosts, slack_s: float) -> tuple[Split, ...]:
+    return tuple(_unlimited_ranks(costs).frontier(slack_s))
+
+
+@lru_cache(maxsize=4096)
+def _unlimited_ranks(costs: SplitCosts) -> _Ranks:
+    return _Ranks(costs, None)
+
+
+def least_busiest_s(costs: SplitCosts, rooms: Sequence[Sequence[int]]) -> float:
+    """Never above the slowest rank of any split in which rank r, with l leading layers, has at most
+    `rooms[r][l]` layers; infinite where there is none.
+    """
+    kinds = [0 if rank == 0 else 2 if rank == costs.pp - 1 else 1 for rank in range(costs.pp)]
+    longest = max(max(row) for row in rooms)
+    seconds = {
+        (kind, some): [costs.rank_s(kinds.index(kind), n, some) for n in range(longest + 1)]
+        for kind in set(kinds)
+        for some in range(max(len(row) for row in rooms))
+    }
+
+    def most_layers(rank: int, some: int, limit_s: float) -> float:
+        fit = bisect_right(seconds[kinds[rank], some], limit_s) - 1
+        layers = min(rooms[rank][some], fit)
+        return layers if layers >= max(costs.fewest, some) else -inf
+
+    def holds(limit_s: float) -> bool:
+        totals = [0.0] + [-inf] * costs.leading  # by leading layers placed so far
+        for rank, row in enumerate(rooms):
+            each = [most_layers(rank, some, limit_s) for some in range(len(row))]
+            totals = [
+                max(
+                    totals[placed - some] + each[some] for some in range(min(placed + 1, len(each)))
+                )
+                for placed in range(len(totals))
+            ]
+        return totals[-1] >= costs.layers
+
+    steps = sorted({value for row in seconds.values() for value in row})
+    at = bisect_left(steps, True, key=holds)
+    return steps[at] if at < len(steps) else inf
+
+
+CapName = Literal["seconds", "load", "experts"]
+
+
+@dataclass(frozen=True)
+class _Option:
+    """One choice for one rank."""
+
+    layers: int
+    leading: int
+    again: int
+    """Leading layers that are recomputed, where that changes the sum over the ranks."""
+    seconds: float
+    load: float
+    experts: int
+
+
+@dataclass(frozen=True)
+class _Caps:
+    """Limits that every rank must keep, and the leading layers recomputed over all ranks."""
+
+    seconds: float
+    load: float
+    experts: float
+    again: int
+
+
+def _capped(caps: _Caps, name: CapName, value: float) -> _Caps:
+    """The same caps with one of them replaced."""
+    if name == "seconds":
+        return replace(caps, seconds=value)
+    return replace(caps, load=value) if name == "load" else replace(caps, experts=value)
+
+
+class _Ranks:
+    """Choices of every rank, and which totals they reach: states are (leading covered, leading recomputed),
+    and the layer counts reachable from a state are a bit mask.
+    """
+
+    def __init__(self, costs: SplitCosts, fits: FitsRank | None) -> None:
+        self.costs = costs
+        self._fits = fits
+        self._options: dict[tuple[int, int], list[_Option]] = {}
+        self._columns: dict[int, tuple[list[float], list[float], list[int]]] = {}
+        self._everything = (1 << (costs.layers + 1)) - 1
+        options = [
+            option for rank, covered in self._classes() for option in self._of(rank, covered)
+        ]
+        self._seconds = sorted({option.seconds for option in options})
+        self._loads = sorted({option.load for option in options})
+        self._experts: list[float] = sorted({option.experts for option in options})
+
+    def _classes(self) -> Iterator[tuple[int, int]]:
+        """(rank, leading layers before it), one for each kind of rank; every rank takes at least one
+        leading layer.
+        """
+        leading, seen = self.costs.leading, set()
+        for rank in range(self.costs.pp):
+            for covered in range(min(rank, leading), (leading if rank else 0) + 1):
+                if (self._kind(rank), covered) not in seen:
+                    seen.add((self._kind(rank), covered))
+                    yield rank, covered
+
+    def _of(self, rank: int, covered: int) -> list[_Option]:
+        """Choices of a rank when `covered` leading layers lie before it, in rising order of layers."""
+        kind = self._kind(rank)
+        found = self._options.get((kind, covered))
+        if found is None:
+            found = self._options[kind, covered] = list(self._choices(rank, covered))
+        return found
+
+    def _kind(self, rank: int) -> int:
+        """Ranks of one kind have the same choices: without memory limits the first, the last, and all
+        others.
+        """
+        return rank if self._fits else (0 if rank == 0 else 2 if rank == self.costs.pp - 1 else 1)
+
+    def _choices(self, rank: int, covered: int) -> Iterator[_Option]:
+        costs = self.costs
+        for layers in range(costs.fewest, costs.most + 1):
+            leading = min(costs.leading - covered, chunk_layers(rank, layers, costs.vpp)[0])
+            if self._fits is not None and not self._fits(rank, layers, leading):
+                return  # memory grows with the layers
+            yield _Option(
+                layers,
+                leading,
+                min(costs.recompute_layers, leading) if costs.partial else 0,
+                costs.rank_s(rank, layers, leading),
+                costs.rank_load(rank, layers, leading),
+                costs.rank_experts(rank, layers, leading),
+            )
+
+    def _total_s(self, again: int) -> float:
+        """Sum over the ranks of any split that recomputes `again` leading layers."""
+        costs = self.costs
+        if not costs.partial:
+            again = min(costs.recompute_layers, costs.leading)
+        everything = min(costs.recompute_layers * costs.vpp * costs.pp, costs.layers)
+        total = (costs.layers - costs.leading) * costs.layer_s + costs.leading * costs.leading_s
+        total += (everything - again) * costs.layer_recompute_s + again * costs.leading_recompute_s
+        return total + costs.first_s + costs.last_s
+
+    def frontier(self, slack_s: float) -> Iterator[Split]:
+        """See the module's `frontier`."""
+        costs = self.costs
+        filled = costs.bubble_share / costs.vpp
+        weight = costs.num_micro_batches - filled
+        starts: list[tuple[float, int, int]] = []
+        for again in range(costs.leading + 1) if costs.partial else (0,):
+            low = self._least("seconds", self._loose(again=again))
+            if low is not None:
+                starts.append(
+                    (weight * self._seconds[low] + self._total_s(again) * filled, again, low)
+                )
+        if not starts:
+            return
+        limit = (min(starts)[0] + slack_s) * (1 + 1e-12)
+        for _, again, low in sorted(starts):
+            known: list[tuple[int, int]] = []
+            for seconds in self._seconds[low:]:
+                if weight * seconds + self._total_s(again) * filled > limit:
+                    break
+                if not known or self._improves(seconds, again, known):
+                    for load, experts in self._least_loads(seconds, again):
+                        known.append((load, experts))
+                        yield self._split(
+                            _Caps(seconds, self._loads[load], self._experts[experts], again)
+                        )
+
+    def _loose(self, seconds: float = inf, again: int = 0) -> _Caps:
+        """Caps on the slowest rank and on nothing else."""
+        return _Caps(seconds, inf, 2 * self.costs.layers, again)
+
+    def _improves(self, seconds: float, again: int, known: list[tuple[int, int]]) -> bool:
+        """Whether some split within the threshold has less of either kind of parameters than all known
+        ones.
+        """
+        load, experts = min(load for load, _ in known), min(experts for _, experts in known)
+        caps = self._loose(seconds, again)
+        return bool(
+            (load and self._reachable(replace(caps, load=self._loads[load - 1])))
+            or (experts and self._reachable(replace(caps, experts=self._experts[experts - 1])))
+            or (
+                len(known) > 1
+                and self._reachable(
+                    replace(caps, load=self._loads[load], experts=self._experts[experts])
+                )
+            )
+        )
+
+    def _least_loads(self, seconds: float, again: int) -> Iterator[tuple[int, int]]:
+        """Indices of (load, experts) within a threshold on the slowest rank that none beats in both."""
+        caps = self._loose(seconds, again)
+        lightest, first = self._least("load", caps), self._least("experts", caps)
+        if lightest is None or first is None:
+            return
+        best = len(self._loads)
+        for index in range(first, len(self._experts)):
+            found = self._least("load", replace(caps, experts=self._experts[index]), best)
+            if found is not None:
+                best = found
+                yield found, index
+            if best <= lightest:
+                return
+
+    def _least(self, name: CapName, caps: _Caps, below: int | None = None) -> int | None:
+        """Index of the least value of one cap under which some split keeps the others; None if there is
+        none.
+        """
+        values = {"seconds": self._seconds, "load": self._loads, "experts": self._experts}[name]
+        low, high = 0, len(values) if below is None else below
+        end = high
+        while low < high:
+            middle = (low + high) // 2
+            if self._reachable(_capped(caps, name, values[middle])) is not None:
+                high = middle
+            else:
+                low = middle + 1
+        return low if low < end else None
+
+    def _within(self, rank: int, covered: int, caps: _Caps) -> Iterator[_Option]:
+        for option in self._of(rank, covered):
+            if (
+                option.seconds > caps.seconds
+                or option.load > caps.load
+                or option.experts > caps.experts
+            ):
+                if option.leading == self.costs.leading - covered:
+                    return
+                continue
+            yield option
+
+    def _longest(self, rank: int, caps: _Caps) -> int:
+        """How many choices of a rank without leading layers keep the caps; they are the shortest ones."""
+        kind = self._kind(rank)
+        columns = self._columns.get(kind)
+        if columns is None:
+            options = self._of(rank, self.costs.leading)
+            columns = self._columns[kind] = (
+                [option.seconds for option in options],
+                [option.load for option in options],
+                [option.experts for option in options],
+            )
+        return min(
+            bisect_right(columns[0], caps.seconds),
+            bisect_right(columns[1], caps.load),
+            bisect_right(columns[2], caps.experts),
+        )
+
+    def _reachable(self, caps: _Caps) -> list[dict[tuple[int, int], int]] | None:
+        """Masks [rank][state] of the layer counts that the ranks from `rank` on can take; None if not all
+        layers.
+        """
+        costs = self.costs
+        masks: list[dict[tuple[int, int], int]] = [{} for _ in range(costs.pp + 1)]
+        masks[costs.pp] = {(costs.leading, caps.again): 1}
+        for rank in reversed(range(costs.pp)):
+            after, here = masks[rank + 1], masks[rank]
+            done = self._smeared(after, self._longest(rank, caps))
+            here.update(done)
+            for covered in range(
+                min(rank, costs.leading), costs.leading if rank else min(1, costs.leading)
+            ):
+                for again in range(min(covered, caps.again) + 1):
+                    mask = 0
+                    for option in self._within(rank, covered, caps):
+                        mask |= (
+                            after.get((covered + option.leading, again + option.again), 0)
+                            << option.layers
+                        )
+                    mask &= self._everything
+                    if mask:
+                        here[covered, again] = mask
+            if not here:
+                return None
+        return masks if masks[0].get((0, 0), 0) >> costs.layers & 1 else None
+
+    def _smeared(
+        self, after: dict[tuple[int, int], int], choices: int
+    ) -> dict[tuple[int, int], int]:
+        """Masks of the states that have covered all leading layers, one rank earlier: `choices` layer
+        counts from the fewest on.
+        """
+        found: dict[tuple[int, int], int] = {}
+        if not choices:
+            return found
+        for state, mask in after.items():
+            if state[0] == self.costs.leading:
+                grown, width = mask << self.costs.fewest, 1
+                while width < choices:
+                    step = min(width, choices - width)
+                    grown |= grown << step
+                    width += step
+                grown &= self._everything
+                if grown:
+                    found[state] = grown
+        return found
+
+    def _split(self, caps: _Caps) -> Split:
+        """The most even split within the caps; there is one."""
+        masks = self._reachable(caps)
+        assert masks is not None
+        costs, left, covered, again = self.costs, self.costs.layers, 0, 0
+        stages: list[tuple[int, ...]] = []
+        times: list[float] = []
+        for rank in range(costs.pp):
+            share = left / (costs.pp - rank)
+            option = min(
+                (
+                    o
+                    for o in self._within(rank, covered, caps)
+                    if o.layers <= left
+                    and masks[rank + 1].get((covered + o.leading, again + o.again), 0)
+                    >> (left - o.layers)
+                    & 1
+                ),
+                key=lambda o: (abs(o.layers - share), -o.layers),
+            )
+            stages.append(chunk_layers(rank, option.layers, costs.vpp))
+            times.append(option.seconds)
+            left, covered, again = (
+                left - option.layers,
+                covered + option.leading,
+                again + option.again,
+            )
+        return Split(stages=tuple(stages), time_s=costs.time_s(times))

@@ -1,0 +1,151 @@
+"""Which layers a pipeline rank has room for, and what splitting layers over ranks costs, for one layout."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from meshwright.costmodel.estimate import LayerCosts, stage_memory_gib
+from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.memory.footprint import GIB, layer_bytes, usable_hbm_gib
+from meshwright.costmodel.memory.states import layer_parameters_on_gpu, rank_parameters
+from meshwright.costmodel.pipeline.schedules import in_flight, traits
+from meshwright.costmodel.workload import Workload
+from meshwright.planner.bounds.stages import SplitCosts, balanced_stages
+
+
+def hbm_limit_gib(workload: Workload) -> float:
+    """What the peak on one GPU may reach."""
+    return usable_hbm_gib(workload)
+
+
+class MemoryFit:
+    """Memory of one rank as a function of its layers, anchored at the balanced split's memory."""
+
+    def __init__(self, workload: Workload, layout: Layout) -> None:
+        self.workload = workload
+        self.layout = layout
+        self.limit_gib = hbm_limit_gib(workload)
+        self.leading = workload.model.dense_layers if workload.model.moe_layers else 0
+
+    @cached_property
+    def _fixed_gib(self) -> list[float]:
+        """What every rank holds beside its layers: the balanced split's memory less its layers'."""
+        stages = balanced_stages(
+            self.workload.model.layers, int(self.layout.pp), int(self.layout.vpp)
+        )
+        if stages is None:
+            raise ValueError("a virtual stage would have no layer")
+        memory = stage_memory_gib(self.workload, self.layout, stages)
+        counts = np.array([sum(rank) for rank in stages], dtype=np.float64)
+        leading, first = np.zeros(len(stages)), 0
+        for chunk in range(len(stages) * len(stages[0])):
+            size = stages[chunk % len(stages)][chunk // len(stages)]
+            leading[chunk % len(stages)] += min(max(self.leading - first, 0), size)
+            first += size
+        return [
+            float(memory[rank]) - self._layers_gib(rank, float(counts[rank]), float(leading[rank]))
+            for rank in range(len(stages))
+        ]
+
+    @cached_property
+    def _in_flight(self) -> list[float]:
+        return [
+            float(x) for x in np.asarray(in_flight(self.layout, np.arange(int(self.layout.pp))))
+        ]
+
+    @cached_property
+    def _per_layer(self) -> tuple[float, ...]:
+        return tuple(float(x) / GIB for x in layer_bytes(self.workload, self.layout))
+
+    def _layers_gib(self, rank: int, layers: float, leading: float) -> float:
+        """States and activations of a rank's layers."""
+        state, kept, again_gib, state_l, kept_l, again_l = self._per_layer
+        again_all = min(self._again * int(self.layout.vpp), layers)
+        again_leading = min(self._again, leading)
+        again_main = again_all - again_leading
+        saved = (layers - leading - again_main) * kept + again_main * again_gib
+        saved += (leading - again_leading) * kept_l + again_leading * again_l
+        return (layers - leading) * state + leading * state_l + saved * self._in_flight[rank]
+
+    @cached_property
+    def _again(self) -> int:
+        full = int(self.layout.recompute) & Recompute.FULL
+        return int(self.layout.recompute_layers) if full else 0
+
+    def rank_gib(self, rank: int, layers: int, leading: int) -> float:
+        """Peak of one rank with `layers` layers, `leading` of them dense ones at the front of the model."""
+        return self._fixed_gib[rank] + self._layers_gib(rank, layers, leading)
+
+    def fits(self, rank: int, layers: int, leading: int) -> bool:
+        """Whether that rank stays within the limit; a rounding error over it is left to the exact check."""
+        return self.rank_gib(rank, layers, leading) <= self.limit_gib * (1 + 1e-9)
+
+    def rooms(self, most: int) -> list[list[int]]:
+        """[rank][leading layers on it]: the most layers it has room for, up to `most`; less than the leading
+        ones where even they do not fit. Ranks behind the first ones have no leading layers.
+        """
+        ranks = range(int(self.layout.pp))
+        return [
+            [
+                self._room(rank, some, most)
+                for some in range(self.leading + 1 if rank < self.leading else 1)
+            ]
+            for rank in ranks
+        ]
+
+    def _room(self, rank: int, leading: int, most: int) -> int:
+        for layers in range(max(leading, 1), most + 1):
+            if not self.fits(rank, layers, leading):
+                return layers - 1  # memory grows with the layers
+        return most
+
+    def split_costs(self, costs: LayerCosts) -> SplitCosts:
+        """The layer costs as the split sees them: main layers, leading dense ones, and the ends."""
+        model, layout = self.workload.model, self.layout
+        dense, rest, _ = (float(np.asarray(x)) for x in layer_parameters_on_gpu(model, layout))
+        has_main_dense = not model.moe_layers
+        main = (
+            (costs.dense_layer_s, costs.dense_recompute_s)
+            if has_main_dense
+            else (costs.moe_layer_s, costs.moe_recompute_s)
+        )
+        ends = self._end_loads(dense, rest)
+        shape = traits(int(layout.schedule))
+        last_s = float(costs.head_s) + float(costs.mtp_s)
+        return SplitCosts(
+            pp=int(layout.pp),
+            vpp=int(layout.vpp),
+            layers=model.layers,
+            leading=self.leading,
+            num_micro_batches=int(layout.num_micro_batches),
+            bubble_share=float(costs.bubble_share),
+            in_step=shape.in_step,
+            layer_s=float(main[0]),
+            leading_s=float(costs.dense_layer_s) if self.leading else 0.0,
+            first_s=float(costs.embedding_s) + (last_s if shape.v_shaped else 0.0),
+            last_s=0.0 if shape.v_shaped else last_s,
+            layer_recompute_s=float(main[1]),
+            leading_recompute_s=float(costs.dense_recompute_s) if self.leading else 0.0,
+            recompute_layers=self._again,
+            layer_load=dense if has_main_dense else rest,
+            leading_load=dense if self.leading else 0.0,
+            first_load=ends[0],
+            last_load=ends[1],
+            experts=model.moe_layers > 0,
+            last_experts=model.mtp_layers if model.moe is not None else 0,
+        )
+
+    def _end_loads(self, dense: float, rest: float) -> tuple[float, float]:
+        """Parameters outside experts that the first and the last rank hold beside their layers."""
+        model, pp = self.workload.model, int(self.layout.pp)
+        each = model.layers // pp
+        stages = tuple((each + (rank < model.layers % pp),) for rank in range(pp))
+        loads = np.asarray(rank_parameters(model, self.layout, stages)[0], dtype=np.float64)
+        before, own = 0, []
+        for (size,) in stages:
+            leading = min(max(model.dense_layers - before, 0), size)
+            own.append(leading * dense + (size - leading) * rest)
+            before += size
+        return float(loads[0] - own[0]), (float(loads[-1] - own[-1]) if pp > 1 else 0.0)

@@ -1,0 +1,411 @@
+"""What layouts cost: bounds for many at once, the exact price of one. The only door from the search to the
+prices.
+
+Three bounds, each tighter and dearer than the one before: compute alone (`floor_s`, by family), every group
+packed as far inside the fabric as it can be (`lower_bound_s`), and the true mappings with the layers
+divisible at will (`mapping_bounds`). `exact` then searches mappings, splits and recomputed layers of one
+layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cluster_specs.fabric import full_levels
+from meshwright.costmodel.collectives.on_levels import best_beyond
+from meshwright.costmodel.constants.rates import constants_for, fabric_links, links_of
+from meshwright.costmodel.estimate import LayerCosts, layer_costs, peak_memory_gib
+from meshwright.costmodel.layers.operators import Context
+from meshwright.costmodel.layers.stage import KindTimes, kind_times, least_busiest_s
+from meshwright.costmodel.layout import AXES, Layout, Placement, Recompute
+from meshwright.costmodel.placement import level_factors, placement_from_matrix
+from meshwright.costmodel.step_time import make_context, optimistic_step
+from meshwright.costmodel.workload import Workload
+from meshwright.planner.bounds.exact_cost import LayoutPricing, MappingBounds, Priced
+from meshwright.planner.bounds.matrices import Matrices, matrices
+from meshwright.planner.bounds.memory_fit import hbm_limit_gib
+from meshwright.planner.bounds.room_bound import busiest_in_rooms_s
+from meshwright.planner.bounds.stages import ALL_LAYERS
+
+if TYPE_CHECKING:
+    from meshwright.planner.mapping.choice.joint import Cells, Need
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+class Pricing(Protocol):
+    """What the search asks. All times are seconds of a step."""
+
+    @property
+    def workload(self) -> Workload: ...
+
+    @property
+    def loose_s(self) -> float:
+        """Of the layout priced last: no mapping that `exact` could not decide on is faster than this."""
+        ...
+
+    def floor_s(self, families: Layout, smallest_bubble: FloatArray) -> FloatArray:
+        """Never above any member of a family; shape [n]."""
+        ...
+
+    def gpu_seconds(self, shapes: Layout) -> float:
+        """What a step costs at the least, GPUs times seconds, whatever the number of GPUs."""
+        ...
+
+    def lower_bound_s(self, layouts: Layout) -> FloatArray:
+        """Never above `exact`; shape [n]."""
+        ...
+
+    def least_memory_gib(self, layouts: Layout) -> tuple[FloatArray, IntArray]:
+        """Never above the peak of any split, and the least recomputed layers at which that fits; shapes
+        [n].
+        """
+        ...
+
+    def mappings(self, layout: Layout) -> Matrices:
+        """Every mapping of one layout."""
+        ...
+
+    def floor_memory_gib(self, layouts: Layout) -> FloatArray:
+        """Never above the peak of any split, with as much recomputed as the layout may; shape [n]."""
+        ...
+
+    def mapping_bounds(self, layouts: Layout) -> list[MappingBounds]:
+        """Bounds under every mapping, for each of some layouts."""
+        ...
+
+    def needs(self, layout: Layout) -> Sequence[Need | None]:
+        """What each mapping asks of the slots of an irregular allocation; empty where it asks nothing."""
+        ...
+
+    def learn(self, layout: Layout, cells: Cells, value: Callable[[Any], int]) -> None:
+        """Takes the assignment of slots to leaves that the one model found for a layout."""
+        ...
+
+    def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
+        """The best mapping, split and recomputation of one layout; None where none fits or beats `cutoff_s`.
+
+        Bounds of minus infinity in `mappings` mean that nothing is to be left out for its bound.
+        """
+        ...
+
+
+class CostModelPricing:
+    """Prices by `costmodel`."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._limit_gib = hbm_limit_gib(workload)
+
+    @property
+    def workload(self) -> Workload:
+        """What is priced."""
+        return self._workload
+
+    @property
+    def loose_s(self) -> float:
+        """Every parallelism matrix is priced."""
+        return float("inf")
+
+    def needs(self, layout: Layout) -> Sequence[Need | None]:
+        """Nothing: on a regular fabric every parallelism matrix can be had."""
+        return ()
+
+    def learn(self, layout: Layout, cells: Cells, value: Callable[[Any], int]) -> None:
+        """Nothing: matrices need no slots."""
+
+    def on(self, gpus: int) -> Workload:
+        """The workload on an allocation of `gpus` GPUs: its fabric is that of the GPUs in use."""
+        return self._workload if gpus == self._workload.gpus else replace(self._workload, gpus=gpus)
+
+    def floor_s(self, families: Layout, smallest_bubble: FloatArray) -> FloatArray:
+        """Layers at their cheapest, with every group inside the scale-up domain, through an even pipeline."""
+        model = self._workload.model
+        costs = self._shape_costs(families)
+        whole, cheapest, end = _loads(model.dense_layers, model.moe_layers, costs)
+        m, pp = (np.asarray(x, dtype=np.float64) for x in (families.num_micro_batches, families.pp))
+        main = costs.moe_layer_s if model.moe_layers else costs.dense_layer_s
+        split = least_busiest_s(model.moe_layers or model.dense_layers, main, end, pp)
+        busiest = np.maximum(
+            np.maximum(whole / pp, np.ceil(model.layers / pp) * cheapest), end + cheapest
+        )
+        busiest = np.maximum(busiest, split)
+        out: FloatArray = m * busiest + np.maximum(whole - busiest, 0.0) * smallest_bubble
+        return out
+
+    def gpu_seconds(self, shapes: Layout) -> float:
+        """From the least that a sequence costs in any of the shapes; infinite without any."""
+        if not len(np.atleast_1d(np.asarray(shapes.tp))):
+            return float("inf")
+        model = self._workload.model
+        whole, _, _ = _loads(model.dense_layers, model.moe_layers, self._shape_costs(shapes))
+        group = np.asarray(shapes.tp) * np.asarray(shapes.cp) / np.asarray(shapes.micro_batch)
+        return float(np.min(whole * group)) * self._workload.global_batch
+
+    def _shape_costs(self, families: Layout) -> LayerCosts:
+        """Layer costs of every family; priced once per distinct (tp, cp, ep, etp, micro-batch)."""
+        names = ("tp", "cp", "ep", "etp", "micro_batch")
+        if not len(np.atleast_1d(np.asarray(families.tp))):
+            return LayerCosts(*(np.zeros(0) for _ in range(7)))
+        first, back = _distinct(families, names)
+        shapes = replace(
+            families.take(first),
+            pp=1,
+            vpp=1,
+            zero_stage=0,
+            recompute=0,
+            recompute_layers=0,
+            schedule=0,
+        )
+        costs = layer_costs(self._workload, shapes, self._innermost(shapes))
+        return LayerCosts(
+            *(
+                np.broadcast_to(np.asarray(x, dtype=np.float64), first.shape)[back]
+                for x in vars(costs).values()
+            )
+        )
+
+    @cached_property
+    def _innermost_is_fastest(self) -> bool:
+        links = fabric_links(self._workload, constants_for(self._workload))
+        return bool(
+            np.all(links.bytes_per_s[0] >= links.bytes_per_s)
+            and np.all(links.all_to_all_bytes_per_s[0] >= links.all_to_all_bytes_per_s)
+            and np.all(links.latency_s[0] <= links.latency_s)
+        )
+
+    def _innermost(self, layouts: Layout) -> Placement:
+        """Every group inside level 0, however large; nothing to communicate where that level is not the
+        fastest.
+        """
+        levels = len(level_factors(self._workload.cluster, self._workload.gpus))
+
+        def members(size: object) -> IntArray:
+            inside = np.asarray(size, dtype=np.int64)[..., None] * np.ones(levels, dtype=np.int64)
+            return inside if self._innermost_is_fastest else np.ones_like(inside)
+
+        one = members(np.ones_like(np.asarray(layouts.tp)))
+        return Placement(
+            tp=members(layouts.tp),
+            cp=members(layouts.cp),
+            dp=one,
+            pp=one,
+            ep=members(layouts.ep),
+            etp=members(layouts.etp),
+            edp=one,
+            dp_cp=one,
+        )
+
+    def lower_bound_s(self, layouts: Layout) -> FloatArray:
+        """All allocations at once, on the fabric at its full size: no allocation packs groups better."""
+        levels = full_levels(self._workload.cluster)
+        links = best_beyond(links_of(levels, constants_for(self._workload)))
+        count = layouts.broadcast_shape()[0]
+        out = np.empty(count)
+        for part in np.array_split(np.arange(count), max(1, -(-count // CHUNK))):
+            some = layouts.take(part)
+            context = make_context(self._workload, some, packed_placement(some, levels.blocks))
+            context = replace(context, links=links)
+            seconds = optimistic_step(context, _shared_times(context)).seconds
+            out[part] = np.broadcast_to(np.asarray(seconds), (len(part),))
+        return out
+
+    def least_memory_gib(self, layouts: Layout) -> tuple[FloatArray, IntArray]:
+        """(never above the peak of any split and of any number of recomputed layers from there on, the fewest
+        layers that full recomputation must take for some split to fit, or all of them)."""
+        full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
+        again = np.where(full, ALL_LAYERS if self._workload.framework != "megatron" else 1, 0)
+        peak = self._peak_with(layouts, again)
+        rows = np.flatnonzero((again == 1) & (peak > self._limit_gib))
+        if len(rows):
+            again[rows], peak[rows] = self._fewest_recomputed(layouts.take(rows))
+        rows = np.flatnonzero(full & (again < ALL_LAYERS))
+        if len(rows):
+            some = layouts.take(rows)
+            peak[rows] = np.minimum(
+                peak[rows], self._peak_with(some, np.full(len(rows), ALL_LAYERS))
+            )
+        return peak, again
+
+    def floor_memory_gib(self, layouts: Layout) -> FloatArray:
+        """Never above the peak of any split, with as much recomputed as the layout may; shape [n]."""
+        full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
+        return self._peak_with(layouts, np.where(full, ALL_LAYERS, 0))
+
+    def _fewest_recomputed(self, layouts: Layout) -> tuple[IntArray, FloatArray]:
+        """Bisects the recomputed layers per virtual stage; ALL_LAYERS where only that can fit, or not even
+        that.
+        """
+        shortest = self._workload.model.layers // (np.asarray(layouts.pp) * np.asarray(layouts.vpp))
+        low, high = np.ones(len(shortest), dtype=np.int64), np.maximum(shortest, 1)
+        peak = self._peak_with(layouts, high)
+        partial = peak <= self._limit_gib
+        while np.any(high - low > 1):
+            middle = (low + high) // 2
+            fits = self._peak_with(layouts, middle) <= self._limit_gib
+            low, high = np.where(fits, low, middle), np.where(fits, middle, high)
+        again = np.where(partial, high, ALL_LAYERS)
+        return again, self._peak_with(layouts, again)
+
+    def _peak_with(self, layouts: Layout, again: IntArray) -> FloatArray:
+        peak = peak_memory_gib(self._workload, replace(layouts, recompute_layers=again))
+        return np.asarray(peak, dtype=np.float64)
+
+    def mapping_bounds(self, layouts: Layout) -> list[MappingBounds]:
+        """`optimistic_step` under the true placements, all layouts of an allocation at once."""
+        out: list[MappingBounds | None] = [None] * layouts.broadcast_shape()[0]
+        for gpus, rows in _by_gpus(layouts):
+            for part in np.array_split(rows, -(-len(rows) // MAPPING_CHUNK)):
+                for row, bounds in zip(
+                    part, self._bounds_on(gpus, layouts.take(part)), strict=True
+                ):
+                    out[row] = bounds
+        return [bounds for bounds in out if bounds is not None]
+
+    def _bounds_on(self, gpus: int, layouts: Layout) -> Iterator[MappingBounds]:
+        tables = [self.mappings(layouts.scalar(row)) for row in range(layouts.broadcast_shape()[0])]
+        counts = [len(table["tp"]) for table in tables]
+        joined = {axis: np.concatenate([table[axis] for table in tables]) for axis in AXES}
+        each = layouts.take(np.repeat(np.arange(len(tables)), counts))
+        bound = np.zeros(0)
+        if sum(counts):
+            context = make_context(self.on(gpus), each, placement_from_matrix(each, joined))
+            times = kind_times(context)
+            busiest_s = busiest_in_rooms_s(context, times, layouts, counts, self._limit_gib)
+            fits = np.isfinite(busiest_s)
+            seconds = optimistic_step(context, times, np.where(fits, busiest_s, 0.0)).seconds
+            bound = np.where(fits, np.asarray(seconds, dtype=np.float64), np.inf)
+        for table, part in zip(tables, np.split(bound, np.cumsum(counts)[:-1]), strict=True):
+            yield MappingBounds(matrices=table, bound_s=part)
+
+    def mappings(self, layout: Layout) -> Matrices:
+        """Every parallelism matrix of a layout that keeps tensor groups inside the innermost level."""
+        return matrices(
+            layout, level_factors(self._workload.cluster, int(layout.gpus)), inside=("tp",)
+        )
+
+    def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
+        """Tries the recomputed layers in rising order.
+
+        Once memory no longer limits the split, more of them only cost more; all of them are tried even so,
+        because then a virtual stage may be shorter than the number. While no plan is known, recomputing all
+        comes first: where that does not fit, nothing does.
+        """
+        best: Priced | None = None
+        enough = False
+        amounts = list(self._recompute_amounts(layout))
+        if not np.isfinite(cutoff_s) and len(amounts) > 1:
+            amounts = [ALL_LAYERS, *amounts[:-1]]
+        for again in amounts:
+            if enough and again != ALL_LAYERS:
+                continue
+            limit = cutoff_s if best is None else min(cutoff_s, best.step_time_s)
+            one = self._pricing_of(replace(layout, recompute_layers=again))
+            found = one.best(mappings, limit)
+            if found is not None and found.step_time_s < limit:
+                best = found
+            if one.nothing_fits and again == ALL_LAYERS:
+                return best
+            enough = enough or (not one.memory_limits and again != ALL_LAYERS)
+        return best
+
+    def _pricing_of(self, layout: Layout) -> LayoutPricing:
+        return LayoutPricing(self.on(int(layout.gpus)), layout)
+
+    def _recompute_amounts(self, layout: Layout) -> Iterator[int]:
+        if not int(layout.recompute) & Recompute.FULL:
+            yield 0
+            return
+        if self._workload.framework == "megatron":
+            _, least = self.least_memory_gib(
+                Layout(**{n: np.array([x]) for n, x in vars(layout).items()})
+            )
+            shortest = self._workload.model.layers // (int(layout.pp) * int(layout.vpp))
+            yield from range(int(least[0]), shortest + 1)
+        yield ALL_LAYERS
+
+
+CHUNK = 8192
+"""Layouts priced at once: what fits into a core's cache."""
+MAPPING_CHUNK = 256
+
+
+def _distinct(layouts: Layout, names: tuple[str, ...]) -> tuple[IntArray, IntArray]:
+    """(rows with distinct values of some fields, which of them each layout equals)."""
+    shape = layouts.broadcast_shape()
+    key = np.zeros(shape, dtype=np.int64)
+    for name in names:
+        column = np.broadcast_to(np.asarray(getattr(layouts, name), dtype=np.int64), shape)
+        key = key * (int(column.max()) + 1) + column
+    _, first, back = np.unique(key, return_index=True, return_inverse=True)
+    return first, back
+
+
+def _shared_times(context: Context) -> KindTimes | None:
+    """Layer times under a packed placement, priced once for layouts that a layer cannot tell apart."""
+    layouts = context.layout
+    if not len(np.atleast_1d(np.asarray(layouts.tp))):
+        return None
+    names = ("tp", "cp", "ep", "etp", "micro_batch", "sequence_parallel", "recompute")
+    first, back = _distinct(layouts, names)
+    placed = Placement(
+        **{name: np.asarray(rows)[first] for name, rows in vars(context.placement).items()}
+    )
+    some = replace(context, layout=layouts.take(first), placement=placed)
+    return kind_times(some).rows(back, len(first))
+
+
+def _loads(dense: int, moe: int, costs: LayerCosts) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Per micro-batch: all layers together, the cheapest layer, and what else the last rank carries."""
+    ends = np.asarray(costs.head_s) + np.asarray(costs.mtp_s)
+    whole = dense * np.asarray(costs.dense_layer_s) + moe * np.asarray(costs.moe_layer_s)
+    kinds = [
+        np.asarray(x) for x, n in ((costs.dense_layer_s, dense), (costs.moe_layer_s, moe)) if n
+    ]
+    cheapest = kinds[0] if len(kinds) == 1 else np.minimum(kinds[0], kinds[1])
+    return whole + np.asarray(costs.embedding_s) + ends, cheapest, ends
+
+
+def _by_gpus(layouts: Layout) -> Iterator[tuple[int, IntArray]]:
+    """(GPUs in use, rows) of every allocation size among the layouts."""
+    gpus = np.broadcast_to(np.asarray(layouts.gpus), layouts.broadcast_shape())
+    if not len(gpus):
+        return
+    values, back = np.unique(gpus, return_inverse=True)
+    order = np.argsort(back, kind="stable")
+    for value, rows in zip(values, np.split(order, np.cumsum(np.bincount(back))[:-1]), strict=True):
+        yield int(value), rows
+
+
+def packed_placement(layouts: Layout, blocks: IntArray) -> Placement:
+    """Every group packed as far inside as it can be while tensor groups lie inside the innermost level.
+
+    `blocks` are the GPUs in one block of each level, shape [levels]. Members of a group of another axis
+    belong to different tensor groups, each of which fills tp GPUs of the block; expert groups take only the
+    tensor ranks that tp and etp x ep have in common (`meshwright.costmodel.placement`).
+    """
+    tp, experts = (
+        np.asarray(x, dtype=np.int64)[..., None] for x in (layouts.tp, layouts.etp * layouts.ep)
+    )
+
+    def packed(size: object, apart: object = 1) -> IntArray:
+        room = np.maximum(-(-blocks // np.asarray(apart, dtype=np.int64)), 1)
+        return np.minimum(np.asarray(size, dtype=np.int64)[..., None], room)
+
+    return Placement(
+        tp=packed(layouts.tp),
+        cp=packed(layouts.cp, tp),
+        dp=packed(layouts.dp, tp),
+        pp=packed(layouts.pp, tp),
+        ep=packed(layouts.ep),
+        etp=packed(layouts.etp),
+        edp=packed(layouts.edp, np.gcd(tp, experts)),
+        dp_cp=packed(layouts.dp * layouts.cp, tp),
+    )

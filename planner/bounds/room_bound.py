@@ -1,0 +1,93 @@
+"""How slow the slowest pipeline rank must be at the least, given what every rank has room for.
+
+Memory forces layers from the first ranks, which hold the most activations, onto later ones. Bounds that know
+it rule out most layouts that only memory makes slow, many at once and before any of their splits is priced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.costmodel.layers.operators import Context
+from meshwright.costmodel.layers.stage import KindTimes, least_busiest_in_rooms_s
+from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.memory.footprint import main_layer_rooms
+from meshwright.costmodel.pipeline.schedules import Schedule, last_rank
+from meshwright.costmodel.workload import Workload
+from meshwright.planner.bounds.stages import ALL_LAYERS
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+RECOMPUTE_RANGES = 8
+"""Into which the numbers of recomputed layers are put: the fewest of a range cost, the most make room."""
+
+
+def busiest_in_rooms_s(
+    context: Context, times: KindTimes, layouts: Layout, counts: Sequence[int], limit_gib: float
+) -> FloatArray:
+    """Never above the slowest rank of any split that fits, with any number of recomputed layers; infinite
+    where none fits. `context` and `times` have `counts` mappings of each layout.
+    """
+    workload = context.workload
+    model = workload.model
+    main = times.moe if model.moe_layers else times.dense
+    assert main is not None
+    end_s = np.asarray(times.head.seconds)
+    if times.mtp is not None:
+        end_s = end_s + model.mtp_layers * np.asarray(times.mtp.seconds)
+    layers = model.moe_layers or model.dense_layers
+    leading = model.dense_layers if model.moe_layers else 0
+    owner = np.repeat(np.arange(len(counts)), counts)
+    end_rank = last_rank(context.layout.schedule, context.layout.pp)
+    # A DualPipe rank works for its mirror's stage too: what it holds says nothing of its own load.
+    mirrored = (np.asarray(layouts.schedule) == Schedule.DUALPIPE)[:, None]
+    again_s, layer_s, end_s, vpp, end_rank = (
+        np.broadcast_to(np.asarray(x), owner.shape)
+        for x in (main.recompute_s, main.seconds, end_s, context.layout.vpp, end_rank)
+    )
+    # Leading dense layers may stand among the recomputed ones: each costs at least its own time instead.
+    spared_s = np.zeros(len(owner))
+    if leading and times.dense is not None:
+        spared_s = leading * np.maximum(again_s - np.asarray(times.dense.seconds), 0.0)
+    best = np.full(len(owner), np.inf)
+    for fewest, most in _amounts(workload, layouts):
+        some = np.flatnonzero(fewest >= 0)
+        asked = replace(layouts.take(some), recompute_layers=most[some])
+        rooms = main_layer_rooms(workload, asked, limit_gib)
+        rooms = np.where(mirrored[some], float(layers), rooms)
+        at = np.flatnonzero(np.isin(owner, some))
+        every = fewest[owner[at]] == ALL_LAYERS
+        busiest_s = least_busiest_in_rooms_s(
+            rooms[np.searchsorted(some, owner[at])],
+            layers,
+            layer_s[at] + np.where(every, again_s[at], 0.0),
+            end_s[at],
+            end_rank[at],
+        )
+        asked_s = again_s[at] * np.where(every, 0, fewest[owner[at]] * vpp[at])
+        best[at] = np.minimum(best[at], busiest_s + np.maximum(asked_s - spared_s[at], 0.0))
+    return best
+
+
+def _amounts(workload: Workload, layouts: Layout) -> Iterator[tuple[IntArray, IntArray]]:
+    """The numbers of recomputed layers that `exact` tries, in a few ranges (fewest, most), arrays [n]; -1
+    where a layout has none of them.
+    """
+    full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
+    every = np.where(full, ALL_LAYERS, 0)
+    yield every, every
+    if workload.framework != "megatron" or not full.any():
+        return
+    shortest = workload.model.layers // (np.asarray(layouts.pp) * np.asarray(layouts.vpp))
+    low = np.asarray(layouts.recompute_layers)
+    step = np.maximum(-(-(shortest - low + 1) // RECOMPUTE_RANGES), 1)
+    for _ in range(RECOMPUTE_RANGES):
+        left = full & (low <= shortest)
+        if left.any():
+            yield np.where(left, low, -1), np.where(left, np.minimum(low + step - 1, shortest), -1)
+        low = low + step

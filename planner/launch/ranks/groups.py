@@ -1,0 +1,94 @@
+"""Process groups of every axis, as the framework makes them from the same degrees and order.
+
+Megatron-core 0.19 builds two grids (`RankGenerator` in `parallel_state`): a dense one of tp, cp, dp, pp, and
+one of the experts in which etp stands for tp, edp for dp, and cp is 1. torchtitan's and DeepSpeed's meshes,
+tp innermost and pp outermost, are the same grid in the default order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.documents.output_files import LaunchError
+from meshwright.planner.bounds.matrices import MEGATRON_DEFAULT, MEGATRON_TP_PP_DP
+from meshwright.planner.runs.predicted import LayoutDoc
+
+Groups = NDArray[np.int64]
+"""Shape [groups, ranks in a group]."""
+
+DENSE = ("tp", "cp", "dp", "pp")
+DENSE_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "tp": ("tp",),
+    "cp": ("cp",),
+    "dp": ("dp",),
+    "pp": ("pp",),
+    "dp-cp": ("dp", "cp"),
+    "tp-cp": ("tp", "cp"),
+    "tp-pp": ("tp", "pp"),
+    "tp-dp-cp": ("tp", "dp", "cp"),
+}
+EXPERT_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "etp": ("tp",),
+    "ep": ("ep",),
+    "edp": ("dp",),
+    "etp-ep": ("tp", "ep"),
+    "etp-ep-pp": ("tp", "ep", "pp"),
+}
+
+
+def rank_order(pipeline_before_data: bool) -> tuple[str, ...]:
+    """Megatron's default order, or that of `--use-tp-pp-dp-mapping`."""
+    return MEGATRON_TP_PP_DP if pipeline_before_data else MEGATRON_DEFAULT
+
+
+def grid_groups(sizes: Mapping[str, int], order: Sequence[str], axes: Sequence[str]) -> Groups:
+    """The groups that run along `axes` of a grid, as Megatron's generate_masked_orthogonal_rank_groups lists
+    them: ranks count in `order`, its first axis fastest, both among the groups and inside of one.
+    """
+    shape = [sizes[axis] for axis in order]
+    ranks = np.arange(prod(shape), dtype=np.int64).reshape(shape[::-1])
+    # Array axes run the other way round: the last is the fastest.
+    position = {axis: len(order) - 1 - index for index, axis in enumerate(order)}
+    along = sorted(position[axis] for axis in axes)
+    across = sorted(set(position.values()) - set(along))
+    members = prod(sizes[axis] for axis in axes)
+    return ranks.transpose([*across, *along]).reshape(-1, members)
+
+
+def process_groups(
+    layout: LayoutDoc, order: Sequence[str] = MEGATRON_DEFAULT, *, experts: bool
+) -> dict[str, Groups]:
+    """Every group by name: the dense axes and their products, and with `experts` the expert axes.
+
+    `order` names tp, cp, ep, dp and pp. Raises LaunchError where Megatron could not make the expert grid: it
+    wants as many expert as dense replicas if pp is not outermost.
+    """
+    dense = {"tp": layout.tp, "cp": layout.cp, "dp": layout.dp, "pp": layout.pp, "ep": 1}
+    groups = {name: grid_groups(dense, order, axes) for name, axes in DENSE_GROUPS.items()}
+    if not experts:
+        return groups
+    expert_replicas, rest = divmod(layout.tp * layout.cp * layout.dp, layout.etp * layout.ep)
+    if rest:
+        raise LaunchError(
+            f"etp {layout.etp} x ep {layout.ep} does not divide tp x cp x dp, "
+            f"{layout.tp} x {layout.cp} x {layout.dp}."
+        )
+    if layout.pp > 1 and order[-1] != "pp" and expert_replicas != layout.dp:
+        raise LaunchError(
+            f"the order {'-'.join(order)} needs as many expert replicas as dp: "
+            f"{expert_replicas}, not {layout.dp}."
+        )
+    expert = {"tp": layout.etp, "cp": 1, "ep": layout.ep, "dp": expert_replicas, "pp": layout.pp}
+    return groups | {name: grid_groups(expert, order, axes) for name, axes in EXPERT_GROUPS.items()}
+
+
+def coordinates(groups: Mapping[str, Groups], axis: str) -> NDArray[np.int64]:
+    """The place of every rank inside its group of one axis, shape [ranks]."""
+    table = groups[axis]
+    places = np.empty(table.size, dtype=np.int64)
+    places[table.ravel()] = np.tile(np.arange(table.shape[1]), table.shape[0])
+    return places

@@ -1,0 +1,132 @@
+"""Where jobs are done: processes of this machine, or a Ray cluster."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from meshwright.planner.many.batch.work import ASKED, do_job
+
+Task = tuple[int, Mapping[str, Any]]
+"""(position of the job, its fields)."""
+Done = tuple[int, dict[str, Any]]
+"""(position of the job, what `do_job` returned)."""
+Engine = Callable[[Iterable[Task]], Iterator[Done]]
+
+MOST_ATTEMPTS = 3
+JOBS_PER_PROCESS = 250
+"""After that many a worker process is replaced, so that nothing it keeps grows with the batch."""
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def lost(fields: Mapping[str, Any], attempts: int) -> dict[str, Any]:
+    """The result of a job whose worker ended every time."""
+    words = f"its worker process ended {attempts} times (killed, or out of memory)"
+    asked = {key: fields.get(key) for key in ASKED}
+    row = {**asked, "name": fields["name"], "status": "failed", "message": words}
+    return {"row": row, "files": {}, "cached": False, "seconds": 0.0}
+
+
+def local_engine(workers: int, cache_folder: str | None) -> Engine:
+    """Processes of this machine; one worker is this process itself.
+
+    A worker that ends takes the others of its pool with it: a new pool goes on with what was under way,
+    each of those jobs alone, so that the one at fault is found.
+    """
+
+    def here(tasks: Iterable[Task]) -> Iterator[Done]:
+        for position, fields in tasks:
+            yield position, do_job(fields, cache_folder)
+
+    def pooled(tasks: Iterable[Task]) -> Iterator[Done]:
+        return _Pool(workers, cache_folder).run(tasks)
+
+    return here if workers == 1 else pooled
+
+
+class _Pool:
+    """A pool of processes that is made anew when a worker ends."""
+
+    def __init__(self, workers: int, cache_folder: str | None) -> None:
+        self._workers, self._cache_folder = workers, cache_folder
+        self._under_way: dict[Future[dict[str, Any]], Task] = {}
+        self._attempts: Counter[int] = Counter()
+        self._suspects: deque[Task] = deque()
+
+    def run(self, tasks: Iterable[Task]) -> Iterator[Done]:
+        waiting = iter(tasks)
+        pool = self._new_pool()
+        try:
+            while True:
+                self._fill(pool, waiting)
+                if not self._under_way:
+                    return
+                finished, _ = wait(self._under_way, return_when=FIRST_COMPLETED)
+                broken = False
+                for future in finished:
+                    task = self._under_way.pop(future)
+                    try:
+                        yield task[0], future.result()
+                    except BrokenProcessPool:
+                        self._suspects.append(task)
+                        broken = True
+                if broken:
+                    self._suspects.extend(self._under_way.values())
+                    self._under_way.clear()
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    pool = self._new_pool()
+                    yield from self._given_up()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _new_pool(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(
+            self._workers,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_one_thread,
+            max_tasks_per_child=JOBS_PER_PROCESS,
+        )
+
+    def _fill(self, pool: ProcessPoolExecutor, waiting: Iterator[Task]) -> None:
+        """Keeps every worker busy and one job waiting for each; a job under suspicion runs alone."""
+        if self._suspects:
+            if not self._under_way:
+                self._submit(pool, self._suspects.popleft())
+            return
+        while len(self._under_way) < 2 * self._workers:
+            task = next(waiting, None)
+            if task is None:
+                return
+            self._submit(pool, task)
+
+    def _submit(self, pool: ProcessPoolExecutor, task: Task) -> None:
+        self._under_way[pool.submit(do_job, dict(task[1]), self._cache_folder)] = task
+
+    def _given_up(self) -> Iterator[Done]:
+        """Counts an attempt of every suspect; those with too many are given up."""
+        suspects = list(self._suspects)
+        self._suspects.clear()
+        for task in suspects:
+            self._attempts[task[0]] += 1
+            if self._attempts[task[0]] >= MOST_ATTEMPTS:
+                yield task[0], lost(task[1], MOST_ATTEMPTS)
+            else:
+                self._suspects.append(task)
+
+
+def _one_thread() -> None:
+    """Workers share the cores: no library starts threads of its own. Interrupts are for the parent."""
+    import signal
+
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

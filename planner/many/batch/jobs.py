@@ -1,0 +1,196 @@
+"""The jobs file: explicit jobs, and matrices of values that are multiplied out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count, product
+from math import prod
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from meshwright.cluster_specs.catalog import cluster_names
+from meshwright.model_specs.catalog import catalog_names
+from meshwright.model_specs.documents import parse_mapping, path_text, read_text
+from meshwright.model_specs.errors import SpecError, validation_message
+
+LARGEST_JOBS_BYTES = 16 * 2**20
+MOST_JOBS = 100_000
+LONGEST_NAME = 120
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+_NAMED_BY = ("model", "cluster", "gpus", "global_batch", "seq_len", "precision", "framework")
+
+Text = Annotated[str, Field(min_length=1, max_length=4096)]
+
+
+class JobDoc(BaseModel):
+    """One job: the options of `meshwright plan` by their names, and a name of its own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+    name: Annotated[str, Field(max_length=LONGEST_NAME)] | None = None
+    """Also the folder of its plan; made of the other fields when absent."""
+    model: Text
+    """Catalog name, model YAML or config.json; a relative path starts at the jobs file."""
+    cluster: Text
+    """Catalog name or cluster YAML; a relative path starts at the jobs file."""
+    gpus: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    """The first N GPUs; all of the cluster's when absent."""
+    global_batch: Annotated[int, Field(ge=1, le=10_000_000)]
+    """Sequences per step."""
+    seq_len: Annotated[int, Field(ge=1, le=16_777_216)]
+    """Tokens per sequence."""
+    precision: str = "bf16"
+    optimizer: str = "adam"
+    framework: str = "megatron"
+    pin: str | dict[str, int | str] = ""
+    """`tp=8,pp=4`, or a mapping."""
+    forbid: str | tuple[str, ...] = ()
+    """`cp,full-recompute`, or a list."""
+    reserve_gib: Annotated[float, Field(ge=0, le=10_000)] = 0.0
+    method: str = "cp-sat"
+    top: Annotated[int, Field(ge=1, le=1000)] = 1
+    time_limit: Annotated[float, Field(ge=0, le=31_536_000)] | None = None
+    """Seconds for the search; a plan that it cuts short depends on the machine."""
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+
+
+class JobsDoc(BaseModel):
+    """The jobs file: `jobs`, `matrix` (a mapping of lists, or several of them), and fields for all jobs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_: Annotated[int, Field(ge=1, le=1)] = Field(default=1, alias="schema")
+    defaults: dict[str, Any] = Field(default_factory=dict)
+    jobs: list[dict[str, Any]] = Field(default_factory=list)
+    matrix: dict[str, Any] | list[dict[str, Any]] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job as read. One that cannot be planned carries its mistake instead of a document."""
+
+    name: str
+    fields: Mapping[str, Any]
+    """As given, defaults included."""
+    document: JobDoc | None
+    mistake: str | None
+
+
+def read_jobs(path: Path, kind: type[JobDoc] = JobDoc) -> list[Job]:
+    """The jobs of a file in its order, those of `matrix` after `jobs`; no two names are equal, case ignored.
+
+    `kind` is the document of one job. A job with a bad field is returned with its mistake. Raises SpecError
+    where the file as a whole cannot be used, or a name is bad or given twice.
+    """
+    where = path_text(path)
+    data = parse_mapping(read_text(path, LARGEST_JOBS_BYTES), where)
+    try:
+        document = JobsDoc.model_validate(data)
+    except ValidationError as error:
+        raise SpecError(validation_message(error, where, JobsDoc)) from None
+    given = [*_listed(document), *_multiplied(document, where)]
+    if not given:
+        raise SpecError(
+            "no job: give `jobs`, a list, or `matrix`, lists to multiply out", where=where
+        )
+    names = _names([fields for _, fields in given], [f"{where}: {place}" for place, _ in given])
+    return [
+        _job(f"{where}: {place} ({name})", {**fields, "name": name}, path.parent, kind)
+        for (place, fields), name in zip(given, names, strict=True)
+    ]
+
+
+def _listed(document: JobsDoc) -> Iterator[tuple[str, dict[str, Any]]]:
+    for index, fields in enumerate(document.jobs):
+        yield f"jobs[{index}]", {**document.defaults, **fields}
+
+
+def _multiplied(document: JobsDoc, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place in the file, fields) of every combination of a matrix' values, the last list running fastest."""
+    several = isinstance(document.matrix, list)
+    matrices = document.matrix if isinstance(document.matrix, list) else [document.matrix]
+    jobs = len(document.jobs)
+    for index, matrix in enumerate(matrices):
+        place = f"matrix[{index}]" if several else "matrix"
+        axes: dict[str, list[Any]] = {}
+        for key, value in matrix.items():
+            axes[key] = value if isinstance(value, list) else [value]
+        if "name" in axes:
+            what = "jobs of a matrix are named by their values; leave it out"
+            raise SpecError(what, where=f"{where}: {place}.name")
+        for key, values in axes.items():
+            if not values:
+                raise SpecError("an empty list makes no job", where=f"{where}: {place}.{key}")
+        jobs += prod(len(values) for values in axes.values()) if axes else 0
+        if jobs > MOST_JOBS:
+            raise SpecError(f"more than {MOST_JOBS} jobs; split the file", where=where, value=jobs)
+        for combination in product(*axes.values()) if axes else ():
+            yield place, {**document.defaults, **dict(zip(axes, combination, strict=True))}
+
+
+def _names(jobs: list[dict[str, Any]], places: list[str]) -> list[str]:
+    """Names as given; the other jobs are named by their values, with a number where that is taken."""
+    given = ["name" in fields for fields in jobs]
+    names = [""] * len(jobs)
+    taken: set[str] = set()
+    for index in (at for at, has in enumerate(given) if has):
+        name = names[index] = _checked(jobs[index]["name"], places[index])
+        if name.lower() in taken:
+            what = "two jobs have this name, and plans are kept by name"
+            raise SpecError(what, where=f"{places[index]}.name", value=name)
+        taken.add(name.lower())
+    for index in (at for at, has in enumerate(given) if not has):
+        values = [jobs[index].get(key) for key in _NAMED_BY]
+        plain = "-".join(_slug(value) for value in values if value is not None) or "job"
+        names[index] = next(name for name in _numbered(plain) if name.lower() not in taken)
+        taken.add(names[index].lower())
+    return names
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    yield from (f"{name}-{number}" for number in count(2))
+
+
+def _checked(name: object, place: str) -> str:
+    if isinstance(name, str) and len(name) <= LONGEST_NAME and _NAME.fullmatch(name):
+        return name
+    what = f"a name is a folder too: letters, digits and . _ + -, at most {LONGEST_NAME}, no sign first"
+    raise SpecError(what, where=f"{place}.name", value=name)
+
+
+def _slug(value: object) -> str:
+    """What a folder can be named after a value: of a path the last part, plain characters."""
+    text = str(value)
+    if text.lower().endswith((".yaml", ".yml", ".json")):
+        path = Path(text)
+        text = path.parent.name if path.stem == "config" and path.parent.name else path.stem
+    return re.sub(r"[^A-Za-z0-9._+-]+", "_", text).strip("._-")[:40] or "x"
+
+
+def _job(where: str, fields: dict[str, Any], folder: Path, kind: type[JobDoc]) -> Job:
+    name = str(fields["name"])
+    try:
+        document = kind.model_validate(fields)
+    except ValidationError as error:
+        return Job(
+            name=name, fields=fields, document=None, mistake=validation_message(error, where, kind)
+        )
+    beside = {
+        "model": _path(document.model, folder, catalog_names()),
+        "cluster": _path(document.cluster, folder, cluster_names()),
+    }
+    return Job(name=name, fields=fields, document=document.model_copy(update=beside), mistake=None)
+
+
+def _path(text: str, folder: Path, known: Collection[str]) -> str:
+    """A relative path starts at the jobs file; a name stays as it is."""
+    try:
+        beside = folder / text
+        return str(beside) if text and text not in known and beside.exists() else text
+    except (OSError, ValueError):
+        return text

@@ -1,0 +1,209 @@
+"""A batch from its jobs file to its results: what is done stays done, whatever happens to the process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from meshwright.documents.output_files import LaunchError, write_files
+from meshwright.model_specs.errors import SpecError
+from meshwright.planner.many.batch.engines import Engine, Task, local_engine, usable_cores
+from meshwright.planner.many.batch.fingerprint import code_fingerprint
+from meshwright.planner.many.batch.jobs import Job, read_jobs
+from meshwright.planner.many.batch.journal import Journal
+from meshwright.planner.many.batch.results import FORMATS, check_formats
+from meshwright.planner.many.batch.work import ASKED, request_of
+
+PLANS = "plans"
+_STAGING = ".staging"
+MOST_MISTAKES = 20
+"""Mistakes that --strict prints."""
+
+
+class Listener(Protocol):
+    """Hears how a batch gets on."""
+
+    def start(self, jobs: int, already: int) -> None:
+        """`already` of the jobs are in the journal."""
+
+    def done(self, row: Mapping[str, Any], cached: bool, seconds: float) -> None:
+        """A job is finished."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions:
+    """How a batch is done; none of it changes its results, but for the formats they are written in."""
+
+    workers: int | None = None
+    """Processes; one for every core when None."""
+    engine: str = "local"
+    ray_address: str | None = None
+    resume: bool = False
+    strict: bool = False
+    """Whether a job with a mistake stops the batch before it starts."""
+    cache: Path | None = None
+    formats: tuple[str, ...] = ("csv", "json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchReport:
+    """How a batch ended."""
+
+    jobs: int
+    by_status: Mapping[str, int]
+    already: int
+    """Jobs that an earlier run had finished."""
+    cached: int
+    """Jobs of all runs whose answer came from the cache."""
+    work_s: float
+    """Seconds of work of all runs, over all workers."""
+    wall_s: float
+    rows: list[dict[str, Any]]
+    written: list[str]
+
+
+def run_batch(path: Path, folder: Path, options: BatchOptions, listener: Listener) -> BatchReport:
+    """Does the jobs of a file, and writes plans and results under a folder.
+
+    Raises SpecError where file, folder or options cannot be used.
+    """
+    began = time.monotonic()
+    check_formats(options.formats)
+    jobs = read_jobs(path)
+    if options.strict:
+        _refuse_mistakes(jobs)
+    if folder.exists() and not folder.is_dir():
+        raise SpecError("this is a file, not a folder; choose another with -o", where=str(folder))
+    cache = str(options.cache.absolute()) if options.cache else None
+    with Journal(folder, _identity(jobs), resume=options.resume) as journal:
+        _clear_staging(folder)
+        done = journal.done()
+        listener.start(len(jobs), len(done))
+        for position, job in enumerate(jobs):
+            if job.document is None and position not in done:
+                row = _mistaken(job)
+                journal.add(position, row, cached=False, seconds=0.0)
+                listener.done(row, False, 0.0)
+        tasks = list(_tasks(jobs, done))
+        if tasks:
+            _work(tasks, _engine(options, len(tasks), cache), folder, journal, listener)
+        rows = list(journal.rows())
+        written = _write_results(folder, rows, options.formats)
+        _clear_staging(folder)
+        count, cached, seconds = journal.totals()
+    statuses = [str(row["status"]) for row in rows]
+    return BatchReport(
+        jobs=count,
+        by_status={status: statuses.count(status) for status in dict.fromkeys(statuses)},
+        already=len(done),
+        cached=cached,
+        work_s=seconds,
+        wall_s=time.monotonic() - began,
+        rows=rows,
+        written=written,
+    )
+
+
+def _refuse_mistakes(jobs: list[Job]) -> None:
+    """Raises SpecError with the jobs that cannot be planned as they stand."""
+    found = []
+    for job in jobs:
+        if job.document is None:
+            found.append(job.mistake or job.name)
+            continue
+        try:
+            request_of(job.document)
+        except ValueError as error:
+            found.append(f"{job.name}: {error}")
+    if found:
+        more = [f"and {len(found) - MOST_MISTAKES} more jobs"] if len(found) > MOST_MISTAKES else []
+        raise SpecError("\n".join([*found[:MOST_MISTAKES], *more]))
+
+
+def _engine(options: BatchOptions, tasks: int, cache: str | None) -> Engine:
+    if options.engine == "ray":
+        from meshwright.planner.many.batch.ray_engine import ray_engine
+
+        return ray_engine(options.ray_address, cache)
+    return local_engine(min(options.workers or usable_cores(), tasks), cache)
+
+
+def _tasks(jobs: list[Job], done: set[int]) -> Iterator[Task]:
+    """Jobs of one model follow each other: in a worker, splits found for one serve the next."""
+    left = [
+        (job.document.model, position, job.document)
+        for position, job in enumerate(jobs)
+        if job.document and position not in done
+    ]
+    for _, position, document in sorted(left, key=lambda entry: entry[:2]):
+        yield position, document.model_dump(mode="json")
+
+
+def _work(
+    tasks: list[Task], engine: Engine, folder: Path, journal: Journal, listener: Listener
+) -> None:
+    names = {position: str(fields["name"]) for position, fields in tasks}
+    with closing(engine(tasks)) as results:  # type: ignore[type-var]
+        for position, result in results:
+            if result["files"]:
+                _write_plan(folder, names[position], result["files"])
+            journal.add(position, result["row"], cached=result["cached"], seconds=result["seconds"])
+            listener.done(result["row"], result["cached"], result["seconds"])
+
+
+def _identity(jobs: list[Job]) -> str:
+    """Of a batch: what its results depend on."""
+    text = json.dumps([dict(job.fields) for job in jobs], sort_keys=True, default=str)
+    return hashlib.sha256((code_fingerprint() + text).encode()).hexdigest()
+
+
+def _mistaken(job: Job) -> dict[str, Any]:
+    asked = {key: job.fields.get(key) for key in ASKED}
+    plain = {key: value if isinstance(value, str | int) else None for key, value in asked.items()}
+    return {**plain, "name": job.name, "status": "failed", "message": job.mistake or ""}
+
+
+def _write_plan(folder: Path, name: str, files: Mapping[str, str]) -> None:
+    """A plan's folder appears whole: it is written under another name, then renamed."""
+    staging = folder / _STAGING
+    staging.mkdir(exist_ok=True)
+    half = Path(tempfile.mkdtemp(dir=staging))
+    write_files(half, files)
+    half.chmod(0o755)
+    target = folder / PLANS / name
+    target.parent.mkdir(exist_ok=True)
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise LaunchError(f"{target} is not a folder: it is not replaced. Remove it first.")
+    if target.exists():
+        # Written before a kill, but not yet in the journal.
+        shutil.rmtree(target)
+    half.rename(target)
+
+
+def _clear_staging(folder: Path) -> None:
+    staging = folder / _STAGING
+    if staging.is_dir() and not staging.is_symlink():
+        shutil.rmtree(staging)
+
+
+def _write_results(folder: Path, rows: list[dict[str, Any]], formats: tuple[str, ...]) -> list[str]:
+    written = []
+    for name in formats:
+        target = folder / f"results.{name}"
+        temporary = folder / f".results.{name}.part"
+        with temporary.open("wb") as stream:
+            stream.write(FORMATS[name](rows))
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(target)
+        written.append(str(target))
+    return written

@@ -1,0 +1,353 @@
+"""Where slots go, as part of a CP-SAT model: counts per leaf and stage, and what a price asks of them.
+
+A step's price sees of a mapping only how many members of a group the worst leaf and the worst pod hold
+(`effective.Reach`). That is no linear function of the counts, but each value it can take is a limit on what a
+block may cut, which is linear in them:
+
+    its stages have their slots             sum_l n_{l,s} = slots               where the grid is used
+    in the room of every leaf               sum_s n_{l,s} <= free_l
+    a block that a stage is cut by          cut_{b,s} = [0 < n_{b,s} < slots]
+    few enough of them                      sum_s cut_{b,s} <= most_b           where the need is chosen
+    every pipeline in one block             n_{b,s} = n_{b,s+1}                 where the need asks for it
+
+So a literal for each need, exact prices as its coefficients, and exact counts beside it. Groups of several
+slots have a boolean for each of their slots and leaves, because which of them a block holds matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshwright.planner.mapping.assign import assignment_of
+from meshwright.planner.mapping.problem import IntArray, MappingProblem
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+
+LARGEST_PACKING = 20_000
+"""Counts of a grid that CP-SAT is asked about; booleans where groups span slots, which are harder."""
+LARGEST_GROUPED = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """The slots of a layout and the leaves they can be on: what layouts of other traffic share."""
+
+    stages: int
+    slots: int
+    context_slots: int
+    expert_slots: int
+    leaf_slots: tuple[int, ...]
+    leaf_pod: tuple[int, ...]
+
+    @classmethod
+    def of(cls, problem: MappingProblem) -> Grid:
+        """The grid of a mapping problem."""
+        return cls(
+            stages=problem.stages,
+            slots=problem.slots,
+            context_slots=problem.traffic.context_slots,
+            expert_slots=problem.traffic.expert_slots,
+            leaf_slots=problem.leaf_slots,
+            leaf_pod=problem.leaf_pod,
+        )
+
+    @property
+    def single(self) -> bool:
+        """Whether every group is cut by the slot, so that counts say everything."""
+        return self.context_slots == 1 and self.expert_slots == 1
+
+    @property
+    def cells(self) -> int:
+        """Variables of the grid."""
+        per_stage = 1 if self.single else self.slots
+        return len(self.leaf_slots) * self.stages * per_stage
+
+    @property
+    def askable(self) -> bool:
+        """Whether CP-SAT is asked about its mappings."""
+        return self.cells <= (LARGEST_PACKING if self.single else LARGEST_GROUPED)
+
+    @cached_property
+    def pod_leaves(self) -> tuple[tuple[int, ...], ...]:
+        """The leaves of each pod."""
+        pods = max(self.leaf_pod) + 1
+        return tuple(
+            tuple(np.flatnonzero(np.asarray(self.leaf_pod) == pod).tolist()) for pod in range(pods)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the blocks of one level may do at the most. `None` leaves it open; tuples are by block."""
+
+    rings: tuple[int, ...] | None = None
+    """Stages of which a block holds some but not all slots."""
+    context: tuple[int, ...] | None = None
+    """Context groups that a block cuts."""
+    expert_rings: tuple[int, ...] | None = None
+    """Rings of expert gradients that a block cuts."""
+    expert_share: tuple[int, int] | None = None
+    """(numerator, denominator) of what a block's all-to-alls send out, of what they send."""
+    together: bool = False
+    """Every pipeline lies in one block."""
+
+    def implies(self, other: Limits) -> bool:
+        """Whether whatever keeps these limits keeps the other ones."""
+        return (
+            (self.together or not other.together)
+            and _tighter(self.rings, other.rings)
+            and _tighter(self.context, other.context)
+            and _tighter(self.expert_rings, other.expert_rings)
+            and _smaller(self.expert_share, other.expert_share)
+        )
+
+
+def _tighter(one: tuple[int, ...] | None, other: tuple[int, ...] | None) -> bool:
+    if other is None:
+        return True
+    return one is not None and all(a <= b for a, b in zip(one, other, strict=True))
+
+
+def _smaller(one: tuple[int, int] | None, other: tuple[int, int] | None) -> bool:
+    if other is None:
+        return True
+    return one is not None and one[0] * other[1] <= other[0] * one[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """What a price asks of a mapping."""
+
+    grid: Grid
+    leaves: Limits
+    pods: Limits
+
+    def implies(self, other: Need) -> bool:
+        """Whether a mapping for this need is one for the other."""
+        return (
+            self.grid == other.grid
+            and self.leaves.implies(other.leaves)
+            and self.pods.implies(other.pods)
+        )
+
+
+class Cells:
+    """The variables of one grid, zero where it is not used."""
+
+    def __init__(self, model: cp_model.CpModel, grid: Grid, used: Any) -> None:
+        self._model, self.grid = model, grid
+        self._cuts: dict[tuple[object, ...], list[cp_model.IntVar]] = {}
+        """What needs share: the cuts of one kind in one block."""
+        self._slots = self._by_slot(used) if not grid.single else None
+        self.leaves = self._counts(used)
+        self.pods = [[sum(column) for column in zip(*(self.leaves[leaf] for leaf in pod), strict=True)]
+                     for pod in grid.pod_leaves]  # fmt: skip
+
+    def _by_slot(self, used: Any) -> list[list[list[cp_model.IntVar]]]:
+        """held[leaf][stage][slot]: every slot on one leaf."""
+        grid, model = self.grid, self._model
+        held = [
+            [[model.new_bool_var("") for _ in range(grid.slots)] for _ in range(grid.stages)]
+            for _ in grid.leaf_slots
+        ]
+        for stage in range(grid.stages):
+            for slot in range(grid.slots):
+                model.add(sum(leaf[stage][slot] for leaf in held) == used)
+        size = max(grid.context_slots, grid.expert_slots)
+        first = [sum(held[0][0][at : at + size]) for at in range(0, grid.slots, size)]
+        for group, after in pairwise(
+            first
+        ):  # groups are alike: those with more in the first leaf come first
+            model.add(group >= after)
+        return held
+
+    def _counts(self, used: Any) -> list[list[Any]]:
+        """n[leaf][stage], in the room of the leaves."""
+        grid, model = self.grid, self._model
+        if self._slots is not None:
+            counts: list[list[Any]] = [[sum(row) for row in leaf] for leaf in self._slots]
+        else:
+            counts = [
+                [model.new_int_var(0, min(free, grid.slots), "") for _ in range(grid.stages)]
+                for free in grid.leaf_slots
+            ]
+            for column in zip(*counts, strict=True):
+                model.add(sum(column) == grid.slots * used)
+        for row, free in zip(counts, grid.leaf_slots, strict=True):
+            model.add(sum(row) <= free * used)
+        return counts
+
+    def post(self, need: Need, chosen: Any) -> None:
+        """The limits of a need hold where the literal is true."""
+        leaves: list[tuple[int, ...]] = [(leaf,) for leaf in range(len(self.grid.leaf_slots))]
+        for limits, counts, blocks in (
+            (need.leaves, self.leaves, leaves),
+            (need.pods, self.pods, list(self.grid.pod_leaves)),
+        ):
+            for at, block in enumerate(blocks):
+                if limits.rings is not None and self.grid.slots > 1:
+                    self._at_most(self._rings(block, counts[at]), limits.rings[at], chosen)
+                if limits.context is not None:
+                    self._at_most(self._context(block), limits.context[at], chosen)
+                if limits.expert_rings is not None and self.grid.slots > self.grid.expert_slots:
+                    self._at_most(self._expert_rings(block), limits.expert_rings[at], chosen)
+                if limits.expert_share is not None:
+                    self._post_share(block, limits.expert_share, chosen)
+                if limits.together:
+                    self._post_together(block, counts[at], chosen)
+
+    def _at_most(self, cuts: list[cp_model.IntVar], most: int, chosen: Any) -> None:
+        if most < len(cuts):
+            self._model.add(sum(cuts) <= most).only_enforce_if(chosen)
+
+    def _rings(self, block: tuple[int, ...], counts: list[Any]) -> list[cp_model.IntVar]:
+        return self._shared(
+            ("ring", block), lambda: [self._cut(n, self.grid.slots) for n in counts]
+        )
+
+    def _context(self, block: tuple[int, ...]) -> list[cp_model.IntVar]:
+        size = self.grid.context_slots
+        return self._shared(
+            ("context", block),
+            lambda: [self._cut(sum(group), size) for group in self._groups(block, size)],
+        )
+
+    def _expert_rings(self, block: tuple[int, ...]) -> list[cp_model.IntVar]:
+        grid, size = self.grid, self.grid.expert_slots
+        return self._shared(
+            ("expert", block),
+            lambda: [
+                self._cut(
+                    sum(self._held(block, stage, slot) for slot in range(place, grid.slots, size)),
+                    grid.slots // size,
+                )
+                for stage in range(grid.stages)
+                for place in range(size)
+            ],
+        )
+
+    def _shared(
+        self, key: tuple[object, ...], made: Callable[[], list[cp_model.IntVar]]
+    ) -> list[cp_model.IntVar]:
+        if key not in self._cuts:
+            self._cuts[key] = made()
+        return self._cuts[key]
+
+    def _post_together(self, block: tuple[int, ...], counts: list[Any], chosen: Any) -> None:
+        """Neighbours that a block holds alike can be matched inside it."""
+        for stage in range(1, self.grid.stages):
+            if self._slots is None:
+                self._model.add(counts[stage] == counts[0]).only_enforce_if(chosen)
+                continue
+            for slot in range(self.grid.slots):
+                here, first = (self._held(block, s, slot) for s in (stage, 0))
+                self._model.add(here == first).only_enforce_if(chosen)
+
+    def _post_share(self, block: tuple[int, ...], share: tuple[int, int], chosen: Any) -> None:
+        """Of k slots of a group of E in a block, k (E - k) / E of what they send leaves it."""
+        size = self.grid.expert_slots
+
+        def crossing() -> list[cp_model.IntVar]:
+            found = []
+            for group in self._groups(block, size):
+                out = self._model.new_int_var(0, size * size // 4, "")
+                self._model.add_element(sum(group), [k * (size - k) for k in range(size + 1)], out)
+                found.append(out)
+            return found
+
+        held = sum(sum(group) for group in self._groups(block, size))
+        out = sum(self._shared(("share", block), crossing))
+        self._model.add(share[1] * out <= share[0] * size * held).only_enforce_if(chosen)
+
+    def _groups(self, block: tuple[int, ...], size: int) -> list[list[Any]]:
+        return [
+            [self._held(block, stage, first + place) for place in range(size)]
+            for stage in range(self.grid.stages)
+            for first in range(0, self.grid.slots, size)
+        ]
+
+    def _held(self, block: tuple[int, ...], stage: int, slot: int) -> Any:
+        assert self._slots is not None
+        return sum(self._slots[leaf][stage][slot] for leaf in block)
+
+    def _cut(self, held: Any, all_of_them: int) -> cp_model.IntVar:
+        """Free to be false where a block holds nothing, or everything."""
+        some, whole = self._model.new_bool_var(""), self._model.new_bool_var("")
+        self._model.add(held <= (all_of_them - 1) * some + all_of_them * whole)
+        self._model.add(held >= all_of_them * whole)
+        return some
+
+    def uplink_seconds(self, problem: MappingProblem, unit_s: float) -> list[Any]:
+        """Terms of an objective: rings cut and neighbours apart, in `unit_s` of busy up-links."""
+        terms: list[Any] = []
+        traffic = problem.traffic
+        levels = (
+            (self.leaves, problem.leaf_s_per_byte, [(leaf,) for leaf in range(len(self.leaves))]),
+            (self.pods, problem.pod_s_per_byte, list(self.grid.pod_leaves)),
+        )
+        for rows, cost_s, blocks in levels:
+            for row, per_byte, block in zip(rows, cost_s, blocks, strict=True):
+                ring, hop = (
+                    round(x * per_byte / unit_s) for x in (traffic.ring_bytes, traffic.hop_bytes)
+                )
+                terms += [ring * cut for cut in self._rings(block, row)]
+                for before, after in pairwise(row):
+                    apart = self._model.new_int_var(0, problem.slots, "")
+                    self._model.add(apart >= after - before)
+                    self._model.add(apart >= before - after)
+                    terms.append(hop * apart)
+        return terms
+
+    def assignment(self, problem: MappingProblem, value: Callable[[Any], int]) -> IntArray:
+        """The leaf of every slot, [stages, slots], in a solution that uses the grid."""
+        if self._slots is None:
+            counts = [[value(n) for n in row] for row in self.leaves]
+            return assignment_of(problem, np.array(counts, dtype=np.int64))
+        held = np.array([[[value(x) for x in row] for row in leaf] for leaf in self._slots])
+        return np.asarray(np.argmax(held, axis=0), dtype=np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mapped:
+    """The variables of all grids in a model."""
+
+    cells: dict[Grid, Cells]
+
+
+def post_mappings(
+    model: cp_model.CpModel,
+    mappings: Sequence[Sequence[Any]],
+    needs: Sequence[Sequence[Need | None]],
+) -> Mapped:
+    """Ties every mapping literal to counts of slots that are what its price assumes.
+
+    Layouts with the same grid share the counts, and mappings with the same need its limits.
+    """
+    wanted: dict[Need, list[Any]] = {}
+    for ways, asked in zip(mappings, needs, strict=True):
+        for way, need in zip(ways, asked, strict=True):
+            if need is not None:
+                wanted.setdefault(need, []).append(way)
+    by_grid: dict[Grid, list[Need]] = {}
+    for need in wanted:
+        by_grid.setdefault(need.grid, []).append(need)
+    cells: dict[Grid, Cells] = {}
+    for grid, asked in by_grid.items():
+        chosen = {}
+        for need in asked:
+            chosen[need] = model.new_bool_var("")
+            model.add(sum(wanted[need]) == chosen[need])
+        used = model.new_bool_var("")
+        model.add(sum(chosen.values()) == used)
+        cells[grid] = Cells(model, grid, used)
+        for need, literal in chosen.items():
+            cells[grid].post(need, literal)
+    return Mapped(cells=cells)

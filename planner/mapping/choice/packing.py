@@ -1,0 +1,157 @@
+"""Whether slots can be put on leaves as a price asks: known mappings first, then CP-SAT; answers are kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from meshwright.planner.mapping.choice.joint import Cells, Grid, Limits, Need
+from meshwright.planner.mapping.instance import Instance
+from meshwright.planner.mapping.problem import (
+    IntArray,
+    MappingError,
+    MappingProblem,
+    check_assignment,
+    cut_groups,
+    held_by,
+    loads_of,
+)
+from meshwright.planner.mapping.starts import blocked_orders
+from meshwright.planner.solvers.cp_sat import repeatable_solver
+
+QUESTION_WORK = 0.5
+"""Deterministic time, about a second each on an idle core, for one question, and for all of them."""
+ALL_WORK = 30.0
+LARGEST_CHOICE = 2_000
+"""Variables of a grid over which the least traffic is looked for."""
+TRAFFIC_UNITS = 10**6
+
+
+@dataclass
+class _Answers:
+    """What is known of a grid."""
+
+    mappings: list[IntArray] = field(default_factory=list)
+    impossible: list[Need] = field(default_factory=list)
+    undecided: list[Need] = field(default_factory=list)
+
+
+class Packing:
+    """Answers for all layouts of a search; layouts with the same grid share them."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._answers: dict[Grid, _Answers] = {}
+        self._seed, self._work_left = seed, ALL_WORK
+
+    def learn(self, instance: Instance, assignment: IntArray) -> None:
+        """Adds a mapping that is known from elsewhere."""
+        check_assignment(instance.problem, assignment)
+        self.mappings(instance).append(assignment)
+
+    def mappings(self, instance: Instance) -> list[IntArray]:
+        """The mappings known for an instance's grid, hostname order and the regular orders among them."""
+        problem = instance.problem
+        known = self._answers.setdefault(Grid.of(problem), _Answers())
+        if not known.mappings:
+            known.mappings += [problem.hostname_assignment(), *blocked_orders(problem)]
+        return known.mappings
+
+    def impossible(self, need: Need) -> bool:
+        """Whether it is known that no mapping keeps a need's limits."""
+        known = self._answers.get(need.grid)
+        return known is not None and any(need.implies(other) for other in known.impossible)
+
+    def find(self, instance: Instance, need: Need) -> IntArray | None:
+        """A mapping that keeps a need's limits; None where there is none, or none was found in time.
+
+        `impossible` tells the two apart.
+        """
+        for assignment in self.mappings(instance):
+            if keeps(instance, assignment, need):
+                return assignment
+        known = self._answers[need.grid]
+        if self.impossible(need) or any(need.implies(other) for other in known.undecided):
+            return None
+        if not need.grid.askable or self._work_left <= 0:
+            known.undecided.append(need)
+            return None
+        found, decided = self._solved(instance, need)
+        if found is not None:
+            known.mappings.append(found)
+        elif decided:
+            known.impossible = [one for one in known.impossible if not one.implies(need)] + [need]
+        else:
+            known.undecided.append(need)
+        return found
+
+    def _solved(self, instance: Instance, need: Need) -> tuple[IntArray | None, bool]:
+        """(mapping, whether the question is settled)."""
+        from ortools.sat.python import cp_model
+
+        model = cp_model.CpModel()
+        always = model.new_constant(1)
+        cells = Cells(model, need.grid, always)
+        cells.post(need, always)
+        solver = repeatable_solver(self._seed, work=min(QUESTION_WORK, self._work_left))
+        status = solver.solve(model)
+        self._work_left -= solver.response_proto.deterministic_time
+        if status == cp_model.INFEASIBLE:
+            return None, True
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return None, False
+        assignment = cells.assignment(instance.problem, solver.value)
+        check_assignment(instance.problem, assignment)
+        if not keeps(instance, assignment, need):
+            raise MappingError(
+                "a mapping that CP-SAT found does not keep the limits that it was asked for"
+            )
+        return assignment, True
+
+
+def least_traffic_within(instance: Instance, need: Need) -> list[IntArray]:
+    """The mapping with the least traffic among those that keep a need's limits, as far as it is found."""
+    from ortools.sat.python import cp_model
+
+    problem = instance.problem
+    everything_s = loads_of(problem, problem.hostname_assignment()).total_s
+    if need.grid.cells > LARGEST_CHOICE or everything_s <= 0:
+        return []
+    model = cp_model.CpModel()
+    always = model.new_constant(1)
+    cells = Cells(model, need.grid, always)
+    cells.post(need, always)
+    model.minimize(sum(cells.uplink_seconds(problem, everything_s / TRAFFIC_UNITS)))
+    solver = repeatable_solver(work=QUESTION_WORK)
+    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return []
+    return [cells.assignment(problem, solver.value)]
+
+
+def keeps(instance: Instance, assignment: IntArray, need: Need) -> bool:
+    """Whether a mapping keeps a need's limits, by counting."""
+    problem = instance.problem
+    return _within(problem, assignment, len(problem.leaf_slots), need.leaves) and _within(
+        problem, problem.pod_of[assignment], problem.pods, need.pods
+    )
+
+
+def _within(problem: MappingProblem, where: IntArray, blocks: int, limits: Limits) -> bool:
+    if limits.together and bool(np.any(where[:-1] != where[1:])):
+        return False
+    size = problem.traffic.expert_slots
+    by_slot = where.reshape(problem.stages, -1, size)
+    kinds = (
+        (limits.rings, where),
+        (limits.context, where.reshape(-1, problem.traffic.context_slots)),
+        (limits.expert_rings, by_slot.transpose(0, 2, 1).reshape(-1, by_slot.shape[1])),
+    )
+    for most, groups in kinds:
+        if most is not None and np.any(cut_groups(groups, blocks) > np.asarray(most)):
+            return False
+    if limits.expert_share is None:
+        return True
+    held = held_by(by_slot.reshape(-1, size), blocks)
+    share, of = limits.expert_share
+    out, sent = np.sum(held * (size - held), axis=0), size * held.sum(axis=0)
+    return bool(np.all(of * out <= share * sent))

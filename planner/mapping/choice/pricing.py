@@ -1,0 +1,328 @@
+"""Prices of layouts on an irregular allocation, each under the mapping that is fastest for it.
+
+A layout's mappings have few prices (`profiles`). The cheapest profile that some mapping keeps is the layout's
+price; which ones can be kept is asked of `packing`, and every answer holds for all layouts with the same
+slots. Where there are too many profiles, or a question stays open, a mapping is tried and the bound stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import inf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.costmodel.estimate import Stages, estimate
+from meshwright.costmodel.layers.stage import kind_times
+from meshwright.costmodel.layout import Layout, Placement
+from meshwright.costmodel.step_time import make_context, optimistic_step
+from meshwright.costmodel.workload import Workload
+from meshwright.planner.bounds.exact_cost import LayoutPricing, MappingBounds, Priced
+from meshwright.planner.bounds.matrices import Matrices
+from meshwright.planner.bounds.pricing import CostModelPricing
+from meshwright.planner.bounds.room_bound import busiest_in_rooms_s
+from meshwright.planner.bounds.stages import balanced_stages
+from meshwright.planner.mapping.choice.effective import placement_of
+from meshwright.planner.mapping.choice.joint import Cells, Grid, Need
+from meshwright.planner.mapping.choice.packing import Packing, least_traffic_within
+from meshwright.planner.mapping.choice.profiles import Profiles, profiles_of
+from meshwright.planner.mapping.instance import Instance, assignment_of_ranks, instance_of, ranks_of
+from meshwright.planner.mapping.problem import IntArray, MappingError, MappingProblem, loads_of
+from meshwright.planner.mapping.solve import least_traffic
+from meshwright.planner.mapping.starts import blocked_orders
+
+FloatArray = NDArray[np.float64]
+
+MAPPING_LIMIT_S = 2.0
+PROFILE = "profile"
+"""The table of a layout's mappings has one column: the profile's number."""
+DEGREES = ("tp", "cp", "dp", "pp", "ep", "etp")
+SAME = 1.0 + 1e-12
+PROMISING = 1.05
+"""Of the best price: within this a layout that cannot be proven gets the mapping with the least traffic."""
+TRIES = 3
+"""Mappings that are priced where profiles stand for others too, so that none meets its profile's price."""
+
+
+@dataclass(kw_only=True, eq=False)
+class _Spot:
+    """Where layouts of the same degrees can lie."""
+
+    instance: Instance
+    profiles: Profiles
+    gone: NDArray[np.bool_]
+    """Profiles that no mapping keeps, as far as it is known; [k]."""
+    probed: bool = False
+    """Whether its mappings have been looked into."""
+
+
+class MappedPricing(CostModelPricing):
+    """Prices by `costmodel` under the best mapping of each layout."""
+
+    def __init__(self, workload: Workload, seed: int = 0) -> None:
+        super().__init__(workload)
+        self._packing = Packing(seed)
+        self._spots: dict[tuple[int, ...], _Spot | None] = {}
+        self._loose_s = inf
+
+    @property
+    def loose_s(self) -> float:
+        """Of the layout priced last: no mapping that was neither priced nor excluded is faster than this."""
+        return self._loose_s
+
+    def instance(self, layout: Layout) -> Instance | None:
+        """The mapping problem of a layout; None where its groups do not fit the free slots."""
+        stages = balanced_stages(self.workload.model.layers, int(layout.pp), 1)
+        if stages is None:
+            return None
+        try:
+            return instance_of(self.on(int(layout.gpus)), layout, stages)
+        except MappingError:
+            return None
+
+    def _spot(self, layout: Layout) -> _Spot | None:
+        """None where no slots hold the layout."""
+        key = tuple(int(getattr(layout, name)) for name in DEGREES)
+        if key not in self._spots:
+            instance = self.instance(layout)
+            self._spots[key] = None if instance is None else self._new_spot(layout, instance)
+        return self._spots[key]
+
+    def _new_spot(self, layout: Layout, instance: Instance) -> _Spot:
+        profiles = profiles_of(self.on(int(layout.gpus)), instance)
+        gone = np.zeros(len(profiles.needs), dtype=bool)
+        return _Spot(instance=instance, profiles=profiles, gone=gone)
+
+    def mappings(self, layout: Layout) -> Matrices:
+        """The profiles of a layout by number; none where no slots hold it."""
+        spot = self._spot(layout)
+        count = 0 if spot is None else len(spot.profiles.needs)
+        return {PROFILE: np.arange(count)[:, None]}
+
+    def profiles(self, layout: Layout) -> Profiles | None:
+        """None where no slots hold the layout."""
+        spot = self._spot(layout)
+        return None if spot is None else spot.profiles
+
+    def needs(self, layout: Layout) -> Sequence[Need | None]:
+        """What each of `mappings` asks for."""
+        spot = self._spot(layout)
+        return () if spot is None else spot.profiles.needs
+
+    def learn(self, layout: Layout, cells: Cells, value: Callable[[Any], int]) -> None:
+        """Takes the mapping that a model of layouts and mappings together has found."""
+        spot = self._spot(layout)
+        if spot is not None:
+            self._packing.learn(spot.instance, cells.assignment(spot.instance.problem, value))
+
+    def mapping_bounds(self, layouts: Layout) -> list[MappingBounds]:
+        """The bound under each profile; infinite where no mapping is known to keep it."""
+        packed = self.lower_bound_s(layouts)
+        return [
+            self._bounds_of(layouts.scalar(row), float(bound)) for row, bound in enumerate(packed)
+        ]
+
+    def _bounds_of(self, layout: Layout, packed_s: float) -> MappingBounds:
+        table, spot = self.mappings(layout), self._spot(layout)
+        if spot is None:
+            return MappingBounds(matrices=table, bound_s=np.full(len(table[PROFILE]), packed_s))
+        count, workload = len(table[PROFILE]), self.on(int(layout.gpus))
+        context = make_context(workload, _repeated(layout, count), spot.profiles.placement)
+        times = kind_times(context)
+        busiest_s = busiest_in_rooms_s(
+            context, times, _repeated(layout, 1), [count], self._limit_gib
+        )
+        fits = np.isfinite(busiest_s)
+        seconds = optimistic_step(context, times, np.where(fits, busiest_s, 0.0)).seconds
+        seconds = np.where(fits, np.maximum(np.asarray(seconds, dtype=np.float64), packed_s), inf)
+        return MappingBounds(matrices=table, bound_s=np.where(spot.gone, inf, seconds))
+
+    def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
+        """The fastest profile that a mapping keeps: the fastest of all is priced, then asked for."""
+        self._loose_s = inf
+        spot = self._spot(layout)
+        if spot is None:
+            return None
+        if not Grid.of(spot.instance.problem).askable:
+            return self._tried(spot, layout, cutoff_s)
+        best = self._at_once(spot, layout, cutoff_s)
+        if mappings.least_s < self._limit(best, cutoff_s):
+            self._probe(spot)
+        bound_s, tries = np.where(spot.gone, inf, mappings.bound_s), 0
+        while True:
+            limit = self._limit(best, cutoff_s)
+            bound_s = self._possible_first(spot, bound_s, limit)
+            pricing = PlacedAs(self._workload, spot.profiles.placement)
+            found = pricing.exact(layout, replace(mappings, bound_s=bound_s), limit)
+            if found is None:
+                return best
+            at = found.matrix[PROFILE][0]
+            assignment = self._packing.find(spot.instance, spot.profiles.needs[at])
+            if assignment is None:
+                bound_s = self._without(spot, bound_s, at, found.step_time_s)
+                continue
+            real = self._best_of(spot, [assignment], layout, limit)
+            best, tries = real or best, tries + 1
+            if real is not None and real.step_time_s <= found.step_time_s * SAME:
+                return best
+            self._loose_s = min(self._loose_s, found.step_time_s)
+            if tries >= TRIES:
+                return best
+            bound_s[at] = inf
+
+    def _limit(self, best: Priced | None, cutoff_s: float) -> float:
+        return cutoff_s if best is None else min(cutoff_s, best.step_time_s)
+
+    def _at_once(self, spot: _Spot, layout: Layout, cutoff_s: float) -> Priced | None:
+        """Under the mappings that are known: few questions are worth asking below a good price."""
+        return self._best_of(spot, self._packing.mappings(spot.instance), layout, cutoff_s)
+
+    def _tried(self, spot: _Spot, layout: Layout, cutoff_s: float) -> Priced | None:
+        """Under the known mappings and, where these come close, the one with the least traffic."""
+        self._loose_s = float(self._bounds_of(layout, 0.0).least_s)
+        best = self._at_once(spot, layout, cutoff_s * PROMISING)
+        if best is not None and np.isfinite(cutoff_s) and not spot.probed:
+            spot.probed = True
+            self._packing.learn(spot.instance, _solved(spot.instance.problem))
+            best = self._at_once(spot, layout, cutoff_s)
+        return best if best is not None and best.step_time_s < cutoff_s else None
+
+    def _probe(self, spot: _Spot) -> None:
+        """Asks how far each axis can reach on its own: one answer rules out many profiles."""
+        if spot.probed:
+            return
+        spot.probed = True
+        strength, needs = spot.profiles.strength, spot.profiles.needs
+        for axis in range(strength.shape[1]):
+            others = np.delete(strength, axis, axis=1) - np.delete(strength, axis, axis=1).min(
+                axis=0
+            )
+            alone = [
+                int(rows[np.argmin(others[rows].sum(axis=1))])
+                for value in np.unique(strength[:, axis])[1:]
+                for rows in [np.flatnonzero(strength[:, axis] == value)]
+            ]
+            low, high = (
+                0,
+                len(alone),
+            )  # a mapping keeps those before `low`, none those from `high` on
+            while low < high:
+                middle = (low + high) // 2
+                if self._packing.find(spot.instance, needs[alone[middle]]) is not None:
+                    low = middle + 1
+                    continue
+                if self._packing.impossible(needs[alone[middle]]):
+                    spot.gone[spot.profiles.implying(alone[middle])] = True
+                high = middle
+
+    def _possible_first(self, spot: _Spot, bound_s: FloatArray, limit_s: float) -> FloatArray:
+        """Asks for profiles in the order of their bounds until one is kept; the others cost no pricing."""
+        while True:
+            at = int(np.argmin(bound_s))
+            if not bound_s[at] < limit_s:
+                return bound_s
+            if self._packing.find(spot.instance, spot.profiles.needs[at]) is not None:
+                return bound_s
+            bound_s = self._without(spot, bound_s, at, float(bound_s[at]))
+
+    def _without(self, spot: _Spot, bound_s: FloatArray, at: int, price_s: float) -> FloatArray:
+        """Leaves out a profile that no mapping was found for, and those known to be impossible with it."""
+        if not self._packing.impossible(spot.profiles.needs[at]):
+            self._loose_s = min(self._loose_s, price_s)
+            bound_s[at] = inf
+            return bound_s
+        spot.gone[spot.profiles.implying(at)] = True
+        return np.where(spot.gone, inf, bound_s)
+
+    def settled(self, priced: Priced) -> Priced:
+        """Under the mapping with the least traffic, of those with the lowest price that are known."""
+        workload = self.on(int(priced.layout.gpus))
+        spot = self._spot(priced.layout)
+        if spot is None or priced.ranks is None:
+            return priced
+        instance = instance_of(workload, priced.layout, priced.stages)
+        now = assignment_of_ranks(instance, priced.ranks)
+        placement = placement_of(workload, instance, now)
+        known = [now, _solved(instance.problem), *self._packing.mappings(instance)]
+        need = spot.profiles.need_of(placement)
+        if need is not None:
+            known += least_traffic_within(instance, need)
+        seconds = [self._seconds(priced, placement_of(workload, instance, one)) for one in known]
+        least_s = min(seconds)
+        alike = [
+            one for one, price_s in zip(known, seconds, strict=True) if price_s <= least_s * SAME
+        ]
+        best = min(alike, key=lambda one: loads_of(instance.problem, one).total_s)
+        exact_s = self._seconds(priced, placement_of(workload, instance, best))
+        return replace(priced, ranks=tuple(ranks_of(instance, best)), step_time_s=exact_s)
+
+    def _seconds(self, priced: Priced, placement: Placement) -> float:
+        workload = self.on(int(priced.layout.gpus))
+        return float(
+            np.asarray(estimate(workload, priced.layout, placement, priced.stages).step_time_s)
+        )
+
+    def _best_of(
+        self, spot: _Spot, assignments: Sequence[IntArray], layout: Layout, cutoff_s: float
+    ) -> Priced | None:
+        """Priced under the best of some mappings; None where none is better than the cutoff."""
+        workload = self.on(int(layout.gpus))
+        placed = [placement_of(workload, spot.instance, one) for one in assignments]
+        names = vars(placed[0])
+        every = Placement(
+            **{name: np.stack([getattr(one, name) for one in placed]) for name in names}
+        )
+        rows = np.arange(len(placed))
+        table = MappingBounds(matrices={PROFILE: rows[:, None]}, bound_s=np.full(len(rows), -inf))
+        found = PlacedAs(self._workload, every).exact(layout, table, cutoff_s)
+        if found is None:
+            return None
+        best = assignments[found.matrix[PROFILE][0]]
+        return replace(found, matrix={}, ranks=tuple(ranks_of(spot.instance, best)))
+
+
+class PlacedAs(CostModelPricing):
+    """Prices of a layout under given placements, arrays [k, levels]; its mappings are their numbers."""
+
+    def __init__(self, workload: Workload, placement: Placement) -> None:
+        super().__init__(workload)
+        self._placement = placement
+
+    def _pricing_of(self, layout: Layout) -> LayoutPricing:
+        return _PlacedPricing(self.on(int(layout.gpus)), layout, self._placement)
+
+
+class _PlacedPricing(LayoutPricing):
+    def __init__(self, workload: Workload, layout: Layout, placement: Placement) -> None:
+        super().__init__(workload, layout)
+        self._placement = placement
+
+    def _placed(self, table: Matrices) -> Placement:
+        rows = table[PROFILE][:, 0]
+        return Placement(**{name: np.asarray(m)[rows] for name, m in vars(self._placement).items()})
+
+
+def _repeated(layout: Layout, count: int) -> Layout:
+    return Layout(**{name: np.full(count, value) for name, value in vars(layout).items()})
+
+
+def seconds_in_best_order(workload: Workload, layout: Layout, stages: Stages) -> float | None:
+    """The step under the best of the regular orders; None where the layout's groups do not fit."""
+    try:
+        instance = instance_of(workload, layout, stages)
+    except MappingError:
+        return None
+    orders = [instance.problem.hostname_assignment(), *blocked_orders(instance.problem)]
+    placed = (placement_of(workload, instance, order) for order in orders)
+    return min(
+        float(np.asarray(estimate(workload, layout, one, stages).step_time_s)) for one in placed
+    )
+
+
+@lru_cache(maxsize=256)
+def _solved(problem: MappingProblem) -> IntArray:
+    return least_traffic(problem, time_limit_s=MAPPING_LIMIT_S).assignment

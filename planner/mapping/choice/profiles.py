@@ -1,0 +1,299 @@
+"""Every price that a mapping of a layout can have, and what each asks of the mapping.
+
+A *profile* is a pair of reaches, in leaves and in pods. There are few of them: a block of F free GPUs that
+cuts c rings leaves F / c of them to each. A mapping that keeps a profile's limits reaches at least as far in
+every axis, so no mapping is faster than the fastest profile whose limits some mapping keeps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.costmodel.layout import Placement
+from meshwright.costmodel.workload import Workload
+from meshwright.planner.mapping.choice.effective import (
+    Reach,
+    free_gpus,
+    levels_seen,
+    placement_with,
+    rings_per_slot,
+)
+from meshwright.planner.mapping.choice.joint import Grid, Limits, Need
+from meshwright.planner.mapping.instance import Instance
+from meshwright.planner.mapping.problem import IntArray
+
+MOST_PROFILES = 4_000
+"""Of one layout, before those with equal prices are joined."""
+FINENESS = (1_000, 8, 5, 4, 3, 2)
+"""Values of an axis and level that are told apart, in turn until there are few enough profiles."""
+
+PRICED_AXES = ("cp", "pp", "dp_cp")
+PRICED_EXPERT_AXES = ("ep", "edp")
+
+LARGEST_SHARED = 64
+"""Slots of a block up to which the shares of an all-to-all that can leave it are enumerated."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Profiles:
+    """Profiles of one layout: the placements that price them, arrays [k, levels], and their needs, [k]."""
+
+    placement: Placement
+    needs: tuple[Need, ...]
+    strength: IntArray
+    """How much each need asks for, [k, what]: a row nowhere below another one implies it."""
+
+    def implying(self, row: int) -> NDArray[np.bool_]:
+        """The needs that ask for all that one of them does, itself among them; [k]."""
+        return np.asarray(np.all(self.strength >= self.strength[row], axis=1))
+
+    def rows(self, rows: IntArray) -> Placement:
+        """Some of the placements."""
+        return _rows(self.placement, rows)
+
+    def need_of(self, placement: Placement) -> Need | None:
+        """What the profile with the price of a placement, arrays [levels], asks for."""
+        axes = (*PRICED_AXES, *PRICED_EXPERT_AXES)
+        same = np.all(
+            [
+                np.all(getattr(self.placement, axis) == getattr(placement, axis), axis=1)
+                for axis in axes
+            ],
+            axis=0,
+        )
+        found = np.flatnonzero(same)
+        return self.needs[int(found[0])] if len(found) else None
+
+
+def _rows(placement: Placement, rows: IntArray) -> Placement:
+    return Placement(**{name: np.asarray(m)[rows] for name, m in vars(placement).items()})
+
+
+def profiles_of(workload: Workload, instance: Instance) -> Profiles:
+    """All profiles, of those with equal prices the one that asks least.
+
+    Where there are too many, neighbouring values of an axis are joined: what the least of them asks for, at
+    the price of the best. Prices are bounds then. Where nobody will be asked which profiles can be kept,
+    there is one: every group packed into the fullest blocks.
+    """
+    leaf_gpus, pod_gpus = free_gpus(instance)
+    leaf_seen, pod_seen = levels_seen(workload)
+    fineness = FINENESS if Grid.of(instance.problem).askable else ()
+    leaves = [_packed(instance, leaf_gpus) if leaf_seen else _unseen(instance)]
+    pods = [_packed(instance, pod_gpus) if pod_seen else _unseen(instance)]
+    rows = np.zeros((1, 2), dtype=np.int64)
+    for most in fineness:
+        leaves = _options(instance, leaf_gpus, most) if leaf_seen else [_unseen(instance)]
+        pods = _options(instance, pod_gpus, most) if pod_seen else [_unseen(instance)]
+        if max(len(leaves), len(pods)) > MOST_PROFILES:
+            continue
+        rows = _pairs(leaves, pods)
+        if len(rows) <= MOST_PROFILES:
+            break
+    asked = (_taken(leaves, rows[:, 0]), _taken(pods, rows[:, 1]))
+    placement = placement_with(workload, instance, *asked)
+    axes = PRICED_AXES if workload.model.moe is None else (*PRICED_AXES, *PRICED_EXPERT_AXES)
+    key = np.concatenate([np.asarray(getattr(placement, axis)) for axis in axes], axis=1)
+    first = np.sort(np.unique(key, axis=0, return_index=True)[1])
+    grid = Grid.of(instance.problem)
+    needs = tuple(
+        Need(grid=grid, leaves=leaves[a].limits, pods=pods[b].limits)
+        for a, b in rows[first].tolist()
+    )
+    strength = np.stack(
+        [np.asarray(x, dtype=np.int64) for one in asked for x in vars(one).values()], axis=1
+    )
+    return Profiles(placement=_rows(placement, first), needs=needs, strength=strength[first])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Option:
+    """How far groups may reach in the blocks of a level, and what that asks."""
+
+    reach: Reach
+    limits: Limits
+
+
+def _unseen(instance: Instance) -> _Option:
+    """A level that the fabric has not: nothing is asked of it."""
+    layout = instance.layout
+    reach = Reach(
+        dp_cp=int(layout.dp) * int(layout.cp), cp=int(layout.cp), ep=int(layout.ep), edp=int(layout.edp),
+        together=True,
+    )  # fmt: skip
+    return _Option(reach=reach, limits=Limits())
+
+
+def _packed(instance: Instance, free: IntArray) -> _Option:
+    """No mapping reaches further: groups that fit the fullest block lie in it, others fill it alone."""
+    problem, layout, fullest = instance.problem, instance.layout, int(free.max())
+    slots = fullest // instance.slots.gpus
+    dense, context, expert = rings_per_slot(instance)
+
+    def members(group_slots: int, each: int, size: int) -> int:
+        return size if group_slots <= slots else _members(fullest, each, size)
+
+    traffic, ep = problem.traffic, int(layout.ep)
+    whole = traffic.expert_slots <= slots
+    reach = Reach(
+        dp_cp=members(problem.slots, dense, int(layout.dp) * int(layout.cp)),
+        cp=members(traffic.context_slots, context, int(layout.cp)),
+        ep=ep if whole else max(1, ep * slots // traffic.expert_slots),
+        edp=members(problem.slots // traffic.expert_slots, expert, int(layout.edp)),
+        together=problem.stages <= slots,
+    )
+    return _Option(reach=reach, limits=Limits())
+
+
+def _columns(options: list[_Option]) -> dict[str, IntArray]:
+    """The reaches, field by field; arrays [options]."""
+    names = vars(options[0].reach)
+    return {name: np.array([getattr(one.reach, name) for one in options]) for name in names}
+
+
+def _taken(options: list[_Option], rows: IntArray) -> Reach:
+    columns: dict[str, Any] = {name: column[rows] for name, column in _columns(options).items()}
+    return Reach(**columns)
+
+
+def _pairs(leaves: list[_Option], pods: list[_Option]) -> IntArray:
+    """Pairs that differ in price, [n, 2]: what a leaf holds, its pod holds without being asked to."""
+    differ = np.ones((len(leaves), len(pods)), dtype=bool)
+    inner, outer = _columns(leaves), _columns(pods)
+    for name, held in outer.items():
+        differ &= (held == held.min())[None, :] | (held[None, :] > inner[name][:, None])
+    return np.argwhere(differ)
+
+
+def _options(instance: Instance, free: IntArray, most: int) -> list[_Option]:
+    """Reaches of one level with their limits; those that ask less come before those that ask more."""
+    stages, found = instance.problem.stages, []
+    gradients = _gradients(instance, free, most)
+    contexts = _thinned(_contexts(instance, free), most)
+    experts = _thinned(_experts(instance, free), most)
+    for together in (False, True) if stages > 1 else (True,):
+        for ((dp_cp, edp), (rings, expert_rings)), (cp, context), (ep, share) in product(
+            gradients, contexts, experts
+        ):
+            limits = Limits(
+                rings=rings,
+                context=context,
+                expert_rings=expert_rings,
+                expert_share=share,
+                together=together and stages > 1,
+            )
+            reach = Reach(dp_cp=dp_cp, cp=cp, ep=ep, edp=edp, together=together)
+            found.append(_Option(reach=reach, limits=limits))
+    return found
+
+
+Blocks = tuple[int, ...] | None
+Share = tuple[int, int] | None
+Value = TypeVar("Value")
+Asked = TypeVar("Asked")
+
+
+def _thinned(values: list[tuple[Value, Asked]], most: int) -> list[tuple[Value, Asked]]:
+    """At most so many (value, what it asks), least first; each stands for those up to the next one."""
+    if len(values) <= most:
+        return values
+    kept = np.unique(np.linspace(0, len(values) - 1, most).round().astype(int)).tolist()
+    return [
+        (values[after - 1][0], values[at][1])
+        for at, after in zip(kept, [*kept[1:], len(values)], strict=True)
+    ]
+
+
+def _gradients(
+    instance: Instance, free: IntArray, most: int
+) -> list[tuple[tuple[int, int], tuple[Blocks, Blocks]]]:
+    """(dense and expert ring members, limits of both), least first.
+
+    Where expert groups are single slots both kinds of ring are cut by the same blocks.
+    """
+    problem, layout = instance.problem, instance.layout
+    dense, _, expert = rings_per_slot(instance)
+    dense_size, expert_size = int(layout.dp) * int(layout.cp), int(layout.edp)
+    if problem.traffic.expert_slots > 1:
+        places = problem.stages * problem.traffic.expert_slots if expert_size > 1 else 0
+        both = product(
+            _thinned(_values(instance, free, dense, dense_size, problem.stages), most),
+            _thinned(_values(instance, free, expert, expert_size, places), most),
+        )
+        return [((v, w), (rings, expert_rings)) for (v, rings), (w, expert_rings) in both]
+    pairs = sorted(
+        {
+            (_members(f, c * dense, dense_size), _members(f, c * expert, expert_size))
+            for f, c in _cuts(instance, free, problem.stages if problem.slots > 1 else 0)
+        }
+    )
+    found: list[tuple[tuple[int, int], tuple[Blocks, Blocks]]] = []
+    for v, w in pairs:
+        asked = max(dense * v * (v > 1), expert * w * (w > 1))
+        found.append(((v, w), (None if (v, w) == pairs[0] else _limits(free, asked), None)))
+    found.append(((dense_size, expert_size), ((0,) * len(free) if pairs else None, None)))
+    return _thinned(found, most)
+
+
+def _contexts(instance: Instance, free: IntArray) -> list[tuple[int, Blocks]]:
+    problem, size = instance.problem, int(instance.layout.cp)
+    groups = (
+        problem.needed // problem.traffic.context_slots if problem.traffic.context_slots > 1 else 0
+    )
+    return _values(instance, free, rings_per_slot(instance)[1], size, groups)
+
+
+def _values(
+    instance: Instance, free: IntArray, each: int, size: int, most: int
+) -> list[tuple[int, Blocks]]:
+    """(members of a ring, cut rings that a block may have) for up to `most` cut rings of `each` groups."""
+    values = sorted({_members(f, c * each, size) for f, c in _cuts(instance, free, most)})
+    found = [(v, None if v == values[0] else _limits(free, each * v)) for v in values]
+    return [*found, (size, (0,) * len(free) if values else None)]
+
+
+def _cuts(instance: Instance, free: IntArray, most: int) -> set[tuple[int, int]]:
+    """(free GPUs, groups cut) that a block can have: each cut group has a slot in it."""
+    slots = {f: f // instance.slots.gpus for f in set(free.tolist())}
+    return {(f, c) for f, held in slots.items() for c in range(1, min(most, held) + 1)}
+
+
+def _experts(instance: Instance, free: IntArray) -> list[tuple[int, Share]]:
+    """(members, the share of an all-to-all that may leave a block)."""
+    size, slots = int(instance.layout.ep), instance.problem.traffic.expert_slots
+    if slots == 1:
+        return [(size, None)]
+    most = max(free.tolist()) // instance.slots.gpus
+    if most > LARGEST_SHARED:
+        values = set(range(max(1, size // slots), size + 1))
+    else:
+        shares = _shares(slots, most)
+        values = {
+            size if out == 0 else max(1, min(size - -(-size * out // of), size - 1))
+            for out, of in shares
+        }
+    least = min(values)
+    return [(v, None if v == least else (size - v, size)) for v in sorted(values)]
+
+
+def _shares(size: int, slots: int) -> set[tuple[int, int]]:
+    """(what crosses, all that is sent) of up to so many slots of a block, in groups of `size` slots."""
+    reached: list[set[int]] = [{0}, *(set() for _ in range(slots))]
+    for held in range(1, slots + 1):
+        for part in range(1, min(size, held) + 1):
+            reached[held] |= {out + part * (size - part) for out in reached[held - part]}
+    return {(out, size * held) for held in range(1, slots + 1) for out in reached[held]}
+
+
+def _members(free: int, cut: int, size: int) -> int:
+    """Of a cut ring in a block of so many free GPUs."""
+    return max(1, min(free // cut, size - 1))
+
+
+def _limits(free: IntArray, each: int) -> Blocks:
+    return tuple((free // each).tolist())

@@ -1,0 +1,206 @@
+"""What every process group of a mapping sends over every level: group by group, then added up.
+
+Bytes are those of one step in one direction. A ring's volume passes every block that holds some but not all
+of its members once, spread over the members there; a member of an all-to-all sends an equal part to each of
+the others; neighbours of a pipeline send an activation on and a gradient back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from meshwright.costmodel.collectives.group_traffic import group_traffic
+from meshwright.costmodel.estimate import Stages
+from meshwright.costmodel.layers.moe_operators import routed_copies
+from meshwright.costmodel.layers.operators import Context
+from meshwright.planner.launch.ranks.groups import process_groups
+from meshwright.planner.mapping.crossing.standing import Stand, Standing
+from meshwright.planner.mapping.problem import FloatArray, IntArray
+from meshwright.planner.runs.predicted import LayoutDoc
+
+Kind = Literal["ring", "all-to-all", "chain"]
+MICRO_BATCHES, GRADIENTS = "micro-batches", "gradients"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AxisFlow:
+    """The process groups of one axis and what each member sends."""
+
+    axis: str
+    """tp, cp, pp, ep, etp; dp for dense gradients, edp for those of experts."""
+    kind: Kind
+    phase: str
+    groups: IntArray
+    """Ranks, shape [groups, members]."""
+    volume: float
+    """Of a ring, the bytes that pass every member; of an all-to-all, those that a member sends to the whole
+    group, itself among the receivers, for one copy of a token; of a chain, those between neighbours."""
+    wrap: float = 0.0
+    """Of a chain, from the last member to the first."""
+    relayed: bool = True
+    """Whether an all-to-all changes rails inside nodes only."""
+
+    @property
+    def members(self) -> int:
+        """Ranks in a group."""
+        return int(self.groups.shape[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class LevelFlow:
+    """What one axis sends over one level."""
+
+    crossing: FloatArray
+    """From every rank to other sub-blocks, where its group lies in several of this block; shape [ranks]."""
+    leaving: FloatArray
+    """From every rank over its sub-block's up-link, wherever it goes."""
+
+
+def axis_flows(c: Context, stages: Stages, doc: LayoutDoc) -> list[AxisFlow]:
+    """Every axis that sends something, of ranks counted in Megatron's default order."""
+    moe = c.workload.model.moe is not None
+    groups = process_groups(doc, experts=moe)
+    moved = group_traffic(c, stages)
+    cluster = c.workload.cluster
+    context: Kind = "all-to-all" if c.workload.cp_comm == "a2a" else "ring"
+    has_nvlink = cluster.nvlink_domain >= cluster.gpus_per_node > 1
+    deduplicated = c.workload.moe_dispatch != "alltoall" and has_nvlink
+
+    def flow(
+        axis: str, kind: Kind, volume: float, *, name: str = "", phase: str = MICRO_BATCHES
+    ) -> AxisFlow:
+        return AxisFlow(
+            axis=axis, kind=kind, phase=phase, groups=groups[name or axis], volume=volume
+        )
+
+    found = [
+        flow("tp", "ring", moved.tensor),
+        replace(flow("cp", context, moved.context), relayed=cluster.crosses_rails_inside),
+        flow("dp", "ring", moved.gradients, name="dp-cp", phase=GRADIENTS),
+        replace(flow("pp", "chain", moved.boundary), wrap=moved.wrap),
+    ]
+    if moe:
+        one_copy = float(np.max(routed_copies(c.workload, np.ones(1), c.layout.ep)))
+        found += [
+            replace(
+                flow("ep", "all-to-all", moved.experts / one_copy),
+                relayed=deduplicated or cluster.crosses_rails_inside,
+            ),
+            flow("etp", "ring", moved.expert_tensor),
+            flow("edp", "ring", moved.expert_gradients, phase=GRADIENTS),
+        ]
+    return [one for one in found if one.members > 1 and one.volume > 0]
+
+
+def level_flow(c: Context, flow: AxisFlow, stand: Stand, at: Standing) -> LevelFlow:
+    """What each rank of an axis sends over a level."""
+    if flow.kind == "chain":
+        return _chain(flow, at)
+    members = flow.members
+    in_sub, in_block = _held(flow, at.sub), _held(flow, at.block)
+    if flow.kind == "ring":
+        leaving = np.where(in_sub < members, flow.volume / in_sub, 0.0)
+    else:
+        leaving = flow.volume * _copies(c, flow, in_sub) * (members - in_sub) / members
+    crossing = np.where(in_block > in_sub, leaving, 0.0)
+    if flow.kind == "all-to-all" and at.rail_apart and not flow.relayed:
+        other = flow.volume * _copies(c, flow, in_sub) * _on_other_rails(flow, stand, at) / members
+        leaving, crossing = leaving + other, crossing + other
+    return LevelFlow(
+        crossing=_by_rank(flow, crossing, len(at.sub)), leaving=_by_rank(flow, leaving, len(at.sub))
+    )
+
+
+def _copies(c: Context, flow: AxisFlow, in_sub: IntArray) -> FloatArray | float:
+    """Copies of a token for all blocks of a group, one for each that holds a receiver."""
+    return (
+        routed_copies(c.workload, flow.members / in_sub, c.layout.ep) if flow.axis == "ep" else 1.0
+    )
+
+
+def _chain(flow: AxisFlow, at: Standing) -> LevelFlow:
+    leaving, crossing = np.zeros(len(at.sub)), np.zeros(len(at.sub))
+    hops = [
+        (flow.groups[:, k], flow.groups[:, k + 1], flow.volume) for k in range(flow.members - 1)
+    ]
+    for first, second, volume in [*hops, (flow.groups[:, -1], flow.groups[:, 0], flow.wrap)]:
+        apart = at.sub[first] != at.sub[second]
+        here = apart & (at.block[first] == at.block[second])
+        for end in (first, second):
+            np.add.at(leaving, end[apart], volume)
+            np.add.at(crossing, end[here], volume)
+    return LevelFlow(crossing=crossing, leaving=leaving)
+
+
+def _held(flow: AxisFlow, *of: IntArray) -> IntArray:
+    """For every member, how many of its group share its block (of several kinds at once); groups' shape."""
+    key = np.repeat(np.arange(len(flow.groups)), flow.members)
+    for blocks in of:
+        key = key * (int(blocks.max()) + 1) + blocks[flow.groups].ravel()
+    _, back, counts = np.unique(key, return_inverse=True, return_counts=True)
+    return np.asarray(counts[back.reshape(-1)], dtype=np.int64).reshape(flow.groups.shape)
+
+
+def _on_other_rails(flow: AxisFlow, stand: Stand, at: Standing) -> IntArray:
+    """For every member, those of its group in the sub-block that are on another node and another rail."""
+    near = _held(flow, at.sub) - _held(flow, at.sub, stand.node)
+    assert at.rail is not None
+    return near - (_held(flow, at.sub, at.rail) - _held(flow, at.sub, stand.node, at.rail))
+
+
+def _by_rank(flow: AxisFlow, per_member: FloatArray, ranks: int) -> FloatArray:
+    out = np.zeros(ranks)
+    out[flow.groups.ravel()] = per_member.ravel()
+    return out
+
+
+def between_halves(
+    c: Context, flow: AxisFlow, side: IntArray, at: Standing, blocks: int
+) -> FloatArray:
+    """Bytes from the first half of every block to its second, shape [blocks]; `side` is 0 or 1 by rank.
+
+    A ring passes from one half to the other once, however often the halves alternate along it.
+    """
+    block = at.block[flow.groups]
+    second = side[flow.groups]
+    if flow.kind == "chain":
+        out = np.zeros(blocks)
+        ends = [(k, k + 1, flow.volume) for k in range(flow.members - 1)] + [(-1, 0, flow.wrap)]
+        for first, last, volume in ends:
+            apart = (block[:, first] == block[:, last]) & (second[:, first] != second[:, last])
+            np.add.at(out, block[apart, first], volume)
+        return out
+    group = np.repeat(np.arange(len(flow.groups)), flow.members)
+    held, back, counts = np.unique(
+        group * blocks + block.ravel(), return_inverse=True, return_counts=True
+    )
+    back = back.reshape(-1)
+    on_second = np.bincount(back, weights=second.ravel(), minlength=len(held))
+    if flow.kind == "ring":
+        cut = (on_second > 0) & (on_second < counts)
+        return np.asarray(
+            flow.volume * np.bincount(held[cut] % blocks, minlength=blocks), dtype=np.float64
+        )
+    sent = (
+        flow.volume
+        * _copies(c, flow, _held(flow, at.sub))
+        / flow.members
+        * np.ones(flow.groups.shape)
+    )
+    passed = np.where(second.ravel() == 0, sent.ravel() * on_second[back], 0.0)
+    return np.asarray(
+        np.bincount(block.ravel(), weights=passed, minlength=blocks), dtype=np.float64
+    )
+
+
+def by_axis(flows: Mapping[str, FloatArray]) -> dict[str, float]:
+    """Mean bytes of a rank, dense and expert gradients together as `dp`."""
+    out: dict[str, float] = {}
+    for axis, sent in flows.items():
+        name = "dp" if axis == "edp" else axis
+        out[name] = out.get(name, 0.0) + float(np.mean(sent))
+    return {axis: mean for axis, mean in out.items() if mean > 0}

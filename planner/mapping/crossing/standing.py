@@ -1,0 +1,293 @@
+"""Where the ranks of a mapping stand in the fabric: the block of every level, and the up-links they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshwright.cluster_specs.drawing import Joint
+from meshwright.cluster_specs.fabric import FabricLevels, full_levels
+from meshwright.cluster_specs.graph import Outline, outline_of
+from meshwright.cluster_specs.node_graph import node_graph
+from meshwright.cluster_specs.places import Place, allocated_places
+from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.cluster_specs.tiers import level_rates
+from meshwright.cluster_specs.uplinks import leaves_are_domains
+from meshwright.planner.mapping.problem import FloatArray, IntArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """One level: the blocks that ranks are in, and the sub-blocks that the level joins."""
+
+    level: str
+    depth: int
+    """Its place among the levels of `Stand`; of the level below where the allocation does not span it."""
+    joint: Joint
+    sub: IntArray
+    """The sub-block of every rank, shape [ranks]; at the innermost level a GPU."""
+    block: IntArray
+    """Its block."""
+    sub_links_gb_per_s: FloatArray
+    """Nominal, of the up-links of every sub-block in one direction, as far as they are the job's."""
+    name_of: Callable[[int], str]
+    """Of a sub-block."""
+    rails: int = 1
+    """Rails that a sub-block's up-links are spread over."""
+    rail: IntArray | None = None
+    """The rail of every rank, where there are some."""
+    rail_apart: bool = False
+    """Whether only this level joins the rails that the sub-blocks hold."""
+
+    @property
+    def unit(self) -> IntArray:
+        """The up-link that every rank uses: that of its sub-block, or of its sub-block and rail."""
+        return self.sub if self.rail is None else self.sub * self.rails + self.rail
+
+    @property
+    def links_gb_per_s(self) -> FloatArray:
+        """Of every such up-link."""
+        return np.repeat(self.sub_links_gb_per_s / self.rails, self.rails)
+
+    def unit_name(self, unit: int) -> str:
+        """Whose up-link it is."""
+        sub, rail = divmod(unit, self.rails)
+        return self.name_of(sub) + (f" rail {rail}" if self.rails > 1 else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stand:
+    """A mapping on a fabric."""
+
+    levels: FabricLevels
+    standings: tuple[Standing, ...]
+    """From the inside out."""
+    node: IntArray
+    """The node of every rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Outer:
+    """A level that joins nodes or what is larger, for every node in use."""
+
+    depth: int
+    joint: Joint
+    sub: IntArray
+    """The sub-block of every node in use."""
+    block: IntArray
+    links_gb_per_s: FloatArray
+    """Of every sub-block."""
+    name_of: Callable[[int], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ground:
+    """The nodes in use, and which of them every rank is in."""
+
+    levels: FabricLevels
+    at: IntArray
+    """The node of every rank, counted through those in use."""
+    within: IntArray
+    """Its GPU there."""
+    size: int
+    """GPUs of a node."""
+    nodes: int
+    node_name: Callable[[int], str]
+    outer: tuple[_Outer, ...]
+
+
+def stand(cluster: ClusterSpec, places: Sequence[Place]) -> Stand:
+    """The levels that a mapping touches; `places[r]` is the GPU of rank r.
+
+    Links are those of `node_graph` where nodes are listed with their leaves, of `fabric_graph` otherwise.
+    """
+    listed = any(node.leaf is not None for node in cluster.nodes)
+    ground = _listed(cluster, places) if listed else _regular(cluster, places)
+    found = [*_inside(ground), *_outside(ground)]
+    found += _joining(cluster, found, len(places))
+    gpu = np.array([gpu for _, gpu in places], dtype=np.int64)
+    railed = tuple(_with_rails(cluster, one, gpu, found[:at]) for at, one in enumerate(found))
+    node = np.array([node for node, _ in places], dtype=np.int64)
+    return Stand(levels=ground.levels, standings=railed, node=node)
+
+
+def _regular(cluster: ClusterSpec, places: Sequence[Place]) -> _Ground:
+    gpus, per_node = len(places), cluster.gpus_per_node
+    outline = outline_of(cluster, gpus)
+    order = {place: at for at, place in enumerate(allocated_places(cluster, gpus))}
+    position = np.array([order.get(p, p[0] * per_node + p[1]) for p in places], dtype=np.int64)
+    size = outline.node_gpus
+    first = np.arange(max(gpus, int(position.max()) + 1) // size) * size
+    below, outer = size, []
+    for step, depth in enumerate(outline.outer):
+        block = int(outline.levels.blocks[depth])
+        sub = first // below
+        outer.append(
+            _Outer(
+                depth=depth,
+                joint=outline.joints[step],
+                sub=sub,
+                block=first // block,
+                links_gb_per_s=np.full(int(sub[-1]) + 1, outline.up_gb_per_s[step]),
+                name_of=_block_of(outline, below, step),
+            )
+        )
+        below = block
+    return _Ground(
+        levels=outline.levels,
+        at=position // size,
+        within=position % size,
+        size=size,
+        nodes=len(first),
+        node_name=lambda at: f"node{at}",
+        outer=tuple(outer),
+    )
+
+
+def _listed(cluster: ClusterSpec, places: Sequence[Place]) -> _Ground:
+    graph, levels = node_graph(cluster), full_levels(cluster)
+    used = sorted({node for node, _ in places})
+    index = {node: at for at, node in enumerate(used)}
+    names = [cluster.nodes[node].name for node in used]
+    up: dict[str, float] = graph.graph["up_gb_per_s"]
+    joints: tuple[Joint, ...] = graph.graph["joints"]
+    paths = []
+    for name in names:
+        path: tuple[str, ...] = graph.nodes[name]["path"]
+        # A node without a leaf stands for its own blocks.
+        paths.append([*[name] * (1 + len(joints) - len(path)), *path])
+    outer = []
+    for step, depth in enumerate(_outer_depths(cluster, levels, len(joints))):
+        subs = list(dict.fromkeys(path[step] for path in paths))
+        blocks = {
+            name: at for at, name in enumerate(dict.fromkeys(path[step + 1] for path in paths))
+        }
+        number = {name: at for at, name in enumerate(subs)}
+        outer.append(
+            _Outer(
+                depth=depth,
+                joint=joints[step],
+                sub=np.array([number[path[step]] for path in paths], dtype=np.int64),
+                block=np.array([blocks[path[step + 1]] for path in paths], dtype=np.int64),
+                links_gb_per_s=np.array([up[name] for name in subs]),
+                name_of=_listed_name(subs),
+            )
+        )
+    return _Ground(
+        levels=levels,
+        at=np.array([index[node] for node, _ in places], dtype=np.int64),
+        within=np.array([gpu for _, gpu in places], dtype=np.int64),
+        size=cluster.gpus_per_node,
+        nodes=len(names),
+        node_name=names.__getitem__,
+        outer=tuple(outer),
+    )
+
+
+def _block_of(outline: Outline, gpus: int, step: int) -> Callable[[int], str]:
+    return lambda at: outline.names_at(at * gpus)[step]
+
+
+def _listed_name(names: Sequence[str]) -> Callable[[int], str]:
+    return lambda at: _shown(names[at])
+
+
+def _outer_depths(cluster: ClusterSpec, levels: FabricLevels, joints: int) -> list[int]:
+    """The levels that join nodes, leaves and pods; the last joins all."""
+    last = len(levels.names) - 1
+    network = list(range(len(levels.names) - len(cluster.levels), len(levels.names))) or [last]
+    reached = [0, *network] if leaves_are_domains(cluster) else network
+    return [*(reached[min(at, len(reached) - 1)] for at in range(joints - 1)), last]
+
+
+def _inside(ground: _Ground) -> list[Standing]:
+    """Levels up to the node; sub-blocks count through the nodes in use."""
+    found, below = [], 1
+    blocks, rates = ground.levels.blocks.tolist(), ground.levels.gb_per_s.tolist()
+    for depth in range(min((one.depth for one in ground.outer), default=len(blocks))):
+        block = min(blocks[depth], ground.size)
+        each = -(-ground.size // below)
+        what = "GPU" if below == 1 else ground.levels.names[depth - 1]
+        found.append(
+            Standing(
+                level=ground.levels.names[depth],
+                depth=depth,
+                joint=Joint(level=ground.levels.names[depth]),
+                sub=ground.at * each + ground.within // below,
+                block=ground.at * -(-ground.size // block) + ground.within // block,
+                sub_links_gb_per_s=np.full(ground.nodes * each, below * rates[depth]),
+                name_of=_part_of(ground, what, each),
+            )
+        )
+        below = block
+    return found
+
+
+def _part_of(ground: _Ground, what: str, each: int) -> Callable[[int], str]:
+    return lambda at: f"{ground.node_name(at // each)} {what} {at % each}"
+
+
+def _outside(ground: _Ground) -> list[Standing]:
+    """Levels that join nodes and what lies around them."""
+    found = []
+    for one in ground.outer:
+        sub, links, name_of = one.sub[ground.at], one.links_gb_per_s, one.name_of
+        if one.depth == 0:  # NVLink reaches beyond the node: what it joins are GPUs, not nodes
+            sub = ground.at * ground.size + ground.within
+            links = np.full(ground.nodes * ground.size, float(ground.levels.gb_per_s[0]))
+            name_of = _part_of(ground, "GPU", ground.size)
+        found.append(
+            Standing(
+                level=ground.levels.names[one.depth],
+                depth=one.depth,
+                joint=one.joint,
+                sub=sub,
+                block=one.block[ground.at],
+                sub_links_gb_per_s=links,
+                name_of=name_of,
+            )
+        )
+    return found
+
+
+def _shown(vertex: str) -> str:
+    """A block of `node_graph` in words: leaf/pod-1/leaf-a is leaf-a of pod-1."""
+    kind, _, rest = vertex.partition("/")
+    pod, parted, leaf = rest.partition("/")
+    if kind == "leaf" and parted:
+        return f"{leaf} of {pod}" if pod else leaf
+    return pod or vertex if kind == "pod" else vertex
+
+
+def _joining(cluster: ClusterSpec, found: Sequence[Standing], ranks: int) -> list[Standing]:
+    """The level that joins rails, where the allocation lies inside one set of them and does not span it."""
+    last = found[-1]
+    if cluster.crosses_rails_inside or last.joint.rails == 1:
+        return []
+    at = next(k for k, level in enumerate(cluster.levels) if level.rails == 1)
+    whole = np.zeros(ranks, dtype=np.int64)
+    return [
+        Standing(
+            level=cluster.levels[at].name,
+            depth=last.depth,
+            joint=Joint(level=cluster.levels[at].name),
+            sub=whole,
+            block=whole,
+            sub_links_gb_per_s=np.array([ranks * level_rates(cluster)[at]]),
+            name_of=lambda _: last.level,
+        )
+    ]
+
+
+def _with_rails(
+    cluster: ClusterSpec, one: Standing, gpu: IntArray, inner: Sequence[Standing]
+) -> Standing:
+    """Up-links by rail, where the sub-blocks have rails or hang on some."""
+    below = inner[-1].joint.rails if inner else 1
+    rails = below if below > 1 else one.joint.rails
+    if rails == 1 or not inner:
+        return one
+    apart = below > 1 and one.joint.rails == 1 and not cluster.crosses_rails_inside
+    return replace(one, rails=rails, rail=gpu % rails, rail_apart=apart)

@@ -1,0 +1,131 @@
+"""How far groups must reach, by counting: no assignment touches fewer pods or leaves.
+
+A block that r stages and c replicas touch holds at most r c slots. With at most D blocks a stage and P a
+replica, over S stages and N replicas,
+
+    sum_b r_b <= S D,   sum_b c_b <= N P,   sum_b min(free_b, r_b c_b) >= S N,
+
+which CP-SAT decides over the blocks' choices of (r, c). For equal blocks it comes to D P >= the number of
+blocks that are filled: reaching less far one way is reaching farther the other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from meshwright.planner.solvers.cp_sat import repeatable_solver
+
+MOST_STEPS = 64
+"""Values of c by r; beyond it they are taken in steps, which keeps the bound valid."""
+WORK = 4.0
+"""CP-SAT's deterministic time for one pair of limits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReachWeights:
+    """What a block that a group touches counts, per mille: the weights of Arnold's objective.
+
+    He et al., arXiv 2509.15940, section 5.2, equation 2: alpha for data-parallel groups, beta = 1 - alpha for
+    pipelines.
+    """
+
+    data_parallel: int = 500
+
+    @property
+    def pipeline(self) -> int:
+        """Per mille."""
+        return 1000 - self.data_parallel
+
+    def key(self, reach: Reach) -> tuple[int, int]:
+        """What is minimised: the most that any group counts, then both kinds' most together."""
+        rows, columns = self.data_parallel * reach[0], self.pipeline * reach[1]
+        return max(rows, columns), rows + columns
+
+
+Reach = tuple[int, int]
+"""Blocks that a data-parallel group touches at most, and a pipeline."""
+
+
+class ReachBound:
+    """Which reaches are possible at one level, as far as counting says."""
+
+    def __init__(self, blocks: Sequence[int], stages: int, slots: int) -> None:
+        self._free = sorted((free for free in blocks if free), reverse=True)
+        self.stages, self.slots = stages, slots
+        self._refuted: list[Reach] = []
+
+    def least(self, weights: ReachWeights) -> Reach:
+        """The first reach, in the order of the weights, that is not refuted."""
+        pairs = sorted(self._pairs(), key=lambda pair: (weights.key(pair), pair))
+        first = 0
+        while True:
+            level = weights.key(pairs[first])[0]
+            last = first
+            while last + 1 < len(pairs) and weights.key(pairs[last + 1])[0] == level:
+                last += 1
+            corner = tuple(max(pair[kind] for pair in pairs[: last + 1]) for kind in (0, 1))
+            if last + 1 == len(pairs) or self.possible((corner[0], corner[1])):
+                for pair in pairs[first : last + 1]:
+                    if self.possible(pair):
+                        return pair
+            first = last + 1
+
+    def _pairs(self) -> Iterator[Reach]:
+        """Every reach that single groups allow: a stage and a replica need so many of the largest blocks."""
+        rows = range(self._fewest(self.slots), min(len(self._free), self.slots) + 1)
+        for row in rows:
+            for column in range(self._fewest(self.stages), min(len(self._free), self.stages) + 1):
+                yield row, column
+
+    def _fewest(self, members: int) -> int:
+        held = 0
+        for number, free in enumerate(self._free, start=1):
+            held += free
+            if held >= members:
+                return number
+        return len(self._free)
+
+    def possible(self, reach: Reach) -> bool:
+        """False where counting refutes it."""
+        if reach[0] >= min(len(self._free), self.slots) and reach[1] >= min(
+            len(self._free), self.stages
+        ):
+            return True
+        if any(reach[0] <= row and reach[1] <= column for row, column in self._refuted):
+            return False
+        if self._refutes(reach):
+            self._refuted.append(reach)
+            return False
+        return True
+
+    def _refutes(self, reach: Reach) -> bool:
+        from ortools.sat.python import cp_model
+
+        model = cp_model.CpModel()
+        rows, columns, held = [], [], []
+        idle = sum(self._free) - self.stages * self.slots
+        for free, alike in Counter(self._free).items():
+            chosen = []
+            for r, c, slots in self._choices(free, idle):
+                number = model.new_int_var(0, alike, "")
+                chosen.append(number)
+                rows.append(r * number)
+                columns.append(c * number)
+                held.append(slots * number)
+            model.add(sum(chosen) <= alike)
+        model.add(sum(rows) <= self.stages * reach[0])
+        model.add(sum(columns) <= self.slots * reach[1])
+        model.add(sum(held) >= self.stages * self.slots)
+        solver = repeatable_solver(work=WORK)
+        return solver.solve(model) == cp_model.INFEASIBLE
+
+    def _choices(self, free: int, idle: int) -> Iterator[tuple[int, int, int]]:
+        """(r, c, slots held) of a block that are of use: it is filled but for `idle` slots at most."""
+        for r in range(1, min(self.stages, free) + 1):
+            most = min(-(-free // r), self.slots)
+            least = max(1, -(-(free - idle) // r))
+            step = max(1, (most - least + 1) // MOST_STEPS)
+            for c in range(least, most + 1, step):
+                yield r, c, min(free, r * min(c + step - 1, most))

@@ -1,0 +1,149 @@
+"""The plan document: what `plan --json` prints and `plan.yaml` holds, and nothing else does."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from meshwright.planner.request.inputs import PlanInputs
+from meshwright.planner.runs.predicted import LayoutDoc, Predicted
+
+Status = Literal["optimal", "feasible", "infeasible", "unknown"]
+
+MOST_LISTED_RANKS = 4096
+"""With more ranks, the list of a mapping's places lies in a file, not in `plan --json`."""
+
+_DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class Objective(BaseModel):
+    """`gap` is (step_time_s - lower_bound_s) / step_time_s; an unknown bound is null, never 0."""
+
+    model_config = _DOC
+
+    step_time_s: float | None
+    lower_bound_s: float | None
+    gap: float | None
+
+
+class Mapping(BaseModel):
+    """Rank r runs on ranks[r] = [node, local GPU]; left out above 4,096 ranks.
+
+    `matrix[axis]` holds the axis' factor at every fabric level, from the inside out; column products are
+    the sizes of the levels.
+    """
+
+    model_config = _DOC
+
+    order: list[str]
+    levels: list[str]
+    matrix: dict[str, list[int]]
+    ranks: list[tuple[int, int]] | None = None
+
+
+class Binding(BaseModel):
+    """A constraint that holds the plan back."""
+
+    model_config = _DOC
+
+    rule: str
+    value: float
+    limit: float
+    slack: float
+    unit: str
+    note: str
+
+
+class Infeasible(BaseModel):
+    """Rules that together leave no layout, and the smallest changes that would."""
+
+    model_config = _DOC
+
+    conflict: list[str]
+    smallest_changes: list[str]
+
+
+class IdleDoc(BaseModel):
+    """GPUs that a plan leaves idle, and what the best layout on all of them costs."""
+
+    model_config = _DOC
+
+    gpus: int
+    nodes: list[str]
+    """Those without a rank; a node may be idle in part besides."""
+    full_step_time_s: float | None
+    """Of the best layout on all GPUs; null where there is none."""
+    full_lower_bound_s: float | None
+    reason: str
+
+
+class Scenario(BaseModel):
+    """What becomes of the plan where one thing is off."""
+
+    model_config = _DOC
+
+    change: str
+    """Such as `nvlink 8.3 % slower`."""
+    step_time_s: float | None
+    """Of the plan as it stands; null where it no longer fits."""
+    best_step_time_s: float | None
+    """Of the fastest layout that was found for the changed cluster."""
+    loss_at_most: float | None
+    """Proven: by what share the plan is slower than the fastest layout could be; null where unknown."""
+    proven: bool
+    """Whether no layout is faster than `best_step_time_s`."""
+    winner: dict[str, object] | None = None
+    """The faster layout, if there is one."""
+
+
+class Robustness(BaseModel):
+    """Whether the same plan wins with the cost model off by its error band, one thing at a time."""
+
+    model_config = _DOC
+
+    step_time_band: tuple[float, float]
+    """Measured over predicted step time, which compute and every level are off by."""
+    memory_band: tuple[float, float]
+    same_winner: bool | None
+    """Null where no other winner was found, but not all was proven."""
+    scenarios: list[Scenario]
+
+
+class SolverReport(BaseModel):
+    """How the answer was found."""
+
+    model_config = _DOC
+
+    wall_s: float | None
+    """Seconds from request to plan; null where files must not depend on the machine, as in a batch."""
+    bound_rounds: int
+    workers: int
+    seed: int
+    version: str
+    method: str = "cp-sat"
+    layouts_considered: int = 0
+    space: str = ""
+
+
+class Plan(BaseModel):
+    """One plan: a layout with its proof and its reasons, or the reason why there is none."""
+
+    model_config = _DOC
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    status: Status
+    objective: Objective
+    layout: LayoutDoc | None
+    predicted: Predicted | None
+    mapping: Mapping | None
+    expert_placement: dict[str, object] | None = None
+    idle: IdleDoc | None = None
+    binding: list[Binding] = Field(default_factory=list)
+    infeasible: Infeasible | None = None
+    warnings: list[str] = Field(default_factory=list)
+    alternatives: list[dict[str, object]] = Field(default_factory=list)
+    robustness: Robustness | None = None
+    """Left out where many plans are made at once."""
+    solver: SolverReport
+    inputs: PlanInputs

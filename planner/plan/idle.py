@@ -1,0 +1,104 @@
+"""GPUs that a plan leaves idle: only where that is proven to be faster than any layout on all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from meshwright.cluster_specs.allocation import expand_nodes
+from meshwright.cluster_specs.naming import node_name
+from meshwright.planner.bounds.exact_cost import Priced
+from meshwright.planner.mapping.instance import idle_nodes
+from meshwright.planner.plan.document import IdleDoc
+from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.search.loop import Outcome
+
+ROUNDING = 1.0 + 1e-9
+SHARE_OF_TIME = 0.1
+"""Of a time limit, kept for the search over layouts on all GPUs."""
+
+Searched = Callable[[PlanRequest], Outcome]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settled:
+    """What is planned, and what the search over layouts on all GPUs gave where one was run."""
+
+    outcome: Outcome
+    full: Outcome | None
+
+
+def settle(request: PlanRequest, searched: Searched) -> Settled:
+    """Searches; where the best layout leaves GPUs idle, searches those on all GPUs too and chooses.
+
+    Idle GPUs stay idle where every layout on all of them is proven to be slower, or none is found.
+    """
+    limit, began = request.time_limit_s, time.monotonic()
+    first = request if limit is None else replace(request, time_limit_s=limit * (1 - SHARE_OF_TIME))
+    outcome = searched(first)
+    if not outcome.best or int(outcome.best[0].layout.gpus) == request.gpus:
+        return Settled(outcome=outcome, full=None)
+    left = None if limit is None else max(limit - (time.monotonic() - began), 0.0)
+    every = replace(request, forbids=(*request.forbids, "idle-gpus"), time_limit_s=left, top_k=1)
+    full = searched(every)
+    return Settled(outcome=_chosen(outcome, full), full=full)
+
+
+def _chosen(outcome: Outcome, full: Outcome) -> Outcome:
+    """The idle plan where the bound of the full ones is above its price, else the full one."""
+    if not full.best or full.lower_bound_s is None:
+        return outcome
+    price_s, all_of_them = outcome.best[0].step_time_s, full.best[0]
+    if full.lower_bound_s > price_s * ROUNDING:
+        return outcome
+    bounds = [s for s in (outcome.lower_bound_s, all_of_them.step_time_s) if s is not None]
+    bound_s = min(bounds) if outcome.lower_bound_s is not None else None
+    proven = outcome.status == "optimal" and all_of_them.step_time_s <= price_s * ROUNDING
+    others = [other for other in outcome.best if other.layout != all_of_them.layout]
+    return replace(
+        outcome,
+        status="optimal" if proven else "feasible",
+        best=(all_of_them, *others[: len(outcome.best) - 1]),
+        lower_bound_s=all_of_them.step_time_s if proven else bound_s,
+    )
+
+
+def idle_document(request: PlanRequest, best: Priced, full: Outcome | None) -> IdleDoc | None:
+    """What stays idle and why; None where nothing does."""
+    gpus = request.gpus - int(best.layout.gpus)
+    if not gpus:
+        return None
+    found = full.best[0].step_time_s if full is not None and full.best else None
+    return IdleDoc(
+        gpus=gpus,
+        nodes=_nodes(request, best),
+        full_step_time_s=found,
+        full_lower_bound_s=None if full is None else full.lower_bound_s,
+        reason=_reason(request, best, full),
+    )
+
+
+def _reason(request: PlanRequest, best: Priced, full: Outcome | None) -> str:
+    if full is None or full.status == "unknown":
+        return f"no layout on all {request.gpus} GPUs was found in time"
+    if not full.best:
+        return (
+            f"no layout in this space uses all {request.gpus} GPUs (degrees and a global batch of "
+            f"{request.global_batch} must divide them, and every rule must hold)"
+        )
+    slower = 100.0 * (full.best[0].step_time_s / best.step_time_s - 1.0)
+    how = "" if full.status == "optimal" else ", proven slower by its bound"
+    return (
+        f"the best layout on all {request.gpus} GPUs takes {full.best[0].step_time_s:.4g} s, "
+        f"{slower:.3g} % longer{how}"
+    )
+
+
+def _nodes(request: PlanRequest, best: Priced) -> list[str]:
+    """Nodes of the allocation without a rank."""
+    cluster = request.cluster
+    if best.ranks is not None:
+        return [node_name(cluster, node) for node in idle_nodes(cluster, list(best.ranks))]
+    given = [name for name, _ in expand_nodes(cluster, request.gpus)]
+    return given[len(expand_nodes(cluster, int(best.layout.gpus))) :]

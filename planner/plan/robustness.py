@@ -1,0 +1,218 @@
+"""Whether the same plan wins where the cost model is off by what it was measured to be off by.
+
+One thing is off at a time: all compute, each fabric level's bandwidth, memory. The plan is priced as it
+stands under the changed cluster, and the search is run again on it, with the plan's layout to begin from.
+Where searching again would take long, what monotony proves is still said: nothing gets faster on slower
+parts, and by no more than their factor on faster ones.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshwright.cluster_specs.allocation import first_gpus
+from meshwright.cluster_specs.fabric import is_irregular
+from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.constraints.registry import rules_for
+from meshwright.costmodel.constants.measured import ErrorBand, error_band, memory_band
+from meshwright.costmodel.estimate import estimate, stage_memory_gib
+from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.memory.footprint import hbm_gib_for, usable_hbm_gib
+from meshwright.planner.bounds.pricing import CostModelPricing
+from meshwright.planner.plan.assemble import alternative, layout_of, placed_plan
+from meshwright.planner.plan.document import Plan, Robustness, Scenario
+from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.search.loop import Outcome, Search
+from meshwright.planner.search.space import space_of
+
+MOST_ROUNDS = 4
+"""A plan that took more CP-SAT models than this is not searched for again under every change."""
+LARGEST_SPACE = 5_000_000
+"""Nor is a space of more layouts."""
+MOST_PRICED = 32
+"""Layouts priced exactly in one search; work, not time, so that the answer does not depend on the machine."""
+SAME = 1e-3
+"""A layout must be faster by this share to count as another winner."""
+_RATES = (
+    "peak_bf16_tflops",
+    "peak_fp16_tflops",
+    "peak_fp8_tflops",
+    "peak_fp4_tflops",
+    "hbm_gb_per_s",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One thing that is off: `factor` is measured over predicted, of its time or of its GiB."""
+
+    what: str
+    factor: float
+    cluster: ClusterSpec
+    memory: bool = False
+
+    @property
+    def words(self) -> str:
+        """Such as `compute 8.3 % slower`."""
+        more, less = ("more", "less") if self.memory else ("slower", "faster")
+        return (
+            f"{self.what} {abs(self.factor - 1):.1%} {more if self.factor > 1 else less}".replace(
+                "%", " %"
+            )
+        )
+
+
+def with_robustness(request: PlanRequest, plan: Plan) -> Plan:
+    """The plan with what becomes of it under every change; without a layout, the plan itself."""
+    if plan.layout is None or plan.objective.step_time_s is None:
+        return plan
+    if is_irregular(request.cluster):
+        request = replace(request, cluster=first_gpus(request.cluster, request.gpus))
+    band = error_band(request.cluster.device.name, request.framework)
+    memory = memory_band()
+    began = time.monotonic()
+    scenarios = []
+    for change in changes(request, band, memory):
+        left_s = _left_s(request, plan, time.monotonic() - began)
+        scenarios.append(_scenario(request, plan, change, left_s))
+    known = [one.winner is None and one.proven for one in scenarios]
+    found = Robustness(
+        step_time_band=(band.low, band.high),
+        memory_band=(memory.low, memory.high),
+        same_winner=False if any(one.winner for one in scenarios) else True if all(known) else None,
+        scenarios=scenarios,
+    )
+    return plan.model_copy(update={"robustness": found})
+
+
+def changes(request: PlanRequest, band: ErrorBand, memory: ErrorBand) -> Iterator[Change]:
+    """Every change to the cluster; a level that nothing can make faster is only made slower."""
+    cluster = request.cluster
+    for factor in (band.high, band.low):
+        rates = {name: getattr(cluster.device, name) for name in _RATES}
+        faster = {name: rate / factor for name, rate in rates.items() if rate is not None}
+        yield Change(what="compute", factor=factor, cluster=_with_device(cluster, **faster))
+    for factor in (band.high, band.low):
+        if cluster.nvlink_domain > 1:
+            rate = cluster.nvlink_gb_per_s or cluster.device.scale_up_gb_per_s or 0.0
+            changed = cluster.model_copy(update={"nvlink_gb_per_s": rate / factor})
+            yield Change(what=cluster.level_names[0], factor=factor, cluster=changed)
+    for factor in (band.high, band.low):
+        if request.gpus > max(cluster.nvlink_domain, cluster.gpus_per_node):
+            yield Change(what="network", factor=factor, cluster=_with_network(cluster, factor))
+    for at, level in enumerate(cluster.levels):
+        for factor in (band.high, band.low):
+            if level.oversubscription * factor >= 1 and level.oversubscription > 1:
+                slower = level.model_copy(
+                    update={"oversubscription": level.oversubscription * factor}
+                )
+                levels = (*cluster.levels[:at], slower, *cluster.levels[at + 1 :])
+                yield Change(
+                    what=level.name,
+                    factor=factor,
+                    cluster=cluster.model_copy(update={"levels": levels}),
+                )
+    for factor in (memory.high, memory.low):
+        workload = request.workload()
+        hbm_gib = hbm_gib_for(workload, usable_hbm_gib(workload) / factor)
+        yield Change(
+            what="memory",
+            factor=factor,
+            cluster=_with_device(cluster, hbm_gib=hbm_gib),
+            memory=True,
+        )
+
+
+def _with_device(cluster: ClusterSpec, **rates: float) -> ClusterSpec:
+    return cluster.model_copy(update={"device": cluster.device.model_copy(update=rates)})
+
+
+def _with_network(cluster: ClusterSpec, factor: float) -> ClusterSpec:
+    nodes = tuple(
+        node
+        if node.nic_gbps_per_gpu is None
+        else node.model_copy(update={"nic_gbps_per_gpu": node.nic_gbps_per_gpu / factor})
+        for node in cluster.nodes
+    )
+    return cluster.model_copy(
+        update={"nic_gbps_per_gpu": cluster.nic_gbps_per_gpu / factor, "nodes": nodes}
+    )
+
+
+def _left_s(request: PlanRequest, plan: Plan, spent_s: float) -> float | None:
+    if request.time_limit_s is None:
+        return None
+    return max(0.0, request.time_limit_s - (plan.solver.wall_s or 0.0) - spent_s)
+
+
+def _scenario(request: PlanRequest, plan: Plan, change: Change, left_s: float | None) -> Scenario:
+    changed = replace(request, cluster=change.cluster, top_k=1)
+    now_s = _as_it_stands_s(changed, plan)
+    bound_s = _monotone_bound_s(plan, change)
+    best_s, winner, searched = now_s, None, False
+    settled = now_s is not None and bound_s >= now_s * (1 - SAME)
+    if not settled and not _too_long(request, plan):
+        outcome = _searched_again(changed, plan, left_s)
+        bound_s = max(bound_s, outcome.lower_bound_s or 0.0)
+        searched = outcome.status in ("optimal", "infeasible")
+        if outcome.best and (now_s is None or outcome.best[0].step_time_s < now_s * (1 - SAME)):
+            best_s = outcome.best[0].step_time_s
+            winner = alternative(outcome.best[0], best_s if now_s is None else now_s)
+    return Scenario(
+        change=change.words,
+        step_time_s=now_s,
+        best_step_time_s=best_s,
+        loss_at_most=None if now_s is None or bound_s <= 0 else max(0.0, now_s / bound_s - 1.0),
+        proven=searched or settled,
+        winner=winner,
+    )
+
+
+def _as_it_stands_s(changed: PlanRequest, plan: Plan) -> float | None:
+    """The step of the plan, nothing in it moved; None where it no longer fits."""
+    assert plan.layout is not None
+    layout = layout_of(plan.layout)
+    workload = changed.workload(int(layout.gpus))
+    stages, placement = placed_plan(workload, layout, plan)
+    if max(stage_memory_gib(workload, layout, stages)) > usable_hbm_gib(workload):
+        return None
+    return float(np.asarray(estimate(workload, layout, placement, stages).step_time_s))
+
+
+def _monotone_bound_s(plan: Plan, change: Change) -> float:
+    """Nothing is faster than before on slower parts or in less memory, nor by more than `factor` on faster
+    ones; with more memory nothing is known.
+    """
+    bound_s = plan.objective.lower_bound_s or 0.0
+    if change.factor >= 1:
+        return bound_s
+    return 0.0 if change.memory else bound_s * change.factor
+
+
+def _too_long(request: PlanRequest, plan: Plan) -> bool:
+    """Whether searching again is left out; by work, so that the answer does not depend on the machine."""
+    large = plan.solver.layouts_considered > LARGEST_SPACE or plan.solver.bound_rounds > MOST_ROUNDS
+    return large or is_irregular(request.cluster)
+
+
+def _searched_again(changed: PlanRequest, plan: Plan, left_s: float | None) -> Outcome:
+    assert plan.layout is not None
+    space = space_of(changed)
+    return Search(
+        space,
+        CostModelPricing(space.workload),
+        rules_for(space.workload),
+        seed=changed.seed,
+        time_limit_s=left_s,
+        most_priced=MOST_PRICED,
+        begin_with=_anew(layout_of(plan.layout)),
+    ).run()
+
+
+def _anew(layout: Layout) -> Layout:
+    """As many layers recomputed as it then needs."""
+    return replace(layout, recompute_layers=0)

@@ -1,0 +1,84 @@
+"""Planning from end to end: search, document, verification."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from meshwright.cluster_specs.allocation import first_gpus
+from meshwright.cluster_specs.fabric import is_irregular
+from meshwright.constraints.registry import rules_for
+from meshwright.costmodel.workload import Workload
+from meshwright.planner.bounds.pricing import CostModelPricing
+from meshwright.planner.mapping.choice.pricing import MappedPricing
+from meshwright.planner.plan.assemble import plan_document
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.idle import settle
+from meshwright.planner.plan.infeasible import explain_infeasible
+from meshwright.planner.plan.verify import verify
+from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.search.exhaustive import search_exhaustively
+from meshwright.planner.search.loop import Outcome, Search
+from meshwright.planner.search.space import EVERY_MAPPING, space_of
+
+ANY_NODES = (
+    "every assignment of slots (free nodes, equal parts of one, or the nodes of a tensor group, with axes in "
+    "them as in Megatron) to leaves"
+)
+
+
+def plan(request: PlanRequest, progress: Callable[[str], None] | None = None) -> Plan:
+    """The fastest plan for a request, verified; or the reason why there is none.
+
+    `progress` hears a line whenever a better plan is found. Raises RequestError where the request cannot be
+    searched as asked, PlanFaultError where the planner itself is at fault.
+    """
+    began = time.monotonic()
+    if is_irregular(request.cluster):
+        request = replace(request, cluster=first_gpus(request.cluster, request.gpus))
+    space = space_of(request)
+    settled = settle(request, lambda asked: _searched(asked, progress))
+    outcome = _with_least_traffic(space.workload, settled.outcome)
+    infeasible = explain_infeasible(request) if outcome.status == "infeasible" else None
+    words = space.words()
+    if is_irregular(request.cluster):
+        words = words.replace(EVERY_MAPPING, ANY_NODES)
+    if request.expert_loads is not None:
+        words += f", {request.expert_loads.words()}"
+    wall_s = time.monotonic() - began
+    found = plan_document(request, outcome, words, wall_s, infeasible=infeasible, full=settled.full)
+    verify(request, found)
+    return found
+
+
+def pricing_of(workload: Workload) -> CostModelPricing:
+    """Prices by every mapping of a regular fabric, or by a mapping of each layout on an irregular one."""
+    return MappedPricing(workload) if is_irregular(workload.cluster) else CostModelPricing(workload)
+
+
+def _searched(request: PlanRequest, progress: Callable[[str], None] | None) -> Outcome:
+    space = space_of(request)
+    pricing, rules = pricing_of(space.workload), rules_for(space.workload)
+    if request.method == "exhaustive":
+        return search_exhaustively(
+            space, pricing, rules, top_k=request.top_k, time_limit_s=request.time_limit_s
+        )
+    return Search(
+        space,
+        pricing,
+        rules,
+        top_k=request.top_k,
+        seed=request.seed,
+        time_limit_s=request.time_limit_s,
+        progress=progress,
+        routing=None if request.expert_loads is None else request.expert_loads.routing(),
+    ).run()
+
+
+def _with_least_traffic(workload: Workload, outcome: Outcome) -> Outcome:
+    """The best layout under the mapping that sends least, of those with its price."""
+    pricing = pricing_of(workload)
+    if not isinstance(pricing, MappedPricing):
+        return outcome
+    return replace(outcome, best=(*map(pricing.settled, outcome.best[:1]), *outcome.best[1:]))

@@ -1,0 +1,220 @@
+"""Plans as YAML and JSON texts, and back; JSON Schemas of the files that people write."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.layout import AXES
+from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_named, traits
+from meshwright.model_specs.documents import parse_mapping, path_text, read_text
+from meshwright.model_specs.errors import SpecError, validation_message
+from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.many.batch.jobs import JobsDoc
+from meshwright.planner.many.fleet.jobs import FleetJobDoc
+from meshwright.planner.plan.document import MOST_LISTED_RANKS, Plan
+from meshwright.planner.runs.predicted import LayoutDoc
+from meshwright.planner.runs.run_schema import RunDoc
+
+LARGEST_PLAN_BYTES = 16 * 2**20
+MOST_RANKS = 1_048_576
+_DUMPER: type[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+class _PlainDumper(_DUMPER):  # type: ignore[misc]
+    """Writes a shared value out each time: the readers of this project accept no aliases."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        del data
+        return True
+
+
+def plan_document(plan: Plan, most_ranks: int = MOST_LISTED_RANKS) -> dict[str, Any]:
+    """A plan as plain data, its `schema` first; what has no number (NaN, infinity) is None.
+
+    A mapping of more than `most_ranks` ranks is left out: it lies in a file.
+    """
+    data: dict[str, Any] = plan.model_dump(mode="json", by_alias=True)
+    mapping = data["mapping"]
+    if mapping is not None and (mapping["ranks"] is None or len(mapping["ranks"]) > most_ranks):
+        del mapping["ranks"]
+    cleaned: dict[str, Any] = finite(data)
+    return cleaned
+
+
+def finite(value: Any) -> Any:
+    """The same plain data with None in place of every number that JSON cannot hold."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return value
+
+
+def json_text(document: Mapping[str, Any]) -> str:
+    """One JSON document on one line, `"schema": 1` included whatever the mapping says of it."""
+    return json.dumps(finite({"schema": 1, **document}), ensure_ascii=False, allow_nan=False)
+
+
+def plan_text(plan: Plan) -> str:
+    """The text of `plan.yaml`; `read_plan` gives the plan back."""
+    data = plan_document(plan, most_ranks=MOST_RANKS)
+    # Keys that say nothing make the file longer than a person wants to read.
+    data["inputs"] = _without_nulls(data["inputs"])
+    text: str = yaml.dump(
+        data,
+        Dumper=_PlainDumper,
+        sort_keys=False,
+        default_flow_style=None,
+        width=110,
+        allow_unicode=True,
+    )
+    return text
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(part) for key, part in value.items() if part is not None}
+    return [_without_nulls(part) for part in value] if isinstance(value, list) else value
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan of a `plan.yaml`, of its folder, or of saved `plan --json` output. Raises SpecError."""
+    try:
+        path = path / "plan.yaml" if path.is_dir() else path
+    except (OSError, ValueError):
+        raise SpecError("no such file", where=path_text(path)) from None
+    where = path_text(path)
+    data = parse_mapping(read_text(path, LARGEST_PLAN_BYTES), where)
+    if "status" not in data or "solver" not in data:
+        what = "this is not a plan; give the plan.yaml that `meshwright plan -o DIR` writes"
+        raise SpecError(what, where=where, value=data)
+    if data.get("schema") != 1:
+        raise SpecError(
+            "must be 1, the version that this program reads",
+            where=f"{where}: schema",
+            value=data.get("schema"),
+        )
+    try:
+        plan = Plan.model_validate(data)
+    except ValidationError as error:
+        raise SpecError(validation_message(error, where, Plan)) from None
+    for path_in_plan, wrong in _contradictions(plan):
+        raise SpecError(wrong, where=f"{where}: {path_in_plan}")
+    return plan
+
+
+def _schedule_contradictions(layout: LayoutDoc) -> Iterator[tuple[str, str]]:
+    """The same for the schedule."""
+    schedule = schedule_named(layout.schedule)
+    if schedule_name(schedule, layout.vpp) != layout.schedule or (schedule and layout.pp == 1):
+        yield (
+            "layout.schedule",
+            f"{layout.schedule} does not go with pp {layout.pp} and vpp {layout.vpp}",
+        )
+    elif schedule and (
+        shape := traits(schedule).faults(layout.pp, layout.vpp, layout.num_micro_batches)
+    ):
+        yield "layout.schedule", "; ".join(shape)
+
+
+def _contradictions(plan: Plan) -> Iterator[tuple[str, str]]:
+    """(field, what is wrong) where parts of a plan that was edited by hand do not fit together."""
+    layout, inputs, predicted, mapping = plan.layout, plan.inputs, plan.predicted, plan.mapping
+    if layout is None:
+        if predicted is not None or mapping is not None:
+            yield "layout", "null, but there is a prediction or a mapping of it"
+        return
+    gpus = layout.tp * layout.cp * layout.pp * layout.dp
+    if not gpus <= inputs.gpus <= inputs.cluster.gpus:
+        yield (
+            "layout",
+            f"{gpus} GPUs (tp cp pp dp), inputs.gpus {inputs.gpus}, the cluster {inputs.cluster.gpus}",
+        )
+    if (layout.tp * layout.cp * layout.dp) % (layout.ep * layout.etp):
+        yield "layout.ep", "ep * etp must divide tp * cp * dp"
+    if layout.micro_batch * layout.dp * layout.num_micro_batches != inputs.global_batch:
+        yield (
+            "layout.num_micro_batches",
+            "micro_batch * dp * num_micro_batches must be inputs.global_batch",
+        )
+    if [len(rank) for rank in layout.stages] != [layout.vpp] * layout.pp or min(
+        map(min, layout.stages)
+    ) < 0:
+        yield "layout.stages", f"must be {layout.pp} ranks (pp) of {layout.vpp} layer counts (vpp)"
+    yield from _schedule_contradictions(layout)
+    if sum(map(sum, layout.stages)) != inputs.model.layers:
+        yield "layout.stages", f"must add up to the model's {inputs.model.layers} layers"
+    if predicted is not None:
+        if len(predicted.memory_gib) != layout.pp or len(predicted.memory_parts_gib) not in (
+            0,
+            layout.pp,
+        ):
+            yield (
+                "predicted.memory_gib",
+                f"must have {layout.pp} entries, one of each pipeline stage",
+            )
+        if not predicted.step_time_s > 0 or not predicted.breakdown_s:
+            yield "predicted", "must have a step time above 0 and its parts"
+    if mapping is not None and mapping.matrix:
+        rows = {axis: mapping.matrix.get(axis, []) for axis in AXES}
+        shapes = {axis: (len(row), math.prod(row)) for axis, row in rows.items()}
+        if shapes != {axis: (len(mapping.levels), getattr(layout, axis)) for axis in AXES}:
+            yield (
+                "mapping.matrix",
+                f"must have a factor of {', '.join(AXES)} for each of mapping.levels",
+            )
+
+
+SCHEMA_KINDS = ("model", "cluster", "run", "jobs", "plan")
+
+
+def json_schema(kind: str) -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a kind of file. Raises SpecError for a kind that there is not."""
+    if kind not in SCHEMA_KINDS:
+        raise SpecError("not a kind of file", where="schema", value=kind, allowed=SCHEMA_KINDS)
+    documents: dict[str, type[BaseModel]] = {
+        "model": ModelSpec,
+        "cluster": ClusterSpec,
+        "run": RunDoc,
+        "plan": Plan,
+        "jobs": JobsDoc,
+    }
+    schema = documents[kind].model_json_schema(by_alias=True)
+    if kind == "jobs":
+        _describe_jobs(schema)
+    if kind == "cluster":
+        _accept_references(schema)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _describe_jobs(schema: dict[str, Any]) -> None:
+    """Jobs are read one by one, so that a bad one stops no other: here they are spelt out."""
+    job = FleetJobDoc.model_json_schema(by_alias=True, ref_template="#/$defs/{model}")
+    schema.setdefault("$defs", {}).update(job.pop("$defs", {}))
+    schema["$defs"]["job"] = job
+    schema["properties"]["jobs"]["items"] = {"$ref": "#/$defs/job"}
+
+
+def _accept_references(schema: dict[str, Any]) -> None:
+    """A cluster file may name its device or start from a catalog entry, which fills in the rest."""
+    properties = schema["properties"]
+    device = properties["device"]
+    properties["device"] = {
+        "anyOf": [device, {"type": "string", "description": "A name of `catalog devices`."}]
+    }
+    properties["base"] = {
+        "type": "string",
+        "description": "A name of `catalog clusters` to start from.",
+    }
+    schema.pop("required", None)
+    schema["anyOf"] = [{"required": ["device"]}, {"required": ["base"]}]

@@ -1,0 +1,185 @@
+"""The second opinion on a finished plan: no solver, no search, nothing taken on trust but the cost
+formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from math import isclose, prod
+
+import numpy as np
+
+from meshwright.cluster_specs.places import allocated_places
+from meshwright.constraints.registry import rules_for
+from meshwright.constraints.rule import FinishedPlan
+from meshwright.costmodel.estimate import estimate, stage_memory_gib
+from meshwright.costmodel.layout import AXES, Layout, Placement
+from meshwright.costmodel.placement import level_factors
+from meshwright.costmodel.workload import Workload
+from meshwright.planner.plan.assemble import layout_of, placed
+from meshwright.planner.plan.document import Mapping, Plan
+from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.runs.predicted import LayoutDoc, Predicted
+
+TOLERANCE = 1e-9
+
+
+class PlanFaultError(RuntimeError):
+    """A plan failed its verification: a fault of the planner, never of the user."""
+
+
+def verify(request: PlanRequest, plan: Plan) -> None:
+    """Raises PlanFaultError with everything that is wrong with a plan."""
+    found = list(faults(request, plan))
+    if found:
+        raise PlanFaultError("the plan failed its own verification: " + "; ".join(found))
+
+
+def faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
+    """Everything that is wrong with a plan, in words."""
+    yield from _objective_faults(plan)
+    if plan.layout is None or plan.predicted is None or plan.mapping is None:
+        if plan.status in ("optimal", "feasible"):
+            yield f"status {plan.status} without a layout"
+        return
+    layout = layout_of(plan.layout)
+    workload = request.workload(int(layout.gpus))
+    yield from _split_faults(request, plan.layout)
+    yield from _mapping_faults(workload, layout, plan.mapping)
+    rows = {axis: tuple(row) for axis, row in plan.mapping.matrix.items()}
+    stages = tuple(tuple(rank) for rank in plan.layout.stages)
+    placement = placed(workload, layout, stages, rows, plan.mapping.ranks)
+    yield from _price_faults(workload, layout, placement, plan.layout, plan.predicted)
+    yield from _rule_faults(request, layout, placement, plan.layout)
+    yield from _wish_faults(request, plan.layout)
+
+
+def _objective_faults(plan: Plan) -> Iterator[str]:
+    objective = plan.objective
+    price, bound = objective.step_time_s, objective.lower_bound_s
+    if (
+        price is not None
+        and plan.predicted is not None
+        and not _same(price, plan.predicted.step_time_s)
+    ):
+        yield f"objective {price} is not the predicted {plan.predicted.step_time_s}"
+    if price is not None and bound is not None and bound > price:
+        yield f"lower bound {bound} above the price {price}"
+    if plan.status == "optimal" and (price is None or bound is None or not _same(price, bound)):
+        yield f"called optimal at price {price} and bound {bound}"
+
+
+def _split_faults(request: PlanRequest, doc: LayoutDoc) -> Iterator[str]:
+    held = [count for rank in doc.stages for count in rank]
+    if sum(held) != request.model.layers:
+        yield f"the stages hold {sum(held)} of {request.model.layers} layers"
+    if (
+        len(doc.stages) != doc.pp
+        or any(len(rank) != doc.vpp for rank in doc.stages)
+        or min(held) < 1
+    ):
+        yield f"stages {doc.stages} are not pp {doc.pp} x vpp {doc.vpp} with a layer each"
+    if doc.micro_batch * doc.num_micro_batches * doc.dp != request.global_batch:
+        yield "the micro-batches do not make up the global batch"
+
+
+def _mapping_faults(workload: Workload, layout: Layout, mapping: Mapping) -> Iterator[str]:
+    if not mapping.matrix:
+        yield from _rank_faults(workload, layout, mapping)
+        return
+    sizes = level_factors(workload.cluster, workload.gpus).tolist()
+    for axis in AXES:
+        if prod(mapping.matrix[axis]) != int(getattr(layout, axis)):
+            yield f"mapping of {axis}: factors {mapping.matrix[axis]} do not make {getattr(layout, axis)}"
+    columns = [prod(mapping.matrix[axis][level] for axis in AXES) for level in range(len(sizes))]
+    if columns != sizes:
+        yield f"mapping fills levels of {columns}, the fabric has {sizes}"
+    if mapping.ranks is None:
+        return
+    gpus = workload.gpus
+    expected = {place: at for at, place in enumerate(allocated_places(workload.cluster, gpus))}
+    if len(mapping.ranks) != gpus or {(node, gpu) for node, gpu in mapping.ranks} != set(expected):
+        yield "the ranks are not a permutation of the GPUs"
+        return
+    tp, block = int(layout.tp), sizes[0]
+    positions = [expected[node, gpu] for node, gpu in mapping.ranks]
+    if any(len({p // block for p in positions[at : at + tp]}) > 1 for at in range(0, gpus, tp)):
+        yield "a tensor-parallel group leaves the scale-up domain"
+
+
+def _rank_faults(workload: Workload, layout: Layout, mapping: Mapping) -> Iterator[str]:
+    """What is wrong with a mapping that is given rank by rank, on the free GPUs of listed nodes."""
+    cluster, ranks = workload.cluster, mapping.ranks or []
+    free = {
+        (index, gpu)
+        for index, node in enumerate(cluster.nodes)
+        for gpu in range(cluster.gpus_per_node if node.free_gpus is None else node.free_gpus)
+    }
+    if len(ranks) != workload.gpus or len(set(ranks)) != len(ranks) or not set(ranks) <= free:
+        yield "the ranks are not on free GPUs, one each"
+    domain, tp = max(cluster.nvlink_domain // cluster.gpus_per_node, 1), int(layout.tp)
+    for at in range(0, len(ranks), tp):
+        nodes = {node for node, _ in ranks[at : at + tp]}
+        leaves = {(cluster.nodes[node].pod, cluster.nodes[node].leaf) for node in nodes}
+        if len(nodes) > domain or len(leaves) > 1:
+            yield "a tensor-parallel group leaves the scale-up domain"
+            return
+
+
+def _price_faults(
+    workload: Workload, layout: Layout, placement: Placement, doc: LayoutDoc, predicted: Predicted
+) -> Iterator[str]:
+    stages = tuple(tuple(rank) for rank in doc.stages)
+    again = float(np.asarray(estimate(workload, layout, placement, stages).step_time_s))
+    if not _same(again, predicted.step_time_s):
+        yield f"priced again, the step takes {again} s, not {predicted.step_time_s} s"
+    total = sum(predicted.breakdown_s.values())
+    if not _same(total, predicted.step_time_s):
+        yield f"the breakdown adds up to {total} s, not {predicted.step_time_s} s"
+    memory = stage_memory_gib(workload, layout, stages)
+    if not np.allclose(memory, predicted.memory_gib, rtol=TOLERANCE, atol=0):
+        yield "the memory of the stages is not what the layout needs"
+
+
+def _rule_faults(
+    request: PlanRequest, layout: Layout, placement: Placement, doc: LayoutDoc
+) -> Iterator[str]:
+    workload = request.workload()
+    stages = tuple(tuple(rank) for rank in doc.stages)
+    finished = FinishedPlan(
+        workload=workload,
+        layout=layout,
+        stages=stages,
+        memory_gib=tuple(float(x) for x in stage_memory_gib(workload, layout, stages)),
+        spans={
+            f.name: tuple(int(m) for m in getattr(placement, f.name)) for f in fields(placement)
+        },
+    )
+    for rule in rules_for(workload):
+        finding = rule.check(finished)
+        if finding is not None:
+            yield rule.explain(finding)
+
+
+def _wish_faults(request: PlanRequest, doc: LayoutDoc) -> Iterator[str]:
+    for name, value in request.pins.items():
+        if getattr(doc, name) != value:
+            yield f"{name} is {getattr(doc, name)}, pinned to {value}"
+    used = doc.tp * doc.cp * doc.pp * doc.dp
+    present = {
+        **{axis: getattr(doc, axis) > 1 for axis in ("tp", "cp", "pp", "ep", "etp")},
+        "interleaving": doc.vpp > 1,
+        "recompute": doc.recompute != "none",
+        "selective-recompute": doc.recompute == "selective",
+        "full-recompute": doc.recompute == "full",
+        **{f"zero-{stage}": doc.zero_stage == stage for stage in range(4)},
+        "idle-gpus": used < request.gpus,
+    }
+    for name in request.forbids:
+        if present[name]:
+            yield f"{name} is forbidden, yet in the plan"
+
+
+def _same(one: float, other: float) -> bool:
+    return isclose(one, other, rel_tol=TOLERANCE)

@@ -1,0 +1,48 @@
+"""The part of a request that decides its plan, as documents carry it, and the names that it is written in."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.model_specs.schema import ModelSpec
+
+Degree = Annotated[int, Field(ge=1, le=1_048_576)]
+Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
+ScheduleName = Literal[
+    "1f1b", "interleaved-1f1b", "gpipe", "breadth-first", "zb-h1", "zbv", "dualpipe-v", "dualpipe"
+]
+RecomputeName = Literal["none", "selective", "full"]
+RecomputeModule = Literal["core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", "op"]
+Framework = Literal["megatron", "torchtitan", "deepspeed", "fsdp2"]
+
+_DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class PlanInputs(BaseModel):
+    """Everything that decided the plan; the same inputs give the same plan."""
+
+    model_config = _DOC
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    gpus: Degree
+    global_batch: Annotated[int, Field(ge=1, le=10_000_000)]
+    """Sequences."""
+    seq_len: Annotated[int, Field(ge=1, le=16_777_216)]
+    """Tokens of a sequence."""
+    precision: Precision = "bf16"
+    optimizer: Literal["adam", "sgd", "muon"] = "adam"
+    framework: Framework = "megatron"
+    reserve_gib: Annotated[float, Field(ge=0, le=10_000)] = 0.0
+    pins: dict[str, int | str] = Field(default_factory=dict)
+    forbids: tuple[str, ...] = ()
+    expert_imbalance_by_ep: tuple[tuple[Degree, Annotated[float, Field(ge=1, le=1e6)]], ...] = ()
+    """Measured load of the busiest rank over the mean, by expert-parallel degree."""
+    expert_copies_by_ep: tuple[
+        tuple[Degree, Degree, Annotated[float, Field(ge=0, le=1e6)]], ...
+    ] = ()
+    """Measured blocks that a token touches: degree, equal blocks of the expert group, of them touched."""
+    moe_dispatch: Literal["alltoall", "deduplicated"] = "alltoall"

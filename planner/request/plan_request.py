@@ -1,0 +1,239 @@
+"""What is asked: the request, checked at birth, and the workload that it means."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.pipeline.schedules import SCHEDULE_NAMES
+from meshwright.costmodel.workload import Overlap, Workload
+from meshwright.model_specs.errors import listed, near_miss, shown
+from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.request.inputs import Framework, PlanInputs, Precision
+
+if TYPE_CHECKING:
+    from meshwright.planner.experts.training import ExpertLoads
+
+FRAMEWORKS = ("megatron", "torchtitan", "deepspeed", "fsdp2")
+PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
+OPTIMIZERS = ("adam", "sgd", "muon")
+METHODS = ("cp-sat", "exhaustive")
+
+NUMBER_PINS = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "zero_stage")
+RECOMPUTE_PINS = ("none", "selective", "full")
+PINS = (*NUMBER_PINS, "recompute", "schedule")
+
+FORBIDS = (
+    "tp",
+    "cp",
+    "pp",
+    "ep",
+    "etp",
+    "interleaving",
+    "recompute",
+    "selective-recompute",
+    "full-recompute",
+    "zero-0",
+    "zero-1",
+    "zero-2",
+    "zero-3",
+    "idle-gpus",
+)
+
+FRAMEWORK_OVERLAP = {
+    "megatron": Overlap(dp=True, tp=True, pp=True),
+    "torchtitan": Overlap(dp=True, pp=True),
+    "deepspeed": Overlap(dp=True),
+    "fsdp2": Overlap(dp=True),
+}
+"""What a plan's launch files turn on, and so what its prices assume hidden.
+
+Megatron: --overlap-grad-reduce, --overlap-param-gather, --tp-comm-overlap and the interleaved schedule's own
+point-to-point overlap. Hiding the expert all-to-all stays off: it excludes layouts that are otherwise legal.
+"""
+
+MOE_DISPATCH = "alltoall"
+"""Every target's plain dispatcher, which its launch files ask for: others are not always installed."""
+MOE_DISPATCHES = ("alltoall", "deduplicated")
+
+
+class RequestError(ValueError):
+    """A request that cannot be planned as it stands: what, where, the value, what is allowed, what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """A model, a cluster and a batch, and how to search. Raises RequestError where a field is out of
+    range.
+    """
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    gpus: int
+    global_batch: int
+    """Sequences per step."""
+    seq_len: int
+    """Tokens per sequence."""
+    precision: str = "bf16"
+    optimizer: str = "adam"
+    framework: str = "megatron"
+    pins: Mapping[str, int | str] = field(default_factory=dict)
+    """Choices that are given: any of `PINS`."""
+    forbids: tuple[str, ...] = ()
+    """Choices that are excluded: any of `FORBIDS`."""
+    reserve_gib: float = 0.0
+    """HBM that the plan must leave free."""
+    expert_imbalance: float = 1.0
+    """Load of the busiest expert-parallel rank over the mean."""
+    expert_loads: ExpertLoads | None = None
+    """Placements of measured loads for every expert-parallel degree; their balance prices the layouts."""
+    expert_imbalance_by_ep: tuple[tuple[int, float], ...] = ()
+    """What `expert_loads` makes of each degree; given alone when a plan is read back."""
+    expert_copies_by_ep: tuple[tuple[int, int, float], ...] = ()
+    """Blocks that a token touches by degree and blocks of the expert group, where a trace was given."""
+    moe_dispatch: str = MOE_DISPATCH
+    """alltoall, or deduplicated: one copy to each block that holds a token's experts (DeepEP)."""
+    method: str = "cp-sat"
+    top_k: int = 1
+    """How many of the best layouts to prove and report, the plan included."""
+    time_limit_s: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _within(
+            "gpus",
+            self.gpus,
+            1,
+            self.cluster.gpus,
+            f"cluster {self.cluster.name!r} has {self.cluster.gpus}",
+        )
+        _within("global_batch", self.global_batch, 1, 10_000_000, "sequences per step")
+        _within("seq_len", self.seq_len, 1, 16_777_216, "tokens per sequence")
+        _within("reserve_gib", self.reserve_gib, 0, 10_000, "GiB")
+        _within("expert_imbalance", self.expert_imbalance, 1, 1000, "busiest over mean load")
+        _within("top_k", self.top_k, 1, 1000, "layouts")
+        _within("seed", self.seed, 0, 2**31 - 1, "the solver's random seed")
+        if self.time_limit_s is not None:
+            _within("time_limit_s", self.time_limit_s, 0, 31_536_000, "seconds")
+        _one_of("precision", self.precision, PRECISIONS)
+        _one_of("optimizer", self.optimizer, OPTIMIZERS)
+        _one_of("framework", self.framework, FRAMEWORKS)
+        _one_of("method", self.method, METHODS)
+        _one_of("moe_dispatch", self.moe_dispatch, MOE_DISPATCHES)
+        if self.moe_dispatch != MOE_DISPATCH and self.framework != "megatron":
+            raise RequestError(
+                f"moe_dispatch: {self.moe_dispatch} is only in the launch files of megatron, not of "
+                f"{self.framework}; use {MOE_DISPATCH}, or --framework megatron"
+            )
+        if self.expert_loads is not None:
+            object.__setattr__(self, "expert_imbalance_by_ep", self.expert_loads.by_ep())
+            object.__setattr__(self, "expert_copies_by_ep", self.expert_loads.copies_by_ep())
+        for name in self.forbids:
+            _one_of("forbid", name, FORBIDS)
+        object.__setattr__(
+            self, "pins", {name: _pin(name, value) for name, value in self.pins.items()}
+        )
+
+    def workload(self, gpus: int | None = None) -> Workload:
+        """What the cost model prices, on all GPUs asked for or on fewer."""
+        return Workload(
+            model=self.model,
+            cluster=self.cluster,
+            gpus=self.gpus if gpus is None else gpus,
+            global_batch=self.global_batch,
+            seq_len=self.seq_len,
+            precision=self.precision,
+            optimizer=self.optimizer,
+            framework=self.framework,
+            overlap=FRAMEWORK_OVERLAP[self.framework],
+            moe_dispatch=self.moe_dispatch,
+            expert_imbalance=self.expert_imbalance,
+            expert_imbalance_by_ep=self.expert_imbalance_by_ep,
+            expert_copies_by_ep=self.expert_copies_by_ep,
+            reserve_gib=self.reserve_gib,
+        )
+
+    def inputs(self) -> PlanInputs:
+        """The part of the request that decides the plan, as the plan document carries it."""
+        return PlanInputs.model_validate(
+            {
+                "model": self.model,
+                "cluster": self.cluster,
+                "gpus": self.gpus,
+                "global_batch": self.global_batch,
+                "seq_len": self.seq_len,
+                "precision": cast("Precision", self.precision),
+                "optimizer": self.optimizer,
+                "framework": cast("Framework", self.framework),
+                "reserve_gib": self.reserve_gib,
+                "pins": dict(self.pins),
+                "forbids": self.forbids,
+                "expert_imbalance_by_ep": self.expert_imbalance_by_ep,
+                "expert_copies_by_ep": self.expert_copies_by_ep,
+                "moe_dispatch": self.moe_dispatch,
+            }
+        )
+
+
+def parse_pins(text: str) -> dict[str, int | str]:
+    """`tp=8,pp=4,recompute=full` as a mapping. Raises RequestError naming the part that cannot be read."""
+    pins: dict[str, int | str] = {}
+    for part in (piece.strip() for piece in text.split(",")):
+        if not part:
+            continue
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not value:
+            raise RequestError(f"pin: {shown(part)} is not NAME=VALUE, as in tp=8,pp=4")
+        if name in pins:
+            raise RequestError(f"pin: {name} is given twice; give it once")
+        pins[name] = _pin(
+            name, int(value) if value.isascii() and value.isdigit() and len(value) < 10 else value
+        )
+    return pins
+
+
+def parse_forbids(texts: Iterable[str]) -> tuple[str, ...]:
+    """Comma-separated names to forbid, checked and without repeats."""
+    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
+    for name in names:
+        _one_of("forbid", name, FORBIDS)
+    return tuple(dict.fromkeys(names))
+
+
+def _pin(name: str, value: int | str) -> int | str:
+    _one_of("pin", name, PINS)
+    if name == "recompute":
+        _one_of("pin recompute", value, RECOMPUTE_PINS)
+        return value
+    if name == "schedule":
+        _one_of("pin schedule", value, SCHEDULE_NAMES)
+        return value
+    low = 0 if name == "zero_stage" else 1
+    high = 3 if name == "zero_stage" else 1_048_576
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(
+            f"pin {name}: {shown(value)} is not a whole number; give {low} to {high}"
+        )
+    _within(f"pin {name}", value, low, high, "a whole number")
+    return value
+
+
+def _within(name: str, value: float, low: float, high: float, meaning: str) -> None:
+    if not low <= value <= high:
+        raise RequestError(
+            f"{name}: {shown(value)} is out of range ({meaning}); allowed: {low:g} to {high:g}"
+        )
+
+
+def _one_of(name: str, value: object, allowed: Collection[str]) -> None:
+    if value in allowed:
+        return
+    near = near_miss(value, allowed)
+    hint = f"; did you mean {near!r}?" if near else ""
+    raise RequestError(
+        f"{name}: {shown(value)} is not known{hint} Allowed: {listed(allowed)}"
+        if hint
+        else f"{name}: {shown(value)} is not known; allowed: {listed(allowed)}"
+    )

@@ -1,0 +1,86 @@
+"""A layout and what the cost model expects of it, as documents carry them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from meshwright.planner.request.inputs import Degree, RecomputeModule, RecomputeName, ScheduleName
+
+_DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class LayoutDoc(BaseModel):
+    """The chosen layout. `stages[rank][virtual stage]` is a number of transformer layers; chunk v of rank r
+    is the (v * pp + r)-th of the model; under zbv and dualpipe-v the second chunk of rank r is the
+    (2 pp - 1 - r)-th. The first also holds the embedding, the last MTP and head.
+    """
+
+    model_config = _DOC
+
+    tp: Degree
+    cp: Degree
+    pp: Degree
+    dp: Degree
+    ep: Degree
+    etp: Degree
+    vpp: Degree
+    micro_batch: Degree
+    num_micro_batches: Degree
+    sequence_parallel: bool
+    zero_stage: Annotated[int, Field(ge=0, le=3)]
+    recompute: RecomputeName
+    recompute_modules: tuple[RecomputeModule, ...] = ()
+    """With `selective`."""
+    recompute_layers: Annotated[int, Field(ge=0)] = 0
+    """With `full`: layers recomputed in each virtual stage (Megatron's block method)."""
+    schedule: ScheduleName = "1f1b"
+    stages: list[list[int]]
+
+
+class LevelTraffic(BaseModel):
+    """Bytes that leave a GPU across one fabric level in a step, and how long its share of links is busy."""
+
+    model_config = _DOC
+
+    level: str
+    bytes_per_step: float
+    busy_s: float
+    utilisation: float
+    by_axis: dict[str, float] = Field(default_factory=dict)
+    """The same bytes by axis."""
+
+
+class ErrorBandDoc(BaseModel):
+    """Where 90 % of measured steps lay, over predicted ones, on runs whose source was not fitted on."""
+
+    model_config = _DOC
+
+    low: float
+    high: float
+    rows: int
+    basis: str = "the device's class"
+    """Whose runs these are: a device class and a framework, or the wider group that stands in for them."""
+
+
+class Predicted(BaseModel):
+    """What the cost model expects of the plan."""
+
+    model_config = _DOC
+
+    step_time_s: float
+    tflops_per_gpu: float
+    mfu: float
+    tokens_per_s_per_gpu: float
+    breakdown_s: dict[str, float]
+    """Named parts that add up to `step_time_s`."""
+    memory_gib: list[float]
+    """Per pipeline stage, the peak on one GPU."""
+    memory_parts_gib: list[dict[str, float]] = Field(default_factory=list)
+    """Per pipeline stage: weights, gradients, optimizer, activations, logits, work (one layer's way back),
+    buffers, fragmentation and workspace, which add up to `memory_gib`."""
+    memory_context_gib: float | None = None
+    """CUDA context and NCCL buffers, which the driver shows besides."""
+    level_traffic: list[LevelTraffic]
+    error_band: ErrorBandDoc

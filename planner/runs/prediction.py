@@ -1,0 +1,255 @@
+"""What the cost model says of one fully given run, and which rules of its framework the run breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from meshwright.constraints.registry import rules_for
+from meshwright.constraints.rule import Finding, FinishedPlan
+from meshwright.costmodel.constants.measured import error_band
+from meshwright.costmodel.constants.rates import peak_flops
+from meshwright.costmodel.estimate import Estimate, Stages, estimate, stage_memory_parts_gib
+from meshwright.costmodel.layout import Layout, Placement, Recompute
+from meshwright.costmodel.memory.footprint import context_gib
+from meshwright.costmodel.pipeline.schedules import schedule_name
+from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.documents import path_text
+from meshwright.model_specs.parameters import flops_per_token
+from meshwright.planner.bounds.stages import balanced_stages
+from meshwright.planner.request.inputs import PlanInputs, RecomputeModule, ScheduleName
+from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.runs.predicted import ErrorBandDoc, LayoutDoc, LevelTraffic, Predicted
+from meshwright.planner.runs.run_file import Run, RunFileError, UnreadRow, read_rows, read_runs
+from meshwright.planner.runs.validation import Prediction, ValidationReport, score
+
+MODULES: dict[RecomputeModule, Recompute] = {
+    "core_attn": Recompute.CORE_ATTENTION,
+    "layernorm": Recompute.LAYERNORM,
+    "moe_act": Recompute.MOE_ACTIVATION,
+    "mla_up_proj": Recompute.MLA_UP_PROJECTION,
+    "mlp": Recompute.MLP,
+    "op": Recompute.OPERATORS,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPrediction:
+    """The prices of one run, with its ranks laid out in Megatron's default order."""
+
+    estimate: Estimate
+    stages: Stages
+    placement: Placement
+    memory_parts_gib: tuple[dict[str, float], ...]
+    """Per pipeline rank, by component."""
+    context_gib: float
+    """What the driver shows besides."""
+
+    @property
+    def memory_gib(self) -> tuple[float, ...]:
+        """Peak of one GPU of each pipeline rank."""
+        return tuple(sum(parts.values()) for parts in self.memory_parts_gib)
+
+
+def workload_of(inputs: PlanInputs) -> Workload:
+    """What a plan's inputs stand for in the cost model."""
+    names = (
+        "model",
+        "cluster",
+        "gpus",
+        "global_batch",
+        "seq_len",
+        "precision",
+        "optimizer",
+        "framework",
+    )
+    given = {name: getattr(inputs, name) for name in names}
+    for name in ("expert_imbalance_by_ep", "expert_copies_by_ep", "moe_dispatch"):
+        given[name] = getattr(inputs, name)
+    return PlanRequest(**given, reserve_gib=inputs.reserve_gib).workload()
+
+
+def arrangement(run: Run) -> tuple[Stages, Placement]:
+    """The split of a run's layers, and the placement that tp, cp, dp and pp nested in this order give.
+
+    Raises ValueError where the layers cannot be dealt out to the virtual stages.
+    """
+    workload, layout = run.workload, run.layout
+    stages = run.stages or balanced_stages(workload.model.layers, int(layout.pp), int(layout.vpp))
+    if stages is None:
+        raise ValueError(
+            f"pp {layout.pp} * vpp {layout.vpp} virtual stages for {workload.model.layers} layers: "
+            "some would have none"
+        )
+    return stages, nested_placement(workload.cluster, layout)
+
+
+def predict_run(run: Run) -> RunPrediction:
+    """Prices a run as `arrangement` lays it out. Raises ValueError where that is impossible."""
+    workload, layout = run.workload, run.layout
+    stages, placement = arrangement(run)
+    parts = stage_memory_parts_gib(workload, layout, stages)
+    per_rank = tuple(
+        {name: float(values[rank]) for name, values in parts.items()} for rank in range(len(stages))
+    )
+    return RunPrediction(
+        estimate=estimate(workload, layout, placement, stages),
+        stages=stages,
+        placement=placement,
+        memory_parts_gib=per_rank,
+        context_gib=float(np.asarray(context_gib(layout))),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PricedRun:
+    """A run with its prices, and the rules that it breaks."""
+
+    run: Run
+    found: RunPrediction
+    broken: tuple[Finding, ...]
+
+    @property
+    def warnings(self) -> list[str]:
+        """The broken rules in words: value, limit, remedy."""
+        return [f"{finding.rule}: {finding.words}. {finding.remedy}" for finding in self.broken]
+
+
+def price_runs(path: Path) -> Iterator[PricedRun]:
+    """Prices the runs of a file one by one. Raises RunFileError for one that cannot be read or priced."""
+    for run in read_runs(path):
+        yield price_run(run, path)
+
+
+def price_run(run: Run, path: Path) -> PricedRun:
+    """Prices one run that was read from `path`. Raises RunFileError where that is impossible."""
+    try:
+        found = predict_run(run)
+    except (ValueError, ArithmeticError) as error:
+        raise RunFileError(
+            f"cannot be priced: {error}", where=f"{path_text(path)}: {run.id}"
+        ) from error
+    return PricedRun(run=run, found=found, broken=tuple(broken_rules(run, found)))
+
+
+def validation_report(path: Path) -> ValidationReport:
+    """Predicted against measured for the rows of a file. Raises RunFileError if not one row can be read."""
+    rows = list(read_rows(path))
+    reasons = [row.reason for row in rows if isinstance(row, UnreadRow)]
+    if len(reasons) == len(rows):
+        more = (
+            f"\nand {len(rows) - 1} more rows, none of which can be read" if len(rows) > 1 else ""
+        )
+        raise RunFileError(reasons[0] + more)
+    return score(rows, prediction_of)
+
+
+def prediction_of(run: Run) -> Prediction:
+    """The two figures that `validate` compares: seconds of a step, and GiB of the fullest pipeline rank.
+
+    Where the driver was read, with the context that it shows besides.
+    """
+    found = predict_run(run)
+    peak_gib = max(found.memory_gib)
+    if run.measured is not None and run.measured.from_driver:
+        peak_gib += found.context_gib
+    return Prediction(step_time_s=float(found.estimate.step_time_s), memory_gib=peak_gib)
+
+
+def broken_rules(run: Run, found: RunPrediction) -> list[Finding]:
+    """Every rule of arithmetic, hardware and framework that the run breaks."""
+    finished = FinishedPlan(
+        workload=run.workload,
+        layout=run.layout,
+        stages=found.stages,
+        memory_gib=found.memory_gib,
+        spans=_spans(found.placement),
+    )
+    findings = (rule.check(finished) for rule in rules_for(run.workload))
+    return [finding for finding in findings if finding is not None]
+
+
+def _spans(placement: Placement) -> dict[str, tuple[int, ...]]:
+    return {
+        part.name: tuple(int(members) for members in np.asarray(getattr(placement, part.name)))
+        for part in fields(placement)
+    }
+
+
+def predicted_document(workload: Workload, found: RunPrediction) -> Predicted:
+    """The `predicted` part of a document. MFU counts model FLOP over the peak of the run's precision.
+
+    `error_band` is measured over predicted step time on GPUs of this class with this framework, or with the
+    group named in `basis`: 5th and 95th percentile.
+    """
+    step_time_s = float(found.estimate.step_time_s)
+    band = error_band(workload.cluster.device.name, workload.framework)
+    tokens = workload.global_batch * workload.seq_len
+    tokens_per_s_per_gpu = tokens / step_time_s / workload.gpus
+    flops_per_s = tokens_per_s_per_gpu * flops_per_token(workload.model, workload.seq_len)
+    return Predicted(
+        step_time_s=step_time_s,
+        tflops_per_gpu=flops_per_s / 1e12,
+        mfu=flops_per_s / peak_flops(workload.cluster.device, workload.precision),
+        tokens_per_s_per_gpu=tokens_per_s_per_gpu,
+        breakdown_s={name: float(seconds) for name, seconds in found.estimate.breakdown_s.items()},
+        memory_gib=list(found.memory_gib),
+        memory_parts_gib=list(found.memory_parts_gib),
+        memory_context_gib=found.context_gib,
+        level_traffic=[
+            LevelTraffic(
+                level=level.level,
+                bytes_per_step=level.bytes_per_step,
+                busy_s=level.busy_s,
+                utilisation=level.utilisation,
+                by_axis=level.by_axis,
+            )
+            for level in found.estimate.level_traffic
+        ],
+        error_band=ErrorBandDoc(**vars(band)),
+    )
+
+
+def layout_document(layout: Layout, stages: Stages) -> LayoutDoc:
+    """The `layout` part of a document, from one layout of plain numbers and its split."""
+    mask = Recompute(int(layout.recompute))
+    full = Recompute.FULL in mask
+    longest = max(max(rank) for rank in stages)
+    modules = tuple(name for name, flag in MODULES.items() if flag in mask)
+    return LayoutDoc(
+        **{name: int(getattr(layout, name)) for name in _NUMBERS},
+        sequence_parallel=bool(layout.sequence_parallel),
+        recompute="full" if full else ("selective" if mask else "none"),
+        recompute_modules=() if full else modules,
+        recompute_layers=min(int(layout.recompute_layers), longest) if full else 0,
+        schedule=cast("ScheduleName", schedule_name(int(layout.schedule), int(layout.vpp))),
+        stages=[list(rank) for rank in stages],
+    )
+
+
+_NUMBERS = (
+    "tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "num_micro_batches", "zero_stage",
+)  # fmt: skip
+
+
+def run_document(priced: PricedRun) -> dict[str, Any]:
+    """What `estimate --json` prints of one run, without `schema`."""
+    run, found = priced.run, priced.found
+    measured = run.measured
+    error = None
+    if measured is not None:
+        error = 100.0 * (float(found.estimate.step_time_s) / measured.step_time_s - 1.0)
+    return {
+        "id": run.id,
+        "layout": layout_document(run.layout, found.stages).model_dump(mode="json"),
+        "predicted": predicted_document(run.workload, found).model_dump(mode="json"),
+        "measured": None if measured is None else dict(vars(measured)),
+        "error_pct": error,
+        "broken_rules": [dict(vars(finding)) for finding in priced.broken],
+        "remarks": list(run.remarks),
+    }

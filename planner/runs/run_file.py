@@ -1,0 +1,381 @@
+"""Reads run files (`estimate`, `validate`): fully given configurations, with or without a measured step."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
+from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.pipeline.schedules import schedule_name
+from meshwright.costmodel.workload import Overlap, Workload
+from meshwright.model_specs.catalog import with_twin_facts
+from meshwright.model_specs.documents import parse_mapping, read_text
+from meshwright.model_specs.errors import SpecError, shown, validation_message
+from meshwright.model_specs.reader import model_from_mapping, read_model
+from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.runs.run_schema import MeasuredDoc, RunDoc, RunFileError, SettingsDoc
+from meshwright.planner.runs.run_settings import (
+    Stages,
+    gpus_and_dp,
+    layout_of,
+    software_profile,
+    stages_of,
+)
+from meshwright.planner.runs.run_terms import (
+    ALL_LAYERS,
+    cp_comm_kind,
+    cuda_graph_kind,
+    moe_dispatch_kind,
+)
+
+__all__ = [
+    "Measured",
+    "Run",
+    "RunFileError",
+    "UnreadRow",
+    "read_rows",
+    "read_runs",
+    "run_from_mapping",
+    "run_to_mapping",
+]
+
+MAX_FILE_BYTES = 16 * 2**20
+MAX_RUNS = 20_000
+SLIP = 0.9
+"""An unknown key this similar to a known one is taken for a slip of the pen (difflib ratio)."""
+
+
+DRIVER = "nvidia-smi"
+"""A note on measured memory that says so was read from the driver."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What a source measured: seconds of one optimizer step, and the peak memory of one GPU in GiB."""
+
+    step_time_s: float
+    memory_gib: float | None = None
+    from_driver: bool = False
+    """Whether memory is what the driver shows (`nvidia-smi`), not what the allocator handed out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One fully given configuration."""
+
+    id: str
+    source: str
+    workload: Workload
+    layout: Layout
+    """Plain integers."""
+    stages: Stages | None
+    """Layers of each [pipeline rank][virtual stage]; None where the layers divide evenly."""
+    measured: Measured | None = None
+    tags: tuple[str, ...] = ()
+    suspect: str | None = None
+    """Why the source's row looks odd beside its neighbours."""
+    remarks: tuple[str, ...] = ()
+    """Where the row says something that the cost model only approximates or leaves out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnreadRow:
+    """A row that could not be read, and why; `measured` where at least that part could."""
+
+    id: str
+    reason: str
+    measured: Measured | None = None
+
+
+def read_runs(path: Path) -> tuple[Run, ...]:
+    """All runs of a file: a single run, or a list under `runs:`. Raises RunFileError at the first bad row."""
+    runs = []
+    for row in read_rows(path):
+        if isinstance(row, UnreadRow):
+            raise RunFileError(row.reason)
+        runs.append(row)
+    return tuple(runs)
+
+
+def read_rows(path: Path) -> Iterator[Run | UnreadRow]:
+    """Yields the rows of a file one by one; a bad row does not keep the others from being read.
+
+    Raises RunFileError when the file itself cannot be used.
+    """
+    for name, row in _named_rows(path):
+        try:
+            yield run_from_mapping(
+                row, where=f"{path}: {name}", base=path.parent, default_id=path.stem
+            )
+        except RunFileError as error:
+            yield UnreadRow(id=name, reason=str(error), measured=_measured_if_valid(row))
+
+
+def run_from_mapping(
+    row: object, *, where: str, base: Path | None = None, default_id: str = "run"
+) -> Run:
+    """One run from the mapping of a run file.
+
+    `where` opens every message; model and cluster files are looked for beside `base` too. Published rows
+    (those with `measured`) may carry descriptive keys that this version does not know: they become
+    remarks. Everywhere else an unknown key is an error. Raises RunFileError.
+    """
+    cleaned, remarks = _without_unknown_words(_without_nulls(row))
+    try:
+        doc = RunDoc.model_validate(cleaned)
+        return _run(doc, remarks, base, default_id)
+    except ValidationError as error:
+        raise RunFileError(validation_message(error, where, RunDoc)) from None
+    except RunFileError as error:
+        raise RunFileError(f"{where}: {error}") from error
+
+
+def _run(doc: RunDoc, remarks: list[str], base: Path | None, default_id: str) -> Run:
+    settings, model, cluster = doc.run, _model(doc, base), _cluster(doc, base)
+    published = doc.measured is not None
+    gpus, dp = gpus_and_dp(settings, cluster)
+    layout, layout_remarks = layout_of(settings, model, dp, published=published)
+    stages, stage_remarks = stages_of(settings, model)
+    profile, profile_remarks = software_profile(settings, published=published)
+    workload = Workload(
+        model=model,
+        cluster=cluster,
+        gpus=gpus,
+        global_batch=settings.global_batch,
+        seq_len=settings.seq_len,
+        precision=settings.precision,
+        optimizer=settings.optimizer,
+        framework=profile,
+        overlap=Overlap(**settings.overlap.model_dump()),
+        cuda_graph=settings.cuda_graph or cuda_graph_kind(settings.recipe),
+        launch_blocking=settings.launch_blocking,
+        cp_comm=cp_comm_kind(settings.cp_comm),
+        moe_dispatch=settings.moe_dispatch
+        or moe_dispatch_kind(settings.recipe, published=published),
+        expert_imbalance=settings.expert_imbalance,
+        reserve_gib=settings.reserve_gib,
+    )
+    return Run(
+        id=doc.id or default_id,
+        source=doc.source,
+        workload=workload,
+        layout=layout,
+        stages=stages,
+        measured=_measured(doc.measured, workload),
+        tags=tuple(doc.tags),
+        suspect=doc.suspect,
+        remarks=(*remarks, *layout_remarks, *stage_remarks, *profile_remarks, *_plain_remarks(doc)),
+    )
+
+
+def run_to_mapping(run: Run) -> dict[str, Any]:
+    """The run-file form of a run; reading it back gives the same workload, layout, stages and measurement."""
+    work, layout = run.workload, run.layout
+    mask = Recompute(int(layout.recompute))
+    settings: dict[str, Any] = {
+        "seq_len": work.seq_len,
+        "global_batch": work.global_batch,
+        **{
+            name: getattr(layout, name)
+            for name in ("micro_batch", "tp", "pp", "vpp", "cp", "dp", "ep", "etp")
+        },
+        "schedule": schedule_name(int(layout.schedule), int(layout.vpp)),
+        "sequence_parallel": bool(layout.sequence_parallel),
+        "zero_stage": layout.zero_stage,
+        **_recompute_settings(mask, int(layout.recompute_layers)),
+        "precision": work.precision,
+        "optimizer": work.optimizer,
+        "overlap": {name: getattr(work.overlap, name) for name in ("dp", "tp", "pp", "ep")},
+        "framework": work.framework,
+        "cuda_graph": work.cuda_graph,
+        "launch_blocking": work.launch_blocking,
+        "cp_comm": work.cp_comm,
+        "moe_dispatch": work.moe_dispatch,
+        "expert_imbalance": work.expert_imbalance,
+        "reserve_gib": work.reserve_gib,
+    }
+    if run.stages is not None:
+        settings["stages"] = [list(rank) for rank in run.stages]
+    mapping: dict[str, Any] = {
+        "id": run.id,
+        "source": run.source,
+        "model": work.model.model_dump(exclude_none=True),
+        "cluster": work.cluster.model_dump(exclude_none=True),
+        "run": settings,
+        "tags": list(run.tags),
+    }
+    if run.measured is not None:
+        known: dict[str, object] = {
+            "step_time_s": run.measured.step_time_s,
+            "memory_gib": run.measured.memory_gib,
+            "memory_note": DRIVER if run.measured.from_driver else None,
+        }
+        mapping["measured"] = {key: value for key, value in known.items() if value is not None}
+    if run.suspect is not None:
+        mapping["suspect"] = run.suspect
+    return mapping
+
+
+def _recompute_settings(mask: Recompute, layers: int) -> dict[str, Any]:
+    if mask is Recompute.NONE:
+        return {"recompute": "none"}
+    if Recompute.FULL in mask:
+        return {
+            "recompute": "full",
+            **({} if layers >= ALL_LAYERS else {"recompute_layers": layers}),
+        }
+    names = {Recompute.CORE_ATTENTION: "core_attn", Recompute.LAYERNORM: "layernorm"}
+    names |= {
+        Recompute.MOE_ACTIVATION: "moe_act",
+        Recompute.MLA_UP_PROJECTION: "mla_up_proj",
+        Recompute.MLP: "mlp",
+        Recompute.OPERATORS: "op",
+    }
+    return {"recompute": "selective", "recompute_modules": [names[flag] for flag in mask]}
+
+
+def _named_rows(path: Path) -> list[tuple[str, object]]:
+    """The rows of a file with the names that messages call them by."""
+    try:
+        document = parse_mapping(read_text(path, MAX_FILE_BYTES), str(path))
+    except SpecError as error:
+        raise RunFileError(str(error)) from error
+    if "runs" not in document:
+        return [(_row_name(document, path.stem), document)]
+    unknown = [key for key in document if key not in ("runs", "schema")]
+    if unknown:
+        raise RunFileError(
+            "unknown field beside runs", where=f"{path}: {unknown[0]}", allowed=("schema", "runs")
+        )
+    if document.get("schema", 1) != 1:
+        raise RunFileError("must be 1", where=f"{path}: schema", value=document["schema"])
+    rows = document["runs"]
+    if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_RUNS:
+        raise RunFileError(
+            f"must be a list of 1 to {MAX_RUNS} runs", where=f"{path}: runs", value=rows
+        )
+    return [(_row_name(row, f"runs[{index}]"), row) for index, row in enumerate(rows)]
+
+
+def _row_name(row: object, otherwise: str) -> str:
+    name = row.get("id") if isinstance(row, dict) else None
+    return name[:300] if isinstance(name, str) else otherwise
+
+
+def _without_nulls(row: object) -> object:
+    """`null` is how sources write 'not stated': the same as leaving the key out."""
+    if not isinstance(row, dict):
+        return row
+    kept = {key: value for key, value in row.items() if value is not None}
+    if isinstance(kept.get("run"), dict):
+        kept["run"] = {key: value for key, value in kept["run"].items() if value is not None}
+    return kept
+
+
+def _without_unknown_words(row: object) -> tuple[object, list[str]]:
+    """A published row without the keys that this version does not know, unless they look like a slip."""
+    if not (isinstance(row, dict) and "measured" in row and isinstance(row.get("run"), dict)):
+        return row, []
+    cleaned, remarks = _known_part(row, RunDoc, "")
+    cleaned["run"], run_remarks = _known_part(cleaned["run"], SettingsDoc, "run.")
+    return cleaned, remarks + run_remarks
+
+
+def _known_part(
+    section: dict[str, Any], schema: type[BaseModel], place: str
+) -> tuple[dict[str, Any], list[str]]:
+    known = [field.alias or name for name, field in schema.model_fields.items()]
+    dropped = [
+        key
+        for key in section
+        if key not in known and not difflib.get_close_matches(str(key), known, n=1, cutoff=SLIP)
+    ]
+    remarks = [f"{place}{shown(key)} is not known to this version, and not used" for key in dropped]
+    return {key: value for key, value in section.items() if key not in dropped}, remarks
+
+
+def _model(doc: RunDoc, base: Path | None) -> ModelSpec:
+    try:
+        if isinstance(doc.model, str):
+            return read_model(_beside(doc.model, base))
+        model = _with_sinks(model_from_mapping(doc.model, "model"))
+        return with_twin_facts(model) if doc.measured is not None else model
+    except ValueError as error:
+        raise RunFileError(str(error)) from error
+
+
+def _with_sinks(model: ModelSpec) -> ModelSpec:
+    """A row that notes attention sinks is a gpt-oss model, whose experts carry biases (arXiv 2508.10925)."""
+    if model.moe is None or model.attention_sinks or "sinks" not in (model.attention_note or ""):
+        return model
+    moe = model.moe.model_copy(update={"expert_bias": True, "router_bias": True})
+    return model.model_copy(update={"attention_sinks": True, "moe": moe})
+
+
+def _cluster(doc: RunDoc, base: Path | None) -> ClusterSpec:
+    try:
+        if isinstance(doc.cluster, str):
+            return read_cluster(_beside(doc.cluster, base))
+        return cluster_from_mapping(doc.cluster, "cluster")
+    except ValueError as error:
+        raise RunFileError(str(error)) from error
+
+
+def _beside(name: str, base: Path | None) -> str:
+    """A file next to the run file, when there is one of that name; otherwise the name as it is."""
+    beside = (base or Path()) / name
+    try:
+        return str(beside) if beside.is_file() else name
+    except (OSError, ValueError):  # for instance longer than a file name may be
+        return name
+
+
+def _measured(doc: MeasuredDoc | None, workload: Workload) -> Measured | None:
+    if doc is None:
+        return None
+    if doc.step_time_s is not None:
+        return Measured(
+            step_time_s=doc.step_time_s, memory_gib=doc.memory_gib, from_driver=_from_driver(doc)
+        )
+    if doc.tokens_per_s_per_gpu is None:
+        raise RunFileError("measured: needs step_time_s or tokens_per_s_per_gpu")
+    tokens = workload.global_batch * workload.seq_len
+    step_time_s = tokens / (doc.tokens_per_s_per_gpu * workload.gpus)
+    return Measured(
+        step_time_s=step_time_s, memory_gib=doc.memory_gib, from_driver=_from_driver(doc)
+    )
+
+
+def _from_driver(doc: MeasuredDoc) -> bool:
+    return DRIVER in (doc.memory_note or "")
+
+
+def _measured_if_valid(row: object) -> Measured | None:
+    """What was measured of a row that is wrong elsewhere, so that it still counts as failed."""
+    try:
+        doc = MeasuredDoc.model_validate(row.get("measured") if isinstance(row, dict) else None)
+    except ValidationError:
+        return None
+    if doc.step_time_s is None:
+        return None
+    return Measured(
+        step_time_s=doc.step_time_s, memory_gib=doc.memory_gib, from_driver=_from_driver(doc)
+    )
+
+
+def _plain_remarks(doc: RunDoc) -> list[str]:
+    """Words of the row that bear on the measurement and that the cost model does not read."""
+    remarks = []
+    routing = doc.run.moe_routing
+    if routing is not None and "balanced" not in routing:
+        remarks.append(f"moe_routing {routing}: priced as balanced with dropless experts")
+    if doc.measured is not None and doc.measured.memory_note is not None:
+        remarks.append(f"memory {doc.measured.memory_note}")
+    return remarks

@@ -1,0 +1,156 @@
+"""The run file, field by field: one fully given configuration, and what was measured of it."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from meshwright.model_specs.errors import SpecError
+from meshwright.planner.request.inputs import ScheduleName
+
+Degree = Annotated[int, Field(strict=True, ge=1, le=1_048_576)]
+Sequences = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
+Layers = Annotated[int, Field(strict=True, ge=0, le=2000)]
+Flag = Annotated[bool, Field(strict=True)]
+Positive = Annotated[float, Field(strict=True, gt=0, le=1e12, allow_inf_nan=False)]
+Words = Annotated[str, Field(max_length=4000)]
+Descriptive = Annotated[
+    Any, Field(description="Kept in the file for its readers; the cost model does not use it.")
+]
+
+
+class RunFileError(SpecError):
+    """A run file, or one row of it, that cannot be used."""
+
+
+_CLOSED = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+def _split_words(value: object) -> object:
+    return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
+
+
+def _first_number(value: object) -> object:
+    number = re.search(r"\d{1,9}", value) if isinstance(value, str) else None
+    return int(number[0]) if number is not None else value
+
+
+def _said(value: object) -> object:
+    """A sentence about a switch, as sources write it, says that it was set."""
+    return bool(value.strip()) if isinstance(value, str) else value
+
+
+def _name_or_mapping(value: object) -> object:
+    if isinstance(value, dict) or (isinstance(value, str) and 0 < len(value) <= 4000):
+        return value
+    raise ValueError("must be a catalog name, a file name or a mapping of fields")
+
+
+def _words_or_layers(value: object) -> object:
+    """Words, layers of each chunk, or layers of each [rank][virtual stage]."""
+    rows = value if isinstance(value, list) else [value]
+    items = [item for row in rows for item in (row if isinstance(row, list) else [row])]
+    layers = all(type(item) is int and 0 <= item <= 2000 for item in items)
+    if (isinstance(value, str) and len(value) <= 4000) or (isinstance(value, list) and layers):
+        return value
+    raise ValueError("must be a Megatron layout in words, or lists of layers (0 to 2000)")
+
+
+NameOrMapping = Annotated[Any, AfterValidator(_name_or_mapping)]
+WordsOrLayers = Annotated[Any, AfterValidator(_words_or_layers)]
+
+
+class OverlapDoc(BaseModel):
+    """Communication that the run tries to hide under compute."""
+
+    model_config = _CLOSED
+
+    dp: Flag = False
+    tp: Flag = False
+    pp: Flag = False
+    ep: Flag = False
+
+
+class SettingsDoc(BaseModel):
+    """The `run` section: batch, degrees and schedule of one run.
+
+    `dp` leaves context parallelism out: GPUs = tp * pp * cp * dp. The experts use the same GPUs as
+    etp * ep * edp * pp.
+    """
+
+    model_config = _CLOSED
+
+    seq_len: Annotated[int, Field(strict=True, ge=1, le=16_777_216)]
+    global_batch: Sequences
+    micro_batch: Sequences = 1
+    gpus: Degree | None = None
+    tp: Degree = 1
+    pp: Degree = 1
+    vpp: Degree = 1
+    schedule: ScheduleName | None = None
+    """Of the pipeline; by default 1f1b, interleaved where vpp is more than 1."""
+    cp: Degree = 1
+    dp: Degree | None = None
+    ep: Degree = 1
+    etp: Degree = 1
+    sequence_parallel: Flag = False
+    zero_stage: Annotated[int, Field(strict=True, ge=0, le=3)] = 0
+    recompute: Literal["none", "selective", "full"] = "none"
+    recompute_modules: Annotated[list[Words], BeforeValidator(_split_words)] = Field(
+        default=[], max_length=20
+    )
+    recompute_layers: Annotated[Layers | None, BeforeValidator(_first_number)] = None
+    precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] = "bf16"
+    optimizer: Literal["adam", "sgd", "muon"] = "adam"
+    overlap: OverlapDoc = OverlapDoc()
+    framework: Words = "megatron"
+    expert_imbalance: Annotated[float, Field(strict=True, ge=1, le=1e6, allow_inf_nan=False)] = 1.0
+    reserve_gib: Annotated[float, Field(strict=True, ge=0, le=10_000, allow_inf_nan=False)] = 0.0
+    cuda_graph: Literal["none", "feed_forward", "partial", "full"] | None = None
+    cp_comm: Words | None = None
+    moe_dispatch: Literal["deduplicated", "alltoall"] | None = None
+    launch_blocking: Annotated[Flag, BeforeValidator(_said)] = False
+    stages: list[list[Layers]] | None = Field(default=None, max_length=4096)
+    """Transformer layers of each [pipeline rank][virtual stage]."""
+    layer_split: Words | None = None
+    pp_layout: WordsOrLayers = None
+    moe_routing: Words | None = None
+    recipe: dict[str, Any] = Field(default={}, max_length=200)
+
+    activation_offload: Descriptive = None
+    container: Descriptive = None
+    era: Descriptive = None
+    mixed_precision: Descriptive = None
+    note: Descriptive = None
+    recompute_method: Descriptive = None
+
+
+class MeasuredDoc(BaseModel):
+    """What was measured. `step_time_s`, or `tokens_per_s_per_gpu` to derive it from, is needed."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+    step_time_s: Positive | None = None
+    tokens_per_s_per_gpu: Positive | None = None
+    memory_gib: Positive | None = None
+    memory_note: Words | None = None
+
+
+class RunDoc(BaseModel):
+    """One run. `model` and `cluster` are written out, or name a catalog entry or a file."""
+
+    model_config = _CLOSED
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    id: Annotated[str, Field(min_length=1, max_length=300)] | None = None
+    source: Words = ""
+    model: NameOrMapping
+    cluster: NameOrMapping
+    run: SettingsDoc
+    measured: MeasuredDoc | None = None
+    suspect: Words | None = None
+    tags: list[Words] = Field(default=[], max_length=100)
+    tflops_convention: Descriptive = None
+    note: Descriptive = None

@@ -1,0 +1,184 @@
+"""From the `run` section of a run file to a layout, its stages and the name of a software profile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_named, traits
+from meshwright.model_specs.errors import near_miss
+from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.runs.run_schema import RunFileError, SettingsDoc
+from meshwright.planner.runs.run_terms import (
+    MODULE_NAMES,
+    PROFILES,
+    balanced,
+    chunk_layers,
+    framework_profile,
+    recompute_mask,
+)
+
+Stages = tuple[tuple[int, ...], ...]
+
+
+def gpus_and_dp(settings: SettingsDoc, cluster: ClusterSpec) -> tuple[int, int]:
+    """GPUs in use and the data-parallel degree, one derived from the other where it is absent."""
+    model_parallel = settings.tp * settings.pp * settings.cp
+    degrees = f"tp {settings.tp} * pp {settings.pp} * cp {settings.cp}"
+    if settings.dp is None and settings.gpus is None and cluster.elastic:
+        raise RunFileError(
+            f"run.dp: needed, since {cluster.name} is a kind of node, not a machine of one size"
+        )
+    wanted = settings.gpus or cluster.gpus
+    dp = settings.dp or wanted // model_parallel
+    gpus = model_parallel * dp
+    if settings.dp is None and gpus != wanted:
+        raise RunFileError(
+            f"run.dp: absent, and {degrees} = {model_parallel} does not divide {wanted} GPUs"
+        )
+    if settings.gpus is not None and gpus != settings.gpus:
+        raise RunFileError(f"run.gpus: {settings.gpus}, but {degrees} * dp {dp} = {gpus}")
+    if gpus > cluster.gpus:
+        raise RunFileError(
+            f"run.dp: {degrees} * dp {dp} = {gpus} GPUs, but the cluster has {cluster.gpus}"
+        )
+    return gpus, dp
+
+
+def layout_of(
+    settings: SettingsDoc, model: ModelSpec, dp: int, *, published: bool
+) -> tuple[Layout, list[str]]:
+    """The layout in plain integers, and remarks. Raises RunFileError where degrees do not fit together."""
+    replica_batch = settings.micro_batch * dp
+    if settings.global_batch % replica_batch:
+        raise RunFileError(
+            f"run.global_batch: {settings.global_batch} is not a multiple of "
+            f"micro_batch {settings.micro_batch} * dp {dp} = {replica_batch}"
+        )
+    expert_group, ranks = settings.etp * settings.ep, settings.tp * settings.cp * dp
+    if ranks % expert_group:
+        raise RunFileError(
+            f"run.ep: etp {settings.etp} * ep {settings.ep} = {expert_group} "
+            f"does not divide tp * cp * dp = {ranks}"
+        )
+    mask, recompute_layers, remarks = _recompute(settings, model, published=published)
+    layout = Layout(
+        **{
+            name: getattr(settings, name)
+            for name in ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch")
+        },
+        dp=dp,
+        num_micro_batches=settings.global_batch // replica_batch,
+        sequence_parallel=settings.sequence_parallel,
+        zero_stage=settings.zero_stage,
+        recompute=mask,
+        recompute_layers=recompute_layers,
+        schedule=_schedule(settings),
+    )
+    faults = traits(int(layout.schedule)).faults(
+        settings.pp, settings.vpp, int(layout.num_micro_batches)
+    )
+    if layout.schedule and faults:
+        raise RunFileError(f"run.schedule: {'; '.join(faults)}")
+    return layout, remarks
+
+
+def _schedule(settings: SettingsDoc) -> int:
+    """The schedule's code. Raises RunFileError for a name that does not go with pp and vpp."""
+    name = settings.schedule
+    if name is None:
+        return 0
+    if settings.pp == 1 and name != "1f1b":
+        raise RunFileError(f"run.schedule: {name} is a schedule of a pipeline, pp is 1")
+    if name != schedule_name(schedule_named(name), settings.vpp):
+        raise RunFileError(f"run.schedule: {name} does not go with vpp {settings.vpp}")
+    return int(schedule_named(name))
+
+
+def _recompute(
+    settings: SettingsDoc, model: ModelSpec, *, published: bool
+) -> tuple[int, int, list[str]]:
+    known, remarks = [], []
+    for module in settings.recompute_modules:
+        if module.lower() in MODULE_NAMES:
+            known.append(module.lower())
+        elif published:
+            remarks.append(f"recompute_modules {module!r} is not known, left out")
+        else:
+            raise RunFileError(
+                "not a module that can be recomputed",
+                where="run.recompute_modules",
+                value=module,
+                did_you_mean=near_miss(module, MODULE_NAMES),
+                allowed=MODULE_NAMES,
+            )
+    layers_per_chunk = model.layers // (settings.pp * settings.vpp)
+    mask, layers, more = recompute_mask(
+        settings.recompute, known, settings.recompute_layers, layers_per_chunk
+    )
+    return mask, layers, remarks + more
+
+
+def stages_of(settings: SettingsDoc, model: ModelSpec) -> tuple[Stages | None, list[str]]:
+    """Layers of each [rank][virtual stage], or None where they divide evenly, and remarks."""
+    pp, chunk_count = settings.pp, settings.pp * settings.vpp
+    given = settings.stages or settings.pp_layout
+    if isinstance(given, list):
+        return _given_stages(given, settings, model), []
+    words = settings.layer_split or given
+    chunks = None if words is None else chunk_layers(words, model.layers, chunk_count)
+    if chunks is not None:
+        return _by_rank(chunks, pp), []
+    if chunk_count > model.layers:
+        raise RunFileError(
+            f"run.pp: pp {pp} * vpp {settings.vpp} = {chunk_count} chunks, but {model.layers} layers"
+        )
+    remarks = [] if words is None else [f"layer split not understood, layers split evenly: {words}"]
+    if model.layers % chunk_count == 0:
+        return None, remarks
+    remarks.append(
+        f"{model.layers} layers do not divide into {chunk_count} chunks: balanced, larger ones first"
+    )
+    return _by_rank(balanced(model.layers, chunk_count), pp), remarks
+
+
+def _given_stages(given: list[Any], settings: SettingsDoc, model: ModelSpec) -> Stages:
+    """Layers written out: per chunk in model order, or per [rank][virtual stage]."""
+    pp, vpp = settings.pp, settings.vpp
+    if all(isinstance(item, int) for item in given):
+        stages = _by_rank(given, pp) if len(given) == pp * vpp else ()
+    else:
+        stages = tuple(tuple(rank) for rank in given)
+    if len(stages) != pp or any(len(rank) != vpp for rank in stages):
+        raise RunFileError(
+            f"run.stages: must hold {pp} ranks (pp) of {vpp} virtual stages (vpp) each"
+        )
+    total = sum(map(sum, stages))
+    if total != model.layers:
+        raise RunFileError(f"run.stages: {total} layers in all, but the model has {model.layers}")
+    return stages
+
+
+def _by_rank(chunks: Sequence[int], pp: int) -> Stages:
+    """Chunk c runs on rank c % pp, as its virtual stage c // pp."""
+    return tuple(tuple(chunks[rank::pp]) for rank in range(pp))
+
+
+def software_profile(settings: SettingsDoc, *, published: bool) -> tuple[str, list[str]]:
+    """Name of the software profile, and remarks; a general one for an unknown framework if `published`."""
+    text = settings.framework
+    profile = framework_profile(text)
+    if profile is not None:
+        return profile, []
+    if not published:
+        raise RunFileError(
+            "not a known framework",
+            where="run.framework",
+            value=text,
+            did_you_mean=near_miss(text, PROFILES),
+            allowed=PROFILES,
+        )
+    fallback = "fsdp2" if settings.zero_stage == 3 else "megatron"
+    return fallback, [f"framework {text!r} is not known, priced as {fallback}"]

@@ -1,0 +1,206 @@
+"""What the words of a run file mean: framework names, recomputation, CUDA graphs and pipeline splits.
+
+Each function returns the meaning and, where the words say less than the cost model wants to know, a remark.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from meshwright.costmodel.layout import Recompute
+
+ALL_LAYERS = 10**6
+"""`Layout.recompute_layers` of a run that recomputes every layer."""
+
+PROFILES = (
+    "megatron",
+    "torchtitan",
+    "deepspeed",
+    "fsdp2",
+    "megatron-2022",
+    "megatron-lm",
+    "nemo",
+    "megatron-bridge",
+    "megatron-deepspeed",
+    "llm-foundry",
+    "torchtitan-compile",
+    "torchtitan-eager",
+)
+"""Software profiles of the cost model; their names pass through."""
+
+FRAMEWORKS: tuple[tuple[str, str], ...] = (
+    (r"megatron-lm 2022\b", "megatron-2022"),
+    (r"megatron-deepspeed\b", "megatron-deepspeed"),
+    (r"megatron-bridge\b", "megatron-bridge"),
+    (r"nemo\b", "nemo"),
+    (r"(megatron-lm|megatron-core|megatron core)\b", "megatron-lm"),
+    (r"llm-foundry\b", "llm-foundry"),
+    (r"torchtitan\b.*\beager\b", "torchtitan-eager"),
+    (r"torchtitan\b", "torchtitan-compile"),
+    (r"deepspeed\b", "deepspeed"),
+    (r"(pytorch )?fsdp\b", "fsdp2"),
+)
+"""How a framework's lower-case name starts as its source writes it, and its profile; the first match wins."""
+
+MODULES: tuple[tuple[str, Recompute], ...] = (
+    ("core attention", Recompute.CORE_ATTENTION),
+    ("core_attn", Recompute.CORE_ATTENTION),
+    ("layernorm", Recompute.LAYERNORM),
+    ("moe_act", Recompute.MOE_ACTIVATION),
+    ("mla_up_proj", Recompute.MLA_UP_PROJECTION),
+    ("mlp", Recompute.MLP),
+    ("moe", Recompute.MLP),
+    ("shared_experts", Recompute.NONE),
+)
+"""Recomputed modules by the names that sources use for them."""
+
+OPERATOR_LEVEL = ("op", "sac")
+"""torchtitan's selective checkpointing by operator."""
+EVERY_SECOND_LAYER = "layer"
+"""torchtitan's selective checkpointing by layer, with its default of every second layer."""
+
+MODULE_NAMES = (*(name for name, _ in MODULES), *OPERATOR_LEVEL, EVERY_SECOND_LAYER)
+
+_MAX_CHUNKS = 4096
+
+
+def framework_profile(text: str) -> str | None:
+    """Name of the software profile for a framework as its source writes it; None when no pattern matches."""
+    name = text.strip().lower()
+    if name in PROFILES:
+        return name
+    return next((profile for pattern, profile in FRAMEWORKS if re.match(pattern, name)), None)
+
+
+def cuda_graph_kind(recipe: dict[str, Any]) -> str:
+    """`none`, `feed_forward`, `partial` or `full`, from the flags of a published recipe.
+
+    `full_iteration` is an implementation in newer releases and a scope in older ones. Graphs of the
+    router (`moe_router`, `moe_preprocess`) or the MLP alone leave attention to the host.
+    """
+    implementation, scope = recipe.get("cuda_graph_impl"), recipe.get("cuda_graph_scope")
+    scopes = scope if isinstance(scope, list) else [scope]
+    if implementation == "full_iteration" or "full_iteration" in scopes:
+        return "full"
+    if implementation not in ("transformer_engine", "local"):
+        return "none"
+    return "partial" if "attn" in scopes or scopes == [None] else "feed_forward"
+
+
+def moe_dispatch_kind(recipe: dict[str, Any], *, published: bool) -> str:
+    """`alltoall` where the recipe names NCCL's dispatcher, `deduplicated` for DeepEP and HybridEP.
+
+    A published run that names none has not asked for more than NCCL's.
+    """
+    named = recipe.get("moe_dispatcher", "alltoall" if published else None)
+    return "alltoall" if named == "alltoall" else "deduplicated"
+
+
+def cp_comm_kind(words: str | None) -> str:
+    """`a2a` (heads for tokens) or `p2p` (ring), from a framework's `cp_comm_type`."""
+    return (
+        "a2a"
+        if (words or "").strip().lower().startswith(("a2a", "all-to-all", "alltoall", "ulysses"))
+        else "p2p"
+    )
+
+
+def recompute_mask(
+    kind: str, modules: Sequence[str], layers: int | None, layers_per_chunk: int
+) -> tuple[int, int, list[str]]:
+    """`Layout.recompute`, `Layout.recompute_layers` and remarks.
+
+    `kind` is none, selective or full; `layers` the published number of fully recomputed layers of each
+    virtual stage; `modules` are of MODULE_NAMES.
+    """
+    if kind == "none":
+        return int(Recompute.NONE), 0, []
+    if kind == "full":
+        return int(Recompute.FULL), ALL_LAYERS if layers is None else layers, []
+    if not modules:
+        remark = "recompute_modules absent: core attention recomputed, Megatron's default"
+        return int(Recompute.CORE_ATTENTION), 0, [remark]
+    mask, recomputed_layers, remarks = Recompute.NONE, 0, []
+    for module in modules:
+        if module in OPERATOR_LEVEL:
+            mask |= Recompute.OPERATORS
+            remarks.append(
+                f"recompute_modules {module}: every second matrix product is taken as run again"
+            )
+        elif module == EVERY_SECOND_LAYER:
+            mask |= Recompute.FULL
+            recomputed_layers = max(1, layers_per_chunk // 2)
+            remarks.append(f"recompute_modules {module}: every second layer recomputed in full")
+        else:
+            mask |= dict(MODULES)[module]
+            if module in ("moe", "shared_experts"):
+                remarks.append(
+                    f"recompute_modules {module}: no exact counterpart in the cost model"
+                )
+    return int(mask), recomputed_layers, remarks
+
+
+def balanced(total: int, parts: int) -> tuple[int, ...]:
+    """`total` in `parts` whole numbers that differ by at most 1, larger ones first."""
+    size, larger = divmod(total, parts)
+    return tuple(size + (part < larger) for part in range(parts))
+
+
+def chunk_layers(split: str, layers: int, chunks: int) -> tuple[int, ...] | None:
+    """Layers of each pipeline chunk, in model order, from words; None when they are not understood.
+
+    Understood are: 'embedding and LM head each occupy one layer slot' (Megatron's account-for-embedding and
+    -loss flags), 'type:transformer|embedding' (DeepSpeed's partition by layer type; unit weights, so
+    balanced), a Megatron layout such as 'Et|(tt|)*30mL', and clauses 'N chunks = SPEC; ...' whose SPEC is a
+    Megatron layout or a list such as 'E+4,14x4,1+mtp+loss'.
+    """
+    words = split.strip().lower()
+    if words.startswith(("embedding and lm head each occupy", "type:transformer|embedding")):
+        return _with_end_slots(layers, chunks)
+    found = _megatron_layout(split) or _clause_for(split, chunks)
+    if found is not None and len(found) == chunks and sum(found) == layers:
+        return found
+    return None
+
+
+def _with_end_slots(layers: int, chunks: int) -> tuple[int, ...] | None:
+    slots = list(balanced(layers + 2, chunks))
+    slots[0] -= 1
+    slots[-1] -= 1
+    return tuple(slots) if min(slots) >= 0 else None
+
+
+def _clause_for(text: str, chunks: int) -> tuple[int, ...] | None:
+    for clause in text.split(";"):
+        match = re.search(r"\b(\d{1,5}) chunks = (.+)", clause)
+        if match is not None and int(match[1]) == chunks:
+            spec = match[2].split(", see ")[0]
+            return _megatron_layout(spec) or _counted_list(spec)
+    return None
+
+
+def _counted_list(spec: str) -> tuple[int, ...] | None:
+    """'E+8,6x8,5+mtp+loss' is 8, then six times 8, then 5."""
+    sizes: list[int] = []
+    for item in spec.split(","):
+        match = re.fullmatch(r"(?:E\+)?(?:(\d{1,4})x)?(\d{1,4})(?:\+(?:mtp|loss))*", item.strip())
+        if match is None or len(sizes) > _MAX_CHUNKS:
+            return None
+        sizes += [int(match[2])] * int(match[1] or 1)
+    return tuple(sizes)
+
+
+def _megatron_layout(text: str) -> tuple[int, ...] | None:
+    """Decoder layers (t) between the bars of a `--pipeline-model-parallel-layout` string."""
+    layout = text.replace(",", "").replace(" ", "")
+    if re.fullmatch(r"(?:[EtmL|]|\([Etm|]+\)|\*\d{1,4})+", layout) is None or "E" not in layout:
+        return None
+    repeated = re.compile(r"(?:\(([Etm|]+)\)|([Etm|]))\*(\d{1,4})")
+    expanded = repeated.sub(lambda match: (match[1] or match[2]) * int(match[3]), layout)
+    if len(expanded) > 16 * _MAX_CHUNKS or "*" in expanded:
+        return None
+    return tuple(
+        chunk.count("t") for chunk in expanded.replace("(", "").replace(")", "").split("|")
+    )

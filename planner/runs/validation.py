@@ -1,0 +1,310 @@
+"""Predicted against measured: per row, summed up, and what following the predicted ranking would have cost.
+
+The cost model is passed in as a function, so that scoring stays plain arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from meshwright.costmodel.layout import Recompute
+from meshwright.planner.runs.run_file import Measured, Run, UnreadRow
+
+FAILED_ERROR_PCT = 100.0
+"""A row that cannot be predicted counts with this error, so that failing never looks better than guessing."""
+REGRET_GROUP = 4
+"""Rows that share model, cluster, sequence length and global batch form a group from this many on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What the cost model expects: seconds of one step, and the peak memory of one GPU in GiB."""
+
+    step_time_s: float
+    memory_gib: float | None = None
+
+
+Predict = Callable[[Run], Prediction]
+"""Raises ValueError or ArithmeticError where the cost model has no answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredRow:
+    """One row: predicted, measured, and the signed errors in percent (positive: predicted too much)."""
+
+    id: str
+    run: Run | None
+    measured: Measured | None
+    predicted: Prediction | None = None
+    error_s: float | None = None
+    """Predicted minus measured seconds; None without either."""
+    error_pct: float | None = None
+    """None without a measured step; FAILED_ERROR_PCT where the prediction failed."""
+    memory_error_pct: float | None = None
+    failed: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorSummary:
+    """Sums over rows, in percent. Mean, median, p90 (linear interpolation) and worst are of
+    absolute errors."""
+
+    count: int
+    failed: int
+    mean_error_pct: float | None
+    median_error_pct: float | None
+    p90_error_pct: float | None
+    worst_error_pct: float | None
+    bias_pct: float | None
+    """Mean signed error of the rows that did not fail."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegretGroup:
+    """Alternatives for one model, cluster and batch, and what the one predicted fastest would have cost."""
+
+    model: str
+    device: str
+    gpus: int
+    seq_len: int
+    global_batch: int
+    rows: int
+    chosen: str
+    """The row predicted fastest; the first in file order among equals."""
+    tied: int
+    """Rows with that same predicted time, the chosen one included."""
+    fastest: str
+    regret_pct: float
+    """Measured time of the chosen row over the best measured time, minus 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationReport:
+    """Everything that `validate` prints."""
+
+    rows: tuple[ScoredRow, ...]
+    regret: tuple[RegretGroup, ...]
+    """Without suspect rows."""
+    regret_with_suspects: tuple[RegretGroup, ...]
+
+    def summary(self) -> dict[str, Any]:
+        """The sums as plain data: step time overall, by suspicion and by kind of row; memory; regret."""
+        rows = self.rows
+        return {
+            **_plain(summarise(rows)),
+            "without_suspects": _plain(summarise([row for row in rows if not _is_suspect(row)])),
+            "suspects": _plain(summarise([row for row in rows if _is_suspect(row)])),
+            **{f"by_{name}": _by(rows, kind) for name, kind in KINDS.items()},
+            "memory": {
+                **_plain(summarise_memory(rows)),
+                **{f"by_{name}": _by(rows, kind, memory=True) for name, kind in KINDS.items()},
+            },
+            "regret": {
+                **_regret_sums(self.regret),
+                "with_suspects": _regret_sums(self.regret_with_suspects),
+            },
+        }
+
+    def as_document(self) -> dict[str, Any]:
+        """What `validate --json` prints; see the field names of the rows in `_row_document`."""
+        return {
+            "schema": 1,
+            "rows": [_row_document(row) for row in self.rows],
+            "summary": self.summary(),
+            "regret": [_plain(group) for group in self.regret],
+        }
+
+
+def score(rows: Iterable[Run | UnreadRow], predict: Predict) -> ValidationReport:
+    """Predicts every row and compares. Rows that could not be read, or predicted, count as failed."""
+    scored = tuple(_scored(row, predict) for row in rows)
+    return ValidationReport(
+        rows=scored,
+        regret=plan_regret([row for row in scored if not _is_suspect(row)]),
+        regret_with_suspects=plan_regret(scored),
+    )
+
+
+def _scored(row: Run | UnreadRow, predict: Predict) -> ScoredRow:
+    if isinstance(row, UnreadRow):
+        return _failed(row.id, None, row.measured, row.reason)
+    try:
+        predicted = predict(row)
+    except (ValueError, ArithmeticError) as error:
+        return _failed(row.id, row, row.measured, str(error) or type(error).__name__)
+    for value in (predicted.step_time_s, predicted.memory_gib):
+        if value is not None and not (math.isfinite(value) and value > 0):
+            return _failed(row.id, row, row.measured, f"not a prediction: {predicted}")
+    measured = row.measured
+    error_s = error_pct = memory_error_pct = None
+    if measured is not None:
+        error_s = predicted.step_time_s - measured.step_time_s
+        error_pct = _error_pct(predicted.step_time_s, measured.step_time_s)
+        if measured.memory_gib is not None and predicted.memory_gib is not None:
+            memory_error_pct = _error_pct(predicted.memory_gib, measured.memory_gib)
+    return ScoredRow(
+        id=row.id,
+        run=row,
+        measured=measured,
+        predicted=predicted,
+        error_s=error_s,
+        error_pct=error_pct,
+        memory_error_pct=memory_error_pct,
+    )
+
+
+def _failed(name: str, run: Run | None, measured: Measured | None, reason: str) -> ScoredRow:
+    has_memory = measured is not None and measured.memory_gib is not None
+    return ScoredRow(
+        id=name,
+        run=run,
+        measured=measured,
+        error_pct=None if run is not None and measured is None else FAILED_ERROR_PCT,
+        memory_error_pct=FAILED_ERROR_PCT if has_memory else None,
+        failed=reason,
+    )
+
+
+def _error_pct(predicted: float, measured: float) -> float:
+    return 100.0 * (predicted - measured) / measured
+
+
+def summarise(rows: Sequence[ScoredRow]) -> ErrorSummary:
+    """Sums of the step-time errors of the rows that have one."""
+    return _sums([(row.error_pct, row.failed is not None) for row in rows])
+
+
+def summarise_memory(rows: Sequence[ScoredRow]) -> ErrorSummary:
+    """Sums of the memory errors of the rows that have one."""
+    return _sums([(row.memory_error_pct, row.failed is not None) for row in rows])
+
+
+def _sums(errors: Iterable[tuple[float | None, bool]]) -> ErrorSummary:
+    known = [(error, failed) for error, failed in errors if error is not None]
+    absolute = np.abs([error for error, _ in known])
+    signed = [error for error, failed in known if not failed]
+    return ErrorSummary(
+        count=len(known),
+        failed=sum(failed for _, failed in known),
+        mean_error_pct=float(absolute.mean()) if known else None,
+        median_error_pct=float(np.median(absolute)) if known else None,
+        p90_error_pct=float(np.percentile(absolute, 90)) if known else None,
+        worst_error_pct=float(absolute.max()) if known else None,
+        bias_pct=float(np.mean(signed)) if signed else None,
+    )
+
+
+def plan_regret(rows: Sequence[ScoredRow]) -> tuple[RegretGroup, ...]:
+    """Regret of every group of at least REGRET_GROUP measured rows.
+
+    A failed row is never ranked fastest; where every row of a group failed, the slowest counts as chosen.
+    """
+    groups: defaultdict[tuple[object, ...], list[tuple[ScoredRow, Run, Measured]]] = defaultdict(
+        list
+    )
+    for row in rows:
+        if row.run is not None and row.measured is not None:
+            groups[_group_key(row.run)].append((row, row.run, row.measured))
+    return tuple(_regret(group) for group in groups.values() if len(group) >= REGRET_GROUP)
+
+
+def _group_key(run: Run) -> tuple[object, ...]:
+    """Model and cluster by what they are, not by the words written about them."""
+    work = run.workload
+    model = work.model.model_dump_json(exclude={"source", "attention_note", "published_parameters"})
+    cluster = work.cluster.model_dump_json(
+        exclude={"fabric": True, "assumed": True, "sources": True, "device": {"sources"}}
+    )
+    return model, cluster, work.gpus, work.seq_len, work.global_batch
+
+
+def _regret(group: Sequence[tuple[ScoredRow, Run, Measured]]) -> RegretGroup:
+    ranked = [
+        (row.predicted.step_time_s, row, measured) for row, _, measured in group if row.predicted
+    ]
+    best_row, _, best = min(group, key=lambda member: member[2].step_time_s)
+    if ranked:
+        predicted_s, chosen, measured = min(ranked, key=lambda member: member[0])
+        tied = sum(time_s == predicted_s for time_s, _, _ in ranked)
+    else:
+        chosen, _, measured = max(group, key=lambda member: member[2].step_time_s)
+        tied = len(group)
+    work = group[0][1].workload
+    return RegretGroup(
+        model=work.model.name,
+        device=work.cluster.device.name,
+        gpus=work.gpus,
+        seq_len=work.seq_len,
+        global_batch=work.global_batch,
+        rows=len(group),
+        chosen=chosen.id,
+        tied=tied,
+        fastest=best_row.id,
+        regret_pct=100.0 * (measured.step_time_s / best.step_time_s - 1.0),
+    )
+
+
+def _regret_sums(groups: Sequence[RegretGroup]) -> dict[str, Any]:
+    regrets = [group.regret_pct for group in groups]
+    return {
+        "groups": len(regrets),
+        "mean_pct": float(np.mean(regrets)) if regrets else None,
+        "worst_pct": max(regrets, default=None),
+    }
+
+
+def _is_suspect(row: ScoredRow) -> bool:
+    return row.run is not None and row.run.suspect is not None
+
+
+def _recompute_kind(run: Run) -> str:
+    mask = Recompute(int(run.layout.recompute))
+    if mask is Recompute.NONE:
+        return "none"
+    return "full" if Recompute.FULL in mask else "selective"
+
+
+KINDS: dict[str, Callable[[Run], str]] = {
+    "source": lambda run: run.source.split(";")[0].strip() or "not stated",
+    "device": lambda run: run.workload.cluster.device.name,
+    "precision": lambda run: run.workload.precision,
+    "model_kind": lambda run: "dense" if run.workload.model.moe is None else "moe",
+    "framework": lambda run: run.workload.framework,
+    "recompute": _recompute_kind,
+}
+"""How rows are told apart in the sums. A source is named by what stands before its first semicolon."""
+
+
+def _by(
+    rows: Sequence[ScoredRow], kind: Callable[[Run], str], *, memory: bool = False
+) -> dict[str, Any]:
+    groups: defaultdict[str, list[ScoredRow]] = defaultdict(list)
+    for row in rows:
+        if (row.memory_error_pct if memory else row.error_pct) is not None:
+            groups["not read" if row.run is None else kind(row.run)].append(row)
+    sums = summarise_memory if memory else summarise
+    return {name: _plain(sums(groups[name])) for name in sorted(groups)}
+
+
+def _plain(record: object) -> dict[str, Any]:
+    return dict(vars(record))
+
+
+def _row_document(row: ScoredRow) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "predicted": None if row.predicted is None else _plain(row.predicted),
+        "measured": None if row.measured is None else _plain(row.measured),
+        "error_s": row.error_s,
+        "error_pct": row.error_pct,
+        "memory_error_pct": row.memory_error_pct,
+        "failed": row.failed,
+        "suspect": row.run.suspect if row.run is not None else None,
+        "remarks": [] if row.run is None else list(row.run.remarks),
+    }

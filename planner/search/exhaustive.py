@@ -1,0 +1,119 @@
+"""Every layout of a small space that can fit, priced one by one: no bounds on time, no pruning, no solver.
+
+Only the split of the layers is not enumerated (there are millions of splits of 32 layers over 8 stages): it
+comes from `meshwright.planner.bounds.layer_split`, whose exactness has tests of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from math import inf
+
+import numpy as np
+
+from meshwright.constraints.memory import HbmCapacity
+from meshwright.constraints.rule import FinishedPlan, Rule
+from meshwright.costmodel.layout import Layout
+from meshwright.planner.bounds.exact_cost import MappingBounds, Priced
+from meshwright.planner.bounds.pricing import Pricing
+from meshwright.planner.bounds.stages import balanced_stages
+from meshwright.planner.request.plan_request import RequestError
+from meshwright.planner.search.loop import Certificate, Outcome
+from meshwright.planner.search.model import Candidates
+from meshwright.planner.search.space import Space
+
+LARGEST_SPACE = 20_000
+
+
+def search_exhaustively(
+    space: Space,
+    pricing: Pricing,
+    rules: Sequence[Rule],
+    *,
+    top_k: int = 1,
+    time_limit_s: float | None = None,
+) -> Outcome:
+    """Prices every legal layout. Raises RequestError if the space has more than `LARGEST_SPACE` layouts."""
+    deadline = inf if time_limit_s is None else time.monotonic() + time_limit_s
+    families = space.families(space.workload.gpus)
+    size = int(space.members_per_family(families).sum())
+    if size > LARGEST_SPACE:
+        raise RequestError(
+            f"method: exhaustive prices every layout one by one, and there are {size}; at most "
+            f"{LARGEST_SPACE} are allowed. Pin some choices (--pin tp=8,pp=4), or use --method cp-sat"
+        )
+    certificate = Certificate(layouts=size)
+    best: list[tuple[float, int, Priced]] = []
+    status, loose_s = "infeasible", inf
+    for layout in _layouts(_roomy(space.members(families), pricing, certificate)):
+        if time.monotonic() > deadline:
+            status = "unknown"
+            break
+        priced = _price(layout, space, pricing, rules, certificate)
+        loose_s = min(loose_s, pricing.loose_s)
+        if priced is not None:
+            best.append((priced.step_time_s, certificate.priced, priced))
+            best = sorted(best, key=lambda entry: entry[:2])[:top_k]
+    bound_s = min(best[0][0], loose_s) if best and status != "unknown" else None
+    if best:
+        status = "optimal" if bound_s == best[0][0] else "feasible"
+    return Outcome(
+        status=status,
+        best=tuple(priced for _, _, priced in best),
+        lower_bound_s=bound_s,
+        certificate=certificate,
+    )
+
+
+def _price(
+    layout: Layout, space: Space, pricing: Pricing, rules: Sequence[Rule], certificate: Certificate
+) -> Priced | None:
+    """The price of one layout; None where a rule forbids it or no split of it fits."""
+    broken = _first_broken(layout, space, rules)
+    if broken is None:
+        priced = pricing.exact(layout, _every_mapping(pricing, layout), inf)
+        if priced is not None:
+            certificate.priced += 1
+            return priced
+    certificate.rule_out(broken or HbmCapacity.name, 1)
+    return None
+
+
+def _roomy(members: Layout, pricing: Pricing, certificate: Certificate) -> Layout:
+    """The layouts of which some split may fit; the others would need more memory under any."""
+    memory_gib, _ = pricing.least_memory_gib(members)
+    table = Candidates(workload=pricing.workload, layouts=members, memory_gib=memory_gib)
+    fits = HbmCapacity().excess(table) <= 0
+    certificate.rule_out(HbmCapacity.name, int(np.sum(~fits)))
+    return members.take(fits)
+
+
+def _layouts(layouts: Layout) -> Iterator[Layout]:
+    for row in range(len(np.atleast_1d(np.asarray(layouts.tp)))):
+        yield layouts.scalar(row)
+
+
+def _first_broken(layout: Layout, space: Space, rules: Sequence[Rule]) -> str | None:
+    """The first rule, memory aside, that the even split of a layout breaks by the rule's own check."""
+    stages = balanced_stages(space.workload.model.layers, int(layout.pp), int(layout.vpp))
+    if stages is None:
+        return "layers-by-stages"
+    whole = max(max(rank) for rank in stages)
+    recomputed = Layout(
+        **{**vars(layout), "recompute_layers": whole if int(layout.recompute) & 32 else 0}
+    )
+    plan = FinishedPlan(
+        workload=space.workload, layout=recomputed, stages=stages, memory_gib=(0.0,), spans={}
+    )
+    for rule in rules:
+        if not isinstance(rule, HbmCapacity) and rule.check(plan) is not None:
+            return rule.name
+    return None
+
+
+def _every_mapping(pricing: Pricing, layout: Layout) -> MappingBounds:
+    """All mappings, with bounds that exclude none."""
+    found = pricing.mappings(layout)
+    count = len(next(iter(found.values())))
+    return MappingBounds(matrices=found, bound_s=np.full(count, -inf))

@@ -1,0 +1,84 @@
+"""Layouts that are still in the race, with their bounds."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.costmodel.layout import Layout
+from meshwright.planner.bounds.exact_cost import MappingBounds
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+class OpenSet:
+    """Open layouts. Rows stay valid until the next `drop`."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, NDArray[np.int64]] = {}
+        self.memory_gib: FloatArray = np.zeros(0)
+        self.bound_s: FloatArray = np.zeros(0)
+        """Infinite once a layout is closed."""
+        self.mappings: list[MappingBounds | None] = []
+
+    def __len__(self) -> int:
+        return int(np.sum(np.isfinite(self.bound_s)))
+
+    def add(self, layouts: Layout, memory_gib: FloatArray, bound_s: FloatArray) -> None:
+        """Adds array layouts with their memory and bounds, shape [n] each."""
+        if not len(bound_s):
+            return
+        for f in fields(layouts):
+            new = np.broadcast_to(np.asarray(getattr(layouts, f.name)), bound_s.shape)
+            old = self._columns.get(f.name)
+            self._columns[f.name] = new if old is None else np.concatenate([old, new])
+        self.memory_gib = np.concatenate([self.memory_gib, memory_gib])
+        self.bound_s = np.concatenate([self.bound_s, bound_s])
+        self.mappings += [None] * len(bound_s)
+
+    def take(self, rows: IntArray) -> Layout:
+        """Some of the layouts, as arrays."""
+        return Layout(**{name: column[rows] for name, column in self._columns.items()})  # type: ignore[arg-type]
+
+    def scalar(self, row: int) -> Layout:
+        """One of the layouts, in plain numbers."""
+        return Layout(**{name: column[row].item() for name, column in self._columns.items()})
+
+    def least_s(self) -> float:
+        """The least bound; infinite when nothing is open."""
+        return float(self.bound_s.min()) if len(self.bound_s) else float("inf")
+
+    def cheapest(self) -> int | None:
+        """The row with the least bound."""
+        return int(np.argmin(self.bound_s)) if len(self) else None
+
+    def by_bound(self) -> IntArray:
+        """Rows of the open layouts, least bound first."""
+        order = np.argsort(self.bound_s, kind="stable")
+        return order[np.isfinite(self.bound_s[order])]
+
+    def set_mappings(self, row: int, bounds: MappingBounds) -> None:
+        """Replaces a layout's bound by that of its mappings."""
+        self.mappings[row] = bounds
+        self.bound_s[row] = max(float(self.bound_s[row]), bounds.least_s)
+
+    def close(self, row: int) -> None:
+        """Takes a layout out of the race."""
+        self.bound_s[row] = np.inf
+
+    def drop(self, cutoff_s: float) -> int:
+        """Forgets closed layouts and those whose bound is at or above the cutoff; returns how many of the
+        latter.
+        """
+        keep = np.isfinite(self.bound_s) & (self.bound_s < cutoff_s)
+        dropped = int(np.sum(np.isfinite(self.bound_s) & ~keep))
+        if not keep.all():
+            self._columns = {name: column[keep] for name, column in self._columns.items()}
+            self.memory_gib, self.bound_s = self.memory_gib[keep], self.bound_s[keep]
+            self.mappings = [
+                bounds for bounds, stays in zip(self.mappings, keep, strict=True) if stays
+            ]
+        return dropped

@@ -1,0 +1,396 @@
+"""The space of layouts: every combination of choices that a framework can run, as arrays.
+
+A *family* is a choice of degrees and micro-batch; its *members* add the virtual stages, the ZeRO stage and
+the recomputation. What recomputation in full covers, how layers are split and where ranks lie is decided
+per member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.constraints.pipeline_schedules import FRAMEWORK_SCHEDULES
+from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.pipeline.schedules import (
+    LEAST_BUBBLE_SHARE,
+    schedule_name,
+    schedule_named,
+    traits,
+)
+from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.request.plan_request import PlanRequest
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+EVERY_MAPPING = "every mapping of the axes onto the fabric levels with tp inside the innermost"
+LARGEST_CP = 64
+LARGEST_ODD_MICRO_BATCH = 16
+
+_ZERO = {"megatron": (0, 1), "torchtitan": (0, 2, 3), "deepspeed": (0, 1, 2, 3), "fsdp2": (2, 3)}
+_SEQUENCE_PARALLEL = ("megatron", "torchtitan")
+_EXPERT_TENSOR = ("megatron",)
+_SELECTIVE = ("megatron",)
+_ONE = {
+    "megatron": (),
+    "torchtitan": (),
+    "deepspeed": ("cp", "vpp"),
+    "fsdp2": ("pp", "vpp", "ep"),
+}
+"""Axes for which a framework has no setting; the rules of `constraints` say so too, and check the outcome."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """The choices of each axis. `pins` and `forbids` of the request are already taken out of them."""
+
+    workload: Workload
+    tp: tuple[int, ...]
+    cp: tuple[int, ...]
+    pp: tuple[int, ...]
+    dp: tuple[int, ...]
+    ep: tuple[int, ...]
+    expert_tensor: bool
+    """Whether etp may be tp as well as 1."""
+    etp: int | None
+    vpp: tuple[int, ...] | None
+    """None where any that deals the layers out evenly will do."""
+    interleaving: bool
+    micro_batch: int | None
+    zero: tuple[int, ...]
+    recompute: tuple[int, ...]
+    sequence_parallel: bool
+    fewest_gpus: int
+    schedules: tuple[str, ...] = FRAMEWORK_SCHEDULES["megatron"]
+    """Of pipelines, by name."""
+
+    def micro_batches(self, dp: int) -> list[int]:
+        """Sequences per micro-batch for a number of replicas: powers of two, and other divisors while
+        small.
+        """
+        share = self.workload.global_batch // dp
+        if self.micro_batch is not None:
+            return [self.micro_batch] if share % self.micro_batch == 0 else []
+        return [b for b in divisors(share) if b <= LARGEST_ODD_MICRO_BATCH or b & (b - 1) == 0]
+
+    def virtual_stages(self, pp: int) -> tuple[int, ...]:
+        """Virtual stages per rank.
+
+        1, and those that deal the layers out evenly when embedding, head or MTP modules may count as a layer.
+        """
+        model = self.workload.model
+        if pp == 1 or not self.interleaving:
+            found: tuple[int, ...] = (1,)
+        elif self.vpp is not None:
+            found = tuple(v for v in self.vpp if pp * v <= model.layers)
+        else:
+            extra = range(3 + model.mtp_layers)
+            most = model.layers // pp
+            found = (
+                1,
+                *(
+                    v
+                    for v in range(2, most + 1)
+                    if any((model.layers + e) % (pp * v) == 0 for e in extra)
+                ),
+            )
+        return found if self.vpp is None else tuple(v for v in found if v in self.vpp)
+
+    def pipelines(self, pp: int) -> tuple[tuple[int, int], ...]:
+        """Every (virtual stages, schedule) that a number of pipeline ranks can have."""
+        found = []
+        for vpp in self.virtual_stages(pp):
+            for name in self.schedules if pp > 1 else set(self.schedules) & {"1f1b"}:
+                schedule = schedule_named(name)
+                known = traits(schedule)
+                if schedule_name(schedule, vpp) == name and known.fewest_chunks <= vpp <= (
+                    known.most_chunks or vpp
+                ):
+                    found.append((vpp, int(schedule)))
+        return tuple(found)
+
+    @cached_property
+    def _batch_pairs(self) -> tuple[IntArray, IntArray]:
+        """Every (dp, micro_batch), sorted by dp."""
+        pairs = [(dp, size) for dp in self.dp for size in self.micro_batches(dp)]
+        table = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+        return table[:, 0], table[:, 1]
+
+    def families(self, most_gpus: int, more_than: int = 0) -> Layout:
+        """All families that use more than `more_than` and at most `most_gpus` GPUs, arrays of shape [n]."""
+        blocks = list(self._family_blocks(most_gpus, max(more_than, self.fewest_gpus - 1)))
+        if not blocks:
+            return _layouts(np.zeros((0, 7), dtype=np.int64), self)
+        return _layouts(np.concatenate(blocks), self)
+
+    def _family_blocks(self, most_gpus: int, more_than: int) -> Iterator[IntArray]:
+        """Rows of each (tp, cp); among them pp runs slowest, then etp, ep, and (dp, micro-batch)."""
+        dps, sizes = self._batch_pairs
+        for tp in self.tp:
+            etps = np.array(self._etps(tp), dtype=np.int64)
+            for cp in self.cp:
+                pps = np.array(
+                    [pp for pp in self.staged_pp if tp * cp * pp <= most_gpus], dtype=np.int64
+                )
+                pp, etp, ep, pair = np.ix_(
+                    pps, etps, np.array(self.ep, dtype=np.int64), np.arange(len(dps))
+                )
+                gpus = tp * cp * pp * dps[pair]
+                within = (more_than < gpus) & (gpus <= most_gpus)
+                at = np.nonzero(within & ((tp * cp * dps[pair]) % (etp * ep) == 0))
+                if not len(at[0]):
+                    continue
+                one = np.ones(len(at[0]), dtype=np.int64)
+                columns = (
+                    tp * one,
+                    cp * one,
+                    pps[at[0]],
+                    dps[at[3]],
+                    np.array(self.ep)[at[2]],
+                    etps[at[1]],
+                )
+                yield np.stack([*columns, sizes[at[3]]], axis=1)
+
+    def shapes(self) -> Layout:
+        """Every (tp, cp, ep, etp, micro_batch) once, on as few GPUs as it needs."""
+        sizes = sorted({size for dp in self.dp for size in self.micro_batches(dp)})
+        rows = [
+            (tp, cp, 1, ep * etp, ep, etp, size)
+            for tp in self.tp
+            for cp in self.cp
+            for ep in self.ep
+            for etp in self._etps(tp)
+            for size in sizes
+        ]
+        return _layouts(np.array(rows, dtype=np.int64).reshape(-1, 7), self)
+
+    def _etps(self, tp: int) -> tuple[int, ...]:
+        options = (1, tp) if self.expert_tensor and tp > 1 else (1,)
+        return options if self.etp is None else tuple(e for e in options if e == self.etp)
+
+    def variants(self, families: Layout) -> Layout:
+        """Every ZeRO stage and recomputation of the given families, without virtual stages; arrays of shape
+        [n].
+        """
+        count = families.broadcast_shape()[0]
+        zero, recompute = (
+            np.array(self.zero, dtype=np.int64),
+            np.array(self.recompute, dtype=np.int64),
+        )
+        grown = families.take(np.repeat(np.arange(count), len(zero) * len(recompute)))
+        return replace(
+            grown,
+            zero_stage=np.tile(np.repeat(zero, len(recompute)), count),
+            recompute=np.tile(recompute, count * len(zero)),
+        )
+
+    def staged(self, variants: Layout) -> Layout:
+        """Every number of virtual stages and schedule of the given layouts, arrays of shape [n]."""
+        pp = np.atleast_1d(np.asarray(variants.pp))
+        if not len(pp):
+            return variants
+        by_pp = {
+            int(p): np.array(self.pipelines(int(p)), dtype=np.int64).reshape(-1, 2)
+            for p in np.unique(pp)
+        }
+        options = [by_pp[int(p)] for p in pp]
+        rows = np.repeat(np.arange(len(pp)), [len(o) for o in options])
+        vpp, schedule = np.concatenate(options).T
+        return replace(variants.take(rows), vpp=vpp, schedule=schedule)
+
+    def members(self, families: Layout) -> Layout:
+        """Every member of the given families, arrays of shape [n]."""
+        return self.staged(self.variants(families))
+
+    def members_per_family(self, families: Layout) -> IntArray:
+        """How many members each family has, shape [n]."""
+        pp = np.atleast_1d(np.asarray(families.pp))
+        return np.asarray(self._members_by_pp[pp], dtype=np.int64)
+
+    @cached_property
+    def smallest_bubble(self) -> FloatArray:
+        """By pp, the least that (ranks' work - the busiest rank's) may be multiplied by for the bubble."""
+        return self._by_pp(lambda found: min(_bubble_factor(*one) for one in found))
+
+    @cached_property
+    def _members_by_pp(self) -> IntArray:
+        per: int = len(self.zero) * len(self.recompute)
+        return np.asarray(self.pipeline_counts * per, dtype=np.int64)
+
+    @cached_property
+    def staged_pp(self) -> tuple[int, ...]:
+        """Values of pp that some number of virtual stages and some schedule go with."""
+        return tuple(pp for pp in self.pp if self.pipelines(pp))
+
+    @cached_property
+    def single_stage(self) -> IntArray:
+        """Values of pp for which one virtual stage is a choice."""
+        single = [pp for pp in self.pp if any(vpp == 1 for vpp, _ in self.pipelines(pp))]
+        return np.array(single, dtype=np.int64)
+
+    @cached_property
+    def pipeline_counts(self) -> IntArray:
+        """By pp, how many pairs of virtual stages and schedule there are."""
+        return self._by_pp(len).astype(np.int64)
+
+    def _by_pp(self, measure: Callable[[tuple[tuple[int, int], ...]], float]) -> FloatArray:
+        table = np.zeros(max(self.pp, default=1) + 1)
+        for pp in self.pp:
+            options = self.pipelines(pp)
+            table[pp] = measure(options) if options else 0
+        return table
+
+    def words(self) -> str:
+        """The space in one line, for the certificate."""
+        axes = [(name, getattr(self, name)) for name in ("tp", "cp", "pp", "dp", "ep")]
+        degrees = ", ".join(
+            f"{name} in {_shown(options)}" for name, options in axes if options != (1,)
+        )
+        kinds = len(self.recompute)
+        etp = ", etp 1 or tp" if self.expert_tensor else ""
+        schedules = f"{len(self.schedules)} pipeline schedules, " if len(self.schedules) > 2 else ""
+        return (
+            f"{degrees or 'every degree 1'}{etp}, every micro-batch that divides, "
+            f"virtual stages that deal layers evenly, {schedules}"
+            f"ZeRO stage in {_shown(self.zero)}, {kinds} kinds of recomputation, "
+            f"up to {self.workload.gpus} GPUs, {EVERY_MAPPING}, every split of the layers (interleaved: "
+            "those even in every virtual stage but for the ends)"
+        )
+
+
+def space_of(request: PlanRequest) -> Space:
+    """The space that a request spans."""
+    workload, model = request.workload(), request.model
+    one, forbids, pins = _ONE[request.framework], request.forbids, request.pins
+
+    def axis(name: str, options: list[int]) -> tuple[int, ...]:
+        if name in one or name in forbids:
+            options = [o for o in options if o == 1]
+        return tuple(o for o in options if name not in pins or o == pins[name])
+
+    zero = tuple(z for z in _ZERO[request.framework] if f"zero-{z}" not in forbids)
+    vpp, etp, size = pins.get("vpp"), pins.get("etp"), pins.get("micro_batch")
+    experts = divisors(model.moe.experts) if model.moe is not None else [1]
+    return Space(
+        workload=workload,
+        tp=axis("tp", _tensor_degrees(workload)),
+        cp=axis("cp", _context_degrees(workload)),
+        pp=axis("pp", list(range(1, min(model.layers, request.gpus) + 1))),
+        dp=axis("dp", [d for d in divisors(request.global_batch) if d <= request.gpus]),
+        ep=axis("ep", [e for e in experts if e <= request.gpus]),
+        expert_tensor=model.moe is not None
+        and request.framework in _EXPERT_TENSOR
+        and "etp" not in forbids,
+        etp=None if etp is None else int(etp),
+        vpp=None if vpp is None else (int(vpp),),
+        interleaving="vpp" not in one and "interleaving" not in forbids,
+        micro_batch=None if size is None else int(size),
+        zero=tuple(z for z in zero if pins.get("zero_stage", z) == z),
+        recompute=_recompute_kinds(request),
+        sequence_parallel=request.framework in _SEQUENCE_PARALLEL,
+        fewest_gpus=request.gpus if "idle-gpus" in forbids else 1,
+        schedules=_schedules(request),
+    )
+
+
+def _schedules(request: PlanRequest) -> tuple[str, ...]:
+    """Of the framework, in which several chunks of a rank are virtual stages like any other."""
+    names = FRAMEWORK_SCHEDULES[request.framework]
+    wanted = request.pins.get("schedule")
+    return tuple(name for name in names if wanted is None or name == wanted)
+
+
+def _bubble_factor(vpp: int, schedule: int) -> float:
+    return (LEAST_BUBBLE_SHARE if traits(schedule).splits_backward else 1.0) / vpp
+
+
+def _tensor_degrees(workload: Workload) -> list[int]:
+    cluster = workload.cluster
+    domain = cluster.nvlink_domain if cluster.nvlink_domain > 1 else cluster.gpus_per_node
+    return [d for d in divisors(workload.model.heads) if d <= min(domain, workload.gpus)]
+
+
+def _context_degrees(workload: Workload) -> list[int]:
+    powers = [
+        2**k for k in range(LARGEST_CP.bit_length()) if 2**k <= min(LARGEST_CP, workload.gpus)
+    ]
+    return [cp for cp in powers if cp == 1 or workload.seq_len % (2 * cp) == 0]
+
+
+def _recompute_kinds(request: PlanRequest) -> tuple[int, ...]:
+    """Masks: nothing, sets of modules that the model has, everything. Fused attention is recomputed
+    anyway.
+    """
+    kinds = [int(Recompute.NONE)]
+    if request.framework in _SELECTIVE and "selective-recompute" not in request.forbids:
+        kinds += [sum(parts) for parts in _subsets(_modules(request.model))]
+    if "full-recompute" not in request.forbids:
+        kinds.append(int(Recompute.FULL))
+    if "recompute" in request.forbids:
+        kinds = [int(Recompute.NONE)]
+    wanted = request.pins.get("recompute")
+    return tuple(kind for kind in kinds if wanted is None or recompute_name(kind) == wanted)
+
+
+def recompute_name(mask: int) -> str:
+    """none, selective or full."""
+    if mask == Recompute.NONE:
+        return "none"
+    return "full" if mask & Recompute.FULL else "selective"
+
+
+def _modules(model: ModelSpec) -> list[int]:
+    modules = [int(Recompute.LAYERNORM)]
+    if model.moe is not None:
+        modules.append(int(Recompute.MOE_ACTIVATION))
+    if model.attention is not None:
+        modules.append(int(Recompute.MLA_UP_PROJECTION))
+    if model.dense_layers:
+        modules.append(int(Recompute.MLP))
+    return modules
+
+
+def _subsets(items: list[int]) -> list[list[int]]:
+    return [
+        [item for bit, item in enumerate(items) if chosen >> bit & 1]
+        for chosen in range(1, 1 << len(items))
+    ]
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, rising."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def _layouts(table: IntArray, space: Space) -> Layout:
+    tp, cp, pp, dp, ep, etp, size = table.T
+    zeros, ones = np.zeros(len(table), dtype=np.int64), np.ones(len(table), dtype=np.int64)
+    return Layout(
+        tp=tp,
+        cp=cp,
+        pp=pp,
+        dp=dp,
+        ep=ep,
+        etp=etp,
+        vpp=ones,
+        micro_batch=size,
+        num_micro_batches=space.workload.global_batch // np.maximum(dp * size, 1),
+        sequence_parallel=(tp > 1) & space.sequence_parallel,
+        zero_stage=zeros,
+        recompute=zeros,
+        recompute_layers=zeros,
+        schedule=zeros,
+    )
+
+
+def _shown(options: tuple[int, ...]) -> str:
+    if len(options) > 8:
+        return f"{options[0]}..{options[-1]} ({len(options)} values)"
+    return "{" + ", ".join(map(str, options)) + "}"

@@ -1,0 +1,245 @@
+"""`map`, `traffic` and plans on irregular allocations, through the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from meshwright.cli import main
+from meshwright.cluster_specs.fabric import fabric_levels, is_irregular
+from meshwright.cluster_specs.reader import read_cluster
+from meshwright.planner.plan.texts import read_plan
+
+FREE = {
+    ("leaf-a", "pod-1"): 3,
+    ("leaf-b", "pod-1"): 1,
+    ("leaf-c", "pod-2"): 2,
+    ("leaf-d", "pod-2"): 2,
+}
+
+
+def cluster_file(tmp_path: Path, *, extra: int = 0, half: bool = False) -> Path:
+    """Eight nodes and some more on four uneven leaves in two pods; with `half`, the first has 4 free GPUs."""
+    lines = [
+        "name: uneven",
+        "base: dgx-h100",
+        "levels:",
+        "- {name: leaf, gpus: 32}",
+        "- {name: pod, gpus: 128, oversubscription: 2}",
+        "- {name: core, gpus: 256, oversubscription: 4}",
+        "nodes:",
+    ]
+    number = 0
+    for (leaf, pod), count in FREE.items():
+        for _ in range(count + (extra if leaf == "leaf-b" else 0)):
+            free = ", free_gpus: 4" if half and number == 0 else ""
+            lines.append(f"- {{name: host{number}, leaf: {leaf}, pod: {pod}{free}}}")
+            number += 1
+    path = tmp_path / "cluster.yaml"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(main, [str(a) for a in arguments])
+    return result.exit_code, result.stdout
+
+
+def document(*arguments: object) -> dict[str, Any]:
+    code, text = run(*arguments, "--json")
+    assert code == 0, text
+    found: dict[str, Any] = json.loads(text)
+    assert found["schema"] == 1
+    return found
+
+
+@pytest.fixture(scope="module")
+def regular(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan of 64 GPUs, tp 8 in each node and a pipeline of 2."""
+    folder = tmp_path_factory.mktemp("plan") / "out"
+    pins = "tp=8,pp=2,dp=4,cp=1,vpp=1"
+    code, text = run(
+        "plan", "llama-3-8b", "--cluster", "dgx-h100", "--gpus", 64, "--global-batch", 64, "--seq-len", 4096,
+        "--pin", pins, "-o", folder,
+    )  # fmt: skip
+    assert code == 0, text
+    return folder
+
+
+def test_map_places_every_rank_once(regular: Path, tmp_path: Path) -> None:
+    found = document("map", regular, "--cluster", cluster_file(tmp_path), "-o", tmp_path / "out")
+    assert sorted(map(tuple, found["ranks"])) == [
+        (node, gpu) for node in range(8) for gpu in range(8)
+    ]
+    assert found["order"] == ["tp", "cp", "ep", "dp", "pp"]
+    assert found["status"] == "optimal"
+    assert found["lower_bound_s"] <= found["price_s"] * (1 + 1e-6)
+    assert found["price_s"] <= found["hostname_order"]["price_s"]
+    nodes = [{node for node, _ in found["ranks"][at : at + 8]} for at in range(0, 64, 8)]
+    assert all(len(one) == 1 for one in nodes)
+    written = read_plan(tmp_path / "out")
+    assert written.mapping is not None
+    assert [list(place) for place in written.mapping.ranks or []] == found["ranks"]
+    assert (tmp_path / "out" / "mapping" / "fabric.svg").is_file()
+
+
+def test_hostname_order_is_what_map_says_beside_it(regular: Path, tmp_path: Path) -> None:
+    cluster = cluster_file(tmp_path)
+    best = document("map", regular, "--cluster", cluster)
+    plain = document("map", regular, "--cluster", cluster, "--order", "hostname")
+    assert plain["price_s"] == pytest.approx(best["hostname_order"]["price_s"])
+    assert plain["ranks"] == [[node, gpu] for node in range(8) for gpu in range(8)]
+
+
+def test_the_busiest_link_is_never_worse(regular: Path, tmp_path: Path) -> None:
+    cluster = cluster_file(tmp_path, extra=2)
+    found = document("map", regular, "--cluster", cluster, "--objective", "busiest")
+    assert found["busiest_uplink_s"] <= found["hostname_order"]["busiest_uplink_s"] * (1 + 1e-9)
+
+
+def test_spares_stay_free_or_it_is_said(regular: Path, tmp_path: Path) -> None:
+    cluster = cluster_file(tmp_path, extra=2)
+    found = document("map", regular, "--cluster", cluster, "--spares", 2)
+    assert len(found["idle_nodes"]) == 2
+    code, text = run("map", regular, "--cluster", cluster, "--spares", 3, "--json")
+    assert code == 1
+    assert "spare" in json.loads(text)["error"]["message"]
+
+
+def test_spares_are_whole_nodes_where_slots_are_parts_of_them(tmp_path: Path) -> None:
+    """Six slots of 4 GPUs on 9 free ones: the three left over must hold a whole node, wherever that is."""
+    out = tmp_path / "plan"
+    code, text = run(
+        "plan", "llama-3-8b", "--cluster", "dgx-h100", "--gpus", 24, "--global-batch", 48, "--seq-len", 4096,
+        "--pin", "tp=4,pp=1,dp=6,cp=1", "-o", out,
+    )  # fmt: skip
+    assert code == 0, text
+    free = [("a", 4), ("a", 4), ("b", 8), ("b", 8), ("c", 4), ("c", 8)]
+    lines = ["base: dgx-h100", "levels:", "- {name: leaf, gpus: 32}"]
+    lines += ["- {name: core, gpus: 64, oversubscription: 4}", "nodes:"]
+    lines += [
+        f"- {{name: n{at}, leaf: {leaf}, free_gpus: {gpus}}}"
+        for at, (leaf, gpus) in enumerate(free)
+    ]
+    path = tmp_path / "halves.yaml"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    found = document("map", out, "--cluster", path, "--spares", 1)
+    assert any(free[int(name[1:])][1] == 8 for name in found["idle_nodes"])
+    for spares, status in ((1, 0), (2, 1)):
+        assert run("map", out, "--cluster", path, "--spares", spares, "--json")[0] == status
+
+
+def test_a_part_filled_node_is_used_in_parts(regular: Path, tmp_path: Path) -> None:
+    """tp 8 needs whole nodes: the half-filled one stays idle."""
+    found = document("map", regular, "--cluster", cluster_file(tmp_path, extra=1, half=True))
+    assert found["idle_nodes"] == ["host0"]
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        (["--objective", "latency"], "objective"),
+        (["--order", "random"], "order"),
+        (["--spares", "-1"], "spares"),
+    ],
+)
+def test_bad_wishes_are_refused(regular: Path, options: list[str], part: str) -> None:
+    code, text = run("map", regular, *options, "--json")
+    assert code == 2
+    assert part in json.loads(text)["error"]["message"]
+
+
+def test_traffic_adds_up(regular: Path) -> None:
+    found = document("traffic", regular)
+    for level in found["levels"]:
+        assert sum(level["by_axis"].values()) == pytest.approx(level["bytes_per_step"])
+    assert found["binding"]["utilisation"] == max(cut["utilisation"] for cut in found["cuts"])
+    assert found["axes"]["pp"]["pattern"] == "chain"
+    assert not found["broken"]
+    code, text = run("traffic", regular)
+    assert code == 0
+    assert "is used most" in text
+
+
+def test_a_plan_on_an_irregular_allocation_has_a_real_mapping_and_a_proof(tmp_path: Path) -> None:
+    path, out = cluster_file(tmp_path), tmp_path / "plan"
+    code, text = run(
+        "plan", "llama-3-8b", "--cluster", path, "--global-batch", 64, "--seq-len", 4096,
+        "--pin", "tp=8,cp=1,micro_batch=1,recompute=none", "-o", out, "--json",
+    )  # fmt: skip
+    assert code == 0, text
+    found = json.loads(text)
+    assert found["status"] == "optimal"
+    assert found["objective"]["gap"] == 0
+    assert found["mapping"]["matrix"] == {}
+    assert len({tuple(place) for place in found["mapping"]["ranks"]}) == 64
+    assert any(one["rule"] == "bisection" for one in found["binding"])
+    assert "every assignment of slots" in found["solver"]["space"]
+    for command in ("traffic", "map", "explain"):
+        assert run(command, out, "--json")[0] == 0
+
+
+def test_a_plan_says_which_nodes_stay_idle_and_what_using_them_would_cost(tmp_path: Path) -> None:
+    """Nine nodes for 64 sequences: eight take a power of two of replicas, nine need a pipeline of nine."""
+    path = cluster_file(tmp_path, extra=1)
+    asked = [
+        "plan", "llama-3-8b", "--cluster", path, "--global-batch", 64, "--seq-len", 4096,
+        "--pin", "tp=8,cp=1,micro_batch=1,recompute=none",
+    ]  # fmt: skip
+    found = document(*asked)
+    full = document(*asked, "--forbid", "idle-gpus")
+    assert found["idle"]["gpus"] == 8
+    assert len(found["idle"]["nodes"]) == 1
+    used = {node for node, _ in found["mapping"]["ranks"]}
+    assert found["idle"]["nodes"] == [f"host{node}" for node in range(9) if node not in used]
+    assert found["idle"]["full_step_time_s"] == pytest.approx(full["objective"]["step_time_s"])
+    assert full["objective"]["step_time_s"] > found["objective"]["step_time_s"]
+    assert full["idle"] is None
+    assert any(
+        "stay idle: the best layout on all 72 GPUs takes" in text for text in found["warnings"]
+    )
+
+
+def test_levels_of_an_irregular_allocation_are_those_of_the_fullest_blocks(tmp_path: Path) -> None:
+    cluster = read_cluster(str(cluster_file(tmp_path)))
+    assert is_irregular(cluster)
+    assert fabric_levels(cluster, 64).blocks.tolist() == [8, 24, 32, 64]
+    assert fabric_levels(cluster, 64).names == ("nvlink", "leaf", "pod", "core")
+
+
+def test_spread_is_minimised_beside_hostname_order(regular: Path, tmp_path: Path) -> None:
+    """Two stages of four nodes on two pods of 4: a stage in each pod, or each replica inside one."""
+    cluster = cluster_file(tmp_path)
+    found = document("map", regular, "--cluster", cluster, "--objective", "spread")
+    certificate = found["spread_certificate"]
+    assert found["objective"] == "spread"
+    assert certificate["pods"]["found"] == [1, 2]
+    assert certificate["pods"]["status"] == certificate["leaves"]["status"] == "optimal"
+    for level in ("pods", "leaves"):
+        reach = found["spread"][level]
+        assert certificate[level]["found"] == [reach["data_parallel_max"], reach["pipeline_max"]]
+        before = found["hostname_order"]["spread"][level]
+        assert max(certificate[level]["found"]) <= max(
+            before["data_parallel_max"], before["pipeline_max"]
+        )
+    pipelines = document(
+        "map", regular, "--cluster", cluster, "--objective", "spread", "--dp-weight", 0
+    )
+    assert pipelines["spread_certificate"]["pods"]["found"] == [2, 1]
+    assert document("map", regular, "--cluster", cluster)["spread_certificate"] is None
+    code, text = run("map", regular, "--cluster", cluster, "--objective", "spread")
+    assert code == 0
+    assert "touched at most" in text
+
+
+def test_hostname_order_has_no_bound_of_its_spread(regular: Path, tmp_path: Path) -> None:
+    path = cluster_file(tmp_path)
+    plain = document(
+        "map", regular, "--cluster", path, "--order", "hostname", "--objective", "spread"
+    )
+    assert plain["spread"] == plain["hostname_order"]["spread"]
+    assert plain["price_s"] == plain["uplinks_busy_s"]

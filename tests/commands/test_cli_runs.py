@@ -1,0 +1,354 @@
+"""The command line without a search: estimate, validate, catalog, schema, model, and what bad usage gives."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from meshwright import cli
+from meshwright.cluster_specs.catalog import cluster_names
+from meshwright.model_specs.catalog import catalog_names, load_catalog_model
+from meshwright.model_specs.documents import parse_mapping
+from meshwright.model_specs.parameters import parameter_count
+from meshwright.planner.plan.texts import json_schema
+from meshwright.planner.report.prediction_view import memory_groups, stages_text
+from tests.places import ROOT
+
+PUBLISHED = ROOT / "tests" / "data" / "published_runs.yaml"
+RUN: dict[str, Any] = {
+    "id": "small",
+    "model": "llama-2-7b",
+    "cluster": "dgx-a100",
+    "run": {
+        "seq_len": 1024,
+        "global_batch": 64,
+        "micro_batch": 2,
+        "tp": 2,
+        "pp": 2,
+        "dp": 4,
+        "zero_stage": 1,
+    },
+}
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(cli.main, [str(arg) for arg in args], prog_name="meshwright")
+
+
+def document(result: Result) -> dict[str, Any]:
+    """The one JSON document on standard output, without NaN."""
+
+    def refuse(text: str) -> None:
+        raise AssertionError(text)
+
+    data = json.loads(result.stdout, parse_constant=refuse)
+    assert isinstance(data, dict)
+    assert data["schema"] == 1
+    assert result.stdout.count("\n") == 1
+    return data
+
+
+def write(path: Path, content: object) -> Path:
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def changed(**settings: object) -> dict[str, Any]:
+    return {**RUN, "run": {**RUN["run"], **settings}}
+
+
+def test_estimate_prints_parts_that_add_up(tmp_path: Path) -> None:
+    result = run("estimate", write(tmp_path / "run.yaml", RUN), "--json")
+    assert result.exit_code == 0
+    data = document(result)
+    predicted = data["predicted"]
+    assert sum(predicted["breakdown_s"].values()) == pytest.approx(predicted["step_time_s"])
+    assert len(predicted["memory_gib"]) == 2
+    assert [sum(parts.values()) for parts in predicted["memory_parts_gib"]] == pytest.approx(
+        predicted["memory_gib"]
+    )
+    tokens = 64 * 1024 / 16
+    assert predicted["tokens_per_s_per_gpu"] * predicted["step_time_s"] == pytest.approx(tokens)
+    # 312 TFLOP/s is the dense 16-bit peak of an A100.
+    assert predicted["mfu"] == pytest.approx(predicted["tflops_per_gpu"] / 312)
+    assert data["layout"]["stages"] == [[16], [16]]
+    assert data["layout"]["num_micro_batches"] == 8
+    assert data["measured"] is None
+    assert data["broken_rules"] == []
+
+
+def test_estimate_sets_measured_beside_predicted(tmp_path: Path) -> None:
+    row = {**RUN, "measured": {"step_time_s": 2.0, "memory_gib": 10.0}}
+    path = write(tmp_path / "run.yaml", row)
+    data = document(run("estimate", path, "--json"))
+    assert data["error_pct"] == pytest.approx(100 * (data["predicted"]["step_time_s"] / 2.0 - 1))
+    shown = run("estimate", path).stdout
+    assert "2.000 s" in shown
+    assert "10.0 GiB" in shown
+
+
+def test_estimate_warns_of_rules_that_the_run_breaks(tmp_path: Path) -> None:
+    # 70 billion parameters on 4 GPUs; 25 heads on 2.
+    large = run(
+        "estimate", write(tmp_path / "large.yaml", {**RUN, "model": "llama-3-70b"}), "--json"
+    )
+    assert large.exit_code == 0
+    assert [finding["rule"] for finding in document(large)["broken_rules"]] == ["hbm"]
+    assert large.stderr.startswith("warning: hbm: pipeline rank")
+    assert "over the limit" in run("estimate", tmp_path / "large.yaml").stdout
+    odd = run("estimate", write(tmp_path / "odd.yaml", {**RUN, "model": "gpt2-xl"}), "--json")
+    assert "heads-by-tp" in [finding["rule"] for finding in document(odd)["broken_rules"]]
+
+
+def test_estimate_of_several_runs_is_one_document(tmp_path: Path) -> None:
+    path = write(tmp_path / "runs.yaml", {"runs": [RUN, {**RUN, "id": "again"}]})
+    assert [one["id"] for one in document(run("estimate", path, "--json"))["runs"]] == [
+        "small",
+        "again",
+    ]
+
+
+def test_validate_scores_every_published_row() -> None:
+    data = document(run("validate", PUBLISHED, "--json"))
+    assert len(data["rows"]) == data["summary"]["count"] == 458
+    assert data["summary"]["failed"] == 0
+    # A guess of one MFU per class of device, precision, MoE and recomputation reaches 18 %.
+    assert data["summary"]["mean_error_pct"] < 18
+    first = data["rows"][0]
+    assert set(first["predicted"]) == {"step_time_s", "memory_gib"}
+    assert first["measured"]["step_time_s"] == 1.42
+
+
+def test_validate_shows_the_worst_rows_or_all_of_them(tmp_path: Path) -> None:
+    rows = list(parse_mapping(PUBLISHED.read_text(encoding="utf-8"), "runs")["runs"])[:40]  # type: ignore[call-overload]
+    path = write(tmp_path / "runs.yaml", {"runs": rows})
+    short, full = run("validate", path).stdout, run("validate", path, "--rows").stdout
+    assert "worst of 40 rows" in short
+    names = [row["id"] for row in rows if len(row["id"]) < 38]
+    assert all(name in full for name in names)
+    assert 0 < sum(name in short for name in names) <= 12 < len(names)
+    assert max(map(len, short.splitlines())) <= 80
+
+
+def test_validate_counts_rows_that_cannot_be_read(tmp_path: Path) -> None:
+    measured = {"measured": {"step_time_s": 1.0}}
+    bad = {**changed(global_batch=63), **measured, "id": "bad"}
+    good = write(tmp_path / "runs.yaml", {"runs": [{**RUN, **measured}, bad]})
+    data = document(run("validate", good, "--json"))
+    assert [row["failed"] is None for row in data["rows"]] == [True, False]
+    result = run("validate", write(tmp_path / "bad.yaml", {"runs": [bad]}))
+    assert result.exit_code == 2
+    assert "bad" in result.stderr
+
+
+def test_stages_are_told_in_runs() -> None:
+    assert stages_text([[24]]) == "24, all on one stage"
+    assert stages_text([[8], [8], [8]]) == "8 on each of 3 ranks"
+    assert (
+        stages_text([[3, 4], [4, 4], [4, 4], [4, 3]]) == "rank 0: 3+4; ranks 1-2: 4+4; rank 3: 4+3"
+    )
+
+
+def test_memory_of_many_stages_is_put_together() -> None:
+    assert memory_groups([5.0, 4.0]) == [("0", 5.0), ("1", 4.0)]
+    assert memory_groups([5.0, 5.0, 4.0]) == [("0-1", 5.0), ("2", 4.0)]
+    slope = [80.0 - stage for stage in range(64)]
+    groups = memory_groups(slope)
+    assert len(groups) <= 8
+    assert groups[0][1] == 80.0
+    assert "-".join(name for name, _ in groups).startswith("0-")
+    assert memory_groups([1.0] * 512) == [("0-511", 1.0)]
+
+
+def test_catalogs_list_every_name() -> None:
+    assert [row["name"] for row in document(run("catalog", "models", "--json"))["models"]] == list(
+        catalog_names()
+    )
+    assert [
+        row["name"] for row in document(run("catalog", "clusters", "--json"))["clusters"]
+    ] == list(cluster_names())
+    for kind in ("models", "clusters", "devices"):
+        shown = run("catalog", kind).stdout
+        assert max(map(len, shown.splitlines())) <= 80
+        for row in document(run("catalog", kind, "--json"))[kind]:
+            assert row["name"] in shown
+
+
+def test_model_says_what_was_read() -> None:
+    data = document(run("model", "mixtral-8x7b", "--json", "--seq-len", 8192))
+    assert (
+        data["parameters"] == parameter_count(load_catalog_model("mixtral-8x7b")) == 46_702_792_704
+    )
+    assert data["active_parameters"] == 12_879_925_248
+    assert data["moe"]["experts"] == 8
+    assert data["seq_len"] == 8192
+    assert "46,702,792,704" in run("model", "mixtral-8x7b").stdout
+
+
+@pytest.mark.parametrize("kind", ["model", "cluster", "run", "plan"])
+def test_schemas_are_json_schemas(kind: str) -> None:
+    plain = json.loads(run("schema", kind).stdout)
+    assert plain["$schema"].startswith("https://json-schema.org/")
+    assert document(run("schema", kind, "--json"))["json_schema"] == plain == json_schema(kind)
+    assert plain["properties"]
+
+
+def test_the_cluster_schema_takes_a_device_by_name() -> None:
+    schema = json_schema("cluster")
+    assert {"type", "description"} <= set(schema["properties"]["device"]["anyOf"][1])
+    assert "required" not in schema
+
+
+HOSTILE: list[tuple[str, bytes, str]] = [
+    ("empty.yaml", b"", "the document is empty"),
+    ("binary.yaml", bytes(range(256)), "not UTF-8"),
+    ("list.yaml", b"- 1\n- 2\n", "must be a mapping"),
+    (
+        "huge.yaml",
+        b"model: gpt2-xl\ncluster: dgx-a100\nrun: {seq_len: " + b"9" * 5000 + b"}",
+        "cannot be read",
+    ),
+    ("deep.yaml", b"a: " + b"[" * 5000, "nested"),
+    ("alias.yaml", b"a: &x [1]\nb: *x\n", "aliases"),
+    ("twice.yaml", b"model: a\nmodel: b\n", "given twice"),
+    ("python.yaml", b"!!python/object/apply:os.system ['true']\n", "not valid YAML"),
+    ("words.yaml", b"model: gpt2-xl\ncluster: dgx-a100\nrun: seven\n", "run"),
+    (
+        "nan.yaml",
+        b"model: gpt2-xl\ncluster: dgx-a100\nrun: {seq_len: .nan, global_batch: .inf}\n",
+        "seq_len",
+    ),
+    (
+        "slip.yaml",
+        b"modle: gpt2-xl\ncluster: dgx-a100\nrun: {seq_len: 1, global_batch: 1}\n",
+        "did you mean 'model'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "words"), HOSTILE, ids=[case[0] for case in HOSTILE])
+@pytest.mark.parametrize("command", ["estimate", "validate"])
+def test_hostile_files_are_refused_in_words(
+    tmp_path: Path, command: str, name: str, content: bytes, words: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    result = run(command, path, "--json")
+    assert result.exit_code == 2, result.output
+    assert name in result.stderr
+    assert words in result.stderr
+    assert "Traceback" not in result.output
+    assert document(result)["error"]["exit_code"] == 2
+
+
+@pytest.mark.parametrize("command", ["estimate", "validate", "explain", "model"])
+@pytest.mark.parametrize("place", ["missing.yaml", ".", "x" * 5000])
+def test_places_that_are_no_files_are_refused(tmp_path: Path, command: str, place: str) -> None:
+    result = run(command, f"{tmp_path}/{place}")
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith(("Error: ", "Usage: "))
+    assert "internal error" not in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["estimat", "x.yaml"], "Did you mean 'estimate'?"),
+        (["catalog", "model"], "'models'"),
+        (["estimate", "x.yaml", "--jsn"], "--json"),
+        (["plan"], "Missing"),
+        (
+            ["plan", "gpt2-xl", "--cluster", "dgx-a100", "--seq-len", "x", "--global-batch", "1"],
+            "--seq-len",
+        ),
+        (["model", "llama-3-8"], "did you mean 'llama-3-8b'"),
+        (["compare", "x"], "takes 2 values"),
+    ],
+)
+def test_bad_usage_exits_with_2_and_a_near_miss(args: list[str], words: str) -> None:
+    result = run(*args)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_fault_of_the_program_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr("meshwright.planner.report.catalog_view.model_document", broken)
+    result = run("model", "gpt2-xl", "--json")
+    assert result.exit_code == 70
+    assert "internal error, ZeroDivisionError: by zero" in result.stderr
+    assert "Traceback" not in result.output
+    debugged = run("--debug", "model", "gpt2-xl", "--json")
+    assert isinstance(debugged.exception, ZeroDivisionError)
+
+
+def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("meshwright.planner.report.catalog_view.model_document", stop)
+    result = run("model", "gpt2-xl", "--json")
+    assert result.exit_code == 130
+    assert "Interrupted" in result.stderr
+
+
+def process(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "cli.py", *args],
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", **environment},
+        capture_output=True,
+        check=False,
+        timeout=120,
+        encoding="utf-8",
+    )
+
+
+def test_output_that_is_piped_is_plain_text() -> None:
+    done = process("catalog", "devices")
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout
+    assert "h100-sxm-96gb-500w" in done.stdout
+    assert all(line == line.rstrip() for line in done.stdout.splitlines())
+
+
+def test_an_ascii_terminal_gets_ascii() -> None:
+    done = process("validate", str(PUBLISHED), PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+    assert "#" in done.stdout
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    command = f"{sys.executable} cli.py schema plan | head -n 1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0
+    assert done.stdout == "{\n"
+    assert done.stderr == ""
+
+
+def test_a_file_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    spec = load_catalog_model("gpt2-xl").model_dump(exclude_none=True) | {
+        "name": "x\x1b[31my [bold]"
+    }
+    result = run("model", write(tmp_path / "model.yaml", spec))
+    assert result.exit_code == 0
+    assert "\x1b" not in result.stdout
+    assert "x?[31my [bold]" in result.stdout

@@ -1,0 +1,472 @@
+"""Every rule, two-sided: what it forbids is infeasible and found, what it allows is feasible and passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from ortools.sat.python import cp_model
+
+from meshwright.cluster_specs.schema import Architecture, ClusterSpec, DeviceSpec
+from meshwright.constraints.registry import FRAMEWORKS, GENERAL, framework_family, rules_for
+from meshwright.constraints.rule import FinishedPlan, Rule
+from meshwright.constraints.scale_up import ScaleUpDomain
+from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.workload import Overlap, Workload
+from meshwright.model_specs.schema import MlaSpec, ModelSpec, MoeSpec
+
+DENSE = ModelSpec(layers=12, hidden=1024, ffn_hidden=4096, heads=16, kv_heads=4, vocab=32000)
+MLA = MlaSpec(
+    q_lora_rank=96, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32
+)
+MOE = ModelSpec(
+    layers=12,
+    hidden=1024,
+    ffn_hidden=4096,
+    heads=16,
+    kv_heads=16,
+    vocab=32000,
+    attention=MLA,
+    moe=MoeSpec(experts=24, top_k=2, moe_ffn_hidden=768, shared_experts=1, dense_layers=2),
+)
+BIASED = MOE.model_copy(
+    update={
+        "moe": MoeSpec(experts=24, top_k=2, moe_ffn_hidden=768, router_bias=True, expert_bias=True)
+    }
+)
+TIED = DENSE.model_copy(update={"tied_embeddings": True})
+
+
+def cluster(architecture: Architecture = "hopper", nvlink_domain: int = 8) -> ClusterSpec:
+    device = DeviceSpec(
+        name="a device",
+        architecture=architecture,
+        hbm_gib=80,
+        hbm_gb_per_s=3000,
+        peak_fp16_tflops=900,
+        scale_up_gb_per_s=450,
+        pcie_gb_per_s=64,
+        sms=132,
+        tdp_w=700,
+    )
+    return ClusterSpec(
+        device=device, gpus=1024, gpus_per_node=8, nvlink_domain=nvlink_domain, nic_gbps_per_gpu=400
+    )
+
+
+def workload(model: ModelSpec = DENSE, **changes: Any) -> Workload:
+    base = Workload(model=model, cluster=cluster(), gpus=1024, global_batch=96, seq_len=4096)
+    return replace(base, **changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    workload: Workload
+    layouts: Layout
+    memory_gib: NDArray[np.float64]
+
+
+def as_table(work: Workload, layouts: list[Layout], memory_gib: list[float]) -> Table:
+    columns = {f.name: np.array([getattr(one, f.name) for one in layouts]) for f in fields(Layout)}
+    return Table(workload=work, layouts=Layout(**columns), memory_gib=np.array(memory_gib))
+
+
+def finished(work: Workload, layout: Layout, memory_gib: float) -> FinishedPlan:
+    pp, vpp, layers = int(layout.pp), int(layout.vpp), work.model.layers
+    chunks = [layers // (pp * vpp) + (i < layers % (pp * vpp)) for i in range(pp * vpp)]
+    stages = tuple(tuple(chunks[v * pp + r] for v in range(vpp)) for r in range(pp))
+    return FinishedPlan(
+        workload=work, layout=layout, stages=stages, memory_gib=(1.0, memory_gib), spans={}
+    )
+
+
+# name of the rule: (workload, what it allows, what it forbids)
+CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
+    "hbm": (workload(reserve_gib=4), {"memory_gib": 69.69}, {"memory_gib": 69.71}),
+    "gpu-budget": (workload(gpus=64), {"tp": 8, "pp": 4, "dp": 2}, {"tp": 8, "pp": 4, "dp": 3}),
+    "scale-up-tp": (workload(), {"tp": 8}, {"tp": 16}),
+    "scale-up-etp": (workload(cluster=cluster(nvlink_domain=1)), {"etp": 8}, {"etp": 9}),
+    "scale-up-tp-cp": (workload(), {"tp": 2, "cp": 4}, {"tp": 4, "cp": 4}),
+    "scale-up-ep": (workload(cluster=cluster(nvlink_domain=16)), {"ep": 16}, {"ep": 24}),
+    "heads-by-tp": (workload(), {"tp": 8}, {"tp": 6}),
+    "kv-heads-by-tp": (workload(), {"tp": 8}, {"tp": 6}),
+    "ffn-by-tp": (workload(MOE), {"tp": 8}, {"tp": 3}),
+    "expert-ffn-by-etp": (workload(MOE), {"etp": 3}, {"etp": 5}),
+    "sequence-by-cp": (workload(seq_len=4100), {"cp": 1}, {"cp": 4}),
+    "sequence-by-tp": (
+        workload(seq_len=24),
+        {"tp": 4, "cp": 3, "sequence_parallel": True},
+        {"tp": 8, "cp": 4, "sequence_parallel": True},
+    ),
+    "sequence-parallel-needs-tp": (
+        workload(),
+        {"tp": 2, "sequence_parallel": True},
+        {"tp": 1, "sequence_parallel": True},
+    ),
+    "layers-by-stages": (workload(), {"pp": 4, "vpp": 3}, {"pp": 4, "vpp": 4}),
+    "expert-axes-need-experts": (workload(), {}, {"ep": 2}),
+    "experts-by-ep": (workload(MOE), {"ep": 8}, {"ep": 16}),
+    "expert-grid": (
+        workload(MOE),
+        {"tp": 2, "dp": 6, "ep": 4, "etp": 3},
+        {"tp": 2, "dp": 6, "ep": 8},
+    ),
+    "batch-split": (
+        workload(),
+        {"dp": 8, "micro_batch": 2, "num_micro_batches": 6},
+        {"dp": 8, "micro_batch": 2, "num_micro_batches": 5},
+    ),
+    "vpp-needs-pp": (workload(), {"pp": 2, "vpp": 2}, {"pp": 1, "vpp": 2}),
+    "interleaved-micro-batches": (
+        workload(),
+        {"pp": 4, "vpp": 2, "num_micro_batches": 8},
+        {"pp": 4, "vpp": 2, "num_micro_batches": 6},
+    ),
+    "schedule-shape": (
+        workload(),
+        {"pp": 4, "vpp": 2, "num_micro_batches": 8, "schedule": 4},
+        {"pp": 4, "vpp": 2, "num_micro_batches": 7, "schedule": 4},
+    ),
+    "megatron-schedule": (workload(), {"pp": 2, "vpp": 2}, {"pp": 2, "schedule": 3}),
+    "torchtitan-schedule": (
+        workload(),
+        {"pp": 2, "vpp": 2, "schedule": 5},
+        {"pp": 2, "schedule": 6},
+    ),
+    "deepspeed-schedule": (workload(), {"pp": 2}, {"pp": 2, "schedule": 1}),
+    "fsdp2-schedule": (workload(), {}, {"schedule": 1}),
+    "torchtitan-1f1b-micro-batches": (
+        workload(),
+        {"pp": 4, "num_micro_batches": 4},
+        {"pp": 4, "num_micro_batches": 3},
+    ),
+    "torchtitan-split-backward": (
+        workload(precision="fp8"),
+        {"pp": 2, "vpp": 2, "schedule": 2},
+        {"pp": 2, "vpp": 2, "schedule": 3},
+    ),
+    "torchtitan-zero-bubble-chunks": (
+        workload(),
+        {"pp": 2, "vpp": 2, "schedule": 3},
+        {"pp": 2, "schedule": 3},
+    ),
+    "recomputed-modules": (
+        workload(MOE),
+        {"recompute": Recompute.MLA_UP_PROJECTION | Recompute.MOE_ACTIVATION},
+        {"recompute": 128},
+    ),
+    "full-recompute-alone": (
+        workload(),
+        {"recompute": Recompute.FULL},
+        {"recompute": Recompute.FULL | Recompute.LAYERNORM},
+    ),
+    "megatron-zero-needs-pp-1": (
+        workload(),
+        {"zero_stage": 1, "pp": 2},
+        {"zero_stage": 3, "pp": 2},
+    ),
+    "megatron-zero-optimizer": (workload(optimizer="muon"), {"zero_stage": 1}, {"zero_stage": 2}),
+    "megatron-moe-tp-needs-sp": (workload(MOE), {"tp": 2, "sequence_parallel": True}, {"tp": 2}),
+    "megatron-expert-bias-needs-etp-1": (workload(BIASED), {"etp": 1}, {"etp": 2}),
+    "megatron-expert-overlap": (
+        workload(MOE, overlap=Overlap(ep=True)),
+        {"ep": 2, "pp": 2, "vpp": 2},
+        {"ep": 2, "pp": 2, "recompute": Recompute.FULL},
+    ),
+    "torchtitan-kv-heads": (workload(), {"tp": 4}, {"tp": 8}),
+    "torchtitan-sequence": (workload(seq_len=48), {"tp": 4, "cp": 6}, {"tp": 4, "cp": 4}),
+    "torchtitan-tied-embeddings": (workload(TIED), {"pp": 1}, {"pp": 2}),
+    "torchtitan-degrees": (workload(), {"zero_stage": 2}, {"zero_stage": 1}),
+    "torchtitan-recompute": (
+        workload(),
+        {"pp": 2, "recompute": Recompute.FULL, "recompute_layers": 6},
+        {"pp": 2, "recompute": Recompute.FULL, "recompute_layers": 5},
+    ),
+    "torchtitan-expert-shards": (
+        workload(MOE),
+        {"zero_stage": 2, "dp": 4, "ep": 8, "tp": 2},
+        {"zero_stage": 0, "dp": 4, "ep": 8, "tp": 2},
+    ),
+    "torchtitan-mtp": (workload(DENSE.model_copy(update={"mtp_layers": 1})), {"tp": 2}, {"cp": 2}),
+    "deepspeed-experts": (workload(MOE), {"dp": 8, "ep": 8}, {"dp": 4, "tp": 2, "ep": 8}),
+    "deepspeed-pipeline-zero": (workload(), {"pp": 2, "zero_stage": 1}, {"pp": 2, "zero_stage": 2}),
+    "deepspeed-degrees": (workload(), {"tp": 2}, {"tp": 2, "sequence_parallel": True}),
+    "deepspeed-recompute": (workload(), {}, {"recompute": Recompute.CORE_ATTENTION}),
+    "fsdp2-kv-heads": (workload(), {"tp": 4, "dp": 2}, {"tp": 8, "dp": 2}),
+    "fsdp2-shards": (workload(), {"tp": 2, "cp": 2}, {"tp": 2}),
+    "fsdp2-degrees": (workload(), {"tp": 2, "cp": 2, "zero_stage": 3}, {"zero_stage": 3, "pp": 2}),
+    "fsdp2-recompute": (
+        workload(),
+        {"recompute": 32, "recompute_layers": 10**6},
+        {"recompute": 33},
+    ),
+}
+STRICT: tuple[Rule, ...] = (ScaleUpDomain(("tp", "cp")), ScaleUpDomain(("ep",)))
+RULES = {
+    rule.name: rule
+    for rule in (*GENERAL, *STRICT, *(r for own in FRAMEWORKS.values() for r in own))
+}
+PRECISIONS = {
+    "precision-on-device",
+    "torchtitan-precision",
+    "deepspeed-precision",
+    "fsdp2-precision",
+}
+
+
+def feasible(rule: Rule, excess: NDArray[np.float64]) -> bool:
+    """Whether CP-SAT finds an assignment when exactly one of these layouts is chosen."""
+    model = cp_model.CpModel()
+    literals = [model.new_bool_var(f"layout {i}") for i in range(len(excess))]
+    model.add_exactly_one(literals)
+    rule.post(model, literals, excess)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    return bool(solver.solve(model) in (cp_model.OPTIMAL, cp_model.FEASIBLE))
+
+
+def test_every_rule_has_a_case_and_its_own_name() -> None:
+    count = len(GENERAL) + len(STRICT) + sum(len(own) for own in FRAMEWORKS.values())
+    assert len(RULES) == count
+    assert set(RULES) == set(CASES) | PRECISIONS | {"torchtitan-architecture"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_forbidden_is_infeasible_and_found_allowed_is_neither(name: str) -> None:
+    rule, (work, *sides) = RULES[name], CASES[name]
+    outcomes = []
+    for side in sides:
+        layout = Layout(**{key: value for key, value in side.items() if key != "memory_gib"})
+        memory = side.get("memory_gib", 10.0)
+        excess = rule.excess(as_table(work, [layout], [memory]))
+        assert excess.shape == (1,)
+        finding = rule.check(finished(work, layout, memory))
+        outcomes.append((feasible(rule, excess), finding))
+    (allowed, nothing), (forbidden, finding) = outcomes
+    assert allowed
+    assert nothing is None
+    assert not forbidden
+    assert finding is not None
+    assert (finding.rule, finding.unit) == (name, rule.unit)
+    assert finding.value != finding.limit
+    line = rule.explain(finding)
+    assert line.startswith(f"{name}: ")
+    assert line.endswith(f". {finding.remedy}")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "precision", "legal"),
+    [
+        ("volta", "fp16", True),
+        ("volta", "bf16", False),
+        ("ampere", "bf16", True),
+        ("ampere", "fp8", False),
+        ("ada", "fp8", True),
+        ("hopper", "fp8", True),
+        ("cdna3", "fp8", True),
+        ("hopper", "mxfp8", False),
+        ("hopper", "nvfp4", False),
+        ("blackwell", "mxfp8", True),
+        ("blackwell", "nvfp4", True),
+        ("blackwell", "int4", False),
+    ],
+)
+def test_precision_follows_the_device(
+    architecture: Architecture, precision: str, legal: bool
+) -> None:
+    work, rule = (
+        workload(cluster=cluster(architecture), precision=precision),
+        RULES["precision-on-device"],
+    )
+    excess = rule.excess(as_table(work, [Layout()], [1.0]))
+    assert feasible(rule, excess) is legal
+    assert (rule.check(finished(work, Layout(), 1.0)) is None) is legal
+
+
+@pytest.mark.parametrize(
+    ("name", "legal", "illegal"),
+    [
+        ("torchtitan-precision", "mxfp8", "fp16"),
+        ("deepspeed-precision", "fp16", "fp8"),
+        ("fsdp2-precision", "fp8", "mxfp8"),
+    ],
+)
+def test_precision_follows_the_framework(name: str, legal: str, illegal: str) -> None:
+    rule = RULES[name]
+    for precision, expected in ((legal, True), (illegal, False)):
+        work = workload(precision=precision)
+        assert feasible(rule, rule.excess(as_table(work, [Layout()], [1.0]))) is expected
+        assert (rule.check(finished(work, Layout(), 1.0)) is None) is expected
+
+
+def test_expert_overlap_is_free_without_pipeline_or_without_the_wish() -> None:
+    rule = RULES["megatron-expert-overlap"]
+    layout = Layout(ep=2, pp=2, recompute=int(Recompute.FULL))
+    assert rule.check(finished(workload(MOE), layout, 1.0)) is None
+    wish = workload(MOE, overlap=Overlap(ep=True))
+    assert rule.check(finished(wish, Layout(ep=2), 1.0)) is None
+
+
+def test_the_dense_width_counts_only_where_a_layer_is_dense() -> None:
+    rule = RULES["ffn-by-tp"]
+    assert BIASED.dense_layers == 0
+    assert rule.check(finished(workload(BIASED), Layout(tp=3), 1.0)) is None
+    assert rule.excess(as_table(workload(BIASED), [Layout(tp=3)], [1.0])).tolist() == [0.0]
+
+
+def test_stages_are_counted_on_the_finished_plan() -> None:
+    rule = RULES["layers-by-stages"]
+    good = finished(workload(), Layout(pp=4), 1.0)
+    for stages in (((3,), (3,), (3,), (2,)), ((6,), (6,)), ((4,), (4,), (4,), (0,)), ((2, 1),) * 4):
+        finding = rule.check(replace(good, stages=stages))
+        assert finding is not None
+        assert "12" in finding.remedy
+
+
+MODELS = (DENSE, MOE, BIASED, TIED)
+DEGREE = st.sampled_from([1, 2, 3, 4, 5, 6, 8, 12, 16])
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[Workload, Layout, float]:
+    work = workload(
+        draw(st.sampled_from(MODELS)),
+        gpus=draw(st.sampled_from([8, 96, 1024])),
+        seq_len=draw(st.sampled_from([48, 4096, 4100])),
+        precision=draw(st.sampled_from(["bf16", "fp16", "fp8", "mxfp8"])),
+        optimizer=draw(st.sampled_from(["adam", "muon"])),
+        overlap=Overlap(ep=draw(st.booleans())),
+        reserve_gib=draw(st.sampled_from([0.0, 4.0])),
+        cluster=cluster(
+            draw(st.sampled_from(["volta", "hopper", "blackwell"])),
+            draw(st.sampled_from([1, 8, 16])),
+        ),
+    )
+    axes = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "num_micro_batches")
+    layout = Layout(
+        **{axis: draw(DEGREE) for axis in axes},
+        sequence_parallel=draw(st.booleans()),
+        zero_stage=draw(st.integers(0, 3)),
+        recompute=draw(st.integers(0, 64)),
+        recompute_layers=draw(st.sampled_from([0, 1, 3, 6, 12, 10**6])),
+    )
+    return work, layout, draw(st.sampled_from([1.0, 76.0, 79.5, 80.0, 80.01, 500.0]))
+
+
+@settings(max_examples=150, deadline=None)
+@given(plans(), plans())
+def test_excess_is_positive_exactly_where_check_finds_something(
+    one: tuple[Workload, Layout, float], other: tuple[Workload, Layout, float]
+) -> None:
+    work, layout, memory = one
+    layouts, memories = [layout, other[1]], [memory, other[2]]
+    table = as_table(work, layouts, memories)
+    for rule in RULES.values():
+        excess = rule.excess(table)
+        assert excess.shape == (2,)
+        for i in range(2):
+            found = rule.check(finished(work, layouts[i], memories[i]))
+            assert (excess[i] > 0) == (found is not None), rule.name
+
+
+def test_post_keeps_the_legal_of_many_and_may_be_conditional() -> None:
+    rule, work = RULES["gpu-budget"], workload(gpus=8)
+    layouts = [Layout(dp=dp) for dp in (4, 8, 16)]
+    excess = rule.excess(as_table(work, layouts, [1.0] * 3))
+    model = cp_model.CpModel()
+    literals = [model.new_bool_var(f"dp {one.dp}") for one in layouts]
+    switch = model.new_bool_var("rule on")
+    model.add_exactly_one(literals)
+    rule.post(model, literals, excess).only_enforce_if(switch)
+    model.maximize(
+        sum(int(one.dp) * x for one, x in zip(layouts, literals, strict=True)) + 100 * switch
+    )
+    solver = cp_model.CpSolver()
+    assert solver.solve(model) == cp_model.OPTIMAL
+    assert solver.value(literals[1]) == 1
+    assert solver.value(switch) == 1
+
+
+@pytest.mark.parametrize("worst", [np.inf, np.nan, 1e300, 1e-300])
+def test_post_forbids_any_positive_or_undefined_excess(worst: float) -> None:
+    # An infinite excess once became int64's minimum, a negative coefficient, and so was allowed.
+    rule = RULES["hbm"]
+    assert not feasible(rule, np.array([worst, worst]))
+    assert feasible(rule, np.array([worst, -np.inf]))
+
+
+def test_post_refuses_lists_of_different_length() -> None:
+    model = cp_model.CpModel()
+    with pytest.raises(ValueError, match="2 excesses for 1 literals"):
+        RULES["hbm"].post(model, [model.new_bool_var("only")], np.array([0.0, 0.0]))
+
+
+def test_rules_for_takes_the_general_rules_and_those_of_the_framework() -> None:
+    names = {rule.name for rule in rules_for(workload())}
+    assert {"hbm", "scale-up-tp", "heads-by-tp", "megatron-zero-needs-pp-1"} <= names
+    assert "experts-by-ep" not in names
+    assert "expert-axes-need-experts" not in {rule.name for rule in rules_for(workload(MOE))}
+    strict = rules_for(workload(), inside_domain=(("tp", "cp"),))
+    assert "scale-up-tp-cp" in {rule.name for rule in strict}
+    torchtitan = {rule.name for rule in rules_for(workload(framework="torchtitan-compile"))}
+    assert "torchtitan-kv-heads" in torchtitan
+    assert not any(name.startswith("megatron") for name in torchtitan)
+
+
+@pytest.mark.parametrize(
+    ("framework", "family"),
+    [
+        ("megatron", "megatron"),
+        ("megatron-bridge", "megatron"),
+        ("megatron-deepspeed", None),
+        ("torchtitan-eager", "torchtitan"),
+        ("fsdp2", "fsdp2"),
+        ("llm-foundry", None),
+    ],
+)
+def test_framework_family(framework: str, family: str | None) -> None:
+    assert framework_family(framework) == family
+
+
+def test_scale_up_domain_refuses_other_axes() -> None:
+    with pytest.raises(ValueError, match="give one or more of tp, cp, ep, etp"):
+        ScaleUpDomain(())
+
+
+def test_a_long_context_layout_that_was_really_trained_is_legal() -> None:
+    """Llama 3 405B at 131,072 tokens: tp 8, cp 16, pp 16, dp 8 on 16,384 GPUs (arXiv 2407.21783, table 4)."""
+    model = ModelSpec(
+        layers=126, hidden=16384, ffn_hidden=53248, heads=128, kv_heads=8, vocab=128256
+    )
+    work = workload(model, gpus=16384, global_batch=128, seq_len=131072)
+    layout = Layout(
+        tp=8, cp=16, pp=16, dp=8, num_micro_batches=16, sequence_parallel=True, zero_stage=1
+    )
+    plan = finished(work, layout, 69.0)
+    assert [rule.name for rule in rules_for(work) if rule.check(plan) is not None] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({}, None),
+        ({"qk_norm": True}, None),
+        ({"activation": "gelu"}, "gelu"),
+        ({"position": "learned"}, "learned"),
+        ({"attention": MLA}, "latent attention"),
+    ],
+)
+def test_torchtitan_builds_some_architectures_only(
+    changes: dict[str, Any], word: str | None
+) -> None:
+    rule, work = RULES["torchtitan-architecture"], workload(DENSE.model_copy(update=changes))
+    excess = rule.excess(as_table(work, [Layout()], [1.0]))
+    finding = rule.check(finished(work, Layout(), 1.0))
+    assert rule.applies(work) is (word is not None)
+    assert feasible(rule, excess) is (finding is None) is (word is None)
+    assert word is None or (finding is not None and word in finding.words)

@@ -1,0 +1,480 @@
+"""Kernels on the roofline, and the FLOP and bytes of a layer counted against independent formulas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.cluster_specs.reader import read_cluster
+from meshwright.costmodel import ratios
+from meshwright.costmodel.collectives import layer_traffic
+from meshwright.costmodel.collectives.traffic import LevelBytes
+from meshwright.costmodel.constants.rates import constants_for, kernel_rates
+from meshwright.costmodel.estimate import estimate
+from meshwright.costmodel.layers import moe_operators, operators, stage
+from meshwright.costmodel.layers.elementwise import element_bytes
+from meshwright.costmodel.layers.kernels import (
+    Rates,
+    attention_pair_flops,
+    gemm_s,
+    streamed_s,
+    weight_gradient_s,
+)
+from meshwright.costmodel.layers.moe_operators import routed_copies
+from meshwright.costmodel.layers.operators import (
+    Context,
+    Parts,
+    attention_block,
+    dense_mlp,
+    embedding,
+    window_share,
+)
+from meshwright.costmodel.layers.precision import cast_bytes_per_element
+from meshwright.costmodel.layers.stage import KindTime, kind_times
+from meshwright.costmodel.layout import Floats, Layout, Recompute
+from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.step_time import make_context
+from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.catalog import load_catalog_model
+from meshwright.model_specs.parameters import active_matmul_parameters
+from meshwright.model_specs.schema import ModelSpec
+
+
+def workload(model: ModelSpec | str, gpus: int = 64, **fields: object) -> Workload:
+    spec = load_catalog_model(model) if isinstance(model, str) else model
+    plain = Workload(
+        model=spec,
+        cluster=read_cluster("dgx-a100"),
+        gpus=gpus,
+        global_batch=64,
+        seq_len=2048,
+        cuda_graph="full",
+    )
+    return replace(plain, **fields)  # type: ignore[arg-type]
+
+
+def context(work: Workload, layout: Layout) -> Context:
+    return make_context(work, layout, nested_placement(work.cluster, layout))
+
+
+@pytest.fixture(scope="module")
+def rates() -> Rates:
+    """Round numbers for the limits; how shapes wear on them stays as calibrated."""
+    work = workload("llama-2-7b")
+    known = kernel_rates(work, constants_for(work))
+    return replace(
+        known,
+        gemm_flops=1e15,
+        head_gemm_flops=5e14,
+        hbm_bytes_per_s=1e12,
+        operand_bytes=1.0,
+        gemm_half_k=0.0,
+    )
+
+
+@given(st.integers(1, 20_000), st.integers(1, 20_000), st.integers(1, 20_000), st.integers(1, 64))
+def test_no_gemm_beats_the_roofline(rates: Rates, m: int, n: int, k: int, groups: int) -> None:
+    seconds = gemm_s(m, n, k, rates, groups=groups)
+    assert seconds >= groups * 2.0 * m * n * k / 1e15 * (1 - 1e-12)
+    assert seconds >= groups * (m * k + k * n + 2.0 * m * n) / 1e12 * (1 - 1e-12)
+
+
+def test_large_gemms_come_near_the_rate_and_thin_ones_stream(rates: Rates) -> None:
+    large = 131_072
+    assert gemm_s(large, large, large, rates) == pytest.approx(2 * large**3 / 1e15, rel=0.02)
+    assert gemm_s(1, 8192, 8192, rates) == pytest.approx(
+        (8192 + 8192**2 + 2 * 8192) / 1e12, rel=0.05
+    )
+    assert np.asarray(gemm_s(large, large, large, rates, sixteen_bit=True)) == pytest.approx(
+        2 * np.asarray(gemm_s(large, large, large, rates)), rel=5e-3
+    )
+
+
+def test_compute_and_traffic_of_a_gemm_join_in_a_norm_of_2(rates: Rates) -> None:
+    """A start-up of 100 rows at 16 bits is one of 200 at twice the rate: 200 rows reach half of it."""
+    round_rates = replace(rates, gemm_half_edge=100.0, gemm_half_k=0.0, wave_weight=0.0)
+    columns = 10**9  # so many that their own start-up does not count
+    compute = 2.0 * 200 * columns * 1000 / (1e15 / 2)
+    traffic = (200 * 1000 + 1000 * columns + 2.0 * 200 * columns) / 1e12
+    seconds = gemm_s(200, columns, 1000, round_rates)
+    assert seconds == pytest.approx((compute**2 + traffic**2) ** 0.5, rel=1e-6)
+
+
+def test_a_weight_gradient_pays_for_the_gradient_it_adds_to(rates: Rates) -> None:
+    """Over one token a GEMM only moves its result: 8 bytes an element to add to fp32, 2 to write 16 bits."""
+    fp32 = replace(rates, weight_gradient_bytes=8.0, gemm_flops=1e30, head_gemm_flops=1e30)
+    operands = 2 * 4096 / 1e12
+    assert weight_gradient_s(4096, 4096, 1, fp32) == pytest.approx(8.0 * 4096**2 / 1e12 + operands)
+    assert gemm_s(4096, 4096, 1, fp32) == pytest.approx(2.0 * 4096**2 / 1e12 + operands)
+    grouped = weight_gradient_s(4096, 4096, 1, fp32, groups=8)
+    assert grouped == pytest.approx(8 * (8.0 * 4096**2 / 1e12 + operands))
+
+
+def test_bytes_of_a_cast() -> None:
+    """FP8 on Hopper: read 2, write rows and columns; current scaling reads twice; Blackwell needs rows."""
+    assert cast_bytes_per_element("fp8", "hopper", current_scaling=False) == 4.0
+    assert cast_bytes_per_element("fp8", "hopper", current_scaling=True) == 6.0
+    assert cast_bytes_per_element("fp8", "blackwell", current_scaling=True) == 5.0
+    assert (
+        cast_bytes_per_element("mxfp8", "blackwell", current_scaling=True)
+        == 2.0 + 2.0 * 33.0 / 32.0
+    )
+    assert (
+        cast_bytes_per_element("nvfp4", "blackwell", current_scaling=True) == 6.0 + 2.0 * 9.0 / 16.0
+    )
+    assert cast_bytes_per_element("bf16", "blackwell", current_scaling=True) == 0.0
+
+
+def test_streaming_and_attention_counts(rates: Rates) -> None:
+    assert streamed_s(2e12, rates) == 2.0
+    assert attention_pair_flops(10, 20, 3, 4, 5) == 2 * 10 * 20 * 3 * (4 + 5)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GEMMs take a second a FLOP, collectives a second a byte that a member sends."""
+
+    def flops(
+        m: Floats,
+        n: Floats,
+        k: Floats,
+        rates: Rates,
+        *,
+        sixteen_bit: bool = False,
+        groups: Floats = 1.0,
+    ) -> Floats:
+        out: Floats = 2.0 * np.asarray(m) * n * k * groups
+        return out
+
+    def sent(
+        buffer: Floats, members: np.ndarray[tuple[int, ...], np.dtype[np.int64]], links: object
+    ) -> Floats:
+        out: Floats = np.asarray(buffer) * (members[..., -1] - 1) / members[..., -1]
+        return out
+
+    def exchanged(
+        buffer: Floats,
+        members: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
+        links: object,
+        reach: np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None = None,
+    ) -> Floats:
+        return sent(np.asarray(buffer) * (1.0 if reach is None else reach[..., 0]), members, links)
+
+    for module in (operators, moe_operators, stage):
+        monkeypatch.setattr(module, "gemm_s", flops)
+        monkeypatch.setattr(module, "weight_gradient_s", flops)
+    monkeypatch.setattr(operators, "all_reduce_s", lambda *buffer: 2.0 * np.asarray(sent(*buffer)))
+    for module in (operators, moe_operators, layer_traffic):
+        monkeypatch.setattr(module, "ring_pass_s", sent)
+    for module in (moe_operators, layer_traffic):
+        monkeypatch.setattr(module, "all_to_all_s", exchanged)
+
+
+def flop(kind: KindTime | None) -> float:
+    if kind is None:
+        return 0.0
+    return sum(float(np.asarray(kind.parts.get(name, 0.0))) for name in ("gemm", "expert_gemm"))
+
+
+@pytest.mark.usefixtures("counted")
+@pytest.mark.parametrize(
+    "name",
+    ["gpt3-175b", "llama-3-70b", "mixtral-8x7b", "deepseek-v2", "deepseek-v3", "qwen3-30b-a3b"],
+)
+@pytest.mark.parametrize(
+    "layout", [Layout(), Layout(tp=4, sequence_parallel=True), Layout(cp=2, dp=2, micro_batch=2)]
+)
+def test_gemm_flop_of_a_step_are_6_per_weight_and_token(name: str, layout: Layout) -> None:
+    """Of every rank together, whatever the layout; the router's down to the latents of MLA."""
+    work = workload(name)
+    model, gpus = work.model, int(layout.gpus)
+    times = kind_times(context(replace(work, gpus=gpus), layout))
+    done = model.dense_layers * flop(times.dense) + model.moe_layers * flop(times.moe)
+    done += flop(times.head) + model.mtp_layers * flop(times.mtp)
+    tokens = 2048 * int(layout.micro_batch) * int(layout.dp)
+    assert done * gpus == pytest.approx(6 * tokens * active_matmul_parameters(model), rel=2e-3)
+
+
+@pytest.mark.usefixtures("counted")
+def test_experts_do_the_same_work_wherever_they_lie() -> None:
+    work = workload("mixtral-8x7b", gpus=8)
+    layouts = [
+        Layout(dp=8),
+        Layout(dp=8, ep=8),
+        Layout(tp=4, dp=2, ep=8),
+        Layout(tp=4, dp=2, ep=2, etp=4),
+    ]
+    found = []
+    for layout in layouts:
+        times = kind_times(context(work, layout))
+        assert times.moe is not None
+        found.append(float(np.asarray(times.moe.parts["expert_gemm"])) / int(layout.dp))
+    assert found == pytest.approx([found[0], found[0], found[0] * 8 / 2 / 4, found[0]])
+
+
+@pytest.mark.usefixtures("counted")
+def test_more_ranks_than_key_value_heads_repeat_them() -> None:
+    model = ModelSpec(layers=4, hidden=1024, ffn_hidden=4096, heads=16, kv_heads=2, vocab=1000)
+    per_head = 6 * 2048 * 1024 * 64
+    one, eight = (
+        float(
+            np.asarray(
+                attention_block(
+                    context(workload(model, gpus=8), Layout(tp=tp, dp=8 // tp))
+                ).forward["gemm"]
+            )
+        )
+        for tp in (1, 8)
+    )
+    assert 3 * one == pytest.approx(per_head * (2 * 16 + 2 * 2))
+    assert 3 * eight == pytest.approx(per_head * (2 * 2 + 2 * 1))
+
+
+@pytest.mark.usefixtures("counted")
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_tensor_parallel_volume_of_a_layer(sequence_parallel: bool) -> None:
+    """Four all-reduces, or as many gathers and scatters: 352 MB for GPT-3 on 8 ranks, with nothing beside."""
+    layout = Layout(tp=8, sequence_parallel=sequence_parallel)
+    c = context(replace(workload("gpt3-175b", gpus=8), launch_blocking=True), layout)
+    sent = sum(
+        float(np.asarray(parts["tp_comm"]))
+        for block in (attention_block(c), dense_mlp(c, c.workload.model.ffn_hidden))
+        for parts in (block.forward, block.backward)
+    )
+    assert sent == pytest.approx(ratios.tensor_parallel_layer_bytes(2048, 12_288, 8))
+    assert sent == pytest.approx(352e6, rel=2e-3)
+
+
+def test_blocking_all_reduces_wait_for_the_slowest_rank() -> None:
+    """Two all-reduces forward and two backward in a dense layer: four waits, and none on one rank."""
+    work = replace(
+        workload("gpt3-175b", gpus=8, framework="megatron-deepspeed"), launch_blocking=True
+    )
+
+    def comm_s(tp: int, wait_s: float) -> float:
+        c = context(work, Layout(tp=tp, dp=8 // tp))
+        stack = replace(c.constants.framework, collective_wait_s=wait_s)
+        c = replace(c, constants=replace(c.constants, framework=stack))
+        return sum(
+            float(np.asarray(parts["tp_comm"]))
+            for block in (attention_block(c), dense_mlp(c, c.workload.model.ffn_hidden))
+            for parts in (block.forward, block.backward)
+        )
+
+    assert comm_s(8, 1e-3) - comm_s(8, 0.0) == pytest.approx(4e-3)
+    assert comm_s(1, 1e-3) == 0.0
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_backward_collectives_run_beside_the_products(sequence_parallel: bool) -> None:
+    """Megatron hides a column-parallel product's backward collectives under its GEMMs, but for interference;
+    with sequence parallelism the gather of the output's gradient stays, and a second gather of the input
+    joins the hidden ones."""
+    work = workload("gpt3-175b", gpus=8, framework="megatron-lm")
+    layout = Layout(tp=8, micro_batch=4, sequence_parallel=sequence_parallel)
+    c = context(work, layout)
+    alone = context(replace(work, launch_blocking=True), layout)
+    passed, share = float(np.asarray(c.tensor_pass_s)), c.constants.framework.dp_interference
+    forward, backward = (
+        float(np.asarray(parts["tp_comm"]))
+        for block in (attention_block(c),)
+        for parts in (block.forward, block.backward)
+    )
+    blocked = attention_block(alone)
+    assert forward == float(np.asarray(blocked.forward["tp_comm"]))
+    whole = float(np.asarray(blocked.backward["tp_comm"]))
+    hidden = passed * (1 + 2 * share) if sequence_parallel else share * whole
+    assert backward == pytest.approx(hidden)
+    assert backward < whole
+
+
+def test_eager_operators_move_what_their_code_says() -> None:
+    """Eager RMSNorm 36 bytes an element forward and 76 backward, residual 6 and 6, rotary 20, gate 10 and 18;
+    one kernel each: 4 and 6, 6 and 6, 4, 6 and 10."""
+    work = workload("llama-3-8b", gpus=8)
+    eager = element_bytes(work, fused=False, eager=True)
+    fused = element_bytes(work, fused=True, eager=False)
+    assert (eager.around, eager.rotary, eager.activation) == ((42, 82), (20, 20), (10, 18))
+    assert (fused.around, fused.rotary, fused.activation) == ((10, 12), (4, 4), (6, 10))
+
+
+def test_every_second_product_runs_again() -> None:
+    """Operator-level checkpointing of Llama repeats keys, attention's output and the second input: of Llama 3
+    8B's 218 million weights a layer, 80 million."""
+    c = context(workload("llama-3-8b", gpus=8), Layout(dp=8, recompute=Recompute.OPERATORS))
+    blocks = attention_block(c), dense_mlp(c, c.workload.model.ffn_hidden)
+    again, forward = (
+        sum(float(np.asarray(parts["gemm"])) for parts in kinds)
+        for kinds in ([b.recompute for b in blocks], [b.forward for b in blocks])
+    )
+    assert again / forward == pytest.approx(79.7 / 218.1, rel=0.03)
+
+
+@pytest.mark.usefixtures("counted")
+def test_expert_parallel_volume_of_a_layer() -> None:
+    work = replace(workload("mixtral-8x7b", gpus=8), moe_dispatch="alltoall")
+    times = kind_times(context(work, Layout(dp=8, ep=8)))
+    assert times.moe is not None
+    assert times.moe.parts["ep_comm"] == pytest.approx(
+        ratios.expert_parallel_layer_bytes(2048, 2, 4096, 8)
+    )
+    uneven = kind_times(context(replace(work, expert_imbalance=1.5), Layout(dp=8, ep=8)))
+    assert uneven.moe is not None
+    assert uneven.moe.parts["ep_comm"] == pytest.approx(
+        1.5 * np.asarray(times.moe.parts["ep_comm"])
+    )
+
+
+@pytest.mark.usefixtures("counted")
+@pytest.mark.parametrize(
+    ("name", "kv_width"), [("llama-3-70b", 2 * 8 * 128), ("deepseek-v2", 128 * (192 + 128))]
+)
+def test_ring_attention_passes_keys_and_values_round(name: str, kv_width: int) -> None:
+    """With nothing to hide under: forward once, backward with their gradients. MLA passes them unpacked."""
+    c = context(workload(name, gpus=4), Layout(cp=4))
+    block = attention_block(c)
+    once = 3 * (2048 / 4) * kv_width * 2
+    core_f, core_b = (
+        float(np.asarray(parts["attention"])) for parts in (block.forward, block.backward)
+    )
+    assert block.forward["cp_comm"] == pytest.approx(max(once - core_f, once / 4))
+    assert block.backward["cp_comm"] == pytest.approx(max(2 * once - core_b, once / 4))
+
+
+def test_copies_of_a_token() -> None:
+    work = workload("deepseek-v3")
+    assert work.model.moe is not None
+    anywhere = work.model.moe.model_copy(
+        update={"router_groups": None, "router_groups_per_token": None}
+    )
+    plain = replace(work, model=work.model.model_copy(update={"moe": anywhere}))
+    blocks = np.array([1.0, 2.0, 8.0, 64.0])
+    free = routed_copies(plain, blocks)
+    assert free == pytest.approx(
+        [1, 2 * (1 - 1 / 2**8), 8 * (1 - (7 / 8) ** 8), 64 * (1 - (63 / 64) ** 8)]
+    )
+    limited = routed_copies(work, blocks)
+    assert limited == pytest.approx([1, free[1], 4 * (1 - (3 / 4) ** 8), 32 * (1 - (31 / 32) ** 8)])
+    assert routed_copies(replace(work, moe_dispatch="alltoall"), blocks).tolist() == [8, 8, 8, 8]
+
+
+@given(st.lists(st.floats(1.0, 512.0), min_size=2, max_size=8))
+def test_more_blocks_take_more_copies(blocks: list[float]) -> None:
+    for name in ("deepseek-v3", "mixtral-8x7b"):
+        copies = routed_copies(workload(name), np.sort(np.array(blocks)))
+        assert np.all(np.diff(copies) >= -1e-9)
+        assert np.all(copies <= 8 + 1e-9)
+        assert np.all(copies >= 1 - 1e-9)
+
+
+def test_windowed_attention_keeps_its_share() -> None:
+    model = ModelSpec(
+        layers=4,
+        hidden=1024,
+        ffn_hidden=4096,
+        heads=8,
+        kv_heads=8,
+        vocab=1000,
+        sliding_window=128,
+        full_attention_every=2,
+    )
+    windowed = (128 - 128**2 / (2 * 1024)) / 512
+    c = context(replace(workload(model, gpus=1), seq_len=1024), Layout())
+    assert window_share(c) == pytest.approx(0.5 + 0.5 * windowed)
+    assert window_share(context(replace(workload(model, gpus=1), seq_len=128), Layout())) == 1.0
+
+
+def seconds(parts: Parts) -> dict[str, float]:
+    return {name: float(np.asarray(x)) for name, x in parts.items()}
+
+
+def test_recomputing_everything_costs_at_most_a_forward_pass_more() -> None:
+    for name in ("llama-2-7b", "mixtral-8x7b"):
+        times = kind_times(context(workload(name, gpus=8), Layout(dp=8)))
+        kind = times.dense or times.moe
+        assert kind is not None
+        whole, backward = float(np.asarray(kind.seconds)), float(np.asarray(kind.backward_s))
+        assert 0 < float(np.asarray(kind.recompute_s)) <= (whole - backward) * 1.001
+
+
+@pytest.mark.parametrize("flag", [Recompute.MLP, Recompute.LAYERNORM, Recompute.CORE_ATTENTION])
+def test_selective_recomputation_adds_some_time_and_less_than_a_full_one(flag: Recompute) -> None:
+    work = workload("llama-2-7b", gpus=8)
+    plain, chosen = (
+        kind_times(context(work, Layout(dp=8, recompute=int(m)))).dense for m in (0, flag)
+    )
+    assert plain is not None
+    assert chosen is not None
+    more = float(np.asarray(chosen.seconds)) - float(np.asarray(plain.seconds))
+    assert 0 < more < float(np.asarray(plain.recompute_s))
+
+
+def test_embedding_without_tensor_parallelism_sends_nothing() -> None:
+    c = context(workload("llama-2-7b", gpus=8), Layout(dp=8))
+    assert seconds(embedding(c).forward)["tp_comm"] == 0.0
+
+
+def traffic(
+    work: Workload, layout: Layout, stages: tuple[tuple[int, ...], ...]
+) -> dict[str, LevelBytes]:
+    found = estimate(work, layout, nested_placement(work.cluster, layout), stages)
+    return {level.level: level for level in found.level_traffic}
+
+
+def test_traffic_of_gpt3_by_level() -> None:
+    """TP 8 stays in the node: 352 MB a layer; PP 8 and DP 8 leave it."""
+    work = workload("gpt3-175b", gpus=512)
+    layout = Layout(tp=8, pp=8, dp=8, num_micro_batches=8, sequence_parallel=True)
+    inside, outside = traffic(work, layout, ((12,),) * 8).values()
+    assert inside.by_axis == pytest.approx({"tp": 8 * 12 * 352.3e6}, rel=1e-3)
+    assert set(outside.by_axis) == {"dp", "pp"}
+    boundary = np.asarray(ratios.pipeline_boundary_bytes(2048, 12_288)) / 8
+    assert outside.by_axis["pp"] == pytest.approx(8 * boundary * 7 / 8)
+    assert outside.busy_s == pytest.approx(outside.utilisation * _step_s(work, layout), rel=1e-9)
+
+
+def _step_s(work: Workload, layout: Layout) -> float:
+    found = estimate(work, layout, nested_placement(work.cluster, layout), ((12,),) * 8)
+    return float(np.asarray(found.step_time_s))
+
+
+def test_full_recomputation_sends_the_forward_pass_again() -> None:
+    work = workload("gpt3-175b", gpus=64)
+    plain = Layout(tp=8, pp=8, num_micro_batches=8)
+    again = replace(plain, recompute=int(Recompute.FULL), recompute_layers=6)
+    stages = ((12,),) * 8
+    before, after = (
+        traffic(work, layout, stages)["nvlink"].by_axis["tp"] for layout in (plain, again)
+    )
+    assert after == pytest.approx(before * (4 + 2 / 2) / 4)
+
+
+def test_interleaving_crosses_every_boundary_more_often() -> None:
+    """p v - 1 boundaries, and with v > 1 the last rank feeds the first."""
+    work = workload("gpt3-175b", gpus=64)
+    one, three = (
+        Layout(tp=8, pp=8, num_micro_batches=8),
+        Layout(tp=8, pp=8, vpp=3, num_micro_batches=8),
+    )
+    plain = traffic(work, one, ((12,),) * 8)["fabric"].by_axis["pp"]
+    interleaved = traffic(work, three, ((4, 4, 4),) * 8)["fabric"].by_axis["pp"]
+    assert interleaved / plain == pytest.approx((8 * 3 - 1) / 7)
+
+
+def test_expert_traffic_counts_what_leaves_the_node() -> None:
+    work = replace(workload("mixtral-8x7b", gpus=16), moe_dispatch="alltoall")
+    layout = Layout(tp=2, dp=8, ep=8, num_micro_batches=1)
+    levels = traffic(work, layout, ((32,),))
+    sent = 2048 / 2 * 2 * 4096 * 2 * 4 * 32
+    assert levels["nvlink"].by_axis["ep"] == pytest.approx(sent * 7 / 8)
+    assert "ep" not in levels["fabric"].by_axis
+    wide = traffic(work, Layout(dp=16, ep=16 // 2, cp=1), ((32,),))
+    assert wide["nvlink"].by_axis["ep"] == pytest.approx(2 * sent * 7 / 8)
+    spread = estimate(
+        work, layout, nested_placement(work.cluster, layout, ("dp", "tp", "cp", "pp")), ((32,),)
+    )
+    assert spread.level_traffic[-1].by_axis["ep"] == pytest.approx(sent * 4 / 8)

@@ -1,0 +1,412 @@
+"""What must hold for any model, cluster, layout, split and placement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise, permutations
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from meshwright.cluster_specs.reader import read_cluster
+from meshwright.cluster_specs.schema import ClusterSpec, FabricLevelSpec
+from meshwright.costmodel import step_time as step_time_module
+from meshwright.costmodel.constants.rates import Constants, constants_for
+from meshwright.costmodel.estimate import estimate, layer_costs, lower_bound_s
+from meshwright.costmodel.layout import AXES, Layout, Placement, Recompute
+from meshwright.costmodel.memory.footprint import peak_memory_gib, stage_memory_gib
+from meshwright.costmodel.pipeline.split import Stages
+from meshwright.costmodel.placement import level_factors, nested_placement, placement_from_matrix
+from meshwright.costmodel.step_time import make_context, optimistic_step
+from meshwright.costmodel.workload import Overlap, Workload
+from meshwright.model_specs.schema import MlaSpec, ModelSpec, MoeSpec
+from meshwright.planner.bounds.matrices import Matrices, matrices
+
+ALL = 10**6
+LARGEST = 65_536
+FRAMEWORKS = ("megatron", "megatron-2022", "megatron-deepspeed", "torchtitan", "fsdp2", "deepspeed")
+SLOWER = 1 + 1e-9
+"""Room for rounding."""
+
+
+@dataclass(frozen=True)
+class Case:
+    workload: Workload
+    layout: Layout
+    placement: Placement
+    stages: Stages
+    constants: Constants
+
+    def seconds(self, placement: Placement | None = None) -> float:
+        priced = estimate(
+            self.workload, self.layout, placement or self.placement, self.stages, self.constants
+        )
+        return float(np.asarray(priced.step_time_s))
+
+
+def one_of(table: Matrices, row: int) -> Matrices:
+    """One parallelism matrix of several."""
+    return {axis: entries[row] for axis, entries in table.items()}
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> ClusterSpec:
+    """DGX-like nodes; an oversubscribed spine; NICs faster than PCIe; racks; NVLink bridges between pairs."""
+    spine = (
+        FabricLevelSpec(name="leaf", gpus=32),
+        FabricLevelSpec(name="spine", gpus=LARGEST, oversubscription=draw(st.floats(1, 8))),
+    )
+    shape: dict[str, Any] = draw(
+        st.sampled_from(
+            [
+                {"gpus_per_node": 8, "nvlink_domain": 8, "nic_gbps_per_gpu": 400},
+                {"gpus_per_node": 8, "nvlink_domain": 8, "nic_gbps_per_gpu": 400, "levels": spine},
+                {"gpus_per_node": 8, "nvlink_domain": 1, "nic_gbps_per_gpu": 1600},
+                {"gpus_per_node": 8, "nvlink_domain": 4, "nic_gbps_per_gpu": 1600},
+                {"gpus_per_node": 4, "nvlink_domain": 64, "nic_gbps_per_gpu": 800},
+                {
+                    "gpus_per_node": 8,
+                    "nvlink_domain": 2,
+                    "nic_gbps_per_gpu": 100,
+                    "nic_medium": "roce",
+                },
+            ]
+        )
+    )
+    return ClusterSpec(device=read_cluster("dgx-h100").device, gpus=LARGEST, **shape)
+
+
+@st.composite
+def models(draw: st.DrawFn, kind: str) -> ModelSpec:
+    """`dense`, `moe` (its first layers dense) or `mla` (latent attention and experts)."""
+    layers, hidden = draw(st.integers(4, 40)), draw(st.sampled_from([256, 1024, 4096]))
+    heads = draw(st.sampled_from([8, 16]))
+    fields: dict[str, Any] = {
+        "layers": layers,
+        "hidden": hidden,
+        "ffn_hidden": hidden * draw(st.sampled_from([1, 4])),
+        "heads": heads,
+        "kv_heads": draw(st.sampled_from([1, 2, heads])),
+        "head_dim": draw(st.sampled_from([64, 128])),
+        "vocab": draw(st.sampled_from([1000, 32_000, 256_000])),
+        "tied_embeddings": draw(st.booleans()),
+        "mtp_layers": draw(st.integers(0, 2)),
+    }
+    if kind != "dense":
+        limited = draw(st.booleans())
+        fields["moe"] = MoeSpec(
+            experts=draw(st.sampled_from([16, 64])),
+            top_k=draw(st.sampled_from([1, 2, 8])),
+            moe_ffn_hidden=draw(st.sampled_from([128, 1024])),
+            shared_experts=draw(st.integers(0, 1)),
+            dense_layers=draw(st.integers(0, min(4, layers))),
+            router_groups=8 if limited else None,
+            router_groups_per_token=4 if limited else None,
+        )
+    if kind == "mla":
+        fields["attention"] = MlaSpec(
+            q_lora_rank=draw(st.sampled_from([None, 512])),
+            kv_lora_rank=128,
+            qk_nope_head_dim=64,
+            qk_rope_head_dim=32,
+            v_head_dim=64,
+        )
+    return ModelSpec(**fields)
+
+
+@st.composite
+def layouts(draw: st.DrawFn, model: ModelSpec) -> Layout:
+    degree = st.sampled_from([1, 2, 4, 8])
+    tp, cp, dp = draw(degree), draw(degree), draw(st.sampled_from([1, 2, 3, 4, 8, 16]))
+    pp = draw(st.sampled_from([p for p in (1, 2, 3, 4, 8) if p <= model.layers]))
+    vpp = (
+        draw(st.sampled_from([v for v in (1, 2, 3, 8) if v * pp <= model.layers])) if pp > 1 else 1
+    )
+    etp = draw(st.sampled_from([1, tp])) if model.moe else 1
+    ep = 1
+    if model.moe:
+        ep = draw(st.sampled_from([e for e in (1, 2, 4, 8, 16) if tp * cp * dp % (e * etp) == 0]))
+    full = draw(st.booleans())
+    return Layout(
+        tp=tp,
+        cp=cp,
+        pp=pp,
+        dp=dp,
+        ep=ep,
+        etp=etp,
+        vpp=vpp,
+        micro_batch=draw(st.sampled_from([1, 2])),
+        num_micro_batches=draw(st.sampled_from([1, 2, 8, 64])),
+        sequence_parallel=draw(st.booleans()),
+        zero_stage=draw(st.integers(0, 3)),
+        recompute=int(Recompute.FULL) if full else draw(st.integers(0, int(Recompute.FULL) - 1)),
+        recompute_layers=draw(st.sampled_from([0, 1, 2, 3, ALL])) if full else 0,
+    )
+
+
+@st.composite
+def splits(draw: st.DrawFn, layers: int, layout: Layout) -> Stages:
+    """Any split with at least one layer in every virtual stage."""
+    pp, chunks = int(layout.pp), int(layout.pp) * int(layout.vpp)
+    cuts = draw(
+        st.lists(
+            st.integers(1, max(layers - 1, 1)),
+            min_size=chunks - 1,
+            max_size=chunks - 1,
+            unique=True,
+        )
+    )
+    edges = [0, *sorted(cuts), layers]
+    sizes = [end - start for start, end in pairwise(edges)]
+    return tuple(tuple(sizes[rank::pp]) for rank in range(pp))
+
+
+@st.composite
+def placements(draw: st.DrawFn, cluster: ClusterSpec, layout: Layout) -> Placement:
+    """A nested order, or any parallelism matrix."""
+    if draw(st.booleans()):
+        return nested_placement(cluster, layout, draw(st.sampled_from(list(permutations(AXES)))))
+    table = matrices(layout, level_factors(cluster, int(layout.gpus)).tolist())
+    return placement_from_matrix(layout, one_of(table, draw(st.integers(0, len(table["tp"]) - 1))))
+
+
+@st.composite
+def workloads(draw: st.DrawFn, kind: str) -> Workload:
+    on = st.booleans()
+    return Workload(
+        model=draw(models(kind)),
+        cluster=draw(clusters()),
+        gpus=8,
+        global_batch=64,
+        seq_len=draw(st.sampled_from([512, 4096])),
+        precision=draw(st.sampled_from(["bf16", "fp8"])),
+        framework=draw(st.sampled_from(FRAMEWORKS)),
+        overlap=Overlap(dp=draw(on), tp=draw(on), pp=draw(on), ep=draw(on)),
+        cuda_graph=draw(st.sampled_from(["none", "partial", "full"])),
+        cp_comm=draw(st.sampled_from(["p2p", "a2a"])),
+        moe_dispatch=draw(st.sampled_from(["deduplicated", "alltoall"])),
+        expert_imbalance=draw(st.sampled_from([1.0, 1.5])),
+    )
+
+
+KINDS = ("dense", "moe", "mla")
+
+
+@st.composite
+def cases(draw: st.DrawFn, kinds: tuple[str, ...] = KINDS) -> Case:
+    workload = draw(workloads(draw(st.sampled_from(kinds))))
+    layout = draw(layouts(workload.model))
+    batch = int(layout.micro_batch) * int(layout.num_micro_batches) * int(layout.dp)
+    workload = replace(workload, gpus=int(layout.gpus), global_batch=batch)
+    placement = draw(placements(workload.cluster, layout))
+    return Case(
+        workload,
+        layout,
+        placement,
+        draw(splits(workload.model.layers, layout)),
+        constants_for(workload),
+    )
+
+
+@given(cases())
+@settings(max_examples=80)
+def test_parts_of_the_breakdown_add_up_and_none_is_negative(case: Case) -> None:
+    found = estimate(case.workload, case.layout, case.placement, case.stages)
+    parts = {name: float(np.asarray(x)) for name, x in found.breakdown_s.items()}
+    assert sum(parts.values()) == pytest.approx(float(np.asarray(found.step_time_s)), rel=1e-12)
+    assert all(np.isfinite(x) and x >= 0 for x in parts.values()), parts
+    for level in found.level_traffic:
+        assert sum(level.by_axis.values()) == pytest.approx(level.bytes_per_step)
+        assert level.bytes_per_step >= 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bounds_lie_below_every_split_and_placement(kind: str) -> None:
+    @given(cases((kind,)))
+    @settings(max_examples=100)
+    def check(case: Case) -> None:
+        seconds = case.seconds()
+        bound = float(lower_bound_s(case.workload, case.layout))
+        context = make_context(case.workload, case.layout, case.placement)
+        mapped = float(np.asarray(optimistic_step(context).seconds))
+        assert 0 < bound <= mapped * SLOWER
+        assert mapped <= seconds * SLOWER
+
+    check()
+
+
+@given(cases(), st.sampled_from([0.0, 0.9]))
+@settings(max_examples=60)
+def test_bounds_hold_however_much_overlap_slows_compute(case: Case, interference: float) -> None:
+    """ZeRO-3 in a pipeline and many virtual stages: more work in all may hide more than it costs."""
+    framework = replace(case.constants.framework, dp_interference=interference)
+    constants = replace(case.constants, framework=framework)
+    case = replace(
+        case, constants=constants, workload=replace(case.workload, overlap=Overlap(dp=True)),
+        layout=replace(case.layout, zero_stage=3),
+    )  # fmt: skip
+    assert float(lower_bound_s(case.workload, case.layout, constants)) <= case.seconds() * SLOWER
+
+
+@given(st.data())
+@settings(max_examples=100)
+def test_bound_only_grows_with_the_load_of_the_ranks(data: st.DataObject) -> None:
+    """What makes it a bound: every split has at least the least sum over ranks and the least busiest rank.
+
+    Not a matter of course, since longer ranks hide more data-parallel traffic: a sum that grows alone would
+    otherwise shorten the step where vpp > pp, or under ZeRO-3.
+    """
+    case, share = data.draw(cases()), st.floats(0, 1)
+    framework = replace(case.constants.framework, dp_interference=data.draw(share))
+    constants = replace(case.constants, framework=framework)
+    context = make_context(case.workload, case.layout, case.placement, constants)
+    pp, traffic_s = int(case.layout.pp), data.draw(st.floats(1e-3, 10.0))
+
+    def seconds(busiest_s: float, whole_s: float) -> float:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(step_time_module, "_data_parallel_s", lambda c, dense, expert: traffic_s)
+            patch.setattr(
+                step_time_module, "even_layout_load", lambda c, times: (busiest_s, whole_s)
+            )
+            return float(np.asarray(optimistic_step(context).seconds))
+
+    whole_s = data.draw(st.floats(1e-3, 10.0))
+    busiest_s = whole_s * (1 / pp + data.draw(share) * (1 - 1 / pp))
+    least, more = seconds(busiest_s, whole_s), data.draw(st.floats(1, 3))
+    assert least <= seconds(max(busiest_s, more * whole_s / pp), more * whole_s) * SLOWER
+    assert least <= seconds(min(more * busiest_s, whole_s), whole_s) * SLOWER
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_bound_lies_below_the_peak_of_every_split(kind: str) -> None:
+    @given(cases((kind,)))
+    @settings(max_examples=100)
+    def check(case: Case) -> None:
+        peak = float(np.max(stage_memory_gib(case.workload, case.layout, case.stages)))
+        assert 0 < float(np.asarray(peak_memory_gib(case.workload, case.layout))) <= peak * SLOWER
+
+    check()
+
+
+@given(cases())
+@settings(max_examples=40)
+def test_bounds_of_many_layouts_are_the_bounds_of_each(case: Case) -> None:
+    """Rows differ in everything that does not change the number of GPUs."""
+    rows = [case.layout]
+    for change in (
+        {"micro_batch": 4},
+        {"num_micro_batches": 3, "zero_stage": 2},
+        {"recompute": int(Recompute.FULL), "recompute_layers": ALL},
+        {"sequence_parallel": not case.layout.sequence_parallel, "zero_stage": 3},
+        {"tp": case.layout.cp, "cp": case.layout.tp, "ep": 1, "etp": 1},
+    ):
+        rows.append(replace(case.layout, **change))
+    many = Layout(
+        **{name: np.array([vars(row)[name] for row in rows]) for name in vars(case.layout)}
+    )
+    bounds = lower_bound_s(case.workload, many)
+    assert bounds.shape == (len(rows),)
+    assert bounds == pytest.approx(
+        [float(lower_bound_s(case.workload, row)) for row in rows], rel=1e-12
+    )
+    peaks = np.asarray(peak_memory_gib(case.workload, many))
+    assert peaks == pytest.approx(
+        [float(np.asarray(peak_memory_gib(case.workload, row))) for row in rows], rel=1e-12
+    )
+
+
+@given(cases())
+@settings(max_examples=40)
+def test_many_placements_cost_what_each_costs(case: Case) -> None:
+    """Regression: pricing several placements at once failed where a part did not depend on them."""
+    table = matrices(case.layout, level_factors(case.workload.cluster, case.workload.gpus).tolist())
+    placement = placement_from_matrix(case.layout, table)
+    found = estimate(case.workload, case.layout, placement, case.stages)
+    seconds = np.asarray(found.step_time_s)
+    count = len(table["tp"])
+    assert seconds.shape == (count,)
+    assert found.level_traffic == ()
+    for row in {0, count // 2, count - 1}:
+        alone = case.seconds(placement_from_matrix(case.layout, one_of(table, row)))
+        assert seconds[row] == pytest.approx(alone, rel=1e-12)
+
+
+@given(cases())
+@settings(max_examples=40)
+def test_layer_costs_of_a_layout_are_plain_numbers(case: Case) -> None:
+    costs = layer_costs(case.workload, case.layout, case.placement)
+    model = case.workload.model
+    assert all(isinstance(x, float) and x >= 0 for x in vars(costs).values())
+    assert (costs.dense_layer_s > 0) == (model.dense_layers > 0)
+    assert (costs.moe_layer_s > 0) == (
+        model.moe is not None and model.moe_layers + model.mtp_layers > 0
+    )
+    assert (costs.mtp_s > 0) == (model.mtp_layers > 0)
+
+
+def faster(cluster: ClusterSpec, what: str, factor: float) -> ClusterSpec:
+    device = cluster.device
+    if what == "hbm":
+        return cluster.model_copy(
+            update={
+                "device": device.model_copy(update={"hbm_gb_per_s": device.hbm_gb_per_s * factor})
+            }
+        )
+    if what == "peak":
+        names = ("peak_bf16_tflops", "peak_fp16_tflops", "peak_fp8_tflops")
+        peaks = {name: getattr(device, name) * factor for name in names}
+        return cluster.model_copy(update={"device": device.model_copy(update=peaks)})
+    if what == "nic":
+        return cluster.model_copy(update={"nic_gbps_per_gpu": cluster.nic_gbps_per_gpu * factor})
+    rate = (cluster.nvlink_gb_per_s or device.scale_up_gb_per_s or 0.0) * factor
+    return cluster.model_copy(update={"nvlink_gb_per_s": rate})
+
+
+@pytest.mark.parametrize("what", ["hbm", "peak", "nic", "nvlink"])
+def test_a_better_machine_is_never_slower(what: str) -> None:
+    """But for ZeRO-3 in a pipeline and vpp > pp: less work to hide behind can cost more than it saves."""
+
+    @given(cases(), st.floats(1.01, 4.0))
+    @settings(max_examples=40)
+    def check(case: Case, factor: float) -> None:
+        pipelined = int(case.layout.pp) > 1
+        assume(not (pipelined and case.layout.zero_stage == 3))
+        assume(int(case.layout.vpp) <= int(case.layout.pp))
+        better = replace(
+            case,
+            workload=replace(case.workload, cluster=faster(case.workload.cluster, what, factor)),
+        )
+        assert better.seconds() <= case.seconds() * SLOWER
+
+    check()
+
+
+@given(cases())
+@settings(max_examples=40)
+def test_memory_never_grows_with_the_zero_stage_before_layers_are_gathered(case: Case) -> None:
+    peaks = [
+        float(
+            np.max(
+                stage_memory_gib(case.workload, replace(case.layout, zero_stage=zero), case.stages)
+            )
+        )
+        for zero in (0, 1, 2)
+    ]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+@given(cases())
+@settings(max_examples=40)
+def test_a_gpu_alone_sends_nothing(case: Case) -> None:
+    alone = replace(case.layout, tp=1, cp=1, pp=1, dp=1, ep=1, etp=1, vpp=1)
+    workload = replace(case.workload, gpus=1)
+    placement = nested_placement(workload.cluster, alone)
+    found = estimate(workload, alone, placement, ((workload.model.layers,),))
+    parts = {name: float(np.asarray(x)) for name, x in found.breakdown_s.items()}
+    for name in ("tp_comm", "cp_comm", "ep_comm", "pipeline_p2p", "dp_comm"):
+        assert parts.get(name, 0.0) == 0.0, name
+    assert parts["pipeline_bubble"] == pytest.approx(0.0, abs=1e-12)
+    assert all(level.bytes_per_step == 0 for level in found.level_traffic)

@@ -1,0 +1,75 @@
+"""What measured runs say of a device class: best utilisation, and how far predictions are off."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.cluster_specs.catalog import device_names
+from meshwright.costmodel.constants.measured import (
+    GEMM_BITS,
+    best_measured_mfu,
+    device_class,
+    device_classes,
+    error_band,
+)
+from meshwright.costmodel.constants.rates import framework_names, peak_flops
+from meshwright.model_specs.parameters import flops_per_token
+from meshwright.planner.runs.prediction import prediction_of
+from meshwright.planner.runs.run_file import Run, read_runs
+from tests.places import DATA
+
+RUNS = DATA / "published_runs.yaml"
+
+
+@pytest.fixture(scope="module")
+def runs() -> tuple[Run, ...]:
+    return read_runs(RUNS)
+
+
+def test_every_device_and_framework_has_a_band_and_says_whose_it_is() -> None:
+    for device in (*device_names(), "unheard-of"):
+        for framework in (*framework_names(), "unheard-of"):
+            band = error_band(device, framework)
+            assert 0.5 < band.low < band.high < 2.0
+            assert band.rows > 0
+            assert len(band.basis) > 8
+
+
+def test_the_band_of_a_pair_without_runs_is_that_of_a_wider_group() -> None:
+    assert error_band("h100-sxm-80gb", "llm-foundry").basis == "h100 with llm-foundry"
+    assert error_band("h100-sxm-80gb", "unheard-of").basis == "h100 with any framework"
+    assert error_band("v100-sxm-32gb", "llm-foundry").basis == "any device with llm-foundry"
+    everything = error_band("unheard-of", "unheard-of")
+    assert (everything.basis, everything.rows) == ("any device and framework", 458)
+
+
+def test_the_bands_hold_what_they_promise_on_the_fitted_rows(runs: tuple[Run, ...]) -> None:
+    """They are of runs predicted with their source left out, so more than 90 % of fitted rows lie inside."""
+    inside = 0
+    for run in runs:
+        assert run.measured is not None
+        band = error_band(run.workload.cluster.device.name, run.workload.framework)
+        inside += band.low <= run.measured.step_time_s / prediction_of(run).step_time_s <= band.high
+    assert inside > 0.9 * len(runs)
+
+
+def test_the_best_measured_runs_are_the_best(runs: tuple[Run, ...]) -> None:
+    best: dict[tuple[str, int], tuple[float, str]] = {}
+    for run in runs:
+        work = run.workload
+        name = device_class(work.cluster.device.name)
+        assert run.measured is not None
+        assert name is not None
+        tokens_per_s = work.global_batch * work.seq_len / run.measured.step_time_s / work.gpus
+        flops_per_s = tokens_per_s * flops_per_token(work.model, work.seq_len)
+        mfu = flops_per_s / peak_flops(work.cluster.device, "bf16")
+        key = name, GEMM_BITS.get(work.precision, 16)
+        best[key] = max(best.get(key, (0.0, "")), (mfu, run.id))
+    assert {name for name, _ in best} == set(device_classes())
+    devices = {device_class(name): name for name in device_names()}
+    for (name, bits), (mfu, run_id) in best.items():
+        precision = {16: "bf16", 8: "fp8", 4: "nvfp4"}[bits]
+        found = best_measured_mfu(devices[name], precision)
+        assert found is not None
+        assert found.run == run_id
+        assert found.mfu == pytest.approx(mfu, abs=6e-4)

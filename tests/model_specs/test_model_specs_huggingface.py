@@ -1,0 +1,298 @@
+"""config.json of published models, and what happens to broken ones."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from meshwright.model_specs.catalog import load_catalog_model
+from meshwright.model_specs.errors import SpecError
+from meshwright.model_specs.huggingface import known_model_types, model_from_huggingface
+from meshwright.model_specs.parameters import active_parameter_count, parameter_count
+from meshwright.model_specs.reader import read_model
+from meshwright.model_specs.schema import ModelSpec
+from tests.places import DATA
+
+CONFIGS = DATA / "hf_configs"
+
+# Totals that the Hugging Face hub states (safetensors), unless said otherwise.
+PUBLISHED = {
+    "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v3": 671_026_419_200,  # without the MTP module and the FP8 scales
+    "falcon-40b": 41.30e9,  # the 41.8e9 of the hub less the tied head, stored twice there
+    "falcon-7b": 7_217_189_760 - 65_024 * 4_544,  # likewise
+    "gemma-2-2b": 2_614_341_888,
+    "gemma-3-1b": 999_885_952,
+    "gemma-3-4b": 3_884e6,  # language part, Gemma 3 report, arXiv 2503.19786, table 1: 675M and 3,209M
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt2": 124_439_808,
+    "kimi-k2": 1_026_408_235_864,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.2-1b": 1_235_814_400,
+    "mistral-7b-v0.1": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "olmoe-1b-7b": 6_919_161_856,
+    "opt-1.3b": 1_315_758_080,
+    "phi-3-mini-4k": 3_821_079_552,
+    "pythia-6.9b": 6_857_302_016,  # Biderman et al. 2023, arXiv 2304.01373, table 1
+    "qwen1.5-moe-a2.7b": 14_315_784_192,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-8b": 8_190_735_360,
+}
+
+
+def config(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((CONFIGS / f"{name}.json").read_text())
+    return loaded
+
+
+def read(data: dict[str, Any]) -> ModelSpec:
+    return model_from_huggingface(data, "config.json")
+
+
+def test_every_fixture_is_checked_and_every_family_has_one() -> None:
+    assert {path.stem for path in CONFIGS.glob("*.json")} == set(PUBLISHED)
+    assert {config(name)["model_type"] for name in PUBLISHED} == set(known_model_types())
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_counts_match_published_totals(name: str) -> None:
+    model = read_model(str(CONFIGS / f"{name}.json"))
+    assert model.name == name
+    assert parameter_count(model) == pytest.approx(PUBLISHED[name], rel=5e-3)
+    if isinstance(PUBLISHED[name], int):
+        assert parameter_count(model) == pytest.approx(PUBLISHED[name], rel=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("fixture", "name"),
+    [
+        ("llama-3.1-8b", "llama-3-8b"),
+        ("mixtral-8x7b", "mixtral-8x7b"),
+        ("deepseek-v3", "deepseek-v3"),
+        ("kimi-k2", "kimi-k2"),
+        ("gpt-oss-20b", "gpt-oss-20b"),
+        ("olmoe-1b-7b", "olmoe-1b-7b"),
+        ("qwen3-8b", "qwen3-8b"),
+        ("qwen3-30b-a3b", "qwen3-30b-a3b"),
+    ],
+)
+def test_config_and_catalog_agree(fixture: str, name: str) -> None:
+    apart = {"name", "source", "published_parameters", "head_dim"}
+    read_here = read(config(fixture))
+    assert read_here.model_dump(exclude=apart) == load_catalog_model(name).model_dump(exclude=apart)
+    assert read_here.qk_head_dim == load_catalog_model(name).qk_head_dim
+
+
+@pytest.mark.parametrize(
+    ("name", "window", "full"),
+    [
+        ("mistral-7b-v0.1", 4096, 0),
+        ("phi-3-mini-4k", 2047, 0),
+        ("gemma-2-2b", 4096, 13),
+        ("gemma-3-1b", 512, 4),
+        ("gemma-3-4b", 1024, 5),
+        ("gpt-oss-20b", 128, 12),
+        ("qwen2.5-7b", None, 28),
+        ("mixtral-8x7b", None, 32),
+    ],
+)
+def test_windows(name: str, window: int | None, full: int) -> None:
+    model = read(config(name))
+    assert (model.sliding_window, model.full_attention_layers) == (window, full)
+
+
+def test_layer_types_overrule_the_pattern() -> None:
+    data = config("gemma-3-1b")
+    data["layer_types"] = ["sliding_attention", "full_attention"] * 13
+    assert read(data).full_attention_layers == 13
+    data["layer_types"] = ["full_attention"] * 26
+    assert read(data).sliding_window is None
+    data["layer_types"] = ["sliding_attention"] * 9 + ["full_attention"] * 17
+    with pytest.raises(SpecError, match="layer_types: makes 17 of 26 layers full"):
+        read(data)
+    data["layer_types"] = ["chunked_attention"] * 26
+    with pytest.raises(SpecError, match="got 'chunked_attention'"):
+        read(data)
+    data["layer_types"] = ["full_attention"]
+    with pytest.raises(SpecError, match="must name all 26 layers"):
+        read(data)
+
+
+def test_qwen_window_starts_after_the_full_layers() -> None:
+    data = config("qwen2.5-7b") | {"use_sliding_window": True, "sliding_window": 4096}
+    assert read(data).sliding_window is None
+    assert read(data | {"max_window_layers": 14}).full_attention_layers == 14
+    assert read(data | {"max_window_layers": 0}).full_attention_layers == 0
+    with pytest.raises(SpecError, match="max_window_layers: makes 20 of 28"):
+        read(data | {"max_window_layers": 20})
+
+
+def test_qwen_dense_layers_come_first() -> None:
+    data = config("qwen3-30b-a3b")
+    moe = read(data | {"mlp_only_layers": [1, 0]}).moe
+    assert moe is not None
+    assert moe.dense_layers == 2
+    assert read(data | {"num_experts": 0}).moe is None
+    assert read(data | {"decoder_sparse_step": 100}).moe is None
+    for broken in ({"mlp_only_layers": [5]}, {"decoder_sparse_step": 2}):
+        with pytest.raises(SpecError, match="before all layers with experts"):
+            read(data | broken)
+    with pytest.raises(
+        SpecError, match=r"mlp_only_layers: must list layer numbers, got a list of 0 items"
+    ):
+        read(data | {"mlp_only_layers": [[]]})
+
+
+def test_deepseek_routing() -> None:
+    moe = read(config("deepseek-v3")).moe
+    assert moe is not None
+    assert (moe.router_groups, moe.router_groups_per_token, moe.router_bias) == (8, 4, True)
+    lite = read(config("deepseek-v2-lite"))
+    assert lite.moe is not None
+    assert (lite.moe.router_groups, lite.moe.router_bias, lite.moe.shared_width) == (
+        None,
+        False,
+        2816,
+    )
+    assert lite.attention is not None
+    assert lite.attention.q_lora_rank is None
+    assert read(config("deepseek-v2-lite") | {"n_routed_experts": None}).moe is None
+    with pytest.raises(SpecError, match="moe_layer_freq: only 1 is supported"):
+        read(config("deepseek-v3") | {"moe_layer_freq": 2})
+
+
+def test_falcon_forms() -> None:
+    seven, forty = read(config("falcon-7b")), read(config("falcon-40b"))
+    assert (seven.kv_heads, seven.norms_per_layer, seven.parallel_block) == (1, 1, True)
+    assert (forty.kv_heads, forty.norms_per_layer, forty.parallel_block) == (8, 2, True)
+    rw = {"multi_query": False, "parallel_attn": False, "alibi": True, "bias": True}
+    old = read(config("falcon-7b") | rw)
+    assert (old.kv_heads, old.norms_per_layer, old.position, old.mlp_bias) == (71, 2, "alibi", True)
+
+
+def test_shared_expert_of_qwen2_moe_is_active() -> None:
+    # Model card: 2.7B activated.
+    assert active_parameter_count(read(config("qwen1.5-moe-a2.7b"))) == pytest.approx(
+        2.7e9, rel=0.01
+    )
+
+
+def test_text_part_of_a_wrapper() -> None:
+    inner = config("qwen3-8b")
+    wrapper = {"model_type": "some_vision_thing", "text_config": inner, "vision_config": {}}
+    assert parameter_count(read(wrapper)) == PUBLISHED["qwen3-8b"]
+    assert read(wrapper).source == "config.json, text_config alone"
+    del inner["tie_word_embeddings"]
+    assert read(wrapper | {"tie_word_embeddings": True}).tied_embeddings
+    twice = {"model_type": "outer", "llm_config": {"model_type": "inner", "text_config": inner}}
+    assert read(twice).layers == 36
+    untyped = config("llama-3.1-8b")
+    del untyped["model_type"], untyped["architectures"]
+    assert read({"model_type": "llava", "text_config": untyped}).layers == 32
+
+
+def test_model_type_is_told_by_the_architecture() -> None:
+    data = config("llama-3.1-8b")
+    del data["model_type"]
+    assert parameter_count(read(data)) == PUBLISHED["llama-3.1-8b"]
+
+
+def test_gpt2_without_inner_width_takes_four_times_hidden() -> None:
+    assert read(config("gpt2") | {"n_inner": None}).ffn_hidden == 3072
+    assert read(config("gpt2") | {"n_inner": 5}).ffn_hidden == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"model_type": "qwen4"},
+            r"model_type: this model family is not supported, got 'qwen4' .did you mean 'qwen",
+        ),
+        ({"model_type": 7}, "model_type: must be a text, got 7"),
+        ({"hidden_size": None}, "hidden_size: this field is required and missing"),
+        ({"hidden_size": "4096"}, "hidden_size: must be an integer, got '4096'"),
+        ({"hidden_size": True}, "hidden_size: must be an integer, got true"),
+        ({"hidden_size": 4096.0}, r"hidden_size: must be an integer, got 4096\.0"),
+        ({"hidden_size": float("nan")}, "hidden_size: must be an integer, got nan"),
+        ({"hidden_size": -1}, "hidden_size: must be from 1 to 10000000, got -1"),
+        (
+            {"hidden_size": 10**6000},
+            "hidden_size: must be from 1 to 10000000, got an integer of 19932 bits",
+        ),
+        ({"hidden_size": {"a": {}}}, "hidden_size: must be an integer, got a mapping of 1 keys"),
+        ({"num_hidden_layers": 2001}, "num_hidden_layers: must be from 1 to 2000"),
+        ({"hidden_act": "swisch"}, "hidden_act: not an activation of this family"),
+        ({"hidden_act": []}, "hidden_act: must be a text"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings: must be true or false, got 'no'"),
+        ({"num_attention_heads": 5}, "hidden 4096 is not a multiple of heads 5"),
+        ({"text_config": []}, "text_config: must be a mapping of fields"),
+    ],
+)
+def test_broken_fields_name_file_field_and_value(change: dict[str, object], words: str) -> None:
+    with pytest.raises(SpecError, match=words) as error:
+        read(config("llama-3.1-8b") | change)
+    assert str(error.value).startswith("config.json: ")
+
+
+def test_missing_field_names_a_near_miss() -> None:
+    data = config("llama-3.1-8b")
+    data["num_hidden_layer"] = data.pop("num_hidden_layers")
+    with pytest.raises(SpecError, match=r"num_hidden_layers: .*did you mean 'num_hidden_layer'"):
+        read(data)
+
+
+def test_nested_field_has_its_whole_path() -> None:
+    data = config("gemma-3-4b")
+    del data["text_config"]["hidden_size"]
+    with pytest.raises(SpecError, match=r"config\.json: text_config\.hidden_size: .*missing"):
+        read(data)
+
+
+def test_endless_nesting_of_text_parts_is_refused() -> None:
+    data: dict[str, Any] = {"model_type": "llama"}
+    for _ in range(2000):
+        data = {"text_config": data}
+    with pytest.raises(SpecError, match="nested more than"):
+        read(data)
+
+
+@pytest.mark.parametrize("change", [{"word_embed_proj_dim": 512}, {"do_layer_norm_before": False}])
+def test_opt_350m_is_refused_in_words(change: dict[str, object]) -> None:
+    with pytest.raises(SpecError, match="supported"):
+        read(config("opt-1.3b") | change)
+
+
+junk = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 50)
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["silu", "gelu", "full_attention"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_hostile_values_give_a_model_or_a_spec_error(data: st.DataObject) -> None:
+    hostile = config(data.draw(st.sampled_from(sorted(PUBLISHED))))
+    for field in data.draw(st.lists(st.sampled_from(sorted(hostile)), min_size=1, max_size=3)):
+        hostile[field] = data.draw(junk)
+    try:
+        model = read(hostile)
+    except SpecError as error:
+        assert str(error).startswith("config.json: ")  # noqa: PT017
+    else:
+        assert parameter_count(model) > 0

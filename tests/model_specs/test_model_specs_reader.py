@@ -1,0 +1,278 @@
+"""What a user may give for MODEL, and the words that a wrong one gets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import count
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import yaml
+from pydantic import BaseModel, Field, ValidationError
+
+from meshwright.model_specs.catalog import catalog_names, load_catalog_model
+from meshwright.model_specs.documents import parse_mapping, read_text
+from meshwright.model_specs.errors import (
+    MOST_LINES,
+    SpecError,
+    field_path,
+    near_miss,
+    shown,
+    validation_message,
+)
+from meshwright.model_specs.parameters import parameter_count
+from meshwright.model_specs.reader import model_from_mapping, read_model
+from meshwright.model_specs.schema import ModelSpec
+from tests.places import DATA, ROOT
+
+TINY = {"layers": 2, "hidden": 8, "ffn_hidden": 16, "heads": 2, "kv_heads": 2, "vocab": 32}
+TINY_YAML = "layers: 2\nhidden: 8\nffn_hidden: 16\nheads: 2\nkv_heads: 2\nvocab: 32\n"
+
+
+def written(folder: Path, text: str, name: str = "model.yaml") -> str:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_catalog_name() -> None:
+    assert read_model("llama-3-8b") is load_catalog_model("llama-3-8b")
+
+
+def test_model_yaml_is_named_by_its_file_unless_it_says(tmp_path: Path) -> None:
+    model = read_model(written(tmp_path, TINY_YAML, "toy.yaml"))
+    assert (model.name, model.layers, model.hidden) == ("toy", 2, 8)
+    assert read_model(written(tmp_path, TINY_YAML + "name: other\n")).name == "other"
+
+
+def test_written_spec_reads_back(tmp_path: Path) -> None:
+    for name in ("deepseek-v3", "gpt-oss-20b", "bloom-176b"):
+        model = load_catalog_model(name)
+        again = read_model(
+            written(tmp_path, yaml.safe_dump(model.model_dump(mode="json", exclude_none=True)))
+        )
+        assert again == model
+
+
+def test_json_of_our_own_fields_and_flow_yaml(tmp_path: Path) -> None:
+    assert (
+        read_model(
+            written(tmp_path, ModelSpec.model_validate(TINY).model_dump_json(), "m.json")
+        ).layers
+        == 2
+    )
+    flow = "{layers: 2, hidden: 8, ffn_hidden: 16, heads: 2, kv_heads: 2, vocab: 32}"
+    assert read_model(written(tmp_path, flow)).vocab == 32
+
+
+def test_config_json_is_told_by_content_and_found_in_its_directory(tmp_path: Path) -> None:
+    text = (DATA / "hf_configs" / "gpt2.json").read_text()
+    (tmp_path / "my-gpt2").mkdir()
+    written(tmp_path / "my-gpt2", text, "config.json")
+    model = read_model(str(tmp_path / "my-gpt2"))
+    assert (model.name, parameter_count(model)) == ("my-gpt2", 124_439_808)
+    assert parameter_count(read_model(written(tmp_path, text, "odd.txt"))) == 124_439_808
+
+
+def test_inline_mapping() -> None:
+    assert model_from_mapping(dict(TINY), "run.yaml: model").heads == 2
+    assert model_from_mapping({"model_type": "gpt2"} | _gpt2(), "run.yaml: model").layers == 12
+    with pytest.raises(SpecError, match=r"^run\.yaml: model: layers: must be at least 1, got 0$"):
+        model_from_mapping(TINY | {"layers": 0}, "run.yaml: model")
+
+
+def _gpt2() -> dict[str, object]:
+    return parse_mapping((DATA / "hf_configs" / "gpt2.json").read_text(), "gpt2.json")
+
+
+def test_model_blocks_of_the_published_runs_are_valid() -> None:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    text = (DATA / "published_runs.yaml").read_text(encoding="utf-8")
+    blocks = [run["model"] for run in yaml.load(text, Loader=loader)["runs"]]  # noqa: S506
+    assert len(blocks) > 100
+    for block in {repr(block): block for block in blocks}.values():
+        assert parameter_count(model_from_mapping(block, "runs")) > 1e6
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("llama3-8b", "got 'llama3-8b' .did you mean 'llama-3-8b'"),
+        ("Deepseek_V3", "did you mean 'deepseek-v3'"),
+        ("zzz", "neither a model of the catalog nor a file, got 'zzz'; allowed: a model YAML"),
+        ("", "neither a model of the catalog nor a file"),
+        ("missing/model.yaml", "missing/model.yaml: no such file"),
+        ("a\0b", "neither a model of the catalog nor a file"),
+        ("a\0b.yaml", r"^'a\\x00b\.yaml': no such file$"),
+        ("x" * 5000, "neither a model"),
+        ("x" * 5000 + ".yaml", "cannot be read|no such file"),
+    ],
+    ids=count(),
+)
+def test_unknown_models(text: str, words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        read_model(text)
+
+
+def test_catalog_error_lists_names() -> None:
+    with pytest.raises(SpecError, match=r"did you mean 'grok-1'.*allowed: gpt2-xl") as error:
+        load_catalog_model("grok1")
+    assert error.value.did_you_mean == "grok-1"
+    assert error.value.allowed == catalog_names()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "the document is empty"),
+        ("- 1\n", "must be a mapping of fields, got a list of 1 items"),
+        ("layers: [1\n", "not valid YAML: .* at line 2"),
+        ("1: 2\n", "field names must be texts, got 1"),
+        (TINY_YAML + "layers: 3\n", "line 7: field 'layers' is given twice"),
+        ("moe: {experts: 1, experts: 2}", "line 1: field 'experts' is given twice"),
+        ("a: &x [1]\nb: *x\n", r"line 2: YAML aliases"),
+        ("a: " + "[" * 5000, "nested more than 32 levels"),
+        ('{"a": ' + "[" * 200_000, "nested too deeply|not valid JSON|nested more than"),
+        ('{"model_type": "gpt2", "model_type": "opt"}', "field 'model_type' is given twice"),
+        ('{"layers": 2,, }', "not valid JSON: .* at line 1, column 14"),
+        ('{"layers": ' + "9" * 5000 + "}", "too many digits"),
+        ("layers: " + "9" * 5000, "number or date cannot be read|too many digits"),
+        ("when: 2024-13-45\n", "number or date cannot be read"),
+        (
+            "a: !!python/object/apply:os.system [ls]\n",
+            "not valid YAML: could not determine a constructor",
+        ),
+        ("a: \x07\n", "not valid YAML"),
+    ],
+    ids=count(),
+)
+def test_broken_documents(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        read_model(written(tmp_path, text))
+
+
+def test_bytes_that_are_not_text_or_too_many(tmp_path: Path) -> None:
+    path = tmp_path / "model.yaml"
+    path.write_bytes(b"name: \xff\xfe")
+    with pytest.raises(SpecError, match=r"not UTF-8 text \(byte 6\)"):
+        read_model(str(path))
+    path.write_bytes(b"#" * ((1 << 20) + 1))
+    with pytest.raises(SpecError, match="larger than 1048576 bytes"):
+        read_model(str(path))
+    with pytest.raises(SpecError, match="larger than 3 bytes"):
+        read_text(path, 3)
+
+
+def test_directories_and_pipes_are_not_read(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="this is a directory"):
+        read_model(f"{tmp_path}/")
+    pipe = tmp_path / "pipe.yaml"
+    os.mkfifo(pipe)
+    with pytest.raises(SpecError, match="no such file"):
+        read_model(str(pipe))
+
+
+def test_every_mistake_gets_a_line_with_its_remedy(tmp_path: Path) -> None:
+    text = TINY_YAML.replace("layers: 2", "layer: 2").replace("heads: 2\nkv", "heads: many\nkv")
+    text += "activation: swigl\nmoe: {experts: 4, topk: 2, moe_ffn_hidden: 1.5}\n"
+    path = written(tmp_path, text)
+    with pytest.raises(SpecError) as error:
+        read_model(path)
+    lines = str(error.value).splitlines()
+    assert all(line.startswith(f"{path}: ") for line in lines)
+    ends = "\n".join(line.removeprefix(f"{path}: ") for line in lines)
+    assert "layers: this field is required and missing" in ends
+    assert "layer: unknown field (did you mean 'layers'?); allowed: activation, attention" in ends
+    assert "heads: must be an integer, got 'many'" in ends
+    assert "activation: not a value of this field, got 'swigl' (did you mean 'swiglu'?)" in ends
+    assert "moe.topk: unknown field (did you mean 'top_k'?); allowed: dense_layers" in ends
+    assert "moe.moe_ffn_hidden: must be an integer, got 1.5" in ends
+    assert "moe.top_k: this field is required and missing" in ends
+
+
+def test_rules_between_fields_are_told() -> None:
+    with pytest.raises(SpecError, match=r"^here: heads 2 must be a multiple of kv_heads 3$"):
+        model_from_mapping(TINY | {"kv_heads": 3}, "here")
+    moe = {"experts": 2, "top_k": 3, "moe_ffn_hidden": 4}
+    with pytest.raises(SpecError, match=r"^here: moe: top_k 3 is more than the 2 experts$"):
+        model_from_mapping(TINY | {"moe": moe}, "here")
+
+
+class Level(BaseModel):
+    model_config = {"extra": "forbid"}
+    gpus: Annotated[int, Field(ge=1)]
+
+
+class Cluster(BaseModel):
+    model_config = {"extra": "forbid"}
+    levels: tuple[Level, ...] | None = None
+
+
+def test_messages_serve_other_documents() -> None:
+    with pytest.raises(ValidationError) as error:
+        Cluster.model_validate({"levels": [{"gpus": 1}, {"gpu": 2}], "level": 1})
+    told = validation_message(error.value, "c.yaml", Cluster)
+    assert "c.yaml: levels[1].gpus: this field is required and missing" in told
+    assert "c.yaml: levels[1].gpu: unknown field (did you mean 'gpus'?); allowed: gpus" in told
+    assert "c.yaml: level: unknown field (did you mean 'levels'?)" in told
+    assert "did you mean 'levels'" in validation_message(error.value, "c.yaml", ["levels"])
+
+
+def test_many_mistakes_are_cut_short() -> None:
+    with pytest.raises(SpecError) as error:
+        model_from_mapping(TINY | {f"x{number}": 1 for number in range(100)}, "here")
+    lines = str(error.value).splitlines()
+    assert len(lines) == MOST_LINES + 1
+    assert lines[-1] == f"here: and {100 - MOST_LINES} more mistakes"
+
+
+def test_near_misses() -> None:
+    assert near_miss("Full Attention", ["full_attention", "other"]) == "full_attention"
+    assert near_miss("zzz", ["full_attention"]) is None
+    assert near_miss(3, ["3"]) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "null"),
+        (True, "true"),
+        (1.0, "1.0"),
+        (0.0, "0.0"),
+        (12, "12"),
+        (-(10**6000), "an integer of 19932 bits"),
+        ("a\nb", r"'a\nb'"),
+        ("y" * 100, "'" + "y" * 80 + "'..."),
+        ([[[]]], "a list of 1 items"),
+        (b"", "a bytes"),
+    ],
+    ids=count(),
+)
+def test_values_are_shown_short(value: object, text: str) -> None:
+    assert shown(value) == text
+
+
+def test_field_paths() -> None:
+    assert field_path(("levels", 0, "gpus")) == "levels[0].gpus"
+    assert field_path(("a\x1b[31m",)) == r"'a\x1b[31m'"
+    assert field_path(()) == ""
+
+
+def test_importing_reads_no_catalog() -> None:
+    code = (
+        "import sys\n"
+        "opened = []\n"
+        "sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == 'open' else None)\n"
+        "import meshwright.model_specs.reader\n"
+        "print(sum(name.endswith('.yaml') for name in opened))\n"
+        "meshwright.model_specs.reader.read_model('gpt2-xl')\n"
+        "print(sum(name.endswith('.yaml') for name in opened))\n"
+    )
+    root = ROOT
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["0", "1"]

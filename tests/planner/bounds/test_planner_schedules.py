@@ -1,0 +1,158 @@
+"""The schedule as a choice of the plan: pins, reasons, launch files, and the way back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.cluster_specs.reader import read_cluster
+from meshwright.constraints.pipeline_schedules import FRAMEWORK_SCHEDULES
+from meshwright.costmodel.pipeline.schedules import SCHEDULE_NAMES, Schedule
+from meshwright.model_specs.errors import SpecError
+from meshwright.model_specs.reader import read_model
+from meshwright.planner.analysis.neighbours import neighbours
+from meshwright.planner.launch.torchtitan import launch_files
+from meshwright.planner.plan.service import plan
+from meshwright.planner.plan.texts import plan_text, read_plan
+from meshwright.planner.request.plan_request import PlanRequest, RequestError, parse_pins
+from meshwright.planner.runs.from_launch import complete, read_launch
+from meshwright.planner.runs.run_file import RunFileError, run_from_mapping, run_to_mapping
+from meshwright.planner.search.space import space_of
+
+
+def request(**changes: Any) -> PlanRequest:
+    base = PlanRequest(
+        model=read_model("llama-3-8b"),
+        cluster=read_cluster("dgx-h100"),
+        gpus=16,
+        global_batch=64,
+        seq_len=8192,
+        framework="torchtitan",
+        pins={"pp": 4, "tp": 2, "cp": 1},
+    )
+    return replace(base, **changes)
+
+
+def pinned(name: str, **changes: Any) -> PlanRequest:
+    return request(pins={"pp": 4, "tp": 2, "cp": 1, "schedule": name}, **changes)
+
+
+@pytest.mark.parametrize("name", FRAMEWORK_SCHEDULES["torchtitan"])
+def test_a_pinned_schedule_is_planned_launched_and_read_back(name: str, tmp_path: Path) -> None:
+    made = plan(pinned(name))
+    assert made.status == "optimal"
+    assert made.layout is not None
+    assert made.layout.schedule == name
+    args = launch_files(made)["torchtitan_args.json"]
+    path = tmp_path / "torchtitan_args.json"
+    path.write_text(args, encoding="utf-8")
+    read = read_launch(path)
+    assert read.settings["schedule"] == name
+    assert (
+        complete(read, ["model=llama-3-8b", "cluster=dgx-h100"], str(path))["run"]["schedule"]
+        == name
+    )
+
+
+@pytest.mark.parametrize(
+    ("framework", "name"),
+    [
+        ("megatron", "zbv"),
+        ("megatron", "gpipe"),
+        ("deepspeed", "gpipe"),
+        ("torchtitan", "dualpipe"),
+    ],
+)
+def test_what_a_framework_lacks_is_named(framework: str, name: str) -> None:
+    made = plan(request(framework=framework, pins={"pp": 4, "schedule": name}))
+    assert made.status == "infeasible"
+    assert made.infeasible is not None
+    assert (
+        f"{framework}-schedule: {framework} runs {', '.join(FRAMEWORK_SCHEDULES[framework])}"
+        in (made.infeasible.conflict)
+    )
+    assert f"drop the pin schedule={name}" in made.infeasible.smallest_changes
+
+
+def test_compiled_layers_exclude_a_split_backward_pass() -> None:
+    made = plan(pinned("zbv", precision="fp8"))
+    assert made.infeasible is not None
+    assert any(words.startswith("torchtitan-split-backward") for words in made.infeasible.conflict)
+    free = plan(request(precision="fp8"))
+    assert free.layout is not None
+    assert free.layout.schedule in ("1f1b", "interleaved-1f1b", "breadth-first")
+
+
+def test_too_few_micro_batches_for_a_schedule_are_named() -> None:
+    pins = {"pp": 4, "tp": 2, "dp": 2, "micro_batch": 8, "schedule": "zbv", "cp": 1}
+    made = plan(request(pins=pins))
+    assert made.infeasible is not None
+    assert any(words.startswith("schedule-shape") for words in made.infeasible.conflict)
+
+
+def test_no_schedule_beats_the_chosen_one() -> None:
+    best = plan(request())
+    times = [plan(pinned(name)).objective.step_time_s for name in FRAMEWORK_SCHEDULES["torchtitan"]]
+    known = [seconds for seconds in times if seconds is not None]
+    assert len(known) == 7
+    assert best.objective.step_time_s == pytest.approx(min(known), rel=1e-12)
+
+
+def test_megatron_has_the_two_it_always_had() -> None:
+    space = space_of(request(framework="megatron"))
+    assert {schedule for _, schedule in space.pipelines(4)} == {int(Schedule.ONE_F_ONE_B)}
+    assert space.pipelines(1) == () or space.pipelines(1) == ((1, 0),)
+
+
+def test_neighbours_try_other_schedules() -> None:
+    made = plan(pinned("1f1b"))
+    changes = {one.change for one in neighbours(made)}
+    assert "schedule 1f1b -> zbv, vpp 2" in changes
+    assert "schedule 1f1b -> gpipe" in changes
+
+
+def test_pins_name_schedules() -> None:
+    assert parse_pins("schedule=zbv,pp=4") == {"schedule": "zbv", "pp": 4}
+    with pytest.raises(RequestError, match="did you mean 'zbv'"):
+        parse_pins("schedule=zvb")
+
+
+def test_a_plan_document_carries_the_schedule(tmp_path: Path) -> None:
+    made = plan(pinned("zbv"))
+    path = tmp_path / "plan.yaml"
+    path.write_text(plan_text(made), encoding="utf-8")
+    assert read_plan(path).layout == made.layout
+    path.write_text(plan_text(made).replace("schedule: zbv", "schedule: 1f1b"), encoding="utf-8")
+    with pytest.raises(SpecError, match="schedule"):
+        read_plan(path)
+
+
+def run_mapping(**settings: Any) -> dict[str, Any]:
+    run = {"seq_len": 4096, "global_batch": 64, "pp": 4, "dp": 2, "tp": 1, **settings}
+    return {"id": "one", "model": "llama-3-8b", "cluster": "dgx-h100", "run": run}
+
+
+@pytest.mark.parametrize("name", SCHEDULE_NAMES)
+def test_run_files_name_schedules(name: str) -> None:
+    vpp = 2 if name in ("interleaved-1f1b", "breadth-first", "zbv", "dualpipe-v") else 1
+    run = run_from_mapping(run_mapping(schedule=name, vpp=vpp), where="run.yaml")
+    again = run_from_mapping(run_to_mapping(run), where="run.yaml")
+    assert again.layout == run.layout
+    assert run_to_mapping(run)["run"]["schedule"] == name
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"schedule": "zbv", "vpp": 1}, "vpp: 1, zbv takes 2"),
+        ({"schedule": "1f1b", "vpp": 2}, "does not go with vpp 2"),
+        ({"schedule": "zbv", "pp": 1, "dp": 8}, "pp is 1"),
+        ({"schedule": "zb"}, "schedule"),
+    ],
+)
+def test_run_files_with_a_schedule_that_cannot_be(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(RunFileError, match=words):
+        run_from_mapping(run_mapping(**settings), where="run.yaml")

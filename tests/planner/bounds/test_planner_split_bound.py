@@ -1,0 +1,126 @@
+"""The bound on the slowest rank, against every split that fits."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+from math import inf
+
+import numpy as np
+
+from meshwright.costmodel.layers.stage import least_busiest_in_rooms_s
+from meshwright.costmodel.memory.footprint import main_layer_rooms, stage_memory_gib, usable_hbm_gib
+from meshwright.planner.bounds.layer_split import least_busiest_s
+from meshwright.planner.bounds.stages import SplitCosts, balanced_stages
+from meshwright.planner.search.space import space_of
+from tests.planner.search.test_planner_optimum import request
+
+
+def slowest_of_best(costs: SplitCosts, rooms: list[list[int]]) -> float:
+    """The least slowest rank over every way to deal the layers out, leading ones first."""
+    best = inf
+    for counts in product(range(costs.fewest, costs.most + 1), repeat=costs.pp):
+        if sum(counts) != costs.layers:
+            continue
+        left, times = costs.leading, []
+        for rank, layers in enumerate(counts):
+            leading = min(left, layers)
+            left -= leading
+            if leading >= len(rooms[rank]) or layers > rooms[rank][leading]:
+                break
+            times.append(costs.rank_s(rank, layers, leading))
+        else:
+            best = min(best, max(times))
+    return best
+
+
+def test_never_above_the_best_split_and_often_equal() -> None:
+    chance = random.Random(4)
+    equal = infeasible = 0
+    for _ in range(300):
+        pp, layers = chance.randint(1, 4), chance.randint(4, 9)
+        leading = chance.choice([0, 0, 1, 2])
+        costs = SplitCosts(
+            pp=pp,
+            vpp=1,
+            layers=layers,
+            leading=leading,
+            num_micro_batches=4,
+            layer_s=chance.uniform(1, 3),
+            leading_s=chance.uniform(0.2, 3),
+            first_s=chance.uniform(0, 2),
+            last_s=chance.uniform(0, 4),
+        )
+        rooms = []
+        for rank in range(pp):
+            room = chance.randint(1, layers)
+            rooms.append(
+                [min(layers, room + some) for some in range(leading + 1 if rank < leading else 1)]
+            )
+        bound, best = least_busiest_s(costs, rooms), slowest_of_best(costs, rooms)
+        assert bound <= best
+        equal += bound == best < inf
+        infeasible += best == inf
+    assert equal > 150
+    assert infeasible > 10
+
+
+def test_a_rank_without_room_for_its_layer_leaves_nothing() -> None:
+    costs = SplitCosts(pp=2, vpp=1, layers=4, num_micro_batches=1, layer_s=1.0)
+    assert least_busiest_s(costs, [[4], [0]]) == inf
+    assert least_busiest_s(costs, [[4], [1]]) == 3.0
+    assert least_busiest_s(costs, [[4], [4]]) == 2.0
+
+
+def test_the_bound_of_many_layouts_at_once_is_below_every_split() -> None:
+    chance = random.Random(5)
+    tight = 0
+    for _ in range(200):
+        ranks, layers = chance.randint(1, 4), chance.randint(2, 9)
+        rooms = [chance.randint(0, layers) for _ in range(ranks)]
+        layer_s, end_s, at = (
+            chance.uniform(1, 2),
+            chance.choice([0.0, chance.uniform(0, 5)]),
+            ranks - 1,
+        )
+        splits = (
+            split for split in product(*(range(room + 1) for room in rooms)) if sum(split) == layers
+        )
+        best = min(
+            (
+                max(n * layer_s + end_s * (rank == at) for rank, n in enumerate(split))
+                for split in splits
+            ),
+            default=inf,
+        )
+        bounds = least_busiest_in_rooms_s(
+            np.array([rooms], dtype=float), layers, layer_s, end_s, at
+        )
+        bound = float(bounds[0])
+        assert bound <= best * (1 + 1e-12)
+        assert (bound == inf) == (best == inf)
+        tight += bound > 0.999 * best
+    assert tight > 60
+
+
+def test_no_rank_of_a_split_that_fits_holds_more_than_its_room() -> None:
+    assert sum(ranks_in_their_rooms(seed) for seed in range(3000, 3008)) > 100
+
+
+def ranks_in_their_rooms(seed: int) -> int:
+    """Checks balanced splits of some layouts; returns how many ranks that were."""
+    space = space_of(request(seed))
+    workload, limit = space.workload, usable_hbm_gib(space.workload)
+    members = space.members(space.families(workload.gpus))
+    rooms = main_layer_rooms(workload, members, limit)
+    model, checked = workload.model, 0
+    for row in np.random.default_rng(seed).permutation(len(rooms))[:60]:
+        one = members.scalar(int(row))
+        stages = balanced_stages(model.layers, int(one.pp), int(one.vpp))
+        if stages is None or max(stage_memory_gib(workload, one, stages)) > limit:
+            continue
+        leading = model.dense_layers if model.moe_layers else 0
+        for rank, sizes in enumerate(stages):
+            assert sum(sizes) - (leading if rank < leading else 0) <= rooms[row, rank]
+            checked += 1
+    return checked

@@ -1,0 +1,154 @@
+"""The single-formula calculators: answers by hand, and what they say to bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from meshwright.cli import main
+from meshwright.planner.calculators.collective import collective_document
+from meshwright.planner.calculators.pipeline import pipeline_document
+from meshwright.planner.calculators.roofline import roofline_document
+from meshwright.planner.calculators.sizes import read_bytes
+from meshwright.planner.request.plan_request import RequestError
+
+RUN = {
+    "model": "llama-3-8b",
+    "cluster": "dgx-h100",
+    "run": {
+        "gpus": 16, "seq_len": 4096, "global_batch": 16, "micro_batch": 1, "tp": 2, "pp": 2, "dp": 4,
+        "zero_stage": 1, "recompute": "none", "precision": "bf16", "framework": "megatron",
+    },
+}  # fmt: skip
+
+
+def meshwright(*words: str) -> Result:
+    return CliRunner().invoke(main, list(words))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1GiB", 2**30), ("512 MB", 512e6), ("1e9", 1e9), ("1.5kib", 1536), ("7b", 7), ("2TB", 2e12)],
+)
+def test_amounts_of_bytes(text: str, size: float) -> None:
+    assert read_bytes(text, "--bytes") == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1G", "1 PiB", "0", "nan", "1e99", "9" * 400])
+def test_amounts_that_are_none(text: str) -> None:
+    with pytest.raises(RequestError, match="--bytes"):
+        read_bytes(text, "--bytes")
+
+
+def test_collective_of_one_node() -> None:
+    """8 H200, 8 GiB: 473 GB/s measured with NVLS; n / t is 4/7 of the bus bandwidth of an all-reduce."""
+    found = collective_document("all-reduce", 2.0**33, 8, "dgx-h200")
+    assert found["algorithm"] == "nvls"
+    assert found["bus_gb_per_s"] == pytest.approx(473, rel=0.03)
+    assert found["algorithm_gb_per_s"] == pytest.approx(found["bus_gb_per_s"] * 4 / 7)
+    assert found["seconds"] == pytest.approx(2.0**33 / found["algorithm_gb_per_s"] / 1e9)
+    assert [level["ranks_inside"] for level in found["levels"]] == [8]
+
+
+@pytest.mark.parametrize(("k", "bound"), [(128, "memory"), (8192, "compute")])
+def test_roofline_of_a_square_product(k: int, bound: str) -> None:
+    """2 m n k FLOP over 2 (m k + k n + m n) bytes against 989 TFLOP/s and 3.35 TB/s."""
+    found = roofline_document("h100-sxm-80gb", 4096, 4096, k, "bf16")
+    moved = 2 * (2 * 4096 * k + 4096**2)
+    assert found["bytes"] == moved
+    assert found["bound"] == bound
+    assert found["ridge_flop_per_byte"] == pytest.approx(989e12 / (found["hbm_gb_per_s"] * 1e9))
+    least = max(2 * 4096**2 * k / 989e12, moved / (found["hbm_gb_per_s"] * 1e9))
+    assert found["least_seconds"] == pytest.approx(least)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "shape", "bubble_s", "held"),
+    [
+        ("1f1b", (4, 1, 8), 3 * 3, [4, 3, 2, 1]),
+        ("gpipe", (4, 1, 8), 3 * 3, [8, 8, 8, 8]),
+        ("interleaved-1f1b", (4, 2, 8), 3 * 3 / 2, [5.5, 4.5, 3.5, 2.5]),
+        ("zb-h1", (4, 1, 8), 3 * 1, [4, 4, 4, 4]),
+        ("1f1b", (1, 1, 5), 0, [1]),
+    ],
+)
+def test_pipeline_bubbles(
+    schedule: str, shape: tuple[int, int, int], bubble_s: float, held: list[float]
+) -> None:
+    """(p - 1)(f + b) over v; ZB-H1 (p - 1)(f + i - w), with f = i = w = 1."""
+    found = pipeline_document(schedule, *shape)
+    assert found["bubble_seconds"] == pytest.approx(bubble_s, abs=1e-9)
+    assert found["seconds"] == pytest.approx(3 * shape[2] + bubble_s)
+    assert found["in_flight"] == held
+
+
+def test_memory_of_a_run_by_component(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(RUN), encoding="utf-8")
+    done = meshwright("memory", str(path), "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output)
+    assert len(found["memory_gib"]) == len(found["memory_parts_gib"]) == 2
+    for peak, parts in zip(found["memory_gib"], found["memory_parts_gib"], strict=True):
+        assert sum(parts.values()) == pytest.approx(peak)
+        assert {
+            "weights",
+            "gradients",
+            "optimizer",
+            "activations",
+            "logits",
+            "buffers",
+            "fragmentation",
+        } <= set(parts)
+    priced = json.loads(meshwright("estimate", str(path), "--json").output)["predicted"]
+    assert priced["memory_parts_gib"] == found["memory_parts_gib"]
+    assert priced["memory_context_gib"] == found["context_gib"]
+    shown = meshwright("memory", str(path))
+    assert shown.exit_code == 0
+    assert "optimizer" in shown.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "collective --op all-reduce --bytes 64MiB --ranks 16 --cluster dgx-h100",
+        "collective --op all-to-all --bytes 64MiB --ranks 16 --cluster dgx-h100 --nccl",
+        "roofline --device b200-sxm-180gb --m 128 --n 256 --k 512 --precision fp8",
+        "pipeline --pp 4 --vpp 2 --micro-batches 16 --schedule zbv --forward-ms 3",
+    ],
+)
+def test_commands_show_and_print_one_document(words: str) -> None:
+    assert meshwright(*words.split()).exit_code == 0
+    done = meshwright(*words.split(), "--json")
+    assert done.exit_code == 0
+    assert isinstance(json.loads(done.output), dict)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "collective --op all-reduc --bytes 1GiB --ranks 8 --cluster dgx-h100",
+            "allowed are all-reduce",
+        ),
+        ("collective --op all-reduce --bytes x --ranks 8 --cluster dgx-h100", "no amount of bytes"),
+        ("collective --op all-reduce --bytes 1GiB --ranks 1 --cluster dgx-h100", "at least 2"),
+        ("collective --op all-reduce --bytes 1GiB --ranks 8 --cluster dgx-h1000", "dgx-h100"),
+        ("roofline --device h100 --m 1 --n 1 --k 1", "h100-sxm-80gb"),
+        ("roofline --device h100-sxm-80gb --m 0 --n 1 --k 1", "--m: 0"),
+        ("roofline --device h100-sxm-80gb --m 1 --n 1 --k 1 --precision int8", "bf16"),
+        ("pipeline --pp 4 --micro-batches 4 --schedule 2f2b", "interleaved-1f1b"),
+        ("pipeline --pp 4 --micro-batches 4 --schedule zbv", "virtual stages"),
+        ("pipeline --pp 0 --micro-batches 4", "--pp: 0"),
+        ("pipeline --pp 4000 --micro-batches 4000", "at most"),
+        ("pipeline --pp 4 --micro-batches 4 --forward-ms nan", "positive"),
+    ],
+)
+def test_bad_input_is_told_apart(words: str, message: str) -> None:
+    done = meshwright(*words.split())
+    assert done.exit_code == 2
+    assert message in done.output

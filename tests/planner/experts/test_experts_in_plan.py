@@ -1,0 +1,317 @@
+"""Measured loads inside `plan`: the placement prices the layouts, and the plan carries it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from meshwright.cli import main
+from meshwright.cluster_specs.reader import read_cluster
+from meshwright.costmodel.layers.moe_operators import routed_copies
+from meshwright.costmodel.layers.operators import Context
+from meshwright.costmodel.layers.stage import kind_times
+from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.step_time import make_context
+from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.reader import read_model
+from meshwright.planner.experts.balance.solve import Effort
+from meshwright.planner.experts.files.inputs import token_loads
+from meshwright.planner.experts.joint import Asked, Routing, post_placements
+from meshwright.planner.experts.problem import ExpertError
+from meshwright.planner.experts.traffic.flows import Flows
+from meshwright.planner.experts.training import (
+    ExpertLoads,
+    less_copies,
+    place_degree,
+    read_expert_loads,
+)
+from meshwright.planner.plan.service import plan
+from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.search.model import Candidates, Experts, build_model, price_ns, solve
+
+MIXTRAL = "mixtral-8x7b"
+
+
+def rank_loads(load: np.ndarray, ep: int) -> list[float]:
+    """Every imbalance that a placement of one layer can have."""
+    parts = {sum(part) for part in combinations(load.tolist(), len(load) // ep)}
+    return sorted(top * ep / load.sum() for top in parts if top * ep >= load.sum() * (1 - 1e-12))
+
+
+def test_one_model_of_layouts_and_placements_has_the_optimum_of_the_priced_sub_problem() -> None:
+    chance = np.random.default_rng(11)
+    work = Workload(
+        model=read_model(MIXTRAL),
+        cluster=read_cluster("dgx-a100"),
+        gpus=64,
+        global_batch=64,
+        seq_len=2048,
+    )
+    for case in range(24):
+        experts = int(chance.choice([4, 6, 8]))
+        load = np.floor(chance.lognormal(2, 1, experts)) + 1
+        allowed = [ep for ep in (1, 2, 3, 4, 6, 8) if experts % ep == 0]
+        degrees = [int(ep) for ep in chance.choice(allowed, 5)]
+        fixed, part = chance.uniform(1, 4, 5), chance.uniform(0.1, 3, 5)
+
+        def price(layout: int, imbalance: float) -> float:
+            # Not linear, as the cost model is not: what is hidden under compute is free.
+            return float(fixed[layout] + max(part[layout] * imbalance, 1.0))  # noqa: B023
+
+        placed = {ep: place_degree(load[None, None], ep, Effort(gap=0.0)) for ep in set(degrees)}
+        apart = min(price(i, max(placed[ep].imbalance, 1.0)) for i, ep in enumerate(degrees))
+        levels = [rank_loads(load, ep) for ep in degrees]
+        times = [np.array([price_ns(price(i, x)) for x in mine]) for i, mine in enumerate(levels)]
+        asked = [
+            [Asked(ep=ep, imbalance=x) for x in mine]
+            for ep, mine in zip(degrees, levels, strict=True)
+        ]
+        table = Candidates(
+            workload=work, layouts=Layout(ep=np.array(degrees)), memory_gib=np.zeros(5)
+        )
+        routing = Routing(loads=load[None], known={})
+        built = build_model(table, [], times, experts=Experts(routing=routing, asked=asked))
+        choice = solve(built, 0, None)
+        assert choice.status == "optimal"
+        assert choice.value is not None
+        assert built.placed is not None
+        assert times[choice.layout][choice.mapping] * 1e-9 == pytest.approx(apart, abs=1e-8), case
+        ep = degrees[choice.layout]
+        slots = built.placed.slots(ep, choice.value)[0]
+        assert sorted(slots.ravel().tolist()) == list(range(experts))
+        reached = load[slots].sum(axis=1).max() * ep / load.sum()
+        assert reached <= levels[choice.layout][choice.mapping] + 1e-5
+
+
+def test_the_search_states_placements_beside_layouts_where_they_are_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same plan with the placement in the model and without it; a placement no better than assumed."""
+    small = read_model(MIXTRAL).model_copy(update={"layers": 4})
+    assert small.moe is not None
+    loads = np.random.default_rng(1).lognormal(0, 0.8, (small.moe_layers, small.moe.experts))
+    placed = read_expert_loads(Path(written(tmp_path, loads)), small, 16)
+    assert placed.routing() is not None
+    posted: list[int] = []
+
+    def counted(*arguments: Any) -> Any:
+        posted.append(1)
+        return post_placements(*arguments)
+
+    monkeypatch.setattr("meshwright.planner.search.model.post_placements", counted)
+    request = PlanRequest(
+        model=small, cluster=read_cluster("dgx-h100"), gpus=16, global_batch=32, seq_len=2048,
+        expert_loads=placed, pins={"pp": 2, "cp": 1, "etp": 1, "vpp": 1},
+    )  # fmt: skip
+    together = plan(request)
+    assert posted
+    alone = plan(replace(request, expert_loads=replace(placed, loads=None)))
+    assert together.status == alone.status == "optimal"
+    assert together.objective.step_time_s == alone.objective.step_time_s
+    assert "the best placement of each degree" in together.solver.space
+
+
+def context(work: Workload, layout: Layout) -> Context:
+    return make_context(work, layout, nested_placement(work.cluster, layout))
+
+
+def test_imbalance_of_a_degree_prices_layouts_of_that_degree_only() -> None:
+    work = Workload(
+        model=read_model(MIXTRAL),
+        cluster=read_cluster("dgx-a100"),
+        gpus=64,
+        global_batch=64,
+        seq_len=2048,
+    )
+    uneven = replace(work, expert_imbalance_by_ep=((8, 1.5), (4, 1.2)))
+    assert uneven.imbalance(np.array([1, 4, 8])).tolist() == [1.0, 1.2, 1.5]
+    for ep, factor in ((8, 1.5), (2, 1.0)):
+        layout = Layout(dp=8, ep=ep)
+        same = replace(work, expert_imbalance=factor)
+        times, expected = (kind_times(context(w, layout)).moe for w in (uneven, same))
+        assert times is not None
+        assert expected is not None
+        assert times.parts["ep_comm"] == pytest.approx(expected.parts["ep_comm"])
+
+
+def written(folder: Path, loads: np.ndarray) -> str:
+    path = folder / "loads.npy"
+    np.save(path, loads)
+    return str(path)
+
+
+def planned(*more: str) -> tuple[int, str, str]:
+    asked = [
+        MIXTRAL,
+        "--cluster",
+        "dgx-h100",
+        "--gpus",
+        "16",
+        "--global-batch",
+        "32",
+        "--seq-len",
+        "2048",
+    ]
+    done = CliRunner().invoke(
+        main,
+        [
+            "plan",
+            *asked,
+            "--pin",
+            "pp=2,tp=2,cp=1,vpp=1,etp=1,zero_stage=1,micro_batch=1",
+            "--json",
+            *more,
+        ],
+    )
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_the_plan_carries_the_placement_and_its_price(tmp_path: Path) -> None:
+    model = read_model(MIXTRAL)
+    assert model.moe is not None
+    loads = np.random.default_rng(0).lognormal(0, 0.8, (model.moe_layers, model.moe.experts))
+    path = written(tmp_path, loads)
+    code, text, problem = planned("--expert-loads", path, "--pin", "ep=4")
+    assert code == 0, problem
+    uneven = json.loads(text)
+    even = json.loads(planned("--pin", "ep=4")[1])
+    placement = uneven["expert_placement"]
+    assert even["expert_placement"] is None
+    assert placement["expert_model_parallel_size"] == 4
+    slots = np.array(placement["physical_to_logical_map"]).reshape(model.moe_layers, 4, -1)
+    balance = [loads[i][row].sum(axis=1).max() * 4 / loads[i].sum() for i, row in enumerate(slots)]
+    assert placement["imbalance"] == pytest.approx(np.mean(balance))
+    assert uneven["predicted"]["step_time_s"] > even["predicted"]["step_time_s"]
+    exhaustive = json.loads(planned("--expert-loads", path, "--method", "exhaustive")[1])
+    searched = json.loads(planned("--expert-loads", path)[1])
+    assert searched["objective"]["step_time_s"] == pytest.approx(
+        exhaustive["objective"]["step_time_s"]
+    )
+    assert searched["status"] == "optimal"
+
+
+def test_touched_blocks_price_the_all_to_all_of_their_degree() -> None:
+    """16 ranks on two nodes of 8: the slower links carry 1.2 copies of a token instead of 1.75 or so."""
+    work = Workload(
+        model=read_model(MIXTRAL),
+        cluster=read_cluster("dgx-h100"),
+        gpus=16,
+        global_batch=16,
+        seq_len=2048,
+    )
+    layout = Layout(dp=16, ep=8, tp=1)
+    wide = replace(work, cluster=read_cluster("l40s-pcie"))
+    nodes = int(np.max(nested_placement(wide.cluster, layout).ep[..., -1]))
+    assert nodes == 8
+    few, many = (
+        replace(
+            wide,
+            expert_copies_by_ep=((8, 1, 1.0), (8, 2, touched), (8, 4, touched), (8, 8, touched)),
+        )
+        for touched in (1.2, 1.9)
+    )
+    costs = []
+    for one in (
+        few,
+        many,
+        replace(few, moe_dispatch="alltoall"),
+        replace(many, moe_dispatch="alltoall"),
+    ):
+        times = kind_times(context(one, layout)).moe
+        assert times is not None
+        costs.append(times.parts["ep_comm"])
+    assert costs[0] < costs[1]
+    # A copy for every chosen expert crosses whatever the others of the token do.
+    assert costs[2] == costs[3]
+    # Another degree's figures price nothing here.
+    plain, other = (
+        kind_times(context(one, layout)).moe
+        for one in (wide, replace(wide, expert_copies_by_ep=((4, 1, 1.0), (4, 2, 1.1))))
+    )
+    assert plain is not None
+    assert other is not None
+    assert plain.parts["ep_comm"] == other.parts["ep_comm"]
+
+
+def test_copies_in_the_cost_model_are_a_direct_count_of_the_trace() -> None:
+    chance = np.random.default_rng(5)
+    topic = chance.integers(0, 4, 600)
+    score = chance.gumbel(size=(2, 600, 8)) + 2.0 * (np.arange(8) % 4 == topic[:, None])
+    tokens = np.argsort(-score, axis=2)[:, :, :2].astype(np.int32)
+    loads = token_loads(tokens, 8)[None]
+    before = place_degree(loads, 8)
+    degree = less_copies(Flows(tokens=tokens), loads, before, time_limit_s=0.5)
+    assert degree.imbalance <= before.imbalance + 0.005 + 1e-9
+    work = replace(
+        Workload(
+            model=read_model(MIXTRAL),
+            cluster=read_cluster("dgx-h100"),
+            gpus=8,
+            global_batch=8,
+            seq_len=512,
+        ),
+        expert_copies_by_ep=ExpertLoads(placements=(degree,)).copies_by_ep(),
+    )
+    for blocks in (1, 2, 4, 8):
+        total = 0
+        for layer, slots in zip(tokens.tolist(), degree.slots, strict=True):
+            rank = {expert: r for r, held in enumerate(slots.tolist()) for expert in held}
+            total += sum(
+                len({rank[expert] // (8 // blocks) for expert in token}) for token in layer
+            )
+        counted = routed_copies(work, np.array([float(blocks)]), np.array(8))
+        assert counted[0] == pytest.approx(total / 1200)
+    start = {expert: r for r, held in enumerate(before.slots[0].tolist()) for expert in held}
+    apart = np.mean([len({start[e] // 4 for e in token}) for token in tokens[0].tolist()])
+    assert dict(degree.copies)[2] < apart
+
+
+def test_a_plan_with_a_trace_carries_and_prices_what_tokens_touch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshwright.planner.experts.training._TRAFFIC_SECONDS", 0.1)
+    model = read_model(MIXTRAL)
+    assert model.moe is not None
+    chance = np.random.default_rng(1)
+    together, scattered = tmp_path / "together.npz", tmp_path / "scattered.npz"
+    pair = chance.permuted(np.tile(np.arange(0, 8, 2), (model.moe_layers, 100)), axis=1)
+    np.savez(together, topk_ids=np.stack([pair, pair + 1], axis=2))
+    other = (pair + chance.integers(1, 8, pair.shape)) % 8
+    np.savez(scattered, topk_ids=np.stack([pair, other], axis=2))
+    asked = ["--pin", "ep=4", "--moe-dispatch", "deduplicated"]
+    near, far = (
+        json.loads(planned("--expert-loads", str(path), *asked)[1])
+        for path in (together, scattered)
+    )
+    touched = [
+        {
+            entry["blocks"]: entry["touched"]
+            for entry in plan["expert_placement"]["blocks_per_token"]
+        }
+        for plan in (near, far)
+    ]
+    assert touched[0] == {1: 1.0, 2: 1.0, 4: 1.0}
+    assert 1.3 < touched[1][2] < touched[1][4] < 2.0
+    assert near["inputs"]["moe_dispatch"] == "deduplicated"
+    code, _, problem = planned("--moe-dispatch", "dedup")
+    assert code == 2
+    assert "deduplicated" in problem
+
+
+def test_loads_of_another_model_are_refused(tmp_path: Path) -> None:
+    path = Path(written(tmp_path, np.ones((3, 8))))
+    with pytest.raises(ExpertError, match="3 layers x 8 experts"):
+        read_expert_loads(path, read_model(MIXTRAL), 16)
+    with pytest.raises(ExpertError, match="has no experts"):
+        read_expert_loads(path, read_model("llama-2-7b"), 16)
+    code, _, problem = planned("--expert-loads", str(path))
+    assert code == 2
+    assert "MoE layers" in problem

@@ -1,0 +1,318 @@
+"""One cluster, many models: the solver against enumeration, the leaves, the files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from itertools import permutations, product
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from meshwright.cli import main
+from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
+from meshwright.model_specs.errors import SpecError
+from meshwright.planner.many.fleet.floor import Floor, Unit, floor_of
+from meshwright.planner.many.fleet.jobs import FleetJobDoc, read_fleet
+from meshwright.planner.many.fleet.model import (
+    VALUE_SCALE,
+    Effort,
+    FleetError,
+    Share,
+    share_over_time,
+    share_throughput,
+    ticks_of,
+    value_of,
+)
+from meshwright.planner.many.fleet.options import Choices, Option, candidate_units, useful
+from meshwright.planner.many.fleet.places import fewest_leaves, place
+
+EFFORT = Effort(deterministic_s=10)
+
+
+def job(name: str, sizes: dict[int, float], **fields: Any) -> Choices:
+    """A job with its tokens/s by units."""
+    document = FleetJobDoc(name=name, model="llama-3-8b", global_batch=8, seq_len=8, **fields)
+    options = [Option(units=units, tokens_per_s=rate, result={}) for units, rate in sizes.items()]
+    return Choices(job=document, options=useful(options))
+
+
+def random_jobs(chance: random.Random, count: int, **extra: Any) -> list[Choices]:
+    jobs = []
+    for at in range(count):
+        rates, rate = {}, 0.0
+        for units in sorted(chance.sample(range(1, 7), chance.randint(1, 3))):
+            rate += chance.uniform(1, 50)
+            rates[units] = rate
+        drawn = {
+            "weight": chance.choice([0.5, 1, 2]),
+            "priority": chance.choice([0, 0, 1]),
+            "may_wait": chance.random() < 0.6,
+        }
+        jobs.append(job(f"j{at}", rates, **{**drawn, **{k: f(chance) for k, f in extra.items()}}))
+    return jobs
+
+
+def best_by_enumeration(jobs: list[Choices], units: int) -> tuple[int, ...] | None:
+    """The lexicographic best of the classes' values over every combination of sizes."""
+    classes = sorted({one.job.priority for one in jobs}, reverse=True)
+    found: list[tuple[int, ...]] = []
+    for choice in product(*[[None, *range(len(one.options))] for one in jobs]):
+        if any(k is None and not one.job.may_wait for k, one in zip(choice, jobs, strict=True)):
+            continue
+        if (
+            sum(one.options[k].units for k, one in zip(choice, jobs, strict=True) if k is not None)
+            > units
+        ):
+            continue
+        values = [0 if k is None else value_of(one, k) for k, one in zip(choice, jobs, strict=True)]
+        pairs = list(zip(values, jobs, strict=True))
+        found.append(tuple(sum(v for v, one in pairs if one.job.priority == c) for c in classes))
+    return max(found, default=None)
+
+
+def test_throughput_equals_enumeration() -> None:
+    chance = random.Random(5)
+    answered = 0
+    for _ in range(150):
+        jobs, units = random_jobs(chance, chance.randint(1, 5)), chance.randint(1, 12)
+        best = best_by_enumeration(jobs, units)
+        if best is None:
+            with pytest.raises(FleetError, match="do not fit"):
+                share_throughput(jobs, units, EFFORT)
+            continue
+        answered += 1
+        found = share_throughput(jobs, units, EFFORT)
+        assert found.proven
+        assert found.value == pytest.approx(sum(best) / VALUE_SCALE, abs=1e-9)
+        used = [
+            one.options[s.option].units
+            for one, s in zip(jobs, found.shares, strict=True)
+            if s.option is not None
+        ]
+        assert sum(used) <= units
+    assert answered >= 100
+
+
+def least_makespan(jobs: list[Choices], units: int) -> int:
+    """Ticks of the best schedule: a list schedule in some order, at some sizes, is optimal."""
+    _, ticks = ticks_of(jobs)
+    best = 10**9
+    for sizes in product(*[range(len(one.options)) for one in jobs]):
+        demand = [jobs[at].options[k].units for at, k in enumerate(sizes)]
+        if max(demand) > units:
+            continue
+        for order in permutations(range(len(jobs))):
+            runs: list[tuple[int, int, int]] = []
+            for at in order:
+                length = ticks[at][sizes[at]]
+                for start in sorted({0, *(end for _, end, _ in runs)}):
+                    moments = [start, *(s for s, _, _ in runs if start < s < start + length)]
+                    if all(
+                        sum(d for s, e, d in runs if s <= m < e) + demand[at] <= units
+                        for m in moments
+                    ):
+                        runs.append((start, start + length, demand[at]))
+                        break
+            best = min(best, max(end for _, end, _ in runs))
+    return best
+
+
+def test_makespan_equals_enumeration() -> None:
+    chance = random.Random(6)
+    for _ in range(100):
+        jobs = random_jobs(chance, chance.randint(1, 3), tokens=lambda c: c.uniform(10, 1000))
+        units = max(chance.randint(2, 8), *(one.options[0].units for one in jobs))
+        found = share_over_time(jobs, units, "makespan", EFFORT)
+        tick_s, _ = ticks_of(jobs)
+        assert found.proven
+        assert found.value == pytest.approx(least_makespan(jobs, units) * tick_s, rel=1e-9)
+
+
+def test_deadlines_come_before_the_makespan() -> None:
+    due, free = job("due", {1: 1.0}, tokens=3600, deadline_h=1), job("free", {2: 1.0}, tokens=7200)
+    found = share_over_time([free, due], 2, "deadlines", EFFORT)
+    assert found.shares[1].end_s == pytest.approx(3600, rel=1e-3)
+    assert found.shares[0].start_s == pytest.approx(3600, rel=1e-3)
+    late = job("late", {1: 1.0}, tokens=7200, deadline_h=1)
+    assert share_over_time([late], 2, "deadlines", EFFORT).value == pytest.approx(7200, rel=1e-3)
+
+
+def test_a_higher_priority_takes_all_it_can_use() -> None:
+    jobs = [
+        job("low", {1: 10, 2: 20, 4: 40}, may_wait=True),
+        job("high", {1: 10, 3: 12}, priority=1),
+    ]
+    shares = share_throughput(jobs, 4, EFFORT).shares
+    assert [
+        one.options[s.option].units
+        for one, s in zip(jobs, shares, strict=True)
+        if s.option is not None
+    ] == [1, 3]
+
+
+def test_more_room_is_never_worse() -> None:
+    chance = random.Random(7)
+    for _ in range(20):
+        jobs = random_jobs(chance, 4)
+        jobs = [
+            Choices(
+                job=one.job.model_copy(update={"may_wait": True, "priority": 0}),
+                options=one.options,
+            )
+            for one in jobs
+        ]
+        values = [share_throughput(jobs, units, EFFORT).value for units in (3, 6, 12)]
+        assert values == sorted(values)
+
+
+def floor(*leaves: int, per_pod: int = 2) -> Floor:
+    units = [
+        Unit(nodes=(f"n{leaf}-{k}",), leaf=f"leaf{leaf}", pod=f"pod{leaf // per_pod}")
+        for leaf, size in enumerate(leaves)
+        for k in range(size)
+    ]
+    return Floor(gpus_per_unit=8, units=tuple(units))
+
+
+def test_leaves_are_kept_together() -> None:
+    jobs = [job("a", {4: 1.0}), job("b", {3: 1.0}), job("c", {4: 1.0}), job("d", {1: 1.0})]
+    shares = [Share(option=0)] * 4
+    ground = floor(4, 4, 4)
+    found = place(jobs, shares, ground, EFFORT)
+    assert found.leaves_touched == found.least_leaves == 4
+    assert sorted(unit for row in found.units for unit in row) == list(range(12))
+    assert [len({ground.units[unit].leaf for unit in row}) for row in found.units] == [1, 1, 1, 1]
+
+
+def test_jobs_that_follow_each_other_share_nodes() -> None:
+    jobs = [job("a", {3: 1.0}), job("b", {3: 1.0}), job("c", {1: 1.0})]
+    shares = [
+        Share(option=0, start_s=0, end_s=5),
+        Share(option=0, start_s=5, end_s=9),
+        Share(option=0, start_s=2, end_s=7),
+    ]
+    found = place(jobs, shares, floor(4), EFFORT)
+    first, second, beside = (set(row) for row in found.units)
+    assert not beside & (first | second)
+    assert len(first) == len(second) == 3
+
+
+def test_a_pod_is_left_only_where_it_must_be() -> None:
+    ground = floor(2, 2, 2, 2)
+    found = place(
+        [job("wide", {4: 1.0}), job("other", {3: 1.0})], [Share(option=0)] * 2, ground, EFFORT
+    )
+    for row in found.units:
+        assert len({ground.units[unit].pod for unit in row}) == 1
+
+
+def test_fewest_leaves() -> None:
+    assert [fewest_leaves(size, [4, 2, 3]) for size in (1, 4, 5, 7, 8, 9)] == [1, 1, 2, 2, 3, 3]
+
+
+def test_sizes_keep_the_limits() -> None:
+    document = FleetJobDoc(
+        name="x", model="m", global_batch=8, seq_len=8, min_gpus=20, max_gpus=200
+    )
+    assert candidate_units(document, 8, 64) == (3, 4, 6, 8, 12, 16, 24, 25)
+    assert candidate_units(document, 8, 10) == (3, 4, 6, 8, 10)
+    assert candidate_units(document, 8, 2) == ()
+
+
+def test_the_floor_is_whole_domains() -> None:
+    assert floor_of(read_cluster("dgx-h100"), 64).gpus_per_unit == 8
+    racks = floor_of(read_cluster("gb200-nvl72"), 288)
+    assert (racks.gpus_per_unit, len(racks.units), len(racks.units[0].nodes)) == (72, 4, 18)
+    assert len(floor_of(read_cluster("gb200-nvl72"), 288, racks.units[1].nodes[:1]).units) == 3
+    nodes = [
+        {"name": f"n{k}", "leaf": f"l{k // 2}", "free_gpus": 3 if k == 1 else 8} for k in range(4)
+    ]
+    mine = cluster_from_mapping({"base": "dgx-h100", "nodes": nodes})
+    assert [unit.nodes for unit in floor_of(mine, mine.gpus).units] == [("n0",), ("n2",), ("n3",)]
+    with pytest.raises(SpecError, match=r"--busy.*did you mean 'n3'"):
+        floor_of(mine, mine.gpus, ["n33"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "parts"),
+    [
+        ({"cluster": "dgx-a100"}, ["x.cluster", "'dgx-a100'"]),
+        ({"gpus": 8, "min_gpus": 8}, ["x.gpus", "min_gpus"]),
+        ({"min_gpus": 16, "max_gpus": 8}, ["x.min_gpus", "16", "8"]),
+        ({"weight": 0}, ["jobs[0] (x): weight", "more than 0"]),
+        ({"wieght": 1}, ["wieght", "did you mean 'weight'"]),
+    ],
+)
+def test_a_bad_job_is_named(tmp_path: Path, fields: dict[str, Any], parts: list[str]) -> None:
+    path = tmp_path / "fleet.yaml"
+    one = {"name": "x", "model": "llama-3-8b", "global_batch": 64, "seq_len": 2048, **fields}
+    path.write_text(yaml.safe_dump({"jobs": [one]}), encoding="utf-8")
+    with pytest.raises(SpecError) as caught:
+        read_fleet(path, "dgx-h100")
+    for part in parts:
+        assert part in str(caught.value)
+
+
+FLEET: dict[str, Any] = {
+    "defaults": {"seq_len": 2048, "global_batch": 64, "tokens": 1e9},
+    "jobs": [
+        {"name": "large", "model": "llama-3-8b", "weight": 2, "cluster": "superpod-h100"},
+        {"name": "fixed", "model": "qwen3-8b", "gpus": 8, "deadline_h": 1},
+    ],
+}
+
+
+def run(tmp_path: Path, *more: str) -> Any:
+    path = tmp_path / "fleet.yaml"
+    path.write_text(yaml.safe_dump(FLEET, sort_keys=False), encoding="utf-8")
+    line = ["fleet", str(path), "--cluster", "superpod-h100", "--gpus", "32", "--workers", "1"]
+    return CliRunner().invoke(main, [*line, "--cache", str(tmp_path / "kept"), *more])
+
+
+def test_from_the_file_to_plans_on_named_nodes(tmp_path: Path) -> None:
+    done = run(tmp_path, "-o", str(tmp_path / "out"), "--busy", "node-00002", "--json")
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert document == json.loads((tmp_path / "out/fleet.json").read_text(encoding="utf-8"))
+    large, fixed = document["jobs"]
+    assert (large["gpus"], fixed["gpus"]) == (16, 8)
+    assert document["objective"]["status"] == "optimal"
+    assert sorted(large["nodes"] + fixed["nodes"]) == ["node-00001", "node-00003", "node-00004"]
+    hosts = (tmp_path / "out/plans/large/hostfile").read_text(encoding="utf-8")
+    assert all(name in hosts for name in large["nodes"])
+    assert not any(name in hosts for name in fixed["nodes"])
+    with (tmp_path / "out/fleet.csv").open(encoding="utf-8") as stream:
+        assert [row["name"] for row in csv.DictReader(stream)] == ["large", "fixed"]
+    picture = ElementTree.fromstring((tmp_path / "out/floor.svg").read_text(encoding="utf-8"))
+    squares = picture.findall(
+        ".//{http://www.w3.org/2000/svg}rect/{http://www.w3.org/2000/svg}title"
+    )
+    assert len(squares) == 3
+
+
+def test_a_schedule_has_times_and_a_chart(tmp_path: Path) -> None:
+    done = run(tmp_path, "--objective", "deadlines", "-o", str(tmp_path / "out"))
+    assert done.exit_code == 0, done.output
+    document = json.loads((tmp_path / "out/fleet.json").read_text(encoding="utf-8"))
+    for one in document["jobs"]:
+        assert one["end_s"] > one["start_s"] >= 0
+    ElementTree.fromstring((tmp_path / "out/gantt.svg").read_text(encoding="utf-8"))
+
+
+def test_what_cannot_be_shared_says_so(tmp_path: Path) -> None:
+    FLEET["jobs"][0]["min_gpus"] = 32
+    try:
+        done = run(tmp_path)
+        assert done.exit_code == 1
+        assert "do not fit" in done.stderr
+    finally:
+        del FLEET["jobs"][0]["min_gpus"]
+    done = run(tmp_path, "--objective", "speed")
+    assert done.exit_code == 2
+    assert "throughput" in done.stderr

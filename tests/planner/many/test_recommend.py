@@ -1,0 +1,192 @@
+"""The fewest GPUs that reach a target, against planning every size; prices; the Pareto front."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from meshwright.cli import main
+from meshwright.model_specs.errors import SpecError
+from meshwright.planner.many.batch.work import do_job
+from meshwright.planner.many.recommend.service import Answer, Point, Wish, recommend
+
+PLAN = {"global_batch": 64, "seq_len": 2048}
+SIZES = (1, 2, 4, 8, 16, 24, 32, 40, 48)
+
+
+def quiet(_: str) -> None:
+    """Nobody listens."""
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture(scope="module")
+def step_s(kept: Path) -> dict[int, float]:
+    """The best step time at every size."""
+    found = {}
+    for size in SIZES:
+        fields = {**PLAN, "name": "x", "model": "llama-3-8b", "cluster": "dgx-h100", "gpus": size}
+        found[size] = do_job(fields, str(kept))["row"].get("step_time_s") or float("inf")
+    return found
+
+
+def wish(kept: Path, **fields: Any) -> Wish:
+    base: dict[str, Any] = {
+        "model": "llama-3-8b",
+        "clusters": ("dgx-h100",),
+        "plan": PLAN,
+        "most_gpus": 48,
+    }
+    return Wish(**{**base, "workers": 1, "cache": kept, **fields})
+
+
+def test_more_gpus_are_never_slower(step_s: dict[int, float]) -> None:
+    times = [step_s[size] for size in SIZES]
+    assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.0, 1.1, 2.5, 6.0])
+def test_the_fewest_are_those_of_trying_all(
+    kept: Path, step_s: dict[int, float], factor: float
+) -> None:
+    target_s = step_s[48] * factor
+    answer = recommend(wish(kept, step_time_s=target_s), quiet)
+    enough = [size for size in SIZES if step_s[size] <= target_s]
+    if not enough:
+        assert (answer.reached, [point.gpus for point in answer.missed]) == ((), [48])
+        return
+    (point,) = answer.reached
+    assert point.gpus == min(enough)
+    assert point.step_time_s <= target_s
+    below = answer.smaller["dgx-h100"]
+    assert below is not None
+    assert below.gpus == SIZES[SIZES.index(point.gpus) - 1]
+    assert below.step_time_s > target_s
+
+
+def test_tokens_per_second_are_a_step_time(kept: Path, step_s: dict[int, float]) -> None:
+    rate = 64 * 2048 / step_s[16]
+    (point,) = recommend(wish(kept, tokens_per_s=rate * 0.999), quiet).reached
+    assert point.gpus == 16
+
+
+def test_prices_decide_where_there_are_any(
+    kept: Path, tmp_path: Path, step_s: dict[int, float]
+) -> None:
+    names = []
+    for name, price in (("dear", 9.0), ("cheap", 2.0)):
+        path = tmp_path / f"{name}.yaml"
+        fields = {"name": name, "base": "dgx-h100" if name == "dear" else "dgx-a100", "gpus": 64}
+        path.write_text(yaml.safe_dump({**fields, "usd_per_gpu_hour": price}), encoding="utf-8")
+        names.append(str(path))
+    answer = recommend(wish(kept, clusters=tuple(names), step_time_s=step_s[8] * 1.01), quiet)
+    assert [Path(point.cluster).stem for point in answer.reached] == ["cheap", "dear"]
+    cheap, dear = answer.reached
+    assert cheap.gpus > dear.gpus
+    assert cheap.usd_per_h == pytest.approx(2.0 * cheap.gpus)
+    hours = 1e9 / (64 * 2048) * dear.step_time_s / 3600
+    assert dear.usd_per_billion_tokens == pytest.approx(9.0 * dear.gpus * hours)
+
+
+def point(gpus: int, step_time_s: float | None, headroom_gib: float | None) -> Point:
+    row = {"step_time_s": step_time_s, "status": "optimal" if step_time_s else "infeasible"}
+    given: dict[str, Any] = {"cluster": "c", "reserve_gib": 0.0, "usd_per_h": None, "files": {}}
+    return Point(**given, gpus=gpus, row=row, headroom_gib=headroom_gib)
+
+
+def test_the_front_is_what_nothing_beats(kept: Path) -> None:
+    points = (
+        point(8, 4.0, 10),
+        point(8, 5.0, 9),
+        point(8, 5.0, 20),
+        point(16, 4.0, 10),
+        point(16, 2.0, 10),
+        point(4, None, None),
+    )
+    front = Answer(wish=wish(kept), sweep=points).front
+    assert [points.index(one) for one in front] == [0, 2, 4]
+
+
+def test_the_command_writes_table_picture_and_plan(kept: Path, tmp_path: Path) -> None:
+    line = [
+        "recommend",
+        "llama-3-8b",
+        "--cluster",
+        "dgx-h100",
+        "--gpus",
+        "48",
+        "--global-batch",
+        "64",
+    ]
+    line += ["--seq-len", "2048", "--step-time", "3", "--sizes", "8,16", "--reserve-gib", "30"]
+    out = tmp_path / "out"
+    done = CliRunner().invoke(
+        main, [*line, "--workers", "1", "--cache", str(kept), "-o", str(out), "--json"]
+    )
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert document == json.loads((out / "recommend.json").read_text(encoding="utf-8"))
+    assert (
+        document["recommended"]["step_time_s"]
+        <= 3
+        < document["next_smaller"]["dgx-h100"]["step_time_s"]
+    )
+    with (out / "sweep.csv").open(encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [(row["gpus"], row["reserve_gib"]) for row in rows] == [
+        ("8", "0.0"),
+        ("8", "30.0"),
+        ("16", "0.0"),
+        ("16", "30.0"),
+    ]
+    assert all(
+        float(row["headroom_gib"]) >= float(row["reserve_gib"])
+        for row in rows
+        if row["headroom_gib"]
+    )
+    ElementTree.fromstring((out / "sweep.svg").read_text(encoding="utf-8"))
+    plan = yaml.safe_load((out / "plan/plan.yaml").read_text(encoding="utf-8"))
+    assert plan["objective"]["step_time_s"] == document["recommended"]["step_time_s"]
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "part"),
+    [
+        (["--gpus", "16", "--step-time", "0.001"], 1, "misses"),
+        (["--step-time", "1"], 2, "--gpus"),
+        (["--gpus", "16", "--step-time", "1", "--tokens-per-s", "1"], 2, "one target"),
+        (["--gpus", "16", "--step-time", "0"], 2, "more than 0"),
+        (["--gpus", "16", "--sizes", "8,x"], 2, "'x'"),
+        (["--gpus", "16", "--sizes", "0"], 2, "choose 1 to"),
+        (["--gpus", "16", "--pin", "tq=1", "--step-time", "9"], 2, "'tq' is not known"),
+    ],
+)
+def test_what_cannot_be_answered_says_so(kept: Path, more: list[str], code: int, part: str) -> None:
+    line = [
+        "recommend",
+        "llama-3-8b",
+        "--cluster",
+        "dgx-h100",
+        "--global-batch",
+        "64",
+        "--seq-len",
+        "2048",
+    ]
+    done = CliRunner().invoke(main, [*line, "--cache", str(kept), "--workers", "1", *more])
+    assert done.exit_code == code, done.output
+    assert part in done.output
+
+
+def test_a_kind_of_node_needs_a_limit(kept: Path) -> None:
+    with pytest.raises(SpecError, match="the most that may be taken"):
+        recommend(wish(kept, most_gpus=None), quiet)

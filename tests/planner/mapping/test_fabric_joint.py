@@ -1,0 +1,141 @@
+"""Layout and mapping together on irregular allocations: the search, the one CP-SAT model and enumeration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshwright.cluster_specs.fabric import is_irregular
+from meshwright.cluster_specs.schema import FabricLevelSpec, NodeSpec
+from meshwright.constraints.registry import rules_for
+from meshwright.planner.mapping.assign import assignment_of
+from meshwright.planner.mapping.choice.joint import Need
+from meshwright.planner.mapping.problem import MappingProblem, Traffic
+from meshwright.planner.plan.service import plan
+from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.search import master as master_module
+from meshwright.planner.search.model import build_model, price_ns, solve
+from tests.planner.mapping.irregular import (
+    Tables,
+    enumerated_s,
+    legal_layouts,
+    priced_under,
+    random_request,
+)
+
+
+def one_shot_s(tables: Tables) -> float:
+    """Every layout with every profile at its exact price, and the counts of slots, in one model."""
+    times, needs = [], []
+    for layout in tables.layouts():
+        profiles = tables.pricing.profiles(layout)
+        prices: list[tuple[int, Need]] = []
+        if profiles is not None:
+            for at, need in enumerate(profiles.needs):
+                placement = profiles.rows(np.array(at))
+                price = priced_under(tables.pricing, layout, placement)
+                if price < inf:
+                    prices.append((price_ns(price), need))
+        times.append(np.array([price for price, _ in prices], dtype=np.int64))
+        needs.append([need for _, need in prices])
+    if not times:
+        return inf
+    rules = rules_for(tables.candidates.workload)
+    choice = solve(build_model(tables.candidates, rules, times, needs), 0, None)
+    return (
+        inf if choice.status == "infeasible" else float(times[choice.layout][choice.mapping]) * 1e-9
+    )
+
+
+BLOCK = 4
+"""Requests of one test: one of each kind of `random_request`."""
+
+
+@pytest.mark.parametrize(
+    "block", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 30))]
+)
+def test_the_plan_is_the_least_of_all_layouts_on_all_assignments(block: int) -> None:
+    for seed in range(block * BLOCK, (block + 1) * BLOCK):
+        request = random_request(seed)
+        assert is_irregular(request.cluster), seed
+        tables = legal_layouts(request)
+        least = enumerated_s(tables)
+        found = plan(request)
+        if least == inf:
+            assert found.status == "infeasible", seed
+            continue
+        assert found.status == "optimal", seed
+        assert found.objective.gap == 0
+        assert found.objective.step_time_s == pytest.approx(least, rel=1e-9), seed
+        assert one_shot_s(tables) == pytest.approx(least, abs=3e-9), seed
+
+
+def test_the_search_leaves_layouts_and_slots_to_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight nodes on uneven leaves: the same optimum with the counts of slots in the model and without."""
+    found, posted = [], []
+
+    def counted(*arguments: Any) -> Any:
+        posted.append(sum(need is not None for asked in arguments[3] for need in asked))
+        return build_model(*arguments)
+
+    monkeypatch.setattr("meshwright.planner.search.master.build_model", counted)
+    for cells in (master_module.LARGEST_CELLS, 0):
+        monkeypatch.setattr("meshwright.planner.search.master.LARGEST_CELLS", cells)
+        posted.clear()
+        made = plan(uneven_request())
+        found.append((made.status, made.objective.step_time_s))
+        assert bool(sum(posted)) == bool(cells)
+    assert found[0] == found[1]
+    assert found[0][0] == "optimal"
+
+
+def uneven_request() -> PlanRequest:
+    nodes = [(leaf, pod) for leaf, pod, n in (("a", "p", 3), ("b", "p", 1), ("c", "q", 2), ("d", "q", 2))
+             for _ in range(n)]  # fmt: skip
+    base = random_request(0).cluster
+    cluster = base.model_copy(
+        update={
+            "levels": tuple(
+                FabricLevelSpec(name=name, gpus=gpus, oversubscription=over)
+                for name, gpus, over in (("leaf", 32, 1), ("pod", 128, 2), ("core", 256, 4))
+            ),
+            "nodes": tuple(NodeSpec(name=f"n{i}", leaf=x, pod=y) for i, (x, y) in enumerate(nodes)),
+            "gpus": 64,
+        }
+    )
+    return replace(
+        random_request(0), cluster=cluster, gpus=64, global_batch=64, pins={"tp": 8, "pp": 4}
+    )
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_counts_that_blocks_hold_alike_keep_pipelines_in_them(alike: bool) -> None:
+    """As many slots of every stage in a pod (or leaf): neighbours are matched inside it."""
+    rng = np.random.default_rng(7)
+    for _ in range(200):
+        stages, leaf_pod = int(rng.integers(2, 5)), (0, 0, 1, 1, 1)
+        per_pod = rng.integers(1, 4, 2)
+        counts = np.zeros((5, stages), dtype=np.int64)
+        for stage in range(stages):
+            for leaves, slots in zip(((0, 1), (2, 3, 4)), per_pod, strict=True):
+                np.add.at(counts[:, stage], rng.choice(leaves, slots), 1)
+        if alike:
+            counts[:] = counts[:, :1]
+        problem = MappingProblem(
+            stages=stages,
+            slots=int(per_pod.sum()),
+            traffic=Traffic(ring_bytes=1.0, hop_bytes=1.0),
+            leaf_slots=tuple(int(n) for n in counts.sum(axis=1)),
+            leaf_s_per_byte=(1.0,) * 5,
+            leaf_pod=leaf_pod,
+            pod_s_per_byte=(1.0, 1.0),
+        )
+        found = assignment_of(problem, counts)
+        blocks = found if alike else problem.pod_of[found]
+        assert np.all(blocks == blocks[0])
+        held = np.array([np.bincount(row, minlength=5) for row in found]).T
+        assert np.array_equal(held, counts)

@@ -1,0 +1,276 @@
+"""Requests in, plans out: proofs, verification, explanations, limits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from meshwright.cluster_specs.catalog import load_cluster
+from meshwright.costmodel.layout import Layout
+from meshwright.model_specs.catalog import load_catalog_model
+from meshwright.planner.bounds.exact_cost import Priced
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.idle import settle
+from meshwright.planner.plan.service import plan
+from meshwright.planner.plan.verify import PlanFaultError, faults, verify
+from meshwright.planner.request.plan_request import PlanRequest, RequestError
+from meshwright.planner.search.loop import Certificate, Outcome
+
+
+def request(**changes: Any) -> PlanRequest:
+    given: dict[str, Any] = {
+        "model": load_catalog_model("llama-3-8b"),
+        "cluster": load_cluster("dgx-h100"),
+        "gpus": 16,
+        "global_batch": 64,
+        "seq_len": 8192,
+    }
+    return PlanRequest(**{**given, **changes})
+
+
+@pytest.fixture(scope="module")
+def found() -> Plan:
+    return plan(request())
+
+
+def test_plan_is_proven(found: Plan) -> None:
+    assert found.status == "optimal"
+    assert found.objective.gap == 0
+    assert found.objective.step_time_s == found.objective.lower_bound_s
+    assert found.predicted is not None
+    assert sum(found.predicted.breakdown_s.values()) == pytest.approx(
+        found.predicted.step_time_s, rel=1e-12
+    )
+    assert found.solver.bound_rounds >= 1
+    assert found.solver.layouts_considered > 1000
+
+
+def test_every_rank_has_its_gpu(found: Plan) -> None:
+    assert found.mapping is not None
+    assert found.mapping.ranks is not None
+    assert sorted(found.mapping.ranks) == [(node, gpu) for node in range(2) for gpu in range(8)]
+
+
+def test_same_request_same_plan(found: Plan) -> None:
+    again = plan(request())
+    assert replace_wall(again) == replace_wall(found)
+
+
+def replace_wall(one: Plan) -> dict[str, Any]:
+    document = one.model_dump()
+    document["solver"].pop("wall_s")
+    return document
+
+
+def test_progress_is_told() -> None:
+    heard: list[str] = []
+    plan(request(gpus=8), heard.append)
+    assert heard
+    assert all("s a step" in text for text in heard)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"objective": {"step_time_s": 1.0, "lower_bound_s": 1.0, "gap": 0.0}},
+            "is not the predicted",
+        ),
+        ({"status": "optimal", "objective_bound": 0.5}, "called optimal"),
+        ({"layout": {"stages": [[31]]}}, "hold 31 of 32 layers"),
+        ({"layout": {"zero_stage": 0, "micro_batch": 16}}, "micro-batches do not make up"),
+        ({"predicted": {"breakdown_s": {"gemm": 1.0}}}, "breakdown adds up"),
+        ({"mapping": {"ranks": [[0, 0]] * 16}}, "not a permutation"),
+        ({"predicted": {"memory_gib": [1.0]}}, "memory of the stages"),
+    ],
+)
+def test_a_tampered_plan_is_caught(found: Plan, change: dict[str, Any], words: str) -> None:
+    document = found.model_dump(by_alias=True)
+    if "objective_bound" in change:
+        document["objective"]["lower_bound_s"] *= change["objective_bound"]
+    for part in ("objective", "layout", "predicted", "mapping"):
+        document[part].update(change.get(part, {}))
+    tampered = Plan.model_validate(document)
+    assert any(words in fault for fault in faults(request(), tampered))
+    with pytest.raises(PlanFaultError, match=words):
+        verify(request(), tampered)
+
+
+def test_broken_wishes_are_caught(found: Plan) -> None:
+    assert found.layout is not None
+    other = 1 if found.layout.tp > 1 else 2
+    assert any("pinned to" in fault for fault in faults(request(pins={"tp": other}), found))
+    assert any(
+        "is forbidden" in fault
+        for fault in faults(request(forbids=(f"zero-{found.layout.zero_stage}",)), found)
+    )
+
+
+def test_pins_and_bans_are_kept() -> None:
+    pins: dict[str, int | str] = {"tp": 4, "pp": 2, "recompute": "full"}
+    made = plan(request(pins=pins, forbids=("interleaving", "zero-0", "cp")))
+    assert made.layout is not None
+    assert (made.layout.tp, made.layout.pp, made.layout.recompute) == (4, 2, "full")
+    assert (made.layout.vpp, made.layout.cp, made.layout.zero_stage) == (1, 1, 1)
+
+
+def test_more_constraints_never_help(found: Plan) -> None:
+    bound = plan(request(forbids=("pp",)))
+    assert found.objective.step_time_s is not None
+    assert bound.objective.step_time_s is not None
+    assert bound.objective.step_time_s >= found.objective.step_time_s
+
+
+def test_odd_gpu_counts_leave_gpus_idle_and_say_so() -> None:
+    made = plan(request(gpus=13, forbids=("pp",)))
+    assert made.layout is not None
+    assert made.layout.tp * made.layout.cp * made.layout.pp * made.layout.dp < 13
+    assert any("stay idle" in text for text in made.warnings)
+
+
+def test_exhaustive_agrees() -> None:
+    small = request(
+        gpus=4,
+        global_batch=4,
+        pins={"cp": 1, "zero_stage": 1, "micro_batch": 1, "recompute": "none"},
+        seq_len=4096,
+    )
+    quick, slow = plan(small), plan(replace(small, method="exhaustive"))
+    assert quick.status == slow.status == "optimal"
+    assert quick.objective.step_time_s == pytest.approx(slow.objective.step_time_s, rel=1e-12)
+    assert slow.solver.method == "exhaustive"
+
+
+def test_exhaustive_refuses_a_large_space() -> None:
+    with pytest.raises(RequestError, match="use --method cp-sat"):
+        plan(request(gpus=512, global_batch=512, method="exhaustive"))
+
+
+def test_alternatives_are_sorted_and_legal() -> None:
+    made = plan(request(gpus=8, top_k=4))
+    times = [float(str(one["step_time_s"])) for one in made.alternatives]
+    assert len(times) == 3
+    assert times == sorted(times)
+    assert made.objective.step_time_s is not None
+    assert times[0] >= made.objective.step_time_s
+
+
+def test_no_room_is_explained() -> None:
+    made = plan(request(model=load_catalog_model("llama-3-70b"), gpus=8))
+    assert made.status == "infeasible"
+    assert made.layout is None
+    assert made.infeasible is not None
+    assert [text.split(":")[0] for text in made.infeasible.conflict] == ["hbm"]
+    assert any(
+        text.startswith("take ") and text.endswith("GPUs, not 8")
+        for text in made.infeasible.smallest_changes
+    )
+
+
+def test_a_change_that_is_offered_helps() -> None:
+    tight = request(model=load_catalog_model("llama-3-70b"), gpus=64, pins={"tp": 1, "pp": 2})
+    made = plan(tight)
+    assert made.infeasible is not None
+    assert set(made.infeasible.conflict[1:]) == {"pin tp=1", "pin pp=2"}
+    assert "drop the pin tp=1" in made.infeasible.smallest_changes
+    assert plan(replace(tight, pins={"pp": 2}, time_limit_s=20)).status in ("optimal", "feasible")
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"pins": {"tp": 3}}, "heads-by-tp"),
+        ({"pins": {"dp": 5}}, "batch-split"),
+        ({"pins": {"tp": 8, "pp": 4}}, "gpu-budget"),
+        ({"pins": {"pp": 2, "vpp": 17}}, "layers-by-stages"),
+        ({"precision": "mxfp8"}, "precision-on-device"),
+    ],
+)
+def test_the_rule_that_forbids_is_named(changes: dict[str, Any], rule: str) -> None:
+    made = plan(request(**changes))
+    assert made.status == "infeasible"
+    assert made.infeasible is not None
+    assert any(text.startswith(rule) for text in made.infeasible.conflict)
+
+
+def test_no_time_no_plan() -> None:
+    made = plan(request(time_limit_s=0.0))
+    assert made.status == "unknown"
+    assert made.layout is None
+    assert made.objective.gap is None
+
+
+@pytest.mark.parametrize("framework", ["torchtitan", "deepspeed", "fsdp2"])
+def test_other_frameworks_get_legal_plans(framework: str) -> None:
+    made = plan(request(gpus=8, framework=framework))
+    assert (
+        made.status == "optimal"
+    )  # and every rule of the framework was checked by the verification
+
+
+def test_experts_are_planned() -> None:
+    made = plan(request(model=load_catalog_model("olmoe-1b-7b"), gpus=8, seq_len=4096))
+    assert made.status == "optimal"
+    assert made.layout is not None
+    assert 64 % made.layout.ep == 0
+
+
+def test_gpus_stay_idle_only_where_every_full_layout_is_proven_slower() -> None:
+    """13 sequences on 14 GPUs: one replica per sequence leaves one idle, all 14 need tp or pp."""
+    asked = request(
+        gpus=14, global_batch=13, pins={"cp": 1, "micro_batch": 1}, forbids=("full-recompute",)
+    )
+    made = plan(asked)
+    assert made.layout is not None
+    assert made.idle is not None
+    full = plan(replace(asked, forbids=("full-recompute", "idle-gpus")))
+    if full.layout is None:
+        assert made.idle.full_step_time_s is None
+        assert "no layout in this space uses all 14" in made.idle.reason
+    else:
+        assert made.idle.full_step_time_s == pytest.approx(full.objective.step_time_s)
+        assert made.objective.step_time_s is not None
+        assert made.idle.full_step_time_s is not None
+        assert made.idle.full_step_time_s > made.objective.step_time_s
+    assert made.idle.gpus == 14 - made.layout.tp * made.layout.pp * made.layout.dp
+
+
+def priced(gpus: int, seconds: float) -> Priced:
+    return Priced(layout=Layout(dp=gpus), matrix={}, stages=((1,),), step_time_s=seconds)
+
+
+def outcome(one: Priced | None, status: str, bound: float | None) -> Outcome:
+    best = () if one is None else (one,)
+    return Outcome(status=status, best=best, lower_bound_s=bound, certificate=Certificate())
+
+
+@pytest.mark.parametrize(
+    ("full", "gpus", "status", "bound"),
+    [
+        (outcome(priced(16, 1.2), "optimal", 1.2), 12, "optimal", 1.0),
+        (
+            outcome(priced(16, 1.2), "feasible", 1.1),
+            12,
+            "optimal",
+            1.0,
+        ),  # proven by the bound alone
+        (
+            outcome(priced(16, 1.2), "feasible", 0.9),
+            16,
+            "feasible",
+            1.0,
+        ),  # not proven: all GPUs work
+        (outcome(priced(16, 1.0), "optimal", 1.0), 16, "optimal", 1.0),  # a tie
+        (outcome(None, "infeasible", None), 12, "optimal", 1.0),
+        (outcome(None, "unknown", 0.5), 12, "optimal", 1.0),
+    ],
+)
+def test_the_full_layout_is_preferred_unless_proven_slower(
+    full: Outcome, gpus: int, status: str, bound: float
+) -> None:
+    answers = iter([outcome(priced(12, 1.0), "optimal", 1.0), full])
+    settled = settle(request(gpus=16), lambda _: next(answers))
+    assert (settled.outcome.best[0].layout.gpus, settled.outcome.status) == (gpus, status)
+    assert settled.outcome.lower_bound_s == bound

@@ -1,0 +1,525 @@
+"""Run files: the words of published rows, their pipeline splits, and errors that say what to change."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.costmodel.layout import Recompute
+from meshwright.planner.runs.run_file import (
+    MAX_FILE_BYTES,
+    Run,
+    RunFileError,
+    UnreadRow,
+    read_rows,
+    read_runs,
+    run_from_mapping,
+    run_to_mapping,
+)
+from meshwright.planner.runs.run_schema import RunDoc, SettingsDoc
+from meshwright.planner.runs.run_terms import (
+    ALL_LAYERS,
+    balanced,
+    chunk_layers,
+    cuda_graph_kind,
+    framework_profile,
+)
+from tests.places import DATA
+
+PUBLISHED = DATA / "published_runs.yaml"
+
+ROW: dict[str, Any] = {
+    "id": "small",
+    "model": {
+        "name": "GPT-22B",
+        "layers": 48,
+        "hidden": 6144,
+        "ffn_hidden": 24576,
+        "heads": 64,
+        "kv_heads": 64,
+        "vocab": 51200,
+        "activation": "gelu",
+        "tied_embeddings": True,
+    },
+    "cluster": {
+        "device": "a100-sxm-80gb",
+        "gpus": 16,
+        "gpus_per_node": 8,
+        "nvlink_domain": 8,
+        "nic_gbps_per_gpu": 200,
+    },
+    "run": {"seq_len": 2048, "global_batch": 64, "micro_batch": 2, "tp": 4, "pp": 2, "dp": 2},
+}
+
+
+def row(**run: object) -> dict[str, Any]:
+    """The small row, with these keys of its `run` section replaced."""
+    changed = copy.deepcopy(ROW)
+    changed["run"].update(run)
+    return changed
+
+
+def read(mapping: dict[str, Any]) -> Run:
+    return run_from_mapping(mapping, where="file.yaml: small")
+
+
+def message(mapping: dict[str, Any]) -> str:
+    with pytest.raises(RunFileError) as caught:
+        read(mapping)
+    return str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def published() -> dict[str, Run]:
+    return {run.id: run for run in read_runs(PUBLISHED)}
+
+
+def test_every_published_row_reads(published: dict[str, Run]) -> None:
+    assert len(published) == 458
+    assert all(run.measured is not None for run in published.values())
+    assert (
+        sum(
+            run.measured is not None and run.measured.memory_gib is not None
+            for run in published.values()
+        )
+        == 77
+    )
+    assert sum(run.workload.model.moe is not None for run in published.values()) == 71
+    assert (
+        sum(run.workload.precision in ("fp8", "mxfp8", "nvfp4") for run in published.values())
+        == 131
+    )
+    assert sum(run.suspect is not None for run in published.values()) == 26
+    for run in published.values():
+        layout = run.layout
+        assert layout.gpus == run.workload.gpus == run.workload.cluster.gpus
+        assert (
+            layout.num_micro_batches * layout.micro_batch * layout.dp == run.workload.global_batch
+        )
+        assert not any(
+            "not understood" in remark or "not known" in remark for remark in run.remarks
+        )
+
+
+def test_published_splits_cover_the_model(published: dict[str, Run]) -> None:
+    uneven = [run for run in published.values() if run.stages is not None]
+    assert len(uneven) == 88
+    for run in uneven:
+        assert run.stages is not None
+        assert len(run.stages) == run.layout.pp
+        assert {len(rank) for rank in run.stages} == {run.layout.vpp}
+        assert sum(map(sum, run.stages)) == run.workload.model.layers
+
+
+def test_published_rows_survive_being_written_and_read(published: dict[str, Run]) -> None:
+    for run in published.values():
+        again = run_from_mapping(run_to_mapping(run), where="again")
+        for name in ("id", "source", "workload", "layout", "stages", "measured", "tags", "suspect"):
+            assert getattr(again, name) == getattr(run, name), (run.id, name)
+
+
+def test_one_row_read_by_hand(published: dict[str, Run]) -> None:
+    run = published["mbridge-26.06.01-gb200-dsv3-mxfp8-pt"]
+    assert (run.layout.pp, run.layout.vpp, run.layout.dp, run.layout.ep) == (4, 4, 64, 64)
+    assert run.layout.num_micro_batches == 64  # 4096 sequences / (1 per micro-batch * 64 replicas)
+    assert run.layout.recompute == Recompute.MLA_UP_PROJECTION
+    assert run.workload.framework == "megatron-bridge"
+    assert run.workload.cuda_graph == "full"
+    assert run.workload.overlap.ep
+    assert not run.workload.overlap.tp
+    assert run.measured is not None
+    assert run.measured.step_time_s == 13.2987
+    # 16 chunks of 4 layers, but for the last: 1 layer, the MTP module and the loss; it is rank 3's fourth.
+    assert run.stages == ((4, 4, 4, 4), (4, 4, 4, 4), (4, 4, 4, 4), (4, 4, 4, 1))
+
+
+@pytest.mark.parametrize(
+    ("words", "profile"),
+    [
+        ("Megatron-LM 2022", "megatron-2022"),
+        (
+            "Megatron-LM 23e00ed0, TE 2.11, torch 2.10 (NGC 26.01), cross-entropy fusion",
+            "megatron-lm",
+        ),
+        ("NeMo 25.02.01 (recipe v25.04)", "nemo"),
+        ("Megatron-Bridge / NeMo 26.04 container", "megatron-bridge"),
+        ("Megatron-DeepSpeed (BigScience), 1F1B", "megatron-deepspeed"),
+        ("llm-foundry v0.0.4-ish, PyTorch 2.x, FlashAttention", "llm-foundry"),
+        ("torchtitan 2024", "torchtitan-compile"),
+        ("torchtitan eager", "torchtitan-eager"),
+        ("DeepSpeed 0.19", "deepspeed"),
+        ("megatron", "megatron"),
+        ("torchtitan", "torchtitan"),
+        ("Nemotron", None),
+    ],
+)
+def test_framework_names(words: str, profile: str | None) -> None:
+    assert framework_profile(words) == profile
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kind"),
+    [
+        ({}, "none"),
+        ({"cuda_graph_impl": "none"}, "none"),
+        ({"cuda_graph_impl": "full_iteration"}, "full"),
+        ({"cuda_graph_impl": "local", "cuda_graph_scope": "full_iteration"}, "full"),
+        ({"cuda_graph_impl": "local", "cuda_graph_scope": ["full_iteration"]}, "full"),
+        (
+            {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["attn", "moe_router"]},
+            "partial",
+        ),
+        ({"cuda_graph_impl": "transformer_engine"}, "partial"),
+        (
+            {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["moe_router"]},
+            "feed_forward",
+        ),
+        ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": "mlp"}, "feed_forward"),
+    ],
+)
+def test_cuda_graph(recipe: dict[str, Any], kind: str) -> None:
+    assert cuda_graph_kind(recipe) == kind
+    assert read(row(recipe=recipe)).workload.cuda_graph == kind
+
+
+@pytest.mark.parametrize(
+    ("settings", "mask", "layers"),
+    [
+        ({}, Recompute.NONE, 0),
+        ({"recompute": "full"}, Recompute.FULL, ALL_LAYERS),
+        ({"recompute": "full", "recompute_layers": 3}, Recompute.FULL, 3),
+        ({"recompute": "full", "recompute_layers": "block, 7 of 24"}, Recompute.FULL, 7),
+        ({"recompute": "selective"}, Recompute.CORE_ATTENTION, 0),
+        (
+            {"recompute": "selective", "recompute_modules": "core attention"},
+            Recompute.CORE_ATTENTION,
+            0,
+        ),
+        (
+            {"recompute": "selective", "recompute_modules": "mla_up_proj, mlp"},
+            Recompute.MLA_UP_PROJECTION | Recompute.MLP,
+            0,
+        ),
+        (
+            {"recompute": "selective", "recompute_modules": ["layernorm", "moe_act"]},
+            Recompute.LAYERNORM | Recompute.MOE_ACTIVATION,
+            0,
+        ),
+        ({"recompute": "selective", "recompute_modules": "op"}, Recompute.OPERATORS, 0),
+        ({"recompute": "selective", "recompute_modules": "SAC"}, Recompute.OPERATORS, 0),
+        # 48 layers on 2 stages: every second of 24.
+        ({"recompute": "selective", "recompute_modules": "layer"}, Recompute.FULL, 12),
+    ],
+)
+def test_recompute(settings: dict[str, Any], mask: Recompute, layers: int) -> None:
+    layout = read(row(**settings)).layout
+    assert (layout.recompute, layout.recompute_layers) == (int(mask), layers)
+
+
+def test_what_is_approximated_is_remarked() -> None:
+    run = read(
+        row(
+            recompute="selective", recompute_modules="op", moe_routing="pad_to_capacity, capacity 1"
+        )
+    )
+    assert len(run.remarks) == 2
+    assert "every second" in run.remarks[0]
+    assert "pad_to_capacity" in run.remarks[1]
+
+
+DEEPSEEK_V3 = (
+    "custom uneven layout: 32 chunks = Et|(tt|)*30mL; 16 chunks = E+4,14x4,1+mtp+loss; "
+    "8 chunks = E+8,6x8,5+mtp+loss, see Megatron-Bridge"
+)
+END_SLOTS = "embedding and LM head each occupy one layer slot: 128 slots over 32 chunks"
+
+
+@pytest.mark.parametrize(
+    ("words", "layers", "chunks", "expected"),
+    [
+        (END_SLOTS, 126, 32, (3, *[4] * 30, 3)),
+        (END_SLOTS, 30, 32, (0, *[1] * 30, 0)),
+        ("type:transformer|embedding: 72 slots over 12 stages (6 each)", 70, 12, (5, *[6] * 10, 5)),
+        # 74 slots over 12 stages: DeepSpeed's partition_balanced gives 7, 7, then ten times 6.
+        ("type:transformer|embedding", 72, 12, (6, 7, *[6] * 9, 5)),
+        (END_SLOTS, 4, 1, (4,)),
+        (DEEPSEEK_V3, 61, 32, (1, *[2] * 30, 0)),
+        (DEEPSEEK_V3, 61, 16, (*[4] * 15, 1)),
+        (DEEPSEEK_V3, 61, 8, (*[8] * 7, 5)),
+        (DEEPSEEK_V3, 61, 4, None),
+        (DEEPSEEK_V3, 60, 8, None),
+        ("Et*3|(tt|)*29m|L", 61, 32, (3, *[2] * 29, 0, 0)),
+        ("Ett|tt|ttL", 6, 3, (2, 2, 2)),
+        ("E*9999(t)*9999L", 9999, 1, (9999,)),
+        ("something else", 6, 3, None),
+    ],
+)
+def test_layer_split_words(
+    words: str, layers: int, chunks: int, expected: tuple[int, ...] | None
+) -> None:
+    assert chunk_layers(words, layers, chunks) == expected
+
+
+@given(layers=st.integers(1, 200), chunks=st.integers(1, 80))
+def test_end_slots_balance_layers_with_embedding_and_head(layers: int, chunks: int) -> None:
+    split = chunk_layers(END_SLOTS, layers, chunks)
+    if split is None:
+        assert layers + 2 < chunks or (layers + 2) // chunks == 0 or chunks == 1
+        return
+    slots = list(split)
+    slots[0] += 1
+    slots[-1] += 1
+    assert sum(split) == layers
+    assert max(slots) - min(slots) <= 1
+
+
+def test_layers_that_do_not_divide_are_balanced_larger_first() -> None:
+    assert balanced(10, 4) == (3, 3, 2, 2)
+    changed = row(vpp=2, global_batch=64)
+    changed["model"]["layers"] = 50
+    run = read(changed)
+    # Chunks of 13, 13, 12, 12; chunk 2 is the second virtual stage of rank 0.
+    assert run.stages == ((13, 12), (13, 12))
+    assert any("do not divide" in remark for remark in run.remarks)
+
+
+def test_even_layers_need_no_stages() -> None:
+    assert read(row(vpp=2)).stages is None
+    unclear = read(row(layer_split="as the authors saw fit"))
+    assert unclear.stages is None
+    assert any("not understood" in remark for remark in unclear.remarks)
+
+
+def test_stages_written_out() -> None:
+    assert read(row(stages=[[25], [23]])).stages == ((25,), (23,))
+    assert read(row(vpp=2, pp_layout=[14, 12, 12, 10])).stages == ((14, 12), (12, 10))
+    assert read(row(pp_layout="E" + "t" * 25 + "|" + "t" * 23 + "L")).stages == ((25,), (23,))
+    assert "47 layers in all, but the model has 48" in message(row(stages=[[24], [23]]))
+    assert "2 ranks (pp) of 1 virtual stages" in message(row(stages=[[24, 24]]))
+    assert "2 ranks (pp) of 1 virtual stages" in message(row(pp_layout=[48]))
+
+
+def test_dp_is_derived_from_the_gpus() -> None:
+    changed = row()
+    del changed["run"]["dp"]
+    assert read(changed).layout.dp == 2
+    changed["run"]["gpus"] = 8
+    run = read(changed)
+    assert (run.layout.dp, run.workload.gpus, run.workload.cluster.gpus) == (1, 8, 16)
+    changed["run"]["tp"] = 3
+    assert "does not divide 8 GPUs" in message(changed)
+
+
+def test_catalog_names_and_files_beside_the_run_file(tmp_path: Path) -> None:
+    document = row(tp=8, pp=1, dp=2, global_batch=64)
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(document["model"]), encoding="utf-8")
+    document["model"], document["cluster"] = "tiny.yaml", "superpod-h100"
+    del document["id"]
+    path = tmp_path / "run-7.yaml"
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    (run,) = read_runs(path)
+    assert run.id == "run-7"
+    assert run.workload.model.layers == 48
+    assert run.workload.cluster.device.name == "h100-sxm-80gb"
+    assert run.workload.gpus == 16
+    assert run.measured is None
+    path.write_text(yaml.safe_dump(document | {"run": {"seq_len": 1}}), encoding="utf-8")
+    with pytest.raises(
+        RunFileError, match=r"run-7\.yaml: run-7: run\.global_batch: this field is required"
+    ):
+        read_runs(path)
+
+
+def test_a_kind_of_node_needs_dp_or_gpus() -> None:
+    changed = row()
+    changed["cluster"] = "dgx-h100"
+    assert read(changed).workload.gpus == 16
+    del changed["run"]["dp"]
+    assert "run.dp: needed" in message(changed)
+    changed["run"]["gpus"] = 32
+    assert read(changed).layout.dp == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        ({"tp": 0}, ["file.yaml: small: run.tp", "0", "at least 1"]),
+        ({"tp": "eight"}, ["run.tp", "'eight'", "integer"]),
+        ({"tp": True}, ["run.tp", "integer"]),
+        ({"tpp": 4}, ["run.tpp", "did you mean 'tp'"]),
+        ({"colour": "blue"}, ["run.colour", "allowed", "micro_batch"]),
+        ({"precision": "bf61"}, ["run.precision", "'bf61'", "did you mean 'bf16'", "nvfp4"]),
+        ({"recompute": "selectiv"}, ["run.recompute", "did you mean 'selective'"]),
+        (
+            {"recompute": "selective", "recompute_modules": "core_atn"},
+            ["core_atn", "did you mean 'core_attn'"],
+        ),
+        ({"framework": "megatronn"}, ["run.framework", "did you mean 'megatron'", "torchtitan"]),
+        ({"zero_stage": 4}, ["run.zero_stage", "at most 3"]),
+        ({"seq_len": 10**30}, ["run.seq_len", "at most 16777216"]),
+        ({"overlap": {"ddp": True}}, ["run.overlap.ddp", "did you mean 'dp'"]),
+        ({"dp": 1, "micro_batch": 3}, ["run.global_batch", "64", "micro_batch 3 * dp 1 = 3"]),
+        ({"dp": 16}, ["run.dp", "128 GPUs", "the cluster has 16"]),
+        ({"gpus": 12}, ["run.gpus", "12", "16"]),
+        ({"ep": 3}, ["run.ep", "3", "8"]),
+        ({"pp": 49, "tp": 1, "dp": 1, "gpus": None}, ["run", "49 GPUs"]),
+        ({"vpp": 25}, ["run.pp", "50 chunks", "48 layers"]),
+        ({"pp_layout": [-1]}, ["run.pp_layout", "lists of layers"]),
+        ({"stages": [[2001]]}, ["run.stages[0][0]", "at most 2000"]),
+    ],
+)
+def test_errors_name_field_value_and_remedy(change: dict[str, Any], parts: list[str]) -> None:
+    text = message(row(**change))
+    for part in parts:
+        assert part in text
+
+
+def test_errors_of_model_and_cluster_keep_their_place() -> None:
+    changed = row()
+    changed["model"]["layers"] = 0
+    assert "file.yaml: small: model: layers" in message(changed)
+    changed = row()
+    changed["cluster"]["device"] = "a100-sxm-80"
+    assert "file.yaml: small: cluster: device" in message(changed)
+    changed["cluster"] = ["dgx-h100"]
+    assert "cluster: must be a catalog name, a file name or a mapping" in message(changed)
+    changed["cluster"] = "c" * 4000
+    assert "cluster: " in message(changed)
+    del changed["cluster"]
+    assert "cluster: this field is required and missing" in message(changed)
+
+
+def test_unknown_keys_of_published_rows_are_remarked_but_slips_are_not_forgiven() -> None:
+    published_row = row(weather="sunny") | {"measured": {"step_time_s": 2.0}, "curator": "me"}
+    remarks = read(published_row).remarks
+    assert any("weather" in remark for remark in remarks)
+    assert any("curator" in remark for remark in remarks)
+    assert "run.micro_batchs" in message(row(micro_batchs=2) | {"measured": {"step_time_s": 2.0}})
+    assert "run.weather" in message(row(weather="sunny"))
+
+
+def test_a_published_row_of_an_unknown_framework_is_priced_in_general() -> None:
+    run = read(row(framework="Foo 3", zero_stage=3) | {"measured": {"step_time_s": 2.0}})
+    assert run.workload.framework == "fsdp2"
+    assert any("Foo 3" in remark for remark in run.remarks)
+
+
+def test_step_time_from_throughput() -> None:
+    measured = {"measured": {"tokens_per_s_per_gpu": 1024.0}}
+    run = read(row() | measured)
+    assert run.measured is not None
+    assert run.measured.step_time_s == 8.0  # 64 * 2048 tokens / (1024 * 16 GPUs)
+    assert "needs step_time_s or tokens_per_s_per_gpu" in message(
+        row() | {"measured": {"memory_gib": 3.0}}
+    )
+    assert "measured.step_time_s" in message(row() | {"measured": {"step_time_s": 0.0}})
+
+
+def test_a_bad_row_does_not_hide_the_others(tmp_path: Path) -> None:
+    bad = row(tp=0) | {"id": "bad", "measured": {"step_time_s": 3.0}}
+    path = tmp_path / "runs.yaml"
+    path.write_text(
+        yaml.safe_dump({"schema": 1, "runs": [ROW, bad, 7, row()]}, sort_keys=False),
+        encoding="utf-8",
+    )
+    first, second, third, fourth = read_rows(path)
+    assert isinstance(first, Run)
+    assert isinstance(fourth, Run)
+    assert isinstance(second, UnreadRow)
+    assert second.measured is not None
+    assert second.measured.step_time_s == 3.0
+    assert isinstance(third, UnreadRow)
+    assert third.id == "runs[2]"
+    with pytest.raises(RunFileError, match=r"runs\.yaml: bad: run\.tp"):
+        read_runs(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", "empty"),
+        ("- 1\n", "mapping"),
+        ("runs: []\n", "list of 1 to"),
+        ("runs: 3\n", "list of 1 to"),
+        ("schema: 2\nruns: [{}]\n", "schema: must be 1"),
+        ("rows: 3\nruns: [{}]\n", "rows: unknown field"),
+        ("runs: [{\n", "not valid YAML"),
+        ("a: &a [1]\nb: *a\n", "aliases"),
+        ("a: !!python/object/apply:os.system [ls]\n", "not valid YAML"),
+        ("[" * 5000, "nested"),
+    ],
+)
+def test_files_that_are_no_run_files(tmp_path: Path, text: str, part: str) -> None:
+    path = tmp_path / "runs.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(RunFileError) as caught:
+        read_runs(path)
+    assert str(path) in str(caught.value)
+    assert part in str(caught.value)
+
+
+def test_missing_and_oversized_files(tmp_path: Path) -> None:
+    with pytest.raises(RunFileError, match="no such file"):
+        read_runs(tmp_path / "absent.yaml")
+    large = tmp_path / "large.yaml"
+    large.write_bytes(b"#" * (MAX_FILE_BYTES + 1))
+    with pytest.raises(RunFileError, match="larger than"):
+        read_runs(large)
+
+
+def reads_or_says_where(mapping: dict[str, Any]) -> None:
+    """Any other exception fails the test."""
+    said = ""
+    try:
+        read(mapping)
+    except RunFileError as error:
+        said = str(error)
+    assert not said or said.startswith("file.yaml: small: ")
+
+
+def test_the_format_is_a_json_schema() -> None:
+    schema = RunDoc.model_json_schema()
+    assert {"model", "cluster", "run"} == set(schema["required"])
+    assert schema["additionalProperties"] is False
+    settings = schema["$defs"][SettingsDoc.__name__]["properties"]
+    assert settings["tp"] == {
+        "default": 1,
+        "maximum": 1_048_576,
+        "minimum": 1,
+        "title": "Tp",
+        "type": "integer",
+    }
+    assert settings["precision"]["enum"] == ["bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(
+    section=st.sampled_from(["id", "model", "cluster", "run", "measured", "suspect", "tags"]),
+    value=JSON,
+)
+def test_hostile_values_raise_run_file_errors_only(section: str, value: object) -> None:
+    reads_or_says_where({**copy.deepcopy(ROW), section: value})
+
+
+@given(
+    key=st.sampled_from(
+        sorted({*ROW["run"], "vpp", "cp", "ep", "etp", "recipe", "overlap", "stages"})
+    ),
+    value=JSON,
+)
+def test_hostile_settings_raise_run_file_errors_only(key: str, value: object) -> None:
+    reads_or_says_where(row(**{key: value}))

@@ -1,0 +1,394 @@
+"""The search against a brute force over layouts, mappings, splits and recomputed layers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from meshwright.cluster_specs.schema import ClusterSpec, DeviceSpec, FabricLevelSpec
+from meshwright.constraints.registry import rules_for
+from meshwright.constraints.rule import FinishedPlan
+from meshwright.costmodel.estimate import estimate, stage_memory_gib
+from meshwright.costmodel.layout import AXES, Layout, Recompute
+from meshwright.costmodel.memory.footprint import usable_hbm_gib
+from meshwright.costmodel.pipeline.schedules import schedule_name, traits
+from meshwright.costmodel.placement import level_factors, placement_from_matrix
+from meshwright.model_specs.schema import ModelSpec, MoeSpec
+from meshwright.planner.bounds.pricing import CostModelPricing
+from meshwright.planner.bounds.stages import ALL_LAYERS, chunk_layers, level_splits
+from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.search.loop import Outcome, Search
+from meshwright.planner.search.model import Candidates, build_model, price_ns, solve
+from meshwright.planner.search.space import Space, space_of
+
+Stages = tuple[tuple[int, ...], ...]
+
+
+def device(hbm_gib: float) -> DeviceSpec:
+    return DeviceSpec(
+        name="made-up",
+        architecture="hopper",
+        hbm_gib=hbm_gib,
+        hbm_gb_per_s=3350,
+        peak_bf16_tflops=990,
+        peak_fp16_tflops=990,
+        peak_fp8_tflops=1980,
+        scale_up_gb_per_s=450,
+        pcie_gb_per_s=64,
+        sms=132,
+        tdp_w=700,
+    )
+
+
+def cluster(hbm_gib: float, gpus: int, leaf: int | None = None) -> ClusterSpec:
+    levels = () if leaf is None else (
+        FabricLevelSpec(name="leaf", gpus=leaf), FabricLevelSpec(name="spine", gpus=gpus, oversubscription=3),
+    )  # fmt: skip
+    return ClusterSpec(
+        device=device(hbm_gib),
+        gpus=gpus,
+        gpus_per_node=4,
+        nvlink_domain=4,
+        nic_gbps_per_gpu=400,
+        levels=levels,
+    )
+
+
+def model(draw: random.Random) -> ModelSpec:
+    layers = draw.randint(2, 5)
+    moe = None
+    if draw.random() < 0.5:
+        moe = MoeSpec(
+            experts=draw.choice([4, 6]),
+            top_k=2,
+            moe_ffn_hidden=1024,
+            shared_experts=draw.choice([0, 1]),
+            dense_layers=draw.choice([0, 1]),
+        )
+    return ModelSpec(
+        layers=layers,
+        hidden=2048,
+        ffn_hidden=draw.choice([4096, 8192]),
+        heads=16,
+        kv_heads=draw.choice([4, 16]),
+        vocab=draw.choice([8192, 65536]),
+        tied_embeddings=draw.random() < 0.3,
+        mtp_layers=draw.choice([0, 0, 0, 1]),
+        moe=moe,
+    )
+
+
+def request(seed: int) -> PlanRequest:
+    """A small problem; some have no plan, some have one that barely fits."""
+    draw = random.Random(seed)
+    spec, gpus = model(draw), draw.choice([1, 2, 3, 4, 6, 8, 8, 12, 16])
+    pins: dict[str, int | str] = {"zero_stage": draw.choice([0, 1])}
+    if draw.random() < 0.5:
+        pins["recompute"] = draw.choice(["none", "full"])
+    if gpus > 4:
+        pins["cp"] = draw.choice([1, 2])
+        pins["micro_batch"] = draw.choice([1, 1, 2])
+    if gpus >= 4 and draw.random() < 0.3:
+        pins.update(pp=2, vpp=2)
+        spec = spec.model_copy(update={"layers": draw.choice([4, 5, 6])})
+    forbids = ("selective-recompute",) if draw.random() < 0.8 and "recompute" not in pins else ()
+    return PlanRequest(
+        model=spec,
+        cluster=cluster(
+            draw.choice([4.0, 5.0, 6.0, 8.0, 16.0]) + draw.random(), 16, draw.choice([None, 8])
+        ),
+        gpus=gpus,
+        global_batch=draw.choice([4, 6, 8, 12]),
+        seq_len=draw.choice([2048, 4096]),
+        pins=pins,
+        forbids=forbids,
+    )
+
+
+def best_by_brute_force(space: Space) -> float | None:
+    """The least step time over every layout, matrix, split and number of recomputed layers; None without
+    any.
+    """
+    families = space.families(space.workload.gpus)
+    members = space.members(families)
+    times = [
+        seconds
+        for row in range(len(np.atleast_1d(np.asarray(members.tp))))
+        for seconds in _times(space, members.scalar(row))
+    ]
+    return min(times, default=None)
+
+
+def _times(space: Space, layout: Layout) -> Iterator[float]:
+    workload = replace(space.workload, gpus=int(layout.gpus))
+    layers, pp, vpp = workload.model.layers, int(layout.pp), int(layout.vpp)
+    leading = workload.model.dense_layers if workload.model.moe_layers else 0
+    in_step = vpp > 1 and traits(int(layout.schedule)).in_step
+    splits = list(level_splits(layers, pp, vpp) if in_step else _splits(layers, pp, vpp, leading))
+    full = int(layout.recompute) & Recompute.FULL
+    for again in [*range(1, layers + 1), ALL_LAYERS] if full else [0]:
+        one = replace(layout, recompute_layers=again)
+        for stages in splits:
+            if again < layers and again > min(min(rank) for rank in stages):
+                continue
+            memory = stage_memory_gib(workload, one, stages)
+            if max(memory) > usable_hbm_gib(workload) or not _legal(space, one, stages, memory):
+                continue
+            for matrix in _matrices(one, level_factors(workload.cluster, workload.gpus).tolist()):
+                placement = placement_from_matrix(one, matrix)
+                yield float(np.asarray(estimate(workload, one, placement, stages).step_time_s))
+
+
+def _legal(space: Space, layout: Layout, stages: Stages, memory: NDArray[np.float64]) -> bool:
+    plan = FinishedPlan(
+        workload=space.workload,
+        layout=replace(
+            layout, recompute_layers=min(int(layout.recompute_layers), max(map(max, stages)))
+        ),
+        stages=stages,
+        memory_gib=tuple(float(x) for x in memory),
+        spans={},
+    )
+    return all(rule.check(plan) is None for rule in rules_for(space.workload))
+
+
+def _splits(layers: int, pp: int, vpp: int, leading: int) -> Iterator[Stages]:
+    for counts in product(range(vpp, layers + 1), repeat=pp):
+        if sum(counts) == layers:
+            stages = tuple(chunk_layers(rank, n, vpp) for rank, n in enumerate(counts))
+            if sum(rank[0] for rank in stages) >= leading:
+                yield stages
+
+
+def _matrices(layout: Layout, sizes: list[int]) -> Iterator[dict[str, NDArray[np.int64]]]:
+    rows = []
+    for axis in AXES:
+        degree = int(getattr(layout, axis))
+        options = [
+            r for r in product(range(1, degree + 1), repeat=len(sizes)) if np.prod(r) == degree
+        ]
+        rows.append([r for r in options if axis != "tp" or r[0] == degree])
+    for table in product(*rows):
+        if [int(np.prod(column)) for column in zip(*table, strict=True)] == sizes:
+            yield {axis: np.array(row) for axis, row in zip(AXES, table, strict=True)}
+
+
+def search(asked: PlanRequest, top_k: int = 1) -> Outcome:
+    space = space_of(asked)
+    return Search(
+        space, CostModelPricing(space.workload), rules_for(space.workload), top_k=top_k
+    ).run()
+
+
+def compare(seed: int) -> None:
+    check_against_brute_force(request(seed))
+
+
+def check_against_brute_force(asked: PlanRequest) -> None:
+    outcome, best_s = search(asked), best_by_brute_force(space_of(asked))
+    if best_s is None:
+        assert outcome.status == "infeasible"
+        assert not outcome.best
+        return
+    assert outcome.status == "optimal"
+    assert outcome.best[0].step_time_s == pytest.approx(best_s, rel=1e-9)
+    assert outcome.lower_bound_s == pytest.approx(best_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(1000, 1012))
+def test_search_equals_brute_force(seed: int) -> None:
+    compare(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(240))
+def test_search_equals_brute_force_many(seed: int) -> None:
+    compare(seed)
+
+
+def pipelined(seed: int) -> PlanRequest:
+    """A small problem in a framework with seven schedules; memory decides between some of them."""
+    draw = random.Random(seed)
+    pp = draw.choice([2, 2, 4])
+    spec = model(draw).model_copy(
+        update={
+            "layers": 2 * pp * draw.choice([1, 2]) - draw.choice([0, 0, 1]),
+            "tied_embeddings": False,
+            "mtp_layers": 0,
+        }
+    )
+    moe = (
+        None
+        if spec.moe is None
+        else spec.moe.model_copy(update={"shared_experts": 0, "dense_layers": 0})
+    )
+    return PlanRequest(
+        model=spec.model_copy(update={"moe": moe}),
+        cluster=cluster(draw.choice([4.0, 6.0, 8.0, 16.0]) + draw.random(), 16, None),
+        gpus=2 * pp,
+        global_batch=draw.choice([8, 16]),
+        seq_len=2048,
+        framework="torchtitan",
+        pins={
+            "cp": 1,
+            "micro_batch": 1,
+            "zero_stage": draw.choice([0, 2]),
+            "pp": pp,
+            "recompute": draw.choice(["none", "none", "full"]),
+        },
+        forbids=("ep", "idle-gpus"),
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_search_over_schedules_equals_brute_force(seed: int) -> None:
+    check_against_brute_force(pipelined(seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4, 40))
+def test_search_over_schedules_equals_brute_force_many(seed: int) -> None:
+    check_against_brute_force(pipelined(seed))
+
+
+def test_schedules_that_win_are_several() -> None:
+    """Otherwise brute force would say little about them."""
+    found = [search(pipelined(seed)).best for seed in range(16)]
+    names = {schedule_name(int(b[0].layout.schedule), int(b[0].layout.vpp)) for b in found if b}
+    assert len(names) >= 3
+    spaces = [space_of(pipelined(seed)) for seed in range(8)]
+    offered = {schedule for one in spaces for pp in one.pp for _, schedule in one.pipelines(pp)}
+    assert offered == {0, 1, 2, 3, 4, 5}
+
+
+def test_cases_cover_what_they_should() -> None:
+    asked = [request(seed) for seed in range(240)]
+    assert sum(one.model.moe is not None for one in asked) > 60
+    assert sum(one.gpus in (3, 6, 12) for one in asked) > 60
+    assert sum(one.cluster.levels != () for one in asked) > 60
+
+
+@pytest.mark.parametrize("seed", [*range(2000, 2008), 2017])
+def test_bounds_are_bounds(seed: int) -> None:
+    """floor <= lower bound <= bound by mapping <= exact price, and least memory <= the memory of the plan."""
+    space = space_of(request(seed))
+    pricing = CostModelPricing(space.workload)
+    families = space.families(space.workload.gpus)
+    floor = pricing.floor_s(families, space.smallest_bubble[np.asarray(families.pp)])
+    members = space.members(families)
+    rows = np.random.default_rng(seed).permutation(len(np.asarray(members.tp)))[:40]
+    owner = np.repeat(np.arange(len(floor)), space.members_per_family(families))[rows]
+    memory, again = pricing.least_memory_gib(members)
+    some = replace(members, recompute_layers=again).take(rows)
+    lower, mappings = pricing.lower_bound_s(some), pricing.mapping_bounds(some)
+    assert np.all(floor[owner] <= lower * (1 + 1e-9))
+    for at, bounds in enumerate(mappings):
+        assert lower[at] <= bounds.least_s * (1 + 1e-9)
+        free = replace(bounds, bound_s=np.full_like(bounds.bound_s, -np.inf))
+        priced = pricing.exact(some.scalar(at), free, np.inf)
+        if priced is not None:
+            assert bounds.least_s <= priced.step_time_s * (1 + 1e-9)
+            used = stage_memory_gib(space.workload, priced.layout, priced.stages)
+            assert memory[rows[at]] <= max(used) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(2000, 2006))
+def test_virtual_stages_never_save_memory(seed: int) -> None:
+    """What the search relies on when it drops layouts before it gives them virtual stages."""
+    space = space_of(request(seed))
+    pricing = CostModelPricing(space.workload)
+    plain = space.variants(space.families(space.workload.gpus))
+    staged = space.staged(plain)
+    single, many = pricing.least_memory_gib(plain)[0], pricing.least_memory_gib(staged)[0]
+    counts = space.pipeline_counts[np.asarray(plain.pp)]
+    limit = usable_hbm_gib(space.workload)
+    never = np.repeat(single > limit, counts)
+    assert np.all(many[never] > limit)
+
+
+@pytest.mark.parametrize("seed", [2, 8, 1000])
+def test_one_joint_model_gives_the_same_optimum(seed: int) -> None:
+    """Every (layout, mapping) priced exactly, in one CP-SAT model and in one shot."""
+    asked = request(seed)
+    space = space_of(asked)
+    pricing, rules = CostModelPricing(space.workload), rules_for(space.workload)
+    members = space.members(space.families(asked.gpus))
+    memory, again = pricing.least_memory_gib(members)
+    members = replace(members, recompute_layers=again)
+    never = price_ns(1000.0)
+    times = []
+    for row, bounds in enumerate(pricing.mapping_bounds(members)):
+        prices = []
+        for k in range(len(bounds.bound_s)):
+            one = replace(
+                bounds,
+                matrices={a: m[[k]] for a, m in bounds.matrices.items()},
+                bound_s=np.zeros(1),
+            )
+            priced = pricing.exact(members.scalar(row), one, np.inf)
+            prices.append(never if priced is None else price_ns(priced.step_time_s))
+        times.append(np.array(prices or [never], dtype=np.int64))
+    table = Candidates(workload=space.workload, layouts=members, memory_gib=memory)
+    choice = solve(build_model(table, rules, times), seed=0, time_limit_s=None)
+    outcome = search(asked)
+    assert choice.status == outcome.status == "optimal"
+    assert times[choice.layout][choice.mapping] == price_ns(outcome.best[0].step_time_s)
+
+
+@pytest.mark.parametrize("seed", [2, 1005])
+def test_the_k_best_are_the_k_best(seed: int) -> None:
+    asked = request(seed)
+    space = space_of(asked)
+    members = space.members(space.families(asked.gpus))
+    every = [
+        seconds
+        for row in range(len(np.asarray(members.tp)))
+        for seconds in _least(space, members.scalar(row))
+    ]
+    found = [priced.step_time_s for priced in search(asked, top_k=5).best]
+    assert len(found) == 5
+    assert found == pytest.approx(sorted(every)[:5], rel=1e-9)
+
+
+def _least(space: Space, layout: Layout) -> list[float]:
+    times = list(_times(space, layout))
+    return [min(times)] if times else []
+
+
+def test_more_memory_or_bandwidth_never_hurts() -> None:
+    asked = request(12)
+    cluster = asked.cluster
+    before = search(asked).best[0].step_time_s
+    roomier = cluster.model_copy(
+        update={"device": cluster.device.model_copy(update={"hbm_gib": 80.0})}
+    )
+    faster = cluster.model_copy(update={"nic_gbps_per_gpu": 800.0})
+    assert search(replace(asked, cluster=roomier)).best[0].step_time_s <= before * (1 + 1e-9)
+    assert search(replace(asked, cluster=faster)).best[0].step_time_s <= before * (1 + 1e-9)
+
+
+def test_same_request_same_answer() -> None:
+    assert search(request(12)) == search(request(12))
+
+
+def test_an_interrupted_search_knows_a_bound() -> None:
+    """Whatever was found and not found by then, the bound holds for the optimum."""
+    asked = request(1005)
+    best_s = search(asked).best[0].step_time_s
+    space = space_of(asked)
+    statuses = set()
+    for limit_s in (0.0, 0.01, 0.02, 0.04, 0.08, 0.16, 10.0):
+        pricing, rules = CostModelPricing(space.workload), rules_for(space.workload)
+        outcome = Search(space, pricing, rules, time_limit_s=limit_s).run()
+        statuses.add(outcome.status)
+        if outcome.lower_bound_s is not None:
+            assert outcome.lower_bound_s <= best_s * (1 + 1e-9)
+        if outcome.best:
+            assert outcome.best[0].step_time_s >= best_s * (1 - 1e-9)
+    assert {"unknown", "optimal"} <= statuses

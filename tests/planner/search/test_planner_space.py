@@ -1,0 +1,120 @@
+"""The space of layouts: complete, without repeats, and counted right."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshwright.cluster_specs.catalog import load_cluster
+from meshwright.costmodel.layout import Layout
+from meshwright.model_specs.catalog import load_catalog_model
+from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.search.space import Space, divisors, recompute_name, space_of
+
+
+def space(model: str = "llama-3-8b", **changes: Any) -> Space:
+    given: dict[str, Any] = {
+        "model": load_catalog_model(model),
+        "cluster": load_cluster("dgx-h100"),
+        "gpus": 12,
+        "global_batch": 24,
+        "seq_len": 4096,
+    }
+    return space_of(PlanRequest(**{**given, **changes}))
+
+
+def rows(layouts: Layout) -> list[tuple[int, ...]]:
+    columns = [np.asarray(getattr(layouts, f.name)).astype(int) for f in fields(layouts)]
+    return [tuple(int(x) for x in row) for row in np.stack(columns, axis=1)]
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "olmoe-1b-7b"])
+def test_families_are_all_the_legal_degrees(model: str) -> None:
+    one = space(model)
+    found = one.families(12)
+    expected = set()
+    for tp in (1, 2, 4, 8):
+        for cp in (1, 2, 4, 8):
+            for pp in range(1, 13):
+                for dp in divisors(24):
+                    if tp * cp * pp * dp > 12:
+                        continue
+                    for ep in one.ep:
+                        for etp in {1, tp} if one.expert_tensor else {1}:
+                            if (tp * cp * dp) % (ep * etp) == 0:
+                                expected |= {
+                                    (tp, cp, pp, dp, ep, etp, b)
+                                    for b in divisors(24 // dp)
+                                    if b <= 16
+                                }
+    names = ("tp", "cp", "pp", "dp", "ep", "etp", "micro_batch")
+    listed = list(zip(*(np.asarray(getattr(found, name)).tolist() for name in names), strict=True))
+    assert len(listed) == len(set(listed))
+    assert set(listed) == expected
+
+
+def test_halves_make_the_whole() -> None:
+    one = space()
+    assert sorted(rows(one.families(12))) == sorted(
+        rows(one.families(12, 6)) + rows(one.families(6))
+    )
+
+
+def test_members_are_counted_right() -> None:
+    one = space("olmoe-1b-7b")
+    families = one.families(12)
+    members = one.members(families)
+    assert one.members_per_family(families).sum() == len(rows(members)) == len(set(rows(members)))
+
+
+def test_the_batch_is_always_whole() -> None:
+    members = space().members(space().families(12))
+    total = members.micro_batch * members.num_micro_batches * members.dp
+    assert np.all(np.asarray(total) == 24)
+
+
+def test_virtual_stages_deal_layers_evenly() -> None:
+    # 32 layers on 4 ranks: 2, 4 and 8 divide; with head or embedding counted 33 and 34 layers add none.
+    assert space().virtual_stages(4) == (1, 2, 4, 8)
+    # Llama 3 405B, 126 layers on 16 ranks: as 128 with embedding and head (arXiv 2407.21783, 3.3.2).
+    assert space("llama-3.1-405b", gpus=64).virtual_stages(16) == (1, 2, 4)
+    assert space().virtual_stages(1) == (1,)
+    assert space(forbids=("interleaving",)).virtual_stages(4) == (1,)
+    assert space(pins={"vpp": 3}).virtual_stages(4) == (3,)
+    assert space(pins={"vpp": 9}).virtual_stages(4) == ()
+
+
+@pytest.mark.parametrize(
+    ("framework", "name", "values"),
+    [
+        ("fsdp2", "pp", {1}),
+        ("fsdp2", "zero_stage", {2, 3}),
+        ("deepspeed", "cp", {1}),
+        ("deepspeed", "sequence_parallel", {0}),
+        ("torchtitan", "recompute", {0, 32}),
+        ("megatron", "zero_stage", {0, 1}),
+    ],
+)
+def test_frameworks_only_get_what_they_can_run(framework: str, name: str, values: set[int]) -> None:
+    one = space(framework=framework)
+    column = np.asarray(getattr(one.members(one.families(12)), name)).astype(int)
+    assert set(column.tolist()) == values
+
+
+@pytest.mark.parametrize("name", ["none", "selective", "full"])
+def test_recompute_can_be_pinned(name: str) -> None:
+    assert {recompute_name(mask) for mask in space(pins={"recompute": name}).recompute} == {name}
+
+
+def test_idle_gpus_can_be_forbidden() -> None:
+    one = space(forbids=("idle-gpus",))
+    assert np.all(np.asarray(one.families(12).gpus) == 12)
+
+
+def test_empty_space_is_empty() -> None:
+    one = space(pins={"tp": 3})
+    assert rows(one.families(12)) == []
+    assert rows(one.members(one.families(12))) == []
