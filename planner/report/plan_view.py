@@ -47,7 +47,8 @@ def header(inputs: PlanInputs) -> list[Renderable]:
     """What was asked for."""
     cluster = inputs.cluster
     tokens = inputs.global_batch * inputs.seq_len
-    batch = f"{count(inputs.global_batch)} sequences x {count(inputs.seq_len)} tokens = {count(tokens)} a step"
+    sequences = f"{count(inputs.global_batch)} sequences x {count(inputs.seq_len)} tokens"
+    batch = f"{sequences} = {count(tokens)} a step"
     rows = [
         ("model", inputs.model.name),
         ("cluster", f"{cluster.name}: {count(inputs.gpus)} GPUs, {cluster.device.name}"),
@@ -103,7 +104,8 @@ def proof_text(plan: Plan) -> str:
     if plan.status == "optimal":
         return f"bound = incumbent = {seconds(objective.step_time_s)} {after}"
     gap = "" if objective.gap is None else f", gap {percent(objective.gap, 2)}"
-    return f"bound {seconds(objective.lower_bound_s)}, incumbent {seconds(objective.step_time_s)}{gap}, {after}"
+    incumbent = f"incumbent {seconds(objective.step_time_s)}"
+    return f"bound {seconds(objective.lower_bound_s)}, {incumbent}{gap}, {after}"
 
 
 def infeasible_view(plan: Plan) -> list[Renderable]:

@@ -124,7 +124,8 @@ def fabric(rail: bool) -> str:
     """Three hosts on two leaves; with `rail`, n1 hangs on both, which makes them one block."""
     text = FABRIC if rail else FABRIC.replace('[2] "H-1"[2](4) # "n1 mlx5_1" lid 9 4xHDR\n', "")
     for guid, (name, switch, port) in ADAPTERS.items():
-        text += f'\nCa 2 "H-{guid}" # "{name}"\n[1]({guid}) "{switch}"[{port}] # lid 5 lmc 0 "x" lid 1 4xHDR\n'
+        text += f'\nCa 2 "H-{guid}" # "{name}"\n'
+        text += f'[1]({guid}) "{switch}"[{port}] # lid 5 lmc 0 "x" lid 1 4xHDR\n'
         if rail and guid == "1":
             text += '[2](4) "S-2"[2] # lid 9 lmc 0 "leaf2" lid 2 4xHDR\n'
     return text
