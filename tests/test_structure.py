@@ -68,7 +68,6 @@ TO_CUT = {
     ("planner.mapping", "planner.launch"),
     ("planner.mapping", "planner.analysis"),
     ("planner.plan", "planner.many"),
-    ("planner.launch", "planner.report"),
 }
 """Arrows that still run back up."""
 STILL_CIRCLES = {
