@@ -12,6 +12,7 @@ import random
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,12 +67,13 @@ def placed_plans() -> Iterator[tuple[str, Plan]]:
     ).cluster
     shuffled = [(node, 7 - gpu) for node in (10, 0, 8) for gpu in range(8)]
     whole = [(node, gpu) for node in (4, 2) for gpu in range(8)]
-    for name, ranks, degrees in (
+    cases: tuple[tuple[str, list[tuple[int, int]], dict[str, Any]], ...] = (
         ("shuffled", shuffled, {"tp": 8, "dp": 3}),
         ("whole nodes", whole, {"tp": 8, "dp": 2}),
         ("stages inside", [(d, p * 4 + t) for p in range(2) for d in range(2) for t in range(4)],
          {"tp": 4, "dp": 2, "pp": 2}),
-    ):  # fmt: skip
+    )  # fmt: skip
+    for name, ranks, degrees in cases:
         plan = make_plan(**degrees)
         inputs = plan.inputs.model_copy(update={"cluster": cluster})
         mapping = Mapping(order=["tp"], levels=[], matrix={}, ranks=ranks)
