@@ -17,7 +17,6 @@ from meshwright.planner.plan.document import Binding, IdleDoc
 from meshwright.planner.plan.placement import group_placement
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import Predicted
-from meshwright.planner.runs.prediction import layout_document
 
 FULL_SHARE = 0.95
 """Of a limit: from here on a constraint is said to hold the plan back."""
@@ -63,9 +62,10 @@ def cut_binding(workload: Workload, best: Priced) -> Iterator[Binding]:
     """The cut of the fabric that is busy for the largest share of its phase."""
     placement = group_placement(workload, best.layout, best.stages, best.matrix, best.ranks)
     priced = estimate(workload, best.layout, placement, best.stages)
-    doc = layout_document(best.layout, best.stages)
     places = best.ranks if best.ranks is not None else ranks_on(workload.cluster, best.matrix)
-    use = mapping_use(workload, doc, best.layout, placement=placement, priced=priced, places=places)
+    use = mapping_use(
+        workload, best.layout, best.stages, placement=placement, priced=priced, places=places
+    )
     cut = binding_cut(use.cuts)
     if cut is not None:
         yield Binding(
