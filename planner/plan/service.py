@@ -31,8 +31,8 @@ ANY_NODES = (
 def plan(request: PlanRequest, progress: Callable[[str], None] | None = None) -> Plan:
     """The fastest plan for a request, verified; or the reason why there is none.
 
-    `progress` hears a line whenever a better plan is found. Raises RequestError where the request cannot be
-    searched as asked, PlanFaultError where the planner itself is at fault.
+    `progress` hears a line whenever a better plan is found. Raises InputError where the request cannot be
+    searched as asked, InternalError where the planner itself is at fault.
     """
     began = time.monotonic()
     if is_irregular(request.cluster):

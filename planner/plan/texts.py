@@ -14,8 +14,9 @@ from pydantic import BaseModel, ValidationError
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.layout import AXES
 from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_named, traits
+from meshwright.errors import InputError
 from meshwright.model_specs.documents import parse_mapping, path_text, read_text
-from meshwright.model_specs.errors import SpecError, validation_message
+from meshwright.model_specs.errors import validation_message
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.many.batch.jobs import JobsDoc
 from meshwright.planner.many.fleet.jobs import FleetJobDoc
@@ -88,18 +89,18 @@ def _without_nulls(value: Any) -> Any:
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan of a `plan.yaml`, of its folder, or of saved `plan --json` output. Raises SpecError."""
+    """The plan of a `plan.yaml`, of its folder, or of saved `plan --json` output. Raises InputError."""
     try:
         path = path / "plan.yaml" if path.is_dir() else path
     except (OSError, ValueError):
-        raise SpecError("no such file", where=path_text(path)) from None
+        raise InputError("no such file", where=path_text(path)) from None
     where = path_text(path)
     data = parse_mapping(read_text(path, LARGEST_PLAN_BYTES), where)
     if "status" not in data or "solver" not in data:
         what = "this is not a plan; give the plan.yaml that `meshwright plan -o DIR` writes"
-        raise SpecError(what, where=where, value=data)
+        raise InputError(what, where=where, value=data)
     if data.get("schema") != 1:
-        raise SpecError(
+        raise InputError(
             "must be 1, the version that this program reads",
             where=f"{where}: schema",
             value=data.get("schema"),
@@ -107,9 +108,9 @@ def read_plan(path: Path) -> Plan:
     try:
         plan = Plan.model_validate(data)
     except ValidationError as error:
-        raise SpecError(validation_message(error, where, Plan)) from None
+        raise InputError(validation_message(error, where, Plan)) from None
     for path_in_plan, wrong in _contradictions(plan):
-        raise SpecError(wrong, where=f"{where}: {path_in_plan}")
+        raise InputError(wrong, where=f"{where}: {path_in_plan}")
     return plan
 
 
@@ -179,9 +180,9 @@ SCHEMA_KINDS = ("model", "cluster", "run", "jobs", "plan")
 
 
 def json_schema(kind: str) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a kind of file. Raises SpecError for a kind that there is not."""
+    """The JSON Schema (draft 2020-12) of a kind of file. Raises InputError for a kind that there is not."""
     if kind not in SCHEMA_KINDS:
-        raise SpecError("not a kind of file", where="schema", value=kind, allowed=SCHEMA_KINDS)
+        raise InputError("not a kind of file", where="schema", value=kind, allowed=SCHEMA_KINDS)
     documents: dict[str, type[BaseModel]] = {
         "model": ModelSpec,
         "cluster": ClusterSpec,

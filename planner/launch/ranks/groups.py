@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.documents.output_files import LaunchError
+from meshwright.errors import InfeasibleError
 from meshwright.planner.bounds.matrices import MEGATRON_DEFAULT, MEGATRON_TP_PP_DP
 from meshwright.planner.runs.predicted import LayoutDoc
 
@@ -64,8 +64,8 @@ def process_groups(
 ) -> dict[str, Groups]:
     """Every group by name: the dense axes and their products, and with `experts` the expert axes.
 
-    `order` names tp, cp, ep, dp and pp. Raises LaunchError where Megatron could not make the expert grid: it
-    wants as many expert as dense replicas if pp is not outermost.
+    `order` names tp, cp, ep, dp and pp. Raises InfeasibleError where Megatron could not make the expert grid:
+    it wants as many expert as dense replicas if pp is not outermost.
     """
     dense = {"tp": layout.tp, "cp": layout.cp, "dp": layout.dp, "pp": layout.pp, "ep": 1}
     groups = {name: grid_groups(dense, order, axes) for name, axes in DENSE_GROUPS.items()}
@@ -73,12 +73,12 @@ def process_groups(
         return groups
     expert_replicas, rest = divmod(layout.tp * layout.cp * layout.dp, layout.etp * layout.ep)
     if rest:
-        raise LaunchError(
+        raise InfeasibleError(
             f"etp {layout.etp} x ep {layout.ep} does not divide tp x cp x dp, "
             f"{layout.tp} x {layout.cp} x {layout.dp}."
         )
     if layout.pp > 1 and order[-1] != "pp" and expert_replicas != layout.dp:
-        raise LaunchError(
+        raise InfeasibleError(
             f"the order {'-'.join(order)} needs as many expert replicas as dp: "
             f"{expert_replicas}, not {layout.dp}."
         )
