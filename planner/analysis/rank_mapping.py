@@ -20,8 +20,8 @@ from meshwright.planner.mapping.spares import with_spares
 from meshwright.planner.mapping.spread.bound import ReachWeights
 from meshwright.planner.mapping.spread.least import EQUAL, LevelReach, SpreadSolution, least_spread
 from meshwright.planner.mapping.spread.swaps import tidied
-from meshwright.planner.plan.assemble import layout_of
 from meshwright.planner.plan.document import Mapping, Plan
+from meshwright.planner.plan.placement import layout_from_document
 from meshwright.planner.request.plan_request import RequestError
 from meshwright.planner.runs.prediction import workload_of as of_inputs
 
@@ -69,7 +69,7 @@ def map_plan(
         raise NoMappingError(
             f"the plan has no layout (status {plan.status}): there is nothing to map"
         )
-    layout = layout_of(layout_doc)
+    layout = layout_from_document(layout_doc)
     stages = tuple(tuple(rank) for rank in layout_doc.stages)
 
     def solved(on: ClusterSpec, spare: int) -> tuple[Instance, MappingSolution]:

@@ -7,8 +7,8 @@ from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.workload import Overlap, Workload
 from meshwright.documents.output_files import LaunchError
-from meshwright.planner.plan.assemble import layout_of
 from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.placement import layout_from_document
 from meshwright.planner.request.inputs import Framework
 from meshwright.planner.runs.predicted import LayoutDoc
 
@@ -36,7 +36,7 @@ def require_legal(plan: Plan, framework: Framework, overlap: Overlap) -> LayoutD
     )
     finished = FinishedPlan(
         workload=workload,
-        layout=layout_of(plan.layout),
+        layout=layout_from_document(plan.layout),
         stages=tuple(tuple(rank) for rank in plan.layout.stages),
         memory_gib=(),
         spans={},
