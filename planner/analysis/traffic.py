@@ -27,8 +27,9 @@ from meshwright.planner.mapping.crossing.cuts import (
 from meshwright.planner.mapping.crossing.flows import by_axis
 from meshwright.planner.mapping.instance import assignment_of_ranks, instance_of
 from meshwright.planner.mapping.problem import Loads, MappingError, loads_of
-from meshwright.planner.plan.assemble import layout_of, matrix_arrays, placed
+from meshwright.planner.plan.assemble import matrix_arrays, placed
 from meshwright.planner.plan.document import MOST_LISTED_RANKS, Plan
+from meshwright.planner.runs.predicted import layout_of
 
 SCALE_UP = ("nvlink", "xgmi", "pcie")
 """Media inside a node or rack, where nothing is routed."""

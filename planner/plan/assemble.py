@@ -10,9 +10,8 @@ from meshwright.cluster_specs.fabric import fabric_levels
 from meshwright.costmodel.constants.measured import best_measured_mfu
 from meshwright.costmodel.constants.rates import peak_flops
 from meshwright.costmodel.estimate import estimate, stage_memory_parts_gib
-from meshwright.costmodel.layout import AXES, Layout, Placement, Recompute
+from meshwright.costmodel.layout import AXES, Layout, Placement
 from meshwright.costmodel.memory.footprint import context_gib, usable_hbm_gib
-from meshwright.costmodel.pipeline.schedules import schedule_named
 from meshwright.costmodel.placement import placement_from_matrix
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.exact_cost import Matrix, Priced, Stages
@@ -33,11 +32,9 @@ from meshwright.planner.plan.document import (
 )
 from meshwright.planner.plan.idle import idle_document
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.runs.predicted import LayoutDoc, Predicted
+from meshwright.planner.runs.predicted import Predicted, layout_document
 from meshwright.planner.runs.prediction import (
-    MODULES,
     RunPrediction,
-    layout_document,
     predicted_document,
 )
 from meshwright.planner.search.loop import Certificate, Outcome
@@ -172,32 +169,6 @@ def mapping_document(workload: Workload, best: Priced) -> Mapping:
         levels=names,
         matrix={axis: list(matrix[axis]) for axis in AXES},
         ranks=ranks_on(workload.cluster, matrix) if listed else None,
-    )
-
-
-def layout_of(doc: LayoutDoc) -> Layout:
-    """The layout that a document describes, in plain numbers."""
-    mask = Recompute.FULL if doc.recompute == "full" else Recompute.NONE
-    for module in doc.recompute_modules:
-        mask |= MODULES[module]
-    numbers = (
-        "tp",
-        "cp",
-        "pp",
-        "dp",
-        "ep",
-        "etp",
-        "vpp",
-        "micro_batch",
-        "num_micro_batches",
-        "zero_stage",
-    )
-    return Layout(
-        **{name: getattr(doc, name) for name in numbers},
-        sequence_parallel=doc.sequence_parallel,
-        recompute=int(mask),
-        recompute_layers=doc.recompute_layers,
-        schedule=int(schedule_named(doc.schedule)),
     )
 
 

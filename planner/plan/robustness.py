@@ -23,9 +23,10 @@ from meshwright.costmodel.estimate import estimate, stage_memory_gib
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.memory.footprint import hbm_gib_for, usable_hbm_gib
 from meshwright.planner.bounds.pricing import CostModelPricing
-from meshwright.planner.plan.assemble import alternative, layout_of, placed_plan
+from meshwright.planner.plan.assemble import alternative, placed_plan
 from meshwright.planner.plan.document import Plan, Robustness, Scenario
 from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.runs.predicted import layout_of
 from meshwright.planner.search.loop import Outcome, Search
 from meshwright.planner.search.space import space_of
 

@@ -17,10 +17,10 @@ from meshwright.costmodel.estimate import estimate, stage_memory_gib
 from meshwright.costmodel.layout import AXES, Layout, Placement
 from meshwright.costmodel.placement import level_factors
 from meshwright.costmodel.workload import Workload
-from meshwright.planner.plan.assemble import layout_of, placed
+from meshwright.planner.plan.assemble import placed
 from meshwright.planner.plan.document import Mapping, Plan
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.runs.predicted import LayoutDoc, Predicted
+from meshwright.planner.runs.predicted import LayoutDoc, Predicted, layout_of
 
 TOLERANCE = 1e-9
 
