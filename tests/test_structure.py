@@ -62,7 +62,6 @@ TO_CUT = {
     ("planner.calculators", "planner.runs"),
     ("planner.experts", "planner.report"),
     ("planner.many", "planner.report"),
-    ("planner.plan", "planner.many"),
 }
 """Arrows that still run back up."""
 STILL_CIRCLES = {

@@ -22,7 +22,7 @@ from meshwright.planner.mapping.spread.least import EQUAL, LevelReach, SpreadSol
 from meshwright.planner.mapping.spread.swaps import tidied
 from meshwright.planner.plan.document import Mapping, Plan
 from meshwright.planner.request.plan_request import RequestError
-from meshwright.planner.runs.predicted import layout_of
+from meshwright.planner.runs.predicted import layout_from_document
 from meshwright.planner.runs.prediction import planned_workload
 
 OBJECTIVES: tuple[MappingObjective, ...] = ("traffic", "busiest", "spread")
@@ -69,7 +69,7 @@ def map_plan(
         raise NoMappingError(
             f"the plan has no layout (status {plan.status}): there is nothing to map"
         )
-    layout = layout_of(layout_doc)
+    layout = layout_from_document(layout_doc)
     stages = tuple(tuple(rank) for rank in layout_doc.stages)
 
     def solved(on: ClusterSpec, spare: int) -> tuple[Instance, MappingSolution]:

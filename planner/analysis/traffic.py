@@ -27,9 +27,9 @@ from meshwright.planner.mapping.crossing.cuts import (
 from meshwright.planner.mapping.crossing.flows import by_axis
 from meshwright.planner.mapping.instance import assignment_of_ranks, instance_of
 from meshwright.planner.mapping.problem import Loads, MappingError, loads_of
-from meshwright.planner.plan.assemble import matrix_arrays, placed
 from meshwright.planner.plan.document import MOST_LISTED_RANKS, Plan
-from meshwright.planner.runs.predicted import layout_of
+from meshwright.planner.plan.placement import group_placement, matrix_arrays
+from meshwright.planner.runs.predicted import layout_from_document
 
 SCALE_UP = ("nvlink", "xgmi", "pcie")
 """Media inside a node or rack, where nothing is routed."""
@@ -64,7 +64,7 @@ def plan_traffic(plan: Plan) -> PlanTraffic:
     """Prices the traffic of a plan again, under its own mapping. Raises NoMappingError without a layout."""
     if plan.layout is None:
         raise NoMappingError(f"the plan has no layout (status {plan.status}): nothing is sent")
-    layout = layout_of(plan.layout)
+    layout = layout_from_document(plan.layout)
     workload = workload_of(plan, plan.inputs.cluster, int(layout.gpus))
     stages = tuple(tuple(rank) for rank in plan.layout.stages)
     placement, places = _mapped(plan, workload, layout)
@@ -110,7 +110,7 @@ def _mapped(plan: Plan, workload: Workload, layout: Layout) -> tuple[Placement, 
         assert doc is not None
         stages = tuple(tuple(rank) for rank in doc.stages)
         if is_irregular(cluster):
-            return placed(workload, layout, stages, {}, mapping.ranks), list(mapping.ranks)
+            return group_placement(workload, layout, stages, {}, mapping.ranks), list(mapping.ranks)
         return nested_placement(cluster, layout), list(mapping.ranks)
     return nested_placement(cluster, layout), allocated_places(cluster, int(layout.gpus))
 

@@ -143,7 +143,7 @@ def recompute_words(
     return ("selective" if mask else "none"), modules, 0
 
 
-def layout_of(document: LayoutDoc) -> Layout:
+def layout_from_document(document: LayoutDoc) -> Layout:
     """The layout that a document describes, in plain numbers; its stages are not part of a `Layout`."""
     mask = Recompute.FULL if document.recompute == "full" else Recompute.NONE
     for module in document.recompute_modules:

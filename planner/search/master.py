@@ -33,7 +33,7 @@ LARGEST_CELLS = 2000
 THE_PLAN, UNDECIDED = -1, -2
 
 
-class Master:
+class LayoutMaster:
     """The model over open layouts, each with those mappings whose bound is below the cutoff."""
 
     def __init__(
