@@ -9,12 +9,12 @@ import numpy as np
 
 from meshwright.cluster_specs.fabric import fabric_levels, is_irregular
 from meshwright.cluster_specs.places import Place, allocated_places
-from meshwright.costmodel.collectives.group_traffic import GroupTraffic, group_traffic
-from meshwright.costmodel.collectives.traffic import LevelBytes
 from meshwright.costmodel.estimate import Stages, estimate
 from meshwright.costmodel.layout import Layout, Placement
-from meshwright.costmodel.pipeline.phases import AxisPattern, CutUse, axis_pattern
 from meshwright.costmodel.placement import nested_placement, placement_from_matrix
+from meshwright.costmodel.traffic.group_traffic import GroupTraffic, group_traffic
+from meshwright.costmodel.traffic.level_traffic import LevelBytes
+from meshwright.costmodel.traffic.phases import AxisPattern, CutUse, axis_pattern
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.analysis.rank_mapping import NoMappingError, workload_of
 from meshwright.planner.bounds.matrices import ranks_on

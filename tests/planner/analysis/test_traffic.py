@@ -19,8 +19,8 @@ from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.estimate import Stages, estimate
 from meshwright.costmodel.layout import AXES, Layout
-from meshwright.costmodel.pipeline.phases import axis_pattern
 from meshwright.costmodel.placement import level_factors, nested_placement, placement_from_matrix
+from meshwright.costmodel.traffic.phases import axis_pattern
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.reader import read_model
 from meshwright.planner.analysis.traffic import plan_traffic

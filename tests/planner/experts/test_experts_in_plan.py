@@ -14,9 +14,9 @@ from click.testing import CliRunner
 
 from meshwright.cli import main
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.layers.moe_operators import routed_copies
-from meshwright.costmodel.layers.operators import Context
-from meshwright.costmodel.layers.stage import kind_times
+from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layers.experts import routed_copies
+from meshwright.costmodel.layers.kinds import kind_times
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import make_context
