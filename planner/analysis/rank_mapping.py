@@ -22,8 +22,8 @@ from meshwright.planner.mapping.spread.bound import ReachWeights
 from meshwright.planner.mapping.spread.least import EQUAL, LevelReach, SpreadSolution, least_spread
 from meshwright.planner.mapping.spread.swaps import tidied
 from meshwright.planner.plan.document import Mapping, Plan
-from meshwright.planner.plan.placement import layout_from_document
-from meshwright.planner.runs.prediction import workload_of as of_inputs
+from meshwright.planner.runs.predicted import layout_from_document
+from meshwright.planner.runs.prediction import planned_workload
 
 OBJECTIVES: tuple[MappingObjective, ...] = ("traffic", "busiest", "spread")
 ORDERS = ("best", "hostname")
@@ -108,7 +108,7 @@ def workload_of(plan: Plan, cluster: ClusterSpec, gpus: int) -> Workload:
         raise InfeasibleError(
             f"the layout needs {gpus} GPUs, cluster {cluster.name!r} has {cluster.gpus} free"
         )
-    return of_inputs(plan.inputs.model_copy(update={"cluster": cluster, "gpus": gpus}))
+    return planned_workload(plan.inputs.model_copy(update={"cluster": cluster, "gpus": gpus}))
 
 
 def hostname_solution(instance: Instance, objective: str) -> MappingSolution:

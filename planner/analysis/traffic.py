@@ -29,7 +29,8 @@ from meshwright.planner.mapping.crossing.flows import by_axis
 from meshwright.planner.mapping.instance import assignment_of_ranks, instance_of
 from meshwright.planner.mapping.problem import Loads, loads_of
 from meshwright.planner.plan.document import MOST_LISTED_RANKS, Plan
-from meshwright.planner.plan.placement import group_placement, layout_from_document, matrix_arrays
+from meshwright.planner.plan.placement import group_placement, matrix_arrays
+from meshwright.planner.runs.predicted import layout_from_document
 
 SCALE_UP = ("nvlink", "xgmi", "pcie")
 """Media inside a node or rack, where nothing is routed."""

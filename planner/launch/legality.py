@@ -8,9 +8,8 @@ from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.workload import Overlap, Workload
 from meshwright.errors import InfeasibleError
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.placement import layout_from_document
 from meshwright.planner.request.inputs import Framework
-from meshwright.planner.runs.predicted import LayoutDoc
+from meshwright.planner.runs.predicted import LayoutDoc, layout_from_document
 
 
 def require_legal(plan: Plan, framework: Framework, overlap: Overlap) -> LayoutDoc:

@@ -58,7 +58,7 @@ class Degrees(Protocol):
     def etp(self) -> Ints: ...
 
 
-def rank_order(pipeline_before_data: bool) -> tuple[str, ...]:
+def megatron_order(pipeline_before_data: bool) -> tuple[str, ...]:
     """Megatron's default order, or that of `--use-tp-pp-dp-mapping`."""
     return MEGATRON_TP_PP_DP if pipeline_before_data else MEGATRON_DEFAULT
 

@@ -23,10 +23,9 @@ from meshwright.planner.plan.document import (
 from meshwright.planner.plan.idle import idle_document
 from meshwright.planner.plan.placement import group_placement
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.runs.predicted import Predicted
+from meshwright.planner.runs.predicted import Predicted, layout_document
 from meshwright.planner.runs.prediction import (
     RunPrediction,
-    layout_document,
     predicted_document,
 )
 from meshwright.planner.search.loop import Certificate, Outcome

@@ -19,9 +19,9 @@ from meshwright.costmodel.placement import level_factors
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InternalError
 from meshwright.planner.plan.document import Mapping, Plan
-from meshwright.planner.plan.placement import group_placement, layout_from_document
+from meshwright.planner.plan.placement import group_placement
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.runs.predicted import LayoutDoc, Predicted
+from meshwright.planner.runs.predicted import LayoutDoc, Predicted, layout_from_document
 
 TOLERANCE = 1e-9
 

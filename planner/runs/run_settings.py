@@ -16,8 +16,8 @@ from meshwright.planner.runs.run_terms import (
     MODULE_NAMES,
     PROFILES,
     balanced,
-    chunk_layers,
     framework_profile,
+    layers_from_words,
     recompute_mask,
 )
 
@@ -48,7 +48,7 @@ def gpus_and_dp(settings: SettingsDoc, cluster: ClusterSpec) -> tuple[int, int]:
     return gpus, dp
 
 
-def layout_of(
+def run_layout(
     settings: SettingsDoc, model: ModelSpec, dp: int, *, published: bool
 ) -> tuple[Layout, list[str]]:
     """The layout in plain integers, and remarks. Raises InputError where degrees do not fit together."""
@@ -129,7 +129,7 @@ def stages_of(settings: SettingsDoc, model: ModelSpec) -> tuple[Stages | None, l
     if isinstance(given, list):
         return _given_stages(given, settings, model), []
     words = settings.layer_split or given
-    chunks = None if words is None else chunk_layers(words, model.layers, chunk_count)
+    chunks = None if words is None else layers_from_words(words, model.layers, chunk_count)
     if chunks is not None:
         return _by_rank(chunks, pp), []
     if chunk_count > model.layers:

@@ -33,7 +33,8 @@ from meshwright.planner.plan.texts import json_text, plan_document, plan_text, r
 from meshwright.planner.report.explain_view import comparison
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.runs.prediction import layout_document, predict_run, predicted_document
+from meshwright.planner.runs.predicted import layout_document
+from meshwright.planner.runs.prediction import predict_run, predicted_document
 from meshwright.planner.runs.run_file import run_from_mapping
 from tests.places import ROOT
 
