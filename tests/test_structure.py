@@ -66,7 +66,6 @@ TO_CUT = {
 """Arrows that still run back up."""
 STILL_CIRCLES = {
     "meshwright.planner.experts.files.inputs",
-    "meshwright.costmodel.layers.operators",
     "meshwright.planner.many.recommend.service",
 }
 SOLVER_ROOMS = {room for room in MAY_IMPORT if room.startswith("planner.")} | {"constraints"}

@@ -28,11 +28,10 @@ from meshwright.planner.plan.solver_document import (
     SpaceReport,
 )
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.runs.predicted import Predicted
+from meshwright.planner.runs.predicted import Predicted, layout_document
 from meshwright.planner.runs.prediction import (
     MODULES,
     RunPrediction,
-    layout_document,
     predicted_document,
 )
 from meshwright.planner.search.loop import Outcome

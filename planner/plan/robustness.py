@@ -25,8 +25,9 @@ from meshwright.costmodel.memory.footprint import hbm_gib_for, usable_hbm_gib
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.plan.assemble import alternative
 from meshwright.planner.plan.document import Plan, Robustness, Scenario
-from meshwright.planner.plan.placement import layout_from_document, plan_placement
+from meshwright.planner.plan.placement import plan_placement
 from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.runs.predicted import layout_from_document
 from meshwright.planner.search.loop import LayoutSearch, Outcome
 from meshwright.planner.search.space import space_of
 
