@@ -28,9 +28,8 @@ from meshwright.planner.plan.solver_document import (
     SpaceReport,
 )
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.runs.predicted import Predicted, layout_document
+from meshwright.planner.runs.predicted import Predicted, layout_document, recompute_words
 from meshwright.planner.runs.prediction import (
-    MODULES,
     RunPrediction,
     predicted_document,
 )
@@ -215,6 +214,5 @@ def space_report(request: PlanRequest, space: Space) -> SpaceReport:
 
 
 def _recompute_name(mask: int) -> str:
-    if mask & Recompute.FULL:
-        return "full"
-    return "+".join(name for name, flag in MODULES.items() if flag & mask) or "none"
+    kind, modules, _ = recompute_words(Recompute(mask), 0)
+    return "+".join(modules) or kind
