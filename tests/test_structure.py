@@ -61,7 +61,6 @@ TO_CUT = {
     ("planner.calculators", "planner.report"),
     ("planner.calculators", "planner.request"),
     ("planner.calculators", "planner.runs"),
-    ("planner.experts", "planner.report"),
     ("planner.many", "planner.report"),
     ("planner.mapping", "planner.plan"),
     ("planner.mapping", "planner.runs"),
@@ -72,7 +71,6 @@ TO_CUT = {
 }
 """Arrows that still run back up."""
 STILL_CIRCLES = {
-    "meshwright.planner.experts.files.inputs",
     "meshwright.costmodel.layers.operators",
     "meshwright.planner.many.recommend.service",
 }

@@ -22,7 +22,7 @@ class NoPlacementError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class SlotShape:
     """Where experts go: `slots` in all, evenly over `gpus`, these evenly over `nodes`."""
 
     slots: int
@@ -46,7 +46,7 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class PlacementLimits:
     """What a placement must keep to, besides equal slots and no expert twice on a GPU."""
 
     groups: int = 1
@@ -57,7 +57,7 @@ class Limits:
     """Most (expert, GPU) pairs, over all layers, that the current placement does not hold."""
 
 
-def check_shape(experts: int, shape: Shape, limits: Limits) -> None:
+def check_shape(experts: int, shape: SlotShape, limits: PlacementLimits) -> None:
     """Raises ExpertError for counts that do not divide, NoPlacementError where no placement can exist."""
     slots, gpus, nodes = shape.slots, shape.gpus, shape.nodes
     for name, value in (("slots", slots), ("gpus", gpus), ("nodes", nodes)):
@@ -87,7 +87,7 @@ def check_shape(experts: int, shape: Shape, limits: Limits) -> None:
     _check_groups(experts, shape, limits)
 
 
-def _check_groups(experts: int, shape: Shape, limits: Limits) -> None:
+def _check_groups(experts: int, shape: SlotShape, limits: PlacementLimits) -> None:
     groups, nodes = limits.groups, shape.nodes
     if groups < 1 or experts % groups:
         raise ExpertError(

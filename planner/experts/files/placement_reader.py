@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.experts.files.inputs import (
+from meshwright.planner.experts.files.routing import (
     LARGEST_TEXT_BYTES,
     MOST_EXPERTS,
     bounded_bytes,
