@@ -39,8 +39,7 @@ def plan(
     """
     from meshwright.documents.output_files import write_files
     from meshwright.planner.launch.plan_files import next_step, plan_files, refuse_taken
-    from meshwright.planner.plan.robustness import with_robustness
-    from meshwright.planner.plan.service import plan as make_plan
+    from meshwright.planner.plan.make_plan import make_plan
     from meshwright.planner.plan.texts import plan_document
     from meshwright.planner.report.plan_view import plan_view
     from meshwright.planner.request.reader import read_request
@@ -50,7 +49,7 @@ def plan(
         refuse_taken(output, force)
     progress = ProgressLine()
     try:
-        found = with_robustness(request, make_plan(request, progress))
+        found = make_plan(request, progress=progress)
     finally:
         progress.clear()
     if as_json:

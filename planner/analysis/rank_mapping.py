@@ -20,10 +20,10 @@ from meshwright.planner.mapping.spares import with_spares
 from meshwright.planner.mapping.spread.bound import ReachWeights
 from meshwright.planner.mapping.spread.least import EQUAL, LevelReach, SpreadSolution, least_spread
 from meshwright.planner.mapping.spread.swaps import tidied
-from meshwright.planner.plan.assemble import layout_of
 from meshwright.planner.plan.document import Mapping, Plan
 from meshwright.planner.request.plan_request import RequestError
-from meshwright.planner.runs.prediction import workload_of as of_inputs
+from meshwright.planner.runs.predicted import layout_from_document
+from meshwright.planner.runs.prediction import planned_workload
 
 OBJECTIVES: tuple[MappingObjective, ...] = ("traffic", "busiest", "spread")
 ORDERS = ("best", "hostname")
@@ -69,7 +69,7 @@ def map_plan(
         raise NoMappingError(
             f"the plan has no layout (status {plan.status}): there is nothing to map"
         )
-    layout = layout_of(layout_doc)
+    layout = layout_from_document(layout_doc)
     stages = tuple(tuple(rank) for rank in layout_doc.stages)
 
     def solved(on: ClusterSpec, spare: int) -> tuple[Instance, MappingSolution]:
@@ -115,7 +115,7 @@ def workload_of(plan: Plan, cluster: ClusterSpec, gpus: int) -> Workload:
         raise MappingError(
             f"the layout needs {gpus} GPUs, cluster {cluster.name!r} has {cluster.gpus} free"
         )
-    return of_inputs(plan.inputs.model_copy(update={"cluster": cluster, "gpus": gpus}))
+    return planned_workload(plan.inputs.model_copy(update={"cluster": cluster, "gpus": gpus}))
 
 
 def hostname_solution(instance: Instance, objective: str) -> MappingSolution:

@@ -18,10 +18,11 @@ from meshwright.costmodel.pipeline.chunk_work import chunk_passes
 from meshwright.costmodel.pipeline.schedules import schedule_named, traits
 from meshwright.costmodel.pipeline.simulator import Timeline, Work, simulate
 from meshwright.costmodel.step_time import boundary_s, make_context
-from meshwright.planner.plan.assemble import layout_of, placed_plan
 from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.placement import plan_placement
 from meshwright.planner.request.plan_request import RequestError
-from meshwright.planner.runs.prediction import workload_of
+from meshwright.planner.runs.predicted import layout_from_document
+from meshwright.planner.runs.prediction import planned_workload
 
 Event = dict[str, Any]
 
@@ -64,7 +65,7 @@ def trace_of(plan: Plan, num_micro_batches: int | None = None) -> Trace:
     """
     if plan.layout is None or plan.mapping is None or plan.predicted is None:
         raise RequestError(f"PLAN: status {plan.status}, there is no layout to draw")
-    layout = layout_of(plan.layout)
+    layout = layout_from_document(plan.layout)
     m = int(layout.num_micro_batches) if num_micro_batches is None else num_micro_batches
     if not 1 <= m <= int(layout.num_micro_batches):
         raise RequestError(
@@ -88,9 +89,9 @@ def trace_of(plan: Plan, num_micro_batches: int | None = None) -> Trace:
 
 def _played(plan: Plan, m: int) -> Timeline:
     assert plan.layout is not None
-    layout = layout_of(plan.layout)
-    workload = replace(workload_of(plan.inputs), gpus=int(layout.gpus))
-    stages, placement = placed_plan(workload, layout, plan)
+    layout = layout_from_document(plan.layout)
+    workload = replace(planned_workload(plan.inputs), gpus=int(layout.gpus))
+    stages, placement = plan_placement(workload, layout, plan)
     context = make_context(workload, layout, placement)
     passes = chunk_passes(context, stages)
     v_shaped = traits(int(layout.schedule)).v_shaped

@@ -7,10 +7,9 @@ from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.workload import Overlap, Workload
 from meshwright.documents.output_files import LaunchError
-from meshwright.planner.plan.assemble import layout_of
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.request.inputs import Framework
-from meshwright.planner.runs.predicted import LayoutDoc
+from meshwright.planner.runs.predicted import LayoutDoc, layout_from_document
 
 
 def require_legal(plan: Plan, framework: Framework, overlap: Overlap) -> LayoutDoc:
@@ -36,7 +35,7 @@ def require_legal(plan: Plan, framework: Framework, overlap: Overlap) -> LayoutD
     )
     finished = FinishedPlan(
         workload=workload,
-        layout=layout_of(plan.layout),
+        layout=layout_from_document(plan.layout),
         stages=tuple(tuple(rank) for rank in plan.layout.stages),
         memory_gib=(),
         spans={},

@@ -9,11 +9,11 @@ from math import gcd
 import numpy as np
 
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.costmodel.collectives.group_traffic import GroupTraffic, group_traffic
 from meshwright.costmodel.estimate import Stages
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import make_context
+from meshwright.costmodel.traffic.group_traffic import GroupTraffic, group_traffic
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.mapping.problem import IntArray, MappingError, MappingProblem, Traffic
 from meshwright.planner.mapping.slots import Place, Slots, slots_of

@@ -29,7 +29,7 @@ from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.mapping.choice.pricing import MappedPricing
 from meshwright.planner.plan.document import Infeasible
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.search.loop import Search
+from meshwright.planner.search.loop import LayoutSearch
 from meshwright.planner.search.model import Candidates, SolverError
 from meshwright.planner.search.space import divisors, recompute_name, space_of
 from meshwright.planner.solvers.cp_sat import repeatable_solver
@@ -317,7 +317,7 @@ def _feasible(request: PlanRequest) -> bool:
     """Whether a plan is found with little effort."""
     space = space_of(request)
     pricing = MappedPricing if is_irregular(request.cluster) else CostModelPricing
-    search = Search(
+    search = LayoutSearch(
         space,
         pricing(space.workload),
         rules_for(space.workload),

@@ -17,7 +17,7 @@ from meshwright.planner.report.parts import (
 )
 from meshwright.planner.report.prediction_view import layout_view, prediction_view
 from meshwright.planner.request.inputs import PlanInputs
-from meshwright.planner.runs.prediction import workload_of
+from meshwright.planner.runs.prediction import planned_workload
 
 _STYLES = {
     "optimal": "bold green",
@@ -39,7 +39,7 @@ def plan_view(plan: Plan) -> list[Renderable]:
     if plan.layout is not None:
         shown += layout_view(plan.layout, plan.mapping)
     if plan.predicted is not None:
-        shown += prediction_view(plan.predicted, workload_of(plan.inputs))
+        shown += prediction_view(plan.predicted, planned_workload(plan.inputs))
     return [*shown, *binding_view(plan.binding), *robustness_view(plan), *alternatives_view(plan)]
 
 
@@ -194,7 +194,7 @@ def _winner(one: Scenario, plan: Plan) -> str:
 def _room_gib(plan: Plan) -> float:
     """What must stay free for a plan that fits although memory is underestimated as far as it was."""
     assert plan.robustness is not None
-    usable_gib = usable_hbm_gib(workload_of(plan.inputs))
+    usable_gib = usable_hbm_gib(planned_workload(plan.inputs))
     return usable_gib * (1 - 1 / plan.robustness.memory_band[1]) + plan.inputs.reserve_gib
 
 

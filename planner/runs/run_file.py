@@ -24,7 +24,7 @@ from meshwright.planner.runs.run_schema import MeasuredDoc, RunDoc, RunFileError
 from meshwright.planner.runs.run_settings import (
     Stages,
     gpus_and_dp,
-    layout_of,
+    run_layout,
     software_profile,
     stages_of,
 )
@@ -141,7 +141,7 @@ def _run(doc: RunDoc, remarks: list[str], base: Path | None, default_id: str) ->
     settings, model, cluster = doc.run, _model(doc, base), _cluster(doc, base)
     published = doc.measured is not None
     gpus, dp = gpus_and_dp(settings, cluster)
-    layout, layout_remarks = layout_of(settings, model, dp, published=published)
+    layout, layout_remarks = run_layout(settings, model, dp, published=published)
     stages, stage_remarks = stages_of(settings, model)
     profile, profile_remarks = software_profile(settings, published=published)
     workload = Workload(

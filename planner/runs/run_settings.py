@@ -15,8 +15,8 @@ from meshwright.planner.runs.run_terms import (
     MODULE_NAMES,
     PROFILES,
     balanced,
-    chunk_layers,
     framework_profile,
+    layers_from_words,
     recompute_mask,
 )
 
@@ -47,7 +47,7 @@ def gpus_and_dp(settings: SettingsDoc, cluster: ClusterSpec) -> tuple[int, int]:
     return gpus, dp
 
 
-def layout_of(
+def run_layout(
     settings: SettingsDoc, model: ModelSpec, dp: int, *, published: bool
 ) -> tuple[Layout, list[str]]:
     """The layout in plain integers, and remarks. Raises RunFileError where degrees do not fit together."""
@@ -128,7 +128,7 @@ def stages_of(settings: SettingsDoc, model: ModelSpec) -> tuple[Stages | None, l
     if isinstance(given, list):
         return _given_stages(given, settings, model), []
     words = settings.layer_split or given
-    chunks = None if words is None else chunk_layers(words, model.layers, chunk_count)
+    chunks = None if words is None else layers_from_words(words, model.layers, chunk_count)
     if chunks is not None:
         return _by_rank(chunks, pp), []
     if chunk_count > model.layers:

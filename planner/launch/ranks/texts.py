@@ -10,15 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from meshwright.documents.output_files import LaunchError
 from meshwright.planner.launch.rank_files import RankFiles, RankPlace, rank_files
 from meshwright.planner.launch.ranks.fabric_places import HostPlace, host_places
-from meshwright.planner.launch.ranks.groups import (
+from meshwright.planner.launch.ranks.picture import fabric_picture
+from meshwright.planner.launch.schedulers import openmpi_rankfile
+from meshwright.planner.mapping.process_groups import (
     DENSE,
     Groups,
     coordinates,
+    megatron_order,
     process_groups,
-    rank_order,
 )
-from meshwright.planner.launch.ranks.picture import fabric_picture
-from meshwright.planner.launch.schedulers import openmpi_rankfile
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.predicted import LayoutDoc
 
@@ -91,7 +91,7 @@ def _idle(
 
 def plan_groups(plan: Plan, layout: LayoutDoc, placed: RankFiles) -> dict[str, Groups]:
     """The process groups of a plan, its ranks counted as `placed` counts them."""
-    order = rank_order(placed.pipeline_before_data)
+    order = megatron_order(placed.pipeline_before_data)
     return process_groups(layout, order, experts=plan.inputs.model.moe is not None)
 
 

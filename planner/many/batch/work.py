@@ -124,9 +124,9 @@ def do_job(fields: Mapping[str, Any], cache_folder: str | None) -> dict[str, Any
 def _answer(request: PlanRequest) -> dict[str, Any]:
     """What is kept of a plan: its row and its files. How long it took is left out: it differs every time."""
     from meshwright.planner.launch.plan_files import plan_files
-    from meshwright.planner.plan.service import plan
+    from meshwright.planner.plan.make_plan import make_plan
 
-    found = plan(request)
+    found = make_plan(request, robustness=False)
     solver = found.solver.model_copy(update={"wall_s": None})
     found = found.model_copy(update={"solver": solver})
     return {"row": row_of(found), "files": plan_files(found) if found.layout else {}}

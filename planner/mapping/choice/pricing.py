@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.estimate import Stages, estimate
-from meshwright.costmodel.layers.stage import kind_times
+from meshwright.costmodel.layers.kinds import kind_times
 from meshwright.costmodel.layout import Layout, Placement
 from meshwright.costmodel.step_time import make_context, optimistic_step
 from meshwright.costmodel.workload import Workload

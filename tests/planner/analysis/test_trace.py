@@ -14,7 +14,7 @@ from meshwright.cluster_specs.catalog import load_cluster
 from meshwright.model_specs.catalog import load_catalog_model
 from meshwright.planner.analysis.timeline import MOST_PASSES, trace_document, trace_of
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.service import plan
+from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.texts import plan_text
 from meshwright.planner.request.plan_request import PlanRequest, RequestError
 
@@ -29,7 +29,7 @@ def piped(schedule: str, layers_pp: int = 4) -> Plan:
         framework="torchtitan",
         pins={"pp": layers_pp, "tp": 2, "schedule": schedule},
     )
-    return plan(request)
+    return fastest_plan(request)
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 
 from meshwright.cli import main
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.layers.moe_operators import routed_copies
-from meshwright.costmodel.layers.operators import Context
-from meshwright.costmodel.layers.stage import kind_times
+from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layers.experts import routed_copies
+from meshwright.costmodel.layers.kinds import kind_times
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import make_context
@@ -33,7 +33,7 @@ from meshwright.planner.experts.training import (
     place_degree,
     read_expert_loads,
 )
-from meshwright.planner.plan.service import plan
+from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.model import Candidates, Experts, build_model, price_ns, solve
 
@@ -113,9 +113,9 @@ def test_the_search_states_placements_beside_layouts_where_they_are_small(
         model=small, cluster=read_cluster("dgx-h100"), gpus=16, global_batch=32, seq_len=2048,
         expert_loads=placed, pins={"pp": 2, "cp": 1, "etp": 1, "vpp": 1},
     )  # fmt: skip
-    together = plan(request)
+    together = fastest_plan(request)
     assert posted
-    alone = plan(replace(request, expert_loads=replace(placed, loads=None)))
+    alone = fastest_plan(replace(request, expert_loads=replace(placed, loads=None)))
     assert together.status == alone.status == "optimal"
     assert together.objective.step_time_s == alone.objective.step_time_s
     assert "the best placement of each degree" in together.solver.space

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from meshwright.cli import main
-from meshwright.costmodel.collectives.traffic import all_to_all_bytes
+from meshwright.costmodel.traffic.level_traffic import all_to_all_bytes
 from meshwright.model_specs.reader import read_model
 from meshwright.planner.experts.balance.packing import has_duplicates
 from meshwright.planner.experts.balance.place import place_layers

@@ -26,9 +26,9 @@ from meshwright.planner.runs.run_schema import RunDoc, SettingsDoc
 from meshwright.planner.runs.run_terms import (
     ALL_LAYERS,
     balanced,
-    chunk_layers,
     cuda_graph_kind,
     framework_profile,
+    layers_from_words,
 )
 from tests.places import DATA
 
@@ -263,12 +263,12 @@ END_SLOTS = "embedding and LM head each occupy one layer slot: 128 slots over 32
 def test_layer_split_words(
     words: str, layers: int, chunks: int, expected: tuple[int, ...] | None
 ) -> None:
-    assert chunk_layers(words, layers, chunks) == expected
+    assert layers_from_words(words, layers, chunks) == expected
 
 
 @given(layers=st.integers(1, 200), chunks=st.integers(1, 80))
 def test_end_slots_balance_layers_with_embedding_and_head(layers: int, chunks: int) -> None:
-    split = chunk_layers(END_SLOTS, layers, chunks)
+    split = layers_from_words(END_SLOTS, layers, chunks)
     if split is None:
         assert layers + 2 < chunks or (layers + 2) // chunks == 0 or chunks == 1
         return
