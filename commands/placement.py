@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshwright.commands.options import experts_options
-from meshwright.commands.terminal import (
-    PATH,
-    CheckFailedError,
-    ProgressLine,
-    common,
-    print_json,
-    show,
-    warn,
-)
+from meshwright.commands.terminal import PATH, ProgressLine, common, print_json, show, warn
+from meshwright.errors import InputError
 
 if TYPE_CHECKING:
     from meshwright.planner.experts.service import ExpertPlan
@@ -36,7 +29,6 @@ def experts(
     **options: Any,
 ) -> None:
     """Place experts on GPUs from measured LOADS: even, with a bound, and with little traffic."""
-    from meshwright.planner.experts.problem import NoPlacementError
     from meshwright.planner.experts.request import ExpertRequest
     from meshwright.planner.experts.service import plan_experts
     from meshwright.planner.report.experts_view import experts_view
@@ -45,8 +37,6 @@ def experts(
     progress = ProgressLine()
     try:
         plan = plan_experts(ExpertRequest(**options), progress)
-    except NoPlacementError as error:
-        raise CheckFailedError(str(error)) from error
     finally:
         progress.clear()
     _write(plan, form, output, heat_map, force)
@@ -59,20 +49,18 @@ def experts(
 
 def _check_output(form: str, output: Path | None, heat_map: Path | None, force: bool) -> None:
     """Raises before anything is solved if the files could not be written."""
-    from meshwright.documents.output_files import LaunchError
     from meshwright.planner.experts.files.writers import PLACEMENT_FORMATS
-    from meshwright.planner.experts.problem import ExpertError
 
     if form not in PLACEMENT_FORMATS:
         near = get_close_matches(form[:40], PLACEMENT_FORMATS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         allowed = ", ".join(PLACEMENT_FORMATS)
-        raise ExpertError(f"format: no format {form[:40]!r}{hint}; allowed: {allowed}")
+        raise InputError(f"format: no format {form[:40]!r}{hint}; allowed: {allowed}")
     for path in (output, heat_map):
         if path is not None and path.exists() and not force:
-            raise LaunchError(f"{path} is already there. Choose another name, or say --force.")
+            raise InputError(f"{path} is already there. Choose another name, or say --force.")
     if heat_map is not None and heat_map.suffix.lower() not in (".png", ".svg"):
-        raise ExpertError(f"heat-map: must end in .png or .svg, got {heat_map.name[:60]!r}")
+        raise InputError(f"heat-map: must end in .png or .svg, got {heat_map.name[:60]!r}")
 
 
 def _write(

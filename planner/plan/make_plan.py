@@ -55,9 +55,9 @@ def make_plan(
 
     Raises
     ------
-    RequestError
+    InputError
         If the request cannot be searched as asked.
-    PlanFaultError
+    InternalError
         If the plan fails its own verification: a fault of the planner.
     """
     plan = fastest_plan(request, progress)

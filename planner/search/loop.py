@@ -26,6 +26,7 @@ from meshwright.constraints.precision import PrecisionOnDevice
 from meshwright.constraints.rule import Rule
 from meshwright.constraints.unsupported import AllowedPrecisions
 from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.errors import OutOfTimeError
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.experts.joint import JointRouting
 from meshwright.planner.search.master import THE_PLAN, UNDECIDED, LayoutMaster
@@ -77,10 +78,6 @@ class Outcome:
     best: tuple[Priced, ...]
     lower_bound_s: float | None
     certificate: Certificate
-
-
-class OutOfTimeError(Exception):
-    """The time limit passed."""
 
 
 class FoundError(Exception):

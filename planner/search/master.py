@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from meshwright.constraints.rule import Rule
 from meshwright.costmodel.layout import Layout
+from meshwright.errors import InternalError
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.experts.joint import AssumedImbalance, JointRouting
 from meshwright.planner.mapping.choice.joint import Grid, Need
 from meshwright.planner.search.model import (
     Candidates,
     Experts,
-    SolverError,
     bound_ns,
     build_model,
     price_ns,
@@ -75,7 +75,7 @@ class LayoutMaster:
         if choice.status in ("unknown", "feasible"):
             return UNDECIDED
         if choice.status == "infeasible" or choice.value is None:
-            raise SolverError("layouts that every rule accepts one by one were refused together")
+            raise InternalError("layouts that every rule accepts one by one were refused together")
         if choice.layout >= len(rows):
             return THE_PLAN
         need = needs[choice.layout][choice.mapping]

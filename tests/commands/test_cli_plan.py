@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from meshwright import cli
-from meshwright.model_specs.errors import SpecError
+from meshwright.errors import InputError
 from meshwright.planner.analysis.neighbours import neighbours
 from meshwright.planner.bounds.matrices import order_name
 from meshwright.planner.plan.document import (
@@ -188,7 +188,7 @@ def test_a_plan_that_is_none_is_refused_by_name(
 ) -> None:
     path = tmp_path / "plan.yaml"
     path.write_text(json.dumps(plan_document(sample()) | change), encoding="utf-8")
-    with pytest.raises(SpecError, match=r"plan\.yaml: ") as caught:
+    with pytest.raises(InputError, match=r"plan\.yaml: ") as caught:
         read_plan(path)
     assert words in str(caught.value)
     result = run("explain", path)

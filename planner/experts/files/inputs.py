@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.errors import InputError
 from meshwright.planner.experts.files.recorders import read_jsonl, read_statistics_folder
 from meshwright.planner.experts.files.routing import (
     LARGEST_FILE_BYTES,
@@ -28,7 +29,7 @@ from meshwright.planner.experts.files.routing import (
     window_names,
 )
 from meshwright.planner.experts.files.sglang_dump import read_dump_folder, read_torch
-from meshwright.planner.experts.problem import ExpertError, Loads, check_loads
+from meshwright.planner.experts.problem import Loads, check_loads
 
 _PICKLES = (".pkl", ".pickle", ".joblib")
 NOT_LOADS = ("num_groups", "topk", "top_k", "seed", "num_experts", "topk_groups", "token_topic")
@@ -38,16 +39,16 @@ def read_routing(path: Path, *, windows: tuple[str, ...] = (), split: int = 1) -
     """The routing in a file or folder; `windows` chooses arrays by name, `split` cuts steps into windows.
 
     npz, npy, json, csv; jsonl (Megatron); a folder with meta_info.json (TensorRT-LLM); pt, or a folder of
-    them (SGLang, needs torch). Raises ExpertError.
+    them (SGLang, needs torch). Raises InputError.
     """
     if split < 1:
-        raise ExpertError(f"windows: must be cut into at least 1, got {split}")
+        raise InputError(f"windows: must be cut into at least 1, got {split}")
     if path.is_dir():
         dumps = not (path / "meta_info.json").is_file() and any(path.glob("*.pt"))
         return read_dump_folder(path, split) if dumps else read_statistics_folder(path, split)
     suffix = path.suffix.lower()
     if suffix in _PICKLES:
-        raise ExpertError(
+        raise InputError(
             f"{path}: pickles are refused, loading one can run any code; save as npz, npy or json"
         )
     arrays = read_arrays(path)
@@ -60,7 +61,7 @@ def read_routing(path: Path, *, windows: tuple[str, ...] = (), split: int = 1) -
             ".pt": lambda data: read_torch(data, path, split),
         }
         if suffix not in readers:
-            raise ExpertError(
+            raise InputError(
                 f"{path}: {suffix or 'no ending'} is not read; allowed: .npz, .npy, .json, "
                 f"{', '.join(readers)}, or a folder"
             )
@@ -74,7 +75,7 @@ def read_routing(path: Path, *, windows: tuple[str, ...] = (), split: int = 1) -
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]] | None:
-    """The arrays of an npz, npy (called `load`) or JSON file; None for other endings. Raises ExpertError."""
+    """The arrays of an npz, npy (called `load`) or JSON file; None for other endings. Raises InputError."""
     readers: dict[str, Callable[[bytes], dict[str, NDArray[Any]]]] = {
         ".npz": lambda data: _npz(data, path),
         ".npy": lambda data: {"load": _npy(data, str(path))},
@@ -90,7 +91,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]] | None:
 
 def _refuse_pickle(data: bytes, path: Path) -> None:
     if data[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
-        raise ExpertError(
+        raise InputError(
             f"{path}: this is a pickle; pickles are refused, loading one can run any code"
         )
 
@@ -100,10 +101,10 @@ def _npy(data: bytes, where: str) -> NDArray[Any]:
         array = np.load(io.BytesIO(data), allow_pickle=False)
     except (ValueError, OSError, EOFError, MemoryError) as error:
         if "allow_pickle" in str(error):
-            raise ExpertError(
+            raise InputError(
                 f"{where}: holds pickled objects; pickles are refused, loading one can run any code"
             ) from None
-        raise ExpertError(
+        raise InputError(
             f"{where}: not a numpy array ({str(error).splitlines()[0][:100]})"
         ) from None
     return np.asarray(array)
@@ -113,14 +114,14 @@ def _npz(data: bytes, path: Path) -> dict[str, NDArray[Any]]:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             if sum(entry.file_size for entry in archive.infolist()) > 2 * LARGEST_FILE_BYTES:
-                raise ExpertError(f"{path}: unpacks to more than {2 * LARGEST_FILE_BYTES} bytes")
+                raise InputError(f"{path}: unpacks to more than {2 * LARGEST_FILE_BYTES} bytes")
             names = [name for name in archive.namelist() if name.endswith(".npy")]
             return {
                 name.removesuffix(".npy"): _npy(archive.read(name), f"{path}: {name}")
                 for name in names[:256]
             }
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-        raise ExpertError(f"{path}: not an npz file ({str(error)[:100]})") from None
+        raise InputError(f"{path}: not an npz file ({str(error)[:100]})") from None
 
 
 def _json_arrays(data: bytes, path: Path) -> dict[str, NDArray[Any]]:
@@ -138,9 +139,9 @@ def _csv(data: bytes, path: Path) -> Routing:
     try:
         rows = [row for row in csv.reader(io.StringIO(data.decode("utf-8-sig"))) if row]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ExpertError(f"{path}: not readable as CSV ({error})") from None
+        raise InputError(f"{path}: not readable as CSV ({error})") from None
     if not rows:
-        raise ExpertError(f"{path}: empty; give one line of loads per layer")
+        raise InputError(f"{path}: empty; give one line of loads per layer")
     head = [cell.strip().lower() for cell in rows[0]]
     named = "layer" in head
     numbers: list[list[float]] = []
@@ -148,19 +149,19 @@ def _csv(data: bytes, path: Path) -> Routing:
         try:
             numbers.append([float(cell) for cell in row])
         except ValueError:
-            raise ExpertError(
+            raise InputError(
                 f"{path}: line {line}: must be numbers, got {','.join(row)[:60]!r}"
             ) from None
     table = number_array(numbers, str(path))
     if not named:
         return Routing(loads=np.asarray(table, dtype=np.float64)[None], windows=("all",))
     if not {"layer", "expert", "load"} <= set(head) or table.ndim != 2:
-        raise ExpertError(
+        raise InputError(
             f"{path}: line 1: columns must be layer, expert, load; got {', '.join(head)[:80]}"
         )
     layer, expert = (table[:, head.index(name)].astype(np.int64) for name in ("layer", "expert"))
     if expert.min() < 0 or expert.max() >= MOST_EXPERTS:
-        raise ExpertError(
+        raise InputError(
             f"{path}: expert: must be from 0 to {MOST_EXPERTS - 1}, got {expert.max()}"
         )
     ids, index = np.unique(layer, return_inverse=True)
@@ -198,7 +199,7 @@ def _from_arrays(
     choices = [name for name, array in arrays.items() if array.ndim == 2 and name not in NOT_LOADS]
     if len(choices) == 1:
         return replace(extra, loads=_named(arrays, path, tuple(choices)), windows=tuple(choices))
-    raise ExpertError(
+    raise InputError(
         f"{path}: no array called load, topk_ids or logical_count; choose windows by name with --window: "
         f"{', '.join(choices[:20]) or 'this file has none of shape [layers, experts]'}"
     )
@@ -220,7 +221,7 @@ def _optional(arrays: Mapping[str, NDArray[Any]], name: str) -> Loads | None:
 
 def _windows(table: NDArray[Any], where: str) -> Loads:
     if table.ndim not in (2, 3) or table.dtype.kind not in "iuf":
-        raise ExpertError(
+        raise InputError(
             f"{where}: must be numbers of shape [layers, experts] or [windows, layers, experts], got "
             f"{table.dtype} {list(table.shape)}"
         )
@@ -235,13 +236,13 @@ def _named(arrays: Mapping[str, NDArray[Any]], path: Path, names: tuple[str, ...
         if name not in arrays:
             near = get_close_matches(name, list(arrays), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ExpertError(
+            raise InputError(
                 f"{path}: no window {name!r}{hint}; it has {', '.join(list(arrays)[:20])}"
             )
         found.append(_windows(arrays[name], f"{path}: {name}"))
     shapes = {tuple(window.shape) for window in found}
     if len(shapes) > 1:
-        raise ExpertError(
+        raise InputError(
             f"{path}: windows of different shapes: {', '.join(str(list(s)) for s in sorted(shapes))}"
         )
     return np.concatenate(found)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.experts.problem import MOST_ELEMENTS, ExpertError, Loads
+from meshwright.errors import InputError
+from meshwright.planner.experts.problem import MOST_ELEMENTS, Loads
 
 LARGEST_FILE_BYTES = 512 * 2**20
 LARGEST_TEXT_BYTES = 64 * 2**20
@@ -42,51 +43,51 @@ class Routing:
 
 
 def bounded_bytes(path: Path, largest: int) -> bytes:
-    """The file's bytes. Raises ExpertError if it is no file, cannot be read, or is larger."""
+    """The file's bytes. Raises InputError if it is no file, cannot be read, or is larger."""
     if not path.is_file():
-        raise ExpertError(f"{path}: no such file")
+        raise InputError(f"{path}: no such file")
     try:
         with path.open("rb") as stream:
             data = stream.read(largest + 1)
     except OSError as error:
-        raise ExpertError(f"{path}: cannot be read ({error.strerror or 'system error'})") from None
+        raise InputError(f"{path}: cannot be read ({error.strerror or 'system error'})") from None
     if len(data) > largest:
-        raise ExpertError(
+        raise InputError(
             f"{path}: larger than the {largest} bytes that are read; sum over steps first"
         )
     return data
 
 
 def parsed_json(data: bytes, where: str) -> Any:
-    """Plain data; NaN and Infinity are refused. Raises ExpertError with line and column."""
+    """Plain data; NaN and Infinity are refused. Raises InputError with line and column."""
 
     def refuse(word: str) -> float:
-        raise ExpertError(f"{where}: {word} is not a number that a load can have")
+        raise InputError(f"{where}: {word} is not a number that a load can have")
 
     try:
         return json.loads(data.decode("utf-8-sig"), parse_constant=refuse)
     except json.JSONDecodeError as error:
-        raise ExpertError(
+        raise InputError(
             f"{where}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}"
         ) from None
     except (UnicodeDecodeError, RecursionError) as error:
-        raise ExpertError(f"{where}: not valid JSON ({type(error).__name__})") from None
+        raise InputError(f"{where}: not valid JSON ({type(error).__name__})") from None
     except ValueError as error:
-        if isinstance(error, ExpertError):
+        if isinstance(error, InputError):
             raise
-        raise ExpertError(f"{where}: a number cannot be read") from None
+        raise InputError(f"{where}: a number cannot be read") from None
 
 
 def number_array(value: object, where: str) -> NDArray[Any]:
-    """A nested list of numbers as an array. Raises ExpertError if it is ragged or holds anything else."""
+    """A nested list of numbers as an array. Raises InputError if it is ragged or holds anything else."""
     try:
         array = np.array(value)
     except (ValueError, OverflowError):
-        raise ExpertError(
+        raise InputError(
             f"{where}: lists of different lengths; every layer needs the same experts"
         ) from None
     if array.dtype.kind not in "iuf":
-        raise ExpertError(f"{where}: must be numbers, got {array.dtype}")
+        raise InputError(f"{where}: must be numbers, got {array.dtype}")
     return array
 
 
@@ -104,12 +105,12 @@ def cut_steps(table: NDArray[Any], split: int) -> Loads:
 def to_logical(table: NDArray[Any], mapping: NDArray[Any], where: str) -> Loads:
     """Loads of physical slots [steps, layers, slots] summed by the experts they hold, by [layers, slots]."""
     if table.ndim != 3 or mapping.shape != table.shape[1:] or mapping.dtype.kind not in "iu":
-        raise ExpertError(
+        raise InputError(
             f"{where}: physical_to_logical_map must have the shape {list(table.shape[1:])}, "
             f"got {list(mapping.shape)}"
         )
     if mapping.min() < 0 or mapping.max() >= MOST_EXPERTS:
-        raise ExpertError(
+        raise InputError(
             f"{where}: physical_to_logical_map: experts must be from 0 to {MOST_EXPERTS - 1}"
         )
     out = np.zeros((*table.shape[:2], int(mapping.max()) + 1))
@@ -121,17 +122,17 @@ def to_logical(table: NDArray[Any], mapping: NDArray[Any], where: str) -> Loads:
 def from_tokens(ids: NDArray[Any], experts: int, where: str, extra: Routing) -> Routing:
     """Routing from the experts that each token chose, [layers, tokens, top-k]."""
     if ids.ndim != 3 or ids.dtype.kind not in "iu" or 0 in ids.shape:
-        raise ExpertError(
+        raise InputError(
             f"{where}: must be integers of shape [layers, tokens, top-k], got {ids.dtype} {list(ids.shape)}"
         )
     if ids.size > MOST_ELEMENTS:
-        raise ExpertError(
+        raise InputError(
             f"{where}: {ids.size} choices, more than the {MOST_ELEMENTS} that are read"
         )
     top = int(ids.max())
     count = experts or top + 1
     if top >= count or count > MOST_EXPERTS or int(ids.min()) < -1:
-        raise ExpertError(
+        raise InputError(
             f"{where}: expert numbers must be from 0 to {min(count, MOST_EXPERTS) - 1} (-1: dropped), got "
             f"{top if top >= count else int(ids.min())}"
         )

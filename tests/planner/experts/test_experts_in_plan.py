@@ -21,11 +21,11 @@ from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import make_context
 from meshwright.costmodel.workload import Workload
+from meshwright.errors import InputError
 from meshwright.model_specs.reader import read_model
 from meshwright.planner.experts.balance.solve import PlacementEffort
 from meshwright.planner.experts.files.routing import token_loads
 from meshwright.planner.experts.joint import AssumedImbalance, JointRouting, post_placements
-from meshwright.planner.experts.problem import ExpertError
 from meshwright.planner.experts.traffic.flows import Flows
 from meshwright.planner.experts.training import (
     ExpertLoads,
@@ -310,9 +310,9 @@ def test_a_plan_with_a_trace_carries_and_prices_what_tokens_touch(
 
 def test_loads_of_another_model_are_refused(tmp_path: Path) -> None:
     path = Path(written(tmp_path, np.ones((3, 8))))
-    with pytest.raises(ExpertError, match="3 layers x 8 experts"):
+    with pytest.raises(InputError, match="3 layers x 8 experts"):
         read_expert_loads(path, read_model(MIXTRAL), 16)
-    with pytest.raises(ExpertError, match="has no experts"):
+    with pytest.raises(InputError, match="has no experts"):
         read_expert_loads(path, read_model("llama-2-7b"), 16)
     code, _, problem = planned("--expert-loads", str(path))
     assert code == 2
