@@ -32,8 +32,6 @@ _MOST_TOKENS = 1024
 """Tokens that the search looks at; all of them are counted."""
 _GIVEN_UP = 0.005
 """Mean balance that is given up for fewer blocks."""
-IMBALANCE_TOLERANCE = 1e-6
-"""Of the imbalance: the resolution of the exact models."""
 EXACT_EXPERTS = 16
 """Up to here placements are solved to proof."""
 
@@ -87,13 +85,10 @@ class ExpertLoads:
             return None
         return JointRouting(loads=self.loads, known={p.ep: p.slots for p in self.placements})
 
-    def words(self) -> str:
-        """What a plan's certificate says of the placements."""
-        gap = max(p.imbalance / max(float(p.bound.mean()), 1.0) - 1.0 for p in self.placements)
-        how = "the best placement of each degree"
-        if gap > IMBALANCE_TOLERANCE:
-            how = f"one placement of each degree, its imbalance at most {gap:.2g} above what is possible"
-        return f"experts where measured loads want them ({how})"
+    @property
+    def largest_gap(self) -> float:
+        """Of all degrees, the most by which an imbalance exceeds the least possible one, relative."""
+        return max(p.imbalance / max(float(p.bound.mean()), 1.0) - 1.0 for p in self.placements)
 
     def by_ep(self) -> tuple[tuple[int, float], ...]:
         """Degree and imbalance, as the cost model takes them."""

@@ -61,7 +61,7 @@ class Certificate:
     """Layouts priced exactly."""
     rounds: int = 0
     """CP-SAT models solved."""
-    gpu_floor: int = 1
+    fewest_gpus: int = 1
     """Layouts on fewer GPUs than this cannot beat the plan; they were not enumerated."""
 
     def rule_out(self, name: str, count: int) -> None:
@@ -180,9 +180,9 @@ class LayoutSearch:
         self._scan(self._space.families(gpus, half), cost / half if half else inf)
         self._price_open()
         if np.isfinite(self._cutoff_s) and np.isfinite(cost):
-            self.certificate.gpu_floor = max(1, int(cost / self._cutoff_s))
-        if self.certificate.gpu_floor <= half:
-            self._scan(self._space.families(half, self.certificate.gpu_floor - 1), inf)
+            self.certificate.fewest_gpus = max(1, int(cost / self._cutoff_s))
+        if self.certificate.fewest_gpus <= half:
+            self._scan(self._space.families(half, self.certificate.fewest_gpus - 1), inf)
 
     def _scan(self, families: Layout, later_s: float) -> None:
         """Expands families in the order of their floors until the floor reaches the cutoff.
