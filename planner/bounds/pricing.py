@@ -8,8 +8,8 @@ share of the schedule and v virtual stages, a step takes
 Let W = sum_r t_r be the work of all layers and ends, L the layers, c the cheapest layer and e what the last
 rank computes besides layers. Three lower bounds on T, each tighter and dearer than the one before:
 
-- `compute_bound_s`, from degrees and micro-batch alone: max_r t_r >= max(W / pp, ceil(L / pp) c, e + c), every group inside the
-  innermost level, the smallest bubble of any schedule, nothing after the pipeline;
+- `compute_bound_s`, from degrees and micro-batch alone: max_r t_r >= max(W / pp, ceil(L / pp) c, e + c),
+  every group inside the innermost level, the smallest bubble of any schedule, nothing after the pipeline;
 - `lower_bound_s`: layers divisible at will, every group packed as far inside the fabric as tp allows;
 - `mapping_bounds`: the same with the true placement of every mapping, and no more layers on a rank than its
   memory holds.

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, cast
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.pipeline.schedules import SCHEDULE_NAMES
 from meshwright.costmodel.workload import Overlap, Workload
-from meshwright.errors import InputError, listed, shown
-from meshwright.model_specs.errors import near_miss
+from meshwright.errors import InputError, listed, near_miss, shown
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.inputs import Framework, PlanInputs, Precision
 

@@ -29,7 +29,7 @@ from meshwright.constraints.unsupported import AllowedPrecisions
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.errors import OutOfTimeError
 from meshwright.planner.bounds.exact_cost import Priced
-from meshwright.planner.experts.joint import Routing
+from meshwright.planner.experts.joint import JointRouting
 from meshwright.planner.search.layout_pool import LayoutPool
 from meshwright.planner.search.master import THE_PLAN, UNDECIDED, LayoutMaster
 from meshwright.planner.search.model import Candidates
@@ -101,7 +101,7 @@ class LayoutSearch:
         most_priced: int | None = None,
         begin_with: Layout | None = None,
         progress: Progress | None = None,
-        routing: Routing | None = None,
+        routing: JointRouting | None = None,
     ) -> None:
         self._routing = routing
         self._any_plan, self._most_priced, self._begin_with = any_plan, most_priced, begin_with
