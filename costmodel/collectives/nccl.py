@@ -107,7 +107,7 @@ def isolated_fabric(
 
     Raises
     ------
-    ClusterError
+    InputError
         Where the cluster has fewer GPUs.
     """
     levels = fabric_levels(cluster, members)

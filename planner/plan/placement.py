@@ -1,4 +1,4 @@
-"""A plan document read back as the cost model reads it: its layout, and where its groups lie."""
+"""Where the groups of a plan document lie, as the cost model reads it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshwright.costmodel.layout import Layout, Placement, Recompute
-from meshwright.costmodel.pipeline.schedules import schedule_named
+from meshwright.costmodel.layout import Layout, Placement
 from meshwright.costmodel.placement import placement_from_matrix
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.exact_cost import Matrix, Stages
@@ -16,8 +15,6 @@ from meshwright.planner.mapping.choice.effective import placement_of
 from meshwright.planner.mapping.instance import assignment_of_ranks, instance_of
 from meshwright.planner.mapping.slots import Place
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.runs.predicted import LayoutDoc
-from meshwright.planner.runs.prediction import MODULES
 
 
 def matrix_arrays(matrix: Matrix) -> Matrices:
@@ -46,29 +43,3 @@ def plan_placement(workload: Workload, layout: Layout, plan: Plan) -> tuple[Stag
     stages = tuple(tuple(rank) for rank in plan.layout.stages)
     matrix = {axis: tuple(row) for axis, row in plan.mapping.matrix.items()}
     return stages, group_placement(workload, layout, stages, matrix, plan.mapping.ranks)
-
-
-def layout_from_document(doc: LayoutDoc) -> Layout:
-    """The layout that a document describes, in plain numbers."""
-    mask = Recompute.FULL if doc.recompute == "full" else Recompute.NONE
-    for module in doc.recompute_modules:
-        mask |= MODULES[module]
-    numbers = (
-        "tp",
-        "cp",
-        "pp",
-        "dp",
-        "ep",
-        "etp",
-        "vpp",
-        "micro_batch",
-        "num_micro_batches",
-        "zero_stage",
-    )
-    return Layout(
-        **{name: getattr(doc, name) for name in numbers},
-        sequence_parallel=doc.sequence_parallel,
-        recompute=int(mask),
-        recompute_layers=doc.recompute_layers,
-        schedule=int(schedule_named(doc.schedule)),
-    )

@@ -25,8 +25,9 @@ from meshwright.costmodel.memory.footprint import hbm_gib_for, usable_hbm_gib
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.plan.assemble import alternative
 from meshwright.planner.plan.document import Plan, Robustness, Scenario
-from meshwright.planner.plan.placement import layout_from_document, plan_placement
+from meshwright.planner.plan.placement import plan_placement
 from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.runs.predicted import layout_from_document
 from meshwright.planner.search.loop import LayoutSearch, Outcome
 from meshwright.planner.search.space import space_of
 
@@ -210,10 +211,10 @@ def _searched_again(changed: PlanRequest, plan: Plan, left_s: float | None) -> O
         seed=changed.seed,
         time_limit_s=left_s,
         most_priced=MOST_PRICED,
-        begin_with=_anew(layout_from_document(plan.layout)),
+        begin_with=_recompute_undecided(layout_from_document(plan.layout)),
     ).run()
 
 
-def _anew(layout: Layout) -> Layout:
+def _recompute_undecided(layout: Layout) -> Layout:
     """As many layers recomputed as it then needs."""
     return replace(layout, recompute_layers=0)
