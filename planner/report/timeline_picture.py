@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.costmodel.pipeline.simulator import Work
+from meshwright.costmodel.pipeline.orders import Work
 from meshwright.planner.analysis.timeline import Trace
 from meshwright.planner.drawing.svg import Drawing
 from meshwright.planner.report.parts import seconds
