@@ -96,7 +96,7 @@ def traffic(ctx: click.Context, /, plan: Path, as_json: bool) -> None:
 
     Exit code 1 where what must cross a cut within a phase takes longer than the phase.
     """
-    from meshwright.planner.mapping.crossing.levels import plan_traffic, traffic_document
+    from meshwright.planner.analysis.traffic import plan_traffic, traffic_document
     from meshwright.planner.plan.texts import read_plan
     from meshwright.planner.report.traffic_view import traffic_view
 

@@ -57,16 +57,11 @@ MAY_IMPORT["api"] = BELOW
 MAY_IMPORT["commands"] = BELOW | {"api"}
 MAY_IMPORT["cli"] = BELOW | {"api", "commands"}
 TO_CUT = {
-    ("planner.bounds", "planner.mapping"),
     ("planner.calculators", "planner.report"),
     ("planner.calculators", "planner.request"),
     ("planner.calculators", "planner.runs"),
     ("planner.experts", "planner.report"),
     ("planner.many", "planner.report"),
-    ("planner.mapping", "planner.plan"),
-    ("planner.mapping", "planner.runs"),
-    ("planner.mapping", "planner.launch"),
-    ("planner.mapping", "planner.analysis"),
     ("planner.plan", "planner.many"),
     ("planner.launch", "planner.report"),
 }

@@ -267,9 +267,10 @@ def cut_binding(workload: Workload, best: Priced) -> Iterator[Binding]:
     """The cut of the fabric that is busy for the largest share of its phase."""
     placement = placed(workload, best.layout, best.stages, best.matrix, best.ranks)
     priced = estimate(workload, best.layout, placement, best.stages)
-    doc = layout_document(best.layout, best.stages)
     places = best.ranks if best.ranks is not None else ranks_on(workload.cluster, best.matrix)
-    use = mapping_use(workload, doc, best.layout, placement=placement, priced=priced, places=places)
+    use = mapping_use(
+        workload, best.layout, best.stages, placement=placement, priced=priced, places=places
+    )
     cut = binding_cut(use.cuts)
     if cut is not None:
         yield Binding(

@@ -8,8 +8,8 @@ from html import escape
 from meshwright.documents.output_files import LaunchError
 from meshwright.planner.analysis.neighbours import neighbours
 from meshwright.planner.analysis.timeline import Trace, trace_of
+from meshwright.planner.analysis.traffic import plan_traffic
 from meshwright.planner.launch.ranks.texts import plan_picture
-from meshwright.planner.mapping.crossing.levels import plan_traffic
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.texts import plan_text
 from meshwright.planner.report.explain_view import bounds_in_words, neighbours_view

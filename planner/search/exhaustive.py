@@ -16,11 +16,11 @@ from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.rule import FinishedPlan, Rule
 from meshwright.costmodel.layout import Layout
 from meshwright.planner.bounds.exact_cost import MappingBounds, Priced
-from meshwright.planner.bounds.pricing import Pricing
 from meshwright.planner.bounds.stages import balanced_stages
 from meshwright.planner.request.plan_request import RequestError
 from meshwright.planner.search.loop import Certificate, Outcome
 from meshwright.planner.search.model import Candidates
+from meshwright.planner.search.pricing import Pricing
 from meshwright.planner.search.space import Space
 
 LARGEST_SPACE = 20_000

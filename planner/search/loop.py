@@ -27,11 +27,11 @@ from meshwright.constraints.rule import Rule
 from meshwright.constraints.unsupported import AllowedPrecisions
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.planner.bounds.exact_cost import Priced
-from meshwright.planner.bounds.pricing import Pricing
 from meshwright.planner.experts.joint import Routing
 from meshwright.planner.search.master import THE_PLAN, UNDECIDED, Master
 from meshwright.planner.search.model import Candidates
 from meshwright.planner.search.open_set import OpenSet
+from meshwright.planner.search.pricing import Pricing
 from meshwright.planner.search.space import Space
 
 IntArray = NDArray[np.int64]

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from meshwright.constraints.rule import Rule
 from meshwright.costmodel.layout import Layout
 from meshwright.planner.bounds.exact_cost import Priced
-from meshwright.planner.bounds.pricing import Pricing
 from meshwright.planner.experts.joint import Asked, Routing
 from meshwright.planner.mapping.choice.joint import Grid, Need
 from meshwright.planner.search.model import (
@@ -23,6 +22,7 @@ from meshwright.planner.search.model import (
     solve,
 )
 from meshwright.planner.search.open_set import OpenSet
+from meshwright.planner.search.pricing import Pricing
 
 IntArray = NDArray[np.int64]
 

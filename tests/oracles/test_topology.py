@@ -21,8 +21,8 @@ from meshwright.cluster_specs.importers.document import import_topology
 from meshwright.cluster_specs.importers.hostlists import HostlistError, expand
 from meshwright.cluster_specs.schema import NodeSpec
 from meshwright.documents.output_files import LaunchError
-from meshwright.planner.launch.ranks.groups import process_groups
 from meshwright.planner.launch.ranks.texts import mapping_files
+from meshwright.planner.mapping.process_groups import process_groups
 from meshwright.planner.plan.document import Mapping
 from tests.oracles.slurm_daemon import slurm_daemon, slurm_machines
 from tests.oracles.test_frameworks import ask

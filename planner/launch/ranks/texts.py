@@ -10,15 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from meshwright.documents.output_files import LaunchError
 from meshwright.planner.launch.rank_files import RankFiles, RankPlace, rank_files
 from meshwright.planner.launch.ranks.fabric_places import HostPlace, host_places
-from meshwright.planner.launch.ranks.groups import (
+from meshwright.planner.launch.ranks.picture import fabric_picture
+from meshwright.planner.launch.schedulers import openmpi_rankfile
+from meshwright.planner.mapping.process_groups import (
     DENSE,
     Groups,
     coordinates,
     process_groups,
     rank_order,
 )
-from meshwright.planner.launch.ranks.picture import fabric_picture
-from meshwright.planner.launch.schedulers import openmpi_rankfile
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.predicted import LayoutDoc
 

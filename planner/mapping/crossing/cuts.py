@@ -33,7 +33,6 @@ from meshwright.planner.mapping.crossing.flows import (
 )
 from meshwright.planner.mapping.crossing.standing import Stand, Standing, stand
 from meshwright.planner.mapping.problem import FloatArray, IntArray
-from meshwright.planner.runs.predicted import LayoutDoc
 
 ROUNDING = 1.0 + 1e-9
 
@@ -66,8 +65,8 @@ class MappingUse:
 
 def mapping_use(
     workload: Workload,
-    doc: LayoutDoc,
     layout: Layout,
+    stages: Stages,
     *,
     placement: Placement,
     priced: Estimate,
@@ -75,9 +74,8 @@ def mapping_use(
 ) -> MappingUse:
     """Every group of a layout on the GPUs `places`, level by level, and every cut that something crosses."""
     context = make_context(workload, layout, placement)
-    stages: Stages = tuple(tuple(rank) for rank in doc.stages)
     on = stand(workload.cluster, places)
-    axes = axis_flows(context, stages, doc)
+    axes = axis_flows(context, stages)
     attained, shares = _rates(workload, on)
     levels = tuple(
         LevelUse(

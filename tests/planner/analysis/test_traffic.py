@@ -23,17 +23,16 @@ from meshwright.costmodel.pipeline.phases import axis_pattern
 from meshwright.costmodel.placement import level_factors, nested_placement, placement_from_matrix
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.reader import read_model
+from meshwright.planner.analysis.traffic import plan_traffic
 from meshwright.planner.bounds.matrices import matrices, ranks_on
 from meshwright.planner.bounds.stages import balanced_stages
 from meshwright.planner.experts.training import place_degree
 from meshwright.planner.mapping.crossing.cuts import MappingUse, broken_cuts, mapping_use
 from meshwright.planner.mapping.crossing.flows import by_axis
-from meshwright.planner.mapping.crossing.levels import plan_traffic
 from meshwright.planner.mapping.instance import instance_of, ranks_of
 from meshwright.planner.mapping.problem import MappingError, loads_of
 from meshwright.planner.mapping.slots import slots_of
 from meshwright.planner.plan.texts import read_plan
-from meshwright.planner.runs.prediction import layout_document
 
 UNEVEN = """
 name: uneven
@@ -75,8 +74,8 @@ def use_of(work: Workload, layout: Layout, matrix: Mapping[str, tuple[int, ...]]
     placement = placement_from_matrix(layout, {axis: np.array(row) for axis, row in matrix.items()})
     return mapping_use(
         work,
-        layout_document(layout, stages),
         layout,
+        stages,
         placement=placement,
         priced=estimate(work, layout, placement, stages),
         places=ranks_on(work.cluster, matrix),
@@ -178,8 +177,8 @@ def test_groups_add_up_to_the_up_links_of_the_mapping(
     placement = nested_placement(cluster, layout)
     use = mapping_use(
         work,
-        layout_document(layout, stages),
         layout,
+        stages,
         placement=placement,
         priced=estimate(work, layout, placement, stages),
         places=ranks_of(instance, assignment),

@@ -68,9 +68,7 @@ def plan_traffic(plan: Plan) -> PlanTraffic:
     stages = tuple(tuple(rank) for rank in plan.layout.stages)
     placement, places = _mapped(plan, workload, layout)
     priced = estimate(workload, layout, placement, stages)
-    use = mapping_use(
-        workload, plan.layout, layout, placement=placement, priced=priced, places=places
-    )
+    use = mapping_use(workload, layout, stages, placement=placement, priced=priced, places=places)
     mapping = plan.mapping
     return PlanTraffic(
         layout=layout,
