@@ -9,16 +9,14 @@ import click
 
 from meshwright.commands.options import batch_options, fleet_options, recommend_options
 from meshwright.commands.terminal import (
-    DONE,
-    NO_PLAN,
     PATH,
-    CheckFailedError,
     ProgressLine,
     common,
     force_option,
     print_json,
     show,
 )
+from meshwright.errors import ExitCode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,7 +107,9 @@ def batch(ctx: click.Context, /, **options: Any) -> None:
         )
     else:
         show(batch_view(report))
-    ctx.exit(DONE if set(report.by_status) <= {"optimal", "feasible"} else NO_PLAN)
+    ctx.exit(
+        ExitCode.DONE if set(report.by_status) <= {"optimal", "feasible"} else ExitCode.NO_ANSWER
+    )
 
 
 @click.command()
@@ -125,7 +125,6 @@ def fleet(jobs: Path, output: Path | None, force: bool, as_json: bool, **options
     """
     from meshwright.documents.output_files import write_files
     from meshwright.planner.many.batch.cache import chosen_folder
-    from meshwright.planner.many.fleet.model import FleetError
     from meshwright.planner.many.fleet.service import (
         FleetOptions,
         fleet_document,
@@ -142,8 +141,6 @@ def fleet(jobs: Path, output: Path | None, force: bool, as_json: bool, **options
     try:
         chosen = FleetOptions(cache=cache, busy=tuple(busy), **options)
         found = run_fleet(jobs, chosen, lambda done, of: progress(f"{done} of {of} plans"))
-    except FleetError as error:
-        raise CheckFailedError(str(error)) from error
     finally:
         progress.clear()
     if as_json:
@@ -173,21 +170,28 @@ def recommend(
     (`usd_per_gpu_hour` in their file) are compared by it. Exit code 1 if no cluster reaches the target.
     """
     from meshwright.documents.output_files import write_files
-    from meshwright.planner.many.recommend.request import read_wish
-    from meshwright.planner.many.recommend.service import answer_document, answer_files
-    from meshwright.planner.many.recommend.service import recommend as find
+    from meshwright.planner.many.recommend import service
+    from meshwright.planner.many.recommend.answer import (
+        recommendation_document,
+        recommendation_files,
+    )
+    from meshwright.planner.many.recommend.request import read_size_request
     from meshwright.planner.report.recommend_view import recommend_view
 
     output = options.pop("output")
     progress = ProgressLine()
     try:
-        answer = find(read_wish(model, options), progress)
+        answer = service.recommend(read_size_request(model, options), progress)
     finally:
         progress.clear()
     if as_json:
-        print_json(answer_document(answer))
+        print_json(recommendation_document(answer))
     else:
         show(recommend_view(answer))
     if output is not None:
-        write_files(output, answer_files(answer), force)
-    ctx.exit(NO_PLAN if answer.wish.target_s is not None and not answer.reached else DONE)
+        write_files(output, recommendation_files(answer), force)
+    ctx.exit(
+        ExitCode.NO_ANSWER
+        if answer.request.target_s is not None and not answer.reached
+        else ExitCode.DONE
+    )

@@ -7,15 +7,7 @@ from typing import Any
 import click
 
 from meshwright.commands.options import experts_options
-from meshwright.commands.terminal import (
-    PATH,
-    CheckFailedError,
-    ProgressLine,
-    common,
-    print_json,
-    show,
-    warn,
-)
+from meshwright.commands.terminal import PATH, ProgressLine, common, print_json, show, warn
 
 
 @click.command()
@@ -24,14 +16,12 @@ from meshwright.commands.terminal import (
 @common
 def experts(as_json: bool, **options: Any) -> None:
     """Place experts on GPUs from measured LOADS: even, with a bound, and with little traffic."""
-    from meshwright.planner.experts.command import NoPlacementError, experts_view, run_experts
+    from meshwright.planner.experts.command import experts_view, run_experts
 
     progress = ProgressLine()
     try:
         found = run_experts(progress=progress, **options)
-    except NoPlacementError as error:
-        raise CheckFailedError(str(error)) from error
     finally:
         progress.clear()
     warn("warning", found.warnings)
-    print_json(found.document) if as_json else show(experts_view(found))
+    print_json(found.document) if as_json else show(experts_view(found.document))

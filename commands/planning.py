@@ -9,11 +9,7 @@ import click
 
 from meshwright.commands.options import plan_options
 from meshwright.commands.terminal import (
-    DONE,
-    NO_PLAN,
-    NO_TIME,
     PATH,
-    CheckFailedError,
     ProgressLine,
     common,
     force_option,
@@ -21,6 +17,7 @@ from meshwright.commands.terminal import (
     show,
     warn,
 )
+from meshwright.errors import ExitCode
 
 
 @click.command()
@@ -39,8 +36,7 @@ def plan(
     """
     from meshwright.documents.output_files import write_files
     from meshwright.planner.launch.plan_files import next_step, plan_files, refuse_taken
-    from meshwright.planner.plan.robustness import with_robustness
-    from meshwright.planner.plan.service import plan as make_plan
+    from meshwright.planner.plan.make_plan import make_plan
     from meshwright.planner.plan.texts import plan_document
     from meshwright.planner.report.plan_view import plan_view
     from meshwright.planner.request.reader import read_request
@@ -50,7 +46,7 @@ def plan(
         refuse_taken(output, force)
     progress = ProgressLine()
     try:
-        found = with_robustness(request, make_plan(request, progress))
+        found = make_plan(request, progress=progress)
     finally:
         progress.clear()
     if as_json:
@@ -62,7 +58,11 @@ def plan(
         write_files(output, plan_files(found), force)
     if not as_json:
         click.echo(f"\n{next_step(found, output)}")
-    ctx.exit({"infeasible": NO_PLAN, "unknown": NO_TIME}.get(found.status, DONE))
+    ctx.exit(
+        {"infeasible": ExitCode.NO_ANSWER, "unknown": ExitCode.NO_TIME}.get(
+            found.status, ExitCode.DONE
+        )
+    )
 
 
 @click.command()
@@ -102,25 +102,22 @@ def estimate(
 @click.command()
 @click.argument("runs", type=PATH, metavar="RUNS.yaml")
 @click.option("--rows", "every_row", is_flag=True, help="Show every row, not only the worst.")
-@click.option(
-    "--plot", type=PATH, metavar="FILE", help="Draw predicted against measured: .png or .svg."
-)
+@click.option("--plot", type=PATH, metavar="FILE", help="Draw predicted against measured: .svg.")
 @common
 def validate(runs: Path, every_row: bool, plot: Path | None, as_json: bool) -> None:
     """Compare predicted with measured steps, row by row and summed up."""
+    from meshwright.documents.output_files import write_files
     from meshwright.planner.report.run_view import validation_view
-    from meshwright.planner.report.validation_plot import check_plot, write_scatter
+    from meshwright.planner.report.validation_plot import check_picture, validation_svg
     from meshwright.planner.runs.prediction import validation_report
 
     if plot is not None:
-        check_plot(plot)
+        check_picture(plot)
     report = validation_report(runs)
     if plot is not None:
-        write_scatter(report, plot)
-    if as_json:
-        print_json(report.as_document())
-    else:
-        show(validation_view(report, every_row=every_row))
+        write_files(plot.parent, {plot.name: validation_svg(report)}, force=True)
+    document = report.as_document()
+    print_json(document) if as_json else show(validation_view(document, every_row=every_row))
 
 
 @click.command()
@@ -135,15 +132,12 @@ def validate(runs: Path, every_row: bool, plot: Path | None, as_json: bool) -> N
 @common
 def launch(plan: Path, target: str | None, output: Path, force: bool, as_json: bool) -> None:
     """Write the files that start a plan in a framework."""
-    from meshwright.documents.output_files import LaunchError, write_files
+    from meshwright.documents.output_files import write_files
     from meshwright.planner.launch.plan_files import plan_files
     from meshwright.planner.plan.texts import read_plan
 
     found = read_plan(plan)
-    try:
-        files = plan_files(found, target)
-    except LaunchError as error:
-        raise CheckFailedError(str(error)) from error
+    files = plan_files(found, target)
     written = write_files(output, files, force)
     if as_json:
         print_json(
@@ -176,7 +170,7 @@ def explain(plan: Path, as_json: bool) -> None:
 def compare(plans: tuple[Path, Path], as_json: bool) -> None:
     """Show where two plans differ, and what that costs."""
     from meshwright.planner.plan.texts import read_plan
-    from meshwright.planner.report.explain_view import compare_view, comparison
+    from meshwright.planner.report.compare_view import compare_view, comparison
 
     first, second = (read_plan(path) for path in plans)
     if as_json:

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from meshwright.documents.output_files import LaunchError, write_files
+from meshwright.documents.output_files import write_files
+from meshwright.errors import InputError
 from meshwright.planner.experts.files.writers import FORMATS, placement_text
-from meshwright.planner.experts.problem import ExpertError, NoPlacementError
 from meshwright.planner.experts.request import ExpertRequest
 from meshwright.planner.experts.service import ExpertPlan, plan_experts
 from meshwright.planner.report.experts_view import experts_view
 
-__all__ = ["NoPlacementError", "experts_view", "run_experts"]
+__all__ = ["experts_view", "run_experts"]
 
 
 def run_experts(
@@ -32,17 +32,17 @@ def run_experts(
 
         near = get_close_matches(form[:40], FORMATS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ExpertError(f"format: no format {form[:40]!r}{hint}; allowed: {', '.join(FORMATS)}")
+        raise InputError(f"format: no format {form[:40]!r}{hint}; allowed: {', '.join(FORMATS)}")
     for path in (output, heat_map):
         if path is not None and path.exists() and not force:
-            raise LaunchError(f"{path} is already there. Choose another name, or say --force.")
-    if heat_map is not None and heat_map.suffix.lower() not in (".png", ".svg"):
-        raise ExpertError(f"heat-map: must end in .png or .svg, got {heat_map.name[:60]!r}")
+            raise InputError(f"{path} is already there. Choose another name, or say --force.")
+    if heat_map is not None and heat_map.suffix.lower() != ".svg":
+        raise InputError(f"heat-map: must end in .svg, got {heat_map.name[:60]!r}")
     found = plan_experts(ExpertRequest(loads=loads, **options), progress)
     if output is not None:
         write_files(output.parent, {output.name: placement_text(found.placed, form)}, force)
     if heat_map is not None:
-        from meshwright.planner.report.heat_map import write_heat_map
+        from meshwright.planner.report.heat_map import heat_map_svg
 
-        write_heat_map(heat_map, found.gpu_share)
+        write_files(heat_map.parent, {heat_map.name: heat_map_svg(found.gpu_share)}, force)
     return found

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.errors import InputError
 from meshwright.planner.experts.balance.packing import has_duplicates
 from meshwright.planner.experts.balance.place import place
 from meshwright.planner.experts.balance.robust import cvar, drift_row, place_robustly
@@ -19,7 +20,7 @@ from meshwright.planner.experts.files.inputs import Routing, read_routing, token
 from meshwright.planner.experts.files.placement_reader import read_placement
 from meshwright.planner.experts.files.writers import Placed
 from meshwright.planner.experts.moves.placement import improve_from
-from meshwright.planner.experts.problem import ExpertError, Limits, Loads, Shape, Slots, check_shape
+from meshwright.planner.experts.problem import Limits, Loads, Shape, Slots, check_shape
 from meshwright.planner.experts.request import ExpertRequest, Ground, ground, limits_of
 from meshwright.planner.experts.traffic.affinity import near_sources
 from meshwright.planner.experts.traffic.flows import Flows, read_flows
@@ -43,7 +44,7 @@ def plan_experts(
 ) -> ExpertPlan:
     """Reads, places, scores; `progress` hears the first answer before it is bettered.
 
-    Raises ExpertError, NoPlacementError, ClusterError or SpecError.
+    Raises InputError, InfeasibleError, InputError.
     """
     start = time.monotonic()
     first: dict[str, float] = {}
@@ -82,7 +83,7 @@ def plan_experts(
         )
     if request.max_moves is not None:
         if current is None:
-            raise ExpertError("max-moves: needs the current placement; give it with --from FILE")
+            raise InputError("max-moves: needs the current placement; give it with --from FILE")
         moved = improve_from(
             routing.loads,
             current,
@@ -134,7 +135,7 @@ def drift(
     for name in request.score_windows:
         loads = read_routing(request.loads, windows=(name,)).loads
         if loads.shape[1:] != routing.loads.shape[1:]:
-            raise ExpertError(
+            raise InputError(
                 f"score-window: {name} has another shape than the windows that are placed on"
             )
         rows.append(drift_row(name, loads, slots, by_name))
@@ -147,7 +148,7 @@ def _halves(routing: Routing) -> tuple[Routing, Routing]:
     if routing.tokens is not None:
         middle = routing.tokens.shape[1] // 2
         if not middle:
-            raise ExpertError("hold-out: a trace of one token cannot be halved")
+            raise InputError("hold-out: a trace of one token cannot be halved")
         parts = (routing.tokens[:, :middle], routing.tokens[:, middle:])
         first, second = (
             replace(routing, tokens=p, loads=token_loads(p, experts)[None]) for p in parts
@@ -155,9 +156,7 @@ def _halves(routing: Routing) -> tuple[Routing, Routing]:
         return first, second
     middle = len(routing.loads) // 2
     if not middle:
-        raise ExpertError(
-            "hold-out: needs a token trace or several windows; cut steps with --split"
-        )
+        raise InputError("hold-out: needs a token trace or several windows; cut steps with --split")
     return (
         replace(routing, loads=routing.loads[:middle], windows=routing.windows[:middle]),
         replace(routing, loads=routing.loads[middle:], windows=routing.windows[middle:]),

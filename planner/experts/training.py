@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.errors import InputError
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.experts.balance.place import place
 from meshwright.planner.experts.balance.rows import Solved, by_layer
 from meshwright.planner.experts.balance.solve import Effort
 from meshwright.planner.experts.files.inputs import read_routing
 from meshwright.planner.experts.joint import Routing
-from meshwright.planner.experts.problem import ExpertError, Limits, Loads, Shape, Slots
+from meshwright.planner.experts.problem import Limits, Loads, Shape, Slots
 from meshwright.planner.experts.traffic.flows import Flows
 from meshwright.planner.experts.traffic.less_traffic import less_traffic
 from meshwright.planner.experts.traffic.touched import Level, distinct, slot_choices
@@ -110,14 +111,14 @@ class ExpertLoads:
 
 
 def read_expert_loads(path: Path, model: ModelSpec, gpus: int) -> ExpertLoads:
-    """Places the model's experts for every degree. Raises ExpertError where the file is not the model's."""
+    """Places the model's experts for every degree. Raises InputError where the file is not the model's."""
     if model.moe is None:
-        raise ExpertError(f"expert-loads: {model.name} has no experts; leave --expert-loads out")
+        raise InputError(f"expert-loads: {model.name} has no experts; leave --expert-loads out")
     routing = read_routing(path)
     loads = routing.loads
     _, layers, experts = loads.shape
     if (layers, experts) != (model.moe_layers, model.moe.experts):
-        raise ExpertError(
+        raise InputError(
             f"{path}: loads of {layers} layers x {experts} experts; {model.name} has {model.moe_layers} MoE "
             f"layers x {model.moe.experts} experts"
         )

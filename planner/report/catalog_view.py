@@ -191,9 +191,7 @@ def _table(columns: Mapping[str, Column], rows: Sequence[Row]) -> Table:
 
 def _levels(rows: Sequence[Row]) -> View:
     """The levels above the node, inside out, where they are more than one non-blocking one."""
-    levels = [
-        (row["name"], ", ".join(map(_level, row["levels"]))) for row in rows if row["levels"]
-    ]
+    levels = [(row["name"], ", ".join(map(_level, row["levels"]))) for row in rows if row["levels"]]
     title = "Levels above the node, in GPUs, and their oversubscription where there is any"
     return [Heading(title), Facts(levels)] if levels else []
 

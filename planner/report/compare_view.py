@@ -1,4 +1,4 @@
-"""How two plans differ: their figures side by side, then the parts of the step and the choices that differ."""
+"""How two plans differ: their figures side by side, then parts of the step and choices that differ."""
 
 from __future__ import annotations
 

@@ -55,9 +55,7 @@ def experts_view(document: Document) -> View:
 
 def _balance(document: Document) -> Pairs:
     place = f"{count(document['gpus'])} GPUs, {count(document['nodes'])} nodes"
-    balance = (
-        f"mean {document['balance_mean']:.4f}, worst layer {document['balance_max']:.4f}"
-    )
+    balance = f"mean {document['balance_mean']:.4f}, worst layer {document['balance_max']:.4f}"
     gaps = f"gap mean {percent(document['gap_mean'], 2)}, largest {percent(document['gap_max'], 2)}"
     return [
         ("slots", f"{count(document['slots'])} on {place}"),

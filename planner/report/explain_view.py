@@ -29,7 +29,7 @@ from meshwright.planner.report.view import (
     line,
 )
 from meshwright.planner.runs.predicted import Predicted
-from meshwright.planner.runs.prediction import workload_of
+from meshwright.planner.runs.prediction import planned_workload
 
 _EXPLAINED = ("status", "objective", "binding", "infeasible", "warnings", "alternatives")
 """Fields of a plan that its explanation repeats."""
@@ -99,7 +99,7 @@ def bounds_in_words(plan: Plan) -> list[str]:
         sentences.append(f"{busiest.level}, the busiest fabric level, {works}")
     fullest = max(range(len(predicted.memory_gib)), key=lambda stage: predicted.memory_gib[stage])
     peak_gib = predicted.memory_gib[fullest]
-    limit_gib = usable_hbm_gib(workload_of(plan.inputs))
+    limit_gib = usable_hbm_gib(planned_workload(plan.inputs))
     distance = f"{limit_gib - peak_gib:.1f} GiB free"
     if peak_gib > limit_gib:
         distance = f"{peak_gib - limit_gib:.1f} GiB over the limit"

@@ -73,7 +73,9 @@ def block_html(block: Block) -> str:
             words = escape(str(block))
             return f"<p>{words}</p>" if words.strip() else ""
         case Facts():
-            rows = (f"<dt>{escape(name)}</dt><dd>{escape(words)}</dd>" for name, words in block.rows)
+            rows = (
+                f"<dt>{escape(name)}</dt><dd>{escape(words)}</dd>" for name, words in block.rows
+            )
             return f"<dl>{''.join(rows)}</dl>"
         case Bullets():
             return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in block.items) + "</ul>"

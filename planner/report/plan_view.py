@@ -24,7 +24,7 @@ from meshwright.planner.report.view import (
     line,
 )
 from meshwright.planner.request.inputs import PlanInputs
-from meshwright.planner.runs.prediction import workload_of
+from meshwright.planner.runs.prediction import planned_workload
 
 STATUS_STYLES = {
     "optimal": "bold green",
@@ -49,7 +49,7 @@ def plan_view(plan: Plan) -> View:
     if plan.layout is not None:
         view += layout_view(plan.layout, plan.mapping)
     if plan.predicted is not None:
-        view += prediction_view(plan.predicted, workload_of(plan.inputs))
+        view += prediction_view(plan.predicted, planned_workload(plan.inputs))
     return [*view, *binding_view(plan.binding), *robustness_view(plan), *alternatives_view(plan)]
 
 
@@ -205,7 +205,7 @@ def _winner(scenario: Scenario, robustness: Robustness, inputs: PlanInputs) -> s
 
 def _reserve_gib(robustness: Robustness, inputs: PlanInputs) -> float:
     """What must stay free for a plan that fits although memory is underestimated as far as it was."""
-    usable_gib = usable_hbm_gib(workload_of(inputs))
+    usable_gib = usable_hbm_gib(planned_workload(inputs))
     return usable_gib * (1 - 1 / robustness.memory_band[1]) + inputs.reserve_gib
 
 

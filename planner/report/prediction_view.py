@@ -32,8 +32,6 @@ SMALLEST_SHARE = 0.0005
 """Parts of the step below this share are counted together."""
 
 
-
-
 def layout_view(layout: LayoutDoc, mapping: Mapping | None) -> View:
     """Degrees, how they lie on the fabric, and the choices of the schedule."""
     degrees = {axis: int(getattr(layout, axis)) for axis in AXES}

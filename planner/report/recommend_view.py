@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshwright.planner.drawing.quantities import counted, percent, seconds
-from meshwright.planner.many.recommend.answer import Answer, Point
+from meshwright.planner.many.recommend.answer import Recommendation, SizedPlan
 from meshwright.planner.report.batch_view import degrees
 from meshwright.planner.report.view import (
     COUNT,
@@ -20,10 +20,10 @@ from meshwright.planner.report.view import (
 )
 
 
-def recommend_view(answer: Answer) -> View:
+def recommend_view(answer: Recommendation) -> View:
     """The recommendation with its proof, then the sweep."""
     view: View = []
-    target_s = answer.target.target_s
+    target_s = answer.request.target_s
     if target_s is not None:
         view += [line(sentence) for sentence in _verdict(answer, target_s)]
         if len(answer.reached) > 1:
@@ -34,7 +34,7 @@ def recommend_view(answer: Answer) -> View:
     return view
 
 
-def _verdict(answer: Answer, target_s: float) -> list[str]:
+def _verdict(answer: Recommendation, target_s: float) -> list[str]:
     sentences = []
     if answer.reached:
         best = answer.reached[0]
@@ -47,7 +47,7 @@ def _verdict(answer: Answer, target_s: float) -> list[str]:
     return sentences
 
 
-def _fewest(smaller: Point | None) -> str:
+def _fewest(smaller: SizedPlan | None) -> str:
     """Why fewer GPUs do not reach the target."""
     if smaller is None:
         return "That is the smallest size there is."
@@ -57,7 +57,7 @@ def _fewest(smaller: Point | None) -> str:
     return f"The fewest: {smaller.gpus} GPUs need {best} at best, proven."
 
 
-def _speed(point: Point) -> str:
+def _speed(point: SizedPlan) -> str:
     row = point.row
     if not point.has_plan:
         return f"no plan ({row['message']})"
@@ -65,7 +65,7 @@ def _speed(point: Point) -> str:
     return f"{seconds(point.step_time_s)} a step, {rate}, MFU {percent(row['mfu'])}, {degrees(row)}"
 
 
-def _table(points: Sequence[Point], front: Sequence[Point]) -> Table:
+def _table(points: Sequence[SizedPlan], front: Sequence[SizedPlan]) -> Table:
     columns = [
         Column("cluster"),
         Column("GPUs", NUMBER),
@@ -85,7 +85,7 @@ def _table(points: Sequence[Point], front: Sequence[Point]) -> Table:
     return Table(columns, rows)
 
 
-def _cells(point: Point, on_front: bool) -> list[object]:
+def _cells(point: SizedPlan, on_front: bool) -> list[object]:
     row = point.row
     return [
         point.cluster,

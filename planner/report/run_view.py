@@ -23,7 +23,8 @@ from meshwright.planner.report.view import (
     decimals,
     line,
 )
-from meshwright.planner.runs.prediction import PricedRun, layout_document, predicted_document
+from meshwright.planner.runs.predicted import layout_document
+from meshwright.planner.runs.prediction import PricedRun, predicted_document
 from meshwright.planner.runs.run_file import Run
 
 Document = Mapping[str, Any]
@@ -169,7 +170,8 @@ def _rows(rows: list[Document], *, every_row: bool) -> View:
 
 def _row(row: Document) -> list[object]:
     steps = [
-        None if row[side] is None else row[side]["step_time_s"] for side in ("predicted", "measured")
+        None if row[side] is None else row[side]["step_time_s"]
+        for side in ("predicted", "measured")
     ]
     error = "failed" if row["failed"] else row["error_pct"]
     return [row["id"], *steps, row["error_s"], error, row["memory_error_pct"]]

@@ -127,7 +127,5 @@ def _verdicts(document: Document) -> View:
         view.append(line(f"oversubscription costs {words}"))
     uplinks = document["uplinks"]
     if uplinks is not None:
-        view.append(
-            line(f"busiest up-link of the mapping: {seconds(uplinks['busiest_s'])} a step")
-        )
+        view.append(line(f"busiest up-link of the mapping: {seconds(uplinks['busiest_s'])} a step"))
     return view

@@ -154,7 +154,7 @@ def line(*parts: str | Words) -> Line:
 
 
 def sections(view: Iterable[Block]) -> list[tuple[str, View]]:
-    """(title, blocks under it) of each section that has any; blocks before the first heading have no title."""
+    """(title, blocks under it) of each section that has any; the blocks before a heading have no title."""
     parts: list[tuple[str, View]] = [("", [])]
     for block in view:
         if isinstance(block, Heading):

@@ -26,9 +26,10 @@ from meshwright.constraints.precision import PrecisionOnDevice
 from meshwright.constraints.rule import Rule
 from meshwright.constraints.unsupported import AllowedPrecisions
 from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.errors import OutOfTimeError
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.experts.joint import Routing
-from meshwright.planner.search.master import THE_PLAN, UNDECIDED, Master
+from meshwright.planner.search.master import THE_PLAN, UNDECIDED, LayoutMaster
 from meshwright.planner.search.model import Candidates
 from meshwright.planner.search.open_set import OpenSet
 from meshwright.planner.search.pricing import Pricing
@@ -79,15 +80,11 @@ class Outcome:
     certificate: Certificate
 
 
-class OutOfTimeError(Exception):
-    """The time limit passed."""
-
-
 class FoundError(Exception):
     """Any plan was asked for, and here is one."""
 
 
-class Search:
+class LayoutSearch:
     """One search over one space."""
 
     def __init__(
@@ -363,7 +360,7 @@ class Search:
         if not len(rows) and plan is None:
             return None
         self.certificate.rounds += 1
-        master = Master(
+        master = LayoutMaster(
             self._pricing, self._rules, self._open, cutoff_s=self._cutoff_s, routing=self._routing
         )
         left = None if self._deadline is None else self._deadline - time.monotonic()

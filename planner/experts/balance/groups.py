@@ -8,12 +8,13 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.errors import InfeasibleError
 from meshwright.planner.experts.balance.bound import balance_bound, partitions
 from meshwright.planner.experts.balance.heuristic import first_answer
 from meshwright.planner.experts.balance.packing import improve, pack
 from meshwright.planner.experts.balance.rows import EXACT, OPEN, Rows, Solved, State
 from meshwright.planner.experts.balance.solve import Effort, better, close, solve_rows
-from meshwright.planner.experts.problem import Limits, Loads, NoPlacementError, Shape, Slots
+from meshwright.planner.experts.problem import Limits, Loads, Shape, Slots
 
 MOST_PARTITIONS = 5000
 MOST_TRIED = 24
@@ -78,7 +79,7 @@ class _Search:
                 break
             self._heuristic()
         if not np.isfinite(self._best).all():
-            raise NoPlacementError(
+            raise InfeasibleError(
                 "groups: no placement was found that keeps replicas apart; use more slots"
             )
         slots = [self._joined(layer, self._choice[layer]) for layer in range(len(self._loads))]

@@ -16,8 +16,8 @@ from meshwright.planner.experts.problem import Limits, Loads, Shape, check_loads
 def place(loads: Loads, shape: Shape, limits: Limits, effort: Effort) -> Solved:
     """The placement with the least worst balance over the windows, for loads [windows, layers, experts].
 
-    Slots come back as [layers, gpus, slots of a GPU], in rising order on a GPU. Raises ExpertError and
-    NoPlacementError.
+    Slots come back as [layers, gpus, slots of a GPU], in rising order on a GPU. Raises InputError and
+    InfeasibleError.
     """
     check_loads(loads, "loads")
     check_shape(loads.shape[2], shape, limits)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from meshwright.errors import InfeasibleError
 from meshwright.planner.experts.balance.crew import Crew
 from meshwright.planner.experts.balance.enumerated import enumerate_rows, is_small
 from meshwright.planner.experts.balance.exact import (
@@ -18,7 +19,7 @@ from meshwright.planner.experts.balance.exact import (
 )
 from meshwright.planner.experts.balance.heuristic import Budget, first_answer, search, sharpen
 from meshwright.planner.experts.balance.rows import EXACT, OPEN, Rows, Solved, State
-from meshwright.planner.experts.problem import NoPlacementError, Slots
+from meshwright.planner.experts.problem import Slots
 
 _LEAST_WORK = 0.05
 """CP-SAT's deterministic time below which a row is not worth the model."""
@@ -47,7 +48,7 @@ class Effort:
 
 
 def solve_rows(rows: Rows, effort: Effort) -> Solved:
-    """First answer, search, CP-SAT. Raises NoPlacementError if none was found within the limits."""
+    """First answer, search, CP-SAT. Raises InfeasibleError if none was found within the limits."""
     state = first_answer(rows, effort.gap)
     if effort.on_first is not None:
         effort.on_first(state)
@@ -57,7 +58,7 @@ def solve_rows(rows: Rows, effort: Effort) -> Solved:
     if effort.exact:
         close(rows, state, effort)
     if not np.isfinite(state.value).all():
-        raise NoPlacementError(
+        raise InfeasibleError(
             f"no placement of {rows.loads.shape[2]} experts in {rows.slots} slots on {rows.gpus} GPUs was "
             "found that keeps replicas apart; use more slots or fewer limits"
         )

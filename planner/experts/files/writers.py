@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.planner.experts.problem import ExpertError, Slots
+from meshwright.errors import InputError
+from meshwright.planner.experts.problem import Slots
 
 FORMATS = ("json", "sglang", "trtllm", "vllm", "megatron")
 
@@ -27,7 +28,7 @@ class Placed:
 
 
 def placement_text(placed: Placed, form: str) -> str:
-    """The text of the file. Raises ExpertError for an unknown format or a placement that it cannot hold."""
+    """The text of the file. Raises InputError for an unknown format or a placement that it cannot hold."""
     writers = {
         "json": _own,
         "sglang": _sglang,
@@ -36,7 +37,7 @@ def placement_text(placed: Placed, form: str) -> str:
         "megatron": _megatron,
     }
     if form not in writers:
-        raise ExpertError(f"format: no format {form[:40]!r}; allowed: {', '.join(writers)}")
+        raise InputError(f"format: no format {form[:40]!r}; allowed: {', '.join(writers)}")
     return writers[form](placed)
 
 
@@ -98,7 +99,7 @@ def _megatron(placed: Placed) -> str:
     """A permutation for checkpoints: position p of a layer takes weights and router row of expert old[p]."""
     flat = placed.slots.reshape(len(placed.slots), -1)
     if flat.shape[1] != placed.experts:
-        raise ExpertError(
+        raise InputError(
             f"format: megatron trains every expert once: {flat.shape[1]} slots for {placed.experts} experts "
             f"hold replicas; use --slots {placed.experts}"
         )

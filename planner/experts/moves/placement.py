@@ -13,6 +13,7 @@ from itertools import islice, pairwise
 
 import numpy as np
 
+from meshwright.errors import InputError
 from meshwright.planner.experts.balance.bound import balance_bound
 from meshwright.planner.experts.balance.packing import has_duplicates
 from meshwright.planner.experts.balance.place import place
@@ -20,7 +21,7 @@ from meshwright.planner.experts.balance.rows import Solved, by_layer
 from meshwright.planner.experts.balance.solve import Effort
 from meshwright.planner.experts.moves.exact import solve_moves
 from meshwright.planner.experts.moves.search import Current, Step
-from meshwright.planner.experts.problem import ExpertError, Limits, Loads, Shape, Slots
+from meshwright.planner.experts.problem import Limits, Loads, Shape, Slots
 from meshwright.planner.experts.traffic.affinity import best_order
 
 _STEP_S = 16e-9
@@ -52,7 +53,7 @@ def improve_from(
 ) -> Moved:
     """The best placement found with at most `max_moves` moves from `current` [layers, gpus, slots of a GPU].
 
-    Loads [windows, layers, experts]. Groups stay on the nodes where they are. Raises ExpertError if the
+    Loads [windows, layers, experts]. Groups stay on the nodes where they are. Raises InputError if the
     current placement has another shape, an expert twice on a GPU, or breaks the limits.
     """
     limits = limits or Limits()
@@ -141,19 +142,19 @@ def _value(load: Loads, slots: Slots) -> float:
 
 def _check(current: Slots, shape: Shape, limits: Limits, experts: int) -> None:
     if current.shape[1:] != (shape.gpus, shape.per_gpu):
-        raise ExpertError(
+        raise InputError(
             f"from: the placement has {current[0].size} slots on {current.shape[1]} GPUs, {shape.slots} on "
             f"{shape.gpus} are asked for"
         )
     if has_duplicates(current).any():
-        raise ExpertError(
+        raise InputError(
             "from: the placement holds an expert twice on a GPU; place anew without --max-moves"
         )
     for layer, slots in enumerate(current):
         if limits.spread and not Current(
             slots=slots, loads=np.ones((1, experts)), spread_nodes=shape.nodes
         ).spread(slots):
-            raise ExpertError(
+            raise InputError(
                 f"from: layer {layer}: replicas of an expert share a node though others have none; leave "
                 "--spread out, or place anew without --max-moves"
             )
@@ -162,7 +163,7 @@ def _check(current: Slots, shape: Shape, limits: Limits, experts: int) -> None:
             held = [set(node.tolist()) for node in group]
             twice = {g for node in held for g in node if sum(g in other for other in held) > 1}
             if twice:
-                raise ExpertError(
+                raise InputError(
                     f"from: layer {layer}: group {min(twice)} is on several nodes; use --groups 1, or place "
                     "anew without --max-moves"
                 )

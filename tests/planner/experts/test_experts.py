@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks.expert_placement import greedy_placement
 from meshwright.cli import main
+from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.experts.balance.bound import balance_bound
 from meshwright.planner.experts.balance.count_bound import count_bound, pair_bound
 from meshwright.planner.experts.balance.exact import Layer, solve_exactly
@@ -24,7 +25,7 @@ from meshwright.planner.experts.files.inputs import read_routing, token_loads
 from meshwright.planner.experts.files.placement_reader import read_placement
 from meshwright.planner.experts.files.recorders import write_safetensors
 from meshwright.planner.experts.moves.placement import count_moves
-from meshwright.planner.experts.problem import ExpertError, Limits, NoPlacementError, Shape
+from meshwright.planner.experts.problem import Limits, Shape
 from meshwright.planner.experts.traffic.flows import Flows
 from meshwright.planner.experts.traffic.less_traffic import Search, layer_caps, less_of
 from meshwright.planner.experts.traffic.touched import Level, blocks_per_token
@@ -259,22 +260,22 @@ def test_bad_inputs_are_refused_with_the_place(
 ) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(ExpertError) as caught:
+    with pytest.raises(InputError) as caught:
         read_routing(path)
     assert part in str(caught.value)
 
 
 def test_shapes_that_no_placement_has() -> None:
     loads = np.ones((1, 1, 8))
-    with pytest.raises(ExpertError, match="use 8 or 12"):
+    with pytest.raises(InputError, match="use 8 or 12"):
         place(loads, Shape(slots=10, gpus=4, nodes=1), Limits(), Effort())
-    with pytest.raises(ExpertError, match=r"use 8$"):
+    with pytest.raises(InputError, match=r"use 8$"):
         place(loads, Shape(slots=3, gpus=4, nodes=1), Limits(), Effort())
-    with pytest.raises(NoPlacementError, match="at least 8"):
+    with pytest.raises(InfeasibleError, match="at least 8"):
         place(loads, Shape(slots=4, gpus=4, nodes=1), Limits(), Effort())
-    with pytest.raises(NoPlacementError, match="once on each"):
+    with pytest.raises(InfeasibleError, match="once on each"):
         place(loads, Shape(slots=32, gpus=2, nodes=1), Limits(), Effort())
-    with pytest.raises(NoPlacementError, match="groups"):
+    with pytest.raises(InfeasibleError, match="groups"):
         place(loads, Shape(slots=8, gpus=4, nodes=4), Limits(groups=2), Effort())
 
 
@@ -447,7 +448,7 @@ def test_drift_is_reported_for_windows_that_were_not_placed_on(tmp_path: Path) -
 def test_torch_files_are_refused_or_read(tmp_path: Path) -> None:
     path = tmp_path / "recorder.pt"
     path.write_bytes(b"\x80\x02}q\x00.")
-    with pytest.raises(ExpertError, match=r"torch, which is not installed|plain pickles"):
+    with pytest.raises(InputError, match=r"torch, which is not installed|plain pickles"):
         read_routing(path)
     torch = pytest.importorskip("torch")
     counts = np.arange(12).reshape(2, 2, 3)

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.cli import main
+from meshwright.errors import InputError
 from meshwright.planner.experts.files.placement_reader import read_placement
 from meshwright.planner.experts.files.writers import FORMATS, Placed, placement_text
-from meshwright.planner.experts.problem import ExpertError
 
 
 def written(form: str, experts: int = 4) -> str:
@@ -83,7 +83,7 @@ def test_the_megatron_permutation_puts_every_expert_at_its_position() -> None:
     weights = np.array([10, 11, 12, 13])
     assert weights[old].tolist() == [13, 11, 12, 10]
     assert weights[old][new].tolist() == weights.tolist()
-    with pytest.raises(ExpertError, match="use --slots 3"):
+    with pytest.raises(InputError, match="use --slots 3"):
         written("megatron", experts=3)
 
 
@@ -105,7 +105,7 @@ def test_placements_that_do_not_fit_are_refused(
 ) -> None:
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(ExpertError) as caught:
+    with pytest.raises(InputError) as caught:
         read_placement(path, layers=1, gpus=1, experts=2)
     assert part in str(caught.value)
 

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 import meshwright.planner.experts.moves.placement as moves_module
 from meshwright.cli import main
+from meshwright.errors import InputError
 from meshwright.planner.experts.balance.packing import has_duplicates
 from meshwright.planner.experts.balance.place import place
 from meshwright.planner.experts.balance.solve import Effort
 from meshwright.planner.experts.moves.placement import Moved, bound_curve, count_moves, improve_from
-from meshwright.planner.experts.problem import ExpertError, Limits, Shape
+from meshwright.planner.experts.problem import Limits, Shape
 
 SIZES = ((5, 2, 3), (4, 3, 2), (4, 2, 3), (3, 2, 3))
 """Experts, slots of a GPU, GPUs: few enough to try every placement."""
@@ -153,13 +154,13 @@ def test_more_moves_are_never_worse_and_enough_are_a_fresh_placement() -> None:
 def test_a_placement_that_breaks_what_is_asked_is_refused() -> None:
     loads, shape = np.ones((1, 1, 4)), Shape(slots=8, gpus=4, nodes=2)
     current = np.array([[[0, 1], [0, 2], [1, 3], [2, 3]]])
-    with pytest.raises(ExpertError, match="share a node"):
+    with pytest.raises(InputError, match="share a node"):
         improve_from(loads, current, shape, 2, limits=Limits(spread=True))
-    with pytest.raises(ExpertError, match="group 0 is on several nodes"):
+    with pytest.raises(InputError, match="group 0 is on several nodes"):
         improve_from(loads, current, shape, 2, limits=Limits(groups=2))
-    with pytest.raises(ExpertError, match="8 slots on 4 GPUs"):
+    with pytest.raises(InputError, match="8 slots on 4 GPUs"):
         improve_from(loads, current, Shape(slots=12, gpus=4, nodes=2), 2)
-    with pytest.raises(ExpertError, match="twice"):
+    with pytest.raises(InputError, match="twice"):
         improve_from(loads, np.array([[[0, 0], [1, 2], [1, 3], [2, 3]]]), shape, 2)
 
 

@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from meshwright.cli import main
-from meshwright.costmodel.collectives.traffic import all_to_all_bytes
+from meshwright.costmodel.traffic.level_traffic import all_to_all_bytes
+from meshwright.errors import InputError
 from meshwright.model_specs.reader import read_model
 from meshwright.planner.experts.balance.packing import has_duplicates
 from meshwright.planner.experts.balance.place import place
@@ -20,7 +21,7 @@ from meshwright.planner.experts.balance.rows import Solved, by_layer
 from meshwright.planner.experts.balance.solve import Effort
 from meshwright.planner.experts.figures import pairs_apart, traffic_row
 from meshwright.planner.experts.files.inputs import Routing, token_loads
-from meshwright.planner.experts.problem import ExpertError, Limits, Shape
+from meshwright.planner.experts.problem import Limits, Shape
 from meshwright.planner.experts.request import ExpertRequest, ground
 from meshwright.planner.experts.traffic.affinity import cross_node_share, near_sources
 from meshwright.planner.experts.traffic.flows import Flows, read_flows
@@ -412,10 +413,10 @@ def test_co_activation_files_are_read_and_refused(tmp_path: Path) -> None:
     assert flows.pairs is None
     assert flows.tokens is not None
     np.savez(path, co_activation=pairs[:, :3, :3])
-    with pytest.raises(ExpertError, match=r"\[2, 4, 4\]; got \[2, 3, 3\]"):
+    with pytest.raises(InputError, match=r"\[2, 4, 4\]; got \[2, 3, 3\]"):
         read_flows(routing, path, shape)
     np.savez(path, co_activation=-pairs)
-    with pytest.raises(ExpertError, match="not negative"):
+    with pytest.raises(InputError, match="not negative"):
         read_flows(routing, path, shape)
     # A trace beside the loads counts before their pair counts.
     tokens = np.array([[[0, 1]], [[2, 3]]], dtype=np.int32)
