@@ -75,7 +75,7 @@ def neighbours_view(changes: Sequence[Neighbour]) -> View:
         columns = [
             Column("change"),
             Column("step time", SECONDS),
-            Column("", decimals(2, sign=True), unit="%"),
+            Column("slower", decimals(2, sign=True), unit="%"),
         ]
         rows = [[change.change, change.step_time_s, change.slower_pct] for change in allowed]
         view += [Heading("What one change would cost"), Table(columns, rows)]

@@ -83,7 +83,7 @@ def _groups(groups: Mapping[str, Document]) -> Block:
     columns = [
         Column("axis"),
         Column("level"),
-        Column("groups that cross"),
+        Column("groups that cross", NUMBER),
         Column("ranks", COUNT),
         Column("the most", BYTES),
         Column("all", BYTES),
