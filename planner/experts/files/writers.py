@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.frameworks.megatron import MEGATRON
 from meshwright.planner.experts.problem import ExpertError, Slots
 
-FORMATS = ("json", "sglang", "trtllm", "vllm", "megatron")
+FORMATS = ("json", "sglang", "trtllm", "vllm", MEGATRON.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ def placement_text(placed: Placed, form: str) -> str:
         "sglang": _sglang,
         "trtllm": _trtllm,
         "vllm": _vllm_ascend,
-        "megatron": _megatron,
+        MEGATRON.name: _megatron,
     }
     if form not in writers:
         raise ExpertError(f"format: no format {form[:40]!r}; allowed: {', '.join(writers)}")

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from meshwright.cluster_specs.catalog import cluster_names
+from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.model_specs.catalog import catalog_names
 from meshwright.model_specs.documents import parse_mapping, path_text, read_text
 from meshwright.model_specs.errors import SpecError, validation_message
@@ -45,7 +46,7 @@ class JobDoc(BaseModel):
     """Tokens per sequence."""
     precision: str = "bf16"
     optimizer: str = "adam"
-    framework: str = "megatron"
+    framework: str = DEFAULT_FRAMEWORK
     pin: str | dict[str, int | str] = ""
     """`tp=8,pp=4`, or a mapping."""
     forbid: str | tuple[str, ...] = ()
