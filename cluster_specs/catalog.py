@@ -9,8 +9,9 @@ from typing import Any
 import yaml
 
 from meshwright.cluster_specs.documents import LOADER
-from meshwright.cluster_specs.errors import ClusterError, shown, suggestion
+from meshwright.cluster_specs.errors import suggestion
 from meshwright.cluster_specs.schema import ClusterSpec, DeviceSpec
+from meshwright.errors import InputError, shown
 
 ELASTIC_GPUS = 131_072
 """The most GPUs of a kind of node, unless its entry says otherwise."""
@@ -28,10 +29,10 @@ def cluster_names() -> tuple[str, ...]:
 
 @cache
 def load_device(name: str) -> DeviceSpec:
-    """A device by its catalog name. Raises ClusterError with the names there are."""
+    """A device by its catalog name. Raises InputError with the names there are."""
     entry = _entries("devices.yaml").get(name)
     if entry is None:
-        raise ClusterError(
+        raise InputError(
             f"device: {shown(name)} is not in the catalog{suggestion(name, device_names())}"
         )
     return DeviceSpec.model_validate({"name": name, **entry})
@@ -39,7 +40,7 @@ def load_device(name: str) -> DeviceSpec:
 
 @cache
 def load_cluster(name: str) -> ClusterSpec:
-    """A kind of node or a cluster by its catalog name. Raises ClusterError with the names there are."""
+    """A kind of node or a cluster by its catalog name. Raises InputError with the names there are."""
     fields = cluster_fields(name)
     return ClusterSpec.model_validate({**fields, "device": load_device(fields["device"])})
 
@@ -50,7 +51,7 @@ def cluster_fields(name: str) -> dict[str, Any]:
     if name in nodes:
         return {"name": name, "gpus": ELASTIC_GPUS, "elastic": True, **nodes[name]}
     if name not in clusters:
-        raise ClusterError(
+        raise InputError(
             f"cluster: {shown(name)} is not in the catalog{suggestion(name, cluster_names())}"
         )
     own = {key: value for key, value in clusters[name].items() if key != "base"}

@@ -8,26 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from meshwright.errors import LONGEST_CHOICE_LIST, LONGEST_VALUE, shown
+
 MOST_MISTAKES = 20
-LONGEST_VALUE = 80
-LONGEST_CHOICE_LIST = 60
-
-
-class ClusterError(ValueError):
-    """A cluster that cannot be used. The message names place, value, what is allowed and the remedy."""
-
-
-def shown(value: object) -> str:
-    """A value as a message can carry it: short and printable, whatever its size or nesting."""
-    if isinstance(value, str):
-        return repr(value[:LONGEST_VALUE]) + ("..." if len(value) > LONGEST_VALUE else "")
-    if isinstance(value, dict | list | tuple):
-        return f"a {'mapping' if isinstance(value, dict) else 'list'} of {len(value)} items"
-    if isinstance(value, int) and value.bit_length() > 200:
-        return f"an integer of {value.bit_length()} bits"
-    if value is None or isinstance(value, int | float):
-        return {"None": "null", "True": "true", "False": "false"}.get(repr(value), repr(value))
-    return f"a {type(value).__name__}"
 
 
 def suggestion(word: object, choices: Iterable[str]) -> str:

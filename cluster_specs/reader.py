@@ -16,8 +16,8 @@ from meshwright.cluster_specs.catalog import (
     node_kind_of,
 )
 from meshwright.cluster_specs.documents import read_mapping
-from meshwright.cluster_specs.errors import ClusterError, shown, suggestion, validation_message
-from meshwright.cluster_specs.importers.hostlists import HostlistError, expand
+from meshwright.cluster_specs.errors import suggestion, validation_message
+from meshwright.cluster_specs.importers.hostlists import expand
 from meshwright.cluster_specs.schema import (
     BlockSpec,
     ClusterSpec,
@@ -26,6 +26,7 @@ from meshwright.cluster_specs.schema import (
     Medium,
     NodeSpec,
 )
+from meshwright.errors import InputError, shown
 
 MOST_NODES = 131_072
 _FILE_ENDINGS = (".yaml", ".yml", ".json")
@@ -52,7 +53,7 @@ def read_cluster(text: str, gpus: int | None = None) -> ClusterSpec:
     """The cluster that a catalog name or the path of a YAML file stands for.
 
     `gpus` is only checked against what the cluster has; `fabric_levels` and the planner take it from there.
-    Raises ClusterError.
+    Raises InputError.
     """
     if text in cluster_names():
         cluster = load_cluster(text)
@@ -60,7 +61,7 @@ def read_cluster(text: str, gpus: int | None = None) -> ClusterSpec:
         cluster = cluster_from_mapping(read_mapping(Path(text)), text)
     else:
         hint = suggestion(text, cluster_names())
-        raise ClusterError(f"cluster: {shown(text)} is neither a catalog name nor a file{hint}")
+        raise InputError(f"cluster: {shown(text)} is neither a catalog name nor a file{hint}")
     if gpus is not None:
         check_gpus(cluster, gpus)
     return cluster
@@ -86,7 +87,7 @@ def cluster_from_mapping(data: Mapping[str, object], where: str = "cluster") -> 
     try:
         return ClusterSpec.model_validate(fields)
     except ValidationError as error:
-        raise ClusterError(validation_message(error, where, _FIELDS)) from None
+        raise InputError(validation_message(error, where, _FIELDS)) from None
 
 
 def _expand_node_ranges(fields: dict[str, object], where: str) -> None:
@@ -102,8 +103,8 @@ def _expand_node_ranges(fields: dict[str, object], where: str) -> None:
             continue
         try:
             names = expand(name, MOST_NODES - len(out))
-        except HostlistError as error:
-            raise ClusterError(f"{where}: nodes[{index}].name: {shown(name)}: {error}") from None
+        except InputError as error:
+            raise InputError(f"{where}: nodes[{index}].name: {shown(name)}: {error}") from None
         out += [{**node, "name": one} for one in names]
     fields["nodes"] = out
 
@@ -114,7 +115,7 @@ def _base_fields(base: object, where: str) -> dict[str, object]:
         return {}
     if not isinstance(base, str) or base not in cluster_names():
         hint = suggestion(base, cluster_names())
-        raise ClusterError(f"{where}: base: {shown(base)} is not in the catalog{hint}")
+        raise InputError(f"{where}: base: {shown(base)} is not in the catalog{hint}")
     own = ("name", "gpus", "elastic", "levels", "fabric", "blocks")
     return {key: value for key, value in cluster_fields(base).items() if key not in own}
 
@@ -123,25 +124,23 @@ def _device(fields: Mapping[str, object], where: str) -> tuple[DeviceSpec, str |
     """The device, and its catalog name if it has one."""
     device = fields.get("device")
     if device is None:
-        raise ClusterError(
-            f"{where}: device: required and missing; give a catalog name or a mapping"
-        )
+        raise InputError(f"{where}: device: required and missing; give a catalog name or a mapping")
     if isinstance(device, DeviceSpec):
         return device, None
     if isinstance(device, str):
         try:
             return load_device(device), device
-        except ClusterError as error:
-            raise ClusterError(f"{where}: {error}") from None
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
     if not isinstance(device, Mapping):
-        raise ClusterError(
+        raise InputError(
             f"{where}: device: must be a catalog name or a mapping, got {shown(device)}"
         )
     try:
         return DeviceSpec.model_validate({"name": "device", **device}), None
     except ValidationError as error:
         inner = {"": _FIELDS["device"]}
-        raise ClusterError(validation_message(error, f"{where}: device", inner)) from None
+        raise InputError(validation_message(error, f"{where}: device", inner)) from None
 
 
 def _fill_from_node_kind(fields: dict[str, object], catalog_device: str | None) -> None:
@@ -168,7 +167,7 @@ def _count_free_gpus(fields: dict[str, object], where: str) -> None:
     """Sets `gpus` to the free GPUs of the nodes listed."""
     nodes, per_node = fields.get("nodes"), fields.get("gpus_per_node")
     if not isinstance(nodes, list) or not nodes or not isinstance(per_node, int):
-        raise ClusterError(f"{where}: gpus: this field is required and missing (or list the nodes)")
+        raise InputError(f"{where}: gpus: this field is required and missing (or list the nodes)")
     free = [node.get("free_gpus") if isinstance(node, Mapping) else None for node in nodes]
     fields["gpus"] = sum(count if isinstance(count, int) else per_node for count in free)
 

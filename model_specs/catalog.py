@@ -9,8 +9,9 @@ from types import MappingProxyType
 
 from pydantic import ValidationError
 
+from meshwright.errors import InputError
 from meshwright.model_specs.documents import parse_mapping
-from meshwright.model_specs.errors import SpecError, near_miss, validation_message
+from meshwright.model_specs.errors import near_miss, validation_message
 from meshwright.model_specs.schema import ModelSpec
 
 _WHERE = "model catalog"
@@ -29,10 +30,10 @@ def catalog_names() -> tuple[str, ...]:
 
 @cache
 def load_catalog_model(name: str) -> ModelSpec:
-    """The catalog's model of this name. Raises SpecError, with a near miss, where there is none."""
+    """The catalog's model of this name. Raises InputError, with a near miss, where there is none."""
     entries = _entries()
     if name not in entries:
-        raise SpecError(
+        raise InputError(
             "no such model in the catalog",
             where="model",
             value=name,
@@ -41,11 +42,11 @@ def load_catalog_model(name: str) -> ModelSpec:
         )
     fields = entries[name]
     if not isinstance(fields, dict):
-        raise SpecError("must be a mapping of fields", where=f"{_WHERE}: {name}", value=fields)
+        raise InputError("must be a mapping of fields", where=f"{_WHERE}: {name}", value=fields)
     try:
         return ModelSpec.model_validate({"name": name, **fields})
     except ValidationError as error:
-        raise SpecError(validation_message(error, f"{_WHERE}: {name}", ModelSpec)) from None
+        raise InputError(validation_message(error, f"{_WHERE}: {name}", ModelSpec)) from None
 
 
 _WIDTHS = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from meshwright.model_specs.errors import SpecError, shown
+from meshwright.errors import InputError, shown
 
 LARGEST_FILE_BYTES = 1 << 20
 """A model description is a few kilobytes."""
@@ -17,26 +17,26 @@ _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_text(path: Path, largest_bytes: int = LARGEST_FILE_BYTES) -> str:
-    """The text of a regular UTF-8 file. Raises SpecError where there is none, or it is too large."""
+    """The text of a regular UTF-8 file. Raises InputError where there is none, or it is too large."""
     where = path_text(path)
     try:
         if not path.is_file():
             kind = "this is a directory, not a file" if path.is_dir() else "no such file"
-            raise SpecError(kind, where=where)
+            raise InputError(kind, where=where)
         with path.open("rb") as file:
             data = file.read(largest_bytes + 1)
     except (OSError, ValueError) as error:
-        if isinstance(error, SpecError):
+        if isinstance(error, InputError):
             raise
-        raise SpecError(f"cannot be read ({_reason(error)})", where=where) from None
+        raise InputError(f"cannot be read ({_reason(error)})", where=where) from None
     if len(data) > largest_bytes:
-        raise SpecError(
+        raise InputError(
             f"the file is larger than {largest_bytes} bytes, the most that is read", where=where
         )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise SpecError(f"this is not UTF-8 text (byte {error.start})", where=where) from None
+        raise InputError(f"this is not UTF-8 text (byte {error.start})", where=where) from None
 
 
 def path_text(path: Path) -> str:
@@ -50,16 +50,16 @@ def _reason(error: OSError | ValueError) -> str:
 
 
 def parse_mapping(text: str, where: str) -> dict[str, object]:
-    """A JSON or YAML document whose root is a mapping with text keys. Raises SpecError on any other."""
+    """A JSON or YAML document whose root is a mapping with text keys. Raises InputError on any other."""
     data = _parse_json(text, where) if text.lstrip().startswith("{") else _parse_yaml(text, where)
     if not isinstance(data, dict):
         what = (
             "the document is empty" if data is None else "the document must be a mapping of fields"
         )
-        raise SpecError(what, where=where, value=... if data is None else data)
+        raise InputError(what, where=where, value=... if data is None else data)
     for key in data:
         if not isinstance(key, str):
-            raise SpecError("field names must be texts", where=where, value=key)
+            raise InputError("field names must be texts", where=where, value=key)
     return data
 
 
@@ -68,7 +68,7 @@ def _parse_json(text: str, where: str) -> object:
         found: dict[str, object] = {}
         for key, value in pairs:
             if key in found:
-                raise SpecError(f"field {shown(key)} is given twice", where=where)
+                raise InputError(f"field {shown(key)} is given twice", where=where)
             found[key] = value
         return found
 
@@ -77,15 +77,15 @@ def _parse_json(text: str, where: str) -> object:
     except json.JSONDecodeError as error:
         try:  # A YAML flow mapping starts with a brace as well.
             return _parse_yaml(text, where)
-        except SpecError:
+        except InputError:
             what = f"not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
-            raise SpecError(what, where=where) from None
+            raise InputError(what, where=where) from None
     except RecursionError:
-        raise SpecError("the document is nested too deeply", where=where) from None
+        raise InputError("the document is nested too deeply", where=where) from None
     except ValueError as error:
-        if isinstance(error, SpecError):
+        if isinstance(error, InputError):
             raise
-        raise SpecError("an integer has too many digits", where=where) from None
+        raise InputError("an integer has too many digits", where=where) from None
 
 
 def _parse_yaml(text: str, where: str) -> object:
@@ -96,17 +96,17 @@ def _parse_yaml(text: str, where: str) -> object:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise SpecError(
+        raise InputError(
             f"not valid YAML: {error.problem or error.context}{place}", where=where
         ) from None
     except yaml.YAMLError as error:
-        raise SpecError(f"not valid YAML: {str(error).splitlines()[0]}", where=where) from None
+        raise InputError(f"not valid YAML: {str(error).splitlines()[0]}", where=where) from None
     except RecursionError:
-        raise SpecError("the document is nested too deeply", where=where) from None
+        raise InputError("the document is nested too deeply", where=where) from None
     except ValueError as error:
-        if isinstance(error, SpecError):
+        if isinstance(error, InputError):
             raise
-        raise SpecError("a number or date cannot be read", where=where) from None
+        raise InputError("a number or date cannot be read", where=where) from None
 
 
 def _refuse_bombs(text: str, where: str) -> None:
@@ -115,13 +115,13 @@ def _refuse_bombs(text: str, where: str) -> None:
     for event in yaml.parse(text, Loader=_LOADER):
         line = event.start_mark.line + 1 if event.start_mark else 1
         if isinstance(event, yaml.AliasEvent):
-            raise SpecError(
+            raise InputError(
                 f"line {line}: YAML aliases (*name) are not accepted: repeat the value", where=where
             )
         if isinstance(event, yaml.ScalarEvent) and open_nodes:
             repeated = open_nodes[-1].repeats(event.value)
             if repeated:
-                raise SpecError(
+                raise InputError(
                     f"line {line}: field {shown(event.value)} is given twice", where=where
                 )
         elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
@@ -129,7 +129,9 @@ def _refuse_bombs(text: str, where: str) -> None:
                 open_nodes[-1].repeats(None)
             open_nodes.append(_Node(mapping=isinstance(event, yaml.MappingStartEvent)))
             if len(open_nodes) > DEEPEST:
-                raise SpecError(f"line {line}: nested more than {DEEPEST} levels deep", where=where)
+                raise InputError(
+                    f"line {line}: nested more than {DEEPEST} levels deep", where=where
+                )
         elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
             open_nodes.pop()
 

@@ -9,65 +9,11 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from meshwright.errors import LONGEST_VALUE, InputError, shown
+
 MOST_LINES = 20
 """More errors of one document than this are only counted."""
-LONGEST_VALUE = 80
-LONGEST_CHOICE_LIST = 60
 MOST_COMPARED = 500
-
-
-class SpecError(ValueError):
-    """A specification that cannot be used. The message names file, field, value and remedy."""
-
-    def __init__(
-        self,
-        what: str,
-        *,
-        where: str | None = None,
-        value: object = ...,
-        allowed: Iterable[str] = (),
-        did_you_mean: str | None = None,
-    ) -> None:
-        self.what = what
-        self.where = where
-        self.allowed = tuple(allowed)
-        self.did_you_mean = did_you_mean
-        text = f"{where}: {what}" if where else what
-        if value is not ...:
-            text += f", got {shown(value)}"
-        if did_you_mean is not None:
-            text += f" (did you mean {did_you_mean!r}?)"
-        if self.allowed:
-            text += f"; allowed: {listed(self.allowed)}"
-        super().__init__(text)
-
-
-def shown(value: object) -> str:
-    """A value as an error message can carry it: short, printable, and safe for any size or nesting."""
-    if value is None:
-        text = "null"
-    elif isinstance(value, bool):
-        text = "true" if value else "false"
-    elif isinstance(value, int):
-        # Python refuses to print integers of more than 4,300 digits.
-        bits = value.bit_length()
-        text = str(value) if bits < 200 else f"an integer of {bits} bits"
-    elif isinstance(value, str):
-        text = repr(value[:LONGEST_VALUE]) + ("..." if len(value) > LONGEST_VALUE else "")
-    elif isinstance(value, dict):
-        text = f"a mapping of {len(value)} keys"
-    elif isinstance(value, list | tuple | set):
-        text = f"a list of {len(value)} items"
-    else:
-        text = repr(value) if isinstance(value, float) else f"a {type(value).__name__}"
-    return text
-
-
-def listed(choices: Collection[str]) -> str:
-    """Choices joined by commas, cut short where there are very many."""
-    names = list(choices)
-    more = len(names) - LONGEST_CHOICE_LIST
-    return ", ".join(names[:LONGEST_CHOICE_LIST]) + (f", and {more} more" if more > 0 else "")
 
 
 def near_miss(word: object, choices: Iterable[str]) -> str | None:
@@ -110,12 +56,12 @@ def _line(
     path = field_path(location)
     full = f"{where}: {path}" if path else where
     if kind == "missing":
-        return str(SpecError("this field is required and missing", where=full))
+        return str(InputError("this field is required and missing", where=full))
     if kind == "extra_forbidden":
         choices = _fields_at(allowed_fields, location[:-1])
         name = location[-1]
         return str(
-            SpecError(
+            InputError(
                 "unknown field",
                 where=full,
                 did_you_mean=near_miss(name, choices),
@@ -128,7 +74,7 @@ def _line(
             for choice in str(context["expected"]).replace(" or ", ", ").split(", ")
         ]
         return str(
-            SpecError(
+            InputError(
                 "not a value of this field",
                 where=full,
                 value=value,
@@ -138,7 +84,7 @@ def _line(
         )
     if kind == "value_error":
         return f"{full}: {context.get('error', mistake['msg'])}"
-    return str(SpecError(_words(kind, context, str(mistake["msg"])), where=full, value=value))
+    return str(InputError(_words(kind, context, str(mistake["msg"])), where=full, value=value))
 
 
 def _words(kind: str, context: dict[str, Any], message: str) -> str:

@@ -6,7 +6,7 @@ from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.workload import Overlap, Workload, planned_overlap
-from meshwright.documents.output_files import LaunchError
+from meshwright.errors import InfeasibleError
 from meshwright.frameworks.record import Framework
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.predicted import LayoutDoc, layout_from_document
@@ -16,10 +16,11 @@ def require_legal(plan: Plan, framework: Framework, overlap: Overlap | None = No
     """The layout of a plan that the framework can start.
 
     `overlap` is what the launch files turn on; that of the framework's record when absent.
-    Raises LaunchError with every broken rule otherwise. Memory is not judged again: that takes a cost model.
+    Raises InfeasibleError with every broken rule otherwise. Memory is not judged again: that takes a cost
+    model.
     """
     if plan.layout is None:
-        raise LaunchError(
+        raise InfeasibleError(
             f"the plan has no layout (status {plan.status}): there is nothing to launch."
         )
     inputs = plan.inputs
@@ -47,5 +48,5 @@ def require_legal(plan: Plan, framework: Framework, overlap: Overlap | None = No
         if finding is not None:
             broken.append(rule.explain(finding))
     if broken:
-        raise LaunchError(f"{framework.name} cannot start this plan.\n" + "\n".join(broken))
+        raise InfeasibleError(f"{framework.name} cannot start this plan.\n" + "\n".join(broken))
     return plan.layout

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from meshwright.cluster_specs.allocation import allocated_gpus, expand_nodes
 from meshwright.cluster_specs.catalog import load_cluster, load_device
 from meshwright.cluster_specs.documents import LARGEST_FILE_BYTES
-from meshwright.cluster_specs.errors import ClusterError
 from meshwright.cluster_specs.fabric import fabric_levels
 from meshwright.cluster_specs.naming import node_name
 from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
+from meshwright.errors import InputError
 
 # Blocks as in published runs: a stated NIC, none, NVL72 with a remark, a note on what is assumed.
 SELENE = {
@@ -172,12 +172,12 @@ def test_node_names_follow_the_pattern() -> None:
 def test_a_kind_of_node_needs_a_number_and_a_machine_has_one() -> None:
     assert allocated_gpus(load_cluster("llama3-24k"), None) == 24_576
     assert allocated_gpus(load_cluster("dgx-h100"), 16) == 16
-    with pytest.raises(ClusterError, match=r"dgx-h100.*--gpus"):
+    with pytest.raises(InputError, match=r"dgx-h100.*--gpus"):
         allocated_gpus(load_cluster("dgx-h100"), None)
 
 
 def test_more_gpus_than_the_cluster_has() -> None:
-    with pytest.raises(ClusterError, match=r"8192 asked for.*'dragonfly-4096' has 4096"):
+    with pytest.raises(InputError, match=r"8192 asked for.*'dragonfly-4096' has 4096"):
         read_cluster("dragonfly-4096", 8192)
 
 
@@ -197,7 +197,7 @@ def test_more_gpus_than_the_cluster_has() -> None:
     ],
 )
 def test_names_that_stand_for_nothing(text: str, message: str) -> None:
-    with pytest.raises(ClusterError, match=message) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         read_cluster(text)
     assert len(str(caught.value)) < 2000
 
@@ -241,7 +241,7 @@ def test_names_that_stand_for_nothing(text: str, message: str) -> None:
     ],
 )
 def test_fields_that_are_wrong(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ClusterError, match=message):
+    with pytest.raises(InputError, match=message):
         cluster_from_mapping({**SELENE, **change}, "x.yaml")
 
 
@@ -262,18 +262,18 @@ def test_fields_that_are_wrong(change: dict[str, Any], message: str) -> None:
     ],
 )
 def test_documents_that_are_wrong(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(ClusterError, match=message) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         read_cluster(write(tmp_path, text))
     assert "cluster.yaml" in str(caught.value)
 
 
 def test_files_that_are_not_text_or_too_large(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ClusterError, match="not UTF-8"):
+    with pytest.raises(InputError, match="not UTF-8"):
         read_cluster(str(tmp_path / "b.yaml"))
     with (tmp_path / "c.yaml").open("wb") as file:
         file.truncate(LARGEST_FILE_BYTES + 1)
-    with pytest.raises(ClusterError, match="larger than"):
+    with pytest.raises(InputError, match="larger than"):
         read_cluster(str(tmp_path / "c.yaml"))
 
 
@@ -295,6 +295,6 @@ _VALUES = st.recursive(
 def test_no_data_brings_anything_but_a_cluster_error(change: dict[str, Any]) -> None:
     try:
         cluster = cluster_from_mapping({**SELENE, **change})
-    except ClusterError:
+    except InputError:
         return
     assert fabric_levels(cluster, cluster.gpus).blocks[-1] == cluster.gpus

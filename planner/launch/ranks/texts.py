@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from meshwright.documents.output_files import LaunchError
+from meshwright.errors import InfeasibleError
 from meshwright.frameworks.catalog import framework_named
 from meshwright.planner.launch.rank_files import RankFiles, RankPlace, rank_files
 from meshwright.planner.launch.ranks.fabric_places import HostPlace, host_places
@@ -44,12 +44,12 @@ def mapping_files(
     groups.json        the process groups of every axis and of the products of axes that frameworks use
     fabric.svg         a picture of the ranks on the fabric
 
-    `node_names` and `ranks` are as for `megatron.launch_files`. Raises LaunchError if the plan has no layout
-    or its mapping does not fit it.
+    `node_names` and `ranks` are as for `megatron.launch_files`. Raises InfeasibleError if the plan has no
+    layout or its mapping does not fit it.
     """
     layout = plan.layout
     if layout is None:
-        raise LaunchError(
+        raise InfeasibleError(
             f"the plan has no layout (status {plan.status}): there is nothing to launch."
         )
     framework = framework_named(plan.inputs.framework)
@@ -69,7 +69,7 @@ def mapping_files(
 
 
 def plan_picture(plan: Plan) -> str:
-    """`fabric.svg` alone. Raises LaunchError as `mapping_files` does."""
+    """`fabric.svg` alone. Raises InfeasibleError as `mapping_files` does."""
     return mapping_files(plan)[f"{FOLDER}/fabric.svg"]
 
 
