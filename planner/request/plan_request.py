@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.pipeline.schedules import SCHEDULE_NAMES
 from meshwright.costmodel.workload import Workload, planned_overlap
-from meshwright.errors import InputError, listed, shown
+from meshwright.errors import InputError, listed, near_miss, shown
 from meshwright.frameworks.catalog import (
     DEFAULT_FRAMEWORK,
     FRAMEWORK_NAMES,
@@ -18,7 +18,6 @@ from meshwright.frameworks.catalog import (
     planned,
 )
 from meshwright.frameworks.record import Framework, FrameworkName
-from meshwright.model_specs.errors import near_miss
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.inputs import PlanInputs, Precision
 

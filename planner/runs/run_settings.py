@@ -8,10 +8,9 @@ from typing import Any
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_named, traits
-from meshwright.errors import InputError
+from meshwright.errors import InputError, near_miss
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, STACK_NAMES, stack_in_words
 from meshwright.frameworks.fsdp2 import FSDP2
-from meshwright.model_specs.errors import near_miss
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.run_schema import SettingsDoc
 from meshwright.planner.runs.run_terms import (

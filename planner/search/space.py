@@ -1,8 +1,15 @@
 """The space of layouts: every combination of choices that a framework can run, as arrays.
 
-A *family* is a choice of degrees and micro-batch; its *members* add the virtual stages, the ZeRO stage and
-the recomputation. What recomputation in full covers, how layers are split and where ranks lie is decided
-per member.
+Degrees (tp, cp, pp, dp, ep, etp) and a micro-batch come first; variants of them add the ZeRO stage and the
+recomputation, layouts the virtual stages and the schedule. How many layers full recomputation covers, how
+layers are split and where ranks lie is decided for each layout.
+
+>>> from meshwright.planner.request.reader import read_request
+>>> request = read_request(
+...     model="llama-3-8b", cluster="dgx-h100", gpus=8, global_batch=16, seq_len=8192
+... )
+>>> space_of(request).tp
+(1, 2, 4, 8)
 """
 
 from __future__ import annotations
@@ -112,21 +119,21 @@ class Space:
         table = np.array(pairs, dtype=np.int64).reshape(-1, 2)
         return table[:, 0], table[:, 1]
 
-    def families(self, most_gpus: int, more_than: int = 0) -> Layout:
-        """All families that use more than `more_than` and at most `most_gpus` GPUs, arrays of shape [n]."""
-        blocks = list(self._family_blocks(most_gpus, max(more_than, self.fewest_gpus - 1)))
+    def degrees(self, most_gpus: int, more_than: int = 0) -> Layout:
+        """All degrees that use more than `more_than` and at most `most_gpus` GPUs, arrays of shape [n]."""
+        blocks = list(self._degree_blocks(most_gpus, max(more_than, self.fewest_gpus - 1)))
         if not blocks:
             return _layouts(np.zeros((0, 7), dtype=np.int64), self)
         return _layouts(np.concatenate(blocks), self)
 
-    def _family_blocks(self, most_gpus: int, more_than: int) -> Iterator[IntArray]:
+    def _degree_blocks(self, most_gpus: int, more_than: int) -> Iterator[IntArray]:
         """Rows of each (tp, cp); among them pp runs slowest, then etp, ep, and (dp, micro-batch)."""
         dps, sizes = self._batch_pairs
         for tp in self.tp:
             etps = np.array(self._etps(tp), dtype=np.int64)
             for cp in self.cp:
                 pps = np.array(
-                    [pp for pp in self.staged_pp if tp * cp * pp <= most_gpus], dtype=np.int64
+                    [pp for pp in self.scheduled_pp if tp * cp * pp <= most_gpus], dtype=np.int64
                 )
                 pp, etp, ep, pair = np.ix_(
                     pps, etps, np.array(self.ep, dtype=np.int64), np.arange(len(dps))
@@ -164,23 +171,23 @@ class Space:
         options = (1, tp) if self.expert_tensor and tp > 1 else (1,)
         return options if self.etp is None else tuple(e for e in options if e == self.etp)
 
-    def variants(self, families: Layout) -> Layout:
-        """Every ZeRO stage and recomputation of the given families, without virtual stages; arrays of shape
+    def variants(self, degrees: Layout) -> Layout:
+        """Every ZeRO stage and recomputation of the given degrees, without virtual stages; arrays of shape
         [n].
         """
-        count = families.broadcast_shape()[0]
+        count = degrees.broadcast_shape()[0]
         zero, recompute = (
             np.array(self.zero, dtype=np.int64),
             np.array(self.recompute, dtype=np.int64),
         )
-        grown = families.take(np.repeat(np.arange(count), len(zero) * len(recompute)))
+        grown = degrees.take(np.repeat(np.arange(count), len(zero) * len(recompute)))
         return replace(
             grown,
             zero_stage=np.tile(np.repeat(zero, len(recompute)), count),
             recompute=np.tile(recompute, count * len(zero)),
         )
 
-    def staged(self, variants: Layout) -> Layout:
+    def scheduled(self, variants: Layout) -> Layout:
         """Every number of virtual stages and schedule of the given layouts, arrays of shape [n]."""
         pp = np.atleast_1d(np.asarray(variants.pp))
         if not len(pp):
@@ -194,14 +201,14 @@ class Space:
         vpp, schedule = np.concatenate(options).T
         return replace(variants.take(rows), vpp=vpp, schedule=schedule)
 
-    def members(self, families: Layout) -> Layout:
-        """Every member of the given families, arrays of shape [n]."""
-        return self.staged(self.variants(families))
+    def layouts(self, degrees: Layout) -> Layout:
+        """Every layout of the given degrees, arrays of shape [n]."""
+        return self.scheduled(self.variants(degrees))
 
-    def members_per_family(self, families: Layout) -> IntArray:
-        """How many members each family has, shape [n]."""
-        pp = np.atleast_1d(np.asarray(families.pp))
-        return np.asarray(self._members_by_pp[pp], dtype=np.int64)
+    def layouts_per_degrees(self, degrees: Layout) -> IntArray:
+        """How many layouts the given degrees have, shape [n]."""
+        pp = np.atleast_1d(np.asarray(degrees.pp))
+        return np.asarray(self._layouts_by_pp[pp], dtype=np.int64)
 
     @cached_property
     def smallest_bubble(self) -> FloatArray:
@@ -209,12 +216,12 @@ class Space:
         return self._by_pp(lambda found: min(_bubble_factor(*one) for one in found))
 
     @cached_property
-    def _members_by_pp(self) -> IntArray:
+    def _layouts_by_pp(self) -> IntArray:
         per: int = len(self.zero) * len(self.recompute)
         return np.asarray(self.pipeline_counts * per, dtype=np.int64)
 
     @cached_property
-    def staged_pp(self) -> tuple[int, ...]:
+    def scheduled_pp(self) -> tuple[int, ...]:
         """Values of pp that some number of virtual stages and some schedule go with."""
         return tuple(pp for pp in self.pp if self.pipelines(pp))
 
