@@ -64,7 +64,18 @@ class Workload:
     """HBM that the plan must leave free."""
 
     def imbalance(self, ep: ArrayLike) -> NDArray[np.float64]:
-        """Load of the busiest rank over the mean for expert-parallel degrees, in their shape."""
+        """Load of the busiest rank of an expert group over the mean.
+
+        Parameters
+        ----------
+        ep : int or array of int
+            Expert-parallel degrees, at least 1.
+
+        Returns
+        -------
+        array of float
+            Shaped like `ep`, at least 1.
+        """
         factor = np.full(np.shape(ep), self.expert_imbalance)
         for degree, measured in self.expert_imbalance_by_ep:
             factor = np.where(np.asarray(ep) == degree, measured, factor)
@@ -73,13 +84,26 @@ class Workload:
     def copies(
         self, ep: ArrayLike, blocks: NDArray[np.float64], even: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Blocks that a token touches of `blocks` [..., levels]: as measured, else `even` of that shape.
+        """Blocks of an expert group that hold at least one of a token's experts.
 
         Straight lines between the numbers of blocks that were measured: groups do not always split evenly.
+
+        Parameters
+        ----------
+        ep : int or array of int, shape [...]
+            Expert-parallel degrees.
+        blocks : array of float, shape [..., levels]
+            Equal blocks that the group lies in.
+        even : array of float, shape [..., levels]
+            The answer for degrees that were not measured.
+
+        Returns
+        -------
+        array of float, shape [..., levels]
         """
         degrees = np.asarray(ep)[..., None]
         for degree in {entry[0] for entry in self.expert_copies_by_ep}:
-            known = sorted(entry[1:] for entry in self.expert_copies_by_ep if entry[0] == degree)
-            measured = np.interp(blocks, *np.array(known).T)
+            points = sorted(entry[1:] for entry in self.expert_copies_by_ep if entry[0] == degree)
+            measured = np.interp(blocks, *np.array(points).T)
             even = np.where(degrees == degree, measured, even)
         return np.asarray(even)
