@@ -10,14 +10,18 @@ meshwright.errors.InputError: --pin: tp: must be at most 8, got 16
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Iterable
 from enum import IntEnum
+from itertools import islice
 from typing import ClassVar
 
 LONGEST_VALUE = 80
 """Characters of a user's text that a message repeats."""
 LONGEST_CHOICE_LIST = 60
 """Choices that a message lists."""
+MOST_COMPARED = 500
+"""Choices that a misspelt word is compared with."""
 
 
 class ExitCode(IntEnum):
@@ -90,11 +94,7 @@ class InputError(MeshwrightError, ValueError):
         text = f"{where}: {what}" if where else what
         if value is not ...:
             text += f", got {shown(value)}"
-        if did_you_mean is not None:
-            text += f" (did you mean {did_you_mean!r}?)"
-        if self.allowed:
-            text += f"; allowed: {listed(self.allowed)}"
-        super().__init__(text)
+        super().__init__(text + _remedy(did_you_mean, self.allowed))
 
 
 def shown(value: object) -> str:
@@ -134,3 +134,41 @@ def message_of(error: Exception) -> tuple[str, ExitCode]:
         return f"the installation is incomplete: {error}", ExitCode.INTERNAL
     words = "This is a fault in meshwright, not in your input; --debug shows where it happened."
     return f"internal error, {type(error).__name__}: {error}. {words}", ExitCode.INTERNAL
+
+
+def suggestion(word: object, choices: Iterable[str]) -> str:
+    """The end of a message about an unknown word: the near miss, if there is one, and what is allowed.
+
+    >>> suggestion("lama", ["llama", "gpt"])
+    " (did you mean 'llama'?); allowed: gpt, llama"
+    """
+    names = sorted(choices)
+    return _remedy(near_miss(word, names), names)
+
+
+def _remedy(did_you_mean: str | None, allowed: Collection[str]) -> str:
+    text = f" (did you mean {did_you_mean!r}?)" if did_you_mean is not None else ""
+    return f"{text}; allowed: {listed(allowed)}" if allowed else text
+
+
+def near_miss(word: object, choices: Iterable[str]) -> str | None:
+    """The choice that a misspelt word or a part of a name most likely meant, or None.
+
+    >>> near_miss("Flash Atention", ["flash_attention", "eager"])
+    'flash_attention'
+    """
+    if not isinstance(word, str):
+        return None
+    # The choices may be the keys of a hostile document.
+    bounded = islice((choice for choice in choices if len(choice) <= LONGEST_VALUE), MOST_COMPARED)
+    by_plain = {_plain(choice): choice for choice in bounded}
+    plain = _plain(word[:LONGEST_VALUE])
+    close = difflib.get_close_matches(plain, by_plain, n=1, cutoff=0.6)
+    if not close and len(plain) > 2:
+        # Such as "h100" of "dgx-h100", which is too short for the ratio above.
+        close = [name for name in by_plain if plain in name]
+    return by_plain[close[0]] if close else None
+
+
+def _plain(word: str) -> str:
+    return word.lower().replace("-", "_").replace(" ", "_")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 from types import MappingProxyType
 
 from pydantic import ValidationError
 
-from meshwright.errors import InputError
-from meshwright.model_specs.documents import parse_mapping
-from meshwright.model_specs.errors import near_miss, validation_message
+from meshwright.documents.reader import packaged_document
+from meshwright.documents.validation import validation_message
+from meshwright.errors import InputError, near_miss
 from meshwright.model_specs.schema import ModelSpec
 
 _WHERE = "model catalog"
@@ -19,8 +18,7 @@ _WHERE = "model catalog"
 
 @cache
 def _entries() -> Mapping[str, object]:
-    text = files("meshwright.model_specs.data").joinpath("catalog.yaml").read_text(encoding="utf-8")
-    return MappingProxyType(parse_mapping(text, _WHERE))
+    return MappingProxyType(packaged_document("meshwright.model_specs.data", "catalog.yaml"))
 
 
 def catalog_names() -> tuple[str, ...]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import overload
 
-from meshwright.errors import InputError
-from meshwright.model_specs.errors import near_miss
+from meshwright.errors import InputError, near_miss
 
 LARGEST_COUNT = 10_000_000
 """As in the schema: no width, vocabulary or number of anything is larger."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
-from meshwright.errors import InputError
+from meshwright.documents.validation import validation_message
+from meshwright.errors import InputError, near_miss
 from meshwright.model_specs.config_fields import ConfigFields
-from meshwright.model_specs.errors import near_miss, validation_message
 from meshwright.model_specs.huggingface_families import ARCHITECTURES, FAMILIES
 from meshwright.model_specs.schema import ModelSpec
 

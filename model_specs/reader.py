@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from meshwright.errors import InputError
+from meshwright.documents.reader import path_text, read_mapping
+from meshwright.documents.validation import validation_message
+from meshwright.errors import InputError, near_miss
 from meshwright.model_specs.catalog import catalog_names, load_catalog_model
-from meshwright.model_specs.documents import parse_mapping, path_text, read_text
-from meshwright.model_specs.errors import near_miss, validation_message
 from meshwright.model_specs.huggingface import is_huggingface_config, model_from_huggingface
 from meshwright.model_specs.schema import ModelSpec
 
@@ -41,9 +41,7 @@ def read_model(text: str) -> ModelSpec:
             did_you_mean=near_miss(text, catalog_names()),
             allowed=("a model YAML", "a Hugging Face config.json", *catalog_names()),
         )
-    where = path_text(path)
-    data = parse_mapping(read_text(path), where)
-    return model_from_mapping(data, where, name=_file_name(path))
+    return model_from_mapping(read_mapping(path), path_text(path), name=_file_name(path))
 
 
 def model_from_mapping(

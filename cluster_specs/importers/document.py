@@ -11,11 +11,11 @@ from typing import Any
 import yaml
 
 from meshwright.cluster_specs.catalog import cluster_names
-from meshwright.cluster_specs.documents import parse_mapping, read_mapping, read_text
 from meshwright.cluster_specs.importers.found import Found, PlacedNode, SourceText
 from meshwright.cluster_specs.importers.registry import read_found
 from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.documents.reader import LARGE_FILE_BYTES, parse_mapping, read_mapping, read_text
 from meshwright.errors import InputError, shown
 
 _DUMPER: type[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -73,7 +73,7 @@ def import_topology(
     Raises InputError, with file and line where there is one.
     """
     base = read_cluster(node)
-    sources = [SourceText(name=str(path), text=read_text(path)) for path in paths]
+    sources = [SourceText(name=str(path), text=read_text(path, LARGE_FILE_BYTES)) for path in paths]
     found = read_found(form, sources, base, topology)
     files = ", ".join(path.name for path in paths)
     data = _base_document(node, base)
@@ -119,7 +119,7 @@ def import_topology(
 def _base_document(node: str, base: ClusterSpec) -> dict[str, Any]:
     """The fields to start from: a reference to the catalog with the size and levels that it leaves behind."""
     if node not in cluster_names():
-        return dict(read_mapping(Path(node)))
+        return dict(read_mapping(Path(node), LARGE_FILE_BYTES))
     data: dict[str, Any] = {"base": node, "gpus": base.gpus, "elastic": base.elastic or None}
     if base.levels:
         data["levels"] = [level.model_dump(exclude_none=True) for level in base.levels]

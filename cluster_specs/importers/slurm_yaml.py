@@ -9,13 +9,12 @@ from collections.abc import Mapping
 
 import yaml
 
-from meshwright.cluster_specs.documents import compose
-from meshwright.cluster_specs.errors import suggestion
 from meshwright.cluster_specs.importers.blocks import Block, blocks_found
 from meshwright.cluster_specs.importers.found import Found, SourceText
 from meshwright.cluster_specs.importers.slurm_conf import names
 from meshwright.cluster_specs.importers.switch_tree import SwitchTree
-from meshwright.errors import InputError, shown
+from meshwright.documents.reader import compose
+from meshwright.errors import InputError, shown, suggestion
 
 Fields = Mapping[str, yaml.Node]
 _KINDS = ("tree", "block", "flat")

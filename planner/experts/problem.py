@@ -16,7 +16,7 @@ MOST_ELEMENTS = 50_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class SlotShape:
     """Where experts go: `slots` in all, evenly over `gpus`, these evenly over `nodes`."""
 
     slots: int
@@ -40,7 +40,7 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class PlacementLimits:
     """What a placement must keep to, besides equal slots and no expert twice on a GPU."""
 
     groups: int = 1
@@ -51,7 +51,7 @@ class Limits:
     """Most (expert, GPU) pairs, over all layers, that the current placement does not hold."""
 
 
-def check_shape(experts: int, shape: Shape, limits: Limits) -> None:
+def check_shape(experts: int, shape: SlotShape, limits: PlacementLimits) -> None:
     """Raises InputError for counts that do not divide, InfeasibleError where no placement can exist."""
     slots, gpus, nodes = shape.slots, shape.gpus, shape.nodes
     for name, value in (("slots", slots), ("gpus", gpus), ("nodes", nodes)):
@@ -81,7 +81,7 @@ def check_shape(experts: int, shape: Shape, limits: Limits) -> None:
     _check_groups(experts, shape, limits)
 
 
-def _check_groups(experts: int, shape: Shape, limits: Limits) -> None:
+def _check_groups(experts: int, shape: SlotShape, limits: PlacementLimits) -> None:
     groups, nodes = limits.groups, shape.nodes
     if groups < 1 or experts % groups:
         raise InputError(

@@ -12,8 +12,8 @@ from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.experts.balance.robust import OBJECTIVES
-from meshwright.planner.experts.problem import Limits, Shape
+from meshwright.planner.experts.balance.robust import ROBUST_OBJECTIVES
+from meshwright.planner.experts.problem import PlacementLimits, SlotShape
 from meshwright.planner.experts.traffic.touched import REPLICA_RULES, Level
 
 
@@ -52,7 +52,7 @@ class Ground:
     """Where the experts go: the cluster, its levels above the GPU, the model if one is named."""
 
     cluster: ClusterSpec
-    shape: Shape
+    shape: SlotShape
     levels: tuple[Level, ...]
     gb_per_s: float
     """Nominal network rate of one GPU, one direction."""
@@ -72,9 +72,9 @@ def ground(request: ExpertRequest, experts: int) -> Ground:
     ):
         if value is not None and not low <= value <= high:
             raise InputError(f"{name}: must be from {low:g} to {high:g}, got {value:g}")
-    if request.robust not in OBJECTIVES:
+    if request.robust not in ROBUST_OBJECTIVES:
         raise InputError(
-            f"robust: must be one of {', '.join(OBJECTIVES)}, got {request.robust[:40]!r}"
+            f"robust: must be one of {', '.join(ROBUST_OBJECTIVES)}, got {request.robust[:40]!r}"
         )
     if request.replica_choice not in REPLICA_RULES:
         raise InputError(
@@ -91,7 +91,7 @@ def ground(request: ExpertRequest, experts: int) -> Ground:
         )
     nodes = gpus // used.pop()
     slots = request.slots if request.slots is not None else -(-experts // gpus) * gpus
-    shape = Shape(slots=slots, gpus=gpus, nodes=nodes)
+    shape = SlotShape(slots=slots, gpus=gpus, nodes=nodes)
     fabric = fabric_levels(cluster, gpus)
     rates = fabric.gb_per_s
     levels = [Level(name="node", gpus=shape.node_gpus, weight=1.0)]
@@ -113,7 +113,7 @@ def ground(request: ExpertRequest, experts: int) -> Ground:
 
 
 def _check_memory(
-    model: ModelSpec, cluster: ClusterSpec, shape: Shape, experts: int, weight_bytes: float
+    model: ModelSpec, cluster: ClusterSpec, shape: SlotShape, experts: int, weight_bytes: float
 ) -> None:
     """Raises InfeasibleError if the expert weights alone do not fit the GPU."""
     if model.moe is None:
@@ -137,7 +137,7 @@ def _check_memory(
 
 def limits_of(
     request: ExpertRequest, stated_groups: int, model: ModelSpec | None, nodes: int
-) -> Limits:
+) -> PlacementLimits:
     """--groups as asked; else the model's routing groups, else those that the loads file states.
 
     Groups that nobody asked for are kept whole only where they divide evenly over the nodes.
@@ -145,4 +145,4 @@ def limits_of(
     by_model = model.moe.router_groups if model is not None and model.moe is not None else None
     implied = by_model or stated_groups
     groups = request.groups if request.groups is not None else (1 if implied % nodes else implied)
-    return Limits(groups=groups, spread=request.spread, max_moves=request.max_moves)
+    return PlacementLimits(groups=groups, spread=request.spread, max_moves=request.max_moves)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 from meshwright.errors import InfeasibleError, InputError
+from meshwright.frameworks.deepspeed import DEEPSPEED
+from meshwright.frameworks.fsdp2 import FSDP2
+from meshwright.frameworks.megatron import MEGATRON
+from meshwright.frameworks.torchtitan import TORCHTITAN
 from meshwright.planner.bounds.matrices import ranks_on
 from meshwright.planner.launch import (
     accelerate,
@@ -20,18 +25,18 @@ from meshwright.planner.launch.ranks.texts import FOLDER, mapping_files
 from meshwright.planner.plan.document import MOST_LISTED_RANKS, Plan
 from meshwright.planner.plan.texts import plan_text
 
-_FRAMEWORKS = {
-    "megatron": megatron.launch_files,
-    "torchtitan": torchtitan.launch_files,
-    "deepspeed": deepspeed.launch_files,
-    "fsdp2": accelerate.launch_files,
+_WRITERS: dict[str, Callable[[Plan], dict[str, str]]] = {
+    MEGATRON.name: megatron.launch_files,
+    TORCHTITAN.name: torchtitan.launch_files,
+    DEEPSPEED.name: deepspeed.launch_files,
+    FSDP2.name: accelerate.launch_files,
 }
 _WRAPPERS = {
     "slurm": schedulers.slurm_files,
     "openmpi": schedulers.openmpi_files,
     "kubernetes": schedulers.kubernetes_files,
 }
-TARGETS = (*_FRAMEWORKS, "bridge", *_WRAPPERS)
+TARGETS = (*_WRITERS, "bridge", *_WRAPPERS)
 """Frameworks, and the schedulers that start a plan in its own framework."""
 NAMES = (
     "plan.yaml",
@@ -64,7 +69,7 @@ def plan_files(plan: Plan, target: str | None = None) -> dict[str, str]:
     if target == "bridge":
         files |= bridge.bridge_files(plan)
     else:
-        files |= _FRAMEWORKS[plan.inputs.framework if target in _WRAPPERS else target](plan)
+        files |= _WRITERS[plan.inputs.framework if target in _WRAPPERS else target](plan)
         files |= _WRAPPERS[target](plan) if target in _WRAPPERS else {}
     files |= mapping_files(plan)
     mapping = plan.mapping

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from meshwright.errors import InfeasibleError
+from meshwright.frameworks.catalog import framework_named
 from meshwright.planner.launch.rank_files import RankFiles, rank_files
 from meshwright.planner.plan.document import Plan
 
@@ -162,7 +163,8 @@ def _placed(plan: Plan) -> RankFiles:
         raise InfeasibleError(
             f"the plan has no layout (status {plan.status}): there is nothing to launch."
         )
-    return rank_files(plan, plan.layout, None, None, reorder=plan.inputs.framework == "megatron")
+    framework = framework_named(plan.inputs.framework)
+    return rank_files(plan, plan.layout, None, None, reorder=framework.reorders_ranks)
 
 
 def _nodes_per_domain(plan: Plan) -> int:

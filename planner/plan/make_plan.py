@@ -14,20 +14,14 @@ from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.mapping.choice.pricing import MappedPricing
 from meshwright.planner.plan.assemble import plan_from_outcome
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.idle import settle
+from meshwright.planner.plan.idle import decide_on_idle_gpus
 from meshwright.planner.plan.infeasible import explain_infeasible
 from meshwright.planner.plan.robustness import with_robustness
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.exhaustive import search_exhaustively
 from meshwright.planner.search.loop import LayoutSearch, Outcome
-from meshwright.planner.search.space import EVERY_MAPPING, space_of
-
-ANY_NODES = (
-    "every assignment of slots (free nodes, equal parts of one, or the nodes of a tensor group, with axes in "
-    "them as in Megatron) to leaves"
-)
-
+from meshwright.planner.search.space import space_of
 
 Progress = Callable[[str], None]
 
@@ -72,17 +66,12 @@ def fastest_plan(request: PlanRequest, progress: Progress | None = None) -> Plan
     if is_irregular(request.cluster):
         request = replace(request, cluster=first_gpus(request.cluster, request.gpus))
     space = space_of(request)
-    settled = settle(request, lambda asked: _searched(asked, progress))
+    settled = decide_on_idle_gpus(request, lambda asked: _searched(asked, progress))
     outcome = _with_least_traffic(space.workload, settled.outcome)
     infeasible = explain_infeasible(request) if outcome.status == "infeasible" else None
-    words = space.words()
-    if is_irregular(request.cluster):
-        words = words.replace(EVERY_MAPPING, ANY_NODES)
-    if request.expert_loads is not None:
-        words += f", {request.expert_loads.words()}"
     wall_s = time.monotonic() - began
     found = plan_from_outcome(
-        request, outcome, words, wall_s, infeasible=infeasible, full=settled.full
+        request, outcome, space, wall_s, infeasible=infeasible, full=settled.full
     )
     verify(request, found)
     return found
@@ -117,4 +106,6 @@ def _with_least_traffic(workload: Workload, outcome: Outcome) -> Outcome:
     pricing = pricing_of(workload)
     if not isinstance(pricing, MappedPricing):
         return outcome
-    return replace(outcome, best=(*map(pricing.settled, outcome.best[:1]), *outcome.best[1:]))
+    return replace(
+        outcome, best=(*map(pricing.with_least_traffic, outcome.best[:1]), *outcome.best[1:])
+    )

@@ -13,13 +13,12 @@ from pydantic import ValidationError
 
 from meshwright.costmodel.layout import AXES
 from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_named, traits
+from meshwright.documents.reader import LARGE_FILE_BYTES, path_text, read_mapping
+from meshwright.documents.validation import validation_message
 from meshwright.errors import InputError
-from meshwright.model_specs.documents import parse_mapping, path_text, read_text
-from meshwright.model_specs.errors import validation_message
 from meshwright.planner.plan.document import MOST_LISTED_RANKS, Plan
 from meshwright.planner.runs.predicted import LayoutDoc
 
-LARGEST_PLAN_BYTES = 16 * 2**20
 MOST_RANKS = 1_048_576
 _DUMPER: type[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
@@ -90,7 +89,7 @@ def read_plan(path: Path) -> Plan:
     except (OSError, ValueError):
         raise InputError("no such file", where=path_text(path)) from None
     where = path_text(path)
-    data = parse_mapping(read_text(path, LARGEST_PLAN_BYTES), where)
+    data = read_mapping(path, LARGE_FILE_BYTES)
     if "status" not in data or "solver" not in data:
         what = "this is not a plan; give the plan.yaml that `meshwright plan -o DIR` writes"
         raise InputError(what, where=where, value=data)

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from meshwright.costmodel.layout import AXES
 from meshwright.costmodel.memory.footprint import usable_hbm_gib
-from meshwright.planner.drawing.quantities import count, counted, percent, seconds
+from meshwright.planner.drawing.quantities import count, percent, seconds
 from meshwright.planner.plan.document import Binding, IdleDoc, Plan, Robustness, Scenario
 from meshwright.planner.report.prediction_view import layout_view, prediction_view
+from meshwright.planner.report.proof_text import proof_text, pruning_text, space_text
 from meshwright.planner.report.view import (
     NUMBER,
     SECONDS,
@@ -79,12 +80,11 @@ def status_view(plan: Plan) -> View:
         effort = f"{seconds(solver.wall_s)} with {solver.method}"
     if solver.layouts_considered:
         effort += f", {count(solver.layouts_considered)} layouts considered"
-    space, _, pruning = solver.space.partition("; ")
     rows = [
         ("proof", proof_text(plan)),
-        ("space", space),
+        ("space", "" if solver.space is None else space_text(solver.space)),
         ("search", effort),
-        ("pruning", pruning),
+        ("pruning", pruning_text(solver)),
         ("idle", "" if plan.idle is None else _idle_text(plan.idle)),
     ]
     status = Words(plan.status, STATUS_STYLES[plan.status])
@@ -100,22 +100,6 @@ def _idle_text(idle: IdleDoc) -> str:
         more = ", ..." if len(idle.nodes) > MOST_NODES_NAMED else ""
         where = f" ({', '.join(idle.nodes[:MOST_NODES_NAMED])}{more})"
     return f"{count(idle.gpus)} GPUs{where}: {idle.reason}"
-
-
-def proof_text(plan: Plan) -> str:
-    """Bound against incumbent, and after how many rounds."""
-    objective = plan.objective
-    after = f"after {counted(plan.solver.bound_rounds, 'round')}"
-    if objective.step_time_s is None:
-        excluded = "a rule excludes every layout"
-        return f"nothing found {after}" if plan.status == "unknown" else excluded
-    step = seconds(objective.step_time_s)
-    if objective.lower_bound_s is None:
-        return f"step time {step}, no bound known, {after}"
-    if plan.status == "optimal":
-        return f"bound = incumbent = {step} {after}"
-    gap = "" if objective.gap is None else f", gap {percent(objective.gap, 2)}"
-    return f"bound {seconds(objective.lower_bound_s)}, incumbent {step}{gap}, {after}"
 
 
 def infeasible_view(plan: Plan) -> View:

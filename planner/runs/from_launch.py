@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 from meshwright.documents.output_files import write_files
+from meshwright.documents.reader import read_text
 from meshwright.errors import InputError
-from meshwright.model_specs.documents import read_text
 from meshwright.planner.runs.launch_flags import Words, words_of
 from meshwright.planner.runs.launch_terms import (
     LaunchRun,

@@ -18,8 +18,8 @@ from meshwright.costmodel.layout import Placement
 from meshwright.costmodel.memory.footprint import context_gib
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.workload import Workload
+from meshwright.documents.reader import path_text
 from meshwright.errors import InputError
-from meshwright.model_specs.documents import path_text
 from meshwright.model_specs.parameters import flops_per_token
 from meshwright.planner.bounds.stages import balanced_stages
 from meshwright.planner.request.inputs import PlanInputs

@@ -15,10 +15,10 @@ from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.pipeline.schedules import schedule_name
 from meshwright.costmodel.workload import Overlap, Workload
+from meshwright.documents.reader import parse_mapping, read_text
+from meshwright.documents.validation import validation_message
 from meshwright.errors import InputError, shown
 from meshwright.model_specs.catalog import with_twin_facts
-from meshwright.model_specs.documents import parse_mapping, read_text
-from meshwright.model_specs.errors import validation_message
 from meshwright.model_specs.reader import model_from_mapping, read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.run_schema import MeasuredDoc, RunDoc, SettingsDoc

@@ -26,7 +26,12 @@ from meshwright.constraints.rule import Rule
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InternalError
-from meshwright.planner.experts.joint import Asked, Placed, Routing, post_placements
+from meshwright.planner.experts.joint import (
+    AssumedImbalance,
+    JointRouting,
+    PlacementVariables,
+    post_placements,
+)
 from meshwright.planner.mapping.choice.joint import Mapped, post_mappings
 from meshwright.planner.solvers.cp_sat import repeatable_solver
 
@@ -61,7 +66,7 @@ class PlanModel:
     layouts: list[cp_model.IntVar]
     mappings: list[list[cp_model.IntVar]]
     mapped: Mapped
-    placed: Placed | None = None
+    placed: PlacementVariables | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +90,8 @@ Needs = Sequence[Sequence["Need | None"]]
 class Experts:
     """Measured loads, and the imbalance that each mapping's time assumes."""
 
-    routing: Routing
-    asked: Sequence[Sequence[Asked | None]]
+    routing: JointRouting
+    asked: Sequence[Sequence[AssumedImbalance | None]]
 
 
 def build_model(

@@ -162,7 +162,7 @@ def test_uneven_trees_and_forests(tmp_path: Path) -> None:
     ("text", "part"),
     [
         ("SwitchName=a Nodes=n[1-\n", ":1: a '[' without its ']'"),
-        ("\n# x\nSwitchName=a Node=n1\n", ":3: unknown key 'Node'; did you mean 'Nodes'?"),
+        ("\n# x\nSwitchName=a Node=n1\n", ":3: unknown key 'Node' (did you mean 'Nodes'?)"),
         (
             "SwitchName=a Nodes=n1\nSwitchName=a Nodes=n2\n",
             ":2: 'a' is described a second time, first on line 1",
@@ -190,7 +190,7 @@ def test_uneven_trees_and_forests(tmp_path: Path) -> None:
         ),
         (
             "- topology: t\n  tree: {switches: [{switch: a, node: n1}]}\n",
-            ":2: unknown key 'node'; did you mean",
+            ":2: unknown key 'node' (did you mean",
         ),
         (
             "- topology: t\n  tree: {switches: []}\n  flat: true\n",

@@ -27,8 +27,8 @@ from meshwright.planner.plan.document import (
     Mapping,
     Objective,
     Plan,
-    SolverReport,
 )
+from meshwright.planner.plan.solver_document import SolverReport
 from meshwright.planner.plan.texts import json_text, plan_document, plan_text, read_plan
 from meshwright.planner.report.compare_view import comparison
 from meshwright.planner.request.inputs import PlanInputs
@@ -92,9 +92,7 @@ def sample(**settings: object) -> Plan:
         ],
         warnings=["made up"],
         alternatives=[{"step_time_s": 2.5, "tp": 4, "dp": 4}],
-        solver=SolverReport(
-            wall_s=0.5, bound_rounds=3, workers=1, seed=0, version="9", space="all of it"
-        ),
+        solver=SolverReport(wall_s=0.5, bound_rounds=3, workers=1, seed=0, version="9"),
         inputs=PlanInputs(
             model=work.model,
             cluster=work.cluster,

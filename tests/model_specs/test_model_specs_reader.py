@@ -7,16 +7,14 @@ import subprocess
 import sys
 from itertools import count
 from pathlib import Path
-from typing import Annotated
 
 import pytest
 import yaml
-from pydantic import BaseModel, Field, ValidationError
 
-from meshwright.errors import InputError, shown
+from meshwright.documents.reader import parse_mapping, read_text
+from meshwright.documents.validation import MOST_LINES
+from meshwright.errors import InputError
 from meshwright.model_specs.catalog import catalog_names, load_catalog_model
-from meshwright.model_specs.documents import parse_mapping, read_text
-from meshwright.model_specs.errors import MOST_LINES, field_path, near_miss, validation_message
 from meshwright.model_specs.parameters import parameter_count
 from meshwright.model_specs.reader import model_from_mapping, read_model
 from meshwright.model_specs.schema import ModelSpec
@@ -195,64 +193,12 @@ def test_rules_between_fields_are_told() -> None:
         model_from_mapping(TINY | {"moe": moe}, "here")
 
 
-class Level(BaseModel):
-    model_config = {"extra": "forbid"}
-    gpus: Annotated[int, Field(ge=1)]
-
-
-class Cluster(BaseModel):
-    model_config = {"extra": "forbid"}
-    levels: tuple[Level, ...] | None = None
-
-
-def test_messages_serve_other_documents() -> None:
-    with pytest.raises(ValidationError) as error:
-        Cluster.model_validate({"levels": [{"gpus": 1}, {"gpu": 2}], "level": 1})
-    told = validation_message(error.value, "c.yaml", Cluster)
-    assert "c.yaml: levels[1].gpus: this field is required and missing" in told
-    assert "c.yaml: levels[1].gpu: unknown field (did you mean 'gpus'?); allowed: gpus" in told
-    assert "c.yaml: level: unknown field (did you mean 'levels'?)" in told
-    assert "did you mean 'levels'" in validation_message(error.value, "c.yaml", ["levels"])
-
-
 def test_many_mistakes_are_cut_short() -> None:
     with pytest.raises(InputError) as error:
         model_from_mapping(TINY | {f"x{number}": 1 for number in range(100)}, "here")
     lines = str(error.value).splitlines()
     assert len(lines) == MOST_LINES + 1
     assert lines[-1] == f"here: and {100 - MOST_LINES} more mistakes"
-
-
-def test_near_misses() -> None:
-    assert near_miss("Full Attention", ["full_attention", "other"]) == "full_attention"
-    assert near_miss("zzz", ["full_attention"]) is None
-    assert near_miss(3, ["3"]) is None
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (None, "null"),
-        (True, "true"),
-        (1.0, "1.0"),
-        (0.0, "0.0"),
-        (12, "12"),
-        (-(10**6000), "an integer of 19932 bits"),
-        ("a\nb", r"'a\nb'"),
-        ("y" * 100, "'" + "y" * 80 + "'..."),
-        ([[[]]], "a list of 1 items"),
-        (b"", "a bytes"),
-    ],
-    ids=count(),
-)
-def test_values_are_shown_short(value: object, text: str) -> None:
-    assert shown(value) == text
-
-
-def test_field_paths() -> None:
-    assert field_path(("levels", 0, "gpus")) == "levels[0].gpus"
-    assert field_path(("a\x1b[31m",)) == r"'a\x1b[31m'"
-    assert field_path(()) == ""
 
 
 def test_importing_reads_no_catalog() -> None:

@@ -1,16 +1,12 @@
-"""Reads measured routing: load arrays, token traces and what serving and training systems record.
-
-Nothing is ever unpickled. Sizes are bounded before anything is decoded.
-"""
+"""Reads measured routing: load arrays, token traces and what serving and training systems record."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,34 +14,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError
-from meshwright.planner.experts.problem import MOST_ELEMENTS, Loads, check_loads
+from meshwright.planner.experts.files.recorders import read_jsonl, read_statistics_folder
+from meshwright.planner.experts.files.routing import (
+    LARGEST_FILE_BYTES,
+    LARGEST_TEXT_BYTES,
+    MOST_EXPERTS,
+    Routing,
+    bounded_bytes,
+    cut_steps,
+    from_tokens,
+    number_array,
+    parsed_json,
+    to_logical,
+    window_names,
+)
+from meshwright.planner.experts.files.sglang_dump import read_dump_folder, read_torch
+from meshwright.planner.experts.problem import Loads, check_loads
 
-LARGEST_FILE_BYTES = 512 * 2**20
-LARGEST_TEXT_BYTES = 64 * 2**20
-MOST_EXPERTS = 65_536
 _PICKLES = (".pkl", ".pickle", ".joblib")
 NOT_LOADS = ("num_groups", "topk", "top_k", "seed", "num_experts", "topk_groups", "token_topic")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Routing:
-    """What was measured. Layers are those with experts, in order."""
-
-    loads: Loads
-    """Tokens of each expert, [windows, layers, experts]."""
-    windows: tuple[str, ...]
-    tokens: NDArray[np.int32] | None = None
-    """Experts that each token chose, [layers, tokens, top-k]; -1 for a choice that was dropped."""
-    co_activation: Loads | None = None
-    """How often two experts were chosen together, [layers, experts, experts], symmetric."""
-    affinity: Loads | None = None
-    """Tokens from each source rank to each expert, [layers, ranks, experts]."""
-    affinity_recorded: bool = False
-    """Whether `affinity` is what a recorder's ranks saw: it counts where there are as many GPUs as ranks."""
-    groups: int = 1
-    """Routing groups that the file states."""
-    layer_ids: tuple[int, ...] = field(default=())
-    """The model's layer of each row, where the file names it."""
 
 
 def read_routing(path: Path, *, windows: tuple[str, ...] = (), split: int = 1) -> Routing:
@@ -54,9 +41,6 @@ def read_routing(path: Path, *, windows: tuple[str, ...] = (), split: int = 1) -
     npz, npy, json, csv; jsonl (Megatron); a folder with meta_info.json (TensorRT-LLM); pt, or a folder of
     them (SGLang, needs torch). Raises InputError.
     """
-    from meshwright.planner.experts.files.recorders import read_jsonl, read_statistics_folder
-    from meshwright.planner.experts.files.sglang_dump import read_dump_folder, read_torch
-
     if split < 1:
         raise InputError(f"windows: must be cut into at least 1, got {split}")
     if path.is_dir():
@@ -112,22 +96,6 @@ def _refuse_pickle(data: bytes, path: Path) -> None:
         )
 
 
-def bounded_bytes(path: Path, largest: int) -> bytes:
-    """The file's bytes. Raises InputError if it is no file, cannot be read, or is larger."""
-    if not path.is_file():
-        raise InputError(f"{path}: no such file")
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(largest + 1)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or 'system error'})") from None
-    if len(data) > largest:
-        raise InputError(
-            f"{path}: larger than the {largest} bytes that are read; sum over steps first"
-        )
-    return data
-
-
 def _npy(data: bytes, where: str) -> NDArray[Any]:
     try:
         array = np.load(io.BytesIO(data), allow_pickle=False)
@@ -164,39 +132,6 @@ def _json_arrays(data: bytes, path: Path) -> dict[str, NDArray[Any]]:
         if isinstance(value, list | int) and not isinstance(value, bool):
             arrays[str(name)] = number_array(value, f"{path}: {str(name)[:60]}")
     return arrays
-
-
-def parsed_json(data: bytes, where: str) -> Any:
-    """Plain data; NaN and Infinity are refused. Raises InputError with line and column."""
-
-    def refuse(word: str) -> float:
-        raise InputError(f"{where}: {word} is not a number that a load can have")
-
-    try:
-        return json.loads(data.decode("utf-8-sig"), parse_constant=refuse)
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"{where}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}"
-        ) from None
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{where}: not valid JSON ({type(error).__name__})") from None
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{where}: a number cannot be read") from None
-
-
-def number_array(value: object, where: str) -> NDArray[Any]:
-    """A nested list of numbers as an array. Raises InputError if it is ragged or holds anything else."""
-    try:
-        array = np.array(value)
-    except (ValueError, OverflowError):
-        raise InputError(
-            f"{where}: lists of different lengths; every layer needs the same experts"
-        ) from None
-    if array.dtype.kind not in "iuf":
-        raise InputError(f"{where}: must be numbers, got {array.dtype}")
-    return array
 
 
 def _csv(data: bytes, path: Path) -> Routing:
@@ -260,7 +195,7 @@ def _from_arrays(
                 table = to_logical(table, arrays["physical_to_logical_map"], str(path))
             steps = name != "load" and table.ndim == 3
             loads = cut_steps(table, split) if steps else _windows(table, f"{path}: {name}")
-            return replace(extra, loads=loads, windows=_numbered(len(loads)))
+            return replace(extra, loads=loads, windows=window_names(len(loads)))
     choices = [name for name, array in arrays.items() if array.ndim == 2 and name not in NOT_LOADS]
     if len(choices) == 1:
         return replace(extra, loads=_named(arrays, path, tuple(choices)), windows=tuple(choices))
@@ -311,61 +246,3 @@ def _named(arrays: Mapping[str, NDArray[Any]], path: Path, names: tuple[str, ...
             f"{path}: windows of different shapes: {', '.join(str(list(s)) for s in sorted(shapes))}"
         )
     return np.concatenate(found)
-
-
-def _numbered(count: int) -> tuple[str, ...]:
-    return ("all",) if count == 1 else tuple(f"window {i}" for i in range(count))
-
-
-def cut_steps(table: NDArray[Any], split: int) -> Loads:
-    """Sums steps [steps, layers, experts] to `split` windows, each a run of steps."""
-    parts = np.array_split(np.asarray(table, dtype=np.float64), min(split, len(table)))
-    return np.stack([part.sum(axis=0) for part in parts])
-
-
-def to_logical(table: NDArray[Any], mapping: NDArray[Any], where: str) -> Loads:
-    """Loads of physical slots [steps, layers, slots] summed by the experts they hold, by [layers, slots]."""
-    if table.ndim != 3 or mapping.shape != table.shape[1:] or mapping.dtype.kind not in "iu":
-        raise InputError(
-            f"{where}: physical_to_logical_map must have the shape {list(table.shape[1:])}, "
-            f"got {list(mapping.shape)}"
-        )
-    if mapping.min() < 0 or mapping.max() >= MOST_EXPERTS:
-        raise InputError(
-            f"{where}: physical_to_logical_map: experts must be from 0 to {MOST_EXPERTS - 1}"
-        )
-    out = np.zeros((*table.shape[:2], int(mapping.max()) + 1))
-    for layer in range(table.shape[1]):
-        np.add.at(out[:, layer].T, mapping[layer], np.asarray(table[:, layer], dtype=np.float64).T)
-    return out
-
-
-def from_tokens(ids: NDArray[Any], experts: int, where: str, extra: Routing) -> Routing:
-    """Routing from the experts that each token chose, [layers, tokens, top-k]."""
-    if ids.ndim != 3 or ids.dtype.kind not in "iu" or 0 in ids.shape:
-        raise InputError(
-            f"{where}: must be integers of shape [layers, tokens, top-k], got {ids.dtype} {list(ids.shape)}"
-        )
-    if ids.size > MOST_ELEMENTS:
-        raise InputError(
-            f"{where}: {ids.size} choices, more than the {MOST_ELEMENTS} that are read"
-        )
-    top = int(ids.max())
-    count = experts or top + 1
-    if top >= count or count > MOST_EXPERTS or int(ids.min()) < -1:
-        raise InputError(
-            f"{where}: expert numbers must be from 0 to {min(count, MOST_EXPERTS) - 1} (-1: dropped), got "
-            f"{top if top >= count else int(ids.min())}"
-        )
-    tokens = ids.astype(np.int32)
-    return replace(extra, loads=token_loads(tokens, count)[None], tokens=tokens)
-
-
-def token_loads(tokens: NDArray[np.int32], experts: int) -> Loads:
-    """How many tokens chose each expert, [layers, experts]."""
-    return np.stack(
-        [
-            np.bincount(layer[layer >= 0].ravel(), minlength=experts).astype(np.float64)
-            for layer in tokens
-        ]
-    )

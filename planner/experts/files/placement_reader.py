@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError
-from meshwright.planner.experts.files.inputs import (
+from meshwright.planner.experts.files.routing import (
     LARGEST_TEXT_BYTES,
     MOST_EXPERTS,
     bounded_bytes,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError
-from meshwright.planner.experts.files.inputs import (
+from meshwright.planner.experts.files.routing import (
     LARGEST_FILE_BYTES,
     LARGEST_TEXT_BYTES,
     Routing,
@@ -20,6 +19,7 @@ from meshwright.planner.experts.files.inputs import (
     from_tokens,
     number_array,
     parsed_json,
+    window_names,
 )
 from meshwright.planner.experts.problem import Loads, check_loads
 
@@ -117,7 +117,7 @@ def read_statistics_folder(path: Path, split: int) -> Routing:
     )
     return Routing(
         loads=loads,
-        windows=("all",) if len(loads) == 1 else tuple(f"window {i}" for i in range(len(loads))),
+        windows=window_names(len(loads)),
         tokens=trace.tokens if trace is not None and same else None,
         co_activation=np.stack([np.asarray(t, dtype=np.float64) for t in together])
         if good
@@ -224,21 +224,5 @@ def read_jsonl(data: bytes, path: Path, split: int) -> Routing:
         )
     table = np.stack([[steps[step][layer] for layer in layers] for step in sorted(steps)])
     loads = cut_steps(table, split)
-    names = ("all",) if len(loads) == 1 else tuple(f"window {i}" for i in range(len(loads)))
+    names = window_names(len(loads))
     return Routing(loads=loads, windows=names, layer_ids=tuple(layers))
-
-
-def write_safetensors(tensors: Mapping[str, NDArray[Any]]) -> bytes:
-    """The bytes of a safetensors file, for data sets that have to be handed on."""
-    names = {np.dtype(value): key for key, value in _SAFETENSORS.items()}
-    head, body = {}, b""
-    for name, tensor in tensors.items():
-        raw = np.ascontiguousarray(tensor).tobytes()
-        head[name] = {
-            "dtype": names[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [len(body), len(body) + len(raw)],
-        }
-        body += raw
-    text = json.dumps(head).encode()
-    return len(text).to_bytes(8, "little") + text + body

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError
-from meshwright.planner.experts.files.inputs import (
+from meshwright.planner.experts.files.routing import (
     LARGEST_FILE_BYTES,
     MOST_EXPERTS,
     Routing,
@@ -28,6 +28,7 @@ from meshwright.planner.experts.files.inputs import (
     from_tokens,
     to_logical,
     token_loads,
+    window_names,
 )
 from meshwright.planner.experts.problem import MOST_ELEMENTS
 
@@ -122,7 +123,7 @@ def _steps(table: NDArray[Any], path: Path, split: int) -> Routing:
     # SGLang counts dense layers too; nothing is routed there.
     return Routing(
         loads=loads[:, moe],
-        windows=("all",) if len(loads) == 1 else tuple(f"window {i}" for i in range(len(loads))),
+        windows=window_names(len(loads)),
         layer_ids=tuple(int(layer) for layer in moe),
     )
 

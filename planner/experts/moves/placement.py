@@ -16,12 +16,12 @@ import numpy as np
 from meshwright.errors import InputError
 from meshwright.planner.experts.balance.bound import balance_bound
 from meshwright.planner.experts.balance.packing import has_duplicates
-from meshwright.planner.experts.balance.place import place
+from meshwright.planner.experts.balance.place import place_layers
 from meshwright.planner.experts.balance.rows import Solved, by_layer
-from meshwright.planner.experts.balance.solve import Effort
+from meshwright.planner.experts.balance.solve import PlacementEffort
 from meshwright.planner.experts.moves.exact import solve_moves
 from meshwright.planner.experts.moves.search import Current, Step
-from meshwright.planner.experts.problem import Limits, Loads, Shape, Slots
+from meshwright.planner.experts.problem import Loads, PlacementLimits, Slots, SlotShape
 from meshwright.planner.experts.traffic.affinity import best_order
 
 _STEP_S = 16e-9
@@ -44,10 +44,10 @@ class Moved:
 def improve_from(
     loads: Loads,
     current: Slots,
-    shape: Shape,
+    shape: SlotShape,
     max_moves: int,
     *,
-    limits: Limits | None = None,
+    limits: PlacementLimits | None = None,
     time_limit_s: float = 30.0,
     seed: int = 0,
 ) -> Moved:
@@ -56,7 +56,7 @@ def improve_from(
     Loads [windows, layers, experts]. Groups stay on the nodes where they are. Raises InputError if the
     current placement has another shape, an expert twice on a GPU, or breaks the limits.
     """
-    limits = limits or Limits()
+    limits = limits or PlacementLimits()
     _check(current, shape, limits, loads.shape[2])
     rows = by_layer(loads, shape.gpus)
     before = np.array([_value(row, slots) for row, slots in zip(rows, current, strict=True)])
@@ -67,9 +67,9 @@ def improve_from(
     ]
     anew = None
     if max_moves >= current[0].size // 2 and limits.groups == 1:
-        effort = Effort(exact=False, time_limit_s=time_limit_s / 4, seed=seed)
+        effort = PlacementEffort(exact=False, time_limit_s=time_limit_s / 4, seed=seed)
         nodes = shape.nodes if limits.spread else 1
-        fresh = place(loads, shape, limits, effort).slots
+        fresh = place_layers(loads, shape, limits, effort).slots
         anew = np.stack([_matched(a, b, nodes) for a, b in zip(current, fresh, strict=True)])
     slots, moves = _by_search(
         rows, current, anew, shape, max_moves, limits=limits, time_limit_s=time_limit_s / 2
@@ -140,7 +140,7 @@ def _value(load: Loads, slots: Slots) -> float:
     return Current(slots=slots, loads=load).value(slots)
 
 
-def _check(current: Slots, shape: Shape, limits: Limits, experts: int) -> None:
+def _check(current: Slots, shape: SlotShape, limits: PlacementLimits, experts: int) -> None:
     if current.shape[1:] != (shape.gpus, shape.per_gpu):
         raise InputError(
             f"from: the placement has {current[0].size} slots on {current.shape[1]} GPUs, {shape.slots} on "
@@ -173,10 +173,10 @@ def _by_search(
     rows: Loads,
     current: Slots,
     anew: Slots | None,
-    shape: Shape,
+    shape: SlotShape,
     max_moves: int,
     *,
-    limits: Limits,
+    limits: PlacementLimits,
     time_limit_s: float,
 ) -> tuple[Slots, Slots]:
     """Slots and moves of each layer: curves of its parts (nodes, where groups stay), best shared out."""

@@ -8,12 +8,12 @@ import numpy as np
 
 from meshwright.errors import InputError
 from meshwright.planner.experts.balance.rows import Solved
-from meshwright.planner.experts.problem import Loads, Shape, Slots
+from meshwright.planner.experts.problem import Loads, Slots, SlotShape
 
 _UNIT = 10**9
 
 
-def check_affinity(affinity: Loads, layers: int, experts: int, shape: Shape) -> None:
+def check_affinity(affinity: Loads, layers: int, experts: int, shape: SlotShape) -> None:
     """Raises InputError unless affinity is finite, not negative, of shape [layers, GPUs, experts]."""
     asked = (layers, shape.gpus, experts)
     if affinity.shape != asked:
@@ -43,7 +43,7 @@ def cross_node_share(slots: Slots, affinity: Loads, nodes: int) -> float:
     return float(1 - kept / max(affinity.sum(), 1e-300))
 
 
-def near_sources(solved: Solved, affinity: Loads, shape: Shape) -> Solved:
+def near_sources(solved: Solved, affinity: Loads, shape: SlotShape) -> Solved:
     """The placement with whole nodes in the order in which the most choices stay: an assignment problem.
 
     Nodes are alike: balance, bound, replicas and the nodes that a token touches stay as they are.

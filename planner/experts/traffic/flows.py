@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError
-from meshwright.planner.experts.files.inputs import Routing, read_arrays, read_routing
-from meshwright.planner.experts.problem import Loads, Shape
+from meshwright.planner.experts.files.inputs import read_arrays, read_routing
+from meshwright.planner.experts.files.routing import Routing
+from meshwright.planner.experts.problem import Loads, SlotShape
 from meshwright.planner.experts.traffic.affinity import check_affinity
 
 MOST_TOKENS = 16_384
@@ -48,7 +49,7 @@ class Flows:
         return Flows(tokens=tokens, pairs=pairs, sources=sources)
 
 
-def read_flows(routing: Routing, co_activation: Path | None, shape: Shape) -> Flows:
+def read_flows(routing: Routing, co_activation: Path | None, shape: SlotShape) -> Flows:
     """Of the loads' own file, or of `co_activation`: a token trace, or counts of pairs of experts.
 
     Pairs count where there is no trace. Raises InputError for another shape than the loads.

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from meshwright.errors import InfeasibleError
+from meshwright.frameworks.catalog import framework_named
 from meshwright.planner.launch.rank_files import RankFiles, RankPlace, rank_files
 from meshwright.planner.launch.ranks.fabric_places import HostPlace, host_places
 from meshwright.planner.launch.ranks.picture import fabric_picture
@@ -51,9 +52,8 @@ def mapping_files(
         raise InfeasibleError(
             f"the plan has no layout (status {plan.status}): there is nothing to launch."
         )
-    placed = rank_files(
-        plan, layout, node_names, ranks, reorder=plan.inputs.framework == "megatron"
-    )
+    framework = framework_named(plan.inputs.framework)
+    placed = rank_files(plan, layout, node_names, ranks, reorder=framework.reorders_ranks)
     groups = plan_groups(plan, layout, placed)
     places = host_places(plan.inputs.cluster, len(placed.places), placed.nodes)
     idle = () if node_names else _idle(plan, placed, places)

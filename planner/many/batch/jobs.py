@@ -13,12 +13,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from meshwright.cluster_specs.catalog import cluster_names
+from meshwright.documents.reader import LARGE_FILE_BYTES, path_text, read_mapping
+from meshwright.documents.validation import validation_message
 from meshwright.errors import InputError
+from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.model_specs.catalog import catalog_names
-from meshwright.model_specs.documents import parse_mapping, path_text, read_text
-from meshwright.model_specs.errors import validation_message
 
-LARGEST_JOBS_BYTES = 16 * 2**20
 MOST_JOBS = 100_000
 LONGEST_NAME = 120
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -46,7 +46,7 @@ class JobDoc(BaseModel):
     """Tokens per sequence."""
     precision: str = "bf16"
     optimizer: str = "adam"
-    framework: str = "megatron"
+    framework: str = DEFAULT_FRAMEWORK
     pin: str | dict[str, int | str] = ""
     """`tp=8,pp=4`, or a mapping."""
     forbid: str | tuple[str, ...] = ()
@@ -88,7 +88,7 @@ def read_jobs(path: Path, kind: type[JobDoc] = JobDoc) -> list[Job]:
     where the file as a whole cannot be used, or a name is bad or given twice.
     """
     where = path_text(path)
-    data = parse_mapping(read_text(path, LARGEST_JOBS_BYTES), where)
+    data = read_mapping(path, LARGE_FILE_BYTES)
     try:
         document = JobsDoc.model_validate(data)
     except ValidationError as error:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from meshwright.cluster_specs.naming import node_name
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.errors import InputError
-from meshwright.model_specs.errors import near_miss
+from meshwright.errors import InputError, near_miss
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,10 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.planner.experts.files.inputs import read_routing
-from meshwright.planner.experts.files.recorders import write_safetensors
 from meshwright.planner.experts.files.sglang_dump import recorded
-from meshwright.planner.experts.problem import Shape
+from meshwright.planner.experts.problem import SlotShape
 from meshwright.planner.experts.traffic.flows import read_flows
+from tests.planner.experts.safetensors_files import write_safetensors
 
 SLOTS_HOLD = np.array([[0, 1, 2, 0], [0, 1, 2, 3], [3, 1, 2, 0]])
 """SGLang's physical_to_logical_map: three layers of four slots; layer 0 is dense and counted too."""
@@ -101,8 +101,8 @@ def test_sglang_tokens_chose_slots_which_hold_experts() -> None:
     assert routing.affinity is not None
     assert routing.affinity.tolist() == [[[1, 1, 1, 1], [0, 0, 0, 1]], [[1, 1, 1, 1], [0, 1, 1, 0]]]
     # Ranks that are not the cluster's GPUs say nothing of where tokens come from.
-    assert read_flows(routing, None, Shape(slots=4, gpus=4, nodes=2)).sources is None
-    assert read_flows(routing, None, Shape(slots=4, gpus=2, nodes=2)).sources is not None
+    assert read_flows(routing, None, SlotShape(slots=4, gpus=4, nodes=2)).sources is None
+    assert read_flows(routing, None, SlotShape(slots=4, gpus=2, nodes=2)).sources is not None
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.launch.megatron import launch_files, megatron_args
 from meshwright.planner.launch.megatron_model import model_args, model_notes
 from meshwright.planner.launch.pipeline_layout import layout_string
-from meshwright.planner.plan.document import Mapping, Objective, Plan, SolverReport
+from meshwright.planner.plan.document import Mapping, Objective, Plan
+from meshwright.planner.plan.solver_document import SolverReport
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.runs.predicted import LayoutDoc
 
