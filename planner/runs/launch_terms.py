@@ -9,6 +9,7 @@ from typing import Any
 from meshwright.model_specs.errors import SpecError
 from meshwright.planner.runs.launch_flags import Words
 from meshwright.planner.runs.launch_model import megatron_model
+from meshwright.planner.runs.pipeline_notation import layers_of_layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,14 +149,20 @@ def _megatron_recompute(words: Words) -> dict[str, Any]:
 def _megatron_stages(words: Words, pp: int, layers: int) -> dict[str, Any]:
     text = words.text("--pipeline-model-parallel-layout")
     if text is not None:
-        chunks = _chunks(text, f"{words.where}: --pipeline-model-parallel-layout")
+        chunks = layers_of_layout(text)
+        if chunks is None:
+            raise SpecError(
+                "must be a layout of E, t, m, L and |",
+                where=f"{words.where}: --pipeline-model-parallel-layout",
+                value=text,
+            )
         if len(chunks) % pp:
             raise SpecError(
                 f"has {len(chunks)} stages, which pp {pp} does not divide", where=words.where
             )
         return {
             "vpp": len(chunks) // pp,
-            "stages": [chunks[rank::pp] for rank in range(pp)],
+            "stages": [list(chunks[rank::pp]) for rank in range(pp)],
         }
     per_chunk = words.integer("--num-layers-per-virtual-pipeline-stage", 0)
     vpp = words.integer("--num-virtual-stages-per-pipeline-rank", 0)
@@ -169,18 +176,6 @@ def _megatron_stages(words: Words, pp: int, layers: int) -> dict[str, Any]:
         row = [first] * bool(first) + [each] * middle + [last] * bool(last)
         return {"stages": [[count] for count in row]}
     return {"vpp": vpp} if vpp > 1 else {}
-
-
-def _chunks(text: str, where: str) -> list[int]:
-    """Layers of each chunk of a Megatron layout such as Et*3|(tt|)*29m|L."""
-    if len(text) > 10_000 or not re.fullmatch(r"[EtmL|()*\d]+", text):
-        raise SpecError("must be a layout of E, t, m, L and |", where=where, value=text)
-    flat = text
-    for pattern in (r"\(([^()]+)\)\*(\d{1,4})", r"([EtmL|])\*(\d{1,4})"):
-        flat = re.sub(pattern, lambda found: found[1] * int(found[2]), flat)
-        if len(flat) > 100_000:
-            raise SpecError("is longer than 100,000 letters", where=where)
-    return [chunk.count("t") for chunk in flat.split("|")]
 
 
 _TITAN_MODELS = {
@@ -198,16 +193,17 @@ _TITAN_MODELS = {
 }
 
 
-TORCHTITAN_SCHEDULES = {
-    "1f1b": "1f1b",
-    "gpipe": "gpipe",
-    "interleaved1f1b": "interleaved-1f1b",
-    "loopedbfs": "breadth-first",
-    "interleavedzerobubble": "zb-h1",
-    "zbvzerobubble": "zbv",
-    "dualpipev": "dualpipe-v",
+TORCH_SCHEDULES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved-1f1b": "Interleaved1F1B",
+    "breadth-first": "LoopedBFS",
+    "zb-h1": "InterleavedZeroBubble",
+    "zbv": "ZBVZeroBubble",
+    "dualpipe-v": "DualPipeV",
 }
-"""torch reads these names in any case (`get_schedule_class`)."""
+"""Names of torch's schedules, which it reads in any case (`get_schedule_class`)."""
+_SCHEDULES = {torch_name.lower(): name for name, torch_name in TORCH_SCHEDULES.items()}
 
 
 def from_torchtitan(words: Words) -> LaunchRun:
@@ -246,7 +242,7 @@ def from_torchtitan(words: Words) -> LaunchRun:
         settings["global_batch"] = plain.integer(f"{training}global-batch-size", 1)
     schedule = plain.text(f"{parallel}pipeline-parallel-schedule", "1F1B") or "1F1B"
     if pp > 1:
-        settings["schedule"] = TORCHTITAN_SCHEDULES.get(schedule.lower(), "1f1b")
+        settings["schedule"] = _SCHEDULES.get(schedule.lower(), "1f1b")
         if settings["schedule"] not in ("1f1b", "gpipe"):
             settings["vpp"] = 2  # torchtitan's default; the registry module may say otherwise
     config, module = plain.text("--config"), plain.text("--module")

@@ -16,9 +16,9 @@ import pytest
 
 from meshwright.documents.output_files import LaunchError, write_files
 from meshwright.planner.launch.plan_files import plan_files
-from meshwright.planner.launch.torchtitan import SCHEDULES
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.request.inputs import Framework
+from meshwright.planner.runs.launch_terms import TORCH_SCHEDULES
 from tests.oracles.random_plans import changed, random_plan
 from tests.oracles.test_frameworks import PARSERS, ask
 
@@ -68,7 +68,7 @@ def facts_of(plan: Plan) -> dict[str, Any]:
         "heads": model.heads,
         "kv_heads": model.kv_heads,
         "layers": model.layers,
-        "torch_schedule": SCHEDULES[layout.schedule],
+        "torch_schedule": TORCH_SCHEDULES[layout.schedule],
         "seq_len": plan.inputs.seq_len,
         "widths": widths + ([moe.shared_width] if moe is not None and moe.shared_width else []),
         "expert_width": 0 if moe is None else moe.moe_ffn_hidden,
@@ -113,7 +113,7 @@ def test_refused_is_what_cannot_start(
     framework: Framework, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Where ranks go is asked in test_topology.py, and means nothing where a grid does not divide.
-    monkeypatch.setattr("meshwright.planner.launch.plan_files.mapping_files", lambda plan: {})
+    monkeypatch.setattr("meshwright.planner.launch.plan_files.mapping_files", lambda *_: {})
     plans, rules, cases = _variants(framework, tmp_path, monkeypatch)
     answers = ask(PARSERS[framework], cases, tmp_path)
     assert len(answers) == len(plans)
