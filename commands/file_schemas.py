@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.model_specs.errors import SpecError
+from meshwright.errors import InputError
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.many.batch.jobs import JobsDoc
 from meshwright.planner.many.fleet.jobs import FleetJobDoc
@@ -18,9 +18,9 @@ SCHEMA_KINDS = ("model", "cluster", "run", "jobs", "plan")
 
 
 def json_schema(kind: str) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a kind of file. Raises SpecError for a kind that there is not."""
+    """The JSON Schema (draft 2020-12) of a kind of file. Raises InputError for a kind that there is not."""
     if kind not in SCHEMA_KINDS:
-        raise SpecError("not a kind of file", where="schema", value=kind, allowed=SCHEMA_KINDS)
+        raise InputError("not a kind of file", where="schema", value=kind, allowed=SCHEMA_KINDS)
     documents: dict[str, type[BaseModel]] = {
         "model": ModelSpec,
         "cluster": ClusterSpec,

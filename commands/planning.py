@@ -9,11 +9,7 @@ import click
 
 from meshwright.commands.options import plan_options
 from meshwright.commands.terminal import (
-    DONE,
-    NO_PLAN,
-    NO_TIME,
     PATH,
-    CheckFailedError,
     ProgressLine,
     common,
     force_option,
@@ -21,6 +17,7 @@ from meshwright.commands.terminal import (
     show,
     warn,
 )
+from meshwright.errors import ExitCode
 
 
 @click.command()
@@ -61,7 +58,11 @@ def plan(
         write_files(output, plan_files(found), force)
     if not as_json:
         click.echo(f"\n{next_step(found, output)}")
-    ctx.exit({"infeasible": NO_PLAN, "unknown": NO_TIME}.get(found.status, DONE))
+    ctx.exit(
+        {"infeasible": ExitCode.NO_ANSWER, "unknown": ExitCode.NO_TIME}.get(
+            found.status, ExitCode.DONE
+        )
+    )
 
 
 @click.command()
@@ -134,15 +135,12 @@ def validate(runs: Path, every_row: bool, plot: Path | None, as_json: bool) -> N
 @common
 def launch(plan: Path, target: str | None, output: Path, force: bool, as_json: bool) -> None:
     """Write the files that start a plan in a framework."""
-    from meshwright.documents.output_files import LaunchError, write_files
+    from meshwright.documents.output_files import write_files
     from meshwright.planner.launch.plan_files import plan_files
     from meshwright.planner.plan.texts import read_plan
 
     found = read_plan(plan)
-    try:
-        files = plan_files(found, target)
-    except LaunchError as error:
-        raise CheckFailedError(str(error)) from error
+    files = plan_files(found, target)
     written = write_files(output, files, force)
     if as_json:
         print_json(

@@ -16,7 +16,8 @@ from meshwright.costmodel.traffic.group_traffic import GroupTraffic, group_traff
 from meshwright.costmodel.traffic.level_traffic import LevelBytes
 from meshwright.costmodel.traffic.phases import AxisPattern, CutUse, axis_pattern
 from meshwright.costmodel.workload import Workload
-from meshwright.planner.analysis.rank_mapping import NoMappingError, workload_of
+from meshwright.errors import InfeasibleError
+from meshwright.planner.analysis.rank_mapping import workload_of
 from meshwright.planner.bounds.matrices import ranks_on
 from meshwright.planner.mapping.crossing.cuts import (
     MappingUse,
@@ -26,7 +27,7 @@ from meshwright.planner.mapping.crossing.cuts import (
 )
 from meshwright.planner.mapping.crossing.flows import by_axis
 from meshwright.planner.mapping.instance import assignment_of_ranks, instance_of
-from meshwright.planner.mapping.problem import Loads, MappingError, loads_of
+from meshwright.planner.mapping.problem import Loads, loads_of
 from meshwright.planner.plan.document import MOST_LISTED_RANKS, Plan
 from meshwright.planner.plan.placement import group_placement, matrix_arrays
 from meshwright.planner.runs.predicted import layout_from_document
@@ -61,9 +62,9 @@ class PlanTraffic:
 
 
 def plan_traffic(plan: Plan) -> PlanTraffic:
-    """Prices the traffic of a plan again, under its own mapping. Raises NoMappingError without a layout."""
+    """Prices the traffic of a plan again, under its own mapping. Raises InfeasibleError without a layout."""
     if plan.layout is None:
-        raise NoMappingError(f"the plan has no layout (status {plan.status}): nothing is sent")
+        raise InfeasibleError(f"the plan has no layout (status {plan.status}): nothing is sent")
     layout = layout_from_document(plan.layout)
     workload = workload_of(plan, plan.inputs.cluster, int(layout.gpus))
     stages = tuple(tuple(rank) for rank in plan.layout.stages)
@@ -137,7 +138,7 @@ def _uplinks(plan: Plan, layout: Layout) -> Loads | None:
         workload = workload_of(plan, plan.inputs.cluster, int(layout.gpus))
         instance = instance_of(workload, layout, stages)
         return loads_of(instance.problem, assignment_of_ranks(instance, mapping.ranks))
-    except MappingError:
+    except InfeasibleError:
         return None
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.documents.output_files import LaunchError
+from meshwright.errors import InfeasibleError
 from meshwright.planner.launch.flag_words import flag_words
 from meshwright.planner.launch.launch_script import Program
 from meshwright.planner.launch.legal_launch import Launch
@@ -116,7 +116,7 @@ def _require_even_stages(launch: Launch) -> None:
     dealt = list(balanced(launch.inputs.model.layers, launch.layout.pp))
     planned = [sum(rank) for rank in launch.layout.stages]
     if planned != dealt:
-        raise LaunchError(
+        raise InfeasibleError(
             f"deepspeed cannot start this plan.\ndeepspeed-even-stages: the stages hold "
             f"{planned} layers, DeepSpeed deals out {dealt}. "
             "Pin a pp that divides the layers, or choose the megatron framework."

@@ -8,7 +8,7 @@ from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.workload import Overlap, Workload
-from meshwright.documents.output_files import LaunchError
+from meshwright.errors import InfeasibleError
 from meshwright.planner.launch.ranks.placed import PlacedRanks, placed_ranks, planned_layout
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.request.inputs import Framework, PlanInputs
@@ -45,7 +45,7 @@ def legal_launch(plan: Plan, framework: Framework) -> Launch:
 
     Raises
     ------
-    LaunchError
+    InfeasibleError
         The plan has no layout or no place for a rank, or it breaks rules of the framework: every one of them
         with its remedy.
     """
@@ -54,7 +54,7 @@ def legal_launch(plan: Plan, framework: Framework) -> Launch:
     workload = replace(planned_workload(plan.inputs), framework=framework, overlap=overlap)
     broken = _broken_rules(workload, layout)
     if broken:
-        raise LaunchError(f"{framework} cannot start this plan.\n" + "\n".join(broken))
+        raise InfeasibleError(f"{framework} cannot start this plan.\n" + "\n".join(broken))
     placed = placed_ranks(plan, framework)
     return Launch(plan=plan, layout=layout, overlap=overlap, placed=placed)
 

@@ -6,8 +6,7 @@ import json
 import shlex
 from pathlib import Path
 
-from meshwright.documents.output_files import LaunchError
-from meshwright.model_specs.errors import SpecError
+from meshwright.errors import InputError
 from meshwright.planner.bounds.matrices import ranks_on
 from meshwright.planner.launch import schedulers
 from meshwright.planner.launch.accelerate import FSDP2
@@ -58,15 +57,15 @@ def plan_files(plan: Plan, target: str | None = None) -> dict[str, str]:
 
     Raises
     ------
-    LaunchError
+    InfeasibleError
         The plan has no layout, or one that the framework refuses.
-    SpecError
+    InputError
         An unknown target.
     """
     planned_layout(plan)
     target = target or plan.inputs.framework
     if target not in TARGETS:
-        raise SpecError("unknown target", where="--target", value=target, allowed=TARGETS)
+        raise InputError("unknown target", where="--target", value=target, allowed=TARGETS)
     files = {"plan.yaml": plan_text(plan)}
     writer = _WRITERS.get(target, _WRITERS[plan.inputs.framework])
     if target in _RECIPES:
@@ -90,12 +89,12 @@ def _long_rank_list(plan: Plan) -> dict[str, str]:
 
 
 def refuse_taken(directory: Path, force: bool) -> None:
-    """Says before a long search what would stop its result from being written. Raises LaunchError."""
+    """Says before a long search what would stop its result from being written. Raises InputError."""
     if directory.exists() and not directory.is_dir():
-        raise LaunchError(f"{directory} is a file, not a folder. Choose another place with -o.")
+        raise InputError(f"{directory} is a file, not a folder. Choose another place with -o.")
     taken = [name for name in NAMES if (directory / name).exists()] if not force else []
     if taken:
-        raise LaunchError(
+        raise InputError(
             f"{directory} already holds {', '.join(taken)}. Choose another folder, or say --force to replace."
         )
 

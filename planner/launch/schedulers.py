@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from meshwright.documents.output_files import LaunchError
+from meshwright.errors import InfeasibleError
 from meshwright.planner.launch.ranks.placed import PlacedRanks, placed_ranks
 from meshwright.planner.plan.document import Plan
 
@@ -84,7 +84,7 @@ def kubernetes_files(plan: Plan) -> dict[str, str]:
     """
     placed = placed_ranks(plan)
     if placed.gpus_per_host is None:
-        raise LaunchError(
+        raise InfeasibleError(
             "kubernetes: a JobSet numbers its pods node by node, but this plan's ranks do not run through "
             "the nodes in turn. Use --target slurm or openmpi, or plan for whole nodes."
         )

@@ -34,13 +34,13 @@ class Writer:
 
     framework: Framework
     start: Callable[[Launch], Start]
-    """Raises LaunchError for what no rule of the framework says."""
+    """Raises InfeasibleError for what no rule of the framework says."""
 
     def files(self, plan: Plan) -> dict[str, str]:
         """Texts by file name: the framework's own, env.json, hostfile, launch.sh.
 
-        Where ranks do not run through the nodes in turn there is a rankfile too. Raises LaunchError if the
-        framework would refuse the plan.
+        Where ranks do not run through the nodes in turn there is a rankfile too. Raises InfeasibleError if
+        the framework would refuse the plan.
         """
         launch = legal_launch(plan, self.framework)
         start = self.start(launch)

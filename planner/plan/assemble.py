@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.cluster_specs.fabric import fabric_levels
+from meshwright.cluster_specs.fabric import fabric_levels, is_irregular
 from meshwright.costmodel.estimate import estimate, stage_memory_parts_gib
-from meshwright.costmodel.layout import AXES
+from meshwright.costmodel.layout import AXES, Recompute
 from meshwright.costmodel.memory.footprint import context_gib
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.exact_cost import Priced
@@ -18,24 +18,30 @@ from meshwright.planner.plan.document import (
     Mapping,
     Objective,
     Plan,
-    SolverReport,
 )
 from meshwright.planner.plan.idle import idle_document
 from meshwright.planner.plan.placement import group_placement
+from meshwright.planner.plan.solver_document import (
+    ProofReport,
+    PruningReport,
+    SolverReport,
+    SpaceReport,
+)
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.runs.predicted import Predicted, layout_document
+from meshwright.planner.runs.predicted import Predicted, layout_document, recompute_words
 from meshwright.planner.runs.prediction import (
     RunPrediction,
     predicted_document,
 )
-from meshwright.planner.search.loop import Certificate, Outcome
+from meshwright.planner.search.loop import Outcome
 from meshwright.planner.search.model import solver_version
+from meshwright.planner.search.space import Space
 
 
 def plan_from_outcome(
     request: PlanRequest,
     outcome: Outcome,
-    space: str,
+    space: Space,
     wall_s: float,
     *,
     infeasible: Infeasible | None = None,
@@ -45,9 +51,10 @@ def plan_from_outcome(
 
     `full` is the outcome over layouts on all GPUs, where the plan leaves some idle.
     """
-    solver = solver_report(request, outcome.certificate, space, wall_s)
+    step_time_s = outcome.best[0].step_time_s if outcome.best else None
+    objective = objective_of(step_time_s, outcome.lower_bound_s)
+    solver = solver_report(request, outcome, objective, space_report(request, space), wall_s)
     if not outcome.best:
-        objective = Objective(step_time_s=None, lower_bound_s=outcome.lower_bound_s, gap=None)
         return Plan.model_validate(
             {
                 "schema": 1,
@@ -69,7 +76,7 @@ def plan_from_outcome(
         {
             "schema": 1,
             "status": outcome.status,
-            "objective": objective_of(best.step_time_s, outcome.lower_bound_s),
+            "objective": objective,
             "layout": layout_document(best.layout, best.stages),
             "predicted": predicted,
             "mapping": mapping_of_layout(workload, best),
@@ -86,10 +93,10 @@ def plan_from_outcome(
     )
 
 
-def objective_of(step_time_s: float, lower_bound_s: float | None) -> Objective:
-    """Price, bound and relative gap; an unknown bound stays null."""
-    if lower_bound_s is None:
-        return Objective(step_time_s=step_time_s, lower_bound_s=None, gap=None)
+def objective_of(step_time_s: float | None, lower_bound_s: float | None) -> Objective:
+    """Step time, lower bound and relative gap; what is not known stays null."""
+    if step_time_s is None or lower_bound_s is None:
+        return Objective(step_time_s=step_time_s, lower_bound_s=lower_bound_s, gap=None)
     bound = min(lower_bound_s, step_time_s)
     return Objective(
         step_time_s=step_time_s, lower_bound_s=bound, gap=(step_time_s - bound) / step_time_s
@@ -159,17 +166,10 @@ def alternative(other: Priced, best_s: float) -> dict[str, object]:
 
 
 def solver_report(
-    request: PlanRequest, certificate: Certificate, space: str, wall_s: float
+    request: PlanRequest, outcome: Outcome, objective: Objective, space: SpaceReport, wall_s: float
 ) -> SolverReport:
-    """How the answer was found, and over which space."""
-    dropped = ", ".join(f"{name} {count}" for name, count in sorted(certificate.ruled_out.items()))
-    words = [
-        space,
-        f"{certificate.layouts} layouts: {certificate.bounded_out} no faster by their bound, "
-        f"{certificate.priced} priced exactly" + (f", ruled out: {dropped}" if dropped else ""),
-    ]
-    if certificate.gpu_floor > 1:
-        words.append(f"none on fewer than {certificate.gpu_floor} GPUs can be faster")
+    """How the answer was found, over which space, and what its status rests on."""
+    certificate = outcome.certificate
     return SolverReport(
         wall_s=wall_s,
         bound_rounds=certificate.rounds,
@@ -178,5 +178,41 @@ def solver_report(
         version=solver_version(),
         method=request.method,
         layouts_considered=certificate.layouts,
-        space="; ".join(words),
+        space=space,
+        pruning=PruningReport(
+            by_bound=certificate.bounded_out,
+            by_rule=dict(sorted(certificate.ruled_out.items())),
+            priced=certificate.priced,
+            fewest_gpus=certificate.fewest_gpus,
+        ),
+        proof=ProofReport(
+            method=request.method,
+            incumbent_s=objective.step_time_s,
+            lower_bound_s=objective.lower_bound_s,
+            rounds=certificate.rounds,
+        ),
     )
+
+
+def space_report(request: PlanRequest, space: Space) -> SpaceReport:
+    """The values of every choice that the search over `space` could make."""
+    loads = request.expert_loads
+    return SpaceReport(
+        tp=list(space.tp),
+        cp=list(space.cp),
+        pp=list(space.pp),
+        dp=list(space.dp),
+        ep=list(space.ep),
+        etp_may_be_tp=space.expert_tensor,
+        schedules=list(space.schedules),
+        zero_stages=list(space.zero),
+        recompute=[_recompute_name(mask) for mask in space.recompute],
+        gpus=space.workload.gpus,
+        mapping="slots-to-leaves" if is_irregular(request.cluster) else "axes-to-levels",
+        expert_gap=None if loads is None else loads.largest_gap,
+    )
+
+
+def _recompute_name(mask: int) -> str:
+    kind, modules, _ = recompute_words(Recompute(mask), 0)
+    return "+".join(modules) or kind

@@ -21,13 +21,7 @@ from meshwright.planner.plan.verify import verify
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.exhaustive import search_exhaustively
 from meshwright.planner.search.loop import LayoutSearch, Outcome
-from meshwright.planner.search.space import EVERY_MAPPING, space_of
-
-ANY_NODES = (
-    "every assignment of slots (free nodes, equal parts of one, or the nodes of a tensor group, with axes in "
-    "them as in Megatron) to leaves"
-)
-
+from meshwright.planner.search.space import space_of
 
 Progress = Callable[[str], None]
 
@@ -55,9 +49,9 @@ def make_plan(
 
     Raises
     ------
-    RequestError
+    InputError
         If the request cannot be searched as asked.
-    PlanFaultError
+    InternalError
         If the plan fails its own verification: a fault of the planner.
     """
     plan = fastest_plan(request, progress)
@@ -75,14 +69,9 @@ def fastest_plan(request: PlanRequest, progress: Progress | None = None) -> Plan
     settled = settle(request, lambda asked: _searched(asked, progress))
     outcome = _with_least_traffic(space.workload, settled.outcome)
     infeasible = explain_infeasible(request) if outcome.status == "infeasible" else None
-    words = space.words()
-    if is_irregular(request.cluster):
-        words = words.replace(EVERY_MAPPING, ANY_NODES)
-    if request.expert_loads is not None:
-        words += f", {request.expert_loads.words()}"
     wall_s = time.monotonic() - began
     found = plan_from_outcome(
-        request, outcome, words, wall_s, infeasible=infeasible, full=settled.full
+        request, outcome, space, wall_s, infeasible=infeasible, full=settled.full
     )
     verify(request, found)
     return found

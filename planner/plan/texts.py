@@ -13,12 +13,12 @@ from pydantic import ValidationError
 
 from meshwright.costmodel.layout import AXES
 from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_named, traits
-from meshwright.model_specs.documents import parse_mapping, path_text, read_text
-from meshwright.model_specs.errors import SpecError, validation_message
+from meshwright.documents.reader import LARGE_FILE_BYTES, path_text, read_mapping
+from meshwright.documents.validation import validation_message
+from meshwright.errors import InputError
 from meshwright.planner.plan.document import MOST_LISTED_RANKS, Plan
 from meshwright.planner.runs.predicted import LayoutDoc
 
-LARGEST_PLAN_BYTES = 16 * 2**20
 MOST_RANKS = 1_048_576
 _DUMPER: type[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
@@ -83,18 +83,18 @@ def _without_nulls(value: Any) -> Any:
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan of a `plan.yaml`, of its folder, or of saved `plan --json` output. Raises SpecError."""
+    """The plan of a `plan.yaml`, of its folder, or of saved `plan --json` output. Raises InputError."""
     try:
         path = path / "plan.yaml" if path.is_dir() else path
     except (OSError, ValueError):
-        raise SpecError("no such file", where=path_text(path)) from None
+        raise InputError("no such file", where=path_text(path)) from None
     where = path_text(path)
-    data = parse_mapping(read_text(path, LARGEST_PLAN_BYTES), where)
+    data = read_mapping(path, LARGE_FILE_BYTES)
     if "status" not in data or "solver" not in data:
         what = "this is not a plan; give the plan.yaml that `meshwright plan -o DIR` writes"
-        raise SpecError(what, where=where, value=data)
+        raise InputError(what, where=where, value=data)
     if data.get("schema") != 1:
-        raise SpecError(
+        raise InputError(
             "must be 1, the version that this program reads",
             where=f"{where}: schema",
             value=data.get("schema"),
@@ -102,9 +102,9 @@ def read_plan(path: Path) -> Plan:
     try:
         plan = Plan.model_validate(data)
     except ValidationError as error:
-        raise SpecError(validation_message(error, where, Plan)) from None
+        raise InputError(validation_message(error, where, Plan)) from None
     for path_in_plan, wrong in _contradictions(plan):
-        raise SpecError(wrong, where=f"{where}: {path_in_plan}")
+        raise InputError(wrong, where=f"{where}: {path_in_plan}")
     return plan
 
 

@@ -17,6 +17,7 @@ from meshwright.costmodel.estimate import estimate, stage_memory_gib
 from meshwright.costmodel.layout import AXES, Layout, Placement
 from meshwright.costmodel.placement import level_factors
 from meshwright.costmodel.workload import Workload
+from meshwright.errors import InternalError
 from meshwright.planner.plan.document import Mapping, Plan
 from meshwright.planner.plan.placement import group_placement
 from meshwright.planner.request.plan_request import PlanRequest
@@ -25,15 +26,11 @@ from meshwright.planner.runs.predicted import LayoutDoc, Predicted, layout_from_
 TOLERANCE = 1e-9
 
 
-class PlanFaultError(RuntimeError):
-    """A plan failed its verification: a fault of the planner, never of the user."""
-
-
 def verify(request: PlanRequest, plan: Plan) -> None:
-    """Raises PlanFaultError with everything that is wrong with a plan."""
+    """Raises InternalError with everything that is wrong with a plan."""
     found = list(faults(request, plan))
     if found:
-        raise PlanFaultError("the plan failed its own verification: " + "; ".join(found))
+        raise InternalError("the plan failed its own verification: " + "; ".join(found))
 
 
 def faults(request: PlanRequest, plan: Plan) -> Iterator[str]:

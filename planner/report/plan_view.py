@@ -16,6 +16,7 @@ from meshwright.planner.report.parts import (
     seconds,
 )
 from meshwright.planner.report.prediction_view import layout_view, prediction_view
+from meshwright.planner.report.proof_text import proof_text, pruning_text, space_text
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.runs.prediction import planned_workload
 
@@ -71,8 +72,12 @@ def status_view(plan: Plan) -> list[Renderable]:
     )
     if solver.layouts_considered:
         effort += f", {count(solver.layouts_considered)} layouts considered"
-    space, _, pruning = solver.space.partition("; ")
-    rows = [("proof", proof_text(plan)), ("space", space), ("search", effort), ("pruning", pruning)]
+    rows = [
+        ("proof", proof_text(plan)),
+        ("space", "" if solver.space is None else space_text(solver.space)),
+        ("search", effort),
+        ("pruning", pruning_text(solver)),
+    ]
     if plan.idle is not None:
         nodes = ", ".join(plan.idle.nodes[:8]) + (", ..." if len(plan.idle.nodes) > 8 else "")
         where = f" ({nodes})" if nodes else ""
@@ -89,23 +94,6 @@ def _meaning(plan: Plan) -> str:
     if plan.status == "infeasible":
         return "no layout in this space keeps every rule"
     return "the time limit ended the search before any plan was found"
-
-
-def proof_text(plan: Plan) -> str:
-    """Bound against incumbent, and after how many rounds."""
-    objective, rounds = plan.objective, plan.solver.bound_rounds
-    after = f"after {count(rounds)} round{'s' if rounds != 1 else ''}"
-    if objective.step_time_s is None:
-        return (
-            f"nothing found {after}" if plan.status == "unknown" else "a rule excludes every layout"
-        )
-    if objective.lower_bound_s is None:
-        return f"step time {seconds(objective.step_time_s)}, no bound known, {after}"
-    if plan.status == "optimal":
-        return f"bound = incumbent = {seconds(objective.step_time_s)} {after}"
-    gap = "" if objective.gap is None else f", gap {percent(objective.gap, 2)}"
-    incumbent = f"incumbent {seconds(objective.step_time_s)}"
-    return f"bound {seconds(objective.lower_bound_s)}, {incumbent}{gap}, {after}"
 
 
 def infeasible_view(plan: Plan) -> list[Renderable]:

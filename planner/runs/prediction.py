@@ -18,7 +18,8 @@ from meshwright.costmodel.layout import Placement
 from meshwright.costmodel.memory.footprint import context_gib
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.workload import Workload
-from meshwright.model_specs.documents import path_text
+from meshwright.documents.reader import path_text
+from meshwright.errors import InputError
 from meshwright.model_specs.parameters import flops_per_token
 from meshwright.planner.bounds.stages import balanced_stages
 from meshwright.planner.request.inputs import PlanInputs
@@ -29,7 +30,7 @@ from meshwright.planner.runs.predicted import (
     Predicted,
     layout_document,
 )
-from meshwright.planner.runs.run_file import Run, RunFileError, UnreadRow, read_rows, read_runs
+from meshwright.planner.runs.run_file import Run, UnreadRow, read_rows, read_runs
 from meshwright.planner.runs.validation import Prediction, ValidationReport, score
 
 
@@ -116,31 +117,31 @@ class PricedRun:
 
 
 def price_runs(path: Path) -> Iterator[PricedRun]:
-    """Prices the runs of a file one by one. Raises RunFileError for one that cannot be read or priced."""
+    """Prices the runs of a file one by one. Raises InputError for one that cannot be read or priced."""
     for run in read_runs(path):
         yield price_run(run, path)
 
 
 def price_run(run: Run, path: Path) -> PricedRun:
-    """Prices one run that was read from `path`. Raises RunFileError where that is impossible."""
+    """Prices one run that was read from `path`. Raises InputError where that is impossible."""
     try:
         found = predict_run(run)
     except (ValueError, ArithmeticError) as error:
-        raise RunFileError(
+        raise InputError(
             f"cannot be priced: {error}", where=f"{path_text(path)}: {run.id}"
         ) from error
     return PricedRun(run=run, found=found, broken=tuple(broken_rules(run, found)))
 
 
 def validation_report(path: Path) -> ValidationReport:
-    """Predicted against measured for the rows of a file. Raises RunFileError if not one row can be read."""
+    """Predicted against measured for the rows of a file. Raises InputError if not one row can be read."""
     rows = list(read_rows(path))
     reasons = [row.reason for row in rows if isinstance(row, UnreadRow)]
     if len(reasons) == len(rows):
         more = (
             f"\nand {len(rows) - 1} more rows, none of which can be read" if len(rows) > 1 else ""
         )
-        raise RunFileError(reasons[0] + more)
+        raise InputError(reasons[0] + more)
     return score(rows, prediction_of)
 
 

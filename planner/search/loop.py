@@ -26,8 +26,9 @@ from meshwright.constraints.precision import PrecisionOnDevice
 from meshwright.constraints.rule import Rule
 from meshwright.constraints.unsupported import AllowedPrecisions
 from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.errors import OutOfTimeError
 from meshwright.planner.bounds.exact_cost import Priced
-from meshwright.planner.experts.joint import Routing
+from meshwright.planner.experts.joint import JointRouting
 from meshwright.planner.search.master import THE_PLAN, UNDECIDED, LayoutMaster
 from meshwright.planner.search.model import Candidates
 from meshwright.planner.search.open_set import OpenSet
@@ -60,7 +61,7 @@ class Certificate:
     """Layouts priced exactly."""
     rounds: int = 0
     """CP-SAT models solved."""
-    gpu_floor: int = 1
+    fewest_gpus: int = 1
     """Layouts on fewer GPUs than this cannot beat the plan; they were not enumerated."""
 
     def rule_out(self, name: str, count: int) -> None:
@@ -77,10 +78,6 @@ class Outcome:
     best: tuple[Priced, ...]
     lower_bound_s: float | None
     certificate: Certificate
-
-
-class OutOfTimeError(Exception):
-    """The time limit passed."""
 
 
 class FoundError(Exception):
@@ -103,7 +100,7 @@ class LayoutSearch:
         most_priced: int | None = None,
         begin_with: Layout | None = None,
         progress: Progress | None = None,
-        routing: Routing | None = None,
+        routing: JointRouting | None = None,
     ) -> None:
         self._routing = routing
         self._any_plan, self._most_priced, self._begin_with = any_plan, most_priced, begin_with
@@ -183,9 +180,9 @@ class LayoutSearch:
         self._scan(self._space.families(gpus, half), cost / half if half else inf)
         self._price_open()
         if np.isfinite(self._cutoff_s) and np.isfinite(cost):
-            self.certificate.gpu_floor = max(1, int(cost / self._cutoff_s))
-        if self.certificate.gpu_floor <= half:
-            self._scan(self._space.families(half, self.certificate.gpu_floor - 1), inf)
+            self.certificate.fewest_gpus = max(1, int(cost / self._cutoff_s))
+        if self.certificate.fewest_gpus <= half:
+            self._scan(self._space.families(half, self.certificate.fewest_gpus - 1), inf)
 
     def _scan(self, families: Layout, later_s: float) -> None:
         """Expands families in the order of their floors until the floor reaches the cutoff.

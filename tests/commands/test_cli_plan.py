@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from meshwright import cli
-from meshwright.model_specs.errors import SpecError
+from meshwright.errors import InputError
 from meshwright.planner.analysis.neighbours import neighbours
 from meshwright.planner.bounds.matrices import order_name
 from meshwright.planner.plan.document import (
@@ -27,8 +27,8 @@ from meshwright.planner.plan.document import (
     Mapping,
     Objective,
     Plan,
-    SolverReport,
 )
+from meshwright.planner.plan.solver_document import SolverReport
 from meshwright.planner.plan.texts import json_text, plan_document, plan_text, read_plan
 from meshwright.planner.report.explain_view import comparison
 from meshwright.planner.request.inputs import PlanInputs
@@ -92,9 +92,7 @@ def sample(**settings: object) -> Plan:
         ],
         warnings=["made up"],
         alternatives=[{"step_time_s": 2.5, "tp": 4, "dp": 4}],
-        solver=SolverReport(
-            wall_s=0.5, bound_rounds=3, workers=1, seed=0, version="9", space="all of it"
-        ),
+        solver=SolverReport(wall_s=0.5, bound_rounds=3, workers=1, seed=0, version="9"),
         inputs=PlanInputs(
             model=work.model,
             cluster=work.cluster,
@@ -188,7 +186,7 @@ def test_a_plan_that_is_none_is_refused_by_name(
 ) -> None:
     path = tmp_path / "plan.yaml"
     path.write_text(json.dumps(plan_document(sample()) | change), encoding="utf-8")
-    with pytest.raises(SpecError, match=r"plan\.yaml: ") as caught:
+    with pytest.raises(InputError, match=r"plan\.yaml: ") as caught:
         read_plan(path)
     assert words in str(caught.value)
     result = run("explain", path)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwright.cluster_specs.naming import node_name
-from meshwright.documents.output_files import LaunchError
+from meshwright.errors import InfeasibleError
 from meshwright.planner.bounds.matrices import ranks_on
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.request.inputs import Framework
@@ -58,11 +58,11 @@ class PlacedRanks:
     def openmpi_rankfile(self) -> str:
         """A line per rank for `mpirun --rankfile`: its host, and the slot of its GPU.
 
-        Raises LaunchError for a host name that the file cannot hold.
+        Raises InfeasibleError for a host name that the file cannot hold.
         """
         for host in self.hosts:
             if re.search(r"[\s=#;]", host):
-                raise LaunchError(
+                raise InfeasibleError(
                     f"{host!r} cannot stand in an OpenMPI rankfile: no spaces, '=', '#' or ';'."
                 )
         return "".join(
@@ -72,9 +72,9 @@ class PlacedRanks:
 
 
 def planned_layout(plan: Plan) -> LayoutDoc:
-    """The layout of a plan. Raises LaunchError if it has none."""
+    """The layout of a plan. Raises InfeasibleError if it has none."""
     if plan.layout is None:
-        raise LaunchError(
+        raise InfeasibleError(
             f"the plan has no layout (status {plan.status}): there is nothing to launch."
         )
     return plan.layout
@@ -88,7 +88,7 @@ def placed_ranks(plan: Plan, framework: Framework | None = None) -> PlacedRanks:
 
     Raises
     ------
-    LaunchError
+    InfeasibleError
         The plan has no layout, or its mapping does not fit it or the cluster's nodes.
     """
     layout = planned_layout(plan)
@@ -114,9 +114,9 @@ def _places(plan: Plan, layout: LayoutDoc) -> list[RankPlace]:
     else:
         places = [divmod(rank, cluster.gpus_per_node) for rank in range(world)]
     if len(places) != world:
-        raise LaunchError(f"the mapping places {len(places)} ranks, the layout has {world}.")
+        raise InfeasibleError(f"the mapping places {len(places)} ranks, the layout has {world}.")
     if len(set(places)) != world:
-        raise LaunchError("the mapping puts two ranks on one GPU.")
+        raise InfeasibleError("the mapping puts two ranks on one GPU.")
     return places
 
 
@@ -154,19 +154,19 @@ def _host_names(plan: Plan, nodes: Sequence[int]) -> tuple[str, ...]:
     cluster = plan.inputs.cluster
     count = len(cluster.nodes) or -(-cluster.gpus // cluster.gpus_per_node)
     if min(nodes) < 0 or max(nodes) >= count:
-        raise LaunchError(
+        raise InfeasibleError(
             f"the mapping uses node {max(nodes)} (from 0), but only {count} nodes are known."
         )
     names = tuple(checked_host(node_name(cluster, node)) for node in nodes)
     if len(set(names)) != len(names):
-        raise LaunchError("two nodes of the mapping have the same name.")
+        raise InfeasibleError("two nodes of the mapping have the same name.")
     return names
 
 
 def checked_host(name: str) -> str:
-    """A node name that fits on a line of a hostfile. Raises LaunchError otherwise."""
+    """A node name that fits on a line of a hostfile. Raises InfeasibleError otherwise."""
     if not name or not name.isprintable() or name != name.strip() or name.startswith(("#", "-")):
-        raise LaunchError(
+        raise InfeasibleError(
             f"{name[:80]!r} cannot be a node name in a hostfile. Correct it in the cluster file."
         )
     return name

@@ -44,7 +44,7 @@ def mapping_files(plan: Plan, framework: Framework | None = None) -> dict[str, s
 
     Raises
     ------
-    LaunchError
+    InfeasibleError
         The plan has no layout, or its mapping does not fit it.
     """
     layout, placed = planned_layout(plan), placed_ranks(plan, framework)
@@ -63,7 +63,7 @@ def mapping_files(plan: Plan, framework: Framework | None = None) -> dict[str, s
 
 
 def plan_picture(plan: Plan) -> str:
-    """`fabric.svg` alone. Raises LaunchError as `mapping_files` does."""
+    """`fabric.svg` alone. Raises InfeasibleError as `mapping_files` does."""
     return mapping_files(plan)[f"{FOLDER}/fabric.svg"]
 
 

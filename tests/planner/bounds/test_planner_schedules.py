@@ -11,15 +11,15 @@ import pytest
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.constraints.pipeline_schedules import FRAMEWORK_SCHEDULES
 from meshwright.costmodel.pipeline.schedules import SCHEDULE_NAMES, Schedule
-from meshwright.model_specs.errors import SpecError
+from meshwright.errors import InputError
 from meshwright.model_specs.reader import read_model
 from meshwright.planner.analysis.neighbours import neighbours
 from meshwright.planner.launch.torchtitan import TORCHTITAN
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.texts import plan_text, read_plan
-from meshwright.planner.request.plan_request import PlanRequest, RequestError, parse_pins
+from meshwright.planner.request.plan_request import PlanRequest, parse_pins
 from meshwright.planner.runs.from_launch import complete, read_launch
-from meshwright.planner.runs.run_file import RunFileError, run_from_mapping, run_to_mapping
+from meshwright.planner.runs.run_file import run_from_mapping, run_to_mapping
 from meshwright.planner.search.space import space_of
 
 
@@ -119,7 +119,7 @@ def test_neighbours_try_other_schedules() -> None:
 
 def test_pins_name_schedules() -> None:
     assert parse_pins("schedule=zbv,pp=4") == {"schedule": "zbv", "pp": 4}
-    with pytest.raises(RequestError, match="did you mean 'zbv'"):
+    with pytest.raises(InputError, match="did you mean 'zbv'"):
         parse_pins("schedule=zvb")
 
 
@@ -129,7 +129,7 @@ def test_a_plan_document_carries_the_schedule(tmp_path: Path) -> None:
     path.write_text(plan_text(made), encoding="utf-8")
     assert read_plan(path).layout == made.layout
     path.write_text(plan_text(made).replace("schedule: zbv", "schedule: 1f1b"), encoding="utf-8")
-    with pytest.raises(SpecError, match="schedule"):
+    with pytest.raises(InputError, match="schedule"):
         read_plan(path)
 
 
@@ -157,5 +157,5 @@ def test_run_files_name_schedules(name: str) -> None:
     ],
 )
 def test_run_files_with_a_schedule_that_cannot_be(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(RunFileError, match=words):
+    with pytest.raises(InputError, match=words):
         run_from_mapping(run_mapping(**settings), where="run.yaml")

@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from meshwright.cluster_specs.importers.document import import_topology
-from meshwright.documents.output_files import LaunchError
-from meshwright.model_specs.errors import SpecError
+from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Mapping, Plan
 from meshwright.planner.request.inputs import Framework
@@ -54,7 +53,7 @@ def drawn_plans() -> Iterator[tuple[str, Plan]]:
                 continue
             try:
                 plan_files(drawn[0])
-            except LaunchError:
+            except InfeasibleError:
                 continue
             legal += 1
             yield f"{framework} {index} {drawn[0].inputs.model.name}", drawn[0]
@@ -91,7 +90,7 @@ def digests_of(plan: Plan) -> dict[str, str]:
     for target in (*SCHEDULERS, "bridge"):
         try:
             files |= plan_files(plan, target)
-        except LaunchError:
+        except InfeasibleError:
             files[target] = "refused"
     digests = {name: digest(text) for name, text in files.items() if name not in OWN_ROOMS}
     with tempfile.TemporaryDirectory() as folder:
@@ -105,7 +104,7 @@ def digests_of(plan: Plan) -> dict[str, str]:
 def read_back(path: Path) -> str:
     try:
         run = read_launch(path)
-    except SpecError as error:
+    except InputError as error:
         return str(error).replace(str(path), path.name)
     parts = [run.settings, run.model, run.unread, run.remarks]
     return json.dumps(parts, sort_keys=True, default=list)

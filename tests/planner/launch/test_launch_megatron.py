@@ -17,13 +17,15 @@ import pytest
 from meshwright.cluster_specs.catalog import load_cluster
 from meshwright.cluster_specs.schema import NodeSpec
 from meshwright.costmodel.workload import Overlap
-from meshwright.documents.output_files import LaunchError, write_files
+from meshwright.documents.output_files import write_files
+from meshwright.errors import InfeasibleError
 from meshwright.model_specs.catalog import catalog_names, load_catalog_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.launch.legal_launch import legal_launch
 from meshwright.planner.launch.megatron import MEGATRON, megatron_args
 from meshwright.planner.launch.megatron_model import model_args, model_notes
-from meshwright.planner.plan.document import Mapping, Objective, Plan, SolverReport
+from meshwright.planner.plan.document import Mapping, Objective, Plan
+from meshwright.planner.plan.solver_document import SolverReport
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.runs.pipeline_notation import layers_of_layout, layout_string
 from meshwright.planner.runs.predicted import LayoutDoc
@@ -266,11 +268,11 @@ def test_overlap_flags() -> None:
 
 
 def test_illegal_plans_are_refused_by_the_name_of_the_rule() -> None:
-    with pytest.raises(LaunchError, match="heads-by-tp"):
+    with pytest.raises(InfeasibleError, match="heads-by-tp"):
         args_of(make_plan("gpt2-xl", tp=2, seq_len=1024))
-    with pytest.raises(LaunchError, match="megatron-zero-needs-pp-1"):
+    with pytest.raises(InfeasibleError, match="megatron-zero-needs-pp-1"):
         args_of(make_plan(pp=2, zero_stage=3))
-    with pytest.raises(LaunchError, match="there is nothing to launch"):
+    with pytest.raises(InfeasibleError, match="there is nothing to launch"):
         args_of(make_plan().model_copy(update={"layout": None, "status": "infeasible"}))
 
 
@@ -303,15 +305,15 @@ def test_hostfile_follows_the_ranks_and_pipeline_may_come_before_data() -> None:
 
 def test_mappings_that_do_not_fit_are_refused() -> None:
     plan = make_plan(tp=8)
-    with pytest.raises(LaunchError, match="places 2 ranks, the layout has 8"):
+    with pytest.raises(InfeasibleError, match="places 2 ranks, the layout has 8"):
         MEGATRON.files(at(plan, [(0, 0), (0, 1)]))
-    with pytest.raises(LaunchError, match="two ranks on one GPU"):
+    with pytest.raises(InfeasibleError, match="two ranks on one GPU"):
         MEGATRON.files(at(plan, [(0, 0)] * 8))
-    with pytest.raises(LaunchError, match=r"uses node 1 .* only 1 nodes are known"):
+    with pytest.raises(InfeasibleError, match=r"uses node 1 .* only 1 nodes are known"):
         MEGATRON.files(on_nodes(plan, ["a"], [(1, gpu) for gpu in range(8)]))
-    with pytest.raises(LaunchError, match="cannot be a node name"):
+    with pytest.raises(InfeasibleError, match="cannot be a node name"):
         MEGATRON.files(on_nodes(plan, ["a\nb"]))
-    with pytest.raises(LaunchError, match="have the same name"):
+    with pytest.raises(InfeasibleError, match="have the same name"):
         MEGATRON.files(on_nodes(make_plan(tp=8, dp=2), ["a", "a"]))
 
 

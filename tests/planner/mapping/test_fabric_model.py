@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.cluster_specs.catalog import load_cluster
-from meshwright.cluster_specs.errors import ClusterError
 from meshwright.cluster_specs.fabric import fabric_levels, full_levels, is_irregular
 from meshwright.cluster_specs.graph import cut_between_gb_per_s, cut_gb_per_s, fabric_graph
 from meshwright.cluster_specs.node_graph import CORE, node_graph
@@ -30,6 +29,7 @@ from meshwright.costmodel.estimate import estimate, lower_bound_s
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.workload import Workload
+from meshwright.errors import InputError
 from meshwright.model_specs.reader import read_model
 from meshwright.planner.mapping.problem import MappingProblem, Traffic
 from meshwright.planner.mapping.slots import slots_of
@@ -230,7 +230,7 @@ def test_catalog_says_which_machines_have_rails() -> None:
     ],
 )
 def test_what_cannot_be_is_refused(fields: dict[str, object], part: str) -> None:
-    with pytest.raises(ClusterError, match=part):
+    with pytest.raises(InputError, match=part):
         cluster(**fields)
 
 
