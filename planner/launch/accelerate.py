@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.planner.launch.launch_script import Program
 from meshwright.planner.launch.legal_launch import Launch
 from meshwright.planner.launch.writer import Start, Writer
@@ -88,4 +89,4 @@ def accelerate_start(launch: Launch) -> Start:
     )
 
 
-FSDP2 = Writer(framework="fsdp2", start=accelerate_start)
+FSDP2_WRITER = Writer(framework=FSDP2, start=accelerate_start)

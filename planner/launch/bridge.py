@@ -5,6 +5,7 @@ Names were read in megatron-bridge 0.6.2.
 
 from __future__ import annotations
 
+from meshwright.frameworks.megatron import MEGATRON
 from meshwright.planner.launch.legal_launch import Launch, legal_launch
 from meshwright.planner.launch.writer import json_file
 from meshwright.planner.plan.document import Plan
@@ -25,7 +26,7 @@ def bridge_overrides(plan: Plan) -> list[str]:
 
     The architecture is the recipe's own: only what the plan decided is set.
     """
-    launch = legal_launch(plan, "megatron")
+    launch = legal_launch(plan, MEGATRON)
     layout, inputs = launch.layout, launch.inputs
     sharded = layout.zero_stage >= 1
     values: dict[str, object] = {

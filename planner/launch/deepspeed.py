@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.errors import InfeasibleError
+from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
+from meshwright.frameworks.deepspeed import DEEPSPEED
 from meshwright.planner.launch.flag_words import flag_words
 from meshwright.planner.launch.launch_script import Program
 from meshwright.planner.launch.legal_launch import Launch
@@ -93,7 +95,7 @@ def deepspeed_start(launch: Launch) -> Start:
     _require_even_stages(launch)
     args = megatron_deepspeed_args(launch)
     program = Program(
-        framework="Megatron-DeepSpeed",
+        framework=DEEPSPEED.title,
         command='"$DEEPSPEED_ENTRY" --deepspeed_config "$here/ds_config.json"',
         usage="Set DEEPSPEED_ENTRY to its pretrain_gpt.py; add data, tokenizer and learning rate.",
         before=': "${DEEPSPEED_ENTRY:?set it to Megatron-DeepSpeed pretrain_gpt.py}"\n',
@@ -117,10 +119,10 @@ def _require_even_stages(launch: Launch) -> None:
     planned = [sum(rank) for rank in launch.layout.stages]
     if planned != dealt:
         raise InfeasibleError(
-            f"deepspeed cannot start this plan.\ndeepspeed-even-stages: the stages hold "
+            f"{DEEPSPEED.name} cannot start this plan.\ndeepspeed-even-stages: the stages hold "
             f"{planned} layers, DeepSpeed deals out {dealt}. "
-            "Pin a pp that divides the layers, or choose the megatron framework."
+            f"Pin a pp that divides the layers, or choose the {DEFAULT_FRAMEWORK} framework."
         )
 
 
-DEEPSPEED = Writer(framework="deepspeed", start=deepspeed_start)
+DEEPSPEED_WRITER = Writer(framework=DEEPSPEED, start=deepspeed_start)

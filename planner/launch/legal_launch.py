@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan
-from meshwright.costmodel.workload import Overlap, Workload
+from meshwright.costmodel.workload import Overlap, Workload, planned_overlap
 from meshwright.errors import InfeasibleError
+from meshwright.frameworks.record import Framework
 from meshwright.planner.launch.ranks.placed import PlacedRanks, placed_ranks, planned_layout
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.request.inputs import Framework, PlanInputs
-from meshwright.planner.request.plan_request import FRAMEWORK_OVERLAP
+from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.runs.predicted import LayoutDoc, layout_from_document
 from meshwright.planner.runs.prediction import planned_workload
 
@@ -50,11 +50,11 @@ def legal_launch(plan: Plan, framework: Framework) -> Launch:
         with its remedy.
     """
     layout = planned_layout(plan)
-    overlap = FRAMEWORK_OVERLAP[framework]
-    workload = replace(planned_workload(plan.inputs), framework=framework, overlap=overlap)
+    overlap = planned_overlap(framework)
+    workload = replace(planned_workload(plan.inputs), framework=framework.name, overlap=overlap)
     broken = _broken_rules(workload, layout)
     if broken:
-        raise InfeasibleError(f"{framework} cannot start this plan.\n" + "\n".join(broken))
+        raise InfeasibleError(f"{framework.name} cannot start this plan.\n" + "\n".join(broken))
     placed = placed_ranks(plan, framework)
     return Launch(plan=plan, layout=layout, overlap=overlap, placed=placed)
 

@@ -5,6 +5,7 @@ Flag names and rules were read in megatron-core 0.19.2 (`megatron.training.argum
 
 from __future__ import annotations
 
+from meshwright.frameworks.megatron import MEGATRON
 from meshwright.planner.launch.flag_words import flag_words
 from meshwright.planner.launch.launch_script import Program
 from meshwright.planner.launch.legal_launch import Launch
@@ -91,7 +92,7 @@ def megatron_start(launch: Launch) -> Start:
     model = launch.inputs.model
     args = megatron_args(launch)
     program = Program(
-        framework="Megatron-LM",
+        framework=MEGATRON.title,
         command='"$MEGATRON_ENTRY"',
         usage=_USAGE,
         variant=", with biases" if linear_bias(model) else "",
@@ -104,7 +105,7 @@ def megatron_start(launch: Launch) -> Start:
     return Start(program=program, args=args, env=megatron_env(launch), files=files)
 
 
-MEGATRON = Writer(framework="megatron", start=megatron_start)
+MEGATRON_WRITER = Writer(framework=MEGATRON, start=megatron_start)
 
 
 def _degree_flags(launch: Launch) -> Flags:

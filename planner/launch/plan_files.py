@@ -9,19 +9,20 @@ from pathlib import Path
 from meshwright.errors import InputError
 from meshwright.planner.bounds.matrices import ranks_on
 from meshwright.planner.launch import schedulers
-from meshwright.planner.launch.accelerate import FSDP2
+from meshwright.planner.launch.accelerate import FSDP2_WRITER
 from meshwright.planner.launch.bridge import bridge_files
-from meshwright.planner.launch.deepspeed import DEEPSPEED
-from meshwright.planner.launch.megatron import MEGATRON
+from meshwright.planner.launch.deepspeed import DEEPSPEED_WRITER
+from meshwright.planner.launch.megatron import MEGATRON_WRITER
 from meshwright.planner.launch.ranks.placed import planned_layout
 from meshwright.planner.launch.ranks.texts import FOLDER, mapping_files
-from meshwright.planner.launch.torchtitan import TORCHTITAN
+from meshwright.planner.launch.torchtitan import TORCHTITAN_WRITER
 from meshwright.planner.launch.writer import Writer
 from meshwright.planner.plan.document import MOST_LISTED_RANKS, Plan
 from meshwright.planner.plan.texts import plan_text
 
 _WRITERS: dict[str, Writer] = {
-    writer.framework: writer for writer in (MEGATRON, TORCHTITAN, DEEPSPEED, FSDP2)
+    writer.framework.name: writer
+    for writer in (MEGATRON_WRITER, TORCHTITAN_WRITER, DEEPSPEED_WRITER, FSDP2_WRITER)
 }
 _SCHEDULERS = {
     "slurm": schedulers.slurm_files,

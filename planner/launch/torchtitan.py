@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from meshwright.frameworks.torchtitan import TORCHTITAN
 from meshwright.planner.launch.flag_words import flag_words
 from meshwright.planner.launch.launch_script import Program
 from meshwright.planner.launch.legal_launch import Launch
@@ -12,7 +13,6 @@ from meshwright.planner.launch.torchtitan_model import (
     torchtitan_notes,
 )
 from meshwright.planner.launch.writer import Start, Writer, json_file
-from meshwright.planner.runs.launch_terms import TORCH_SCHEDULES
 
 
 def torchtitan_args(launch: Launch) -> list[str]:
@@ -38,7 +38,8 @@ def torchtitan_args(launch: Launch) -> list[str]:
         "--training.seq-len": inputs.seq_len,
     }
     if piped:
-        flags["--parallelism.pipeline-parallel-schedule"] = TORCH_SCHEDULES[layout.schedule]
+        schedule = TORCHTITAN.schedules[layout.schedule]
+        flags[schedule.flag] = schedule.value
         flags["--parallelism.pipeline-parallel-microbatch-size"] = layout.micro_batch
     one_sequence = layout.tp > 1 and not layout.sequence_parallel
     flags["--parallelism.no-enable-sequence-parallel"] = one_sequence
@@ -54,7 +55,7 @@ def torchtitan_start(launch: Launch) -> Start:
     """torchtitan's trainer with the plan's flags, and the module that gives it model and stages."""
     args = torchtitan_args(launch)
     program = Program(
-        framework="torchtitan",
+        framework=TORCHTITAN.title,
         command="-m torchtitan.train",
         usage="More arguments go ahead of activation-checkpoint in args below, or into the registry module.",
         before='export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"\n',
@@ -67,4 +68,4 @@ def torchtitan_start(launch: Launch) -> Start:
     return Start(program=program, args=args, files=files)
 
 
-TORCHTITAN = Writer(framework="torchtitan", start=torchtitan_start)
+TORCHTITAN_WRITER = Writer(framework=TORCHTITAN, start=torchtitan_start)

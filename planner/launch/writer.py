@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from meshwright.frameworks.record import Framework
 from meshwright.planner.launch.launch_script import Program, launch_script
 from meshwright.planner.launch.legal_launch import Launch, legal_launch
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.request.inputs import Framework
 
 _NVLS_DEVICES = ("hopper", "blackwell")
 """Architectures whose NVLink switch can reduce."""

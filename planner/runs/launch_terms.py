@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.frameworks.deepspeed import DEEPSPEED, MEGATRON_DEEPSPEED
+from meshwright.frameworks.fsdp2 import FSDP2
+from meshwright.frameworks.megatron import MEGATRON
+from meshwright.frameworks.torchtitan import TORCHTITAN, TORCHTITAN_COMPILED
 from meshwright.planner.runs.launch_flags import Words
 from meshwright.planner.runs.launch_model import megatron_model
 from meshwright.planner.runs.pipeline_notation import layers_of_layout
@@ -55,7 +59,7 @@ def from_megatron(words: Words) -> LaunchRun:
         "cp": words.integer("--context-parallel-size", 1),
         "sequence_parallel": words.has("--sequence-parallel"),
         "optimizer": words.text("--optimizer", "adam"),
-        "framework": "megatron-deepspeed" if deepspeed else "megatron",
+        "framework": MEGATRON_DEEPSPEED.name if deepspeed else MEGATRON.name,
         "precision": _megatron_precision(words),
         "zero_stage": _megatron_zero(words),
         **_megatron_recompute(words),
@@ -193,19 +197,6 @@ _TITAN_MODELS = {
 }
 
 
-TORCH_SCHEDULES = {
-    "gpipe": "GPipe",
-    "1f1b": "1F1B",
-    "interleaved-1f1b": "Interleaved1F1B",
-    "breadth-first": "LoopedBFS",
-    "zb-h1": "InterleavedZeroBubble",
-    "zbv": "ZBVZeroBubble",
-    "dualpipe-v": "DualPipeV",
-}
-"""Names of torch's schedules, which it reads in any case (`get_schedule_class`)."""
-_SCHEDULES = {torch_name.lower(): name for name, torch_name in TORCH_SCHEDULES.items()}
-
-
 def from_torchtitan(words: Words) -> LaunchRun:
     """Flags of torchtitan's trainer; the model is known for torchtitan's own configurations."""
     plain = Words(
@@ -219,6 +210,7 @@ def from_torchtitan(words: Words) -> LaunchRun:
     local = plain.integer(f"{training}local-batch-size", 8)
     reshard = plain.text(f"{parallel}fsdp-reshard-after-forward", "default")
     never = reshard == "never" or (reshard == "default" and pp > 1)
+    compiled = plain.has("--compile.enable")
     settings: dict[str, Any] = {
         "seq_len": plain.integer(f"{training}seq-len", 2048),
         "micro_batch": plain.integer(f"{parallel}pipeline-parallel-microbatch-size", 1)
@@ -231,7 +223,7 @@ def from_torchtitan(words: Words) -> LaunchRun:
         "sequence_parallel": tp > 1 and not plain.has(f"{parallel}no-enable-sequence-parallel"),
         "zero_stage": 0 if shard == 1 else (2 if never else 3),
         "recompute": "full" if "activation-checkpoint:full" in words.words else "none",
-        "framework": "torchtitan-compile" if plain.has("--compile.enable") else "torchtitan",
+        "framework": TORCHTITAN_COMPILED.name if compiled else TORCHTITAN.name,
         "overlap": {"dp": True},
     }
     if shard > 0:
@@ -242,7 +234,9 @@ def from_torchtitan(words: Words) -> LaunchRun:
         settings["global_batch"] = plain.integer(f"{training}global-batch-size", 1)
     schedule = plain.text(f"{parallel}pipeline-parallel-schedule", "1F1B") or "1F1B"
     if pp > 1:
-        settings["schedule"] = _SCHEDULES.get(schedule.lower(), "1f1b")
+        # torch reads these names in any case (`get_schedule_class`).
+        names = {setting.value.lower(): name for name, setting in TORCHTITAN.schedules.items()}
+        settings["schedule"] = names.get(schedule.lower(), "1f1b")
         if settings["schedule"] not in ("1f1b", "gpipe"):
             settings["vpp"] = 2  # torchtitan's default; the registry module may say otherwise
     config, module = plain.text("--config"), plain.text("--module")
@@ -275,7 +269,7 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
     settings: dict[str, Any] = {
         "micro_batch": micro,
         "zero_stage": _whole(zero, "stage", where) or 0,
-        "framework": "deepspeed",
+        "framework": DEEPSPEED.name,
         "tp": _whole(_section(document, "tensor_parallel", where), "autotp_size", where) or 1,
         "overlap": {"dp": bool(zero.get("overlap_comm", False))},
     }
@@ -321,7 +315,7 @@ def from_accelerate(document: dict[str, Any], where: str) -> LaunchRun:
         "dp": dp,
         "tp": sizes["tp"],
         "cp": sizes["cp"],
-        "framework": "fsdp2",
+        "framework": FSDP2.name,
         "zero_stage": 2
         if fsdp.get("fsdp_reshard_after_forward") in (False, "SHARD_GRAD_OP")
         else 3,

@@ -1,4 +1,4 @@
-"""What the words of a run file mean: framework names, recomputation, CUDA graphs and pipeline splits.
+"""What the words of a run file mean: recomputation, CUDA graphs and pipeline splits.
 
 Each function returns the meaning and, where the words say less than the cost model wants to know, a remark.
 """
@@ -16,36 +16,6 @@ from meshwright.planner.runs.predicted import RECOMPUTED
 ALL_LAYERS = 10**6
 """`Layout.recompute_layers` of a run that recomputes every layer."""
 
-PROFILES = (
-    "megatron",
-    "torchtitan",
-    "deepspeed",
-    "fsdp2",
-    "megatron-2022",
-    "megatron-lm",
-    "nemo",
-    "megatron-bridge",
-    "megatron-deepspeed",
-    "llm-foundry",
-    "torchtitan-compile",
-    "torchtitan-eager",
-)
-"""Software profiles of the cost model; their names pass through."""
-
-FRAMEWORKS: tuple[tuple[str, str], ...] = (
-    (r"megatron-lm 2022\b", "megatron-2022"),
-    (r"megatron-deepspeed\b", "megatron-deepspeed"),
-    (r"megatron-bridge\b", "megatron-bridge"),
-    (r"nemo\b", "nemo"),
-    (r"(megatron-lm|megatron-core|megatron core)\b", "megatron-lm"),
-    (r"llm-foundry\b", "llm-foundry"),
-    (r"torchtitan\b.*\beager\b", "torchtitan-eager"),
-    (r"torchtitan\b", "torchtitan-compile"),
-    (r"deepspeed\b", "deepspeed"),
-    (r"(pytorch )?fsdp\b", "fsdp2"),
-)
-"""How a framework's lower-case name starts as its source writes it, and its profile; the first match wins."""
-
 MODULES: dict[str, Recompute] = {
     **{str(name): module for name, module in RECOMPUTED.items()},
     "core attention": Recompute.CORE_ATTENTION,
@@ -61,14 +31,6 @@ EVERY_SECOND_LAYER = "layer"
 """torchtitan's selective checkpointing by layer, with its default of every second layer."""
 
 MODULE_NAMES = (*MODULES, EVERY_SECOND_LAYER)
-
-
-def framework_profile(text: str) -> str | None:
-    """Name of the software profile for a framework as its source writes it; None when no pattern matches."""
-    name = text.strip().lower()
-    if name in PROFILES:
-        return name
-    return next((profile for pattern, profile in FRAMEWORKS if re.match(pattern, name)), None)
 
 
 def cuda_graph_kind(recipe: dict[str, Any]) -> str:

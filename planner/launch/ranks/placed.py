@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from meshwright.cluster_specs.naming import node_name
 from meshwright.errors import InfeasibleError
+from meshwright.frameworks.catalog import framework_named
+from meshwright.frameworks.record import Framework
 from meshwright.planner.bounds.matrices import ranks_on
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.request.inputs import Framework
 from meshwright.planner.runs.predicted import LayoutDoc
 
 RankPlace = tuple[int, int]
@@ -94,8 +95,9 @@ def placed_ranks(plan: Plan, framework: Framework | None = None) -> PlacedRanks:
     layout = planned_layout(plan)
     places = _places(plan, layout)
     default = _on_hosts(plan, places, pipeline_before_data=False)
-    reorders = (framework or plan.inputs.framework) == "megatron"
-    if not reorders or default.gpus_per_host is not None:
+    if framework is None:
+        framework = framework_named(plan.inputs.framework)
+    if not framework.reorders_ranks or default.gpus_per_host is not None:
         return default
     if not _other_order_is_legal(plan, layout):
         return default

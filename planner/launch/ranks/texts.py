@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
+from meshwright.frameworks.record import Framework
 from meshwright.planner.launch.ranks.fabric_places import HostPlace, host_places
 from meshwright.planner.launch.ranks.picture import fabric_picture
 from meshwright.planner.launch.ranks.placed import PlacedRanks, placed_ranks, planned_layout
@@ -18,7 +19,6 @@ from meshwright.planner.mapping.process_groups import (
     process_groups,
 )
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.request.inputs import Framework
 from meshwright.planner.runs.predicted import LayoutDoc
 
 FOLDER = "mapping"

@@ -68,12 +68,12 @@ class MappedPricing(CostModelPricing):
         super().__init__(workload)
         self._packing = Packing(seed)
         self._spots: dict[tuple[int, ...], _Spot | None] = {}
-        self._loose_s = inf
+        self._undecided_s = inf
 
     @property
-    def loose_s(self) -> float:
+    def undecided_s(self) -> float:
         """Of the layout priced last: no mapping that was neither priced nor excluded is faster than this."""
-        return self._loose_s
+        return self._undecided_s
 
     def instance(self, layout: Layout) -> Instance | None:
         """The mapping problem of a layout; None where its groups do not fit the free slots."""
@@ -114,7 +114,7 @@ class MappedPricing(CostModelPricing):
         spot = self._spot(layout)
         return () if spot is None else spot.profiles.needs
 
-    def learn(self, layout: Layout, cells: Cells, value: Callable[[Any], int]) -> None:
+    def use_assignment(self, layout: Layout, cells: Cells, value: Callable[[Any], int]) -> None:
         """Takes the mapping that a model of layouts and mappings together has found."""
         spot = self._spot(layout)
         if spot is not None:
@@ -144,7 +144,7 @@ class MappedPricing(CostModelPricing):
 
     def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
         """The fastest profile that a mapping keeps: the fastest of all is priced, then asked for."""
-        self._loose_s = inf
+        self._undecided_s = inf
         spot = self._spot(layout)
         if spot is None:
             return None
@@ -170,7 +170,7 @@ class MappedPricing(CostModelPricing):
             best, tries = real or best, tries + 1
             if real is not None and real.step_time_s <= found.step_time_s * SAME:
                 return best
-            self._loose_s = min(self._loose_s, found.step_time_s)
+            self._undecided_s = min(self._undecided_s, found.step_time_s)
             if tries >= TRIES:
                 return best
             bound_s[at] = inf
@@ -184,7 +184,7 @@ class MappedPricing(CostModelPricing):
 
     def _tried(self, spot: _Spot, layout: Layout, cutoff_s: float) -> Priced | None:
         """Under the known mappings and, where these come close, the one with the least traffic."""
-        self._loose_s = float(self._bounds_of(layout, 0.0).least_s)
+        self._undecided_s = float(self._bounds_of(layout, 0.0).least_s)
         best = self._at_once(spot, layout, cutoff_s * PROMISING)
         if best is not None and np.isfinite(cutoff_s) and not spot.probed:
             spot.probed = True
@@ -233,13 +233,13 @@ class MappedPricing(CostModelPricing):
     def _without(self, spot: _Spot, bound_s: FloatArray, at: int, price_s: float) -> FloatArray:
         """Leaves out a profile that no mapping was found for, and those known to be impossible with it."""
         if not self._packing.impossible(spot.profiles.needs[at]):
-            self._loose_s = min(self._loose_s, price_s)
+            self._undecided_s = min(self._undecided_s, price_s)
             bound_s[at] = inf
             return bound_s
         spot.gone[spot.profiles.implying(at)] = True
         return np.where(spot.gone, inf, bound_s)
 
-    def settled(self, priced: Priced) -> Priced:
+    def with_least_traffic(self, priced: Priced) -> Priced:
         """Under the mapping with the least traffic, of those with the lowest price that are known."""
         workload = self.on(int(priced.layout.gpus))
         spot = self._spot(priced.layout)

@@ -19,10 +19,11 @@ from meshwright.cluster_specs.schema import NodeSpec
 from meshwright.costmodel.workload import Overlap
 from meshwright.documents.output_files import write_files
 from meshwright.errors import InfeasibleError
+from meshwright.frameworks.megatron import MEGATRON
 from meshwright.model_specs.catalog import catalog_names, load_catalog_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.launch.legal_launch import legal_launch
-from meshwright.planner.launch.megatron import MEGATRON, megatron_args
+from meshwright.planner.launch.megatron import MEGATRON_WRITER, megatron_args
 from meshwright.planner.launch.megatron_model import model_args, model_notes
 from meshwright.planner.plan.document import Mapping, Objective, Plan
 from meshwright.planner.plan.solver_document import SolverReport
@@ -78,7 +79,7 @@ def make_plan(
 
 
 def args_of(plan: Plan) -> list[str]:
-    return megatron_args(legal_launch(plan, "megatron"))
+    return megatron_args(legal_launch(plan, MEGATRON))
 
 
 def on_nodes(
@@ -242,17 +243,17 @@ def test_fsdp_and_its_environment() -> None:
     args = args_of(plan)
     assert value(args, "--data-parallel-sharding-strategy") == "optim_grads_params"
     assert value(args, "--ckpt-format") == "fsdp_dtensor"
-    assert json.loads(MEGATRON.files(plan)["env.json"]) == {}
-    before = json.loads(MEGATRON.files(make_plan(tp=2))["env.json"])
+    assert json.loads(MEGATRON_WRITER.files(plan)["env.json"]) == {}
+    before = json.loads(MEGATRON_WRITER.files(make_plan(tp=2))["env.json"])
     assert before == {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    assert json.loads(MEGATRON.files(make_plan(cluster="dgx-b200", tp=2))["env.json"]) == {}
+    assert json.loads(MEGATRON_WRITER.files(make_plan(cluster="dgx-b200", tp=2))["env.json"]) == {}
 
 
 def test_overlap_flags() -> None:
     plan = make_plan(
         "mixtral-8x7b", tp=2, pp=4, vpp=2, dp=4, ep=4, num_micro_batches=4, sequence_parallel=True
     )
-    launch = legal_launch(plan, "megatron")
+    launch = legal_launch(plan, MEGATRON)
     all_on = megatron_args(replace(launch, overlap=Overlap(dp=True, tp=True, pp=True, ep=True)))
     assert {
         "--tp-comm-overlap",
@@ -260,7 +261,7 @@ def test_overlap_flags() -> None:
         "--overlap-moe-expert-parallel-comm",
     } <= set(all_on)
     inputs = plan.inputs.model_copy(update={"moe_dispatch": "deduplicated"})
-    launch = legal_launch(plan.model_copy(update={"inputs": inputs}), "megatron")
+    launch = legal_launch(plan.model_copy(update={"inputs": inputs}), MEGATRON)
     off = megatron_args(replace(launch, overlap=Overlap()))
     assert not {arg for arg in off if arg.startswith("--overlap") or arg == "--tp-comm-overlap"}
     assert "--no-overlap-p2p-communication" in off
@@ -280,18 +281,18 @@ def test_hostfile_follows_the_ranks_and_pipeline_may_come_before_data() -> None:
     places = [(node, gpu) for node in (5, 2) for gpu in range(8)]
     mapping = Mapping(order=["tp", "cp", "dp", "pp"], levels=[], matrix={}, ranks=places)
     plan = make_plan(tp=8, dp=2, mapping=mapping)
-    files = MEGATRON.files(on_nodes(plan, [f"n{i}" for i in range(6)]))
+    files = MEGATRON_WRITER.files(on_nodes(plan, [f"n{i}" for i in range(6)]))
     assert files["hostfile"] == "n5\nn2\n"
     assert "rankfile" not in files
     # Data-parallel neighbours lie a node apart, pipeline neighbours inside a node: Megatron's other order.
     swapped = [(d, p * 4 + t) for p in range(2) for d in range(2) for t in range(4)]
     mapping = Mapping(order=["tp", "cp", "pp", "dp"], levels=[], matrix={}, ranks=swapped)
     plan = make_plan(tp=4, dp=2, pp=2, mapping=mapping)
-    files = MEGATRON.files(plan)
+    files = MEGATRON_WRITER.files(plan)
     assert "--use-tp-pp-dp-mapping" in json.loads(files["megatron_args.json"])
     assert "rankfile" not in files
     moe = make_plan("mixtral-8x7b", tp=4, dp=2, pp=2, ep=2, sequence_parallel=True, mapping=mapping)
-    files = MEGATRON.files(moe)
+    files = MEGATRON_WRITER.files(moe)
     assert "--use-tp-pp-dp-mapping" not in json.loads(files["megatron_args.json"])
     assert files["rankfile"].splitlines()[:6] == [
         "0 0 0",
@@ -306,15 +307,15 @@ def test_hostfile_follows_the_ranks_and_pipeline_may_come_before_data() -> None:
 def test_mappings_that_do_not_fit_are_refused() -> None:
     plan = make_plan(tp=8)
     with pytest.raises(InfeasibleError, match="places 2 ranks, the layout has 8"):
-        MEGATRON.files(at(plan, [(0, 0), (0, 1)]))
+        MEGATRON_WRITER.files(at(plan, [(0, 0), (0, 1)]))
     with pytest.raises(InfeasibleError, match="two ranks on one GPU"):
-        MEGATRON.files(at(plan, [(0, 0)] * 8))
+        MEGATRON_WRITER.files(at(plan, [(0, 0)] * 8))
     with pytest.raises(InfeasibleError, match=r"uses node 1 .* only 1 nodes are known"):
-        MEGATRON.files(on_nodes(plan, ["a"], [(1, gpu) for gpu in range(8)]))
+        MEGATRON_WRITER.files(on_nodes(plan, ["a"], [(1, gpu) for gpu in range(8)]))
     with pytest.raises(InfeasibleError, match="cannot be a node name"):
-        MEGATRON.files(on_nodes(plan, ["a\nb"]))
+        MEGATRON_WRITER.files(on_nodes(plan, ["a\nb"]))
     with pytest.raises(InfeasibleError, match="have the same name"):
-        MEGATRON.files(on_nodes(make_plan(tp=8, dp=2), ["a", "a"]))
+        MEGATRON_WRITER.files(on_nodes(make_plan(tp=8, dp=2), ["a", "a"]))
 
 
 NASTY = "we$(touch pwned)'\"`; n0"
@@ -351,7 +352,7 @@ def test_the_script_passes_every_argument_unharmed(tmp_path: Path) -> None:
         update={"name": "x\n$(touch pwned) `id` {0}"}
     )
     plan = make_plan(model, pp=2, dp=8, ep=8, num_micro_batches=2, stages=[[31], [30]])
-    files = MEGATRON.files(on_nodes(plan, [NASTY, "b"]))
+    files = MEGATRON_WRITER.files(on_nodes(plan, [NASTY, "b"]))
     write_files(tmp_path, files)
     assert subprocess.run(["bash", "-n", str(tmp_path / "launch.sh")], check=False).returncode == 0
     done = run_script(
@@ -370,7 +371,7 @@ def test_the_script_passes_every_argument_unharmed(tmp_path: Path) -> None:
 
 
 def test_the_script_says_what_is_missing(tmp_path: Path) -> None:
-    write_files(tmp_path, MEGATRON.files(make_plan(tp=8)))
+    write_files(tmp_path, MEGATRON_WRITER.files(make_plan(tp=8)))
     assert "say 'slurm' or 'node'" in run_script(tmp_path).stderr
     assert "MEGATRON_ENTRY: set it" in run_script(tmp_path, "node").stderr
     assert "DATA_PATH: set it" in run_script(tmp_path, "node", MEGATRON_ENTRY="x").stderr
@@ -383,7 +384,7 @@ def test_the_script_says_what_is_missing(tmp_path: Path) -> None:
 
 def test_ranks_out_of_turn_are_started_one_by_one(tmp_path: Path) -> None:
     places = [(r % 2, r // 2) for r in range(4)]
-    write_files(tmp_path, MEGATRON.files(at(make_plan(tp=2, dp=2), places)))
+    write_files(tmp_path, MEGATRON_WRITER.files(at(make_plan(tp=2, dp=2), places)))
     done = run_script(tmp_path, "node", NODE_RANK="1", MOCK_DATA="1", MEGATRON_ENTRY="x")
     assert done.returncode == 0, done.stderr
     started = sorted(
@@ -393,7 +394,7 @@ def test_ranks_out_of_turn_are_started_one_by_one(tmp_path: Path) -> None:
 
 
 def test_under_slurm_the_hostfile_sets_the_order(tmp_path: Path) -> None:
-    write_files(tmp_path, MEGATRON.files(make_plan(tp=8, dp=2)))
+    write_files(tmp_path, MEGATRON_WRITER.files(make_plan(tp=8, dp=2)))
     srun = tmp_path / "bin" / "srun"
     srun.parent.mkdir()
     srun.write_text('#!/bin/sh\necho "$SLURM_HOSTFILE" "$@"\n')

@@ -13,7 +13,7 @@ from meshwright.errors import InputError, InternalError
 from meshwright.model_specs.catalog import load_catalog_model
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.idle import settle
+from meshwright.planner.plan.idle import decide_on_idle_gpus
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.verify import faults, verify
 from meshwright.planner.request.plan_request import PlanRequest
@@ -275,6 +275,6 @@ def test_the_full_layout_is_preferred_unless_proven_slower(
     full: Outcome, gpus: int, status: str, bound: float
 ) -> None:
     answers = iter([outcome(priced(12, 1.0), "optimal", 1.0), full])
-    settled = settle(request(gpus=16), lambda _: next(answers))
+    settled = decide_on_idle_gpus(request(gpus=16), lambda _: next(answers))
     assert (settled.outcome.best[0].layout.gpus, settled.outcome.status) == (gpus, status)
     assert settled.outcome.lower_bound_s == bound
