@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, planned
+from meshwright.frameworks.record import Framework
 from meshwright.model_specs.schema import ModelSpec
 
 
@@ -19,6 +21,12 @@ class Overlap:
     tp: bool = False
     pp: bool = False
     ep: bool = False
+
+
+def planned_overlap(framework: Framework) -> Overlap:
+    """What the launch files of a framework turn on, and so what the price of a plan assumes hidden."""
+    hidden = planned(framework.overlaps)
+    return Overlap(dp="dp" in hidden, tp="tp" in hidden, pp="pp" in hidden, ep="ep" in hidden)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +43,8 @@ class Workload:
     precision: str = "bf16"
     """bf16, fp16, fp8, mxfp8 or nvfp4."""
     optimizer: str = "adam"
-    framework: str = "megatron"
-    """Name of a software profile in `costmodel/data/frameworks.yaml`."""
+    framework: str = DEFAULT_FRAMEWORK
+    """Name of a software stack: one of `meshwright.frameworks.catalog.STACK_NAMES`."""
     overlap: Overlap = field(default_factory=Overlap)
     cuda_graph: str = "none"
     """none, feed_forward (of each layer, or just its router), partial (attention too) or full (the step)."""

@@ -271,7 +271,7 @@ def _refuted(
 def _words(limit: Rule, own: FloatArray, excess: FloatArray, row: int, request: PlanRequest) -> str:
     """A limit of the conflict, with the least by which it is missed where all others hold."""
     if isinstance(limit, AllowedSchedules):
-        return f"{limit.name}: {limit.framework} runs {', '.join(limit.allowed)}"
+        return f"{limit.name}: {limit.framework.name} runs {', '.join(limit.allowed)}"
     others = np.delete(excess, row, axis=0)
     alone = (own > 0) & ~(others > 0).any(axis=0)
     if limit.unit == "choices" or not (own > 0).any():
