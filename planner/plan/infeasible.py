@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cluster_specs.fabric import is_irregular
-from meshwright.constraints.gpu_budget import GpuBudget
+from meshwright.constraints.gpu_budget import GPU_BUDGET
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.pipeline_schedules import AllowedSchedules
 from meshwright.constraints.registry import rules_for
@@ -79,7 +79,7 @@ def explain_infeasible(request: PlanRequest) -> Infeasible:
     if not words:
         words = [_split_words(request)]
     names = {limits[row].name for row in core}
-    more_gpus = not names or bool(names & {HbmCapacity.name, GpuBudget.name})
+    more_gpus = not names or bool(names & {HbmCapacity.name, GPU_BUDGET.name})
     return Infeasible(
         conflict=words, smallest_changes=list(_changes(request, limits, excess, more_gpus))
     )
