@@ -13,6 +13,7 @@ from meshwright.frameworks.megatron import MEGATRON
 from meshwright.frameworks.torchtitan import TORCHTITAN, TORCHTITAN_COMPILED
 from meshwright.planner.runs.launch_flags import Words
 from meshwright.planner.runs.launch_model import megatron_model
+from meshwright.planner.runs.pipeline_notation import layers_of_layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,14 +153,20 @@ def _megatron_recompute(words: Words) -> dict[str, Any]:
 def _megatron_stages(words: Words, pp: int, layers: int) -> dict[str, Any]:
     text = words.text("--pipeline-model-parallel-layout")
     if text is not None:
-        chunks = _chunks(text, f"{words.where}: --pipeline-model-parallel-layout")
+        chunks = layers_of_layout(text)
+        if chunks is None:
+            raise InputError(
+                "must be a layout of E, t, m, L and |",
+                where=f"{words.where}: --pipeline-model-parallel-layout",
+                value=text,
+            )
         if len(chunks) % pp:
             raise InputError(
                 f"has {len(chunks)} stages, which pp {pp} does not divide", where=words.where
             )
         return {
             "vpp": len(chunks) // pp,
-            "stages": [chunks[rank::pp] for rank in range(pp)],
+            "stages": [list(chunks[rank::pp]) for rank in range(pp)],
         }
     per_chunk = words.integer("--num-layers-per-virtual-pipeline-stage", 0)
     vpp = words.integer("--num-virtual-stages-per-pipeline-rank", 0)
@@ -173,18 +180,6 @@ def _megatron_stages(words: Words, pp: int, layers: int) -> dict[str, Any]:
         row = [first] * bool(first) + [each] * middle + [last] * bool(last)
         return {"stages": [[count] for count in row]}
     return {"vpp": vpp} if vpp > 1 else {}
-
-
-def _chunks(text: str, where: str) -> list[int]:
-    """Layers of each chunk of a Megatron layout such as Et*3|(tt|)*29m|L."""
-    if len(text) > 10_000 or not re.fullmatch(r"[EtmL|()*\d]+", text):
-        raise InputError("must be a layout of E, t, m, L and |", where=where, value=text)
-    flat = text
-    for pattern in (r"\(([^()]+)\)\*(\d{1,4})", r"([EtmL|])\*(\d{1,4})"):
-        flat = re.sub(pattern, lambda found: found[1] * int(found[2]), flat)
-        if len(flat) > 100_000:
-            raise InputError("is longer than 100,000 letters", where=where)
-    return [chunk.count("t") for chunk in flat.split("|")]
 
 
 _TITAN_MODELS = {

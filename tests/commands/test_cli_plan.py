@@ -30,7 +30,7 @@ from meshwright.planner.plan.document import (
 )
 from meshwright.planner.plan.solver_document import SolverReport
 from meshwright.planner.plan.texts import json_text, plan_document, plan_text, read_plan
-from meshwright.planner.report.explain_view import comparison
+from meshwright.planner.report.compare_view import comparison
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import layout_document
