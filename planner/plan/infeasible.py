@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from meshwright.cluster_specs.fabric import is_irregular
-from meshwright.constraints.gpu_budget import GpuBudget
+from meshwright.constraints.gpu_budget import GPU_BUDGET
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.pipeline_schedules import AllowedSchedules
 from meshwright.constraints.registry import rules_for
@@ -37,7 +37,7 @@ def explain_infeasible(request: PlanRequest, workload: Workload) -> Infeasible:
     if not rules:
         rules = [ConflictingRule(kind="layer-split", rule=HbmCapacity.name)]
     names = {conflict.limits[row].name for row in conflict.core}
-    more_gpus = not names or bool(names & {HbmCapacity.name, GpuBudget.name})
+    more_gpus = not names or bool(names & {HbmCapacity.name, GPU_BUDGET.name})
     changes = list(_changes(request, conflict, more_gpus))
     layers = request.model.layers
     return Infeasible(
