@@ -262,9 +262,7 @@ def _experts_options() -> list[Callable[[Any], Any]]:
             help="json, sglang, trtllm, vllm, megatron.",
         ),
         option("-o", "--output", type=_PATH, metavar="FILE", help="The placement file."),
-        option(
-            "--heat-map", type=_PATH, metavar="FILE", help="Picture of the GPU loads, PNG or SVG."
-        ),
+        option("--heat-map", type=_PATH, metavar="FILE", help="Picture of the GPU loads, SVG."),
         option("--force", is_flag=True, help="Replace files that are already there."),
     ]
 
