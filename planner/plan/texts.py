@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,15 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(part) for part in value] if isinstance(value, list) else value
 
 
-def read_plan(path: Path) -> Plan:
-    """The plan of a `plan.yaml`, of its folder, or of saved `plan --json` output. Raises InputError."""
+def read_plan(path: str | PathLike[str]) -> Plan:
+    """The plan of a `plan.yaml`, of its folder, or of saved `plan --json` output.
+
+    Raises
+    ------
+    InputError
+        If there is no such file, or what it holds is no plan or contradicts itself.
+    """
+    path = Path(path)
     try:
         path = path / "plan.yaml" if path.is_dir() else path
     except (OSError, ValueError):

@@ -132,7 +132,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], None]:
 
     def put(answer: Answer) -> None:
         module = ModuleType("meshwright.planner.plan.make_plan")
-        vars(module)["make_plan"] = lambda request, progress=None: answer(request)
+        vars(module)["make_plan"] = lambda request, robustness, progress: answer(request)
         monkeypatch.setitem(sys.modules, "meshwright.planner.plan.make_plan", module)
 
     return put
@@ -447,7 +447,8 @@ def test_a_bad_request_is_refused_before_the_search(
 def test_the_search_is_interrupted_with_130(tmp_path: Path) -> None:
     code = (
         "import sys, time, types; module = types.ModuleType('meshwright.planner.plan.make_plan')\n"
-        "def make_plan(request, progress): print('searching', file=sys.stderr, flush=True); time.sleep(60)\n"
+        "def make_plan(request, **options):\n"
+        "    print('searching', file=sys.stderr, flush=True); time.sleep(60)\n"
         "module.make_plan = make_plan; sys.modules['meshwright.planner.plan.make_plan'] = module\n"
         f"import cli; cli.main({[*ASK, '-o', str(tmp_path / 'out')]!r}, prog_name='meshwright')"
     )

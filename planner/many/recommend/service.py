@@ -102,7 +102,7 @@ class Answer:
         )
 
 
-def recommend(wish: Wish, progress: Progress) -> Answer:
+def answer_wish(wish: Wish, progress: Progress) -> Answer:
     """Answers a wish. Raises InputError where it cannot be asked so."""
     clusters = {name: read_cluster(name) for name in wish.clusters}
     for cluster in clusters.values():
