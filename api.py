@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from meshwright.model_specs.schema import ModelSpec
     from meshwright.planner.experts.service import ExpertPlan
     from meshwright.planner.many.batch.service import BatchListener, BatchReport
-    from meshwright.planner.many.recommend.service import Answer
+    from meshwright.planner.many.recommend.answer import Recommendation
     from meshwright.planner.plan.document import Plan
     from meshwright.planner.runs.prediction import PricedRun
     from meshwright.planner.runs.validation import ValidationReport
@@ -331,7 +331,7 @@ def recommend(
     cache: FilePath | None = None,
     no_cache: bool = False,
     progress: Progress | None = None,
-) -> Answer:
+) -> Recommendation:
     """Find the fewest GPUs, or the cheapest cluster, on which a model reaches a target.
 
     Parameters
@@ -357,7 +357,7 @@ def recommend(
 
     Returns
     -------
-    Answer
+    Recommendation
         `reached`, the cheapest or smallest first, `missed`, `sweep` and its Pareto `front`.
 
     Raises
@@ -366,10 +366,10 @@ def recommend(
         If an argument or a file cannot be used.
     """
     from meshwright.planner.many.batch.cache import chosen_folder
-    from meshwright.planner.many.recommend.request import read_wish
-    from meshwright.planner.many.recommend.service import answer_wish
+    from meshwright.planner.many.recommend.request import read_size_request
+    from meshwright.planner.many.recommend.service import plan_sizes
 
-    wish = read_wish(
+    request = read_size_request(
         model=model,
         clusters=(cluster,) if isinstance(cluster, str) else tuple(cluster),
         gpus=gpus,
@@ -389,4 +389,4 @@ def recommend(
             "forbid": forbid,
         },
     )
-    return answer_wish(wish, progress or (lambda line: None))
+    return plan_sizes(request, progress or (lambda line: None))

@@ -66,10 +66,10 @@ def map_(
     from meshwright.planner.analysis.rank_mapping import map_plan, mapping_document
     from meshwright.planner.launch.plan_files import plan_files, refuse_taken
     from meshwright.planner.mapping.spread.bound import ReachWeights
-    from meshwright.planner.plan.texts import read_plan
+    from meshwright.planner.plan.texts import read_feasible_plan
     from meshwright.planner.report.mapping_view import mapping_view
 
-    given = read_plan(plan)
+    given = read_feasible_plan(plan)
     onto = None if cluster is None else read_cluster(cluster)
     if output is not None:
         refuse_taken(output, force)
@@ -77,7 +77,8 @@ def map_(
         given, onto, objective=objective, order=order, spares=spares, time_limit_s=time_limit_s,
         weights=ReachWeights(data_parallel=round(1000 * dp_weight)),
     )  # fmt: skip
-    print_json(mapping_document(found)) if as_json else show(mapping_view(found))
+    document = mapping_document(found)
+    print_json(document) if as_json else show(mapping_view(document))
     if output is not None:
         write_files(output, plan_files(found.plan), force)
 
@@ -92,13 +93,14 @@ def traffic(ctx: click.Context, /, plan: Path, as_json: bool) -> None:
     Exit code 1 where what must cross a cut within a phase takes longer than the phase.
     """
     from meshwright.planner.analysis.traffic import plan_traffic, traffic_document
-    from meshwright.planner.plan.texts import read_plan
+    from meshwright.planner.plan.texts import read_feasible_plan
     from meshwright.planner.report.traffic_view import traffic_view
 
-    found = plan_traffic(read_plan(plan))
+    found = plan_traffic(read_feasible_plan(plan))
+    document = traffic_document(found)
     if as_json:
-        print_json(traffic_document(found))
+        print_json(document)
     else:
         warn("warning", found.broken)
-        show(traffic_view(found))
+        show(traffic_view(document))
     ctx.exit(ExitCode.NO_ANSWER if found.broken else ExitCode.DONE)

@@ -76,6 +76,7 @@ class _Progress:
 def batch(
     ctx: click.Context,
     /,
+    *,
     jobs: Path,
     output: Path,
     formats: str,
@@ -118,9 +119,8 @@ def batch(
         )
     else:
         show(batch_view(report))
-    ctx.exit(
-        ExitCode.DONE if set(report.by_status) <= {"optimal", "feasible"} else ExitCode.NO_ANSWER
-    )
+    every_job_has_a_plan = set(report.by_status) <= {"optimal", "feasible"}
+    ctx.exit(ExitCode.DONE if every_job_has_a_plan else ExitCode.NO_ANSWER)
 
 
 @click.command()
@@ -175,10 +175,12 @@ def fleet(jobs: Path, output: Path | None, force: bool, as_json: bool, **options
 def recommend_command(
     ctx: click.Context,
     /,
+    *,
     model: str,
+    pin: tuple[str, ...],
     output: Path | None,
-    as_json: bool,
     force: bool,
+    as_json: bool,
     **options: Any,
 ) -> None:
     """Find the fewest GPUs, or the cheapest cluster, on which MODEL reaches a step time or tokens per second.
@@ -186,27 +188,26 @@ def recommend_command(
     Without a target, or with --sizes, sweep over sizes and show the Pareto front. Clusters with a price
     (`usd_per_gpu_hour` in their file) are compared by it. Exit code 1 if no cluster reaches the target.
     """
-    from meshwright.api import recommend
+    from meshwright import api
     from meshwright.documents.output_files import write_files
-    from meshwright.planner.many.recommend.service import answer_document, answer_files
+    from meshwright.planner.many.recommend.answer import (
+        recommendation_document,
+        recommendation_files,
+    )
     from meshwright.planner.report.recommend_view import recommend_view
 
     for name in ("sizes", "reserve_gib"):
         options[name] = tuple(itertools.chain.from_iterable(options[name]))
-    options["pin"] = ",".join(options["pin"])
     progress = ProgressLine()
     try:
-        answer = recommend(model, progress=progress, **options)
+        answer = api.recommend(model, pin=",".join(pin), progress=progress, **options)
     finally:
         progress.clear()
     if as_json:
-        print_json(answer_document(answer))
+        print_json(recommendation_document(answer))
     else:
         show(recommend_view(answer))
     if output is not None:
-        write_files(output, answer_files(answer), force)
-    ctx.exit(
-        ExitCode.NO_ANSWER
-        if answer.wish.target_s is not None and not answer.reached
-        else ExitCode.DONE
-    )
+        write_files(output, recommendation_files(answer), force)
+    missed = answer.request.target_s is not None and not answer.reached
+    ctx.exit(ExitCode.NO_ANSWER if missed else ExitCode.DONE)

@@ -221,7 +221,7 @@ def _workload_options() -> Options:
     )
     yield _default(
         "--framework",
-        type=ChoiceIn("planner.request.plan_request", "FRAMEWORKS"),
+        type=ChoiceIn("frameworks.catalog", "FRAMEWORK_NAMES"),
         default="megatron",
         help="Decides what a layout may use.",
     )
@@ -326,9 +326,7 @@ def _expert_output_options() -> Options:
         help="Who reads the placement.",
     )
     yield option("-o", "--output", type=_PATH, metavar="FILE", help="The placement file.")
-    yield option(
-        "--heat-map", type=_PATH, metavar="FILE", help="Picture of the GPU loads, PNG or SVG."
-    )
+    yield option("--heat-map", type=_PATH, metavar="FILE", help="Picture of the GPU loads, SVG.")
     yield option("--force", is_flag=True, help="Replace files that are already there.")
 
 

@@ -111,25 +111,25 @@ def estimate_command(
 @click.command("validate")
 @click.argument("runs", type=PATH, metavar="RUNS.yaml")
 @click.option("--rows", "every_row", is_flag=True, help="Show every row, not only the worst.")
-@click.option(
-    "--plot", type=PATH, metavar="FILE", help="Draw predicted against measured: .png or .svg."
-)
+@click.option("--plot", type=PATH, metavar="FILE", help="Draw predicted against measured: .svg.")
 @common
 def validate_command(runs: Path, every_row: bool, plot: Path | None, as_json: bool) -> None:
     """Compare predicted with measured steps, row by row and summed up."""
     from meshwright import api
+    from meshwright.documents.output_files import write_files
     from meshwright.planner.report.run_view import validation_view
-    from meshwright.planner.report.validation_plot import check_plot, write_scatter
+    from meshwright.planner.report.validation_plot import check_picture, validation_svg
 
     if plot is not None:
-        check_plot(plot)
+        check_picture(plot)
     report = api.validate(runs)
     if plot is not None:
-        write_scatter(report, plot)
+        write_files(plot.parent, {plot.name: validation_svg(report)}, force=True)
+    document = report.as_document()
     if as_json:
-        print_json(report.as_document())
+        print_json(document)
     else:
-        show(validation_view(report, every_row=every_row))
+        show(validation_view(document, every_row=every_row))
 
 
 @click.command()
@@ -148,9 +148,9 @@ def launch(plan: Path, target: str | None, output: Path, force: bool, as_json: b
     """Write the files that start a plan in a framework."""
     from meshwright.documents.output_files import write_files
     from meshwright.planner.launch.plan_files import plan_files
-    from meshwright.planner.plan.texts import read_plan
+    from meshwright.planner.plan.texts import read_feasible_plan
 
-    files = plan_files(read_plan(plan), target)
+    files = plan_files(read_feasible_plan(plan), target)
     written = write_files(output, files, force)
     if as_json:
         print_json(
@@ -166,10 +166,10 @@ def launch(plan: Path, target: str | None, output: Path, force: bool, as_json: b
 def explain(plan: Path, as_json: bool) -> None:
     """Say why a plan is as it is, and what bounds it."""
     from meshwright.planner.analysis.neighbours import neighbours
-    from meshwright.planner.plan.texts import read_plan
+    from meshwright.planner.plan.texts import read_feasible_plan
     from meshwright.planner.report.explain_view import explain_document, explain_view
 
-    explained = read_plan(plan)
+    explained = read_feasible_plan(plan)
     changes = neighbours(explained)
     if as_json:
         print_json(explain_document(explained, changes))
@@ -183,10 +183,10 @@ def explain(plan: Path, as_json: bool) -> None:
 @common
 def compare(plans: tuple[Path, Path], as_json: bool) -> None:
     """Show where two plans differ, and what that costs."""
-    from meshwright.planner.plan.texts import read_plan
-    from meshwright.planner.report.explain_view import compare_view, comparison
+    from meshwright.planner.plan.texts import read_feasible_plan
+    from meshwright.planner.report.compare_view import compare_view, comparison
 
-    first, second = (read_plan(path) for path in plans)
+    first, second = (read_feasible_plan(path) for path in plans)
     if as_json:
         print_json(comparison((first, second)))
     else:

@@ -48,6 +48,7 @@ from meshwright.costmodel.pipeline.rank_load import least_busiest_s
 from meshwright.costmodel.placement import level_factors, placement_from_matrix
 from meshwright.costmodel.step_time import make_context, optimistic_step
 from meshwright.costmodel.workload import Workload
+from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.exact_cost import LayoutPricing, MappingBounds, Priced
 from meshwright.planner.bounds.matrices import Matrices, matrices
 from meshwright.planner.bounds.memory_fit import hbm_limit_gib
@@ -64,6 +65,8 @@ class CostModelPricing:
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
         self._limit_gib = hbm_limit_gib(workload)
+        framework = framework_of_stack(workload.framework)
+        self._some_layers = framework.recompute_amount is not None
 
     @property
     def workload(self) -> Workload:
@@ -182,7 +185,7 @@ class CostModelPricing:
         """(never above the peak of any split and of any number of recomputed layers from there on, the fewest
         layers that full recomputation must take for some split to fit, or all of them)."""
         full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
-        again = np.where(full, ALL_LAYERS if self._workload.framework != "megatron" else 1, 0)
+        again = np.where(full, 1 if self._some_layers else ALL_LAYERS, 0)
         peak = self._peak_with(layouts, again)
         rows = np.flatnonzero((again == 1) & (peak > self._limit_gib))
         if len(rows):
@@ -284,7 +287,7 @@ class CostModelPricing:
         if not int(layout.recompute) & Recompute.FULL:
             yield 0
             return
-        if self._workload.framework == "megatron":
+        if self._some_layers:
             _, least = self.least_memory_gib(
                 Layout(**{n: np.array([x]) for n, x in vars(layout).items()})
             )

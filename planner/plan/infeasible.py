@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cluster_specs.fabric import is_irregular
-from meshwright.constraints.gpu_budget import GpuBudget
+from meshwright.constraints.gpu_budget import GPU_BUDGET
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.pipeline_schedules import AllowedSchedules
 from meshwright.constraints.registry import rules_for
@@ -79,7 +79,7 @@ def explain_infeasible(request: PlanRequest) -> Infeasible:
     if not words:
         words = [_split_words(request)]
     names = {limits[row].name for row in core}
-    more_gpus = not names or bool(names & {HbmCapacity.name, GpuBudget.name})
+    more_gpus = not names or bool(names & {HbmCapacity.name, GPU_BUDGET.name})
     return Infeasible(
         conflict=words, smallest_changes=list(_changes(request, limits, excess, more_gpus))
     )
@@ -271,7 +271,7 @@ def _refuted(
 def _words(limit: Rule, own: FloatArray, excess: FloatArray, row: int, request: PlanRequest) -> str:
     """A limit of the conflict, with the least by which it is missed where all others hold."""
     if isinstance(limit, AllowedSchedules):
-        return f"{limit.name}: {limit.framework} runs {', '.join(limit.allowed)}"
+        return f"{limit.name}: {limit.framework.name} runs {', '.join(limit.allowed)}"
     others = np.delete(excess, row, axis=0)
     alone = (own > 0) & ~(others > 0).any(axis=0)
     if limit.unit == "choices" or not (own > 0).any():

@@ -1,4 +1,4 @@
-"""From what a user asks of `recommend` to a wish."""
+"""From what a user asks of `recommend` to a request for sizes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.planner.many.recommend.service import Wish
+from meshwright.planner.many.recommend.answer import SizeRequest
 
 
-def read_wish(
+def read_size_request(
     *,
     model: str,
     clusters: Iterable[str],
@@ -22,14 +22,35 @@ def read_wish(
     reserves_gib: Iterable[float],
     workers: int | None,
     cache: Path | None,
-) -> Wish:
-    """The wish that the arguments of `recommend` mean; `plan` are fields of a JobDoc. Raises InputError."""
+) -> SizeRequest:
+    """The request that the arguments of `recommend` mean.
+
+    Parameters
+    ----------
+    model, clusters
+        Catalog names or files.
+    plan
+        Fields of a JobDoc, without `model`, `cluster` and `gpus`.
+    gpus
+        The most that may be taken; all of the cluster's when None.
+    step_time_s, tokens_per_s
+        The target, one of them; none for a sweep.
+    sizes, reserves_gib
+        GPUs, and GiB of HBM to keep free, to sweep over.
+    workers, cache
+        Processes, and the folder of kept answers.
+
+    Raises
+    ------
+    InputError
+        For two targets, or one that is not positive.
+    """
     if step_time_s is not None and tokens_per_s is not None:
         raise InputError("one target at a time", where="--step-time and --tokens-per-s")
     for name, target in (("--step-time", step_time_s), ("--tokens-per-s", tokens_per_s)):
         if target is not None and not 0 < target < 1e18:
             raise InputError("must be more than 0", where=name, value=target)
-    return Wish(
+    return SizeRequest(
         model=model,
         clusters=tuple(dict.fromkeys(clusters)),
         plan=plan,
