@@ -60,15 +60,10 @@ TO_CUT = {
     ("planner.calculators", "planner.report"),
     ("planner.calculators", "planner.request"),
     ("planner.calculators", "planner.runs"),
-    ("planner.experts", "planner.report"),
     ("planner.many", "planner.report"),
-    ("planner.plan", "planner.many"),
-    ("planner.launch", "planner.report"),
 }
 """Arrows that still run back up."""
 STILL_CIRCLES = {
-    "meshwright.planner.experts.files.inputs",
-    "meshwright.costmodel.layers.operators",
     "meshwright.planner.many.recommend.service",
 }
 SOLVER_ROOMS = {room for room in MAY_IMPORT if room.startswith("planner.")} | {"constraints"}

@@ -83,7 +83,7 @@ def isolated_fabric(
     """A group of `members` GPUs packed as far inside as it can be.
 
     `deduplicated` all-to-alls run on kernels of their own (DeepEP), others on NCCL's sends and receives.
-    Raises ClusterError where the cluster has fewer GPUs.
+    Raises InputError where the cluster has fewer GPUs.
     """
     levels = fabric_levels(cluster, members)
     architecture = cluster.device.architecture

@@ -24,9 +24,9 @@ from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.matrices import matrices
 from meshwright.planner.bounds.stages import ALL_LAYERS, default_stages
 from meshwright.planner.mapping.choice.pricing import seconds_in_best_order
-from meshwright.planner.plan.assemble import layout_of
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.runs.prediction import workload_of
+from meshwright.planner.runs.predicted import layout_from_document
+from meshwright.planner.runs.prediction import planned_workload
 
 _TRADES = (("tp", "dp"), ("pp", "dp"), ("cp", "dp"), ("tp", "pp"))
 _SEQUENCE_PARALLEL = ("megatron", "torchtitan")
@@ -50,7 +50,7 @@ def neighbours(plan: Plan) -> list[Neighbour]:
     """Changes to a plan's layout, cheapest first, then those that a rule forbids; none without a layout."""
     if plan.layout is None or plan.predicted is None:
         return []
-    workload, layout = workload_of(plan.inputs), layout_of(plan.layout)
+    workload, layout = planned_workload(plan.inputs), layout_from_document(plan.layout)
     found = [_priced(workload, change, other, plan) for change, other in _changes(layout, workload)]
     return sorted(
         found, key=lambda one: (one.step_time_s is None, one.step_time_s or 0.0, one.change)

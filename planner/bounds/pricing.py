@@ -21,9 +21,10 @@ from meshwright.cluster_specs.fabric import full_levels
 from meshwright.costmodel.collectives.on_levels import best_beyond
 from meshwright.costmodel.constants.rates import constants_for, fabric_links, links_of
 from meshwright.costmodel.estimate import LayerCosts, layer_costs, peak_memory_gib
-from meshwright.costmodel.layers.operators import Context
-from meshwright.costmodel.layers.stage import KindTimes, kind_times, least_busiest_s
+from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layers.kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import AXES, Layout, Placement, Recompute
+from meshwright.costmodel.pipeline.rank_load import least_busiest_s
 from meshwright.costmodel.placement import level_factors, placement_from_matrix
 from meshwright.costmodel.step_time import make_context, optimistic_step
 from meshwright.costmodel.workload import Workload

@@ -12,10 +12,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.layers.operators import Context
-from meshwright.costmodel.layers.stage import KindTimes, least_busiest_in_rooms_s
+from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layers.kinds import KindTimes
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.memory.footprint import main_layer_rooms
+from meshwright.costmodel.pipeline.rank_load import least_busiest_in_rooms_s
 from meshwright.costmodel.pipeline.schedules import Schedule, last_rank
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.stages import ALL_LAYERS

@@ -64,7 +64,7 @@ def torchrun_env(plan: Plan, layout: LayoutDoc, config: dict[str, Any]) -> dict[
 
 
 def launch_files(plan: Plan) -> dict[str, str]:
-    """Texts by file name. Raises LaunchError if accelerate with FSDP2 cannot run the plan."""
+    """Texts by file name. Raises InfeasibleError if accelerate with FSDP2 cannot run the plan."""
     layout = require_legal(plan, "fsdp2", OVERLAP)
     placed = rank_files(plan, layout, None, None, reorder=False)
     config = accelerate_config(plan, layout, placed)

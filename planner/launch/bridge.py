@@ -24,7 +24,7 @@ _MIXED_PRECISION = {
 
 
 def bridge_overrides(plan: Plan, overlap: Overlap = DEFAULT_OVERLAP) -> list[str]:
-    """Overrides for a recipe of the same model. Raises LaunchError if Megatron would refuse the plan.
+    """Overrides for a recipe of the same model. Raises InfeasibleError if Megatron would refuse the plan.
 
     The architecture is the recipe's own: only what the plan decided is set.
     """

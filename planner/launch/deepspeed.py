@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from meshwright.costmodel.workload import Overlap
-from meshwright.documents.output_files import LaunchError
+from meshwright.errors import InfeasibleError
 from meshwright.planner.launch.common_env import nccl_env
 from meshwright.planner.launch.legality import require_legal
 from meshwright.planner.launch.node_script import Program, node_files
@@ -93,7 +93,7 @@ def megatron_deepspeed_args(plan: Plan, layout: LayoutDoc) -> list[str]:
 
 
 def launch_files(plan: Plan) -> dict[str, str]:
-    """Texts by file name. Raises LaunchError if DeepSpeed would refuse the plan, now or later."""
+    """Texts by file name. Raises InfeasibleError if DeepSpeed would refuse the plan, now or later."""
     layout = require_legal(plan, "deepspeed", OVERLAP)
     _require_even_stages(plan, layout)
     placed = rank_files(plan, layout, None, None, reorder=False)
@@ -122,7 +122,7 @@ def _require_even_stages(plan: Plan, layout: LayoutDoc) -> None:
     each, left = divmod(plan.inputs.model.layers, layout.pp)
     dealt = [each + (stage < left) for stage in range(layout.pp)]
     if [sum(rank) for rank in layout.stages] != dealt:
-        raise LaunchError(
+        raise InfeasibleError(
             f"deepspeed cannot start this plan.\ndeepspeed-even-stages: the stages hold "
             f"{[sum(rank) for rank in layout.stages]} layers, DeepSpeed deals out {dealt}. "
             "Pin a pp that divides the layers, or choose the megatron framework."

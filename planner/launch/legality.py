@@ -6,20 +6,20 @@ from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.workload import Overlap, Workload
-from meshwright.documents.output_files import LaunchError
-from meshwright.planner.plan.assemble import layout_of
+from meshwright.errors import InfeasibleError
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.request.inputs import Framework
-from meshwright.planner.runs.predicted import LayoutDoc
+from meshwright.planner.runs.predicted import LayoutDoc, layout_from_document
 
 
 def require_legal(plan: Plan, framework: Framework, overlap: Overlap) -> LayoutDoc:
     """The layout of a plan that the framework can start.
 
-    Raises LaunchError with every broken rule otherwise. Memory is not judged again: that takes a cost model.
+    Raises InfeasibleError with every broken rule otherwise. Memory is not judged again: that takes a cost
+    model.
     """
     if plan.layout is None:
-        raise LaunchError(
+        raise InfeasibleError(
             f"the plan has no layout (status {plan.status}): there is nothing to launch."
         )
     inputs = plan.inputs
@@ -36,7 +36,7 @@ def require_legal(plan: Plan, framework: Framework, overlap: Overlap) -> LayoutD
     )
     finished = FinishedPlan(
         workload=workload,
-        layout=layout_of(plan.layout),
+        layout=layout_from_document(plan.layout),
         stages=tuple(tuple(rank) for rank in plan.layout.stages),
         memory_gib=(),
         spans={},
@@ -47,5 +47,5 @@ def require_legal(plan: Plan, framework: Framework, overlap: Overlap) -> LayoutD
         if finding is not None:
             broken.append(rule.explain(finding))
     if broken:
-        raise LaunchError(f"{framework} cannot start this plan.\n" + "\n".join(broken))
+        raise InfeasibleError(f"{framework} cannot start this plan.\n" + "\n".join(broken))
     return plan.layout

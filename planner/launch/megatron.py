@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from meshwright.costmodel.workload import Overlap
-from meshwright.documents.output_files import LaunchError
+from meshwright.errors import InfeasibleError
 from meshwright.planner.launch.common_env import NOTES, nccl_env
 from meshwright.planner.launch.legality import require_legal
 from meshwright.planner.launch.megatron_model import linear_bias, model_args, model_notes
@@ -37,7 +37,8 @@ def megatron_args(
     """Arguments of pretrain_gpt.py for a plan: architecture, parallelism, batch, precision, recomputation.
 
     Left to the caller: data, tokenizer, learning rate, length of training, checkpoints. `ranks[r]` is the
-    (node, local GPU) of rank r, in place of the plan's mapping. Raises LaunchError if Megatron would refuse.
+    (node, local GPU) of rank r, in place of the plan's mapping. Raises InfeasibleError if Megatron would
+    refuse.
     """
     layout = require_legal(plan, "megatron", overlap)
     return _args(plan, layout, overlap, dispatcher, rank_files(plan, layout, None, ranks))
@@ -61,7 +62,7 @@ def launch_files(
     placed = rank_files(plan, layout, node_names, ranks)
     used = sorted({checked_host(name) for name in spares} & set(placed.hosts))
     if used:
-        raise LaunchError(f"spare node {used[0]} already runs ranks.")
+        raise InfeasibleError(f"spare node {used[0]} already runs ranks.")
     args = _args(plan, layout, overlap, dispatcher, placed)
     env = megatron_env(plan, layout, overlap) | nccl_env(plan, layout)
     files = {

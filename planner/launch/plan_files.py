@@ -6,8 +6,7 @@ import json
 import shlex
 from pathlib import Path
 
-from meshwright.documents.output_files import LaunchError
-from meshwright.model_specs.errors import SpecError
+from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.bounds.matrices import ranks_on
 from meshwright.planner.launch import (
     accelerate,
@@ -52,16 +51,16 @@ NAMES = (
 def plan_files(plan: Plan, target: str | None = None) -> dict[str, str]:
     """Texts by file name. `target` is one of `TARGETS`, the plan's own framework when absent.
 
-    Raises LaunchError if the plan has no layout, or one that the framework refuses.
+    Raises InfeasibleError if the plan has no layout, or one that the framework refuses.
     """
     if plan.layout is None:
-        raise LaunchError(
+        raise InfeasibleError(
             f"the plan has no layout (status {plan.status}): there is nothing to launch."
         )
     files = {"plan.yaml": plan_text(plan)}
     target = target or plan.inputs.framework
     if target not in TARGETS:
-        raise SpecError("unknown target", where="--target", value=target, allowed=TARGETS)
+        raise InputError("unknown target", where="--target", value=target, allowed=TARGETS)
     if target == "bridge":
         files |= bridge.bridge_files(plan)
     else:
@@ -77,12 +76,12 @@ def plan_files(plan: Plan, target: str | None = None) -> dict[str, str]:
 
 
 def refuse_taken(directory: Path, force: bool) -> None:
-    """Says before a long search what would stop its result from being written. Raises LaunchError."""
+    """Says before a long search what would stop its result from being written. Raises InputError."""
     if directory.exists() and not directory.is_dir():
-        raise LaunchError(f"{directory} is a file, not a folder. Choose another place with -o.")
+        raise InputError(f"{directory} is a file, not a folder. Choose another place with -o.")
     taken = [name for name in NAMES if (directory / name).exists()] if not force else []
     if taken:
-        raise LaunchError(
+        raise InputError(
             f"{directory} already holds {', '.join(taken)}. Choose another folder, or say --force to replace."
         )
 

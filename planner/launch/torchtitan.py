@@ -65,7 +65,7 @@ def torchtitan_args(plan: Plan, layout: LayoutDoc) -> list[str]:
 
 
 def launch_files(plan: Plan) -> dict[str, str]:
-    """Texts by file name. Raises LaunchError if torchtitan would refuse the plan."""
+    """Texts by file name. Raises InfeasibleError if torchtitan would refuse the plan."""
     layout = require_legal(plan, "torchtitan", OVERLAP)
     # torchtitan's mesh is pp, dp, cp, tp from the outside: the order of the plan's ranks.
     placed = rank_files(plan, layout, None, None, reorder=False)

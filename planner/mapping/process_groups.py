@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.layout import Ints
-from meshwright.documents.output_files import LaunchError
+from meshwright.errors import InfeasibleError
 from meshwright.planner.bounds.matrices import MEGATRON_DEFAULT, MEGATRON_TP_PP_DP
 
 Groups = NDArray[np.int64]
@@ -58,7 +58,7 @@ class Degrees(Protocol):
     def etp(self) -> Ints: ...
 
 
-def rank_order(pipeline_before_data: bool) -> tuple[str, ...]:
+def megatron_order(pipeline_before_data: bool) -> tuple[str, ...]:
     """Megatron's default order, or that of `--use-tp-pp-dp-mapping`."""
     return MEGATRON_TP_PP_DP if pipeline_before_data else MEGATRON_DEFAULT
 
@@ -82,8 +82,8 @@ def process_groups(
 ) -> dict[str, Groups]:
     """Every group by name: the dense axes and their products, and with `experts` the expert axes.
 
-    `order` names tp, cp, ep, dp and pp. Raises LaunchError where Megatron could not make the expert grid: it
-    wants as many expert as dense replicas if pp is not outermost.
+    `order` names tp, cp, ep, dp and pp. Raises InfeasibleError where Megatron could not make the expert grid:
+    it wants as many expert as dense replicas if pp is not outermost.
     """
     tp, cp, dp, pp = int(layout.tp), int(layout.cp), int(layout.dp), int(layout.pp)
     etp, ep = int(layout.etp), int(layout.ep)
@@ -93,9 +93,11 @@ def process_groups(
         return groups
     expert_replicas, rest = divmod(tp * cp * dp, etp * ep)
     if rest:
-        raise LaunchError(f"etp {etp} x ep {ep} does not divide tp x cp x dp, {tp} x {cp} x {dp}.")
+        raise InfeasibleError(
+            f"etp {etp} x ep {ep} does not divide tp x cp x dp, {tp} x {cp} x {dp}."
+        )
     if pp > 1 and order[-1] != "pp" and expert_replicas != dp:
-        raise LaunchError(
+        raise InfeasibleError(
             f"the order {'-'.join(order)} needs as many expert replicas as dp: "
             f"{expert_replicas}, not {dp}."
         )

@@ -25,12 +25,13 @@ from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.memory.footprint import ALLOCATOR_SHARE, usable_hbm_gib
 from meshwright.costmodel.pipeline.schedules import schedule_named, traits
+from meshwright.errors import InternalError
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.mapping.choice.pricing import MappedPricing
 from meshwright.planner.plan.document import Infeasible
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.search.loop import Search
-from meshwright.planner.search.model import Candidates, SolverError
+from meshwright.planner.search.loop import LayoutSearch
+from meshwright.planner.search.model import Candidates
 from meshwright.planner.search.space import divisors, recompute_name, space_of
 from meshwright.planner.solvers.cp_sat import repeatable_solver
 
@@ -261,7 +262,7 @@ def _refuted(
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
     if status != cp_model.INFEASIBLE:
-        raise SolverError(
+        raise InternalError(
             f"CP-SAT answered {solver.status_name(status)} while explaining a conflict"
         )
     return [switches[index] for index in solver.sufficient_assumptions_for_infeasibility()]
@@ -317,7 +318,7 @@ def _feasible(request: PlanRequest) -> bool:
     """Whether a plan is found with little effort."""
     space = space_of(request)
     pricing = MappedPricing if is_irregular(request.cluster) else CostModelPricing
-    search = Search(
+    search = LayoutSearch(
         space,
         pricing(space.workload),
         rules_for(space.workload),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.pipeline.schedules import SCHEDULE_NAMES
 from meshwright.costmodel.workload import Overlap, Workload
-from meshwright.model_specs.errors import listed, near_miss, shown
+from meshwright.errors import InputError, listed, near_miss, shown
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.inputs import Framework, PlanInputs, Precision
 
@@ -59,13 +59,9 @@ MOE_DISPATCH = "alltoall"
 MOE_DISPATCHES = ("alltoall", "deduplicated")
 
 
-class RequestError(ValueError):
-    """A request that cannot be planned as it stands: what, where, the value, what is allowed, what to do."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """A model, a cluster and a batch, and how to search. Raises RequestError where a field is out of
+    """A model, a cluster and a batch, and how to search. Raises InputError where a field is out of
     range.
     """
 
@@ -123,7 +119,7 @@ class PlanRequest:
         _one_of("method", self.method, METHODS)
         _one_of("moe_dispatch", self.moe_dispatch, MOE_DISPATCHES)
         if self.moe_dispatch != MOE_DISPATCH and self.framework != "megatron":
-            raise RequestError(
+            raise InputError(
                 f"moe_dispatch: {self.moe_dispatch} is only in the launch files of megatron, not of "
                 f"{self.framework}; use {MOE_DISPATCH}, or --framework megatron"
             )
@@ -178,16 +174,16 @@ class PlanRequest:
 
 
 def parse_pins(text: str) -> dict[str, int | str]:
-    """`tp=8,pp=4,recompute=full` as a mapping. Raises RequestError naming the part that cannot be read."""
+    """`tp=8,pp=4,recompute=full` as a mapping. Raises InputError naming the part that cannot be read."""
     pins: dict[str, int | str] = {}
     for part in (piece.strip() for piece in text.split(",")):
         if not part:
             continue
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not value:
-            raise RequestError(f"pin: {shown(part)} is not NAME=VALUE, as in tp=8,pp=4")
+            raise InputError(f"pin: {shown(part)} is not NAME=VALUE, as in tp=8,pp=4")
         if name in pins:
-            raise RequestError(f"pin: {name} is given twice; give it once")
+            raise InputError(f"pin: {name} is given twice; give it once")
         pins[name] = _pin(
             name, int(value) if value.isascii() and value.isdigit() and len(value) < 10 else value
         )
@@ -213,16 +209,14 @@ def _pin(name: str, value: int | str) -> int | str:
     low = 0 if name == "zero_stage" else 1
     high = 3 if name == "zero_stage" else 1_048_576
     if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(
-            f"pin {name}: {shown(value)} is not a whole number; give {low} to {high}"
-        )
+        raise InputError(f"pin {name}: {shown(value)} is not a whole number; give {low} to {high}")
     _within(f"pin {name}", value, low, high, "a whole number")
     return value
 
 
 def _within(name: str, value: float, low: float, high: float, meaning: str) -> None:
     if not low <= value <= high:
-        raise RequestError(
+        raise InputError(
             f"{name}: {shown(value)} is out of range ({meaning}); allowed: {low:g} to {high:g}"
         )
 
@@ -232,7 +226,7 @@ def _one_of(name: str, value: object, allowed: Collection[str]) -> None:
         return
     near = near_miss(value, allowed)
     hint = f"; did you mean {near!r}?" if near else ""
-    raise RequestError(
+    raise InputError(
         f"{name}: {shown(value)} is not known{hint} Allowed: {listed(allowed)}"
         if hint
         else f"{name}: {shown(value)} is not known; allowed: {listed(allowed)}"

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from meshwright.model_specs.errors import SpecError
+from meshwright.errors import InputError
 from meshwright.planner.runs.launch_flags import Words
 from meshwright.planner.runs.launch_model import megatron_model
 
@@ -60,7 +60,7 @@ def from_megatron(words: Words) -> LaunchRun:
         **_megatron_recompute(words),
     }
     if settings["seq_len"] < 1:
-        raise SpecError("is needed for the price of a step", where=f"{words.where}: --seq-length")
+        raise InputError("is needed for the price of a step", where=f"{words.where}: --seq-length")
     batch = words.integer("--global-batch-size", 0)
     if batch:
         settings["global_batch"] = batch
@@ -150,7 +150,7 @@ def _megatron_stages(words: Words, pp: int, layers: int) -> dict[str, Any]:
     if text is not None:
         chunks = _chunks(text, f"{words.where}: --pipeline-model-parallel-layout")
         if len(chunks) % pp:
-            raise SpecError(
+            raise InputError(
                 f"has {len(chunks)} stages, which pp {pp} does not divide", where=words.where
             )
         return {
@@ -174,12 +174,12 @@ def _megatron_stages(words: Words, pp: int, layers: int) -> dict[str, Any]:
 def _chunks(text: str, where: str) -> list[int]:
     """Layers of each chunk of a Megatron layout such as Et*3|(tt|)*29m|L."""
     if len(text) > 10_000 or not re.fullmatch(r"[EtmL|()*\d]+", text):
-        raise SpecError("must be a layout of E, t, m, L and |", where=where, value=text)
+        raise InputError("must be a layout of E, t, m, L and |", where=where, value=text)
     flat = text
     for pattern in (r"\(([^()]+)\)\*(\d{1,4})", r"([EtmL|])\*(\d{1,4})"):
         flat = re.sub(pattern, lambda found: found[1] * int(found[2]), flat)
         if len(flat) > 100_000:
-            raise SpecError("is longer than 100,000 letters", where=where)
+            raise InputError("is longer than 100,000 letters", where=where)
     return [chunk.count("t") for chunk in flat.split("|")]
 
 
@@ -275,7 +275,7 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
     steps = _whole(document, "gradient_accumulation_steps", where)
     batch = _whole(document, "train_batch_size", where)
     if micro is None:
-        raise SpecError("is needed", where=f"{where}: train_micro_batch_size_per_gpu")
+        raise InputError("is needed", where=f"{where}: train_micro_batch_size_per_gpu")
     settings: dict[str, Any] = {
         "micro_batch": micro,
         "zero_stage": _whole(zero, "stage", where) or 0,
@@ -381,7 +381,7 @@ def from_accelerate(document: dict[str, Any], where: str) -> LaunchRun:
 def _section(document: dict[str, Any], key: str, where: str) -> dict[str, Any]:
     value = document.get(key) or {}
     if not isinstance(value, dict):
-        raise SpecError("must be a mapping", where=f"{where}: {key}", value=value)
+        raise InputError("must be a mapping", where=f"{where}: {key}", value=value)
     return value
 
 
@@ -390,5 +390,5 @@ def _whole(document: dict[str, Any], key: str, where: str) -> int | None:
     if value is None or value == "auto":
         return None
     if type(value) is not int:
-        raise SpecError("must be a whole number", where=f"{where}: {key}", value=value)
+        raise InputError("must be a whole number", where=f"{where}: {key}", value=value)
     return value

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from meshwright.model_specs.errors import SpecError
 from meshwright.planner.request.inputs import ScheduleName
 
 Degree = Annotated[int, Field(strict=True, ge=1, le=1_048_576)]
@@ -19,10 +18,6 @@ Words = Annotated[str, Field(max_length=4000)]
 Descriptive = Annotated[
     Any, Field(description="Kept in the file for its readers; the cost model does not use it.")
 ]
-
-
-class RunFileError(SpecError):
-    """A run file, or one row of it, that cannot be used."""
 
 
 _CLOSED = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())

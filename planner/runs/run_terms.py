@@ -148,7 +148,7 @@ def balanced(total: int, parts: int) -> tuple[int, ...]:
     return tuple(size + (part < larger) for part in range(parts))
 
 
-def chunk_layers(split: str, layers: int, chunks: int) -> tuple[int, ...] | None:
+def layers_from_words(split: str, layers: int, chunks: int) -> tuple[int, ...] | None:
     """Layers of each pipeline chunk, in model order, from words; None when they are not understood.
 
     Understood are: 'embedding and LM head each occupy one layer slot' (Megatron's account-for-embedding and

@@ -15,9 +15,9 @@ import numpy as np
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.rule import FinishedPlan, Rule
 from meshwright.costmodel.layout import Layout
+from meshwright.errors import InputError
 from meshwright.planner.bounds.exact_cost import MappingBounds, Priced
 from meshwright.planner.bounds.stages import balanced_stages
-from meshwright.planner.request.plan_request import RequestError
 from meshwright.planner.search.loop import Certificate, Outcome
 from meshwright.planner.search.model import Candidates
 from meshwright.planner.search.pricing import Pricing
@@ -34,12 +34,12 @@ def search_exhaustively(
     top_k: int = 1,
     time_limit_s: float | None = None,
 ) -> Outcome:
-    """Prices every legal layout. Raises RequestError if the space has more than `LARGEST_SPACE` layouts."""
+    """Prices every legal layout. Raises InputError if the space has more than `LARGEST_SPACE` layouts."""
     deadline = inf if time_limit_s is None else time.monotonic() + time_limit_s
     families = space.families(space.workload.gpus)
     size = int(space.members_per_family(families).sum())
     if size > LARGEST_SPACE:
-        raise RequestError(
+        raise InputError(
             f"method: exhaustive prices every layout one by one, and there are {size}; at most "
             f"{LARGEST_SPACE} are allowed. Pin some choices (--pin tp=8,pp=4), or use --method cp-sat"
         )

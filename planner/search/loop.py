@@ -26,9 +26,10 @@ from meshwright.constraints.precision import PrecisionOnDevice
 from meshwright.constraints.rule import Rule
 from meshwright.constraints.unsupported import AllowedPrecisions
 from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.errors import OutOfTimeError
 from meshwright.planner.bounds.exact_cost import Priced
-from meshwright.planner.experts.joint import Routing
-from meshwright.planner.search.master import THE_PLAN, UNDECIDED, Master
+from meshwright.planner.experts.joint import JointRouting
+from meshwright.planner.search.master import THE_PLAN, UNDECIDED, LayoutMaster
 from meshwright.planner.search.model import Candidates
 from meshwright.planner.search.open_set import OpenSet
 from meshwright.planner.search.pricing import Pricing
@@ -60,7 +61,7 @@ class Certificate:
     """Layouts priced exactly."""
     rounds: int = 0
     """CP-SAT models solved."""
-    gpu_floor: int = 1
+    fewest_gpus: int = 1
     """Layouts on fewer GPUs than this cannot beat the plan; they were not enumerated."""
 
     def rule_out(self, name: str, count: int) -> None:
@@ -79,15 +80,11 @@ class Outcome:
     certificate: Certificate
 
 
-class OutOfTimeError(Exception):
-    """The time limit passed."""
-
-
 class FoundError(Exception):
     """Any plan was asked for, and here is one."""
 
 
-class Search:
+class LayoutSearch:
     """One search over one space."""
 
     def __init__(
@@ -103,7 +100,7 @@ class Search:
         most_priced: int | None = None,
         begin_with: Layout | None = None,
         progress: Progress | None = None,
-        routing: Routing | None = None,
+        routing: JointRouting | None = None,
     ) -> None:
         self._routing = routing
         self._any_plan, self._most_priced, self._begin_with = any_plan, most_priced, begin_with
@@ -183,9 +180,9 @@ class Search:
         self._scan(self._space.families(gpus, half), cost / half if half else inf)
         self._price_open()
         if np.isfinite(self._cutoff_s) and np.isfinite(cost):
-            self.certificate.gpu_floor = max(1, int(cost / self._cutoff_s))
-        if self.certificate.gpu_floor <= half:
-            self._scan(self._space.families(half, self.certificate.gpu_floor - 1), inf)
+            self.certificate.fewest_gpus = max(1, int(cost / self._cutoff_s))
+        if self.certificate.fewest_gpus <= half:
+            self._scan(self._space.families(half, self.certificate.fewest_gpus - 1), inf)
 
     def _scan(self, families: Layout, later_s: float) -> None:
         """Expands families in the order of their floors until the floor reaches the cutoff.
@@ -363,7 +360,7 @@ class Search:
         if not len(rows) and plan is None:
             return None
         self.certificate.rounds += 1
-        master = Master(
+        master = LayoutMaster(
             self._pricing, self._rules, self._open, cutoff_s=self._cutoff_s, routing=self._routing
         )
         left = None if self._deadline is None else self._deadline - time.monotonic()

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from meshwright.constraints.rule import Rule
 from meshwright.costmodel.layout import Layout
+from meshwright.errors import InternalError
 from meshwright.planner.bounds.exact_cost import Priced
-from meshwright.planner.experts.joint import Asked, Routing
+from meshwright.planner.experts.joint import AssumedImbalance, JointRouting
 from meshwright.planner.mapping.choice.joint import Grid, Need
 from meshwright.planner.search.model import (
     Candidates,
     Experts,
-    SolverError,
     bound_ns,
     build_model,
     price_ns,
@@ -33,7 +33,7 @@ LARGEST_CELLS = 2000
 THE_PLAN, UNDECIDED = -1, -2
 
 
-class Master:
+class LayoutMaster:
     """The model over open layouts, each with those mappings whose bound is below the cutoff."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Master:
         layouts: OpenSet,
         *,
         cutoff_s: float,
-        routing: Routing | None = None,
+        routing: JointRouting | None = None,
     ) -> None:
         self._pricing, self._rules, self._open, self._cutoff_s = pricing, rules, layouts, cutoff_s
         self._routing = routing
@@ -75,7 +75,7 @@ class Master:
         if choice.status in ("unknown", "feasible"):
             return UNDECIDED
         if choice.status == "infeasible" or choice.value is None:
-            raise SolverError("layouts that every rule accepts one by one were refused together")
+            raise InternalError("layouts that every rule accepts one by one were refused together")
         if choice.layout >= len(rows):
             return THE_PLAN
         need = needs[choice.layout][choice.mapping]
@@ -104,7 +104,7 @@ class Master:
             return None
         imbalance = {ep: float(self._pricing.workload.imbalance(ep)) for ep in set(degrees)}
         asked = [
-            [Asked(ep=ep, imbalance=imbalance[ep]) if ep > 1 else None for _ in mine]
+            [AssumedImbalance(ep=ep, imbalance=imbalance[ep]) if ep > 1 else None for _ in mine]
             for ep, mine in zip(degrees, ways, strict=True)
         ]
         return Experts(routing=self._routing, asked=asked)

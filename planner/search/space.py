@@ -29,7 +29,6 @@ from meshwright.planner.request.plan_request import PlanRequest
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
-EVERY_MAPPING = "every mapping of the axes onto the fabric levels with tp inside the innermost"
 LARGEST_CP = 64
 LARGEST_ODD_MICRO_BATCH = 16
 
@@ -246,23 +245,6 @@ class Space:
             table[pp] = measure(options) if options else 0
         return table
 
-    def words(self) -> str:
-        """The space in one line, for the certificate."""
-        axes = [(name, getattr(self, name)) for name in ("tp", "cp", "pp", "dp", "ep")]
-        degrees = ", ".join(
-            f"{name} in {_shown(options)}" for name, options in axes if options != (1,)
-        )
-        kinds = len(self.recompute)
-        etp = ", etp 1 or tp" if self.expert_tensor else ""
-        schedules = f"{len(self.schedules)} pipeline schedules, " if len(self.schedules) > 2 else ""
-        return (
-            f"{degrees or 'every degree 1'}{etp}, every micro-batch that divides, "
-            f"virtual stages that deal layers evenly, {schedules}"
-            f"ZeRO stage in {_shown(self.zero)}, {kinds} kinds of recomputation, "
-            f"up to {self.workload.gpus} GPUs, {EVERY_MAPPING}, every split of the layers (interleaved: "
-            "those even in every virtual stage but for the ends)"
-        )
-
 
 def space_of(request: PlanRequest) -> Space:
     """The space that a request spans."""
@@ -388,9 +370,3 @@ def _layouts(table: IntArray, space: Space) -> Layout:
         recompute_layers=zeros,
         schedule=zeros,
     )
-
-
-def _shown(options: tuple[int, ...]) -> str:
-    if len(options) > 8:
-        return f"{options[0]}..{options[-1]} ({len(options)} values)"
-    return "{" + ", ".join(map(str, options)) + "}"

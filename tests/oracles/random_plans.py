@@ -8,7 +8,8 @@ from typing import Any
 from meshwright.cluster_specs.catalog import load_cluster
 from meshwright.model_specs.catalog import catalog_names, load_catalog_model
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.plan.document import Mapping, Objective, Plan, SolverReport
+from meshwright.planner.plan.document import Mapping, Objective, Plan
+from meshwright.planner.plan.solver_document import SolverReport
 from meshwright.planner.request.inputs import Framework, PlanInputs, ScheduleName
 from meshwright.planner.runs.predicted import LayoutDoc
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from meshwright.documents.output_files import LaunchError, write_files
+from meshwright.documents.output_files import write_files
+from meshwright.errors import InfeasibleError
 from meshwright.planner.launch.bridge import bridge_files
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
@@ -67,7 +68,7 @@ def test_bridge_accepts_and_reads_back_every_override(tmp_path: Path) -> None:
             continue
         try:
             text = bridge_files(drawn[0])
-        except LaunchError:
+        except InfeasibleError:
             continue
         write_files(tmp_path / str(len(plans)), text)
         cases.append({"dir": str(tmp_path / str(len(plans)))})
@@ -120,7 +121,7 @@ def test_the_framework_accepts_and_reads_back_every_plan(
         plan, arch = drawn
         try:
             files = plan_files(plan)
-        except LaunchError:
+        except InfeasibleError:
             refused += 1
             assert refused < 50_000
             continue

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from meshwright.documents.output_files import LaunchError, write_files
+from meshwright.documents.output_files import write_files
+from meshwright.errors import InfeasibleError
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.launch.torchtitan import SCHEDULES
 from meshwright.planner.plan.document import Plan
@@ -103,7 +104,7 @@ def refusal(plan: Plan) -> list[str]:
     """The rules that a plan breaks."""
     try:
         plan_files(plan)
-    except LaunchError as error:
+    except InfeasibleError as error:
         return [line.split(":")[0] for line in str(error).splitlines()[1:]]
     return []
 

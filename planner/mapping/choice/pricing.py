@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.estimate import Stages, estimate
-from meshwright.costmodel.layers.stage import kind_times
+from meshwright.costmodel.layers.kinds import kind_times
 from meshwright.costmodel.layout import Layout, Placement
 from meshwright.costmodel.step_time import make_context, optimistic_step
 from meshwright.costmodel.workload import Workload
+from meshwright.errors import InfeasibleError
 from meshwright.planner.bounds.exact_cost import LayoutPricing, MappingBounds, Priced
 from meshwright.planner.bounds.matrices import Matrices
 from meshwright.planner.bounds.pricing import CostModelPricing
@@ -31,7 +32,7 @@ from meshwright.planner.mapping.choice.joint import Cells, Grid, Need
 from meshwright.planner.mapping.choice.packing import Packing, least_traffic_within
 from meshwright.planner.mapping.choice.profiles import Profiles, profiles_of
 from meshwright.planner.mapping.instance import Instance, assignment_of_ranks, instance_of, ranks_of
-from meshwright.planner.mapping.problem import IntArray, MappingError, MappingProblem, loads_of
+from meshwright.planner.mapping.problem import IntArray, MappingProblem, loads_of
 from meshwright.planner.mapping.solve import least_traffic
 from meshwright.planner.mapping.starts import blocked_orders
 
@@ -81,7 +82,7 @@ class MappedPricing(CostModelPricing):
             return None
         try:
             return instance_of(self.on(int(layout.gpus)), layout, stages)
-        except MappingError:
+        except InfeasibleError:
             return None
 
     def _spot(self, layout: Layout) -> _Spot | None:
@@ -314,7 +315,7 @@ def seconds_in_best_order(workload: Workload, layout: Layout, stages: Stages) ->
     """The step under the best of the regular orders; None where the layout's groups do not fit."""
     try:
         instance = instance_of(workload, layout, stages)
-    except MappingError:
+    except InfeasibleError:
         return None
     orders = [instance.problem.hostname_assignment(), *blocked_orders(instance.problem)]
     placed = (placement_of(workload, instance, order) for order in orders)

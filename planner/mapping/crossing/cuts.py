@@ -19,10 +19,10 @@ from meshwright.cluster_specs.graph import halves_cut_gb_per_s
 from meshwright.cluster_specs.places import Place
 from meshwright.costmodel.constants.rates import constants_for, links_of
 from meshwright.costmodel.estimate import Estimate, Stages
-from meshwright.costmodel.layers.operators import Context
+from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layout import Layout, Placement
-from meshwright.costmodel.pipeline.phases import CutUse, phase_seconds
 from meshwright.costmodel.step_time import make_context
+from meshwright.costmodel.traffic.phases import CutUse, phase_seconds
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.mapping.crossing.flows import (
     AxisFlow,

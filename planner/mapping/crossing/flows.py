@@ -13,10 +13,10 @@ from typing import Literal
 
 import numpy as np
 
-from meshwright.costmodel.collectives.group_traffic import group_traffic
 from meshwright.costmodel.estimate import Stages
-from meshwright.costmodel.layers.moe_operators import routed_copies
-from meshwright.costmodel.layers.operators import Context
+from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layers.experts import routed_copies
+from meshwright.costmodel.traffic.group_traffic import group_traffic
 from meshwright.planner.mapping.crossing.standing import Stand, Standing
 from meshwright.planner.mapping.problem import FloatArray, IntArray
 from meshwright.planner.mapping.process_groups import process_groups

@@ -13,9 +13,8 @@ import yaml
 from click.testing import CliRunner
 
 from meshwright.cli import main
-from meshwright.documents.output_files import LaunchError
+from meshwright.errors import InfeasibleError, InputError
 from meshwright.model_specs.catalog import catalog_names
-from meshwright.model_specs.errors import SpecError
 from meshwright.planner.launch.bridge import bridge_overrides
 from meshwright.planner.launch.plan_files import TARGETS, plan_files
 from meshwright.planner.launch.torchtitan_model import pipeline_modules
@@ -138,12 +137,12 @@ def test_bridge_overrides() -> None:
     ],
 )
 def test_what_a_framework_cannot_start_is_refused_by_name(plan: Plan, rule: str) -> None:
-    with pytest.raises(LaunchError, match=rule):
+    with pytest.raises(InfeasibleError, match=rule):
         plan_files(plan)
 
 
 def test_an_unknown_target_is_named() -> None:
-    with pytest.raises(SpecError, match="torchtitan"):
+    with pytest.raises(InputError, match="torchtitan"):
         plan_files(make_plan(), "torchtitn")
 
 

@@ -21,9 +21,9 @@ from meshwright.costmodel.pipeline.schedules import schedule_name, traits
 from meshwright.costmodel.placement import level_factors, placement_from_matrix
 from meshwright.model_specs.schema import ModelSpec, MoeSpec
 from meshwright.planner.bounds.pricing import CostModelPricing
-from meshwright.planner.bounds.stages import ALL_LAYERS, chunk_layers, level_splits
+from meshwright.planner.bounds.stages import ALL_LAYERS, even_chunks, level_splits
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.search.loop import Outcome, Search
+from meshwright.planner.search.loop import LayoutSearch, Outcome
 from meshwright.planner.search.model import Candidates, build_model, price_ns, solve
 from meshwright.planner.search.space import Space, space_of
 
@@ -161,7 +161,7 @@ def _legal(space: Space, layout: Layout, stages: Stages, memory: NDArray[np.floa
 def _splits(layers: int, pp: int, vpp: int, leading: int) -> Iterator[Stages]:
     for counts in product(range(vpp, layers + 1), repeat=pp):
         if sum(counts) == layers:
-            stages = tuple(chunk_layers(rank, n, vpp) for rank, n in enumerate(counts))
+            stages = tuple(even_chunks(rank, n, vpp) for rank, n in enumerate(counts))
             if sum(rank[0] for rank in stages) >= leading:
                 yield stages
 
@@ -181,7 +181,7 @@ def _matrices(layout: Layout, sizes: list[int]) -> Iterator[dict[str, NDArray[np
 
 def search(asked: PlanRequest, top_k: int = 1) -> Outcome:
     space = space_of(asked)
-    return Search(
+    return LayoutSearch(
         space, CostModelPricing(space.workload), rules_for(space.workload), top_k=top_k
     ).run()
 
@@ -385,7 +385,7 @@ def test_an_interrupted_search_knows_a_bound() -> None:
     statuses = set()
     for limit_s in (0.0, 0.01, 0.02, 0.04, 0.08, 0.16, 10.0):
         pricing, rules = CostModelPricing(space.workload), rules_for(space.workload)
-        outcome = Search(space, pricing, rules, time_limit_s=limit_s).run()
+        outcome = LayoutSearch(space, pricing, rules, time_limit_s=limit_s).run()
         statuses.add(outcome.status)
         if outcome.lower_bound_s is not None:
             assert outcome.lower_bound_s <= best_s * (1 + 1e-9)

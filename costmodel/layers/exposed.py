@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from meshwright.costmodel.collectives.on_levels import all_to_all_s, ring_pass_s
+from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layout import Floats
-
-if TYPE_CHECKING:
-    from meshwright.costmodel.layers.operators import Context
 
 
 def tensor_parallel_s(

@@ -7,23 +7,17 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from meshwright.costmodel.collectives.layer_traffic import less_hidden
 from meshwright.costmodel.collectives.on_levels import (
     Links,
     all_to_all_s,
     members_inside,
     ring_pass_s,
 )
+from meshwright.costmodel.layers.context import Context, quantise_bytes
+from meshwright.costmodel.layers.exposed import less_hidden
+from meshwright.costmodel.layers.feed_forward import dense_mlp
 from meshwright.costmodel.layers.kernels import gemm_s, streamed_s, weight_gradient_s
-from meshwright.costmodel.layers.operators import (
-    Context,
-    LayerTime,
-    Parts,
-    add,
-    dense_mlp,
-    quantise_bytes,
-    total,
-)
+from meshwright.costmodel.layers.layer_time import LayerTime, Parts, add, total
 from meshwright.costmodel.layout import Floats, Recompute
 from meshwright.costmodel.workload import Workload
 
