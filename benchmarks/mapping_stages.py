@@ -16,13 +16,10 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmarks.fabric import CASES, Case, case_instance
-from meshwright.planner.mapping.busiest.least import least_busiest
+from meshwright.planner.mapping.least_busiest import least_busiest
+from meshwright.planner.mapping.least_traffic import least_traffic
 from meshwright.planner.mapping.problem import MappingProblem
-from meshwright.planner.mapping.relaxation.arrange import arranged
-from meshwright.planner.mapping.relaxation.columns import relax
-from meshwright.planner.mapping.relaxation.orderless import Chosen, cheapest_choice
 from meshwright.planner.mapping.solution import MappingSolution
-from meshwright.planner.mapping.solve import least_traffic
 from meshwright.planner.mapping.spread.least import SpreadSolution, least_spread
 
 ROOM = "meshwright.planner.mapping."
@@ -52,64 +49,22 @@ def _nothing(*_: object, **__: object) -> None:
     return None
 
 
-def _bound_of_relaxation(problem: Any, found: Any, *_: object) -> float:
-    return float(found.bound_s)
-
-
-def _bound_given(*_: object, bound_s: float, **__: object) -> float:
-    return bound_s
-
-
-def _without_flows(*given: Any, flows: bool) -> Chosen:
-    if flows:
-        return Chosen(
-            holdings=[], cuts=(None, None), cost_s=float("inf"), bound_s=0.0, complete=False
-        )
-    return cheapest_choice(*given, flows=False)
-
-
-def _as_chosen(problem: Any, found: Any, choice: Any, best: Any) -> None:
-    best.offer(arranged(problem, found.leaves.kinds, choice.holdings, choice.cuts))
-
-
-def _anew(problem: Any, found: Any, choice: Any, best: Any) -> None:
-    best.offer(arranged(problem, found.leaves.kinds, choice.holdings, (None, None)))
-
-
 TRAFFIC: dict[str, Patches] = {
-    "all": {},
-    "regular orders": {"solve.blocked_orders": lambda problem: iter(())},
-    "cuts of stages (two-sided, deepening)": {
-        "solve.relax_two_sided": lambda problem, starts, stop: relax(problem, starts, stop=stop),
-        "solve.deepened": _bound_of_relaxation,
+    "regular orders": {"least_traffic.regular_orders": lambda problem: iter(())},
+    "deepening": {
+        "least_traffic.deepened": lambda problem, relaxation, *_: relaxation.bound_s,
     },
-    "deepening": {"solve.deepened": _bound_of_relaxation},
-    "smoothing": {"relaxation.two_sided.SMOOTHING": 0.0},
-    "flows": {"relaxation.deepening.cheapest_choice": _without_flows},
-    "arranged anew": {"relaxation.deepening._arrange": _as_chosen},
-    "arranged as chosen": {"relaxation.deepening._arrange": _anew},
-    "arranged by patterns": {"relaxation.arrange._groups": lambda *given: []},
-    "patterns after deepening": {"solve._whole": _bound_given},
-    "slot model": {"solve.is_small": lambda problem: False},
-    "bound of pods": {"solve.pods_bound_s": lambda *given: 0.0},
-    "exchange": {"relaxation.pods.exchanged": lambda problem, counts, tries: counts},
-    "pod by pod": {"relaxation.pods.pod_by_pod": _nothing},
-    "leaves and pods together": {"solve.LARGEST_JOINT": 0},
+    "slot model": {"least_traffic.is_small": lambda problem: False},
+    "exchange": {"least_traffic.exchanged": lambda problem, counts, tries: counts},
 }
 BUSIEST: dict[str, Patches] = {
-    "all": {},
-    "regular orders": {"busiest.least.blocked_orders": lambda problem: iter(())},
-    "least traffic first": {"solve.deepened": _bound_of_relaxation, "solve._whole": _bound_given},
-    "slot model": {"busiest.least.is_small": lambda problem: False},
-    "by room": {"busiest.bound.CeilingBound.by_room": lambda self: 0.0},
-    "by stages": {"busiest.least._refuted": lambda ceilings, low_s, price_s, steps=8: low_s},
-    "listed patterns": {"busiest.bound.LISTED": 0},
-    "bisection": {"busiest.least._lower": lambda *given: []},
-    "enumerated patterns": {"busiest.least.SHARES": ()},
+    "regular orders": {"least_busiest.regular_orders": lambda problem: iter(())},
+    "slot model": {"least_busiest.is_small": lambda problem: False},
+    "bound by room": {"least_busiest.bound_by_room": lambda problem, largest: 0.0},
+    "ceilings": {"least_busiest._try_ceilings": _nothing},
 }
 SPREAD: dict[str, Patches] = {
-    "all": {},
-    "regular orders": {"spread.least.blocked_orders": lambda problem: iter(())},
+    "regular orders": {"spread.least.regular_orders": lambda problem: iter(())},
     "bands": {"spread.least._Best.bands": _nothing},
     "gathering swaps": {"spread.least._Best._gathered": lambda self, made, heights: made},
     "settling swaps": {"spread.least._Best.settle": _nothing},
