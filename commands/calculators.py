@@ -20,15 +20,13 @@ def collective(
     *, operation: str, size: str, ranks: int, cluster: str, nccl: bool, as_json: bool
 ) -> None:
     """Time one collective alone on a cluster, by algorithm."""
-    from meshwright.planner.calculators.collective import collective_document, collective_view
+    from meshwright.planner.calculators.collective import collective_document
     from meshwright.planner.calculators.sizes import read_bytes
+    from meshwright.planner.report.calculators_view import collective_view
 
     buffer_bytes = read_bytes(size, "--bytes")
-    found = collective_document(operation, buffer_bytes, ranks, cluster, deduplicated=not nccl)
-    if as_json:
-        print_json(found)
-    else:
-        show(collective_view(found))
+    document = collective_document(operation, buffer_bytes, ranks, cluster, deduplicated=not nccl)
+    print_json(document) if as_json else show(collective_view(document))
 
 
 @click.command()
@@ -44,13 +42,11 @@ def collective(
 @common
 def roofline(*, device: str, m: int, n: int, k: int, precision: str, as_json: bool) -> None:
     """Place one matrix product under a device's roofline."""
-    from meshwright.planner.calculators.roofline import roofline_document, roofline_view
+    from meshwright.planner.calculators.roofline import roofline_document
+    from meshwright.planner.report.calculators_view import roofline_view
 
-    found = roofline_document(device, m, n, k, precision)
-    if as_json:
-        print_json(found)
-    else:
-        show(roofline_view(found))
+    document = roofline_document(device, m, n, k, precision)
+    print_json(document) if as_json else show(roofline_view(document))
 
 
 @click.command()
@@ -82,15 +78,13 @@ def pipeline(
     as_json: bool,
 ) -> None:
     """Play one pipeline schedule: step, bubble, activations in flight."""
-    from meshwright.planner.calculators.pipeline import pipeline_document, pipeline_view
+    from meshwright.planner.calculators.pipeline import pipeline_document
+    from meshwright.planner.report.calculators_view import pipeline_view
 
-    found = pipeline_document(
+    document = pipeline_document(
         schedule, pp, vpp, micro_batches, forward_s=forward_ms / 1e3, backward_s=backward_ms / 1e3
     )
-    if as_json:
-        print_json(found)
-    else:
-        show(pipeline_view(found))
+    print_json(document) if as_json else show(pipeline_view(document))
 
 
 @click.command()
@@ -98,11 +92,21 @@ def pipeline(
 @common
 def memory(run: Path, as_json: bool) -> None:
     """Break down the memory of one fully given configuration, by stage and component."""
-    from meshwright.planner.calculators.memory import memory_documents, memory_view
+    from meshwright.planner.calculators.memory import memory_document
+    from meshwright.planner.report.calculators_view import memory_view
+    from meshwright.planner.runs.prediction import price_runs
 
-    found = list(memory_documents(run))
+    documents = [
+        memory_document(
+            priced.run.id,
+            priced.run.workload,
+            priced.found.memory_parts_gib,
+            priced.found.context_gib,
+        )
+        for priced in price_runs(run)
+    ]
     if as_json:
-        print_json(found[0] if len(found) == 1 else {"runs": found})
+        print_json(documents[0] if len(documents) == 1 else {"runs": documents})
         return
-    for document in found:
+    for document in documents:
         show(memory_view(document))

@@ -71,7 +71,8 @@ def map_(
         given, onto, objective=objective, order=order, spares=spares, time_limit_s=time_limit_s,
         weights=ReachWeights(data_parallel=round(1000 * dp_weight)),
     )  # fmt: skip
-    print_json(mapping_document(found)) if as_json else show(mapping_view(found))
+    document = mapping_document(found)
+    print_json(document) if as_json else show(mapping_view(document))
     if output is not None:
         write_files(output, plan_files(found.plan), force)
 
@@ -90,9 +91,10 @@ def traffic(ctx: click.Context, /, plan: Path, as_json: bool) -> None:
     from meshwright.planner.report.traffic_view import traffic_view
 
     found = plan_traffic(read_plan(plan))
+    document = traffic_document(found)
     if as_json:
-        print_json(traffic_document(found))
+        print_json(document)
     else:
         warn("warning", found.broken)
-        show(traffic_view(found))
+        show(traffic_view(document))
     ctx.exit(ExitCode.NO_ANSWER if found.broken else ExitCode.DONE)

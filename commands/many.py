@@ -170,25 +170,28 @@ def recommend(
     (`usd_per_gpu_hour` in their file) are compared by it. Exit code 1 if no cluster reaches the target.
     """
     from meshwright.documents.output_files import write_files
-    from meshwright.planner.many.recommend.request import read_wish
-    from meshwright.planner.many.recommend.service import answer_document, answer_files
-    from meshwright.planner.many.recommend.service import recommend as find
+    from meshwright.planner.many.recommend import service
+    from meshwright.planner.many.recommend.answer import (
+        recommendation_document,
+        recommendation_files,
+    )
+    from meshwright.planner.many.recommend.request import read_size_request
     from meshwright.planner.report.recommend_view import recommend_view
 
     output = options.pop("output")
     progress = ProgressLine()
     try:
-        answer = find(read_wish(model, options), progress)
+        answer = service.recommend(read_size_request(model, options), progress)
     finally:
         progress.clear()
     if as_json:
-        print_json(answer_document(answer))
+        print_json(recommendation_document(answer))
     else:
         show(recommend_view(answer))
     if output is not None:
-        write_files(output, answer_files(answer), force)
+        write_files(output, recommendation_files(answer), force)
     ctx.exit(
         ExitCode.NO_ANSWER
-        if answer.wish.target_s is not None and not answer.reached
+        if answer.request.target_s is not None and not answer.reached
         else ExitCode.DONE
     )

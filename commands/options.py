@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, FRAMEWORK_NAMES
+
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 _PATH = click.Path(path_type=Path)
 
@@ -95,9 +97,9 @@ def _workload_options() -> list[Callable[[Any], Any]]:
         click.option("--optimizer", default="adam", show_default=True, help="adam, sgd or muon."),
         click.option(
             "--framework",
-            default="megatron",
+            default=DEFAULT_FRAMEWORK,
             show_default=True,
-            help="Or torchtitan, deepspeed, fsdp2.",
+            help=f"One of {', '.join(FRAMEWORK_NAMES)}.",
         ),
         click.option(
             "--pin",
@@ -260,9 +262,7 @@ def _experts_options() -> list[Callable[[Any], Any]]:
             help="json, sglang, trtllm, vllm, megatron.",
         ),
         option("-o", "--output", type=_PATH, metavar="FILE", help="The placement file."),
-        option(
-            "--heat-map", type=_PATH, metavar="FILE", help="Picture of the GPU loads, PNG or SVG."
-        ),
+        option("--heat-map", type=_PATH, metavar="FILE", help="Picture of the GPU loads, SVG."),
         option("--force", is_flag=True, help="Replace files that are already there."),
     ]
 

@@ -44,7 +44,7 @@ def experts(
     if as_json:
         print_json(plan.document)
     else:
-        show(experts_view(plan))
+        show(experts_view(plan.document))
 
 
 def _check_output(form: str, output: Path | None, heat_map: Path | None, force: bool) -> None:
@@ -59,8 +59,8 @@ def _check_output(form: str, output: Path | None, heat_map: Path | None, force: 
     for path in (output, heat_map):
         if path is not None and path.exists() and not force:
             raise InputError(f"{path} is already there. Choose another name, or say --force.")
-    if heat_map is not None and heat_map.suffix.lower() not in (".png", ".svg"):
-        raise InputError(f"heat-map: must end in .png or .svg, got {heat_map.name[:60]!r}")
+    if heat_map is not None and heat_map.suffix.lower() != ".svg":
+        raise InputError(f"heat-map: must end in .svg, got {heat_map.name[:60]!r}")
 
 
 def _write(
@@ -72,6 +72,6 @@ def _write(
     if output is not None:
         write_files(output.parent, {output.name: placement_text(plan.placed, form)}, force)
     if heat_map is not None:
-        from meshwright.planner.report.heat_map import write_heat_map
+        from meshwright.planner.report.heat_map import heat_map_svg
 
-        write_heat_map(heat_map, plan.gpu_share)
+        write_files(heat_map.parent, {heat_map.name: heat_map_svg(plan.gpu_share)}, force)

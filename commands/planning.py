@@ -102,25 +102,22 @@ def estimate(
 @click.command()
 @click.argument("runs", type=PATH, metavar="RUNS.yaml")
 @click.option("--rows", "every_row", is_flag=True, help="Show every row, not only the worst.")
-@click.option(
-    "--plot", type=PATH, metavar="FILE", help="Draw predicted against measured: .png or .svg."
-)
+@click.option("--plot", type=PATH, metavar="FILE", help="Draw predicted against measured: .svg.")
 @common
 def validate(runs: Path, every_row: bool, plot: Path | None, as_json: bool) -> None:
     """Compare predicted with measured steps, row by row and summed up."""
+    from meshwright.documents.output_files import write_files
     from meshwright.planner.report.run_view import validation_view
-    from meshwright.planner.report.validation_plot import check_plot, write_scatter
+    from meshwright.planner.report.validation_plot import check_picture, validation_svg
     from meshwright.planner.runs.prediction import validation_report
 
     if plot is not None:
-        check_plot(plot)
+        check_picture(plot)
     report = validation_report(runs)
     if plot is not None:
-        write_scatter(report, plot)
-    if as_json:
-        print_json(report.as_document())
-    else:
-        show(validation_view(report, every_row=every_row))
+        write_files(plot.parent, {plot.name: validation_svg(report)}, force=True)
+    document = report.as_document()
+    print_json(document) if as_json else show(validation_view(document, every_row=every_row))
 
 
 @click.command()
@@ -173,7 +170,7 @@ def explain(plan: Path, as_json: bool) -> None:
 def compare(plans: tuple[Path, Path], as_json: bool) -> None:
     """Show where two plans differ, and what that costs."""
     from meshwright.planner.plan.texts import read_plan
-    from meshwright.planner.report.explain_view import compare_view, comparison
+    from meshwright.planner.report.compare_view import compare_view, comparison
 
     first, second = (read_plan(path) for path in plans)
     if as_json:

@@ -14,7 +14,7 @@ from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.mapping.choice.pricing import MappedPricing
 from meshwright.planner.plan.assemble import plan_from_outcome
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.idle import settle
+from meshwright.planner.plan.idle import decide_on_idle_gpus
 from meshwright.planner.plan.infeasible import explain_infeasible
 from meshwright.planner.plan.robustness import with_robustness
 from meshwright.planner.plan.verify import verify
@@ -66,9 +66,11 @@ def fastest_plan(request: PlanRequest, progress: Progress | None = None) -> Plan
     if is_irregular(request.cluster):
         request = replace(request, cluster=first_gpus(request.cluster, request.gpus))
     space = space_of(request)
-    settled = settle(request, lambda asked: _searched(asked, progress))
+    settled = decide_on_idle_gpus(request, lambda asked: _searched(asked, progress))
     outcome = _with_least_traffic(space.workload, settled.outcome)
-    infeasible = explain_infeasible(request) if outcome.status == "infeasible" else None
+    infeasible = (
+        explain_infeasible(request, space.workload) if outcome.status == "infeasible" else None
+    )
     wall_s = time.monotonic() - began
     found = plan_from_outcome(
         request, outcome, space, wall_s, infeasible=infeasible, full=settled.full
@@ -106,4 +108,6 @@ def _with_least_traffic(workload: Workload, outcome: Outcome) -> Outcome:
     pricing = pricing_of(workload)
     if not isinstance(pricing, MappedPricing):
         return outcome
-    return replace(outcome, best=(*map(pricing.settled, outcome.best[:1]), *outcome.best[1:]))
+    return replace(
+        outcome, best=(*map(pricing.with_least_traffic, outcome.best[:1]), *outcome.best[1:])
+    )

@@ -178,7 +178,7 @@ def _as_it_stands_s(changed: PlanRequest, plan: Plan) -> float | None:
     """The step of the plan, nothing in it moved; None where it no longer fits."""
     assert plan.layout is not None
     layout = layout_from_document(plan.layout)
-    workload = changed.workload(int(layout.gpus))
+    workload = changed.workload().on(int(layout.gpus))
     stages, placement = plan_placement(workload, layout, plan)
     if max(stage_memory_gib(workload, layout, stages)) > usable_hbm_gib(workload):
         return None
@@ -211,10 +211,10 @@ def _searched_again(changed: PlanRequest, plan: Plan, left_s: float | None) -> O
         seed=changed.seed,
         time_limit_s=left_s,
         most_priced=MOST_PRICED,
-        begin_with=_anew(layout_from_document(plan.layout)),
+        begin_with=_recompute_undecided(layout_from_document(plan.layout)),
     ).run()
 
 
-def _anew(layout: Layout) -> Layout:
+def _recompute_undecided(layout: Layout) -> Layout:
     """As many layers recomputed as it then needs."""
     return replace(layout, recompute_layers=0)

@@ -7,12 +7,14 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.planner.runs.launch_flags import Words
+from meshwright.planner.runs.megatron_names import ACTIVATIONS, LATENT_ATTENTION, POSITIONS
 
 
 def megatron_model(words: Words) -> dict[str, Any]:
     """The model as a mapping of a run file. Raises InputError if layers, width or heads are not given."""
-    layers, hidden, heads = (_needed(words, flag) for flag in _SIZES)
-    gated = words.has("--swiglu")
+    layers, hidden = _needed(words, "--num-layers"), _needed(words, "--hidden-size")
+    heads = _needed(words, "--num-attention-heads")
+    gated = words.has(ACTIVATIONS["swiglu"])
     # Megatron's own defaults: four times the width, two thirds of that for a gated layer.
     default_ffn = int(4 * hidden * 2 / 3) // 64 * 64 if gated else 4 * hidden
     model: dict[str, Any] = {
@@ -23,7 +25,7 @@ def megatron_model(words: Words) -> dict[str, Any]:
         "ffn_hidden": words.integer("--ffn-hidden-size", default_ffn),
         "kv_heads": _kv_heads(words, heads),
         "vocab": words.integer("--vocab-size", words.integer("--padded-vocab-size", 50_257)),
-        "activation": _activation(words, gated),
+        "activation": _activation(words),
         "tied_embeddings": not words.has("--untie-embeddings-and-output-weights"),
         "norm": "rmsnorm"
         if (words.text("--normalization") or "").lower() == "rmsnorm"
@@ -39,16 +41,13 @@ def megatron_model(words: Words) -> dict[str, Any]:
     if channels:
         model["head_dim"] = channels
     if words.has("--multi-latent-attention"):
-        model["attention"] = _mla(words)
+        model["attention"] = _latent_attention(words)
         model["qk_norm"] = False
         model.pop("head_dim", None)
     experts = words.integer("--num-experts", 0)
     if experts > 1:
         model["moe"] = _moe(words, experts, layers, model["ffn_hidden"])
     return model | _window(words)
-
-
-_SIZES = ("--num-layers", "--hidden-size", "--num-attention-heads")
 
 
 def _needed(words: Words, flag: str) -> int:
@@ -64,33 +63,30 @@ def _kv_heads(words: Words, heads: int) -> int:
     return groups if grouped else words.integer("--num-key-value-heads", heads)
 
 
-def _activation(words: Words, gated: bool) -> str:
-    squared, quick = words.has("--squared-relu"), words.has("--quick-geglu")
+def _activation(words: Words) -> str:
+    """GELU unless a switch names another; every switch counts as read."""
+    named = [activation for activation, flag in ACTIVATIONS.items() if words.has(flag)]
     words.has("--no-bias-gelu-fusion")
-    return "swiglu" if gated else "geglu" if quick else "squared_relu" if squared else "gelu"
+    return named[0] if named else "gelu"
 
 
 def _position(words: Words) -> dict[str, Any]:
-    kind = words.text("--position-embedding-type", "learned_absolute")
+    kind = words.text("--position-embedding-type", POSITIONS["learned"])
     if words.has("--use-rotary-position-embeddings") or words.has("--use-rotary-embeddings"):
-        kind = "rope"
+        kind = POSITIONS["rope"]
     rows = words.integer("--max-position-embeddings", 0)
     words.text("--rope-type")
     words.text("--rotary-scaling-factor")
-    if kind == "learned_absolute":
-        return {"position": "learned", **({"max_positions": rows} if rows else {})}
-    return {"position": "none" if kind == "none" else "rope"}
+    if kind == POSITIONS["none"]:
+        return {"position": "none"}
+    if kind != POSITIONS["learned"]:
+        return {"position": "rope"}
+    return {"position": "learned", "max_positions": rows} if rows else {"position": "learned"}
 
 
-def _mla(words: Words) -> dict[str, int]:
-    rank = words.integer("--q-lora-rank", 0)
-    return {
-        **({"q_lora_rank": rank} if rank else {}),
-        "kv_lora_rank": words.integer("--kv-lora-rank", 32),
-        "qk_nope_head_dim": words.integer("--qk-head-dim", 128),
-        "qk_rope_head_dim": words.integer("--qk-pos-emb-head-dim", 64),
-        "v_head_dim": words.integer("--v-head-dim", 128),
-    }
+def _latent_attention(words: Words) -> dict[str, int]:
+    sizes = {size.field: words.integer(size.flag, size.default) for size in LATENT_ATTENTION}
+    return {field: number for field, number in sizes.items() if number}
 
 
 def _moe(words: Words, experts: int, layers: int, ffn: int) -> dict[str, Any]:

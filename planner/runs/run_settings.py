@@ -9,13 +9,13 @@ from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_named, traits
 from meshwright.errors import InputError, near_miss
+from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, STACK_NAMES, stack_in_words
+from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.run_schema import SettingsDoc
 from meshwright.planner.runs.run_terms import (
     MODULE_NAMES,
-    PROFILES,
     balanced,
-    framework_profile,
     layers_from_words,
     recompute_mask,
 )
@@ -169,16 +169,16 @@ def _by_rank(chunks: Sequence[int], pp: int) -> Stages:
 def software_profile(settings: SettingsDoc, *, published: bool) -> tuple[str, list[str]]:
     """Name of the software profile, and remarks; a general one for an unknown framework if `published`."""
     text = settings.framework
-    profile = framework_profile(text)
-    if profile is not None:
-        return profile, []
+    stack = stack_in_words(text)
+    if stack is not None:
+        return stack.name, []
     if not published:
         raise InputError(
             "not a known framework",
             where="run.framework",
             value=text,
-            did_you_mean=near_miss(text, PROFILES),
-            allowed=PROFILES,
+            did_you_mean=near_miss(text, STACK_NAMES),
+            allowed=STACK_NAMES,
         )
-    fallback = "fsdp2" if settings.zero_stage == 3 else "megatron"
+    fallback = FSDP2.name if settings.zero_stage == 3 else DEFAULT_FRAMEWORK
     return fallback, [f"framework {text!r} is not known, priced as {fallback}"]

@@ -25,12 +25,12 @@ class Pricing(Protocol):
     def workload(self) -> Workload: ...
 
     @property
-    def loose_s(self) -> float:
+    def undecided_s(self) -> float:
         """Of the layout priced last: no mapping that `exact` could not decide on is faster than this."""
         ...
 
-    def floor_s(self, families: Layout, smallest_bubble: FloatArray) -> FloatArray:
-        """Never above any member of a family; shape [n]."""
+    def compute_bound_s(self, degrees: Layout, smallest_bubble: FloatArray) -> FloatArray:
+        """Lower bound on every layout that has these degrees, from its compute alone; shape [n]."""
         ...
 
     def gpu_seconds(self, shapes: Layout) -> float:
@@ -51,7 +51,7 @@ class Pricing(Protocol):
         """Every mapping of one layout."""
         ...
 
-    def floor_memory_gib(self, layouts: Layout) -> FloatArray:
+    def recomputed_memory_gib(self, layouts: Layout) -> FloatArray:
         """Never above the peak of any split, with as much recomputed as the layout may; shape [n]."""
         ...
 
@@ -63,7 +63,7 @@ class Pricing(Protocol):
         """What each mapping asks of the slots of an irregular allocation; empty where it asks nothing."""
         ...
 
-    def learn(self, layout: Layout, cells: Cells, value: Callable[[Any], int]) -> None:
+    def use_assignment(self, layout: Layout, cells: Cells, value: Callable[[Any], int]) -> None:
         """Takes the assignment of slots to leaves that the one model found for a layout."""
         ...
 

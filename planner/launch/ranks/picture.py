@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.planner.drawing.svg import Drawing, flowed, ramp_colour, shortened, text_width
-from meshwright.planner.launch.rank_files import RankFiles
 from meshwright.planner.launch.ranks.fabric_places import HostPlace
 from meshwright.planner.launch.ranks.node_shapes import (
     EMPTY,
@@ -21,6 +20,7 @@ from meshwright.planner.launch.ranks.node_shapes import (
     LeafStyle,
     style_for,
 )
+from meshwright.planner.launch.ranks.placed import PlacedRanks
 from meshwright.planner.mapping.process_groups import Groups, coordinates
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.predicted import LayoutDoc
@@ -54,7 +54,7 @@ class _Scene:
 def fabric_picture(
     plan: Plan,
     layout: LayoutDoc,
-    placed: RankFiles,
+    placed: PlacedRanks,
     places: Sequence[HostPlace],
     groups: Mapping[str, Groups],
     *,
@@ -82,7 +82,7 @@ def fabric_picture(
 
 
 def _hosts(
-    placed: RankFiles,
+    placed: PlacedRanks,
     places: Sequence[HostPlace],
     groups: Mapping[str, Groups],
     axis: str,
@@ -220,7 +220,7 @@ def _pods(drawing: Drawing, scene: _Scene, y: float) -> float:
     return y + total
 
 
-def reach(placed: RankFiles, places: Sequence[HostPlace], table: Groups) -> tuple[int, int, int]:
+def reach(placed: PlacedRanks, places: Sequence[HostPlace], table: Groups) -> tuple[int, int, int]:
     """The most nodes, leaves and pods that one group of an axis touches."""
     host = np.array([host for host, _ in placed.places], dtype=np.int64)
     leaf_number = {key: k for k, key in enumerate(dict.fromkeys((p.pod, p.leaf) for p in places))}
@@ -238,7 +238,7 @@ def _most(values: Groups) -> int:
 
 def _reach_table(
     drawing: Drawing,
-    placed: RankFiles,
+    placed: PlacedRanks,
     places: Sequence[HostPlace],
     groups: Mapping[str, Groups],
     y: float,

@@ -172,6 +172,7 @@ def fleet_document(fleet: Fleet) -> dict[str, Any]:
         },
         "gpus_per_unit": fleet.floor.gpus_per_unit,
         "units": len(fleet.floor.units),
+        "units_used": len({unit for units in places.units for unit in units}),
         "leaves_touched": places.leaves_touched,
         "least_leaves_touched": places.least_leaves,
         "jobs": [_job_document(fleet, at) for at in range(len(fleet.jobs))],

@@ -68,12 +68,12 @@ class MappedPricing(CostModelPricing):
         super().__init__(workload)
         self._packing = Packing(seed)
         self._spots: dict[tuple[int, ...], _Spot | None] = {}
-        self._loose_s = inf
+        self._undecided_s = inf
 
     @property
-    def loose_s(self) -> float:
+    def undecided_s(self) -> float:
         """Of the layout priced last: no mapping that was neither priced nor excluded is faster than this."""
-        return self._loose_s
+        return self._undecided_s
 
     def instance(self, layout: Layout) -> Instance | None:
         """The mapping problem of a layout; None where its groups do not fit the free slots."""
@@ -81,7 +81,7 @@ class MappedPricing(CostModelPricing):
         if stages is None:
             return None
         try:
-            return instance_of(self.on(int(layout.gpus)), layout, stages)
+            return instance_of(self._workload.on(int(layout.gpus)), layout, stages)
         except InfeasibleError:
             return None
 
@@ -94,7 +94,7 @@ class MappedPricing(CostModelPricing):
         return self._spots[key]
 
     def _new_spot(self, layout: Layout, instance: Instance) -> _Spot:
-        profiles = profiles_of(self.on(int(layout.gpus)), instance)
+        profiles = profiles_of(self._workload.on(int(layout.gpus)), instance)
         gone = np.zeros(len(profiles.needs), dtype=bool)
         return _Spot(instance=instance, profiles=profiles, gone=gone)
 
@@ -114,7 +114,7 @@ class MappedPricing(CostModelPricing):
         spot = self._spot(layout)
         return () if spot is None else spot.profiles.needs
 
-    def learn(self, layout: Layout, cells: Cells, value: Callable[[Any], int]) -> None:
+    def use_assignment(self, layout: Layout, cells: Cells, value: Callable[[Any], int]) -> None:
         """Takes the mapping that a model of layouts and mappings together has found."""
         spot = self._spot(layout)
         if spot is not None:
@@ -131,7 +131,7 @@ class MappedPricing(CostModelPricing):
         table, spot = self.mappings(layout), self._spot(layout)
         if spot is None:
             return MappingBounds(matrices=table, bound_s=np.full(len(table[PROFILE]), packed_s))
-        count, workload = len(table[PROFILE]), self.on(int(layout.gpus))
+        count, workload = len(table[PROFILE]), self._workload.on(int(layout.gpus))
         context = make_context(workload, _repeated(layout, count), spot.profiles.placement)
         times = kind_times(context)
         busiest_s = busiest_in_rooms_s(
@@ -144,7 +144,7 @@ class MappedPricing(CostModelPricing):
 
     def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
         """The fastest profile that a mapping keeps: the fastest of all is priced, then asked for."""
-        self._loose_s = inf
+        self._undecided_s = inf
         spot = self._spot(layout)
         if spot is None:
             return None
@@ -170,7 +170,7 @@ class MappedPricing(CostModelPricing):
             best, tries = real or best, tries + 1
             if real is not None and real.step_time_s <= found.step_time_s * SAME:
                 return best
-            self._loose_s = min(self._loose_s, found.step_time_s)
+            self._undecided_s = min(self._undecided_s, found.step_time_s)
             if tries >= TRIES:
                 return best
             bound_s[at] = inf
@@ -184,7 +184,7 @@ class MappedPricing(CostModelPricing):
 
     def _tried(self, spot: _Spot, layout: Layout, cutoff_s: float) -> Priced | None:
         """Under the known mappings and, where these come close, the one with the least traffic."""
-        self._loose_s = float(self._bounds_of(layout, 0.0).least_s)
+        self._undecided_s = float(self._bounds_of(layout, 0.0).least_s)
         best = self._at_once(spot, layout, cutoff_s * PROMISING)
         if best is not None and np.isfinite(cutoff_s) and not spot.probed:
             spot.probed = True
@@ -233,15 +233,15 @@ class MappedPricing(CostModelPricing):
     def _without(self, spot: _Spot, bound_s: FloatArray, at: int, price_s: float) -> FloatArray:
         """Leaves out a profile that no mapping was found for, and those known to be impossible with it."""
         if not self._packing.impossible(spot.profiles.needs[at]):
-            self._loose_s = min(self._loose_s, price_s)
+            self._undecided_s = min(self._undecided_s, price_s)
             bound_s[at] = inf
             return bound_s
         spot.gone[spot.profiles.implying(at)] = True
         return np.where(spot.gone, inf, bound_s)
 
-    def settled(self, priced: Priced) -> Priced:
+    def with_least_traffic(self, priced: Priced) -> Priced:
         """Under the mapping with the least traffic, of those with the lowest price that are known."""
-        workload = self.on(int(priced.layout.gpus))
+        workload = self._workload.on(int(priced.layout.gpus))
         spot = self._spot(priced.layout)
         if spot is None or priced.ranks is None:
             return priced
@@ -262,7 +262,7 @@ class MappedPricing(CostModelPricing):
         return replace(priced, ranks=tuple(ranks_of(instance, best)), step_time_s=exact_s)
 
     def _seconds(self, priced: Priced, placement: Placement) -> float:
-        workload = self.on(int(priced.layout.gpus))
+        workload = self._workload.on(int(priced.layout.gpus))
         return float(
             np.asarray(estimate(workload, priced.layout, placement, priced.stages).step_time_s)
         )
@@ -271,7 +271,7 @@ class MappedPricing(CostModelPricing):
         self, spot: _Spot, assignments: Sequence[IntArray], layout: Layout, cutoff_s: float
     ) -> Priced | None:
         """Priced under the best of some mappings; None where none is better than the cutoff."""
-        workload = self.on(int(layout.gpus))
+        workload = self._workload.on(int(layout.gpus))
         placed = [placement_of(workload, spot.instance, one) for one in assignments]
         names = vars(placed[0])
         every = Placement(
@@ -294,7 +294,7 @@ class PlacedAs(CostModelPricing):
         self._placement = placement
 
     def _pricing_of(self, layout: Layout) -> LayoutPricing:
-        return _PlacedPricing(self.on(int(layout.gpus)), layout, self._placement)
+        return _PlacedPricing(self._workload.on(int(layout.gpus)), layout, self._placement)
 
 
 class _PlacedPricing(LayoutPricing):

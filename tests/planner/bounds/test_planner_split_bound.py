@@ -111,11 +111,11 @@ def ranks_in_their_rooms(seed: int) -> int:
     """Checks balanced splits of some layouts; returns how many ranks that were."""
     space = space_of(request(seed))
     workload, limit = space.workload, usable_hbm_gib(space.workload)
-    members = space.members(space.families(workload.gpus))
-    rooms = main_layer_rooms(workload, members, limit)
+    layouts = space.layouts(space.degrees(workload.gpus))
+    rooms = main_layer_rooms(workload, layouts, limit)
     model, checked = workload.model, 0
     for row in np.random.default_rng(seed).permutation(len(rooms))[:60]:
-        one = members.scalar(int(row))
+        one = layouts.scalar(int(row))
         stages = balanced_stages(model.layers, int(one.pp), int(one.vpp))
         if stages is None or max(stage_memory_gib(workload, one, stages)) > limit:
             continue

@@ -15,7 +15,8 @@ from click.testing import CliRunner
 from meshwright.cli import main
 from meshwright.errors import InputError
 from meshwright.planner.many.batch.work import do_job
-from meshwright.planner.many.recommend.service import Answer, Point, Wish, recommend
+from meshwright.planner.many.recommend.answer import Recommendation, SizedPlan, SizeRequest
+from meshwright.planner.many.recommend.service import recommend
 
 PLAN = {"global_batch": 64, "seq_len": 2048}
 SIZES = (1, 2, 4, 8, 16, 24, 32, 40, 48)
@@ -40,14 +41,14 @@ def step_s(kept: Path) -> dict[int, float]:
     return found
 
 
-def wish(kept: Path, **fields: Any) -> Wish:
+def wish(kept: Path, **fields: Any) -> SizeRequest:
     base: dict[str, Any] = {
         "model": "llama-3-8b",
         "clusters": ("dgx-h100",),
         "plan": PLAN,
         "most_gpus": 48,
     }
-    return Wish(**{**base, "workers": 1, "cache": kept, **fields})
+    return SizeRequest(**{**base, "workers": 1, "cache": kept, **fields})
 
 
 def test_more_gpus_are_never_slower(step_s: dict[int, float]) -> None:
@@ -98,10 +99,10 @@ def test_prices_decide_where_there_are_any(
     assert dear.usd_per_billion_tokens == pytest.approx(9.0 * dear.gpus * hours)
 
 
-def point(gpus: int, step_time_s: float | None, headroom_gib: float | None) -> Point:
+def point(gpus: int, step_time_s: float | None, headroom_gib: float | None) -> SizedPlan:
     row = {"step_time_s": step_time_s, "status": "optimal" if step_time_s else "infeasible"}
     given: dict[str, Any] = {"cluster": "c", "reserve_gib": 0.0, "usd_per_h": None, "files": {}}
-    return Point(**given, gpus=gpus, row=row, headroom_gib=headroom_gib)
+    return SizedPlan(**given, gpus=gpus, row=row, headroom_gib=headroom_gib)
 
 
 def test_the_front_is_what_nothing_beats(kept: Path) -> None:
@@ -113,7 +114,7 @@ def test_the_front_is_what_nothing_beats(kept: Path) -> None:
         point(16, 2.0, 10),
         point(4, None, None),
     )
-    front = Answer(wish=wish(kept), sweep=points).front
+    front = Recommendation(request=wish(kept), sweep=points).front
     assert [points.index(one) for one in front] == [0, 2, 4]
 
 

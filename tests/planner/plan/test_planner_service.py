@@ -13,7 +13,7 @@ from meshwright.errors import InputError, InternalError
 from meshwright.model_specs.catalog import load_catalog_model
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.idle import settle
+from meshwright.planner.plan.idle import decide_on_idle_gpus
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.verify import faults, verify
 from meshwright.planner.request.plan_request import PlanRequest
@@ -176,6 +176,16 @@ def test_a_change_that_is_offered_helps() -> None:
     assert made.infeasible is not None
     assert set(made.infeasible.conflict[1:]) == {"pin tp=1", "pin pp=2"}
     assert "drop the pin tp=1" in made.infeasible.smallest_changes
+    hbm, *pins = made.infeasible.rules
+    assert (hbm.kind, hbm.rule, hbm.unit) == ("rule", "hbm", "GiB")
+    assert hbm.missed_by is not None
+    assert hbm.missed_by > 0
+    assert {(rule.kind, rule.rule, rule.pinned) for rule in pins} == {
+        ("pin", "tp", 1),
+        ("pin", "pp", 2),
+    }
+    drops = [change for change in made.infeasible.changes if change.change == "drop-pin"]
+    assert ("tp", 1) in {(change.field, change.asked) for change in drops}
     assert fastest_plan(replace(tight, pins={"pp": 2}, time_limit_s=20)).status in (
         "optimal",
         "feasible",
@@ -275,6 +285,6 @@ def test_the_full_layout_is_preferred_unless_proven_slower(
     full: Outcome, gpus: int, status: str, bound: float
 ) -> None:
     answers = iter([outcome(priced(12, 1.0), "optimal", 1.0), full])
-    settled = settle(request(gpus=16), lambda _: next(answers))
+    settled = decide_on_idle_gpus(request(gpus=16), lambda _: next(answers))
     assert (settled.outcome.best[0].layout.gpus, settled.outcome.status) == (gpus, status)
     assert settled.outcome.lower_bound_s == bound
