@@ -94,7 +94,7 @@ def estimate_command(
     """
     from meshwright import api
     from meshwright.planner.report.run_view import run_view
-    from meshwright.planner.runs.from_launch import price_launch
+    from meshwright.planner.runs.launches.reader import price_launch
     from meshwright.planner.runs.prediction import run_document
 
     documents = []
