@@ -85,7 +85,7 @@ def estimate(
     The ranks lie in Megatron's order: tp, cp, dp, pp from the inside.
     """
     from meshwright.planner.report.run_view import run_view
-    from meshwright.planner.runs.from_launch import price_launch
+    from meshwright.planner.runs.launches.reader import price_launch
     from meshwright.planner.runs.prediction import price_runs, run_document
 
     documents = []

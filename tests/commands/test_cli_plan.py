@@ -23,11 +23,11 @@ from meshwright.planner.analysis.neighbours import neighbours
 from meshwright.planner.bounds.matrices import order_name
 from meshwright.planner.plan.document import (
     Binding,
-    Infeasible,
     Mapping,
     Objective,
     Plan,
 )
+from meshwright.planner.plan.infeasible_document import Infeasible
 from meshwright.planner.plan.solver_document import SolverReport
 from meshwright.planner.plan.texts import json_text, plan_document, plan_text, read_plan
 from meshwright.planner.report.compare_view import comparison
