@@ -12,9 +12,9 @@ PAGE = ROOT / "docs" / "frameworks.md"
 HEAD = """\
 # Frameworks
 
-What each framework can be told, as `frameworks/` records it: the flag or key, the file of the framework in which it
-was read, and the oldest version that had it (of those read; empty where only this version was read). *In plans* says
-whether plans choose the value today; what a plan may combine is a matter of the [rules](rules.md).
+What each framework can be told, as `frameworks/` records it: the flag or key, the file of the framework in
+which it was read, and the oldest version that had it (of those read; empty where only this version was read).
+*In plans* says whether plans choose the value today; what goes together is a matter of the [rules](rules.md).
 """
 COLUMNS = "| choice | flag or key | source | since | in plans |\n|---|---|---|---|---|\n"
 
