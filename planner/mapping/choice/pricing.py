@@ -32,9 +32,9 @@ from meshwright.planner.mapping.choice.joint import Cells, Grid, Need
 from meshwright.planner.mapping.choice.packing import Packing, least_traffic_within
 from meshwright.planner.mapping.choice.profiles import Profiles, profiles_of
 from meshwright.planner.mapping.instance import Instance, assignment_of_ranks, instance_of, ranks_of
+from meshwright.planner.mapping.least_traffic import least_traffic
 from meshwright.planner.mapping.problem import IntArray, MappingProblem, loads_of
-from meshwright.planner.mapping.solve import least_traffic
-from meshwright.planner.mapping.starts import blocked_orders
+from meshwright.planner.mapping.regular_orders import regular_orders
 
 FloatArray = NDArray[np.float64]
 
@@ -317,7 +317,7 @@ def seconds_in_best_order(workload: Workload, layout: Layout, stages: Stages) ->
         instance = instance_of(workload, layout, stages)
     except InfeasibleError:
         return None
-    orders = [instance.problem.hostname_assignment(), *blocked_orders(instance.problem)]
+    orders = [instance.problem.hostname_assignment(), *regular_orders(instance.problem)]
     placed = (placement_of(workload, instance, order) for order in orders)
     return min(
         float(np.asarray(estimate(workload, layout, one, stages).step_time_s)) for one in placed

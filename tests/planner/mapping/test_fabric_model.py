@@ -32,9 +32,9 @@ from meshwright.costmodel.workload import Workload
 from meshwright.errors import InputError
 from meshwright.model_specs.reader import read_model
 from meshwright.planner.bounds.pricing import CostModelPricing
+from meshwright.planner.mapping.least_traffic import least_traffic
 from meshwright.planner.mapping.problem import MappingProblem, Traffic
 from meshwright.planner.mapping.slots import slots_of
-from meshwright.planner.mapping.solve import least_traffic
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.plan_request import PlanRequest
 
