@@ -15,11 +15,16 @@ from meshwright.costmodel.placement import placement_from_matrix
 from meshwright.planner.bounds.matrices import (
     MEGATRON_DEFAULT,
     MEGATRON_TP_PP_DP,
+    Matrices,
     gpu_of_rank,
     matrices,
     order_name,
-    ranks,
 )
+
+
+def ranks(matrix: Matrices, gpus_per_node: int) -> list[tuple[int, int]]:
+    """Rank r runs on entry r, as (node, local GPU), both from 0."""
+    return [divmod(gpu, gpus_per_node) for gpu in gpu_of_rank(matrix).tolist()]
 
 
 def layout_of(degrees: dict[str, int]) -> Layout:
