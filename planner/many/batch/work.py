@@ -88,7 +88,7 @@ def do_job(fields: Mapping[str, Any], cache_folder: str | None) -> dict[str, Any
 
 
 def _answer(request: PlanRequest) -> dict[str, Any]:
-    """What is kept of a plan: its figures and its files; how long it took is left out, it differs every time."""
+    """What is kept of a plan: its figures and its files, without how long it took, which always differs."""
     from meshwright.planner.launch.plan_files import plan_files
     from meshwright.planner.plan.make_plan import make_plan
 
