@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import numpy as np
-from numpy.typing import NDArray
 
-from meshwright.costmodel.collectives.on_levels import best_beyond
 from meshwright.costmodel.constants.rates import Constants
 from meshwright.costmodel.layers.kinds import kind_times
 from meshwright.costmodel.layers.layer_time import Parts
@@ -19,8 +17,7 @@ from meshwright.costmodel.memory.footprint import (
 )
 from meshwright.costmodel.pipeline.chunk_work import layer_bubble_share
 from meshwright.costmodel.pipeline.split import Stages
-from meshwright.costmodel.placement import optimistic_placement
-from meshwright.costmodel.step_time import exact_step, make_context, optimistic_step
+from meshwright.costmodel.step_time import exact_step, make_context
 from meshwright.costmodel.traffic.level_traffic import LevelBytes, level_traffic
 from meshwright.costmodel.workload import Workload
 
@@ -30,7 +27,6 @@ __all__ = [
     "Stages",
     "estimate",
     "layer_costs",
-    "lower_bound_s",
     "peak_memory_gib",
     "stage_memory_gib",
     "stage_memory_parts_gib",
@@ -84,16 +80,6 @@ def estimate(
     return Estimate(
         seconds, parts, level_traffic(context, stages, float(seconds)) if single else ()
     )
-
-
-def lower_bound_s(
-    workload: Workload, layout: Layout, constants: Constants | None = None
-) -> NDArray[np.float64]:
-    """Never above the step time of each layout under any placement and any split; shape [n]."""
-    placement = optimistic_placement(workload.cluster, workload.gpus, layout)
-    context = make_context(workload, layout, placement, constants)
-    step = optimistic_step(replace(context, links=best_beyond(context.links)))
-    return np.broadcast_to(np.asarray(step.seconds), layout.broadcast_shape()).astype(np.float64)
 
 
 def layer_costs(

@@ -133,7 +133,7 @@ def _priced(workload: Workload, change: str, layout: Layout, plan: Plan) -> Neig
     seconds = None
     in_step = traits(int(layout.schedule)).in_step
     stages = default_stages(workload.model.layers, int(layout.pp), int(layout.vpp), in_step=in_step)
-    workload = replace(workload, gpus=int(layout.gpus))
+    workload = workload.on(int(layout.gpus))
     if stages is None:
         chunks = int(layout.pp) * int(layout.vpp)
         broken = f"pp x vpp = {chunks} virtual stages for {workload.model.layers} layers"

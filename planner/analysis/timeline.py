@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.pipeline.chunk_work import chunk_passes
+from meshwright.costmodel.pipeline.orders import Work
 from meshwright.costmodel.pipeline.schedules import schedule_named, traits
-from meshwright.costmodel.pipeline.simulator import Timeline, Work, simulate
+from meshwright.costmodel.pipeline.simulator import Timeline, simulate
 from meshwright.costmodel.step_time import boundary_s, make_context
 from meshwright.errors import InputError
 from meshwright.planner.plan.document import Plan

@@ -85,10 +85,6 @@ class CostModelPricing:
     def use_assignment(self, layout: Layout, cells: Any, value: Callable[[Any], int]) -> None:
         """Nothing: matrices need no slots."""
 
-    def on(self, gpus: int) -> Workload:
-        """The workload on an allocation of `gpus` GPUs: its fabric is that of the GPUs in use."""
-        return self._workload if gpus == self._workload.gpus else replace(self._workload, gpus=gpus)
-
     def compute_bound_s(self, degrees: Layout, smallest_bubble: FloatArray) -> FloatArray:
         """Layers at their cheapest, with every group inside the scale-up domain, through an even pipeline."""
         model = self._workload.model
@@ -240,7 +236,9 @@ class CostModelPricing:
         each = layouts.take(np.repeat(np.arange(len(tables)), counts))
         bound = np.zeros(0)
         if sum(counts):
-            context = make_context(self.on(gpus), each, placement_from_matrix(each, joined))
+            context = make_context(
+                self._workload.on(gpus), each, placement_from_matrix(each, joined)
+            )
             times = kind_times(context)
             busiest_s = busiest_in_rooms_s(context, times, layouts, counts, self._limit_gib)
             fits = np.isfinite(busiest_s)
@@ -281,7 +279,7 @@ class CostModelPricing:
         return best
 
     def _pricing_of(self, layout: Layout) -> LayoutPricing:
-        return LayoutPricing(self.on(int(layout.gpus)), layout)
+        return LayoutPricing(self._workload.on(int(layout.gpus)), layout)
 
     def _recompute_amounts(self, layout: Layout) -> Iterator[int]:
         if not int(layout.recompute) & Recompute.FULL:

@@ -68,7 +68,9 @@ def fastest_plan(request: PlanRequest, progress: Progress | None = None) -> Plan
     space = space_of(request)
     settled = decide_on_idle_gpus(request, lambda asked: _searched(asked, progress))
     outcome = _with_least_traffic(space.workload, settled.outcome)
-    infeasible = explain_infeasible(request) if outcome.status == "infeasible" else None
+    infeasible = (
+        explain_infeasible(request, space.workload) if outcome.status == "infeasible" else None
+    )
     wall_s = time.monotonic() - began
     found = plan_from_outcome(
         request, outcome, space, wall_s, infeasible=infeasible, full=settled.full

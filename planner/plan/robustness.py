@@ -178,7 +178,7 @@ def _as_it_stands_s(changed: PlanRequest, plan: Plan) -> float | None:
     """The step of the plan, nothing in it moved; None where it no longer fits."""
     assert plan.layout is not None
     layout = layout_from_document(plan.layout)
-    workload = changed.workload(int(layout.gpus))
+    workload = changed.workload().on(int(layout.gpus))
     stages, placement = plan_placement(workload, layout, plan)
     if max(stage_memory_gib(workload, layout, stages)) > usable_hbm_gib(workload):
         return None

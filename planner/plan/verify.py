@@ -41,14 +41,15 @@ def faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
             yield f"status {plan.status} without a layout"
         return
     layout = layout_from_document(plan.layout)
-    workload = request.workload(int(layout.gpus))
+    all_gpus = request.workload()
+    workload = all_gpus.on(int(layout.gpus))
     yield from _split_faults(request, plan.layout)
     yield from _mapping_faults(workload, layout, plan.mapping)
     rows = {axis: tuple(row) for axis, row in plan.mapping.matrix.items()}
     stages = tuple(tuple(rank) for rank in plan.layout.stages)
     placement = group_placement(workload, layout, stages, rows, plan.mapping.ranks)
     yield from _price_faults(workload, layout, placement, plan.layout, plan.predicted)
-    yield from _rule_faults(request, layout, placement, plan.layout)
+    yield from _rule_faults(all_gpus, layout, placement, plan.layout)
     yield from _wish_faults(request, plan.layout)
 
 
@@ -140,9 +141,8 @@ def _price_faults(
 
 
 def _rule_faults(
-    request: PlanRequest, layout: Layout, placement: Placement, doc: LayoutDoc
+    workload: Workload, layout: Layout, placement: Placement, doc: LayoutDoc
 ) -> Iterator[str]:
-    workload = request.workload()
     stages = tuple(tuple(rank) for rank in doc.stages)
     finished = FinishedPlan(
         workload=workload,

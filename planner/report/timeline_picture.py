@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from meshwright.costmodel.pipeline.simulator import Work
+from meshwright.costmodel.pipeline.orders import Work
 from meshwright.planner.analysis.timeline import Trace
 from meshwright.planner.drawing.quantities import seconds
 from meshwright.planner.drawing.svg import Drawing

@@ -23,6 +23,8 @@ _SAME_NAMES = (
     "precision",
     "optimizer",
     "framework",
+    "pin",
+    "forbid",
     "reserve_gib",
     "method",
     "seed",
@@ -34,14 +36,9 @@ def request_of(job: JobDoc) -> PlanRequest:
     """The plan request of a job. Raises InputError."""
     from meshwright.planner.request.reader import read_request
 
-    pins = job.pin
-    if not isinstance(pins, str):
-        pins = ",".join(f"{name}={value}" for name, value in pins.items())
-    forbids = (job.forbid,) if isinstance(job.forbid, str) else job.forbid
+    same = {name: getattr(job, name) for name in _SAME_NAMES}
     return read_request(
-        **{name: getattr(job, name) for name in _SAME_NAMES},
-        pins=(pins,),
-        forbids=forbids,
+        **same,
         top_k=job.top,
         time_limit_s=job.time_limit,
     )
