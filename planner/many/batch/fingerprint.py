@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-import meshwright
 from meshwright.planner.request.plan_request import PlanRequest
 
-ROOT = Path(meshwright.__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[3]
+"""The folder of the package."""
 _NOT_ANSWERING = {"tests", "benchmarks", "docs", "build"}
 """Folders beside the program, where it runs from its repository."""
 

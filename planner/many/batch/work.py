@@ -14,34 +14,16 @@ from meshwright.planner.many.batch.jobs import JobDoc
 from meshwright.planner.many.batch.rows import job_row, plan_figures
 from meshwright.planner.request.plan_request import PlanRequest
 
-_SAME_NAMES = (
-    "model",
-    "cluster",
-    "gpus",
-    "global_batch",
-    "seq_len",
-    "precision",
-    "optimizer",
-    "framework",
-    "pin",
-    "forbid",
-    "reserve_gib",
-    "method",
-    "seed",
-)
-"""Fields of a job that a request reads under the same name."""
+_OF_A_JOB = {"name", "top", "time_limit"}
+"""Fields of a job that a request does not read under the same name."""
 
 
 def request_of(job: JobDoc) -> PlanRequest:
     """The plan request of a job. Raises InputError."""
     from meshwright.planner.request.reader import read_request
 
-    same = {name: getattr(job, name) for name in _SAME_NAMES}
-    return read_request(
-        **same,
-        top_k=job.top,
-        time_limit_s=job.time_limit,
-    )
+    options = job.model_dump(exclude=_OF_A_JOB)
+    return read_request(**options, top_k=job.top, time_limit_s=job.time_limit)
 
 
 def do_job(fields: Mapping[str, Any], cache_folder: str | None) -> dict[str, Any]:
