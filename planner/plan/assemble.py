@@ -110,7 +110,7 @@ def predict(workload: Workload, best: Priced) -> Predicted:
     """What the cost model expects of a priced layout."""
     placement = group_placement(workload, best.layout, best.stages, best.matrix, best.ranks)
     parts = stage_memory_parts_gib(workload, best.layout, best.stages)
-    found = RunPrediction(
+    prediction = RunPrediction(
         estimate=estimate(workload, best.layout, placement, best.stages),
         stages=best.stages,
         placement=placement,
@@ -120,7 +120,7 @@ def predict(workload: Workload, best: Priced) -> Predicted:
         ),
         context_gib=float(np.asarray(context_gib(best.layout))),
     )
-    return predicted_document(workload, found)
+    return predicted_document(workload, prediction)
 
 
 def mapping_of_layout(workload: Workload, best: Priced) -> Mapping:

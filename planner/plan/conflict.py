@@ -52,8 +52,8 @@ class Conflict:
 
     def only_missed(self, row: int) -> NDArray[np.bool_]:
         """Candidates that break this limit and no other, shape [candidates]."""
-        others = np.delete(self.excess, row, axis=0)
-        return np.asarray((self.excess[row] > 0) & ~(others > 0).any(axis=0))
+        other_excess = np.delete(self.excess, row, axis=0)
+        return np.asarray((self.excess[row] > 0) & ~(other_excess > 0).any(axis=0))
 
 
 def conflict_of(request: PlanRequest, workload: Workload) -> Conflict:
@@ -85,8 +85,10 @@ class RequestRule(Rule):
         return np.asarray(self._broken(table.layouts), dtype=np.float64)
 
     def check(self, plan: FinishedPlan) -> Finding | None:
-        one = Layout(**{name: np.array([value]) for name, value in vars(plan.layout).items()})
-        if not self._broken(one)[0]:
+        array_of_one = Layout(
+            **{name: np.array([value]) for name, value in vars(plan.layout).items()}
+        )
+        if not self._broken(array_of_one)[0]:
             return None
         return Finding(
             rule=self.name,
@@ -111,14 +113,14 @@ def _candidates(request: PlanRequest, workload: Workload) -> Candidates:
         for ban in request.forbids
     ]
     share = MOST_CANDIDATES // len(relaxed)
-    tables = [_choices_around(one, share) for one in relaxed]
+    tables = [_choices_around(relaxed_request, share) for relaxed_request in relaxed]
     rows = np.unique(np.concatenate(tables), axis=0)
     layouts = _as_layouts(rows, request)
     pricing = CostModelPricing(workload)
-    memory, again = pricing.least_memory_gib(_priceable(layouts, request))
+    memory, recomputed_layers = pricing.least_memory_gib(_priceable(layouts, request))
     return Candidates(
         workload=workload,
-        layouts=replace(layouts, recompute_layers=again),
+        layouts=replace(layouts, recompute_layers=recomputed_layers),
         memory_gib=memory,
     )
 
@@ -128,7 +130,7 @@ def without_pin(pins: Mapping[str, int | str], name: str) -> dict[str, int | str
     return {key: value for key, value in pins.items() if key != name}
 
 
-def _choices_around(request: PlanRequest, most: int) -> NDArray[np.int64]:
+def _choices_around(request: PlanRequest, most_rows: int) -> NDArray[np.int64]:
     """Combinations of choices, pinned ones as pinned even where they cannot be; thinned to about `most`
     rows.
     """
@@ -152,7 +154,7 @@ def _choices_around(request: PlanRequest, most: int) -> NDArray[np.int64]:
         masks or [int(Recompute.NONE)],
         [int(schedule_named(str(pins.get("schedule", "1f1b"))))],
     ]
-    while np.prod([len(axis) for axis in axes], dtype=np.float64) > most:
+    while np.prod([len(axis) for axis in axes], dtype=np.float64) > most_rows:
         longest = max(range(len(axes)), key=lambda k: len(axes[k]))
         axes[longest] = sorted({*axes[longest][::2], axes[longest][-1]})
         if len(axes[longest]) <= 2:
@@ -211,10 +213,10 @@ def _not_as_pinned(name: str, value: int | str, layouts: Layout) -> NDArray[np.b
     """Which layouts are not as pinned."""
     if name == "schedule":
         wanted_code, several = int(schedule_named(str(value))), np.asarray(layouts.vpp) > 1
-        other = {"1f1b": several, "interleaved-1f1b": ~several}.get(
+        wrong_chunks = {"1f1b": several, "interleaved-1f1b": ~several}.get(
             str(value), np.zeros_like(several)
         )
-        return np.asarray((np.asarray(layouts.schedule) != wanted_code) | other)
+        return np.asarray((np.asarray(layouts.schedule) != wanted_code) | wrong_chunks)
     if name == "recompute":
         wanted = np.array([recompute_name(mask) == value for mask in range(64)])
         return np.asarray(~wanted[np.asarray(layouts.recompute)])
@@ -250,7 +252,7 @@ def _conflict(limits: Sequence[Rule], excess: FloatArray, seed: int) -> list[int
     if needed is None:
         return []
     for row in list(needed):
-        fewer = _refuted(limits, excess, [other for other in needed if other != row], seed)
+        fewer = _refuted(limits, excess, [active for active in needed if active != row], seed)
         if fewer is not None:
             needed = fewer
     return sorted(needed)

@@ -77,9 +77,9 @@ def _changes(request: PlanRequest, conflict: Conflict, more_gpus: bool) -> Itera
         yield SmallestChange(
             change="reserve-gib", value=_largest_reserve(request), asked=request.reserve_gib
         )
-    more = _fewest_gpus(request) if more_gpus else None
-    if more is not None:
-        yield SmallestChange(change="gpus", value=more, asked=request.gpus)
+    more_gpus_needed = _fewest_gpus(request) if more_gpus else None
+    if more_gpus_needed is not None:
+        yield SmallestChange(change="gpus", value=more_gpus_needed, asked=request.gpus)
     hbm_gib = _hbm_needed_gib(request, conflict)
     if hbm_gib is not None:
         yield SmallestChange(
@@ -126,12 +126,12 @@ def _fewest_gpus(request: PlanRequest) -> int | None:
     """The fewest GPUs of the cluster, in whole nodes, on which a plan is found; None if not on all of
     them.
     """
-    node, most = request.cluster.gpus_per_node, request.cluster.gpus
+    node, cluster_gpus = request.cluster.gpus_per_node, request.cluster.gpus
     low, high = request.gpus, request.gpus
     while True:
-        if high >= most:
+        if high >= cluster_gpus:
             return None
-        low, high = high, min(-(-2 * high // node) * node, most)
+        low, high = high, min(-(-2 * high // node) * node, cluster_gpus)
         if _feasible(replace(request, gpus=high)):
             break
     while high - low > node:
