@@ -84,7 +84,17 @@ def _without_nulls(value: Any) -> Any:
 
 
 def read_plan(path: str | PathLike[str]) -> Plan:
-    """The plan of a `plan.yaml`, of its folder, or of saved `plan --json` output.
+    """The plan that a file holds.
+
+    Parameters
+    ----------
+    path
+        A `plan.yaml`, its folder, or saved `plan --json` output.
+
+    Returns
+    -------
+    Plan
+        Its parts fit together.
 
     Raises
     ------
