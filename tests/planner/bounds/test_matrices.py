@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import product
 from math import prod
 
@@ -15,14 +16,13 @@ from meshwright.costmodel.placement import placement_from_matrix
 from meshwright.planner.bounds.matrices import (
     MEGATRON_DEFAULT,
     MEGATRON_TP_PP_DP,
-    Matrices,
     gpu_of_rank,
     matrices,
     order_name,
 )
 
 
-def ranks(matrix: Matrices, gpus_per_node: int) -> list[tuple[int, int]]:
+def ranks(matrix: Mapping[str, Sequence[int]], gpus_per_node: int) -> list[tuple[int, int]]:
     """Rank r runs on entry r, as (node, local GPU), both from 0."""
     return [divmod(gpu, gpus_per_node) for gpu in gpu_of_rank(matrix).tolist()]
 
