@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os import PathLike, fspath
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -40,27 +41,46 @@ _MEDIUM_WORDS: tuple[tuple[str, Medium], ...] = (
 )
 
 
-def read_cluster(text: str, gpus: int | None = None) -> ClusterSpec:
+def read_cluster(
+    cluster: str | PathLike[str] | ClusterSpec, gpus: int | None = None
+) -> ClusterSpec:
     """The cluster that a catalog name or the path of a YAML file stands for.
 
-    `gpus` is only checked against what the cluster has; `fabric_levels` and the planner take it from there.
-    Raises InputError.
+    Parameters
+    ----------
+    cluster
+        Catalog name, path of a cluster YAML, or a spec, which is returned as it is.
+    gpus
+        How many will be asked for: only checked against what the cluster has.
+
+    Raises
+    ------
+    InputError
+        If there is no such cluster, the file cannot be used, or the cluster has fewer GPUs.
+
+    Examples
+    --------
+    >>> read_cluster("dgx-h100").gpus_per_node
+    8
     """
-    if text in cluster_names():
-        cluster = load_cluster(text)
-    elif text.endswith(_FILE_ENDINGS) or "/" in text or is_file(text):
-        cluster = cluster_from_mapping(read_mapping(Path(text), LARGE_FILE_BYTES), text)
-    else:
-        raise InputError(
-            "neither a catalog name nor a file",
-            where="cluster",
-            value=text,
-            did_you_mean=near_miss(text, cluster_names()),
-            allowed=cluster_names(),
-        )
+    spec = cluster if isinstance(cluster, ClusterSpec) else _named_or_in_file(fspath(cluster))
     if gpus is not None:
-        check_gpus(cluster, gpus)
-    return cluster
+        check_gpus(spec, gpus)
+    return spec
+
+
+def _named_or_in_file(text: str) -> ClusterSpec:
+    if text in cluster_names():
+        return load_cluster(text)
+    if text.endswith(_FILE_ENDINGS) or "/" in text or is_file(text):
+        return cluster_from_mapping(read_mapping(Path(text), LARGE_FILE_BYTES), text)
+    raise InputError(
+        "neither a catalog name nor a file",
+        where="cluster",
+        value=text,
+        did_you_mean=near_miss(text, cluster_names()),
+        allowed=cluster_names(),
+    )
 
 
 def cluster_from_mapping(data: Mapping[str, object], where: str = "cluster") -> ClusterSpec:

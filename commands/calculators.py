@@ -6,11 +6,14 @@ from pathlib import Path
 
 import click
 
+from meshwright.commands.parameters import ChoiceIn
 from meshwright.commands.terminal import PATH, common, print_json, show
 
 
 @click.command()
-@click.option("--op", "operation", required=True, metavar="OP", help="all-reduce, all-gather...")
+@click.option(
+    "--op", "operation", type=ChoiceIn("costmodel.collectives.nccl", "OPERATIONS"), required=True
+)
 @click.option("--bytes", "size", required=True, metavar="N", help="Full buffer: 1GiB, 512MB.")
 @click.option("--ranks", type=int, required=True, metavar="P", help="Members, packed tightly.")
 @click.option("--cluster", required=True, help="Catalog name or cluster YAML.")
@@ -37,7 +40,10 @@ def collective(
 @click.option("--n", type=int, required=True, metavar="N", help="Columns of the result.")
 @click.option("--k", type=int, required=True, metavar="K", help="Depth of the product.")
 @click.option(
-    "--precision", default="bf16", show_default=True, help="bf16, fp16, fp8, mxfp8 or nvfp4."
+    "--precision",
+    type=ChoiceIn("planner.calculators.roofline", "ELEMENT_BYTES"),
+    default="bf16",
+    show_default=True,
 )
 @common
 def roofline(*, device: str, m: int, n: int, k: int, precision: str, as_json: bool) -> None:
@@ -58,7 +64,10 @@ def roofline(*, device: str, m: int, n: int, k: int, precision: str, as_json: bo
     "--micro-batches", type=int, required=True, metavar="M", help="Micro-batches of a step."
 )
 @click.option(
-    "--schedule", default="1f1b", show_default=True, metavar="S", help="gpipe, zb-h1, dualpipe..."
+    "--schedule",
+    type=ChoiceIn("costmodel.pipeline.schedules", "SCHEDULE_NAMES"),
+    default="1f1b",
+    show_default=True,
 )
 @click.option(
     "--forward-ms", type=float, default=1.0, show_default=True, metavar="F", help="Of a rank."

@@ -17,10 +17,10 @@ from meshwright.commands.terminal import PATH, common, force_option, print_json
 def report(plan: Path, output: Path, force: bool, as_json: bool) -> None:
     """Write a plan as one page: figures, pictures, reasons. It loads nothing and runs nothing."""
     from meshwright.documents.output_files import write_files
-    from meshwright.planner.plan.texts import read_plan
+    from meshwright.planner.plan.texts import read_feasible_plan
     from meshwright.planner.report.plan_page import plan_page
 
-    text = plan_page(read_plan(plan))
+    text = plan_page(read_feasible_plan(plan))
     write_files(output.parent, {output.name: text}, force)
     if as_json:
         print_json({"file": str(output), "bytes": len(text.encode())})
@@ -52,9 +52,9 @@ def trace(
     from meshwright.documents.output_files import write_files
     from meshwright.planner.analysis.timeline import trace_document, trace_of
     from meshwright.planner.drawing.quantities import counted, seconds
-    from meshwright.planner.plan.texts import read_plan
+    from meshwright.planner.plan.texts import read_feasible_plan
 
-    played = trace_of(read_plan(plan), num_micro_batches)
+    played = trace_of(read_feasible_plan(plan), num_micro_batches)
     document = trace_document(played)
     write_files(
         output.parent, {output.name: json.dumps(document, separators=(",", ":")) + "\n"}, force

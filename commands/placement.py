@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,14 +28,13 @@ def experts(
     **options: Any,
 ) -> None:
     """Place experts on GPUs from measured LOADS: even, with a bound, and with little traffic."""
-    from meshwright.planner.experts.request import ExpertRequest
-    from meshwright.planner.experts.service import plan_experts
+    from meshwright.api import place_experts
     from meshwright.planner.report.experts_view import experts_view
 
-    _check_output(form, output, heat_map, force)
+    _check_output(output, heat_map, force)
     progress = ProgressLine()
     try:
-        plan = plan_experts(ExpertRequest(**options), progress)
+        plan = place_experts(progress=progress, **options)
     finally:
         progress.clear()
     _write(plan, form, output, heat_map, force)
@@ -47,15 +45,8 @@ def experts(
         show(experts_view(plan.document))
 
 
-def _check_output(form: str, output: Path | None, heat_map: Path | None, force: bool) -> None:
+def _check_output(output: Path | None, heat_map: Path | None, force: bool) -> None:
     """Raises before anything is solved if the files could not be written."""
-    from meshwright.planner.experts.files.writers import PLACEMENT_FORMATS
-
-    if form not in PLACEMENT_FORMATS:
-        near = get_close_matches(form[:40], PLACEMENT_FORMATS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        allowed = ", ".join(PLACEMENT_FORMATS)
-        raise InputError(f"format: no format {form[:40]!r}{hint}; allowed: {allowed}")
     for path in (output, heat_map):
         if path is not None and path.exists() and not force:
             raise InputError(f"{path} is already there. Choose another name, or say --force.")

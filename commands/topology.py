@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
+from meshwright.commands.parameters import ChoiceIn
 from meshwright.commands.terminal import PATH, common, force_option, print_json, warn
-
-_FROM = "slurm, topograph, nvidia-smi, ibnetdiscover, nccl-xml or nccl-tests."
 
 
 @click.group()
@@ -18,7 +17,13 @@ def topology() -> None:
 
 @topology.command("import")
 @click.argument("files", type=PATH, nargs=-1, required=True, metavar="FILE...")
-@click.option("--from", "form", required=True, metavar="FORMAT", help=_FROM)
+@click.option(
+    "--from",
+    "form",
+    type=ChoiceIn("cluster_specs.importers.registry", "FORMATS"),
+    required=True,
+    help="Who wrote FILE.",
+)
 @click.option(
     "--node", required=True, metavar="NODE", help="Catalog name, or a cluster YAML to add to."
 )

@@ -9,6 +9,7 @@ PARALLEL = "megatron/core/model_parallel_config.py"
 TRANSFORMER = "megatron/core/transformer/transformer_config.py"
 DATA_PARALLEL = "megatron/core/distributed/distributed_data_parallel_config.py"
 SCHEDULES = "megatron/core/pipeline_parallel/schedules.py"
+COMMON = "megatron/training/config/common_config.py"
 OPTIMIZER = "megatron/core/optimizer/optimizer_config.py"
 
 MEGATRON_LM = Stack(name="megatron-lm", written=r"(megatron-lm|megatron-core|megatron core)\b")
@@ -100,7 +101,7 @@ MEGATRON = Framework(
     schedules={
         "1f1b": Setting(source=SCHEDULES, since="0.8.0"),
         "interleaved-1f1b": Setting(
-            flag="--num-virtual-stages-per-pipeline-rank", since="0.12.0", source=SCHEDULES
+            flag="--num-virtual-stages-per-pipeline-rank", since="0.12.0", source=ARGUMENTS
         ),
     },
     full_recompute=Setting(
@@ -153,7 +154,7 @@ MEGATRON = Framework(
             installs="Transformer Engine's user buffers",
         ),
         # On by default; the flag turns it off.
-        "pp": Setting(flag="--no-overlap-p2p-communication", since="0.8.0", source=PARALLEL),
+        "pp": Setting(flag="--no-overlap-p2p-communication", since="0.8.0", source=ARGUMENTS),
         # Stays off: it excludes layouts that are otherwise legal.
         "ep": Setting(
             flag="--overlap-moe-expert-parallel-comm",
@@ -203,7 +204,7 @@ MEGATRON = Framework(
     },
     rank_orders={
         "tp-cp-ep-dp-pp": Setting(source=ARGUMENTS),
-        "tp-cp-ep-pp-dp": Setting(flag="--use-tp-pp-dp-mapping", source=ARGUMENTS),
+        "tp-cp-ep-pp-dp": Setting(flag="--use-tp-pp-dp-mapping", source=COMMON),
     },
     rules=(
         "megatron-zero-needs-pp-1",

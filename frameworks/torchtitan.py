@@ -7,7 +7,7 @@ from meshwright.frameworks.record import Framework, Setting, Stack, TokenDispatc
 CONFIG = "torchtitan/config/configs.py"
 CHECKPOINTS = "torchtitan/distributed/activation_checkpoint.py"
 EXPERTS = "torchtitan/models/common/config_utils.py"
-TORCH_SCHEDULES = "torch 2.13, torch/distributed/pipelining/schedules.py: get_schedule_class"
+TORCH_SCHEDULES = "torch/distributed/pipelining/schedules.py"
 
 TORCHTITAN_COMPILED = Stack(name="torchtitan-compile", written=r"torchtitan\b", compiled=True)
 

@@ -13,6 +13,10 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
+import meshwright
+from meshwright import cli
+from meshwright.commands.parameters import ChoiceIn
+
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_FILE = 420
 
@@ -212,6 +216,27 @@ def test_few_modules_lie_flat_in_the_planner() -> None:
     assert (
         len([path for path in (ROOT / "planner").glob("*.py") if path.name != "__init__.py"]) <= 3
     )
+
+
+def test_the_choices_of_options_exist() -> None:
+    parameters = [p for command in cli.main.commands.values() for p in command.params]
+    choices = [p.type for p in parameters if isinstance(p.type, ChoiceIn)]
+    assert len(choices) > 10
+    for choice in choices:
+        assert all(isinstance(name, str) for name in choice.choices)
+
+
+def test_every_name_of_the_package_exists() -> None:
+    for name in meshwright.__all__:
+        assert getattr(meshwright, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'plam'"):
+        meshwright.plam  # noqa: B018
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    loaded = in_new_process("import sys, meshwright; print('\\n'.join(sys.modules))").split()
+    assert [name for name in loaded if name.startswith("meshwright.")] == []
+    assert "numpy" not in loaded
 
 
 def test_importing_the_command_line_stays_light() -> None:

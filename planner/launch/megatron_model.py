@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.model_specs.schema import ModelSpec, MoeSpec
 from meshwright.planner.launch.flag_words import flag_words
-from meshwright.planner.runs.megatron_names import ACTIVATIONS, LATENT_ATTENTION, POSITIONS
+from meshwright.planner.runs.launches.megatron_names import ACTIVATIONS, LATENT_ATTENTION, POSITIONS
 
 VOCAB_MULTIPLE = 128
 """Megatron pads the vocabulary to a multiple of this times tp."""

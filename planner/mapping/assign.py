@@ -13,9 +13,9 @@ from meshwright.planner.mapping.problem import IntArray, MappingProblem
 def assignment_of(problem: MappingProblem, counts: IntArray) -> IntArray:
     """A leaf for slot j of stage s, shape [stages, slots], from counts [leaves, stages].
 
-    The slots of a stage are cut into groups of expert or context slots, each as far as possible in one leaf,
-    else one pod. Stage by stage, groups are then matched with those of the stage before, leaf by leaf first,
-    pod by pod next, so that as few neighbours as the counts allow lie apart.
+    The slots of a stage are cut into groups of expert or context slots, each as far as possible in one
+    leaf, else one pod. Stage by stage, groups are then matched with those of the stage before, leaf by
+    leaf first, pod by pod next, so that as few neighbours as the counts allow lie apart.
     """
     size = max(problem.traffic.expert_slots, problem.traffic.context_slots)
     if size == 1:

@@ -131,7 +131,8 @@ class MappingProblem:
     def _expert_bytes(self, n: int) -> float:
         """With parts of at most m slots of a group: n // m parts of m and the rest.
 
-        They touch m rings or more; those that the block holds whole, at most n over the groups, are not cut.
+        They touch m rings or more; those that the block holds whole, at most n over the groups, are not
+        cut.
         """
         t, groups = self.traffic, self.slots // self.traffic.expert_slots
 
@@ -142,6 +143,13 @@ class MappingProblem:
             n // m * cut(m) + cut(n % m) + max(m - n // groups, 0) * t.expert_ring_bytes
             for m in range(1, max(min(n, t.expert_slots), 1) + 1)
         )
+
+    @property
+    def table_states(self) -> int:
+        """Entries of a dynamic programme over the patterns of all leaves (`relaxation.patterns`)."""
+        room = min(max(self.leaf_slots), self.needed)
+        per_leaf = (room + 1) * (min(room, self.slots) + 1) * self.stages
+        return len(self.leaf_slots) * per_leaf
 
     def without_pods(self) -> MappingProblem:
         """The same with one pod."""
@@ -218,6 +226,21 @@ def _sent_up(problem: MappingProblem, where: IntArray, blocks: int) -> FloatArra
         out += t.hop_bytes * _hops(where[:-1], where[1:], blocks)
         out += t.wrap_bytes * _hops(where[-1:], where[:1], blocks)
     return out
+
+
+def counts_of(problem: MappingProblem, assignment: IntArray) -> IntArray:
+    """Slots of each stage in each leaf, shape [leaves, stages]."""
+    counts = np.zeros((len(problem.leaf_slots), problem.stages), dtype=np.int64)
+    stages = np.repeat(np.arange(problem.stages), problem.slots)
+    np.add.at(counts, (assignment.ravel(), stages), 1)
+    return counts
+
+
+def pod_counts_of(problem: MappingProblem, assignment: IntArray) -> IntArray:
+    """Slots of each stage in each pod, shape [pods, stages]."""
+    counts = np.zeros((problem.pods, problem.stages), dtype=np.int64)
+    np.add.at(counts, problem.pod_of, counts_of(problem, assignment))
+    return counts
 
 
 def held_by(groups: IntArray, blocks: int) -> IntArray:

@@ -111,6 +111,11 @@ class PricedRun:
     broken: tuple[Finding, ...]
 
     @property
+    def predicted(self) -> Predicted:
+        """Time, memory and traffic, as in the document of a plan."""
+        return predicted_document(self.run.workload, self.found)
+
+    @property
     def warnings(self) -> list[str]:
         """The broken rules in words: value, limit, remedy."""
         return [f"{finding.rule}: {finding.words}. {finding.remedy}" for finding in self.broken]

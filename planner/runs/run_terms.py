@@ -13,6 +13,7 @@ from meshwright.costmodel.layout import Recompute
 from meshwright.planner.runs.pipeline_notation import MOST_CHUNKS, layers_of_layout
 from meshwright.planner.runs.predicted import RECOMPUTED
 
+_HEADS_FOR_TOKENS = ("a2a", "all-to-all", "alltoall", "ulysses")
 ALL_LAYERS = 10**6
 """`Layout.recompute_layers` of a run that recomputes every layer."""
 
@@ -59,11 +60,10 @@ def moe_dispatch_kind(recipe: dict[str, Any], *, published: bool) -> str:
 
 def cp_comm_kind(words: str | None) -> str:
     """`a2a` (heads for tokens) or `p2p` (ring), from a framework's `cp_comm_type`."""
-    return (
-        "a2a"
-        if (words or "").strip().lower().startswith(("a2a", "all-to-all", "alltoall", "ulysses"))
-        else "p2p"
-    )
+    if words is None:
+        return "p2p"
+    swaps_heads = words.strip().lower().startswith(_HEADS_FOR_TOKENS)
+    return "a2a" if swaps_heads else "p2p"
 
 
 def recompute_mask(
@@ -118,10 +118,10 @@ def layers_from_words(split: str, layers: int, chunks: int) -> tuple[int, ...] |
     words = split.strip().lower()
     if words.startswith(("embedding and lm head each occupy", "type:transformer|embedding")):
         return _with_end_slots(layers, chunks)
-    found = layers_of_layout(split) or _clause_for(split, chunks)
-    if found is not None and len(found) == chunks and sum(found) == layers:
-        return found
-    return None
+    counts = layers_of_layout(split) or _clause_for(split, chunks)
+    if counts is None or len(counts) != chunks or sum(counts) != layers:
+        return None
+    return counts
 
 
 def _with_end_slots(layers: int, chunks: int) -> tuple[int, ...] | None:

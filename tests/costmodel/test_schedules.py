@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.estimate import estimate, lower_bound_s, stage_memory_parts_gib
+from meshwright.costmodel.estimate import estimate, stage_memory_parts_gib
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.pipeline.orders import Work, pass_order
 from meshwright.costmodel.pipeline.schedules import (
@@ -29,6 +29,7 @@ from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.schema import ModelSpec, MoeSpec
 from meshwright.planner.bounds.layer_split import best_split
+from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.bounds.stages import SplitCosts, default_stages, level_splits
 from tests.costmodel.pipeline_oracles import peak_chunks
 
@@ -342,7 +343,7 @@ def test_bound_price_and_parts(schedule: Schedule, vpp: int) -> None:
     layout = Layout(pp=4, vpp=vpp, dp=2, num_micro_batches=32, schedule=int(schedule))
     placement = nested_placement(workload.cluster, layout)
     arrays = Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
-    bound = lower_bound_s(workload, arrays)[0]
+    bound = CostModelPricing(workload).lower_bound_s(arrays)[0]
     even = default_stages(16, 4, vpp, in_step=False)
     assert even is not None
     uneven_stages = (

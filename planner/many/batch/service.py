@@ -29,7 +29,7 @@ MOST_MISTAKES = 20
 """Mistakes that --strict prints."""
 
 
-class Listener(Protocol):
+class BatchListener(Protocol):
     """Hears how a batch gets on."""
 
     def start(self, jobs: int, already: int) -> None:
@@ -37,6 +37,16 @@ class Listener(Protocol):
 
     def done(self, row: Mapping[str, Any], cached: bool, seconds: float) -> None:
         """A job is finished."""
+
+
+class SilentListener:
+    """Hears everything, says nothing."""
+
+    def start(self, jobs: int, already: int) -> None:
+        """Nothing."""
+
+    def done(self, row: Mapping[str, Any], cached: bool, seconds: float) -> None:
+        """Nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +81,9 @@ class BatchReport:
     written: list[str]
 
 
-def run_batch(path: Path, folder: Path, options: BatchOptions, listener: Listener) -> BatchReport:
+def run_batch(
+    path: Path, folder: Path, options: BatchOptions, listener: BatchListener
+) -> BatchReport:
     """Does the jobs of a file, and writes plans and results under a folder.
 
     Raises InputError where file, folder or options cannot be used.
@@ -149,7 +161,7 @@ def _tasks(jobs: list[Job], done: set[int]) -> Iterator[Task]:
 
 
 def _work(
-    tasks: list[Task], engine: Engine, folder: Path, journal: Journal, listener: Listener
+    tasks: list[Task], engine: Engine, folder: Path, journal: Journal, listener: BatchListener
 ) -> None:
     names = {position: str(fields["name"]) for position, fields in tasks}
     with closing(engine(tasks)) as results:  # type: ignore[type-var]

@@ -67,17 +67,12 @@ def request_of(job: JobDoc) -> PlanRequest:
     """The plan request of a job. Raises InputError."""
     from meshwright.planner.request.reader import read_request
 
-    pins = (
-        job.pin
-        if isinstance(job.pin, str)
-        else ",".join(f"{name}={value}" for name, value in job.pin.items())
-    )
     return read_request(
         model=job.model,
         cluster=job.cluster,
         gpus=job.gpus,
-        pins=(pins,),
-        forbids=(job.forbid,) if isinstance(job.forbid, str) else job.forbid,
+        pin=job.pin,
+        forbid=job.forbid,
         global_batch=job.global_batch,
         seq_len=job.seq_len,
         precision=job.precision,

@@ -25,7 +25,7 @@ SWEEP_STEPS = 12
 """Sizes of a sweep: this many halvings of the largest one, at most."""
 
 
-def recommend(request: SizeRequest, progress: Progress) -> Recommendation:
+def plan_sizes(request: SizeRequest, progress: Progress) -> Recommendation:
     """Plans as many sizes as the answer needs.
 
     Parameters

@@ -17,7 +17,7 @@ from meshwright.planner.mapping.problem import (
     held_by,
     loads_of,
 )
-from meshwright.planner.mapping.starts import blocked_orders
+from meshwright.planner.mapping.regular_orders import regular_orders
 from meshwright.planner.solvers.cp_sat import repeatable_solver
 
 QUESTION_WORK = 0.5
@@ -54,7 +54,7 @@ class Packing:
         problem = instance.problem
         known = self._answers.setdefault(Grid.of(problem), _Answers())
         if not known.mappings:
-            known.mappings += [problem.hostname_assignment(), *blocked_orders(problem)]
+            known.mappings += [problem.hostname_assignment(), *regular_orders(problem)]
         return known.mappings
 
     def impossible(self, need: Need) -> bool:

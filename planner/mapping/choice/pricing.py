@@ -32,9 +32,9 @@ from meshwright.planner.mapping.choice.joint import Cells, Grid, Need
 from meshwright.planner.mapping.choice.packing import Packing, least_traffic_within
 from meshwright.planner.mapping.choice.profiles import Profiles, profiles_of
 from meshwright.planner.mapping.instance import Instance, assignment_of_ranks, instance_of, ranks_of
+from meshwright.planner.mapping.least_traffic import least_traffic
 from meshwright.planner.mapping.problem import IntArray, MappingProblem, loads_of
-from meshwright.planner.mapping.solve import least_traffic
-from meshwright.planner.mapping.starts import blocked_orders
+from meshwright.planner.mapping.regular_orders import regular_orders
 
 FloatArray = NDArray[np.float64]
 
@@ -81,7 +81,7 @@ class MappedPricing(CostModelPricing):
         if stages is None:
             return None
         try:
-            return instance_of(self.on(int(layout.gpus)), layout, stages)
+            return instance_of(self._workload.on(int(layout.gpus)), layout, stages)
         except InfeasibleError:
             return None
 
@@ -94,7 +94,7 @@ class MappedPricing(CostModelPricing):
         return self._spots[key]
 
     def _new_spot(self, layout: Layout, instance: Instance) -> _Spot:
-        profiles = profiles_of(self.on(int(layout.gpus)), instance)
+        profiles = profiles_of(self._workload.on(int(layout.gpus)), instance)
         gone = np.zeros(len(profiles.needs), dtype=bool)
         return _Spot(instance=instance, profiles=profiles, gone=gone)
 
@@ -131,7 +131,7 @@ class MappedPricing(CostModelPricing):
         table, spot = self.mappings(layout), self._spot(layout)
         if spot is None:
             return MappingBounds(matrices=table, bound_s=np.full(len(table[PROFILE]), packed_s))
-        count, workload = len(table[PROFILE]), self.on(int(layout.gpus))
+        count, workload = len(table[PROFILE]), self._workload.on(int(layout.gpus))
         context = make_context(workload, _repeated(layout, count), spot.profiles.placement)
         times = kind_times(context)
         busiest_s = busiest_in_rooms_s(
@@ -241,7 +241,7 @@ class MappedPricing(CostModelPricing):
 
     def with_least_traffic(self, priced: Priced) -> Priced:
         """Under the mapping with the least traffic, of those with the lowest price that are known."""
-        workload = self.on(int(priced.layout.gpus))
+        workload = self._workload.on(int(priced.layout.gpus))
         spot = self._spot(priced.layout)
         if spot is None or priced.ranks is None:
             return priced
@@ -262,7 +262,7 @@ class MappedPricing(CostModelPricing):
         return replace(priced, ranks=tuple(ranks_of(instance, best)), step_time_s=exact_s)
 
     def _seconds(self, priced: Priced, placement: Placement) -> float:
-        workload = self.on(int(priced.layout.gpus))
+        workload = self._workload.on(int(priced.layout.gpus))
         return float(
             np.asarray(estimate(workload, priced.layout, placement, priced.stages).step_time_s)
         )
@@ -271,7 +271,7 @@ class MappedPricing(CostModelPricing):
         self, spot: _Spot, assignments: Sequence[IntArray], layout: Layout, cutoff_s: float
     ) -> Priced | None:
         """Priced under the best of some mappings; None where none is better than the cutoff."""
-        workload = self.on(int(layout.gpus))
+        workload = self._workload.on(int(layout.gpus))
         placed = [placement_of(workload, spot.instance, one) for one in assignments]
         names = vars(placed[0])
         every = Placement(
@@ -294,7 +294,7 @@ class PlacedAs(CostModelPricing):
         self._placement = placement
 
     def _pricing_of(self, layout: Layout) -> LayoutPricing:
-        return _PlacedPricing(self.on(int(layout.gpus)), layout, self._placement)
+        return _PlacedPricing(self._workload.on(int(layout.gpus)), layout, self._placement)
 
 
 class _PlacedPricing(LayoutPricing):
@@ -317,7 +317,7 @@ def seconds_in_best_order(workload: Workload, layout: Layout, stages: Stages) ->
         instance = instance_of(workload, layout, stages)
     except InfeasibleError:
         return None
-    orders = [instance.problem.hostname_assignment(), *blocked_orders(instance.problem)]
+    orders = [instance.problem.hostname_assignment(), *regular_orders(instance.problem)]
     placed = (placement_of(workload, instance, order) for order in orders)
     return min(
         float(np.asarray(estimate(workload, layout, one, stages).step_time_s)) for one in placed

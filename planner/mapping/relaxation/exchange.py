@@ -1,8 +1,8 @@
 """Pods for a mapping that is good for leaves: whole leaves change places between stages.
 
-A leaf that holds one stage only costs the same in every stage between the first and the last. Two stages may
-thus exchange leaves with as many slots, one for one, one for two or two for two, and what changes is what
-their pods hold. Simulated annealing (Kirkpatrick, Gelatt, Vecchi 1983) over such exchanges, and over
+A leaf that holds one stage only costs the same in every stage between the first and the last. Two stages
+may thus exchange leaves with as many slots, one for one, one for two or two for two, and what changes is
+what their pods hold. Simulated annealing (Kirkpatrick, Gelatt, Vecchi 1983) over such exchanges, and over
 exchanges of two whole stages; from a fixed seed, with a fixed number of tries.
 """
 

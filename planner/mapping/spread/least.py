@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.planner.mapping.least_traffic import TIME_LIMIT_S
 from meshwright.planner.mapping.problem import (
     IntArray,
     MappingProblem,
@@ -20,14 +21,13 @@ from meshwright.planner.mapping.problem import (
     loads_of,
     spread_of,
 )
+from meshwright.planner.mapping.regular_orders import regular_orders
 from meshwright.planner.mapping.slot_model import is_small
 from meshwright.planner.mapping.solution import MappingSolution
-from meshwright.planner.mapping.solve import TIME_LIMIT_S
 from meshwright.planner.mapping.spread.bound import Reach, ReachBound, ReachWeights
 from meshwright.planner.mapping.spread.build import Shape, banded, shapes
 from meshwright.planner.mapping.spread.exact import least_reach
 from meshwright.planner.mapping.spread.swaps import gathered, settled
-from meshwright.planner.mapping.starts import blocked_orders
 
 EQUAL = ReachWeights()
 MOST_TRIED = 80
@@ -96,7 +96,7 @@ def least_spread(
     problem.check_room()
     hostname = problem.hostname_assignment()
     bounds = _bounds(problem, weights)
-    best = _Best(problem, weights, bounds, [hostname, *blocked_orders(problem)])
+    best = _Best(problem, weights, bounds, [hostname, *regular_orders(problem)])
     best.bands(deadline)
     best.settle()
     reached = reach_of(problem, best.assignment)

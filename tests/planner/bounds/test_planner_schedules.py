@@ -19,9 +19,10 @@ from meshwright.planner.launch.torchtitan import TORCHTITAN_WRITER
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.texts import plan_text, read_plan
 from meshwright.planner.request.plan_request import PlanRequest, parse_pins
-from meshwright.planner.runs.from_launch import complete, read_launch
-from meshwright.planner.runs.run_file import run_from_mapping, run_to_mapping
+from meshwright.planner.runs.launches.reader import complete, read_launch
+from meshwright.planner.runs.run_file import run_from_mapping
 from meshwright.planner.search.space import space_of
+from tests.planner.runs.written_run import run_to_mapping
 
 
 def request(**changes: Any) -> PlanRequest:

@@ -16,7 +16,7 @@ from meshwright.cli import main
 from meshwright.errors import InputError
 from meshwright.planner.many.batch.work import do_job
 from meshwright.planner.many.recommend.answer import Recommendation, SizedPlan, SizeRequest
-from meshwright.planner.many.recommend.service import recommend
+from meshwright.planner.many.recommend.service import plan_sizes
 
 PLAN = {"global_batch": 64, "seq_len": 2048}
 SIZES = (1, 2, 4, 8, 16, 24, 32, 40, 48)
@@ -61,7 +61,7 @@ def test_the_fewest_are_those_of_trying_all(
     kept: Path, step_s: dict[int, float], factor: float
 ) -> None:
     target_s = step_s[48] * factor
-    answer = recommend(wish(kept, step_time_s=target_s), quiet)
+    answer = plan_sizes(wish(kept, step_time_s=target_s), quiet)
     enough = [size for size in SIZES if step_s[size] <= target_s]
     if not enough:
         assert (answer.reached, [point.gpus for point in answer.missed]) == ((), [48])
@@ -77,7 +77,7 @@ def test_the_fewest_are_those_of_trying_all(
 
 def test_tokens_per_second_are_a_step_time(kept: Path, step_s: dict[int, float]) -> None:
     rate = 64 * 2048 / step_s[16]
-    (point,) = recommend(wish(kept, tokens_per_s=rate * 0.999), quiet).reached
+    (point,) = plan_sizes(wish(kept, tokens_per_s=rate * 0.999), quiet).reached
     assert point.gpus == 16
 
 
@@ -90,7 +90,7 @@ def test_prices_decide_where_there_are_any(
         fields = {"name": name, "base": "dgx-h100" if name == "dear" else "dgx-a100", "gpus": 64}
         path.write_text(yaml.safe_dump({**fields, "usd_per_gpu_hour": price}), encoding="utf-8")
         names.append(str(path))
-    answer = recommend(wish(kept, clusters=tuple(names), step_time_s=step_s[8] * 1.01), quiet)
+    answer = plan_sizes(wish(kept, clusters=tuple(names), step_time_s=step_s[8] * 1.01), quiet)
     assert [Path(point.cluster).stem for point in answer.reached] == ["cheap", "dear"]
     cheap, dear = answer.reached
     assert cheap.gpus > dear.gpus
@@ -190,4 +190,4 @@ def test_what_cannot_be_answered_says_so(kept: Path, more: list[str], code: int,
 
 def test_a_kind_of_node_needs_a_limit(kept: Path) -> None:
     with pytest.raises(InputError, match="the most that may be taken"):
-        recommend(wish(kept, most_gpus=None), quiet)
+        plan_sizes(wish(kept, most_gpus=None), quiet)
