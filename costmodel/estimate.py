@@ -117,34 +117,6 @@ def estimate(
     return Estimate(seconds, parts, level_traffic(context, stages, seconds))
 
 
-@@<<<<<<< HEAD
-def lower_bound_s(
-    workload: Workload, layout: Layout, constants: Constants | None = None
-) -> NDArray[np.float64]:
-    """Never above the step time of each layout under any placement and any split.
-
-    Parameters
-    ----------
-    workload : Workload
-        Model, cluster, batch and software.
-    layout : Layout
-        One layout, or many of shape [n].
-    constants : Constants, optional
-        Those of the workload by default.
-
-    Returns
-    -------
-    array of float, shape [n]
-        Seconds of one step (`step_time.optimistic_step`).
-    """
-    placement = optimistic_placement(workload.cluster, workload.gpus, layout)
-    context = make_context(workload, layout, placement, constants)
-    step = optimistic_step(replace(context, links=best_beyond(context.links)))
-    return np.broadcast_to(np.asarray(step.seconds), layout.broadcast_shape()).astype(np.float64)
-
-
-=======
->>>>>>> main
 def layer_costs(
     workload: Workload, layout: Layout, placement: Placement, constants: Constants | None = None
 ) -> LayerCosts:
