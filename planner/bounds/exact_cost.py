@@ -114,9 +114,10 @@ class LayoutPricing:
             if not np.isfinite(busiest_s):
                 self.memory_limits = self.nothing_fits = True
                 return best
-            members = members[
-                np.asarray(self._bound(_rows_of(placement, members), busiest_s)) < best[0]
-            ]
+            faster = self._bound(_rows_of(placement, members), busiest_s) < best[0]
+            # Memory decides here: with more layers recomputed, a mapping may be faster than it allows.
+            self.memory_limits = self.memory_limits or not faster.all()
+            members = members[faster]
             if not len(members):
                 continue
             placed = _rows_of(placement, members)

@@ -40,7 +40,6 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 LARGEST_CP = 64
-LARGEST_ODD_MICRO_BATCH = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +67,11 @@ class Space:
     """Of pipelines, by name."""
 
     def micro_batches(self, dp: int) -> list[int]:
-        """Sequences per micro-batch for a number of replicas: powers of two, and other divisors while
-        small.
-        """
+        """Sequences per micro-batch for a number of replicas: every divisor of a replica's share."""
         share = self.workload.global_batch // dp
         if self.micro_batch is not None:
             return [self.micro_batch] if share % self.micro_batch == 0 else []
-        return [b for b in divisors(share) if b <= LARGEST_ODD_MICRO_BATCH or b & (b - 1) == 0]
+        return divisors(share)
 
     def virtual_stages(self, pp: int) -> tuple[int, ...]:
         """Virtual stages per rank.
