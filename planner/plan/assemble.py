@@ -206,7 +206,7 @@ def space_report(request: PlanRequest, space: Space) -> SpaceReport:
         pp=list(space.pp),
         dp=list(space.dp),
         ep=list(space.ep),
-        etp_may_be_tp=space.expert_tensor,
+        etp=list(space.etp),
         schedules=list(space.schedules),
         zero_stages=list(space.zero),
         recompute=[_recompute_name(mask) for mask in space.recompute],

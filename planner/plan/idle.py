@@ -1,4 +1,4 @@
-"""GPUs that a plan leaves idle: only where that is proven to be faster than any layout on all of them."""
+"""GPUs that a plan leaves idle: where that is faster than every layout known on all of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class IdleDecision:
 def decide_on_idle_gpus(request: PlanRequest, searched: Searched) -> IdleDecision:
     """Searches; where the best layout leaves GPUs idle, searches those on all GPUs too and chooses.
 
-    Idle GPUs stay idle where every layout on all of them is proven to be slower, or none is found.
+    A faster layout that is known is never given up for a slower one on all GPUs; of equally fast ones the
+    one on all GPUs is planned.
     """
     limit, began = request.time_limit_s, time.monotonic()
     first = request if limit is None else replace(request, time_limit_s=limit * (1 - SHARE_OF_TIME))
@@ -48,15 +49,13 @@ def decide_on_idle_gpus(request: PlanRequest, searched: Searched) -> IdleDecisio
 
 
 def _chosen(outcome: Outcome, full: Outcome) -> Outcome:
-    """The idle plan where the bound of the full ones is above its price, else the full one."""
-    if not full.best or full.lower_bound_s is None:
+    """The plan on all GPUs where it is as fast as the one that leaves some idle, else the latter."""
+    if not full.best or full.best[0].step_time_s > outcome.best[0].step_time_s * ROUNDING:
         return outcome
-    price_s, all_of_them = outcome.best[0].step_time_s, full.best[0]
-    if full.lower_bound_s > price_s * ROUNDING:
-        return outcome
+    all_of_them = full.best[0]
     bounds = [s for s in (outcome.lower_bound_s, all_of_them.step_time_s) if s is not None]
     bound_s = min(bounds) if outcome.lower_bound_s is not None else None
-    proven = outcome.status == "optimal" and all_of_them.step_time_s <= price_s * ROUNDING
+    proven = outcome.status == "optimal"
     runners_up = [priced for priced in outcome.best if priced.layout != all_of_them.layout]
     return replace(
         outcome,
@@ -90,7 +89,11 @@ def _reason(request: PlanRequest, best: Priced, full: Outcome | None) -> str:
             f"{request.global_batch} must divide them, and every rule must hold)"
         )
     slower = 100.0 * (full.best[0].step_time_s / best.step_time_s - 1.0)
-    how = "" if full.status == "optimal" else ", proven slower by its bound"
+    bound_s = full.lower_bound_s
+    how = ""
+    if full.status != "optimal":
+        slower_by_bound = bound_s is not None and bound_s > best.step_time_s
+        how = ", proven slower by its bound" if slower_by_bound else ", as far as was searched"
     return (
         f"the best layout on all {request.gpus} GPUs takes {full.best[0].step_time_s:.4g} s, "
         f"{slower:.3g} % longer{how}"

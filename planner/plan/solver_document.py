@@ -21,8 +21,7 @@ class SpaceReport(BaseModel):
     pp: list[int]
     dp: list[int]
     ep: list[int]
-    etp_may_be_tp: bool
-    """Whether etp may equal tp as well as 1."""
+    etp: list[int]
     schedules: list[str]
     """Pipeline schedules, by name."""
     zero_stages: list[int]

@@ -25,8 +25,6 @@ def space_text(space: SpaceReport) -> str:
         "every micro-batch that divides",
         "virtual stages that deal layers evenly",
     ]
-    if space.etp_may_be_tp:
-        parts.insert(1, "etp 1 or tp")
     if len(space.schedules) > 2:
         parts.append(f"{len(space.schedules)} pipeline schedules")
     parts += [
@@ -48,6 +46,7 @@ def _degrees_text(space: SpaceReport) -> str:
         "pp": space.pp,
         "dp": space.dp,
         "ep": space.ep,
+        "etp": space.etp,
     }
     parts = [f"{axis} in {_values_text(values)}" for axis, values in axes.items() if values != [1]]
     return ", ".join(parts) or "every degree 1"

@@ -52,9 +52,7 @@ class Space:
     pp: tuple[int, ...]
     dp: tuple[int, ...]
     ep: tuple[int, ...]
-    expert_tensor: bool
-    """Whether etp may be tp as well as 1."""
-    etp: int | None
+    etp: tuple[int, ...]
     vpp: tuple[int, ...] | None
     """None where any that deals the layers out evenly will do."""
     interleaving: bool
@@ -127,7 +125,7 @@ class Space:
         """Rows of each (tp, cp); among them pp runs slowest, then etp, ep, and (dp, micro-batch)."""
         dps, sizes = self._batch_pairs
         for tp in self.tp:
-            etps = np.array(self._etps(tp), dtype=np.int64)
+            etps = np.array(self.etp, dtype=np.int64)
             for cp in self.cp:
                 pps = np.array(
                     [pp for pp in self.scheduled_pp if tp * cp * pp <= most_gpus], dtype=np.int64
@@ -159,14 +157,10 @@ class Space:
             for tp in self.tp
             for cp in self.cp
             for ep in self.ep
-            for etp in self._etps(tp)
+            for etp in self.etp
             for size in sizes
         ]
         return _layouts(np.array(rows, dtype=np.int64).reshape(-1, 7), self)
-
-    def _etps(self, tp: int) -> tuple[int, ...]:
-        options = (1, tp) if self.expert_tensor and tp > 1 else (1,)
-        return options if self.etp is None else tuple(e for e in options if e == self.etp)
 
     def variants(self, degrees: Layout) -> Layout:
         """Every ZeRO stage and recomputation of the given degrees, without virtual stages; arrays of shape
@@ -255,7 +249,7 @@ def space_of(request: PlanRequest) -> Space:
         return tuple(o for o in options if name not in pins or o == pins[name])
 
     zero = tuple(z for z in planned(framework.zero_stages) if f"zero-{z}" not in forbids)
-    vpp, etp, size = pins.get("vpp"), pins.get("etp"), pins.get("micro_batch")
+    vpp, size = pins.get("vpp"), pins.get("micro_batch")
     experts = divisors(model.moe.experts) if model.moe is not None else [1]
     return Space(
         workload=workload,
@@ -264,8 +258,7 @@ def space_of(request: PlanRequest) -> Space:
         pp=axis("pp", list(range(1, min(model.layers, request.gpus) + 1))),
         dp=axis("dp", [d for d in divisors(request.global_batch) if d <= request.gpus]),
         ep=axis("ep", [e for e in experts if e <= request.gpus]),
-        expert_tensor=model.moe is not None and "etp" in axes and "etp" not in forbids,
-        etp=None if etp is None else int(etp),
+        etp=axis("etp", _expert_tensor_degrees(workload)),
         vpp=None if vpp is None else (int(vpp),),
         interleaving="vpp" in axes and "interleaving" not in forbids,
         micro_batch=None if size is None else int(size),
@@ -292,6 +285,15 @@ def _tensor_degrees(workload: Workload) -> list[int]:
     cluster = workload.cluster
     domain = cluster.nvlink_domain if cluster.nvlink_domain > 1 else cluster.gpus_per_node
     return [d for d in divisors(workload.model.heads) if d <= min(domain, workload.gpus)]
+
+
+def _expert_tensor_degrees(workload: Workload) -> list[int]:
+    """Divisors of the width of an expert, within a scale-up domain."""
+    moe, cluster = workload.model.moe, workload.cluster
+    if moe is None:
+        return [1]
+    domain = cluster.nvlink_domain if cluster.nvlink_domain > 1 else cluster.gpus_per_node
+    return [d for d in divisors(moe.moe_ffn_hidden) if d <= min(domain, workload.gpus)]
 
 
 def _context_degrees(workload: Workload) -> list[int]:

@@ -272,16 +272,16 @@ def outcome(one: Priced | None, status: str, bound: float | None) -> Outcome:
         ),  # proven by the bound alone
         (
             outcome(priced(16, 1.2), "feasible", 0.9),
-            16,
-            "feasible",
+            12,
+            "optimal",
             1.0,
-        ),  # not proven: all GPUs work
+        ),  # its bound proves nothing, and it is slower than what is known
         (outcome(priced(16, 1.0), "optimal", 1.0), 16, "optimal", 1.0),  # a tie
         (outcome(None, "infeasible", None), 12, "optimal", 1.0),
         (outcome(None, "unknown", 0.5), 12, "optimal", 1.0),
     ],
 )
-def test_the_full_layout_is_preferred_unless_proven_slower(
+def test_the_full_layout_is_planned_where_it_is_not_slower(
     full: Outcome, gpus: int, status: str, bound: float
 ) -> None:
     answers = iter([outcome(priced(12, 1.0), "optimal", 1.0), full])

@@ -13,7 +13,7 @@ def space(**changes: object) -> SpaceReport:
         "pp": list(range(1, 33)),
         "dp": [1],
         "ep": [1],
-        "etp_may_be_tp": False,
+        "etp": [1],
         "schedules": ["1f1b", "interleaved-1f1b"],
         "zero_stages": [0, 1],
         "recompute": ["none", "layernorm", "full"],
@@ -37,13 +37,13 @@ def test_what_a_space_has_besides() -> None:
         space(
             tp=[1],
             pp=[1],
-            etp_may_be_tp=True,
+            etp=[1, 2],
             schedules=["1f1b", "interleaved-1f1b", "zbv"],
             mapping="slots-to-leaves",
             expert_gap=0.03,
         )
     )
-    assert text.startswith("every degree 1, etp 1 or tp, ")
+    assert text.startswith("etp in {1, 2}, ")
     assert "3 pipeline schedules" in text
     assert "every assignment of slots" in text
     assert text.endswith("its imbalance at most 0.03 above what is possible)")

@@ -43,7 +43,7 @@ def test_degrees_are_all_the_legal_degrees(model: str) -> None:
                     if tp * cp * pp * dp > 12:
                         continue
                     for ep in one.ep:
-                        for etp in {1, tp} if one.expert_tensor else {1}:
+                        for etp in one.etp:
                             if (tp * cp * dp) % (ep * etp) == 0:
                                 expected |= {
                                     (tp, cp, pp, dp, ep, etp, b)
