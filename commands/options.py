@@ -116,7 +116,7 @@ def fleet_options(command: Command) -> Command:
             *_cluster_options(),
             _default(
                 "--objective",
-                type=ChoiceIn("planner.many.fleet.model", "OBJECTIVES"),
+                type=ChoiceIn("planner.many.fleet.sharing", "OBJECTIVES"),
                 default="throughput",
                 help="What the sharing is best in.",
             ),

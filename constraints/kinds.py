@@ -3,6 +3,7 @@
     Divides    number mod divisor = 0
     AtMost     value <= limit
     AtLeast    value >= limit
+    Equals     value = to
     Requires   a condition holds wherever others do
 
 Number, divisor, value and limit are `Product`s of fields of the layout and of a number of the workload. Each
@@ -169,6 +170,22 @@ class AtLeast(DeclaredRule):
     def _broken(self, plan: FinishedPlan) -> dict[str, int] | None:
         value, limit = _of_one(self.value, plan), _of_one(self.limit, plan)
         return {"value": value, "limit": limit} if value < limit else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Equals(DeclaredRule):
+    """value = to. Words may name {value} and {limit}."""
+
+    value: Product
+    to: Product
+
+    def _over(self, table: LayoutTable) -> IntArray:
+        difference = _of_each(self.value, table) - _of_each(self.to, table)
+        return np.asarray(np.abs(difference), dtype=np.int64)
+
+    def _broken(self, plan: FinishedPlan) -> dict[str, int] | None:
+        value, limit = _of_one(self.value, plan), _of_one(self.to, plan)
+        return {"value": value, "limit": limit} if value != limit else None
 
 
 @dataclass(frozen=True, kw_only=True)

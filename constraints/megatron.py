@@ -84,13 +84,13 @@ class MegatronExpertOverlap(Rule):
         return as_excess((plain.astype(np.int64) + full) * asked)
 
     def check(self, plan: FinishedPlan) -> Finding | None:
-        one = plan.layout
-        if plan.workload.model.moe is None or not plan.workload.overlap.ep or int(one.ep) == 1:
+        layout = plan.layout
+        if plan.workload.model.moe is None or not plan.workload.overlap.ep or int(layout.ep) == 1:
             return None
         broken = []
-        if int(one.pp) > 1 and int(one.vpp) == 1:
-            broken.append(f"pp {one.pp} without virtual stages")
-        if int(one.recompute) // 32 % 2 == 1:
+        if int(layout.pp) > 1 and int(layout.vpp) == 1:
+            broken.append(f"pp {layout.pp} without virtual stages")
+        if int(layout.recompute) // 32 % 2 == 1:
             broken.append("full recomputation")
         if not broken:
             return None

@@ -22,30 +22,33 @@ class ScheduleShape(Rule):
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         codes = column(table, "schedule")
         pp, vpp, m = (column(table, name) for name in ("pp", "vpp", "num_micro_batches"))
-        found = ((codes != Schedule.ONE_F_ONE_B) & (pp == 1)).astype(np.int64)
+        faults = ((codes != Schedule.ONE_F_ONE_B) & (pp == 1)).astype(np.int64)
         for schedule in Schedule:
-            mine, known = codes == schedule, traits(schedule)
-            if not mine.any():
+            chosen = codes == schedule
+            if not chosen.any():
                 continue
-            most = known.most_chunks if known.most_chunks is not None else np.iinfo(np.int64).max
-            found += mine & ((vpp < known.fewest_chunks) | (vpp > most))
-            found += mine & (m < known.least_fill * pp)
-            found += mine & known.pairs_of_ranks & ((pp % 2 > 0) | (m % 2 > 0))
-        return as_excess(found)
+            shape = traits(schedule)
+            faults += chosen & (vpp < shape.fewest_chunks)
+            if shape.most_chunks is not None:
+                faults += chosen & (vpp > shape.most_chunks)
+            faults += chosen & (m < shape.least_fill * pp)
+            if shape.pairs_of_ranks:
+                faults += chosen & ((pp % 2 > 0) | (m % 2 > 0))
+        return as_excess(faults)
 
     def check(self, plan: FinishedPlan) -> Finding | None:
-        one = plan.layout
-        schedule = Schedule(int(one.schedule))
-        pp, vpp, m = int(one.pp), int(one.vpp), int(one.num_micro_batches)
+        layout = plan.layout
+        schedule = Schedule(int(layout.schedule))
+        pp, vpp, m = int(layout.pp), int(layout.vpp), int(layout.num_micro_batches)
         # Whether groups of micro-batches divide is another rule's (interleaved-micro-batches).
-        broken = [words for words in traits(schedule).faults(pp, vpp, m) if "multiple" not in words]
+        faults = [words for words in traits(schedule).faults(pp, vpp, m) if "multiple" not in words]
         if schedule is not Schedule.ONE_F_ONE_B and pp == 1:
-            broken.append(f"pp: 1, {traits(schedule).name} is a schedule of a pipeline")
-        if not broken:
+            faults.append(f"pp: 1, {traits(schedule).name} is a schedule of a pipeline")
+        if not faults:
             return None
         return self.finding(
-            value=len(broken),
-            words="; ".join(broken),
+            value=len(faults),
+            words="; ".join(faults),
             remedy="Change the named degree, or choose another schedule (--pin schedule=1f1b).",
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from meshwright.constraints.attention_heads import HEADS_BY_TENSOR, KvHeadsByTensor
-from meshwright.constraints.batch import BatchSplit
+from meshwright.constraints.batch import BATCH_SPLIT
 from meshwright.constraints.deepspeed import DEEPSPEED_RULES
 from meshwright.constraints.experts import (
     EXPERT_AXES_NEED_EXPERTS,
@@ -55,7 +55,7 @@ GENERAL: tuple[Rule, ...] = (
     EXPERTS_BY_EXPERT_PARALLEL,
     EXPERT_WIDTH_BY_EXPERT_TENSOR,
     EXPERT_GRID,
-    BatchSplit(),
+    BATCH_SPLIT,
     INTERLEAVING_NEEDS_PIPELINE,
     INTERLEAVED_MICRO_BATCHES,
     ScheduleShape(),

@@ -81,15 +81,15 @@ class TorchtitanExpertShards(Rule):
         return as_excess((shard * column(table, "cp") * column(table, "tp")) % column(table, "ep"))
 
     def check(self, plan: FinishedPlan) -> Finding | None:
-        one = plan.layout
-        inner = int(one.tp) * int(one.cp)
-        ranks = inner * int(one.dp) if int(one.zero_stage) else inner
-        remainder = ranks - ranks // int(one.ep) * int(one.ep)
+        layout = plan.layout
+        inner = int(layout.tp) * int(layout.cp)
+        ranks = inner * int(layout.dp) if int(layout.zero_stage) else inner
+        remainder = ranks - ranks // int(layout.ep) * int(layout.ep)
         if remainder == 0:
             return None
         return self.finding(
             value=remainder,
-            words=f"{ranks} ranks that share the weights do not divide by ep {one.ep}",
+            words=f"{ranks} ranks that share the weights do not divide by ep {layout.ep}",
             remedy=f"Take an ep that divides {ranks}, or shard with ZeRO 2 or 3.",
         )
 

@@ -172,12 +172,12 @@ MEGATRON = Framework(
     },
     cuda_graphs={
         "none": Setting(flag="--cuda-graph-impl", value="none", source=TRANSFORMER),
+        # Of each layer's feed-forward part or router alone; with attention; of the whole step.
+        "feed_forward": Setting(
+            flag="--cuda-graph-modules", value="moe_router", source=TRANSFORMER, planned=False
+        ),
         "partial": Setting(
-            flag="--cuda-graph-impl",
-            value="transformer_engine",
-            since="0.16.0",
-            source=TRANSFORMER,
-            planned=False,
+            flag="--cuda-graph-modules", value="attn", source=TRANSFORMER, planned=False
         ),
         "full": Setting(
             flag="--cuda-graph-impl", value="full_iteration", source=TRANSFORMER, planned=False
