@@ -90,10 +90,11 @@ def _check_architecture(source: SourceText, gpus: list[_Gpu], node: ClusterSpec)
     for gpu in gpus:
         architecture = ARCHITECTURE_OF_SM.get(gpu.sm or 0)
         if architecture is not None and architecture != node.device.architecture:
+            device = node.device
             raise source.wrong(
                 gpu.line,
-                f"a GPU with sm {gpu.sm} is {architecture}, but the node {node.name} has {node.device.name}, which "
-                f"is {node.device.architecture}; choose the kind of node that this is",
+                f"a GPU with sm {gpu.sm} is {architecture}, but the node {node.name} has {device.name}, "
+                f"which is {device.architecture}; choose the kind of node that this is",
             )
 
 
