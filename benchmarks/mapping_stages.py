@@ -67,10 +67,9 @@ SPREAD: dict[str, Patches] = {
     "regular orders": {"spread.least.regular_orders": lambda problem: iter(())},
     "bands": {"spread.least._Best.bands": _nothing},
     "gathering swaps": {"spread.least._Best._gathered": lambda self, made, heights: made},
-    "settling swaps": {"spread.least._Best.settle": _nothing},
     "exact": {"spread.least.is_small": lambda problem: False},
     "orders of pods": {"spread.build.ORDERS": 1},
-    "80 shapes": {"spread.least.MOST_TRIED": 20},
+    "20 shapes": {"spread.least.MOST_TRIED": 5},
 }
 STAGES = {"traffic": TRAFFIC, "busiest": BUSIEST, "spread": SPREAD}
 SOLVERS: dict[str, Callable[[MappingProblem], MappingSolution]] = {

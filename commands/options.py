@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from meshwright.commands.parameters import Choice, ChoiceIn, NumberList
+from meshwright.commands.parameters import ChoiceIn, NearMissChoice, NumberList
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Options = Iterable[Callable[[Any], Any]]
@@ -91,7 +91,7 @@ def batch_options(command: Command) -> Command:
             _workers(),
             _default(
                 "--engine",
-                type=Choice(["local", "ray"]),
+                type=NearMissChoice(["local", "ray"]),
                 default="local",
                 help="Where jobs run.",
             ),
@@ -116,7 +116,7 @@ def fleet_options(command: Command) -> Command:
             *_cluster_options(),
             _default(
                 "--objective",
-                type=ChoiceIn("planner.many.fleet.model", "OBJECTIVES"),
+                type=ChoiceIn("planner.many.fleet.sharing", "OBJECTIVES"),
                 default="throughput",
                 help="What the sharing is best in.",
             ),

@@ -23,7 +23,7 @@ from meshwright.planner.mapping.relaxation.columns import Relaxation, relax
 from meshwright.planner.mapping.relaxation.ordering import ordered_counts
 from meshwright.planner.mapping.relaxation.patterns import PatternPricing, leaf_kinds
 from meshwright.planner.mapping.relaxation.selection import (
-    Candidates,
+    BundleCandidates,
     candidates_within,
     cheapest_selection,
 )
@@ -193,7 +193,7 @@ def _try_ceilings(
 
 def _many_candidates(
     problem: MappingProblem, relaxation: Relaxation, params: CeilingParams
-) -> Candidates | None:
+) -> BundleCandidates | None:
     """As many bundles and partitions as can be listed; None where even the best are too many."""
     for share in params.delta_shares:
         candidates = candidates_within(problem, relaxation, share * relaxation.value_s, None)

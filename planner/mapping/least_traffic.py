@@ -45,6 +45,7 @@ from meshwright.planner.mapping.regular_orders import regular_orders
 from meshwright.planner.mapping.relaxation.columns import relax
 from meshwright.planner.mapping.relaxation.deepening import deepened
 from meshwright.planner.mapping.relaxation.exchange import exchanged
+from meshwright.planner.mapping.relaxation.slot_bound import slot_bound_s
 from meshwright.planner.mapping.slot_model import is_small, least_sum
 from meshwright.planner.mapping.solution import (
     PROVEN,
@@ -149,7 +150,7 @@ def _several_pods(
     pods = problem.only_pods()
     if pods.table_states <= params.largest_table:
         starts = [pod_counts_of(problem, order) for order in orders]
-        bound_s += relax(pods, starts, limits.relaxed).bound_s
+        bound_s += slot_bound_s(pods, starts, limits.relaxed)
     tries = min(
         params.most_tries,
         params.tries_per_cell * problem.stages * len(problem.leaf_slots),

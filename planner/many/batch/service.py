@@ -20,8 +20,9 @@ from meshwright.planner.many.batch.engines import Engine, Task, local_engine, us
 from meshwright.planner.many.batch.fingerprint import code_fingerprint
 from meshwright.planner.many.batch.jobs import Job, read_jobs
 from meshwright.planner.many.batch.journal import Journal
-from meshwright.planner.many.batch.results import FORMATS, check_formats
-from meshwright.planner.many.batch.work import ASKED, request_of
+from meshwright.planner.many.batch.results import RESULT_FORMATS, check_formats
+from meshwright.planner.many.batch.rows import failed_row
+from meshwright.planner.many.batch.work import request_of
 
 PLANS = "plans"
 _STAGING = ".staging"
@@ -102,7 +103,7 @@ def run_batch(
         listener.start(len(jobs), len(done))
         for position, job in enumerate(jobs):
             if job.document is None and position not in done:
-                row = _mistaken(job)
+                row = failed_row({**job.fields, "name": job.name}, job.mistake or "")
                 journal.add(position, row, cached=False, seconds=0.0)
                 listener.done(row, False, 0.0)
         tasks = list(_tasks(jobs, done))
@@ -178,12 +179,6 @@ def _identity(jobs: list[Job]) -> str:
     return hashlib.sha256((code_fingerprint() + text).encode()).hexdigest()
 
 
-def _mistaken(job: Job) -> dict[str, Any]:
-    asked = {key: job.fields.get(key) for key in ASKED}
-    plain = {key: value if isinstance(value, str | int) else None for key, value in asked.items()}
-    return {**plain, "name": job.name, "status": "failed", "message": job.mistake or ""}
-
-
 def _write_plan(folder: Path, name: str, files: Mapping[str, str]) -> None:
     """A plan's folder appears whole: it is written under another name, then renamed."""
     staging = folder / _STAGING
@@ -213,7 +208,7 @@ def _write_results(folder: Path, rows: list[dict[str, Any]], formats: tuple[str,
         target = folder / f"results.{name}"
         temporary = folder / f".results.{name}.part"
         with temporary.open("wb") as stream:
-            stream.write(FORMATS[name](rows))
+            stream.write(RESULT_FORMATS[name](rows))
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(target)

@@ -8,7 +8,7 @@ from meshwright.planner.mapping.problem import MappingProblem
 from meshwright.planner.mapping.relaxation.columns import Relaxation
 from meshwright.planner.mapping.relaxation.ordering import ordered_counts
 from meshwright.planner.mapping.relaxation.selection import (
-    Candidates,
+    BundleCandidates,
     candidates_within,
     cheapest_selection,
 )
@@ -58,7 +58,7 @@ def deepened(
     base_s = relaxation.lagrangian_s
     bound_s = relaxation.bound_s
     delta_s = params.first_share * max(bound_s, params.least_share * best.price_s)
-    candidates: Candidates | None = None
+    candidates: BundleCandidates | None = None
     while best.price_s - bound_s > PROVEN * best.price_s and limits.left_s > 0:
         tree_s = max(0.1, min(params.tree_s, limits.left_s))
         delta_s = min(delta_s, best.price_s - base_s) + ROUNDING * best.price_s
@@ -94,7 +94,7 @@ class _Step:
 def _step(
     problem: MappingProblem,
     relaxation: Relaxation,
-    candidates: Candidates,
+    candidates: BundleCandidates,
     best: Incumbent,
     tree: TreeLimits,
 ) -> _Step:

@@ -60,17 +60,17 @@ def cheapest_partition(values: FloatArray, slots: int, most_parts: int) -> tuple
     """
     totals = np.arange(slots + 1)
     before = totals[:, None] - np.arange(1, len(values))
-    least = np.where(totals > 0, np.inf, 0.0)
+    least_value = np.where(totals > 0, np.inf, 0.0)
     choices: list[IntArray] = []
     for _ in range(most_parts):
-        reached = least[np.maximum(before, 0)] + values[1:]
+        reached = least_value[np.maximum(before, 0)] + values[1:]
         reached = np.where(before >= 0, reached, np.inf)
         value = reached.min(axis=1)
-        better = value < least
+        better = value < least_value
         if not better.any():
             break
         choices.append(np.where(better, reached.argmin(axis=1) + 1, 0))
-        least = np.where(better, value, least)
+        least_value = np.where(better, value, least_value)
     partition = np.zeros(len(values), dtype=np.int64)
     rest = slots
     for choice in reversed(choices):
@@ -78,7 +78,7 @@ def cheapest_partition(values: FloatArray, slots: int, most_parts: int) -> tuple
         if size:
             partition[size] += 1
             rest -= size
-    return float(least[slots]), partition
+    return float(least_value[slots]), partition
 
 
 def partitions_within(
@@ -118,12 +118,13 @@ def partitions_within(
 
 def _least_rest(values: FloatArray, sizes: list[int], slots: int) -> list[list[float]]:
     """Least value of exactly so many slots in parts of `sizes[depth:]`, [depth][slots]."""
-    least = np.full((len(sizes) + 1, slots + 1), np.inf)
-    least[-1, 0] = 0.0
+    values_left = np.full((len(sizes) + 1, slots + 1), np.inf)
+    values_left[-1, 0] = 0.0
     for depth in range(len(sizes) - 1, -1, -1):
         size = sizes[depth]
-        least[depth] = least[depth + 1]
+        values_left[depth] = values_left[depth + 1]
         for rest in range(size, slots + 1):
-            least[depth, rest] = min(least[depth, rest], least[depth, rest - size] + values[size])
-    rows: list[list[float]] = least.tolist()
+            with_part = values_left[depth, rest - size] + values[size]
+            values_left[depth, rest] = min(values_left[depth, rest], with_part)
+    rows: list[list[float]] = values_left.tolist()
     return rows

@@ -46,7 +46,7 @@ PartUses = dict[int, list[tuple[int, Any]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidates:
+class BundleCandidates:
     """What a mapping less than `delta_s` above the bound can be made of."""
 
     delta_s: float
@@ -69,8 +69,8 @@ class Selection:
 
 
 def candidates_within(
-    problem: MappingProblem, relaxation: Relaxation, delta_s: float, before: Candidates | None
-) -> Candidates | None:
+    problem: MappingProblem, relaxation: Relaxation, delta_s: float, before: BundleCandidates | None
+) -> BundleCandidates | None:
     """Bundles and partitions of reduced cost at most `delta_s`; None where bundles are too many.
 
     Partitions that were too many for a smaller delta, `before`, are not listed again.
@@ -87,20 +87,20 @@ def candidates_within(
             partitions.append(None)
         elif stages:
             values = duals[stage_class]
-            least, _ = cheapest_partition(values, problem.slots, parts)
-            ceiling = least + delta_s
+            least_value, _ = cheapest_partition(values, problem.slots, parts)
+            ceiling = least_value + delta_s
             partitions.append(
                 partitions_within(values, problem.slots, parts, ceiling, MOST_PARTITIONS)
             )
         else:
             partitions.append(np.zeros((0, duals.shape[1]), dtype=np.int64))
-    return Candidates(delta_s=delta_s, bundles=bundles, partitions=partitions)
+    return BundleCandidates(delta_s=delta_s, bundles=bundles, partitions=partitions)
 
 
 def cheapest_selection(
     problem: MappingProblem,
     relaxation: Relaxation,
-    candidates: Candidates,
+    candidates: BundleCandidates,
     limits: TreeLimits,
 ) -> Selection:
     """Bundles for the leaves whose parts can be put together to stages.
