@@ -64,7 +64,17 @@ class Workload:
     """HBM that the plan must leave free."""
 
     def on(self, gpus: int) -> Workload:
-        """The same training on the first `gpus` GPUs, at least 1, of the cluster."""
+        """The same training on another number of GPUs of the cluster.
+
+        Parameters
+        ----------
+        gpus : int
+            1 to the cluster's size.
+
+        Returns
+        -------
+        Workload
+        """
         return self if gpus == self.gpus else replace(self, gpus=gpus)
 
     def imbalance(self, ep: ArrayLike) -> NDArray[np.float64]:
