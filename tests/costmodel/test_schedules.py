@@ -28,10 +28,10 @@ from meshwright.costmodel.pipeline.split import chunk_counts
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.schema import ModelSpec, MoeSpec
-from meshwright.planner.bounds.layer_split import best_split
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.bounds.stages import SplitCosts, default_stages, level_splits
 from tests.costmodel.pipeline_oracles import peak_chunks
+from tests.planner.bounds.best_split import best_split
 
 SHAPES = (
     (Schedule.ONE_F_ONE_B, 1),
