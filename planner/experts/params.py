@@ -35,14 +35,14 @@ class BalanceParams:
         Slots of all layers under search above which starting processes takes less time than it saves.
     """
 
-    search_share: float = 0.25
-    stop_share: float = 0.15
+    search_share: float = 0.15
+    stop_share: float = 0.1
     limit_fractions: tuple[float, ...] = (0.0005, 0.02, 0.06, 0.15, 0.3, 0.6)
     hot_load: float = 0.3
     count_work: float = 0.1
     exchange_rounds: int = 600
     cheap_slots: int = 64
-    exact_share: float = 0.25
+    exact_share: float = 0.6
     least_exact_work: float = 0.05
     parallel_slots: int = 4000
 
