@@ -6,33 +6,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.constraints.columns import as_excess, column
-from meshwright.constraints.pipeline_schedules import AllowedSchedules
+from meshwright.constraints.kinds import AtMost, When, of
 from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
-from meshwright.constraints.unsupported import AllowedPrecisions, AllowedValues, WholeModelRecompute
 from meshwright.costmodel.workload import Workload
 
-
-class DeepspeedPipelineSharding(Rule):
-    """pp > 1 needs ZeRO 0 or 1: the pipeline engine accumulates whole gradients.
-
-    Asserted as the engine is made, not by the parser (DeepSpeed 0.19.8, runtime/pipe/engine.py).
-    """
-
-    name = "deepspeed-pipeline-zero"
-    unit = "stages of ZeRO"
-
-    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        return as_excess(np.where(column(table, "pp") > 1, column(table, "zero_stage") - 1, 0))
-
-    def check(self, plan: FinishedPlan) -> Finding | None:
-        if int(plan.layout.pp) == 1 or plan.layout.zero_stage in (0, 1):
-            return None
-        return self.finding(
-            value=int(plan.layout.zero_stage),
-            limit=1,
-            words=f"ZeRO stage {plan.layout.zero_stage} with pp {plan.layout.pp}",
-            remedy="Lower the ZeRO stage to 1, or set pp to 1.",
-        )
+DEEPSPEED_PIPELINE_SHARDING = AtMost(
+    name="deepspeed-pipeline-zero",
+    sentence="zero_stage <= 1 where pp > 1: the pipeline engine accumulates whole gradients",
+    unit="stages of ZeRO",
+    when=(When("pp", least=2),),
+    value=of("zero_stage"),
+    words="ZeRO stage {zero_stage} with pp {pp}",
+    remedy="Lower the ZeRO stage to 1, or set pp to 1.",
+)
+"""Asserted as the engine is made, not by the parser (DeepSpeed 0.19.8, runtime/pipe/engine.py)."""
 
 
 class DeepspeedExpertGroups(Rule):
@@ -54,26 +41,17 @@ class DeepspeedExpertGroups(Rule):
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         dp, ep, pp = int(plan.layout.dp), int(plan.layout.ep), int(plan.layout.pp)
-        left = dp - dp // ep * ep
-        if left == 0 and pp == 1:
+        remainder = dp - dp // ep * ep
+        if remainder == 0 and pp == 1:
             return None
         return self.finding(
-            value=left + pp - 1,
+            value=remainder + pp - 1,
             words=f"experts on ep {ep} of dp {dp} replicas and pp {pp} stages",
             remedy="Set pp to 1 and take an ep that divides dp.",
         )
 
 
-RULES: tuple[Rule, ...] = (
-    AllowedSchedules("deepspeed"),
-    DeepspeedPipelineSharding(),
+DEEPSPEED_RULES: tuple[Rule, ...] = (
+    DEEPSPEED_PIPELINE_SHARDING,
     DeepspeedExpertGroups(),
-    AllowedValues(
-        "deepspeed-degrees",
-        "deepspeed",
-        {"cp": (1,), "etp": (1,), "vpp": (1,), "sequence_parallel": (0,)},
-        "ds_config.json has no setting for it: keep cp, etp and vpp at 1 and sequence parallelism off.",
-    ),
-    AllowedPrecisions("deepspeed", ("bf16", "fp16")),
-    WholeModelRecompute("deepspeed"),
 )

@@ -30,17 +30,19 @@ class Context:
     @cached_property
     def tokens(self) -> Floats:
         """Tokens of a micro-batch on one rank."""
-        out: Floats = (
-            np.asarray(self.layout.micro_batch) * self.workload.seq_len / np.asarray(self.layout.cp)
-        )
-        return out
+        layout = self.layout
+        tokens = np.asarray(layout.micro_batch) * self.workload.seq_len
+        per_rank: Floats = tokens / np.asarray(layout.cp)
+        return per_rank
 
     @cached_property
     def cast_bytes(self) -> float:
         """Bytes moved per element of a GEMM operand that is cast to the run's precision."""
-        work, current = self.workload, self.constants.framework.current_scaling
-        architecture = work.cluster.device.architecture
-        return cast_bytes_per_element(work.precision, architecture, current_scaling=current)
+        return cast_bytes_per_element(
+            self.workload.precision,
+            self.workload.cluster.device.architecture,
+            current_scaling=self.constants.framework.current_scaling,
+        )
 
     @cached_property
     def element_bytes(self) -> ElementBytes:
@@ -69,32 +71,48 @@ class Context:
     @cached_property
     def sequence_shards(self) -> Floats:
         """Ways that norms, residuals and dropout are split: tp with sequence parallelism, else 1."""
-        out: Floats = np.where(self.layout.sequence_parallel, self.layout.tp, 1)
-        return out
+        shards: Floats = np.where(self.layout.sequence_parallel, self.layout.tp, 1)
+        return shards
+
+    @property
+    def activation_bytes(self) -> Floats:
+        """Bytes of a micro-batch's activations between layers, T h of 2 bytes, on one rank."""
+        return 2.0 * self.tokens * self.workload.model.hidden
 
     @cached_property
     def tensor_pass_s(self) -> Floats:
-        """One gather or scatter of a micro-batch's activations, T h of 2 bytes, over the tensor group."""
-        return ring_pass_s(
-            2.0 * self.tokens * self.workload.model.hidden, self.placement.tp, self.links
-        )
+        """One gather or scatter of a micro-batch's activations over the tensor group, seconds."""
+        return ring_pass_s(self.activation_bytes, self.placement.tp, self.links)
 
     @cached_property
     def tensor_wait_s(self) -> Floats:
-        """Wait at a blocking collective of the tensor group."""
-        return np.where(
-            np.asarray(self.layout.tp) > 1, self.constants.framework.collective_wait_s, 0.0
-        )
+        """Wait at a blocking collective of the tensor group, seconds."""
+        wait = self.constants.framework.collective_wait_s
+        return np.where(np.asarray(self.layout.tp) > 1, wait, 0.0)
 
     @cached_property
     def tensor_sum_s(self) -> Floats:
         """After a row-parallel product: an all-reduce; with sequence parallelism a scatter and a gather."""
-        volume = 2.0 * self.tokens * self.workload.model.hidden
-        reduced = all_reduce_s(volume, self.placement.tp, self.links)
+        reduced = all_reduce_s(self.activation_bytes, self.placement.tp, self.links)
         passes = (1.0 + self.gathered_share) * self.tensor_pass_s
         return self.tensor_wait_s + np.where(self.layout.sequence_parallel, passes, reduced)
 
 
 def quantise_bytes(c: Context, tokens: Floats, elements: Floats) -> Floats:
-    """Bytes that casting GEMM operands to the run's narrower format moves; 0 at 16 bits."""
+    """Bytes that casting GEMM operands to the run's narrower format moves.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts and rates.
+    tokens : float or array
+        Rows of the operands.
+    elements : float or array
+        Elements of all operands in a row.
+
+    Returns
+    -------
+    float or array
+        Bytes read and written; 0 at 16 bits (`precision.cast_bytes_per_element` has the sources).
+    """
     return c.cast_bytes * tokens * elements

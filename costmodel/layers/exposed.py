@@ -10,65 +10,126 @@ from meshwright.costmodel.layout import Floats
 
 
 def tensor_parallel_s(
-    c: Context, hide_f: Floats, hide_b: Floats, each_b: Floats
+    c: Context, forward_gemm_s: Floats, backward_gemm_s: Floats, column_gemm_s: Floats
 ) -> tuple[Floats, Floats]:
     """One all-reduce forward and one backward (or gathers and scatters) of T h, less what compute hides.
 
-    With user buffers that is any GEMM, `hide_f` and `hide_b`. Without, Megatron runs the collectives of a
-    column-parallel product beside one GEMM of its backward pass each, `each_b` seconds: the all-reduce (or
-    scatter) of the input's gradient under the weight gradient, and the gather of the saved input that
-    sequence parallelism repeats under the input gradient (Korthikanti et al. 2022, section 4.2.2;
+    With user buffers that is any GEMM of the pass. Without, Megatron runs the collectives of a
+    column-parallel product beside one GEMM of its backward pass each: the all-reduce (or scatter) of the
+    input's gradient under the weight gradient, and the gather of the saved input that sequence parallelism
+    repeats under the input gradient (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2;
     megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication). Launches that
     block leave nothing to run beside.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts, placements and rates.
+    forward_gemm_s, backward_gemm_s : float or array
+        Seconds of the block's GEMMs in either pass.
+    column_gemm_s : float or array
+        Seconds of one GEMM of the column-parallel product's backward pass.
+
+    Returns
+    -------
+    tuple of two floats or arrays
+        Exposed seconds, forward and backward, of one block and micro-batch.
     """
-    whole, stack = c.tensor_sum_s, c.constants.framework
+    stack = c.constants.framework
     beside = stack.async_tensor_backward and not c.workload.launch_blocking
     if c.tp_overlaps or not beside:
-        return less_hidden(c.tp_overlaps, stack.tp_hidden, whole, hide_f, hide_b)
+        hidden_share = stack.tp_hidden if c.tp_overlaps else 0.0
+        return less_hidden(hidden_share, c.tensor_sum_s, forward_gemm_s, backward_gemm_s)
 
     def exposed(seconds: Floats) -> Floats:
-        return np.maximum(seconds - each_b, 0.0) + stack.dp_interference * np.minimum(
-            seconds, each_b
-        )
+        """What runs longer than one GEMM, and what the two slow each other down."""
+        slow_down = stack.dp_interference * np.minimum(seconds, column_gemm_s)
+        return np.maximum(seconds - column_gemm_s, 0.0) + slow_down
 
     gathered = c.gathered_share * c.tensor_pass_s
     scattered = c.tensor_wait_s + gathered + exposed(gathered) + exposed(c.tensor_pass_s)
-    return whole, np.where(c.layout.sequence_parallel, scattered, exposed(whole))
+    reduced = exposed(c.tensor_sum_s)
+    return c.tensor_sum_s, np.where(c.layout.sequence_parallel, scattered, reduced)
 
 
 def less_hidden(
-    overlaps: bool, most: float, seconds: Floats, under_f: Floats, under_b: Floats
+    hidden_share: float, seconds: Floats, forward_s: Floats, backward_s: Floats
 ) -> tuple[Floats, Floats]:
-    """Exposed seconds, forward and backward, of a transfer whose share `most` can hide under compute."""
-    if not overlaps:
+    """Exposed seconds of a transfer that runs beside compute.
+
+    Parameters
+    ----------
+    hidden_share : float
+        Share of the transfer that can hide, 0 to 1; 0 without overlap.
+    seconds : float or array
+        Of the transfer, in either pass.
+    forward_s, backward_s : float or array
+        Seconds of the compute beside it.
+
+    Returns
+    -------
+    tuple of two floats or arrays
+        Exposed seconds, forward and backward.
+    """
+    if hidden_share == 0.0:
         return seconds, seconds
-    least = seconds * (1.0 - most)
-    return np.maximum(least, seconds - under_f), np.maximum(least, seconds - under_b)
+    always = seconds * (1.0 - hidden_share)
+    return np.maximum(always, seconds - forward_s), np.maximum(always, seconds - backward_s)
 
 
 def context_parallel_s(
-    c: Context, widths: tuple[Floats, Floats, Floats], core: tuple[Floats, Floats]
+    c: Context, widths: tuple[Floats, Floats, Floats], attention_s: tuple[Floats, Floats]
 ) -> tuple[Floats, Floats]:
-    """Exposed seconds, forward and backward; `widths` of query, key with value, and output on one rank.
+    """Exposed seconds of the transfers of context parallelism.
 
     Ring attention passes keys and values round the group under the attention of the block before (Liu et al.
     2023, arXiv 2310.01889, section 3), backward with their gradients; all-to-all swaps heads for tokens and
-    is exposed (Ulysses, 2309.14509).
+    is exposed (DeepSpeed Ulysses, arXiv 2309.14509).
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts, placements and rates.
+    widths : tuple of three floats or arrays
+        Elements a token of queries, of keys with values, and of the output, on one rank.
+    attention_s : tuple of two floats or arrays
+        Seconds of attention itself, forward and backward.
+
+    Returns
+    -------
+    tuple of two floats or arrays
+        Seconds of one layer and micro-batch, forward and backward; 0 where cp is 1.
     """
-    held, (query, key_value, out) = 2.0 * c.tokens, widths
+    query, key_value, output = widths
+    token_bytes = 2.0 * c.tokens
     if c.workload.cp_comm == "a2a":
-        once = all_to_all_s(held * (query + key_value + out), c.placement.cp, c.links)
+        once = all_to_all_s(token_bytes * (query + key_value + output), c.placement.cp, c.links)
         return once, once
     cp = np.asarray(c.layout.cp)
-    ring = ring_pass_s(held * key_value * cp, c.placement.cp, c.links)
-    return np.maximum(ring - core[0], ring / cp), np.maximum(2.0 * ring - core[1], ring / cp)
+    forward_s, backward_s = attention_s
+    ring = ring_pass_s(token_bytes * key_value * cp, c.placement.cp, c.links)
+    first_step = ring / cp
+    exposed_backward = np.maximum(2.0 * ring - backward_s, first_step)
+    return np.maximum(ring - forward_s, first_step), exposed_backward
 
 
 def merge_bytes(c: Context, q_width: Floats, out_width: Floats) -> tuple[Floats, Floats]:
-    """What ring attention moves through HBM to merge the partial results of its steps, forward and backward.
+    """What ring attention moves through HBM to merge the partial results of its steps.
 
     Each step after the first reads a 2-byte partial output and rescales a 4-byte sum by the new log-sum-exp
     (Liu et al. 2023, arXiv 2310.01889, appendix A); backward the gradient of the queries is summed likewise.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and layouts.
+    q_width, out_width : float or array
+        Elements a token of queries and of the output, on one rank.
+
+    Returns
+    -------
+    tuple of two floats or arrays
+        Bytes of one layer and micro-batch, forward and backward; 0 where cp is 1.
     """
     if c.workload.cp_comm == "a2a":
         return 0.0 * c.tokens, 0.0 * c.tokens

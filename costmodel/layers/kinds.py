@@ -36,10 +36,24 @@ class KindTime:
         return total(self.full_recompute)
 
     def rows(self, index: NDArray[np.intp], size: int) -> KindTime:
-        """The times at an index into arrays of `size` layouts."""
+        """The times of some layouts.
+
+        Parameters
+        ----------
+        index : array of int, shape [k]
+            Positions, 0 to size - 1.
+        size : int
+            Layouts that the times are of.
+
+        Returns
+        -------
+        KindTime
+            Arrays of shape [k].
+        """
 
         def taken(seconds: Floats) -> Floats:
-            return np.broadcast_to(np.asarray(seconds, dtype=np.float64), (size,))[index]
+            values = np.asarray(seconds, dtype=np.float64)
+            return np.broadcast_to(values, (size,))[index]
 
         return KindTime(
             {name: taken(part) for name, part in self.parts.items()},
@@ -59,47 +73,78 @@ class KindTimes:
     mtp: KindTime | None
 
     def rows(self, index: NDArray[np.intp], size: int) -> KindTimes:
-        """The times at an index into arrays of `size` layouts."""
-        dense, moe, mtp = (
-            None if kind is None else kind.rows(index, size)
-            for kind in (self.dense, self.moe, self.mtp)
-        )
+        """The times of some layouts.
+
+        Parameters
+        ----------
+        index : array of int, shape [k]
+            Positions, 0 to size - 1.
+        size : int
+            Layouts that the times are of.
+
+        Returns
+        -------
+        KindTimes
+            Arrays of shape [k].
+        """
         return KindTimes(
-            dense, moe, self.embedding.rows(index, size), self.head.rows(index, size), mtp
+            dense=None if self.dense is None else self.dense.rows(index, size),
+            moe=None if self.moe is None else self.moe.rows(index, size),
+            embedding=self.embedding.rows(index, size),
+            head=self.head.rows(index, size),
+            mtp=None if self.mtp is None else self.mtp.rows(index, size),
         )
 
 
 def kind_times(c: Context) -> KindTimes:
-    """Prices every kind of layer of the model."""
-    model = c.workload.model
+    """Prices every kind of layer of the model.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts, placements and rates.
+
+    Returns
+    -------
+    KindTimes
+        Seconds of one micro-batch, shaped like the layouts broadcast against the placements.
+    """
+    model, stack = c.workload.model, c.constants.framework
     attention = attention_block(c)
     dense = moe = mtp = None
-    launch = c.constants.framework.launch_layer_s
     if model.dense_layers:
-        dense = _with_host(c, joined(attention, dense_mlp(c, model.ffn_hidden)), launch)
+        dense_layer = joined(attention, dense_mlp(c, model.ffn_hidden))
+        dense = _with_host(c, dense_layer, stack.launch_layer_s)
     if model.moe is not None and (model.moe_layers or model.mtp_layers):
-        layer = hide_expert_traffic(c, joined(attention, moe_mlp(c)))
-        stack = c.constants.framework
-        moe = _with_host(c, layer, stack.launch_moe_layer_s, stack.moe_sync_s)
-    top = head(c)
-    head_time = _with_host(c, top, launch / 2)
+        moe_layer = hide_expert_traffic(c, joined(attention, moe_mlp(c)))
+        moe = _with_host(c, moe_layer, stack.launch_moe_layer_s, stack.moe_sync_s)
+    head_time = _with_host(c, head(c), stack.launch_layer_s / 2)
     if model.mtp_layers:
         main = moe or dense
         assert main is not None
-        join, join_backward_s = _mtp_projection(c)
-        mtp = KindTime(
-            add(main.parts, head_time.parts, join),
-            main.backward_s + head_time.backward_s + join_backward_s,
-            main.full_recompute,
-        )
-    return KindTimes(dense, moe, _with_host(c, embedding(c), launch / 4), head_time, mtp)
+        mtp = _mtp_module(c, main, head_time)
+    embedding_time = _with_host(c, embedding(c), stack.launch_layer_s / 4)
+    return KindTimes(dense, moe, embedding_time, head_time, mtp)
 
 
-def _mtp_projection(c: Context) -> tuple[Parts, Floats]:
-    """The GEMM from 2 h to h that joins a multi-token-prediction module to the model: parts, and backward."""
+def _mtp_module(c: Context, main: KindTime, head_time: KindTime) -> KindTime:
+    """A multi-token-prediction module: a main layer, a head, and the GEMM from 2 h to h that joins it."""
     h, n = c.workload.model.hidden, c.workload.model.hidden / np.asarray(c.layout.tp)
     backward = gemm_s(c.tokens, 2 * h, n, c.rates) + weight_gradient_s(2 * h, n, c.tokens, c.rates)
-    return {"gemm": gemm_s(c.tokens, n, 2 * h, c.rates) + backward}, backward
+    join: Parts = {"gemm": gemm_s(c.tokens, n, 2 * h, c.rates) + backward}
+    return KindTime(
+        add(main.parts, head_time.parts, join),
+        main.backward_s + head_time.backward_s + backward,
+        main.full_recompute,
+    )
+
+
+_PASSES = 3.0
+"""Launches of a layer in forward passes: one forward, and a backward pass that launches twice as much."""
+_OVERLAPPED_GEMMS = 6.0
+"""GEMMs of a layer that overlapped tensor parallelism cuts into tp: four forward, two backward."""
+_RING_STEP_LAUNCHES = 12.0
+"""Launches of a step of ring attention: a kernel, a transfer and corrections, about six in each direction."""
 
 
 def _with_host(c: Context, layer: LayerTime, launch_s: float, sync_s: float = 0.0) -> KindTime:
@@ -112,44 +157,45 @@ def _with_host(c: Context, layer: LayerTime, launch_s: float, sync_s: float = 0.
     framework, power = c.constants.framework, c.constants.shared["launch_norm"]
     parts = add(layer.forward, layer.backward, layer.recompute)
     share = _host_share(c)
-    passes = 3.0
-    waits = (
-        sync_s * c.constants.device.host_factor
-        if c.workload.cuda_graph in ("none", "feed_forward")
-        else 0.0
-    )
-    extra = _host_excess(total(parts) + waits, (launch_s * passes + _pieces_s(c)) * share, power)
-    gap = framework.serial_launch_s + (
-        framework.launch_blocking_s if c.workload.launch_blocking else 0.0
-    )
-    parts = add(parts, {"host": extra + waits + gap * passes * share})
-    forward_s = total(layer.forward)
-    again_extra = _host_excess(forward_s, launch_s * share, power) + gap * share
-    full = scaled(add(layer.forward, {"host": again_extra}), framework.recompute_fraction)
-    backward_share = total(layer.backward) / np.maximum(forward_s + total(layer.backward), 1e-12)
+    waits = 0.0
+    if c.workload.cuda_graph in ("none", "feed_forward"):
+        waits = sync_s * c.constants.device.host_factor
+    host_s = (launch_s * _PASSES + _cut_launches_s(c)) * share
+    excess = _host_excess_s(total(parts) + waits, host_s, power)
+    gap = framework.serial_launch_s
+    if c.workload.launch_blocking:
+        gap += framework.launch_blocking_s
+    parts = add(parts, {"host": excess + waits + gap * _PASSES * share})
+    forward_s, backward_s = total(layer.forward), total(layer.backward)
+    forward_host = _host_excess_s(forward_s, launch_s * share, power) + gap * share
+    forward_again = add(layer.forward, {"host": forward_host})
+    full = scaled(forward_again, framework.recompute_fraction)
+    backward_share = backward_s / np.maximum(forward_s + backward_s, 1e-12)
     return KindTime(parts, total(parts) * backward_share, {"recompute": total(full)})
 
 
 def _host_share(c: Context) -> float:
     """Host work that the run's CUDA graphs leave, times the pace of the device's host."""
-    shared = c.constants.shared
-    left = {"full": 0.0, "partial": shared["partial_graph_host_share"], "feed_forward": 1.0}
-    return left.get(c.workload.cuda_graph, 1.0) * c.constants.device.host_factor
+    partial = c.constants.shared["partial_graph_host_share"]
+    share = {"full": 0.0, "partial": partial}.get(c.workload.cuda_graph, 1.0)
+    return share * c.constants.device.host_factor
 
 
-def _pieces_s(c: Context) -> Floats:
-    """Host seconds for the pieces that a layer is cut into, each a GEMM or attention call and a transfer.
-
-    Overlapped tensor parallelism cuts six of a layer's GEMMs (four forward, two backward) into tp. Ring
-    attention runs in cp steps of a kernel, a transfer and corrections: about six pieces in each direction.
-    """
+def _cut_launches_s(c: Context) -> Floats:
+    """Host seconds to launch what a layer is cut into: GEMMs beside transfers, steps of ring attention."""
     tp, cp = np.asarray(c.layout.tp), np.asarray(c.layout.cp)
-    split = 6.0 * np.where(tp > 1, tp, 0) if c.tp_overlaps else 0.0
-    steps = 0.0 if c.workload.cp_comm == "a2a" else 12.0 * np.where(cp > 1, cp, 0)
-    return c.constants.framework.piece_launch_s * (split + steps)
+    gemms: Floats = 0.0
+    if c.tp_overlaps:
+        gemms = _OVERLAPPED_GEMMS * np.where(tp > 1, tp, 0)
+    steps: Floats = 0.0
+    if c.workload.cp_comm != "a2a":
+        steps = _RING_STEP_LAUNCHES * np.where(cp > 1, cp, 0)
+    return c.constants.framework.piece_launch_s * (gemms + steps)
 
 
-def _host_excess(device_s: Floats, host_s: Floats, power: float) -> Floats:
+def _host_excess_s(device_s: Floats, host_s: Floats, power: float) -> Floats:
+    """What the p-norm of device and host takes longer than the device."""
     larger, smaller = np.maximum(device_s, host_s), np.minimum(device_s, host_s)
-    out: Floats = larger * (1.0 + (smaller / larger) ** power) ** (1.0 / power) - device_s
-    return out
+    together = larger * (1.0 + (smaller / larger) ** power) ** (1.0 / power)
+    excess: Floats = together - device_s
+    return excess

@@ -9,6 +9,7 @@ import numpy as np
 from meshwright.costmodel.layout import Floats
 
 Parts = dict[str, Floats]
+"""Seconds by part: gemm, expert_gemm, attention, memory_bound, tp_comm, cp_comm, ep_comm, host, recompute."""
 
 
 @dataclass(frozen=True)
@@ -20,28 +21,74 @@ class LayerTime:
     recompute: Parts
 
 
-def add(*many: Parts) -> Parts:
-    """Part-wise sum."""
-    out: Parts = {}
-    for parts in many:
+def add(*summands: Parts) -> Parts:
+    """Part-wise sum.
+
+    Parameters
+    ----------
+    *summands : dict of str to float or array
+        Seconds by part; a missing part counts as 0.
+
+    Returns
+    -------
+    dict of str to float or array
+        Seconds of every part that some summand has.
+    """
+    result: Parts = {}
+    for parts in summands:
         for name, seconds in parts.items():
-            out[name] = out[name] + seconds if name in out else seconds
-    return out
+            result[name] = result[name] + seconds if name in result else seconds
+    return result
 
 
 def scaled(parts: Parts, factor: Floats) -> Parts:
-    """Part-wise product."""
+    """Part-wise product.
+
+    Parameters
+    ----------
+    parts : dict of str to float or array
+        Seconds by part.
+    factor : float or array
+        A number without unit.
+
+    Returns
+    -------
+    dict of str to float or array
+        Seconds of the same parts.
+    """
     return {name: seconds * factor for name, seconds in parts.items()}
 
 
 def total(parts: Parts) -> Floats:
-    """Sum over the parts."""
-    out: Floats = sum(parts.values(), start=np.float64(0.0))
-    return out
+    """Sum over the parts.
+
+    Parameters
+    ----------
+    parts : dict of str to float or array
+        Seconds by part, shapes that broadcast.
+
+    Returns
+    -------
+    float or array
+        Seconds; 0 without parts.
+    """
+    seconds: Floats = sum(parts.values(), start=np.float64(0.0))
+    return seconds
 
 
 def joined(*blocks: LayerTime) -> LayerTime:
-    """Blocks run one after the other."""
+    """Blocks run one after the other.
+
+    Parameters
+    ----------
+    *blocks : LayerTime
+        Attention and feed-forward of a layer.
+
+    Returns
+    -------
+    LayerTime
+        Part-wise sums.
+    """
     return LayerTime(
         add(*(b.forward for b in blocks)),
         add(*(b.backward for b in blocks)),

@@ -22,10 +22,12 @@ FULL_SHARE = 0.95
 """Of a limit: from here on a constraint is said to hold the plan back."""
 
 
-def bindings(request: PlanRequest, best: Priced, predicted: Predicted) -> Iterator[Binding]:
+def bindings(
+    request: PlanRequest, workload: Workload, best: Priced, predicted: Predicted
+) -> Iterator[Binding]:
     """Limits that the plan reaches, or nearly so."""
     layout, cluster = best.layout, request.cluster
-    peak, limit = max(predicted.memory_gib), usable_hbm_gib(request.workload())
+    peak, limit = max(predicted.memory_gib), usable_hbm_gib(workload)
     if peak >= FULL_SHARE * limit or int(layout.recompute):
         rank = predicted.memory_gib.index(peak)
         note = f"pipeline rank {rank} is the fullest"

@@ -8,15 +8,22 @@ from typing import TYPE_CHECKING, cast
 
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.pipeline.schedules import SCHEDULE_NAMES
-from meshwright.costmodel.workload import Overlap, Workload
+from meshwright.costmodel.workload import Workload, planned_overlap
 from meshwright.errors import InputError, listed, near_miss, shown
+from meshwright.frameworks.catalog import (
+    DEFAULT_FRAMEWORK,
+    FRAMEWORK_NAMES,
+    RECORDS,
+    framework_named,
+    planned,
+)
+from meshwright.frameworks.record import Framework, FrameworkName
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.request.inputs import Framework, PlanInputs, Precision
+from meshwright.planner.request.inputs import PlanInputs, Precision
 
 if TYPE_CHECKING:
     from meshwright.planner.experts.training import ExpertLoads
 
-FRAMEWORKS = ("megatron", "torchtitan", "deepspeed", "fsdp2")
 PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 OPTIMIZERS = ("adam", "sgd", "muon")
 METHODS = ("cp-sat", "exhaustive")
@@ -42,18 +49,6 @@ FORBIDS = (
     "idle-gpus",
 )
 
-FRAMEWORK_OVERLAP = {
-    "megatron": Overlap(dp=True, tp=True, pp=True),
-    "torchtitan": Overlap(dp=True, pp=True),
-    "deepspeed": Overlap(dp=True),
-    "fsdp2": Overlap(dp=True),
-}
-"""What a plan's launch files turn on, and so what its prices assume hidden.
-
-Megatron: --overlap-grad-reduce, --overlap-param-gather, --tp-comm-overlap and the interleaved schedule's own
-point-to-point overlap. Hiding the expert all-to-all stays off: it excludes layouts that are otherwise legal.
-"""
-
 MOE_DISPATCH = "alltoall"
 """Every target's plain dispatcher, which its launch files ask for: others are not always installed."""
 MOE_DISPATCHES = ("alltoall", "deduplicated")
@@ -74,7 +69,7 @@ class PlanRequest:
     """Tokens per sequence."""
     precision: str = "bf16"
     optimizer: str = "adam"
-    framework: str = "megatron"
+    framework: str = DEFAULT_FRAMEWORK
     pins: Mapping[str, int | str] = field(default_factory=dict)
     """Choices that are given: any of `PINS`."""
     forbids: tuple[str, ...] = ()
@@ -115,13 +110,14 @@ class PlanRequest:
             _within("time_limit_s", self.time_limit_s, 0, 31_536_000, "seconds")
         _one_of("precision", self.precision, PRECISIONS)
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
-        _one_of("framework", self.framework, FRAMEWORKS)
+        _one_of("framework", self.framework, FRAMEWORK_NAMES)
         _one_of("method", self.method, METHODS)
         _one_of("moe_dispatch", self.moe_dispatch, MOE_DISPATCHES)
-        if self.moe_dispatch != MOE_DISPATCH and self.framework != "megatron":
+        if self.moe_dispatch != MOE_DISPATCH and not _deduplicates(framework_named(self.framework)):
+            able = [record.name for record in RECORDS if _deduplicates(record)]
             raise InputError(
-                f"moe_dispatch: {self.moe_dispatch} is only in the launch files of megatron, not of "
-                f"{self.framework}; use {MOE_DISPATCH}, or --framework megatron"
+                f"moe_dispatch: {self.moe_dispatch} is only in the launch files of {', '.join(able)}, not of "
+                f"{self.framework}; use {MOE_DISPATCH}, or --framework {able[0]}"
             )
         if self.expert_loads is not None:
             object.__setattr__(self, "expert_imbalance_by_ep", self.expert_loads.by_ep())
@@ -132,18 +128,18 @@ class PlanRequest:
             self, "pins", {name: _pin(name, value) for name, value in self.pins.items()}
         )
 
-    def workload(self, gpus: int | None = None) -> Workload:
-        """What the cost model prices, on all GPUs asked for or on fewer."""
+    def workload(self) -> Workload:
+        """What the cost model prices, on all GPUs asked for; made once for a plan and handed down."""
         return Workload(
             model=self.model,
             cluster=self.cluster,
-            gpus=self.gpus if gpus is None else gpus,
+            gpus=self.gpus,
             global_batch=self.global_batch,
             seq_len=self.seq_len,
             precision=self.precision,
             optimizer=self.optimizer,
             framework=self.framework,
-            overlap=FRAMEWORK_OVERLAP[self.framework],
+            overlap=planned_overlap(framework_named(self.framework)),
             moe_dispatch=self.moe_dispatch,
             expert_imbalance=self.expert_imbalance,
             expert_imbalance_by_ep=self.expert_imbalance_by_ep,
@@ -162,7 +158,7 @@ class PlanRequest:
                 "seq_len": self.seq_len,
                 "precision": cast("Precision", self.precision),
                 "optimizer": self.optimizer,
-                "framework": cast("Framework", self.framework),
+                "framework": cast("FrameworkName", self.framework),
                 "reserve_gib": self.reserve_gib,
                 "pins": dict(self.pins),
                 "forbids": self.forbids,
@@ -171,6 +167,12 @@ class PlanRequest:
                 "moe_dispatch": self.moe_dispatch,
             }
         )
+
+
+def _deduplicates(framework: Framework) -> bool:
+    """Whether plans may ask the framework for a dispatcher that sends a token once to each rank."""
+    dispatchers = framework.dispatchers
+    return any(dispatchers[name].deduplicates for name in planned(dispatchers))
 
 
 def parse_pins(text: str) -> dict[str, int | str]:

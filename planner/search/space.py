@@ -21,7 +21,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.constraints.pipeline_schedules import FRAMEWORK_SCHEDULES
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.pipeline.schedules import (
     LEAST_BUBBLE_SHARE,
@@ -30,26 +29,18 @@ from meshwright.costmodel.pipeline.schedules import (
     traits,
 )
 from meshwright.costmodel.workload import Workload
+from meshwright.frameworks.catalog import framework_named, planned
+from meshwright.frameworks.megatron import MEGATRON
+from meshwright.frameworks.record import Axis
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.runs.predicted import RECOMPUTED
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 LARGEST_CP = 64
 LARGEST_ODD_MICRO_BATCH = 16
-
-_ZERO = {"megatron": (0, 1), "torchtitan": (0, 2, 3), "deepspeed": (0, 1, 2, 3), "fsdp2": (2, 3)}
-_SEQUENCE_PARALLEL = ("megatron", "torchtitan")
-_EXPERT_TENSOR = ("megatron",)
-_SELECTIVE = ("megatron",)
-_ONE = {
-    "megatron": (),
-    "torchtitan": (),
-    "deepspeed": ("cp", "vpp"),
-    "fsdp2": ("pp", "vpp", "ep"),
-}
-"""Axes for which a framework has no setting; the rules of `constraints` say so too, and check the outcome."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +64,7 @@ class Space:
     recompute: tuple[int, ...]
     sequence_parallel: bool
     fewest_gpus: int
-    schedules: tuple[str, ...] = FRAMEWORK_SCHEDULES["megatron"]
+    schedules: tuple[str, ...] = planned(MEGATRON.schedules)
     """Of pipelines, by name."""
 
     def micro_batches(self, dp: int) -> list[int]:
@@ -149,19 +140,19 @@ class Space:
                 )
                 gpus = tp * cp * pp * dps[pair]
                 within = (more_than < gpus) & (gpus <= most_gpus)
-                at = np.nonzero(within & ((tp * cp * dps[pair]) % (etp * ep) == 0))
-                if not len(at[0]):
+                index = np.nonzero(within & ((tp * cp * dps[pair]) % (etp * ep) == 0))
+                if not len(index[0]):
                     continue
-                one = np.ones(len(at[0]), dtype=np.int64)
+                ones = np.ones(len(index[0]), dtype=np.int64)
                 columns = (
-                    tp * one,
-                    cp * one,
-                    pps[at[0]],
-                    dps[at[3]],
-                    np.array(self.ep)[at[2]],
-                    etps[at[1]],
+                    tp * ones,
+                    cp * ones,
+                    pps[index[0]],
+                    dps[index[3]],
+                    np.array(self.ep)[index[2]],
+                    etps[index[1]],
                 )
-                yield np.stack([*columns, sizes[at[3]]], axis=1)
+                yield np.stack([*columns, sizes[index[3]]], axis=1)
 
     def shapes(self) -> Layout:
         """Every (tp, cp, ep, etp, micro_batch) once, on as few GPUs as it needs."""
@@ -222,7 +213,9 @@ class Space:
     @cached_property
     def smallest_bubble(self) -> FloatArray:
         """By pp, the least that (ranks' work - the busiest rank's) may be multiplied by for the bubble."""
-        return self._by_pp(lambda found: min(_bubble_factor(*one) for one in found))
+        return self._by_pp(
+            lambda pipelines: min(_bubble_factor(*pipeline) for pipeline in pipelines)
+        )
 
     @cached_property
     def _layouts_by_pp(self) -> IntArray:
@@ -256,14 +249,15 @@ class Space:
 def space_of(request: PlanRequest) -> Space:
     """The space that a request spans."""
     workload, model = request.workload(), request.model
-    one, forbids, pins = _ONE[request.framework], request.forbids, request.pins
+    framework = framework_named(request.framework)
+    axes, forbids, pins = planned(framework.axes), request.forbids, request.pins
 
-    def axis(name: str, options: list[int]) -> tuple[int, ...]:
-        if name in one or name in forbids:
+    def axis(name: Axis, options: list[int]) -> tuple[int, ...]:
+        if name not in axes or name in forbids:
             options = [o for o in options if o == 1]
         return tuple(o for o in options if name not in pins or o == pins[name])
 
-    zero = tuple(z for z in _ZERO[request.framework] if f"zero-{z}" not in forbids)
+    zero = tuple(z for z in planned(framework.zero_stages) if f"zero-{z}" not in forbids)
     vpp, etp, size = pins.get("vpp"), pins.get("etp"), pins.get("micro_batch")
     experts = divisors(model.moe.experts) if model.moe is not None else [1]
     return Space(
@@ -273,16 +267,14 @@ def space_of(request: PlanRequest) -> Space:
         pp=axis("pp", list(range(1, min(model.layers, request.gpus) + 1))),
         dp=axis("dp", [d for d in divisors(request.global_batch) if d <= request.gpus]),
         ep=axis("ep", [e for e in experts if e <= request.gpus]),
-        expert_tensor=model.moe is not None
-        and request.framework in _EXPERT_TENSOR
-        and "etp" not in forbids,
+        expert_tensor=model.moe is not None and "etp" in axes and "etp" not in forbids,
         etp=None if etp is None else int(etp),
         vpp=None if vpp is None else (int(vpp),),
-        interleaving="vpp" not in one and "interleaving" not in forbids,
+        interleaving="vpp" in axes and "interleaving" not in forbids,
         micro_batch=None if size is None else int(size),
         zero=tuple(z for z in zero if pins.get("zero_stage", z) == z),
         recompute=_recompute_kinds(request),
-        sequence_parallel=request.framework in _SEQUENCE_PARALLEL,
+        sequence_parallel=framework.sequence_parallel is not None,
         fewest_gpus=request.gpus if "idle-gpus" in forbids else 1,
         schedules=_schedules(request),
     )
@@ -290,7 +282,7 @@ def space_of(request: PlanRequest) -> Space:
 
 def _schedules(request: PlanRequest) -> tuple[str, ...]:
     """Of the framework, in which several chunks of a rank are virtual stages like any other."""
-    names = FRAMEWORK_SCHEDULES[request.framework]
+    names = planned(framework_named(request.framework).schedules)
     wanted = request.pins.get("schedule")
     return tuple(name for name in names if wanted is None or name == wanted)
 
@@ -317,8 +309,9 @@ def _recompute_kinds(request: PlanRequest) -> tuple[int, ...]:
     anyway.
     """
     kinds = [int(Recompute.NONE)]
-    if request.framework in _SELECTIVE and "selective-recompute" not in request.forbids:
-        kinds += [sum(parts) for parts in _subsets(_modules(request.model))]
+    modules = planned(framework_named(request.framework).recompute_modules)
+    if modules and "selective-recompute" not in request.forbids:
+        kinds += [sum(parts) for parts in _subsets(_modules(request.model, modules))]
     if "full-recompute" not in request.forbids:
         kinds.append(int(Recompute.FULL))
     if "recompute" in request.forbids:
@@ -334,15 +327,18 @@ def recompute_name(mask: int) -> str:
     return "full" if mask & Recompute.FULL else "selective"
 
 
-def _modules(model: ModelSpec) -> list[int]:
-    modules = [int(Recompute.LAYERNORM)]
-    if model.moe is not None:
-        modules.append(int(Recompute.MOE_ACTIVATION))
-    if model.attention is not None:
-        modules.append(int(Recompute.MLA_UP_PROJECTION))
-    if model.dense_layers:
-        modules.append(int(Recompute.MLP))
-    return modules
+def _modules(model: ModelSpec, names: tuple[str, ...]) -> list[int]:
+    """Masks of those modules, of the names given, that the model has."""
+    absent = {
+        "moe_act": model.moe is None,
+        "mla_up_proj": model.attention is None,
+        "mlp": model.dense_layers == 0,
+    }
+    return [
+        int(mask)
+        for name, mask in RECOMPUTED.items()
+        if name in names and not absent.get(name, False)
+    ]
 
 
 def _subsets(items: list[int]) -> list[list[int]]:

@@ -17,21 +17,21 @@ import pytest
 
 from meshwright.documents.output_files import write_files
 from meshwright.errors import InfeasibleError
+from meshwright.frameworks.record import FrameworkName
 from meshwright.planner.launch.bridge import bridge_files
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.request.inputs import Framework
 from tests.oracles.random_plans import random_plan
 
 pytestmark = pytest.mark.oracle
 
-PARSERS: dict[Framework, str] = {
+PARSERS: dict[FrameworkName, str] = {
     "megatron": "megatron",
     "torchtitan": "torchtitan",
     "deepspeed": "deepspeed",
     "fsdp2": "accelerate",
 }
-ACCEPTED: dict[Framework, int] = {
+ACCEPTED: dict[FrameworkName, int] = {
     "megatron": 300,
     "torchtitan": 300,
     "deepspeed": 300,
@@ -108,7 +108,7 @@ def differences(plan: Plan, answer: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("framework", list(PARSERS))
 def test_the_framework_accepts_and_reads_back_every_plan(
-    framework: Framework, tmp_path: Path
+    framework: FrameworkName, tmp_path: Path
 ) -> None:
     rng, index, refused = random.Random(6), 0, 0
     plans: list[Plan] = []

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from meshwright.errors import InputError
+from meshwright.frameworks.megatron import MEGATRON
 from meshwright.planner.experts.problem import Slots
 
-PLACEMENT_FORMATS = ("json", "sglang", "trtllm", "vllm", "megatron")
+PLACEMENT_FORMATS = ("json", "sglang", "trtllm", "vllm", MEGATRON.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ def placement_text(placed: PlacementFile, form: str) -> str:
         "sglang": _sglang,
         "trtllm": _trtllm,
         "vllm": _vllm_ascend,
-        "megatron": _megatron,
+        MEGATRON.name: _megatron,
     }
     if form not in writers:
         raise InputError(f"format: no format {form[:40]!r}; allowed: {', '.join(writers)}")

@@ -16,6 +16,7 @@ from meshwright.cluster_specs.catalog import cluster_names
 from meshwright.documents.reader import LARGE_FILE_BYTES, path_text, read_mapping
 from meshwright.documents.validation import validation_message
 from meshwright.errors import InputError
+from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.model_specs.catalog import catalog_names
 
 MOST_JOBS = 100_000
@@ -45,7 +46,7 @@ class JobDoc(BaseModel):
     """Tokens per sequence."""
     precision: str = "bf16"
     optimizer: str = "adam"
-    framework: str = "megatron"
+    framework: str = DEFAULT_FRAMEWORK
     pin: str | dict[str, int | str] = ""
     """`tp=8,pp=4`, or a mapping."""
     forbid: str | tuple[str, ...] = ()

@@ -20,8 +20,9 @@ from meshwright.planner.many.batch.engines import Engine, Task, local_engine, us
 from meshwright.planner.many.batch.fingerprint import code_fingerprint
 from meshwright.planner.many.batch.jobs import Job, read_jobs
 from meshwright.planner.many.batch.journal import Journal
-from meshwright.planner.many.batch.results import FORMATS, check_formats
-from meshwright.planner.many.batch.work import ASKED, request_of
+from meshwright.planner.many.batch.results import RESULT_FORMATS, check_formats
+from meshwright.planner.many.batch.rows import failed_row
+from meshwright.planner.many.batch.work import request_of
 
 PLANS = "plans"
 _STAGING = ".staging"
@@ -29,7 +30,7 @@ MOST_MISTAKES = 20
 """Mistakes that --strict prints."""
 
 
-class Listener(Protocol):
+class BatchListener(Protocol):
     """Hears how a batch gets on."""
 
     def start(self, jobs: int, already: int) -> None:
@@ -37,6 +38,16 @@ class Listener(Protocol):
 
     def done(self, row: Mapping[str, Any], cached: bool, seconds: float) -> None:
         """A job is finished."""
+
+
+class SilentListener:
+    """Hears everything, says nothing."""
+
+    def start(self, jobs: int, already: int) -> None:
+        """Nothing."""
+
+    def done(self, row: Mapping[str, Any], cached: bool, seconds: float) -> None:
+        """Nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +82,9 @@ class BatchReport:
     written: list[str]
 
 
-def run_batch(path: Path, folder: Path, options: BatchOptions, listener: Listener) -> BatchReport:
+def run_batch(
+    path: Path, folder: Path, options: BatchOptions, listener: BatchListener
+) -> BatchReport:
     """Does the jobs of a file, and writes plans and results under a folder.
 
     Raises InputError where file, folder or options cannot be used.
@@ -90,7 +103,7 @@ def run_batch(path: Path, folder: Path, options: BatchOptions, listener: Listene
         listener.start(len(jobs), len(done))
         for position, job in enumerate(jobs):
             if job.document is None and position not in done:
-                row = _mistaken(job)
+                row = failed_row({**job.fields, "name": job.name}, job.mistake or "")
                 journal.add(position, row, cached=False, seconds=0.0)
                 listener.done(row, False, 0.0)
         tasks = list(_tasks(jobs, done))
@@ -149,7 +162,7 @@ def _tasks(jobs: list[Job], done: set[int]) -> Iterator[Task]:
 
 
 def _work(
-    tasks: list[Task], engine: Engine, folder: Path, journal: Journal, listener: Listener
+    tasks: list[Task], engine: Engine, folder: Path, journal: Journal, listener: BatchListener
 ) -> None:
     names = {position: str(fields["name"]) for position, fields in tasks}
     with closing(engine(tasks)) as results:  # type: ignore[type-var]
@@ -164,12 +177,6 @@ def _identity(jobs: list[Job]) -> str:
     """Of a batch: what its results depend on."""
     text = json.dumps([dict(job.fields) for job in jobs], sort_keys=True, default=str)
     return hashlib.sha256((code_fingerprint() + text).encode()).hexdigest()
-
-
-def _mistaken(job: Job) -> dict[str, Any]:
-    asked = {key: job.fields.get(key) for key in ASKED}
-    plain = {key: value if isinstance(value, str | int) else None for key, value in asked.items()}
-    return {**plain, "name": job.name, "status": "failed", "message": job.mistake or ""}
 
 
 def _write_plan(folder: Path, name: str, files: Mapping[str, str]) -> None:
@@ -201,7 +208,7 @@ def _write_results(folder: Path, rows: list[dict[str, Any]], formats: tuple[str,
         target = folder / f"results.{name}"
         temporary = folder / f".results.{name}.part"
         with temporary.open("wb") as stream:
-            stream.write(FORMATS[name](rows))
+            stream.write(RESULT_FORMATS[name](rows))
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(target)

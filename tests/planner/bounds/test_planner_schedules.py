@@ -9,18 +9,20 @@ from typing import Any
 import pytest
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.constraints.pipeline_schedules import FRAMEWORK_SCHEDULES
 from meshwright.costmodel.pipeline.schedules import SCHEDULE_NAMES, Schedule
 from meshwright.errors import InputError
+from meshwright.frameworks.catalog import framework_named, planned
+from meshwright.frameworks.torchtitan import TORCHTITAN
 from meshwright.model_specs.reader import read_model
 from meshwright.planner.analysis.neighbours import neighbours
-from meshwright.planner.launch.torchtitan import launch_files
+from meshwright.planner.launch.torchtitan import TORCHTITAN_WRITER
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.texts import plan_text, read_plan
 from meshwright.planner.request.plan_request import PlanRequest, parse_pins
-from meshwright.planner.runs.from_launch import complete, read_launch
-from meshwright.planner.runs.run_file import run_from_mapping, run_to_mapping
+from meshwright.planner.runs.launches.reader import complete, read_launch
+from meshwright.planner.runs.run_file import run_from_mapping
 from meshwright.planner.search.space import space_of
+from tests.planner.runs.written_run import run_to_mapping
 
 
 def request(**changes: Any) -> PlanRequest:
@@ -40,13 +42,16 @@ def pinned(name: str, **changes: Any) -> PlanRequest:
     return request(pins={"pp": 4, "tp": 2, "cp": 1, "schedule": name}, **changes)
 
 
-@pytest.mark.parametrize("name", FRAMEWORK_SCHEDULES["torchtitan"])
+SCHEDULES = planned(TORCHTITAN.schedules)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_a_pinned_schedule_is_planned_launched_and_read_back(name: str, tmp_path: Path) -> None:
     made = fastest_plan(pinned(name))
     assert made.status == "optimal"
     assert made.layout is not None
     assert made.layout.schedule == name
-    args = launch_files(made)["torchtitan_args.json"]
+    args = TORCHTITAN_WRITER.files(made)["torchtitan_args.json"]
     path = tmp_path / "torchtitan_args.json"
     path.write_text(args, encoding="utf-8")
     read = read_launch(path)
@@ -71,7 +76,7 @@ def test_what_a_framework_lacks_is_named(framework: str, name: str) -> None:
     assert made.status == "infeasible"
     assert made.infeasible is not None
     assert (
-        f"{framework}-schedule: {framework} runs {', '.join(FRAMEWORK_SCHEDULES[framework])}"
+        f"{framework}-schedule: {framework} runs {', '.join(planned(framework_named(framework).schedules))}"
         in (made.infeasible.conflict)
     )
     assert f"drop the pin schedule={name}" in made.infeasible.smallest_changes
@@ -96,8 +101,7 @@ def test_too_few_micro_batches_for_a_schedule_are_named() -> None:
 def test_no_schedule_beats_the_chosen_one() -> None:
     best = fastest_plan(request())
     times = [
-        fastest_plan(pinned(name)).objective.step_time_s
-        for name in FRAMEWORK_SCHEDULES["torchtitan"]
+        fastest_plan(pinned(name)).objective.step_time_s for name in planned(TORCHTITAN.schedules)
     ]
     known = [seconds for seconds in times if seconds is not None]
     assert len(known) == 7

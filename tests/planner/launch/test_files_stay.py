@@ -18,16 +18,16 @@ import pytest
 
 from meshwright.cluster_specs.importers.document import import_topology
 from meshwright.errors import InfeasibleError, InputError
+from meshwright.frameworks.record import FrameworkName
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Mapping, Plan
-from meshwright.planner.request.inputs import Framework
-from meshwright.planner.runs.from_launch import read_launch
+from meshwright.planner.runs.launches.reader import read_launch
 from tests.oracles.random_plans import random_plan
 from tests.places import DATA
 from tests.planner.launch.test_launch_megatron import make_plan
 
 DIGESTS = DATA / "launch_digests.json"
-FRAMEWORKS: tuple[Framework, ...] = ("megatron", "torchtitan", "deepspeed", "fsdp2")
+FRAMEWORKS: tuple[FrameworkName, ...] = ("megatron", "torchtitan", "deepspeed", "fsdp2")
 SCHEDULERS = ("slurm", "openmpi", "kubernetes")
 PLANS_EACH = 10
 OWN_ROOMS = ("plan.yaml", "mapping/fabric.svg")

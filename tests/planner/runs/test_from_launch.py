@@ -15,9 +15,9 @@ from meshwright.model_specs.reader import model_from_mapping
 from meshwright.planner.launch.megatron_model import model_args
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.runs.from_launch import complete, price_launch, read_launch
-from meshwright.planner.runs.launch_flags import Words
-from meshwright.planner.runs.launch_model import megatron_model
+from meshwright.planner.runs.launches.flags import CommandLine
+from meshwright.planner.runs.launches.megatron_model import megatron_model
+from meshwright.planner.runs.launches.reader import complete, price_launch, read_launch
 from meshwright.planner.runs.run_file import read_runs, run_from_mapping
 from tests.planner.launch.test_launch_megatron import make_plan
 
@@ -97,7 +97,7 @@ def test_what_we_write_is_read_back(plan: Plan, name: str, given: str, tmp_path:
 @pytest.mark.parametrize("name", catalog_names())
 def test_every_catalog_model_comes_back_from_its_arguments(name: str) -> None:
     model = load_catalog_model(name)
-    words = Words(model_args(model, 4096), "args")
+    words = CommandLine(model_args(model, 4096), "args")
     back = model_from_mapping(megatron_model(words), "model")
     assert (back.layers, back.hidden, back.heads, back.kv_heads) == (
         model.layers,

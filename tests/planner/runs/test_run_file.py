@@ -20,17 +20,16 @@ from meshwright.planner.runs.run_file import (
     read_rows,
     read_runs,
     run_from_mapping,
-    run_to_mapping,
 )
 from meshwright.planner.runs.run_schema import RunDoc, SettingsDoc
 from meshwright.planner.runs.run_terms import (
     ALL_LAYERS,
     balanced,
     cuda_graph_kind,
-    framework_profile,
     layers_from_words,
 )
 from tests.places import DATA
+from tests.planner.runs.written_run import run_to_mapping
 
 PUBLISHED = DATA / "published_runs.yaml"
 
@@ -137,30 +136,6 @@ def test_one_row_read_by_hand(published: dict[str, Run]) -> None:
     assert run.measured.step_time_s == 13.2987
     # 16 chunks of 4 layers, but for the last: 1 layer, the MTP module and the loss; it is rank 3's fourth.
     assert run.stages == ((4, 4, 4, 4), (4, 4, 4, 4), (4, 4, 4, 4), (4, 4, 4, 1))
-
-
-@pytest.mark.parametrize(
-    ("words", "profile"),
-    [
-        ("Megatron-LM 2022", "megatron-2022"),
-        (
-            "Megatron-LM 23e00ed0, TE 2.11, torch 2.10 (NGC 26.01), cross-entropy fusion",
-            "megatron-lm",
-        ),
-        ("NeMo 25.02.01 (recipe v25.04)", "nemo"),
-        ("Megatron-Bridge / NeMo 26.04 container", "megatron-bridge"),
-        ("Megatron-DeepSpeed (BigScience), 1F1B", "megatron-deepspeed"),
-        ("llm-foundry v0.0.4-ish, PyTorch 2.x, FlashAttention", "llm-foundry"),
-        ("torchtitan 2024", "torchtitan-compile"),
-        ("torchtitan eager", "torchtitan-eager"),
-        ("DeepSpeed 0.19", "deepspeed"),
-        ("megatron", "megatron"),
-        ("torchtitan", "torchtitan"),
-        ("Nemotron", None),
-    ],
-)
-def test_framework_names(words: str, profile: str | None) -> None:
-    assert framework_profile(words) == profile
 
 
 @pytest.mark.parametrize(
