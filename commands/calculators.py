@@ -109,8 +109,8 @@ def memory(run: Path, as_json: bool) -> None:
         memory_document(
             priced.run.id,
             priced.run.workload,
-            priced.found.memory_parts_gib,
-            priced.found.context_gib,
+            priced.prediction.memory_parts_gib,
+            priced.prediction.context_gib,
         )
         for priced in price_runs(run)
     ]

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.kinds import KindTime, KindTimes, kind_times
 from meshwright.costmodel.layout import Floats, Recompute
-from meshwright.costmodel.pipeline.rank_load import recomputed_layers
 from meshwright.costmodel.pipeline.schedules import bubble_share, has_trait
-from meshwright.costmodel.pipeline.split import Stages, chunk_counts
+from meshwright.costmodel.pipeline.split import Stages, chunk_counts, recomputed_layers
 
 _GEMMS = ("gemm", "expert_gemm")
 

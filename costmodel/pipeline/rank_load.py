@@ -10,25 +10,12 @@ from meshwright.costmodel.layers.kinds import KindTime, KindTimes
 from meshwright.costmodel.layers.layer_time import Parts, add
 from meshwright.costmodel.layout import Floats, Ints, Layout, Recompute
 from meshwright.costmodel.pipeline.schedules import has_trait
-from meshwright.costmodel.pipeline.split import LayerCounts, Stages, layer_counts
-
-
-def recomputed_layers(layout: Layout) -> int:
-    """Layers of every virtual stage that are recomputed in full.
-
-    Parameters
-    ----------
-    layout : Layout
-        One layout.
-
-    Returns
-    -------
-    int
-        0 where it recomputes none in full; may be larger than a stage, which means all.
-    """
-    if not int(np.asarray(layout.recompute)) & Recompute.FULL:
-        return 0
-    return int(np.asarray(layout.recompute_layers))
+from meshwright.costmodel.pipeline.split import (
+    LayerCounts,
+    Stages,
+    layer_counts,
+    recomputed_layers,
+)
 
 
 def rank_counts(c: Context, stages: Stages) -> LayerCounts:

@@ -8,6 +8,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.costmodel.layout import Layout, Recompute
+
 Stages = tuple[tuple[int, ...], ...]
 """Layers of each [pipeline rank][virtual stage]; chunk c of the model is stages[c % pp][c // pp]. In a
 V-shaped schedule the second half runs back: stages[2 pp - 1 - c][1]."""
@@ -24,6 +26,24 @@ class LayerCounts:
     moe: NDArray[np.float64]
     dense_recomputed: NDArray[np.float64]
     moe_recomputed: NDArray[np.float64]
+
+
+def recomputed_layers(layout: Layout) -> int:
+    """Layers of every virtual stage that are recomputed in full.
+
+    Parameters
+    ----------
+    layout : Layout
+        One layout.
+
+    Returns
+    -------
+    int
+        0 where it recomputes none in full; may be larger than a stage, which means all.
+    """
+    if not int(np.asarray(layout.recompute)) & Recompute.FULL:
+        return 0
+    return int(np.asarray(layout.recompute_layers))
 
 
 @lru_cache(maxsize=4096)

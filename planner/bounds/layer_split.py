@@ -16,11 +16,6 @@ from typing import Literal
 from meshwright.planner.bounds.stages import FitsRank, Split, SplitCosts, even_chunks
 
 
-def best_split(costs: SplitCosts, fits: FitsRank | None = None) -> Split | None:
-    """The split with the least pipeline seconds, or None where no split fits."""
-    return min(frontier(costs, 0.0, fits), key=lambda split: split.time_s, default=None)
-
-
 def frontier(costs: SplitCosts, slack_s: float, fits: FitsRank | None = None) -> tuple[Split, ...]:
     """Splits among which a best one is, whatever the rest of the step charges for parameters.
 

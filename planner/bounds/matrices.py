@@ -149,20 +149,10 @@ def gpu_of_rank(matrix: Mapping[str, Sequence[int] | NDArray[np.int64]]) -> NDAr
     return position
 
 
-def ranks(
-    matrix: Mapping[str, Sequence[int] | NDArray[np.int64]], gpus_per_node: int
-) -> list[tuple[int, int]]:
-    """Rank r runs on entry r, as (node, local GPU), both from 0."""
-    position = gpu_of_rank(matrix)
-    return list(
-        zip((position // gpus_per_node).tolist(), (position % gpus_per_node).tolist(), strict=True)
-    )
-
-
 def ranks_on(
     cluster: ClusterSpec, matrix: Mapping[str, Sequence[int] | NDArray[np.int64]]
 ) -> list[tuple[int, int]]:
-    """The same on the GPUs that an allocation of the cluster has."""
+    """Rank r runs on entry r, as (node, local GPU), both from 0, on the GPUs that the cluster has free."""
     position = gpu_of_rank(matrix)
     places = allocated_places(cluster, len(position))
     return [places[gpu] for gpu in position.tolist()]

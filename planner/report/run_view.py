@@ -45,7 +45,7 @@ def run_view(priced: PricedRun) -> View:
     """A run's layout and prices, measured beside predicted where both are known."""
     run, workload = priced.run, priced.run.workload
     cluster = workload.cluster
-    predicted = predicted_document(workload, priced.found)
+    predicted = predicted_document(workload, priced.prediction)
     rows = [
         ("run", run.id),
         ("model", workload.model.name),
@@ -55,7 +55,7 @@ def run_view(priced: PricedRun) -> View:
     ]
     return [
         Facts(rows),
-        *layout_view(layout_document(run.layout, priced.found.stages), None),
+        *layout_view(layout_document(run.layout, priced.prediction.stages), None),
         *prediction_view(predicted, workload),
         *_measured(run, predicted.step_time_s, max(predicted.memory_gib)),
     ]

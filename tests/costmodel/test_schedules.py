@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.estimate import estimate, stage_memory_parts_gib
+from meshwright.costmodel.estimate import estimate_layout, stage_memory_parts_gib
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.pipeline.orders import Work, pass_order
 from meshwright.costmodel.pipeline.schedules import (
@@ -28,10 +28,10 @@ from meshwright.costmodel.pipeline.split import chunk_counts
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.schema import ModelSpec, MoeSpec
-from meshwright.planner.bounds.layer_split import best_split
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.bounds.stages import SplitCosts, default_stages, level_splits
 from tests.costmodel.pipeline_oracles import peak_chunks
+from tests.planner.bounds.best_split import best_split
 
 SHAPES = (
     (Schedule.ONE_F_ONE_B, 1),
@@ -354,7 +354,7 @@ def test_bound_price_and_parts(schedule: Schedule, vpp: int) -> None:
     for stages in (even, uneven_stages):
         if min(map(min, stages)) < 1:
             continue
-        found = estimate(workload, layout, placement, stages)
+        found = estimate_layout(workload, layout, placement, stages)
         assert bound <= float(found.step_time_s) * (1 + 1e-12)
         assert sum(float(x) for x in found.breakdown_s.values()) == pytest.approx(
             float(found.step_time_s)
@@ -368,7 +368,9 @@ def test_split_backward_shrinks_the_bubble_and_v_puts_both_ends_on_rank_0() -> N
 
     def bubble(schedule: Schedule) -> float:
         layout = replace(plain, schedule=int(schedule))
-        return float(estimate(workload, layout, placement, stages).breakdown_s["pipeline_bubble"])
+        return float(
+            estimate_layout(workload, layout, placement, stages).breakdown_s["pipeline_bubble"]
+        )
 
     assert bubble(Schedule.ZB_H1) < 0.9 * bubble(Schedule.ONE_F_ONE_B)
     memory = {

@@ -71,14 +71,14 @@ def _idle(
     plan: Plan, placed: PlacedRanks, places: Sequence[HostPlace]
 ) -> list[tuple[str, HostPlace]]:
     """The listed nodes without ranks on leaves that hold some."""
-    cluster, touched, used = plan.inputs.cluster, set(places), set(placed.nodes)
+    cluster, touched = plan.inputs.cluster, set(places)
     if not cluster.nodes or HostPlace(leaf="", pod="") in touched:
         return []
-    others = [node for node in range(len(cluster.nodes)) if node not in used]
-    hung = host_places(cluster, len(placed.places), others)
+    unused = sorted(set(range(len(cluster.nodes))) - set(placed.nodes))
+    unused_places = host_places(cluster, len(placed.places), unused)
     return [
         (cluster.nodes[node].name, place)
-        for node, place in zip(others, hung, strict=True)
+        for node, place in zip(unused, unused_places, strict=True)
         if place in touched
     ]
 

@@ -56,7 +56,7 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
         settings["precision"] = "fp16"
     if section_of(document, "activation_checkpointing", where).get("number_checkpoints"):
         settings["recompute"] = "full"
-    known = {BATCH, MICRO_BATCH, _STEPS, *_READ.split(), *_HARMLESS.split()}
-    unread = unread_keys(document, known)
+    names = {BATCH, MICRO_BATCH, _STEPS, *_READ.split(), *_HARMLESS.split()}
+    unread = unread_keys(document, names)
     unread += unread_keys(zero, _ZERO_READ.split(), "zero_optimization")
     return LaunchRun(settings=settings, unread=tuple(unread))

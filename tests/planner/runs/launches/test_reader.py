@@ -19,7 +19,7 @@ from meshwright.planner.runs.launches.flags import CommandLine
 from meshwright.planner.runs.launches.megatron_model import megatron_model
 from meshwright.planner.runs.launches.reader import complete, price_launch, read_launch
 from meshwright.planner.runs.run_file import read_runs, run_from_mapping
-from tests.planner.launch.test_launch_megatron import make_plan
+from tests.plans import make_plan
 
 AXES = (
     "tp",
