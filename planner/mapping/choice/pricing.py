@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.estimate import Stages, estimate
+from meshwright.costmodel.estimate import Stages, estimate_layout
 from meshwright.costmodel.layers.kinds import kind_times
 from meshwright.costmodel.layout import Layout, Placement
 from meshwright.costmodel.step_time import make_context, optimistic_step
@@ -267,7 +267,9 @@ class MappedPricing(CostModelPricing):
     def _seconds(self, priced: Priced, placement: Placement) -> float:
         workload = self._workload.on(int(priced.layout.gpus))
         return float(
-            np.asarray(estimate(workload, priced.layout, placement, priced.stages).step_time_s)
+            np.asarray(
+                estimate_layout(workload, priced.layout, placement, priced.stages).step_time_s
+            )
         )
 
     def _best_of(
@@ -323,7 +325,7 @@ def seconds_in_best_order(workload: Workload, layout: Layout, stages: Stages) ->
     orders = [instance.problem.hostname_assignment(), *regular_orders(instance.problem)]
     placed = (placement_of(workload, instance, order) for order in orders)
     return min(
-        float(np.asarray(estimate(workload, layout, placement, stages).step_time_s))
+        float(np.asarray(estimate_layout(workload, layout, placement, stages).step_time_s))
         for placement in placed
     )
 
