@@ -69,12 +69,12 @@ def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> T
         Bytes; docs/cost_model.md, "Memory", and `costmodel/data/memory.yaml` have the sources.
     """
     profile, model = memory_profile(workload.framework), workload.model
-    kept, dropped = saved.main
+    as_laid_out, dropped = saved.main
     full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
-    layer = _layer_at_work(workload, layout, profile, np.where(full, kept, 0.0))
+    layer = _layer_at_work(workload, layout, profile, np.where(full, as_laid_out, 0.0))
     zero = 0.0 * np.asarray(layer)
     table_gradient = 2.0 * np.asarray(table_parameters(model, layout))
-    freed = np.where(full, dropped, kept) * (model.layers // np.asarray(layout.pp))
+    freed = np.where(full, dropped, as_laid_out) * (model.layers // np.asarray(layout.pp))
     embedding = np.where(_sharded(layout), 0.0, np.maximum(table_gradient - freed, 0.0))
     gathered, gathered_table, gathered_leading = _weights_at_hand(workload, layout, profile)
     stranded, stranded_table = _stranded(workload, layout, profile)
