@@ -211,7 +211,7 @@ def _rotary_elements(c: Context, widths: _Widths) -> Floats:
         return np.asarray(widths.query + widths.key_value)
     written = model.qk_head_dim + mla.v_head_dim
     per_head = mla.qk_rope_head_dim + 0.5 * (mla.qk_nope_head_dim + mla.v_head_dim + written)
-    return per_head * model.heads / np.asarray(c.layout.tp)
+    return per_head * model.heads / c.layout.tp
 
 
 def _normed_elements(c: Context, widths: _Widths) -> Floats:
@@ -227,7 +227,7 @@ def _normed_elements(c: Context, widths: _Widths) -> Floats:
 
 def _core_attention(c: Context) -> _Core:
     model, seq = c.workload.model, c.workload.seq_len
-    heads, shards = model.heads / np.asarray(c.layout.tp), np.asarray(c.layout.cp)
+    heads, shards = model.heads / c.layout.tp, np.asarray(c.layout.cp)
     batch = np.asarray(c.layout.micro_batch)
     flops = attention_pair_flops(seq, seq, heads, model.qk_head_dim, model.v_head_dim)
     flops = batch * flops / shards

@@ -32,7 +32,7 @@ class Context:
         """Tokens of a micro-batch on one rank."""
         layout = self.layout
         tokens = np.asarray(layout.micro_batch) * self.workload.seq_len
-        per_rank: Floats = tokens / np.asarray(layout.cp)
+        per_rank: Floats = tokens / layout.cp
         return per_rank
 
     @cached_property
