@@ -145,11 +145,6 @@ def _latent_projections(c: Context) -> tuple[Passes, Floats]:
     return Passes(forward, backward), up_forward
 
 
-def _hidden_elements(c: Context) -> Floats:
-    """Elements of the hidden width on one rank that pass the norm and the residual."""
-    return c.tokens * c.workload.model.hidden / c.sequence_shards
-
-
 def _inner_bytes(c: Context, widths: _Widths) -> Passes:
     """Bytes that rotary embeddings and the norms of queries, keys or latents move."""
     moved = c.element_bytes
@@ -163,7 +158,7 @@ def _inner_bytes(c: Context, widths: _Widths) -> Passes:
 def _streamed_bytes(c: Context, widths: _Widths, inner: Passes, score: Passes) -> Passes:
     """Bytes of all memory-bound operators."""
     hidden, around = c.workload.model.hidden, c.element_bytes.around
-    elements = _hidden_elements(c)
+    elements = c.hidden_elements
     cast_f = quantise_bytes(c, c.tokens, hidden + widths.output)
     cast_b = quantise_bytes(c, c.tokens, widths.query + widths.key_value + hidden)
     merge_f, merge_b = merge_bytes(c, widths.query, widths.output)
@@ -181,7 +176,7 @@ def _recomputed(
     Operator-level recomputation runs every second matrix product again: the keys' and the output's.
     """
     mask = np.asarray(c.layout.recompute)
-    norm_bytes = c.element_bytes.norm[0] * _hidden_elements(c)
+    norm_bytes = c.element_bytes.norm[0] * c.hidden_elements
     of_core = mask & Recompute.CORE_ATTENTION
     of_inner = mask & (Recompute.MLA_UP_PROJECTION | Recompute.OPERATORS)
     keys_s = gemms.inputs.forward * widths.keys / (widths.query + widths.key_value)
