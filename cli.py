@@ -9,7 +9,7 @@ from meshwright.commands.catalogs import catalog, model, schema
 from meshwright.commands.fabric import map_, traffic
 from meshwright.commands.many import batch, fleet, recommend_command
 from meshwright.commands.pages import report, trace
-from meshwright.commands.placement import experts
+from meshwright.commands.placement import experts_command
 from meshwright.commands.planning import (
     compare,
     estimate_command,
@@ -46,7 +46,7 @@ for command in (
     launch,
     explain,
     compare,
-    experts,
+    experts_command,
     topology,
     batch,
     fleet,

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.estimate import estimate, peak_memory_gib, stage_memory_gib
+from meshwright.costmodel.estimate import estimate_layout, peak_memory_gib, stage_memory_gib
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.placement import level_factors, nested_placement, placement_from_matrix
 from meshwright.costmodel.workload import Overlap, Workload
@@ -98,10 +98,10 @@ def measure(model: str) -> None:
     placements = placement_from_matrix(layout, table)
     many = many_layouts(work)
     rows: list[tuple[str, Callable[[], object], int, float, str]] = [
-        ("one estimate", lambda: estimate(work, layout, placement, stages), 200, 1e3, "ms"),
+        ("one estimate", lambda: estimate_layout(work, layout, placement, stages), 200, 1e3, "ms"),
         (
             f"one estimate of {len(table['tp'])} placements",
-            lambda: estimate(work, layout, placements, stages),
+            lambda: estimate_layout(work, layout, placements, stages),
             100,
             1e3,
             "ms",
@@ -126,7 +126,7 @@ def profile(model: str) -> None:
     placement = nested_placement(work.cluster, layout)
     many = many_layouts(work)
     for function in (
-        lambda: [estimate(work, layout, placement, stages) for _ in range(200)],
+        lambda: [estimate_layout(work, layout, placement, stages) for _ in range(200)],
         lambda: CostModelPricing(work).lower_bound_s(many),
         lambda: peak_memory_gib(work, many),
     ):

@@ -91,8 +91,8 @@ def cluster_from_mapping(data: Mapping[str, object], where: str = "cluster") -> 
     taken from the catalog's node with that device and listed in `assumed`; `gpus` may be left out where
     `nodes` lists them.
     """
-    given = {key: value for key, value in data.items() if value is not None}
-    fields: dict[str, object] = {**_base_fields(given.pop("base", None), where), **given}
+    stated = {key: value for key, value in data.items() if value is not None}
+    fields: dict[str, object] = {**_base_fields(stated.pop("base", None), where), **stated}
     _expand_node_ranges(fields, where)
     fields["device"], catalog_device = _device(fields, where)
     _fill_from_node_kind(fields, catalog_device)
@@ -111,18 +111,18 @@ def _expand_node_ranges(fields: dict[str, object], where: str) -> None:
     nodes = fields.get("nodes")
     if not isinstance(nodes, list):
         return
-    out: list[object] = []
+    expanded: list[object] = []
     for index, node in enumerate(nodes):
         name = node.get("name") if isinstance(node, Mapping) else None
         if not isinstance(name, str) or "[" not in name:
-            out.append(node)
+            expanded.append(node)
             continue
         try:
-            names = expand(name, MOST_NODES - len(out))
+            names = expand(name, MOST_NODES - len(expanded))
         except InputError as error:
             raise InputError(f"{where}: nodes[{index}].name: {shown(name)}: {error}") from None
-        out += [{**node, "name": one} for one in names]
-    fields["nodes"] = out
+        expanded += [{**node, "name": single_name} for single_name in names]
+    fields["nodes"] = expanded
 
 
 def _base_fields(base: object, where: str) -> dict[str, object]:
@@ -131,8 +131,8 @@ def _base_fields(base: object, where: str) -> dict[str, object]:
         return {}
     if not isinstance(base, str) or base not in cluster_names():
         raise not_in_catalog(f"{where}: base", base, cluster_names())
-    own = ("name", "gpus", "elastic", "levels", "fabric", "blocks")
-    return {key: value for key, value in cluster_fields(base).items() if key not in own}
+    left_behind = ("name", "gpus", "elastic", "levels", "fabric", "blocks")
+    return {key: value for key, value in cluster_fields(base).items() if key not in left_behind}
 
 
 def _device(fields: Mapping[str, object], where: str) -> tuple[DeviceSpec, str | None]:

@@ -69,18 +69,18 @@ def map_(
     from meshwright.planner.plan.texts import read_feasible_plan
     from meshwright.planner.report.mapping_view import mapping_view
 
-    given = read_feasible_plan(plan)
+    laid_out = read_feasible_plan(plan)
     onto = None if cluster is None else read_cluster(cluster)
     if output is not None:
         refuse_taken(output, force)
-    found = map_plan(
-        given, onto, objective=objective, order=order, spares=spares, time_limit_s=time_limit_s,
+    mapped = map_plan(
+        laid_out, onto, objective=objective, order=order, spares=spares, time_limit_s=time_limit_s,
         weights=ReachWeights(data_parallel=round(1000 * dp_weight)),
     )  # fmt: skip
-    document = mapping_document(found)
+    document = mapping_document(mapped)
     print_json(document) if as_json else show(mapping_view(document))
     if output is not None:
-        write_files(output, plan_files(found.plan), force)
+        write_files(output, plan_files(mapped.plan), force)
 
 
 @click.command()
@@ -96,11 +96,11 @@ def traffic(ctx: click.Context, /, plan: Path, as_json: bool) -> None:
     from meshwright.planner.plan.texts import read_feasible_plan
     from meshwright.planner.report.traffic_view import traffic_view
 
-    found = plan_traffic(read_feasible_plan(plan))
-    document = traffic_document(found)
+    plan_use = plan_traffic(read_feasible_plan(plan))
+    document = traffic_document(plan_use)
     if as_json:
         print_json(document)
     else:
-        warn("warning", found.broken)
+        warn("warning", plan_use.broken)
         show(traffic_view(document))
-    ctx.exit(ExitCode.NO_ANSWER if found.broken else ExitCode.DONE)
+    ctx.exit(ExitCode.NO_ANSWER if plan_use.broken else ExitCode.DONE)

@@ -151,15 +151,15 @@ def fleet(jobs: Path, output: Path | None, force: bool, as_json: bool, **options
     progress = ProgressLine()
     try:
         chosen = FleetOptions(cache=cache, busy=tuple(busy), **options)
-        found = run_fleet(jobs, chosen, lambda done, of: progress(f"{done} of {of} plans"))
+        shared = run_fleet(jobs, chosen, lambda done, of: progress(f"{done} of {of} plans"))
     finally:
         progress.clear()
     if as_json:
-        print_json(fleet_document(found))
+        print_json(fleet_document(shared))
     else:
-        show(fleet_view(found))
+        show(fleet_view(shared))
     if output is not None:
-        write_files(output, fleet_files(found), force)
+        write_files(output, fleet_files(shared), force)
         if not as_json:
             click.echo(
                 f"Written to {output}: fleet.json, fleet.csv, pictures, a plan for each job under plans/"

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from meshwright.commands.parameters import Choice, ChoiceIn, NumberList
+from meshwright.commands.parameters import ChoiceIn, NearMissChoice, NumberList
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Options = Iterable[Callable[[Any], Any]]
@@ -91,7 +91,7 @@ def batch_options(command: Command) -> Command:
             _workers(),
             _default(
                 "--engine",
-                type=Choice(["local", "ray"]),
+                type=NearMissChoice(["local", "ray"]),
                 default="local",
                 help="Where jobs run.",
             ),

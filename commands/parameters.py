@@ -13,7 +13,7 @@ MOST_NUMBERS = 1000
 LARGEST_NUMBER = 10**7
 
 
-class Choice(click.Choice[str]):
+class NearMissChoice(click.Choice[str]):
     """One of some names; a misspelt one is told its near miss."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -23,7 +23,7 @@ class Choice(click.Choice[str]):
         self.fail(f"{shown(value)} is not known{suggestion(value, self.choices)}", param, ctx)
 
 
-class ChoiceIn(Choice):
+class ChoiceIn(NearMissChoice):
     """One of the names that a module of meshwright holds, which is imported when they are needed."""
 
     def __init__(self, module: str, collection: str) -> None:

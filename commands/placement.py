@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from meshwright.planner.experts.service import ExpertPlan
 
 
-@click.command()
+@click.command("experts")
 @click.argument("loads", type=PATH, metavar="LOADS")
 @experts_options
 @common
-def experts(
+def experts_command(
     as_json: bool,
     form: str,
     output: Path | None,

@@ -60,9 +60,11 @@ def import_(
     from meshwright.documents.output_files import write_files
 
     ratios = None if oversubscription is None else read_ratios(oversubscription)
-    found = import_topology(form, files, node, oversubscription=ratios, name=name, topology=chosen)
-    write_files(output.parent, {output.name: found.text}, force)
-    cluster = found.cluster
+    imported = import_topology(
+        form, files, node, oversubscription=ratios, name=name, topology=chosen
+    )
+    write_files(output.parent, {output.name: imported.text}, force)
+    cluster = imported.cluster
     if as_json:
         print_json(
             {
@@ -71,9 +73,9 @@ def import_(
                 "nodes": len(cluster.nodes),
                 "levels": [level.model_dump() for level in cluster.levels],
                 "measured": [entry.model_dump() for entry in cluster.measured],
-                "notes": list(found.notes),
+                "notes": list(imported.notes),
             }
         )
         return
-    warn("note", found.notes)
-    click.echo(f"{output}: {found.words}")
+    warn("note", imported.notes)
+    click.echo(f"{output}: {imported.words}")

@@ -13,7 +13,7 @@
 ...     seq_len=8192,
 ... )
 >>> layout = Layout(tp=2, pp=2, dp=2, num_micro_batches=64, zero_stage=1)
->>> priced = estimate(work, layout, nested_placement(work.cluster, layout), ((16,), (16,)))
+>>> priced = estimate_layout(work, layout, nested_placement(work.cluster, layout), ((16,), (16,)))
 >>> abs(sum(priced.breakdown_s.values()) - priced.step_time_s) < 1e-9
 True
 """
@@ -43,7 +43,7 @@ __all__ = [
     "Estimate",
     "LayerCosts",
     "Stages",
-    "estimate",
+    "estimate_layout",
     "layer_costs",
     "peak_memory_gib",
     "stage_memory_gib",
@@ -80,7 +80,7 @@ class LayerCosts:
     """Of the layout's schedule (`meshwright.costmodel.pipeline.schedules.bubble_share`)."""
 
 
-def estimate(
+def estimate_layout(
     workload: Workload,
     layout: Layout,
     placement: Placement,

@@ -24,7 +24,17 @@ class Overlap:
 
 
 def planned_overlap(framework: Framework) -> Overlap:
-    """What the launch files of a framework turn on, and so what the price of a plan assumes hidden."""
+    """What the launch files of a framework turn on, and so what the price of a plan assumes hidden.
+
+    Parameters
+    ----------
+    framework : Framework
+        Its record of overlaps.
+
+    Returns
+    -------
+    Overlap
+    """
     hidden = planned(framework.overlaps)
     return Overlap(dp="dp" in hidden, tp="tp" in hidden, pp="pp" in hidden, ep="ep" in hidden)
 

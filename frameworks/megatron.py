@@ -33,9 +33,25 @@ def _flex(backend: str, since: str, *, planned: bool, installs: str) -> TokenDis
     )
 
 
-def _context(value: str, *, planned: bool = False) -> Setting:
+def _context(value: str, *, default: bool = False) -> Setting:
     return Setting(
-        flag="--cp-comm-type", value=value, since="0.10.0", source=TRANSFORMER, planned=planned
+        flag="--cp-comm-type",
+        value=value,
+        since="0.10.0",
+        source=TRANSFORMER,
+        default=default,
+        planned=default,
+    )
+
+
+def _attention(value: str, *, default: bool = False) -> Setting:
+    return Setting(
+        flag="--attention-backend",
+        value=value,
+        since="0.12.0",
+        source=TRANSFORMER,
+        default=default,
+        planned=default,
     )
 
 
@@ -153,8 +169,10 @@ MEGATRON = Framework(
             source=PARALLEL,
             installs="Transformer Engine's user buffers",
         ),
-        # On by default; the flag turns it off.
-        "pp": Setting(flag="--no-overlap-p2p-communication", since="0.8.0", source=ARGUMENTS),
+        # The flag turns it off.
+        "pp": Setting(
+            flag="--no-overlap-p2p-communication", since="0.8.0", source=ARGUMENTS, default=True
+        ),
         # Stays off: it excludes layouts that are otherwise legal.
         "ep": Setting(
             flag="--overlap-moe-expert-parallel-comm",
@@ -165,13 +183,13 @@ MEGATRON = Framework(
         ),
     },
     context_exchanges={
-        "p2p": _context("p2p", planned=True),
+        "p2p": _context("p2p", default=True),
         "a2a": _context("a2a"),
         "all_gather": _context("all_gather"),
         "a2a+p2p": _context("a2a+p2p"),
     },
     cuda_graphs={
-        "none": Setting(flag="--cuda-graph-impl", value="none", source=TRANSFORMER),
+        "none": Setting(flag="--cuda-graph-impl", value="none", source=TRANSFORMER, default=True),
         # Of each layer's feed-forward part or router alone; with attention; of the whole step.
         "feed_forward": Setting(
             flag="--cuda-graph-modules", value="moe_router", source=TRANSFORMER, planned=False
@@ -199,8 +217,11 @@ MEGATRON = Framework(
     ),
     compilation=None,
     attention={
-        name: Setting(flag="--attention-backend", value=name, since="0.12.0", source=TRANSFORMER)
-        for name in ("auto", "flash", "fused", "unfused", "local")
+        "auto": _attention("auto", default=True),
+        "flash": _attention("flash"),
+        "fused": _attention("fused"),
+        "unfused": _attention("unfused"),
+        "local": _attention("local"),
     },
     rank_orders={
         "tp-cp-ep-dp-pp": Setting(source=ARGUMENTS),

@@ -254,18 +254,18 @@ def _least_peak(
     """
     main = workload.model.layers - leading
     full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
-    recomputed = np.asarray(layout.recompute_layers) * np.asarray(layout.vpp)
-    leading_relief = layer.leading_kept - layer.leading_dropped if leading else 0.0
-    per_layer = np.maximum(layer.kept - layer.dropped, leading_relief)
+    recomputed = np.asarray(layout.recompute_layers) * layout.vpp
+    leading_relief = layer.leading_saved - layer.leading_dropped if leading else 0.0
+    per_layer = np.maximum(layer.saved - layer.dropped, leading_relief)
     relief = np.where(full, recomputed, 0) * per_layer
     bound = np.zeros(len(flying))
     cases = (
-        (layer.kept, layer.leading_kept, relief),
+        (layer.saved, layer.leading_saved, relief),
         (layer.dropped, layer.leading_dropped, 0.0 * relief),
     )
-    for saved, leading_saved, less in cases:
-        weight = 1.0 / (layer.states[:, None] + saved[:, None] * flying)
-        of_leading = layer.leading_states[:, None] + leading_saved[:, None] * flying
+    for bytes_saved, leading_bytes, less in cases:
+        weight = 1.0 / (layer.states[:, None] + bytes_saved[:, None] * flying)
+        of_leading = layer.leading_states[:, None] + leading_bytes[:, None] * flying
         relieved = np.sum(less[:, None] * flying * weight, axis=1)
         layers = main + leading * np.min(of_leading * weight, axis=1) - relieved
         bound = np.maximum(bound, layers / np.sum(weight, axis=1))
@@ -309,9 +309,9 @@ def main_layer_rooms(workload: Workload, layout: Layout, limit_gib: float) -> ND
     flying = np.asarray(in_flight(layout.with_axis(), ranks))
     flying = np.broadcast_to(flying, (*shape, len(ranks)))
     room = np.broadcast_to(limit_gib * GIB - fixed, shape)[:, None]
-    smaller = np.minimum(layer.dropped, layer.kept)
+    smaller = np.minimum(layer.dropped, layer.saved)
     small = layer.states[:, None] + smaller[:, None] * flying
-    large = layer.states[:, None] + layer.kept[:, None] * flying
+    large = layer.states[:, None] + layer.saved[:, None] * flying
     beyond = recomputed + (room - recomputed * small) / large
     layers = np.where(room < recomputed * small, room / small, beyond)
     layers = np.floor(np.maximum(layers, 0.0) * (1 + 1e-9))
@@ -323,13 +323,13 @@ class LayerBytes(NamedTuple):
 
     states: NDArray[np.float64]
     """Weights, gradients and optimizer states of a main layer."""
-    kept: NDArray[np.float64]
+    saved: NDArray[np.float64]
     """Activations of one micro-batch as the layout saves them."""
     dropped: NDArray[np.float64]
     """Activations of one micro-batch when the layer is recomputed in full."""
     leading_states: NDArray[np.float64]
     """The same of a leading dense layer of a mixture-of-experts model; else of the main layer."""
-    leading_kept: NDArray[np.float64]
+    leading_saved: NDArray[np.float64]
     leading_dropped: NDArray[np.float64]
 
     def rows(self, index: NDArray[np.intp]) -> LayerBytes:

@@ -15,7 +15,7 @@ import numpy as np
 from meshwright.cluster_specs.fabric import is_irregular
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import Finding, FinishedPlan
-from meshwright.costmodel.estimate import estimate, stage_memory_gib
+from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_named, traits
 from meshwright.costmodel.placement import level_factors, placement_from_matrix
@@ -154,7 +154,7 @@ def _priced(workload: Workload, change: str, layout: Layout, plan: Plan) -> Neig
             layout, level_factors(workload.cluster, workload.gpus).tolist(), inside=("tp",)
         )
         if len(table["tp"]):
-            times = estimate(
+            times = estimate_layout(
                 workload, layout, placement_from_matrix(layout, table), stages
             ).step_time_s
             seconds = float(np.min(times))

@@ -9,7 +9,7 @@ import numpy as np
 
 from meshwright.cluster_specs.fabric import fabric_levels, is_irregular
 from meshwright.cluster_specs.places import Place, allocated_places
-from meshwright.costmodel.estimate import Stages, estimate
+from meshwright.costmodel.estimate import Stages, estimate_layout
 from meshwright.costmodel.layout import Layout, Placement
 from meshwright.costmodel.placement import nested_placement, placement_from_matrix
 from meshwright.costmodel.traffic.group_traffic import GroupTraffic, group_traffic
@@ -69,7 +69,7 @@ def plan_traffic(plan: Plan) -> PlanTraffic:
     workload = workload_of(plan, plan.inputs.cluster, int(layout.gpus))
     stages = tuple(tuple(rank) for rank in plan.layout.stages)
     placement, places = _mapped(plan, workload, layout)
-    priced = estimate(workload, layout, placement, stages)
+    priced = estimate_layout(workload, layout, placement, stages)
     use = mapping_use(workload, layout, stages, placement=placement, priced=priced, places=places)
     mapping = plan.mapping
     return PlanTraffic(
@@ -96,7 +96,7 @@ def _non_blocking_s(
     free = replace(workload, cluster=cluster.model_copy(update={"levels": levels}))
     if fabric_levels(free.cluster, free.gpus).names != fabric_levels(cluster, workload.gpus).names:
         return None  # links alone made the allocation irregular: its blocks are others without that
-    return float(np.asarray(estimate(free, layout, placement, stages).step_time_s))
+    return float(np.asarray(estimate_layout(free, layout, placement, stages).step_time_s))
 
 
 def _mapped(plan: Plan, workload: Workload, layout: Layout) -> tuple[Placement, list[Place]]:

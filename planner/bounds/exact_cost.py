@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from meshwright.costmodel.estimate import (
     Estimate,
     LayerCosts,
-    estimate,
+    estimate_layout,
     layer_costs,
     stage_memory_gib,
 )
@@ -222,7 +222,9 @@ class LayoutPricing:
     def _estimate(self, placed: Placement, stages: Stages) -> Estimate:
         """One split under k placements: an array field gives every part of the step its axis of k."""
         size = np.full(len(placed.tp), int(self._layout.micro_batch), dtype=np.int64)
-        return estimate(self._workload, replace(self._layout, micro_batch=size), placed, stages)
+        return estimate_layout(
+            self._workload, replace(self._layout, micro_batch=size), placed, stages
+        )
 
     def _fits(self, stages: Stages) -> bool:
         return bool(

@@ -38,29 +38,29 @@ def collective_document(
     InputError
         For an unknown operation, fewer than two ranks, or a cluster that cannot be read.
     """
-    known = next((name for name in OPERATIONS if name == operation), None)
-    if known is None:
+    name = next((name for name in OPERATIONS if name == operation), None)
+    if name is None:
         raise InputError("no such collective", where="--op", value=operation, allowed=OPERATIONS)
     if ranks < 2:
         raise InputError("a collective needs at least 2 ranks", where="--ranks", value=ranks)
     spec = read_cluster(cluster)
     levels = fabric_levels(spec, ranks)
     fabric = isolated_fabric(spec, ranks, deduplicated=deduplicated)
-    cost = collective_time(known, buffer_bytes, fabric)
+    cost = collective_time(name, buffer_bytes, fabric)
     rows = zip(levels.names, levels.media, fabric.members, levels.gb_per_s, strict=True)
     return {
-        "operation": known,
+        "operation": name,
         "bytes": buffer_bytes,
         "ranks": ranks,
         "cluster": spec.name,
         "levels": [
             {
-                "name": name,
+                "name": level,
                 "medium": medium,
                 "ranks_inside": int(members),
                 "nominal_gb_per_s": float(gb_per_s),
             }
-            for name, medium, members, gb_per_s in rows
+            for level, medium, members, gb_per_s in rows
         ],
         "algorithm": cost.algorithm,
         "seconds": cost.seconds,

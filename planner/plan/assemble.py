@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.cluster_specs.fabric import fabric_levels, is_irregular
-from meshwright.costmodel.estimate import estimate, stage_memory_parts_gib
+from meshwright.costmodel.estimate import estimate_layout, stage_memory_parts_gib
 from meshwright.costmodel.layout import AXES, Recompute
 from meshwright.costmodel.memory.footprint import context_gib
 from meshwright.costmodel.workload import Workload
@@ -111,7 +111,7 @@ def predict(workload: Workload, best: Priced) -> Predicted:
     placement = group_placement(workload, best.layout, best.stages, best.matrix, best.ranks)
     parts = stage_memory_parts_gib(workload, best.layout, best.stages)
     prediction = RunPrediction(
-        estimate=estimate(workload, best.layout, placement, best.stages),
+        estimate=estimate_layout(workload, best.layout, placement, best.stages),
         stages=best.stages,
         placement=placement,
         memory_parts_gib=tuple(

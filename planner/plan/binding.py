@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from meshwright.costmodel.constants.measured import best_measured_mfu
 from meshwright.costmodel.constants.rates import peak_flops
-from meshwright.costmodel.estimate import estimate
+from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.memory.footprint import usable_hbm_gib
 from meshwright.costmodel.workload import Workload
@@ -63,7 +63,7 @@ def bindings(
 def cut_binding(workload: Workload, best: Priced) -> Iterator[Binding]:
     """The cut of the fabric that is busy for the largest share of its phase."""
     placement = group_placement(workload, best.layout, best.stages, best.matrix, best.ranks)
-    priced = estimate(workload, best.layout, placement, best.stages)
+    priced = estimate_layout(workload, best.layout, placement, best.stages)
     places = best.ranks if best.ranks is not None else ranks_on(workload.cluster, best.matrix)
     use = mapping_use(
         workload, best.layout, best.stages, placement=placement, priced=priced, places=places

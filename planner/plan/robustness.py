@@ -19,7 +19,7 @@ from meshwright.cluster_specs.fabric import is_irregular
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.constraints.registry import rules_for
 from meshwright.costmodel.constants.measured import ErrorBand, error_band, memory_band
-from meshwright.costmodel.estimate import estimate, stage_memory_gib
+from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.memory.footprint import hbm_gib_for, usable_hbm_gib
 from meshwright.planner.bounds.pricing import CostModelPricing
@@ -196,7 +196,7 @@ def _as_it_stands_s(changed: PlanRequest, plan: Plan) -> float | None:
     stages, placement = plan_placement(workload, layout, plan)
     if max(stage_memory_gib(workload, layout, stages)) > usable_hbm_gib(workload):
         return None
-    return float(np.asarray(estimate(workload, layout, placement, stages).step_time_s))
+    return float(np.asarray(estimate_layout(workload, layout, placement, stages).step_time_s))
 
 
 def _monotone_bound_s(plan: Plan, change: Change) -> float:

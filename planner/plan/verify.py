@@ -13,7 +13,7 @@ import numpy as np
 from meshwright.cluster_specs.places import allocated_places
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan
-from meshwright.costmodel.estimate import estimate, stage_memory_gib
+from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import AXES, Layout, Placement
 from meshwright.costmodel.placement import level_factors
 from meshwright.costmodel.workload import Workload
@@ -134,7 +134,7 @@ def _price_faults(
     workload: Workload, layout: Layout, placement: Placement, doc: LayoutDoc, predicted: Predicted
 ) -> Iterator[str]:
     stages = tuple(tuple(rank) for rank in doc.stages)
-    priced_s = float(np.asarray(estimate(workload, layout, placement, stages).step_time_s))
+    priced_s = float(np.asarray(estimate_layout(workload, layout, placement, stages).step_time_s))
     if not _same(priced_s, predicted.step_time_s):
         yield f"priced again, the step takes {priced_s} s, not {predicted.step_time_s} s"
     total = sum(predicted.breakdown_s.values())

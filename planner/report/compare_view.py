@@ -41,11 +41,11 @@ def comparison(plans: tuple[Plan, Plan]) -> dict[str, Any]:
     for name in _FIGURES:
         first, second = (side[name] for side in sides)
         ratios[name] = second / first if first and second is not None else None
-    asked, also_asked = (plan.inputs.model_dump(mode="json") for plan in plans)
+    inputs, other_inputs = (plan.inputs.model_dump(mode="json") for plan in plans)
     return {
         "plans": sides,
         "second_over_first": ratios,
-        "differing_inputs": sorted(name for name in asked if asked[name] != also_asked[name]),
+        "differing_inputs": sorted(name for name in inputs if inputs[name] != other_inputs[name]),
     }
 
 

@@ -57,7 +57,7 @@ def _table(table: Table) -> Grid:
         header_style="bold",
     )
     for title, column in zip(table.head, table.columns, strict=True):
-        grid.add_column(title, justify="left" if column.kind.left else "right", overflow="fold")
+        grid.add_column(title, justify="left" if column.kind.is_left else "right", overflow="fold")
     for row in table.cells:
         grid.add_row(*map(_text, row))
     return grid

@@ -26,8 +26,8 @@ def fleet_view(fleet: Fleet) -> View:
     """The jobs in a table, then the objective with its proof, the leaves, and what it took."""
     document = fleet_document(fleet)
     leaves = document["leaves_touched"]
-    least = document["least_leaves_touched"]
-    proof = "the fewest" if least == leaves else f"at least {least}"
+    bound = document["least_leaves_touched"]
+    proof = "the fewest" if bound == leaves else f"at least {bound}"
     planning, solving = seconds(fleet.planning_s), seconds(fleet.solving_s)
     return [
         _jobs(document["jobs"], scheduled=fleet.objective != "throughput"),

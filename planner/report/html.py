@@ -84,7 +84,7 @@ def block_html(block: Block) -> str:
 
 
 def _table(table: Table) -> str:
-    kinds = [' class="left"' if column.kind.left else "" for column in table.columns]
+    kinds = [' class="left"' if column.kind.is_left else "" for column in table.columns]
     head = _row("th", kinds, map(escape, table.head))
     body = "".join(_row("td", kinds, map(_cell, row)) for row in table.cells)
     return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"

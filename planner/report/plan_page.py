@@ -89,10 +89,10 @@ def _drawable(plan: Plan) -> Trace | None:
     layout = plan.layout
     if layout is None or layout.pp == 1:
         return None
-    most = MOST_PASSES_DRAWN // (3 * layout.pp * layout.vpp)
-    if layout.num_micro_batches <= most:
+    limit = MOST_PASSES_DRAWN // (3 * layout.pp * layout.vpp)
+    if layout.num_micro_batches <= limit:
         return trace_of(plan)
     try:
-        return trace_of(plan, max(1, most // (2 * layout.pp)) * 2 * layout.pp)
+        return trace_of(plan, max(1, limit // (2 * layout.pp)) * 2 * layout.pp)
     except InputError:
         return None

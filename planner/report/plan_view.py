@@ -97,8 +97,8 @@ def status_view(plan: Plan) -> View:
 def _idle_text(idle: IdleDoc) -> str:
     where = ""
     if idle.nodes:
-        more = ", ..." if len(idle.nodes) > MOST_NODES_NAMED else ""
-        where = f" ({', '.join(idle.nodes[:MOST_NODES_NAMED])}{more})"
+        dots = ", ..." if len(idle.nodes) > MOST_NODES_NAMED else ""
+        where = f" ({', '.join(idle.nodes[:MOST_NODES_NAMED])}{dots})"
     return f"{count(idle.gpus)} GPUs{where}: {idle.reason}"
 
 

@@ -50,17 +50,17 @@ class Kind:
     """How the values of a column are written."""
 
     write: Callable[[Any], str | Cell]
-    left: bool = False
+    is_left: bool = False
     """Whether the column is flush left."""
 
 
-TEXT = Kind(str, left=True)
+TEXT = Kind(str, is_left=True)
 NUMBER = Kind(str)
 COUNT = Kind(quantities.count)
 SECONDS = Kind(quantities.seconds)
 BYTES = Kind(quantities.gigabytes)
 PERCENT = Kind(quantities.percent)
-BAR = Kind(Bar, left=True)
+BAR = Kind(Bar, is_left=True)
 
 
 def decimals(digits: int, *, sign: bool = False) -> Kind:

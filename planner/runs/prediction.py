@@ -13,7 +13,7 @@ from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import Finding, FinishedPlan
 from meshwright.costmodel.constants.measured import error_band
 from meshwright.costmodel.constants.rates import peak_flops
-from meshwright.costmodel.estimate import Estimate, Stages, estimate, stage_memory_parts_gib
+from meshwright.costmodel.estimate import Estimate, Stages, estimate_layout, stage_memory_parts_gib
 from meshwright.costmodel.layout import Placement
 from meshwright.costmodel.memory.footprint import context_gib
 from meshwright.costmodel.placement import nested_placement
@@ -88,7 +88,7 @@ def predict_run(run: Run) -> RunPrediction:
         {name: float(values[rank]) for name, values in parts.items()} for rank in range(len(stages))
     )
     return RunPrediction(
-        estimate=estimate(workload, layout, placement, stages),
+        estimate=estimate_layout(workload, layout, placement, stages),
         stages=stages,
         placement=placement,
         memory_parts_gib=per_rank,

@@ -15,7 +15,7 @@ from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec, FabricLevelSpec
 from meshwright.costmodel import step_time as step_time_module
 from meshwright.costmodel.constants.rates import Constants, constants_for
-from meshwright.costmodel.estimate import estimate, layer_costs
+from meshwright.costmodel.estimate import estimate_layout, layer_costs
 from meshwright.costmodel.layout import AXES, Layout, Placement, Recompute
 from meshwright.costmodel.memory.footprint import peak_memory_gib, stage_memory_gib
 from meshwright.costmodel.pipeline.split import Stages
@@ -43,7 +43,7 @@ class Case:
     constants: Constants
 
     def seconds(self, placement: Placement | None = None) -> float:
-        priced = estimate(
+        priced = estimate_layout(
             self.workload, self.layout, placement or self.placement, self.stages, self.constants
         )
         return float(np.asarray(priced.step_time_s))
@@ -229,7 +229,7 @@ def cases(draw: st.DrawFn, kinds: tuple[str, ...] = KINDS, *, tensor_inside: boo
 @given(cases())
 @settings(max_examples=80)
 def test_parts_of_the_breakdown_add_up_and_none_is_negative(case: Case) -> None:
-    found = estimate(case.workload, case.layout, case.placement, case.stages)
+    found = estimate_layout(case.workload, case.layout, case.placement, case.stages)
     parts = {name: float(np.asarray(x)) for name, x in found.breakdown_s.items()}
     assert sum(parts.values()) == pytest.approx(float(np.asarray(found.step_time_s)), rel=1e-12)
     assert all(np.isfinite(x) and x >= 0 for x in parts.values()), parts
@@ -341,7 +341,7 @@ def test_many_placements_cost_what_each_costs(case: Case) -> None:
     """Regression: pricing several placements at once failed where a part did not depend on them."""
     table = matrices(case.layout, level_factors(case.workload.cluster, case.workload.gpus).tolist())
     placement = placement_from_matrix(case.layout, table)
-    found = estimate(case.workload, case.layout, placement, case.stages)
+    found = estimate_layout(case.workload, case.layout, placement, case.stages)
     seconds = np.asarray(found.step_time_s)
     count = len(table["tp"])
     assert seconds.shape == (count,)
@@ -421,7 +421,7 @@ def test_a_gpu_alone_sends_nothing(case: Case) -> None:
     alone = replace(case.layout, tp=1, cp=1, pp=1, dp=1, ep=1, etp=1, vpp=1)
     workload = replace(case.workload, gpus=1)
     placement = nested_placement(workload.cluster, alone)
-    found = estimate(workload, alone, placement, ((workload.model.layers,),))
+    found = estimate_layout(workload, alone, placement, ((workload.model.layers,),))
     parts = {name: float(np.asarray(x)) for name, x in found.breakdown_s.items()}
     for name in ("tp_comm", "cp_comm", "ep_comm", "pipeline_p2p", "dp_comm"):
         assert parts.get(name, 0.0) == 0.0, name

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.estimate import estimate, stage_memory_parts_gib
+from meshwright.costmodel.estimate import estimate_layout, stage_memory_parts_gib
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.pipeline.orders import Work, pass_order
 from meshwright.costmodel.pipeline.schedules import (
@@ -354,7 +354,7 @@ def test_bound_price_and_parts(schedule: Schedule, vpp: int) -> None:
     for stages in (even, uneven_stages):
         if min(map(min, stages)) < 1:
             continue
-        found = estimate(workload, layout, placement, stages)
+        found = estimate_layout(workload, layout, placement, stages)
         assert bound <= float(found.step_time_s) * (1 + 1e-12)
         assert sum(float(x) for x in found.breakdown_s.values()) == pytest.approx(
             float(found.step_time_s)
@@ -368,7 +368,9 @@ def test_split_backward_shrinks_the_bubble_and_v_puts_both_ends_on_rank_0() -> N
 
     def bubble(schedule: Schedule) -> float:
         layout = replace(plain, schedule=int(schedule))
-        return float(estimate(workload, layout, placement, stages).breakdown_s["pipeline_bubble"])
+        return float(
+            estimate_layout(workload, layout, placement, stages).breakdown_s["pipeline_bubble"]
+        )
 
     assert bubble(Schedule.ZB_H1) < 0.9 * bubble(Schedule.ONE_F_ONE_B)
     memory = {

@@ -16,7 +16,7 @@ What each framework can be told, as `frameworks/` records it: the flag or key, t
 which it was read, and the oldest version that had it (of those read; empty where only this version was read).
 *In plans* says whether plans choose the value today; what goes together is a matter of the [rules](rules.md).
 """
-COLUMNS = "| choice | flag or key | source | since | in plans |\n|---|---|---|---|---|\n"
+COLUMNS = "| choice | flag or key | source | since | in plans | rules, needs |\n|---|---|---|---|---|---|\n"
 
 
 def frameworks_page() -> str:
@@ -33,7 +33,9 @@ def _section(record: Framework) -> str:
 
 def _row(choice: str, setting: Setting) -> str:
     flag = f"`{setting.flag} {setting.value}`".replace(" `", "`") if setting.flag else ""
-    cells = [choice, flag, setting.source, setting.since, "yes" if setting.planned else ""]
+    chosen = "yes" if setting.planned else ""
+    limits = ", ".join([*setting.rules, setting.installs]).strip(", ")
+    cells = [choice, flag, setting.source, setting.since, chosen, limits]
     return f"| {' | '.join(cells)} |\n"
 
 

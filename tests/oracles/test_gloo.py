@@ -16,7 +16,7 @@ from meshwright.frameworks.torchtitan import TORCHTITAN
 from meshwright.model_specs.schema import ModelSpec, MoeSpec
 from meshwright.planner.launch.ranks.placed import placed_ranks
 from meshwright.planner.plan.document import Mapping, Plan
-from tests.planner.launch.test_launch_megatron import make_plan
+from tests.plans import make_plan
 
 pytestmark = pytest.mark.oracle
 

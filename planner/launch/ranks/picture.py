@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.planner.drawing.quantities import counted, ranges
 from meshwright.planner.drawing.svg import Drawing, flowed, ramp_colour, shortened, text_width
 from meshwright.planner.launch.ranks.fabric_places import HostPlace
 from meshwright.planner.launch.ranks.node_shapes import (
@@ -109,7 +110,7 @@ def _hosts(
                 place=places[host],
                 gpus=max(gpus_per_node, 1 + max(cells)),
                 cells=cells,
-                replicas=_runs(sorted({replicas[rank] for rank in ranks})),
+                replicas=ranges(sorted({replicas[rank] for rank in ranks})),
                 tip=_tip(name, cells, axis),
             )
         )
@@ -132,18 +133,7 @@ def _scene(hosts: Sequence[Host], axis: str, degree: int) -> _Scene:
 def _tip(name: str, cells: Mapping[int, tuple[int, int]], axis: str) -> str:
     ranks = sorted(rank for rank, _ in cells.values())
     values = sorted({value for _, value in cells.values()})
-    return f"{name}: ranks {_runs(ranks)}; {_WORDS[axis]} {_runs(values)}"
-
-
-def _runs(numbers: Sequence[int]) -> str:
-    """Sorted numbers as ranges: 0-7, 16."""
-    runs: list[tuple[int, int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1] = (runs[-1][0], number)
-        else:
-            runs.append((number, number))
-    return ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
+    return f"{name}: ranks {ranges(ranks)}; {_WORDS[axis]} {ranges(values)}"
 
 
 def _head(drawing: Drawing, plan: Plan, layout: LayoutDoc, scene: _Scene, title: str) -> float:
@@ -156,17 +146,13 @@ def _head(drawing: Drawing, plan: Plan, layout: LayoutDoc, scene: _Scene, title:
     used = [host for host in scene.hosts if host.cells]
     gpus = sum(len(host.cells) for host in used)
     leaves, pods = sum(map(len, scene.pods)), len(scene.pods)
-    parts = [f"{gpus:,} GPUs", _count(len(used), "node", "nodes")]
+    parts = [f"{gpus:,} GPUs", counted(len(used), "node")]
     if leaves > 1:
-        parts.append(_count(leaves, "leaf", "leaves"))
+        parts.append(counted(leaves, "leaf", "leaves"))
     if pods > 1:
-        parts.append(_count(pods, "pod", "pods"))
+        parts.append(counted(pods, "pod"))
     drawing.text(MARGIN, 62, f"{degrees} · {', '.join(parts)}", size=13)
     return 62
-
-
-def _count(number: int, singular: str, plural: str) -> str:
-    return f"{number:,} {singular if number == 1 else plural}"
 
 
 def _legend(drawing: Drawing, scene: _Scene, y: float) -> float:
@@ -232,7 +218,7 @@ def _pod_block(painter: LeafPainter, leaves: list[list[Host]], head: float) -> _
 
 def _pod_title(drawing: Drawing, block: _PodBlock, x: float, y: float) -> None:
     width, _ = block.size
-    nodes = _count(sum(map(len, block.leaves)), "node", "nodes")
+    nodes = counted(sum(map(len, block.leaves)), "node")
     words = shortened(f"{block.leaves[0][0].place.pod} · {nodes}", width, 12.5)
     drawing.text(x, y + 12, words, size=12.5, bold=True)
     drawing.rect(x, y + 18, width, 1, fill="#cbd5e1")
@@ -243,8 +229,10 @@ def reach(placed: PlacedRanks, places: Sequence[HostPlace], table: Groups) -> tu
 
     Parameters
     ----------
-    places: of `placed.hosts`.
-    table: ranks of each group, shape [groups, ranks in a group].
+    places
+        Of `placed.hosts`.
+    table
+        Ranks of each group, shape [groups, ranks in a group].
     """
     host_of_rank = np.array([host for host, _ in placed.places], dtype=np.int64)
     leaf_of_host = _numbered([(place.pod, place.leaf) for place in places])

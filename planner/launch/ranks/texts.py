@@ -39,8 +39,10 @@ def mapping_files(plan: Plan, framework: Framework | None = None) -> dict[str, s
 
     Parameters
     ----------
-    plan: a plan with a layout.
-    framework: the one that starts it; the plan's own by default.
+    plan
+        A plan with a layout.
+    framework
+        The one that starts it; the plan's own by default.
 
     Raises
     ------
@@ -71,14 +73,14 @@ def _idle(
     plan: Plan, placed: PlacedRanks, places: Sequence[HostPlace]
 ) -> list[tuple[str, HostPlace]]:
     """The listed nodes without ranks on leaves that hold some."""
-    cluster, touched, used = plan.inputs.cluster, set(places), set(placed.nodes)
+    cluster, touched = plan.inputs.cluster, set(places)
     if not cluster.nodes or HostPlace(leaf="", pod="") in touched:
         return []
-    others = [node for node in range(len(cluster.nodes)) if node not in used]
-    hung = host_places(cluster, len(placed.places), others)
+    unused = sorted(set(range(len(cluster.nodes))) - set(placed.nodes))
+    unused_places = host_places(cluster, len(placed.places), unused)
     return [
         (cluster.nodes[node].name, place)
-        for node, place in zip(others, hung, strict=True)
+        for node, place in zip(unused, unused_places, strict=True)
         if place in touched
     ]
 

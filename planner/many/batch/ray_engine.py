@@ -71,8 +71,8 @@ def _run(ray: Any, tasks: Iterable[Task], cache_folder: str | None) -> Iterator[
     waiting = iter(tasks)
     under_way: dict[Any, Task] = {}
     while True:
-        most = AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
-        for task in islice(waiting, max(0, most - len(under_way))):
+        limit = AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+        for task in islice(waiting, max(0, limit - len(under_way))):
             under_way[remote.remote(dict(task[1]), cache_folder)] = task
         if not under_way:
             return

@@ -86,8 +86,8 @@ def failed_row(fields: Mapping[str, Any], message: str) -> dict[str, Any]:
 
 def job_row(job: JobDoc, figures: Mapping[str, Any]) -> dict[str, Any]:
     """The row of a job: what it asks for, under its own names, and the figures of its answer."""
-    asked = {name: getattr(job, name) for name in _ASKED}
-    return JobRow(**{**asked, **figures, "name": job.name}).model_dump()
+    fields = {name: getattr(job, name) for name in _ASKED}
+    return JobRow(**{**fields, **figures, "name": job.name}).model_dump()
 
 
 def plan_figures(plan: Plan) -> dict[str, Any]:

@@ -128,18 +128,21 @@ def run_batch(
 
 def _refuse_mistakes(jobs: list[Job]) -> None:
     """Raises InputError with the jobs that cannot be planned as they stand."""
-    found = []
+    mistakes = []
     for job in jobs:
         if job.document is None:
-            found.append(job.mistake or job.name)
+            mistakes.append(job.mistake or job.name)
             continue
         try:
             request_of(job.document)
         except ValueError as error:
-            found.append(f"{job.name}: {error}")
-    if found:
-        more = [f"and {len(found) - MOST_MISTAKES} more jobs"] if len(found) > MOST_MISTAKES else []
-        raise InputError("\n".join([*found[:MOST_MISTAKES], *more]))
+            mistakes.append(f"{job.name}: {error}")
+    if not mistakes:
+        return
+    lines = mistakes[:MOST_MISTAKES]
+    if len(mistakes) > MOST_MISTAKES:
+        lines.append(f"and {len(mistakes) - MOST_MISTAKES} more jobs")
+    raise InputError("\n".join(lines))
 
 
 def _engine(options: BatchOptions, tasks: int, cache: str | None) -> Engine:
@@ -152,12 +155,12 @@ def _engine(options: BatchOptions, tasks: int, cache: str | None) -> Engine:
 
 def _tasks(jobs: list[Job], done: set[int]) -> Iterator[Task]:
     """Jobs of one model follow each other: in a worker, splits found for one serve the next."""
-    left = [
+    waiting = [
         (job.document.model, position, job.document)
         for position, job in enumerate(jobs)
         if job.document and position not in done
     ]
-    for _, position, document in sorted(left, key=lambda entry: entry[:2]):
+    for _, position, document in sorted(waiting, key=lambda entry: entry[:2]):
         yield position, document.model_dump(mode="json")
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
 
-from meshwright.planner.many.fleet.sharing import Allocation, FleetParams, solved
+from meshwright.planner.many.fleet.sharing import Allocation, FleetParams, solve_fleet
 from meshwright.planner.many.fleet.sizes import SizedJob
 from meshwright.planner.many.fleet.units import FreeUnits
 
@@ -68,8 +68,8 @@ def _running_together(allocations: Sequence[Allocation], wanted: Sequence[int]) 
     sets: list[set[int]] = []
     for moment in sorted({start_s for _, start_s, _ in runs}):
         running = {index for index, start_s, end_s in runs if start_s <= moment < end_s}
-        if not any(running <= other for other in sets):
-            sets = [other for other in sets if not other <= running] + [running]
+        if not any(running <= larger for larger in sets):
+            sets = [smaller for smaller in sets if not smaller <= running] + [running]
     return [sorted(running) for running in sets]
 
 
@@ -96,10 +96,10 @@ def _units_per_leaf(
         in_pod = {pod: model.new_bool_var(f"pod{index}_{pod}") for pod in pods}
         touched: list[cp_model.IntVar] = []
         for leaf, units in capacity.items():
-            most = min(size, units)
-            row[leaf] = model.new_int_var(0, most, f"{index}_{leaf}")
+            limit = min(size, units)
+            row[leaf] = model.new_int_var(0, limit, f"{index}_{leaf}")
             touches = model.new_bool_var(f"on{index}_{leaf}")
-            model.add(row[leaf] <= most * touches)
+            model.add(row[leaf] <= limit * touches)
             model.add_implication(touches, in_pod[pod_of[leaf]])
             touched.append(touches)
         model.add(sum(row.values()) == size)
@@ -111,7 +111,7 @@ def _units_per_leaf(
         for leaf, units in capacity.items():
             model.add(sum(amounts[index][leaf] for index in running) <= units)
     model.minimize(sum(cost))
-    solver = solved(model, params)
+    solver = solve_fleet(model, params)
     per_leaf = [
         {leaf: solver.value(units) for leaf, units in row.items() if solver.value(units)}
         for row in amounts
@@ -123,8 +123,10 @@ def _units_per_leaf(
 def fewest_leaves(size: int, capacities: Sequence[int]) -> int:
     """Leaves that `size` units need at least: the largest ones until they hold them."""
     totals = accumulate(sorted(capacities, reverse=True))
-    enough = (number for number, total in enumerate(totals, start=1) if total >= size)
-    return next(enough, len(capacities))
+    for leaves, total in enumerate(totals, start=1):
+        if total >= size:
+            return leaves
+    return len(capacities)
 
 
 def _named_units(

@@ -111,7 +111,7 @@ def share_throughput(jobs: Sequence[SizedJob], units: int, params: FleetParams) 
         goal = cp_model.LinearExpr.weighted_sum(terms, values)
         model.maximize(goal)
         _hint(model, solver, literals)
-        solver = solved(model, params)
+        solver = solve_fleet(model, params)
         total += solver.objective_value / params.value_scale
         bound += solver.best_objective_bound / params.value_scale
         proven = proven and solver.objective_value >= solver.best_objective_bound
@@ -166,7 +166,7 @@ def share_over_time(
     for goal in [*goals, schedule.makespan]:
         schedule.model.minimize(goal)
         _hint(schedule.model, solver, schedule.hinted)
-        solver = solved(schedule.model, params)
+        solver = solve_fleet(schedule.model, params)
         proven = proven and solver.objective_value <= solver.best_objective_bound
         bound = solver.best_objective_bound
         if goal is not schedule.makespan:
@@ -269,7 +269,7 @@ def _hint(
         model.add_hint(variable, solver.value(variable))
 
 
-def solved(model: cp_model.CpModel, params: FleetParams) -> cp_model.CpSolver:
+def solve_fleet(model: cp_model.CpModel, params: FleetParams) -> cp_model.CpSolver:
     """The solver after its work. Raises InfeasibleError where it has no solution."""
     from ortools.sat.python import cp_model
 

@@ -51,8 +51,8 @@ def candidate_units(job: FleetJobDoc, gpus_per_unit: int, most_units: int) -> tu
 
 def faster_sizes(sizes: Sequence[JobSize]) -> tuple[JobSize, ...]:
     """In rising order, without the sizes at which a smaller one is as fast."""
-    kept: list[JobSize] = []
+    faster: list[JobSize] = []
     for size in sorted(sizes, key=lambda size: (size.units, -size.tokens_per_s)):
-        if not kept or size.tokens_per_s > kept[-1].tokens_per_s:
-            kept.append(size)
-    return tuple(kept)
+        if not faster or size.tokens_per_s > faster[-1].tokens_per_s:
+            faster.append(size)
+    return tuple(faster)

@@ -133,7 +133,7 @@ class SizeRow(BaseModel):
 
 
 def _row(plan: SizedPlan, front: Sequence[SizedPlan] = ()) -> dict[str, Any]:
-    own = {
+    fields = {
         "cluster": plan.cluster,
         "gpus": plan.gpus,
         "reserve_gib": plan.reserve_gib,
@@ -142,7 +142,7 @@ def _row(plan: SizedPlan, front: Sequence[SizedPlan] = ()) -> dict[str, Any]:
         "usd_per_billion_tokens": plan.usd_per_billion_tokens,
         "pareto": any(plan is best for best in front),
     }
-    return SizeRow(**{**plan.row, **own}).model_dump(mode="json")
+    return SizeRow(**{**plan.row, **fields}).model_dump(mode="json")
 
 
 def recommendation_document(answer: Recommendation) -> dict[str, Any]:

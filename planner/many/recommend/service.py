@@ -138,10 +138,10 @@ class _SizePlanner:
         """Parts of a node that divide it, then whole nodes."""
         cluster = self._clusters[name]
         per_node = cluster.gpus_per_node
-        most = min(self._request.most_gpus or cluster.gpus, cluster.gpus)
+        limit = min(self._request.most_gpus or cluster.gpus, cluster.gpus)
         parts = [size for size in range(1, per_node) if per_node % size == 0]
-        sizes = [size for size in parts if size <= most]
-        return [*sizes, *range(per_node, most + 1, per_node)] or [most]
+        sizes = [size for size in parts if size <= limit]
+        return [*sizes, *range(per_node, limit + 1, per_node)] or [limit]
 
     def _plan(self, name: str, size: int) -> SizedPlan:
         task = (name, size, 0.0)

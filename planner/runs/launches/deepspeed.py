@@ -26,8 +26,10 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
 
     Parameters
     ----------
-    document: of a JSON file.
-    where: the file's name, for messages.
+    document
+        Of a JSON file.
+    where
+        The file's name, for messages.
 
     Raises
     ------
@@ -56,7 +58,7 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
         settings["precision"] = "fp16"
     if section_of(document, "activation_checkpointing", where).get("number_checkpoints"):
         settings["recompute"] = "full"
-    known = {BATCH, MICRO_BATCH, _STEPS, *_READ.split(), *_HARMLESS.split()}
-    unread = unread_keys(document, known)
+    names = {BATCH, MICRO_BATCH, _STEPS, *_READ.split(), *_HARMLESS.split()}
+    unread = unread_keys(document, names)
     unread += unread_keys(zero, _ZERO_READ.split(), "zero_optimization")
     return LaunchRun(settings=settings, unread=tuple(unread))

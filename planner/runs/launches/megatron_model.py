@@ -130,8 +130,8 @@ def _window(line: CommandLine) -> dict[str, Any]:
     """Attention sinks and sliding windows; the window counts the tokens left of the query, without it."""
     settings: dict[str, Any] = {"attention_sinks": line.text("--softmax-type") == "learnable"}
     skip_frequency = line.integer("--window-attn-skip-freq", 0)
-    left = re.match(r"\(?(\d{1,9})", line.text("--window-size") or "")
-    if left is not None:
-        settings["sliding_window"] = int(left[1]) + 1
+    tokens = re.match(r"\(?(\d{1,9})", line.text("--window-size") or "")
+    if tokens is not None:
+        settings["sliding_window"] = int(tokens[1]) + 1
         settings["full_attention_every"] = skip_frequency
     return settings

@@ -133,7 +133,7 @@ def test_commands_show_and_print_one_document(words: str) -> None:
     [
         (
             "collective --op all-reduc --bytes 1GiB --ranks 8 --cluster dgx-h100",
-            "allowed: all-reduce",
+            "did you mean 'all-reduce'",
         ),
         ("collective --op all-reduce --bytes x --ranks 8 --cluster dgx-h100", "no amount of bytes"),
         ("collective --op all-reduce --bytes 1GiB --ranks 1 --cluster dgx-h100", "at least 2"),

@@ -24,7 +24,7 @@ from meshwright.planner.plan.document import Mapping, Plan
 from meshwright.planner.runs.launches.reader import read_launch
 from tests.oracles.random_plans import random_plan
 from tests.places import DATA
-from tests.planner.launch.test_launch_megatron import make_plan
+from tests.plans import make_plan
 
 DIGESTS = DATA / "launch_digests.json"
 FRAMEWORKS: tuple[FrameworkName, ...] = ("megatron", "torchtitan", "deepspeed", "fsdp2")

@@ -14,22 +14,19 @@ from typing import Any
 
 import pytest
 
-from meshwright.cluster_specs.catalog import load_cluster
 from meshwright.cluster_specs.schema import NodeSpec
 from meshwright.costmodel.workload import Overlap
 from meshwright.documents.output_files import write_files
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.megatron import MEGATRON
 from meshwright.model_specs.catalog import catalog_names, load_catalog_model
-from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.launch.flag_words import flag_words
 from meshwright.planner.launch.legal_launch import legal_launch
 from meshwright.planner.launch.megatron import MEGATRON_WRITER, megatron_args
-from meshwright.planner.launch.megatron_model import model_args, model_notes
-from meshwright.planner.plan.document import Mapping, Objective, Plan
-from meshwright.planner.plan.solver_document import SolverReport
-from meshwright.planner.request.inputs import PlanInputs
+from meshwright.planner.launch.megatron_model import model_flags, model_notes
+from meshwright.planner.plan.document import Mapping, Plan
 from meshwright.planner.runs.pipeline_notation import layers_of_layout, layout_string
-from meshwright.planner.runs.predicted import LayoutDoc
+from tests.plans import make_plan
 
 DEGREES = {
     "tp": "--tensor-model-parallel-size",
@@ -37,45 +34,6 @@ DEGREES = {
     "cp": "--context-parallel-size",
     "micro_batch": "--micro-batch-size",
 }
-
-
-def make_plan(
-    model: str | ModelSpec = "llama-3-8b", cluster: str = "dgx-h100", **changes: Any
-) -> Plan:
-    spec = load_catalog_model(model) if isinstance(model, str) else model
-    fields: dict[str, Any] = {
-        **dict.fromkeys(
-            ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "num_micro_batches"), 1
-        ),
-        "sequence_parallel": False,
-        "zero_stage": 1,
-        "recompute": "none",
-        "schedule": "1f1b",
-    }
-    inputs: dict[str, Any] = {"precision": "bf16", "optimizer": "adam", "seq_len": 4096}
-    inputs |= {key: changes.pop(key) for key in list(changes) if key in inputs}
-    mapping = changes.pop("mapping", None)
-    fields |= changes
-    if "stages" not in fields:
-        n = fields["pp"] * fields["vpp"]
-        chunks = [spec.layers // n + (i < spec.layers % n) for i in range(n)]
-        fields["stages"] = [chunks[rank :: fields["pp"]] for rank in range(fields["pp"])]
-    layout = LayoutDoc(**fields)
-    return Plan(
-        status="optimal",
-        objective=Objective(step_time_s=1.0, lower_bound_s=1.0, gap=0.0),
-        layout=layout,
-        predicted=None,
-        mapping=mapping,
-        solver=SolverReport(wall_s=0, bound_rounds=1, workers=1, seed=0, version="test"),
-        inputs=PlanInputs(
-            model=spec,
-            cluster=load_cluster(cluster),
-            gpus=layout.tp * layout.cp * layout.pp * layout.dp,
-            global_batch=layout.micro_batch * layout.num_micro_batches * layout.dp,
-            **inputs,
-        ),
-    )
 
 
 def args_of(plan: Plan) -> list[str]:
@@ -116,7 +74,7 @@ def expand(layout: str) -> list[str]:
 @pytest.mark.parametrize("name", catalog_names())
 def test_every_catalog_model_says_its_sizes(name: str) -> None:
     model = load_catalog_model(name)
-    args = model_args(model, 1024)
+    args = flag_words(model_flags(model, 1024))
     assert value(args, "--num-layers") == str(model.layers)
     assert value(args, "--hidden-size") == str(model.hidden)
     assert value(args, "--vocab-size") == str(model.vocab)

@@ -25,7 +25,7 @@ from meshwright.costmodel.collectives.on_levels import (
     cross_rail_bytes,
 )
 from meshwright.costmodel.constants.rates import constants_for, links_of
-from meshwright.costmodel.estimate import estimate
+from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.workload import Workload
@@ -170,7 +170,7 @@ def test_a_layout_s_bound_holds_with_rails_apart(dispatch: str) -> None:
         bound = float(CostModelPricing(work).lower_bound_s(many)[0])
         for order in (("tp", "cp", "dp", "pp"), ("tp", "pp", "cp", "dp"), ("dp", "tp", "pp", "cp")):
             placement = nested_placement(work.cluster, layout, order)
-            priced = estimate(work, layout, placement, ((8,),) * 4)
+            priced = estimate_layout(work, layout, placement, ((8,),) * 4)
             assert bound <= float(np.asarray(priced.step_time_s)) * (1 + 1e-9)
 
 
@@ -379,7 +379,7 @@ def test_less_background_never_slows_a_step(share: float, less: float, level: in
         )
         placement = nested_placement(spec, layout)
         return float(
-            np.asarray(estimate(workload(spec), layout, placement, ((8,),) * 4).step_time_s)
+            np.asarray(estimate_layout(workload(spec), layout, placement, ((8,),) * 4).step_time_s)
         )
 
     assert step_s(share * less) <= step_s(share) * (1 + 1e-12)

@@ -28,7 +28,7 @@ from meshwright.planner.mapping.process_groups import coordinates, process_group
 from meshwright.planner.plan.document import Mapping, Plan
 from meshwright.planner.plan.texts import plan_document, plan_text, read_plan
 from tests.places import DATA
-from tests.planner.launch.test_launch_megatron import make_plan
+from tests.plans import make_plan
 
 MEGATRON = json.loads((DATA / "megatron_groups.json").read_text(encoding="utf-8"))["cases"]
 
