@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from meshwright.cluster_specs.naming import node_name
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.cluster_specs.uplinks import Key, Uplink, free_of, uplinks
 from meshwright.errors import InputError, shown
 
 
@@ -34,25 +35,49 @@ def allocated_gpus(cluster: ClusterSpec, gpus: int | None) -> int:
 
 
 def expand_nodes(cluster: ClusterSpec, gpus: int) -> list[tuple[str, int]]:
-    """(name, GPUs to use) of the first nodes that together hold `gpus` GPUs; the last may be part-filled.
+    """(name, GPUs to use) of the nodes of an allocation, as listed; one of them may be part-filled.
 
-    The nodes of an allocation are numbered without gaps, also where racks are not filled (64 of 72 GPUs).
+    Without a list, the first nodes: they are numbered without gaps, also where racks are not filled (64 of
+    72 GPUs). Of listed nodes those with the most free GPUs, so that their order in the list decides nothing.
     Raises InputError if the cluster has fewer.
     """
     check_gpus(cluster, gpus)
-    taken: list[tuple[str, int]] = []
-    for name, free in _nodes(cluster):
-        used = min(free, gpus)
-        if used:
-            taken.append((name, used))
-        gpus -= used
+    nodes = list(_nodes(cluster, gpus))
+    used = [0] * len(nodes)
+    for index in _fullest_first(cluster) if cluster.nodes else range(len(nodes)):
+        used[index] = min(nodes[index][1], gpus)
+        gpus -= used[index]
         if not gpus:
             break
-    return taken
+    return [(name, count) for (name, _), count in zip(nodes, used, strict=True) if count]
+
+
+def _fullest_first(cluster: ClusterSpec) -> list[int]:
+    """Listed nodes, those with the most free GPUs first; of equal ones a pod's, then a leaf's, together.
+
+    Pods and leaves come in the order of their free GPUs, then of what is left of their links.
+    """
+    links = uplinks(cluster)
+
+    def most_first(blocks: Mapping[Key, Uplink]) -> dict[Key, int]:
+        """Position of each block; of equal ones in the order of the list."""
+        order = sorted(blocks, key=lambda key: (-blocks[key].free, -blocks[key].gb_per_s))
+        return {key: position for position, key in enumerate(order)}
+
+    pods, leaves = most_first(links.pods), most_first(links.leaves)
+
+    def rank(index: int) -> tuple[int, int, int, int]:
+        """What the nodes are sorted by."""
+        node = cluster.nodes[index]
+        pod = node.pod or ""
+        free = free_of(node, cluster.gpus_per_node)
+        return -free, pods.get((pod, ""), 0), leaves.get((pod, node.leaf or ""), 0), index
+
+    return sorted(range(len(cluster.nodes)), key=rank)
 
 
 def first_gpus(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
-    """The same cluster with only the first `gpus` GPUs of its listed nodes free; itself without a list.
+    """The same cluster with only the GPUs of `expand_nodes` free; itself without a list.
 
     Nodes keep their places in the list. Raises InputError if the cluster has fewer.
     """
@@ -65,11 +90,13 @@ def first_gpus(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
     return cluster.model_copy(update={"nodes": nodes, "gpus": gpus})
 
 
-def _nodes(cluster: ClusterSpec) -> Iterator[tuple[str, int]]:
-    """Every node and its free GPUs; a cluster of 20 GPUs on nodes of 8 ends with a node of 4."""
+def _nodes(cluster: ClusterSpec, gpus: int) -> Iterator[tuple[str, int]]:
+    """Every listed node and its free GPUs; without a list the nodes that the first `gpus` GPUs stand on. A
+    cluster of 20 GPUs on nodes of 8 ends with a node of 4.
+    """
     if cluster.nodes:
         for node in cluster.nodes:
-            yield node.name, cluster.gpus_per_node if node.free_gpus is None else node.free_gpus
+            yield node.name, free_of(node, cluster.gpus_per_node)
         return
-    for index, start in enumerate(range(0, cluster.gpus, cluster.gpus_per_node)):
+    for index, start in enumerate(range(0, gpus, cluster.gpus_per_node)):
         yield node_name(cluster, index), min(cluster.gpus_per_node, cluster.gpus - start)

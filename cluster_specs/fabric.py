@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from meshwright.cluster_specs.allocation import check_gpus, expand_nodes
 from meshwright.cluster_specs.schema import ClusterSpec, Medium
 from meshwright.cluster_specs.tiers import Tier, measured_tiers
-from meshwright.cluster_specs.uplinks import first_outside_a_leaf, uplinks
+from meshwright.cluster_specs.uplinks import first_outside_a_leaf, free_of, uplinks
 
 Number = TypeVar("Number", np.int64, np.float64)
 
@@ -89,8 +89,19 @@ def _as_listed(cluster: ClusterSpec, tiers: tuple[Tier, ...]) -> tuple[Tier, ...
 
 
 def is_irregular(cluster: ClusterSpec) -> bool:
-    """Whether listed nodes hang on leaves, or stand in pods, with unequal free GPUs or unequal links left."""
-    return uplinks(cluster).differ
+    """Whether listed nodes hang on leaves, or stand in pods, with unequal free GPUs or unequal links left.
+
+    Nodes of one leaf with unequal free GPUs are irregular too: their largest common piece would otherwise be
+    the NVLink block of all of them.
+    """
+    links = uplinks(cluster)
+    return links.differ or (bool(links.leaves) and len(_free_counts(cluster)) > 1)
+
+
+def _free_counts(cluster: ClusterSpec) -> set[int]:
+    """Free GPUs of the nodes that have any, each number once."""
+    counts = {free_of(node, cluster.gpus_per_node) for node in cluster.nodes}
+    return counts - {0}
 
 
 def _fullest(cluster: ClusterSpec, gpus: int) -> FabricLevels:

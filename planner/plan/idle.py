@@ -105,5 +105,5 @@ def _nodes(request: PlanRequest, best: Priced) -> list[str]:
     cluster = request.cluster
     if best.ranks is not None:
         return [node_name(cluster, node) for node in idle_nodes(cluster, list(best.ranks))]
-    names = [name for name, _ in expand_nodes(cluster, request.gpus)]
-    return names[len(expand_nodes(cluster, int(best.layout.gpus))) :]
+    used = dict(expand_nodes(cluster, int(best.layout.gpus)))
+    return [name for name, _ in expand_nodes(cluster, request.gpus) if name not in used]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan
-from meshwright.costmodel.estimate import estimate, stage_memory_gib
+from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import AXES, Layout, Recompute
 from meshwright.costmodel.memory.footprint import usable_hbm_gib
 from meshwright.costmodel.placement import level_factors, placement_from_matrix
@@ -120,7 +120,9 @@ def step_times_s(workload: Workload, layout: Layout) -> Iterator[float]:
             if max(memory_gib) > usable_hbm_gib(on):
                 continue
             if legal(workload, sized, stages, memory_gib):
-                seconds = estimate(on, _array(sized, len(tables)), placements, stages).step_time_s
+                seconds = estimate_layout(
+                    on, _array(sized, len(tables)), placements, stages
+                ).step_time_s
                 yield float(np.min(seconds))
 
 

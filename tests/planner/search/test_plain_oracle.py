@@ -51,6 +51,13 @@ def test_the_optimum_is_that_of_the_plain_oracle(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8, 200))
+@pytest.mark.parametrize("seed", range(8, 40))
+def test_the_optimum_is_that_of_the_plain_oracle_slow(seed: int) -> None:
+    check(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(40, 200))
 def test_the_optimum_is_that_of_the_plain_oracle_many(seed: int) -> None:
     check(seed)

@@ -46,9 +46,7 @@ def test_degrees_are_all_the_legal_degrees(model: str) -> None:
                         for etp in one.etp:
                             if (tp * cp * dp) % (ep * etp) == 0:
                                 expected |= {
-                                    (tp, cp, pp, dp, ep, etp, b)
-                                    for b in divisors(24 // dp)
-                                    if b <= 16
+                                    (tp, cp, pp, dp, ep, etp, b) for b in divisors(24 // dp)
                                 }
     names = ("tp", "cp", "pp", "dp", "ep", "etp", "micro_batch")
     listed = list(zip(*(np.asarray(getattr(found, name)).tolist() for name in names), strict=True))

@@ -1,0 +1,88 @@
+"""Nodes with unequal free GPUs: their order in the list decides nothing, and free links never cost time."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+
+from meshwright.cluster_specs.allocation import expand_nodes, first_gpus
+from meshwright.cluster_specs.fabric import is_irregular
+from meshwright.cluster_specs.reader import read_cluster
+from meshwright.cluster_specs.schema import BlockSpec, ClusterSpec, FabricLevelSpec, NodeSpec
+from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.plan.make_plan import make_plan
+from meshwright.planner.request.plan_request import PlanRequest
+
+PART_FILLED = [("a", "leaf-0", 2), ("b", "leaf-0", 8), ("c", "leaf-1", 2), ("d", "leaf-1", 8)]
+
+
+def cluster(nodes: list[tuple[str, str, int]], blocks: tuple[BlockSpec, ...] = ()) -> ClusterSpec:
+    """Nodes of 8, each (name, leaf, free GPUs), under leaves of 64 with a core oversubscribed 3 to 1."""
+    return read_cluster("dgx-h100").model_copy(
+        update={
+            "name": "part-filled",
+            "elastic": False,
+            "levels": (
+                FabricLevelSpec(name="leaf", gpus=64),
+                FabricLevelSpec(name="core", gpus=512, oversubscription=3),
+            ),
+            "nodes": tuple(
+                NodeSpec(name=name, leaf=leaf, pod="pod", free_gpus=free)
+                for name, leaf, free in nodes
+            ),
+            "blocks": blocks,
+            "gpus": sum(free for _, _, free in nodes),
+        }
+    )
+
+
+def step_time_s(listed: ClusterSpec, gpus: int) -> float:
+    """Of the plan for a small model."""
+    model = ModelSpec(layers=4, hidden=2048, ffn_hidden=8192, heads=16, kv_heads=16, vocab=32000)
+    plan = make_plan(
+        PlanRequest(
+            model=model,
+            cluster=listed,
+            gpus=gpus,
+            global_batch=16,
+            seq_len=2048,
+            pins={"recompute": "none", "zero_stage": 1},
+        ),
+        robustness=False,
+    )
+    assert plan.status == "optimal"
+    assert plan.objective is not None
+    return plan.objective.step_time_s
+
+
+@pytest.mark.parametrize("gpus", [8, 16, 20])
+def test_the_order_of_nodes_decides_nothing(gpus: int) -> None:
+    orders = list(permutations(PART_FILLED))[::7]
+    times = {round(step_time_s(cluster(list(order)), gpus), 12) for order in orders}
+    assert len(times) == 1
+
+
+def test_a_part_filled_node_does_not_split_the_others() -> None:
+    whole = [node for node in PART_FILLED if node[2] == 8]
+    together = step_time_s(cluster(PART_FILLED), 20)
+    assert together <= step_time_s(cluster(whole), 16) * (1 + 1e-9)
+
+
+def test_background_traffic_makes_no_plan_faster() -> None:
+    busy = (BlockSpec(leaf="leaf-0", pod="pod", background=0.3),)
+    alone_s = step_time_s(cluster(PART_FILLED), 20)
+    assert alone_s <= step_time_s(cluster(PART_FILLED, busy), 20) * (1 + 1e-9)
+
+
+def test_unequal_nodes_of_one_leaf_are_irregular() -> None:
+    one_leaf = [("a", "leaf", 8), ("b", "leaf", 8), ("c", "leaf", 2)]
+    assert is_irregular(cluster(one_leaf))
+    assert not is_irregular(cluster(one_leaf[:2]))
+
+
+def test_an_allocation_takes_the_fullest_nodes() -> None:
+    listed = cluster(PART_FILLED)
+    assert expand_nodes(listed, 16) == [("b", 8), ("d", 8)]
+    assert [node.free_gpus for node in first_gpus(listed, 16).nodes] == [0, 8, 0, 8]
+    assert expand_nodes(listed, 18) == [("a", 2), ("b", 8), ("d", 8)]
