@@ -1,4 +1,8 @@
-"""Forty requests give the plans that they gave before: status, step time, bound, layout and mapping."""
+"""Forty requests give the plans that they gave before: status, step time, bound, layout and mapping.
+
+All forty were equal to the digit before nodes with unequal free GPUs were planned one by one; one mapping was
+recorded again then, as the file says.
+"""
 
 from __future__ import annotations
 
