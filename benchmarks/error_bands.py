@@ -7,22 +7,17 @@ framework on any device, then of all rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.frameworks.catalog import FRAMEWORK_NAMES, framework_named
+
 FULL_TRUST_ROWS = 10
 """Rows at which a group's own percentiles weigh as much as the wider group's."""
 OTHER = "other"
-MEASURED_AS: Mapping[str, tuple[str, ...]] = {
-    "megatron": ("megatron-lm", "megatron-bridge", "nemo"),
-    "torchtitan": ("torchtitan-compile", "torchtitan-eager"),
-    "deepspeed": ("megatron-deepspeed",),
-    "fsdp2": ("llm-foundry", "torchtitan-eager"),
-}
-"""Which measured stacks stand in for the planner's targets."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +62,7 @@ def error_bands(
     whole = _narrowed(None, outcomes, "any device and framework")
 
     def band(name: str | None, framework: str | None) -> _Band:
-        stacks = MEASURED_AS.get(framework or "", (framework or "",))
+        stacks = _measured_stacks(framework or "")
         words = " or ".join(stacks)
         of_stack = [outcome for outcome in outcomes if outcome.framework in stacks]
         of_device = [
@@ -84,3 +79,8 @@ def error_bands(
         }
         for name in [*device_classes, None]
     }
+
+
+def _measured_stacks(name: str) -> tuple[str, ...]:
+    """The measured stacks that stand in for a framework of plans; any other stack stands for itself."""
+    return framework_named(name).measured_as if name in FRAMEWORK_NAMES else (name,)

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from meshwright.planner.experts.balance.packing import greedy_counts
-from meshwright.planner.experts.balance.place import place
+from meshwright.planner.experts.balance.place import place_layers
 from meshwright.planner.experts.balance.rows import State
-from meshwright.planner.experts.balance.solve import Effort
-from meshwright.planner.experts.problem import Limits, Loads, Shape
+from meshwright.planner.experts.balance.solve import PlacementEffort
+from meshwright.planner.experts.problem import Loads, PlacementLimits, SlotShape
 
 
 def least_loaded(weights: Loads, bins: int) -> list[list[int]]:
@@ -33,7 +33,7 @@ def least_loaded(weights: Loads, bins: int) -> list[list[int]]:
     return held
 
 
-def greedy_placement(load: Loads, shape: Shape, groups: int) -> tuple[float, bool]:
+def greedy_placement(load: Loads, shape: SlotShape, groups: int) -> tuple[float, bool]:
     """Largest over mean GPU load of one layer under the greedy, and whether a GPU holds an expert twice.
 
     Hierarchical if there are groups: whole groups to nodes, replicas within a node.
@@ -71,19 +71,19 @@ def main() -> None:
     for case in json.loads((folder / "eplb_baseline.json").read_text(encoding="utf-8"))["cases"]:
         data = np.load(folder / f"{case['input']}.npz")
         load = data["load"].astype(float)
-        shape = Shape(slots=case["replicas"], gpus=case["gpus"], nodes=case["nodes"])
+        shape = SlotShape(slots=case["replicas"], gpus=case["gpus"], nodes=case["nodes"])
         groups = int(data["num_groups"]) if case["policy"] == "hierarchical" else 1
         greedy = [greedy_placement(row, shape, groups) for row in load]
         value = np.array([v for v, _ in greedy])
         twice = np.array([t for _, t in greedy])
         first: list[float] = []
-        effort = Effort(
+        effort = PlacementEffort(
             time_limit_s=limit_s,
             workers=2,
             on_first=_clock(first),
         )
         start = time.perf_counter()
-        found = place(load[None], shape, Limits(groups=groups), effort)
+        found = place_layers(load[None], shape, PlacementLimits(groups=groups), effort)
         wall_s = time.perf_counter() - start
         over, above = found.value / found.bound, found.value > value * (1 + 1e-9)
         print(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.cluster_specs.errors import ClusterError, shown
 from meshwright.cluster_specs.naming import node_name
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.errors import InputError, shown
 
 
 def check_gpus(cluster: ClusterSpec, gpus: int) -> None:
-    """Raises ClusterError, with both numbers, if the cluster has not that many GPUs."""
+    """Raises InputError, with both numbers, if the cluster has not that many GPUs."""
     if not 1 <= gpus <= cluster.gpus:
-        raise ClusterError(
+        raise InputError(
             f"gpus: {shown(gpus)} asked for, but cluster {cluster.name!r} has {cluster.gpus}; "
             f"choose 1 to {cluster.gpus}"
         )
@@ -21,10 +21,10 @@ def check_gpus(cluster: ClusterSpec, gpus: int) -> None:
 def allocated_gpus(cluster: ClusterSpec, gpus: int | None) -> int:
     """The GPUs to plan for: those asked for, or all of a cluster that has a size of its own.
 
-    Raises ClusterError if the cluster has fewer, or is a kind of node in any number and `gpus` is not given.
+    Raises InputError if the cluster has fewer, or is a kind of node in any number and `gpus` is not given.
     """
     if gpus is None and cluster.elastic:
-        raise ClusterError(
+        raise InputError(
             f"gpus: missing; {cluster.name!r} is a kind of node, not one machine; "
             f"say how many GPUs with --gpus (1 to {cluster.gpus})"
         )
@@ -37,7 +37,7 @@ def expand_nodes(cluster: ClusterSpec, gpus: int) -> list[tuple[str, int]]:
     """(name, GPUs to use) of the first nodes that together hold `gpus` GPUs; the last may be part-filled.
 
     The nodes of an allocation are numbered without gaps, also where racks are not filled (64 of 72 GPUs).
-    Raises ClusterError if the cluster has fewer.
+    Raises InputError if the cluster has fewer.
     """
     check_gpus(cluster, gpus)
     taken: list[tuple[str, int]] = []
@@ -54,7 +54,7 @@ def expand_nodes(cluster: ClusterSpec, gpus: int) -> list[tuple[str, int]]:
 def first_gpus(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
     """The same cluster with only the first `gpus` GPUs of its listed nodes free; itself without a list.
 
-    Nodes keep their places in the list. Raises ClusterError if the cluster has fewer.
+    Nodes keep their places in the list. Raises InputError if the cluster has fewer.
     """
     if not cluster.nodes or gpus == cluster.gpus:
         return cluster

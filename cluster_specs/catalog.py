@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib import resources
 from typing import Any
 
-import yaml
-
-from meshwright.cluster_specs.documents import LOADER
-from meshwright.cluster_specs.errors import ClusterError, shown, suggestion
 from meshwright.cluster_specs.schema import ClusterSpec, DeviceSpec
+from meshwright.documents.reader import packaged_document
+from meshwright.errors import InputError, near_miss
 
 ELASTIC_GPUS = 131_072
 """The most GPUs of a kind of node, unless its entry says otherwise."""
@@ -28,18 +25,16 @@ def cluster_names() -> tuple[str, ...]:
 
 @cache
 def load_device(name: str) -> DeviceSpec:
-    """A device by its catalog name. Raises ClusterError with the names there are."""
+    """A device by its catalog name. Raises InputError with the names there are."""
     entry = _entries("devices.yaml").get(name)
     if entry is None:
-        raise ClusterError(
-            f"device: {shown(name)} is not in the catalog{suggestion(name, device_names())}"
-        )
+        raise not_in_catalog("device", name, device_names())
     return DeviceSpec.model_validate({"name": name, **entry})
 
 
 @cache
 def load_cluster(name: str) -> ClusterSpec:
-    """A kind of node or a cluster by its catalog name. Raises ClusterError with the names there are."""
+    """A kind of node or a cluster by its catalog name. Raises InputError with the names there are."""
     fields = cluster_fields(name)
     return ClusterSpec.model_validate({**fields, "device": load_device(fields["device"])})
 
@@ -50,13 +45,19 @@ def cluster_fields(name: str) -> dict[str, Any]:
     if name in nodes:
         return {"name": name, "gpus": ELASTIC_GPUS, "elastic": True, **nodes[name]}
     if name not in clusters:
-        raise ClusterError(
-            f"cluster: {shown(name)} is not in the catalog{suggestion(name, cluster_names())}"
-        )
+        raise not_in_catalog("cluster", name, cluster_names())
     own = {key: value for key, value in clusters[name].items() if key != "base"}
     base = cluster_fields(clusters[name]["base"])
     sources = {**base["sources"], **own["sources"]}
     return {**base, "elastic": False, **own, "name": name, "sources": sources}
+
+
+def not_in_catalog(where: str, name: object, names: tuple[str, ...]) -> InputError:
+    """The error about a name that is none of the catalog's, with the near miss."""
+    near = near_miss(name, names)
+    return InputError(
+        "not in the catalog", where=where, value=name, did_you_mean=near, allowed=names
+    )
 
 
 def node_kind_of(device: str) -> str | None:
@@ -68,8 +69,5 @@ def node_kind_of(device: str) -> str | None:
 
 @cache
 def _entries(file: str) -> dict[str, dict[str, Any]]:
-    text = (
-        resources.files("meshwright.cluster_specs.data").joinpath(file).read_text(encoding="utf-8")
-    )
-    entries: dict[str, dict[str, Any]] = yaml.load(text, Loader=LOADER)  # noqa: S506
+    entries: dict[str, dict[str, Any]] = packaged_document("meshwright.cluster_specs.data", file)
     return entries

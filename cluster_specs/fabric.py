@@ -60,7 +60,7 @@ def fabric_levels(cluster: ClusterSpec, gpus: int) -> FabricLevels:
     blocks are no larger than what these have free; where that differs, they are those of the fullest leaf and
     pod, and none is left out for holding the whole allocation: a mapping need not put it into one block.
 
-    Raises ClusterError if `gpus` is below 1 or above what the cluster has.
+    Raises InputError if `gpus` is below 1 or above what the cluster has.
     """
     check_gpus(cluster, gpus)
     if is_irregular(cluster):

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cluster_specs.drawing import Joint, Terminal, draw
-from meshwright.cluster_specs.errors import ClusterError, shown
 from meshwright.cluster_specs.fabric import FabricLevels, fabric_levels
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.errors import InputError, shown
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -161,14 +161,14 @@ def cut_between_gb_per_s(
     """Minimum cut between two sets of nodes, GB/s in one direction, by networkx.
 
     Nodes that are in neither set pass nothing on. A node whose rails do not meet may be named whole or by
-    rail (`node0/rail3`). Raises ClusterError where a name is in both sets, or no node of the graph.
+    rail (`node0/rail3`). Raises InputError where a name is in both sets, or no node of the graph.
     """
     import networkx as nx
 
     sides = [{port for name in side for port in _ports(graph, name)} for side in (first, second)]
     both = sides[0] & sides[1]
     if both:
-        raise ClusterError(f"{shown(min(both))} is on both sides of the cut")
+        raise InputError(f"{shown(min(both))} is on both sides of the cut")
     flow: nx.Graph[str] = graph.copy()
     ends = sides[0] | sides[1]
     nodes = [name for name, data in graph.nodes(data=True) if "level" not in data]
@@ -181,7 +181,7 @@ def cut_between_gb_per_s(
 
 def _ports(graph: nx.Graph[str], name: str) -> tuple[str, ...]:
     if name not in graph or "level" in graph.nodes[name]:
-        raise ClusterError(f"{shown(name)} is no node of the fabric")
+        raise InputError(f"{shown(name)} is no node of the fabric")
     ports: tuple[str, ...] = graph.nodes[name].get("ports", (name,))
     return ports
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meshwright.cluster_specs.drawing import Joint, Terminal, draw
-from meshwright.cluster_specs.errors import ClusterError
 from meshwright.cluster_specs.fabric import full_levels
 from meshwright.cluster_specs.graph import level_joints
 from meshwright.cluster_specs.schema import ClusterSpec
@@ -15,6 +14,7 @@ from meshwright.cluster_specs.uplinks import (
     leaves_are_domains,
     uplinks,
 )
+from meshwright.errors import InputError
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -27,10 +27,10 @@ def node_graph(cluster: ClusterSpec) -> nx.Graph[str]:
 
     See `drawing.draw`. A node's link is that of its free GPUs' NICs (inside a rack, NVLink); those of leaves
     and pods are what the job has of them (`uplinks`). A node without a leaf hangs on the core. Raises
-    ClusterError where no nodes are listed.
+    InputError where no nodes are listed.
     """
     if not cluster.nodes:
-        raise ClusterError(
+        raise InputError(
             f"nodes: cluster {cluster.name!r} lists none; `fabric_graph` draws its levels"
         )
     levels, links = full_levels(cluster), uplinks(cluster)

@@ -15,7 +15,7 @@ def allocated_places(cluster: ClusterSpec, gpus: int) -> list[Place]:
     """(node, local GPU) of every GPU of an allocation; consecutive GPUs share the blocks of `fabric_levels`.
 
     Nodes that are listed with their leaves are taken leaf by leaf, from each as many GPUs as a block has, and
-    pod by pod; other lists in their order. Nodes without free GPUs are passed over. Raises ClusterError if
+    pod by pod; other lists in their order. Nodes without free GPUs are passed over. Raises InputError if
     the cluster has fewer.
     """
     per_node = cluster.gpus_per_node

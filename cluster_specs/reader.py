@@ -14,29 +14,21 @@ from meshwright.cluster_specs.catalog import (
     load_cluster,
     load_device,
     node_kind_of,
+    not_in_catalog,
 )
-from meshwright.cluster_specs.documents import read_mapping
-from meshwright.cluster_specs.errors import ClusterError, shown, suggestion, validation_message
-from meshwright.cluster_specs.importers.hostlists import HostlistError, expand
+from meshwright.cluster_specs.importers.hostlists import expand
 from meshwright.cluster_specs.schema import (
-    BlockSpec,
     ClusterSpec,
     DeviceSpec,
-    FabricLevelSpec,
     Medium,
-    NodeSpec,
 )
+from meshwright.documents.reader import LARGE_FILE_BYTES, is_file, read_mapping
+from meshwright.documents.validation import validation_message
+from meshwright.errors import InputError, near_miss, shown
 
 MOST_NODES = 131_072
 _FILE_ENDINGS = (".yaml", ".yml", ".json")
 _FILLED = ("gpus_per_node", "nvlink_domain", "nic_gbps_per_gpu")
-_FIELDS = {
-    "": ("base", *ClusterSpec.model_fields),
-    "device": tuple(DeviceSpec.model_fields),
-    "levels": tuple(FabricLevelSpec.model_fields),
-    "nodes": tuple(NodeSpec.model_fields),
-    "blocks": tuple(BlockSpec.model_fields),
-}
 _MEDIUM_WORDS: tuple[tuple[str, Medium], ...] = (
     ("roce", "roce"),
     ("spectrum-x", "roce"),
@@ -52,15 +44,20 @@ def read_cluster(text: str, gpus: int | None = None) -> ClusterSpec:
     """The cluster that a catalog name or the path of a YAML file stands for.
 
     `gpus` is only checked against what the cluster has; `fabric_levels` and the planner take it from there.
-    Raises ClusterError.
+    Raises InputError.
     """
     if text in cluster_names():
         cluster = load_cluster(text)
-    elif text.endswith(_FILE_ENDINGS) or "/" in text or _is_file(text):
-        cluster = cluster_from_mapping(read_mapping(Path(text)), text)
+    elif text.endswith(_FILE_ENDINGS) or "/" in text or is_file(text):
+        cluster = cluster_from_mapping(read_mapping(Path(text), LARGE_FILE_BYTES), text)
     else:
-        hint = suggestion(text, cluster_names())
-        raise ClusterError(f"cluster: {shown(text)} is neither a catalog name nor a file{hint}")
+        raise InputError(
+            "neither a catalog name nor a file",
+            where="cluster",
+            value=text,
+            did_you_mean=near_miss(text, cluster_names()),
+            allowed=cluster_names(),
+        )
     if gpus is not None:
         check_gpus(cluster, gpus)
     return cluster
@@ -86,7 +83,7 @@ def cluster_from_mapping(data: Mapping[str, object], where: str = "cluster") -> 
     try:
         return ClusterSpec.model_validate(fields)
     except ValidationError as error:
-        raise ClusterError(validation_message(error, where, _FIELDS)) from None
+        raise InputError(validation_message(error, where, ClusterSpec, ("base",))) from None
 
 
 def _expand_node_ranges(fields: dict[str, object], where: str) -> None:
@@ -102,8 +99,8 @@ def _expand_node_ranges(fields: dict[str, object], where: str) -> None:
             continue
         try:
             names = expand(name, MOST_NODES - len(out))
-        except HostlistError as error:
-            raise ClusterError(f"{where}: nodes[{index}].name: {shown(name)}: {error}") from None
+        except InputError as error:
+            raise InputError(f"{where}: nodes[{index}].name: {shown(name)}: {error}") from None
         out += [{**node, "name": one} for one in names]
     fields["nodes"] = out
 
@@ -113,8 +110,7 @@ def _base_fields(base: object, where: str) -> dict[str, object]:
     if base is None:
         return {}
     if not isinstance(base, str) or base not in cluster_names():
-        hint = suggestion(base, cluster_names())
-        raise ClusterError(f"{where}: base: {shown(base)} is not in the catalog{hint}")
+        raise not_in_catalog(f"{where}: base", base, cluster_names())
     own = ("name", "gpus", "elastic", "levels", "fabric", "blocks")
     return {key: value for key, value in cluster_fields(base).items() if key not in own}
 
@@ -123,25 +119,21 @@ def _device(fields: Mapping[str, object], where: str) -> tuple[DeviceSpec, str |
     """The device, and its catalog name if it has one."""
     device = fields.get("device")
     if device is None:
-        raise ClusterError(
-            f"{where}: device: required and missing; give a catalog name or a mapping"
-        )
+        raise InputError(f"{where}: device: required and missing; give a catalog name or a mapping")
     if isinstance(device, DeviceSpec):
         return device, None
     if isinstance(device, str):
         try:
             return load_device(device), device
-        except ClusterError as error:
-            raise ClusterError(f"{where}: {error}") from None
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
     if not isinstance(device, Mapping):
-        raise ClusterError(
-            f"{where}: device: must be a catalog name or a mapping, got {shown(device)}"
-        )
+        what = "must be a catalog name or a mapping"
+        raise InputError(what, where=f"{where}: device", value=device)
     try:
         return DeviceSpec.model_validate({"name": "device", **device}), None
     except ValidationError as error:
-        inner = {"": _FIELDS["device"]}
-        raise ClusterError(validation_message(error, f"{where}: device", inner)) from None
+        raise InputError(validation_message(error, f"{where}: device", DeviceSpec)) from None
 
 
 def _fill_from_node_kind(fields: dict[str, object], catalog_device: str | None) -> None:
@@ -168,13 +160,6 @@ def _count_free_gpus(fields: dict[str, object], where: str) -> None:
     """Sets `gpus` to the free GPUs of the nodes listed."""
     nodes, per_node = fields.get("nodes"), fields.get("gpus_per_node")
     if not isinstance(nodes, list) or not nodes or not isinstance(per_node, int):
-        raise ClusterError(f"{where}: gpus: this field is required and missing (or list the nodes)")
+        raise InputError(f"{where}: gpus: this field is required and missing (or list the nodes)")
     free = [node.get("free_gpus") if isinstance(node, Mapping) else None for node in nodes]
     fields["gpus"] = sum(count if isinstance(count, int) else per_node for count in free)
-
-
-def _is_file(text: str) -> bool:
-    try:
-        return Path(text).is_file()
-    except (OSError, ValueError):
-        return False

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from meshwright.cluster_specs.errors import suggestion
+from meshwright.errors import suggestion
 
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 GpuCount = Annotated[int, Field(ge=1, le=1_048_576)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from meshwright.cluster_specs.errors import ClusterError
 from meshwright.cluster_specs.schema import ClusterSpec, FabricLevelSpec, Medium
 from meshwright.cluster_specs.uplinks import first_outside_a_leaf, link_gb_per_s, uplinks
+from meshwright.errors import InputError
 
 HOP_LATENCY_US: dict[Medium, float] = {
     "nvlink": 1.9,
@@ -53,7 +53,7 @@ class Tier:
 def measured_tiers(cluster: ClusterSpec) -> Iterator[Tier]:
     """The tiers, from the inside outwards, with what was measured; of several measurements the last counts.
 
-    Raises ClusterError where a scale-up domain has no rate.
+    Raises InputError where a scale-up domain has no rate.
     """
     for tier in _tiers(cluster):
         changed = tier
@@ -72,7 +72,7 @@ def _tiers(cluster: ClusterSpec) -> Iterator[Tier]:
         medium: Medium = "xgmi" if device.architecture == "cdna3" else "nvlink"
         rate = cluster.nvlink_gb_per_s or device.scale_up_gb_per_s
         if rate is None:
-            raise ClusterError(
+            raise InputError(
                 f"nvlink_gb_per_s: missing, cluster {cluster.name!r} has an nvlink_domain of "
                 f"{cluster.nvlink_domain} and device {device.name!r} states no scale_up_gb_per_s"
             )

@@ -27,7 +27,7 @@ def catalog(kind: str, as_json: bool) -> None:
 @common
 def schema(kind: str, as_json: bool) -> None:
     """Print the JSON Schema of a kind of file, for editors and checks."""
-    from meshwright.planner.plan.texts import json_schema
+    from meshwright.commands.file_schemas import json_schema
 
     if as_json:
         print_json({"kind": kind, "json_schema": json_schema(kind)})

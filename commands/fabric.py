@@ -6,16 +6,8 @@ from pathlib import Path
 
 import click
 
-from meshwright.commands.terminal import (
-    NO_PLAN,
-    PATH,
-    CheckFailedError,
-    common,
-    force_option,
-    print_json,
-    show,
-    warn,
-)
+from meshwright.commands.terminal import PATH, common, force_option, print_json, show, warn
+from meshwright.errors import ExitCode
 
 
 @click.command("map")
@@ -65,7 +57,7 @@ def map_(
     """
     from meshwright.cluster_specs.reader import read_cluster
     from meshwright.documents.output_files import write_files
-    from meshwright.planner.analysis.rank_mapping import NoMappingError, map_plan, mapping_document
+    from meshwright.planner.analysis.rank_mapping import map_plan, mapping_document
     from meshwright.planner.launch.plan_files import plan_files, refuse_taken
     from meshwright.planner.mapping.spread.bound import ReachWeights
     from meshwright.planner.plan.texts import read_plan
@@ -75,13 +67,10 @@ def map_(
     onto = None if cluster is None else read_cluster(cluster)
     if output is not None:
         refuse_taken(output, force)
-    try:
-        found = map_plan(
-            given, onto, objective=objective, order=order, spares=spares, time_limit_s=time_limit_s,
-            weights=ReachWeights(data_parallel=round(1000 * dp_weight)),
-        )  # fmt: skip
-    except NoMappingError as error:
-        raise CheckFailedError(str(error)) from error
+    found = map_plan(
+        given, onto, objective=objective, order=order, spares=spares, time_limit_s=time_limit_s,
+        weights=ReachWeights(data_parallel=round(1000 * dp_weight)),
+    )  # fmt: skip
     print_json(mapping_document(found)) if as_json else show(mapping_view(found))
     if output is not None:
         write_files(output, plan_files(found.plan), force)
@@ -96,7 +85,7 @@ def traffic(ctx: click.Context, /, plan: Path, as_json: bool) -> None:
 
     Exit code 1 where what must cross a cut within a phase takes longer than the phase.
     """
-    from meshwright.planner.mapping.crossing.levels import plan_traffic, traffic_document
+    from meshwright.planner.analysis.traffic import plan_traffic, traffic_document
     from meshwright.planner.plan.texts import read_plan
     from meshwright.planner.report.traffic_view import traffic_view
 
@@ -106,4 +95,4 @@ def traffic(ctx: click.Context, /, plan: Path, as_json: bool) -> None:
     else:
         warn("warning", found.broken)
         show(traffic_view(found))
-    ctx.exit(NO_PLAN if found.broken else 0)
+    ctx.exit(ExitCode.NO_ANSWER if found.broken else ExitCode.DONE)

@@ -9,16 +9,14 @@ import click
 
 from meshwright.commands.options import batch_options, fleet_options, recommend_options
 from meshwright.commands.terminal import (
-    DONE,
-    NO_PLAN,
     PATH,
-    CheckFailedError,
     ProgressLine,
     common,
     force_option,
     print_json,
     show,
 )
+from meshwright.errors import ExitCode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,7 +107,9 @@ def batch(ctx: click.Context, /, **options: Any) -> None:
         )
     else:
         show(batch_view(report))
-    ctx.exit(DONE if set(report.by_status) <= {"optimal", "feasible"} else NO_PLAN)
+    ctx.exit(
+        ExitCode.DONE if set(report.by_status) <= {"optimal", "feasible"} else ExitCode.NO_ANSWER
+    )
 
 
 @click.command()
@@ -125,7 +125,6 @@ def fleet(jobs: Path, output: Path | None, force: bool, as_json: bool, **options
     """
     from meshwright.documents.output_files import write_files
     from meshwright.planner.many.batch.cache import chosen_folder
-    from meshwright.planner.many.fleet.model import FleetError
     from meshwright.planner.many.fleet.service import (
         FleetOptions,
         fleet_document,
@@ -142,8 +141,6 @@ def fleet(jobs: Path, output: Path | None, force: bool, as_json: bool, **options
     try:
         chosen = FleetOptions(cache=cache, busy=tuple(busy), **options)
         found = run_fleet(jobs, chosen, lambda done, of: progress(f"{done} of {of} plans"))
-    except FleetError as error:
-        raise CheckFailedError(str(error)) from error
     finally:
         progress.clear()
     if as_json:
@@ -190,4 +187,8 @@ def recommend(
         show(recommend_view(answer))
     if output is not None:
         write_files(output, answer_files(answer), force)
-    ctx.exit(NO_PLAN if answer.wish.target_s is not None and not answer.reached else DONE)
+    ctx.exit(
+        ExitCode.NO_ANSWER
+        if answer.wish.target_s is not None and not answer.reached
+        else ExitCode.DONE
+    )

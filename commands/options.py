@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, FRAMEWORK_NAMES
+
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 _PATH = click.Path(path_type=Path)
 
@@ -95,9 +97,9 @@ def _workload_options() -> list[Callable[[Any], Any]]:
         click.option("--optimizer", default="adam", show_default=True, help="adam, sgd or muon."),
         click.option(
             "--framework",
-            default="megatron",
+            default=DEFAULT_FRAMEWORK,
             show_default=True,
-            help="Or torchtitan, deepspeed, fsdp2.",
+            help=f"One of {', '.join(FRAMEWORK_NAMES)}.",
         ),
         click.option(
             "--pin",

@@ -9,11 +9,7 @@ import click
 
 from meshwright.commands.options import plan_options
 from meshwright.commands.terminal import (
-    DONE,
-    NO_PLAN,
-    NO_TIME,
     PATH,
-    CheckFailedError,
     ProgressLine,
     common,
     force_option,
@@ -21,6 +17,7 @@ from meshwright.commands.terminal import (
     show,
     warn,
 )
+from meshwright.errors import ExitCode
 
 
 @click.command()
@@ -39,8 +36,7 @@ def plan(
     """
     from meshwright.documents.output_files import write_files
     from meshwright.planner.launch.plan_files import next_step, plan_files, refuse_taken
-    from meshwright.planner.plan.robustness import with_robustness
-    from meshwright.planner.plan.service import plan as make_plan
+    from meshwright.planner.plan.make_plan import make_plan
     from meshwright.planner.plan.texts import plan_document
     from meshwright.planner.report.plan_view import plan_view
     from meshwright.planner.request.reader import read_request
@@ -50,7 +46,7 @@ def plan(
         refuse_taken(output, force)
     progress = ProgressLine()
     try:
-        found = with_robustness(request, make_plan(request, progress))
+        found = make_plan(request, progress=progress)
     finally:
         progress.clear()
     if as_json:
@@ -62,7 +58,11 @@ def plan(
         write_files(output, plan_files(found), force)
     if not as_json:
         click.echo(f"\n{next_step(found, output)}")
-    ctx.exit({"infeasible": NO_PLAN, "unknown": NO_TIME}.get(found.status, DONE))
+    ctx.exit(
+        {"infeasible": ExitCode.NO_ANSWER, "unknown": ExitCode.NO_TIME}.get(
+            found.status, ExitCode.DONE
+        )
+    )
 
 
 @click.command()
@@ -135,15 +135,12 @@ def validate(runs: Path, every_row: bool, plot: Path | None, as_json: bool) -> N
 @common
 def launch(plan: Path, target: str | None, output: Path, force: bool, as_json: bool) -> None:
     """Write the files that start a plan in a framework."""
-    from meshwright.documents.output_files import LaunchError, write_files
+    from meshwright.documents.output_files import write_files
     from meshwright.planner.launch.plan_files import plan_files
     from meshwright.planner.plan.texts import read_plan
 
     found = read_plan(plan)
-    try:
-        files = plan_files(found, target)
-    except LaunchError as error:
-        raise CheckFailedError(str(error)) from error
+    files = plan_files(found, target)
     written = write_files(output, files, force)
     if as_json:
         print_json(

@@ -16,19 +16,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from meshwright.errors import ExitCode, InfeasibleError, message_of
+
 if TYPE_CHECKING:
     from meshwright.planner.report.parts import Renderable
 
-DONE, NO_PLAN, BAD_INPUT, NO_TIME, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 70, 130
 _JSON, _DEBUG = "meshwright.json", "meshwright.debug"
 LONGEST_WORD = 80
 _PLAIN = str.maketrans("█·", "#.")
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-
-
-class CheckFailedError(Exception):
-    """The command worked, and its answer is no."""
 
 
 class Commands(click.Group):
@@ -59,26 +56,19 @@ class Commands(click.Group):
         except BrokenPipeError:
             # Whoever read the output has enough; what is still buffered goes nowhere.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            ctx.exit(DONE)
+            ctx.exit(ExitCode.DONE)
         except KeyboardInterrupt:
             click.echo("Interrupted.", err=True)
-            ctx.exit(INTERRUPTED)
+            ctx.exit(ExitCode.INTERRUPTED)
         except (click.exceptions.Exit, click.Abort):
             raise
         except click.ClickException as error:
             _json_error(ctx, error.format_message(), error.exit_code)
             raise
-        except CheckFailedError as error:
-            _fail(ctx, str(error), NO_PLAN)
         except Exception as error:
-            if ctx.meta.get(_DEBUG):
+            if ctx.meta.get(_DEBUG) and not isinstance(error, InfeasibleError):
                 raise
-            if isinstance(error, ImportError):
-                _fail(ctx, f"the installation is incomplete: {error}", INTERNAL)
-            from meshwright.planner.report.failures import message_of
-
-            message, is_fault = message_of(error)
-            _fail(ctx, message, INTERNAL if is_fault else BAD_INPUT)
+            _fail(ctx, *message_of(error))
 
 
 def _fail(ctx: click.Context, message: str, exit_code: int) -> None:

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from meshwright.constraints.columns import as_excess, column
 from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
+from meshwright.frameworks.record import Framework
 
 
 class HeadsByTensor(Rule):
@@ -66,8 +67,8 @@ class WholeKvHeads(Rule):
 
     unit = "heads left over"
 
-    def __init__(self, framework: str) -> None:
-        self.name = f"{framework}-kv-heads"
+    def __init__(self, framework: Framework) -> None:
+        self.name = f"{framework.name}-kv-heads"
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         return as_excess(table.workload.model.kv_heads % column(table, "tp"))

@@ -6,9 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.constraints.columns import as_excess, column
-from meshwright.constraints.pipeline_schedules import AllowedSchedules
 from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
-from meshwright.constraints.unsupported import AllowedPrecisions, AllowedValues, WholeModelRecompute
 from meshwright.costmodel.workload import Workload
 
 
@@ -64,16 +62,7 @@ class DeepspeedExpertGroups(Rule):
         )
 
 
-RULES: tuple[Rule, ...] = (
-    AllowedSchedules("deepspeed"),
+DEEPSPEED_RULES: tuple[Rule, ...] = (
     DeepspeedPipelineSharding(),
     DeepspeedExpertGroups(),
-    AllowedValues(
-        "deepspeed-degrees",
-        "deepspeed",
-        {"cp": (1,), "etp": (1,), "vpp": (1,), "sequence_parallel": (0,)},
-        "ds_config.json has no setting for it: keep cp, etp and vpp at 1 and sequence parallelism off.",
-    ),
-    AllowedPrecisions("deepspeed", ("bf16", "fp16")),
-    WholeModelRecompute("deepspeed"),
 )

@@ -7,9 +7,8 @@ from numpy.typing import NDArray
 
 from meshwright.constraints.attention_heads import WholeKvHeads
 from meshwright.constraints.columns import as_excess, column
-from meshwright.constraints.pipeline_schedules import AllowedSchedules
 from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
-from meshwright.constraints.unsupported import AllowedPrecisions, AllowedValues, WholeModelRecompute
+from meshwright.frameworks.fsdp2 import FSDP2
 
 
 class ShardsBesideTensor(Rule):
@@ -37,24 +36,7 @@ class ShardsBesideTensor(Rule):
         )
 
 
-RULES: tuple[Rule, ...] = (
-    AllowedSchedules("fsdp2"),
+FSDP2_RULES: tuple[Rule, ...] = (
     ShardsBesideTensor(),
-    WholeKvHeads("fsdp2"),
-    AllowedValues(
-        "fsdp2-degrees",
-        "fsdp2",
-        {
-            "pp": (1,),
-            "vpp": (1,),
-            "ep": (1,),
-            "etp": (1,),
-            "zero_stage": (2, 3),
-            "sequence_parallel": (0,),
-        },
-        "Keep pp, vpp, ep and etp at 1 and sequence parallelism off; shard with fsdp_reshard_after_forward "
-        "false (2) or true (3).",
-    ),
-    AllowedPrecisions("fsdp2", ("bf16", "fp16", "fp8")),
-    WholeModelRecompute("fsdp2"),
+    WholeKvHeads(FSDP2),
 )

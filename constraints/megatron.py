@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.constraints.columns import as_excess, column
-from meshwright.constraints.pipeline_schedules import AllowedSchedules
 from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from meshwright.costmodel.layout import Recompute
 from meshwright.costmodel.workload import Workload
@@ -153,8 +152,7 @@ def has_linear_bias(workload: Workload) -> bool:
     return model.mlp_bias or model.attention_output_bias or expert_bias
 
 
-RULES: tuple[Rule, ...] = (
-    AllowedSchedules("megatron"),
+MEGATRON_RULES: tuple[Rule, ...] = (
     MegatronShardingNeedsOneStage(),
     MegatronShardingOptimizer(),
     MegatronExpertsNeedSequenceParallel(),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,24 +9,8 @@ from meshwright.constraints.columns import IntArray, as_excess, column
 from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from meshwright.costmodel.pipeline.schedules import Schedule, schedule_name, schedule_named, traits
 from meshwright.costmodel.workload import Workload
-
-FRAMEWORK_SCHEDULES: dict[str, tuple[str, ...]] = {
-    "megatron": ("1f1b", "interleaved-1f1b"),
-    "torchtitan": (
-        "1f1b",
-        "interleaved-1f1b",
-        "gpipe",
-        "breadth-first",
-        "zb-h1",
-        "zbv",
-        "dualpipe-v",
-    ),
-    "deepspeed": ("1f1b",),
-    "fsdp2": ("1f1b",),
-}
-"""megatron-core 0.19 `get_forward_backward_func` (its combined 1F1B for experts is one of the two with other
-overlap); torch 2.13 `get_schedule_class`, from which torchtitan 0.3 takes its schedules; DeepSpeed 0.19
-`runtime/pipe/schedule.py`. Without a pipeline every framework runs "1f1b" on its single stage."""
+from meshwright.frameworks.catalog import RECORDS, planned, stack_named
+from meshwright.frameworks.record import Framework
 
 
 class ScheduleShape(Rule):
@@ -73,10 +55,10 @@ class AllowedSchedules(Rule):
 
     unit = "schedules"
 
-    def __init__(self, framework: str) -> None:
-        self.name = f"{framework}-schedule"
+    def __init__(self, framework: Framework) -> None:
+        self.name = f"{framework.name}-schedule"
         self.framework = framework
-        self.allowed = FRAMEWORK_SCHEDULES[framework]
+        self.allowed = planned(framework.schedules)
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         codes = {int(schedule_named(name)) for name in self.allowed}
@@ -88,14 +70,14 @@ class AllowedSchedules(Rule):
             return None
         return self.finding(
             value=1,
-            words=f"{self.framework} has no {name} schedule",
+            words=f"{self.framework.name} has no {name} schedule",
             remedy=f"Choose one of {', '.join(self.allowed)}, or a framework that has it "
             f"({', '.join(_frameworks_with(name)) or 'none of those known here'}).",
         )
 
 
-def _frameworks_with(name: str) -> Iterable[str]:
-    return (framework for framework, names in FRAMEWORK_SCHEDULES.items() if name in names)
+def _frameworks_with(name: str) -> list[str]:
+    return [record.name for record in RECORDS if name in planned(record.schedules)]
 
 
 class TorchtitanFilledPipeline(Rule):
@@ -130,7 +112,7 @@ class TorchtitanSplitBackward(Rule):
     unit = "schedules"
 
     def applies(self, workload: Workload) -> bool:
-        return workload.precision != "bf16" or workload.framework.endswith("-compile")
+        return workload.precision != "bf16" or stack_named(workload.framework).compiled
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         return as_excess(splits_backward(column(table, "schedule")) & self.applies(table.workload))
@@ -174,8 +156,7 @@ class TorchtitanSeveralChunks(Rule):
         )
 
 
-TORCHTITAN: tuple[Rule, ...] = (
-    AllowedSchedules("torchtitan"),
+TORCHTITAN_SCHEDULE_RULES: tuple[Rule, ...] = (
     TorchtitanFilledPipeline(),
     TorchtitanSplitBackward(),
     TorchtitanSeveralChunks(),

@@ -8,13 +8,14 @@ from numpy.typing import NDArray
 from meshwright.constraints.columns import as_excess, column
 from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 
-_ARCHITECTURES = {
+ARCHITECTURES = {
     "fp16": {"volta", "ampere", "ada", "hopper", "blackwell", "cdna3"},
     "bf16": {"ampere", "ada", "hopper", "blackwell", "cdna3"},
     "fp8": {"ada", "hopper", "blackwell", "cdna3"},
     "mxfp8": {"blackwell"},
     "nvfp4": {"blackwell"},
 }
+"""By number format: the architectures that multiply it."""
 
 
 class PrecisionOnDevice(Rule):
@@ -25,7 +26,7 @@ class PrecisionOnDevice(Rule):
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         architecture = table.workload.cluster.device.architecture
-        supported = architecture in _ARCHITECTURES.get(table.workload.precision, set())
+        supported = architecture in ARCHITECTURES.get(table.workload.precision, set())
         return as_excess(np.full_like(column(table, "tp"), 0 if supported else 1))
 
     def check(self, plan: FinishedPlan) -> Finding | None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from meshwright.constraints import deepspeed, fsdp2, megatron, torchtitan
+from functools import cache
+
 from meshwright.constraints.attention_heads import HeadsByTensor, KvHeadsByTensor
 from meshwright.constraints.batch import BatchSplit
+from meshwright.constraints.deepspeed import DEEPSPEED_RULES
 from meshwright.constraints.experts import (
     ExpertAxesNeedExperts,
     ExpertGrid,
     ExpertsByExpertParallel,
 )
 from meshwright.constraints.feed_forward import ExpertWidthByExpertTensor, FeedForwardByTensor
+from meshwright.constraints.fsdp2 import FSDP2_RULES
 from meshwright.constraints.gpu_budget import GpuBudget
+from meshwright.constraints.megatron import MEGATRON_RULES
 from meshwright.constraints.memory import HbmCapacity
-from meshwright.constraints.pipeline_schedules import ScheduleShape
-from meshwright.constraints.precision import PrecisionOnDevice
+from meshwright.constraints.pipeline_schedules import AllowedSchedules, ScheduleShape
+from meshwright.constraints.precision import ARCHITECTURES, PrecisionOnDevice
 from meshwright.constraints.recomputation import FullRecomputeStandsAlone, RecomputedModulesExist
 from meshwright.constraints.rule import Rule
 from meshwright.constraints.scale_up import ScaleUpAxis, ScaleUpDomain
@@ -25,7 +29,15 @@ from meshwright.constraints.sequence import (
     SequenceParallelNeedsTensor,
 )
 from meshwright.constraints.stages import LayersByStages
+from meshwright.constraints.torchtitan import TORCHTITAN_RULES
+from meshwright.constraints.unsupported import (
+    AllowedDegrees,
+    AllowedPrecisions,
+    WholeModelRecompute,
+)
 from meshwright.costmodel.workload import Workload
+from meshwright.frameworks.catalog import binding_framework
+from meshwright.frameworks.record import Framework
 
 GENERAL: tuple[Rule, ...] = (
     HbmCapacity(),
@@ -53,24 +65,25 @@ GENERAL: tuple[Rule, ...] = (
 )
 """Rules of arithmetic and hardware, which bind every framework."""
 
-FRAMEWORKS: dict[str, tuple[Rule, ...]] = {
-    "megatron": megatron.RULES,
-    "torchtitan": torchtitan.RULES,
-    "deepspeed": deepspeed.RULES,
-    "fsdp2": fsdp2.RULES,
+FRAMEWORK_RULES: dict[str, Rule] = {
+    rule.name: rule for rule in (*MEGATRON_RULES, *TORCHTITAN_RULES, *DEEPSPEED_RULES, *FSDP2_RULES)
 }
+"""Rules by name that bind a framework only where its record names them."""
 
 
-def framework_family(framework: str) -> str | None:
-    """The key of `FRAMEWORKS` whose rules bind a software profile; None for one with no rules of its own.
-
-    Profiles are named after their family ("torchtitan-compile"). Megatron-DeepSpeed left Megatron before
-    most of the rules read here, so neither family binds it.
-    """
-    if framework == "megatron-deepspeed":
-        return None
-    family = framework.split("-", maxsplit=1)[0]
-    return family if family in FRAMEWORKS else None
+@cache
+def rules_of(framework: Framework) -> tuple[Rule, ...]:
+    """The rules that follow from the fields of a framework's record, and those that the record names."""
+    rules: list[Rule] = [AllowedSchedules(framework)]
+    rules += [FRAMEWORK_RULES[name] for name in framework.rules]
+    degrees, precisions = AllowedDegrees(framework), AllowedPrecisions(framework)
+    if degrees.allowed:
+        rules.append(degrees)
+    if set(precisions.precisions) < set(ARCHITECTURES):
+        rules.append(precisions)
+    if framework.recompute_amount is None:
+        rules.append(WholeModelRecompute(framework))
+    return tuple(rules)
 
 
 def rules_for(
@@ -81,7 +94,7 @@ def rules_for(
     `inside_domain` names further products of degrees that may not leave the scale-up domain, such as
     `(("tp", "cp"), ("ep",))`; tp and etp never may.
     """
-    family = framework_family(workload.framework)
     strict = tuple(ScaleUpDomain(axes) for axes in inside_domain)
-    own = FRAMEWORKS[family] if family is not None else ()
+    framework = binding_framework(workload.framework)
+    own = rules_of(framework) if framework is not None else ()
     return tuple(rule for rule in GENERAL + strict + own if rule.applies(workload))

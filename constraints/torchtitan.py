@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.constraints import pipeline_schedules
 from meshwright.constraints.attention_heads import WholeKvHeads
 from meshwright.constraints.columns import as_excess, column
+from meshwright.constraints.pipeline_schedules import TORCHTITAN_SCHEDULE_RULES
 from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from meshwright.constraints.torchtitan_model import (
     TorchtitanArchitecture,
     TorchtitanExpertShards,
     TorchtitanTokenPrediction,
 )
-from meshwright.constraints.unsupported import AllowedPrecisions, AllowedValues, WholeModelRecompute
 from meshwright.costmodel.workload import Workload
+from meshwright.frameworks.torchtitan import TORCHTITAN
 
 
 class TorchtitanSequence(Rule):
@@ -65,21 +65,12 @@ class TorchtitanTiedEmbeddings(Rule):
         )
 
 
-RULES: tuple[Rule, ...] = (
-    *pipeline_schedules.TORCHTITAN,
-    WholeKvHeads("torchtitan"),
+TORCHTITAN_RULES: tuple[Rule, ...] = (
+    *TORCHTITAN_SCHEDULE_RULES,
+    WholeKvHeads(TORCHTITAN),
     TorchtitanSequence(),
     TorchtitanTiedEmbeddings(),
     TorchtitanArchitecture(),
     TorchtitanExpertShards(),
     TorchtitanTokenPrediction(),
-    AllowedValues(
-        "torchtitan-degrees",
-        "torchtitan",
-        {"etp": (1,), "zero_stage": (0, 2, 3)},
-        "Experts have no tensor degree of their own (etp 1). Replicate (0), or shard with "
-        "parallelism.fsdp_reshard_after_forward never (2) or always (3).",
-    ),
-    AllowedPrecisions("torchtitan", ("bf16", "fp8", "mxfp8")),
-    WholeModelRecompute("torchtitan"),
 )

@@ -1,8 +1,6 @@
-"""Degrees, precisions and recomputation that a framework has no setting for, as rules with data."""
+"""What a framework has no setting for: rules that follow from the fields of its record."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,24 +8,35 @@ from numpy.typing import NDArray
 from meshwright.constraints.columns import as_excess, column
 from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from meshwright.costmodel.layout import Recompute
+from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, planned
+from meshwright.frameworks.record import Framework
+
+ZERO_STAGES = (0, 1, 2, 3)
 
 
-class AllowedValues(Rule):
-    """Every named field of the layout takes one of the values given for it."""
+class AllowedDegrees(Rule):
+    """Degrees without a setting are 1, sequence parallelism without one is off; ZeRO has its stages."""
 
     unit = "fields"
 
-    def __init__(
-        self, name: str, framework: str, allowed: Mapping[str, tuple[int, ...]], remedy: str
-    ) -> None:
-        self.name = name
+    def __init__(self, framework: Framework) -> None:
+        self.name = f"{framework.name}-degrees"
         self.framework = framework
-        self.allowed = dict(allowed)
-        self.remedy = remedy
+        allowed: dict[str, tuple[int, ...]] = {
+            axis: (1,) for axis in ("cp", "pp", "vpp", "ep", "etp") if axis not in framework.axes
+        }
+        stages = tuple(framework.zero_stages)
+        if len(stages) < len(ZERO_STAGES):
+            allowed["zero_stage"] = stages
+        if framework.sequence_parallel is None:
+            allowed["sequence_parallel"] = (0,)
+        self.allowed = allowed
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        wrong = [~np.isin(column(table, field), values) for field, values in self.allowed.items()]
-        return as_excess(np.sum(wrong, axis=0))
+        over = np.zeros_like(column(table, "tp"))
+        for field, values in self.allowed.items():
+            over = over + ~np.isin(column(table, field), values)
+        return as_excess(over)
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         wrong = []
@@ -39,8 +48,8 @@ class AllowedValues(Rule):
             return None
         return self.finding(
             value=len(wrong),
-            words=f"{self.framework} cannot run {'; '.join(wrong)}",
-            remedy=self.remedy,
+            words=f"{self.framework.name} cannot run {'; '.join(wrong)}",
+            remedy=self.framework.degrees_remedy,
         )
 
 
@@ -49,10 +58,10 @@ class AllowedPrecisions(Rule):
 
     unit = "formats"
 
-    def __init__(self, framework: str, precisions: tuple[str, ...]) -> None:
-        self.name = f"{framework}-precision"
+    def __init__(self, framework: Framework) -> None:
+        self.name = f"{framework.name}-precision"
         self.framework = framework
-        self.precisions = precisions
+        self.precisions = planned(framework.precisions)
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         missing = 0 if table.workload.precision in self.precisions else 1
@@ -60,12 +69,12 @@ class AllowedPrecisions(Rule):
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         wanted = plan.workload.precision
-        if any(wanted == known for known in self.precisions):
+        if any(wanted == precision for precision in self.precisions):
             return None
         return self.finding(
             value=1,
-            words=f"{self.framework} has no training in {wanted}",
-            remedy=f"Choose one of {', '.join(self.precisions)}, or the megatron framework.",
+            words=f"{self.framework.name} has no training in {wanted}",
+            remedy=f"Choose one of {', '.join(self.precisions)}, or the {DEFAULT_FRAMEWORK} framework.",
         )
 
 
@@ -74,8 +83,8 @@ class WholeModelRecompute(Rule):
 
     unit = "settings"
 
-    def __init__(self, framework: str) -> None:
-        self.name = f"{framework}-recompute"
+    def __init__(self, framework: Framework) -> None:
+        self.name = f"{framework.name}-recompute"
         self.framework = framework
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
@@ -97,6 +106,6 @@ class WholeModelRecompute(Rule):
         words = "recomputes some layers only" if whole else "recomputes single modules"
         return self.finding(
             value=1,
-            words=f"the plan {words}, {self.framework} recomputes every layer in full or none",
+            words=f"the plan {words}, {self.framework.name} recomputes every layer in full or none",
             remedy="Choose no recomputation or all of it.",
         )

@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.collectives.on_levels import best_beyond
-from meshwright.costmodel.collectives.traffic import LevelBytes, level_traffic
 from meshwright.costmodel.constants.rates import Constants
-from meshwright.costmodel.layers.operators import Parts
-from meshwright.costmodel.layers.stage import kind_times
+from meshwright.costmodel.layers.kinds import kind_times
+from meshwright.costmodel.layers.layer_time import Parts
 from meshwright.costmodel.layout import Floats, Layout, Placement
 from meshwright.costmodel.memory.footprint import (
     peak_memory_gib,
@@ -22,6 +21,7 @@ from meshwright.costmodel.pipeline.chunk_work import layer_bubble_share
 from meshwright.costmodel.pipeline.split import Stages
 from meshwright.costmodel.placement import optimistic_placement
 from meshwright.costmodel.step_time import exact_step, make_context, optimistic_step
+from meshwright.costmodel.traffic.level_traffic import LevelBytes, level_traffic
 from meshwright.costmodel.workload import Workload
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Layouts (all degrees and schedule choices) and placements (how many members of a group each level holds).
+"""Layouts (all degrees and schedule choices) and placements (members of a group in a block of each level).
 
 Every field is an integer or an integer array; arrays broadcast against each other, so one `Layout` is one
 layout or a hundred thousand of them, and every formula of the cost model is written once for both.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import IntFlag
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +62,7 @@ class Layout:
 
     @property
     def gpus(self) -> Ints:
-        """GPUs in use."""
+        """GPUs in use: tp * cp * pp * dp."""
         return self.tp * self.cp * self.pp * self.dp
 
     @property
@@ -70,39 +70,77 @@ class Layout:
         """Replicas of an expert: tp * cp * dp / (etp * ep)."""
         return (self.tp * self.cp * self.dp) // (self.etp * self.ep)
 
-    def take(self, index: object) -> Self:
-        """The layouts at an index, slice or mask, of an array layout."""
-        size = self.broadcast_shape()
-        return type(self)(
-            **{f.name: np.broadcast_to(getattr(self, f.name), size)[index] for f in fields(self)}  # type: ignore[call-overload]
-        )
+    def take(self, index: Any) -> Self:
+        """Some of the layouts of an array layout.
+
+        Parameters
+        ----------
+        index : int, slice, or array of integers or truth values
+            Anything that indexes an array of shape `broadcast_shape()`.
+
+        Returns
+        -------
+        Layout
+            Fields indexed so, as arrays.
+        """
+        values = self._broadcast()
+        return type(self)(**{name: array[index] for name, array in values.items()})
 
     def scalar(self, index: int) -> Self:
-        """One layout of a one-dimensional array layout, with plain Python numbers."""
-        size = self.broadcast_shape()
-        return type(self)(
-            **{
-                f.name: np.broadcast_to(getattr(self, f.name), size)[index].item()
-                for f in fields(self)
-            }
-        )
+        """One layout of a one-dimensional array layout.
+
+        Parameters
+        ----------
+        index : int
+            Position, 0 to n - 1.
+
+        Returns
+        -------
+        Layout
+            With plain Python numbers.
+        """
+        values = self._broadcast()
+        return type(self)(**{name: array[index].item() for name, array in values.items()})
 
     def with_axis(self) -> Self:
-        """The same layouts with a trailing axis of length one, to broadcast against stages."""
-        return type(self)(
-            **{f.name: np.asarray(getattr(self, f.name))[..., None] for f in fields(self)}
-        )
+        """The same layouts with a trailing axis of length one, to broadcast against pipeline ranks.
+
+        Returns
+        -------
+        Layout
+            Fields of shape [..., 1].
+        """
+        values = {name: np.asarray(getattr(self, name)) for name in self._names()}
+        return type(self)(**{name: array[..., None] for name, array in values.items()})
 
     def flat(self) -> Self:
-        """The same layouts, one after the other, as arrays of one dimension."""
-        size = self.broadcast_shape()
-        return type(self)(
-            **{f.name: np.broadcast_to(getattr(self, f.name), size).ravel() for f in fields(self)}
-        )
+        """The same layouts, one after the other.
+
+        Returns
+        -------
+        Layout
+            Fields of shape [n].
+        """
+        values = self._broadcast()
+        return type(self)(**{name: array.ravel() for name, array in values.items()})
 
     def broadcast_shape(self) -> tuple[int, ...]:
-        """The common shape of the fields."""
-        return np.broadcast_shapes(*(np.shape(getattr(self, f.name)) for f in fields(self)))
+        """The common shape of the fields.
+
+        Returns
+        -------
+        tuple of int
+            () for a single layout.
+        """
+        return np.broadcast_shapes(*(np.shape(getattr(self, name)) for name in self._names()))
+
+    def _names(self) -> tuple[str, ...]:
+        return tuple(f.name for f in fields(self))
+
+    def _broadcast(self) -> dict[str, Any]:
+        """Every field in the common shape."""
+        shape = self.broadcast_shape()
+        return {name: np.broadcast_to(getattr(self, name), shape) for name in self._names()}
 
 
 AXES = ("tp", "cp", "dp", "pp")

@@ -18,29 +18,55 @@ from meshwright.cluster_specs.fabric import fabric_levels
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.layout import Layout, Placement
 
-Matrix = Mapping[str, NDArray[np.int64]]
+ParallelismMatrix = Mapping[str, NDArray[np.int64]]
+"""Row of each axis of `AXES`, entries of shape [..., levels]."""
 
 
 def level_factors(cluster: ClusterSpec, gpus: int) -> NDArray[np.int64]:
-    """Sub-blocks of each level, inside out, shape [levels]; their product is `gpus`.
+    """Sub-blocks of each fabric level, inside out; their product is `gpus`.
 
     Where an allocation is not a whole number of blocks, the largest aligned sub-block that divides it stands
     for the block: 20 GPUs on nodes of 8 count as five half-nodes of 4.
+
+    Parameters
+    ----------
+    cluster : ClusterSpec
+        The machine.
+    gpus : int
+        Size of the allocation, 1 to the cluster's size.
+
+    Returns
+    -------
+    array of int, shape [levels]
     """
-    factors, below = [], 1
+    factors: list[int] = []
+    inner = 1
     for block in fabric_levels(cluster, gpus).blocks.tolist():
-        factors.append(gcd(block // below, gpus // below))
-        below *= factors[-1]
-    factors[-1] *= gpus // below
+        factor = gcd(block // inner, gpus // inner)
+        factors.append(factor)
+        inner *= factor
+    factors[-1] *= gpus // inner
     return np.array(factors, dtype=np.int64)
 
 
-def placement_from_matrix(layout: Layout, matrix: Matrix) -> Placement:
-    """Members inside a block of each level, from a parallelism matrix with entries of shape [..., levels].
+def placement_from_matrix(layout: Layout, matrix: ParallelismMatrix) -> Placement:
+    """Members inside a block of each level, from a parallelism matrix.
 
     Inside a level the axes nest in Megatron's order (tp, cp, dp, pp from the inside). The expert axes are
     carved out of the dense rank index t + tp (c + cp d) in the order etp, ep, edp (megatron-core
     parallel_state).
+
+    Parameters
+    ----------
+    layout : Layout
+        Degrees, of which the expert axes are used.
+    matrix : mapping of axis to array of int, shape [..., levels]
+        Ways that each of tp, cp, dp, pp is spread over the sub-blocks of a block, at least 1.
+
+    Returns
+    -------
+    Placement
+        Arrays of shape [..., levels].
     """
     tp, cp, dp, pp = (
         np.cumprod(np.asarray(matrix[axis], dtype=np.int64), axis=-1)
@@ -56,10 +82,11 @@ def _with_experts(
     dp: NDArray[np.int64],
     pp: NDArray[np.int64],
 ) -> Placement:
+    """The placement whose dense groups have these members; the expert groups follow from them."""
     etp_size = np.asarray(layout.etp, dtype=np.int64)[..., None]
     expert_size = etp_size * np.asarray(layout.ep, dtype=np.int64)[..., None]
-    etp = _low_part(etp_size, tp, cp, dp)
-    expert = _low_part(expert_size, tp, cp, dp)
+    etp = _lowest_ranks(etp_size, tp, cp, dp)
+    expert = _lowest_ranks(expert_size, tp, cp, dp)
     return Placement(
         tp=tp,
         cp=cp,
@@ -72,7 +99,7 @@ def _with_experts(
     )
 
 
-def _low_part(
+def _lowest_ranks(
     size: NDArray[np.int64], tp: NDArray[np.int64], cp: NDArray[np.int64], dp: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Members, per level, of the group of the `size` lowest dense rank indices (tp, then cp, then dp)."""
@@ -84,7 +111,22 @@ def _low_part(
 
 
 def optimistic_placement(cluster: ClusterSpec, gpus: int, layout: Layout) -> Placement:
-    """Every group packed as far inside as any placement could pack it: a bound, not a placement."""
+    """Every group packed as far inside as any placement could pack it: a bound, not a placement.
+
+    Parameters
+    ----------
+    cluster : ClusterSpec
+        The machine.
+    gpus : int
+        Size of the allocation.
+    layout : Layout
+        One layout, or many of shape [n].
+
+    Returns
+    -------
+    Placement
+        min(group size, block size) members at every level, arrays of shape [..., levels].
+    """
     blocks = fabric_levels(cluster, gpus).blocks
 
     def packed(size: object) -> NDArray[np.int64]:
@@ -105,9 +147,23 @@ def optimistic_placement(cluster: ClusterSpec, gpus: int, layout: Layout) -> Pla
 def nested_placement(
     cluster: ClusterSpec, layout: Layout, order: tuple[str, ...] = ("tp", "cp", "dp", "pp")
 ) -> Placement:
-    """The placement of axes nested in `order`, innermost first, ranks running through the GPUs in turn.
+    """The placement of axes nested in `order`, ranks running through the GPUs in turn.
 
     A group of stride s and size d holds gcd(block, s d) / s members in an aligned block that s divides.
+
+    Parameters
+    ----------
+    cluster : ClusterSpec
+        The machine.
+    layout : Layout
+        One layout, or many of shape [n].
+    order : tuple of str
+        The four dense axes, innermost first; Megatron's order by default.
+
+    Returns
+    -------
+    Placement
+        Arrays of shape [..., levels].
     """
     gpus = np.asarray(layout.gpus, dtype=np.int64)
     blocks = fabric_levels(cluster, int(np.max(gpus))).blocks
@@ -116,7 +172,7 @@ def nested_placement(
     for axis in order:
         degree = np.asarray(getattr(layout, axis), dtype=np.int64)[..., None]
         inside = np.gcd(blocks, stride * degree)
-        members[axis] = np.where(inside % stride == 0, np.maximum(inside // stride, 1), 1)
-        members[axis] = np.where(blocks >= gpus[..., None], degree, members[axis])
+        divided = np.where(inside % stride == 0, np.maximum(inside // stride, 1), 1)
+        members[axis] = np.where(blocks >= gpus[..., None], degree, divided)
         stride = stride * degree
     return _with_experts(layout, members["tp"], members["cp"], members["dp"], members["pp"])

@@ -20,18 +20,18 @@ from meshwright.costmodel.constants.rates import (
     fabric_links,
     kernel_rates,
 )
-from meshwright.costmodel.layers.operators import Context, Parts, total
-from meshwright.costmodel.layers.stage import (
-    KindTimes,
-    cheapest_layer_s,
-    even_layout_load,
-    kind_times,
-    rank_counts,
-    rank_parts,
-)
+from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layers.kinds import KindTimes, kind_times
+from meshwright.costmodel.layers.layer_time import Parts, total
 from meshwright.costmodel.layout import Floats, Layout, Placement
 from meshwright.costmodel.memory.states import rank_parameters
 from meshwright.costmodel.pipeline.chunk_work import chunk_loads, layer_bubble_share
+from meshwright.costmodel.pipeline.rank_load import (
+    cheapest_layer_s,
+    even_layout_load,
+    rank_counts,
+    rank_parts,
+)
 from meshwright.costmodel.pipeline.schedules import last_rank, pace_excess_s, shared_by_mirrors
 from meshwright.costmodel.pipeline.split import Stages
 from meshwright.costmodel.workload import Workload

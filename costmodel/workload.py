@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, planned
+from meshwright.frameworks.record import Framework
 from meshwright.model_specs.schema import ModelSpec
 
 
@@ -19,6 +21,12 @@ class Overlap:
     tp: bool = False
     pp: bool = False
     ep: bool = False
+
+
+def planned_overlap(framework: Framework) -> Overlap:
+    """What the launch files of a framework turn on, and so what the price of a plan assumes hidden."""
+    hidden = planned(framework.overlaps)
+    return Overlap(dp="dp" in hidden, tp="tp" in hidden, pp="pp" in hidden, ep="ep" in hidden)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +43,8 @@ class Workload:
     precision: str = "bf16"
     """bf16, fp16, fp8, mxfp8 or nvfp4."""
     optimizer: str = "adam"
-    framework: str = "megatron"
-    """Name of a software profile in `costmodel/data/frameworks.yaml`."""
+    framework: str = DEFAULT_FRAMEWORK
+    """Name of a software stack: one of `meshwright.frameworks.catalog.STACK_NAMES`."""
     overlap: Overlap = field(default_factory=Overlap)
     cuda_graph: str = "none"
     """none, feed_forward (of each layer, or just its router), partial (attention too) or full (the step)."""
@@ -56,7 +64,18 @@ class Workload:
     """HBM that the plan must leave free."""
 
     def imbalance(self, ep: ArrayLike) -> NDArray[np.float64]:
-        """Load of the busiest rank over the mean for expert-parallel degrees, in their shape."""
+        """Load of the busiest rank of an expert group over the mean.
+
+        Parameters
+        ----------
+        ep : int or array of int
+            Expert-parallel degrees, at least 1.
+
+        Returns
+        -------
+        array of float
+            Shaped like `ep`, at least 1.
+        """
         factor = np.full(np.shape(ep), self.expert_imbalance)
         for degree, measured in self.expert_imbalance_by_ep:
             factor = np.where(np.asarray(ep) == degree, measured, factor)
@@ -65,13 +84,26 @@ class Workload:
     def copies(
         self, ep: ArrayLike, blocks: NDArray[np.float64], even: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Blocks that a token touches of `blocks` [..., levels]: as measured, else `even` of that shape.
+        """Blocks of an expert group that hold at least one of a token's experts.
 
         Straight lines between the numbers of blocks that were measured: groups do not always split evenly.
+
+        Parameters
+        ----------
+        ep : int or array of int, shape [...]
+            Expert-parallel degrees.
+        blocks : array of float, shape [..., levels]
+            Equal blocks that the group lies in.
+        even : array of float, shape [..., levels]
+            The answer for degrees that were not measured.
+
+        Returns
+        -------
+        array of float, shape [..., levels]
         """
         degrees = np.asarray(ep)[..., None]
         for degree in {entry[0] for entry in self.expert_copies_by_ep}:
-            known = sorted(entry[1:] for entry in self.expert_copies_by_ep if entry[0] == degree)
-            measured = np.interp(blocks, *np.array(known).T)
+            points = sorted(entry[1:] for entry in self.expert_copies_by_ep if entry[0] == degree)
+            measured = np.interp(blocks, *np.array(points).T)
             even = np.where(degrees == degree, measured, even)
         return np.asarray(even)

@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-
-class LaunchError(ValueError):
-    """A plan that cannot be launched, or files that cannot be written. The message says what to do."""
+from meshwright.errors import InputError
 
 
 def write_files(
@@ -19,19 +17,19 @@ def write_files(
     """Writes texts (UTF-8) under a folder, by relative name, and returns their paths; `.sh` is executable.
 
     The folder is made if need be. Every text is first written beside its place under a temporary name, then
-    all are renamed, so a reader never sees half a file. Raises LaunchError if a name leads out of the folder
+    all are renamed, so a reader never sees half a file. Raises InputError if a name leads out of the folder
     (also through a symbolic link), or if a file exists and `force` is not set.
     """
     root = _folder(Path(directory))
     targets = {name: _target(root, name) for name in files}
     taken = [name for name, target in targets.items() if os.path.lexists(target)]
     if taken and not force:
-        raise LaunchError(
+        raise InputError(
             f"{root}: {_listed(taken)} already there. Choose another folder, remove them, or say --force."
         )
     for name in taken:
         if targets[name].is_symlink() or not targets[name].is_file():
-            raise LaunchError(
+            raise InputError(
                 f"{targets[name]} is not a plain file: it is not replaced. Remove it first."
             )
     waiting: dict[Path, Path] = {}
@@ -42,9 +40,9 @@ def write_files(
         for target, temporary in waiting.items():
             temporary.replace(target)
     except OSError as error:
-        raise LaunchError(f"cannot write to {root}: {error.strerror or error}") from error
+        raise InputError(f"cannot write to {root}: {error.strerror or error}") from error
     except UnicodeError as error:
-        raise LaunchError(f"cannot write to {root}: a text cannot be encoded as UTF-8") from error
+        raise InputError(f"cannot write to {root}: a text cannot be encoded as UTF-8") from error
     finally:
         for temporary in waiting.values():
             with suppress(OSError):
@@ -57,7 +55,7 @@ def _folder(directory: Path) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
         return directory.resolve(strict=True)
     except OSError as error:
-        raise LaunchError(
+        raise InputError(
             f"{directory} cannot be used as a folder: {error.strerror or error}. Choose another."
         ) from error
 
@@ -71,10 +69,10 @@ def _target(root: Path, name: str) -> Path:
         or ".." in parts
         or "\0" in name
     ):
-        raise LaunchError(f"{name!r} is no file name inside a folder.")
+        raise InputError(f"{name!r} is no file name inside a folder.")
     target = root.joinpath(*parts)
     if not target.parent.resolve().is_relative_to(root):
-        raise LaunchError(f"{name!r} leads out of {root} through a symbolic link.")
+        raise InputError(f"{name!r} leads out of {root} through a symbolic link.")
     return target
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 from types import MappingProxyType
 
 from pydantic import ValidationError
 
-from meshwright.model_specs.documents import parse_mapping
-from meshwright.model_specs.errors import SpecError, near_miss, validation_message
+from meshwright.documents.reader import packaged_document
+from meshwright.documents.validation import validation_message
+from meshwright.errors import InputError, near_miss
 from meshwright.model_specs.schema import ModelSpec
 
 _WHERE = "model catalog"
@@ -18,8 +18,7 @@ _WHERE = "model catalog"
 
 @cache
 def _entries() -> Mapping[str, object]:
-    text = files("meshwright.model_specs.data").joinpath("catalog.yaml").read_text(encoding="utf-8")
-    return MappingProxyType(parse_mapping(text, _WHERE))
+    return MappingProxyType(packaged_document("meshwright.model_specs.data", "catalog.yaml"))
 
 
 def catalog_names() -> tuple[str, ...]:
@@ -29,10 +28,10 @@ def catalog_names() -> tuple[str, ...]:
 
 @cache
 def load_catalog_model(name: str) -> ModelSpec:
-    """The catalog's model of this name. Raises SpecError, with a near miss, where there is none."""
+    """The catalog's model of this name. Raises InputError, with a near miss, where there is none."""
     entries = _entries()
     if name not in entries:
-        raise SpecError(
+        raise InputError(
             "no such model in the catalog",
             where="model",
             value=name,
@@ -41,11 +40,11 @@ def load_catalog_model(name: str) -> ModelSpec:
         )
     fields = entries[name]
     if not isinstance(fields, dict):
-        raise SpecError("must be a mapping of fields", where=f"{_WHERE}: {name}", value=fields)
+        raise InputError("must be a mapping of fields", where=f"{_WHERE}: {name}", value=fields)
     try:
         return ModelSpec.model_validate({"name": name, **fields})
     except ValidationError as error:
-        raise SpecError(validation_message(error, f"{_WHERE}: {name}", ModelSpec)) from None
+        raise InputError(validation_message(error, f"{_WHERE}: {name}", ModelSpec)) from None
 
 
 _WIDTHS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import overload
 
-from meshwright.model_specs.errors import SpecError, near_miss
+from meshwright.errors import InputError, near_miss
 
 LARGEST_COUNT = 10_000_000
 """As in the schema: no width, vocabulary or number of anything is larger."""
@@ -13,7 +13,7 @@ MOST_LAYERS = 2000
 
 
 class ConfigFields:
-    """One mapping of a config.json; every reader raises SpecError naming file and field on a wrong value.
+    """One mapping of a config.json; every reader raises InputError naming file and field on a wrong value.
 
     A field that is absent and one that is null read the same.
     """
@@ -27,9 +27,9 @@ class ConfigFields:
         """Whether the field is there and not null."""
         return self._data.get(name) is not None
 
-    def fail(self, name: str, what: str, value: object = ...) -> SpecError:
+    def fail(self, name: str, what: str, value: object = ...) -> InputError:
         """An error about one field, for the caller to raise."""
-        return SpecError(what, where=f"{self.where}: {self._prefix}{name}", value=value)
+        return InputError(what, where=f"{self.where}: {self._prefix}{name}", value=value)
 
     @overload
     def count(self, name: str, default: int | None = None, *, least: int = 1) -> int: ...
@@ -86,8 +86,8 @@ class ConfigFields:
             raise self.fail(name, "must be a list", value)
         return value
 
-    def _missing(self, name: str) -> SpecError:
-        return SpecError(
+    def _missing(self, name: str) -> InputError:
+        return InputError(
             "this field is required and missing",
             where=f"{self.where}: {self._prefix}{name}",
             did_you_mean=near_miss(name, [key for key in self._data if isinstance(key, str)]),

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
+from meshwright.documents.validation import validation_message
+from meshwright.errors import InputError, near_miss
 from meshwright.model_specs.config_fields import ConfigFields
-from meshwright.model_specs.errors import SpecError, near_miss, validation_message
 from meshwright.model_specs.huggingface_families import ARCHITECTURES, FAMILIES
 from meshwright.model_specs.schema import ModelSpec
 
@@ -34,7 +35,7 @@ def model_from_huggingface(
     """The model that a config.json describes; of a multimodal one, its text part alone.
 
     `where` names the file in errors; the model is called `name`, or what the file says it was loaded from.
-    Raises SpecError on an unknown `model_type` and on missing, ill-typed or inconsistent fields.
+    Raises InputError on an unknown `model_type` and on missing, ill-typed or inconsistent fields.
     """
     config_name = data.get("_name_or_path")
     if not name:
@@ -46,7 +47,7 @@ def model_from_huggingface(
     try:
         return ModelSpec.model_validate(fields)
     except ValidationError as error:
-        raise SpecError(validation_message(error, where, ModelSpec)) from None
+        raise InputError(validation_message(error, where, ModelSpec)) from None
 
 
 def _text_part(data: Mapping[str, object], where: str) -> tuple[Mapping[str, object], str, str]:
@@ -60,7 +61,7 @@ def _text_part(data: Mapping[str, object], where: str) -> tuple[Mapping[str, obj
             return data, _known(model_type, where, prefix), prefix
         inner = data[nested]
         if not isinstance(inner, dict):
-            raise SpecError(
+            raise InputError(
                 "must be a mapping of fields", where=f"{where}: {prefix}{nested}", value=inner
             )
         tied = data.get("tie_word_embeddings")
@@ -72,14 +73,14 @@ def _text_part(data: Mapping[str, object], where: str) -> tuple[Mapping[str, obj
         )
         inherited = _NESTED_DEFAULTS.get(model_type or "")
         prefix += f"{nested}."
-    raise SpecError(f"text parts are nested more than {_DEEPEST} levels deep", where=where)
+    raise InputError(f"text parts are nested more than {_DEEPEST} levels deep", where=where)
 
 
 def _model_type(data: Mapping[str, object], where: str, prefix: str) -> str | None:
     value = data.get("model_type")
     if value is not None:
         if not isinstance(value, str):
-            raise SpecError("must be a text", where=f"{where}: {prefix}model_type", value=value)
+            raise InputError("must be a text", where=f"{where}: {prefix}model_type", value=value)
         return value
     classes = data.get("architectures")
     if isinstance(classes, list) and classes and isinstance(classes[0], str):
@@ -90,9 +91,9 @@ def _model_type(data: Mapping[str, object], where: str, prefix: str) -> str | No
 def _known(model_type: str | None, where: str, prefix: str) -> str:
     full = f"{where}: {prefix}model_type"
     if model_type is None:
-        raise SpecError("this field is required and missing", where=full, allowed=FAMILIES)
+        raise InputError("this field is required and missing", where=full, allowed=FAMILIES)
     if model_type not in FAMILIES:
-        raise SpecError(
+        raise InputError(
             "this model family is not supported",
             where=full,
             value=model_type,

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from meshwright.documents.reader import path_text, read_mapping
+from meshwright.documents.validation import validation_message
+from meshwright.errors import InputError, near_miss
 from meshwright.model_specs.catalog import catalog_names, load_catalog_model
-from meshwright.model_specs.documents import parse_mapping, path_text, read_text
-from meshwright.model_specs.errors import SpecError, near_miss, validation_message
 from meshwright.model_specs.huggingface import is_huggingface_config, model_from_huggingface
 from meshwright.model_specs.schema import ModelSpec
 
@@ -20,7 +21,7 @@ def read_model(text: str) -> ModelSpec:
     """The model of this catalog name, or in this file, or in the config.json of this directory.
 
     A catalog name wins over a file of the same name; write `./NAME` for the file. Whether a file is a
-    config.json is told by its content. Raises SpecError.
+    config.json is told by its content. Raises InputError.
     """
     if text in catalog_names():
         return load_catalog_model(text)
@@ -33,16 +34,14 @@ def read_model(text: str) -> ModelSpec:
         found = False
     looks_like_path = text.lower().endswith(_SUFFIXES) or "/" in text
     if not text or not (found or looks_like_path):
-        raise SpecError(
+        raise InputError(
             "neither a model of the catalog nor a file",
             where="model",
             value=text,
             did_you_mean=near_miss(text, catalog_names()),
             allowed=("a model YAML", "a Hugging Face config.json", *catalog_names()),
         )
-    where = path_text(path)
-    data = parse_mapping(read_text(path), where)
-    return model_from_mapping(data, where, name=_file_name(path))
+    return model_from_mapping(read_mapping(path), path_text(path), name=_file_name(path))
 
 
 def model_from_mapping(
@@ -51,17 +50,17 @@ def model_from_mapping(
     """The model that a mapping describes: fields of ModelSpec, or those of a config.json.
 
     `where` names the mapping in errors (a file, and a path inside it); `name` is the model's where the
-    mapping itself gives none. Raises SpecError.
+    mapping itself gives none. Raises InputError.
     """
     if not isinstance(data, Mapping):
-        raise SpecError("must be a mapping of fields", where=where, value=data)
+        raise InputError("must be a mapping of fields", where=where, value=data)
     if is_huggingface_config(data):
         return model_from_huggingface(data, where, name)
     named = {"name": name} if name and "name" not in data else {}
     try:
         return ModelSpec.model_validate({**named, **data})
     except ValidationError as error:
-        raise SpecError(validation_message(error, where, ModelSpec)) from None
+        raise InputError(validation_message(error, where, ModelSpec)) from None
 
 
 def _file_name(path: Path) -> str:

@@ -57,23 +57,13 @@ MAY_IMPORT["api"] = BELOW
 MAY_IMPORT["commands"] = BELOW | {"api"}
 MAY_IMPORT["cli"] = BELOW | {"api", "commands"}
 TO_CUT = {
-    ("planner.bounds", "planner.mapping"),
     ("planner.calculators", "planner.report"),
     ("planner.calculators", "planner.request"),
     ("planner.calculators", "planner.runs"),
-    ("planner.experts", "planner.report"),
     ("planner.many", "planner.report"),
-    ("planner.mapping", "planner.plan"),
-    ("planner.mapping", "planner.runs"),
-    ("planner.mapping", "planner.launch"),
-    ("planner.mapping", "planner.analysis"),
-    ("planner.plan", "planner.many"),
-    ("planner.launch", "planner.report"),
 }
 """Arrows that still run back up."""
 STILL_CIRCLES = {
-    "meshwright.planner.experts.files.inputs",
-    "meshwright.costmodel.layers.operators",
     "meshwright.planner.many.recommend.service",
 }
 SOLVER_ROOMS = {room for room in MAY_IMPORT if room.startswith("planner.")} | {"constraints"}

@@ -11,12 +11,12 @@ from typing import Any
 import yaml
 
 from meshwright.cluster_specs.catalog import cluster_names
-from meshwright.cluster_specs.documents import parse_mapping, read_mapping, read_text
-from meshwright.cluster_specs.errors import ClusterError, shown
 from meshwright.cluster_specs.importers.found import Found, PlacedNode, SourceText
 from meshwright.cluster_specs.importers.registry import read_found
 from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.documents.reader import LARGE_FILE_BYTES, parse_mapping, read_mapping, read_text
+from meshwright.errors import InputError, shown
 
 _DUMPER: type[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
@@ -42,7 +42,7 @@ class ImportedCluster:
 
 
 def read_ratios(text: str) -> list[float]:
-    """The numbers of `1,3,7`. Raises ClusterError for what is none, or lies outside of 1 to 1000."""
+    """The numbers of `1,3,7`. Raises InputError for what is none, or lies outside of 1 to 1000."""
     ratios = []
     for part in text.split(","):
         try:
@@ -50,7 +50,7 @@ def read_ratios(text: str) -> list[float]:
         except ValueError:
             ratio = 0.0
         if not 1 <= ratio <= 1000:
-            raise ClusterError(
+            raise InputError(
                 f"--oversubscription: {shown(part)} is not a number from 1 to 1000; for example 1,3,7"
             )
         ratios.append(ratio)
@@ -70,10 +70,10 @@ def import_topology(
 
     `node` is a catalog name, or a cluster YAML to which what is found is added. `oversubscription` has a
     number for each level of switches, inside out. The cluster is called `name`, by default as the first file.
-    Raises ClusterError, with file and line where there is one.
+    Raises InputError, with file and line where there is one.
     """
     base = read_cluster(node)
-    sources = [SourceText(name=str(path), text=read_text(path)) for path in paths]
+    sources = [SourceText(name=str(path), text=read_text(path, LARGE_FILE_BYTES)) for path in paths]
     found = read_found(form, sources, base, topology)
     files = ", ".join(path.name for path in paths)
     data = _base_document(node, base)
@@ -110,7 +110,7 @@ def import_topology(
         allow_unicode=True,
     )
     if cluster_from_mapping(parse_mapping(text, files), files) != cluster:
-        raise ClusterError(
+        raise InputError(
             f"{files}: the cluster file that would be written does not read back the same"
         )
     return ImportedCluster(text=text, cluster=cluster, notes=tuple(notes))
@@ -119,7 +119,7 @@ def import_topology(
 def _base_document(node: str, base: ClusterSpec) -> dict[str, Any]:
     """The fields to start from: a reference to the catalog with the size and levels that it leaves behind."""
     if node not in cluster_names():
-        return dict(read_mapping(Path(node)))
+        return dict(read_mapping(Path(node), LARGE_FILE_BYTES))
     data: dict[str, Any] = {"base": node, "gpus": base.gpus, "elastic": base.elastic or None}
     if base.levels:
         data["levels"] = [level.model_dump(exclude_none=True) for level in base.levels]
@@ -229,7 +229,7 @@ def _with_oversubscription(
 
 def _check_count(names: Sequence[str], oversubscription: Sequence[float]) -> None:
     if len(oversubscription) != len(names):
-        raise ClusterError(
+        raise InputError(
             f"--oversubscription: {len(oversubscription)} numbers, but there are {len(names)} levels of "
             f"switches, inside out: {', '.join(names) or 'none'}; give one number for each"
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from meshwright.cluster_specs.errors import ClusterError, shown
 from meshwright.cluster_specs.schema import MeasuredLevelSpec
+from meshwright.errors import InputError, shown
 
 MOST_NODES = 131_072
 """As many nodes as a cluster file may list."""
@@ -19,13 +19,13 @@ class SourceText:
     name: str
     text: str
 
-    def expected(self, line: int, what: str, got: object) -> ClusterError:
+    def expected(self, line: int, what: str, got: object) -> InputError:
         """An error at a line (from 1) of this file."""
-        return ClusterError(f"{self.name}:{line}: expected {what}, got {shown(got)}")
+        return InputError(f"{self.name}:{line}: expected {what}, got {shown(got)}")
 
-    def wrong(self, line: int, what: str) -> ClusterError:
+    def wrong(self, line: int, what: str) -> InputError:
         """An error at a line (from 1) of this file, in whole words."""
-        return ClusterError(f"{self.name}:{line}: {what}")
+        return InputError(f"{self.name}:{line}: {what}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,23 +13,21 @@ from collections.abc import Iterator
 from itertools import product
 from math import prod
 
+from meshwright.errors import InputError
+
 _BRACKET = re.compile(r"\[([^\[\]]*)\]")
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 _PLAIN = re.compile(r"[A-Za-z0-9._-]*")
 LONGEST_EXPRESSION = 1 << 20
 
 
-class HostlistError(ValueError):
-    """A host list that cannot be read. The message says what is wrong, without the place."""
-
-
 def expand(text: str, most: int) -> list[str]:
     """The names in the order in which they are written, repeated ones included.
 
-    Raises HostlistError if the text is no host list or stands for more than `most` names.
+    Raises InputError if the text is no host list or stands for more than `most` names.
     """
     if len(text) > LONGEST_EXPRESSION:
-        raise HostlistError(
+        raise InputError(
             f"a host list of {len(text)} characters is longer than {LONGEST_EXPRESSION}"
         )
     names: list[str] = []
@@ -44,38 +42,34 @@ def _split(text: str) -> Iterator[str]:
     for position, letter in enumerate(text):
         if letter == "[":
             if inside:
-                raise HostlistError(
-                    "a bracket inside a bracket; write the ranges one after the other"
-                )
+                raise InputError("a bracket inside a bracket; write the ranges one after the other")
             inside = True
         elif letter == "]":
             if not inside:
-                raise HostlistError("a ']' without its '['")
+                raise InputError("a ']' without its '['")
             inside = False
         elif letter == "," and not inside:
             yield text[start:position]
             start = position + 1
     if inside:
-        raise HostlistError("a '[' without its ']'")
+        raise InputError("a '[' without its ']'")
     yield text[start:]
 
 
 def _expand_one(expression: str, most: int) -> list[str]:
     if not expression:
-        raise HostlistError("an empty name between commas")
+        raise InputError("an empty name between commas")
     pieces = _BRACKET.split(expression)
     plain, brackets = pieces[::2], pieces[1::2]
     for piece in plain:
         if not _PLAIN.fullmatch(piece):
-            raise HostlistError(
+            raise InputError(
                 f"{expression[:80]!r} is no node name; allowed are letters, digits, dot, hyphen, underscore"
             )
     ranges = [[_bounds(part) for part in bracket.split(",")] for bracket in brackets]
     count = prod(sum(last - first + 1 for first, last, _ in parts) for parts in ranges)
     if count > most:
-        raise HostlistError(
-            f"{expression[:80]!r} stands for {count} names, more than the {most} left"
-        )
+        raise InputError(f"{expression[:80]!r} stands for {count} names, more than the {most} left")
     if not brackets:
         return [expression]
     numbers = [
@@ -92,10 +86,8 @@ def _bounds(part: str) -> tuple[int, int, int]:
     """(first, last, width) of `5`, `08` or `01-12`."""
     match = _RANGE.fullmatch(part)
     if match is None:
-        raise HostlistError(
-            f"{part[:40]!r} in a bracket is neither a number nor a range like 01-16"
-        )
+        raise InputError(f"{part[:40]!r} in a bracket is neither a number nor a range like 01-16")
     first, last = match[1], match[2] or match[1]
     if int(last) < int(first):
-        raise HostlistError(f"the range {part[:40]!r} runs backwards")
+        raise InputError(f"the range {part[:40]!r} runs backwards")
     return int(first), int(last), len(first)

@@ -53,7 +53,7 @@ def read_ibnetdiscover(source: SourceText, node: ClusterSpec) -> Found:
     """Hosts on groups of leaf switches, and the bandwidth of every tier as it is cabled.
 
     Adapters without a host name (a bare product name, SHARP's aggregation nodes) and hosts with at most half
-    as many ports as is usual (managers, gateways) are left out, which a note says. Raises ClusterError with
+    as many ports as is usual (managers, gateways) are left out, which a note says. Raises InputError with
     the line that cannot be read.
     """
     elements = {element.name: element for element in _elements(source)}

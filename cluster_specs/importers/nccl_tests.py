@@ -42,7 +42,7 @@ def read_nccl_log(source: SourceText, node: ClusterSpec) -> Found:
     """The level that the log's GPUs span, its attained share of the nominal rate and its latency.
 
     `node` is the cluster that the log was taken on: hosts that it lists are looked up, so that the smallest
-    block around all of them is the level; otherwise several hosts span the outermost. Raises ClusterError
+    block around all of them is the level; otherwise several hosts span the outermost. Raises InputError
     with the line that cannot be read, or if the log has no rows or does not say where it ran.
     """
     lines = [_TAG.sub("", line.strip(), count=1).strip() for line in source.text.splitlines()]

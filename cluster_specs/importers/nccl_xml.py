@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from xml.parsers import expat
 
-from meshwright.cluster_specs.errors import ClusterError, shown
 from meshwright.cluster_specs.importers.found import Found, SourceText
 from meshwright.cluster_specs.importers.node_links import link_fields
 from meshwright.cluster_specs.schema import Architecture, ClusterSpec
+from meshwright.errors import InputError, shown
 
 DEEPEST, MOST_ELEMENTS = 32, 100_000
 ARCHITECTURE_OF_SM: Mapping[int, Architecture] = {
@@ -55,7 +55,7 @@ class _System:
 def read_nccl_xml(source: SourceText, node: ClusterSpec) -> Found:
     """GPUs, NVLink domain and NIC rate of a node.
 
-    Raises ClusterError with the line where the XML cannot be read, or where a GPU is not the kind of `node`.
+    Raises InputError with the line where the XML cannot be read, or where a GPU is not the kind of `node`.
     """
     system = _Reader(source).read()
     notes: list[str] = []
@@ -137,7 +137,7 @@ class _Reader:
             reason = expat.ErrorString(error.code)
             raise self._source.wrong(error.lineno, f"not valid XML: {reason}") from None
         except UnicodeEncodeError:
-            raise ClusterError(
+            raise InputError(
                 f"{self._source.name}: not valid XML: a character that UTF-8 lacks"
             ) from None
         return self._system

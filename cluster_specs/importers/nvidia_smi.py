@@ -30,7 +30,7 @@ class _Matrix:
 def read_topo_matrix(source: SourceText, node: ClusterSpec) -> Found:
     """GPUs of the node, those that NVLink joins, and the NICs at their side.
 
-    Raises ClusterError with the line that is not part of such a matrix, or whose cells contradict another.
+    Raises InputError with the line that is not part of such a matrix, or whose cells contradict another.
     """
     matrix = _matrix(source)
     links = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwright.cluster_specs.errors import ClusterError, shown, suggestion
 from meshwright.cluster_specs.importers.found import Found, SourceText
 from meshwright.cluster_specs.importers.ibnetdiscover import read_ibnetdiscover
 from meshwright.cluster_specs.importers.nccl_tests import read_nccl_log
@@ -14,6 +13,7 @@ from meshwright.cluster_specs.importers.slurm_conf import read_conf
 from meshwright.cluster_specs.importers.slurm_yaml import read_yaml
 from meshwright.cluster_specs.importers.topograph import read_topograph
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.errors import InputError, near_miss
 
 FORMATS = ("slurm", "topograph", "nvidia-smi", "ibnetdiscover", "nccl-xml", "nccl-tests")
 
@@ -23,14 +23,16 @@ def read_found(
 ) -> Found:
     """What files in one of `FORMATS` say; only nccl-tests takes several, one log of each level.
 
-    `topology` picks one of a topology.yaml. Raises ClusterError with file and line.
+    `topology` picks one of a topology.yaml. Raises InputError with file and line.
     """
     if form not in FORMATS:
-        raise ClusterError(f"--from: {shown(form)} is not a format{suggestion(form, FORMATS)}")
+        near = near_miss(form, FORMATS)
+        what = "not a format"
+        raise InputError(what, where="--from", value=form, did_you_mean=near, allowed=FORMATS)
     if form == "nccl-tests":
         return _measured(sources, node)
     if len(sources) != 1:
-        raise ClusterError(
+        raise InputError(
             f"--from {form} reads one file, got {len(sources)}; only nccl-tests takes several"
         )
     source = sources[0]

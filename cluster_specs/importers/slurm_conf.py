@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.cluster_specs.errors import suggestion
 from meshwright.cluster_specs.importers.blocks import Block, blocks_found
 from meshwright.cluster_specs.importers.found import MOST_NODES, Found, SourceText
-from meshwright.cluster_specs.importers.hostlists import HostlistError, expand
+from meshwright.cluster_specs.importers.hostlists import expand
 from meshwright.cluster_specs.importers.switch_tree import SwitchTree
+from meshwright.errors import InputError, suggestion
 
 _KEYS = ("SwitchName", "Switches", "Nodes", "LinkSpeed", "BlockName", "BlockSizes")
 _CANONICAL = {key.lower(): key for key in _KEYS}
@@ -100,7 +100,7 @@ def names(source: SourceText, line: int, hostlist: str | None) -> list[str]:
         return []
     try:
         return expand(hostlist, MOST_NODES)
-    except HostlistError as error:
+    except InputError as error:
         raise source.wrong(line, str(error)) from None
 
 

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 
 import yaml
 
-from meshwright.cluster_specs.documents import compose
-from meshwright.cluster_specs.errors import ClusterError, shown, suggestion
 from meshwright.cluster_specs.importers.blocks import Block, blocks_found
 from meshwright.cluster_specs.importers.found import Found, SourceText
 from meshwright.cluster_specs.importers.slurm_conf import names
 from meshwright.cluster_specs.importers.switch_tree import SwitchTree
+from meshwright.documents.reader import compose
+from meshwright.errors import InputError, shown, suggestion
 
 Fields = Mapping[str, yaml.Node]
 _KINDS = ("tree", "block", "flat")
@@ -23,14 +23,14 @@ _KINDS = ("tree", "block", "flat")
 def read_yaml(source: SourceText, topology: str | None = None) -> Found:
     """The nodes of one topology: the one asked for, else the cluster's default, else the first.
 
-    Raises ClusterError, with the line, if there is no such topology or if it is flat.
+    Raises InputError, with the line, if there is no such topology or if it is flat.
     """
     entries = {}
     for node in _items(source, compose(source.text, source.name), "a list of topologies"):
         fields = _fields(source, node, ("topology", "cluster_default", *_KINDS))
         entries[_text(source, fields, "topology", node)] = (node, fields)
     if topology is not None and topology not in entries:
-        raise ClusterError(
+        raise InputError(
             f"{source.name}: no topology {shown(topology)} in this file{suggestion(topology, entries)}"
         )
     default = next((name for name, (_, fields) in entries.items() if _is_default(fields)), None)

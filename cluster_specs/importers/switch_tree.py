@@ -27,7 +27,7 @@ class SwitchTree:
     switch_of_node: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, line: int) -> None:
-        """A switch. Raises ClusterError if it is there already."""
+        """A switch. Raises InputError if it is there already."""
         if name in self.lines:
             raise self.source.wrong(
                 line, f"{name!r} is described a second time, first on line {self.lines[name]}"
@@ -35,7 +35,7 @@ class SwitchTree:
         self.lines[name] = line
 
     def hang_switch(self, child: str, parent: str, line: int) -> None:
-        """Puts a switch under another. Raises ClusterError if it hangs under one already."""
+        """Puts a switch under another. Raises InputError if it hangs under one already."""
         if child in self.parents:
             raise self.source.wrong(
                 line,
@@ -44,7 +44,7 @@ class SwitchTree:
         self.parents[child] = parent
 
     def hang_node(self, node: str, switch: str, line: int) -> None:
-        """Puts a node under a switch. Raises ClusterError if it hangs under one already."""
+        """Puts a node under a switch. Raises InputError if it hangs under one already."""
         if node in self.switch_of_node:
             raise self.source.wrong(
                 line,
@@ -58,7 +58,7 @@ class SwitchTree:
         """The nodes with their blocks. `titles` are the names to show for switches.
 
         A node higher up than others is given its own switch at the levels it lacks; trees that nothing joins
-        are joined at the top, which a note says. Raises ClusterError for a switch that is named as a child
+        are joined at the top, which a note says. Raises InputError for a switch that is named as a child
         but not described, and for a circle.
         """
         for child in self.parents:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 import yaml
 
-from meshwright.cluster_specs.documents import compose
 from meshwright.cluster_specs.importers.found import (
     MOST_NODES,
     Found,
@@ -20,6 +19,7 @@ from meshwright.cluster_specs.importers.found import (
 )
 from meshwright.cluster_specs.importers.slurm_conf import read_conf
 from meshwright.cluster_specs.importers.slurm_yaml import read_yaml
+from meshwright.documents.reader import compose
 
 DOMAIN = "accelerator.topograph.run/domain"
 """The label of an instance's NVLink domain."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.layout import Floats, Ints
 
-TREE_RATE = 0.92
+TWO_NODE_TREE_RATE = 0.92
 """Rate of NCCL's tree all-reduce over that of its ring on the same links (src/graph/tuning.cc)."""
 
 
@@ -47,23 +47,46 @@ def best_beyond(links: Links) -> Links:
     beats the one that packs every group as far inside as it can be, even where an outer level is the faster
     one (a NIC faster than the PCIe bus of its node). Rails are left out: a group with one member a node would
     not feel them.
+
+    Parameters
+    ----------
+    links : Links
+        Rates of the levels, inside out.
+
+    Returns
+    -------
+    Links
+        Rates that never fall and latencies that never rise from the outside in.
     """
 
-    def suffix(
-        values: NDArray[np.float64], best: Callable[[NDArray[np.float64]], NDArray[np.float64]]
+    def running(
+        best: Callable[[NDArray[np.float64]], NDArray[np.float64]], values: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        return best(values[::-1])[::-1]
+        from_outside = values[::-1]
+        return best(from_outside)[::-1]
 
+    highest, lowest = np.maximum.accumulate, np.minimum.accumulate
     return Links(
-        bytes_per_s=suffix(links.bytes_per_s, np.maximum.accumulate),
-        all_to_all_bytes_per_s=suffix(links.all_to_all_bytes_per_s, np.maximum.accumulate),
-        latency_s=suffix(links.latency_s, np.minimum.accumulate),
-        half_bytes=suffix(links.half_bytes, np.minimum.accumulate),
+        bytes_per_s=running(highest, links.bytes_per_s),
+        all_to_all_bytes_per_s=running(highest, links.all_to_all_bytes_per_s),
+        latency_s=running(lowest, links.latency_s),
+        half_bytes=running(lowest, links.half_bytes),
     )
 
 
 def members_inside(members: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Members inside one block of the level below; 1 below the innermost level. Shape [..., levels]."""
+    """Members of a group inside one block of the level below each level.
+
+    Parameters
+    ----------
+    members : array of int, shape [..., levels]
+        Members inside one block of each level, inside out.
+
+    Returns
+    -------
+    array of int, shape [..., levels]
+        1 below the innermost level.
+    """
     inside = np.ones_like(members)
     inside[..., 1:] = members[..., :-1]
     return inside
@@ -71,38 +94,67 @@ def members_inside(members: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _over_levels(function: np.ufunc, values: NDArray[np.float64]) -> Floats:
     """Folds the last axis; with a handful of levels much faster than a reduction along it."""
-    out: Floats = values[..., 0]
+    result: Floats = values[..., 0]
     for level in range(1, values.shape[-1]):
-        out = function(out, values[..., level])
-    return out
+        result = function(result, values[..., level])
+    return result
 
 
 def ring_pass_s(buffer_bytes: Floats, members: NDArray[np.int64], links: Links) -> Floats:
-    """All-gather or reduce-scatter of a buffer of n bytes in all; 0 for a group of one.
+    """All-gather or reduce-scatter: one pass round a ring.
 
     sum over levels of log2(blocks) alpha + (P-1)/P n / B, with B the rate of the slowest level crossed. The
     hops are those of a tree: small messages, the only ones that feel them, take the algorithm with the fewest
-    (NCCL's choice by size), and a half-empty ring is already in B(n).
+    (NCCL's choice by size), and a half-empty ring is already in B(n). Thakur, Rabenseifner and Gropp 2005,
+    section 4.1.
+
+    Parameters
+    ----------
+    buffer_bytes : float or array, shape [...]
+        n, the gathered (or not yet scattered) buffer, at least 0.
+    members : array of int, shape [..., levels]
+        Members of the group inside one block of each level.
+    links : Links
+        Rates of the levels.
+
+    Returns
+    -------
+    float or array, shape [...]
+        Seconds; 0 for a group of one.
     """
     size = members[..., -1:]
     return _pass_s(buffer_bytes, members, links, (size - 1) / size)
 
 
 def all_reduce_s(buffer_bytes: Floats, members: NDArray[np.int64], links: Links) -> Floats:
-    """All-reduce of n bytes: two ring passes, or a double binary tree where the group lies in two blocks.
+    """All-reduce: two ring passes, or a double binary tree where the group lies in two blocks.
 
     A ring carries 2 (P-1)/P n over each boundary. Between two blocks a tree carries n each way: the sum of
     one block goes over and the result comes back, for one half of the buffer in either direction (Sanders,
     Speck, Traeff 2009, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"). NCCL prices
     a tree on two nodes by the links inside the node (`bwIntra` for nNodes <= 2) at 0.92 of the ring's rate
     (src/graph/tuning.cc).
+
+    Parameters
+    ----------
+    buffer_bytes : float or array, shape [...]
+        n, what every member holds, at least 0.
+    members : array of int, shape [..., levels]
+        Members of the group inside one block of each level.
+    links : Links
+        Rates of the levels.
+
+    Returns
+    -------
+    float or array, shape [...]
+        Seconds; 0 for a group of one.
     """
-    size = members[..., -1:]
+    size, innermost = members[..., -1:], members[..., :1]
     ring = (size - 1) / size
-    between_two = (members > members[..., :1]) & (size <= 2 * members[..., :1])
-    return 2.0 * _pass_s(
-        buffer_bytes, members, links, np.where(between_two, np.minimum(0.5 / TREE_RATE, ring), ring)
-    )
+    tree = np.minimum(0.5 / TWO_NODE_TREE_RATE, ring)
+    between_two = (members > innermost) & (size <= 2 * innermost)
+    share = np.where(between_two, tree, ring)
+    return 2.0 * _pass_s(buffer_bytes, members, links, share)
 
 
 def _pass_s(
@@ -112,64 +164,114 @@ def _pass_s(
     inside = members_inside(members)
     crossed = members > inside
     n = np.asarray(buffer_bytes, dtype=np.float64)[..., None]
-    filled = 1.0 + np.sqrt(links.half_bytes / np.maximum(n, 1.0))
-    slowest = _over_levels(np.maximum, crossed * share * filled / (inside * links.bytes_per_s))
-    latency = _over_levels(np.add, np.log2(members / inside) * links.latency_s)
-    out: Floats = latency + np.asarray(buffer_bytes) * slowest
-    return out
+    slow_down = 1.0 + np.sqrt(links.half_bytes / np.maximum(n, 1.0))
+    block_rate = inside * links.bytes_per_s
+    slowest = _over_levels(np.maximum, crossed * share * slow_down / block_rate)
+    hops = np.log2(members / inside)
+    latency = _over_levels(np.add, hops * links.latency_s)
+    seconds: Floats = latency + np.asarray(buffer_bytes) * slowest
+    return seconds
 
 
 def all_to_all_s(
-    sent_bytes: Floats, members: NDArray[np.int64], links: Links, reach: Floats | None = None
+    sent_bytes: Floats, members: NDArray[np.int64], links: Links, copies: Floats | None = None
 ) -> Floats:
-    """All-to-all in which every member sends `sent_bytes` in all, evenly to P members, itself among them.
+    """All-to-all in which every member sends as much to each of P members, itself among them.
 
     The share (P - inside)/P leaves the sub-block at each level over the GPU's own links; levels drain at the
-    same time, the slowest ends it. `reach` scales the bytes that cross each level, shape [..., levels], where
-    one copy serves several receivers of a block (node-limited routing, DeepSeek-V3 section 3.2.2).
+    same time, the slowest ends it. Where NICs are joined in rails, what changes rails is also sent up to the
+    level that joins them.
+
+    Parameters
+    ----------
+    sent_bytes : float or array, shape [...]
+        What one member sends in all, at least 0.
+    members : array of int, shape [..., levels]
+        Members of the group inside one block of each level.
+    links : Links
+        Rates of the levels.
+    copies : array, shape [..., levels], optional
+        Scale of the bytes that cross each level, where one copy serves several receivers of a block
+        (node-limited routing, DeepSeek-V3, arXiv 2412.19437, section 3.2.2); 1 by default.
+
+    Returns
+    -------
+    float or array, shape [...]
+        Seconds; 0 for a group of one.
     """
     size = members[..., -1:]
     inside = members_inside(members)
     crossed = members > inside
     share = (size - inside) / size
-    scale = np.ones(1) if reach is None else np.asarray(reach)
+    scale = np.ones(1) if copies is None else np.asarray(copies)
     volume = np.asarray(sent_bytes, dtype=np.float64)[..., None] * share * scale
-    filled = 1.0 + np.sqrt(links.half_bytes / np.maximum(volume, 1.0))
-    seconds = np.where(
-        crossed, volume * filled / links.all_to_all_bytes_per_s + links.latency_s, 0.0
-    )
-    out = _over_levels(np.maximum, seconds)
-    if links.rails is None or links.cross_rail_bytes_per_s is None or not np.any(links.rails > 1):
-        return out
-    first = int(np.argmax(links.rails > 1))
-    up = cross_rail_bytes(volume, members, links.rails)
-    rate, alpha = links.cross_rail_bytes_per_s[first], links.latency_s[first]
-    slower: Floats = np.maximum(out, np.where(up > 0, up * filled[..., first] / rate + alpha, 0.0))
-    return slower
+    slow_down = 1.0 + np.sqrt(links.half_bytes / np.maximum(volume, 1.0))
+    transfer = volume * slow_down / links.all_to_all_bytes_per_s
+    on_level = np.where(crossed, transfer + links.latency_s, 0.0)
+    seconds = _over_levels(np.maximum, on_level)
+    rails, rail_rates = links.rails, links.cross_rail_bytes_per_s
+    if rails is None or rail_rates is None or not np.any(rails > 1):
+        return seconds
+    first = int(np.argmax(rails > 1))
+    up = cross_rail_bytes(volume, members, rails)
+    climb = up * slow_down[..., first] / rail_rates[first] + links.latency_s[first]
+    with_rails: Floats = np.maximum(seconds, np.where(up > 0, climb, 0.0))
+    return with_rails
 
 
 def cross_rail_bytes(
     volume: NDArray[np.float64], members: NDArray[np.int64], rails: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """What an all-to-all sends up to the level that joins the rails, of one GPU; shape [...].
+    """What one GPU sends up to the level that joins the rails in an all-to-all.
 
-    `volume` [..., levels] leaves the sub-blocks of each level, what goes further included. Of what stays
-    under one set of rails, 1 - 1/R goes from one rail to another, R being the rails that the members in a
-    node lie on; a group with one member in a node stays on its rail. What goes further crosses anyway.
+    Of what stays under one set of rails, 1 - 1/R goes from one rail to another, R being the rails that the
+    members in a node lie on; a group with one member in a node stays on its rail. What goes further crosses
+    anyway.
+
+    Parameters
+    ----------
+    volume : array of float, shape [..., levels]
+        Bytes that leave the sub-blocks of each level, what goes further included.
+    members : array of int, shape [..., levels]
+        Members of the group inside one block of each level.
+    rails : array of int, shape [levels]
+        Rails of each level, 1 where there are none; more than 1 somewhere.
+
+    Returns
+    -------
+    array of float, shape [...]
+        Bytes.
     """
-    first, last = (int(at) for at in np.flatnonzero(rails > 1)[[0, -1]])
-    on = np.minimum(members_inside(members)[..., first], rails[first])
-    further = (
-        volume[..., last + 1] if last + 1 < volume.shape[-1] else np.zeros_like(volume[..., 0])
-    )
-    out: NDArray[np.float64] = (1.0 - 1.0 / on) * np.maximum(
-        volume[..., first] - further, 0.0
-    ) + further
-    return np.where(members[..., last] > members_inside(members)[..., first], out, further)
+    railed = np.flatnonzero(rails > 1)
+    first, last = int(railed[0]), int(railed[-1])
+    in_node = members_inside(members)[..., first]
+    on_rails = np.minimum(in_node, rails[first])
+    beyond = np.zeros_like(volume[..., 0])
+    if last + 1 < volume.shape[-1]:
+        beyond = volume[..., last + 1]
+    within = np.maximum(volume[..., first] - beyond, 0.0)
+    changing: NDArray[np.float64] = (1.0 - 1.0 / on_rails) * within + beyond
+    return np.where(members[..., last] > in_node, changing, beyond)
 
 
-def point_to_point_s(payload_bytes: Floats, stride_level: Ints, links: Links) -> Floats:
-    """One neighbour sends `payload_bytes` to the next across fabric level `stride_level`: alpha + n / B."""
-    level = np.asarray(stride_level)
-    out: Floats = links.latency_s[level] + np.asarray(payload_bytes) / links.bytes_per_s[level]
-    return out
+def point_to_point_s(payload_bytes: Floats, level: Ints, links: Links) -> Floats:
+    """One neighbour sends to the next: alpha + n / B.
+
+    Parameters
+    ----------
+    payload_bytes : float or array
+        n, at least 0.
+    level : int or array of int
+        Index of the fabric level that lies between the two, 0 the innermost.
+    links : Links
+        Rates of the levels.
+
+    Returns
+    -------
+    float or array
+        Seconds, in the common shape of `payload_bytes` and `level`.
+    """
+    index = np.asarray(level)
+    transfer = np.asarray(payload_bytes) / links.bytes_per_s[index]
+    seconds: Floats = links.latency_s[index] + transfer
+    return seconds

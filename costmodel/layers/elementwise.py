@@ -27,23 +27,40 @@ class ElementBytes:
     residual: tuple[float, float]
     """The bias, dropout and sum after a block; backward the sum of two gradients."""
     rotary: tuple[float, float]
+    """An element that the rotary embedding turns."""
     activation: tuple[float, float]
     """An element of the feed-forward width, behind all of its input matrices."""
 
     @property
     def around(self) -> tuple[float, float]:
-        """A norm and a residual."""
+        """A norm and a residual, which surround every block."""
         return self.norm[0] + self.residual[0], self.norm[1] + self.residual[1]
 
 
 def element_bytes(workload: Workload, *, fused: bool, eager: bool) -> ElementBytes:
-    """What a stack moves; `eager` goes before `fused`."""
-    matrices = 2.0 if workload.model.gated else 1.0
+    """Bytes that a software stack moves per element of its memory-bound operators.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its model says which norm it has and whether its feed-forward is gated.
+    fused : bool
+        Whether each operator is one kernel.
+    eager : bool
+        Whether they run one PyTorch operator at a time; goes before `fused`.
+
+    Returns
+    -------
+    ElementBytes
+        Bytes per element; the module's text has the counts and their sources.
+    """
+    model = workload.model
+    matrices = 2.0 if model.gated else 1.0
     activation = 2.0 * matrices + 2.0, 4.0 * matrices + 2.0
     if eager:
-        rms = workload.model.norm == "rmsnorm"
-        activation = (10.0, 18.0) if workload.model.gated else activation
-        norm = _EAGER_RMS_NORM if rms else _FUSED_NORM
+        norm = _EAGER_RMS_NORM if model.norm == "rmsnorm" else _FUSED_NORM
+        if model.gated:
+            activation = (10.0, 18.0)
         return ElementBytes(norm, (6.0, 6.0), (20.0, 20.0), activation)
     if fused:
         return ElementBytes(_FUSED_NORM, (6.0, 6.0), (4.0, 4.0), activation)

@@ -1,4 +1,8 @@
-"""Times of single kernels on one GPU. All formulas broadcast; seconds out, elements and bytes in."""
+"""Times of single kernels on one GPU. Sizes may be arrays that broadcast; seconds out, elements and bytes in.
+
+A GEMM takes sqrt(C^2 + M^2), with C its FLOP over the rate that its shape reaches and M its bytes over the
+attained HBM bandwidth; a memory-bound kernel takes its bytes over that bandwidth.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ class Rates:
     head_gemm_flops: float
     """The same at 16 bits, for what stays there (router, LM head)."""
     attention_forward_flops: float
+    """FLOP/s of fused attention, by the causal half of its FLOP."""
     attention_backward_flops: float
     hbm_bytes_per_s: float
     """Attained by streaming kernels."""
@@ -55,8 +60,26 @@ def gemm_s(
 
     The rate falls with few rows or columns, with shallow K, and with the last, partly filled wave of output
     tiles over the SMs (tile and wave quantisation: NVIDIA "Matrix Multiplication Background User's Guide",
-    sections 3 and 4). Its operands and results go through HBM meanwhile, `output_bytes` per element of the
-    result: the two overlap but for the first and last tiles (a p-norm of 2 fits the measured shapes best).
+    sections 3 and 4). Its operands and results go through HBM meanwhile: the two overlap but for the first
+    and last tiles (a p-norm of 2 fits the measured shapes best).
+
+    Parameters
+    ----------
+    m, n, k : float or array
+        Rows, columns and depth; counted as at least 1.
+    rates : Rates
+        What the device attains.
+    sixteen_bit : bool
+        Whether it runs at 16 bits whatever the run's precision.
+    groups : float or array
+        Matrices in the launch, at least 1; above 1 at the rate of grouped GEMMs.
+    output_bytes : float
+        Bytes moved per element of the result.
+
+    Returns
+    -------
+    float or array
+        Seconds.
     """
     alone = rates.head_gemm_flops if sixteen_bit else rates.gemm_flops
     grouped = np.asarray(groups) > 1
@@ -73,9 +96,10 @@ def gemm_s(
     depth = k / (k + faster * rates.gemm_half_k)
     compute = groups * 2.0 * m * n * k / (peak * depth * quantised * edges)
     operand = 2.0 if sixteen_bit else rates.operand_bytes
-    traffic = groups * (operand * (m * k + k * n) + output_bytes * m * n) / rates.hbm_bytes_per_s
-    out: Floats = np.sqrt(compute**2 + traffic**2)
-    return out
+    moved = groups * (operand * (m * k + k * n) + output_bytes * m * n)
+    streaming = moved / rates.hbm_bytes_per_s
+    seconds: Floats = np.sqrt(compute**2 + streaming**2)
+    return seconds
 
 
 def weight_gradient_s(
@@ -87,7 +111,26 @@ def weight_gradient_s(
     sixteen_bit: bool = False,
     groups: Floats = 1.0,
 ) -> Floats:
-    """The GEMM of a weight gradient [m, n] over k tokens, added to the gradient of earlier micro-batches."""
+    """The GEMM of a weight gradient, added to the gradient of earlier micro-batches.
+
+    Parameters
+    ----------
+    m, n : float or array
+        Rows and columns of the weight.
+    k : float or array
+        Tokens.
+    rates : Rates
+        What the device attains; `weight_gradient_bytes` of it are moved per element of the gradient.
+    sixteen_bit : bool
+        Whether it runs at 16 bits whatever the run's precision.
+    groups : float or array
+        Weights in the launch, at least 1.
+
+    Returns
+    -------
+    float or array
+        Seconds; the formula is that of `gemm_s`.
+    """
     output_bytes = rates.weight_gradient_bytes
     return gemm_s(m, n, k, rates, sixteen_bit=sixteen_bit, groups=groups, output_bytes=output_bytes)
 
@@ -95,10 +138,39 @@ def weight_gradient_s(
 def attention_pair_flops(
     seq_queries: Floats, seq_keys: Floats, heads: Floats, qk_dim: Floats, v_dim: Floats
 ) -> Floats:
-    """FLOP of the two batched GEMMs of attention, in full: 2 sq sk (dqk + dv) per head."""
-    return 2.0 * np.asarray(seq_queries) * seq_keys * heads * (np.asarray(qk_dim) + v_dim)
+    """FLOP of the two batched GEMMs of attention, in full: 2 sq sk (dqk + dv) per head.
+
+    Parameters
+    ----------
+    seq_queries, seq_keys : float or array
+        Tokens, sq and sk.
+    heads : float or array
+        Query heads.
+    qk_dim, v_dim : float or array
+        Width of a head's queries and keys, dqk, and of its values, dv.
+
+    Returns
+    -------
+    float or array
+        FLOP of a forward pass without a mask (Korthikanti et al. 2022, arXiv 2205.05198, appendix A).
+    """
+    widths = np.asarray(qk_dim) + v_dim
+    return 2.0 * np.asarray(seq_queries) * seq_keys * heads * widths
 
 
 def streamed_s(moved_bytes: Floats, rates: Rates) -> Floats:
-    """A memory-bound kernel: bytes read and written over the attained HBM bandwidth."""
+    """A memory-bound kernel: its bytes over the attained HBM bandwidth.
+
+    Parameters
+    ----------
+    moved_bytes : float or array
+        Bytes read and written, at least 0.
+    rates : Rates
+        What the device attains.
+
+    Returns
+    -------
+    float or array
+        Seconds.
+    """
     return np.asarray(moved_bytes) / rates.hbm_bytes_per_s

@@ -17,9 +17,26 @@ def cast_bytes_per_element(precision: str, architecture: str, *, current_scaling
     scale from the tensor's own maximum needs one more read of 2. MXFP8 writes rows and columns, each with its
     scales. NVFP4 reads for the maximum, for the rows and for the Hadamard-rotated columns (Transformer Engine
     documentation, "Low precision training").
+
+    Parameters
+    ----------
+    precision : str
+        bf16, fp16, fp8, mxfp8 or nvfp4.
+    architecture : str
+        Of the device, such as hopper or blackwell.
+    current_scaling : bool
+        Whether FP8 scales come from the tensor itself instead of the steps before.
+
+    Returns
+    -------
+    float
+        Bytes; 0 at 16 bits.
     """
     if precision == "fp8":
         written = 1.0 if architecture == "blackwell" else 2.0
-        return 2.0 + written + (2.0 if current_scaling else 0.0)
+        maximum = 2.0 if current_scaling else 0.0
+        return 2.0 + written + maximum
     reads = {"mxfp8": 2.0, "nvfp4": 6.0}
-    return reads[precision] + 2.0 * OPERAND_BYTES[precision] if precision in reads else 0.0
+    if precision not in reads:
+        return 0.0
+    return reads[precision] + 2.0 * OPERAND_BYTES[precision]

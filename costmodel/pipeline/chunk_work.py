@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.layers.operators import Context
-from meshwright.costmodel.layers.stage import KindTime, KindTimes, kind_times
+from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layers.kinds import KindTime, KindTimes, kind_times
 from meshwright.costmodel.layout import Floats, Recompute
 from meshwright.costmodel.pipeline.schedules import bubble_share, has_trait
 from meshwright.costmodel.pipeline.split import Stages, chunk_counts

@@ -13,23 +13,22 @@ from typing import Any
 import numpy as np
 
 from meshwright.cluster_specs.fabric import is_irregular
-from meshwright.constraints.pipeline_schedules import FRAMEWORK_SCHEDULES
-from meshwright.constraints.registry import framework_family, rules_for
+from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import Finding, FinishedPlan
 from meshwright.costmodel.estimate import estimate, stage_memory_gib
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_named, traits
 from meshwright.costmodel.placement import level_factors, placement_from_matrix
 from meshwright.costmodel.workload import Workload
+from meshwright.frameworks.catalog import binding_framework, framework_of_stack, planned
 from meshwright.planner.bounds.matrices import matrices
 from meshwright.planner.bounds.stages import ALL_LAYERS, default_stages
 from meshwright.planner.mapping.choice.pricing import seconds_in_best_order
-from meshwright.planner.plan.assemble import layout_of
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.runs.prediction import workload_of
+from meshwright.planner.runs.predicted import layout_from_document
+from meshwright.planner.runs.prediction import planned_workload
 
 _TRADES = (("tp", "dp"), ("pp", "dp"), ("cp", "dp"), ("tp", "pp"))
-_SEQUENCE_PARALLEL = ("megatron", "torchtitan")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +49,7 @@ def neighbours(plan: Plan) -> list[Neighbour]:
     """Changes to a plan's layout, cheapest first, then those that a rule forbids; none without a layout."""
     if plan.layout is None or plan.predicted is None:
         return []
-    workload, layout = workload_of(plan.inputs), layout_of(plan.layout)
+    workload, layout = planned_workload(plan.inputs), layout_from_document(plan.layout)
     found = [_priced(workload, change, other, plan) for change, other in _changes(layout, workload)]
     return sorted(
         found, key=lambda one: (one.step_time_s is None, one.step_time_s or 0.0, one.change)
@@ -90,11 +89,11 @@ def _changes(layout: Layout, workload: Workload) -> Iterator[tuple[str, Layout]]
 
 def _schedules(layout: Layout, workload: Workload) -> Iterator[tuple[str, Layout]]:
     """Other schedules that the framework has, with the virtual stages of the plan or the fewest they take."""
-    family = framework_family(workload.framework)
+    framework = binding_framework(workload.framework)
     now = schedule_name(int(layout.schedule), int(layout.vpp))
-    if int(layout.pp) == 1 or family is None:
+    if int(layout.pp) == 1 or framework is None:
         return
-    for name in FRAMEWORK_SCHEDULES[family]:
+    for name in planned(framework.schedules):
         schedule = schedule_named(name)
         known = traits(schedule)
         vpp = min(
@@ -114,7 +113,8 @@ def _with(
         int(changed.tp) * int(changed.cp) * int(changed.dp)
     ) % (int(changed.etp) * int(changed.ep)):
         return
-    in_sequence = int(changed.tp) > 1 and workload.framework in _SEQUENCE_PARALLEL
+    framework = framework_of_stack(workload.framework)
+    in_sequence = int(changed.tp) > 1 and framework.sequence_parallel is not None
     yield (
         words,
         replace(

@@ -9,10 +9,11 @@ from typing import Any
 from meshwright.cluster_specs.naming import node_name
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.workload import Workload
+from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.bounds.matrices import MEGATRON_DEFAULT
 from meshwright.planner.mapping.busiest.least import least_busiest
 from meshwright.planner.mapping.instance import Instance, idle_nodes, instance_of, ranks_of
-from meshwright.planner.mapping.problem import Loads, MappingError, loads_of, spread_of
+from meshwright.planner.mapping.problem import Loads, loads_of, spread_of
 from meshwright.planner.mapping.slots import Place
 from meshwright.planner.mapping.solution import MappingObjective, MappingSolution
 from meshwright.planner.mapping.solve import TIME_LIMIT_S, least_traffic
@@ -20,18 +21,13 @@ from meshwright.planner.mapping.spares import with_spares
 from meshwright.planner.mapping.spread.bound import ReachWeights
 from meshwright.planner.mapping.spread.least import EQUAL, LevelReach, SpreadSolution, least_spread
 from meshwright.planner.mapping.spread.swaps import tidied
-from meshwright.planner.plan.assemble import layout_of
 from meshwright.planner.plan.document import Mapping, Plan
-from meshwright.planner.request.plan_request import RequestError
-from meshwright.planner.runs.prediction import workload_of as of_inputs
+from meshwright.planner.runs.predicted import layout_from_document
+from meshwright.planner.runs.prediction import planned_workload
 
 OBJECTIVES: tuple[MappingObjective, ...] = ("traffic", "busiest", "spread")
 ORDERS = ("best", "hostname")
 MOST_SPARES = 131_072
-
-
-class NoMappingError(Exception):
-    """The layout has no place on the cluster."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,16 +56,16 @@ def map_plan(
     """Places a plan's layout on the free nodes of a cluster, the plan's own where none is given.
 
     `weights` are those of the objective `spread`.
-    Raises RequestError for a wish that is not known, NoMappingError where the layout does not fit.
+    Raises InputError for a wish that is not known, InfeasibleError where the layout does not fit.
     """
     _check(objective, order, spares)
     cluster = cluster or plan.inputs.cluster
     layout_doc = plan.layout
     if layout_doc is None:
-        raise NoMappingError(
+        raise InfeasibleError(
             f"the plan has no layout (status {plan.status}): there is nothing to map"
         )
-    layout = layout_of(layout_doc)
+    layout = layout_from_document(layout_doc)
     stages = tuple(tuple(rank) for rank in layout_doc.stages)
 
     def solved(on: ClusterSpec, spare: int) -> tuple[Instance, MappingSolution]:
@@ -78,10 +74,7 @@ def map_plan(
             return instance, hostname_solution(instance, objective)
         return instance, _solved(instance, objective, weights, time_limit_s)
 
-    try:
-        instance, solution = with_spares(cluster, spares, solved)
-    except MappingError as error:
-        raise NoMappingError(str(error)) from error
+    instance, solution = with_spares(cluster, spares, solved)
     ranks = ranks_of(instance, solution.assignment)
     mapping = Mapping(order=list(MEGATRON_DEFAULT), levels=[], matrix={}, ranks=ranks)
     inputs = plan.inputs.model_copy(
@@ -110,12 +103,12 @@ def _solved(
 
 
 def workload_of(plan: Plan, cluster: ClusterSpec, gpus: int) -> Workload:
-    """What the cost model prices of a plan, on a cluster. Raises MappingError where it is too small."""
+    """What the cost model prices of a plan, on a cluster. Raises InfeasibleError where it is too small."""
     if gpus > cluster.gpus:
-        raise MappingError(
+        raise InfeasibleError(
             f"the layout needs {gpus} GPUs, cluster {cluster.name!r} has {cluster.gpus} free"
         )
-    return of_inputs(plan.inputs.model_copy(update={"cluster": cluster, "gpus": gpus}))
+    return planned_workload(plan.inputs.model_copy(update={"cluster": cluster, "gpus": gpus}))
 
 
 def hostname_solution(instance: Instance, objective: str) -> MappingSolution:
@@ -137,11 +130,9 @@ def hostname_solution(instance: Instance, objective: str) -> MappingSolution:
 def _check(objective: str, order: str, spares: int) -> None:
     for name, value, allowed in (("objective", objective, OBJECTIVES), ("order", order, ORDERS)):
         if value not in allowed:
-            raise RequestError(
-                f"{name}: {value[:40]!r} is not known; allowed: {', '.join(allowed)}"
-            )
+            raise InputError(f"{name}: {value[:40]!r} is not known; allowed: {', '.join(allowed)}")
     if not 0 <= spares <= MOST_SPARES:
-        raise RequestError(f"spares: {spares} is out of range (nodes); allowed: 0 to {MOST_SPARES}")
+        raise InputError(f"spares: {spares} is out of range (nodes); allowed: 0 to {MOST_SPARES}")
 
 
 def mapping_document(found: MappedPlan) -> dict[str, Any]:

@@ -18,10 +18,11 @@ from meshwright.costmodel.pipeline.chunk_work import chunk_passes
 from meshwright.costmodel.pipeline.schedules import schedule_named, traits
 from meshwright.costmodel.pipeline.simulator import Timeline, Work, simulate
 from meshwright.costmodel.step_time import boundary_s, make_context
-from meshwright.planner.plan.assemble import layout_of, placed_plan
+from meshwright.errors import InputError
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.request.plan_request import RequestError
-from meshwright.planner.runs.prediction import workload_of
+from meshwright.planner.plan.placement import plan_placement
+from meshwright.planner.runs.predicted import layout_from_document
+from meshwright.planner.runs.prediction import planned_workload
 
 Event = dict[str, Any]
 
@@ -59,21 +60,21 @@ class Trace:
 def trace_of(plan: Plan, num_micro_batches: int | None = None) -> Trace:
     """Plays a plan's step, or its first `num_micro_batches`.
 
-    Raises RequestError where the plan has no layout, the schedule needs more micro-batches, or there are more
+    Raises InputError where the plan has no layout, the schedule needs more micro-batches, or there are more
     passes than a viewer takes.
     """
     if plan.layout is None or plan.mapping is None or plan.predicted is None:
-        raise RequestError(f"PLAN: status {plan.status}, there is no layout to draw")
-    layout = layout_of(plan.layout)
+        raise InputError(f"PLAN: status {plan.status}, there is no layout to draw")
+    layout = layout_from_document(plan.layout)
     m = int(layout.num_micro_batches) if num_micro_batches is None else num_micro_batches
     if not 1 <= m <= int(layout.num_micro_batches):
-        raise RequestError(
+        raise InputError(
             f"--micro-batches: {m}, the plan has {int(layout.num_micro_batches)}; give 1 to that many"
         )
     chunks = int(layout.pp) * int(layout.vpp)
     kinds = 3 if traits(int(layout.schedule)).splits_backward else 2
     if chunks * m * kinds > MOST_PASSES:
-        raise RequestError(
+        raise InputError(
             f"--micro-batches: {m} of them make {chunks * m * kinds:,} passes, at most {MOST_PASSES:,}; "
             f"draw the first {MOST_PASSES // (chunks * kinds)} or fewer"
         )
@@ -88,9 +89,9 @@ def trace_of(plan: Plan, num_micro_batches: int | None = None) -> Trace:
 
 def _played(plan: Plan, m: int) -> Timeline:
     assert plan.layout is not None
-    layout = layout_of(plan.layout)
-    workload = replace(workload_of(plan.inputs), gpus=int(layout.gpus))
-    stages, placement = placed_plan(workload, layout, plan)
+    layout = layout_from_document(plan.layout)
+    workload = replace(planned_workload(plan.inputs), gpus=int(layout.gpus))
+    stages, placement = plan_placement(workload, layout, plan)
     context = make_context(workload, layout, placement)
     passes = chunk_passes(context, stages)
     v_shaped = traits(int(layout.schedule)).v_shaped
@@ -108,7 +109,7 @@ def _played(plan: Plan, m: int) -> Timeline:
             p2p_s=float(np.asarray(boundary_s(context))),
         )
     except ValueError as error:
-        raise RequestError(f"--micro-batches: {m} cannot be drawn alone: {error}") from error
+        raise InputError(f"--micro-batches: {m} cannot be drawn alone: {error}") from error
 
 
 def _in_model_order(by_rank: NDArray[np.float64], v_shaped: bool) -> list[float]:

@@ -19,7 +19,7 @@ from meshwright.costmodel.layout import Layout, Placement
 from meshwright.costmodel.placement import placement_from_matrix
 from meshwright.costmodel.step_time import StepTime, make_context, optimistic_step
 from meshwright.costmodel.workload import Workload
-from meshwright.planner.bounds.layer_split import frontier, least_busiest_s
+from meshwright.planner.bounds.layer_split import frontier, least_busiest_rank_s
 from meshwright.planner.bounds.matrices import Matrices, pick
 from meshwright.planner.bounds.memory_fit import MemoryFit, hbm_limit_gib
 from meshwright.planner.bounds.stages import FitsRank, Split, SplitCosts, level_splits
@@ -108,7 +108,7 @@ class LayoutPricing:
             if not len(members):
                 continue
             split_costs = self._fit.split_costs(LayerCosts(*(float(x) for x in unique[group])))
-            busiest_s = least_busiest_s(split_costs, rooms)
+            busiest_s = least_busiest_rank_s(split_costs, rooms)
             if not np.isfinite(busiest_s):
                 self.memory_limits = self.nothing_fits = True
                 return best

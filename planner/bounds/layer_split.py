@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import inf
 from typing import Literal
 
-from meshwright.planner.bounds.stages import FitsRank, Split, SplitCosts, chunk_layers
+from meshwright.planner.bounds.stages import FitsRank, Split, SplitCosts, even_chunks
 
 
 def best_split(costs: SplitCosts, fits: FitsRank | None = None) -> Split | None:
@@ -46,7 +46,7 @@ def _unlimited_ranks(costs: SplitCosts) -> _Ranks:
     return _Ranks(costs, None)
 
 
-def least_busiest_s(costs: SplitCosts, rooms: Sequence[Sequence[int]]) -> float:
+def least_busiest_rank_s(costs: SplitCosts, rooms: Sequence[Sequence[int]]) -> float:
     """Never above the slowest rank of any split in which rank r, with l leading layers, has at most
     `rooms[r][l]` layers; infinite where there is none.
     """
@@ -159,7 +159,7 @@ class _Ranks:
     def _choices(self, rank: int, covered: int) -> Iterator[_Option]:
         costs = self.costs
         for layers in range(costs.fewest, costs.most + 1):
-            leading = min(costs.leading - covered, chunk_layers(rank, layers, costs.vpp)[0])
+            leading = min(costs.leading - covered, even_chunks(rank, layers, costs.vpp)[0])
             if self._fits is not None and not self._fits(rank, layers, leading):
                 return  # memory grows with the layers
             yield _Option(
@@ -357,7 +357,7 @@ class _Ranks:
                 ),
                 key=lambda o: (abs(o.layers - share), -o.layers),
             )
-            stages.append(chunk_layers(rank, option.layers, costs.vpp))
+            stages.append(even_chunks(rank, option.layers, costs.vpp))
             times.append(option.seconds)
             left, covered, again = (
                 left - option.layers,

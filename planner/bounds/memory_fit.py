@@ -62,15 +62,15 @@ class MemoryFit:
     def _layers_gib(self, rank: int, layers: float, leading: float) -> float:
         """States and activations of a rank's layers."""
         state, kept, again_gib, state_l, kept_l, again_l = self._per_layer
-        again_all = min(self._again * int(self.layout.vpp), layers)
-        again_leading = min(self._again, leading)
+        again_all = min(self._recomputed_layers * int(self.layout.vpp), layers)
+        again_leading = min(self._recomputed_layers, leading)
         again_main = again_all - again_leading
         saved = (layers - leading - again_main) * kept + again_main * again_gib
         saved += (leading - again_leading) * kept_l + again_leading * again_l
         return (layers - leading) * state + leading * state_l + saved * self._in_flight[rank]
 
     @cached_property
-    def _again(self) -> int:
+    def _recomputed_layers(self) -> int:
         full = int(self.layout.recompute) & Recompute.FULL
         return int(self.layout.recompute_layers) if full else 0
 
@@ -128,7 +128,7 @@ class MemoryFit:
             last_s=0.0 if shape.v_shaped else last_s,
             layer_recompute_s=float(main[1]),
             leading_recompute_s=float(costs.dense_recompute_s) if self.leading else 0.0,
-            recompute_layers=self._again,
+            recompute_layers=self._recomputed_layers,
             layer_load=dense if has_main_dense else rest,
             leading_load=dense if self.leading else 0.0,
             first_load=ends[0],

@@ -1,10 +1,30 @@
-"""What layouts cost: bounds for many at once, the exact price of one. The only door from the search to the
-prices.
+"""What layouts cost: lower bounds for many layouts at once, the exact step time of one.
 
-Three bounds, each tighter and dearer than the one before: compute alone (`floor_s`, by family), every group
-packed as far inside the fabric as it can be (`lower_bound_s`), and the true mappings with the layers
-divisible at will (`mapping_bounds`). `exact` then searches mappings, splits and recomputed layers of one
-layout.
+With m micro-batches, t_r the seconds of pipeline rank r for one of them (forward and backward), x the bubble
+share of the schedule and v virtual stages, a step takes
+
+    T = m max_r t_r + x (sum_r t_r - max_r t_r) / v + exposed gradient traffic + optimizer + overhead.
+
+Let W = sum_r t_r be the work of all layers and ends, L the layers, c the cheapest layer and e what the last
+rank computes besides layers. Three lower bounds on T, each tighter and dearer than the one before:
+
+- `compute_bound_s`, from degrees and micro-batch alone: max_r t_r >= max(W / pp, ceil(L / pp) c, e + c),
+  every group inside the innermost level, the smallest bubble of any schedule, nothing after the pipeline;
+- `lower_bound_s`: layers divisible at will, every group packed as far inside the fabric as tp allows;
+- `mapping_bounds`: the same with the true placement of every mapping, and no more layers on a rank than its
+  memory holds.
+
+`exact` then searches mappings, splits of the layers and numbers of recomputed layers of one layout.
+
+>>> from meshwright.planner.request.reader import read_request
+>>> request = read_request(
+...     model="llama-3-8b", cluster="dgx-h100", gpus=8, global_batch=16, seq_len=8192
+... )
+>>> pricing = CostModelPricing(request.workload())
+>>> layouts = Layout(tp=np.array([8, 4]), dp=np.array([1, 2]), num_micro_batches=np.array([16, 8]))
+>>> bounds = pricing.mapping_bounds(layouts)
+>>> bool((pricing.lower_bound_s(layouts) <= [one.least_s for one in bounds]).all())
+True
 """
 
 from __future__ import annotations
@@ -12,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,80 +41,22 @@ from meshwright.cluster_specs.fabric import full_levels
 from meshwright.costmodel.collectives.on_levels import best_beyond
 from meshwright.costmodel.constants.rates import constants_for, fabric_links, links_of
 from meshwright.costmodel.estimate import LayerCosts, layer_costs, peak_memory_gib
-from meshwright.costmodel.layers.operators import Context
-from meshwright.costmodel.layers.stage import KindTimes, kind_times, least_busiest_s
+from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layers.kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import AXES, Layout, Placement, Recompute
+from meshwright.costmodel.pipeline.rank_load import least_busiest_s
 from meshwright.costmodel.placement import level_factors, placement_from_matrix
 from meshwright.costmodel.step_time import make_context, optimistic_step
 from meshwright.costmodel.workload import Workload
+from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.exact_cost import LayoutPricing, MappingBounds, Priced
 from meshwright.planner.bounds.matrices import Matrices, matrices
 from meshwright.planner.bounds.memory_fit import hbm_limit_gib
 from meshwright.planner.bounds.room_bound import busiest_in_rooms_s
 from meshwright.planner.bounds.stages import ALL_LAYERS
 
-if TYPE_CHECKING:
-    from meshwright.planner.mapping.choice.joint import Cells, Need
-
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-
-
-class Pricing(Protocol):
-    """What the search asks. All times are seconds of a step."""
-
-    @property
-    def workload(self) -> Workload: ...
-
-    @property
-    def loose_s(self) -> float:
-        """Of the layout priced last: no mapping that `exact` could not decide on is faster than this."""
-        ...
-
-    def floor_s(self, families: Layout, smallest_bubble: FloatArray) -> FloatArray:
-        """Never above any member of a family; shape [n]."""
-        ...
-
-    def gpu_seconds(self, shapes: Layout) -> float:
-        """What a step costs at the least, GPUs times seconds, whatever the number of GPUs."""
-        ...
-
-    def lower_bound_s(self, layouts: Layout) -> FloatArray:
-        """Never above `exact`; shape [n]."""
-        ...
-
-    def least_memory_gib(self, layouts: Layout) -> tuple[FloatArray, IntArray]:
-        """Never above the peak of any split, and the least recomputed layers at which that fits; shapes
-        [n].
-        """
-        ...
-
-    def mappings(self, layout: Layout) -> Matrices:
-        """Every mapping of one layout."""
-        ...
-
-    def floor_memory_gib(self, layouts: Layout) -> FloatArray:
-        """Never above the peak of any split, with as much recomputed as the layout may; shape [n]."""
-        ...
-
-    def mapping_bounds(self, layouts: Layout) -> list[MappingBounds]:
-        """Bounds under every mapping, for each of some layouts."""
-        ...
-
-    def needs(self, layout: Layout) -> Sequence[Need | None]:
-        """What each mapping asks of the slots of an irregular allocation; empty where it asks nothing."""
-        ...
-
-    def learn(self, layout: Layout, cells: Cells, value: Callable[[Any], int]) -> None:
-        """Takes the assignment of slots to leaves that the one model found for a layout."""
-        ...
-
-    def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
-        """The best mapping, split and recomputation of one layout; None where none fits or beats `cutoff_s`.
-
-        Bounds of minus infinity in `mappings` mean that nothing is to be left out for its bound.
-        """
-        ...
 
 
 class CostModelPricing:
@@ -103,6 +65,8 @@ class CostModelPricing:
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
         self._limit_gib = hbm_limit_gib(workload)
+        framework = framework_of_stack(workload.framework)
+        self._some_layers = framework.recompute_amount is not None
 
     @property
     def workload(self) -> Workload:
@@ -110,27 +74,27 @@ class CostModelPricing:
         return self._workload
 
     @property
-    def loose_s(self) -> float:
+    def undecided_s(self) -> float:
         """Every parallelism matrix is priced."""
         return float("inf")
 
-    def needs(self, layout: Layout) -> Sequence[Need | None]:
+    def needs(self, layout: Layout) -> Sequence[Any]:
         """Nothing: on a regular fabric every parallelism matrix can be had."""
         return ()
 
-    def learn(self, layout: Layout, cells: Cells, value: Callable[[Any], int]) -> None:
+    def use_assignment(self, layout: Layout, cells: Any, value: Callable[[Any], int]) -> None:
         """Nothing: matrices need no slots."""
 
     def on(self, gpus: int) -> Workload:
         """The workload on an allocation of `gpus` GPUs: its fabric is that of the GPUs in use."""
         return self._workload if gpus == self._workload.gpus else replace(self._workload, gpus=gpus)
 
-    def floor_s(self, families: Layout, smallest_bubble: FloatArray) -> FloatArray:
+    def compute_bound_s(self, degrees: Layout, smallest_bubble: FloatArray) -> FloatArray:
         """Layers at their cheapest, with every group inside the scale-up domain, through an even pipeline."""
         model = self._workload.model
-        costs = self._shape_costs(families)
+        costs = self._shape_costs(degrees)
         whole, cheapest, end = _loads(model.dense_layers, model.moe_layers, costs)
-        m, pp = (np.asarray(x, dtype=np.float64) for x in (families.num_micro_batches, families.pp))
+        m, pp = (np.asarray(x, dtype=np.float64) for x in (degrees.num_micro_batches, degrees.pp))
         main = costs.moe_layer_s if model.moe_layers else costs.dense_layer_s
         split = least_busiest_s(model.moe_layers or model.dense_layers, main, end, pp)
         busiest = np.maximum(
@@ -149,14 +113,14 @@ class CostModelPricing:
         group = np.asarray(shapes.tp) * np.asarray(shapes.cp) / np.asarray(shapes.micro_batch)
         return float(np.min(whole * group)) * self._workload.global_batch
 
-    def _shape_costs(self, families: Layout) -> LayerCosts:
-        """Layer costs of every family; priced once per distinct (tp, cp, ep, etp, micro-batch)."""
+    def _shape_costs(self, degrees: Layout) -> LayerCosts:
+        """Layer costs of all degrees; priced once per distinct (tp, cp, ep, etp, micro-batch)."""
         names = ("tp", "cp", "ep", "etp", "micro_batch")
-        if not len(np.atleast_1d(np.asarray(families.tp))):
+        if not len(np.atleast_1d(np.asarray(degrees.tp))):
             return LayerCosts(*(np.zeros(0) for _ in range(7)))
-        first, back = _distinct(families, names)
+        first, back = _distinct(degrees, names)
         shapes = replace(
-            families.take(first),
+            degrees.take(first),
             pp=1,
             vpp=1,
             zero_stage=0,
@@ -187,18 +151,18 @@ class CostModelPricing:
         """
         levels = len(level_factors(self._workload.cluster, self._workload.gpus))
 
-        def members(size: object) -> IntArray:
+        def inside_level_0(size: object) -> IntArray:
             inside = np.asarray(size, dtype=np.int64)[..., None] * np.ones(levels, dtype=np.int64)
             return inside if self._innermost_is_fastest else np.ones_like(inside)
 
-        one = members(np.ones_like(np.asarray(layouts.tp)))
+        one = inside_level_0(np.ones_like(np.asarray(layouts.tp)))
         return Placement(
-            tp=members(layouts.tp),
-            cp=members(layouts.cp),
+            tp=inside_level_0(layouts.tp),
+            cp=inside_level_0(layouts.cp),
             dp=one,
             pp=one,
-            ep=members(layouts.ep),
-            etp=members(layouts.etp),
+            ep=inside_level_0(layouts.ep),
+            etp=inside_level_0(layouts.etp),
             edp=one,
             dp_cp=one,
         )
@@ -221,7 +185,7 @@ class CostModelPricing:
         """(never above the peak of any split and of any number of recomputed layers from there on, the fewest
         layers that full recomputation must take for some split to fit, or all of them)."""
         full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
-        again = np.where(full, ALL_LAYERS if self._workload.framework != "megatron" else 1, 0)
+        again = np.where(full, 1 if self._some_layers else ALL_LAYERS, 0)
         peak = self._peak_with(layouts, again)
         rows = np.flatnonzero((again == 1) & (peak > self._limit_gib))
         if len(rows):
@@ -234,7 +198,7 @@ class CostModelPricing:
             )
         return peak, again
 
-    def floor_memory_gib(self, layouts: Layout) -> FloatArray:
+    def recomputed_memory_gib(self, layouts: Layout) -> FloatArray:
         """Never above the peak of any split, with as much recomputed as the layout may; shape [n]."""
         full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
         return self._peak_with(layouts, np.where(full, ALL_LAYERS, 0))
@@ -323,7 +287,7 @@ class CostModelPricing:
         if not int(layout.recompute) & Recompute.FULL:
             yield 0
             return
-        if self._workload.framework == "megatron":
+        if self._some_layers:
             _, least = self.least_memory_gib(
                 Layout(**{n: np.array([x]) for n, x in vars(layout).items()})
             )

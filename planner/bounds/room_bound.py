@@ -12,12 +12,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.layers.operators import Context
-from meshwright.costmodel.layers.stage import KindTimes, least_busiest_in_rooms_s
+from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layers.kinds import KindTimes
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.memory.footprint import main_layer_rooms
+from meshwright.costmodel.pipeline.rank_load import least_busiest_in_rooms_s
 from meshwright.costmodel.pipeline.schedules import Schedule, last_rank
 from meshwright.costmodel.workload import Workload
+from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.stages import ALL_LAYERS
 
 FloatArray = NDArray[np.float64]
@@ -81,7 +83,8 @@ def _amounts(workload: Workload, layouts: Layout) -> Iterator[tuple[IntArray, In
     full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
     every = np.where(full, ALL_LAYERS, 0)
     yield every, every
-    if workload.framework != "megatron" or not full.any():
+    framework = framework_of_stack(workload.framework)
+    if framework.recompute_amount is None or not full.any():
         return
     shortest = workload.model.layers // (np.asarray(layouts.pp) * np.asarray(layouts.vpp))
     low = np.asarray(layouts.recompute_layers)

@@ -140,7 +140,7 @@ class Split:
     time_s: float
 
 
-def chunk_layers(rank: int, layers: int, vpp: int) -> tuple[int, ...]:
+def even_chunks(rank: int, layers: int, vpp: int) -> tuple[int, ...]:
     """The virtual stages of one rank: as even as they can be."""
     short, longer = divmod(layers, vpp)
     counts = [short + 1] * longer + [short] * (vpp - longer)
@@ -151,7 +151,7 @@ def balanced_stages(layers: int, pp: int, vpp: int) -> tuple[tuple[int, ...], ..
     """The split that is even in layers, or None where some virtual stage would be empty."""
     if layers < pp * vpp:
         return None
-    return tuple(chunk_layers(r, layers // pp + (r < layers % pp), vpp) for r in range(pp))
+    return tuple(even_chunks(r, layers // pp + (r < layers % pp), vpp) for r in range(pp))
 
 
 def default_stages(
@@ -173,7 +173,7 @@ def level_splits(layers: int, pp: int, vpp: int) -> tuple[tuple[tuple[int, ...],
     found: dict[tuple[tuple[int, ...], ...], None] = {}
     fewest = -(-layers // pp)
     for row in range(fewest, fewest + 3):
-        caps = chunk_layers(1, row, vpp)
+        caps = even_chunks(1, row, vpp)
         missing = pp * row - layers
         for last in range(min(caps[-1] - 1, missing) + 1):
             for first in range(min(caps[0] - 1, missing - last) + 1):

@@ -7,8 +7,8 @@ from typing import Any
 from meshwright.cluster_specs.fabric import fabric_levels
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.collectives.nccl import OPERATIONS, collective_time, isolated_fabric
+from meshwright.errors import InputError
 from meshwright.planner.report.parts import Renderable, facts, gigabytes, grid, heading, seconds
-from meshwright.planner.request.plan_request import RequestError
 
 
 def collective_document(
@@ -16,13 +16,13 @@ def collective_document(
 ) -> dict[str, Any]:
     """Times of `operation` over the first `ranks` GPUs of a cluster, a catalog name or a file.
 
-    Raises RequestError for an unknown operation or fewer than two ranks, ClusterError for the cluster.
+    Raises InputError for an unknown operation or fewer than two ranks, InputError for the cluster.
     """
     named = next((one for one in OPERATIONS if one == operation), None)
     if named is None:
-        raise RequestError(f"--op: {operation[:40]!r}, allowed are {', '.join(OPERATIONS)}")
+        raise InputError(f"--op: {operation[:40]!r}, allowed are {', '.join(OPERATIONS)}")
     if ranks < 2:
-        raise RequestError(f"--ranks: {ranks}, a collective needs at least 2")
+        raise InputError(f"--ranks: {ranks}, a collective needs at least 2")
     spec = read_cluster(cluster)
     levels = fabric_levels(spec, ranks)
     fabric = isolated_fabric(spec, ranks, deduplicated=deduplicated)

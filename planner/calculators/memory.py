@@ -12,7 +12,7 @@ from meshwright.planner.runs.prediction import price_runs
 
 
 def memory_documents(path: Path) -> Iterator[dict[str, Any]]:
-    """One document for each run of a file. Raises RunFileError for one that cannot be read or priced."""
+    """One document for each run of a file. Raises InputError for one that cannot be read or priced."""
     for priced in price_runs(path):
         work, found = priced.run.workload, priced.found
         yield {

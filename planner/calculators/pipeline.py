@@ -9,6 +9,7 @@ import numpy as np
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.pipeline.schedules import SCHEDULE_NAMES, in_flight, schedule_named
 from meshwright.costmodel.pipeline.simulator import simulate
+from meshwright.errors import InputError
 from meshwright.planner.report.parts import (
     Renderable,
     count,
@@ -19,7 +20,6 @@ from meshwright.planner.report.parts import (
     percent,
     seconds,
 )
-from meshwright.planner.request.plan_request import RequestError
 
 MOST_PASSES = 200_000
 MOST_RANKS_SHOWN = 32
@@ -39,22 +39,20 @@ def pipeline_document(
 
     `forward_s` and `backward_s` are those of one micro-batch through one rank, all its chunks; `weight_share`
     is the part of a backward pass that gradients of weights take, for schedules that run it apart. Raises
-    RequestError where the schedule has no such shape or there are too many passes to play.
+    InputError where the schedule has no such shape or there are too many passes to play.
     """
     if schedule not in SCHEDULE_NAMES:
-        raise RequestError(
-            f"--schedule: {schedule[:40]!r}, allowed are {', '.join(SCHEDULE_NAMES)}"
-        )
+        raise InputError(f"--schedule: {schedule[:40]!r}, allowed are {', '.join(SCHEDULE_NAMES)}")
     for name, value in (("--pp", pp), ("--vpp", vpp), ("--micro-batches", num_micro_batches)):
         if value < 1:
-            raise RequestError(f"{name}: {value}, must be at least 1")
+            raise InputError(f"{name}: {value}, must be at least 1")
     if not (0 < forward_s < 1e6 and 0 < backward_s < 1e6 and 0 <= weight_share < 1):
-        raise RequestError(
+        raise InputError(
             f"--forward-ms, --backward-ms, --weight-share: {forward_s * 1e3:g}, {backward_s * 1e3:g} and "
             f"{weight_share:g}; times must be positive and the share from 0 to below 1"
         )
     if pp * vpp * num_micro_batches > MOST_PASSES:
-        raise RequestError(
+        raise InputError(
             f"--pp, --vpp, --micro-batches: {pp * vpp * num_micro_batches:,} passes, at most {MOST_PASSES:,}"
         )
     kind, chunks = schedule_named(schedule), pp * vpp
@@ -69,7 +67,7 @@ def pipeline_document(
             weight_s=[weight_share * backward] * chunks,
         )
     except ValueError as error:
-        raise RequestError(f"--schedule {schedule}: {error}") from error
+        raise InputError(f"--schedule {schedule}: {error}") from error
     work_s = num_micro_batches * (forward_s + backward_s)
     layout = Layout(pp=pp, vpp=vpp, num_micro_batches=num_micro_batches, schedule=int(kind))
     return {

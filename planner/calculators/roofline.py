@@ -11,8 +11,8 @@ from typing import Any
 from meshwright.cluster_specs.catalog import load_device
 from meshwright.costmodel.constants.rates import peak_flops
 from meshwright.costmodel.ratios import ridge_flop_per_byte
+from meshwright.errors import InputError
 from meshwright.planner.report.parts import Renderable, facts, gigabytes, percent, seconds
-from meshwright.planner.request.plan_request import RequestError
 
 ELEMENT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "mxfp8": 1.0, "nvfp4": 0.5}
 """Of an input; results are written in 16 bits."""
@@ -22,15 +22,13 @@ MOST = 2**40
 def roofline_document(device: str, m: int, n: int, k: int, precision: str) -> dict[str, Any]:
     """[m, k] x [k, n] at nominal peaks: FLOP, bytes, intensity, and what the device allows.
 
-    Raises RequestError for a size or precision that is not allowed, ClusterError for an unknown device.
+    Raises InputError for a size or precision that is not allowed, InputError for an unknown device.
     """
     for name, size in (("--m", m), ("--n", n), ("--k", k)):
         if not 1 <= size <= MOST:
-            raise RequestError(f"{name}: {size}, allowed are 1 to {MOST}")
+            raise InputError(f"{name}: {size}, allowed are 1 to {MOST}")
     if precision not in ELEMENT_BYTES:
-        raise RequestError(
-            f"--precision: {precision[:40]!r}, allowed are {', '.join(ELEMENT_BYTES)}"
-        )
+        raise InputError(f"--precision: {precision[:40]!r}, allowed are {', '.join(ELEMENT_BYTES)}")
     spec = load_device(device)
     each = ELEMENT_BYTES[precision]
     flop = 2.0 * m * n * k

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from meshwright.planner.request.plan_request import RequestError
+from meshwright.errors import InputError
 
 _UNITS = {"": 1.0, "b": 1.0} | {
     prefix.lower() + suffix: base**power
@@ -16,16 +16,16 @@ MOST_BYTES = 2.0**60
 
 
 def read_bytes(text: str, where: str) -> float:
-    """Bytes of `1GiB`, `512 MB`, `1e9`. Raises RequestError with what is allowed."""
+    """Bytes of `1GiB`, `512 MB`, `1e9`. Raises InputError with what is allowed."""
     match = _AMOUNT.fullmatch(text[:60].lower())
     if match is None or match[2] not in _UNITS:
-        raise RequestError(
+        raise InputError(
             f"{where}: {text[:40]!r} is no amount of bytes; write a number with B, KB, MB, GB, TB "
             "(powers of 1,000) or KiB, MiB, GiB, TiB (of 1,024), such as 1GiB"
         )
     amount = float(match[1]) * _UNITS[match[2]]
     if not 1 <= amount <= MOST_BYTES:
-        raise RequestError(
+        raise InputError(
             f"{where}: {text[:40]!r} is {amount:g} bytes, allowed are 1 to {MOST_BYTES:g}"
         )
     return amount

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.experts.balance.packing import Packing, has_duplicates
+from meshwright.planner.experts.balance.packing import SlotPacking, has_duplicates
 from meshwright.planner.experts.balance.rows import Solved
-from meshwright.planner.experts.files.inputs import Routing
+from meshwright.planner.experts.files.routing import Routing
 from meshwright.planner.experts.moves.placement import Moved, count_moves
 from meshwright.planner.experts.problem import Loads, Slots
 from meshwright.planner.experts.request import ExpertRequest, Ground
@@ -22,7 +22,7 @@ from meshwright.planner.experts.traffic.touched import blocks_per_token, distinc
 def gpu_share(loads: Loads, slots: Slots) -> Loads:
     """Load of every GPU over the mean, the worst window, [layers, gpus]."""
     by_row = np.ascontiguousarray(np.swapaxes(loads, 0, 1))
-    gpu = Packing(slots=slots, loads=by_row).gpu_loads()
+    gpu = SlotPacking(slots=slots, loads=by_row).gpu_loads()
     return np.asarray((gpu / gpu.mean(axis=2, keepdims=True)).max(axis=1))
 
 

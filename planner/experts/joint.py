@@ -29,7 +29,7 @@ LARGEST_PLACEMENT = 4_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class AssumedImbalance:
     """An imbalance that a price assumes, at one expert-parallel degree."""
 
     ep: int
@@ -37,7 +37,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Routing:
+class JointRouting:
     """Loads [layers, experts], and a placement of each degree to begin from, [layers, ranks, experts]."""
 
     loads: Loads
@@ -53,7 +53,7 @@ Boxes = list[list[list["cp_model.IntVar"]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed:
+class PlacementVariables:
     """The variables of every degree."""
 
     on: dict[int, Boxes]
@@ -72,11 +72,11 @@ class Placed:
 def post_placements(
     model: cp_model.CpModel,
     choices: Sequence[Sequence[Any]],
-    asked: Sequence[Sequence[Asked | None]],
-    routing: Routing,
-) -> Placed:
+    asked: Sequence[Sequence[AssumedImbalance | None]],
+    routing: JointRouting,
+) -> PlacementVariables:
     """Ties every choice to a placement with the imbalance that its price assumes."""
-    wanted: dict[Asked, list[Any]] = {}
+    wanted: dict[AssumedImbalance, list[Any]] = {}
     for literals, asks in zip(choices, asked, strict=True):
         for literal, one in zip(literals, asks, strict=True):
             if one is not None:
@@ -90,11 +90,11 @@ def post_placements(
         model.add(sum(literals) == chosen)
         cap = int(np.ceil(one.imbalance * len(routing.loads) * UNIT))
         model.add(sum(tops[one.ep]) <= cap).only_enforce_if(chosen)
-    return Placed(on=on)
+    return PlacementVariables(on=on)
 
 
 def _boxes(
-    model: cp_model.CpModel, routing: Routing, ep: int
+    model: cp_model.CpModel, routing: JointRouting, ep: int
 ) -> tuple[Boxes, list[cp_model.IntVar]]:
     layers, experts = routing.loads.shape
     weights = np.floor(routing.loads * ep / routing.loads.sum(axis=1, keepdims=True) * UNIT).astype(

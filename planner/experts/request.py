@@ -9,10 +9,11 @@ from meshwright.cluster_specs.allocation import allocated_gpus, expand_nodes
 from meshwright.cluster_specs.fabric import fabric_levels
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.errors import InfeasibleError, InputError
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.experts.balance.robust import OBJECTIVES
-from meshwright.planner.experts.problem import ExpertError, Limits, NoPlacementError, Shape
+from meshwright.planner.experts.balance.robust import ROBUST_OBJECTIVES
+from meshwright.planner.experts.problem import PlacementLimits, SlotShape
 from meshwright.planner.experts.traffic.touched import REPLICA_RULES, Level
 
 
@@ -51,7 +52,7 @@ class Ground:
     """Where the experts go: the cluster, its levels above the GPU, the model if one is named."""
 
     cluster: ClusterSpec
-    shape: Shape
+    shape: SlotShape
     levels: tuple[Level, ...]
     gb_per_s: float
     """Nominal network rate of one GPU, one direction."""
@@ -70,29 +71,27 @@ def ground(request: ExpertRequest, experts: int) -> Ground:
         ("max-moves", request.max_moves, 0, 10**9),
     ):
         if value is not None and not low <= value <= high:
-            raise ExpertError(f"{name}: must be from {low:g} to {high:g}, got {value:g}")
-    if request.robust not in OBJECTIVES:
-        raise ExpertError(
-            f"robust: must be one of {', '.join(OBJECTIVES)}, got {request.robust[:40]!r}"
+            raise InputError(f"{name}: must be from {low:g} to {high:g}, got {value:g}")
+    if request.robust not in ROBUST_OBJECTIVES:
+        raise InputError(
+            f"robust: must be one of {', '.join(ROBUST_OBJECTIVES)}, got {request.robust[:40]!r}"
         )
     if request.replica_choice not in REPLICA_RULES:
-        raise ExpertError(
+        raise InputError(
             f"replica-choice: must be one of {', '.join(REPLICA_RULES)}, got {request.replica_choice[:40]!r}"
         )
     if request.robust == "cvar" and request.max_moves is not None:
-        raise ExpertError(
-            "robust: cvar does not go with --max-moves, which lowers the worst window"
-        )
+        raise InputError("robust: cvar does not go with --max-moves, which lowers the worst window")
     cluster = read_cluster(request.cluster, request.gpus)
     gpus = allocated_gpus(cluster, request.gpus)
     used = {count for _, count in expand_nodes(cluster, gpus)}
     if len(used) > 1:
-        raise ExpertError(
+        raise InputError(
             f"gpus: {gpus} leave a node part-filled ({sorted(used)} GPUs); use whole nodes"
         )
     nodes = gpus // used.pop()
     slots = request.slots if request.slots is not None else -(-experts // gpus) * gpus
-    shape = Shape(slots=slots, gpus=gpus, nodes=nodes)
+    shape = SlotShape(slots=slots, gpus=gpus, nodes=nodes)
     fabric = fabric_levels(cluster, gpus)
     rates = fabric.gb_per_s
     levels = [Level(name="node", gpus=shape.node_gpus, weight=1.0)]
@@ -114,22 +113,22 @@ def ground(request: ExpertRequest, experts: int) -> Ground:
 
 
 def _check_memory(
-    model: ModelSpec, cluster: ClusterSpec, shape: Shape, experts: int, weight_bytes: float
+    model: ModelSpec, cluster: ClusterSpec, shape: SlotShape, experts: int, weight_bytes: float
 ) -> None:
-    """Raises NoPlacementError if the expert weights alone do not fit the GPU."""
+    """Raises InfeasibleError if the expert weights alone do not fit the GPU."""
     if model.moe is None:
-        raise ExpertError(
+        raise InputError(
             f"model: {model.name} has no experts; choose an MoE model or leave --model out"
         )
     if model.moe.experts != experts:
-        raise ExpertError(
+        raise InputError(
             f"model: {model.name} has {model.moe.experts} experts, the loads have {experts}"
         )
     matrices = 3 if model.gated else 2
     each = matrices * model.hidden * model.moe.moe_ffn_hidden * weight_bytes
     need_gib = each * shape.per_gpu * model.moe_layers / 2**30
     if need_gib > cluster.device.hbm_gib:
-        raise NoPlacementError(
+        raise InfeasibleError(
             f"memory: {shape.per_gpu} experts a GPU in {model.moe_layers} layers are {need_gib:.1f} GiB of "
             f"weights at {weight_bytes:g} bytes each, {cluster.device.name} has {cluster.device.hbm_gib:g} "
             "GiB; use more GPUs, fewer slots, or --weight-bytes 1"
@@ -138,7 +137,7 @@ def _check_memory(
 
 def limits_of(
     request: ExpertRequest, stated_groups: int, model: ModelSpec | None, nodes: int
-) -> Limits:
+) -> PlacementLimits:
     """--groups as asked; else the model's routing groups, else those that the loads file states.
 
     Groups that nobody asked for are kept whole only where they divide evenly over the nodes.
@@ -146,4 +145,4 @@ def limits_of(
     by_model = model.moe.router_groups if model is not None and model.moe is not None else None
     implied = by_model or stated_groups
     groups = request.groups if request.groups is not None else (1 if implied % nodes else implied)
-    return Limits(groups=groups, spread=request.spread, max_moves=request.max_moves)
+    return PlacementLimits(groups=groups, spread=request.spread, max_moves=request.max_moves)

@@ -9,17 +9,19 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.errors import InputError
 from meshwright.planner.experts.balance.packing import has_duplicates
-from meshwright.planner.experts.balance.place import place
+from meshwright.planner.experts.balance.place import place_layers
 from meshwright.planner.experts.balance.robust import cvar, drift_row, place_robustly
 from meshwright.planner.experts.balance.rows import Solved, State, by_layer
-from meshwright.planner.experts.balance.solve import Effort
+from meshwright.planner.experts.balance.solve import PlacementEffort
 from meshwright.planner.experts.figures import change_from, gpu_share, layer_row
-from meshwright.planner.experts.files.inputs import Routing, read_routing, token_loads
+from meshwright.planner.experts.files.inputs import read_routing
 from meshwright.planner.experts.files.placement_reader import read_placement
-from meshwright.planner.experts.files.writers import Placed
+from meshwright.planner.experts.files.routing import Routing, token_loads
+from meshwright.planner.experts.files.writers import PlacementFile
 from meshwright.planner.experts.moves.placement import improve_from
-from meshwright.planner.experts.problem import ExpertError, Limits, Loads, Shape, Slots, check_shape
+from meshwright.planner.experts.problem import Loads, PlacementLimits, Slots, SlotShape, check_shape
 from meshwright.planner.experts.request import ExpertRequest, Ground, ground, limits_of
 from meshwright.planner.experts.traffic.affinity import near_sources
 from meshwright.planner.experts.traffic.flows import Flows, read_flows
@@ -31,7 +33,7 @@ from meshwright.planner.experts.traffic.less_traffic import layer_caps, less_tra
 class ExpertPlan:
     """The placement, its figures by layer, and their sums."""
 
-    placed: Placed
+    placed: PlacementFile
     document: dict[str, Any]
     gpu_share: Loads
     """Load of every GPU over the mean, the worst window, [layers, gpus]."""
@@ -43,7 +45,7 @@ def plan_experts(
 ) -> ExpertPlan:
     """Reads, places, scores; `progress` hears the first answer before it is bettered.
 
-    Raises ExpertError, NoPlacementError, ClusterError or SpecError.
+    Raises InputError, InfeasibleError, ClusterError or SpecError.
     """
     start = time.monotonic()
     first: dict[str, float] = {}
@@ -63,7 +65,7 @@ def plan_experts(
     place_at = ground(request, experts)
     limits = limits_of(request, routing.groups, place_at.model, place_at.shape.nodes)
     check_shape(experts, place_at.shape, limits)
-    effort = Effort(
+    effort = PlacementEffort(
         gap=request.gap,
         time_limit_s=request.time_limit_s,
         seed=request.seed,
@@ -82,7 +84,7 @@ def plan_experts(
         )
     if request.max_moves is not None:
         if current is None:
-            raise ExpertError("max-moves: needs the current placement; give it with --from FILE")
+            raise InputError("max-moves: needs the current placement; give it with --from FILE")
         moved = improve_from(
             routing.loads,
             current,
@@ -119,14 +121,18 @@ def plan_experts(
 
 
 def drift(
-    request: ExpertRequest, routing: Routing, slots: Slots, shape: Shape, limits: Limits
+    request: ExpertRequest,
+    routing: Routing,
+    slots: Slots,
+    shape: SlotShape,
+    limits: PlacementLimits,
 ) -> list[dict[str, Any]]:
     """Balance on windows that were not placed on: of this placement, and of each window placed alone."""
-    effort = Effort(
+    effort = PlacementEffort(
         gap=request.gap, time_limit_s=request.time_limit_s, exact=False, workers=request.workers
     )
     alone = [
-        place(routing.loads[k : k + 1], shape, limits, effort).slots
+        place_layers(routing.loads[k : k + 1], shape, limits, effort).slots
         for k in range(len(routing.loads))
     ]
     by_name = dict(zip(routing.windows, alone, strict=True))
@@ -134,7 +140,7 @@ def drift(
     for name in request.score_windows:
         loads = read_routing(request.loads, windows=(name,)).loads
         if loads.shape[1:] != routing.loads.shape[1:]:
-            raise ExpertError(
+            raise InputError(
                 f"score-window: {name} has another shape than the windows that are placed on"
             )
         rows.append(drift_row(name, loads, slots, by_name))
@@ -147,7 +153,7 @@ def _halves(routing: Routing) -> tuple[Routing, Routing]:
     if routing.tokens is not None:
         middle = routing.tokens.shape[1] // 2
         if not middle:
-            raise ExpertError("hold-out: a trace of one token cannot be halved")
+            raise InputError("hold-out: a trace of one token cannot be halved")
         parts = (routing.tokens[:, :middle], routing.tokens[:, middle:])
         first, second = (
             replace(routing, tokens=p, loads=token_loads(p, experts)[None]) for p in parts
@@ -155,9 +161,7 @@ def _halves(routing: Routing) -> tuple[Routing, Routing]:
         return first, second
     middle = len(routing.loads) // 2
     if not middle:
-        raise ExpertError(
-            "hold-out: needs a token trace or several windows; cut steps with --split"
-        )
+        raise InputError("hold-out: needs a token trace or several windows; cut steps with --split")
     return (
         replace(routing, loads=routing.loads[:middle], windows=routing.windows[:middle]),
         replace(routing, loads=routing.loads[middle:], windows=routing.windows[middle:]),
@@ -170,8 +174,8 @@ def _placed(
     flows: Flows,
     *,
     at: Ground,
-    limits: Limits,
-    effort: Effort,
+    limits: PlacementLimits,
+    effort: PlacementEffort,
 ) -> Solved:
     """Balance first; then, where it is known which ways tokens take, less traffic under the cap."""
     lower = flows.known and at.shape.nodes > 1
@@ -231,7 +235,7 @@ def _scored(
     solved: Solved,
     current: Slots | None,
     at: Ground,
-    limits: Limits,
+    limits: PlacementLimits,
     start: float,
 ) -> ExpertPlan:
     share = gpu_share(routing.loads, solved.slots)
@@ -284,7 +288,7 @@ def _scored(
         document[f"{key}_mean"] = float(np.mean(known)) if known else None
     ids = layer_numbers(routing, at) or tuple(range(len(rows)))
     sums = {key: document[key] for key in ("balance_mean", "balance_max", "bound_mean", "gap_max")}
-    placed = Placed(
+    placed = PlacementFile(
         slots=solved.slots,
         experts=routing.loads.shape[2],
         nodes=at.shape.nodes,

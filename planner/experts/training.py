@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.errors import InputError
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.experts.balance.place import place
+from meshwright.planner.experts.balance.place import place_layers
 from meshwright.planner.experts.balance.rows import Solved, by_layer
-from meshwright.planner.experts.balance.solve import Effort
+from meshwright.planner.experts.balance.solve import PlacementEffort
 from meshwright.planner.experts.files.inputs import read_routing
-from meshwright.planner.experts.joint import Routing
-from meshwright.planner.experts.problem import ExpertError, Limits, Loads, Shape, Slots
+from meshwright.planner.experts.joint import JointRouting
+from meshwright.planner.experts.problem import Loads, PlacementLimits, Slots, SlotShape
 from meshwright.planner.experts.traffic.flows import Flows
 from meshwright.planner.experts.traffic.less_traffic import less_traffic
 from meshwright.planner.experts.traffic.touched import Level, distinct, slot_choices
@@ -31,8 +32,6 @@ _MOST_TOKENS = 1024
 """Tokens that the search looks at; all of them are counted."""
 _GIVEN_UP = 0.005
 """Mean balance that is given up for fewer blocks."""
-PROVEN = 1e-6
-"""Of the imbalance: the resolution of the exact models."""
 EXACT_EXPERTS = 16
 """Up to here placements are solved to proof."""
 
@@ -80,19 +79,16 @@ class ExpertLoads:
     loads: Loads | None = None
     """[layers, experts] of small cases, whose placements stand in the planner's model too."""
 
-    def routing(self) -> Routing | None:
+    def routing(self) -> JointRouting | None:
         """Loads and placements for the planner's model; None where the case is not small."""
         if self.loads is None:
             return None
-        return Routing(loads=self.loads, known={p.ep: p.slots for p in self.placements})
+        return JointRouting(loads=self.loads, known={p.ep: p.slots for p in self.placements})
 
-    def words(self) -> str:
-        """What a plan's certificate says of the placements."""
-        gap = max(p.imbalance / max(float(p.bound.mean()), 1.0) - 1.0 for p in self.placements)
-        how = "the best placement of each degree"
-        if gap > PROVEN:
-            how = f"one placement of each degree, its imbalance at most {gap:.2g} above what is possible"
-        return f"experts where measured loads want them ({how})"
+    @property
+    def largest_gap(self) -> float:
+        """Of all degrees, the most by which an imbalance exceeds the least possible one, relative."""
+        return max(p.imbalance / max(float(p.bound.mean()), 1.0) - 1.0 for p in self.placements)
 
     def by_ep(self) -> tuple[tuple[int, float], ...]:
         """Degree and imbalance, as the cost model takes them."""
@@ -110,21 +106,21 @@ class ExpertLoads:
 
 
 def read_expert_loads(path: Path, model: ModelSpec, gpus: int) -> ExpertLoads:
-    """Places the model's experts for every degree. Raises ExpertError where the file is not the model's."""
+    """Places the model's experts for every degree. Raises InputError where the file is not the model's."""
     if model.moe is None:
-        raise ExpertError(f"expert-loads: {model.name} has no experts; leave --expert-loads out")
+        raise InputError(f"expert-loads: {model.name} has no experts; leave --expert-loads out")
     routing = read_routing(path)
     loads = routing.loads
     _, layers, experts = loads.shape
     if (layers, experts) != (model.moe_layers, model.moe.experts):
-        raise ExpertError(
+        raise InputError(
             f"{path}: loads of {layers} layers x {experts} experts; {model.name} has {model.moe_layers} MoE "
             f"layers x {model.moe.experts} experts"
         )
     degrees = [ep for ep in range(1, min(experts, gpus) + 1) if experts % ep == 0]
     limit_s = _TRAFFIC_SECONDS / len(degrees)
     small = loads.shape[2] <= EXACT_EXPERTS
-    effort = Effort(gap=0.0, time_limit_s=MOST_SECONDS) if small else None
+    effort = PlacementEffort(gap=0.0, time_limit_s=MOST_SECONDS) if small else None
     placed = [place_degree(loads, ep, effort) for ep in degrees]
     if routing.tokens is not None:
         flows = Flows(tokens=routing.tokens)
@@ -133,10 +129,15 @@ def read_expert_loads(path: Path, model: ModelSpec, gpus: int) -> ExpertLoads:
     return ExpertLoads(placements=tuple(placed), loads=loads[0] if alone else None)
 
 
-def place_degree(loads: Loads, ep: int, effort: Effort | None = None) -> DegreePlacement:
+def place_degree(loads: Loads, ep: int, effort: PlacementEffort | None = None) -> DegreePlacement:
     """Every expert once, evenly on `ep` ranks, for loads [windows, layers, experts]."""
-    shape = Shape(slots=loads.shape[2], gpus=ep, nodes=1)
-    solved = place(loads, shape, Limits(), effort or Effort(exact=False, time_limit_s=MOST_SECONDS))
+    shape = SlotShape(slots=loads.shape[2], gpus=ep, nodes=1)
+    solved = place_layers(
+        loads,
+        shape,
+        PlacementLimits(),
+        effort or PlacementEffort(exact=False, time_limit_s=MOST_SECONDS),
+    )
     return DegreePlacement(ep=ep, slots=solved.slots, balance=solved.value, bound=solved.bound)
 
 
@@ -159,7 +160,7 @@ def less_copies(
             Flows(tokens=flows.tokens[:, :: -(-flows.tokens.shape[1] // _MOST_TOKENS)]),
             by_layer(loads, degree.ep),
             Solved(slots=slots, value=balance, bound=bound),
-            shape=Shape(slots=experts, gpus=degree.ep, nodes=1),
+            shape=SlotShape(slots=experts, gpus=degree.ep, nodes=1),
             levels=tuple(Level(name=f"{size} ranks", gpus=size, weight=1.0) for size in few),
             cap=degree.imbalance + _GIVEN_UP,
             spread=False,

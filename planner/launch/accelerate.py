@@ -6,15 +6,13 @@ from typing import Any
 
 import yaml
 
-from meshwright.costmodel.workload import Overlap
+from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.planner.launch.common_env import nccl_env
 from meshwright.planner.launch.legality import require_legal
 from meshwright.planner.launch.node_script import Program, node_files
 from meshwright.planner.launch.rank_files import RankFiles, rank_files
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.predicted import LayoutDoc
-
-OVERLAP = Overlap(dp=True)
 
 
 def accelerate_config(plan: Plan, layout: LayoutDoc, placed: RankFiles) -> dict[str, Any]:
@@ -64,8 +62,8 @@ def torchrun_env(plan: Plan, layout: LayoutDoc, config: dict[str, Any]) -> dict[
 
 
 def launch_files(plan: Plan) -> dict[str, str]:
-    """Texts by file name. Raises LaunchError if accelerate with FSDP2 cannot run the plan."""
-    layout = require_legal(plan, "fsdp2", OVERLAP)
+    """Texts by file name. Raises InfeasibleError if accelerate with FSDP2 cannot run the plan."""
+    layout = require_legal(plan, FSDP2)
     placed = rank_files(plan, layout, None, None, reorder=False)
     config = accelerate_config(plan, layout, placed)
     env = torchrun_env(plan, layout, config) | nccl_env(plan, layout)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 
 from meshwright.costmodel.workload import Overlap
+from meshwright.frameworks.megatron import MEGATRON
 from meshwright.planner.launch.legality import require_legal
 from meshwright.planner.launch.megatron import DEFAULT_OVERLAP
 from meshwright.planner.launch.pipeline_layout import layout_string
@@ -24,11 +25,11 @@ _MIXED_PRECISION = {
 
 
 def bridge_overrides(plan: Plan, overlap: Overlap = DEFAULT_OVERLAP) -> list[str]:
-    """Overrides for a recipe of the same model. Raises LaunchError if Megatron would refuse the plan.
+    """Overrides for a recipe of the same model. Raises InfeasibleError if Megatron would refuse the plan.
 
     The architecture is the recipe's own: only what the plan decided is set.
     """
-    layout = require_legal(plan, "megatron", overlap)
+    layout = require_legal(plan, MEGATRON, overlap)
     sharded = layout.zero_stage >= 1
     values: dict[str, object] = {
         "model.tensor_model_parallel_size": layout.tp,

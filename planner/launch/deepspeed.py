@@ -8,16 +8,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from meshwright.costmodel.workload import Overlap
-from meshwright.documents.output_files import LaunchError
+from meshwright.errors import InfeasibleError
+from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
+from meshwright.frameworks.deepspeed import DEEPSPEED
 from meshwright.planner.launch.common_env import nccl_env
 from meshwright.planner.launch.legality import require_legal
 from meshwright.planner.launch.node_script import Program, node_files
 from meshwright.planner.launch.rank_files import rank_files
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.predicted import LayoutDoc
-
-OVERLAP = Overlap(dp=True)
 
 
 def deepspeed_config(plan: Plan, layout: LayoutDoc, *, autotp: bool = False) -> dict[str, Any]:
@@ -86,20 +85,20 @@ def megatron_deepspeed_args(plan: Plan, layout: LayoutDoc) -> list[str]:
         "no-pipeline-parallel": layout.pp == 1,
         "deepspeed-activation-checkpointing": layout.recompute == "full",
         "checkpoint-activations": layout.recompute == "full",
-        "deepspeed": True,
     }
     args = [word for name, value in values.items() for word in (f"--{name}", str(value))]
-    return args + [f"--{name}" for name, on in switches.items() if on]
+    args += [f"--{name}" for name, on in switches.items() if on]
+    return [*args, "--deepspeed"]
 
 
 def launch_files(plan: Plan) -> dict[str, str]:
-    """Texts by file name. Raises LaunchError if DeepSpeed would refuse the plan, now or later."""
-    layout = require_legal(plan, "deepspeed", OVERLAP)
+    """Texts by file name. Raises InfeasibleError if DeepSpeed would refuse the plan, now or later."""
+    layout = require_legal(plan, DEEPSPEED)
     _require_even_stages(plan, layout)
     placed = rank_files(plan, layout, None, None, reorder=False)
     args = megatron_deepspeed_args(plan, layout)
     program = Program(
-        framework="Megatron-DeepSpeed",
+        framework=DEEPSPEED.title,
         words='"$DEEPSPEED_ENTRY" --deepspeed_config "$here/ds_config.json"',
         usage="Set DEEPSPEED_ENTRY to its pretrain_gpt.py; add data, tokenizer and learning rate.",
         before=': "${DEEPSPEED_ENTRY:?set it to Megatron-DeepSpeed pretrain_gpt.py}"\n',
@@ -122,10 +121,10 @@ def _require_even_stages(plan: Plan, layout: LayoutDoc) -> None:
     each, left = divmod(plan.inputs.model.layers, layout.pp)
     dealt = [each + (stage < left) for stage in range(layout.pp)]
     if [sum(rank) for rank in layout.stages] != dealt:
-        raise LaunchError(
-            f"deepspeed cannot start this plan.\ndeepspeed-even-stages: the stages hold "
+        raise InfeasibleError(
+            f"{DEEPSPEED.name} cannot start this plan.\ndeepspeed-even-stages: the stages hold "
             f"{[sum(rank) for rank in layout.stages]} layers, DeepSpeed deals out {dealt}. "
-            "Pin a pp that divides the layers, or choose the megatron framework."
+            f"Pin a pp that divides the layers, or choose the {DEFAULT_FRAMEWORK} framework."
         )
 
 

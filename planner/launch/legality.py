@@ -5,21 +5,22 @@ from __future__ import annotations
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan
-from meshwright.costmodel.workload import Overlap, Workload
-from meshwright.documents.output_files import LaunchError
-from meshwright.planner.plan.assemble import layout_of
+from meshwright.costmodel.workload import Overlap, Workload, planned_overlap
+from meshwright.errors import InfeasibleError
+from meshwright.frameworks.record import Framework
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.request.inputs import Framework
-from meshwright.planner.runs.predicted import LayoutDoc
+from meshwright.planner.runs.predicted import LayoutDoc, layout_from_document
 
 
-def require_legal(plan: Plan, framework: Framework, overlap: Overlap) -> LayoutDoc:
+def require_legal(plan: Plan, framework: Framework, overlap: Overlap | None = None) -> LayoutDoc:
     """The layout of a plan that the framework can start.
 
-    Raises LaunchError with every broken rule otherwise. Memory is not judged again: that takes a cost model.
+    `overlap` is what the launch files turn on; that of the framework's record when absent.
+    Raises InfeasibleError with every broken rule otherwise. Memory is not judged again: that takes a cost
+    model.
     """
     if plan.layout is None:
-        raise LaunchError(
+        raise InfeasibleError(
             f"the plan has no layout (status {plan.status}): there is nothing to launch."
         )
     inputs = plan.inputs
@@ -31,12 +32,12 @@ def require_legal(plan: Plan, framework: Framework, overlap: Overlap) -> LayoutD
         seq_len=inputs.seq_len,
         precision=inputs.precision,
         optimizer=inputs.optimizer,
-        framework=framework,
-        overlap=overlap,
+        framework=framework.name,
+        overlap=overlap or planned_overlap(framework),
     )
     finished = FinishedPlan(
         workload=workload,
-        layout=layout_of(plan.layout),
+        layout=layout_from_document(plan.layout),
         stages=tuple(tuple(rank) for rank in plan.layout.stages),
         memory_gib=(),
         spans={},
@@ -47,5 +48,5 @@ def require_legal(plan: Plan, framework: Framework, overlap: Overlap) -> LayoutD
         if finding is not None:
             broken.append(rule.explain(finding))
     if broken:
-        raise LaunchError(f"{framework} cannot start this plan.\n" + "\n".join(broken))
+        raise InfeasibleError(f"{framework.name} cannot start this plan.\n" + "\n".join(broken))
     return plan.layout

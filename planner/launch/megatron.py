@@ -9,8 +9,9 @@ import json
 from collections.abc import Sequence
 from typing import Literal
 
-from meshwright.costmodel.workload import Overlap
-from meshwright.documents.output_files import LaunchError
+from meshwright.costmodel.workload import Overlap, planned_overlap
+from meshwright.errors import InfeasibleError
+from meshwright.frameworks.megatron import MEGATRON
 from meshwright.planner.launch.common_env import NOTES, nccl_env
 from meshwright.planner.launch.legality import require_legal
 from meshwright.planner.launch.megatron_model import linear_bias, model_args, model_notes
@@ -18,12 +19,11 @@ from meshwright.planner.launch.pipeline_layout import layout_string
 from meshwright.planner.launch.rank_files import RankFiles, RankPlace, checked_host, rank_files
 from meshwright.planner.launch.start_script import start_script
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.request.plan_request import FRAMEWORK_OVERLAP
 from meshwright.planner.runs.predicted import LayoutDoc
 
 Dispatcher = Literal["alltoall", "deepep", "hybridep"]
 
-DEFAULT_OVERLAP = FRAMEWORK_OVERLAP["megatron"]
+DEFAULT_OVERLAP = planned_overlap(MEGATRON)
 """What the plan was priced with; `--tp-comm-overlap` needs Transformer Engine's user buffers."""
 
 
@@ -37,9 +37,10 @@ def megatron_args(
     """Arguments of pretrain_gpt.py for a plan: architecture, parallelism, batch, precision, recomputation.
 
     Left to the caller: data, tokenizer, learning rate, length of training, checkpoints. `ranks[r]` is the
-    (node, local GPU) of rank r, in place of the plan's mapping. Raises LaunchError if Megatron would refuse.
+    (node, local GPU) of rank r, in place of the plan's mapping. Raises InfeasibleError if Megatron would
+    refuse.
     """
-    layout = require_legal(plan, "megatron", overlap)
+    layout = require_legal(plan, MEGATRON, overlap)
     return _args(plan, layout, overlap, dispatcher, rank_files(plan, layout, None, ranks))
 
 
@@ -57,11 +58,11 @@ def launch_files(
     `node_names[i]` is the name of the mapping's node i; the cluster's own names when absent. `spares` are
     nodes held ready: a broken node's line in the hostfile is replaced by one of them.
     """
-    layout = require_legal(plan, "megatron", overlap)
+    layout = require_legal(plan, MEGATRON, overlap)
     placed = rank_files(plan, layout, node_names, ranks)
     used = sorted({checked_host(name) for name in spares} & set(placed.hosts))
     if used:
-        raise LaunchError(f"spare node {used[0]} already runs ranks.")
+        raise InfeasibleError(f"spare node {used[0]} already runs ranks.")
     args = _args(plan, layout, overlap, dispatcher, placed)
     env = megatron_env(plan, layout, overlap) | nccl_env(plan, layout)
     files = {

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from meshwright.documents.output_files import LaunchError
+from meshwright.errors import InfeasibleError
 from meshwright.planner.launch.common_env import NOTES
 from meshwright.planner.launch.rank_files import RankFiles
 from meshwright.planner.launch.start_script import CHECK_HOSTS, NODE_RANK, SLURM, argument_lines
@@ -86,7 +86,7 @@ def _title(plan: Plan) -> str:
     """The plan on one line; a name may hold anything, as JSON it holds no line break."""
     layout = plan.layout
     if layout is None:
-        raise LaunchError("the plan has no layout: there is nothing to launch.")
+        raise InfeasibleError("the plan has no layout: there is nothing to launch.")
     axes = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp")
     degrees = " ".join(f"{axis} {getattr(layout, axis)}" for axis in axes)
     name = json.dumps(plan.inputs.model.name)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
-from meshwright.documents.output_files import LaunchError
-from meshwright.model_specs.errors import SpecError
+from meshwright.errors import InfeasibleError, InputError
+from meshwright.frameworks.deepspeed import DEEPSPEED
+from meshwright.frameworks.fsdp2 import FSDP2
+from meshwright.frameworks.megatron import MEGATRON
+from meshwright.frameworks.torchtitan import TORCHTITAN
 from meshwright.planner.bounds.matrices import ranks_on
 from meshwright.planner.launch import (
     accelerate,
@@ -21,18 +25,18 @@ from meshwright.planner.launch.ranks.texts import FOLDER, mapping_files
 from meshwright.planner.plan.document import MOST_LISTED_RANKS, Plan
 from meshwright.planner.plan.texts import plan_text
 
-_FRAMEWORKS = {
-    "megatron": megatron.launch_files,
-    "torchtitan": torchtitan.launch_files,
-    "deepspeed": deepspeed.launch_files,
-    "fsdp2": accelerate.launch_files,
+_WRITERS: dict[str, Callable[[Plan], dict[str, str]]] = {
+    MEGATRON.name: megatron.launch_files,
+    TORCHTITAN.name: torchtitan.launch_files,
+    DEEPSPEED.name: deepspeed.launch_files,
+    FSDP2.name: accelerate.launch_files,
 }
 _WRAPPERS = {
     "slurm": schedulers.slurm_files,
     "openmpi": schedulers.openmpi_files,
     "kubernetes": schedulers.kubernetes_files,
 }
-TARGETS = (*_FRAMEWORKS, "bridge", *_WRAPPERS)
+TARGETS = (*_WRITERS, "bridge", *_WRAPPERS)
 """Frameworks, and the schedulers that start a plan in its own framework."""
 NAMES = (
     "plan.yaml",
@@ -52,20 +56,20 @@ NAMES = (
 def plan_files(plan: Plan, target: str | None = None) -> dict[str, str]:
     """Texts by file name. `target` is one of `TARGETS`, the plan's own framework when absent.
 
-    Raises LaunchError if the plan has no layout, or one that the framework refuses.
+    Raises InfeasibleError if the plan has no layout, or one that the framework refuses.
     """
     if plan.layout is None:
-        raise LaunchError(
+        raise InfeasibleError(
             f"the plan has no layout (status {plan.status}): there is nothing to launch."
         )
     files = {"plan.yaml": plan_text(plan)}
     target = target or plan.inputs.framework
     if target not in TARGETS:
-        raise SpecError("unknown target", where="--target", value=target, allowed=TARGETS)
+        raise InputError("unknown target", where="--target", value=target, allowed=TARGETS)
     if target == "bridge":
         files |= bridge.bridge_files(plan)
     else:
-        files |= _FRAMEWORKS[plan.inputs.framework if target in _WRAPPERS else target](plan)
+        files |= _WRITERS[plan.inputs.framework if target in _WRAPPERS else target](plan)
         files |= _WRAPPERS[target](plan) if target in _WRAPPERS else {}
     files |= mapping_files(plan)
     mapping = plan.mapping
@@ -77,12 +81,12 @@ def plan_files(plan: Plan, target: str | None = None) -> dict[str, str]:
 
 
 def refuse_taken(directory: Path, force: bool) -> None:
-    """Says before a long search what would stop its result from being written. Raises LaunchError."""
+    """Says before a long search what would stop its result from being written. Raises InputError."""
     if directory.exists() and not directory.is_dir():
-        raise LaunchError(f"{directory} is a file, not a folder. Choose another place with -o.")
+        raise InputError(f"{directory} is a file, not a folder. Choose another place with -o.")
     taken = [name for name in NAMES if (directory / name).exists()] if not force else []
     if taken:
-        raise LaunchError(
+        raise InputError(
             f"{directory} already holds {', '.join(taken)}. Choose another folder, or say --force to replace."
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwright.cluster_specs.naming import node_name
-from meshwright.documents.output_files import LaunchError
+from meshwright.errors import InfeasibleError
 from meshwright.planner.bounds.matrices import ranks_on
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.predicted import LayoutDoc
@@ -55,9 +55,9 @@ def rank_files(
     world = layout.tp * layout.cp * layout.pp * layout.dp
     places = list(ranks) if ranks is not None else _places(plan, world)
     if len(places) != world:
-        raise LaunchError(f"the mapping places {len(places)} ranks, the layout has {world}.")
+        raise InfeasibleError(f"the mapping places {len(places)} ranks, the layout has {world}.")
     if len(set(places)) != world:
-        raise LaunchError("the mapping puts two ranks on one GPU.")
+        raise InfeasibleError("the mapping puts two ranks on one GPU.")
     default = _files(plan, places, node_names, pipeline_before_data=False)
     if reorder and default.gpus_per_host is None and _other_order_is_legal(plan, layout):
         other = _files(plan, _recounted(places, layout), node_names, pipeline_before_data=True)
@@ -102,7 +102,7 @@ def _files(
     index = {node: position for position, node in enumerate(nodes)}
     hosts = _names(plan, nodes, node_names)
     if len(set(hosts)) != len(hosts):
-        raise LaunchError("two nodes of the mapping have the same name.")
+        raise InfeasibleError("two nodes of the mapping have the same name.")
     return RankFiles(
         hosts=hosts,
         nodes=tuple(nodes),
@@ -116,7 +116,7 @@ def _names(plan: Plan, nodes: Sequence[int], node_names: Sequence[str] | None) -
     known = len(cluster.nodes) or -(-cluster.gpus // cluster.gpus_per_node)
     known = known if node_names is None else len(node_names)
     if min(nodes) < 0 or max(nodes) >= known:
-        raise LaunchError(
+        raise InfeasibleError(
             f"the mapping uses node {max(nodes)} (from 0), but only {known} nodes are known."
         )
     names = [node_name(cluster, node) if node_names is None else node_names[node] for node in nodes]
@@ -124,9 +124,9 @@ def _names(plan: Plan, nodes: Sequence[int], node_names: Sequence[str] | None) -
 
 
 def checked_host(name: str) -> str:
-    """A node name that fits on a line of a hostfile. Raises LaunchError otherwise."""
+    """A node name that fits on a line of a hostfile. Raises InfeasibleError otherwise."""
     if not name or not name.isprintable() or name != name.strip() or name.startswith(("#", "-")):
-        raise LaunchError(
+        raise InfeasibleError(
             f"{name[:80]!r} cannot be a node name in a hostfile. Correct it in the cluster file."
         )
     return name

@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from meshwright.documents.output_files import LaunchError
+from meshwright.errors import InfeasibleError
+from meshwright.frameworks.catalog import framework_named
 from meshwright.planner.launch.rank_files import RankFiles, rank_files
 from meshwright.planner.plan.document import Plan
 
@@ -78,10 +79,10 @@ def openmpi_files(plan: Plan) -> dict[str, str]:
 
 
 def openmpi_rankfile(placed: RankFiles) -> str:
-    """A line per rank: its host, and the slot of its GPU. Raises LaunchError for a host it cannot hold."""
+    """A line per rank: its host, and the slot of its GPU. Raises InfeasibleError for other hosts."""
     for host in placed.hosts:
         if re.search(r"[\s=#;]", host):
-            raise LaunchError(
+            raise InfeasibleError(
                 f"{host!r} cannot stand in an OpenMPI rankfile: no spaces, '=', '#' or ';'."
             )
     return "".join(
@@ -98,7 +99,7 @@ def kubernetes_files(plan: Plan) -> dict[str, str]:
     """
     placed = _placed(plan)
     if placed.gpus_per_host is None:
-        raise LaunchError(
+        raise InfeasibleError(
             "kubernetes: a JobSet numbers its pods node by node, but this plan's ranks do not run through "
             "the nodes in turn. Use --target slurm or openmpi, or plan for whole nodes."
         )
@@ -159,10 +160,11 @@ def _jobset(plan: Plan, placed: RankFiles, gpus: int) -> dict[str, Any]:
 
 def _placed(plan: Plan) -> RankFiles:
     if plan.layout is None:
-        raise LaunchError(
+        raise InfeasibleError(
             f"the plan has no layout (status {plan.status}): there is nothing to launch."
         )
-    return rank_files(plan, plan.layout, None, None, reorder=plan.inputs.framework == "megatron")
+    framework = framework_named(plan.inputs.framework)
+    return rank_files(plan, plan.layout, None, None, reorder=framework.reorders_ranks)
 
 
 def _nodes_per_domain(plan: Plan) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from meshwright.costmodel.workload import Overlap
+from meshwright.frameworks.torchtitan import TORCHTITAN
 from meshwright.planner.launch.common_env import nccl_env
 from meshwright.planner.launch.legality import require_legal
 from meshwright.planner.launch.node_script import Program, node_files
@@ -17,18 +17,6 @@ from meshwright.planner.launch.torchtitan_model import (
 )
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.predicted import LayoutDoc
-
-OVERLAP = Overlap(dp=True)
-SCHEDULES = {
-    "gpipe": "GPipe",
-    "1f1b": "1F1B",
-    "interleaved-1f1b": "Interleaved1F1B",
-    "breadth-first": "LoopedBFS",
-    "zb-h1": "InterleavedZeroBubble",
-    "zbv": "ZBVZeroBubble",
-    "dualpipe-v": "DualPipeV",
-}
-"""Names of torch's schedules; `require_legal` has refused all others."""
 
 
 def torchtitan_args(plan: Plan, layout: LayoutDoc) -> list[str]:
@@ -50,7 +38,9 @@ def torchtitan_args(plan: Plan, layout: LayoutDoc) -> list[str]:
         "training.seq-len": plan.inputs.seq_len,
     }
     if layout.pp > 1:
-        flags["parallelism.pipeline-parallel-schedule"] = SCHEDULES[layout.schedule]
+        flags["parallelism.pipeline-parallel-schedule"] = TORCHTITAN.schedules[
+            layout.schedule
+        ].value
         flags["parallelism.pipeline-parallel-microbatch-size"] = layout.micro_batch
     args = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     if layout.tp > 1 and not layout.sequence_parallel:
@@ -65,13 +55,13 @@ def torchtitan_args(plan: Plan, layout: LayoutDoc) -> list[str]:
 
 
 def launch_files(plan: Plan) -> dict[str, str]:
-    """Texts by file name. Raises LaunchError if torchtitan would refuse the plan."""
-    layout = require_legal(plan, "torchtitan", OVERLAP)
+    """Texts by file name. Raises InfeasibleError if torchtitan would refuse the plan."""
+    layout = require_legal(plan, TORCHTITAN)
     # torchtitan's mesh is pp, dp, cp, tp from the outside: the order of the plan's ranks.
     placed = rank_files(plan, layout, None, None, reorder=False)
     args = torchtitan_args(plan, layout)
     program = Program(
-        framework="torchtitan",
+        framework=TORCHTITAN.title,
         words="-m torchtitan.train",
         usage="More arguments go ahead of activation-checkpoint in args below, or into the registry module.",
         before='export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"\n',

@@ -9,13 +9,14 @@ from math import gcd
 import numpy as np
 
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.costmodel.collectives.group_traffic import GroupTraffic, group_traffic
 from meshwright.costmodel.estimate import Stages
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import make_context
+from meshwright.costmodel.traffic.group_traffic import GroupTraffic, group_traffic
 from meshwright.costmodel.workload import Workload
-from meshwright.planner.mapping.problem import IntArray, MappingError, MappingProblem, Traffic
+from meshwright.errors import InfeasibleError
+from meshwright.planner.mapping.problem import IntArray, MappingProblem, Traffic
 from meshwright.planner.mapping.slots import Place, Slots, slots_of
 
 
@@ -53,7 +54,7 @@ def inside_slot(layout: Layout, slot_gpus: int) -> Inside:
         found[axis] = gcd(int(getattr(layout, axis)), left)
         left //= found[axis]
     if left > 1 or found["tp"] != int(layout.tp):
-        raise MappingError(
+        raise InfeasibleError(
             f"slots of {slot_gpus} GPUs cannot hold tp {int(layout.tp)} and whole parts of the other axes"
         )
     return Inside(**found)
@@ -69,7 +70,7 @@ def slot_sizes(cluster: ClusterSpec, layout: Layout) -> list[int]:
         if size % tp == 0 and world % size == 0:
             try:
                 inside_slot(layout, size)
-            except MappingError:
+            except InfeasibleError:
                 continue
             found.append(size)
     return found
@@ -79,7 +80,7 @@ def instance_of(workload: Workload, layout: Layout, stages: Stages, spares: int 
     """The problem of placing a layout on the free nodes of the workload's cluster.
 
     `spares` nodes at least stay free beside it. Slots are as large as leaves enough of them. Raises
-    MappingError where no size does.
+    InfeasibleError where no size does.
     """
     cluster, world = workload.cluster, int(layout.gpus)
     per_node = cluster.gpus_per_node
@@ -88,11 +89,11 @@ def instance_of(workload: Workload, layout: Layout, stages: Stages, spares: int 
         reserve = spares * (per_node // size) if size <= per_node else -(-spares * per_node // size)
         try:
             slots = slots_of(cluster, slot_gpus=size, wanted=world // size + reserve)
-        except MappingError as error:
+        except InfeasibleError as error:
             failure = str(error)
             continue
         return _instance(workload, layout, stages, slots)
-    raise MappingError(failure + (f" with {spares} spare nodes" if spares else ""))
+    raise InfeasibleError(failure + (f" with {spares} spare nodes" if spares else ""))
 
 
 def _instance(workload: Workload, layout: Layout, stages: Stages, slots: Slots) -> Instance:
@@ -158,7 +159,7 @@ def ranks_of(instance: Instance, assignment: IntArray) -> list[Place]:
 
 
 def assignment_of_ranks(instance: Instance, ranks: Sequence[Place]) -> IntArray:
-    """The leaf of every slot under a mapping. Raises MappingError where a slot's ranks are on several."""
+    """The leaf of every slot under a mapping. Raises InfeasibleError where a slot's ranks are on several."""
     leaf_of = {
         place: leaf
         for leaf, slots in enumerate(instance.slots.places)
@@ -174,7 +175,9 @@ def assignment_of_ranks(instance: Instance, ranks: Sequence[Place]) -> IntArray:
         at = c // inside.cp + cp // inside.cp * (d // inside.dp)
         stage, leaf = p // inside.pp, leaf_of.get((place[0], place[1]), -1)
         if leaf < 0 or out[stage, at] not in (-1, leaf):
-            raise MappingError(f"rank {rank} is not on a free GPU of the leaf that its slot is on")
+            raise InfeasibleError(
+                f"rank {rank} is not on a free GPU of the leaf that its slot is on"
+            )
         out[stage, at] = leaf
     return out
 

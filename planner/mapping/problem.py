@@ -15,14 +15,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.errors import InfeasibleError
+
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 LARGEST_SLOTS = 32_768
-
-
-class MappingError(ValueError):
-    """A mapping problem that cannot be solved as it stands."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,18 +68,18 @@ class MappingProblem:
 
     def __post_init__(self) -> None:
         if len({len(self.leaf_slots), len(self.leaf_s_per_byte), len(self.leaf_pod)}) != 1:
-            raise MappingError("leaves: slots, costs and pods must have one entry each")
+            raise InfeasibleError("leaves: slots, costs and pods must have one entry each")
         if self.leaf_pod and not 0 <= min(self.leaf_pod) <= max(self.leaf_pod) < len(
             self.pod_s_per_byte
         ):
-            raise MappingError("leaf_pod: a leaf hangs on a pod without a cost")
+            raise InfeasibleError("leaf_pod: a leaf hangs on a pod without a cost")
         if self.needed > LARGEST_SLOTS:
-            raise MappingError(
+            raise InfeasibleError(
                 f"{self.needed} slots are more than the {LARGEST_SLOTS} that are mapped"
             )
         for size in (self.traffic.context_slots, self.traffic.expert_slots):
             if self.slots % size:
-                raise MappingError(
+                raise InfeasibleError(
                     f"groups of {size} slots do not fill the {self.slots} of a stage"
                 )
 
@@ -108,9 +106,9 @@ class MappingProblem:
         return np.repeat(np.arange(len(self.leaf_slots)), self.leaf_slots)
 
     def check_room(self) -> None:
-        """Raises MappingError where there are fewer slots than needed."""
+        """Raises InfeasibleError where there are fewer slots than needed."""
         if self.needed > sum(self.leaf_slots):
-            raise MappingError(f"{self.needed} slots needed, {sum(self.leaf_slots)} are free")
+            raise InfeasibleError(f"{self.needed} slots needed, {sum(self.leaf_slots)} are free")
 
     def hostname_assignment(self) -> IntArray:
         """Ranks through the nodes in hostname order, stage by stage: what happens when nobody chooses."""
@@ -195,12 +193,12 @@ def loads_of(problem: MappingProblem, assignment: IntArray) -> Loads:
 
 
 def check_assignment(problem: MappingProblem, assignment: IntArray) -> None:
-    """Raises MappingError where an assignment is not one of this problem."""
+    """Raises InfeasibleError where an assignment is not one of this problem."""
     if assignment.shape != (problem.stages, problem.slots):
-        raise MappingError(f"an assignment of shape {assignment.shape}")
+        raise InfeasibleError(f"an assignment of shape {assignment.shape}")
     used = np.bincount(assignment.ravel(), minlength=len(problem.leaf_slots))
     if np.any(used > np.asarray(problem.leaf_slots)):
-        raise MappingError("an assignment uses more slots of a leaf than are free")
+        raise InfeasibleError("an assignment uses more slots of a leaf than are free")
 
 
 def _sent_up(problem: MappingProblem, where: IntArray, blocks: int) -> FloatArray:

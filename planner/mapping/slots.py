@@ -15,7 +15,7 @@ from meshwright.cluster_specs.uplinks import (
     link_gb_per_s,
     uplinks,
 )
-from meshwright.planner.mapping.problem import MappingError
+from meshwright.errors import InfeasibleError
 
 Place = tuple[int, int]
 """(node, local GPU), both from 0."""
@@ -54,7 +54,7 @@ class _Node:
 def slots_of(cluster: ClusterSpec, *, slot_gpus: int, wanted: int) -> Slots:
     """Cuts the cluster's free GPUs into slots of `slot_gpus`; a slot larger than a node takes whole nodes.
 
-    Nodes without a leaf of their own stand under the levels of the cluster, in turn. Raises MappingError
+    Nodes without a leaf of their own stand under the levels of the cluster, in turn. Raises InfeasibleError
     where fewer than `wanted` slots are free.
     """
     if (
@@ -62,7 +62,7 @@ def slots_of(cluster: ClusterSpec, *, slot_gpus: int, wanted: int) -> Slots:
         and uplinks(cluster).leaves
         and not leaves_are_domains(cluster)
     ):
-        raise MappingError(
+        raise InfeasibleError(
             f"groups of {slot_gpus} GPUs span nodes of {cluster.gpus_per_node}, and leaves hold more than an "
             f"NVLink domain of {cluster.nvlink_domain}: list each domain (rack) as a leaf of its own"
         )
@@ -93,7 +93,7 @@ def slots_of(cluster: ClusterSpec, *, slot_gpus: int, wanted: int) -> Slots:
         pod_links_gb_per_s=pod_links,
     )
     if found.count < wanted:
-        raise MappingError(
+        raise InfeasibleError(
             f"cluster {cluster.name!r} has {found.count} free slots of {slot_gpus} GPUs, {wanted} are needed"
         )
     return found

@@ -6,13 +6,8 @@ import time
 
 import numpy as np
 
-from meshwright.planner.mapping.problem import (
-    IntArray,
-    MappingError,
-    MappingProblem,
-    check_assignment,
-    loads_of,
-)
+from meshwright.errors import InternalError
+from meshwright.planner.mapping.problem import IntArray, MappingProblem, check_assignment, loads_of
 from meshwright.planner.mapping.relaxation.columns import (
     Pool,
     Relaxation,
@@ -215,5 +210,5 @@ def _solution(
         wall_s=time.monotonic() - start,
     )
     if solution.price_s > solution.hostname_s * (1 + 1e-9):
-        raise MappingError("a mapping worse than hostname order was kept")
+        raise InternalError("a mapping worse than hostname order was kept")
     return solution

@@ -7,8 +7,8 @@ from itertools import combinations_with_replacement
 from math import comb
 
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.errors import InfeasibleError
 from meshwright.planner.mapping.instance import Instance, idle_nodes, ranks_of
-from meshwright.planner.mapping.problem import MappingError
 from meshwright.planner.mapping.solution import MappingSolution
 
 MOST_CHOICES = 40
@@ -24,7 +24,7 @@ def with_spares(cluster: ClusterSpec, spares: int, solve: Solver) -> Solved:
 
     Slots that are nodes leave nodes free by themselves, and which ones is part of the mapping. Where a node
     holds several slots, what is left over may be parts of nodes: then whole nodes are taken out, of every
-    choice of leaves the best. Raises MappingError where no choice leaves room.
+    choice of leaves the best. Raises InfeasibleError where no choice leaves room.
     """
     found = solve(cluster, spares)
     if spares == 0 or _whole_nodes_free(cluster, found) >= spares:
@@ -47,7 +47,7 @@ def with_spares(cluster: ClusterSpec, spares: int, solve: Solver) -> Solved:
 
 def _best(tried: list[tuple[tuple[str, ...], Solved]], spares: int) -> Solved:
     if not tried:
-        raise MappingError(
+        raise InfeasibleError(
             f"no choice of {spares} whole nodes as spares leaves room for the layout"
         )
     return min(tried, key=lambda one: one[1][1].price_s)[1]
@@ -67,7 +67,7 @@ def _tried(
         gone = {node for leaf in set(choice) for node in leaves[leaf][-choice.count(leaf) :]}
         try:
             found.append((choice, solve(_without(cluster, gone), 0)))
-        except MappingError:
+        except InfeasibleError:
             continue
     return found
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from meshwright.planner.plan.solver_document import SolverReport
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.runs.predicted import LayoutDoc, Predicted
 
@@ -108,22 +109,6 @@ class Robustness(BaseModel):
     same_winner: bool | None
     """Null where no other winner was found, but not all was proven."""
     scenarios: list[Scenario]
-
-
-class SolverReport(BaseModel):
-    """How the answer was found."""
-
-    model_config = _DOC
-
-    wall_s: float | None
-    """Seconds from request to plan; null where files must not depend on the machine, as in a batch."""
-    bound_rounds: int
-    workers: int
-    seed: int
-    version: str
-    method: str = "cp-sat"
-    layouts_considered: int = 0
-    space: str = ""
 
 
 class Plan(BaseModel):

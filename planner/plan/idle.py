@@ -22,14 +22,14 @@ Searched = Callable[[PlanRequest], Outcome]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settled:
+class IdleDecision:
     """What is planned, and what the search over layouts on all GPUs gave where one was run."""
 
     outcome: Outcome
     full: Outcome | None
 
 
-def settle(request: PlanRequest, searched: Searched) -> Settled:
+def decide_on_idle_gpus(request: PlanRequest, searched: Searched) -> IdleDecision:
     """Searches; where the best layout leaves GPUs idle, searches those on all GPUs too and chooses.
 
     Idle GPUs stay idle where every layout on all of them is proven to be slower, or none is found.
@@ -38,11 +38,11 @@ def settle(request: PlanRequest, searched: Searched) -> Settled:
     first = request if limit is None else replace(request, time_limit_s=limit * (1 - SHARE_OF_TIME))
     outcome = searched(first)
     if not outcome.best or int(outcome.best[0].layout.gpus) == request.gpus:
-        return Settled(outcome=outcome, full=None)
+        return IdleDecision(outcome=outcome, full=None)
     left = None if limit is None else max(limit - (time.monotonic() - began), 0.0)
     every = replace(request, forbids=(*request.forbids, "idle-gpus"), time_limit_s=left, top_k=1)
     full = searched(every)
-    return Settled(outcome=_chosen(outcome, full), full=full)
+    return IdleDecision(outcome=_chosen(outcome, full), full=full)
 
 
 def _chosen(outcome: Outcome, full: Outcome) -> Outcome:

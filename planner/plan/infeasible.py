@@ -25,12 +25,13 @@ from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.memory.footprint import ALLOCATOR_SHARE, usable_hbm_gib
 from meshwright.costmodel.pipeline.schedules import schedule_named, traits
+from meshwright.errors import InternalError
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.mapping.choice.pricing import MappedPricing
 from meshwright.planner.plan.document import Infeasible
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.search.loop import Search
-from meshwright.planner.search.model import Candidates, SolverError
+from meshwright.planner.search.loop import LayoutSearch
+from meshwright.planner.search.model import Candidates
 from meshwright.planner.search.space import divisors, recompute_name, space_of
 from meshwright.planner.solvers.cp_sat import repeatable_solver
 
@@ -41,7 +42,7 @@ TRIAL_PRICED = 30
 """Layouts that one trial of a change may price; a change that is not found to help by then is not offered."""
 
 
-class _Wish(Rule):
+class _RequestRule(Rule):
     """A pin or a forbidden choice as a rule over layouts. On a finished plan `plan.verify` checks it."""
 
     unit = "choices"
@@ -70,7 +71,7 @@ class _Wish(Rule):
 def explain_infeasible(request: PlanRequest) -> Infeasible:
     """The conflict behind an infeasible request, and single changes that make it feasible."""
     candidates = _candidates(request)
-    limits = [*rules_for(request.workload()), *_wishes(request)]
+    limits = [*rules_for(request.workload()), *_request_rules(request)]
     excess = np.stack([np.maximum(limit.excess(candidates), 0.0) for limit in limits])
     kinds = _representatives(excess)
     core = _conflict(limits, excess[:, kinds], request.seed)
@@ -97,7 +98,7 @@ def _candidates(request: PlanRequest) -> Candidates:
         for ban in request.forbids
     ]
     share = MOST_CANDIDATES // len(relaxed)
-    tables = [_grid(one, share) for one in relaxed]
+    tables = [_choices_around(one, share) for one in relaxed]
     rows = np.unique(np.concatenate(tables), axis=0)
     layouts = _as_layouts(rows, request)
     pricing = CostModelPricing(request.workload())
@@ -113,7 +114,7 @@ def _without(pins: object, name: str) -> dict[str, int | str]:
     return {key: value for key, value in dict(pins).items() if key != name}  # type: ignore[call-overload]
 
 
-def _grid(request: PlanRequest, most: int) -> NDArray[np.int64]:
+def _choices_around(request: PlanRequest, most: int) -> NDArray[np.int64]:
     """Combinations of choices, pinned ones as pinned even where they cannot be; thinned to about `most`
     rows.
     """
@@ -185,14 +186,14 @@ def _priceable(layouts: Layout, request: PlanRequest) -> Layout:
     return replace(layouts, pp=pp, ep=ep, etp=etp, vpp=np.where(pp > 1, vpp, 1))
 
 
-def _wishes(request: PlanRequest) -> Iterator[Rule]:
+def _request_rules(request: PlanRequest) -> Iterator[Rule]:
     for name, value in request.pins.items():
-        yield _Wish(f"pin {name}={value}", partial(_strays, name, value))
+        yield _RequestRule(f"pin {name}={value}", partial(_not_as_pinned, name, value))
     for ban in request.forbids:
-        yield _Wish(f"forbid {ban}", partial(_banned, ban, request.gpus))
+        yield _RequestRule(f"forbid {ban}", partial(_as_forbidden, ban, request.gpus))
 
 
-def _strays(name: str, value: int | str, layouts: Layout) -> NDArray[np.bool_]:
+def _not_as_pinned(name: str, value: int | str, layouts: Layout) -> NDArray[np.bool_]:
     """Which layouts are not as pinned."""
     if name == "schedule":
         wanted_code, several = int(schedule_named(str(value))), np.asarray(layouts.vpp) > 1
@@ -206,7 +207,7 @@ def _strays(name: str, value: int | str, layouts: Layout) -> NDArray[np.bool_]:
     return np.asarray(getattr(layouts, name) != value)
 
 
-def _banned(ban: str, gpus: int, layouts: Layout) -> NDArray[np.bool_]:
+def _as_forbidden(ban: str, gpus: int, layouts: Layout) -> NDArray[np.bool_]:
     """Which layouts make a forbidden choice."""
     mask = np.asarray(layouts.recompute)
     full = (mask & int(Recompute.FULL)) != 0
@@ -261,7 +262,7 @@ def _refuted(
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
     if status != cp_model.INFEASIBLE:
-        raise SolverError(
+        raise InternalError(
             f"CP-SAT answered {solver.status_name(status)} while explaining a conflict"
         )
     return [switches[index] for index in solver.sufficient_assumptions_for_infeasibility()]
@@ -270,7 +271,7 @@ def _refuted(
 def _words(limit: Rule, own: FloatArray, excess: FloatArray, row: int, request: PlanRequest) -> str:
     """A limit of the conflict, with the least by which it is missed where all others hold."""
     if isinstance(limit, AllowedSchedules):
-        return f"{limit.name}: {limit.framework} runs {', '.join(limit.allowed)}"
+        return f"{limit.name}: {limit.framework.name} runs {', '.join(limit.allowed)}"
     others = np.delete(excess, row, axis=0)
     alone = (own > 0) & ~(others > 0).any(axis=0)
     if limit.unit == "choices" or not (own > 0).any():
@@ -317,7 +318,7 @@ def _feasible(request: PlanRequest) -> bool:
     """Whether a plan is found with little effort."""
     space = space_of(request)
     pricing = MappedPricing if is_irregular(request.cluster) else CostModelPricing
-    search = Search(
+    search = LayoutSearch(
         space,
         pricing(space.workload),
         rules_for(space.workload),

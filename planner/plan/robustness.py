@@ -23,10 +23,12 @@ from meshwright.costmodel.estimate import estimate, stage_memory_gib
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.memory.footprint import hbm_gib_for, usable_hbm_gib
 from meshwright.planner.bounds.pricing import CostModelPricing
-from meshwright.planner.plan.assemble import alternative, layout_of, placed_plan
+from meshwright.planner.plan.assemble import alternative
 from meshwright.planner.plan.document import Plan, Robustness, Scenario
+from meshwright.planner.plan.placement import plan_placement
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.search.loop import Outcome, Search
+from meshwright.planner.runs.predicted import layout_from_document
+from meshwright.planner.search.loop import LayoutSearch, Outcome
 from meshwright.planner.search.space import space_of
 
 MOST_ROUNDS = 4
@@ -175,9 +177,9 @@ def _scenario(request: PlanRequest, plan: Plan, change: Change, left_s: float | 
 def _as_it_stands_s(changed: PlanRequest, plan: Plan) -> float | None:
     """The step of the plan, nothing in it moved; None where it no longer fits."""
     assert plan.layout is not None
-    layout = layout_of(plan.layout)
+    layout = layout_from_document(plan.layout)
     workload = changed.workload(int(layout.gpus))
-    stages, placement = placed_plan(workload, layout, plan)
+    stages, placement = plan_placement(workload, layout, plan)
     if max(stage_memory_gib(workload, layout, stages)) > usable_hbm_gib(workload):
         return None
     return float(np.asarray(estimate(workload, layout, placement, stages).step_time_s))
@@ -202,17 +204,17 @@ def _too_long(request: PlanRequest, plan: Plan) -> bool:
 def _searched_again(changed: PlanRequest, plan: Plan, left_s: float | None) -> Outcome:
     assert plan.layout is not None
     space = space_of(changed)
-    return Search(
+    return LayoutSearch(
         space,
         CostModelPricing(space.workload),
         rules_for(space.workload),
         seed=changed.seed,
         time_limit_s=left_s,
         most_priced=MOST_PRICED,
-        begin_with=_anew(layout_of(plan.layout)),
+        begin_with=_recompute_undecided(layout_from_document(plan.layout)),
     ).run()
 
 
-def _anew(layout: Layout) -> Layout:
+def _recompute_undecided(layout: Layout) -> Layout:
     """As many layers recomputed as it then needs."""
     return replace(layout, recompute_layers=0)

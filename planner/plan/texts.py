@@ -1,4 +1,4 @@
-"""Plans as YAML and JSON texts, and back; JSON Schemas of the files that people write."""
+"""Plans as YAML and JSON texts, and back."""
 
 from __future__ import annotations
 
@@ -9,21 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.layout import AXES
 from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_named, traits
-from meshwright.model_specs.documents import parse_mapping, path_text, read_text
-from meshwright.model_specs.errors import SpecError, validation_message
-from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.many.batch.jobs import JobsDoc
-from meshwright.planner.many.fleet.jobs import FleetJobDoc
+from meshwright.documents.reader import LARGE_FILE_BYTES, path_text, read_mapping
+from meshwright.documents.validation import validation_message
+from meshwright.errors import InputError
 from meshwright.planner.plan.document import MOST_LISTED_RANKS, Plan
 from meshwright.planner.runs.predicted import LayoutDoc
-from meshwright.planner.runs.run_schema import RunDoc
 
-LARGEST_PLAN_BYTES = 16 * 2**20
 MOST_RANKS = 1_048_576
 _DUMPER: type[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
@@ -88,18 +83,18 @@ def _without_nulls(value: Any) -> Any:
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan of a `plan.yaml`, of its folder, or of saved `plan --json` output. Raises SpecError."""
+    """The plan of a `plan.yaml`, of its folder, or of saved `plan --json` output. Raises InputError."""
     try:
         path = path / "plan.yaml" if path.is_dir() else path
     except (OSError, ValueError):
-        raise SpecError("no such file", where=path_text(path)) from None
+        raise InputError("no such file", where=path_text(path)) from None
     where = path_text(path)
-    data = parse_mapping(read_text(path, LARGEST_PLAN_BYTES), where)
+    data = read_mapping(path, LARGE_FILE_BYTES)
     if "status" not in data or "solver" not in data:
         what = "this is not a plan; give the plan.yaml that `meshwright plan -o DIR` writes"
-        raise SpecError(what, where=where, value=data)
+        raise InputError(what, where=where, value=data)
     if data.get("schema") != 1:
-        raise SpecError(
+        raise InputError(
             "must be 1, the version that this program reads",
             where=f"{where}: schema",
             value=data.get("schema"),
@@ -107,9 +102,9 @@ def read_plan(path: Path) -> Plan:
     try:
         plan = Plan.model_validate(data)
     except ValidationError as error:
-        raise SpecError(validation_message(error, where, Plan)) from None
+        raise InputError(validation_message(error, where, Plan)) from None
     for path_in_plan, wrong in _contradictions(plan):
-        raise SpecError(wrong, where=f"{where}: {path_in_plan}")
+        raise InputError(wrong, where=f"{where}: {path_in_plan}")
     return plan
 
 
@@ -173,48 +168,3 @@ def _contradictions(plan: Plan) -> Iterator[tuple[str, str]]:
                 "mapping.matrix",
                 f"must have a factor of {', '.join(AXES)} for each of mapping.levels",
             )
-
-
-SCHEMA_KINDS = ("model", "cluster", "run", "jobs", "plan")
-
-
-def json_schema(kind: str) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a kind of file. Raises SpecError for a kind that there is not."""
-    if kind not in SCHEMA_KINDS:
-        raise SpecError("not a kind of file", where="schema", value=kind, allowed=SCHEMA_KINDS)
-    documents: dict[str, type[BaseModel]] = {
-        "model": ModelSpec,
-        "cluster": ClusterSpec,
-        "run": RunDoc,
-        "plan": Plan,
-        "jobs": JobsDoc,
-    }
-    schema = documents[kind].model_json_schema(by_alias=True)
-    if kind == "jobs":
-        _describe_jobs(schema)
-    if kind == "cluster":
-        _accept_references(schema)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
-def _describe_jobs(schema: dict[str, Any]) -> None:
-    """Jobs are read one by one, so that a bad one stops no other: here they are spelt out."""
-    job = FleetJobDoc.model_json_schema(by_alias=True, ref_template="#/$defs/{model}")
-    schema.setdefault("$defs", {}).update(job.pop("$defs", {}))
-    schema["$defs"]["job"] = job
-    schema["properties"]["jobs"]["items"] = {"$ref": "#/$defs/job"}
-
-
-def _accept_references(schema: dict[str, Any]) -> None:
-    """A cluster file may name its device or start from a catalog entry, which fills in the rest."""
-    properties = schema["properties"]
-    device = properties["device"]
-    properties["device"] = {
-        "anyOf": [device, {"type": "string", "description": "A name of `catalog devices`."}]
-    }
-    properties["base"] = {
-        "type": "string",
-        "description": "A name of `catalog clusters` to start from.",
-    }
-    schema.pop("required", None)
-    schema["anyOf"] = [{"required": ["device"]}, {"required": ["base"]}]

@@ -17,23 +17,20 @@ from meshwright.costmodel.estimate import estimate, stage_memory_gib
 from meshwright.costmodel.layout import AXES, Layout, Placement
 from meshwright.costmodel.placement import level_factors
 from meshwright.costmodel.workload import Workload
-from meshwright.planner.plan.assemble import layout_of, placed
+from meshwright.errors import InternalError
 from meshwright.planner.plan.document import Mapping, Plan
+from meshwright.planner.plan.placement import group_placement
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.runs.predicted import LayoutDoc, Predicted
+from meshwright.planner.runs.predicted import LayoutDoc, Predicted, layout_from_document
 
 TOLERANCE = 1e-9
 
 
-class PlanFaultError(RuntimeError):
-    """A plan failed its verification: a fault of the planner, never of the user."""
-
-
 def verify(request: PlanRequest, plan: Plan) -> None:
-    """Raises PlanFaultError with everything that is wrong with a plan."""
+    """Raises InternalError with everything that is wrong with a plan."""
     found = list(faults(request, plan))
     if found:
-        raise PlanFaultError("the plan failed its own verification: " + "; ".join(found))
+        raise InternalError("the plan failed its own verification: " + "; ".join(found))
 
 
 def faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
@@ -43,13 +40,13 @@ def faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
         if plan.status in ("optimal", "feasible"):
             yield f"status {plan.status} without a layout"
         return
-    layout = layout_of(plan.layout)
+    layout = layout_from_document(plan.layout)
     workload = request.workload(int(layout.gpus))
     yield from _split_faults(request, plan.layout)
     yield from _mapping_faults(workload, layout, plan.mapping)
     rows = {axis: tuple(row) for axis, row in plan.mapping.matrix.items()}
     stages = tuple(tuple(rank) for rank in plan.layout.stages)
-    placement = placed(workload, layout, stages, rows, plan.mapping.ranks)
+    placement = group_placement(workload, layout, stages, rows, plan.mapping.ranks)
     yield from _price_faults(workload, layout, placement, plan.layout, plan.predicted)
     yield from _rule_faults(request, layout, placement, plan.layout)
     yield from _wish_faults(request, plan.layout)

@@ -27,7 +27,7 @@ from meshwright.planner.report.plan_view import (
     status_view,
 )
 from meshwright.planner.report.prediction_view import layout_view, recompute_text, stages_text
-from meshwright.planner.runs.prediction import workload_of
+from meshwright.planner.runs.prediction import planned_workload
 
 _WAITING = ("pipeline_bubble", "host", "step_overhead", "scale")
 _MOVING = ("pipeline_p2p", "dp_comm")
@@ -110,7 +110,7 @@ def bounds_in_words(plan: Plan) -> list[str]:
             f"{busiest.level}, the busiest fabric level, works {percent(busiest.utilisation)} of the step"
         )
     fullest = max(range(len(predicted.memory_gib)), key=lambda stage: predicted.memory_gib[stage])
-    peak, limit = predicted.memory_gib[fullest], usable_hbm_gib(workload_of(plan.inputs))
+    peak, limit = predicted.memory_gib[fullest], usable_hbm_gib(planned_workload(plan.inputs))
     room = (
         f"{limit - peak:.1f} GiB free"
         if peak <= limit

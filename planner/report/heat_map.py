@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from meshwright.planner.experts.problem import ExpertError, Loads
+from meshwright.errors import InputError
+from meshwright.planner.experts.problem import Loads
 
 
 def write_heat_map(path: Path, share: Loads) -> None:
-    """Writes load over mean, [layers, gpus], as PNG or SVG by the file's ending. Raises ExpertError."""
+    """Writes load over mean, [layers, gpus], as PNG or SVG by the file's ending. Raises InputError."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise ExpertError(
+        raise InputError(
             "heat-map: needs matplotlib, which is not installed: pip install 'meshwright[plot]'"
         ) from None
     figure = Figure(figsize=(9, 5), layout="constrained")
@@ -29,6 +30,6 @@ def write_heat_map(path: Path, share: Loads) -> None:
             path, dpi=120, metadata={"Date": None} if path.suffix.lower() == ".svg" else None
         )
     except OSError as error:
-        raise ExpertError(
+        raise InputError(
             f"{path}: cannot be written ({error.strerror or 'system error'})"
         ) from None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from meshwright.documents.output_files import LaunchError
+from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.analysis.neighbours import neighbours
 from meshwright.planner.analysis.timeline import Trace, trace_of
+from meshwright.planner.analysis.traffic import plan_traffic
 from meshwright.planner.launch.ranks.texts import plan_picture
-from meshwright.planner.mapping.crossing.levels import plan_traffic
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.texts import plan_text
 from meshwright.planner.report.explain_view import bounds_in_words, neighbours_view
@@ -18,7 +18,6 @@ from meshwright.planner.report.parts import Renderable, bullets, count, heading,
 from meshwright.planner.report.plan_view import plan_view
 from meshwright.planner.report.timeline_picture import timeline_svg
 from meshwright.planner.report.traffic_view import traffic_view
-from meshwright.planner.request.plan_request import RequestError
 
 MOST_PASSES_DRAWN = 8_000
 MOST_RANKS_DRAWN = 16_384
@@ -81,7 +80,7 @@ def _pictures(plan: Plan) -> Iterator[str]:
     if plan.inputs.gpus <= MOST_RANKS_DRAWN:
         try:
             yield f"<h2>The ranks on the fabric</h2>{plan_picture(plan)}"
-        except LaunchError as error:
+        except InfeasibleError as error:
             yield f"<h2>The ranks on the fabric</h2><p>{escape(str(error))}</p>"
 
 
@@ -95,5 +94,5 @@ def _drawable(plan: Plan) -> Trace | None:
         return trace_of(plan)
     try:
         return trace_of(plan, max(1, most // (2 * layout.pp)) * 2 * layout.pp)
-    except RequestError:
+    except InputError:
         return None

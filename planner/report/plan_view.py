@@ -16,8 +16,9 @@ from meshwright.planner.report.parts import (
     seconds,
 )
 from meshwright.planner.report.prediction_view import layout_view, prediction_view
+from meshwright.planner.report.proof_text import proof_text, pruning_text, space_text
 from meshwright.planner.request.inputs import PlanInputs
-from meshwright.planner.runs.prediction import workload_of
+from meshwright.planner.runs.prediction import planned_workload
 
 _STYLES = {
     "optimal": "bold green",
@@ -39,7 +40,7 @@ def plan_view(plan: Plan) -> list[Renderable]:
     if plan.layout is not None:
         shown += layout_view(plan.layout, plan.mapping)
     if plan.predicted is not None:
-        shown += prediction_view(plan.predicted, workload_of(plan.inputs))
+        shown += prediction_view(plan.predicted, planned_workload(plan.inputs))
     return [*shown, *binding_view(plan.binding), *robustness_view(plan), *alternatives_view(plan)]
 
 
@@ -71,8 +72,12 @@ def status_view(plan: Plan) -> list[Renderable]:
     )
     if solver.layouts_considered:
         effort += f", {count(solver.layouts_considered)} layouts considered"
-    space, _, pruning = solver.space.partition("; ")
-    rows = [("proof", proof_text(plan)), ("space", space), ("search", effort), ("pruning", pruning)]
+    rows = [
+        ("proof", proof_text(plan)),
+        ("space", "" if solver.space is None else space_text(solver.space)),
+        ("search", effort),
+        ("pruning", pruning_text(solver)),
+    ]
     if plan.idle is not None:
         nodes = ", ".join(plan.idle.nodes[:8]) + (", ..." if len(plan.idle.nodes) > 8 else "")
         where = f" ({nodes})" if nodes else ""
@@ -89,23 +94,6 @@ def _meaning(plan: Plan) -> str:
     if plan.status == "infeasible":
         return "no layout in this space keeps every rule"
     return "the time limit ended the search before any plan was found"
-
-
-def proof_text(plan: Plan) -> str:
-    """Bound against incumbent, and after how many rounds."""
-    objective, rounds = plan.objective, plan.solver.bound_rounds
-    after = f"after {count(rounds)} round{'s' if rounds != 1 else ''}"
-    if objective.step_time_s is None:
-        return (
-            f"nothing found {after}" if plan.status == "unknown" else "a rule excludes every layout"
-        )
-    if objective.lower_bound_s is None:
-        return f"step time {seconds(objective.step_time_s)}, no bound known, {after}"
-    if plan.status == "optimal":
-        return f"bound = incumbent = {seconds(objective.step_time_s)} {after}"
-    gap = "" if objective.gap is None else f", gap {percent(objective.gap, 2)}"
-    incumbent = f"incumbent {seconds(objective.step_time_s)}"
-    return f"bound {seconds(objective.lower_bound_s)}, {incumbent}{gap}, {after}"
 
 
 def infeasible_view(plan: Plan) -> list[Renderable]:
@@ -194,7 +182,7 @@ def _winner(one: Scenario, plan: Plan) -> str:
 def _room_gib(plan: Plan) -> float:
     """What must stay free for a plan that fits although memory is underestimated as far as it was."""
     assert plan.robustness is not None
-    usable_gib = usable_hbm_gib(workload_of(plan.inputs))
+    usable_gib = usable_hbm_gib(planned_workload(plan.inputs))
     return usable_gib * (1 - 1 / plan.robustness.memory_band[1]) + plan.inputs.reserve_gib
 
 

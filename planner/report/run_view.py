@@ -18,7 +18,8 @@ from meshwright.planner.report.parts import (
     seconds,
 )
 from meshwright.planner.report.prediction_view import layout_view, prediction_view
-from meshwright.planner.runs.prediction import PricedRun, layout_document, predicted_document
+from meshwright.planner.runs.predicted import layout_document
+from meshwright.planner.runs.prediction import PricedRun, predicted_document
 from meshwright.planner.runs.run_file import Run
 from meshwright.planner.runs.validation import KINDS, ScoredRow, ValidationReport
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.planner.mapping.crossing.levels import PlanTraffic, patterns, receive_imbalance
+from meshwright.planner.analysis.traffic import PlanTraffic, patterns, receive_imbalance
 from meshwright.planner.report.parts import (
     Renderable,
     count,

@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING
 
+from meshwright.errors import InputError
 from meshwright.planner.runs.validation import KINDS, ValidationReport
 
 if TYPE_CHECKING:
@@ -24,26 +25,22 @@ Point = tuple[str, float, float]
 """Group, measured seconds, predicted seconds."""
 
 
-class PlotError(Exception):
-    """A picture that cannot be drawn or written. The message says what to do."""
-
-
 def check_plot(path: Path) -> None:
-    """Raises PlotError where a picture could not be written to a path, before any work is done for it."""
+    """Raises InputError where a picture could not be written to a path, before any work is done for it."""
     if path.suffix.lower() not in FORMATS:
-        raise PlotError(f"{path}: a plot is written as {' or '.join(FORMATS)}; name it so.")
+        raise InputError(f"{path}: a plot is written as {' or '.join(FORMATS)}; name it so.")
     if path.exists() and not path.is_file():
-        raise PlotError(f"{path}: not a file. Name a file that ends in {' or '.join(FORMATS)}.")
+        raise InputError(f"{path}: not a file. Name a file that ends in {' or '.join(FORMATS)}.")
     if not path.parent.is_dir():
-        raise PlotError(f"{path}: there is no folder {path.parent}. Make it first.")
+        raise InputError(f"{path}: there is no folder {path.parent}. Make it first.")
     if find_spec("matplotlib") is None:
-        raise PlotError(
+        raise InputError(
             "a plot needs matplotlib, which is not installed: pip install 'meshwright[plot]'"
         )
 
 
 def write_scatter(report: ValidationReport, path: Path) -> None:
-    """Draws a report's rows by device and writes the picture. Raises PlotError."""
+    """Draws a report's rows by device and writes the picture. Raises InputError."""
     points = [
         (KINDS["device"](row.run), row.measured.step_time_s, row.predicted.step_time_s)
         for row in report.rows
@@ -51,7 +48,7 @@ def write_scatter(report: ValidationReport, path: Path) -> None:
     ]
     missing = sum(row.measured is not None for row in report.rows) - len(points)
     if not points:
-        raise PlotError(
+        raise InputError(
             f"{path}: no row has both a measured and a predicted step, there is nothing to draw."
         )
     title = f"Step time of {len(points)} measured runs" + (f", {missing} failed" if missing else "")
@@ -118,7 +115,7 @@ def write_picture(figure: Figure, path: Path) -> None:
         beside.chmod(0o644)
         os.replace(beside, path)
     except OSError as error:
-        raise PlotError(f"cannot write {path}: {error.strerror or error}") from error
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
         if beside is not None:
             with suppress(OSError):

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
+from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.schema import ModelSpec
 
 Degree = Annotated[int, Field(ge=1, le=1_048_576)]
@@ -16,7 +18,6 @@ ScheduleName = Literal[
 ]
 RecomputeName = Literal["none", "selective", "full"]
 RecomputeModule = Literal["core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", "op"]
-Framework = Literal["megatron", "torchtitan", "deepspeed", "fsdp2"]
 
 _DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -35,7 +36,7 @@ class PlanInputs(BaseModel):
     """Tokens of a sequence."""
     precision: Precision = "bf16"
     optimizer: Literal["adam", "sgd", "muon"] = "adam"
-    framework: Framework = "megatron"
+    framework: FrameworkName = DEFAULT_FRAMEWORK
     reserve_gib: Annotated[float, Field(ge=0, le=10_000)] = 0.0
     pins: dict[str, int | str] = Field(default_factory=dict)
     forbids: tuple[str, ...] = ()

@@ -8,15 +8,22 @@ from typing import TYPE_CHECKING, cast
 
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.pipeline.schedules import SCHEDULE_NAMES
-from meshwright.costmodel.workload import Overlap, Workload
-from meshwright.model_specs.errors import listed, near_miss, shown
+from meshwright.costmodel.workload import Workload, planned_overlap
+from meshwright.errors import InputError, listed, near_miss, shown
+from meshwright.frameworks.catalog import (
+    DEFAULT_FRAMEWORK,
+    FRAMEWORK_NAMES,
+    RECORDS,
+    framework_named,
+    planned,
+)
+from meshwright.frameworks.record import Framework, FrameworkName
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.request.inputs import Framework, PlanInputs, Precision
+from meshwright.planner.request.inputs import PlanInputs, Precision
 
 if TYPE_CHECKING:
     from meshwright.planner.experts.training import ExpertLoads
 
-FRAMEWORKS = ("megatron", "torchtitan", "deepspeed", "fsdp2")
 PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 OPTIMIZERS = ("adam", "sgd", "muon")
 METHODS = ("cp-sat", "exhaustive")
@@ -42,30 +49,14 @@ FORBIDS = (
     "idle-gpus",
 )
 
-FRAMEWORK_OVERLAP = {
-    "megatron": Overlap(dp=True, tp=True, pp=True),
-    "torchtitan": Overlap(dp=True, pp=True),
-    "deepspeed": Overlap(dp=True),
-    "fsdp2": Overlap(dp=True),
-}
-"""What a plan's launch files turn on, and so what its prices assume hidden.
-
-Megatron: --overlap-grad-reduce, --overlap-param-gather, --tp-comm-overlap and the interleaved schedule's own
-point-to-point overlap. Hiding the expert all-to-all stays off: it excludes layouts that are otherwise legal.
-"""
-
 MOE_DISPATCH = "alltoall"
 """Every target's plain dispatcher, which its launch files ask for: others are not always installed."""
 MOE_DISPATCHES = ("alltoall", "deduplicated")
 
 
-class RequestError(ValueError):
-    """A request that cannot be planned as it stands: what, where, the value, what is allowed, what to do."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """A model, a cluster and a batch, and how to search. Raises RequestError where a field is out of
+    """A model, a cluster and a batch, and how to search. Raises InputError where a field is out of
     range.
     """
 
@@ -78,7 +69,7 @@ class PlanRequest:
     """Tokens per sequence."""
     precision: str = "bf16"
     optimizer: str = "adam"
-    framework: str = "megatron"
+    framework: str = DEFAULT_FRAMEWORK
     pins: Mapping[str, int | str] = field(default_factory=dict)
     """Choices that are given: any of `PINS`."""
     forbids: tuple[str, ...] = ()
@@ -119,13 +110,14 @@ class PlanRequest:
             _within("time_limit_s", self.time_limit_s, 0, 31_536_000, "seconds")
         _one_of("precision", self.precision, PRECISIONS)
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
-        _one_of("framework", self.framework, FRAMEWORKS)
+        _one_of("framework", self.framework, FRAMEWORK_NAMES)
         _one_of("method", self.method, METHODS)
         _one_of("moe_dispatch", self.moe_dispatch, MOE_DISPATCHES)
-        if self.moe_dispatch != MOE_DISPATCH and self.framework != "megatron":
-            raise RequestError(
-                f"moe_dispatch: {self.moe_dispatch} is only in the launch files of megatron, not of "
-                f"{self.framework}; use {MOE_DISPATCH}, or --framework megatron"
+        if self.moe_dispatch != MOE_DISPATCH and not _deduplicates(framework_named(self.framework)):
+            able = [record.name for record in RECORDS if _deduplicates(record)]
+            raise InputError(
+                f"moe_dispatch: {self.moe_dispatch} is only in the launch files of {', '.join(able)}, not of "
+                f"{self.framework}; use {MOE_DISPATCH}, or --framework {able[0]}"
             )
         if self.expert_loads is not None:
             object.__setattr__(self, "expert_imbalance_by_ep", self.expert_loads.by_ep())
@@ -147,7 +139,7 @@ class PlanRequest:
             precision=self.precision,
             optimizer=self.optimizer,
             framework=self.framework,
-            overlap=FRAMEWORK_OVERLAP[self.framework],
+            overlap=planned_overlap(framework_named(self.framework)),
             moe_dispatch=self.moe_dispatch,
             expert_imbalance=self.expert_imbalance,
             expert_imbalance_by_ep=self.expert_imbalance_by_ep,
@@ -166,7 +158,7 @@ class PlanRequest:
                 "seq_len": self.seq_len,
                 "precision": cast("Precision", self.precision),
                 "optimizer": self.optimizer,
-                "framework": cast("Framework", self.framework),
+                "framework": cast("FrameworkName", self.framework),
                 "reserve_gib": self.reserve_gib,
                 "pins": dict(self.pins),
                 "forbids": self.forbids,
@@ -177,17 +169,23 @@ class PlanRequest:
         )
 
 
+def _deduplicates(framework: Framework) -> bool:
+    """Whether plans may ask the framework for a dispatcher that sends a token once to each rank."""
+    dispatchers = framework.dispatchers
+    return any(dispatchers[name].deduplicates for name in planned(dispatchers))
+
+
 def parse_pins(text: str) -> dict[str, int | str]:
-    """`tp=8,pp=4,recompute=full` as a mapping. Raises RequestError naming the part that cannot be read."""
+    """`tp=8,pp=4,recompute=full` as a mapping. Raises InputError naming the part that cannot be read."""
     pins: dict[str, int | str] = {}
     for part in (piece.strip() for piece in text.split(",")):
         if not part:
             continue
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not value:
-            raise RequestError(f"pin: {shown(part)} is not NAME=VALUE, as in tp=8,pp=4")
+            raise InputError(f"pin: {shown(part)} is not NAME=VALUE, as in tp=8,pp=4")
         if name in pins:
-            raise RequestError(f"pin: {name} is given twice; give it once")
+            raise InputError(f"pin: {name} is given twice; give it once")
         pins[name] = _pin(
             name, int(value) if value.isascii() and value.isdigit() and len(value) < 10 else value
         )
@@ -213,16 +211,14 @@ def _pin(name: str, value: int | str) -> int | str:
     low = 0 if name == "zero_stage" else 1
     high = 3 if name == "zero_stage" else 1_048_576
     if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(
-            f"pin {name}: {shown(value)} is not a whole number; give {low} to {high}"
-        )
+        raise InputError(f"pin {name}: {shown(value)} is not a whole number; give {low} to {high}")
     _within(f"pin {name}", value, low, high, "a whole number")
     return value
 
 
 def _within(name: str, value: float, low: float, high: float, meaning: str) -> None:
     if not low <= value <= high:
-        raise RequestError(
+        raise InputError(
             f"{name}: {shown(value)} is out of range ({meaning}); allowed: {low:g} to {high:g}"
         )
 
@@ -232,7 +228,7 @@ def _one_of(name: str, value: object, allowed: Collection[str]) -> None:
         return
     near = near_miss(value, allowed)
     hint = f"; did you mean {near!r}?" if near else ""
-    raise RequestError(
+    raise InputError(
         f"{name}: {shown(value)} is not known{hint} Allowed: {listed(allowed)}"
         if hint
         else f"{name}: {shown(value)} is not known; allowed: {listed(allowed)}"

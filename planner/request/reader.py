@@ -24,8 +24,8 @@ def read_request(
 ) -> PlanRequest:
     """The request for a model and a cluster by name or file; `options` are further fields of PlanRequest.
 
-    Each text of `pins` is `tp=8,pp=4`, each of `forbids` `cp,full-recompute`. Raises SpecError,
-    ClusterError or RequestError, ExpertError for `expert_loads`.
+    Each text of `pins` is `tp=8,pp=4`, each of `forbids` `cp,full-recompute`. Raises InputError,
+    InputError for `expert_loads`.
     """
     read, spec = read_cluster(cluster, gpus), read_model(model)
     count = allocated_gpus(read, gpus)

@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 from meshwright.documents.output_files import write_files
-from meshwright.model_specs.documents import read_text
-from meshwright.model_specs.errors import SpecError
+from meshwright.documents.reader import read_text
+from meshwright.errors import InputError
 from meshwright.planner.runs.launch_flags import Words, words_of
 from meshwright.planner.runs.launch_terms import (
     LaunchRun,
@@ -41,8 +41,8 @@ def price_launch(
 ) -> Iterator[PricedRun]:
     """Prices the run of a launch file; `given` are `name=value` for what the file leaves open.
 
-    With `output` the run file is written there. Raises SpecError or RunFileError for a file that cannot be
-    read, and LaunchError if `output` exists.
+    With `output` the run file is written there. Raises InputError for a file that cannot be
+    read, and InfeasibleError if `output` exists.
     """
     found = read_launch(path)
     mapping = complete(found, given, str(path))
@@ -55,7 +55,7 @@ def price_launch(
 
 
 def read_launch(path: Path) -> LaunchRun:
-    """What a launch file says. Raises SpecError if it is of no known kind."""
+    """What a launch file says. Raises InputError if it is of no known kind."""
     text = read_text(path, MAX_FILE_BYTES)
     document = _document(path, text)
     if isinstance(document, dict):
@@ -63,7 +63,7 @@ def read_launch(path: Path) -> LaunchRun:
             return from_accelerate(document, str(path))
         if "train_batch_size" in document or "train_micro_batch_size_per_gpu" in document:
             return from_deepspeed(document, str(path))
-        raise SpecError(
+        raise InputError(
             "neither a DeepSpeed configuration (train_batch_size) nor an accelerate one (fsdp_config)",
             where=str(path),
         )
@@ -77,13 +77,13 @@ def read_launch(path: Path) -> LaunchRun:
 
 
 def complete(found: LaunchRun, given: Sequence[str], where: str) -> dict[str, Any]:
-    """The run file's mapping: what the launch says, and what the caller adds. Raises SpecError on gaps."""
+    """The run file's mapping: what the launch says, and what the caller adds. Raises InputError on gaps."""
     settings, top = dict(found.settings), {"model": found.model, "cluster": None}
     allowed = (*_TOP, *SettingsDoc.model_fields)
     for pair in (part for text in given for part in text.split(",")):
         name, sign, value = pair.partition("=")
         if not sign or name not in allowed:
-            raise SpecError(
+            raise InputError(
                 "must be NAME=VALUE of a run file", where="--with", value=pair, allowed=allowed
             )
         if name in _TOP:
@@ -94,7 +94,7 @@ def complete(found: LaunchRun, given: Sequence[str], where: str) -> dict[str, An
     missing += [name for name in ("seq_len", "global_batch") if name not in settings]
     if missing:
         hint = " ".join(f"--with {name}=..." for name in missing)
-        raise SpecError(
+        raise InputError(
             f"a launch file of this kind does not say {', '.join(missing)}: add {hint}", where=where
         )
     return {
@@ -113,5 +113,5 @@ def _document(path: Path, text: str) -> object:
         if path.suffix in (".yaml", ".yml"):
             return yaml.safe_load(text)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise SpecError(f"cannot be read: {str(error)[:200]}", where=str(path)) from None
+        raise InputError(f"cannot be read: {str(error)[:200]}", where=str(path)) from None
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from meshwright.model_specs.errors import SpecError
+from meshwright.errors import InputError
 
 MOST_WORDS = 200_000
 MOST_LETTERS = 4_000_000
@@ -35,17 +35,17 @@ class Words:
         if at is None:
             return default
         if at + 1 >= len(self.words):
-            raise SpecError("needs a value", where=f"{self.where}: {flag}")
+            raise InputError("needs a value", where=f"{self.where}: {flag}")
         self._taken.add(at + 1)
         return self.words[at + 1]
 
     def integer(self, flag: str, default: int) -> int:
-        """A whole number after a flag. Raises SpecError for anything else."""
+        """A whole number after a flag. Raises InputError for anything else."""
         value = self.text(flag)
         if value is None:
             return default
         if not re.fullmatch(r"-?\d{1,12}", value):
-            raise SpecError("must be a whole number", where=f"{self.where}: {flag}", value=value)
+            raise InputError("must be a whole number", where=f"{self.where}: {flag}", value=value)
         return int(value)
 
     def several(self, flag: str) -> list[str]:
@@ -96,7 +96,7 @@ def words_of(script: str, where: str) -> Words:
             added = " ".join(map(shlex.quote, parts)) if inner is not value else parts[0]
             values[name] = f"{values.get(name, '')} {added}".strip() if plus else added
         if len(words) > MOST_WORDS or sum(map(len, values.values())) > MOST_LETTERS:
-            raise SpecError(f"more than {MOST_WORDS} words", where=where)
+            raise InputError(f"more than {MOST_WORDS} words", where=where)
     return Words([word for word in words if word], where)
 
 

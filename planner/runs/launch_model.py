@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from meshwright.model_specs.errors import SpecError
+from meshwright.errors import InputError
 from meshwright.planner.runs.launch_flags import Words
 
 
 def megatron_model(words: Words) -> dict[str, Any]:
-    """The model as a mapping of a run file. Raises SpecError if layers, width or heads are not given."""
+    """The model as a mapping of a run file. Raises InputError if layers, width or heads are not given."""
     layers, hidden, heads = (_needed(words, flag) for flag in _SIZES)
     gated = words.has("--swiglu")
     # Megatron's own defaults: four times the width, two thirds of that for a gated layer.
@@ -54,7 +54,7 @@ _SIZES = ("--num-layers", "--hidden-size", "--num-attention-heads")
 def _needed(words: Words, flag: str) -> int:
     value = words.integer(flag, 0)
     if value < 1:
-        raise SpecError("is needed to know the model", where=f"{words.where}: {flag}")
+        raise InputError("is needed to know the model", where=f"{words.where}: {flag}")
     return value
 
 
@@ -123,7 +123,7 @@ def _dense_layers(words: Words, layers: int) -> int:
     if found:
         return min(int(found[1] or 1), layers)
     if text not in ("1", f"[1]*{layers}", f"([1]*{layers})"):
-        raise SpecError(
+        raise InputError(
             "experts in every layer, or after some dense layers, are all that a run file can say",
             where=f"{words.where}: --moe-layer-freq",
             value=text,

@@ -6,7 +6,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from meshwright.model_specs.errors import SpecError
+from meshwright.errors import InputError
+from meshwright.frameworks.deepspeed import DEEPSPEED, MEGATRON_DEEPSPEED
+from meshwright.frameworks.fsdp2 import FSDP2
+from meshwright.frameworks.megatron import MEGATRON
+from meshwright.frameworks.torchtitan import TORCHTITAN, TORCHTITAN_COMPILED
 from meshwright.planner.runs.launch_flags import Words
 from meshwright.planner.runs.launch_model import megatron_model
 
@@ -54,13 +58,13 @@ def from_megatron(words: Words) -> LaunchRun:
         "cp": words.integer("--context-parallel-size", 1),
         "sequence_parallel": words.has("--sequence-parallel"),
         "optimizer": words.text("--optimizer", "adam"),
-        "framework": "megatron-deepspeed" if deepspeed else "megatron",
+        "framework": MEGATRON_DEEPSPEED.name if deepspeed else MEGATRON.name,
         "precision": _megatron_precision(words),
         "zero_stage": _megatron_zero(words),
         **_megatron_recompute(words),
     }
     if settings["seq_len"] < 1:
-        raise SpecError("is needed for the price of a step", where=f"{words.where}: --seq-length")
+        raise InputError("is needed for the price of a step", where=f"{words.where}: --seq-length")
     batch = words.integer("--global-batch-size", 0)
     if batch:
         settings["global_batch"] = batch
@@ -150,7 +154,7 @@ def _megatron_stages(words: Words, pp: int, layers: int) -> dict[str, Any]:
     if text is not None:
         chunks = _chunks(text, f"{words.where}: --pipeline-model-parallel-layout")
         if len(chunks) % pp:
-            raise SpecError(
+            raise InputError(
                 f"has {len(chunks)} stages, which pp {pp} does not divide", where=words.where
             )
         return {
@@ -174,12 +178,12 @@ def _megatron_stages(words: Words, pp: int, layers: int) -> dict[str, Any]:
 def _chunks(text: str, where: str) -> list[int]:
     """Layers of each chunk of a Megatron layout such as Et*3|(tt|)*29m|L."""
     if len(text) > 10_000 or not re.fullmatch(r"[EtmL|()*\d]+", text):
-        raise SpecError("must be a layout of E, t, m, L and |", where=where, value=text)
+        raise InputError("must be a layout of E, t, m, L and |", where=where, value=text)
     flat = text
     for pattern in (r"\(([^()]+)\)\*(\d{1,4})", r"([EtmL|])\*(\d{1,4})"):
         flat = re.sub(pattern, lambda found: found[1] * int(found[2]), flat)
         if len(flat) > 100_000:
-            raise SpecError("is longer than 100,000 letters", where=where)
+            raise InputError("is longer than 100,000 letters", where=where)
     return [chunk.count("t") for chunk in flat.split("|")]
 
 
@@ -198,18 +202,6 @@ _TITAN_MODELS = {
 }
 
 
-TORCHTITAN_SCHEDULES = {
-    "1f1b": "1f1b",
-    "gpipe": "gpipe",
-    "interleaved1f1b": "interleaved-1f1b",
-    "loopedbfs": "breadth-first",
-    "interleavedzerobubble": "zb-h1",
-    "zbvzerobubble": "zbv",
-    "dualpipev": "dualpipe-v",
-}
-"""torch reads these names in any case (`get_schedule_class`)."""
-
-
 def from_torchtitan(words: Words) -> LaunchRun:
     """Flags of torchtitan's trainer; the model is known for torchtitan's own configurations."""
     plain = Words(
@@ -223,6 +215,7 @@ def from_torchtitan(words: Words) -> LaunchRun:
     local = plain.integer(f"{training}local-batch-size", 8)
     reshard = plain.text(f"{parallel}fsdp-reshard-after-forward", "default")
     never = reshard == "never" or (reshard == "default" and pp > 1)
+    compiled = plain.has("--compile.enable")
     settings: dict[str, Any] = {
         "seq_len": plain.integer(f"{training}seq-len", 2048),
         "micro_batch": plain.integer(f"{parallel}pipeline-parallel-microbatch-size", 1)
@@ -235,7 +228,7 @@ def from_torchtitan(words: Words) -> LaunchRun:
         "sequence_parallel": tp > 1 and not plain.has(f"{parallel}no-enable-sequence-parallel"),
         "zero_stage": 0 if shard == 1 else (2 if never else 3),
         "recompute": "full" if "activation-checkpoint:full" in words.words else "none",
-        "framework": "torchtitan-compile" if plain.has("--compile.enable") else "torchtitan",
+        "framework": TORCHTITAN_COMPILED.name if compiled else TORCHTITAN.name,
         "overlap": {"dp": True},
     }
     if shard > 0:
@@ -246,7 +239,9 @@ def from_torchtitan(words: Words) -> LaunchRun:
         settings["global_batch"] = plain.integer(f"{training}global-batch-size", 1)
     schedule = plain.text(f"{parallel}pipeline-parallel-schedule", "1F1B") or "1F1B"
     if pp > 1:
-        settings["schedule"] = TORCHTITAN_SCHEDULES.get(schedule.lower(), "1f1b")
+        # torch reads these names in any case (`get_schedule_class`).
+        names = {setting.value.lower(): name for name, setting in TORCHTITAN.schedules.items()}
+        settings["schedule"] = names.get(schedule.lower(), "1f1b")
         if settings["schedule"] not in ("1f1b", "gpipe"):
             settings["vpp"] = 2  # torchtitan's default; the registry module may say otherwise
     config, module = plain.text("--config"), plain.text("--module")
@@ -275,11 +270,11 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
     steps = _whole(document, "gradient_accumulation_steps", where)
     batch = _whole(document, "train_batch_size", where)
     if micro is None:
-        raise SpecError("is needed", where=f"{where}: train_micro_batch_size_per_gpu")
+        raise InputError("is needed", where=f"{where}: train_micro_batch_size_per_gpu")
     settings: dict[str, Any] = {
         "micro_batch": micro,
         "zero_stage": _whole(zero, "stage", where) or 0,
-        "framework": "deepspeed",
+        "framework": DEEPSPEED.name,
         "tp": _whole(_section(document, "tensor_parallel", where), "autotp_size", where) or 1,
         "overlap": {"dp": bool(zero.get("overlap_comm", False))},
     }
@@ -325,7 +320,7 @@ def from_accelerate(document: dict[str, Any], where: str) -> LaunchRun:
         "dp": dp,
         "tp": sizes["tp"],
         "cp": sizes["cp"],
-        "framework": "fsdp2",
+        "framework": FSDP2.name,
         "zero_stage": 2
         if fsdp.get("fsdp_reshard_after_forward") in (False, "SHARD_GRAD_OP")
         else 3,
@@ -381,7 +376,7 @@ def from_accelerate(document: dict[str, Any], where: str) -> LaunchRun:
 def _section(document: dict[str, Any], key: str, where: str) -> dict[str, Any]:
     value = document.get(key) or {}
     if not isinstance(value, dict):
-        raise SpecError("must be a mapping", where=f"{where}: {key}", value=value)
+        raise InputError("must be a mapping", where=f"{where}: {key}", value=value)
     return value
 
 
@@ -390,5 +385,5 @@ def _whole(document: dict[str, Any], key: str, where: str) -> int | None:
     if value is None or value == "auto":
         return None
     if type(value) is not int:
-        raise SpecError("must be a whole number", where=f"{where}: {key}", value=value)
+        raise InputError("must be a whole number", where=f"{where}: {key}", value=value)
     return value

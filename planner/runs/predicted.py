@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from meshwright.costmodel.estimate import Stages
+from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_named
 from meshwright.planner.request.inputs import Degree, RecomputeModule, RecomputeName, ScheduleName
+
+RECOMPUTED: dict[RecomputeModule, Recompute] = {
+    "core_attn": Recompute.CORE_ATTENTION,
+    "layernorm": Recompute.LAYERNORM,
+    "moe_act": Recompute.MOE_ACTIVATION,
+    "mla_up_proj": Recompute.MLA_UP_PROJECTION,
+    "mlp": Recompute.MLP,
+    "op": Recompute.OPERATORS,
+}
+"""Modules of selective recomputation, by the names that documents and Megatron's flags use."""
+
+_NUMBERS = (
+    "tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "num_micro_batches", "zero_stage",
+)  # fmt: skip
+"""Whole numbers that a layout and its document hold under one name."""
 
 _DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -84,3 +102,56 @@ class Predicted(BaseModel):
     """CUDA context and NCCL buffers, which the driver shows besides."""
     level_traffic: list[LevelTraffic]
     error_band: ErrorBandDoc
+
+
+def layout_document(layout: Layout, stages: Stages) -> LayoutDoc:
+    """The `layout` part of a document.
+
+    Parameters
+    ----------
+    layout: one layout, in plain numbers.
+    stages: transformer layers of each [pipeline rank][virtual stage].
+    """
+    mask = Recompute(int(layout.recompute))
+    numbers = {name: int(getattr(layout, name)) for name in _NUMBERS}
+    kind, modules, layers = recompute_words(mask, int(layout.recompute_layers))
+    longest = max(max(rank) for rank in stages)
+    return LayoutDoc(
+        **numbers,
+        sequence_parallel=bool(layout.sequence_parallel),
+        recompute=kind,
+        recompute_modules=modules,
+        recompute_layers=min(layers, longest),
+        schedule=cast("ScheduleName", schedule_name(int(layout.schedule), int(layout.vpp))),
+        stages=[list(rank) for rank in stages],
+    )
+
+
+def recompute_words(
+    mask: Recompute, layers: int
+) -> tuple[RecomputeName, tuple[RecomputeModule, ...], int]:
+    """How documents write a recomputation: kind, modules (selective), layers of a virtual stage (full).
+
+    Parameters
+    ----------
+    mask: of a layout.
+    layers: `Layout.recompute_layers`, fully recomputed layers of each virtual stage.
+    """
+    if Recompute.FULL in mask:
+        return "full", (), layers
+    modules = tuple(name for name, flag in RECOMPUTED.items() if flag in mask)
+    return ("selective" if mask else "none"), modules, 0
+
+
+def layout_from_document(document: LayoutDoc) -> Layout:
+    """The layout that a document describes, in plain numbers; its stages are not part of a `Layout`."""
+    mask = Recompute.FULL if document.recompute == "full" else Recompute.NONE
+    for module in document.recompute_modules:
+        mask |= RECOMPUTED[module]
+    return Layout(
+        **{name: getattr(document, name) for name in _NUMBERS},
+        sequence_parallel=document.sequence_parallel,
+        recompute=int(mask),
+        recompute_layers=document.recompute_layers,
+        schedule=int(schedule_named(document.schedule)),
+    )

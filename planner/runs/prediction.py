@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -14,28 +14,24 @@ from meshwright.constraints.rule import Finding, FinishedPlan
 from meshwright.costmodel.constants.measured import error_band
 from meshwright.costmodel.constants.rates import peak_flops
 from meshwright.costmodel.estimate import Estimate, Stages, estimate, stage_memory_parts_gib
-from meshwright.costmodel.layout import Layout, Placement, Recompute
+from meshwright.costmodel.layout import Placement
 from meshwright.costmodel.memory.footprint import context_gib
-from meshwright.costmodel.pipeline.schedules import schedule_name
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.workload import Workload
-from meshwright.model_specs.documents import path_text
+from meshwright.documents.reader import path_text
+from meshwright.errors import InputError
 from meshwright.model_specs.parameters import flops_per_token
 from meshwright.planner.bounds.stages import balanced_stages
-from meshwright.planner.request.inputs import PlanInputs, RecomputeModule, ScheduleName
+from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.runs.predicted import ErrorBandDoc, LayoutDoc, LevelTraffic, Predicted
-from meshwright.planner.runs.run_file import Run, RunFileError, UnreadRow, read_rows, read_runs
+from meshwright.planner.runs.predicted import (
+    ErrorBandDoc,
+    LevelTraffic,
+    Predicted,
+    layout_document,
+)
+from meshwright.planner.runs.run_file import Run, UnreadRow, read_rows, read_runs
 from meshwright.planner.runs.validation import Prediction, ValidationReport, score
-
-MODULES: dict[RecomputeModule, Recompute] = {
-    "core_attn": Recompute.CORE_ATTENTION,
-    "layernorm": Recompute.LAYERNORM,
-    "moe_act": Recompute.MOE_ACTIVATION,
-    "mla_up_proj": Recompute.MLA_UP_PROJECTION,
-    "mlp": Recompute.MLP,
-    "op": Recompute.OPERATORS,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +52,7 @@ class RunPrediction:
         return tuple(sum(parts.values()) for parts in self.memory_parts_gib)
 
 
-def workload_of(inputs: PlanInputs) -> Workload:
+def planned_workload(inputs: PlanInputs) -> Workload:
     """What a plan's inputs stand for in the cost model."""
     names = (
         "model",
@@ -121,31 +117,31 @@ class PricedRun:
 
 
 def price_runs(path: Path) -> Iterator[PricedRun]:
-    """Prices the runs of a file one by one. Raises RunFileError for one that cannot be read or priced."""
+    """Prices the runs of a file one by one. Raises InputError for one that cannot be read or priced."""
     for run in read_runs(path):
         yield price_run(run, path)
 
 
 def price_run(run: Run, path: Path) -> PricedRun:
-    """Prices one run that was read from `path`. Raises RunFileError where that is impossible."""
+    """Prices one run that was read from `path`. Raises InputError where that is impossible."""
     try:
         found = predict_run(run)
     except (ValueError, ArithmeticError) as error:
-        raise RunFileError(
+        raise InputError(
             f"cannot be priced: {error}", where=f"{path_text(path)}: {run.id}"
         ) from error
     return PricedRun(run=run, found=found, broken=tuple(broken_rules(run, found)))
 
 
 def validation_report(path: Path) -> ValidationReport:
-    """Predicted against measured for the rows of a file. Raises RunFileError if not one row can be read."""
+    """Predicted against measured for the rows of a file. Raises InputError if not one row can be read."""
     rows = list(read_rows(path))
     reasons = [row.reason for row in rows if isinstance(row, UnreadRow)]
     if len(reasons) == len(rows):
         more = (
             f"\nand {len(rows) - 1} more rows, none of which can be read" if len(rows) > 1 else ""
         )
-        raise RunFileError(reasons[0] + more)
+        raise InputError(reasons[0] + more)
     return score(rows, prediction_of)
 
 
@@ -213,28 +209,6 @@ def predicted_document(workload: Workload, found: RunPrediction) -> Predicted:
         ],
         error_band=ErrorBandDoc(**vars(band)),
     )
-
-
-def layout_document(layout: Layout, stages: Stages) -> LayoutDoc:
-    """The `layout` part of a document, from one layout of plain numbers and its split."""
-    mask = Recompute(int(layout.recompute))
-    full = Recompute.FULL in mask
-    longest = max(max(rank) for rank in stages)
-    modules = tuple(name for name, flag in MODULES.items() if flag in mask)
-    return LayoutDoc(
-        **{name: int(getattr(layout, name)) for name in _NUMBERS},
-        sequence_parallel=bool(layout.sequence_parallel),
-        recompute="full" if full else ("selective" if mask else "none"),
-        recompute_modules=() if full else modules,
-        recompute_layers=min(int(layout.recompute_layers), longest) if full else 0,
-        schedule=cast("ScheduleName", schedule_name(int(layout.schedule), int(layout.vpp))),
-        stages=[list(rank) for rank in stages],
-    )
-
-
-_NUMBERS = (
-    "tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "num_micro_batches", "zero_stage",
-)  # fmt: skip
 
 
 def run_document(priced: PricedRun) -> dict[str, Any]:

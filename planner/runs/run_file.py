@@ -15,16 +15,17 @@ from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.pipeline.schedules import schedule_name
 from meshwright.costmodel.workload import Overlap, Workload
+from meshwright.documents.reader import parse_mapping, read_text
+from meshwright.documents.validation import validation_message
+from meshwright.errors import InputError, shown
 from meshwright.model_specs.catalog import with_twin_facts
-from meshwright.model_specs.documents import parse_mapping, read_text
-from meshwright.model_specs.errors import SpecError, shown, validation_message
 from meshwright.model_specs.reader import model_from_mapping, read_model
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.runs.run_schema import MeasuredDoc, RunDoc, RunFileError, SettingsDoc
+from meshwright.planner.runs.run_schema import MeasuredDoc, RunDoc, SettingsDoc
 from meshwright.planner.runs.run_settings import (
     Stages,
     gpus_and_dp,
-    layout_of,
+    run_layout,
     software_profile,
     stages_of,
 )
@@ -36,9 +37,9 @@ from meshwright.planner.runs.run_terms import (
 )
 
 __all__ = [
+    "InputError",
     "Measured",
     "Run",
-    "RunFileError",
     "UnreadRow",
     "read_rows",
     "read_runs",
@@ -95,11 +96,11 @@ class UnreadRow:
 
 
 def read_runs(path: Path) -> tuple[Run, ...]:
-    """All runs of a file: a single run, or a list under `runs:`. Raises RunFileError at the first bad row."""
+    """All runs of a file: a single run, or a list under `runs:`. Raises InputError at the first bad row."""
     runs = []
     for row in read_rows(path):
         if isinstance(row, UnreadRow):
-            raise RunFileError(row.reason)
+            raise InputError(row.reason)
         runs.append(row)
     return tuple(runs)
 
@@ -107,14 +108,14 @@ def read_runs(path: Path) -> tuple[Run, ...]:
 def read_rows(path: Path) -> Iterator[Run | UnreadRow]:
     """Yields the rows of a file one by one; a bad row does not keep the others from being read.
 
-    Raises RunFileError when the file itself cannot be used.
+    Raises InputError when the file itself cannot be used.
     """
     for name, row in _named_rows(path):
         try:
             yield run_from_mapping(
                 row, where=f"{path}: {name}", base=path.parent, default_id=path.stem
             )
-        except RunFileError as error:
+        except InputError as error:
             yield UnreadRow(id=name, reason=str(error), measured=_measured_if_valid(row))
 
 
@@ -125,23 +126,23 @@ def run_from_mapping(
 
     `where` opens every message; model and cluster files are looked for beside `base` too. Published rows
     (those with `measured`) may carry descriptive keys that this version does not know: they become
-    remarks. Everywhere else an unknown key is an error. Raises RunFileError.
+    remarks. Everywhere else an unknown key is an error. Raises InputError.
     """
     cleaned, remarks = _without_unknown_words(_without_nulls(row))
     try:
         doc = RunDoc.model_validate(cleaned)
         return _run(doc, remarks, base, default_id)
     except ValidationError as error:
-        raise RunFileError(validation_message(error, where, RunDoc)) from None
-    except RunFileError as error:
-        raise RunFileError(f"{where}: {error}") from error
+        raise InputError(validation_message(error, where, RunDoc)) from None
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
 
 
 def _run(doc: RunDoc, remarks: list[str], base: Path | None, default_id: str) -> Run:
     settings, model, cluster = doc.run, _model(doc, base), _cluster(doc, base)
     published = doc.measured is not None
     gpus, dp = gpus_and_dp(settings, cluster)
-    layout, layout_remarks = layout_of(settings, model, dp, published=published)
+    layout, layout_remarks = run_layout(settings, model, dp, published=published)
     stages, stage_remarks = stages_of(settings, model)
     profile, profile_remarks = software_profile(settings, published=published)
     workload = Workload(
@@ -245,20 +246,20 @@ def _named_rows(path: Path) -> list[tuple[str, object]]:
     """The rows of a file with the names that messages call them by."""
     try:
         document = parse_mapping(read_text(path, MAX_FILE_BYTES), str(path))
-    except SpecError as error:
-        raise RunFileError(str(error)) from error
+    except InputError as error:
+        raise InputError(str(error)) from error
     if "runs" not in document:
         return [(_row_name(document, path.stem), document)]
     unknown = [key for key in document if key not in ("runs", "schema")]
     if unknown:
-        raise RunFileError(
+        raise InputError(
             "unknown field beside runs", where=f"{path}: {unknown[0]}", allowed=("schema", "runs")
         )
     if document.get("schema", 1) != 1:
-        raise RunFileError("must be 1", where=f"{path}: schema", value=document["schema"])
+        raise InputError("must be 1", where=f"{path}: schema", value=document["schema"])
     rows = document["runs"]
     if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_RUNS:
-        raise RunFileError(
+        raise InputError(
             f"must be a list of 1 to {MAX_RUNS} runs", where=f"{path}: runs", value=rows
         )
     return [(_row_name(row, f"runs[{index}]"), row) for index, row in enumerate(rows)]
@@ -308,7 +309,7 @@ def _model(doc: RunDoc, base: Path | None) -> ModelSpec:
         model = _with_sinks(model_from_mapping(doc.model, "model"))
         return with_twin_facts(model) if doc.measured is not None else model
     except ValueError as error:
-        raise RunFileError(str(error)) from error
+        raise InputError(str(error)) from error
 
 
 def _with_sinks(model: ModelSpec) -> ModelSpec:
@@ -325,7 +326,7 @@ def _cluster(doc: RunDoc, base: Path | None) -> ClusterSpec:
             return read_cluster(_beside(doc.cluster, base))
         return cluster_from_mapping(doc.cluster, "cluster")
     except ValueError as error:
-        raise RunFileError(str(error)) from error
+        raise InputError(str(error)) from error
 
 
 def _beside(name: str, base: Path | None) -> str:
@@ -345,7 +346,7 @@ def _measured(doc: MeasuredDoc | None, workload: Workload) -> Measured | None:
             step_time_s=doc.step_time_s, memory_gib=doc.memory_gib, from_driver=_from_driver(doc)
         )
     if doc.tokens_per_s_per_gpu is None:
-        raise RunFileError("measured: needs step_time_s or tokens_per_s_per_gpu")
+        raise InputError("measured: needs step_time_s or tokens_per_s_per_gpu")
     tokens = workload.global_batch * workload.seq_len
     step_time_s = tokens / (doc.tokens_per_s_per_gpu * workload.gpus)
     return Measured(

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from meshwright.model_specs.errors import SpecError
+from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.planner.request.inputs import ScheduleName
 
 Degree = Annotated[int, Field(strict=True, ge=1, le=1_048_576)]
@@ -19,10 +19,6 @@ Words = Annotated[str, Field(max_length=4000)]
 Descriptive = Annotated[
     Any, Field(description="Kept in the file for its readers; the cost model does not use it.")
 ]
-
-
-class RunFileError(SpecError):
-    """A run file, or one row of it, that cannot be used."""
 
 
 _CLOSED = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -105,7 +101,7 @@ class SettingsDoc(BaseModel):
     precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] = "bf16"
     optimizer: Literal["adam", "sgd", "muon"] = "adam"
     overlap: OverlapDoc = OverlapDoc()
-    framework: Words = "megatron"
+    framework: Words = DEFAULT_FRAMEWORK
     expert_imbalance: Annotated[float, Field(strict=True, ge=1, le=1e6, allow_inf_nan=False)] = 1.0
     reserve_gib: Annotated[float, Field(strict=True, ge=0, le=10_000, allow_inf_nan=False)] = 0.0
     cuda_graph: Literal["none", "feed_forward", "partial", "full"] | None = None

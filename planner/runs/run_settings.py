@@ -8,15 +8,15 @@ from typing import Any
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_named, traits
-from meshwright.model_specs.errors import near_miss
+from meshwright.errors import InputError, near_miss
+from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, STACK_NAMES, stack_in_words
+from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.runs.run_schema import RunFileError, SettingsDoc
+from meshwright.planner.runs.run_schema import SettingsDoc
 from meshwright.planner.runs.run_terms import (
     MODULE_NAMES,
-    PROFILES,
     balanced,
-    chunk_layers,
-    framework_profile,
+    layers_from_words,
     recompute_mask,
 )
 
@@ -28,38 +28,38 @@ def gpus_and_dp(settings: SettingsDoc, cluster: ClusterSpec) -> tuple[int, int]:
     model_parallel = settings.tp * settings.pp * settings.cp
     degrees = f"tp {settings.tp} * pp {settings.pp} * cp {settings.cp}"
     if settings.dp is None and settings.gpus is None and cluster.elastic:
-        raise RunFileError(
+        raise InputError(
             f"run.dp: needed, since {cluster.name} is a kind of node, not a machine of one size"
         )
     wanted = settings.gpus or cluster.gpus
     dp = settings.dp or wanted // model_parallel
     gpus = model_parallel * dp
     if settings.dp is None and gpus != wanted:
-        raise RunFileError(
+        raise InputError(
             f"run.dp: absent, and {degrees} = {model_parallel} does not divide {wanted} GPUs"
         )
     if settings.gpus is not None and gpus != settings.gpus:
-        raise RunFileError(f"run.gpus: {settings.gpus}, but {degrees} * dp {dp} = {gpus}")
+        raise InputError(f"run.gpus: {settings.gpus}, but {degrees} * dp {dp} = {gpus}")
     if gpus > cluster.gpus:
-        raise RunFileError(
+        raise InputError(
             f"run.dp: {degrees} * dp {dp} = {gpus} GPUs, but the cluster has {cluster.gpus}"
         )
     return gpus, dp
 
 
-def layout_of(
+def run_layout(
     settings: SettingsDoc, model: ModelSpec, dp: int, *, published: bool
 ) -> tuple[Layout, list[str]]:
-    """The layout in plain integers, and remarks. Raises RunFileError where degrees do not fit together."""
+    """The layout in plain integers, and remarks. Raises InputError where degrees do not fit together."""
     replica_batch = settings.micro_batch * dp
     if settings.global_batch % replica_batch:
-        raise RunFileError(
+        raise InputError(
             f"run.global_batch: {settings.global_batch} is not a multiple of "
             f"micro_batch {settings.micro_batch} * dp {dp} = {replica_batch}"
         )
     expert_group, ranks = settings.etp * settings.ep, settings.tp * settings.cp * dp
     if ranks % expert_group:
-        raise RunFileError(
+        raise InputError(
             f"run.ep: etp {settings.etp} * ep {settings.ep} = {expert_group} "
             f"does not divide tp * cp * dp = {ranks}"
         )
@@ -81,19 +81,19 @@ def layout_of(
         settings.pp, settings.vpp, int(layout.num_micro_batches)
     )
     if layout.schedule and faults:
-        raise RunFileError(f"run.schedule: {'; '.join(faults)}")
+        raise InputError(f"run.schedule: {'; '.join(faults)}")
     return layout, remarks
 
 
 def _schedule(settings: SettingsDoc) -> int:
-    """The schedule's code. Raises RunFileError for a name that does not go with pp and vpp."""
+    """The schedule's code. Raises InputError for a name that does not go with pp and vpp."""
     name = settings.schedule
     if name is None:
         return 0
     if settings.pp == 1 and name != "1f1b":
-        raise RunFileError(f"run.schedule: {name} is a schedule of a pipeline, pp is 1")
+        raise InputError(f"run.schedule: {name} is a schedule of a pipeline, pp is 1")
     if name != schedule_name(schedule_named(name), settings.vpp):
-        raise RunFileError(f"run.schedule: {name} does not go with vpp {settings.vpp}")
+        raise InputError(f"run.schedule: {name} does not go with vpp {settings.vpp}")
     return int(schedule_named(name))
 
 
@@ -107,7 +107,7 @@ def _recompute(
         elif published:
             remarks.append(f"recompute_modules {module!r} is not known, left out")
         else:
-            raise RunFileError(
+            raise InputError(
                 "not a module that can be recomputed",
                 where="run.recompute_modules",
                 value=module,
@@ -128,11 +128,11 @@ def stages_of(settings: SettingsDoc, model: ModelSpec) -> tuple[Stages | None, l
     if isinstance(given, list):
         return _given_stages(given, settings, model), []
     words = settings.layer_split or given
-    chunks = None if words is None else chunk_layers(words, model.layers, chunk_count)
+    chunks = None if words is None else layers_from_words(words, model.layers, chunk_count)
     if chunks is not None:
         return _by_rank(chunks, pp), []
     if chunk_count > model.layers:
-        raise RunFileError(
+        raise InputError(
             f"run.pp: pp {pp} * vpp {settings.vpp} = {chunk_count} chunks, but {model.layers} layers"
         )
     remarks = [] if words is None else [f"layer split not understood, layers split evenly: {words}"]
@@ -152,12 +152,12 @@ def _given_stages(given: list[Any], settings: SettingsDoc, model: ModelSpec) -> 
     else:
         stages = tuple(tuple(rank) for rank in given)
     if len(stages) != pp or any(len(rank) != vpp for rank in stages):
-        raise RunFileError(
+        raise InputError(
             f"run.stages: must hold {pp} ranks (pp) of {vpp} virtual stages (vpp) each"
         )
     total = sum(map(sum, stages))
     if total != model.layers:
-        raise RunFileError(f"run.stages: {total} layers in all, but the model has {model.layers}")
+        raise InputError(f"run.stages: {total} layers in all, but the model has {model.layers}")
     return stages
 
 
@@ -169,16 +169,16 @@ def _by_rank(chunks: Sequence[int], pp: int) -> Stages:
 def software_profile(settings: SettingsDoc, *, published: bool) -> tuple[str, list[str]]:
     """Name of the software profile, and remarks; a general one for an unknown framework if `published`."""
     text = settings.framework
-    profile = framework_profile(text)
-    if profile is not None:
-        return profile, []
+    stack = stack_in_words(text)
+    if stack is not None:
+        return stack.name, []
     if not published:
-        raise RunFileError(
+        raise InputError(
             "not a known framework",
             where="run.framework",
             value=text,
-            did_you_mean=near_miss(text, PROFILES),
-            allowed=PROFILES,
+            did_you_mean=near_miss(text, STACK_NAMES),
+            allowed=STACK_NAMES,
         )
-    fallback = "fsdp2" if settings.zero_stage == 3 else "megatron"
+    fallback = FSDP2.name if settings.zero_stage == 3 else DEFAULT_FRAMEWORK
     return fallback, [f"framework {text!r} is not known, priced as {fallback}"]

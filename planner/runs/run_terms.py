@@ -1,4 +1,4 @@
-"""What the words of a run file mean: framework names, recomputation, CUDA graphs and pipeline splits.
+"""What the words of a run file mean: recomputation, CUDA graphs and pipeline splits.
 
 Each function returns the meaning and, where the words say less than the cost model wants to know, a remark.
 """
@@ -13,36 +13,6 @@ from meshwright.costmodel.layout import Recompute
 
 ALL_LAYERS = 10**6
 """`Layout.recompute_layers` of a run that recomputes every layer."""
-
-PROFILES = (
-    "megatron",
-    "torchtitan",
-    "deepspeed",
-    "fsdp2",
-    "megatron-2022",
-    "megatron-lm",
-    "nemo",
-    "megatron-bridge",
-    "megatron-deepspeed",
-    "llm-foundry",
-    "torchtitan-compile",
-    "torchtitan-eager",
-)
-"""Software profiles of the cost model; their names pass through."""
-
-FRAMEWORKS: tuple[tuple[str, str], ...] = (
-    (r"megatron-lm 2022\b", "megatron-2022"),
-    (r"megatron-deepspeed\b", "megatron-deepspeed"),
-    (r"megatron-bridge\b", "megatron-bridge"),
-    (r"nemo\b", "nemo"),
-    (r"(megatron-lm|megatron-core|megatron core)\b", "megatron-lm"),
-    (r"llm-foundry\b", "llm-foundry"),
-    (r"torchtitan\b.*\beager\b", "torchtitan-eager"),
-    (r"torchtitan\b", "torchtitan-compile"),
-    (r"deepspeed\b", "deepspeed"),
-    (r"(pytorch )?fsdp\b", "fsdp2"),
-)
-"""How a framework's lower-case name starts as its source writes it, and its profile; the first match wins."""
 
 MODULES: tuple[tuple[str, Recompute], ...] = (
     ("core attention", Recompute.CORE_ATTENTION),
@@ -64,14 +34,6 @@ EVERY_SECOND_LAYER = "layer"
 MODULE_NAMES = (*(name for name, _ in MODULES), *OPERATOR_LEVEL, EVERY_SECOND_LAYER)
 
 _MAX_CHUNKS = 4096
-
-
-def framework_profile(text: str) -> str | None:
-    """Name of the software profile for a framework as its source writes it; None when no pattern matches."""
-    name = text.strip().lower()
-    if name in PROFILES:
-        return name
-    return next((profile for pattern, profile in FRAMEWORKS if re.match(pattern, name)), None)
 
 
 def cuda_graph_kind(recipe: dict[str, Any]) -> str:
@@ -148,7 +110,7 @@ def balanced(total: int, parts: int) -> tuple[int, ...]:
     return tuple(size + (part < larger) for part in range(parts))
 
 
-def chunk_layers(split: str, layers: int, chunks: int) -> tuple[int, ...] | None:
+def layers_from_words(split: str, layers: int, chunks: int) -> tuple[int, ...] | None:
     """Layers of each pipeline chunk, in model order, from words; None when they are not understood.
 
     Understood are: 'embedding and LM head each occupy one layer slot' (Megatron's account-for-embedding and

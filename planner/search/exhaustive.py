@@ -15,12 +15,12 @@ import numpy as np
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.rule import FinishedPlan, Rule
 from meshwright.costmodel.layout import Layout
+from meshwright.errors import InputError
 from meshwright.planner.bounds.exact_cost import MappingBounds, Priced
-from meshwright.planner.bounds.pricing import Pricing
 from meshwright.planner.bounds.stages import balanced_stages
-from meshwright.planner.request.plan_request import RequestError
 from meshwright.planner.search.loop import Certificate, Outcome
 from meshwright.planner.search.model import Candidates
+from meshwright.planner.search.pricing import Pricing
 from meshwright.planner.search.space import Space
 
 LARGEST_SPACE = 20_000
@@ -34,28 +34,28 @@ def search_exhaustively(
     top_k: int = 1,
     time_limit_s: float | None = None,
 ) -> Outcome:
-    """Prices every legal layout. Raises RequestError if the space has more than `LARGEST_SPACE` layouts."""
+    """Prices every legal layout. Raises InputError if the space has more than `LARGEST_SPACE` layouts."""
     deadline = inf if time_limit_s is None else time.monotonic() + time_limit_s
-    families = space.families(space.workload.gpus)
-    size = int(space.members_per_family(families).sum())
+    degrees = space.degrees(space.workload.gpus)
+    size = int(space.layouts_per_degrees(degrees).sum())
     if size > LARGEST_SPACE:
-        raise RequestError(
+        raise InputError(
             f"method: exhaustive prices every layout one by one, and there are {size}; at most "
             f"{LARGEST_SPACE} are allowed. Pin some choices (--pin tp=8,pp=4), or use --method cp-sat"
         )
     certificate = Certificate(layouts=size)
     best: list[tuple[float, int, Priced]] = []
-    status, loose_s = "infeasible", inf
-    for layout in _layouts(_roomy(space.members(families), pricing, certificate)):
+    status, undecided_s = "infeasible", inf
+    for layout in _layouts(_that_may_fit(space.layouts(degrees), pricing, certificate)):
         if time.monotonic() > deadline:
             status = "unknown"
             break
         priced = _price(layout, space, pricing, rules, certificate)
-        loose_s = min(loose_s, pricing.loose_s)
+        undecided_s = min(undecided_s, pricing.undecided_s)
         if priced is not None:
             best.append((priced.step_time_s, certificate.priced, priced))
             best = sorted(best, key=lambda entry: entry[:2])[:top_k]
-    bound_s = min(best[0][0], loose_s) if best and status != "unknown" else None
+    bound_s = min(best[0][0], undecided_s) if best and status != "unknown" else None
     if best:
         status = "optimal" if bound_s == best[0][0] else "feasible"
     return Outcome(
@@ -80,13 +80,13 @@ def _price(
     return None
 
 
-def _roomy(members: Layout, pricing: Pricing, certificate: Certificate) -> Layout:
+def _that_may_fit(layouts: Layout, pricing: Pricing, certificate: Certificate) -> Layout:
     """The layouts of which some split may fit; the others would need more memory under any."""
-    memory_gib, _ = pricing.least_memory_gib(members)
-    table = Candidates(workload=pricing.workload, layouts=members, memory_gib=memory_gib)
+    memory_gib, _ = pricing.least_memory_gib(layouts)
+    table = Candidates(workload=pricing.workload, layouts=layouts, memory_gib=memory_gib)
     fits = HbmCapacity().excess(table) <= 0
     certificate.rule_out(HbmCapacity.name, int(np.sum(~fits)))
-    return members.take(fits)
+    return layouts.take(fits)
 
 
 def _layouts(layouts: Layout) -> Iterator[Layout]:

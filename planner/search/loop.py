@@ -1,14 +1,15 @@
-"""The search: families by their floor, members by their bound, survivors by CP-SAT, until bound and price
-meet.
+"""The search: branch and bound over layouts, closed by CP-SAT.
 
-1. Families come cheapest floor first. Those below the best price so far are expanded into members; members
-   that a rule forbids, or whose bound is no better than the best price, drop out.
-2. The survivors' mappings are bounded. CP-SAT chooses among them; its choice, and the next few in line, are
-   priced exactly and their coefficients replaced. When it chooses a layout that is already priced, that is
-   the optimum.
+Every layout x has a step time T(x) (its best mapping, split and recomputed layers) and lower bounds
+b1(x) <= b2(x) <= b3(x) <= T(x), each tighter and dearer than the one before. With the incumbent T* (the best
+step time so far), x is dropped as soon as b(x) >= T*; the plan is optimal when no layout is left.
 
-Every layout that is dropped has a bound at or above the price of the plan, so the answer is optimal over
-the space.
+1. Degrees (tp, cp, pp, dp, ep, etp) with a micro-batch come in the order of b1. Those below the incumbent are
+   expanded into layouts; layouts that a rule forbids or whose b2 is no better drop out.
+2. The rest stay in a pool. CP-SAT chooses among them by b3 or, where it is known, T; its choice and the next
+   few in line are priced exactly. When it chooses a layout that is already priced, that is the optimum.
+
+With top_k > 1, the k-th best step time takes the place of T*.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from meshwright.constraints.precision import PrecisionOnDevice
 from meshwright.constraints.rule import Rule
 from meshwright.constraints.unsupported import AllowedPrecisions
 from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.errors import OutOfTimeError
 from meshwright.planner.bounds.exact_cost import Priced
-from meshwright.planner.bounds.pricing import Pricing
-from meshwright.planner.experts.joint import Routing
-from meshwright.planner.search.master import THE_PLAN, UNDECIDED, Master
+from meshwright.planner.experts.joint import JointRouting
+from meshwright.planner.search.layout_pool import LayoutPool
+from meshwright.planner.search.master import THE_PLAN, UNDECIDED, LayoutMaster
 from meshwright.planner.search.model import Candidates
-from meshwright.planner.search.open_set import OpenSet
+from meshwright.planner.search.pricing import Pricing
 from meshwright.planner.search.space import Space
 
 IntArray = NDArray[np.int64]
@@ -40,8 +42,8 @@ Progress = Callable[[str], None]
 
 FIRST_BATCH, LARGEST_BATCH = 128, 4096
 PRICED_PER_ROUND = 8
-BOUNDED_AHEAD = 128
-"""Open layouts whose mappings are bounded before a CP-SAT model is built."""
+BOUNDED_TOGETHER = 128
+"""Layouts of the pool whose mappings are bounded before a CP-SAT model is built."""
 WORTHWHILE = 0.995
 """A new best price below this share of the last one makes it worth while to price another layout at once."""
 
@@ -51,7 +53,7 @@ class Certificate:
     """What was looked at, what was left out and why."""
 
     layouts: int = 0
-    """Layouts in the families that were considered."""
+    """Layouts in the degrees that were considered."""
     ruled_out: dict[str, int] = field(default_factory=dict)
     """Layouts that a rule forbids, by the first rule that does."""
     bounded_out: int = 0
@@ -60,7 +62,7 @@ class Certificate:
     """Layouts priced exactly."""
     rounds: int = 0
     """CP-SAT models solved."""
-    gpu_floor: int = 1
+    fewest_gpus: int = 1
     """Layouts on fewer GPUs than this cannot beat the plan; they were not enumerated."""
 
     def rule_out(self, name: str, count: int) -> None:
@@ -79,15 +81,11 @@ class Outcome:
     certificate: Certificate
 
 
-class OutOfTimeError(Exception):
-    """The time limit passed."""
-
-
-class FoundError(Exception):
+class AnyPlanFoundError(Exception):
     """Any plan was asked for, and here is one."""
 
 
-class Search:
+class LayoutSearch:
     """One search over one space."""
 
     def __init__(
@@ -103,7 +101,7 @@ class Search:
         most_priced: int | None = None,
         begin_with: Layout | None = None,
         progress: Progress | None = None,
-        routing: Routing | None = None,
+        routing: JointRouting | None = None,
     ) -> None:
         self._routing = routing
         self._any_plan, self._most_priced, self._begin_with = any_plan, most_priced, begin_with
@@ -112,11 +110,11 @@ class Search:
         self._deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
         self._say = progress or (lambda _: None)
         self._best: list[tuple[float, int, Priced]] = []
-        self._open = OpenSet()
-        self._loose_s = inf
+        self._pool = LayoutPool()
+        self._undecided_s = inf
         """No mapping of a priced layout that stayed undecided is faster than this."""
-        self._unseen_s = 0.0
-        """No layout that is neither open nor dropped is faster than this."""
+        self._unexplored_s = 0.0
+        """No layout that was not expanded yet is faster than this."""
         self.certificate = Certificate()
 
     def run(self) -> Outcome:
@@ -126,17 +124,17 @@ class Search:
         try:
             if self._begin_with is not None:
                 self._add(_as_array(self._begin_with))
-                self._price_open()
+                self._price_promising()
             self._scan_space()
-            self._unseen_s = inf
+            self._unexplored_s = inf
             proven = self._close()
-        except (OutOfTimeError, FoundError):
-            bound = min(self._unseen_s, self._open.least_s(), self._price_s, self._loose_s)
+        except (OutOfTimeError, AnyPlanFoundError):
+            bound = min(self._unexplored_s, self._pool.least_s(), self._price_s, self._undecided_s)
             found = bool(self._best)
             return self._outcome("feasible" if found else "unknown", bound if bound > 0 else None)
         if not self._best:
             return self._outcome("infeasible", None)
-        bound = min(proven, self._loose_s)
+        bound = min(proven, self._undecided_s)
         return self._outcome("optimal" if bound >= proven * (1 - 1e-9) else "feasible", bound)
 
     def _refused_outright(self) -> bool:
@@ -173,66 +171,66 @@ class Search:
         if self._most_priced is not None and self.certificate.priced >= self._most_priced:
             raise OutOfTimeError
 
-    # 1. From families to open members.
+    # 1. From degrees to the pool.
 
     def _scan_space(self) -> None:
         """Layouts on more than half of the GPUs come first: they are likely fast, and bound the rest."""
         gpus = self._pricing.workload.gpus
         half = gpus // 2
         cost = self._pricing.gpu_seconds(self._space.shapes()) * (1 - 1e-9) if half else inf
-        self._scan(self._space.families(gpus, half), cost / half if half else inf)
-        self._price_open()
+        self._scan(self._space.degrees(gpus, half), cost / half if half else inf)
+        self._price_promising()
         if np.isfinite(self._cutoff_s) and np.isfinite(cost):
-            self.certificate.gpu_floor = max(1, int(cost / self._cutoff_s))
-        if self.certificate.gpu_floor <= half:
-            self._scan(self._space.families(half, self.certificate.gpu_floor - 1), inf)
+            self.certificate.fewest_gpus = max(1, int(cost / self._cutoff_s))
+        if self.certificate.fewest_gpus <= half:
+            self._scan(self._space.degrees(half, self.certificate.fewest_gpus - 1), inf)
 
-    def _scan(self, families: Layout, later_s: float) -> None:
-        """Expands families in the order of their floors until the floor reaches the cutoff.
+    def _scan(self, degrees: Layout, later_s: float) -> None:
+        """Expands degrees in the order of their bounds until the bound reaches the cutoff.
 
-        `later_s` bounds the families that are looked at after these.
+        `later_s` bounds the degrees that are looked at after these.
         """
-        pp = np.asarray(families.pp)
+        pp = np.asarray(degrees.pp)
         if not len(pp):
             return
-        members = self._space.members_per_family(families)
-        self.certificate.layouts += int(members.sum())
-        floor = self._pricing.floor_s(families, self._space.smallest_bubble[pp])
-        order = np.argsort(floor, kind="stable")
+        layouts = self._space.layouts_per_degrees(degrees)
+        self.certificate.layouts += int(layouts.sum())
+        bound = self._pricing.compute_bound_s(degrees, self._space.smallest_bubble[pp])
+        order = np.argsort(bound, kind="stable")
         at, size = 0, FIRST_BATCH
-        while at < len(order) and floor[order[at]] < self._cutoff_s:
+        while at < len(order) and bound[order[at]] < self._cutoff_s:
             self._check_time()
-            self._unseen_s = min(float(floor[order[at]]), later_s)
+            self._unexplored_s = min(float(bound[order[at]]), later_s)
             batch = order[at : at + size]
-            batch = batch[floor[batch] < self._cutoff_s]
-            self._expand(families.take(batch))
-            self._price_open()
+            batch = batch[bound[batch] < self._cutoff_s]
+            self._expand(degrees.take(batch))
+            self._price_promising()
             grown = self._best or not len(
-                self._open
+                self._pool
             )  # bigger steps where nothing is found to look at
             at, size = at + len(batch), min(2 * size, LARGEST_BATCH) if grown else size
         rest = order[at:]
-        self.certificate.bounded_out += int(members[rest].sum())
-        self._unseen_s = later_s
+        self.certificate.bounded_out += int(layouts[rest].sum())
+        self._unexplored_s = later_s
 
-    def _expand(self, families: Layout) -> None:
-        """Writes down the members of some families."""
-        members = self._space.staged(self._promising(self._space.variants(families)))
-        if len(np.atleast_1d(np.asarray(members.tp))):
-            self._add(members)
+    def _expand(self, degrees: Layout) -> None:
+        """Writes down the layouts of some degrees."""
+        layouts = self._space.scheduled(self._promising(self._space.variants(degrees)))
+        if len(np.atleast_1d(np.asarray(layouts.tp))):
+            self._add(layouts)
 
-    def _add(self, members: Layout) -> None:
-        """Adds those that are legal and promising to the open ones."""
-        memory_gib, again = self._pricing.least_memory_gib(members)
-        members = replace(members, recompute_layers=again)
-        legal = self._legal(members, memory_gib)
-        members, memory_gib = members.take(legal), memory_gib[legal]
+    def _add(self, layouts: Layout) -> None:
+        """Adds those that are legal and promising to the pool."""
+        memory_gib, again = self._pricing.least_memory_gib(layouts)
+        layouts = replace(layouts, recompute_layers=again)
+        legal = self._legal(layouts, memory_gib)
+        layouts, memory_gib = layouts.take(legal), memory_gib[legal]
         if not len(memory_gib):
             return
-        bound = self._pricing.lower_bound_s(members)
+        bound = self._pricing.lower_bound_s(layouts)
         good = bound < self._cutoff_s
         self.certificate.bounded_out += int(np.sum(~good))
-        self._open.add(members.take(good), memory_gib[good], bound[good])
+        self._pool.add(layouts.take(good), memory_gib[good], bound[good])
 
     def _promising(self, variants: Layout) -> Layout:
         """Drops layouts that, however many virtual stages they get, cannot fit or beat the cutoff.
@@ -242,7 +240,7 @@ class Search:
         (m + (pp - 1) x) / (m + (pp - 1) / 2) over two virtual stages.
         """
         counts = self._space.pipeline_counts[np.asarray(variants.pp)]
-        memory_gib = self._pricing.floor_memory_gib(variants)
+        memory_gib = self._pricing.recomputed_memory_gib(variants)
         table = Candidates(workload=self._pricing.workload, layouts=variants, memory_gib=memory_gib)
         for rule in self._rules:
             if rule.name == HbmCapacity.name:
@@ -274,9 +272,9 @@ class Search:
             bound[rows] = self._pricing.lower_bound_s(two.take(rows)) * factor[rows]
         return bound
 
-    def _legal(self, members: Layout, memory_gib: FloatArray) -> NDArray[np.bool_]:
-        """Which members no rule forbids; the others are counted under the first rule that does."""
-        table = Candidates(workload=self._pricing.workload, layouts=members, memory_gib=memory_gib)
+    def _legal(self, layouts: Layout, memory_gib: FloatArray) -> NDArray[np.bool_]:
+        """Which layouts no rule forbids; the others are counted under the first rule that does."""
+        table = Candidates(workload=self._pricing.workload, layouts=layouts, memory_gib=memory_gib)
         legal = np.ones(len(memory_gib), dtype=bool)
         for rule in self._rules:
             broken = legal & (rule.excess(table) > 0)
@@ -284,65 +282,65 @@ class Search:
             legal &= ~broken
         return legal
 
-    def _price_open(self) -> None:
-        """Prices the most promising open layouts, so that the cutoff falls early."""
-        self.certificate.bounded_out += self._open.drop(self._cutoff_s)
+    def _price_promising(self) -> None:
+        """Prices the most promising layouts of the pool, so that the cutoff falls early."""
+        self.certificate.bounded_out += self._pool.drop(self._cutoff_s)
         for _ in range(PRICED_PER_ROUND):
             self._check_time()
-            rows = self._open.by_bound()[:BOUNDED_AHEAD]
+            rows = self._pool.by_bound()[:BOUNDED_TOGETHER]
             self._bound_mappings(rows)
             row = min(
-                (int(r) for r in rows), key=lambda r: float(self._open.bound_s[r]), default=None
+                (int(r) for r in rows), key=lambda r: float(self._pool.bound_s[r]), default=None
             )
-            if row is None or self._open.bound_s[row] >= self._cutoff_s:
+            if row is None or self._pool.bound_s[row] >= self._cutoff_s:
                 break
             before = self._price_s
             self._price(row)
             if np.isfinite(before) and self._price_s > before * WORTHWHILE:
                 break
-        self.certificate.bounded_out += self._open.drop(self._cutoff_s)
+        self.certificate.bounded_out += self._pool.drop(self._cutoff_s)
 
     def _bound_mappings(self, rows: IntArray) -> None:
-        """Tightens the bounds of open layouts to those of their true mappings."""
-        rows = rows[[self._open.mappings[row] is None for row in rows]]
+        """Tightens the bounds of layouts in the pool to those of their true mappings."""
+        rows = rows[[self._pool.mappings[row] is None for row in rows]]
         if not len(rows):
             return
         for row, bounds in zip(
-            rows, self._pricing.mapping_bounds(self._open.take(rows)), strict=True
+            rows, self._pricing.mapping_bounds(self._pool.take(rows)), strict=True
         ):
-            self._open.set_mappings(int(row), bounds)
+            self._pool.set_mappings(int(row), bounds)
 
     def _price(self, row: int) -> None:
-        """Prices an open layout exactly and closes it."""
-        bounds = self._open.mappings[row]
+        """Prices a layout of the pool exactly and takes it out."""
+        bounds = self._pool.mappings[row]
         assert bounds is not None
-        layout = self._open.scalar(row)
+        layout = self._pool.scalar(row)
         priced = self._pricing.exact(layout, bounds, self._cutoff_s)
-        self._loose_s = min(self._loose_s, self._pricing.loose_s)
-        self._open.close(row)
+        self._undecided_s = min(self._undecided_s, self._pricing.undecided_s)
+        self._pool.close(row)
         self.certificate.priced += 1
         if priced is not None:
             self._best.append((priced.step_time_s, self.certificate.priced, priced))
             self._best.sort(key=lambda entry: entry[:2])
             del self._best[self._top_k :]
             if self._any_plan:
-                raise FoundError
+                raise AnyPlanFoundError
             if priced is self._best[0][2]:
-                self._say(f"{priced.step_time_s:.4g} s a step, {len(self._open)} layouts open")
+                self._say(f"{priced.step_time_s:.4g} s a step, {len(self._pool)} layouts left")
 
-    # 2. From open members to the optimum.
+    # 2. From the pool to the optimum.
 
     def _close(self) -> float:
-        """Solves masters over the open layouts until one chooses a priced layout; returns the proven
+        """Solves masters over the pool until one chooses a priced layout; returns the proven
         bound.
         """
         proven_s: float | None = None
         while True:
             self._check_time()
-            self.certificate.bounded_out += self._open.drop(self._cutoff_s)
-            rows = self._open.by_bound()
-            if self._bounded_prefix(rows[:BOUNDED_AHEAD]) < min(len(rows), BOUNDED_AHEAD):
-                self._bound_mappings(rows[:BOUNDED_AHEAD])
+            self.certificate.bounded_out += self._pool.drop(self._cutoff_s)
+            rows = self._pool.by_bound()
+            if self._bounded_prefix(rows[:BOUNDED_TOGETHER]) < min(len(rows), BOUNDED_TOGETHER):
+                self._bound_mappings(rows[:BOUNDED_TOGETHER])
                 continue
             chosen = self._master(rows) if proven_s is None else None
             if chosen is None:
@@ -354,17 +352,17 @@ class Search:
                 )  # only with further layouts to prove: the k-th best is not known yet
             for row in (chosen, *(int(r) for r in rows[:PRICED_PER_ROUND] if r != chosen)):
                 self._check_time()
-                if self._open.bound_s[row] < self._cutoff_s:
+                if self._pool.bound_s[row] < self._cutoff_s:
                     self._price(row)
 
     def _master(self, rows: IntArray) -> int | None:
-        """The open layout that CP-SAT chooses; None if it chooses the best plan so far."""
+        """The row of the pool that CP-SAT chooses; None if it chooses the best plan so far."""
         plan = self._best[0][2] if self._best else None
         if not len(rows) and plan is None:
             return None
         self.certificate.rounds += 1
-        master = Master(
-            self._pricing, self._rules, self._open, cutoff_s=self._cutoff_s, routing=self._routing
+        master = LayoutMaster(
+            self._pricing, self._rules, self._pool, cutoff_s=self._cutoff_s, routing=self._routing
         )
         left = None if self._deadline is None else self._deadline - time.monotonic()
         chosen = master.choose(rows[: self._bounded_prefix(rows)], plan, self._seed, left)
@@ -375,7 +373,7 @@ class Search:
     def _bounded_prefix(self, rows: IntArray) -> int:
         """How many of the first rows have bounds for their mappings."""
         return next(
-            (n for n, row in enumerate(rows) if self._open.mappings[row] is None), len(rows)
+            (n for n, row in enumerate(rows) if self._pool.mappings[row] is None), len(rows)
         )
 
 

@@ -1,4 +1,4 @@
-"""One choice by CP-SAT among the open layouts and the best plan so far."""
+"""One choice by CP-SAT among the layouts of the pool and the best plan so far."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from numpy.typing import NDArray
 
 from meshwright.constraints.rule import Rule
 from meshwright.costmodel.layout import Layout
+from meshwright.errors import InternalError
 from meshwright.planner.bounds.exact_cost import Priced
-from meshwright.planner.bounds.pricing import Pricing
-from meshwright.planner.experts.joint import Asked, Routing
+from meshwright.planner.experts.joint import AssumedImbalance, JointRouting
 from meshwright.planner.mapping.choice.joint import Grid, Need
+from meshwright.planner.search.layout_pool import LayoutPool
 from meshwright.planner.search.model import (
     Candidates,
     Experts,
-    SolverError,
     bound_ns,
     build_model,
     price_ns,
     solve,
 )
-from meshwright.planner.search.open_set import OpenSet
+from meshwright.planner.search.pricing import Pricing
 
 IntArray = NDArray[np.int64]
 
@@ -33,19 +33,19 @@ LARGEST_CELLS = 2000
 THE_PLAN, UNDECIDED = -1, -2
 
 
-class Master:
-    """The model over open layouts, each with those mappings whose bound is below the cutoff."""
+class LayoutMaster:
+    """The model over the pool, each with those mappings whose bound is below the cutoff."""
 
     def __init__(
         self,
         pricing: Pricing,
         rules: Sequence[Rule],
-        layouts: OpenSet,
+        layouts: LayoutPool,
         *,
         cutoff_s: float,
-        routing: Routing | None = None,
+        routing: JointRouting | None = None,
     ) -> None:
-        self._pricing, self._rules, self._open, self._cutoff_s = pricing, rules, layouts, cutoff_s
+        self._pricing, self._rules, self._pool, self._cutoff_s = pricing, rules, layouts, cutoff_s
         self._routing = routing
 
     def choose(
@@ -60,7 +60,7 @@ class Master:
         pairs = np.cumsum([len(ways) for ways in kept])
         rows = rows[: max(1, int(np.searchsorted(pairs, LARGEST_MASTER)))]
         kept = kept[: len(rows)]
-        layouts, memory = self._open.take(rows), self._open.memory_gib[rows]
+        layouts, memory = self._pool.take(rows), self._pool.memory_gib[rows]
         times = [self._times_ns(int(row), ways) for row, ways in zip(rows, kept, strict=True)]
         needs = self._needs(rows, kept)
         if plan is not None:
@@ -75,23 +75,23 @@ class Master:
         if choice.status in ("unknown", "feasible"):
             return UNDECIDED
         if choice.status == "infeasible" or choice.value is None:
-            raise SolverError("layouts that every rule accepts one by one were refused together")
+            raise InternalError("layouts that every rule accepts one by one were refused together")
         if choice.layout >= len(rows):
             return THE_PLAN
         need = needs[choice.layout][choice.mapping]
         if need is not None:
-            layout = self._open.scalar(int(rows[choice.layout]))
-            self._pricing.learn(layout, built.mapped.cells[need.grid], choice.value)
+            layout = self._pool.scalar(int(rows[choice.layout]))
+            self._pricing.use_assignment(layout, built.mapped.cells[need.grid], choice.value)
         return int(rows[choice.layout])
 
     def _kept(self, row: int) -> IntArray:
-        """The mappings of an open layout whose bound is below the cutoff."""
-        bounds = self._open.mappings[row]
+        """The mappings of a layout of the pool whose bound is below the cutoff."""
+        bounds = self._pool.mappings[row]
         assert bounds is not None
         return np.flatnonzero(bounds.bound_s < self._cutoff_s)
 
     def _times_ns(self, row: int, ways: IntArray) -> IntArray:
-        bounds = self._open.mappings[row]
+        bounds = self._pool.mappings[row]
         assert bounds is not None
         return bound_ns(bounds.bound_s[ways])
 
@@ -104,7 +104,7 @@ class Master:
             return None
         imbalance = {ep: float(self._pricing.workload.imbalance(ep)) for ep in set(degrees)}
         asked = [
-            [Asked(ep=ep, imbalance=imbalance[ep]) if ep > 1 else None for _ in mine]
+            [AssumedImbalance(ep=ep, imbalance=imbalance[ep]) if ep > 1 else None for _ in mine]
             for ep, mine in zip(degrees, ways, strict=True)
         ]
         return Experts(routing=self._routing, asked=asked)
@@ -114,7 +114,7 @@ class Master:
         found: list[list[Need | None]] = []
         grids: set[Grid] = set()
         for row, ways in zip(rows, kept, strict=True):
-            asked = self._pricing.needs(self._open.scalar(int(row)))
+            asked = self._pricing.needs(self._pool.scalar(int(row)))
             mine = [asked[way] if asked else None for way in ways]
             more = grids | {need.grid for need in mine if need is not None}
             fits = sum(grid.cells for grid in more) <= LARGEST_CELLS and all(

@@ -25,7 +25,13 @@ from numpy.typing import NDArray
 from meshwright.constraints.rule import Rule
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Workload
-from meshwright.planner.experts.joint import Asked, Placed, Routing, post_placements
+from meshwright.errors import InternalError
+from meshwright.planner.experts.joint import (
+    AssumedImbalance,
+    JointRouting,
+    PlacementVariables,
+    post_placements,
+)
 from meshwright.planner.mapping.choice.joint import Mapped, post_mappings
 from meshwright.planner.solvers.cp_sat import repeatable_solver
 
@@ -39,10 +45,6 @@ NANOSECONDS = 1_000_000_000
 
 LARGEST_TOTAL = 2**62
 """CP-SAT's objective is a 64-bit integer; the sum over all literals must fit."""
-
-
-class SolverError(RuntimeError):
-    """The solver answered something that no caller can go on from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +66,7 @@ class PlanModel:
     layouts: list[cp_model.IntVar]
     mappings: list[list[cp_model.IntVar]]
     mapped: Mapped
-    placed: Placed | None = None
+    placed: PlacementVariables | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +90,8 @@ Needs = Sequence[Sequence["Need | None"]]
 class Experts:
     """Measured loads, and the imbalance that each mapping's time assumes."""
 
-    routing: Routing
-    asked: Sequence[Sequence[Asked | None]]
+    routing: JointRouting
+    asked: Sequence[Sequence[AssumedImbalance | None]]
 
 
 def build_model(
@@ -157,7 +159,7 @@ def price_ns(seconds: float) -> int:
 def solve(plan: PlanModel, seed: int, time_limit_s: float | None) -> Choice:
     """Solves with one worker and a fixed seed, so that the same model gives the same choice.
 
-    Raises SolverError where the model is invalid or the status is none of the known ones.
+    Raises InternalError where the model is invalid or the status is none of the known ones.
     """
     from ortools.sat.python import cp_model
 
@@ -170,7 +172,7 @@ def solve(plan: PlanModel, seed: int, time_limit_s: float | None) -> Choice:
     if status == cp_model.UNKNOWN:
         return Choice(status="unknown")
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        raise SolverError(
+        raise InternalError(
             f"CP-SAT answered {solver.status_name(status)}: {plan.model.validate() or 'no reason given'}"
         )
     layout = next(i for i, literal in enumerate(plan.layouts) if solver.boolean_value(literal))

@@ -1,8 +1,15 @@
 """The space of layouts: every combination of choices that a framework can run, as arrays.
 
-A *family* is a choice of degrees and micro-batch; its *members* add the virtual stages, the ZeRO stage and
-the recomputation. What recomputation in full covers, how layers are split and where ranks lie is decided
-per member.
+Degrees (tp, cp, pp, dp, ep, etp) and a micro-batch come first; variants of them add the ZeRO stage and the
+recomputation, layouts the virtual stages and the schedule. How many layers full recomputation covers, how
+layers are split and where ranks lie is decided for each layout.
+
+>>> from meshwright.planner.request.reader import read_request
+>>> request = read_request(
+...     model="llama-3-8b", cluster="dgx-h100", gpus=8, global_batch=16, seq_len=8192
+... )
+>>> space_of(request).tp
+(1, 2, 4, 8)
 """
 
 from __future__ import annotations
@@ -14,7 +21,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.constraints.pipeline_schedules import FRAMEWORK_SCHEDULES
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.pipeline.schedules import (
     LEAST_BUBBLE_SHARE,
@@ -23,27 +29,18 @@ from meshwright.costmodel.pipeline.schedules import (
     traits,
 )
 from meshwright.costmodel.workload import Workload
+from meshwright.frameworks.catalog import framework_named, planned
+from meshwright.frameworks.megatron import MEGATRON
+from meshwright.frameworks.record import Axis
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.runs.predicted import RECOMPUTED
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
-EVERY_MAPPING = "every mapping of the axes onto the fabric levels with tp inside the innermost"
 LARGEST_CP = 64
 LARGEST_ODD_MICRO_BATCH = 16
-
-_ZERO = {"megatron": (0, 1), "torchtitan": (0, 2, 3), "deepspeed": (0, 1, 2, 3), "fsdp2": (2, 3)}
-_SEQUENCE_PARALLEL = ("megatron", "torchtitan")
-_EXPERT_TENSOR = ("megatron",)
-_SELECTIVE = ("megatron",)
-_ONE = {
-    "megatron": (),
-    "torchtitan": (),
-    "deepspeed": ("cp", "vpp"),
-    "fsdp2": ("pp", "vpp", "ep"),
-}
-"""Axes for which a framework has no setting; the rules of `constraints` say so too, and check the outcome."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +64,7 @@ class Space:
     recompute: tuple[int, ...]
     sequence_parallel: bool
     fewest_gpus: int
-    schedules: tuple[str, ...] = FRAMEWORK_SCHEDULES["megatron"]
+    schedules: tuple[str, ...] = planned(MEGATRON.schedules)
     """Of pipelines, by name."""
 
     def micro_batches(self, dp: int) -> list[int]:
@@ -122,21 +119,21 @@ class Space:
         table = np.array(pairs, dtype=np.int64).reshape(-1, 2)
         return table[:, 0], table[:, 1]
 
-    def families(self, most_gpus: int, more_than: int = 0) -> Layout:
-        """All families that use more than `more_than` and at most `most_gpus` GPUs, arrays of shape [n]."""
-        blocks = list(self._family_blocks(most_gpus, max(more_than, self.fewest_gpus - 1)))
+    def degrees(self, most_gpus: int, more_than: int = 0) -> Layout:
+        """All degrees that use more than `more_than` and at most `most_gpus` GPUs, arrays of shape [n]."""
+        blocks = list(self._degree_blocks(most_gpus, max(more_than, self.fewest_gpus - 1)))
         if not blocks:
             return _layouts(np.zeros((0, 7), dtype=np.int64), self)
         return _layouts(np.concatenate(blocks), self)
 
-    def _family_blocks(self, most_gpus: int, more_than: int) -> Iterator[IntArray]:
+    def _degree_blocks(self, most_gpus: int, more_than: int) -> Iterator[IntArray]:
         """Rows of each (tp, cp); among them pp runs slowest, then etp, ep, and (dp, micro-batch)."""
         dps, sizes = self._batch_pairs
         for tp in self.tp:
             etps = np.array(self._etps(tp), dtype=np.int64)
             for cp in self.cp:
                 pps = np.array(
-                    [pp for pp in self.staged_pp if tp * cp * pp <= most_gpus], dtype=np.int64
+                    [pp for pp in self.scheduled_pp if tp * cp * pp <= most_gpus], dtype=np.int64
                 )
                 pp, etp, ep, pair = np.ix_(
                     pps, etps, np.array(self.ep, dtype=np.int64), np.arange(len(dps))
@@ -174,23 +171,23 @@ class Space:
         options = (1, tp) if self.expert_tensor and tp > 1 else (1,)
         return options if self.etp is None else tuple(e for e in options if e == self.etp)
 
-    def variants(self, families: Layout) -> Layout:
-        """Every ZeRO stage and recomputation of the given families, without virtual stages; arrays of shape
+    def variants(self, degrees: Layout) -> Layout:
+        """Every ZeRO stage and recomputation of the given degrees, without virtual stages; arrays of shape
         [n].
         """
-        count = families.broadcast_shape()[0]
+        count = degrees.broadcast_shape()[0]
         zero, recompute = (
             np.array(self.zero, dtype=np.int64),
             np.array(self.recompute, dtype=np.int64),
         )
-        grown = families.take(np.repeat(np.arange(count), len(zero) * len(recompute)))
+        grown = degrees.take(np.repeat(np.arange(count), len(zero) * len(recompute)))
         return replace(
             grown,
             zero_stage=np.tile(np.repeat(zero, len(recompute)), count),
             recompute=np.tile(recompute, count * len(zero)),
         )
 
-    def staged(self, variants: Layout) -> Layout:
+    def scheduled(self, variants: Layout) -> Layout:
         """Every number of virtual stages and schedule of the given layouts, arrays of shape [n]."""
         pp = np.atleast_1d(np.asarray(variants.pp))
         if not len(pp):
@@ -204,14 +201,14 @@ class Space:
         vpp, schedule = np.concatenate(options).T
         return replace(variants.take(rows), vpp=vpp, schedule=schedule)
 
-    def members(self, families: Layout) -> Layout:
-        """Every member of the given families, arrays of shape [n]."""
-        return self.staged(self.variants(families))
+    def layouts(self, degrees: Layout) -> Layout:
+        """Every layout of the given degrees, arrays of shape [n]."""
+        return self.scheduled(self.variants(degrees))
 
-    def members_per_family(self, families: Layout) -> IntArray:
-        """How many members each family has, shape [n]."""
-        pp = np.atleast_1d(np.asarray(families.pp))
-        return np.asarray(self._members_by_pp[pp], dtype=np.int64)
+    def layouts_per_degrees(self, degrees: Layout) -> IntArray:
+        """How many layouts the given degrees have, shape [n]."""
+        pp = np.atleast_1d(np.asarray(degrees.pp))
+        return np.asarray(self._layouts_by_pp[pp], dtype=np.int64)
 
     @cached_property
     def smallest_bubble(self) -> FloatArray:
@@ -219,12 +216,12 @@ class Space:
         return self._by_pp(lambda found: min(_bubble_factor(*one) for one in found))
 
     @cached_property
-    def _members_by_pp(self) -> IntArray:
+    def _layouts_by_pp(self) -> IntArray:
         per: int = len(self.zero) * len(self.recompute)
         return np.asarray(self.pipeline_counts * per, dtype=np.int64)
 
     @cached_property
-    def staged_pp(self) -> tuple[int, ...]:
+    def scheduled_pp(self) -> tuple[int, ...]:
         """Values of pp that some number of virtual stages and some schedule go with."""
         return tuple(pp for pp in self.pp if self.pipelines(pp))
 
@@ -246,35 +243,19 @@ class Space:
             table[pp] = measure(options) if options else 0
         return table
 
-    def words(self) -> str:
-        """The space in one line, for the certificate."""
-        axes = [(name, getattr(self, name)) for name in ("tp", "cp", "pp", "dp", "ep")]
-        degrees = ", ".join(
-            f"{name} in {_shown(options)}" for name, options in axes if options != (1,)
-        )
-        kinds = len(self.recompute)
-        etp = ", etp 1 or tp" if self.expert_tensor else ""
-        schedules = f"{len(self.schedules)} pipeline schedules, " if len(self.schedules) > 2 else ""
-        return (
-            f"{degrees or 'every degree 1'}{etp}, every micro-batch that divides, "
-            f"virtual stages that deal layers evenly, {schedules}"
-            f"ZeRO stage in {_shown(self.zero)}, {kinds} kinds of recomputation, "
-            f"up to {self.workload.gpus} GPUs, {EVERY_MAPPING}, every split of the layers (interleaved: "
-            "those even in every virtual stage but for the ends)"
-        )
-
 
 def space_of(request: PlanRequest) -> Space:
     """The space that a request spans."""
     workload, model = request.workload(), request.model
-    one, forbids, pins = _ONE[request.framework], request.forbids, request.pins
+    framework = framework_named(request.framework)
+    axes, forbids, pins = planned(framework.axes), request.forbids, request.pins
 
-    def axis(name: str, options: list[int]) -> tuple[int, ...]:
-        if name in one or name in forbids:
+    def axis(name: Axis, options: list[int]) -> tuple[int, ...]:
+        if name not in axes or name in forbids:
             options = [o for o in options if o == 1]
         return tuple(o for o in options if name not in pins or o == pins[name])
 
-    zero = tuple(z for z in _ZERO[request.framework] if f"zero-{z}" not in forbids)
+    zero = tuple(z for z in planned(framework.zero_stages) if f"zero-{z}" not in forbids)
     vpp, etp, size = pins.get("vpp"), pins.get("etp"), pins.get("micro_batch")
     experts = divisors(model.moe.experts) if model.moe is not None else [1]
     return Space(
@@ -284,16 +265,14 @@ def space_of(request: PlanRequest) -> Space:
         pp=axis("pp", list(range(1, min(model.layers, request.gpus) + 1))),
         dp=axis("dp", [d for d in divisors(request.global_batch) if d <= request.gpus]),
         ep=axis("ep", [e for e in experts if e <= request.gpus]),
-        expert_tensor=model.moe is not None
-        and request.framework in _EXPERT_TENSOR
-        and "etp" not in forbids,
+        expert_tensor=model.moe is not None and "etp" in axes and "etp" not in forbids,
         etp=None if etp is None else int(etp),
         vpp=None if vpp is None else (int(vpp),),
-        interleaving="vpp" not in one and "interleaving" not in forbids,
+        interleaving="vpp" in axes and "interleaving" not in forbids,
         micro_batch=None if size is None else int(size),
         zero=tuple(z for z in zero if pins.get("zero_stage", z) == z),
         recompute=_recompute_kinds(request),
-        sequence_parallel=request.framework in _SEQUENCE_PARALLEL,
+        sequence_parallel=framework.sequence_parallel is not None,
         fewest_gpus=request.gpus if "idle-gpus" in forbids else 1,
         schedules=_schedules(request),
     )
@@ -301,7 +280,7 @@ def space_of(request: PlanRequest) -> Space:
 
 def _schedules(request: PlanRequest) -> tuple[str, ...]:
     """Of the framework, in which several chunks of a rank are virtual stages like any other."""
-    names = FRAMEWORK_SCHEDULES[request.framework]
+    names = planned(framework_named(request.framework).schedules)
     wanted = request.pins.get("schedule")
     return tuple(name for name in names if wanted is None or name == wanted)
 
@@ -328,8 +307,9 @@ def _recompute_kinds(request: PlanRequest) -> tuple[int, ...]:
     anyway.
     """
     kinds = [int(Recompute.NONE)]
-    if request.framework in _SELECTIVE and "selective-recompute" not in request.forbids:
-        kinds += [sum(parts) for parts in _subsets(_modules(request.model))]
+    modules = planned(framework_named(request.framework).recompute_modules)
+    if modules and "selective-recompute" not in request.forbids:
+        kinds += [sum(parts) for parts in _subsets(_modules(request.model, modules))]
     if "full-recompute" not in request.forbids:
         kinds.append(int(Recompute.FULL))
     if "recompute" in request.forbids:
@@ -345,15 +325,18 @@ def recompute_name(mask: int) -> str:
     return "full" if mask & Recompute.FULL else "selective"
 
 
-def _modules(model: ModelSpec) -> list[int]:
-    modules = [int(Recompute.LAYERNORM)]
-    if model.moe is not None:
-        modules.append(int(Recompute.MOE_ACTIVATION))
-    if model.attention is not None:
-        modules.append(int(Recompute.MLA_UP_PROJECTION))
-    if model.dense_layers:
-        modules.append(int(Recompute.MLP))
-    return modules
+def _modules(model: ModelSpec, names: tuple[str, ...]) -> list[int]:
+    """Masks of those modules, of the names given, that the model has."""
+    absent = {
+        "moe_act": model.moe is None,
+        "mla_up_proj": model.attention is None,
+        "mlp": model.dense_layers == 0,
+    }
+    return [
+        int(mask)
+        for name, mask in RECOMPUTED.items()
+        if name in names and not absent.get(name, False)
+    ]
 
 
 def _subsets(items: list[int]) -> list[list[int]]:
@@ -388,9 +371,3 @@ def _layouts(table: IntArray, space: Space) -> Layout:
         recompute_layers=zeros,
         schedule=zeros,
     )
-
-
-def _shown(options: tuple[int, ...]) -> str:
-    if len(options) > 8:
-        return f"{options[0]}..{options[-1]} ({len(options)} values)"
-    return "{" + ", ".join(map(str, options)) + "}"

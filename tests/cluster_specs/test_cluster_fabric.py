@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from meshwright.cluster_specs.catalog import cluster_names, load_cluster, load_device
-from meshwright.cluster_specs.errors import ClusterError
 from meshwright.cluster_specs.fabric import FabricLevels, fabric_levels
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.errors import InputError
 
 
 def cluster(**fields: Any) -> ClusterSpec:
@@ -168,7 +168,7 @@ def test_the_answer_is_cached_and_read_only() -> None:
 
 @pytest.mark.parametrize("gpus", [0, -8, 4097])
 def test_more_gpus_than_there_are_is_refused_with_both_numbers(gpus: int) -> None:
-    with pytest.raises(ClusterError, match=rf"{gpus} asked for.*has 4096"):
+    with pytest.raises(InputError, match=rf"{gpus} asked for.*has 4096"):
         fabric_levels(cluster(), gpus)
 
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from meshwright.cluster_specs.allocation import allocated_gpus, expand_nodes
 from meshwright.cluster_specs.catalog import load_cluster, load_device
-from meshwright.cluster_specs.documents import LARGEST_FILE_BYTES
-from meshwright.cluster_specs.errors import ClusterError
 from meshwright.cluster_specs.fabric import fabric_levels
 from meshwright.cluster_specs.naming import node_name
 from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
+from meshwright.documents.reader import LARGE_FILE_BYTES
+from meshwright.errors import InputError
 
 # Blocks as in published runs: a stated NIC, none, NVL72 with a remark, a note on what is assumed.
 SELENE = {
@@ -172,12 +172,12 @@ def test_node_names_follow_the_pattern() -> None:
 def test_a_kind_of_node_needs_a_number_and_a_machine_has_one() -> None:
     assert allocated_gpus(load_cluster("llama3-24k"), None) == 24_576
     assert allocated_gpus(load_cluster("dgx-h100"), 16) == 16
-    with pytest.raises(ClusterError, match=r"dgx-h100.*--gpus"):
+    with pytest.raises(InputError, match=r"dgx-h100.*--gpus"):
         allocated_gpus(load_cluster("dgx-h100"), None)
 
 
 def test_more_gpus_than_the_cluster_has() -> None:
-    with pytest.raises(ClusterError, match=r"8192 asked for.*'dragonfly-4096' has 4096"):
+    with pytest.raises(InputError, match=r"8192 asked for.*'dragonfly-4096' has 4096"):
         read_cluster("dragonfly-4096", 8192)
 
 
@@ -186,7 +186,7 @@ def test_more_gpus_than_the_cluster_has() -> None:
     [
         (
             "dgx-h10",
-            r"'dgx-h10' is neither a catalog name nor a file; did you mean 'dgx-h100'\?; allowed: dgx",
+            r"neither a catalog name nor a file, got 'dgx-h10' .did you mean 'dgx-h100'\?.; allowed: dgx",
         ),
         ("h100", r"did you mean 'dgx-h100'"),
         ("absent.yaml", "absent.yaml: no such file"),
@@ -197,7 +197,7 @@ def test_more_gpus_than_the_cluster_has() -> None:
     ],
 )
 def test_names_that_stand_for_nothing(text: str, message: str) -> None:
-    with pytest.raises(ClusterError, match=message) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         read_cluster(text)
     assert len(str(caught.value)) < 2000
 
@@ -207,41 +207,41 @@ def test_names_that_stand_for_nothing(text: str, message: str) -> None:
     [
         (
             {"device": "h100"},
-            r"x.yaml: device: 'h100' is not in the catalog; did you mean 'h100-sxm-80gb'",
+            r"x.yaml: device: not in the catalog, got 'h100' .did you mean 'h100-sxm-80gb'",
         ),
         ({"device": None}, "x.yaml: device: required and missing"),
         ({"device": 7}, "device: must be a catalog name or a mapping, got 7"),
         (
             {"device": {"name": "x", "architectur": 1}},
-            "architectur: unknown field; did you mean 'architecture'",
+            "architectur: unknown field .did you mean 'architecture'",
         ),
         ({"gpus": None}, "gpus: this field is required and missing"),
         ({"gpus": 0}, "x.yaml: gpus: must be at least 1, got 0"),
         ({"gpus": 10**400}, "x.yaml: gpus: .*an integer of 1329 bits"),
-        ({"gpus": "many"}, "x.yaml: gpus: must be a valid integer.*got 'many'"),
-        ({"gpus_per_nod": 8}, r"gpus_per_nod: unknown field; did you mean 'gpus_per_node'\?"),
+        ({"gpus": "many"}, "x.yaml: gpus: must be an integer, got 'many'"),
+        ({"gpus_per_nod": 8}, r"gpus_per_nod: unknown field .did you mean 'gpus_per_node'\?"),
         ({"nic_gbps_per_gpu": float("nan")}, "nic_gbps_per_gpu: .*got nan"),
         (
             {"nic_medium": "infinband"},
-            "not a value of this field, got 'infinband'; did you mean 'infiniband'",
+            "not a value of this field, got 'infinband' .did you mean 'infiniband'",
         ),
         (
             {"levels": [{"name": "leaf", "gpu": 8}]},
-            r"levels\[0\].gpu: unknown field; did you mean 'gpus'",
+            r"levels\[0\].gpu: unknown field .did you mean 'gpus'",
         ),
         (
             {"levels": [{"name": "leaf", "gpus": 20}]},
             "levels: leaf has 20 GPUs, not a multiple of the 8",
         ),
         ({"levels": "flat"}, "levels: .*got 'flat'"),
-        ({"base": "dgx-h10"}, "base: 'dgx-h10' is not in the catalog; did you mean 'dgx-h100'"),
-        ({"base": ["dgx-h100"]}, "base: a list of 1 items is not in the catalog"),
+        ({"base": "dgx-h10"}, "base: not in the catalog, got 'dgx-h10' .did you mean 'dgx-h100'"),
+        ({"base": ["dgx-h100"]}, "base: not in the catalog, got a list of 1 items"),
         ({"nodes": [1, 2]}, r"nodes\[0\]"),
         ({"assumed": 3}, "assumed"),
     ],
 )
 def test_fields_that_are_wrong(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ClusterError, match=message):
+    with pytest.raises(InputError, match=message):
         cluster_from_mapping({**SELENE, **change}, "x.yaml")
 
 
@@ -249,12 +249,12 @@ def test_fields_that_are_wrong(change: dict[str, Any], message: str) -> None:
     ("text", "message"),
     [
         ("gpus: [1", "not valid YAML.*line"),
-        ("- 1", "a cluster must be a mapping of fields, got a list of 1 items"),
-        ("", "a cluster must be a mapping of fields, got null"),
+        ("- 1", "the document must be a mapping of fields, got a list of 1 items"),
+        ("", "the document is empty"),
         ("7: 8", "field names must be texts, got 7"),
         ("gpus: 8\ngpus: 16", "line 2: field 'gpus' is given twice"),
         ("a: &x [1]\nb: *x", r"line 2: YAML aliases \(\*name\) are not accepted"),
-        ("a: " + "[" * 5000 + "]" * 5000, "nested more than 16 levels deep"),
+        ("a: " + "[" * 5000 + "]" * 5000, "nested more than 32 levels deep"),
         ("a: !!python/object/apply:os.system [ls]", "not valid YAML"),
         ("gpus: 2024-99-99", "a number or date cannot be read"),
         ("gpus: " + "9" * 5000, "a number or date cannot be read"),
@@ -262,18 +262,18 @@ def test_fields_that_are_wrong(change: dict[str, Any], message: str) -> None:
     ],
 )
 def test_documents_that_are_wrong(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(ClusterError, match=message) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         read_cluster(write(tmp_path, text))
     assert "cluster.yaml" in str(caught.value)
 
 
 def test_files_that_are_not_text_or_too_large(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ClusterError, match="not UTF-8"):
+    with pytest.raises(InputError, match="not UTF-8"):
         read_cluster(str(tmp_path / "b.yaml"))
     with (tmp_path / "c.yaml").open("wb") as file:
-        file.truncate(LARGEST_FILE_BYTES + 1)
-    with pytest.raises(ClusterError, match="larger than"):
+        file.truncate(LARGE_FILE_BYTES + 1)
+    with pytest.raises(InputError, match="larger than"):
         read_cluster(str(tmp_path / "c.yaml"))
 
 
@@ -295,6 +295,6 @@ _VALUES = st.recursive(
 def test_no_data_brings_anything_but_a_cluster_error(change: dict[str, Any]) -> None:
     try:
         cluster = cluster_from_mapping({**SELENE, **change})
-    except ClusterError:
+    except InputError:
         return
     assert fabric_levels(cluster, cluster.gpus).blocks[-1] == cluster.gpus

@@ -12,13 +12,13 @@ import pytest
 from click.testing import CliRunner
 
 from meshwright.cli import main
-from meshwright.cluster_specs.errors import ClusterError
 from meshwright.cluster_specs.fabric import fabric_levels
 from meshwright.cluster_specs.importers.document import ImportedCluster, import_topology
 from meshwright.cluster_specs.importers.registry import FORMATS
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.constants.rates import constants_for, fabric_links
 from meshwright.costmodel.workload import Workload
+from meshwright.errors import InputError
 from meshwright.model_specs.reader import read_model
 from tests.places import DATA as TEST_DATA
 
@@ -76,7 +76,7 @@ def test_topo_matrix_tells_the_nics_at_the_gpus_side() -> None:
 )
 def test_a_bad_matrix_is_named(tmp_path: Path, old: str, new: str, part: str) -> None:
     path = changed(tmp_path, "nvidia-smi-dgx-h100.txt", old, new)
-    with pytest.raises(ClusterError) as error:
+    with pytest.raises(InputError) as error:
         import_topology("nvidia-smi", [path], "dgx-h100")
     assert part in str(error.value)
 
@@ -166,7 +166,7 @@ def test_ibnetdiscover_by_hand(tmp_path: Path) -> None:
 def test_bad_ibnetdiscover_is_named(tmp_path: Path, old: str, new: str, part: str) -> None:
     path = tmp_path / "ib.txt"
     path.write_text(fabric(rail=False).replace(old, new, 1), encoding="utf-8")
-    with pytest.raises(ClusterError) as error:
+    with pytest.raises(InputError) as error:
         import_topology("ibnetdiscover", [path], "dgx-h100")
     assert part in str(error.value)
 
@@ -202,7 +202,7 @@ def test_nccl_xml(file: str, node: str, expected: tuple[int, int, float | None, 
 def test_bad_xml_is_named(tmp_path: Path, text: str, part: str) -> None:
     path = tmp_path / "topo.xml"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(ClusterError) as error:
+    with pytest.raises(InputError) as error:
         import_topology("nccl-xml", [path], "dgx-h100")
     assert part in str(error.value)
 
@@ -308,7 +308,7 @@ def test_measured_levels_reach_the_cost_model() -> None:
 )  # fmt: skip
 def test_a_bad_log_is_named(tmp_path: Path, old: str, new: str, part: str) -> None:
     path = changed(tmp_path, "nccl-tests-a100-2-nodes.log", old, new)
-    with pytest.raises(ClusterError) as error:
+    with pytest.raises(InputError) as error:
         import_topology("nccl-tests", [path], "dgx-a100-40gb")
     assert part in str(error.value)
 
@@ -350,7 +350,7 @@ def test_damaged_files_are_errors_in_words(tmp_path: Path, form: str) -> None:
         path.write_text(text, encoding="utf-8")
         try:
             import_topology(form, [path], node)
-        except ClusterError:
+        except InputError:
             refused += 1
     assert refused > 0
 

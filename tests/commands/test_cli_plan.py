@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from meshwright import cli
-from meshwright.model_specs.errors import SpecError
+from meshwright.errors import InputError
 from meshwright.planner.analysis.neighbours import neighbours
 from meshwright.planner.bounds.matrices import order_name
 from meshwright.planner.plan.document import (
@@ -27,13 +27,14 @@ from meshwright.planner.plan.document import (
     Mapping,
     Objective,
     Plan,
-    SolverReport,
 )
+from meshwright.planner.plan.solver_document import SolverReport
 from meshwright.planner.plan.texts import json_text, plan_document, plan_text, read_plan
 from meshwright.planner.report.explain_view import comparison
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.runs.prediction import layout_document, predict_run, predicted_document
+from meshwright.planner.runs.predicted import layout_document
+from meshwright.planner.runs.prediction import predict_run, predicted_document
 from meshwright.planner.runs.run_file import run_from_mapping
 from tests.places import ROOT
 
@@ -91,9 +92,7 @@ def sample(**settings: object) -> Plan:
         ],
         warnings=["made up"],
         alternatives=[{"step_time_s": 2.5, "tp": 4, "dp": 4}],
-        solver=SolverReport(
-            wall_s=0.5, bound_rounds=3, workers=1, seed=0, version="9", space="all of it"
-        ),
+        solver=SolverReport(wall_s=0.5, bound_rounds=3, workers=1, seed=0, version="9"),
         inputs=PlanInputs(
             model=work.model,
             cluster=work.cluster,
@@ -132,12 +131,9 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], None]:
     """Puts an answer in the place of the search."""
 
     def put(answer: Answer) -> None:
-        module = ModuleType("meshwright.planner.plan.service")
-        vars(module)["plan"] = lambda request, progress=None: answer(request)
-        monkeypatch.setitem(sys.modules, "meshwright.planner.plan.service", module)
-        monkeypatch.setattr(
-            "meshwright.planner.plan.robustness.with_robustness", lambda request, plan: plan
-        )
+        module = ModuleType("meshwright.planner.plan.make_plan")
+        vars(module)["make_plan"] = lambda request, progress=None: answer(request)
+        monkeypatch.setitem(sys.modules, "meshwright.planner.plan.make_plan", module)
 
     return put
 
@@ -190,7 +186,7 @@ def test_a_plan_that_is_none_is_refused_by_name(
 ) -> None:
     path = tmp_path / "plan.yaml"
     path.write_text(json.dumps(plan_document(sample()) | change), encoding="utf-8")
-    with pytest.raises(SpecError, match=r"plan\.yaml: ") as caught:
+    with pytest.raises(InputError, match=r"plan\.yaml: ") as caught:
         read_plan(path)
     assert words in str(caught.value)
     result = run("explain", path)
@@ -450,9 +446,9 @@ def test_a_bad_request_is_refused_before_the_search(
 
 def test_the_search_is_interrupted_with_130(tmp_path: Path) -> None:
     code = (
-        "import sys, time, types; module = types.ModuleType('meshwright.planner.plan.service')\n"
-        "def plan(request, progress): print('searching', file=sys.stderr, flush=True); time.sleep(60)\n"
-        "module.plan = plan; sys.modules['meshwright.planner.plan.service'] = module\n"
+        "import sys, time, types; module = types.ModuleType('meshwright.planner.plan.make_plan')\n"
+        "def make_plan(request, progress): print('searching', file=sys.stderr, flush=True); time.sleep(60)\n"
+        "module.make_plan = make_plan; sys.modules['meshwright.planner.plan.make_plan'] = module\n"
         f"import cli; cli.main({[*ASK, '-o', str(tmp_path / 'out')]!r}, prog_name='meshwright')"
     )
     with subprocess.Popen(

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
 from meshwright.cluster_specs.schema import Architecture, ClusterSpec, DeviceSpec
-from meshwright.constraints.registry import FRAMEWORKS, GENERAL, framework_family, rules_for
+from meshwright.constraints.registry import GENERAL, rules_for, rules_of
 from meshwright.constraints.rule import FinishedPlan, Rule
 from meshwright.constraints.scale_up import ScaleUpDomain
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.workload import Overlap, Workload
+from meshwright.frameworks.catalog import RECORDS
 from meshwright.model_specs.schema import MlaSpec, ModelSpec, MoeSpec
 
 DENSE = ModelSpec(layers=12, hidden=1024, ffn_hidden=4096, heads=16, kv_heads=4, vocab=32000)
@@ -207,10 +208,8 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
     ),
 }
 STRICT: tuple[Rule, ...] = (ScaleUpDomain(("tp", "cp")), ScaleUpDomain(("ep",)))
-RULES = {
-    rule.name: rule
-    for rule in (*GENERAL, *STRICT, *(r for own in FRAMEWORKS.values() for r in own))
-}
+OWN = [rule for record in RECORDS for rule in rules_of(record)]
+RULES = {rule.name: rule for rule in (*GENERAL, *STRICT, *OWN)}
 PRECISIONS = {
     "precision-on-device",
     "torchtitan-precision",
@@ -231,7 +230,7 @@ def feasible(rule: Rule, excess: NDArray[np.float64]) -> bool:
 
 
 def test_every_rule_has_a_case_and_its_own_name() -> None:
-    count = len(GENERAL) + len(STRICT) + sum(len(own) for own in FRAMEWORKS.values())
+    count = len(GENERAL) + len(STRICT) + len(OWN)
     assert len(RULES) == count
     assert set(RULES) == set(CASES) | PRECISIONS | {"torchtitan-architecture"}
 
@@ -416,21 +415,6 @@ def test_rules_for_takes_the_general_rules_and_those_of_the_framework() -> None:
     torchtitan = {rule.name for rule in rules_for(workload(framework="torchtitan-compile"))}
     assert "torchtitan-kv-heads" in torchtitan
     assert not any(name.startswith("megatron") for name in torchtitan)
-
-
-@pytest.mark.parametrize(
-    ("framework", "family"),
-    [
-        ("megatron", "megatron"),
-        ("megatron-bridge", "megatron"),
-        ("megatron-deepspeed", None),
-        ("torchtitan-eager", "torchtitan"),
-        ("fsdp2", "fsdp2"),
-        ("llm-foundry", None),
-    ],
-)
-def test_framework_family(framework: str, family: str | None) -> None:
-    assert framework_family(framework) == family
 
 
 def test_scale_up_domain_refuses_other_axes() -> None:

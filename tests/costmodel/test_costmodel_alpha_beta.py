@@ -20,12 +20,12 @@ UNIT = ab.Link(alpha_s=1.0, bytes_per_s=1.0)
     ("seconds", "startups", "moved"),
     [
         (ab.naive_all_reduce_s(100.0, 8, UNIT), 14, 1400),
-        (ab.tree_all_reduce_s(100.0, 8, UNIT), 6, 600),
+        (ab.binomial_all_reduce_s(100.0, 8, UNIT), 6, 600),
         (ab.ring_all_reduce_s(100.0, 8, UNIT), 14, 175),
         (ab.halving_doubling_all_reduce_s(100.0, 8, UNIT), 6, 175),
         (ab.ring_all_gather_s(100.0, 8, UNIT), 7, 700),
         (ab.ring_reduce_scatter_s(100.0, 8, UNIT), 7, 87.5),
-        (ab.all_to_all_s(100.0, 8, UNIT), 7, 87.5),
+        (ab.pairwise_all_to_all_s(100.0, 8, UNIT), 7, 87.5),
         (ab.broadcast_s(100.0, 8, UNIT), 3, 300),
         (ab.broadcast_s(100.0, 8, UNIT, pipelined=True), 3, 100),
     ],
@@ -39,12 +39,12 @@ def test_startups_and_bytes_of_each_collective(
 def test_a_group_of_one_costs_nothing() -> None:
     for function in (
         ab.naive_all_reduce_s,
-        ab.tree_all_reduce_s,
+        ab.binomial_all_reduce_s,
         ab.ring_all_reduce_s,
         ab.halving_doubling_all_reduce_s,
         ab.ring_all_gather_s,
         ab.ring_reduce_scatter_s,
-        ab.all_to_all_s,
+        ab.pairwise_all_to_all_s,
         ab.broadcast_s,
     ):
         assert function(1e9, 1, UNIT) == 0.0
@@ -132,7 +132,7 @@ def test_free_chunks_have_no_best_count() -> None:
 def test_halving_doubling_is_never_slower_than_ring_and_tree(n: float, members: int) -> None:
     link = ab.Link(alpha_s=1e-6, bytes_per_s=1e9)
     least = ab.halving_doubling_all_reduce_s(n, members, link)
-    for other in (ab.ring_all_reduce_s, ab.tree_all_reduce_s, ab.naive_all_reduce_s):
+    for other in (ab.ring_all_reduce_s, ab.binomial_all_reduce_s, ab.naive_all_reduce_s):
         assert least <= np.asarray(other(n, members, link)) * (1 + 1e-12)
 
 

@@ -11,12 +11,16 @@ from hypothesis import strategies as st
 
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel import ratios
-from meshwright.costmodel.collectives import layer_traffic
-from meshwright.costmodel.collectives.traffic import LevelBytes
 from meshwright.costmodel.constants.rates import constants_for, kernel_rates
 from meshwright.costmodel.estimate import estimate
-from meshwright.costmodel.layers import moe_operators, operators, stage
+from meshwright.costmodel.layers import attention, ends, experts, exposed, feed_forward, kinds
+from meshwright.costmodel.layers import context as layers_context
+from meshwright.costmodel.layers.attention import attention_block, window_share
+from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.elementwise import element_bytes
+from meshwright.costmodel.layers.ends import embedding
+from meshwright.costmodel.layers.experts import routed_copies
+from meshwright.costmodel.layers.feed_forward import dense_mlp
 from meshwright.costmodel.layers.kernels import (
     Rates,
     attention_pair_flops,
@@ -24,20 +28,13 @@ from meshwright.costmodel.layers.kernels import (
     streamed_s,
     weight_gradient_s,
 )
-from meshwright.costmodel.layers.moe_operators import routed_copies
-from meshwright.costmodel.layers.operators import (
-    Context,
-    Parts,
-    attention_block,
-    dense_mlp,
-    embedding,
-    window_share,
-)
+from meshwright.costmodel.layers.kinds import KindTime, kind_times
+from meshwright.costmodel.layers.layer_time import Parts
 from meshwright.costmodel.layers.precision import cast_bytes_per_element
-from meshwright.costmodel.layers.stage import KindTime, kind_times
 from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import make_context
+from meshwright.costmodel.traffic.level_traffic import LevelBytes
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.catalog import load_catalog_model
 from meshwright.model_specs.parameters import active_matmul_parameters
@@ -164,13 +161,16 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
     ) -> Floats:
         return sent(np.asarray(buffer) * (1.0 if reach is None else reach[..., 0]), members, links)
 
-    for module in (operators, moe_operators, stage):
+    for module in (attention, ends, experts, feed_forward, kinds):
         monkeypatch.setattr(module, "gemm_s", flops)
+    for module in (ends, experts, feed_forward, kinds):
         monkeypatch.setattr(module, "weight_gradient_s", flops)
-    monkeypatch.setattr(operators, "all_reduce_s", lambda *buffer: 2.0 * np.asarray(sent(*buffer)))
-    for module in (operators, moe_operators, layer_traffic):
+    monkeypatch.setattr(
+        layers_context, "all_reduce_s", lambda *buffer: 2.0 * np.asarray(sent(*buffer))
+    )
+    for module in (layers_context, experts, exposed):
         monkeypatch.setattr(module, "ring_pass_s", sent)
-    for module in (moe_operators, layer_traffic):
+    for module in (experts, exposed):
         monkeypatch.setattr(module, "all_to_all_s", exchanged)
 
 

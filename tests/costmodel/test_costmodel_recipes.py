@@ -9,8 +9,10 @@ import pytest
 
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.constants.rates import constants_for
-from meshwright.costmodel.layers.operators import Context, attention_block, head
-from meshwright.costmodel.layers.stage import KindTime, kind_times
+from meshwright.costmodel.layers.attention import attention_block
+from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layers.ends import head
+from meshwright.costmodel.layers.kinds import KindTime, kind_times
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import make_context

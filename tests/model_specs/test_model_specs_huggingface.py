@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from meshwright.errors import InputError
 from meshwright.model_specs.catalog import load_catalog_model
-from meshwright.model_specs.errors import SpecError
 from meshwright.model_specs.huggingface import known_model_types, model_from_huggingface
 from meshwright.model_specs.parameters import active_parameter_count, parameter_count
 from meshwright.model_specs.reader import read_model
@@ -114,13 +114,13 @@ def test_layer_types_overrule_the_pattern() -> None:
     data["layer_types"] = ["full_attention"] * 26
     assert read(data).sliding_window is None
     data["layer_types"] = ["sliding_attention"] * 9 + ["full_attention"] * 17
-    with pytest.raises(SpecError, match="layer_types: makes 17 of 26 layers full"):
+    with pytest.raises(InputError, match="layer_types: makes 17 of 26 layers full"):
         read(data)
     data["layer_types"] = ["chunked_attention"] * 26
-    with pytest.raises(SpecError, match="got 'chunked_attention'"):
+    with pytest.raises(InputError, match="got 'chunked_attention'"):
         read(data)
     data["layer_types"] = ["full_attention"]
-    with pytest.raises(SpecError, match="must name all 26 layers"):
+    with pytest.raises(InputError, match="must name all 26 layers"):
         read(data)
 
 
@@ -129,7 +129,7 @@ def test_qwen_window_starts_after_the_full_layers() -> None:
     assert read(data).sliding_window is None
     assert read(data | {"max_window_layers": 14}).full_attention_layers == 14
     assert read(data | {"max_window_layers": 0}).full_attention_layers == 0
-    with pytest.raises(SpecError, match="max_window_layers: makes 20 of 28"):
+    with pytest.raises(InputError, match="max_window_layers: makes 20 of 28"):
         read(data | {"max_window_layers": 20})
 
 
@@ -141,10 +141,10 @@ def test_qwen_dense_layers_come_first() -> None:
     assert read(data | {"num_experts": 0}).moe is None
     assert read(data | {"decoder_sparse_step": 100}).moe is None
     for broken in ({"mlp_only_layers": [5]}, {"decoder_sparse_step": 2}):
-        with pytest.raises(SpecError, match="before all layers with experts"):
+        with pytest.raises(InputError, match="before all layers with experts"):
             read(data | broken)
     with pytest.raises(
-        SpecError, match=r"mlp_only_layers: must list layer numbers, got a list of 0 items"
+        InputError, match=r"mlp_only_layers: must list layer numbers, got a list of 0 items"
     ):
         read(data | {"mlp_only_layers": [[]]})
 
@@ -163,7 +163,7 @@ def test_deepseek_routing() -> None:
     assert lite.attention is not None
     assert lite.attention.q_lora_rank is None
     assert read(config("deepseek-v2-lite") | {"n_routed_experts": None}).moe is None
-    with pytest.raises(SpecError, match="moe_layer_freq: only 1 is supported"):
+    with pytest.raises(InputError, match="moe_layer_freq: only 1 is supported"):
         read(config("deepseek-v3") | {"moe_layer_freq": 2})
 
 
@@ -236,7 +236,7 @@ def test_gpt2_without_inner_width_takes_four_times_hidden() -> None:
     ],
 )
 def test_broken_fields_name_file_field_and_value(change: dict[str, object], words: str) -> None:
-    with pytest.raises(SpecError, match=words) as error:
+    with pytest.raises(InputError, match=words) as error:
         read(config("llama-3.1-8b") | change)
     assert str(error.value).startswith("config.json: ")
 
@@ -244,14 +244,14 @@ def test_broken_fields_name_file_field_and_value(change: dict[str, object], word
 def test_missing_field_names_a_near_miss() -> None:
     data = config("llama-3.1-8b")
     data["num_hidden_layer"] = data.pop("num_hidden_layers")
-    with pytest.raises(SpecError, match=r"num_hidden_layers: .*did you mean 'num_hidden_layer'"):
+    with pytest.raises(InputError, match=r"num_hidden_layers: .*did you mean 'num_hidden_layer'"):
         read(data)
 
 
 def test_nested_field_has_its_whole_path() -> None:
     data = config("gemma-3-4b")
     del data["text_config"]["hidden_size"]
-    with pytest.raises(SpecError, match=r"config\.json: text_config\.hidden_size: .*missing"):
+    with pytest.raises(InputError, match=r"config\.json: text_config\.hidden_size: .*missing"):
         read(data)
 
 
@@ -259,13 +259,13 @@ def test_endless_nesting_of_text_parts_is_refused() -> None:
     data: dict[str, Any] = {"model_type": "llama"}
     for _ in range(2000):
         data = {"text_config": data}
-    with pytest.raises(SpecError, match="nested more than"):
+    with pytest.raises(InputError, match="nested more than"):
         read(data)
 
 
 @pytest.mark.parametrize("change", [{"word_embed_proj_dim": 512}, {"do_layer_norm_before": False}])
 def test_opt_350m_is_refused_in_words(change: dict[str, object]) -> None:
-    with pytest.raises(SpecError, match="supported"):
+    with pytest.raises(InputError, match="supported"):
         read(config("opt-1.3b") | change)
 
 
@@ -292,7 +292,7 @@ def test_hostile_values_give_a_model_or_a_spec_error(data: st.DataObject) -> Non
         hostile[field] = data.draw(junk)
     try:
         model = read(hostile)
-    except SpecError as error:
+    except InputError as error:
         assert str(error).startswith("config.json: ")  # noqa: PT017
     else:
         assert parameter_count(model) > 0

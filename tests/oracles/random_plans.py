@@ -6,10 +6,12 @@ import random
 from typing import Any
 
 from meshwright.cluster_specs.catalog import load_cluster
+from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.catalog import catalog_names, load_catalog_model
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.plan.document import Mapping, Objective, Plan, SolverReport
-from meshwright.planner.request.inputs import Framework, PlanInputs, ScheduleName
+from meshwright.planner.plan.document import Mapping, Objective, Plan
+from meshwright.planner.plan.solver_document import SolverReport
+from meshwright.planner.request.inputs import PlanInputs, ScheduleName
 from meshwright.planner.runs.predicted import LayoutDoc
 
 CLUSTERS = {"dgx-a100": 8, "dgx-h100": 9, "dgx-b200": 10, "gb200-nvl72": 10}
@@ -22,7 +24,9 @@ PRECISIONS = {
 MOST_GPUS = 1024
 
 
-def random_plan(rng: random.Random, framework: Framework, index: int) -> tuple[Plan, int] | None:
+def random_plan(
+    rng: random.Random, framework: FrameworkName, index: int
+) -> tuple[Plan, int] | None:
     """A plan and the compute capability of its GPUs; None where the draw has no meaning at all."""
     names = catalog_names()
     model = load_catalog_model(names[index % len(names)])
@@ -48,7 +52,7 @@ def random_plan(rng: random.Random, framework: Framework, index: int) -> tuple[P
 
 
 def plan_of(
-    model: ModelSpec, cluster: str, framework: Framework, fields: dict[str, Any], **inputs: Any
+    model: ModelSpec, cluster: str, framework: FrameworkName, fields: dict[str, Any], **inputs: Any
 ) -> Plan:
     """A plan of these layout fields."""
     layout = LayoutDoc(**fields)
@@ -100,7 +104,7 @@ def changed(rng: random.Random, plan: Plan) -> Plan | None:
     )
 
 
-def _degrees(rng: random.Random, framework: Framework, model: ModelSpec) -> dict[str, Any]:
+def _degrees(rng: random.Random, framework: FrameworkName, model: ModelSpec) -> dict[str, Any]:
     tp, pp = rng.choice([1, 1, 2, 4, 8]), rng.choice([1, 2, 3, 4, 6, 8, 12, 16])
     cp, dp = rng.choice([1, 1, 2, 4]), rng.choice([1, 2, 4, 8])
     vpp, ep, etp = rng.choice([1, 1, 2, 3]), 1, 1
@@ -137,7 +141,7 @@ def _degrees(rng: random.Random, framework: Framework, model: ModelSpec) -> dict
     }
 
 
-def _schedule(rng: random.Random, framework: Framework, pp: int, vpp: int) -> ScheduleName:
+def _schedule(rng: random.Random, framework: FrameworkName, pp: int, vpp: int) -> ScheduleName:
     if framework != "torchtitan" or pp == 1:
         return "interleaved-1f1b" if vpp > 1 else "1f1b"
     names: list[ScheduleName] = ["1f1b", "gpipe"]
@@ -156,7 +160,7 @@ def _split(rng: random.Random, layers: int, chunks: int, *, even: bool) -> list[
     return counts
 
 
-def _recompute(rng: random.Random, framework: Framework, model: ModelSpec) -> dict[str, Any]:
+def _recompute(rng: random.Random, framework: FrameworkName, model: ModelSpec) -> dict[str, Any]:
     kind = rng.choice(
         ["none", "selective", "full"] if framework == "megatron" else ["none", "full"]
     )

@@ -15,22 +15,23 @@ from typing import Any
 
 import pytest
 
-from meshwright.documents.output_files import LaunchError, write_files
+from meshwright.documents.output_files import write_files
+from meshwright.errors import InfeasibleError
+from meshwright.frameworks.record import FrameworkName
 from meshwright.planner.launch.bridge import bridge_files
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.request.inputs import Framework
 from tests.oracles.random_plans import random_plan
 
 pytestmark = pytest.mark.oracle
 
-PARSERS: dict[Framework, str] = {
+PARSERS: dict[FrameworkName, str] = {
     "megatron": "megatron",
     "torchtitan": "torchtitan",
     "deepspeed": "deepspeed",
     "fsdp2": "accelerate",
 }
-ACCEPTED: dict[Framework, int] = {
+ACCEPTED: dict[FrameworkName, int] = {
     "megatron": 300,
     "torchtitan": 300,
     "deepspeed": 300,
@@ -67,7 +68,7 @@ def test_bridge_accepts_and_reads_back_every_override(tmp_path: Path) -> None:
             continue
         try:
             text = bridge_files(drawn[0])
-        except LaunchError:
+        except InfeasibleError:
             continue
         write_files(tmp_path / str(len(plans)), text)
         cases.append({"dir": str(tmp_path / str(len(plans)))})
@@ -107,7 +108,7 @@ def differences(plan: Plan, answer: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("framework", list(PARSERS))
 def test_the_framework_accepts_and_reads_back_every_plan(
-    framework: Framework, tmp_path: Path
+    framework: FrameworkName, tmp_path: Path
 ) -> None:
     rng, index, refused = random.Random(6), 0, 0
     plans: list[Plan] = []
@@ -120,7 +121,7 @@ def test_the_framework_accepts_and_reads_back_every_plan(
         plan, arch = drawn
         try:
             files = plan_files(plan)
-        except LaunchError:
+        except InfeasibleError:
             refused += 1
             assert refused < 50_000
             continue

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from meshwright.documents.output_files import write_files
+from meshwright.frameworks.record import FrameworkName
 from meshwright.planner.launch.plan_files import TARGETS, plan_files
 from meshwright.planner.plan.document import Mapping, Plan
-from meshwright.planner.request.inputs import Framework
 from tests.oracles.slurm_daemon import need, slurm_daemon
 from tests.planner.launch.test_launch_megatron import make_plan
 
@@ -30,7 +30,11 @@ NAMES = [
     "`touch owned`; x",
     "a\nb",
 ]
-FOR: dict[str, Framework] = {"torchtitan": "torchtitan", "deepspeed": "deepspeed", "fsdp2": "fsdp2"}
+FOR: dict[str, FrameworkName] = {
+    "torchtitan": "torchtitan",
+    "deepspeed": "deepspeed",
+    "fsdp2": "fsdp2",
+}
 
 
 def plan_for(target: str, name: str = "llama", ranks: list[tuple[int, int]] | None = None) -> Plan:

@@ -18,11 +18,11 @@ import pytest
 
 from meshwright.cluster_specs.catalog import load_cluster
 from meshwright.cluster_specs.importers.document import import_topology
-from meshwright.cluster_specs.importers.hostlists import HostlistError, expand
+from meshwright.cluster_specs.importers.hostlists import expand
 from meshwright.cluster_specs.schema import NodeSpec
-from meshwright.documents.output_files import LaunchError
-from meshwright.planner.launch.ranks.groups import process_groups
+from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.launch.ranks.texts import mapping_files
+from meshwright.planner.mapping.process_groups import process_groups
 from meshwright.planner.plan.document import Mapping
 from tests.oracles.slurm_daemon import slurm_daemon, slurm_machines
 from tests.oracles.test_frameworks import ask
@@ -83,7 +83,7 @@ def test_host_lists_are_those_of_slurm(tmp_path: Path) -> None:
             code, out = said(env, "show", "hostnames", text)
             try:
                 ours: list[str] | None = expand(text, 1000)
-            except HostlistError:
+            except InputError:
                 ours = None
             theirs = out.split() if code == 0 and out.strip() else None
             if text.count("[") > 2:
@@ -158,7 +158,7 @@ def test_groups_are_those_of_megatron(tmp_path: Path) -> None:
         assert layout is not None
         try:
             groups = process_groups(layout, str(case["order"]).split("-"), experts=True)
-        except LaunchError:
+        except InfeasibleError:
             assert not answer["ok"], case
             continue
         assert answer["ok"], (case, answer)

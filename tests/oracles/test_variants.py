@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from meshwright.documents.output_files import LaunchError, write_files
+from meshwright.documents.output_files import write_files
+from meshwright.errors import InfeasibleError
+from meshwright.frameworks.record import FrameworkName
+from meshwright.frameworks.torchtitan import TORCHTITAN
 from meshwright.planner.launch.plan_files import plan_files
-from meshwright.planner.launch.torchtitan import SCHEDULES
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.request.inputs import Framework
 from tests.oracles.random_plans import changed, random_plan
 from tests.oracles.test_frameworks import PARSERS, ask
 
@@ -29,7 +30,7 @@ REFUSED, ALLOWED = 150, 60
 DIVIDE = (
     "asserted by Megatron-DeepSpeed (4efb479, megatron/core/utils.py), which is in no package index"
 )
-JUSTIFIED: dict[Framework, dict[str, str]] = {
+JUSTIFIED: dict[FrameworkName, dict[str, str]] = {
     "megatron": {
         "megatron-zero-needs-pp-1": "choice: Megatron-FSDP would gather weights anew for every micro-batch",
         "scale-up-tp": "choice: it starts, slowly; priced by no plan",
@@ -68,7 +69,7 @@ def facts_of(plan: Plan) -> dict[str, Any]:
         "heads": model.heads,
         "kv_heads": model.kv_heads,
         "layers": model.layers,
-        "torch_schedule": SCHEDULES[layout.schedule],
+        "torch_schedule": TORCHTITAN.schedules[layout.schedule].value,
         "seq_len": plan.inputs.seq_len,
         "widths": widths + ([moe.shared_width] if moe is not None and moe.shared_width else []),
         "expert_width": 0 if moe is None else moe.moe_ffn_hidden,
@@ -103,14 +104,14 @@ def refusal(plan: Plan) -> list[str]:
     """The rules that a plan breaks."""
     try:
         plan_files(plan)
-    except LaunchError as error:
+    except InfeasibleError as error:
         return [line.split(":")[0] for line in str(error).splitlines()[1:]]
     return []
 
 
 @pytest.mark.parametrize("framework", list(PARSERS))
 def test_refused_is_what_cannot_start(
-    framework: Framework, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    framework: FrameworkName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Where ranks go is asked in test_topology.py, and means nothing where a grid does not divide.
     monkeypatch.setattr("meshwright.planner.launch.plan_files.mapping_files", lambda plan: {})
@@ -146,7 +147,7 @@ def test_refused_is_what_cannot_start(
 
 
 def _variants(
-    framework: Framework, folder: Path, monkeypatch: pytest.MonkeyPatch
+    framework: FrameworkName, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[Plan], list[list[str]], list[dict[str, Any]]]:
     rng, index = random.Random(7), 0
     plans: list[Plan] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.experts.balance.packing import Packing, slot_loads
+from meshwright.planner.experts.balance.packing import SlotPacking, slot_loads
 from meshwright.planner.experts.problem import Loads, Slots
 
 _WIDE = 48
@@ -13,7 +13,7 @@ _WIDE = 48
 _BIG = 1e30
 
 
-def pass_on(packing: Packing, rounds: int, stop_at: Loads) -> None:
+def pass_on(packing: SlotPacking, rounds: int, stop_at: Loads) -> None:
     """Improves every row in place until neither one exchange with the fullest GPU nor two help.
 
     `stop_at` [rows] is a largest GPU load that is good enough.

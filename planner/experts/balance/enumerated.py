@@ -20,7 +20,7 @@ _PART = 4_000_000
 _BIG = 1e30
 
 
-def is_small(rows: Rows) -> bool:
+def is_enumerable(rows: Rows) -> bool:
     """Whether all packings of all counts are few enough."""
     experts = rows.loads.shape[2]
     few = partitions(rows.slots, rows.gpus) <= _MOST_PACKINGS

@@ -22,7 +22,7 @@ MOST_LITERALS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exact:
+class ExactPacking:
     """What the solver found: slots [gpus, slots of a GPU] or None, and a bound on the largest GPU load."""
 
     slots: Slots | None
@@ -48,7 +48,9 @@ def literals(layer: Layer) -> int:
     return int((layer.most - layer.least + 1).sum()) * (layer.gpus + 1)
 
 
-def solve_exactly(layer: Layer, hint: Slots, below: float, *, work: float, seed: int) -> Exact:
+def solve_exactly(
+    layer: Layer, hint: Slots, below: float, *, work: float, seed: int
+) -> ExactPacking:
     """Minimises the largest GPU load, starting from `hint` with load `below` over the mean.
 
     `work` is CP-SAT's deterministic time (about a second each), which ends the search at the same point on
@@ -74,13 +76,13 @@ def solve_exactly(layer: Layer, hint: Slots, below: float, *, work: float, seed:
     solver = repeatable_solver(seed, work=work)
     status = solver.solve(model)
     if status == cp_model.UNKNOWN:
-        return Exact(slots=None, bound=0.0, optimal=False)
+        return ExactPacking(slots=None, bound=0.0, optimal=False)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         raise RuntimeError(
             f"CP-SAT ended with {solver.status_name(status)} on a packing that has a solution"
         )
     held = [[e for e, c in keys if solver.value(on[e, c, gpu])] for gpu in range(layer.gpus)]
-    return Exact(
+    return ExactPacking(
         slots=np.array(held, dtype=np.int64),
         bound=solver.best_objective_bound / MEAN_LOAD,
         optimal=status == cp_model.OPTIMAL,

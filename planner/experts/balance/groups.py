@@ -8,12 +8,13 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.errors import InfeasibleError
 from meshwright.planner.experts.balance.bound import balance_bound, partitions
 from meshwright.planner.experts.balance.heuristic import first_answer
-from meshwright.planner.experts.balance.packing import improve, pack
+from meshwright.planner.experts.balance.packing import exchange_to_improve, pack
 from meshwright.planner.experts.balance.rows import EXACT, OPEN, Rows, Solved, State
-from meshwright.planner.experts.balance.solve import Effort, better, close, solve_rows
-from meshwright.planner.experts.problem import Limits, Loads, NoPlacementError, Shape, Slots
+from meshwright.planner.experts.balance.solve import PlacementEffort, better, close, solve_rows
+from meshwright.planner.experts.problem import Loads, PlacementLimits, Slots, SlotShape
 
 MOST_PARTITIONS = 5000
 MOST_TRIED = 24
@@ -21,7 +22,9 @@ _EXACT_ROUNDS = 4
 Sets = tuple[tuple[int, ...], ...]
 
 
-def solve_grouped(loads: Loads, shape: Shape, limits: Limits, effort: Effort) -> Solved:
+def solve_grouped(
+    loads: Loads, shape: SlotShape, limits: PlacementLimits, effort: PlacementEffort
+) -> Solved:
     """Slots [layers, gpus, slots of a GPU] with bounds, groups whole on a node.
 
     Loads [layers, windows, experts] are in units of the mean GPU load. Partitions of the groups over nodes
@@ -48,7 +51,9 @@ def splits(groups: tuple[int, ...], size: int) -> Iterator[Sets]:
 class _Search:
     """Node sets are shared between partitions: each is solved once for a layer."""
 
-    def __init__(self, loads: Loads, shape: Shape, limits: Limits, effort: Effort) -> None:
+    def __init__(
+        self, loads: Loads, shape: SlotShape, limits: PlacementLimits, effort: PlacementEffort
+    ) -> None:
         self._loads, self._shape, self._effort = loads, shape, effort
         self._per_group = loads.shape[2] // limits.groups
         size = limits.groups // shape.nodes
@@ -78,7 +83,7 @@ class _Search:
                 break
             self._heuristic()
         if not np.isfinite(self._best).all():
-            raise NoPlacementError(
+            raise InfeasibleError(
                 "groups: no placement was found that keeps replicas apart; use more slots"
             )
         slots = [self._joined(layer, self._choice[layer]) for layer in range(len(self._loads))]
@@ -202,14 +207,16 @@ class _Search:
         return np.concatenate([self._experts(self._sets[s])[self._slots[layer, s]] for s in sets])
 
 
-def _one_partition(loads: Loads, shape: Shape, limits: Limits, effort: Effort) -> Solved:
+def _one_partition(
+    loads: Loads, shape: SlotShape, limits: PlacementLimits, effort: PlacementEffort
+) -> Solved:
     """Groups to nodes by their loads, then every node; the bound is that of the groups and of all experts."""
     layers, windows, _ = loads.shape
     by_group = loads.reshape(layers, windows, limits.groups, -1)
     packing = pack(
         by_group.sum(axis=3), np.ones((layers, limits.groups), dtype=np.int64), shape.nodes
     )
-    improve(packing, 400, np.full(layers, float(shape.node_gpus)))
+    exchange_to_improve(packing, 400, np.full(layers, float(shape.node_gpus)))
     slots, value = solve_nodes(loads, packing.slots, shape, limits, effort)
     bound = np.maximum(
         balance_bound(by_group.sum(axis=3), limits.groups, shape.nodes) / shape.node_gpus,
@@ -219,7 +226,7 @@ def _one_partition(loads: Loads, shape: Shape, limits: Limits, effort: Effort) -
 
 
 def solve_nodes(
-    loads: Loads, groups: Slots, shape: Shape, limits: Limits, effort: Effort
+    loads: Loads, groups: Slots, shape: SlotShape, limits: PlacementLimits, effort: PlacementEffort
 ) -> tuple[Slots, Loads]:
     """Slots [layers, gpus, slots of a GPU] and their largest GPU loads [layers], for `groups` of the nodes.
 

@@ -12,7 +12,12 @@ from meshwright.planner.experts.balance.bound import balance_bound
 from meshwright.planner.experts.balance.chains import pass_on
 from meshwright.planner.experts.balance.count_bound import count_bound, pair_bound
 from meshwright.planner.experts.balance.counts import SPARE, counts_within, nearby_counts
-from meshwright.planner.experts.balance.packing import Packing, greedy_counts, improve, pack
+from meshwright.planner.experts.balance.packing import (
+    SlotPacking,
+    exchange_to_improve,
+    greedy_counts,
+    pack,
+)
 from meshwright.planner.experts.balance.recount import by_patterns, recount
 from meshwright.planner.experts.balance.repartition import share_anew
 from meshwright.planner.experts.balance.rows import AIM, OPEN, Rows, State, broken, value_of
@@ -60,7 +65,7 @@ def first_answer(rows: Rows, gap: float) -> State:
 
 def _packed(rows: Rows, counts: Slots, aim: Loads) -> Slots:
     packing = pack(rows.loads, counts, rows.gpus, rows.spread_nodes)
-    improve(packing, _ROUNDS, aim, rows.spread_nodes)
+    exchange_to_improve(packing, _ROUNDS, aim, rows.spread_nodes)
     return packing.slots
 
 
@@ -156,7 +161,7 @@ def _count_bounds(
         aim = np.maximum(state.bound[many], part.floor) * (1 + AIM * gap)
         packed = _packed(part, np.stack([counts for _, counts in offers]), aim)
         if rows.spread_nodes == 1:
-            pass_on(Packing(slots=packed, loads=part.loads), _ROUNDS, aim)
+            pass_on(SlotPacking(slots=packed, loads=part.loads), _ROUNDS, aim)
         for i, row in enumerate(many):
             state.offer(rows, np.array([row]), packed[i : i + 1])
     _split_anew(rows, state, gap)
@@ -168,7 +173,7 @@ def _split_anew(rows: Rows, state: State, gap: float, *, chains: bool = True) ->
     if not len(left) or rows.spread_nodes > 1:
         return
     part = rows.take(left)
-    packing = Packing(slots=state.slots[left].copy(), loads=part.loads)
+    packing = SlotPacking(slots=state.slots[left].copy(), loads=part.loads)
     aim = np.maximum(state.bound[left], part.floor) * (1 + AIM * gap)
     share_anew(packing, _ROUNDS, aim)
     if chains:

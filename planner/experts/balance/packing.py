@@ -18,7 +18,7 @@ _BIG = 1e30
 
 
 @dataclass
-class Packing:
+class SlotPacking:
     """Slots of every row, GPU by GPU."""
 
     slots: Slots
@@ -69,7 +69,7 @@ def greedy_counts(load: Loads, slots: int, most: int) -> Slots:
     return counts
 
 
-def pack(loads: Loads, counts: Slots, gpus: int, spread_nodes: int = 1) -> Packing:
+def pack(loads: Loads, counts: Slots, gpus: int, spread_nodes: int = 1) -> SlotPacking:
     """Longest processing time first: replicas in falling order, each to the least loaded GPU that may.
 
     All replicas of an expert are laid at once, on as many different GPUs. A replica for which only GPUs that
@@ -106,12 +106,12 @@ def pack(loads: Loads, counts: Slots, gpus: int, spread_nodes: int = 1) -> Packi
         held[everyone, gpu, expert] = True
         used[everyone, gpu] += 1
         load[everyone, :, gpu] += weight
-    packing = Packing(slots=slots, loads=loads)
+    packing = SlotPacking(slots=slots, loads=loads)
     _repair(packing)
     return packing
 
 
-def _repair(packing: Packing) -> None:
+def _repair(packing: SlotPacking) -> None:
     """Exchanges an expert that a GPU holds twice with a slot elsewhere, so that neither GPU has one twice."""
     for row in np.flatnonzero(has_duplicates(packing.slots)):
         slots = packing.slots[row]
@@ -141,7 +141,9 @@ def has_duplicates(slots: Slots) -> NDArray[np.bool_]:
     return np.asarray((ordered[..., 1:] == ordered[..., :-1]).any(axis=(-1, -2)))
 
 
-def improve(packing: Packing, rounds: int, stop_at: Loads, spread_nodes: int = 1) -> None:
+def exchange_to_improve(
+    packing: SlotPacking, rounds: int, stop_at: Loads, spread_nodes: int = 1
+) -> None:
     """Best exchange between the fullest GPU and any other, in place, until none helps.
 
     `stop_at` [rows] is a largest GPU load that is good enough, in the unit of the loads. Each round takes one

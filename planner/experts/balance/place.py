@@ -9,15 +9,23 @@ import numpy as np
 from meshwright.planner.experts.balance.crew import Crew
 from meshwright.planner.experts.balance.groups import solve_grouped
 from meshwright.planner.experts.balance.rows import Rows, Solved, by_layer
-from meshwright.planner.experts.balance.solve import Effort, solve_rows
-from meshwright.planner.experts.problem import Limits, Loads, Shape, check_loads, check_shape
+from meshwright.planner.experts.balance.solve import PlacementEffort, solve_rows
+from meshwright.planner.experts.problem import (
+    Loads,
+    PlacementLimits,
+    SlotShape,
+    check_loads,
+    check_shape,
+)
 
 
-def place(loads: Loads, shape: Shape, limits: Limits, effort: Effort) -> Solved:
+def place_layers(
+    loads: Loads, shape: SlotShape, limits: PlacementLimits, effort: PlacementEffort
+) -> Solved:
     """The placement with the least worst balance over the windows, for loads [windows, layers, experts].
 
-    Slots come back as [layers, gpus, slots of a GPU], in rising order on a GPU. Raises ExpertError and
-    NoPlacementError.
+    Slots come back as [layers, gpus, slots of a GPU], in rising order on a GPU. Raises InputError and
+    InfeasibleError.
     """
     check_loads(loads, "loads")
     check_shape(loads.shape[2], shape, limits)

@@ -13,7 +13,12 @@ import numpy as np
 
 from meshwright.planner.experts.balance.bound import least_counts
 from meshwright.planner.experts.balance.chains import pass_on
-from meshwright.planner.experts.balance.packing import Packing, has_duplicates, improve, pack
+from meshwright.planner.experts.balance.packing import (
+    SlotPacking,
+    exchange_to_improve,
+    has_duplicates,
+    pack,
+)
 from meshwright.planner.experts.balance.patterns import counts_ruled_out
 from meshwright.planner.experts.balance.repartition import share_anew
 from meshwright.planner.experts.balance.rows import AIM, EXACT, OPEN, Rows, State
@@ -97,9 +102,9 @@ def _repacked(
     known = np.repeat(loads, len(every), axis=0)
     noise = chance.lognormal(0, 0.1, known.shape)
     noise[::_STARTS] = 1.0
-    packing = Packing(slots=pack(known * noise, every, gpus).slots, loads=known)
+    packing = SlotPacking(slots=pack(known * noise, every, gpus).slots, loads=known)
     good = np.full(len(every), aim)
-    improve(packing, _ROUNDS, good)
+    exchange_to_improve(packing, _ROUNDS, good)
     share_anew(packing, _ROUNDS, good)
     pass_on(packing, _ROUNDS, good)
     best = np.argsort(packing.gpu_loads().max(axis=(1, 2)), kind="stable")[:_FINALISTS]
@@ -163,7 +168,7 @@ class _Recount:
         step = max(1, _PART // (total * self._loads.shape[1]))
         for part in (counts[fresh[i : i + step]] for i in range(0, len(fresh), step)):
             packing = pack(np.repeat(self._loads, len(part), axis=0), part, self._gpus)
-            improve(packing, _ROUNDS, np.full(len(part), self._aim))
+            exchange_to_improve(packing, _ROUNDS, np.full(len(part), self._aim))
             value = packing.gpu_loads().max(axis=(1, 2)) + _BIG * has_duplicates(packing.slots)
             slots.append(packing.slots)
             values.append(value)
@@ -178,7 +183,7 @@ class _Recount:
         return fresh
 
     def _last(self, slots: Slots, value: Loads) -> Slots:
-        packing = Packing(slots=slots, loads=np.repeat(self._loads, len(slots), axis=0))
+        packing = SlotPacking(slots=slots, loads=np.repeat(self._loads, len(slots), axis=0))
         good = np.full(len(value), self._aim)
         share_anew(packing, _ROUNDS, good)
         pass_on(packing, _ROUNDS, good)

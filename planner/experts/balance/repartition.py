@@ -11,7 +11,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.experts.balance.packing import Packing, slot_loads
+from meshwright.planner.experts.balance.packing import SlotPacking, slot_loads
 from meshwright.planner.experts.problem import Loads, Slots
 
 MOST_SLOTS = 6
@@ -27,7 +27,7 @@ def _splits(per_gpu: int) -> NDArray[np.int64]:
     return np.array([(0, *chosen) for chosen in rest], dtype=np.int64)
 
 
-def share_anew(packing: Packing, rounds: int, stop_at: Loads) -> None:
+def share_anew(packing: SlotPacking, rounds: int, stop_at: Loads) -> None:
     """Improves every row in place, the fullest GPU with the partner where both end lowest, until none helps.
 
     `stop_at` [rows] is a largest GPU load that is good enough. GPUs with more than MOST_SLOTS slots stay.

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from meshwright.planner.experts.balance.bound import balance_bound
-from meshwright.planner.experts.balance.packing import Packing, slot_loads
-from meshwright.planner.experts.balance.place import place
+from meshwright.planner.experts.balance.packing import SlotPacking, slot_loads
+from meshwright.planner.experts.balance.place import place_layers
 from meshwright.planner.experts.balance.rows import Solved, by_layer
-from meshwright.planner.experts.balance.solve import Effort
-from meshwright.planner.experts.problem import Limits, Loads, Shape, Slots
+from meshwright.planner.experts.balance.solve import PlacementEffort
+from meshwright.planner.experts.problem import Loads, PlacementLimits, Slots, SlotShape
 
-OBJECTIVES = ("guarded", "worst", "cvar")
+ROBUST_OBJECTIVES = ("guarded", "worst", "cvar")
 _ROUNDS = 200
 
 
@@ -31,9 +31,15 @@ def cvar(values: Loads, share: float) -> Loads:
 
 
 def place_robustly(
-    loads: Loads, shape: Shape, limits: Limits, effort: Effort, *, objective: str, share: float
+    loads: Loads,
+    shape: SlotShape,
+    limits: PlacementLimits,
+    effort: PlacementEffort,
+    *,
+    objective: str,
+    share: float,
 ) -> Solved:
-    """The placement for loads [windows, layers, experts] by one of OBJECTIVES; value is what it minimises.
+    """Placement of loads [windows, layers, experts] by one of ROBUST_OBJECTIVES; value is what is minimised.
 
     `worst` is the worst window. `guarded` counts even routing as one more window, so that GPUs share what
     replicas leave of the noise of windows that are not known; value and bound are those of the known ones.
@@ -41,20 +47,22 @@ def place_robustly(
     """
     windows, _, experts = loads.shape
     if windows == 1 or objective == "worst" or (objective == "guarded" and shape.slots == experts):
-        return place(loads, shape, limits, effort)
+        return place_layers(loads, shape, limits, effort)
     known = by_layer(loads, shape.gpus)
     if objective == "guarded":
-        found = place(np.concatenate([loads, np.ones_like(loads[:1])]), shape, limits, effort)
-        value = Packing(slots=found.slots, loads=known).balance()
+        found = place_layers(
+            np.concatenate([loads, np.ones_like(loads[:1])]), shape, limits, effort
+        )
+        value = SlotPacking(slots=found.slots, loads=known).balance()
         bound = balance_bound(known, shape.slots, shape.gpus, value)
         return Solved(slots=found.slots, value=value, bound=np.minimum(bound, value))
     mean = np.swapaxes(known.mean(axis=1, keepdims=True), 0, 1)
-    tried = [place(part, shape, limits, effort).slots for part in (loads, mean)]
+    tried = [place_layers(part, shape, limits, effort).slots for part in (loads, mean)]
     size = shape.node_gpus if limits.groups > 1 or limits.spread else shape.gpus
     slots = np.stack(
         [_least(rows, load, share, size) for *rows, load in zip(*tried, known, strict=True)]
     )
-    value = cvar(Packing(slots=slots, loads=known).gpu_loads().max(axis=2), share)
+    value = cvar(SlotPacking(slots=slots, loads=known).gpu_loads().max(axis=2), share)
     # No window is below its own bound, and the CVaR rises with every window.
     each = [balance_bound(known[:, k : k + 1], shape.slots, shape.gpus) for k in range(windows)]
     return Solved(
@@ -117,8 +125,8 @@ def drift_row(window: str, loads: Loads, slots: Slots, alone: dict[str, Slots]) 
     mean over layers; negative where it is higher.
     """
     rows = np.swapaxes(loads, 0, 1)
-    here = Packing(slots=slots, loads=rows).balance()
-    others = {name: Packing(slots=one, loads=rows).balance() for name, one in alone.items()}
+    here = SlotPacking(slots=slots, loads=rows).balance()
+    others = {name: SlotPacking(slots=one, loads=rows).balance() for name, one in alone.items()}
     return {
         "window": window,
         "balance_max": float(here.max()),

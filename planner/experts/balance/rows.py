@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.experts.balance.packing import Packing, has_duplicates
+from meshwright.planner.experts.balance.packing import SlotPacking, has_duplicates
 from meshwright.planner.experts.problem import Loads, Slots
 
 EXACT = 1e-6
@@ -74,7 +74,7 @@ class State:
 
 def value_of(rows: Rows, slots: Slots) -> Loads:
     """Largest GPU load over the mean, worst window, [rows]."""
-    return np.asarray(Packing(slots=slots, loads=rows.loads).gpu_loads().max(axis=(1, 2)))
+    return np.asarray(SlotPacking(slots=slots, loads=rows.loads).gpu_loads().max(axis=(1, 2)))
 
 
 def broken(rows: Rows, slots: Slots) -> NDArray[np.bool_]:

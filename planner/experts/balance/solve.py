@@ -7,18 +7,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from meshwright.errors import InfeasibleError
 from meshwright.planner.experts.balance.crew import Crew
-from meshwright.planner.experts.balance.enumerated import enumerate_rows, is_small
+from meshwright.planner.experts.balance.enumerated import enumerate_rows, is_enumerable
 from meshwright.planner.experts.balance.exact import (
     MOST_LITERALS,
-    Exact,
+    ExactPacking,
     Layer,
     literals,
     solve_exactly,
 )
 from meshwright.planner.experts.balance.heuristic import Budget, first_answer, search, sharpen
 from meshwright.planner.experts.balance.rows import EXACT, OPEN, Rows, Solved, State
-from meshwright.planner.experts.problem import NoPlacementError, Slots
+from meshwright.planner.experts.problem import Slots
 
 _LEAST_WORK = 0.05
 """CP-SAT's deterministic time below which a row is not worth the model."""
@@ -29,7 +30,7 @@ _PROCESS_COST = 4000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Effort:
+class PlacementEffort:
     """How far to go. All limits are amounts of work, so the answer does not depend on the machine's speed."""
 
     gap: float = 0.005
@@ -46,25 +47,25 @@ class Effort:
     """Told the first answer, before it is bettered."""
 
 
-def solve_rows(rows: Rows, effort: Effort) -> Solved:
-    """First answer, search, CP-SAT. Raises NoPlacementError if none was found within the limits."""
+def solve_rows(rows: Rows, effort: PlacementEffort) -> Solved:
+    """First answer, search, CP-SAT. Raises InfeasibleError if none was found within the limits."""
     state = first_answer(rows, effort.gap)
     if effort.on_first is not None:
         effort.on_first(state)
-    if is_small(rows):
+    if is_enumerable(rows):
         enumerate_rows(rows, state)
     better(rows, state, effort)
     if effort.exact:
         close(rows, state, effort)
     if not np.isfinite(state.value).all():
-        raise NoPlacementError(
+        raise InfeasibleError(
             f"no placement of {rows.loads.shape[2]} experts in {rows.slots} slots on {rows.gpus} GPUs was "
             "found that keeps replicas apart; use more slots or fewer limits"
         )
     return Solved(slots=state.slots, value=state.value, bound=np.minimum(state.bound, state.value))
 
 
-def budget_of(rows: Rows, count: int, effort: Effort, *, first: bool) -> Budget:
+def budget_of(rows: Rows, count: int, effort: PlacementEffort, *, first: bool) -> Budget:
     """Work for each of `count` open rows, by what its parts cost on one core."""
     total_s = 2 * effort.time_limit_s / max(count, 1)
     round_s = 24e-6 * rows.slots * (1 + rows.slots / 300)
@@ -77,7 +78,7 @@ def budget_of(rows: Rows, count: int, effort: Effort, *, first: bool) -> Budget:
     )
 
 
-def better(rows: Rows, state: State, effort: Effort) -> None:
+def better(rows: Rows, state: State, effort: PlacementEffort) -> None:
     """The search, its open rows over processes: first on all of them, then more on those that stay open."""
     sharpen(rows, state, effort.gap)
     for first in (True, False):
@@ -125,7 +126,7 @@ class _Task:
     seed: int
 
 
-def close(rows: Rows, state: State, effort: Effort, share: float = 0.25) -> None:
+def close(rows: Rows, state: State, effort: PlacementEffort, share: float = 0.25) -> None:
     """CP-SAT on rows that are still open, widest gap first; `share` of the limit is shared out over them."""
     gap = state.value / np.maximum(state.bound, rows.floor) - 1
     left = [
@@ -189,13 +190,13 @@ def _task(
     return _Task(layer=layer, hint=hint, below=float(below), covers=covers, work=work, seed=seed)
 
 
-def _run(tasks: list[_Task | None], crew: Crew | None) -> list[tuple[_Task, Exact] | None]:
+def _run(tasks: list[_Task | None], crew: Crew | None) -> list[tuple[_Task, ExactPacking] | None]:
     if crew is None or sum(task is not None for task in tasks) < 4:
         return [_solve(task) for task in tasks]
     return crew.map(_solve, tasks)
 
 
-def _solve(task: _Task | None) -> tuple[_Task, Exact] | None:
+def _solve(task: _Task | None) -> tuple[_Task, ExactPacking] | None:
     if task is None:
         return None
     return task, solve_exactly(task.layer, task.hint, task.below, work=task.work, seed=task.seed)

@@ -1,69 +1,54 @@
-"""Reads measured routing: load arrays, token traces and what serving and training systems record.
-
-Nothing is ever unpickled. Sizes are bounded before anything is decoded.
-"""
+"""Reads measured routing: load arrays, token traces and what serving and training systems record."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.experts.problem import MOST_ELEMENTS, ExpertError, Loads, check_loads
+from meshwright.errors import InputError
+from meshwright.planner.experts.files.recorders import read_jsonl, read_statistics_folder
+from meshwright.planner.experts.files.routing import (
+    LARGEST_FILE_BYTES,
+    LARGEST_TEXT_BYTES,
+    MOST_EXPERTS,
+    Routing,
+    bounded_bytes,
+    cut_steps,
+    from_tokens,
+    number_array,
+    parsed_json,
+    to_logical,
+    window_names,
+)
+from meshwright.planner.experts.files.sglang_dump import read_dump_folder, read_torch
+from meshwright.planner.experts.problem import Loads, check_loads
 
-LARGEST_FILE_BYTES = 512 * 2**20
-LARGEST_TEXT_BYTES = 64 * 2**20
-MOST_EXPERTS = 65_536
 _PICKLES = (".pkl", ".pickle", ".joblib")
 NOT_LOADS = ("num_groups", "topk", "top_k", "seed", "num_experts", "topk_groups", "token_topic")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Routing:
-    """What was measured. Layers are those with experts, in order."""
-
-    loads: Loads
-    """Tokens of each expert, [windows, layers, experts]."""
-    windows: tuple[str, ...]
-    tokens: NDArray[np.int32] | None = None
-    """Experts that each token chose, [layers, tokens, top-k]; -1 for a choice that was dropped."""
-    co_activation: Loads | None = None
-    """How often two experts were chosen together, [layers, experts, experts], symmetric."""
-    affinity: Loads | None = None
-    """Tokens from each source rank to each expert, [layers, ranks, experts]."""
-    affinity_recorded: bool = False
-    """Whether `affinity` is what a recorder's ranks saw: it counts where there are as many GPUs as ranks."""
-    groups: int = 1
-    """Routing groups that the file states."""
-    layer_ids: tuple[int, ...] = field(default=())
-    """The model's layer of each row, where the file names it."""
 
 
 def read_routing(path: Path, *, windows: tuple[str, ...] = (), split: int = 1) -> Routing:
     """The routing in a file or folder; `windows` chooses arrays by name, `split` cuts steps into windows.
 
     npz, npy, json, csv; jsonl (Megatron); a folder with meta_info.json (TensorRT-LLM); pt, or a folder of
-    them (SGLang, needs torch). Raises ExpertError.
+    them (SGLang, needs torch). Raises InputError.
     """
-    from meshwright.planner.experts.files.recorders import read_jsonl, read_statistics_folder
-    from meshwright.planner.experts.files.sglang_dump import read_dump_folder, read_torch
-
     if split < 1:
-        raise ExpertError(f"windows: must be cut into at least 1, got {split}")
+        raise InputError(f"windows: must be cut into at least 1, got {split}")
     if path.is_dir():
         dumps = not (path / "meta_info.json").is_file() and any(path.glob("*.pt"))
         return read_dump_folder(path, split) if dumps else read_statistics_folder(path, split)
     suffix = path.suffix.lower()
     if suffix in _PICKLES:
-        raise ExpertError(
+        raise InputError(
             f"{path}: pickles are refused, loading one can run any code; save as npz, npy or json"
         )
     arrays = read_arrays(path)
@@ -76,7 +61,7 @@ def read_routing(path: Path, *, windows: tuple[str, ...] = (), split: int = 1) -
             ".pt": lambda data: read_torch(data, path, split),
         }
         if suffix not in readers:
-            raise ExpertError(
+            raise InputError(
                 f"{path}: {suffix or 'no ending'} is not read; allowed: .npz, .npy, .json, "
                 f"{', '.join(readers)}, or a folder"
             )
@@ -90,7 +75,7 @@ def read_routing(path: Path, *, windows: tuple[str, ...] = (), split: int = 1) -
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]] | None:
-    """The arrays of an npz, npy (called `load`) or JSON file; None for other endings. Raises ExpertError."""
+    """The arrays of an npz, npy (called `load`) or JSON file; None for other endings. Raises InputError."""
     readers: dict[str, Callable[[bytes], dict[str, NDArray[Any]]]] = {
         ".npz": lambda data: _npz(data, path),
         ".npy": lambda data: {"load": _npy(data, str(path))},
@@ -106,25 +91,9 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]] | None:
 
 def _refuse_pickle(data: bytes, path: Path) -> None:
     if data[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
-        raise ExpertError(
+        raise InputError(
             f"{path}: this is a pickle; pickles are refused, loading one can run any code"
         )
-
-
-def bounded_bytes(path: Path, largest: int) -> bytes:
-    """The file's bytes. Raises ExpertError if it is no file, cannot be read, or is larger."""
-    if not path.is_file():
-        raise ExpertError(f"{path}: no such file")
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(largest + 1)
-    except OSError as error:
-        raise ExpertError(f"{path}: cannot be read ({error.strerror or 'system error'})") from None
-    if len(data) > largest:
-        raise ExpertError(
-            f"{path}: larger than the {largest} bytes that are read; sum over steps first"
-        )
-    return data
 
 
 def _npy(data: bytes, where: str) -> NDArray[Any]:
@@ -132,10 +101,10 @@ def _npy(data: bytes, where: str) -> NDArray[Any]:
         array = np.load(io.BytesIO(data), allow_pickle=False)
     except (ValueError, OSError, EOFError, MemoryError) as error:
         if "allow_pickle" in str(error):
-            raise ExpertError(
+            raise InputError(
                 f"{where}: holds pickled objects; pickles are refused, loading one can run any code"
             ) from None
-        raise ExpertError(
+        raise InputError(
             f"{where}: not a numpy array ({str(error).splitlines()[0][:100]})"
         ) from None
     return np.asarray(array)
@@ -145,14 +114,14 @@ def _npz(data: bytes, path: Path) -> dict[str, NDArray[Any]]:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             if sum(entry.file_size for entry in archive.infolist()) > 2 * LARGEST_FILE_BYTES:
-                raise ExpertError(f"{path}: unpacks to more than {2 * LARGEST_FILE_BYTES} bytes")
+                raise InputError(f"{path}: unpacks to more than {2 * LARGEST_FILE_BYTES} bytes")
             names = [name for name in archive.namelist() if name.endswith(".npy")]
             return {
                 name.removesuffix(".npy"): _npy(archive.read(name), f"{path}: {name}")
                 for name in names[:256]
             }
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-        raise ExpertError(f"{path}: not an npz file ({str(error)[:100]})") from None
+        raise InputError(f"{path}: not an npz file ({str(error)[:100]})") from None
 
 
 def _json_arrays(data: bytes, path: Path) -> dict[str, NDArray[Any]]:
@@ -165,47 +134,14 @@ def _json_arrays(data: bytes, path: Path) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def parsed_json(data: bytes, where: str) -> Any:
-    """Plain data; NaN and Infinity are refused. Raises ExpertError with line and column."""
-
-    def refuse(word: str) -> float:
-        raise ExpertError(f"{where}: {word} is not a number that a load can have")
-
-    try:
-        return json.loads(data.decode("utf-8-sig"), parse_constant=refuse)
-    except json.JSONDecodeError as error:
-        raise ExpertError(
-            f"{where}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}"
-        ) from None
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise ExpertError(f"{where}: not valid JSON ({type(error).__name__})") from None
-    except ValueError as error:
-        if isinstance(error, ExpertError):
-            raise
-        raise ExpertError(f"{where}: a number cannot be read") from None
-
-
-def number_array(value: object, where: str) -> NDArray[Any]:
-    """A nested list of numbers as an array. Raises ExpertError if it is ragged or holds anything else."""
-    try:
-        array = np.array(value)
-    except (ValueError, OverflowError):
-        raise ExpertError(
-            f"{where}: lists of different lengths; every layer needs the same experts"
-        ) from None
-    if array.dtype.kind not in "iuf":
-        raise ExpertError(f"{where}: must be numbers, got {array.dtype}")
-    return array
-
-
 def _csv(data: bytes, path: Path) -> Routing:
     """A matrix [layers, experts], or columns layer, expert, load with a head."""
     try:
         rows = [row for row in csv.reader(io.StringIO(data.decode("utf-8-sig"))) if row]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ExpertError(f"{path}: not readable as CSV ({error})") from None
+        raise InputError(f"{path}: not readable as CSV ({error})") from None
     if not rows:
-        raise ExpertError(f"{path}: empty; give one line of loads per layer")
+        raise InputError(f"{path}: empty; give one line of loads per layer")
     head = [cell.strip().lower() for cell in rows[0]]
     named = "layer" in head
     numbers: list[list[float]] = []
@@ -213,19 +149,19 @@ def _csv(data: bytes, path: Path) -> Routing:
         try:
             numbers.append([float(cell) for cell in row])
         except ValueError:
-            raise ExpertError(
+            raise InputError(
                 f"{path}: line {line}: must be numbers, got {','.join(row)[:60]!r}"
             ) from None
     table = number_array(numbers, str(path))
     if not named:
         return Routing(loads=np.asarray(table, dtype=np.float64)[None], windows=("all",))
     if not {"layer", "expert", "load"} <= set(head) or table.ndim != 2:
-        raise ExpertError(
+        raise InputError(
             f"{path}: line 1: columns must be layer, expert, load; got {', '.join(head)[:80]}"
         )
     layer, expert = (table[:, head.index(name)].astype(np.int64) for name in ("layer", "expert"))
     if expert.min() < 0 or expert.max() >= MOST_EXPERTS:
-        raise ExpertError(
+        raise InputError(
             f"{path}: expert: must be from 0 to {MOST_EXPERTS - 1}, got {expert.max()}"
         )
     ids, index = np.unique(layer, return_inverse=True)
@@ -259,11 +195,11 @@ def _from_arrays(
                 table = to_logical(table, arrays["physical_to_logical_map"], str(path))
             steps = name != "load" and table.ndim == 3
             loads = cut_steps(table, split) if steps else _windows(table, f"{path}: {name}")
-            return replace(extra, loads=loads, windows=_numbered(len(loads)))
+            return replace(extra, loads=loads, windows=window_names(len(loads)))
     choices = [name for name, array in arrays.items() if array.ndim == 2 and name not in NOT_LOADS]
     if len(choices) == 1:
         return replace(extra, loads=_named(arrays, path, tuple(choices)), windows=tuple(choices))
-    raise ExpertError(
+    raise InputError(
         f"{path}: no array called load, topk_ids or logical_count; choose windows by name with --window: "
         f"{', '.join(choices[:20]) or 'this file has none of shape [layers, experts]'}"
     )
@@ -285,7 +221,7 @@ def _optional(arrays: Mapping[str, NDArray[Any]], name: str) -> Loads | None:
 
 def _windows(table: NDArray[Any], where: str) -> Loads:
     if table.ndim not in (2, 3) or table.dtype.kind not in "iuf":
-        raise ExpertError(
+        raise InputError(
             f"{where}: must be numbers of shape [layers, experts] or [windows, layers, experts], got "
             f"{table.dtype} {list(table.shape)}"
         )
@@ -300,71 +236,13 @@ def _named(arrays: Mapping[str, NDArray[Any]], path: Path, names: tuple[str, ...
         if name not in arrays:
             near = get_close_matches(name, list(arrays), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ExpertError(
+            raise InputError(
                 f"{path}: no window {name!r}{hint}; it has {', '.join(list(arrays)[:20])}"
             )
         found.append(_windows(arrays[name], f"{path}: {name}"))
     shapes = {tuple(window.shape) for window in found}
     if len(shapes) > 1:
-        raise ExpertError(
+        raise InputError(
             f"{path}: windows of different shapes: {', '.join(str(list(s)) for s in sorted(shapes))}"
         )
     return np.concatenate(found)
-
-
-def _numbered(count: int) -> tuple[str, ...]:
-    return ("all",) if count == 1 else tuple(f"window {i}" for i in range(count))
-
-
-def cut_steps(table: NDArray[Any], split: int) -> Loads:
-    """Sums steps [steps, layers, experts] to `split` windows, each a run of steps."""
-    parts = np.array_split(np.asarray(table, dtype=np.float64), min(split, len(table)))
-    return np.stack([part.sum(axis=0) for part in parts])
-
-
-def to_logical(table: NDArray[Any], mapping: NDArray[Any], where: str) -> Loads:
-    """Loads of physical slots [steps, layers, slots] summed by the experts they hold, by [layers, slots]."""
-    if table.ndim != 3 or mapping.shape != table.shape[1:] or mapping.dtype.kind not in "iu":
-        raise ExpertError(
-            f"{where}: physical_to_logical_map must have the shape {list(table.shape[1:])}, "
-            f"got {list(mapping.shape)}"
-        )
-    if mapping.min() < 0 or mapping.max() >= MOST_EXPERTS:
-        raise ExpertError(
-            f"{where}: physical_to_logical_map: experts must be from 0 to {MOST_EXPERTS - 1}"
-        )
-    out = np.zeros((*table.shape[:2], int(mapping.max()) + 1))
-    for layer in range(table.shape[1]):
-        np.add.at(out[:, layer].T, mapping[layer], np.asarray(table[:, layer], dtype=np.float64).T)
-    return out
-
-
-def from_tokens(ids: NDArray[Any], experts: int, where: str, extra: Routing) -> Routing:
-    """Routing from the experts that each token chose, [layers, tokens, top-k]."""
-    if ids.ndim != 3 or ids.dtype.kind not in "iu" or 0 in ids.shape:
-        raise ExpertError(
-            f"{where}: must be integers of shape [layers, tokens, top-k], got {ids.dtype} {list(ids.shape)}"
-        )
-    if ids.size > MOST_ELEMENTS:
-        raise ExpertError(
-            f"{where}: {ids.size} choices, more than the {MOST_ELEMENTS} that are read"
-        )
-    top = int(ids.max())
-    count = experts or top + 1
-    if top >= count or count > MOST_EXPERTS or int(ids.min()) < -1:
-        raise ExpertError(
-            f"{where}: expert numbers must be from 0 to {min(count, MOST_EXPERTS) - 1} (-1: dropped), got "
-            f"{top if top >= count else int(ids.min())}"
-        )
-    tokens = ids.astype(np.int32)
-    return replace(extra, loads=token_loads(tokens, count)[None], tokens=tokens)
-
-
-def token_loads(tokens: NDArray[np.int32], experts: int) -> Loads:
-    """How many tokens chose each expert, [layers, experts]."""
-    return np.stack(
-        [
-            np.bincount(layer[layer >= 0].ravel(), minlength=experts).astype(np.float64)
-            for layer in tokens
-        ]
-    )

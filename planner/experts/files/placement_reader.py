@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.experts.files.inputs import (
+from meshwright.errors import InputError
+from meshwright.planner.experts.files.routing import (
     LARGEST_TEXT_BYTES,
     MOST_EXPERTS,
     bounded_bytes,
     number_array,
     parsed_json,
 )
-from meshwright.planner.experts.problem import ExpertError, Slots
+from meshwright.planner.experts.problem import Slots
 
 _KEYS = ("physical_to_logical_map", "initial_global_assignments", "layer_list", "permutation")
 
@@ -24,7 +25,7 @@ _KEYS = ("physical_to_logical_map", "initial_global_assignments", "layer_list", 
 def read_placement(
     path: Path, *, layers: int, gpus: int, experts: int, layer_ids: tuple[int, ...] = ()
 ) -> Slots:
-    """Slots [layers, gpus, slots of a GPU] from any file that `experts` writes. Raises ExpertError.
+    """Slots [layers, gpus, slots of a GPU] from any file that `experts` writes. Raises InputError.
 
     Our own JSON, SGLang's, TensorRT-LLM's YAML, vLLM-ascend's JSON, a Megatron permutation. `layer_ids` are
     the model's layers with experts, where known.
@@ -32,7 +33,7 @@ def read_placement(
     document = _document(path)
     key = next((name for name in _KEYS if isinstance(document, Mapping) and name in document), None)
     if key is None:
-        raise ExpertError(
+        raise InputError(
             f"{path}: no {', '.join(_KEYS[:-1])} or {_KEYS[-1]}; give a placement written by `experts`"
         )
     where = f"{path}: {key}"
@@ -48,17 +49,17 @@ def read_placement(
         or len(table) < layers
         or table.shape[1] % gpus
     ):
-        raise ExpertError(
+        raise InputError(
             f"{where} must be integers [{layers} layers, slots], slots a multiple of {gpus} GPUs, got "
             f"{list(table.shape)}"
         )
     table = _with_experts(table, layers, layer_ids)
     if table.min() < 0 or table.max() >= min(experts, MOST_EXPERTS):
-        raise ExpertError(f"{where}: experts must be from 0 to {experts - 1}")
+        raise InputError(f"{where}: experts must be from 0 to {experts - 1}")
     for layer, row in enumerate(table):
         missing = sorted(set(range(experts)) - set(row.tolist()))
         if missing:
-            raise ExpertError(f"{where}[{layer}]: expert {missing[0]} is in no slot")
+            raise InputError(f"{where}[{layer}]: expert {missing[0]} is in no slot")
     return np.asarray(table, dtype=np.int64).reshape(layers, gpus, -1)
 
 
@@ -71,14 +72,14 @@ def _document(path: Path) -> Any:
     try:
         return yaml.safe_load(data.decode("utf-8-sig"))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ExpertError(f"{path}: not valid YAML ({str(error).splitlines()[0][:100]})") from None
+        raise InputError(f"{path}: not valid YAML ({str(error).splitlines()[0][:100]})") from None
 
 
 def _numbered(held: Mapping[Any, Any], where: str) -> list[Any]:
     """Keys in the order of their layers."""
     keys = {key: str(key) for key in held}
     if not keys or not all(text.isdecimal() and len(text) < 10 for text in keys.values()):
-        raise ExpertError(
+        raise InputError(
             f"{where}: keys must be the numbers of layers, got {list(keys.values())[:4]}"
         )
     return sorted(keys, key=lambda key: int(keys[key]))
@@ -96,7 +97,7 @@ def _by_device(held: object, where: str) -> list[list[Any]]:
         ]
         return [[expert for device in row for expert in device] for row in rows]
     except (KeyError, TypeError):
-        raise ExpertError(
+        raise InputError(
             f"{where}: every layer needs layer_id and device_list, every device device_id and device_expert"
         ) from None
 

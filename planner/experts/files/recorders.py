@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.experts.files.inputs import (
+from meshwright.errors import InputError
+from meshwright.planner.experts.files.routing import (
     LARGEST_FILE_BYTES,
     LARGEST_TEXT_BYTES,
     Routing,
@@ -19,8 +19,9 @@ from meshwright.planner.experts.files.inputs import (
     from_tokens,
     number_array,
     parsed_json,
+    window_names,
 )
-from meshwright.planner.experts.problem import ExpertError, Loads, check_loads
+from meshwright.planner.experts.problem import Loads, check_loads
 
 _SAFETENSORS = {
     "I64": "<i8",
@@ -37,14 +38,14 @@ _LARGEST_HEADER = 64 * 2**20
 def read_safetensors(data: bytes, where: str) -> dict[str, NDArray[Any]]:
     """The tensors of a safetensors file: 8 bytes length, a JSON head, raw little-endian data.
 
-    Format: the safetensors README of Hugging Face. Raises ExpertError for a head that does not fit the data.
+    Format: the safetensors README of Hugging Face. Raises InputError for a head that does not fit the data.
     """
     size = int.from_bytes(data[:8], "little") if len(data) >= 8 else -1
     if not 0 < size <= min(_LARGEST_HEADER, len(data) - 8):
-        raise ExpertError(f"{where}: not a safetensors file")
+        raise InputError(f"{where}: not a safetensors file")
     head = parsed_json(data[8 : 8 + size], where)
     if not isinstance(head, Mapping):
-        raise ExpertError(f"{where}: not a safetensors file, its head is no mapping")
+        raise InputError(f"{where}: not a safetensors file, its head is no mapping")
     body, found = data[8 + size :], {}
     for name, entry in head.items():
         if name == "__metadata__":
@@ -56,7 +57,7 @@ def read_safetensors(data: bytes, where: str) -> dict[str, NDArray[Any]]:
                 raise ValueError("data_offsets")
             found[str(name)] = np.frombuffer(body[start:stop], dtype=kind).reshape(entry["shape"])
         except (KeyError, TypeError, ValueError, OverflowError):
-            raise ExpertError(
+            raise InputError(
                 f"{where}: tensor {str(name)[:60]!r}: its dtype, shape or offsets are not usable"
             ) from None
     return found
@@ -71,7 +72,7 @@ def read_statistics_folder(path: Path, split: int) -> Routing:
     (NVIDIA/TensorRT-LLM examples/wide_ep/ep_load_balancer/utils.py)
     """
     if not (path / "meta_info.json").is_file():
-        raise ExpertError(
+        raise InputError(
             f"{path}: a folder without meta_info.json; give TensorRT-LLM's statistics folder or a file"
         )
     meta = parsed_json(
@@ -86,19 +87,19 @@ def read_statistics_folder(path: Path, split: int) -> Routing:
         return trace
     counts = _summed(files)
     if not counts:
-        raise ExpertError(f"{path}: no rank*.safetensors beside meta_info.json")
+        raise InputError(f"{path}: no rank*.safetensors beside meta_info.json")
     iterations = sorted({key[0] for key in counts})
     layers = sorted({key[1] for key in counts})
     missing = [(i, layer) for i in iterations for layer in layers if (i, layer) not in counts]
     if missing:
-        raise ExpertError(f"{path}: no tensor for iteration {missing[0][0]}, layer {missing[0][1]}")
+        raise InputError(f"{path}: no tensor for iteration {missing[0][0]}, layer {missing[0][1]}")
     experts = {len(value) for value in counts.values() if value.ndim == 1}
     if (
         len(experts) != 1
         or any(value.ndim != 1 for value in counts.values())
         or {stated} - {None} - experts
     ):
-        raise ExpertError(
+        raise InputError(
             f"{path}: tensors must have one count per expert, num_experts is {str(stated)[:20]}"
         )
     table = np.stack([[counts[i, layer] for layer in layers] for i in iterations])
@@ -116,7 +117,7 @@ def read_statistics_folder(path: Path, split: int) -> Routing:
     )
     return Routing(
         loads=loads,
-        windows=("all",) if len(loads) == 1 else tuple(f"window {i}" for i in range(len(loads))),
+        windows=window_names(len(loads)),
         tokens=trace.tokens if trace is not None and same else None,
         co_activation=np.stack([np.asarray(t, dtype=np.float64) for t in together])
         if good
@@ -131,7 +132,7 @@ def _by_rank(files: list[Path], layers: list[int]) -> Loads:
     """Choices of each rank's tokens, [layers, ranks, experts], ranks by the numbers in the files' names."""
     for file in files:
         if not file.stem.removeprefix("rank").isdecimal():
-            raise ExpertError(f"{file}: the name must be rank and a number, as rank0.safetensors")
+            raise InputError(f"{file}: the name must be rank and a number, as rank0.safetensors")
     numbered = sorted(files, key=lambda file: int(file.stem.removeprefix("rank")))
     sums = []
     for file in numbered:
@@ -149,7 +150,7 @@ def _raw_trace(path: Path, experts: int) -> Routing | None:
         ).items():
             step, layer = _key(name, file)
             if tensor.ndim != 2 or tensor.dtype.kind not in "iu":
-                raise ExpertError(f"{file}: tensor {name[:60]!r}: must be integers [tokens, top-k]")
+                raise InputError(f"{file}: tensor {name[:60]!r}: must be integers [tokens, top-k]")
             found.setdefault(layer, []).append((step, file.name, tensor))
     if not found:
         return None
@@ -157,7 +158,7 @@ def _raw_trace(path: Path, experts: int) -> Routing | None:
     parts = [[tensor for *_, tensor in sorted(found[k], key=lambda item: item[:2])] for k in layers]
     shapes = {tuple(tensor.shape for tensor in tensors) for tensors in parts}
     if len(shapes) > 1 or len({shape[1] for shape in next(iter(shapes))}) > 1:
-        raise ExpertError(f"{path}: rank*_raw.safetensors: layers or iterations have other shapes")
+        raise InputError(f"{path}: rank*_raw.safetensors: layers or iterations have other shapes")
     ids = np.stack([np.concatenate(tensors) for tensors in parts])
     blank = Routing(loads=np.ones((1, 1, 1)), windows=("all",), layer_ids=tuple(layers))
     return from_tokens(ids, experts, f"{path}: rank*_raw.safetensors", blank)
@@ -166,7 +167,7 @@ def _raw_trace(path: Path, experts: int) -> Routing | None:
 def _key(name: str, path: Path) -> tuple[int, int]:
     first, _, second = name.partition("_")
     if not (first.isdecimal() and second.isdecimal()):
-        raise ExpertError(f"{path}: tensor {name[:60]!r}: names must be ITERATION_LAYER")
+        raise InputError(f"{path}: tensor {name[:60]!r}: names must be ITERATION_LAYER")
     return int(first), int(second)
 
 
@@ -178,7 +179,7 @@ def _summed(paths: list[Path]) -> dict[tuple[int, int], NDArray[Any]]:
         ).items():
             key = _key(name, path)
             if key in total and total[key].shape != tensor.shape:
-                raise ExpertError(f"{path}: tensor {name[:60]!r}: ranks disagree on its shape")
+                raise InputError(f"{path}: tensor {name[:60]!r}: ranks disagree on its shape")
             total[key] = total.get(key, 0) + tensor.astype(np.float64)
     return total
 
@@ -194,50 +195,34 @@ def read_jsonl(data: bytes, path: Path, split: int) -> Routing:
         where = f"{path}: line {number}"
         entry = parsed_json(line, where)
         if not isinstance(entry, Mapping) or "tokens_per_expert" not in entry:
-            raise ExpertError(f"{where}: no field tokens_per_expert")
+            raise InputError(f"{where}: no field tokens_per_expert")
         counts = number_array(entry["tokens_per_expert"], f"{where}: tokens_per_expert").astype(
             np.float64
         )
         layer = entry.get("layer", entry.get("layer_number", 0))
         step = entry.get("iteration", entry.get("step", 0))
         if not isinstance(layer, int) or not isinstance(step, int) or counts.ndim not in (1, 2):
-            raise ExpertError(
+            raise InputError(
                 f"{where}: layer and iteration must be integers, tokens_per_expert a list of counts"
             )
         for offset, row in enumerate(counts if counts.ndim == 2 else counts[None]):
             held = steps.setdefault(step, {})
             known = held.get(layer + offset)
             if known is not None and known.shape != row.shape:
-                raise ExpertError(f"{where}: {len(row)} experts, {len(known)} on an earlier line")
+                raise InputError(f"{where}: {len(row)} experts, {len(known)} on an earlier line")
             held[layer + offset] = row if known is None else known + row
     layers = sorted({layer for held in steps.values() for layer in held})
     sizes = {len(row) for held in steps.values() for row in held.values()}
     if not layers or len(sizes) != 1:
-        raise ExpertError(
+        raise InputError(
             f"{path}: every line needs the same number of experts, got {sorted(sizes)[:5]}"
         )
     short = next((step for step, held in steps.items() if len(held) != len(layers)), None)
     if short is not None:
-        raise ExpertError(
+        raise InputError(
             f"{path}: iteration {short} has {len(steps[short])} of {len(layers)} layers"
         )
     table = np.stack([[steps[step][layer] for layer in layers] for step in sorted(steps)])
     loads = cut_steps(table, split)
-    names = ("all",) if len(loads) == 1 else tuple(f"window {i}" for i in range(len(loads)))
+    names = window_names(len(loads))
     return Routing(loads=loads, windows=names, layer_ids=tuple(layers))
-
-
-def write_safetensors(tensors: Mapping[str, NDArray[Any]]) -> bytes:
-    """The bytes of a safetensors file, for data sets that have to be handed on."""
-    names = {np.dtype(value): key for key, value in _SAFETENSORS.items()}
-    head, body = {}, b""
-    for name, tensor in tensors.items():
-        raw = np.ascontiguousarray(tensor).tobytes()
-        head[name] = {
-            "dtype": names[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [len(body), len(body) + len(raw)],
-        }
-        body += raw
-    text = json.dumps(head).encode()
-    return len(text).to_bytes(8, "little") + text + body

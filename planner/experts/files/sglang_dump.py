@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.experts.files.inputs import (
+from meshwright.errors import InputError
+from meshwright.planner.experts.files.routing import (
     LARGEST_FILE_BYTES,
     MOST_EXPERTS,
     Routing,
@@ -27,14 +28,15 @@ from meshwright.planner.experts.files.inputs import (
     from_tokens,
     to_logical,
     token_loads,
+    window_names,
 )
-from meshwright.planner.experts.problem import MOST_ELEMENTS, ExpertError
+from meshwright.planner.experts.problem import MOST_ELEMENTS
 
 MOST_FILES = 4096
 
 
 def read_torch(data: bytes, path: Path, split: int) -> Routing:
-    """One dump, read with torch.load(weights_only=True): no code is run. Raises ExpertError."""
+    """One dump, read with torch.load(weights_only=True): no code is run. Raises InputError."""
     return recorded([_loaded(data, path)], path, split)
 
 
@@ -42,7 +44,7 @@ def read_dump_folder(path: Path, split: int) -> Routing:
     """All dumps of a folder, as one: every rank of the detail modes writes its own."""
     files = sorted(path.glob("*.pt"))
     if len(files) > MOST_FILES:
-        raise ExpertError(
+        raise InputError(
             f"{path}: {len(files)} .pt files, more than the {MOST_FILES} that are read"
         )
     held = [_loaded(bounded_bytes(file, LARGEST_FILE_BYTES), file) for file in files]
@@ -53,54 +55,54 @@ def _loaded(data: bytes, path: Path) -> Mapping[str, Any]:
     try:
         import torch
     except ImportError:
-        raise ExpertError(
+        raise InputError(
             f"{path}: reading .pt needs torch, which is not installed; pip install torch, or save "
             "logical_count as npy"
         ) from None
     if data[:2] != b"PK":
-        raise ExpertError(
+        raise InputError(
             f"{path}: not a torch zip file; older torch files are plain pickles, which are refused"
         )
     try:
         held = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001  torch raises its own kinds for anything that is not plain data
-        raise ExpertError(
+        raise InputError(
             f"{path}: refused by torch's weights_only reader: {str(error).splitlines()[0][:120]}"
         ) from None
     if not isinstance(held, Mapping):
-        raise ExpertError(f"{path}: must hold a mapping with logical_count or records")
+        raise InputError(f"{path}: must hold a mapping with logical_count or records")
     return held
 
 
 def recorded(dumps: Sequence[Mapping[str, Any]], path: Path, split: int) -> Routing:
-    """Dumps of one mode as one routing. Raises ExpertError."""
+    """Dumps of one mode as one routing. Raises InputError."""
     if all("logical_count" in dump for dump in dumps):
         tables = [np.asarray(dump["logical_count"]) for dump in dumps]
         tables = [table if table.ndim == 3 else table[None] for table in tables]
         if len({table.shape[1:] for table in tables}) > 1 or tables[0].ndim != 3:
-            raise ExpertError(
+            raise InputError(
                 f"{path}: logical_count must have the shape [steps, layers, experts] in every dump, got "
                 f"{', '.join(str(list(table.shape)) for table in tables[:4])}"
             )
         return _steps(np.concatenate(tables), path, split)
     records = [record for dump in dumps for record in _records_of(dump, path)]
     if not records:
-        raise ExpertError(f"{path}: no logical_count and no records")
+        raise InputError(f"{path}: no logical_count and no records")
     mapping = np.asarray(dumps[-1].get("last_physical_to_logical_map", ()))
     if mapping.ndim != 2 or mapping.dtype.kind not in "iu":
-        raise ExpertError(f"{path}: last_physical_to_logical_map must be integers [layers, slots]")
+        raise InputError(f"{path}: last_physical_to_logical_map must be integers [layers, slots]")
     records.sort(key=lambda record: (_number(record, "forward_pass_id"), _number(record, "rank")))
     if all("topk_ids_of_layer" in record for record in records):
         return _tokens(records, mapping, path)
     if all("global_physical_count" in record for record in records):
         return _passes(records, mapping, path, split)
-    raise ExpertError(f"{path}: records without topk_ids_of_layer or global_physical_count")
+    raise InputError(f"{path}: records without topk_ids_of_layer or global_physical_count")
 
 
 def _records_of(dump: Mapping[str, Any], path: Path) -> list[Mapping[str, Any]]:
     records = dump.get("records")
     if not isinstance(records, list) or not all(isinstance(record, Mapping) for record in records):
-        raise ExpertError(f"{path}: no logical_count and no records")
+        raise InputError(f"{path}: no logical_count and no records")
     return records
 
 
@@ -111,17 +113,17 @@ def _number(record: Mapping[str, Any], name: str) -> int:
 
 def _steps(table: NDArray[Any], path: Path, split: int) -> Routing:
     if table.size > MOST_ELEMENTS:
-        raise ExpertError(
+        raise InputError(
             f"{path}: {table.size} counts, more than the {MOST_ELEMENTS} that are read"
         )
     loads = cut_steps(table, split)
     moe = np.flatnonzero(loads.sum(axis=(0, 2)) > 0)
     if not len(moe):
-        raise ExpertError(f"{path}: logical_count: nothing was routed in any layer")
+        raise InputError(f"{path}: logical_count: nothing was routed in any layer")
     # SGLang counts dense layers too; nothing is routed there.
     return Routing(
         loads=loads[:, moe],
-        windows=("all",) if len(loads) == 1 else tuple(f"window {i}" for i in range(len(loads))),
+        windows=window_names(len(loads)),
         layer_ids=tuple(int(layer) for layer in moe),
     )
 
@@ -134,7 +136,7 @@ def _passes(
     for record in records:
         count = np.asarray(record["global_physical_count"], dtype=np.int64)
         if count.shape != mapping.shape:
-            raise ExpertError(
+            raise InputError(
                 f"{path}: global_physical_count must have the shape {list(mapping.shape)} of "
                 f"last_physical_to_logical_map, got {list(count.shape)}"
             )
@@ -151,26 +153,26 @@ def _tokens(records: list[Mapping[str, Any]], mapping: NDArray[Any], path: Path)
     if any(p.ndim != 3 or p.dtype.kind not in "iu" or len(p) != len(mapping) for p in parts) or (
         len({part.shape[2] for part in parts}) > 1
     ):
-        raise ExpertError(
+        raise InputError(
             f"{where}: must be integers [{len(mapping)} layers, tokens, top-k] in every record"
         )
     if mapping.size and (mapping.min() < 0 or mapping.max() >= MOST_EXPERTS):
-        raise ExpertError(
+        raise InputError(
             f"{path}: last_physical_to_logical_map: must be from 0 to {MOST_EXPERTS - 1}"
         )
     slots = np.concatenate(parts, axis=1)
     if slots.size > MOST_ELEMENTS:
-        raise ExpertError(
+        raise InputError(
             f"{where}: {slots.size} choices, more than the {MOST_ELEMENTS} that are read"
         )
     if slots.size and (slots.max() >= mapping.shape[1] or slots.min() < -1):
-        raise ExpertError(
+        raise InputError(
             f"{where}: slots must be from 0 to {mapping.shape[1] - 1} (-1: none), got {slots.max()}"
         )
     layers = np.flatnonzero((slots >= 0).any(axis=(1, 2)))
     columns = np.flatnonzero((slots >= 0).any(axis=(0, 1)))
     if not len(layers):
-        raise ExpertError(f"{where}: nothing was routed in any layer")
+        raise InputError(f"{where}: nothing was routed in any layer")
     slots = slots[layers][:, :, columns]
     experts = int(mapping.max()) + 1
     held = mapping[layers][:, None, :]

@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.planner.experts.problem import ExpertError, Slots
+from meshwright.errors import InputError
+from meshwright.frameworks.megatron import MEGATRON
+from meshwright.planner.experts.problem import Slots
 
-FORMATS = ("json", "sglang", "trtllm", "vllm", "megatron")
+PLACEMENT_FORMATS = ("json", "sglang", "trtllm", "vllm", MEGATRON.name)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed:
+class PlacementFile:
     """A placement as files hold it: slots [layers, gpus, slots of a GPU]."""
 
     slots: Slots
@@ -26,21 +28,21 @@ class Placed:
     summary: Mapping[str, Any]
 
 
-def placement_text(placed: Placed, form: str) -> str:
-    """The text of the file. Raises ExpertError for an unknown format or a placement that it cannot hold."""
+def placement_text(placed: PlacementFile, form: str) -> str:
+    """The text of the file. Raises InputError for an unknown format or a placement that it cannot hold."""
     writers = {
         "json": _own,
         "sglang": _sglang,
         "trtllm": _trtllm,
         "vllm": _vllm_ascend,
-        "megatron": _megatron,
+        MEGATRON.name: _megatron,
     }
     if form not in writers:
-        raise ExpertError(f"format: no format {form[:40]!r}; allowed: {', '.join(writers)}")
+        raise InputError(f"format: no format {form[:40]!r}; allowed: {', '.join(writers)}")
     return writers[form](placed)
 
 
-def _own(placed: Placed) -> str:
+def _own(placed: PlacementFile) -> str:
     flat = placed.slots.reshape(len(placed.slots), -1)
     document = {
         "schema": 1,
@@ -56,7 +58,7 @@ def _own(placed: Placed) -> str:
     return json.dumps(document) + "\n"
 
 
-def _all_layers(placed: Placed) -> Slots:
+def _all_layers(placed: PlacementFile) -> Slots:
     """Slots of every layer up to the last, [layers, slots]; dense layers hold the experts in order."""
     flat = placed.slots.reshape(len(placed.slots), -1)
     out = np.tile(np.arange(flat.shape[1]) % placed.experts, (max(placed.layer_ids) + 1, 1))
@@ -64,12 +66,12 @@ def _all_layers(placed: Placed) -> Slots:
     return out
 
 
-def _sglang(placed: Placed) -> str:
+def _sglang(placed: PlacementFile) -> str:
     """For --init-expert-location: one map and no other key; every layer of the model has a row."""
     return json.dumps({"physical_to_logical_map": _all_layers(placed).tolist()}) + "\n"
 
 
-def _trtllm(placed: Placed) -> str:
+def _trtllm(placed: PlacementFile) -> str:
     """TensorRT-LLM's load balancer: assignments by the model's layer number, no updates while running."""
     flat = placed.slots.reshape(len(placed.slots), -1)
     lines = [f"num_slots: {flat.shape[1]}", "initial_global_assignments:"]
@@ -79,7 +81,7 @@ def _trtllm(placed: Placed) -> str:
     return "\n".join([*lines, "layer_updates_per_iter: 0"]) + "\n"
 
 
-def _vllm_ascend(placed: Placed) -> str:
+def _vllm_ascend(placed: PlacementFile) -> str:
     """vLLM-ascend's expert_map_path: the experts of each device, layer by layer, MoE layers only."""
     layers = [
         {
@@ -94,11 +96,11 @@ def _vllm_ascend(placed: Placed) -> str:
     return json.dumps({"moe_layer_count": len(layers), "layer_list": layers}) + "\n"
 
 
-def _megatron(placed: Placed) -> str:
+def _megatron(placed: PlacementFile) -> str:
     """A permutation for checkpoints: position p of a layer takes weights and router row of expert old[p]."""
     flat = placed.slots.reshape(len(placed.slots), -1)
     if flat.shape[1] != placed.experts:
-        raise ExpertError(
+        raise InputError(
             f"format: megatron trains every expert once: {flat.shape[1]} slots for {placed.experts} experts "
             f"hold replicas; use --slots {placed.experts}"
         )

@@ -13,14 +13,15 @@ from itertools import islice, pairwise
 
 import numpy as np
 
+from meshwright.errors import InputError
 from meshwright.planner.experts.balance.bound import balance_bound
 from meshwright.planner.experts.balance.packing import has_duplicates
-from meshwright.planner.experts.balance.place import place
+from meshwright.planner.experts.balance.place import place_layers
 from meshwright.planner.experts.balance.rows import Solved, by_layer
-from meshwright.planner.experts.balance.solve import Effort
+from meshwright.planner.experts.balance.solve import PlacementEffort
 from meshwright.planner.experts.moves.exact import solve_moves
 from meshwright.planner.experts.moves.search import Current, Step
-from meshwright.planner.experts.problem import ExpertError, Limits, Loads, Shape, Slots
+from meshwright.planner.experts.problem import Loads, PlacementLimits, Slots, SlotShape
 from meshwright.planner.experts.traffic.affinity import best_order
 
 _STEP_S = 16e-9
@@ -43,19 +44,19 @@ class Moved:
 def improve_from(
     loads: Loads,
     current: Slots,
-    shape: Shape,
+    shape: SlotShape,
     max_moves: int,
     *,
-    limits: Limits | None = None,
+    limits: PlacementLimits | None = None,
     time_limit_s: float = 30.0,
     seed: int = 0,
 ) -> Moved:
     """The best placement found with at most `max_moves` moves from `current` [layers, gpus, slots of a GPU].
 
-    Loads [windows, layers, experts]. Groups stay on the nodes where they are. Raises ExpertError if the
+    Loads [windows, layers, experts]. Groups stay on the nodes where they are. Raises InputError if the
     current placement has another shape, an expert twice on a GPU, or breaks the limits.
     """
-    limits = limits or Limits()
+    limits = limits or PlacementLimits()
     _check(current, shape, limits, loads.shape[2])
     rows = by_layer(loads, shape.gpus)
     before = np.array([_value(row, slots) for row, slots in zip(rows, current, strict=True)])
@@ -66,9 +67,9 @@ def improve_from(
     ]
     anew = None
     if max_moves >= current[0].size // 2 and limits.groups == 1:
-        effort = Effort(exact=False, time_limit_s=time_limit_s / 4, seed=seed)
+        effort = PlacementEffort(exact=False, time_limit_s=time_limit_s / 4, seed=seed)
         nodes = shape.nodes if limits.spread else 1
-        fresh = place(loads, shape, limits, effort).slots
+        fresh = place_layers(loads, shape, limits, effort).slots
         anew = np.stack([_matched(a, b, nodes) for a, b in zip(current, fresh, strict=True)])
     slots, moves = _by_search(
         rows, current, anew, shape, max_moves, limits=limits, time_limit_s=time_limit_s / 2
@@ -139,21 +140,21 @@ def _value(load: Loads, slots: Slots) -> float:
     return Current(slots=slots, loads=load).value(slots)
 
 
-def _check(current: Slots, shape: Shape, limits: Limits, experts: int) -> None:
+def _check(current: Slots, shape: SlotShape, limits: PlacementLimits, experts: int) -> None:
     if current.shape[1:] != (shape.gpus, shape.per_gpu):
-        raise ExpertError(
+        raise InputError(
             f"from: the placement has {current[0].size} slots on {current.shape[1]} GPUs, {shape.slots} on "
             f"{shape.gpus} are asked for"
         )
     if has_duplicates(current).any():
-        raise ExpertError(
+        raise InputError(
             "from: the placement holds an expert twice on a GPU; place anew without --max-moves"
         )
     for layer, slots in enumerate(current):
         if limits.spread and not Current(
             slots=slots, loads=np.ones((1, experts)), spread_nodes=shape.nodes
         ).spread(slots):
-            raise ExpertError(
+            raise InputError(
                 f"from: layer {layer}: replicas of an expert share a node though others have none; leave "
                 "--spread out, or place anew without --max-moves"
             )
@@ -162,7 +163,7 @@ def _check(current: Slots, shape: Shape, limits: Limits, experts: int) -> None:
             held = [set(node.tolist()) for node in group]
             twice = {g for node in held for g in node if sum(g in other for other in held) > 1}
             if twice:
-                raise ExpertError(
+                raise InputError(
                     f"from: layer {layer}: group {min(twice)} is on several nodes; use --groups 1, or place "
                     "anew without --max-moves"
                 )
@@ -172,10 +173,10 @@ def _by_search(
     rows: Loads,
     current: Slots,
     anew: Slots | None,
-    shape: Shape,
+    shape: SlotShape,
     max_moves: int,
     *,
-    limits: Limits,
+    limits: PlacementLimits,
     time_limit_s: float,
 ) -> tuple[Slots, Slots]:
     """Slots and moves of each layer: curves of its parts (nodes, where groups stay), best shared out."""

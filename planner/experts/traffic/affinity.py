@@ -6,22 +6,23 @@ from dataclasses import replace
 
 import numpy as np
 
+from meshwright.errors import InputError
 from meshwright.planner.experts.balance.rows import Solved
-from meshwright.planner.experts.problem import ExpertError, Loads, Shape, Slots
+from meshwright.planner.experts.problem import Loads, Slots, SlotShape
 
 _UNIT = 10**9
 
 
-def check_affinity(affinity: Loads, layers: int, experts: int, shape: Shape) -> None:
-    """Raises ExpertError unless affinity is finite, not negative, of shape [layers, GPUs, experts]."""
+def check_affinity(affinity: Loads, layers: int, experts: int, shape: SlotShape) -> None:
+    """Raises InputError unless affinity is finite, not negative, of shape [layers, GPUs, experts]."""
     asked = (layers, shape.gpus, experts)
     if affinity.shape != asked:
-        raise ExpertError(
+        raise InputError(
             f"affinity: must have the shape [layers, source ranks, experts], one rank for each GPU, "
             f"{list(asked)}; got {list(affinity.shape)}"
         )
     if not np.isfinite(affinity).all() or affinity.min() < 0:
-        raise ExpertError("affinity: token counts must be finite and not negative")
+        raise InputError("affinity: token counts must be finite and not negative")
 
 
 def local_choices(slots: Slots, affinity: Loads, nodes: int) -> Loads:
@@ -42,7 +43,7 @@ def cross_node_share(slots: Slots, affinity: Loads, nodes: int) -> float:
     return float(1 - kept / max(affinity.sum(), 1e-300))
 
 
-def near_sources(solved: Solved, affinity: Loads, shape: Shape) -> Solved:
+def near_sources(solved: Solved, affinity: Loads, shape: SlotShape) -> Solved:
     """The placement with whole nodes in the order in which the most choices stay: an assignment problem.
 
     Nodes are alike: balance, bound, replicas and the nodes that a token touches stay as they are.

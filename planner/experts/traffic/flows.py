@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.experts.files.inputs import Routing, read_arrays, read_routing
-from meshwright.planner.experts.problem import ExpertError, Loads, Shape
+from meshwright.errors import InputError
+from meshwright.planner.experts.files.inputs import read_arrays, read_routing
+from meshwright.planner.experts.files.routing import Routing
+from meshwright.planner.experts.problem import Loads, SlotShape
 from meshwright.planner.experts.traffic.affinity import check_affinity
 
 MOST_TOKENS = 16_384
@@ -47,10 +49,10 @@ class Flows:
         return Flows(tokens=tokens, pairs=pairs, sources=sources)
 
 
-def read_flows(routing: Routing, co_activation: Path | None, shape: Shape) -> Flows:
+def read_flows(routing: Routing, co_activation: Path | None, shape: SlotShape) -> Flows:
     """Of the loads' own file, or of `co_activation`: a token trace, or counts of pairs of experts.
 
-    Pairs count where there is no trace. Raises ExpertError for another shape than the loads.
+    Pairs count where there is no trace. Raises InputError for another shape than the loads.
     """
     _, layers, experts = routing.loads.shape
     where = "co-activation" if co_activation is None else str(co_activation)
@@ -63,12 +65,12 @@ def read_flows(routing: Routing, co_activation: Path | None, shape: Shape) -> Fl
     if co_activation is not None:
         tokens, pairs = _read_together(co_activation)
     if tokens is not None and (len(tokens) != layers or tokens.max() >= experts):
-        raise ExpertError(
+        raise InputError(
             f"{where}: a trace of {len(tokens)} layers and experts up to {tokens.max()}; the loads have "
             f"{layers} layers of {experts} experts"
         )
     if co_activation is not None and tokens is None and pairs is None:
-        raise ExpertError(f"{where}: no topk_ids and no co_activation in it")
+        raise InputError(f"{where}: no topk_ids and no co_activation in it")
     if pairs is not None:
         pairs = _checked_pairs(pairs, layers, experts, where)
     return Flows(tokens=tokens, pairs=None if tokens is not None else pairs, sources=sources)
@@ -88,9 +90,7 @@ def _read_together(path: Path) -> tuple[NDArray[np.int32] | None, Loads | None]:
         return routing.tokens, routing.co_activation
     names = [name for name in ("co_activation", "load") if name in arrays] or list(arrays)[:1]
     if not names or arrays[names[0]].dtype.kind not in "iuf" or arrays[names[0]].ndim not in (2, 3):
-        raise ExpertError(
-            f"{path}: must hold topk_ids, or co_activation [layers, experts, experts]"
-        )
+        raise InputError(f"{path}: must hold topk_ids, or co_activation [layers, experts, experts]")
     pairs = np.asarray(arrays[names[0]], dtype=np.float64)
     return None, pairs if pairs.ndim == 3 else pairs[None]
 
@@ -98,12 +98,12 @@ def _read_together(path: Path) -> tuple[NDArray[np.int32] | None, Loads | None]:
 def _checked_pairs(pairs: Loads, layers: int, experts: int, where: str) -> Loads:
     """Symmetric with a zero diagonal."""
     if pairs.shape != (layers, experts, experts):
-        raise ExpertError(
+        raise InputError(
             f"{where}: co-activation must have the shape [layers, experts, experts], "
             f"{[layers, experts, experts]}; got {list(pairs.shape)}"
         )
     if not np.isfinite(pairs).all() or pairs.min() < 0:
-        raise ExpertError(f"{where}: co-activation must be finite and not negative")
+        raise InputError(f"{where}: co-activation must be finite and not negative")
     both = np.asarray((pairs + np.swapaxes(pairs, 1, 2)) / 2)
     both[:, np.arange(experts), np.arange(experts)] = 0.0
     return both

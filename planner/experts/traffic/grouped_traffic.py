@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from meshwright.planner.experts.balance.bound import balance_bound, partitions
 from meshwright.planner.experts.balance.groups import MOST_PARTITIONS, solve_nodes, splits
-from meshwright.planner.experts.balance.packing import Packing
+from meshwright.planner.experts.balance.packing import SlotPacking
 from meshwright.planner.experts.balance.rows import Solved
-from meshwright.planner.experts.balance.solve import Effort
-from meshwright.planner.experts.problem import Limits, Loads, Shape, Slots
+from meshwright.planner.experts.balance.solve import PlacementEffort
+from meshwright.planner.experts.problem import Loads, PlacementLimits, Slots, SlotShape
 from meshwright.planner.experts.traffic.flows import Flows
 from meshwright.planner.experts.traffic.swap_search import Cap, tabu_search
 from meshwright.planner.experts.traffic.swap_state import SwapState
@@ -78,9 +78,9 @@ def less_grouped_traffic(
     loads: Loads,
     solved: Solved,
     *,
-    shape: Shape,
-    limits: Limits,
-    effort: Effort,
+    shape: SlotShape,
+    limits: PlacementLimits,
+    effort: PlacementEffort,
     levels: tuple[Level, ...],
     caps: Loads,
 ) -> Solved:
@@ -120,11 +120,13 @@ def less_grouped_traffic(
         left = [layer for i, layer in enumerate(left) if not good[i]]
     for layer in range(layers):
         slots[layer] = nodes_to_leaves(flows, layer, slots[layer], shape, levels)
-    value = Packing(slots=slots, loads=loads).gpu_loads().max(axis=(1, 2))
+    value = SlotPacking(slots=slots, loads=loads).gpu_loads().max(axis=(1, 2))
     return Solved(slots=slots, value=value, bound=np.minimum(solved.bound, value))
 
 
-def _candidates(ties: _Ties, load: Loads, now: Slots, *, cap: float, shape: Shape) -> list[Slots]:
+def _candidates(
+    ties: _Ties, load: Loads, now: Slots, *, cap: float, shape: SlotShape
+) -> list[Slots]:
     """Groups of the nodes [nodes, groups of a node] with less traffic than `now`, least first.
 
     Left out is what the bound of a node's packing rules out.
@@ -146,7 +148,7 @@ def _candidates(ties: _Ties, load: Loads, now: Slots, *, cap: float, shape: Shap
     return [every[k] for k in some[np.argsort(total[some], kind="stable")][:_TRIED]]
 
 
-def _searched(ties: _Ties, load: Loads, now: Slots, *, cap: float, shape: Shape) -> list[Slots]:
+def _searched(ties: _Ties, load: Loads, now: Slots, *, cap: float, shape: SlotShape) -> list[Slots]:
     """The same where partitions are too many to list: what searches from `now` find, the cap and tighter."""
     node = np.argsort(now.ravel(), kind="stable") // now.shape[1]
     by_group = load.reshape(len(load), now.size, -1).sum(axis=2)
@@ -186,7 +188,7 @@ def _padded(touched: NDArray[np.bool_]) -> Ids:
 
 
 def nodes_to_leaves(
-    flows: Flows, layer: int, slots: Slots, shape: Shape, levels: tuple[Level, ...]
+    flows: Flows, layer: int, slots: Slots, shape: SlotShape, levels: tuple[Level, ...]
 ) -> Slots:
     """One layer's slots [gpus, per GPU] with whole nodes exchanged so that tokens touch fewer leaves.
 

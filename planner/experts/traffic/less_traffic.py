@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshwright.planner.experts.balance.crew import Crew
-from meshwright.planner.experts.balance.packing import Packing, has_duplicates
+from meshwright.planner.experts.balance.packing import SlotPacking, has_duplicates
 from meshwright.planner.experts.balance.rows import Solved
-from meshwright.planner.experts.problem import Loads, Shape, Slots
+from meshwright.planner.experts.problem import Loads, Slots, SlotShape
 from meshwright.planner.experts.traffic.flows import MOST_TOKENS, Flows
 from meshwright.planner.experts.traffic.node_packing import packed
 from meshwright.planner.experts.traffic.swap_search import Cap, step_cost_s, tabu_search
@@ -44,12 +44,12 @@ _ROUNDS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
+class NodeExchange:
     """One layer's exchange of replicas between nodes."""
 
     flows: Flows
     experts: int
-    shape: Shape
+    shape: SlotShape
     levels: tuple[Level, ...]
     cap: float
     """Largest load of a GPU over the mean."""
@@ -130,7 +130,7 @@ def less_traffic(
     loads: Loads,
     solved: Solved,
     *,
-    shape: Shape,
+    shape: SlotShape,
     levels: tuple[Level, ...],
     cap: float,
     spread: bool,
@@ -148,7 +148,7 @@ def less_traffic(
     steps = _steps(flows, loads, shape, levels=len(levels), time_limit_s=time_limit_s / rounds)
     jobs = [
         (
-            Search(
+            NodeExchange(
                 flows=flows.layer(layer),
                 experts=loads.shape[2],
                 shape=shape,
@@ -167,11 +167,13 @@ def less_traffic(
     ]
     with Crew(workers) as crew:
         slots = np.stack(crew.map(_layer, jobs))
-    value = Packing(slots=slots, loads=loads).gpu_loads().max(axis=(1, 2))
+    value = SlotPacking(slots=slots, loads=loads).gpu_loads().max(axis=(1, 2))
     return Solved(slots=slots, value=value, bound=np.minimum(solved.bound, value))
 
 
-def _steps(flows: Flows, loads: Loads, shape: Shape, *, levels: int, time_limit_s: float) -> int:
+def _steps(
+    flows: Flows, loads: Loads, shape: SlotShape, *, levels: int, time_limit_s: float
+) -> int:
     """Steps of a layer's first search; the second takes about half as many."""
     choices = (
         0
@@ -183,14 +185,14 @@ def _steps(flows: Flows, loads: Loads, shape: Shape, *, levels: int, time_limit_
     return int(np.clip(2 * time_limit_s / (1.6 * len(loads) * each_s), 10, _MOST_STEPS))
 
 
-def _layer(job: tuple[Search, Slots, int]) -> Slots:
+def _layer(job: tuple[NodeExchange, Slots, int]) -> Slots:
     search, slots, rounds = job
     for _ in range(rounds):
         slots = less_of(search, slots)
     return slots
 
 
-def less_of(search: Search, slots: Slots) -> Slots:
+def less_of(search: NodeExchange, slots: Slots) -> Slots:
     """Slots [gpus, per GPU] with replicas exchanged so that traffic costs less, within the caps.
 
     `slots` where nothing helps. An expert stays at most once on a GPU.
@@ -211,7 +213,7 @@ def less_of(search: Search, slots: Slots) -> Slots:
 class _Layer:
     """A layer's replicas by number; which token goes to which replica is that of the start."""
 
-    def __init__(self, search: Search, slots: Slots) -> None:
+    def __init__(self, search: NodeExchange, slots: Slots) -> None:
         self._search, self._start = search, slots
         self._expert = slots.ravel()
         self._gpu = np.arange(len(self._expert)) // slots.shape[1]

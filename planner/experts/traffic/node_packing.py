@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.planner.experts.balance.packing import Packing, has_duplicates, improve, pack
-from meshwright.planner.experts.problem import Loads, Shape
+from meshwright.planner.experts.balance.packing import (
+    SlotPacking,
+    exchange_to_improve,
+    has_duplicates,
+    pack,
+)
+from meshwright.planner.experts.problem import Loads, SlotShape
 from meshwright.planner.experts.traffic.swap_terms import Ids
 
 _ROUNDS = 200
 
 
-def packed(gpu: Ids, expert: Ids, weight: Loads, shape: Shape) -> Ids:
+def packed(gpu: Ids, expert: Ids, weight: Loads, shape: SlotShape) -> Ids:
     """GPU of every replica [replicas], nodes as in `gpu`; weight [windows, replicas] over the mean GPU load.
 
     The best of the packing as it is, of one from the start and of one dealt out, after exchanges. An expert's
@@ -34,8 +39,8 @@ def packed(gpu: Ids, expert: Ids, weight: Loads, shape: Shape) -> Ids:
         for slots in tried:
             if has_duplicates(slots)[0]:
                 continue
-            packing = Packing(slots=slots, loads=loads)
-            improve(packing, _ROUNDS, np.array([loads.sum(axis=2).max() / size]))
+            packing = SlotPacking(slots=slots, loads=loads)
+            exchange_to_improve(packing, _ROUNDS, np.array([loads.sum(axis=2).max() / size]))
             value = float(packing.gpu_loads().max())
             if value < least - 1e-12:
                 best, least = packing.slots[0], value

@@ -42,7 +42,7 @@ class Cap:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class SwapResult:
     """GPUs of the best state within the cap [units], None if there was none; its cost; the steps taken."""
 
     gpu: Ids | None
@@ -50,7 +50,7 @@ class Found:
     steps: int
 
 
-def tabu_search(state: SwapState, cap: Cap, *, steps: int, patience: int, seed: int) -> Found:
+def tabu_search(state: SwapState, cap: Cap, *, steps: int, patience: int, seed: int) -> SwapResult:
     """The best exchange of two units at every step, better or not; `state` ends where the search stopped.
 
     A unit does not go back to a place for some steps, unless that betters the best (Glover, Tabu Search part
@@ -81,7 +81,7 @@ def tabu_search(state: SwapState, cap: Cap, *, steps: int, patience: int, seed: 
             lowest, since = now + cap.price * over, 0
         if over <= _NONE and now < least - least_change:
             best, least = state.gpu.copy(), now
-    return Found(gpu=best, cost=least, steps=step)
+    return SwapResult(gpu=best, cost=least, steps=step)
 
 
 def _open(state: SwapState, cost: Loads, cap: Cap) -> Loads:

@@ -14,7 +14,6 @@ import numpy as np
 from meshwright.planner.drawing.svg import Drawing, flowed, ramp_colour, shortened, text_width
 from meshwright.planner.launch.rank_files import RankFiles
 from meshwright.planner.launch.ranks.fabric_places import HostPlace
-from meshwright.planner.launch.ranks.groups import Groups, coordinates
 from meshwright.planner.launch.ranks.node_shapes import (
     EMPTY,
     Host,
@@ -22,6 +21,7 @@ from meshwright.planner.launch.ranks.node_shapes import (
     LeafStyle,
     style_for,
 )
+from meshwright.planner.mapping.process_groups import Groups, coordinates
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.predicted import LayoutDoc
 

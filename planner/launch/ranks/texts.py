@@ -7,18 +7,19 @@ import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from meshwright.documents.output_files import LaunchError
+from meshwright.errors import InfeasibleError
+from meshwright.frameworks.catalog import framework_named
 from meshwright.planner.launch.rank_files import RankFiles, RankPlace, rank_files
 from meshwright.planner.launch.ranks.fabric_places import HostPlace, host_places
-from meshwright.planner.launch.ranks.groups import (
+from meshwright.planner.launch.ranks.picture import fabric_picture
+from meshwright.planner.launch.schedulers import openmpi_rankfile
+from meshwright.planner.mapping.process_groups import (
     DENSE,
     Groups,
     coordinates,
+    megatron_order,
     process_groups,
-    rank_order,
 )
-from meshwright.planner.launch.ranks.picture import fabric_picture
-from meshwright.planner.launch.schedulers import openmpi_rankfile
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.predicted import LayoutDoc
 
@@ -43,17 +44,16 @@ def mapping_files(
     groups.json        the process groups of every axis and of the products of axes that frameworks use
     fabric.svg         a picture of the ranks on the fabric
 
-    `node_names` and `ranks` are as for `megatron.launch_files`. Raises LaunchError if the plan has no layout
-    or its mapping does not fit it.
+    `node_names` and `ranks` are as for `megatron.launch_files`. Raises InfeasibleError if the plan has no
+    layout or its mapping does not fit it.
     """
     layout = plan.layout
     if layout is None:
-        raise LaunchError(
+        raise InfeasibleError(
             f"the plan has no layout (status {plan.status}): there is nothing to launch."
         )
-    placed = rank_files(
-        plan, layout, node_names, ranks, reorder=plan.inputs.framework == "megatron"
-    )
+    framework = framework_named(plan.inputs.framework)
+    placed = rank_files(plan, layout, node_names, ranks, reorder=framework.reorders_ranks)
     groups = plan_groups(plan, layout, placed)
     places = host_places(plan.inputs.cluster, len(placed.places), placed.nodes)
     idle = () if node_names else _idle(plan, placed, places)
@@ -69,7 +69,7 @@ def mapping_files(
 
 
 def plan_picture(plan: Plan) -> str:
-    """`fabric.svg` alone. Raises LaunchError as `mapping_files` does."""
+    """`fabric.svg` alone. Raises InfeasibleError as `mapping_files` does."""
     return mapping_files(plan)[f"{FOLDER}/fabric.svg"]
 
 
@@ -91,7 +91,7 @@ def _idle(
 
 def plan_groups(plan: Plan, layout: LayoutDoc, placed: RankFiles) -> dict[str, Groups]:
     """The process groups of a plan, its ranks counted as `placed` counts them."""
-    order = rank_order(placed.pipeline_before_data)
+    order = megatron_order(placed.pipeline_before_data)
     return process_groups(layout, order, experts=plan.inputs.model.moe is not None)
 
 

@@ -13,11 +13,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from meshwright.cluster_specs.catalog import cluster_names
+from meshwright.documents.reader import LARGE_FILE_BYTES, path_text, read_mapping
+from meshwright.documents.validation import validation_message
+from meshwright.errors import InputError
+from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.model_specs.catalog import catalog_names
-from meshwright.model_specs.documents import parse_mapping, path_text, read_text
-from meshwright.model_specs.errors import SpecError, validation_message
 
-LARGEST_JOBS_BYTES = 16 * 2**20
 MOST_JOBS = 100_000
 LONGEST_NAME = 120
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -45,7 +46,7 @@ class JobDoc(BaseModel):
     """Tokens per sequence."""
     precision: str = "bf16"
     optimizer: str = "adam"
-    framework: str = "megatron"
+    framework: str = DEFAULT_FRAMEWORK
     pin: str | dict[str, int | str] = ""
     """`tp=8,pp=4`, or a mapping."""
     forbid: str | tuple[str, ...] = ()
@@ -83,18 +84,18 @@ class Job:
 def read_jobs(path: Path, kind: type[JobDoc] = JobDoc) -> list[Job]:
     """The jobs of a file in its order, those of `matrix` after `jobs`; no two names are equal, case ignored.
 
-    `kind` is the document of one job. A job with a bad field is returned with its mistake. Raises SpecError
+    `kind` is the document of one job. A job with a bad field is returned with its mistake. Raises InputError
     where the file as a whole cannot be used, or a name is bad or given twice.
     """
     where = path_text(path)
-    data = parse_mapping(read_text(path, LARGEST_JOBS_BYTES), where)
+    data = read_mapping(path, LARGE_FILE_BYTES)
     try:
         document = JobsDoc.model_validate(data)
     except ValidationError as error:
-        raise SpecError(validation_message(error, where, JobsDoc)) from None
+        raise InputError(validation_message(error, where, JobsDoc)) from None
     given = [*_listed(document), *_multiplied(document, where)]
     if not given:
-        raise SpecError(
+        raise InputError(
             "no job: give `jobs`, a list, or `matrix`, lists to multiply out", where=where
         )
     names = _names([fields for _, fields in given], [f"{where}: {place}" for place, _ in given])
@@ -121,13 +122,13 @@ def _multiplied(document: JobsDoc, where: str) -> Iterator[tuple[str, dict[str, 
             axes[key] = value if isinstance(value, list) else [value]
         if "name" in axes:
             what = "jobs of a matrix are named by their values; leave it out"
-            raise SpecError(what, where=f"{where}: {place}.name")
+            raise InputError(what, where=f"{where}: {place}.name")
         for key, values in axes.items():
             if not values:
-                raise SpecError("an empty list makes no job", where=f"{where}: {place}.{key}")
+                raise InputError("an empty list makes no job", where=f"{where}: {place}.{key}")
         jobs += prod(len(values) for values in axes.values()) if axes else 0
         if jobs > MOST_JOBS:
-            raise SpecError(f"more than {MOST_JOBS} jobs; split the file", where=where, value=jobs)
+            raise InputError(f"more than {MOST_JOBS} jobs; split the file", where=where, value=jobs)
         for combination in product(*axes.values()) if axes else ():
             yield place, {**document.defaults, **dict(zip(axes, combination, strict=True))}
 
@@ -141,7 +142,7 @@ def _names(jobs: list[dict[str, Any]], places: list[str]) -> list[str]:
         name = names[index] = _checked(jobs[index]["name"], places[index])
         if name.lower() in taken:
             what = "two jobs have this name, and plans are kept by name"
-            raise SpecError(what, where=f"{places[index]}.name", value=name)
+            raise InputError(what, where=f"{places[index]}.name", value=name)
         taken.add(name.lower())
     for index in (at for at, has in enumerate(given) if not has):
         values = [jobs[index].get(key) for key in _NAMED_BY]
@@ -160,7 +161,7 @@ def _checked(name: object, place: str) -> str:
     if isinstance(name, str) and len(name) <= LONGEST_NAME and _NAME.fullmatch(name):
         return name
     what = f"a name is a folder too: letters, digits and . _ + -, at most {LONGEST_NAME}, no sign first"
-    raise SpecError(what, where=f"{place}.name", value=name)
+    raise InputError(what, where=f"{place}.name", value=name)
 
 
 def _slug(value: object) -> str:

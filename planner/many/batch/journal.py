@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from meshwright.model_specs.errors import SpecError
+from meshwright.errors import InputError
 
 JOURNAL = "journal.sqlite"
 
@@ -18,7 +18,7 @@ class Journal:
     """The results of a batch by position, one transaction each.
 
     The file stays locked while the journal is open, so that two batches never write one folder; the lock
-    goes with the process that holds it. Raises SpecError where the folder belongs to another batch, to a
+    goes with the process that holds it. Raises InputError where the folder belongs to another batch, to a
     running one, or, without `resume`, to any.
     """
 
@@ -27,7 +27,7 @@ class Journal:
         fresh = not self._path.exists()
         if not fresh and not resume:
             what = "there is a batch in this folder: say --resume to go on with it, or choose another folder"
-            raise SpecError(what, where=str(folder))
+            raise InputError(what, where=str(folder))
         folder.mkdir(parents=True, exist_ok=True)
         self._connection = sqlite3.connect(self._path, isolation_level=None, timeout=0.5)
         try:
@@ -37,10 +37,10 @@ class Journal:
             what = (
                 f"another process is at work in this folder, or it cannot be written to ({error})"
             )
-            raise SpecError(what, where=str(folder)) from None
+            raise InputError(what, where=str(folder)) from None
         except sqlite3.DatabaseError as error:
             self._connection.close()
-            raise SpecError(
+            raise InputError(
                 f"not a journal of a batch ({error}); choose another folder", where=str(self._path)
             ) from None
 
@@ -64,7 +64,7 @@ class Journal:
                 "the batch in this folder has other jobs, options or another version of this program; "
                 "--resume needs the same ones, else choose another folder"
             )
-            raise SpecError(what, where=str(self._path))
+            raise InputError(what, where=str(self._path))
 
     def add(self, position: int, row: dict[str, Any], *, cached: bool, seconds: float) -> None:
         """Notes a finished job, whose files are in place."""

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from meshwright.model_specs.errors import SpecError
+from meshwright.errors import InputError
 from meshwright.planner.many.batch.engines import MOST_ATTEMPTS, Done, Engine, Task, lost
 from meshwright.planner.many.batch.work import do_job
 
@@ -20,12 +20,12 @@ def ray_engine(address: str | None, cache_folder: str | None) -> Engine:
     """Tasks on the cluster at `address` (`auto`: the one this machine belongs to; None: one of its own).
 
     A job whose worker or machine is lost is done again elsewhere, up to three times. Answers are cached on
-    the machine that finds them. Raises SpecError where Ray is missing or the cluster cannot be reached.
+    the machine that finds them. Raises InputError where Ray is missing or the cluster cannot be reached.
     """
     try:
         import ray
     except ImportError:
-        raise SpecError(
+        raise InputError(
             "Ray is not installed: pip install 'meshwright[ray]'", where="--engine ray"
         ) from None
     _check_address(address)
@@ -38,7 +38,7 @@ def ray_engine(address: str | None, cache_folder: str | None) -> Engine:
             include_dashboard=False if address is None else None,
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise SpecError(
+        raise InputError(
             f"no Ray cluster there ({error})", where="--ray-address", value=address
         ) from None
 
@@ -52,7 +52,7 @@ def ray_engine(address: str | None, cache_folder: str | None) -> Engine:
 
 
 def _check_address(address: str | None) -> None:
-    """Ray waits for minutes where nobody answers. Raises SpecError within seconds."""
+    """Ray waits for minutes where nobody answers. Raises InputError within seconds."""
     host, colon, port = (address or "").rpartition(":")
     if not colon or "/" in host:
         return
@@ -60,7 +60,7 @@ def _check_address(address: str | None) -> None:
         with socket.create_connection((host, int(port)), timeout=CONNECT_S):
             return
     except (OSError, ValueError, OverflowError) as error:
-        raise SpecError(
+        raise InputError(
             f"no Ray cluster there ({error})", where="--ray-address", value=address
         ) from None
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from meshwright.model_specs.errors import SpecError
+from meshwright.errors import InputError
 from meshwright.planner.many.batch.work import ROW_FIELDS, TEXTS, WHOLE
 
 Row = Mapping[str, Any]
@@ -45,7 +45,7 @@ def json_bytes(rows: Iterable[Row]) -> bytes:
 
 
 def parquet_bytes(rows: Iterable[Row]) -> bytes:
-    """The same columns. Raises SpecError where pyarrow is not installed."""
+    """The same columns. Raises InputError where pyarrow is not installed."""
     pyarrow, parquet = _pyarrow()
     ordered = list(rows)
     text, whole, real = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
@@ -65,7 +65,7 @@ def _pyarrow() -> tuple[Any, Any]:
         from pyarrow import parquet
     except ImportError:
         words = "Parquet needs pyarrow: pip install 'meshwright[parquet]'"
-        raise SpecError(words, where="--format") from None
+        raise InputError(words, where="--format") from None
     return pyarrow, parquet
 
 
@@ -77,9 +77,9 @@ FORMATS: dict[str, Callable[[Iterable[Row]], bytes]] = {
 
 
 def check_formats(names: Sequence[str]) -> None:
-    """Raises SpecError for a format that there is not, or that lacks its library."""
+    """Raises InputError for a format that there is not, or that lacks its library."""
     for name in names:
         if name not in FORMATS:
-            raise SpecError("unknown format", where="--format", value=name, allowed=FORMATS)
+            raise InputError("unknown format", where="--format", value=name, allowed=FORMATS)
         if name == "parquet":
             _pyarrow()

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from meshwright.documents.output_files import LaunchError, write_files
-from meshwright.model_specs.errors import SpecError
+from meshwright.documents.output_files import write_files
+from meshwright.errors import InputError
 from meshwright.planner.many.batch.engines import Engine, Task, local_engine, usable_cores
 from meshwright.planner.many.batch.fingerprint import code_fingerprint
 from meshwright.planner.many.batch.jobs import Job, read_jobs
@@ -74,7 +74,7 @@ class BatchReport:
 def run_batch(path: Path, folder: Path, options: BatchOptions, listener: Listener) -> BatchReport:
     """Does the jobs of a file, and writes plans and results under a folder.
 
-    Raises SpecError where file, folder or options cannot be used.
+    Raises InputError where file, folder or options cannot be used.
     """
     began = time.monotonic()
     check_formats(options.formats)
@@ -82,7 +82,7 @@ def run_batch(path: Path, folder: Path, options: BatchOptions, listener: Listene
     if options.strict:
         _refuse_mistakes(jobs)
     if folder.exists() and not folder.is_dir():
-        raise SpecError("this is a file, not a folder; choose another with -o", where=str(folder))
+        raise InputError("this is a file, not a folder; choose another with -o", where=str(folder))
     cache = str(options.cache.absolute()) if options.cache else None
     with Journal(folder, _identity(jobs), resume=options.resume) as journal:
         _clear_staging(folder)
@@ -114,7 +114,7 @@ def run_batch(path: Path, folder: Path, options: BatchOptions, listener: Listene
 
 
 def _refuse_mistakes(jobs: list[Job]) -> None:
-    """Raises SpecError with the jobs that cannot be planned as they stand."""
+    """Raises InputError with the jobs that cannot be planned as they stand."""
     found = []
     for job in jobs:
         if job.document is None:
@@ -126,7 +126,7 @@ def _refuse_mistakes(jobs: list[Job]) -> None:
             found.append(f"{job.name}: {error}")
     if found:
         more = [f"and {len(found) - MOST_MISTAKES} more jobs"] if len(found) > MOST_MISTAKES else []
-        raise SpecError("\n".join([*found[:MOST_MISTAKES], *more]))
+        raise InputError("\n".join([*found[:MOST_MISTAKES], *more]))
 
 
 def _engine(options: BatchOptions, tasks: int, cache: str | None) -> Engine:
@@ -182,7 +182,7 @@ def _write_plan(folder: Path, name: str, files: Mapping[str, str]) -> None:
     target = folder / PLANS / name
     target.parent.mkdir(exist_ok=True)
     if target.is_symlink() or (target.exists() and not target.is_dir()):
-        raise LaunchError(f"{target} is not a folder: it is not replaced. Remove it first.")
+        raise InputError(f"{target} is not a folder: it is not replaced. Remove it first.")
     if target.exists():
         # Written before a kill, but not yet in the journal.
         shutil.rmtree(target)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from meshwright.errors import message_of
 from meshwright.planner.many.batch.cache import AnswerCache
 from meshwright.planner.many.batch.fingerprint import request_key
 from meshwright.planner.many.batch.jobs import JobDoc
@@ -63,7 +64,7 @@ WHOLE = ("gpus", "global_batch", "seq_len", *(name for name in LAYOUT if name no
 
 
 def request_of(job: JobDoc) -> PlanRequest:
-    """The plan request of a job. Raises SpecError, ClusterError or RequestError."""
+    """The plan request of a job. Raises InputError."""
     from meshwright.planner.request.reader import read_request
 
     pins = (
@@ -95,8 +96,6 @@ def do_job(fields: Mapping[str, Any], cache_folder: str | None) -> dict[str, Any
 
     `fields` are those of a JobDoc. Whatever goes wrong is said in the row, status `failed`.
     """
-    from meshwright.planner.report.failures import message_of
-
     began = time.monotonic()
     job = JobDoc.model_validate(fields)
     cached = False
@@ -124,9 +123,9 @@ def do_job(fields: Mapping[str, Any], cache_folder: str | None) -> dict[str, Any
 def _answer(request: PlanRequest) -> dict[str, Any]:
     """What is kept of a plan: its row and its files. How long it took is left out: it differs every time."""
     from meshwright.planner.launch.plan_files import plan_files
-    from meshwright.planner.plan.service import plan
+    from meshwright.planner.plan.make_plan import make_plan
 
-    found = plan(request)
+    found = make_plan(request, robustness=False)
     solver = found.solver.model_copy(update={"wall_s": None})
     found = found.model_copy(update={"solver": solver})
     return {"row": row_of(found), "files": plan_files(found) if found.layout else {}}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from meshwright.cluster_specs.naming import node_name
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.model_specs.errors import SpecError, near_miss
+from meshwright.errors import InputError, near_miss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +43,14 @@ class Floor:
 def floor_of(cluster: ClusterSpec, gpus: int, busy: Collection[str] = ()) -> Floor:
     """The units of the cluster's first `gpus` GPUs that are wholly free, those of `busy` nodes left out.
 
-    Raises SpecError for a busy node that there is not, or if nothing is free.
+    Raises InputError for a busy node that there is not, or if nothing is free.
     """
     per_node = cluster.gpus_per_node
     size = max(per_node, cluster.nvlink_domain)
     free, known = _free_nodes(cluster, gpus)
     for name in busy:
         if name not in known:
-            raise SpecError(
+            raise InputError(
                 "no such node", where="--busy", value=name, did_you_mean=near_miss(name, known)
             )
     units: list[Unit] = []
@@ -66,7 +66,7 @@ def floor_of(cluster: ClusterSpec, gpus: int, busy: Collection[str] = ()) -> Flo
             group = []
     if not units:
         what = f"no {'node' if size == per_node else 'NVLink domain'} is wholly free"
-        raise SpecError(what, where=f"cluster {cluster.name}")
+        raise InputError(what, where=f"cluster {cluster.name}")
     return Floor(gpus_per_unit=size, units=tuple(units))
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from meshwright.model_specs.errors import SpecError
+from meshwright.errors import InputError
 from meshwright.planner.many.batch.jobs import Job, JobDoc, read_jobs
 
 MOST_FLEET_JOBS = 500
@@ -33,14 +33,14 @@ class FleetJobDoc(JobDoc):
 
 
 def read_fleet(path: Path, cluster: str) -> list[FleetJobDoc]:
-    """The jobs of a fleet, on its cluster. Raises SpecError with every mistake."""
+    """The jobs of a fleet, on its cluster. Raises InputError with every mistake."""
     jobs = read_jobs(path, FleetJobDoc)
     mistakes = [words for job in jobs if (words := _mistake(job, str(path), cluster))]
     if mistakes:
-        raise SpecError("\n".join(mistakes[:20]))
+        raise InputError("\n".join(mistakes[:20]))
     if len(jobs) > MOST_FLEET_JOBS:
         what = f"at most {MOST_FLEET_JOBS} jobs share a cluster"
-        raise SpecError(what, where=str(path), value=len(jobs))
+        raise InputError(what, where=str(path), value=len(jobs))
     return [_on(cluster, job.document) for job in jobs if isinstance(job.document, FleetJobDoc)]
 
 

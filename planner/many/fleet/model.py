@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
+from meshwright.errors import InfeasibleError
 from meshwright.planner.many.fleet.options import Choices
 
 if TYPE_CHECKING:
@@ -23,10 +24,6 @@ VALUE_SCALE = 1_000_000
 """Steps of a job's best throughput in the objective."""
 TICKS = 20_000
 """Steps of time up to the horizon; durations are rounded up to them."""
-
-
-class FleetError(RuntimeError):
-    """No way to share the cluster; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +61,7 @@ class Effort:
 
 
 def share_throughput(jobs: Sequence[Choices], units: int, effort: Effort) -> Sharing:
-    """The sizes with the greatest weighted throughput. Raises FleetError where not all that must run fit."""
+    """The sizes with the greatest weighted throughput. Raises InfeasibleError where the jobs do not fit."""
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
@@ -217,7 +214,7 @@ def _hint(
 
 
 def solved(model: cp_model.CpModel, effort: Effort) -> cp_model.CpSolver:
-    """The solver after its work. Raises FleetError where it has no solution."""
+    """The solver after its work. Raises InfeasibleError where it has no solution."""
     from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()
@@ -229,11 +226,11 @@ def solved(model: cp_model.CpModel, effort: Effort) -> cp_model.CpSolver:
         solver.parameters.max_time_in_seconds = effort.wall_s
     status = solver.solve(model)
     if status == cp_model.INFEASIBLE:
-        raise FleetError(
+        raise InfeasibleError(
             "the jobs that must run do not fit the cluster together, even at their smallest sizes"
         )
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        raise FleetError(
+        raise InfeasibleError(
             f"no way to share the cluster was found in the time given ({solver.status_name(status)})"
         )
     return solver

@@ -16,7 +16,7 @@ import yaml
 from meshwright.cluster_specs.allocation import allocated_gpus
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec, NodeSpec
-from meshwright.model_specs.errors import SpecError
+from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.many.batch.engines import local_engine, usable_cores
 from meshwright.planner.many.batch.jobs import JobDoc
@@ -25,7 +25,6 @@ from meshwright.planner.many.fleet.jobs import FleetJobDoc, read_fleet
 from meshwright.planner.many.fleet.model import (
     OBJECTIVES,
     Effort,
-    FleetError,
     Share,
     Sharing,
     share_over_time,
@@ -80,10 +79,10 @@ class Fleet:
 def run_fleet(path: Path, options: FleetOptions, progress: Progress) -> Fleet:
     """Shares a cluster out among the jobs of a file.
 
-    Raises SpecError or ClusterError for bad input, FleetError where there is no way to share.
+    Raises InputError for bad input, InfeasibleError where there is no way to share.
     """
     if options.objective not in OBJECTIVES:
-        raise SpecError(
+        raise InputError(
             "unknown objective", where="--objective", value=options.objective, allowed=OBJECTIVES
         )
     cluster = read_cluster(options.cluster, options.gpus)
@@ -93,7 +92,7 @@ def run_fleet(path: Path, options: FleetOptions, progress: Progress) -> Fleet:
         for job in jobs:
             if job.tokens is None:
                 what = f"the objective {options.objective} needs the tokens left to train"
-                raise SpecError(what, where=f"{path}: {job.name}.tokens")
+                raise InputError(what, where=f"{path}: {job.name}.tokens")
     began = time.monotonic()
     choices, planned = _choices(jobs, floor, options, progress)
     priced = time.monotonic()
@@ -156,7 +155,7 @@ def _choice(
             if row
             else "the cluster has fewer free GPUs than min_gpus"
         )
-        raise FleetError(f"{job.name}: no plan at any size; at the largest: {why}")
+        raise InfeasibleError(f"{job.name}: no plan at any size; at the largest: {why}")
     return Choices(job=job, options=useful(found))
 
 

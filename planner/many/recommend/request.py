@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from meshwright.model_specs.errors import SpecError
+from meshwright.errors import InputError
 from meshwright.planner.many.batch.cache import chosen_folder
 from meshwright.planner.many.recommend.service import Wish
 
@@ -13,13 +13,13 @@ Number = TypeVar("Number", int, float)
 
 
 def read_wish(model: str, options: Mapping[str, Any]) -> Wish:
-    """The wish that the options of `recommend` mean. Raises SpecError."""
+    """The wish that the options of `recommend` mean. Raises InputError."""
     step_time_s, tokens_per_s = options["step_time"], options["tokens_per_s"]
     if step_time_s is not None and tokens_per_s is not None:
-        raise SpecError("one target at a time", where="--step-time and --tokens-per-s")
+        raise InputError("one target at a time", where="--step-time and --tokens-per-s")
     for name, value in (("--step-time", step_time_s), ("--tokens-per-s", tokens_per_s)):
         if value is not None and not 0 < value < 1e18:
-            raise SpecError("must be more than 0", where=name, value=value)
+            raise InputError("must be more than 0", where=name, value=value)
     plan = {
         name: options[name]
         for name in ("global_batch", "seq_len", "precision", "optimizer", "framework")
@@ -45,12 +45,12 @@ def _numbers(name: str, texts: Iterable[str], kind: Callable[[str], Number]) -> 
         try:
             number = kind(part)
         except ValueError:
-            raise SpecError(
+            raise InputError(
                 "must be numbers with commas between them", where=name, value=part
             ) from None
         if not 0 <= number < 10**7:
-            raise SpecError("out of range", where=name, value=number)
+            raise InputError("out of range", where=name, value=number)
         found.append(number)
     if len(found) > 1000:
-        raise SpecError("at most 1,000 of them", where=name, value=len(found))
+        raise InputError("at most 1,000 of them", where=name, value=len(found))
     return found

@@ -18,7 +18,7 @@ from typing import Any
 from meshwright.cluster_specs.allocation import check_gpus
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.model_specs.errors import SpecError
+from meshwright.errors import InputError
 from meshwright.planner.many.batch.engines import local_engine, usable_cores
 from meshwright.planner.many.batch.jobs import JobDoc
 from meshwright.planner.many.batch.work import do_job
@@ -103,14 +103,14 @@ class Answer:
 
 
 def recommend(wish: Wish, progress: Progress) -> Answer:
-    """Answers a wish. Raises SpecError or ClusterError where it cannot be asked so."""
+    """Answers a wish. Raises InputError where it cannot be asked so."""
     clusters = {name: read_cluster(name) for name in wish.clusters}
     for cluster in clusters.values():
         for size in (*wish.sizes, *([wish.most_gpus] if wish.most_gpus else [])):
             check_gpus(cluster, size)
         if cluster.elastic and wish.most_gpus is None and not wish.sizes:
             what = "this is a kind of node, in any number; say the most that may be taken"
-            raise SpecError(what, where="--gpus", value=cluster.name)
+            raise InputError(what, where="--gpus", value=cluster.name)
     ask = _Asker(wish, clusters, progress)
     if wish.target_s is None:
         return Answer(wish=wish, sweep=tuple(ask.sweep()))
@@ -208,7 +208,7 @@ class _Asker:
         name, size, reserve_gib = task
         row, cluster = result["row"], self._clusters[name]
         if row["status"] in ("failed", "unknown"):
-            raise SpecError(
+            raise InputError(
                 row["message"] or "the time limit came before any plan",
                 where=f"{name}, {size} GPUs",
             )

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from meshwright.errors import InfeasibleError
 from meshwright.planner.mapping.choice.joint import Cells, Grid, Limits, Need
 from meshwright.planner.mapping.instance import Instance
 from meshwright.planner.mapping.problem import (
     IntArray,
-    MappingError,
     MappingProblem,
     check_assignment,
     cut_groups,
@@ -103,7 +103,7 @@ class Packing:
         assignment = cells.assignment(instance.problem, solver.value)
         check_assignment(instance.problem, assignment)
         if not keeps(instance, assignment, need):
-            raise MappingError(
+            raise InfeasibleError(
                 "a mapping that CP-SAT found does not keep the limits that it was asked for"
             )
         return assignment, True

@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.estimate import Stages, estimate
-from meshwright.costmodel.layers.stage import kind_times
+from meshwright.costmodel.layers.kinds import kind_times
 from meshwright.costmodel.layout import Layout, Placement
 from meshwright.costmodel.step_time import make_context, optimistic_step
 from meshwright.costmodel.workload import Workload
+from meshwright.errors import InfeasibleError
 from meshwright.planner.bounds.exact_cost import LayoutPricing, MappingBounds, Priced
 from meshwright.planner.bounds.matrices import Matrices
 from meshwright.planner.bounds.pricing import CostModelPricing
@@ -31,7 +32,7 @@ from meshwright.planner.mapping.choice.joint import Cells, Grid, Need
 from meshwright.planner.mapping.choice.packing import Packing, least_traffic_within
 from meshwright.planner.mapping.choice.profiles import Profiles, profiles_of
 from meshwright.planner.mapping.instance import Instance, assignment_of_ranks, instance_of, ranks_of
-from meshwright.planner.mapping.problem import IntArray, MappingError, MappingProblem, loads_of
+from meshwright.planner.mapping.problem import IntArray, MappingProblem, loads_of
 from meshwright.planner.mapping.solve import least_traffic
 from meshwright.planner.mapping.starts import blocked_orders
 
@@ -67,12 +68,12 @@ class MappedPricing(CostModelPricing):
         super().__init__(workload)
         self._packing = Packing(seed)
         self._spots: dict[tuple[int, ...], _Spot | None] = {}
-        self._loose_s = inf
+        self._undecided_s = inf
 
     @property
-    def loose_s(self) -> float:
+    def undecided_s(self) -> float:
         """Of the layout priced last: no mapping that was neither priced nor excluded is faster than this."""
-        return self._loose_s
+        return self._undecided_s
 
     def instance(self, layout: Layout) -> Instance | None:
         """The mapping problem of a layout; None where its groups do not fit the free slots."""
@@ -81,7 +82,7 @@ class MappedPricing(CostModelPricing):
             return None
         try:
             return instance_of(self.on(int(layout.gpus)), layout, stages)
-        except MappingError:
+        except InfeasibleError:
             return None
 
     def _spot(self, layout: Layout) -> _Spot | None:
@@ -113,7 +114,7 @@ class MappedPricing(CostModelPricing):
         spot = self._spot(layout)
         return () if spot is None else spot.profiles.needs
 
-    def learn(self, layout: Layout, cells: Cells, value: Callable[[Any], int]) -> None:
+    def use_assignment(self, layout: Layout, cells: Cells, value: Callable[[Any], int]) -> None:
         """Takes the mapping that a model of layouts and mappings together has found."""
         spot = self._spot(layout)
         if spot is not None:
@@ -143,7 +144,7 @@ class MappedPricing(CostModelPricing):
 
     def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
         """The fastest profile that a mapping keeps: the fastest of all is priced, then asked for."""
-        self._loose_s = inf
+        self._undecided_s = inf
         spot = self._spot(layout)
         if spot is None:
             return None
@@ -169,7 +170,7 @@ class MappedPricing(CostModelPricing):
             best, tries = real or best, tries + 1
             if real is not None and real.step_time_s <= found.step_time_s * SAME:
                 return best
-            self._loose_s = min(self._loose_s, found.step_time_s)
+            self._undecided_s = min(self._undecided_s, found.step_time_s)
             if tries >= TRIES:
                 return best
             bound_s[at] = inf
@@ -183,7 +184,7 @@ class MappedPricing(CostModelPricing):
 
     def _tried(self, spot: _Spot, layout: Layout, cutoff_s: float) -> Priced | None:
         """Under the known mappings and, where these come close, the one with the least traffic."""
-        self._loose_s = float(self._bounds_of(layout, 0.0).least_s)
+        self._undecided_s = float(self._bounds_of(layout, 0.0).least_s)
         best = self._at_once(spot, layout, cutoff_s * PROMISING)
         if best is not None and np.isfinite(cutoff_s) and not spot.probed:
             spot.probed = True
@@ -232,13 +233,13 @@ class MappedPricing(CostModelPricing):
     def _without(self, spot: _Spot, bound_s: FloatArray, at: int, price_s: float) -> FloatArray:
         """Leaves out a profile that no mapping was found for, and those known to be impossible with it."""
         if not self._packing.impossible(spot.profiles.needs[at]):
-            self._loose_s = min(self._loose_s, price_s)
+            self._undecided_s = min(self._undecided_s, price_s)
             bound_s[at] = inf
             return bound_s
         spot.gone[spot.profiles.implying(at)] = True
         return np.where(spot.gone, inf, bound_s)
 
-    def settled(self, priced: Priced) -> Priced:
+    def with_least_traffic(self, priced: Priced) -> Priced:
         """Under the mapping with the least traffic, of those with the lowest price that are known."""
         workload = self.on(int(priced.layout.gpus))
         spot = self._spot(priced.layout)
@@ -314,7 +315,7 @@ def seconds_in_best_order(workload: Workload, layout: Layout, stages: Stages) ->
     """The step under the best of the regular orders; None where the layout's groups do not fit."""
     try:
         instance = instance_of(workload, layout, stages)
-    except MappingError:
+    except InfeasibleError:
         return None
     orders = [instance.problem.hostname_assignment(), *blocked_orders(instance.problem)]
     placed = (placement_of(workload, instance, order) for order in orders)

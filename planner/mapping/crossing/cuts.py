@@ -19,10 +19,10 @@ from meshwright.cluster_specs.graph import halves_cut_gb_per_s
 from meshwright.cluster_specs.places import Place
 from meshwright.costmodel.constants.rates import constants_for, links_of
 from meshwright.costmodel.estimate import Estimate, Stages
-from meshwright.costmodel.layers.operators import Context
+from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layout import Layout, Placement
-from meshwright.costmodel.pipeline.phases import CutUse, phase_seconds
 from meshwright.costmodel.step_time import make_context
+from meshwright.costmodel.traffic.phases import CutUse, phase_seconds
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.mapping.crossing.flows import (
     AxisFlow,
@@ -33,7 +33,6 @@ from meshwright.planner.mapping.crossing.flows import (
 )
 from meshwright.planner.mapping.crossing.standing import Stand, Standing, stand
 from meshwright.planner.mapping.problem import FloatArray, IntArray
-from meshwright.planner.runs.predicted import LayoutDoc
 
 ROUNDING = 1.0 + 1e-9
 
@@ -66,8 +65,8 @@ class MappingUse:
 
 def mapping_use(
     workload: Workload,
-    doc: LayoutDoc,
     layout: Layout,
+    stages: Stages,
     *,
     placement: Placement,
     priced: Estimate,
@@ -75,9 +74,8 @@ def mapping_use(
 ) -> MappingUse:
     """Every group of a layout on the GPUs `places`, level by level, and every cut that something crosses."""
     context = make_context(workload, layout, placement)
-    stages: Stages = tuple(tuple(rank) for rank in doc.stages)
     on = stand(workload.cluster, places)
-    axes = axis_flows(context, stages, doc)
+    axes = axis_flows(context, stages)
     attained, shares = _rates(workload, on)
     levels = tuple(
         LevelUse(

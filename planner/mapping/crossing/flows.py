@@ -13,14 +13,13 @@ from typing import Literal
 
 import numpy as np
 
-from meshwright.costmodel.collectives.group_traffic import group_traffic
 from meshwright.costmodel.estimate import Stages
-from meshwright.costmodel.layers.moe_operators import routed_copies
-from meshwright.costmodel.layers.operators import Context
-from meshwright.planner.launch.ranks.groups import process_groups
+from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layers.experts import routed_copies
+from meshwright.costmodel.traffic.group_traffic import group_traffic
 from meshwright.planner.mapping.crossing.standing import Stand, Standing
 from meshwright.planner.mapping.problem import FloatArray, IntArray
-from meshwright.planner.runs.predicted import LayoutDoc
+from meshwright.planner.mapping.process_groups import process_groups
 
 Kind = Literal["ring", "all-to-all", "chain"]
 MICRO_BATCHES, GRADIENTS = "micro-batches", "gradients"
@@ -60,10 +59,10 @@ class LevelFlow:
     """From every rank over its sub-block's up-link, wherever it goes."""
 
 
-def axis_flows(c: Context, stages: Stages, doc: LayoutDoc) -> list[AxisFlow]:
+def axis_flows(c: Context, stages: Stages) -> list[AxisFlow]:
     """Every axis that sends something, of ranks counted in Megatron's default order."""
     moe = c.workload.model.moe is not None
-    groups = process_groups(doc, experts=moe)
+    groups = process_groups(c.layout, experts=moe)
     moved = group_traffic(c, stages)
     cluster = c.workload.cluster
     context: Kind = "all-to-all" if c.workload.cp_comm == "a2a" else "ring"

@@ -11,12 +11,13 @@ from click.testing import CliRunner
 
 from meshwright.cli import main
 from meshwright.cluster_specs.catalog import load_cluster
+from meshwright.errors import InputError
 from meshwright.model_specs.catalog import load_catalog_model
 from meshwright.planner.analysis.timeline import MOST_PASSES, trace_document, trace_of
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.service import plan
+from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.texts import plan_text
-from meshwright.planner.request.plan_request import PlanRequest, RequestError
+from meshwright.planner.request.plan_request import PlanRequest
 
 
 def piped(schedule: str, layers_pp: int = 4) -> Plan:
@@ -29,7 +30,7 @@ def piped(schedule: str, layers_pp: int = 4) -> Plan:
         framework="torchtitan",
         pins={"pp": layers_pp, "tp": 2, "schedule": schedule},
     )
-    return plan(request)
+    return fastest_plan(request)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,7 @@ def test_the_first_micro_batches_alone(plain: Plan) -> None:
     assert few.num_micro_batches == 4
     assert few.seconds < trace_of(plain).seconds
     for wrong in (0, 17):
-        with pytest.raises(RequestError, match="give 1 to that many"):
+        with pytest.raises(InputError, match="give 1 to that many"):
             trace_of(plain, wrong)
 
 
@@ -96,12 +97,12 @@ def test_too_much_to_draw_says_how_much_would_do(plain: Plan) -> None:
     assert plain.layout is not None
     many = MOST_PASSES // 8 + 1
     layout = plain.layout.model_copy(update={"num_micro_batches": many})
-    with pytest.raises(RequestError, match=f"draw the first {MOST_PASSES // 8} or fewer"):
+    with pytest.raises(InputError, match=f"draw the first {MOST_PASSES // 8} or fewer"):
         trace_of(plain.model_copy(update={"layout": layout}))
 
 
 def test_a_plan_without_layout_has_nothing_to_draw(plain: Plan) -> None:
-    with pytest.raises(RequestError, match="no layout"):
+    with pytest.raises(InputError, match="no layout"):
         trace_of(plain.model_copy(update={"layout": None, "status": "infeasible"}))
 
 

@@ -19,21 +19,21 @@ from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.estimate import Stages, estimate
 from meshwright.costmodel.layout import AXES, Layout
-from meshwright.costmodel.pipeline.phases import axis_pattern
 from meshwright.costmodel.placement import level_factors, nested_placement, placement_from_matrix
+from meshwright.costmodel.traffic.phases import axis_pattern
 from meshwright.costmodel.workload import Workload
+from meshwright.errors import InfeasibleError
 from meshwright.model_specs.reader import read_model
+from meshwright.planner.analysis.traffic import plan_traffic
 from meshwright.planner.bounds.matrices import matrices, ranks_on
 from meshwright.planner.bounds.stages import balanced_stages
 from meshwright.planner.experts.training import place_degree
 from meshwright.planner.mapping.crossing.cuts import MappingUse, broken_cuts, mapping_use
 from meshwright.planner.mapping.crossing.flows import by_axis
-from meshwright.planner.mapping.crossing.levels import plan_traffic
 from meshwright.planner.mapping.instance import instance_of, ranks_of
-from meshwright.planner.mapping.problem import MappingError, loads_of
+from meshwright.planner.mapping.problem import loads_of
 from meshwright.planner.mapping.slots import slots_of
 from meshwright.planner.plan.texts import read_plan
-from meshwright.planner.runs.prediction import layout_document
 
 UNEVEN = """
 name: uneven
@@ -75,8 +75,8 @@ def use_of(work: Workload, layout: Layout, matrix: Mapping[str, tuple[int, ...]]
     placement = placement_from_matrix(layout, {axis: np.array(row) for axis, row in matrix.items()})
     return mapping_use(
         work,
-        layout_document(layout, stages),
         layout,
+        stages,
         placement=placement,
         priced=estimate(work, layout, placement, stages),
         places=ranks_on(work.cluster, matrix),
@@ -178,8 +178,8 @@ def test_groups_add_up_to_the_up_links_of_the_mapping(
     placement = nested_placement(cluster, layout)
     use = mapping_use(
         work,
-        layout_document(layout, stages),
         layout,
+        stages,
         placement=placement,
         priced=estimate(work, layout, placement, stages),
         places=ranks_of(instance, assignment),
@@ -433,5 +433,5 @@ def test_groups_wider_than_a_node_need_to_know_the_racks() -> None:
     levels = [{"name": "leaf", "gpus": 288}, {"name": "core", "gpus": 576}]
     spec = cluster_from_mapping({"base": "gb200-nvl72", "levels": levels, "nodes": nodes})
     assert slots_of(spec, slot_gpus=4, wanted=40).count == 40
-    with pytest.raises(MappingError, match="list each domain"):
+    with pytest.raises(InfeasibleError, match="list each domain"):
         slots_of(spec, slot_gpus=8, wanted=4)

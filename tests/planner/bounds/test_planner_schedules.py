@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.constraints.pipeline_schedules import FRAMEWORK_SCHEDULES
 from meshwright.costmodel.pipeline.schedules import SCHEDULE_NAMES, Schedule
-from meshwright.model_specs.errors import SpecError
+from meshwright.errors import InputError
+from meshwright.frameworks.catalog import framework_named, planned
+from meshwright.frameworks.torchtitan import TORCHTITAN
 from meshwright.model_specs.reader import read_model
 from meshwright.planner.analysis.neighbours import neighbours
 from meshwright.planner.launch.torchtitan import launch_files
-from meshwright.planner.plan.service import plan
+from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.texts import plan_text, read_plan
-from meshwright.planner.request.plan_request import PlanRequest, RequestError, parse_pins
+from meshwright.planner.request.plan_request import PlanRequest, parse_pins
 from meshwright.planner.runs.from_launch import complete, read_launch
-from meshwright.planner.runs.run_file import RunFileError, run_from_mapping, run_to_mapping
+from meshwright.planner.runs.run_file import run_from_mapping, run_to_mapping
 from meshwright.planner.search.space import space_of
 
 
@@ -40,9 +41,12 @@ def pinned(name: str, **changes: Any) -> PlanRequest:
     return request(pins={"pp": 4, "tp": 2, "cp": 1, "schedule": name}, **changes)
 
 
-@pytest.mark.parametrize("name", FRAMEWORK_SCHEDULES["torchtitan"])
+SCHEDULES = planned(TORCHTITAN.schedules)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_a_pinned_schedule_is_planned_launched_and_read_back(name: str, tmp_path: Path) -> None:
-    made = plan(pinned(name))
+    made = fastest_plan(pinned(name))
     assert made.status == "optimal"
     assert made.layout is not None
     assert made.layout.schedule == name
@@ -67,35 +71,37 @@ def test_a_pinned_schedule_is_planned_launched_and_read_back(name: str, tmp_path
     ],
 )
 def test_what_a_framework_lacks_is_named(framework: str, name: str) -> None:
-    made = plan(request(framework=framework, pins={"pp": 4, "schedule": name}))
+    made = fastest_plan(request(framework=framework, pins={"pp": 4, "schedule": name}))
     assert made.status == "infeasible"
     assert made.infeasible is not None
     assert (
-        f"{framework}-schedule: {framework} runs {', '.join(FRAMEWORK_SCHEDULES[framework])}"
+        f"{framework}-schedule: {framework} runs {', '.join(planned(framework_named(framework).schedules))}"
         in (made.infeasible.conflict)
     )
     assert f"drop the pin schedule={name}" in made.infeasible.smallest_changes
 
 
 def test_compiled_layers_exclude_a_split_backward_pass() -> None:
-    made = plan(pinned("zbv", precision="fp8"))
+    made = fastest_plan(pinned("zbv", precision="fp8"))
     assert made.infeasible is not None
     assert any(words.startswith("torchtitan-split-backward") for words in made.infeasible.conflict)
-    free = plan(request(precision="fp8"))
+    free = fastest_plan(request(precision="fp8"))
     assert free.layout is not None
     assert free.layout.schedule in ("1f1b", "interleaved-1f1b", "breadth-first")
 
 
 def test_too_few_micro_batches_for_a_schedule_are_named() -> None:
     pins = {"pp": 4, "tp": 2, "dp": 2, "micro_batch": 8, "schedule": "zbv", "cp": 1}
-    made = plan(request(pins=pins))
+    made = fastest_plan(request(pins=pins))
     assert made.infeasible is not None
     assert any(words.startswith("schedule-shape") for words in made.infeasible.conflict)
 
 
 def test_no_schedule_beats_the_chosen_one() -> None:
-    best = plan(request())
-    times = [plan(pinned(name)).objective.step_time_s for name in FRAMEWORK_SCHEDULES["torchtitan"]]
+    best = fastest_plan(request())
+    times = [
+        fastest_plan(pinned(name)).objective.step_time_s for name in planned(TORCHTITAN.schedules)
+    ]
     known = [seconds for seconds in times if seconds is not None]
     assert len(known) == 7
     assert best.objective.step_time_s == pytest.approx(min(known), rel=1e-12)
@@ -108,7 +114,7 @@ def test_megatron_has_the_two_it_always_had() -> None:
 
 
 def test_neighbours_try_other_schedules() -> None:
-    made = plan(pinned("1f1b"))
+    made = fastest_plan(pinned("1f1b"))
     changes = {one.change for one in neighbours(made)}
     assert "schedule 1f1b -> zbv, vpp 2" in changes
     assert "schedule 1f1b -> gpipe" in changes
@@ -116,17 +122,17 @@ def test_neighbours_try_other_schedules() -> None:
 
 def test_pins_name_schedules() -> None:
     assert parse_pins("schedule=zbv,pp=4") == {"schedule": "zbv", "pp": 4}
-    with pytest.raises(RequestError, match="did you mean 'zbv'"):
+    with pytest.raises(InputError, match="did you mean 'zbv'"):
         parse_pins("schedule=zvb")
 
 
 def test_a_plan_document_carries_the_schedule(tmp_path: Path) -> None:
-    made = plan(pinned("zbv"))
+    made = fastest_plan(pinned("zbv"))
     path = tmp_path / "plan.yaml"
     path.write_text(plan_text(made), encoding="utf-8")
     assert read_plan(path).layout == made.layout
     path.write_text(plan_text(made).replace("schedule: zbv", "schedule: 1f1b"), encoding="utf-8")
-    with pytest.raises(SpecError, match="schedule"):
+    with pytest.raises(InputError, match="schedule"):
         read_plan(path)
 
 
@@ -154,5 +160,5 @@ def test_run_files_name_schedules(name: str) -> None:
     ],
 )
 def test_run_files_with_a_schedule_that_cannot_be(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(RunFileError, match=words):
+    with pytest.raises(InputError, match=words):
         run_from_mapping(run_mapping(**settings), where="run.yaml")

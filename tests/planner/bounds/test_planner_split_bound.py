@@ -8,9 +8,9 @@ from math import inf
 
 import numpy as np
 
-from meshwright.costmodel.layers.stage import least_busiest_in_rooms_s
 from meshwright.costmodel.memory.footprint import main_layer_rooms, stage_memory_gib, usable_hbm_gib
-from meshwright.planner.bounds.layer_split import least_busiest_s
+from meshwright.costmodel.pipeline.rank_load import least_busiest_in_rooms_s
+from meshwright.planner.bounds.layer_split import least_busiest_rank_s
 from meshwright.planner.bounds.stages import SplitCosts, balanced_stages
 from meshwright.planner.search.space import space_of
 from tests.planner.search.test_planner_optimum import request
@@ -57,7 +57,7 @@ def test_never_above_the_best_split_and_often_equal() -> None:
             rooms.append(
                 [min(layers, room + some) for some in range(leading + 1 if rank < leading else 1)]
             )
-        bound, best = least_busiest_s(costs, rooms), slowest_of_best(costs, rooms)
+        bound, best = least_busiest_rank_s(costs, rooms), slowest_of_best(costs, rooms)
         assert bound <= best
         equal += bound == best < inf
         infeasible += best == inf
@@ -67,9 +67,9 @@ def test_never_above_the_best_split_and_often_equal() -> None:
 
 def test_a_rank_without_room_for_its_layer_leaves_nothing() -> None:
     costs = SplitCosts(pp=2, vpp=1, layers=4, num_micro_batches=1, layer_s=1.0)
-    assert least_busiest_s(costs, [[4], [0]]) == inf
-    assert least_busiest_s(costs, [[4], [1]]) == 3.0
-    assert least_busiest_s(costs, [[4], [4]]) == 2.0
+    assert least_busiest_rank_s(costs, [[4], [0]]) == inf
+    assert least_busiest_rank_s(costs, [[4], [1]]) == 3.0
+    assert least_busiest_rank_s(costs, [[4], [4]]) == 2.0
 
 
 def test_the_bound_of_many_layouts_at_once_is_below_every_split() -> None:
@@ -111,11 +111,11 @@ def ranks_in_their_rooms(seed: int) -> int:
     """Checks balanced splits of some layouts; returns how many ranks that were."""
     space = space_of(request(seed))
     workload, limit = space.workload, usable_hbm_gib(space.workload)
-    members = space.members(space.families(workload.gpus))
-    rooms = main_layer_rooms(workload, members, limit)
+    layouts = space.layouts(space.degrees(workload.gpus))
+    rooms = main_layer_rooms(workload, layouts, limit)
     model, checked = workload.model, 0
     for row in np.random.default_rng(seed).permutation(len(rooms))[:60]:
-        one = members.scalar(int(row))
+        one = layouts.scalar(int(row))
         stages = balanced_stages(model.layers, int(one.pp), int(one.vpp))
         if stages is None or max(stage_memory_gib(workload, one, stages)) > limit:
             continue

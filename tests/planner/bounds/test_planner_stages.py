@@ -13,7 +13,7 @@ from meshwright.planner.bounds.stages import (
     FitsRank,
     SplitCosts,
     balanced_stages,
-    chunk_layers,
+    even_chunks,
 )
 
 Counts = tuple[int, ...]
@@ -30,7 +30,7 @@ def _all_splits(costs: SplitCosts) -> Iterator[tuple[Counts, Counts]]:
                 yield counts, leading
             return
         for n in range(1, left + 1):
-            stages = chunk_layers(rank, n, costs.vpp)
+            stages = even_chunks(rank, n, costs.vpp)
             if min(stages) < max(
                 1, costs.recompute_layers if costs.recompute_layers < costs.layers else 1
             ):

@@ -10,11 +10,11 @@ import yaml
 from click.testing import CliRunner, Result
 
 from meshwright.cli import main
+from meshwright.errors import InputError
 from meshwright.planner.calculators.collective import collective_document
 from meshwright.planner.calculators.pipeline import pipeline_document
 from meshwright.planner.calculators.roofline import roofline_document
 from meshwright.planner.calculators.sizes import read_bytes
-from meshwright.planner.request.plan_request import RequestError
 
 RUN = {
     "model": "llama-3-8b",
@@ -40,7 +40,7 @@ def test_amounts_of_bytes(text: str, size: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "1G", "1 PiB", "0", "nan", "1e99", "9" * 400])
 def test_amounts_that_are_none(text: str) -> None:
-    with pytest.raises(RequestError, match="--bytes"):
+    with pytest.raises(InputError, match="--bytes"):
         read_bytes(text, "--bytes")
 
 

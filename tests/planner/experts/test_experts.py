@@ -14,20 +14,27 @@ from hypothesis import strategies as st
 
 from benchmarks.expert_placement import greedy_placement
 from meshwright.cli import main
+from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.experts.balance.bound import balance_bound
 from meshwright.planner.experts.balance.count_bound import count_bound, pair_bound
 from meshwright.planner.experts.balance.exact import Layer, solve_exactly
-from meshwright.planner.experts.balance.packing import Packing, greedy_counts, has_duplicates, pack
-from meshwright.planner.experts.balance.place import place
-from meshwright.planner.experts.balance.solve import Effort
-from meshwright.planner.experts.files.inputs import read_routing, token_loads
+from meshwright.planner.experts.balance.packing import (
+    SlotPacking,
+    greedy_counts,
+    has_duplicates,
+    pack,
+)
+from meshwright.planner.experts.balance.place import place_layers
+from meshwright.planner.experts.balance.solve import PlacementEffort
+from meshwright.planner.experts.files.inputs import read_routing
 from meshwright.planner.experts.files.placement_reader import read_placement
-from meshwright.planner.experts.files.recorders import write_safetensors
+from meshwright.planner.experts.files.routing import token_loads
 from meshwright.planner.experts.moves.placement import count_moves
-from meshwright.planner.experts.problem import ExpertError, Limits, NoPlacementError, Shape
+from meshwright.planner.experts.problem import PlacementLimits, SlotShape
 from meshwright.planner.experts.traffic.flows import Flows
-from meshwright.planner.experts.traffic.less_traffic import Search, layer_caps, less_of
+from meshwright.planner.experts.traffic.less_traffic import NodeExchange, layer_caps, less_of
 from meshwright.planner.experts.traffic.touched import Level, blocks_per_token
+from tests.planner.experts.safetensors_files import write_safetensors
 
 SLOW_MACHINE = settings(max_examples=40, deadline=None)
 README_LOAD = [
@@ -83,7 +90,7 @@ def test_cp_sat_equals_enumeration_on_random_cases() -> None:
         assert found.optimal
         assert found.slots is not None
         best = enumerated(load, slots, gpus)
-        assert Packing(slots=found.slots[None], loads=load[None, None]).balance()[
+        assert SlotPacking(slots=found.slots[None], loads=load[None, None]).balance()[
             0
         ] == pytest.approx(best, rel=1e-5)
         assert found.bound <= best * (1 + 1e-9)
@@ -91,8 +98,11 @@ def test_cp_sat_equals_enumeration_on_random_cases() -> None:
 
 def test_place_is_optimal_and_its_bound_holds_on_small_cases() -> None:
     for load, slots, gpus in small_cases(40):
-        solved = place(
-            load[None, None], Shape(slots=slots, gpus=gpus, nodes=1), Limits(), Effort(gap=0.0)
+        solved = place_layers(
+            load[None, None],
+            SlotShape(slots=slots, gpus=gpus, nodes=1),
+            PlacementLimits(),
+            PlacementEffort(gap=0.0),
         )
         best = enumerated(load, slots, gpus)
         assert solved.value[0] == pytest.approx(best, rel=1e-5)
@@ -123,11 +133,11 @@ def test_every_placement_keeps_to_its_limits(seed: int, sizes: tuple[int, int, i
     experts, slots, gpus, nodes = sizes
     loads = np.random.default_rng(seed).lognormal(0, 1, (2, 3, experts))
     for spread in (False, True):
-        solved = place(
+        solved = place_layers(
             loads,
-            Shape(slots=slots, gpus=gpus, nodes=nodes),
-            Limits(spread=spread),
-            Effort(exact=False, time_limit_s=0.1),
+            SlotShape(slots=slots, gpus=gpus, nodes=nodes),
+            PlacementLimits(spread=spread),
+            PlacementEffort(exact=False, time_limit_s=0.1),
         )
         assert not has_duplicates(solved.slots).any()
         assert (solved.value >= solved.bound * (1 - 1e-12)).all()
@@ -143,7 +153,12 @@ def test_every_placement_keeps_to_its_limits(seed: int, sizes: tuple[int, int, i
 
 def test_readme_with_groups_kept_is_proven_optimal() -> None:
     loads = np.array(README_LOAD, dtype=float)[None]
-    solved = place(loads, Shape(slots=16, gpus=8, nodes=2), Limits(groups=4), Effort(gap=0.0))
+    solved = place_layers(
+        loads,
+        SlotShape(slots=16, gpus=8, nodes=2),
+        PlacementLimits(groups=4),
+        PlacementEffort(gap=0.0),
+    )
     assert solved.gap.max() == 0
     for layer in solved.slots.reshape(2, 2, -1):
         groups = [set((node // 3).tolist()) for node in layer]
@@ -153,7 +168,9 @@ def test_readme_with_groups_kept_is_proven_optimal() -> None:
 
 def test_a_hot_expert_stops_at_the_bound() -> None:
     load = np.array([[[100.0, 10, 10, 10, 10, 10, 10, 10]]])
-    solved = place(load, Shape(slots=8, gpus=4, nodes=1), Limits(), Effort())
+    solved = place_layers(
+        load, SlotShape(slots=8, gpus=4, nodes=1), PlacementLimits(), PlacementEffort()
+    )
     # The hottest fills a GPU with one of the equal others: 110 over 170 / 4.
     assert solved.value[0] == pytest.approx(110 / 42.5)
     assert solved.gap[0] == 0
@@ -163,8 +180,10 @@ def test_nodes_per_token_is_the_direct_count() -> None:
     chance = np.random.default_rng(1)
     tokens = np.argsort(chance.random((500, 16)), axis=1)[:, :4].astype(np.int32)
     load = token_loads(tokens[None], 16)
-    shape = Shape(slots=20, gpus=4, nodes=2)
-    slots = place(load[None], shape, Limits(), Effort(exact=False)).slots[0]
+    shape = SlotShape(slots=20, gpus=4, nodes=2)
+    slots = place_layers(load[None], shape, PlacementLimits(), PlacementEffort(exact=False)).slots[
+        0
+    ]
     where = {e: [i // 10 for i, held in enumerate(slots.ravel()) if held == e] for e in range(16)}
     turn, total = dict.fromkeys(range(16), 0), 0
     for token in tokens:
@@ -184,9 +203,9 @@ def test_exchanges_bring_experts_of_one_topic_together() -> None:
         np.int32
     )
     load = token_loads(tokens[None], 8)[0][None]
-    shape = Shape(slots=8, gpus=4, nodes=2)
+    shape = SlotShape(slots=8, gpus=4, nodes=2)
     slots = np.arange(8).reshape(4, 2)
-    search = Search(
+    search = NodeExchange(
         flows=Flows(tokens=tokens[None]),
         experts=8,
         shape=shape,
@@ -202,7 +221,9 @@ def test_exchanges_bring_experts_of_one_topic_together() -> None:
 
 def test_robust_placement_is_judged_by_its_worst_window() -> None:
     loads = np.array([[[8.0, 1, 8, 1]], [[1.0, 8, 8, 1]]])
-    solved = place(loads, Shape(slots=4, gpus=2, nodes=1), Limits(), Effort(gap=0.0))
+    solved = place_layers(
+        loads, SlotShape(slots=4, gpus=2, nodes=1), PlacementLimits(), PlacementEffort(gap=0.0)
+    )
     # 2 cannot share a GPU with 0 or 1 in both windows: with 3 it has 9 of 18.
     assert {frozenset(gpu.tolist()) for gpu in solved.slots[0]} == {
         frozenset({2, 3}),
@@ -259,23 +280,33 @@ def test_bad_inputs_are_refused_with_the_place(
 ) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(ExpertError) as caught:
+    with pytest.raises(InputError) as caught:
         read_routing(path)
     assert part in str(caught.value)
 
 
 def test_shapes_that_no_placement_has() -> None:
     loads = np.ones((1, 1, 8))
-    with pytest.raises(ExpertError, match="use 8 or 12"):
-        place(loads, Shape(slots=10, gpus=4, nodes=1), Limits(), Effort())
-    with pytest.raises(ExpertError, match=r"use 8$"):
-        place(loads, Shape(slots=3, gpus=4, nodes=1), Limits(), Effort())
-    with pytest.raises(NoPlacementError, match="at least 8"):
-        place(loads, Shape(slots=4, gpus=4, nodes=1), Limits(), Effort())
-    with pytest.raises(NoPlacementError, match="once on each"):
-        place(loads, Shape(slots=32, gpus=2, nodes=1), Limits(), Effort())
-    with pytest.raises(NoPlacementError, match="groups"):
-        place(loads, Shape(slots=8, gpus=4, nodes=4), Limits(groups=2), Effort())
+    with pytest.raises(InputError, match="use 8 or 12"):
+        place_layers(
+            loads, SlotShape(slots=10, gpus=4, nodes=1), PlacementLimits(), PlacementEffort()
+        )
+    with pytest.raises(InputError, match=r"use 8$"):
+        place_layers(
+            loads, SlotShape(slots=3, gpus=4, nodes=1), PlacementLimits(), PlacementEffort()
+        )
+    with pytest.raises(InfeasibleError, match="at least 8"):
+        place_layers(
+            loads, SlotShape(slots=4, gpus=4, nodes=1), PlacementLimits(), PlacementEffort()
+        )
+    with pytest.raises(InfeasibleError, match="once on each"):
+        place_layers(
+            loads, SlotShape(slots=32, gpus=2, nodes=1), PlacementLimits(), PlacementEffort()
+        )
+    with pytest.raises(InfeasibleError, match="groups"):
+        place_layers(
+            loads, SlotShape(slots=8, gpus=4, nodes=4), PlacementLimits(groups=2), PlacementEffort()
+        )
 
 
 def run(*words: str) -> tuple[int, str, str]:
@@ -305,12 +336,12 @@ def test_the_command_end_to_end(tmp_path: Path) -> None:
     document = json.loads(text)
     assert document["schema"] == 1
     slots = read_placement(out, layers=3, gpus=16, experts=32)
-    value = Packing(slots=slots, loads=load[:, None]).balance()
+    value = SlotPacking(slots=slots, loads=load[:, None]).balance()
     assert [row["balance"] for row in document["layers"]] == pytest.approx(value.tolist())
     drifted = tmp_path / "drifted.npy"
     np.save(drifted, load * chance.lognormal(0, 0.3, load.shape))
     asked[0] = str(drifted)
-    before = Packing(slots=slots, loads=np.load(drifted)[:, None]).balance()
+    before = SlotPacking(slots=slots, loads=np.load(drifted)[:, None]).balance()
     code, text, _ = run(
         *asked, "--json", "--from", str(out), "--max-moves", "12", "-o", str(tmp_path / "new.json")
     )
@@ -327,8 +358,11 @@ def test_the_command_end_to_end(tmp_path: Path) -> None:
 
 def test_the_answer_does_not_depend_on_the_number_of_processes() -> None:
     loads = np.random.default_rng(8).lognormal(0, 1.5, (1, 22, 160))
-    shape = Shape(slots=192, gpus=48, nodes=6)
-    one, two = (place(loads, shape, Limits(), Effort(time_limit_s=0.1, workers=n)) for n in (1, 2))
+    shape = SlotShape(slots=192, gpus=48, nodes=6)
+    one, two = (
+        place_layers(loads, shape, PlacementLimits(), PlacementEffort(time_limit_s=0.1, workers=n))
+        for n in (1, 2)
+    )
     assert one.slots.tolist() == two.slots.tolist()
     assert one.bound.tolist() == two.bound.tolist()
 
@@ -344,10 +378,13 @@ def test_never_above_the_greedy_where_it_holds_no_expert_twice() -> None:
             (64, 16, 1, 1),
             (80, 16, 2, 1),
         ):
-            shape = Shape(slots=slots, gpus=gpus, nodes=nodes)
+            shape = SlotShape(slots=slots, gpus=gpus, nodes=nodes)
             greedy = [greedy_placement(row, shape, groups) for row in load]
-            found = place(
-                load[None], shape, Limits(groups=groups), Effort(exact=False, time_limit_s=0.2)
+            found = place_layers(
+                load[None],
+                shape,
+                PlacementLimits(groups=groups),
+                PlacementEffort(exact=False, time_limit_s=0.2),
             )
             for row, (value, twice) in enumerate(greedy):
                 if not twice:
@@ -360,7 +397,12 @@ def test_hot_experts_crowd_others_out_by_the_bound() -> None:
     # Twelve of 16 experts need a GPU each; at the value reached no counts leave room for one replica more.
     load = np.array([1.0] * 12 + [0.2] * 4)
     load *= 16 / load.sum()
-    reached = place(load[None, None], Shape(slots=32, gpus=16, nodes=1), Limits(), Effort(gap=0.0))
+    reached = place_layers(
+        load[None, None],
+        SlotShape(slots=32, gpus=16, nodes=1),
+        PlacementLimits(),
+        PlacementEffort(gap=0.0),
+    )
     found = count_bound(load, 32, 16, low=1.0, high=float(reached.value[0]) * 0.999, work=1.0)
     assert 1.0 <= found.bound <= reached.value[0]
 
@@ -447,7 +489,7 @@ def test_drift_is_reported_for_windows_that_were_not_placed_on(tmp_path: Path) -
 def test_torch_files_are_refused_or_read(tmp_path: Path) -> None:
     path = tmp_path / "recorder.pt"
     path.write_bytes(b"\x80\x02}q\x00.")
-    with pytest.raises(ExpertError, match=r"torch, which is not installed|plain pickles"):
+    with pytest.raises(InputError, match=r"torch, which is not installed|plain pickles"):
         read_routing(path)
     torch = pytest.importorskip("torch")
     counts = np.arange(12).reshape(2, 2, 3)

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 from meshwright.planner.experts.balance.chains import pass_on
 from meshwright.planner.experts.balance.count_bound import count_bound
 from meshwright.planner.experts.balance.packing import (
-    Packing,
+    SlotPacking,
+    exchange_to_improve,
     greedy_counts,
     has_duplicates,
-    improve,
     pack,
 )
 from meshwright.planner.experts.balance.patterns import counts_ruled_out, ruling_out
-from meshwright.planner.experts.balance.place import place
+from meshwright.planner.experts.balance.place import place_layers
 from meshwright.planner.experts.balance.recount import by_patterns, recount
 from meshwright.planner.experts.balance.rows import Rows, State, value_of
-from meshwright.planner.experts.balance.solve import Effort
-from meshwright.planner.experts.problem import Limits, Shape
+from meshwright.planner.experts.balance.solve import PlacementEffort
+from meshwright.planner.experts.problem import PlacementLimits, SlotShape
 
 GRID = 8192
 SLOW_MACHINE = settings(max_examples=15, deadline=None)
@@ -39,8 +39,11 @@ def test_no_bound_is_above_the_optimum_of_all_counts(
 ) -> None:
     experts, slots, gpus = sizes
     load = skewed(seed, experts, gpus)
-    solved = place(
-        load[None, None], Shape(slots=slots, gpus=gpus, nodes=1), Limits(), Effort(gap=0.0)
+    solved = place_layers(
+        load[None, None],
+        SlotShape(slots=slots, gpus=gpus, nodes=1),
+        PlacementLimits(),
+        PlacementEffort(gap=0.0),
     )
     best = float(solved.value[0])
     assert solved.gap[0] == 0
@@ -74,8 +77,10 @@ def test_patterns_close_what_counts_leave_open() -> None:
     )
     load = np.array([4.702, 1.087, 0.846, *(int(x) / 1000 for x in small.split())])
     load *= 8 / load.sum()
-    shape = Shape(slots=40, gpus=8, nodes=1)
-    solved = place(load[None, None], shape, Limits(), Effort(exact=False, time_limit_s=5.0))
+    shape = SlotShape(slots=40, gpus=8, nodes=1)
+    solved = place_layers(
+        load[None, None], shape, PlacementLimits(), PlacementEffort(exact=False, time_limit_s=5.0)
+    )
     assert solved.gap[0] < 0.003
     assert solved.bound[0] > 1.015
     without = count_bound(
@@ -107,8 +112,8 @@ def three_gpus() -> tuple[np.ndarray, np.ndarray]:
 
 def test_two_exchanges_in_a_row_where_one_does_not_help() -> None:
     loads, slots = three_gpus()
-    packing = Packing(slots=slots.copy(), loads=loads)
-    improve(packing, 100, np.array([1.0]))
+    packing = SlotPacking(slots=slots.copy(), loads=loads)
+    exchange_to_improve(packing, 100, np.array([1.0]))
     stuck = packing.gpu_loads().max()
     assert stuck == pytest.approx(1.0867)
     pass_on(packing, 100, np.array([1.0]))

@@ -13,14 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.cli import main
+from meshwright.errors import InputError
 from meshwright.planner.experts.files.placement_reader import read_placement
-from meshwright.planner.experts.files.writers import FORMATS, Placed, placement_text
-from meshwright.planner.experts.problem import ExpertError
+from meshwright.planner.experts.files.writers import (
+    PLACEMENT_FORMATS,
+    PlacementFile,
+    placement_text,
+)
 
 
 def written(form: str, experts: int = 4) -> str:
     slots = np.array([[[0, 1], [2, 3]], [[3, 1], [2, 0]]])
-    placed = Placed(slots=slots, experts=experts, nodes=1, layer_ids=(1, 2), summary={})
+    placed = PlacementFile(slots=slots, experts=experts, nodes=1, layer_ids=(1, 2), summary={})
     return placement_text(placed, form)
 
 
@@ -47,7 +51,11 @@ ENDINGS = {"trtllm": ".yaml"}
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(0, 10_000), st.sampled_from(FORMATS), st.sampled_from([(2, 3), (1, 4), (3, 2)]))
+@given(
+    st.integers(0, 10_000),
+    st.sampled_from(PLACEMENT_FORMATS),
+    st.sampled_from([(2, 3), (1, 4), (3, 2)]),
+)
 def test_every_format_is_read_back(
     tmp_path_factory: pytest.TempPathFactory, seed: int, form: str, sizes: tuple[int, int]
 ) -> None:
@@ -57,7 +65,7 @@ def test_every_format_is_read_back(
     rows = [np.arange(gpus * per_gpu) % experts for _ in range(3)]
     slots = np.stack([chance.permutation(row) for row in rows]).reshape(3, gpus, per_gpu)
     ids = tuple(sorted(chance.choice(9, 3, replace=False).tolist()))
-    placed = Placed(slots=slots, experts=experts, nodes=1, layer_ids=ids, summary={})
+    placed = PlacementFile(slots=slots, experts=experts, nodes=1, layer_ids=ids, summary={})
     path = tmp_path_factory.mktemp("files") / f"placement{ENDINGS.get(form, '.json')}"
     path.write_text(placement_text(placed, form), encoding="utf-8")
     back = read_placement(path, layers=3, gpus=gpus, experts=experts, layer_ids=ids)
@@ -66,7 +74,7 @@ def test_every_format_is_read_back(
 
 def test_sglang_counts_dense_layers_wherever_they_are(tmp_path: Path) -> None:
     slots = np.array([[[1, 0]], [[0, 1]]])
-    placed = Placed(slots=slots, experts=2, nodes=1, layer_ids=(1, 3), summary={})
+    placed = PlacementFile(slots=slots, experts=2, nodes=1, layer_ids=(1, 3), summary={})
     path = tmp_path / "placement.json"
     path.write_text(placement_text(placed, "sglang"), encoding="utf-8")
     table = json.loads(path.read_text(encoding="utf-8"))["physical_to_logical_map"]
@@ -83,7 +91,7 @@ def test_the_megatron_permutation_puts_every_expert_at_its_position() -> None:
     weights = np.array([10, 11, 12, 13])
     assert weights[old].tolist() == [13, 11, 12, 10]
     assert weights[old][new].tolist() == weights.tolist()
-    with pytest.raises(ExpertError, match="use --slots 3"):
+    with pytest.raises(InputError, match="use --slots 3"):
         written("megatron", experts=3)
 
 
@@ -105,12 +113,12 @@ def test_placements_that_do_not_fit_are_refused(
 ) -> None:
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(ExpertError) as caught:
+    with pytest.raises(InputError) as caught:
         read_placement(path, layers=1, gpus=1, experts=2)
     assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", PLACEMENT_FORMATS)
 def test_the_command_writes_what_it_reads_back(tmp_path: Path, form: str) -> None:
     np.save(tmp_path / "load.npy", np.random.default_rng(0).lognormal(0, 1, (2, 16)))
     out = tmp_path / f"out{ENDINGS.get(form, '.json')}"

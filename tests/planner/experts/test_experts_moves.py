@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 import meshwright.planner.experts.moves.placement as moves_module
 from meshwright.cli import main
+from meshwright.errors import InputError
 from meshwright.planner.experts.balance.packing import has_duplicates
-from meshwright.planner.experts.balance.place import place
-from meshwright.planner.experts.balance.solve import Effort
+from meshwright.planner.experts.balance.place import place_layers
+from meshwright.planner.experts.balance.solve import PlacementEffort
 from meshwright.planner.experts.moves.placement import Moved, bound_curve, count_moves, improve_from
-from meshwright.planner.experts.problem import ExpertError, Limits, Shape
+from meshwright.planner.experts.problem import PlacementLimits, SlotShape
 
 SIZES = ((5, 2, 3), (4, 3, 2), (4, 2, 3), (3, 2, 3))
 """Experts, slots of a GPU, GPUs: few enough to try every placement."""
@@ -44,12 +45,14 @@ def best_by_moves(load: np.ndarray, current: np.ndarray) -> dict[int, float]:
     return best
 
 
-def small_case(chance: np.random.Generator, number: int) -> tuple[np.ndarray, np.ndarray, Shape]:
+def small_case(
+    chance: np.random.Generator, number: int
+) -> tuple[np.ndarray, np.ndarray, SlotShape]:
     experts, per_gpu, gpus = SIZES[number % len(SIZES)]
     load = chance.lognormal(0, 1, (2, experts))
     choices = every_placement(experts, per_gpu, gpus)
     current = np.stack([choices[i] for i in chance.integers(0, len(choices), 2)])
-    return load, current, Shape(slots=per_gpu * gpus, gpus=gpus, nodes=1)
+    return load, current, SlotShape(slots=per_gpu * gpus, gpus=gpus, nodes=1)
 
 
 def fewest(load: np.ndarray, current: np.ndarray, moves: int) -> float:
@@ -101,7 +104,7 @@ def test_bounds_by_hand() -> None:
 def test_a_slot_of_a_replicated_expert_is_the_cheaper_move() -> None:
     """Experts of 6, 1, 1; GPUs {0, 1} and {1, 2}. One move makes room for 0 on the second: 4 and 4 of 8."""
     load, current = np.array([[[6.0, 1, 1]]]), np.array([[[0, 1], [1, 2]]])
-    found = improve_from(load, current, Shape(slots=4, gpus=2, nodes=1), 1)
+    found = improve_from(load, current, SlotShape(slots=4, gpus=2, nodes=1), 1)
     assert found.solved.slots.tolist() == [[[0, 1], [0, 2]]]
     assert found.moves.tolist() == [1]
     assert found.before.tolist() == [6.5 / 4]
@@ -112,10 +115,10 @@ def test_a_slot_of_a_replicated_expert_is_the_cheaper_move() -> None:
 @given(st.integers(0, 10_000), st.integers(0, 60), st.sampled_from(["plain", "spread", "groups"]))
 def test_the_limits_hold_whatever_the_moves(seed: int, moves: int, kind: str) -> None:
     chance = np.random.default_rng(seed)
-    shape = Shape(slots=32, gpus=8, nodes=2)
-    limits = Limits(spread=kind == "spread", groups=4 if kind == "groups" else 1)
-    effort = Effort(exact=False, time_limit_s=0.1)
-    current = place(chance.lognormal(0, 1, (1, 3, 24)), shape, limits, effort).slots
+    shape = SlotShape(slots=32, gpus=8, nodes=2)
+    limits = PlacementLimits(spread=kind == "spread", groups=4 if kind == "groups" else 1)
+    effort = PlacementEffort(exact=False, time_limit_s=0.1)
+    current = place_layers(chance.lognormal(0, 1, (1, 3, 24)), shape, limits, effort).slots
     loads = chance.lognormal(0, 1, (2, 3, 24))
     found = improve_from(loads, current, shape, moves, limits=limits, time_limit_s=0.05)
     slots = found.solved.slots
@@ -136,9 +139,11 @@ def test_the_limits_hold_whatever_the_moves(seed: int, moves: int, kind: str) ->
 
 def reached(moves: int) -> Moved:
     chance = np.random.default_rng(9)
-    shape = Shape(slots=80, gpus=16, nodes=2)
+    shape = SlotShape(slots=80, gpus=16, nodes=2)
     loads = chance.lognormal(0, 1, (1, 4, 64))
-    current = place(loads, shape, Limits(), Effort(exact=False, time_limit_s=0.5)).slots
+    current = place_layers(
+        loads, shape, PlacementLimits(), PlacementEffort(exact=False, time_limit_s=0.5)
+    ).slots
     drifted = loads * chance.lognormal(0, 0.5, loads.shape)
     return improve_from(drifted, current, shape, moves, time_limit_s=4.0)
 
@@ -151,15 +156,15 @@ def test_more_moves_are_never_worse_and_enough_are_a_fresh_placement() -> None:
 
 
 def test_a_placement_that_breaks_what_is_asked_is_refused() -> None:
-    loads, shape = np.ones((1, 1, 4)), Shape(slots=8, gpus=4, nodes=2)
+    loads, shape = np.ones((1, 1, 4)), SlotShape(slots=8, gpus=4, nodes=2)
     current = np.array([[[0, 1], [0, 2], [1, 3], [2, 3]]])
-    with pytest.raises(ExpertError, match="share a node"):
-        improve_from(loads, current, shape, 2, limits=Limits(spread=True))
-    with pytest.raises(ExpertError, match="group 0 is on several nodes"):
-        improve_from(loads, current, shape, 2, limits=Limits(groups=2))
-    with pytest.raises(ExpertError, match="8 slots on 4 GPUs"):
-        improve_from(loads, current, Shape(slots=12, gpus=4, nodes=2), 2)
-    with pytest.raises(ExpertError, match="twice"):
+    with pytest.raises(InputError, match="share a node"):
+        improve_from(loads, current, shape, 2, limits=PlacementLimits(spread=True))
+    with pytest.raises(InputError, match="group 0 is on several nodes"):
+        improve_from(loads, current, shape, 2, limits=PlacementLimits(groups=2))
+    with pytest.raises(InputError, match="8 slots on 4 GPUs"):
+        improve_from(loads, current, SlotShape(slots=12, gpus=4, nodes=2), 2)
+    with pytest.raises(InputError, match="twice"):
         improve_from(loads, np.array([[[0, 0], [1, 2], [1, 3], [2, 3]]]), shape, 2)
 
 

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meshwright.errors import InputError
 from meshwright.planner.experts.files.inputs import read_routing
-from meshwright.planner.experts.files.recorders import write_safetensors
 from meshwright.planner.experts.files.sglang_dump import recorded
-from meshwright.planner.experts.problem import ExpertError, Shape
+from meshwright.planner.experts.problem import SlotShape
 from meshwright.planner.experts.traffic.flows import read_flows
+from tests.planner.experts.safetensors_files import write_safetensors
 
 SLOTS_HOLD = np.array([[0, 1, 2, 0], [0, 1, 2, 3], [3, 1, 2, 0]])
 """SGLang's physical_to_logical_map: three layers of four slots; layer 0 is dense and counted too."""
@@ -100,8 +101,8 @@ def test_sglang_tokens_chose_slots_which_hold_experts() -> None:
     assert routing.affinity is not None
     assert routing.affinity.tolist() == [[[1, 1, 1, 1], [0, 0, 0, 1]], [[1, 1, 1, 1], [0, 1, 1, 0]]]
     # Ranks that are not the cluster's GPUs say nothing of where tokens come from.
-    assert read_flows(routing, None, Shape(slots=4, gpus=4, nodes=2)).sources is None
-    assert read_flows(routing, None, Shape(slots=4, gpus=2, nodes=2)).sources is not None
+    assert read_flows(routing, None, SlotShape(slots=4, gpus=4, nodes=2)).sources is None
+    assert read_flows(routing, None, SlotShape(slots=4, gpus=2, nodes=2)).sources is not None
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_sglang_tokens_chose_slots_which_hold_experts() -> None:
     ],
 )
 def test_sglang_dumps_that_do_not_fit_are_refused(dump: dict[str, Any], part: str) -> None:
-    with pytest.raises(ExpertError) as caught:
+    with pytest.raises(InputError) as caught:
         recorded([dump], NOWHERE, 1)
     assert part in str(caught.value)
 
@@ -166,7 +167,7 @@ def test_torch_files_are_read_without_running_code(tmp_path: Path) -> None:
             return (Path.write_text, (tmp_path / "ran", "x"))
 
     torch.save({"logical_count": Runs()}, path)
-    with pytest.raises(ExpertError, match="refused"):
+    with pytest.raises(InputError, match="refused"):
         read_routing(path)
     assert not (tmp_path / "ran").exists()
 
@@ -174,7 +175,7 @@ def test_torch_files_are_read_without_running_code(tmp_path: Path) -> None:
 def test_torch_files_that_are_plain_pickles_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "old.pt"
     path.write_bytes(pickle.dumps({"logical_count": [[1, 2]]}))
-    with pytest.raises(ExpertError, match="torch"):
+    with pytest.raises(InputError, match="torch"):
         read_routing(path)
 
 
@@ -237,15 +238,15 @@ def test_tensorrt_llm_folders_that_do_not_fit_are_refused(tmp_path: Path) -> Non
     (folder / "rank_old.safetensors").write_bytes(
         write_safetensors({"10_3": np.zeros(3, dtype=np.int32)})
     )
-    with pytest.raises(ExpertError, match=r"rank0\.safetensors"):
+    with pytest.raises(InputError, match=r"rank0\.safetensors"):
         read_routing(folder)
     (folder / "rank_old.safetensors").write_bytes(
         write_safetensors({"x": np.zeros(3, dtype=np.int32)})
     )
-    with pytest.raises(ExpertError, match="ITERATION_LAYER"):
+    with pytest.raises(InputError, match="ITERATION_LAYER"):
         read_routing(folder)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ExpertError, match=r"meta_info\.json"):
+    with pytest.raises(InputError, match=r"meta_info\.json"):
         read_routing(tmp_path / "empty")
 
 
@@ -256,7 +257,7 @@ def test_vllm_load_windows_are_of_slots(tmp_path: Path) -> None:
     read = read_routing(path, split=2).loads
     assert read[0].tolist() == [[0 + 3, 1, 2, 0], [4, 5, 6, 7], [11, 9, 10, 8]]
     np.savez(path, expert_load_window=window, physical_to_logical_map=SLOTS_HOLD[:, :3])
-    with pytest.raises(ExpertError, match=r"\[3, 4\], got \[3, 3\]"):
+    with pytest.raises(InputError, match=r"\[3, 4\], got \[3, 3\]"):
         read_routing(path)
 
 
@@ -273,5 +274,5 @@ def test_megatron_lines_of_layers_or_of_all_layers(tmp_path: Path) -> None:
     path.write_text(
         '{"tokens_per_expert": [1, 2]}\n{"tokens_per_expert": [1, 2, 3]}', encoding="utf-8"
     )
-    with pytest.raises(ExpertError, match="line 2"):
+    with pytest.raises(InputError, match="line 2"):
         read_routing(path)

@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from meshwright.cli import main
-from meshwright.planner.experts.balance.packing import Packing, has_duplicates
+from meshwright.planner.experts.balance.packing import SlotPacking, has_duplicates
 from meshwright.planner.experts.balance.robust import cvar, drift_row, place_robustly
 from meshwright.planner.experts.balance.rows import Solved
-from meshwright.planner.experts.balance.solve import Effort
-from meshwright.planner.experts.problem import Limits, Shape
+from meshwright.planner.experts.balance.solve import PlacementEffort
+from meshwright.planner.experts.problem import PlacementLimits, SlotShape
 from tests.places import DATA
 
 
@@ -36,15 +36,15 @@ def test_cvar_is_the_least_of_its_linear_form() -> None:
         assert cvar(x, share) == pytest.approx(min(form))
 
 
-def solved(loads: np.ndarray, shape: Shape, objective: str, share: float = 0.5) -> Solved:
-    effort = Effort(exact=False, time_limit_s=0.2)
-    return place_robustly(loads, shape, Limits(), effort, objective=objective, share=share)
+def solved(loads: np.ndarray, shape: SlotShape, objective: str, share: float = 0.5) -> Solved:
+    effort = PlacementEffort(exact=False, time_limit_s=0.2)
+    return place_robustly(loads, shape, PlacementLimits(), effort, objective=objective, share=share)
 
 
 def test_worst_and_cvar_choose_differently() -> None:
     """Pairs 01|23 have balance 1.5, 1, 1 over the windows; 02|13 have 1.4, 1.4, 1; 03|12 have 1, 1.1, 2."""
     loads = np.array([[[1.9, 1.1, 0.9, 0.1]], [[1.5, 0.5, 1.3, 0.7]], [[2.0, 0.0, 0.0, 2.0]]])
-    shape = Shape(slots=4, gpus=2, nodes=1)
+    shape = SlotShape(slots=4, gpus=2, nodes=1)
     worst, tail = solved(loads, shape, "worst"), solved(loads, shape, "cvar", 2 / 3)
     assert sorted(worst.slots[0].tolist()) == [[0, 2], [1, 3]]
     assert worst.value == pytest.approx([1.4])
@@ -55,10 +55,10 @@ def test_worst_and_cvar_choose_differently() -> None:
 
 def test_cvar_is_never_above_that_of_the_worst_window_and_not_below_the_bound() -> None:
     loads = np.random.default_rng(2).lognormal(0, 1, (4, 5, 24))
-    shape = Shape(slots=32, gpus=8, nodes=2)
+    shape = SlotShape(slots=32, gpus=8, nodes=2)
     known = np.swapaxes(loads * 8 / loads.sum(axis=2, keepdims=True), 0, 1)
     worst, tail = solved(loads, shape, "worst"), solved(loads, shape, "cvar")
-    reached = cvar(Packing(slots=worst.slots, loads=known).gpu_loads().max(axis=2), 0.5)
+    reached = cvar(SlotPacking(slots=worst.slots, loads=known).gpu_loads().max(axis=2), 0.5)
     assert (tail.value <= reached + 1e-12).all()
     assert tail.value.mean() < reached.mean()
     assert (tail.bound <= tail.value).all()
@@ -76,7 +76,7 @@ def olmoe() -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("gpus", [8, 16])
 def test_two_domains_beat_either_alone_on_the_third_with_two_slots_per_expert(gpus: int) -> None:
     domains = olmoe()
-    shape = Shape(slots=128, gpus=gpus, nodes=gpus // 8)
+    shape = SlotShape(slots=128, gpus=gpus, nodes=gpus // 8)
     alone = {name: solved(load[None], shape, "worst").slots for name, load in domains.items()}
     for pair in combinations(domains, 2):
         (third,) = set(domains) - set(pair)

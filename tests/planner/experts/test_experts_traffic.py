@@ -12,20 +12,21 @@ import pytest
 from click.testing import CliRunner
 
 from meshwright.cli import main
-from meshwright.costmodel.collectives.traffic import all_to_all_bytes
+from meshwright.costmodel.traffic.level_traffic import all_to_all_bytes
+from meshwright.errors import InputError
 from meshwright.model_specs.reader import read_model
 from meshwright.planner.experts.balance.packing import has_duplicates
-from meshwright.planner.experts.balance.place import place
+from meshwright.planner.experts.balance.place import place_layers
 from meshwright.planner.experts.balance.rows import Solved, by_layer
-from meshwright.planner.experts.balance.solve import Effort
+from meshwright.planner.experts.balance.solve import PlacementEffort
 from meshwright.planner.experts.figures import pairs_apart, traffic_row
-from meshwright.planner.experts.files.inputs import Routing, token_loads
-from meshwright.planner.experts.problem import ExpertError, Limits, Shape
+from meshwright.planner.experts.files.routing import Routing, token_loads
+from meshwright.planner.experts.problem import PlacementLimits, SlotShape
 from meshwright.planner.experts.request import ExpertRequest, ground
 from meshwright.planner.experts.traffic.affinity import cross_node_share, near_sources
 from meshwright.planner.experts.traffic.flows import Flows, read_flows
 from meshwright.planner.experts.traffic.grouped_traffic import less_grouped_traffic, nodes_to_leaves
-from meshwright.planner.experts.traffic.less_traffic import Search, less_of, less_traffic
+from meshwright.planner.experts.traffic.less_traffic import NodeExchange, less_of, less_traffic
 from meshwright.planner.experts.traffic.swap_terms import (
     Apart,
     FromSources,
@@ -42,14 +43,14 @@ def test_nodes_are_exchanged_so_that_choices_stay_by_hand() -> None:
     affinity = np.array([[[1.0, 0, 2, 0], [0, 1, 0, 1], [2, 0, 1, 0], [0, 2, 0, 0]]])
     before = Solved(slots=slots, value=np.ones(1), bound=np.ones(1))
     assert cross_node_share(slots[0], affinity[0], 2) == pytest.approx(0.7)
-    after = near_sources(before, affinity, Shape(slots=4, gpus=4, nodes=2))
+    after = near_sources(before, affinity, SlotShape(slots=4, gpus=4, nodes=2))
     assert after.slots.tolist() == [[[2], [3], [0], [1]]]
     assert cross_node_share(after.slots[0], affinity[0], 2) == pytest.approx(0.3)
 
 
 def test_nodes_come_in_the_order_that_keeps_the_most_choices() -> None:
     chance = np.random.default_rng(7)
-    shape = Shape(slots=24, gpus=8, nodes=4)
+    shape = SlotShape(slots=24, gpus=8, nodes=4)
     for _ in range(20):
         slots = np.stack([np.sort(chance.permutation(12)[:3]) for _ in range(8)])
         slots[:4] = np.arange(12).reshape(4, 3)
@@ -224,8 +225,10 @@ def test_terms_by_hand() -> None:
     assert FromSources(sources, np.array([0, 1, 2, 0]), node, 1.0).cost() == 3
 
 
-def skewed(shape: Shape, experts: int, *, near: bool = False, **flows: np.ndarray) -> Search:
-    return Search(
+def skewed(
+    shape: SlotShape, experts: int, *, near: bool = False, **flows: np.ndarray
+) -> NodeExchange:
+    return NodeExchange(
         flows=Flows(**flows),
         experts=experts,
         shape=shape,
@@ -241,7 +244,7 @@ def test_pairs_are_brought_together_without_a_trace_by_hand() -> None:
     """Even experts go together, odd ones too: each kind on a node of its own."""
     kind = np.arange(8) % 2
     pairs = (kind[:, None] == kind[None, :]).astype(float)
-    shape = Shape(slots=8, gpus=4, nodes=2)
+    shape = SlotShape(slots=8, gpus=4, nodes=2)
     found = less_of(skewed(shape, 8, pairs=pairs[None]), np.arange(8).reshape(4, 2))
     assert {frozenset((node % 2).ravel().tolist()) for node in found.reshape(2, 4)} == {
         frozenset({0}),
@@ -255,7 +258,7 @@ def test_experts_go_where_their_tokens_come_from_by_hand() -> None:
     """GPUs 0 and 1 (node 0) ask for experts 1, 3, 5, 7, the others for the rest: nothing has to leave."""
     affinity = np.zeros((4, 8))
     affinity[:2, 1::2], affinity[2:, ::2] = 5.0, 3.0
-    shape = Shape(slots=8, gpus=4, nodes=2)
+    shape = SlotShape(slots=8, gpus=4, nodes=2)
     slots = np.arange(8).reshape(4, 2)
     assert cross_node_share(slots, affinity, 2) == pytest.approx(0.5)
     found = less_of(skewed(shape, 8, sources=affinity[None]), slots)
@@ -269,7 +272,7 @@ def test_replicas_go_to_the_nodes_that_ask_for_them_by_hand() -> None:
     affinity[1, 0] = affinity[2, 0] = 10.0
     affinity[0, 1:] = [1, 1, 0, 0]
     slots = np.array([[0, 1], [0, 2], [3, 4]])
-    shape = Shape(slots=6, gpus=3, nodes=3)
+    shape = SlotShape(slots=6, gpus=3, nodes=3)
     loads = affinity.sum(axis=0)[None]
     search = replace(
         skewed(shape, 5, sources=affinity[None]), cap=3.0, node_cap=3.0, loads=loads * 3 / 22
@@ -286,11 +289,11 @@ def test_caps_and_replicas_are_kept_while_traffic_falls() -> None:
     score = chance.gumbel(size=(1500, 32)) + 2.5 * (np.arange(32) % 4 == topic[:, None])
     tokens = np.argsort(-score, axis=1)[:, :4].astype(np.int32)
     loads = token_loads(tokens[None], 32)[None]
-    shape = Shape(slots=40, gpus=8, nodes=4)
+    shape = SlotShape(slots=40, gpus=8, nodes=4)
     levels = (Level(name="node", gpus=2, weight=1.0), Level(name="leaf", gpus=4, weight=0.5))
     for spread, near in product((False, True), repeat=2):
-        effort = Effort(exact=False, time_limit_s=0.5)
-        solved = place(loads, shape, Limits(spread=spread), effort)
+        effort = PlacementEffort(exact=False, time_limit_s=0.5)
+        solved = place_layers(loads, shape, PlacementLimits(spread=spread), effort)
         found = less_traffic(
             Flows(tokens=tokens[None]),
             by_layer(loads, 8),
@@ -328,11 +331,11 @@ def test_whole_groups_change_nodes_by_hand(groups: int) -> None:
     tokens = np.stack([first * 2 + chance.integers(0, 2, 2000), (first + half) * 2], axis=1).astype(
         np.int32
     )
-    shape = Shape(slots=2 * groups, gpus=2 * nodes, nodes=nodes)
+    shape = SlotShape(slots=2 * groups, gpus=2 * nodes, nodes=nodes)
     slots = np.arange(2 * groups).reshape(2 * nodes, 2)
     loads = np.ones((1, 1, 2 * groups))
     solved = Solved(slots=slots[None], value=np.ones(1), bound=np.ones(1))
-    limits = Limits(groups=groups)
+    limits = PlacementLimits(groups=groups)
     levels = (Level(name="node", gpus=2, weight=1.0),)
     for flows in (Flows(tokens=tokens[None]), Flows(pairs=_together(tokens, 2 * groups))):
         found = less_grouped_traffic(
@@ -341,7 +344,7 @@ def test_whole_groups_change_nodes_by_hand(groups: int) -> None:
             solved,
             shape=shape,
             limits=limits,
-            effort=Effort(exact=False, time_limit_s=1.0),
+            effort=PlacementEffort(exact=False, time_limit_s=1.0),
             levels=levels,
             caps=np.array([1.0]),
         )
@@ -361,7 +364,7 @@ def test_nodes_that_tokens_join_share_a_leaf_by_hand() -> None:
     """Nodes 0 and 2 go together, 1 and 3 too; leaves are of two nodes."""
     tokens = np.array([[0, 2], [1, 3]] * 20, dtype=np.int32)
     slots = np.arange(4).reshape(4, 1)
-    shape = Shape(slots=4, gpus=4, nodes=4)
+    shape = SlotShape(slots=4, gpus=4, nodes=4)
     levels = (Level(name="node", gpus=1, weight=1.0), Level(name="leaf", gpus=2, weight=2.0))
     found = nodes_to_leaves(Flows(tokens=tokens[None]), 0, slots, shape, levels)
     assert blocks_per_token(tokens, slots, 4, 2) == 2.0
@@ -372,8 +375,10 @@ def test_the_time_limit_is_work_and_processes_do_not_matter() -> None:
     chance = np.random.default_rng(4)
     tokens = np.argsort(chance.random((2, 600, 24)), axis=2)[:, :, :3].astype(np.int32)
     loads = token_loads(tokens, 24)[None]
-    shape = Shape(slots=24, gpus=8, nodes=4)
-    solved = place(loads, shape, Limits(), Effort(exact=False, time_limit_s=0.2))
+    shape = SlotShape(slots=24, gpus=8, nodes=4)
+    solved = place_layers(
+        loads, shape, PlacementLimits(), PlacementEffort(exact=False, time_limit_s=0.2)
+    )
 
     def reached(limit_s: float, workers: int) -> tuple[float, list[object]]:
         found = less_traffic(
@@ -398,7 +403,7 @@ def test_the_time_limit_is_work_and_processes_do_not_matter() -> None:
 
 
 def test_co_activation_files_are_read_and_refused(tmp_path: Path) -> None:
-    shape = Shape(slots=4, gpus=2, nodes=2)
+    shape = SlotShape(slots=4, gpus=2, nodes=2)
     routing = Routing(loads=np.ones((1, 2, 4)), windows=("all",))
     pairs = np.arange(32, dtype=float).reshape(2, 4, 4)
     path = tmp_path / "pairs.npz"
@@ -412,10 +417,10 @@ def test_co_activation_files_are_read_and_refused(tmp_path: Path) -> None:
     assert flows.pairs is None
     assert flows.tokens is not None
     np.savez(path, co_activation=pairs[:, :3, :3])
-    with pytest.raises(ExpertError, match=r"\[2, 4, 4\]; got \[2, 3, 3\]"):
+    with pytest.raises(InputError, match=r"\[2, 4, 4\]; got \[2, 3, 3\]"):
         read_flows(routing, path, shape)
     np.savez(path, co_activation=-pairs)
-    with pytest.raises(ExpertError, match="not negative"):
+    with pytest.raises(InputError, match="not negative"):
         read_flows(routing, path, shape)
     # A trace beside the loads counts before their pair counts.
     tokens = np.array([[[0, 1]], [[2, 3]]], dtype=np.int32)

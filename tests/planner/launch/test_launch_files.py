@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.documents.output_files import LaunchError, write_files
+from meshwright.documents.output_files import write_files
+from meshwright.errors import InputError
 
 
 def test_files_are_written_and_scripts_are_executable(tmp_path: Path) -> None:
@@ -26,7 +27,7 @@ def test_files_are_written_and_scripts_are_executable(tmp_path: Path) -> None:
 
 def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:
     (tmp_path / "b").write_text("mine")
-    with pytest.raises(LaunchError, match=r"b is already there.*--force"):
+    with pytest.raises(InputError, match=r"b is already there.*--force"):
         write_files(tmp_path, {"a": "1", "b": "2"})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b"]
     assert (tmp_path / "b").read_text() == "mine"
@@ -36,7 +37,7 @@ def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "", ".", "a//b", "a/./b", "x\0y"])
 def test_names_stay_inside_the_folder(tmp_path: Path, name: str) -> None:
-    with pytest.raises(LaunchError, match="no file name inside a folder"):
+    with pytest.raises(InputError, match="no file name inside a folder"):
         write_files(tmp_path / "in", {name: "x"}, force=True)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
@@ -48,24 +49,24 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     (outside / "secret").write_text("old")
     (folder / "link").symlink_to(outside)
     (folder / "file").symlink_to(outside / "secret")
-    with pytest.raises(LaunchError, match="through a symbolic link"):
+    with pytest.raises(InputError, match="through a symbolic link"):
         write_files(folder, {"link/x": "new"}, force=True)
-    with pytest.raises(LaunchError, match="not a plain file"):
+    with pytest.raises(InputError, match="not a plain file"):
         write_files(folder, {"file": "new"}, force=True)
     assert (outside / "secret").read_text() == "old"
     assert [path.name for path in outside.iterdir()] == ["secret"]
 
 
 def test_a_failure_leaves_neither_files_nor_leftovers(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match="cannot write"):
+    with pytest.raises(InputError, match="cannot write"):
         write_files(tmp_path, {"a": "fine", "b" * 300: "name too long"})
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(LaunchError, match="cannot be encoded"):
+    with pytest.raises(InputError, match="cannot be encoded"):
         write_files(tmp_path, {"a": "fine", "b": "\ud800"})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_cannot_be_the_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(LaunchError, match="cannot be used as a folder"):
+    with pytest.raises(InputError, match="cannot be used as a folder"):
         write_files(tmp_path / "file", {"a": "1"})

@@ -14,13 +14,15 @@ import pytest
 
 from meshwright.cluster_specs.catalog import load_cluster
 from meshwright.costmodel.workload import Overlap
-from meshwright.documents.output_files import LaunchError, write_files
+from meshwright.documents.output_files import write_files
+from meshwright.errors import InfeasibleError
 from meshwright.model_specs.catalog import catalog_names, load_catalog_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.launch.megatron import launch_files, megatron_args
 from meshwright.planner.launch.megatron_model import model_args, model_notes
 from meshwright.planner.launch.pipeline_layout import layout_string
-from meshwright.planner.plan.document import Mapping, Objective, Plan, SolverReport
+from meshwright.planner.plan.document import Mapping, Objective, Plan
+from meshwright.planner.plan.solver_document import SolverReport
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.runs.predicted import LayoutDoc
 
@@ -237,11 +239,11 @@ def test_overlap_flags() -> None:
 
 
 def test_illegal_plans_are_refused_by_the_name_of_the_rule() -> None:
-    with pytest.raises(LaunchError, match="heads-by-tp"):
+    with pytest.raises(InfeasibleError, match="heads-by-tp"):
         megatron_args(make_plan("gpt2-xl", tp=2, seq_len=1024))
-    with pytest.raises(LaunchError, match="megatron-zero-needs-pp-1"):
+    with pytest.raises(InfeasibleError, match="megatron-zero-needs-pp-1"):
         megatron_args(make_plan(pp=2, zero_stage=3))
-    with pytest.raises(LaunchError, match="there is nothing to launch"):
+    with pytest.raises(InfeasibleError, match="there is nothing to launch"):
         megatron_args(make_plan().model_copy(update={"layout": None, "status": "infeasible"}))
 
 
@@ -275,15 +277,15 @@ def test_hostfile_follows_the_ranks_and_pipeline_may_come_before_data() -> None:
 
 def test_mappings_that_do_not_fit_are_refused() -> None:
     plan = make_plan(tp=8)
-    with pytest.raises(LaunchError, match="places 2 ranks, the layout has 8"):
+    with pytest.raises(InfeasibleError, match="places 2 ranks, the layout has 8"):
         launch_files(plan, ranks=[(0, 0), (0, 1)])
-    with pytest.raises(LaunchError, match="two ranks on one GPU"):
+    with pytest.raises(InfeasibleError, match="two ranks on one GPU"):
         launch_files(plan, ranks=[(0, 0)] * 8)
-    with pytest.raises(LaunchError, match="only 0 nodes are known"):
+    with pytest.raises(InfeasibleError, match="only 0 nodes are known"):
         launch_files(plan, node_names=[])
-    with pytest.raises(LaunchError, match="cannot be a node name"):
+    with pytest.raises(InfeasibleError, match="cannot be a node name"):
         launch_files(plan, node_names=["a\nb"])
-    with pytest.raises(LaunchError, match="already runs ranks"):
+    with pytest.raises(InfeasibleError, match="already runs ranks"):
         launch_files(plan, node_names=["a"], spares=["a"])
 
 

@@ -13,20 +13,19 @@ import yaml
 from click.testing import CliRunner
 
 from meshwright.cli import main
-from meshwright.documents.output_files import LaunchError
+from meshwright.errors import InfeasibleError, InputError
+from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.catalog import catalog_names
-from meshwright.model_specs.errors import SpecError
 from meshwright.planner.launch.bridge import bridge_overrides
 from meshwright.planner.launch.plan_files import TARGETS, plan_files
 from meshwright.planner.launch.torchtitan_model import pipeline_modules
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.texts import plan_text
-from meshwright.planner.request.inputs import Framework
 from tests.places import DATA
 from tests.planner.launch.test_launch_megatron import make_plan, value
 
 
-def planned(framework: Framework, model: str = "llama-3-8b", **changes: Any) -> Plan:
+def planned(framework: FrameworkName, model: str = "llama-3-8b", **changes: Any) -> Plan:
     plan = make_plan(model, **changes)
     return plan.model_copy(
         update={"inputs": plan.inputs.model_copy(update={"framework": framework})}
@@ -138,19 +137,19 @@ def test_bridge_overrides() -> None:
     ],
 )
 def test_what_a_framework_cannot_start_is_refused_by_name(plan: Plan, rule: str) -> None:
-    with pytest.raises(LaunchError, match=rule):
+    with pytest.raises(InfeasibleError, match=rule):
         plan_files(plan)
 
 
 def test_an_unknown_target_is_named() -> None:
-    with pytest.raises(SpecError, match="torchtitan"):
+    with pytest.raises(InputError, match="torchtitan"):
         plan_files(make_plan(), "torchtitn")
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_names_reach_no_shell(target: str, tmp_path: Path) -> None:
     name = 'it\'s "x" $(touch owned) `touch owned`\n; touch owned #'
-    own: dict[str, Framework] = {
+    own: dict[str, FrameworkName] = {
         "torchtitan": "torchtitan",
         "deepspeed": "deepspeed",
         "fsdp2": "fsdp2",

@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 
 from meshwright.cluster_specs.importers.document import import_topology
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.documents.output_files import LaunchError, write_files
+from meshwright.documents.output_files import write_files
+from meshwright.errors import InfeasibleError
 from meshwright.planner.bounds.matrices import MEGATRON_DEFAULT, MEGATRON_TP_PP_DP
 from meshwright.planner.drawing.svg import ink_on, ramp_colour, shortened
 from meshwright.planner.launch.plan_files import plan_files
-from meshwright.planner.launch.ranks.groups import coordinates, process_groups
 from meshwright.planner.launch.ranks.texts import mapping_files
+from meshwright.planner.mapping.process_groups import coordinates, process_groups
 from meshwright.planner.plan.document import Mapping, Plan
 from meshwright.planner.plan.texts import plan_document, plan_text, read_plan
 from tests.places import DATA
@@ -65,7 +66,7 @@ def test_groups_by_hand() -> None:
 def test_an_expert_grid_that_megatron_refuses() -> None:
     layout = make_plan("mixtral-8x7b", tp=4, pp=2, dp=2, ep=2, num_micro_batches=2).layout
     assert layout is not None
-    with pytest.raises(LaunchError, match="expert replicas as dp: 4, not 2"):
+    with pytest.raises(InfeasibleError, match="expert replicas as dp: 4, not 2"):
         process_groups(layout, MEGATRON_TP_PP_DP, experts=True)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from meshwright.model_specs.errors import SpecError
+from meshwright.errors import InputError
 from meshwright.planner.many.batch.cache import AnswerCache
 from meshwright.planner.many.batch.fingerprint import request_key
 from meshwright.planner.many.batch.jobs import JobDoc, read_jobs
@@ -125,7 +125,7 @@ def test_paths_start_at_the_jobs_file(tmp_path: Path) -> None:
 def test_a_bad_file_says_what_and_where(
     tmp_path: Path, document: dict[str, Any], parts: list[str]
 ) -> None:
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(InputError) as caught:
         read_jobs(jobs_file(tmp_path, document))
     for part in parts:
         assert part in str(caught.value)
@@ -152,7 +152,7 @@ def test_a_bad_job_names_itself_field_and_value_and_stops_nothing(tmp_path: Path
     assert "hbm" in rows["tight"]["message"]
     assert "take" in rows["tight"]["message"]
     assert rows["good"]["tp"] * rows["good"]["pp"] * rows["good"]["dp"] * rows["good"]["cp"] <= 8
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(InputError) as caught:
         batch(tmp_path, document, "strict", strict=True)
     for name in ("odd", "typo", "who"):
         assert name in str(caught.value)
@@ -235,9 +235,9 @@ def test_a_plan_cut_short_by_time_is_not_kept(tmp_path: Path) -> None:
 def test_only_the_same_batch_is_resumed(tmp_path: Path) -> None:
     document = {"jobs": [{**SMALL, "name": "one"}]}
     batch(tmp_path, document)
-    with pytest.raises(SpecError, match="--resume"):
+    with pytest.raises(InputError, match="--resume"):
         batch(tmp_path, document)
-    with pytest.raises(SpecError, match="other jobs"):
+    with pytest.raises(InputError, match="other jobs"):
         batch(tmp_path, {"jobs": [{**SMALL, "name": "one", "seed": 5}]}, resume=True)
     again = batch(tmp_path, document, resume=True)
     assert (again.already, again.jobs) == (1, 1)
@@ -245,7 +245,7 @@ def test_only_the_same_batch_is_resumed(tmp_path: Path) -> None:
     (tmp_path / "mess/journal.sqlite").write_text(
         "not a database, but long enough to look at", encoding="utf-8"
     )
-    with pytest.raises(SpecError, match="not a journal"):
+    with pytest.raises(InputError, match="not a journal"):
         batch(tmp_path, document, "mess", resume=True)
 
 

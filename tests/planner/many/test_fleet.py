@@ -16,13 +16,12 @@ from click.testing import CliRunner
 
 from meshwright.cli import main
 from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
-from meshwright.model_specs.errors import SpecError
+from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.many.fleet.floor import Floor, Unit, floor_of
 from meshwright.planner.many.fleet.jobs import FleetJobDoc, read_fleet
 from meshwright.planner.many.fleet.model import (
     VALUE_SCALE,
     Effort,
-    FleetError,
     Share,
     share_over_time,
     share_throughput,
@@ -83,7 +82,7 @@ def test_throughput_equals_enumeration() -> None:
         jobs, units = random_jobs(chance, chance.randint(1, 5)), chance.randint(1, 12)
         best = best_by_enumeration(jobs, units)
         if best is None:
-            with pytest.raises(FleetError, match="do not fit"):
+            with pytest.raises(InfeasibleError, match="do not fit"):
                 share_throughput(jobs, units, EFFORT)
             continue
         answered += 1
@@ -235,7 +234,7 @@ def test_the_floor_is_whole_domains() -> None:
     ]
     mine = cluster_from_mapping({"base": "dgx-h100", "nodes": nodes})
     assert [unit.nodes for unit in floor_of(mine, mine.gpus).units] == [("n0",), ("n2",), ("n3",)]
-    with pytest.raises(SpecError, match=r"--busy.*did you mean 'n3'"):
+    with pytest.raises(InputError, match=r"--busy.*did you mean 'n3'"):
         floor_of(mine, mine.gpus, ["n33"])
 
 
@@ -253,7 +252,7 @@ def test_a_bad_job_is_named(tmp_path: Path, fields: dict[str, Any], parts: list[
     path = tmp_path / "fleet.yaml"
     one = {"name": "x", "model": "llama-3-8b", "global_batch": 64, "seq_len": 2048, **fields}
     path.write_text(yaml.safe_dump({"jobs": [one]}), encoding="utf-8")
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(InputError) as caught:
         read_fleet(path, "dgx-h100")
     for part in parts:
         assert part in str(caught.value)

@@ -13,7 +13,7 @@ import yaml
 from click.testing import CliRunner
 
 from meshwright.cli import main
-from meshwright.model_specs.errors import SpecError
+from meshwright.errors import InputError
 from meshwright.planner.many.batch.work import do_job
 from meshwright.planner.many.recommend.service import Answer, Point, Wish, recommend
 
@@ -188,5 +188,5 @@ def test_what_cannot_be_answered_says_so(kept: Path, more: list[str], code: int,
 
 
 def test_a_kind_of_node_needs_a_limit(kept: Path) -> None:
-    with pytest.raises(SpecError, match="the most that may be taken"):
+    with pytest.raises(InputError, match="the most that may be taken"):
         recommend(wish(kept, most_gpus=None), quiet)

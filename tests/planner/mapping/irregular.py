@@ -107,17 +107,17 @@ def legal_layouts(request: PlanRequest) -> Tables:
     """Every layout of the request's space that no rule forbids."""
     space = space_of(request)
     pricing = MappedPricing(space.workload)
-    members = space.members(space.families(request.gpus))
-    memory_gib, again = pricing.least_memory_gib(members)
-    members = Layout(**{**vars(members), "recompute_layers": again})
-    table = Candidates(workload=space.workload, layouts=members, memory_gib=memory_gib)
+    layouts = space.layouts(space.degrees(request.gpus))
+    memory_gib, again = pricing.least_memory_gib(layouts)
+    layouts = Layout(**{**vars(layouts), "recompute_layers": again})
+    table = Candidates(workload=space.workload, layouts=layouts, memory_gib=memory_gib)
     legal = np.ones(len(memory_gib), dtype=bool)
     for rule in rules_for(space.workload):
         legal &= np.asarray(rule.excess(table)) <= 0
     rows = np.flatnonzero(legal)
     table = Candidates(
         workload=space.workload,
-        layouts=members.take(rows),
+        layouts=layouts.take(rows),
         memory_gib=memory_gib[rows],
     )
     return Tables(pricing=pricing, candidates=table)

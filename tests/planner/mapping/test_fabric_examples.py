@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from meshwright.cluster_specs.catalog import load_cluster
-from meshwright.cluster_specs.errors import ClusterError
 from meshwright.cluster_specs.fabric import fabric_levels
 from meshwright.cluster_specs.graph import cut_between_gb_per_s, cut_gb_per_s
 from meshwright.cluster_specs.node_graph import CORE, node_graph
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.collectives.group_traffic import group_traffic
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import make_context
+from meshwright.costmodel.traffic.group_traffic import group_traffic
 from meshwright.costmodel.workload import Workload
+from meshwright.errors import InputError
 from meshwright.model_specs.reader import read_model
 
 UNEVEN = """
@@ -50,7 +50,7 @@ def test_ranges_of_nodes_are_listed_one_by_one(tmp_path: Path) -> None:
 def test_a_bad_range_names_its_entry(tmp_path: Path, name: str) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(UNEVEN.replace("a[1-3]", name), encoding="utf-8")
-    with pytest.raises(ClusterError, match=r"nodes\[0\]\.name"):
+    with pytest.raises(InputError, match=r"nodes\[0\]\.name"):
         read_cluster(str(path))
 
 
@@ -64,14 +64,14 @@ def test_cuts_of_listed_nodes_are_computed(tmp_path: Path) -> None:
         400
     )
     assert cut_between_gb_per_s(graph, ["a1"], ["c1"]) == pytest.approx(8 * 50 / 6)
-    with pytest.raises(ClusterError, match="both sides"):
+    with pytest.raises(InputError, match="both sides"):
         cut_between_gb_per_s(graph, ["a1"], ["a1"])
-    with pytest.raises(ClusterError, match="no node"):
+    with pytest.raises(InputError, match="no node"):
         cut_between_gb_per_s(graph, ["a1"], ["nobody"])
 
 
 def test_a_cluster_without_nodes_has_no_node_graph() -> None:
-    with pytest.raises(ClusterError, match="lists none"):
+    with pytest.raises(InputError, match="lists none"):
         node_graph(load_cluster("dgx-h100"))
 
 

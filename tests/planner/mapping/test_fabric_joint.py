@@ -15,7 +15,7 @@ from meshwright.constraints.registry import rules_for
 from meshwright.planner.mapping.assign import assignment_of
 from meshwright.planner.mapping.choice.joint import Need
 from meshwright.planner.mapping.problem import MappingProblem, Traffic
-from meshwright.planner.plan.service import plan
+from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search import master as master_module
 from meshwright.planner.search.model import build_model, price_ns, solve
@@ -64,7 +64,7 @@ def test_the_plan_is_the_least_of_all_layouts_on_all_assignments(block: int) -> 
         assert is_irregular(request.cluster), seed
         tables = legal_layouts(request)
         least = enumerated_s(tables)
-        found = plan(request)
+        found = fastest_plan(request)
         if least == inf:
             assert found.status == "infeasible", seed
             continue
@@ -86,7 +86,7 @@ def test_the_search_leaves_layouts_and_slots_to_one_model(monkeypatch: pytest.Mo
     for cells in (master_module.LARGEST_CELLS, 0):
         monkeypatch.setattr("meshwright.planner.search.master.LARGEST_CELLS", cells)
         posted.clear()
-        made = plan(uneven_request())
+        made = fastest_plan(uneven_request())
         found.append((made.status, made.objective.step_time_s))
         assert bool(sum(posted)) == bool(cells)
     assert found[0] == found[1]

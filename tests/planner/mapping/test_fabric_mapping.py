@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.errors import InfeasibleError
 from meshwright.planner.mapping.assign import assignment_of
 from meshwright.planner.mapping.busiest.least import least_busiest
 from meshwright.planner.mapping.problem import (
     IntArray,
-    MappingError,
     MappingProblem,
     Traffic,
     loads_of,
@@ -226,7 +226,7 @@ def test_too_few_slots_are_refused() -> None:
         random_problem(0), leaf_slots=(1,) * len(random_problem(0).leaf_slots), host_leaves=()
     )
     if problem.needed > sum(problem.leaf_slots):
-        with pytest.raises(MappingError, match="slots needed"):
+        with pytest.raises(InfeasibleError, match="slots needed"):
             least_traffic(problem)
 
 

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.cluster_specs.catalog import load_cluster
-from meshwright.cluster_specs.errors import ClusterError
 from meshwright.cluster_specs.fabric import fabric_levels, full_levels, is_irregular
 from meshwright.cluster_specs.graph import cut_between_gb_per_s, cut_gb_per_s, fabric_graph
 from meshwright.cluster_specs.node_graph import CORE, node_graph
@@ -30,11 +29,12 @@ from meshwright.costmodel.estimate import estimate, lower_bound_s
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.workload import Workload
+from meshwright.errors import InputError
 from meshwright.model_specs.reader import read_model
 from meshwright.planner.mapping.problem import MappingProblem, Traffic
 from meshwright.planner.mapping.slots import slots_of
 from meshwright.planner.mapping.solve import least_traffic
-from meshwright.planner.plan.service import plan
+from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.plan_request import PlanRequest
 
 LEVELS: list[dict[str, object]] = [
@@ -230,7 +230,7 @@ def test_catalog_says_which_machines_have_rails() -> None:
     ],
 )
 def test_what_cannot_be_is_refused(fields: dict[str, object], part: str) -> None:
-    with pytest.raises(ClusterError, match=part):
+    with pytest.raises(InputError, match=part):
         cluster(**fields)
 
 
@@ -397,7 +397,7 @@ def test_less_background_never_worsens_a_plan() -> None:
             seq_len=4096,
             pins={"tp": 8, "cp": 1, "micro_batch": 1, "vpp": 1, "recompute": "none"},
         )
-        found = plan(request).objective.step_time_s
+        found = fastest_plan(request).objective.step_time_s
         assert found is not None
         return found
 

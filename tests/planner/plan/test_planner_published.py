@@ -9,7 +9,7 @@ import pytest
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.model_specs.reader import read_model
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.service import plan
+from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.plan_request import PlanRequest
 
 JOBS: dict[str, tuple[str, str, int, int, int]] = {
@@ -32,7 +32,7 @@ PUBLISHED: dict[str, dict[str, int | str]] = {
 @cache
 def planned(job: str, pinned: bool = False) -> Plan:
     model, cluster, gpus, batch, seq_len = JOBS[job]
-    return plan(
+    return fastest_plan(
         PlanRequest(
             model=read_model(model),
             cluster=read_cluster(cluster, gpus),

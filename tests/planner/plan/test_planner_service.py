@@ -9,13 +9,14 @@ import pytest
 
 from meshwright.cluster_specs.catalog import load_cluster
 from meshwright.costmodel.layout import Layout
+from meshwright.errors import InputError, InternalError
 from meshwright.model_specs.catalog import load_catalog_model
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.idle import settle
-from meshwright.planner.plan.service import plan
-from meshwright.planner.plan.verify import PlanFaultError, faults, verify
-from meshwright.planner.request.plan_request import PlanRequest, RequestError
+from meshwright.planner.plan.idle import decide_on_idle_gpus
+from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.plan.verify import faults, verify
+from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.loop import Certificate, Outcome
 
 
@@ -32,7 +33,7 @@ def request(**changes: Any) -> PlanRequest:
 
 @pytest.fixture(scope="module")
 def found() -> Plan:
-    return plan(request())
+    return fastest_plan(request())
 
 
 def test_plan_is_proven(found: Plan) -> None:
@@ -54,7 +55,7 @@ def test_every_rank_has_its_gpu(found: Plan) -> None:
 
 
 def test_same_request_same_plan(found: Plan) -> None:
-    again = plan(request())
+    again = fastest_plan(request())
     assert replace_wall(again) == replace_wall(found)
 
 
@@ -66,7 +67,7 @@ def replace_wall(one: Plan) -> dict[str, Any]:
 
 def test_progress_is_told() -> None:
     heard: list[str] = []
-    plan(request(gpus=8), heard.append)
+    fastest_plan(request(gpus=8), heard.append)
     assert heard
     assert all("s a step" in text for text in heard)
 
@@ -94,7 +95,7 @@ def test_a_tampered_plan_is_caught(found: Plan, change: dict[str, Any], words: s
         document[part].update(change.get(part, {}))
     tampered = Plan.model_validate(document)
     assert any(words in fault for fault in faults(request(), tampered))
-    with pytest.raises(PlanFaultError, match=words):
+    with pytest.raises(InternalError, match=words):
         verify(request(), tampered)
 
 
@@ -110,21 +111,21 @@ def test_broken_wishes_are_caught(found: Plan) -> None:
 
 def test_pins_and_bans_are_kept() -> None:
     pins: dict[str, int | str] = {"tp": 4, "pp": 2, "recompute": "full"}
-    made = plan(request(pins=pins, forbids=("interleaving", "zero-0", "cp")))
+    made = fastest_plan(request(pins=pins, forbids=("interleaving", "zero-0", "cp")))
     assert made.layout is not None
     assert (made.layout.tp, made.layout.pp, made.layout.recompute) == (4, 2, "full")
     assert (made.layout.vpp, made.layout.cp, made.layout.zero_stage) == (1, 1, 1)
 
 
 def test_more_constraints_never_help(found: Plan) -> None:
-    bound = plan(request(forbids=("pp",)))
+    bound = fastest_plan(request(forbids=("pp",)))
     assert found.objective.step_time_s is not None
     assert bound.objective.step_time_s is not None
     assert bound.objective.step_time_s >= found.objective.step_time_s
 
 
 def test_odd_gpu_counts_leave_gpus_idle_and_say_so() -> None:
-    made = plan(request(gpus=13, forbids=("pp",)))
+    made = fastest_plan(request(gpus=13, forbids=("pp",)))
     assert made.layout is not None
     assert made.layout.tp * made.layout.cp * made.layout.pp * made.layout.dp < 13
     assert any("stay idle" in text for text in made.warnings)
@@ -137,19 +138,19 @@ def test_exhaustive_agrees() -> None:
         pins={"cp": 1, "zero_stage": 1, "micro_batch": 1, "recompute": "none"},
         seq_len=4096,
     )
-    quick, slow = plan(small), plan(replace(small, method="exhaustive"))
+    quick, slow = fastest_plan(small), fastest_plan(replace(small, method="exhaustive"))
     assert quick.status == slow.status == "optimal"
     assert quick.objective.step_time_s == pytest.approx(slow.objective.step_time_s, rel=1e-12)
     assert slow.solver.method == "exhaustive"
 
 
 def test_exhaustive_refuses_a_large_space() -> None:
-    with pytest.raises(RequestError, match="use --method cp-sat"):
-        plan(request(gpus=512, global_batch=512, method="exhaustive"))
+    with pytest.raises(InputError, match="use --method cp-sat"):
+        fastest_plan(request(gpus=512, global_batch=512, method="exhaustive"))
 
 
 def test_alternatives_are_sorted_and_legal() -> None:
-    made = plan(request(gpus=8, top_k=4))
+    made = fastest_plan(request(gpus=8, top_k=4))
     times = [float(str(one["step_time_s"])) for one in made.alternatives]
     assert len(times) == 3
     assert times == sorted(times)
@@ -158,7 +159,7 @@ def test_alternatives_are_sorted_and_legal() -> None:
 
 
 def test_no_room_is_explained() -> None:
-    made = plan(request(model=load_catalog_model("llama-3-70b"), gpus=8))
+    made = fastest_plan(request(model=load_catalog_model("llama-3-70b"), gpus=8))
     assert made.status == "infeasible"
     assert made.layout is None
     assert made.infeasible is not None
@@ -171,11 +172,14 @@ def test_no_room_is_explained() -> None:
 
 def test_a_change_that_is_offered_helps() -> None:
     tight = request(model=load_catalog_model("llama-3-70b"), gpus=64, pins={"tp": 1, "pp": 2})
-    made = plan(tight)
+    made = fastest_plan(tight)
     assert made.infeasible is not None
     assert set(made.infeasible.conflict[1:]) == {"pin tp=1", "pin pp=2"}
     assert "drop the pin tp=1" in made.infeasible.smallest_changes
-    assert plan(replace(tight, pins={"pp": 2}, time_limit_s=20)).status in ("optimal", "feasible")
+    assert fastest_plan(replace(tight, pins={"pp": 2}, time_limit_s=20)).status in (
+        "optimal",
+        "feasible",
+    )
 
 
 @pytest.mark.parametrize(
@@ -189,14 +193,14 @@ def test_a_change_that_is_offered_helps() -> None:
     ],
 )
 def test_the_rule_that_forbids_is_named(changes: dict[str, Any], rule: str) -> None:
-    made = plan(request(**changes))
+    made = fastest_plan(request(**changes))
     assert made.status == "infeasible"
     assert made.infeasible is not None
     assert any(text.startswith(rule) for text in made.infeasible.conflict)
 
 
 def test_no_time_no_plan() -> None:
-    made = plan(request(time_limit_s=0.0))
+    made = fastest_plan(request(time_limit_s=0.0))
     assert made.status == "unknown"
     assert made.layout is None
     assert made.objective.gap is None
@@ -204,14 +208,14 @@ def test_no_time_no_plan() -> None:
 
 @pytest.mark.parametrize("framework", ["torchtitan", "deepspeed", "fsdp2"])
 def test_other_frameworks_get_legal_plans(framework: str) -> None:
-    made = plan(request(gpus=8, framework=framework))
+    made = fastest_plan(request(gpus=8, framework=framework))
     assert (
         made.status == "optimal"
     )  # and every rule of the framework was checked by the verification
 
 
 def test_experts_are_planned() -> None:
-    made = plan(request(model=load_catalog_model("olmoe-1b-7b"), gpus=8, seq_len=4096))
+    made = fastest_plan(request(model=load_catalog_model("olmoe-1b-7b"), gpus=8, seq_len=4096))
     assert made.status == "optimal"
     assert made.layout is not None
     assert 64 % made.layout.ep == 0
@@ -222,10 +226,10 @@ def test_gpus_stay_idle_only_where_every_full_layout_is_proven_slower() -> None:
     asked = request(
         gpus=14, global_batch=13, pins={"cp": 1, "micro_batch": 1}, forbids=("full-recompute",)
     )
-    made = plan(asked)
+    made = fastest_plan(asked)
     assert made.layout is not None
     assert made.idle is not None
-    full = plan(replace(asked, forbids=("full-recompute", "idle-gpus")))
+    full = fastest_plan(replace(asked, forbids=("full-recompute", "idle-gpus")))
     if full.layout is None:
         assert made.idle.full_step_time_s is None
         assert "no layout in this space uses all 14" in made.idle.reason
@@ -271,6 +275,6 @@ def test_the_full_layout_is_preferred_unless_proven_slower(
     full: Outcome, gpus: int, status: str, bound: float
 ) -> None:
     answers = iter([outcome(priced(12, 1.0), "optimal", 1.0), full])
-    settled = settle(request(gpus=16), lambda _: next(answers))
+    settled = decide_on_idle_gpus(request(gpus=16), lambda _: next(answers))
     assert (settled.outcome.best[0].layout.gpus, settled.outcome.status) == (gpus, status)
     assert settled.outcome.lower_bound_s == bound

@@ -15,8 +15,8 @@ from meshwright.costmodel.memory.footprint import hbm_gib_for, usable_hbm_gib
 from meshwright.model_specs.catalog import load_catalog_model
 from meshwright.planner.plan import robustness
 from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.robustness import SAME, changes, with_robustness
-from meshwright.planner.plan.service import plan
 from meshwright.planner.plan.texts import read_plan
 from meshwright.planner.request.plan_request import PlanRequest
 from tests.planner.search.test_planner_optimum import request as random_request
@@ -26,13 +26,13 @@ BAND, MEMORY = error_band("made-up", "megatron"), memory_band()
 
 def checked(request: PlanRequest) -> tuple[Plan, int]:
     """The plan with its scenarios, each held against a search of its own; how many those were."""
-    found = with_robustness(request, plan(request))
+    found = with_robustness(request, fastest_plan(request))
     if found.robustness is None:
         return found, 0
     cases = list(changes(request, BAND, MEMORY))
     assert [case.words for case in cases] == [one.change for one in found.robustness.scenarios]
     for case, one in zip(cases, found.robustness.scenarios, strict=True):
-        fresh = plan(replace(request, cluster=case.cluster)).objective.step_time_s
+        fresh = fastest_plan(replace(request, cluster=case.cluster)).objective.step_time_s
         if fresh is None:
             assert one.best_step_time_s is None
             continue
@@ -76,7 +76,7 @@ def test_a_plan_in_nearly_full_memory_says_what_would_fit() -> None:
         global_batch=128,
         seq_len=4096,
     )
-    found = with_robustness(request, plan(request))
+    found = with_robustness(request, fastest_plan(request))
     assert found.robustness is not None
     assert found.predicted is not None
     usable = usable_hbm_gib(request.workload())
@@ -88,7 +88,9 @@ def test_a_plan_in_nearly_full_memory_says_what_would_fit() -> None:
     assert more.winner is not None
     assert more.best_step_time_s == more.winner["step_time_s"]
     again = replace(request, reserve_gib=usable * (1 - 1 / MEMORY.high))
-    assert plan(again).objective.step_time_s == pytest.approx(more.best_step_time_s, rel=1e-9)
+    assert fastest_plan(again).objective.step_time_s == pytest.approx(
+        more.best_step_time_s, rel=1e-9
+    )
     assert found.robustness.same_winner is False
 
 

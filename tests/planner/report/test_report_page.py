@@ -12,7 +12,7 @@ from rich.text import Text
 
 from meshwright.cli import main
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.service import plan
+from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.texts import plan_text
 from meshwright.planner.report.html import html_of, sections_of
 from meshwright.planner.report.parts import bar, bullets, facts, grid, heading, line
@@ -88,14 +88,14 @@ def test_the_same_plan_makes_the_same_page(drawn: Plan) -> None:
 def test_names_from_outside_stay_text() -> None:
     evil = "</title><script>alert(1)</script>"
     asked = request(gpus=8, model=request().model.model_copy(update={"name": evil}))
-    read = Reader(plan_page(plan(asked)))
+    read = Reader(plan_page(fastest_plan(asked)))
     assert "script" not in read.tags
     assert any(evil in words for words in read.words)
 
 
 def test_a_plan_without_layout_has_a_page_too() -> None:
     asked = replace(request(gpus=8), pins={"tp": 8, "micro_batch": 64})
-    found = plan(asked)
+    found = fastest_plan(asked)
     assert found.status == "infeasible"
     read = Reader(plan_page(found))
     assert "These cannot all be kept" in read.words

@@ -7,13 +7,9 @@ from typing import Any
 import pytest
 
 from meshwright.cluster_specs.catalog import load_cluster
+from meshwright.errors import InputError
 from meshwright.model_specs.catalog import load_catalog_model
-from meshwright.planner.request.plan_request import (
-    PlanRequest,
-    RequestError,
-    parse_forbids,
-    parse_pins,
-)
+from meshwright.planner.request.plan_request import PlanRequest, parse_forbids, parse_pins
 
 
 def request(**changes: Any) -> PlanRequest:
@@ -52,13 +48,13 @@ def request(**changes: Any) -> PlanRequest:
     ],
 )
 def test_what_is_wrong_is_said(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(RequestError) as raised:
+    with pytest.raises(InputError) as raised:
         request(**changes)
     assert words in str(raised.value)
 
 
 def test_nan_is_not_in_range() -> None:
-    with pytest.raises(RequestError, match="reserve_gib"):
+    with pytest.raises(InputError, match="reserve_gib"):
         request(reserve_gib=float("nan"))
 
 
@@ -79,7 +75,7 @@ def test_pins_are_parsed() -> None:
     ],
 )
 def test_pins_that_cannot_be_read(text: str, words: str) -> None:
-    with pytest.raises(RequestError, match=words):
+    with pytest.raises(InputError, match=words):
         parse_pins(text)
 
 

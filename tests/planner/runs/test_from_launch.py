@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from meshwright.errors import InputError
 from meshwright.model_specs.catalog import catalog_names, load_catalog_model
-from meshwright.model_specs.errors import SpecError
 from meshwright.model_specs.parameters import parameter_count
 from meshwright.model_specs.reader import model_from_mapping
 from meshwright.planner.launch.megatron_model import model_args
@@ -153,14 +153,14 @@ def test_a_script_with_variables(tmp_path: Path) -> None:
 )
 def test_bad_launch_files(name: str, text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8")
-    with pytest.raises(SpecError, match=words):
+    with pytest.raises(InputError, match=words):
         read_launch(tmp_path / name)
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     path = tmp_path / "ds.json"
     path.write_text(json.dumps({"train_micro_batch_size_per_gpu": 1}), encoding="utf-8")
-    with pytest.raises(SpecError, match=r"--with model=... --with cluster=... --with seq_len=..."):
+    with pytest.raises(InputError, match=r"--with model=... --with cluster=... --with seq_len=..."):
         list(price_launch(path, []))
-    with pytest.raises(SpecError, match="NAME=VALUE"):
+    with pytest.raises(InputError, match="NAME=VALUE"):
         list(price_launch(path, ["modle=x"]))

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.costmodel.layout import Recompute
+from meshwright.errors import InputError
 from meshwright.planner.runs.run_file import (
     MAX_FILE_BYTES,
     Run,
-    RunFileError,
     UnreadRow,
     read_rows,
     read_runs,
@@ -26,9 +26,8 @@ from meshwright.planner.runs.run_schema import RunDoc, SettingsDoc
 from meshwright.planner.runs.run_terms import (
     ALL_LAYERS,
     balanced,
-    chunk_layers,
     cuda_graph_kind,
-    framework_profile,
+    layers_from_words,
 )
 from tests.places import DATA
 
@@ -70,7 +69,7 @@ def read(mapping: dict[str, Any]) -> Run:
 
 
 def message(mapping: dict[str, Any]) -> str:
-    with pytest.raises(RunFileError) as caught:
+    with pytest.raises(InputError) as caught:
         read(mapping)
     return str(caught.value)
 
@@ -137,30 +136,6 @@ def test_one_row_read_by_hand(published: dict[str, Run]) -> None:
     assert run.measured.step_time_s == 13.2987
     # 16 chunks of 4 layers, but for the last: 1 layer, the MTP module and the loss; it is rank 3's fourth.
     assert run.stages == ((4, 4, 4, 4), (4, 4, 4, 4), (4, 4, 4, 4), (4, 4, 4, 1))
-
-
-@pytest.mark.parametrize(
-    ("words", "profile"),
-    [
-        ("Megatron-LM 2022", "megatron-2022"),
-        (
-            "Megatron-LM 23e00ed0, TE 2.11, torch 2.10 (NGC 26.01), cross-entropy fusion",
-            "megatron-lm",
-        ),
-        ("NeMo 25.02.01 (recipe v25.04)", "nemo"),
-        ("Megatron-Bridge / NeMo 26.04 container", "megatron-bridge"),
-        ("Megatron-DeepSpeed (BigScience), 1F1B", "megatron-deepspeed"),
-        ("llm-foundry v0.0.4-ish, PyTorch 2.x, FlashAttention", "llm-foundry"),
-        ("torchtitan 2024", "torchtitan-compile"),
-        ("torchtitan eager", "torchtitan-eager"),
-        ("DeepSpeed 0.19", "deepspeed"),
-        ("megatron", "megatron"),
-        ("torchtitan", "torchtitan"),
-        ("Nemotron", None),
-    ],
-)
-def test_framework_names(words: str, profile: str | None) -> None:
-    assert framework_profile(words) == profile
 
 
 @pytest.mark.parametrize(
@@ -263,12 +238,12 @@ END_SLOTS = "embedding and LM head each occupy one layer slot: 128 slots over 32
 def test_layer_split_words(
     words: str, layers: int, chunks: int, expected: tuple[int, ...] | None
 ) -> None:
-    assert chunk_layers(words, layers, chunks) == expected
+    assert layers_from_words(words, layers, chunks) == expected
 
 
 @given(layers=st.integers(1, 200), chunks=st.integers(1, 80))
 def test_end_slots_balance_layers_with_embedding_and_head(layers: int, chunks: int) -> None:
-    split = chunk_layers(END_SLOTS, layers, chunks)
+    split = layers_from_words(END_SLOTS, layers, chunks)
     if split is None:
         assert layers + 2 < chunks or (layers + 2) // chunks == 0 or chunks == 1
         return
@@ -331,7 +306,7 @@ def test_catalog_names_and_files_beside_the_run_file(tmp_path: Path) -> None:
     assert run.measured is None
     path.write_text(yaml.safe_dump(document | {"run": {"seq_len": 1}}), encoding="utf-8")
     with pytest.raises(
-        RunFileError, match=r"run-7\.yaml: run-7: run\.global_batch: this field is required"
+        InputError, match=r"run-7\.yaml: run-7: run\.global_batch: this field is required"
     ):
         read_runs(path)
 
@@ -436,7 +411,7 @@ def test_a_bad_row_does_not_hide_the_others(tmp_path: Path) -> None:
     assert second.measured.step_time_s == 3.0
     assert isinstance(third, UnreadRow)
     assert third.id == "runs[2]"
-    with pytest.raises(RunFileError, match=r"runs\.yaml: bad: run\.tp"):
+    with pytest.raises(InputError, match=r"runs\.yaml: bad: run\.tp"):
         read_runs(path)
 
 
@@ -458,18 +433,18 @@ def test_a_bad_row_does_not_hide_the_others(tmp_path: Path) -> None:
 def test_files_that_are_no_run_files(tmp_path: Path, text: str, part: str) -> None:
     path = tmp_path / "runs.yaml"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(RunFileError) as caught:
+    with pytest.raises(InputError) as caught:
         read_runs(path)
     assert str(path) in str(caught.value)
     assert part in str(caught.value)
 
 
 def test_missing_and_oversized_files(tmp_path: Path) -> None:
-    with pytest.raises(RunFileError, match="no such file"):
+    with pytest.raises(InputError, match="no such file"):
         read_runs(tmp_path / "absent.yaml")
     large = tmp_path / "large.yaml"
     large.write_bytes(b"#" * (MAX_FILE_BYTES + 1))
-    with pytest.raises(RunFileError, match="larger than"):
+    with pytest.raises(InputError, match="larger than"):
         read_runs(large)
 
 
@@ -478,7 +453,7 @@ def reads_or_says_where(mapping: dict[str, Any]) -> None:
     said = ""
     try:
         read(mapping)
-    except RunFileError as error:
+    except InputError as error:
         said = str(error)
     assert not said or said.startswith("file.yaml: small: ")
 

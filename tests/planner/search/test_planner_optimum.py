@@ -21,9 +21,9 @@ from meshwright.costmodel.pipeline.schedules import schedule_name, traits
 from meshwright.costmodel.placement import level_factors, placement_from_matrix
 from meshwright.model_specs.schema import ModelSpec, MoeSpec
 from meshwright.planner.bounds.pricing import CostModelPricing
-from meshwright.planner.bounds.stages import ALL_LAYERS, chunk_layers, level_splits
+from meshwright.planner.bounds.stages import ALL_LAYERS, even_chunks, level_splits
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.search.loop import Outcome, Search
+from meshwright.planner.search.loop import LayoutSearch, Outcome
 from meshwright.planner.search.model import Candidates, build_model, price_ns, solve
 from meshwright.planner.search.space import Space, space_of
 
@@ -115,12 +115,12 @@ def best_by_brute_force(space: Space) -> float | None:
     """The least step time over every layout, matrix, split and number of recomputed layers; None without
     any.
     """
-    families = space.families(space.workload.gpus)
-    members = space.members(families)
+    degrees = space.degrees(space.workload.gpus)
+    layouts = space.layouts(degrees)
     times = [
         seconds
-        for row in range(len(np.atleast_1d(np.asarray(members.tp))))
-        for seconds in _times(space, members.scalar(row))
+        for row in range(len(np.atleast_1d(np.asarray(layouts.tp))))
+        for seconds in _times(space, layouts.scalar(row))
     ]
     return min(times, default=None)
 
@@ -161,7 +161,7 @@ def _legal(space: Space, layout: Layout, stages: Stages, memory: NDArray[np.floa
 def _splits(layers: int, pp: int, vpp: int, leading: int) -> Iterator[Stages]:
     for counts in product(range(vpp, layers + 1), repeat=pp):
         if sum(counts) == layers:
-            stages = tuple(chunk_layers(rank, n, vpp) for rank, n in enumerate(counts))
+            stages = tuple(even_chunks(rank, n, vpp) for rank, n in enumerate(counts))
             if sum(rank[0] for rank in stages) >= leading:
                 yield stages
 
@@ -181,7 +181,7 @@ def _matrices(layout: Layout, sizes: list[int]) -> Iterator[dict[str, NDArray[np
 
 def search(asked: PlanRequest, top_k: int = 1) -> Outcome:
     space = space_of(asked)
-    return Search(
+    return LayoutSearch(
         space, CostModelPricing(space.workload), rules_for(space.workload), top_k=top_k
     ).run()
 
@@ -276,18 +276,18 @@ def test_cases_cover_what_they_should() -> None:
 
 @pytest.mark.parametrize("seed", [*range(2000, 2008), 2017])
 def test_bounds_are_bounds(seed: int) -> None:
-    """floor <= lower bound <= bound by mapping <= exact price, and least memory <= the memory of the plan."""
+    """Compute bound <= lower bound <= bound by mapping <= exact price; least memory <= memory of the plan."""
     space = space_of(request(seed))
     pricing = CostModelPricing(space.workload)
-    families = space.families(space.workload.gpus)
-    floor = pricing.floor_s(families, space.smallest_bubble[np.asarray(families.pp)])
-    members = space.members(families)
-    rows = np.random.default_rng(seed).permutation(len(np.asarray(members.tp)))[:40]
-    owner = np.repeat(np.arange(len(floor)), space.members_per_family(families))[rows]
-    memory, again = pricing.least_memory_gib(members)
-    some = replace(members, recompute_layers=again).take(rows)
+    degrees = space.degrees(space.workload.gpus)
+    compute = pricing.compute_bound_s(degrees, space.smallest_bubble[np.asarray(degrees.pp)])
+    layouts = space.layouts(degrees)
+    rows = np.random.default_rng(seed).permutation(len(np.asarray(layouts.tp)))[:40]
+    owner = np.repeat(np.arange(len(compute)), space.layouts_per_degrees(degrees))[rows]
+    memory, again = pricing.least_memory_gib(layouts)
+    some = replace(layouts, recompute_layers=again).take(rows)
     lower, mappings = pricing.lower_bound_s(some), pricing.mapping_bounds(some)
-    assert np.all(floor[owner] <= lower * (1 + 1e-9))
+    assert np.all(compute[owner] <= lower * (1 + 1e-9))
     for at, bounds in enumerate(mappings):
         assert lower[at] <= bounds.least_s * (1 + 1e-9)
         free = replace(bounds, bound_s=np.full_like(bounds.bound_s, -np.inf))
@@ -303,9 +303,9 @@ def test_virtual_stages_never_save_memory(seed: int) -> None:
     """What the search relies on when it drops layouts before it gives them virtual stages."""
     space = space_of(request(seed))
     pricing = CostModelPricing(space.workload)
-    plain = space.variants(space.families(space.workload.gpus))
-    staged = space.staged(plain)
-    single, many = pricing.least_memory_gib(plain)[0], pricing.least_memory_gib(staged)[0]
+    plain = space.variants(space.degrees(space.workload.gpus))
+    scheduled = space.scheduled(plain)
+    single, many = pricing.least_memory_gib(plain)[0], pricing.least_memory_gib(scheduled)[0]
     counts = space.pipeline_counts[np.asarray(plain.pp)]
     limit = usable_hbm_gib(space.workload)
     never = np.repeat(single > limit, counts)
@@ -318,12 +318,12 @@ def test_one_joint_model_gives_the_same_optimum(seed: int) -> None:
     asked = request(seed)
     space = space_of(asked)
     pricing, rules = CostModelPricing(space.workload), rules_for(space.workload)
-    members = space.members(space.families(asked.gpus))
-    memory, again = pricing.least_memory_gib(members)
-    members = replace(members, recompute_layers=again)
+    layouts = space.layouts(space.degrees(asked.gpus))
+    memory, again = pricing.least_memory_gib(layouts)
+    layouts = replace(layouts, recompute_layers=again)
     never = price_ns(1000.0)
     times = []
-    for row, bounds in enumerate(pricing.mapping_bounds(members)):
+    for row, bounds in enumerate(pricing.mapping_bounds(layouts)):
         prices = []
         for k in range(len(bounds.bound_s)):
             one = replace(
@@ -331,10 +331,10 @@ def test_one_joint_model_gives_the_same_optimum(seed: int) -> None:
                 matrices={a: m[[k]] for a, m in bounds.matrices.items()},
                 bound_s=np.zeros(1),
             )
-            priced = pricing.exact(members.scalar(row), one, np.inf)
+            priced = pricing.exact(layouts.scalar(row), one, np.inf)
             prices.append(never if priced is None else price_ns(priced.step_time_s))
         times.append(np.array(prices or [never], dtype=np.int64))
-    table = Candidates(workload=space.workload, layouts=members, memory_gib=memory)
+    table = Candidates(workload=space.workload, layouts=layouts, memory_gib=memory)
     choice = solve(build_model(table, rules, times), seed=0, time_limit_s=None)
     outcome = search(asked)
     assert choice.status == outcome.status == "optimal"
@@ -345,11 +345,11 @@ def test_one_joint_model_gives_the_same_optimum(seed: int) -> None:
 def test_the_k_best_are_the_k_best(seed: int) -> None:
     asked = request(seed)
     space = space_of(asked)
-    members = space.members(space.families(asked.gpus))
+    layouts = space.layouts(space.degrees(asked.gpus))
     every = [
         seconds
-        for row in range(len(np.asarray(members.tp)))
-        for seconds in _least(space, members.scalar(row))
+        for row in range(len(np.asarray(layouts.tp)))
+        for seconds in _least(space, layouts.scalar(row))
     ]
     found = [priced.step_time_s for priced in search(asked, top_k=5).best]
     assert len(found) == 5
@@ -385,7 +385,7 @@ def test_an_interrupted_search_knows_a_bound() -> None:
     statuses = set()
     for limit_s in (0.0, 0.01, 0.02, 0.04, 0.08, 0.16, 10.0):
         pricing, rules = CostModelPricing(space.workload), rules_for(space.workload)
-        outcome = Search(space, pricing, rules, time_limit_s=limit_s).run()
+        outcome = LayoutSearch(space, pricing, rules, time_limit_s=limit_s).run()
         statuses.add(outcome.status)
         if outcome.lower_bound_s is not None:
             assert outcome.lower_bound_s <= best_s * (1 + 1e-9)

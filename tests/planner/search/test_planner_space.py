@@ -32,9 +32,9 @@ def rows(layouts: Layout) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("model", ["llama-3-8b", "olmoe-1b-7b"])
-def test_families_are_all_the_legal_degrees(model: str) -> None:
+def test_degrees_are_all_the_legal_degrees(model: str) -> None:
     one = space(model)
-    found = one.families(12)
+    found = one.degrees(12)
     expected = set()
     for tp in (1, 2, 4, 8):
         for cp in (1, 2, 4, 8):
@@ -58,21 +58,19 @@ def test_families_are_all_the_legal_degrees(model: str) -> None:
 
 def test_halves_make_the_whole() -> None:
     one = space()
-    assert sorted(rows(one.families(12))) == sorted(
-        rows(one.families(12, 6)) + rows(one.families(6))
-    )
+    assert sorted(rows(one.degrees(12))) == sorted(rows(one.degrees(12, 6)) + rows(one.degrees(6)))
 
 
 def test_members_are_counted_right() -> None:
     one = space("olmoe-1b-7b")
-    families = one.families(12)
-    members = one.members(families)
-    assert one.members_per_family(families).sum() == len(rows(members)) == len(set(rows(members)))
+    degrees = one.degrees(12)
+    layouts = one.layouts(degrees)
+    assert one.layouts_per_degrees(degrees).sum() == len(rows(layouts)) == len(set(rows(layouts)))
 
 
 def test_the_batch_is_always_whole() -> None:
-    members = space().members(space().families(12))
-    total = members.micro_batch * members.num_micro_batches * members.dp
+    layouts = space().layouts(space().degrees(12))
+    total = layouts.micro_batch * layouts.num_micro_batches * layouts.dp
     assert np.all(np.asarray(total) == 24)
 
 
@@ -100,7 +98,7 @@ def test_virtual_stages_deal_layers_evenly() -> None:
 )
 def test_frameworks_only_get_what_they_can_run(framework: str, name: str, values: set[int]) -> None:
     one = space(framework=framework)
-    column = np.asarray(getattr(one.members(one.families(12)), name)).astype(int)
+    column = np.asarray(getattr(one.layouts(one.degrees(12)), name)).astype(int)
     assert set(column.tolist()) == values
 
 
@@ -111,10 +109,10 @@ def test_recompute_can_be_pinned(name: str) -> None:
 
 def test_idle_gpus_can_be_forbidden() -> None:
     one = space(forbids=("idle-gpus",))
-    assert np.all(np.asarray(one.families(12).gpus) == 12)
+    assert np.all(np.asarray(one.degrees(12).gpus) == 12)
 
 
 def test_empty_space_is_empty() -> None:
     one = space(pins={"tp": 3})
-    assert rows(one.families(12)) == []
-    assert rows(one.members(one.families(12))) == []
+    assert rows(one.degrees(12)) == []
+    assert rows(one.layouts(one.degrees(12))) == []

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from meshwright.cluster_specs.fabric import fabric_levels
 from meshwright.costmodel.collectives.on_levels import Links, cross_rail_bytes, members_inside
-from meshwright.costmodel.layers.moe_operators import dispatch_links, routed_copies
-from meshwright.costmodel.layers.operators import Context
-from meshwright.costmodel.layers.stage import rank_counts
+from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layers.experts import dispatch_links, routed_copies
 from meshwright.costmodel.memory.states import rank_parameters
+from meshwright.costmodel.pipeline.rank_load import rank_counts
 from meshwright.costmodel.pipeline.split import Stages
 
 FloatArray = NDArray[np.float64]

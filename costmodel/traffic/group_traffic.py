@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.costmodel.collectives.traffic import (
+from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layers.experts import routed_copies
+from meshwright.costmodel.memory.states import rank_parameters
+from meshwright.costmodel.pipeline.rank_load import rank_counts
+from meshwright.costmodel.pipeline.split import Stages
+from meshwright.costmodel.traffic.level_traffic import (
     ADDED_PER_LAYER,
     context_volume,
     gradient_element_bytes,
     tensor_passes,
 )
-from meshwright.costmodel.layers.moe_operators import routed_copies
-from meshwright.costmodel.layers.operators import Context
-from meshwright.costmodel.layers.stage import rank_counts
-from meshwright.costmodel.memory.states import rank_parameters
-from meshwright.costmodel.pipeline.split import Stages
 
 
 @dataclass(frozen=True, kw_only=True)

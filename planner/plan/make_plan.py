@@ -1,4 +1,4 @@
-"""Planning from end to end: search, document, verification."""
+"""Planning from end to end: search, document, verification, robustness."""
 
 from __future__ import annotations
 
@@ -12,42 +12,67 @@ from meshwright.constraints.registry import rules_for
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.mapping.choice.pricing import MappedPricing
-from meshwright.planner.plan.assemble import plan_document
+from meshwright.planner.plan.assemble import plan_from_outcome
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.idle import settle
+from meshwright.planner.plan.idle import decide_on_idle_gpus
 from meshwright.planner.plan.infeasible import explain_infeasible
+from meshwright.planner.plan.robustness import with_robustness
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.exhaustive import search_exhaustively
-from meshwright.planner.search.loop import Outcome, Search
-from meshwright.planner.search.space import EVERY_MAPPING, space_of
+from meshwright.planner.search.loop import LayoutSearch, Outcome
+from meshwright.planner.search.space import space_of
 
-ANY_NODES = (
-    "every assignment of slots (free nodes, equal parts of one, or the nodes of a tensor group, with axes in "
-    "them as in Megatron) to leaves"
-)
+Progress = Callable[[str], None]
 
 
-def plan(request: PlanRequest, progress: Callable[[str], None] | None = None) -> Plan:
-    """The fastest plan for a request, verified; or the reason why there is none.
+def make_plan(
+    request: PlanRequest, *, robustness: bool = True, progress: Progress | None = None
+) -> Plan:
+    """The whole plan for a request: the fastest one, verified, and what becomes of it under errors of the
+    cost model.
 
-    `progress` hears a line whenever a better plan is found. Raises RequestError where the request cannot be
-    searched as asked, PlanFaultError where the planner itself is at fault.
+    Parameters
+    ----------
+    request
+        What to plan.
+    robustness
+        Whether to search again under each error of the cost model; this takes about as long as the search
+        itself. Left out where many plans are made at once.
+    progress
+        Called with one line whenever a better plan is found.
+
+    Returns
+    -------
+    Plan
+        Its status says whether it is proven, and without a layout it says why there is none.
+
+    Raises
+    ------
+    InputError
+        If the request cannot be searched as asked.
+    InternalError
+        If the plan fails its own verification: a fault of the planner.
+    """
+    plan = fastest_plan(request, progress)
+    return with_robustness(request, plan) if robustness else plan
+
+
+def fastest_plan(request: PlanRequest, progress: Progress | None = None) -> Plan:
+    """The fastest plan for a request, verified; or the reason why there is none. Parameters and errors are
+    those of `make_plan`.
     """
     began = time.monotonic()
     if is_irregular(request.cluster):
         request = replace(request, cluster=first_gpus(request.cluster, request.gpus))
     space = space_of(request)
-    settled = settle(request, lambda asked: _searched(asked, progress))
+    settled = decide_on_idle_gpus(request, lambda asked: _searched(asked, progress))
     outcome = _with_least_traffic(space.workload, settled.outcome)
     infeasible = explain_infeasible(request) if outcome.status == "infeasible" else None
-    words = space.words()
-    if is_irregular(request.cluster):
-        words = words.replace(EVERY_MAPPING, ANY_NODES)
-    if request.expert_loads is not None:
-        words += f", {request.expert_loads.words()}"
     wall_s = time.monotonic() - began
-    found = plan_document(request, outcome, words, wall_s, infeasible=infeasible, full=settled.full)
+    found = plan_from_outcome(
+        request, outcome, space, wall_s, infeasible=infeasible, full=settled.full
+    )
     verify(request, found)
     return found
 
@@ -64,7 +89,7 @@ def _searched(request: PlanRequest, progress: Callable[[str], None] | None) -> O
         return search_exhaustively(
             space, pricing, rules, top_k=request.top_k, time_limit_s=request.time_limit_s
         )
-    return Search(
+    return LayoutSearch(
         space,
         pricing,
         rules,
@@ -81,4 +106,6 @@ def _with_least_traffic(workload: Workload, outcome: Outcome) -> Outcome:
     pricing = pricing_of(workload)
     if not isinstance(pricing, MappedPricing):
         return outcome
-    return replace(outcome, best=(*map(pricing.settled, outcome.best[:1]), *outcome.best[1:]))
+    return replace(
+        outcome, best=(*map(pricing.with_least_traffic, outcome.best[:1]), *outcome.best[1:])
+    )

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.documents.output_files import LaunchError
+from meshwright.costmodel.layout import Ints
+from meshwright.errors import InfeasibleError
 from meshwright.planner.bounds.matrices import MEGATRON_DEFAULT, MEGATRON_TP_PP_DP
-from meshwright.planner.runs.predicted import LayoutDoc
 
 Groups = NDArray[np.int64]
 """Shape [groups, ranks in a group]."""
@@ -40,7 +41,24 @@ EXPERT_GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def rank_order(pipeline_before_data: bool) -> tuple[str, ...]:
+class Degrees(Protocol):
+    """The parallel degrees of one layout."""
+
+    @property
+    def tp(self) -> Ints: ...
+    @property
+    def cp(self) -> Ints: ...
+    @property
+    def dp(self) -> Ints: ...
+    @property
+    def pp(self) -> Ints: ...
+    @property
+    def ep(self) -> Ints: ...
+    @property
+    def etp(self) -> Ints: ...
+
+
+def megatron_order(pipeline_before_data: bool) -> tuple[str, ...]:
     """Megatron's default order, or that of `--use-tp-pp-dp-mapping`."""
     return MEGATRON_TP_PP_DP if pipeline_before_data else MEGATRON_DEFAULT
 
@@ -60,29 +78,30 @@ def grid_groups(sizes: Mapping[str, int], order: Sequence[str], axes: Sequence[s
 
 
 def process_groups(
-    layout: LayoutDoc, order: Sequence[str] = MEGATRON_DEFAULT, *, experts: bool
+    layout: Degrees, order: Sequence[str] = MEGATRON_DEFAULT, *, experts: bool
 ) -> dict[str, Groups]:
     """Every group by name: the dense axes and their products, and with `experts` the expert axes.
 
-    `order` names tp, cp, ep, dp and pp. Raises LaunchError where Megatron could not make the expert grid: it
-    wants as many expert as dense replicas if pp is not outermost.
+    `order` names tp, cp, ep, dp and pp. Raises InfeasibleError where Megatron could not make the expert grid:
+    it wants as many expert as dense replicas if pp is not outermost.
     """
-    dense = {"tp": layout.tp, "cp": layout.cp, "dp": layout.dp, "pp": layout.pp, "ep": 1}
+    tp, cp, dp, pp = int(layout.tp), int(layout.cp), int(layout.dp), int(layout.pp)
+    etp, ep = int(layout.etp), int(layout.ep)
+    dense = {"tp": tp, "cp": cp, "dp": dp, "pp": pp, "ep": 1}
     groups = {name: grid_groups(dense, order, axes) for name, axes in DENSE_GROUPS.items()}
     if not experts:
         return groups
-    expert_replicas, rest = divmod(layout.tp * layout.cp * layout.dp, layout.etp * layout.ep)
+    expert_replicas, rest = divmod(tp * cp * dp, etp * ep)
     if rest:
-        raise LaunchError(
-            f"etp {layout.etp} x ep {layout.ep} does not divide tp x cp x dp, "
-            f"{layout.tp} x {layout.cp} x {layout.dp}."
+        raise InfeasibleError(
+            f"etp {etp} x ep {ep} does not divide tp x cp x dp, {tp} x {cp} x {dp}."
         )
-    if layout.pp > 1 and order[-1] != "pp" and expert_replicas != layout.dp:
-        raise LaunchError(
+    if pp > 1 and order[-1] != "pp" and expert_replicas != dp:
+        raise InfeasibleError(
             f"the order {'-'.join(order)} needs as many expert replicas as dp: "
-            f"{expert_replicas}, not {layout.dp}."
+            f"{expert_replicas}, not {dp}."
         )
-    expert = {"tp": layout.etp, "cp": 1, "ep": layout.ep, "dp": expert_replicas, "pp": layout.pp}
+    expert = {"tp": etp, "cp": 1, "ep": ep, "dp": expert_replicas, "pp": pp}
     return groups | {name: grid_groups(expert, order, axes) for name, axes in EXPERT_GROUPS.items()}
 
 

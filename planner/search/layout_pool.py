@@ -1,4 +1,4 @@
-"""Layouts that are still in the race, with their bounds."""
+"""The node pool: layouts that may still be the optimum, with their lower bounds."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 
-class OpenSet:
-    """Open layouts. Rows stay valid until the next `drop`."""
+class LayoutPool:
+    """Layouts with their memory and bounds. Rows stay valid until the next `drop`."""
 
     def __init__(self) -> None:
         self._columns: dict[str, NDArray[np.int64]] = {}
         self.memory_gib: FloatArray = np.zeros(0)
         self.bound_s: FloatArray = np.zeros(0)
-        """Infinite once a layout is closed."""
+        """Seconds; infinite once a layout is closed."""
         self.mappings: list[MappingBounds | None] = []
 
     def __len__(self) -> int:
@@ -48,15 +48,11 @@ class OpenSet:
         return Layout(**{name: column[row].item() for name, column in self._columns.items()})
 
     def least_s(self) -> float:
-        """The least bound; infinite when nothing is open."""
+        """The least bound; infinite when the pool is empty."""
         return float(self.bound_s.min()) if len(self.bound_s) else float("inf")
 
-    def cheapest(self) -> int | None:
-        """The row with the least bound."""
-        return int(np.argmin(self.bound_s)) if len(self) else None
-
     def by_bound(self) -> IntArray:
-        """Rows of the open layouts, least bound first."""
+        """Rows of the layouts in the pool, least bound first."""
         order = np.argsort(self.bound_s, kind="stable")
         return order[np.isfinite(self.bound_s[order])]
 
@@ -66,7 +62,7 @@ class OpenSet:
         self.bound_s[row] = max(float(self.bound_s[row]), bounds.least_s)
 
     def close(self, row: int) -> None:
-        """Takes a layout out of the race."""
+        """Takes a layout out of the pool."""
         self.bound_s[row] = np.inf
 
     def drop(self, cutoff_s: float) -> int:

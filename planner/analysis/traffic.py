@@ -9,14 +9,15 @@ import numpy as np
 
 from meshwright.cluster_specs.fabric import fabric_levels, is_irregular
 from meshwright.cluster_specs.places import Place, allocated_places
-from meshwright.costmodel.collectives.group_traffic import GroupTraffic, group_traffic
-from meshwright.costmodel.collectives.traffic import LevelBytes
 from meshwright.costmodel.estimate import Stages, estimate
 from meshwright.costmodel.layout import Layout, Placement
-from meshwright.costmodel.pipeline.phases import AxisPattern, CutUse, axis_pattern
 from meshwright.costmodel.placement import nested_placement, placement_from_matrix
+from meshwright.costmodel.traffic.group_traffic import GroupTraffic, group_traffic
+from meshwright.costmodel.traffic.level_traffic import LevelBytes
+from meshwright.costmodel.traffic.phases import AxisPattern, CutUse, axis_pattern
 from meshwright.costmodel.workload import Workload
-from meshwright.planner.analysis.rank_mapping import NoMappingError, workload_of
+from meshwright.errors import InfeasibleError
+from meshwright.planner.analysis.rank_mapping import workload_of
 from meshwright.planner.bounds.matrices import ranks_on
 from meshwright.planner.mapping.crossing.cuts import (
     MappingUse,
@@ -26,9 +27,10 @@ from meshwright.planner.mapping.crossing.cuts import (
 )
 from meshwright.planner.mapping.crossing.flows import by_axis
 from meshwright.planner.mapping.instance import assignment_of_ranks, instance_of
-from meshwright.planner.mapping.problem import Loads, MappingError, loads_of
-from meshwright.planner.plan.assemble import layout_of, matrix_arrays, placed
+from meshwright.planner.mapping.problem import Loads, loads_of
 from meshwright.planner.plan.document import MOST_LISTED_RANKS, Plan
+from meshwright.planner.plan.placement import group_placement, matrix_arrays
+from meshwright.planner.runs.predicted import layout_from_document
 
 SCALE_UP = ("nvlink", "xgmi", "pcie")
 """Media inside a node or rack, where nothing is routed."""
@@ -60,17 +62,15 @@ class PlanTraffic:
 
 
 def plan_traffic(plan: Plan) -> PlanTraffic:
-    """Prices the traffic of a plan again, under its own mapping. Raises NoMappingError without a layout."""
+    """Prices the traffic of a plan again, under its own mapping. Raises InfeasibleError without a layout."""
     if plan.layout is None:
-        raise NoMappingError(f"the plan has no layout (status {plan.status}): nothing is sent")
-    layout = layout_of(plan.layout)
+        raise InfeasibleError(f"the plan has no layout (status {plan.status}): nothing is sent")
+    layout = layout_from_document(plan.layout)
     workload = workload_of(plan, plan.inputs.cluster, int(layout.gpus))
     stages = tuple(tuple(rank) for rank in plan.layout.stages)
     placement, places = _mapped(plan, workload, layout)
     priced = estimate(workload, layout, placement, stages)
-    use = mapping_use(
-        workload, plan.layout, layout, placement=placement, priced=priced, places=places
-    )
+    use = mapping_use(workload, layout, stages, placement=placement, priced=priced, places=places)
     mapping = plan.mapping
     return PlanTraffic(
         layout=layout,
@@ -111,7 +111,7 @@ def _mapped(plan: Plan, workload: Workload, layout: Layout) -> tuple[Placement, 
         assert doc is not None
         stages = tuple(tuple(rank) for rank in doc.stages)
         if is_irregular(cluster):
-            return placed(workload, layout, stages, {}, mapping.ranks), list(mapping.ranks)
+            return group_placement(workload, layout, stages, {}, mapping.ranks), list(mapping.ranks)
         return nested_placement(cluster, layout), list(mapping.ranks)
     return nested_placement(cluster, layout), allocated_places(cluster, int(layout.gpus))
 
@@ -138,7 +138,7 @@ def _uplinks(plan: Plan, layout: Layout) -> Loads | None:
         workload = workload_of(plan, plan.inputs.cluster, int(layout.gpus))
         instance = instance_of(workload, layout, stages)
         return loads_of(instance.problem, assignment_of_ranks(instance, mapping.ranks))
-    except MappingError:
+    except InfeasibleError:
         return None
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.costmodel.layers.operators import Context
+from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layout import Layout
 
 BESIDE = ("dp_comm", "optimizer", "step_overhead")

@@ -1,0 +1,232 @@
+"""Seconds of the expert feed-forward: router, permutation, all-to-all, grouped GEMMs, shared experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from meshwright.costmodel.collectives.on_levels import (
+    Links,
+    all_to_all_s,
+    members_inside,
+    ring_pass_s,
+)
+from meshwright.costmodel.layers.context import Context, quantise_bytes
+from meshwright.costmodel.layers.exposed import less_hidden
+from meshwright.costmodel.layers.feed_forward import dense_mlp
+from meshwright.costmodel.layers.kernels import gemm_s, streamed_s, weight_gradient_s
+from meshwright.costmodel.layers.layer_time import LayerTime, Parts, add, total
+from meshwright.costmodel.layout import Floats, Recompute
+from meshwright.costmodel.workload import Workload
+
+_PERMUTE_BYTES = {"deduplicated": 8.0, "alltoall": 12.0}
+"""Bytes for each copy of a token and element, in and out of the experts' order: a read and a write each way,
+or before, between and after the transfers of NCCL's all-to-all, which sorts by rank and then by expert
+(Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py)."""
+_ROUTER_BYTES = 40.0
+"""Scores, their sum or softmax, top k and its gradient, bytes a token and expert."""
+
+
+@dataclass(frozen=True)
+class _Local:
+    """What one rank computes of an expert layer."""
+
+    tokens: Floats
+    """That the rank sends: its share of the micro-batch."""
+    copies: Floats
+    """Copies of tokens that arrive at the rank's experts."""
+    experts: Floats
+    """Experts on the rank."""
+    width: Floats
+    """Of an expert's feed-forward on the rank."""
+    matrices: int
+    """Input matrices of an expert: 2 where it is gated."""
+
+
+def moe_mlp(c: Context) -> LayerTime:
+    """Router, permutation, all-to-all, grouped GEMMs of the local experts, and the shared experts.
+
+    Parameters
+    ----------
+    c : Context
+        Workload of a model with experts, layouts, placements and rates.
+
+    Returns
+    -------
+    LayerTime
+        Seconds by part of one micro-batch on the busiest expert rank (docs/cost_model.md, "One layer").
+    """
+    model, layout = c.workload.model, c.layout
+    moe = model.moe
+    assert moe is not None
+    ep, etp = np.asarray(layout.ep), np.asarray(layout.etp)
+    tokens = c.tokens / np.asarray(layout.tp)
+    local = _Local(
+        tokens=tokens,
+        copies=tokens * moe.top_k * etp * c.workload.imbalance(ep),
+        experts=moe.experts / ep,
+        width=moe.moe_ffn_hidden / etp,
+        matrices=2 if model.gated else 1,
+    )
+    expert_f, expert_b = _expert_gemms_s(c, local)
+    router = gemm_s(tokens, moe.experts, model.hidden, c.rates, sixteen_bit=True)
+    unfused = c.constants.shared["expert_bias_bytes_factor"] if moe.expert_bias else 1.0
+    activated = local.copies * local.width
+    activation_f = activated * (2.0 * local.matrices + 2.0) * unfused
+    activation_b = activated * (4.0 * local.matrices + 2.0) * unfused
+    moved_f, moved_b = _moved_bytes(c, local, activation_f, activation_b)
+    exchange_s = _expert_all_to_all_s(c, tokens)
+    forward: Parts = {
+        "gemm": router,
+        "expert_gemm": expert_f,
+        "memory_bound": streamed_s(moved_f, c.rates),
+        "ep_comm": exchange_s,
+    }
+    backward: Parts = {
+        "gemm": 2.0 * router,
+        "expert_gemm": expert_b,
+        "memory_bound": streamed_s(moved_b, c.rates),
+        "ep_comm": exchange_s,
+    }
+    again_mask = np.asarray(layout.recompute) & Recompute.MOE_ACTIVATION
+    activation_s = np.where(again_mask, streamed_s(activation_f, c.rates), 0.0)
+    recompute: Parts = {"memory_bound": activation_s}
+    if moe.shared_width:
+        shared = dense_mlp(c, moe.shared_width, norm=False)
+        forward, backward = add(forward, shared.forward), add(backward, shared.backward)
+    return LayerTime(forward, backward, recompute)
+
+
+def _expert_gemms_s(c: Context, local: _Local) -> tuple[Floats, Floats]:
+    """Grouped GEMMs of the experts on a rank, forward and backward."""
+    hidden, groups = c.workload.model.hidden, local.experts
+    rows, inputs = local.copies / local.experts, local.matrices * local.width
+    up = gemm_s(rows, inputs, hidden, c.rates, groups=groups)
+    down = gemm_s(rows, hidden, local.width, c.rates, groups=groups)
+    backward = (
+        gemm_s(rows, hidden, inputs, c.rates, groups=groups)
+        + weight_gradient_s(hidden, inputs, rows, c.rates, groups=groups)
+        + gemm_s(rows, local.width, hidden, c.rates, groups=groups)
+        + weight_gradient_s(local.width, hidden, rows, c.rates, groups=groups)
+    )
+    return up + down, backward
+
+
+def _moved_bytes(
+    c: Context, local: _Local, activation_f: Floats, activation_b: Floats
+) -> tuple[Floats, Floats]:
+    """Bytes of the memory-bound operators, forward and backward: norm, router, permutation, casts."""
+    model = c.workload.model
+    assert model.moe is not None
+    permute = _PERMUTE_BYTES[c.workload.moe_dispatch] * local.copies * model.hidden
+    norm = 10.0 * c.tokens * model.hidden / c.sequence_shards
+    norm = norm + _ROUTER_BYTES * local.tokens * model.moe.experts
+    cast_f = quantise_bytes(c, local.copies, model.hidden + local.width)
+    cast_b = quantise_bytes(c, local.copies, local.matrices * local.width + model.hidden)
+    forward = norm + permute + activation_f + cast_f
+    return forward, 1.2 * norm + 1.5 * permute + activation_b + cast_b
+
+
+def _expert_all_to_all_s(c: Context, tokens: Floats) -> Floats:
+    """Dispatch and combine of one pass, with etp's gather and scatter."""
+    model, members = c.workload.model, c.placement.ep
+    moe = model.moe
+    assert moe is not None
+    copies = routed_copies(c.workload, members[..., -1:] / members_inside(members), c.layout.ep)
+    sent = 2.0 * tokens * model.hidden * c.workload.imbalance(c.layout.ep)
+    once = all_to_all_s(sent, members, dispatch_links(c), copies)
+    gathered = ring_pass_s(sent * moe.top_k * np.asarray(c.layout.etp), c.placement.etp, c.links)
+    seconds: Floats = 2.0 * (once + gathered)
+    return seconds
+
+
+def dispatch_links(c: Context) -> Links:
+    """The links of the dispatcher.
+
+    One that sends a copy per node (DeepEP) sends it to the GPU of the own index there and on over NVLink, so
+    it never changes rails on the network, whatever NCCL does.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and links.
+
+    Returns
+    -------
+    Links
+        Without rails where the dispatcher relays over NVLink.
+    """
+    cluster = c.workload.cluster
+    over_nvlink = cluster.nvlink_domain >= cluster.gpus_per_node > 1
+    if c.workload.moe_dispatch != "alltoall" and over_nvlink:
+        return replace(c.links, rails=None)
+    return c.links
+
+
+def hide_expert_traffic(c: Context, layer: LayerTime) -> LayerTime:
+    """The layer with the all-to-all that compute does not hide.
+
+    With EP overlap the all-to-all of one micro-batch runs under another's layer, in either pass
+    (Megatron-LM `--overlap-moe-expert-parallel-comm`; DualPipe, DeepSeek-V3, arXiv 2412.19437, 3.2.1).
+
+    Parameters
+    ----------
+    c : Context
+        Workload and constants.
+    layer : LayerTime
+        With a part `ep_comm` in both passes.
+
+    Returns
+    -------
+    LayerTime
+        The same layer, its `ep_comm` less what is hidden.
+    """
+    if not c.workload.overlap.ep:
+        return layer
+    hidden_share = c.constants.framework.ep_hidden
+    sent_f, sent_b = layer.forward["ep_comm"], layer.backward["ep_comm"]
+    compute_f, compute_b = total(layer.forward) - sent_f, total(layer.backward) - sent_b
+    exposed_f, _ = less_hidden(hidden_share, sent_f, compute_f, compute_b)
+    _, exposed_b = less_hidden(hidden_share, sent_b, compute_f, compute_b)
+    return LayerTime(
+        {**layer.forward, "ep_comm": exposed_f},
+        {**layer.backward, "ep_comm": exposed_b},
+        layer.recompute,
+    )
+
+
+def routed_copies(
+    workload: Workload, blocks: NDArray[np.float64], ep: ArrayLike = 0
+) -> NDArray[np.float64]:
+    """Copies of a token that are sent, one for each block of the expert group that holds its experts.
+
+    M (1 - (1 - 1/M)^k) under even routing, M the blocks that a token can choose from: all N, or with
+    node-limited routing those of its g of G groups (DeepSeek-V3, arXiv 2412.19437, section 2.1.2). An
+    all-to-all without deduplication sends k. Where a trace was placed for a degree, what it counts.
+
+    Parameters
+    ----------
+    workload : Workload
+        Of a model with experts; k is its `top_k`.
+    blocks : array of float, shape [..., levels]
+        N, equal blocks that the expert-parallel group lies in, at least 1.
+    ep : int or array of int, shape [...]
+        Expert-parallel degrees, to look up measured traces.
+
+    Returns
+    -------
+    array of float, shape [..., levels]
+        1 to k.
+    """
+    moe = workload.model.moe
+    assert moe is not None
+    if workload.moe_dispatch == "alltoall":
+        return np.full(blocks.shape, float(moe.top_k))
+    choices = blocks
+    if moe.router_groups and moe.router_groups_per_token:
+        chosen = float(moe.router_groups_per_token)
+        choices = np.maximum(np.minimum(blocks, chosen), blocks * chosen / moe.router_groups)
+    even = choices * (1.0 - (1.0 - 1.0 / choices) ** moe.top_k)
+    return workload.copies(ep, blocks, np.asarray(even))

@@ -1,0 +1,137 @@
+"""Exposed seconds of a layer's own collectives: tensor and context parallelism, and what compute hides."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.costmodel.collectives.on_levels import all_to_all_s, ring_pass_s
+from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layout import Floats
+
+
+def tensor_parallel_s(
+    c: Context, forward_gemm_s: Floats, backward_gemm_s: Floats, column_gemm_s: Floats
+) -> tuple[Floats, Floats]:
+    """One all-reduce forward and one backward (or gathers and scatters) of T h, less what compute hides.
+
+    With user buffers that is any GEMM of the pass. Without, Megatron runs the collectives of a
+    column-parallel product beside one GEMM of its backward pass each: the all-reduce (or scatter) of the
+    input's gradient under the weight gradient, and the gather of the saved input that sequence parallelism
+    repeats under the input gradient (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2;
+    megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication). Launches that
+    block leave nothing to run beside.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts, placements and rates.
+    forward_gemm_s, backward_gemm_s : float or array
+        Seconds of the block's GEMMs in either pass.
+    column_gemm_s : float or array
+        Seconds of one GEMM of the column-parallel product's backward pass.
+
+    Returns
+    -------
+    tuple of two floats or arrays
+        Exposed seconds, forward and backward, of one block and micro-batch.
+    """
+    stack = c.constants.framework
+    beside = stack.async_tensor_backward and not c.workload.launch_blocking
+    if c.tp_overlaps or not beside:
+        hidden_share = stack.tp_hidden if c.tp_overlaps else 0.0
+        return less_hidden(hidden_share, c.tensor_sum_s, forward_gemm_s, backward_gemm_s)
+
+    def exposed(seconds: Floats) -> Floats:
+        """What runs longer than one GEMM, and what the two slow each other down."""
+        slow_down = stack.dp_interference * np.minimum(seconds, column_gemm_s)
+        return np.maximum(seconds - column_gemm_s, 0.0) + slow_down
+
+    gathered = c.gathered_share * c.tensor_pass_s
+    scattered = c.tensor_wait_s + gathered + exposed(gathered) + exposed(c.tensor_pass_s)
+    reduced = exposed(c.tensor_sum_s)
+    return c.tensor_sum_s, np.where(c.layout.sequence_parallel, scattered, reduced)
+
+
+def less_hidden(
+    hidden_share: float, seconds: Floats, forward_s: Floats, backward_s: Floats
+) -> tuple[Floats, Floats]:
+    """Exposed seconds of a transfer that runs beside compute.
+
+    Parameters
+    ----------
+    hidden_share : float
+        Share of the transfer that can hide, 0 to 1; 0 without overlap.
+    seconds : float or array
+        Of the transfer, in either pass.
+    forward_s, backward_s : float or array
+        Seconds of the compute beside it.
+
+    Returns
+    -------
+    tuple of two floats or arrays
+        Exposed seconds, forward and backward.
+    """
+    if hidden_share == 0.0:
+        return seconds, seconds
+    always = seconds * (1.0 - hidden_share)
+    return np.maximum(always, seconds - forward_s), np.maximum(always, seconds - backward_s)
+
+
+def context_parallel_s(
+    c: Context, widths: tuple[Floats, Floats, Floats], attention_s: tuple[Floats, Floats]
+) -> tuple[Floats, Floats]:
+    """Exposed seconds of the transfers of context parallelism.
+
+    Ring attention passes keys and values round the group under the attention of the block before (Liu et al.
+    2023, arXiv 2310.01889, section 3), backward with their gradients; all-to-all swaps heads for tokens and
+    is exposed (DeepSpeed Ulysses, arXiv 2309.14509).
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts, placements and rates.
+    widths : tuple of three floats or arrays
+        Elements a token of queries, of keys with values, and of the output, on one rank.
+    attention_s : tuple of two floats or arrays
+        Seconds of attention itself, forward and backward.
+
+    Returns
+    -------
+    tuple of two floats or arrays
+        Seconds of one layer and micro-batch, forward and backward; 0 where cp is 1.
+    """
+    query, key_value, output = widths
+    token_bytes = 2.0 * c.tokens
+    if c.workload.cp_comm == "a2a":
+        once = all_to_all_s(token_bytes * (query + key_value + output), c.placement.cp, c.links)
+        return once, once
+    cp = np.asarray(c.layout.cp)
+    forward_s, backward_s = attention_s
+    ring = ring_pass_s(token_bytes * key_value * cp, c.placement.cp, c.links)
+    first_step = ring / cp
+    exposed_backward = np.maximum(2.0 * ring - backward_s, first_step)
+    return np.maximum(ring - forward_s, first_step), exposed_backward
+
+
+def merge_bytes(c: Context, q_width: Floats, out_width: Floats) -> tuple[Floats, Floats]:
+    """What ring attention moves through HBM to merge the partial results of its steps.
+
+    Each step after the first reads a 2-byte partial output and rescales a 4-byte sum by the new log-sum-exp
+    (Liu et al. 2023, arXiv 2310.01889, appendix A); backward the gradient of the queries is summed likewise.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and layouts.
+    q_width, out_width : float or array
+        Elements a token of queries and of the output, on one rank.
+
+    Returns
+    -------
+    tuple of two floats or arrays
+        Bytes of one layer and micro-batch, forward and backward; 0 where cp is 1.
+    """
+    if c.workload.cp_comm == "a2a":
+        return 0.0 * c.tokens, 0.0 * c.tokens
+    steps = np.asarray(c.layout.cp) - 1.0
+    return 10.0 * steps * c.tokens * out_width, 10.0 * steps * c.tokens * q_width

@@ -1,0 +1,201 @@
+"""Seconds per micro-batch of each kind of layer, with the host's share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.costmodel.layers.attention import attention_block
+from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layers.ends import embedding, head
+from meshwright.costmodel.layers.experts import hide_expert_traffic, moe_mlp
+from meshwright.costmodel.layers.feed_forward import dense_mlp
+from meshwright.costmodel.layers.kernels import gemm_s, weight_gradient_s
+from meshwright.costmodel.layers.layer_time import LayerTime, Parts, add, joined, scaled, total
+from meshwright.costmodel.layout import Floats
+
+
+@dataclass(frozen=True)
+class KindTime:
+    """One micro-batch through one layer: parts that add up, and what full recomputation would add."""
+
+    parts: Parts
+    backward_s: Floats
+    full_recompute: Parts
+
+    @property
+    def seconds(self) -> Floats:
+        """Forward, backward and selective recomputation."""
+        return total(self.parts)
+
+    @property
+    def recompute_s(self) -> Floats:
+        """Extra seconds when the layer is fully recomputed."""
+        return total(self.full_recompute)
+
+    def rows(self, index: NDArray[np.intp], size: int) -> KindTime:
+        """The times of some layouts.
+
+        Parameters
+        ----------
+        index : array of int, shape [k]
+            Positions, 0 to size - 1.
+        size : int
+            Layouts that the times are of.
+
+        Returns
+        -------
+        KindTime
+            Arrays of shape [k].
+        """
+
+        def taken(seconds: Floats) -> Floats:
+            values = np.asarray(seconds, dtype=np.float64)
+            return np.broadcast_to(values, (size,))[index]
+
+        return KindTime(
+            {name: taken(part) for name, part in self.parts.items()},
+            taken(self.backward_s),
+            {name: taken(part) for name, part in self.full_recompute.items()},
+        )
+
+
+@dataclass(frozen=True)
+class KindTimes:
+    """All kinds of a model; `moe` and `mtp` are None without such layers."""
+
+    dense: KindTime | None
+    moe: KindTime | None
+    embedding: KindTime
+    head: KindTime
+    mtp: KindTime | None
+
+    def rows(self, index: NDArray[np.intp], size: int) -> KindTimes:
+        """The times of some layouts.
+
+        Parameters
+        ----------
+        index : array of int, shape [k]
+            Positions, 0 to size - 1.
+        size : int
+            Layouts that the times are of.
+
+        Returns
+        -------
+        KindTimes
+            Arrays of shape [k].
+        """
+        return KindTimes(
+            dense=None if self.dense is None else self.dense.rows(index, size),
+            moe=None if self.moe is None else self.moe.rows(index, size),
+            embedding=self.embedding.rows(index, size),
+            head=self.head.rows(index, size),
+            mtp=None if self.mtp is None else self.mtp.rows(index, size),
+        )
+
+
+def kind_times(c: Context) -> KindTimes:
+    """Prices every kind of layer of the model.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts, placements and rates.
+
+    Returns
+    -------
+    KindTimes
+        Seconds of one micro-batch, shaped like the layouts broadcast against the placements.
+    """
+    model, stack = c.workload.model, c.constants.framework
+    attention = attention_block(c)
+    dense = moe = mtp = None
+    if model.dense_layers:
+        dense_layer = joined(attention, dense_mlp(c, model.ffn_hidden))
+        dense = _with_host(c, dense_layer, stack.launch_layer_s)
+    if model.moe is not None and (model.moe_layers or model.mtp_layers):
+        moe_layer = hide_expert_traffic(c, joined(attention, moe_mlp(c)))
+        moe = _with_host(c, moe_layer, stack.launch_moe_layer_s, stack.moe_sync_s)
+    head_time = _with_host(c, head(c), stack.launch_layer_s / 2)
+    if model.mtp_layers:
+        main = moe or dense
+        assert main is not None
+        mtp = _mtp_module(c, main, head_time)
+    embedding_time = _with_host(c, embedding(c), stack.launch_layer_s / 4)
+    return KindTimes(dense, moe, embedding_time, head_time, mtp)
+
+
+def _mtp_module(c: Context, main: KindTime, head_time: KindTime) -> KindTime:
+    """A multi-token-prediction module: a main layer, a head, and the GEMM from 2 h to h that joins it."""
+    h, n = c.workload.model.hidden, c.workload.model.hidden / np.asarray(c.layout.tp)
+    backward = gemm_s(c.tokens, 2 * h, n, c.rates) + weight_gradient_s(2 * h, n, c.tokens, c.rates)
+    join: Parts = {"gemm": gemm_s(c.tokens, n, 2 * h, c.rates) + backward}
+    return KindTime(
+        add(main.parts, head_time.parts, join),
+        main.backward_s + head_time.backward_s + backward,
+        main.full_recompute,
+    )
+
+
+_PASSES = 3.0
+"""Launches of a layer in forward passes: one forward, and a backward pass that launches twice as much."""
+_OVERLAPPED_GEMMS = 6.0
+"""GEMMs of a layer that overlapped tensor parallelism cuts into tp: four forward, two backward."""
+_RING_STEP_LAUNCHES = 12.0
+"""Launches of a step of ring attention: a kernel, a transfer and corrections, about six in each direction."""
+
+
+def _with_host(c: Context, layer: LayerTime, launch_s: float, sync_s: float = 0.0) -> KindTime:
+    """Adds what the host costs: the GPU and the host run side by side, and the slower one paces a layer.
+
+    A p-norm of the two stands for their jitter; a CUDA graph of the whole step takes the host out.
+    Once per layer and micro-batch the GPU idles for `sync_s`, unless a graph lets the host run ahead again;
+    where the host is the slower one, its launches hide that wait.
+    """
+    framework, power = c.constants.framework, c.constants.shared["launch_norm"]
+    parts = add(layer.forward, layer.backward, layer.recompute)
+    share = _host_share(c)
+    waits = 0.0
+    if c.workload.cuda_graph in ("none", "feed_forward"):
+        waits = sync_s * c.constants.device.host_factor
+    host_s = (launch_s * _PASSES + _cut_launches_s(c)) * share
+    excess = _host_excess_s(total(parts) + waits, host_s, power)
+    gap = framework.serial_launch_s
+    if c.workload.launch_blocking:
+        gap += framework.launch_blocking_s
+    parts = add(parts, {"host": excess + waits + gap * _PASSES * share})
+    forward_s, backward_s = total(layer.forward), total(layer.backward)
+    forward_host = _host_excess_s(forward_s, launch_s * share, power) + gap * share
+    forward_again = add(layer.forward, {"host": forward_host})
+    full = scaled(forward_again, framework.recompute_fraction)
+    backward_share = backward_s / np.maximum(forward_s + backward_s, 1e-12)
+    return KindTime(parts, total(parts) * backward_share, {"recompute": total(full)})
+
+
+def _host_share(c: Context) -> float:
+    """Host work that the run's CUDA graphs leave, times the pace of the device's host."""
+    partial = c.constants.shared["partial_graph_host_share"]
+    share = {"full": 0.0, "partial": partial}.get(c.workload.cuda_graph, 1.0)
+    return share * c.constants.device.host_factor
+
+
+def _cut_launches_s(c: Context) -> Floats:
+    """Host seconds to launch what a layer is cut into: GEMMs beside transfers, steps of ring attention."""
+    tp, cp = np.asarray(c.layout.tp), np.asarray(c.layout.cp)
+    gemms: Floats = 0.0
+    if c.tp_overlaps:
+        gemms = _OVERLAPPED_GEMMS * np.where(tp > 1, tp, 0)
+    steps: Floats = 0.0
+    if c.workload.cp_comm != "a2a":
+        steps = _RING_STEP_LAUNCHES * np.where(cp > 1, cp, 0)
+    return c.constants.framework.piece_launch_s * (gemms + steps)
+
+
+def _host_excess_s(device_s: Floats, host_s: Floats, power: float) -> Floats:
+    """What the p-norm of device and host takes longer than the device."""
+    larger, smaller = np.maximum(device_s, host_s), np.minimum(device_s, host_s)
+    together = larger * (1.0 + (smaller / larger) ** power) ** (1.0 / power)
+    excess: Floats = together - device_s
+    return excess

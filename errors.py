@@ -1,0 +1,174 @@
+"""What may go wrong, and the exit code that the command line ends with; both stand here once.
+
+Every error that meshwright raises on purpose is a `MeshwrightError`; its text is a sentence for the user:
+
+>>> raise InputError("must be at most 8", where="--pin: tp", value=16)
+Traceback (most recent call last):
+    ...
+meshwright.errors.InputError: --pin: tp: must be at most 8, got 16
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable
+from enum import IntEnum
+from itertools import islice
+from typing import ClassVar
+
+LONGEST_VALUE = 80
+"""Characters of a user's text that a message repeats."""
+LONGEST_CHOICE_LIST = 60
+"""Choices that a message lists."""
+MOST_COMPARED = 500
+"""Choices that a misspelt word is compared with."""
+
+
+class ExitCode(IntEnum):
+    """What the process of a command ends with."""
+
+    DONE = 0
+    NO_ANSWER = 1
+    """No plan exists, or a check failed."""
+    BAD_INPUT = 2
+    NO_TIME = 3
+    """The time limit came before any plan."""
+    INTERNAL = 70
+    INTERRUPTED = 130
+
+
+class MeshwrightError(Exception):
+    """Any error that meshwright raises on purpose; `exit_code` is what the command line ends with."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
+
+
+class InternalError(MeshwrightError, RuntimeError):
+    """A fault of meshwright, never of the user: a plan that fails its own verification, for instance."""
+
+
+class InfeasibleError(MeshwrightError, ValueError):
+    """The input is well formed, but what it asks for does not exist, or a check failed."""
+
+    exit_code = ExitCode.NO_ANSWER
+
+
+class OutOfTimeError(MeshwrightError):
+    """The time limit came before any answer."""
+
+    exit_code = ExitCode.NO_TIME
+
+
+class InputError(MeshwrightError, ValueError):
+    """An option, a file or a field that cannot be used. The message says where, what, and what to do.
+
+    Parameters
+    ----------
+    what
+        What is wrong, as the end of a sentence: "must be at least 1".
+    where
+        File and field, or option.
+    value
+        What the user wrote, if it tells anything.
+    allowed
+        Everything that would be accepted, where that can be listed.
+    did_you_mean
+        The accepted choice that is nearest to the value.
+    """
+
+    exit_code = ExitCode.BAD_INPUT
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        value: object = ...,
+        allowed: Iterable[str] = (),
+        did_you_mean: str | None = None,
+    ) -> None:
+        self.what = what
+        self.where = where
+        self.allowed = tuple(allowed)
+        self.did_you_mean = did_you_mean
+        text = f"{where}: {what}" if where else what
+        if value is not ...:
+            text += f", got {shown(value)}"
+        super().__init__(text + _remedy(did_you_mean, self.allowed))
+
+
+def shown(value: object) -> str:
+    """A value as a message can carry it: short, printable, and safe for any size or nesting."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int):
+        # Python refuses to print integers of more than 4,300 digits.
+        bits = value.bit_length()
+        return str(value) if bits < 200 else f"an integer of {bits} bits"
+    if isinstance(value, str):
+        end = "..." if len(value) > LONGEST_VALUE else ""
+        return repr(value[:LONGEST_VALUE]) + end
+    if isinstance(value, dict):
+        return f"a mapping of {len(value)} keys"
+    if isinstance(value, list | tuple | set):
+        return f"a list of {len(value)} items"
+    return repr(value) if isinstance(value, float) else f"a {type(value).__name__}"
+
+
+def listed(choices: Collection[str]) -> str:
+    """Choices joined by commas, cut short where there are very many."""
+    names = list(choices)
+    more = len(names) - LONGEST_CHOICE_LIST
+    text = ", ".join(names[:LONGEST_CHOICE_LIST])
+    return f"{text}, and {more} more" if more > 0 else text
+
+
+def message_of(error: Exception) -> tuple[str, ExitCode]:
+    """What a user is told of any exception, and the exit code that it ends a command with."""
+    if isinstance(error, MeshwrightError) and error.exit_code != ExitCode.INTERNAL:
+        return str(error), error.exit_code
+    if isinstance(error, OSError) and error.strerror:
+        place = f"{error.filename}: " if error.filename else ""
+        return place + error.strerror, ExitCode.BAD_INPUT
+    if isinstance(error, ImportError):
+        return f"the installation is incomplete: {error}", ExitCode.INTERNAL
+    words = "This is a fault in meshwright, not in your input; --debug shows where it happened."
+    return f"internal error, {type(error).__name__}: {error}. {words}", ExitCode.INTERNAL
+
+
+def suggestion(word: object, choices: Iterable[str]) -> str:
+    """The end of a message about an unknown word: the near miss, if there is one, and what is allowed.
+
+    >>> suggestion("lama", ["llama", "gpt"])
+    " (did you mean 'llama'?); allowed: gpt, llama"
+    """
+    names = sorted(choices)
+    return _remedy(near_miss(word, names), names)
+
+
+def _remedy(did_you_mean: str | None, allowed: Collection[str]) -> str:
+    text = f" (did you mean {did_you_mean!r}?)" if did_you_mean is not None else ""
+    return f"{text}; allowed: {listed(allowed)}" if allowed else text
+
+
+def near_miss(word: object, choices: Iterable[str]) -> str | None:
+    """The choice that a misspelt word or a part of a name most likely meant, or None.
+
+    >>> near_miss("Flash Atention", ["flash_attention", "eager"])
+    'flash_attention'
+    """
+    if not isinstance(word, str):
+        return None
+    # The choices may be the keys of a hostile document.
+    bounded = islice((choice for choice in choices if len(choice) <= LONGEST_VALUE), MOST_COMPARED)
+    by_plain = {_plain(choice): choice for choice in bounded}
+    plain = _plain(word[:LONGEST_VALUE])
+    close = difflib.get_close_matches(plain, by_plain, n=1, cutoff=0.6)
+    if not close and len(plain) > 2:
+        # Such as "h100" of "dgx-h100", which is too short for the ratio above.
+        close = [name for name in by_plain if plain in name]
+    return by_plain[close[0]] if close else None
+
+
+def _plain(word: str) -> str:
+    return word.lower().replace("-", "_").replace(" ", "_")

@@ -1,0 +1,75 @@
+"""All records, found by the name of a framework or by the name or words of a software stack."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import TypeVar
+
+from meshwright.frameworks.deepspeed import DEEPSPEED
+from meshwright.frameworks.fsdp2 import FSDP2
+from meshwright.frameworks.megatron import MEGATRON
+from meshwright.frameworks.record import Framework, FrameworkName, Setting, Stack
+from meshwright.frameworks.torchtitan import TORCHTITAN
+
+RECORDS: tuple[Framework, ...] = (MEGATRON, TORCHTITAN, DEEPSPEED, FSDP2)
+FRAMEWORK_NAMES: tuple[FrameworkName, ...] = tuple(record.name for record in RECORDS)
+DEFAULT_FRAMEWORK: FrameworkName = MEGATRON.name
+STACK_NAMES: tuple[str, ...] = tuple(
+    dict.fromkeys(stack.name for record in RECORDS for stack in record.stacks)
+)
+
+Value = TypeVar("Value")
+
+
+def planned(choice: Mapping[Value, Setting]) -> tuple[Value, ...]:
+    """The values of a choice that plans may take, in the order of the record."""
+    return tuple(value for value, setting in choice.items() if setting.planned)
+
+
+def framework_named(name: str) -> Framework:
+    """The record of a framework. Raises KeyError for a name that is not in `FRAMEWORK_NAMES`."""
+    return _records_by_name()[name]
+
+
+def stack_named(name: str) -> Stack:
+    """A software stack by its name. Raises KeyError for a name that is not in `STACK_NAMES`."""
+    return _stacks_by_name()[name][1]
+
+
+def framework_of_stack(name: str) -> Framework:
+    """The record that a software stack belongs to. Raises KeyError for a name not in `STACK_NAMES`."""
+    return _stacks_by_name()[name][0]
+
+
+def binding_framework(stack_name: str) -> Framework | None:
+    """The record whose rules bind a software stack; None where those of no record do."""
+    record, stack = _stacks_by_name()[stack_name]
+    return record if stack.bound else None
+
+
+def stack_in_words(text: str) -> Stack | None:
+    """The software stack that a source means by some words; None where none is meant.
+
+    >>> stack_in_words("Megatron-LM v0.9").name
+    'megatron-lm'
+    """
+    words = text.strip().lower()
+    if words in STACK_NAMES:
+        return stack_named(words)
+    for record in RECORDS:
+        for stack in record.stacks:
+            if stack.written and re.match(stack.written, words):
+                return stack
+    return None
+
+
+@cache
+def _records_by_name() -> dict[str, Framework]:
+    return {record.name: record for record in RECORDS}
+
+
+@cache
+def _stacks_by_name() -> dict[str, tuple[Framework, Stack]]:
+    return {stack.name: (record, stack) for record in RECORDS for stack in record.stacks}

@@ -1,0 +1,75 @@
+"""DeepSpeed with Megatron-DeepSpeed's entry script: keys of ds_config.json, and arguments."""
+
+from __future__ import annotations
+
+from meshwright.frameworks.record import Framework, Setting, Stack, TokenDispatcher
+
+ZERO = "deepspeed/runtime/zero/config.py"
+OFFLOAD = "deepspeed/runtime/zero/offload_config.py"
+CONFIG = "deepspeed/runtime/config.py"
+ARGUMENTS = "Megatron-DeepSpeed 4efb479, megatron/arguments.py"
+
+MEGATRON_DEEPSPEED = Stack(name="megatron-deepspeed", written=r"megatron-deepspeed\b", bound=False)
+"""Left Megatron-LM before most of the rules of either record."""
+
+DEEPSPEED = Framework(
+    name="deepspeed",
+    title="Megatron-DeepSpeed",
+    package="deepspeed",
+    version="0.19.8",
+    stacks=(Stack(name="deepspeed", written=r"deepspeed\b"), MEGATRON_DEEPSPEED),
+    measured_as=("megatron-deepspeed",),
+    axes={
+        "tp": Setting(flag="--tensor-model-parallel-size", source=ARGUMENTS),
+        "pp": Setting(flag="--pipeline-model-parallel-size", source=ARGUMENTS),
+        "dp": Setting(source="deepspeed/utils/groups.py"),
+        "ep": Setting(
+            flag="--moe-expert-parallel-size", source=ARGUMENTS, rules=("deepspeed-experts",)
+        ),
+    },
+    sequence_parallel=None,
+    zero_stages={
+        stage: Setting(
+            flag="zero_optimization.stage",
+            value=str(stage),
+            source=ZERO,
+            rules=("deepspeed-pipeline-zero",) if stage >= 2 else (),
+        )
+        for stage in range(4)
+    },
+    schedules={"1f1b": Setting(source="deepspeed/runtime/pipe/schedule.py")},
+    full_recompute=Setting(flag="--checkpoint-activations", source=ARGUMENTS),
+    recompute_amount=None,
+    recompute_modules={},
+    precisions={
+        "bf16": Setting(flag="bf16.enabled", source=CONFIG),
+        "fp16": Setting(flag="fp16.enabled", source=CONFIG),
+    },
+    dispatchers={"alltoall": TokenDispatcher(source="deepspeed/moe/sharded_moe.py")},
+    overlaps={"dp": Setting(flag="zero_optimization.overlap_comm", source=ZERO)},
+    context_exchanges={
+        "a2a": Setting(source="deepspeed/runtime/sequence_parallel/ulysses_sp.py", planned=False)
+    },
+    cuda_graphs={"none": Setting(source=CONFIG)},
+    offloads={
+        "optimizer": Setting(
+            flag="zero_optimization.offload_optimizer.ratio", source=OFFLOAD, planned=False
+        ),
+        "parameters": Setting(
+            flag="zero_optimization.offload_param.device",
+            value="cpu",
+            source=OFFLOAD,
+            planned=False,
+        ),
+    },
+    shard_groups=Setting(
+        flag="zero_optimization.zero_hpz_partition_size", source=ZERO, planned=False
+    ),
+    compilation=None,
+    attention={"flash": Setting(flag="--use-flash-attn-v2", source=ARGUMENTS, planned=False)},
+    rank_orders={"tp-dp-pp": Setting(source="deepspeed/runtime/pipe/topology.py")},
+    rules=("deepspeed-pipeline-zero", "deepspeed-experts"),
+    degrees_remedy="ds_config.json has no setting for it: keep cp, etp and vpp at 1 and sequence "
+    "parallelism off.",
+)
+"""Read in DeepSpeed 0.19.8 and Megatron-DeepSpeed at 4efb479."""

@@ -1,0 +1,72 @@
+"""PyTorch FSDP2 through accelerate: keys of accelerate.yaml."""
+
+from __future__ import annotations
+
+from meshwright.frameworks.record import Framework, Setting, Stack, TokenDispatcher
+
+MESH = "accelerate/parallelism_config.py"
+PLUGIN = "accelerate/utils/dataclasses.py: FullyShardedDataParallelPlugin"
+LAUNCH = "accelerate/commands/launch.py"
+
+
+def _size(name: str, *rules: str) -> Setting:
+    return Setting(
+        flag=f"parallelism_config.parallelism_config_{name}_size", source=MESH, rules=rules
+    )
+
+
+FSDP2 = Framework(
+    name="fsdp2",
+    title="accelerate with PyTorch FSDP2",
+    package="accelerate",
+    version="1.15.0",
+    stacks=(
+        Stack(name="fsdp2", written=r"(pytorch )?fsdp\b"),
+        Stack(name="llm-foundry", written=r"llm-foundry\b", bound=False),
+    ),
+    measured_as=("llm-foundry", "torchtitan-eager"),
+    axes={
+        "tp": _size("tp", "fsdp2-shards", "fsdp2-kv-heads"),
+        "cp": _size("cp"),
+        "dp": _size("dp_shard"),
+    },
+    sequence_parallel=None,
+    zero_stages={
+        2: Setting(flag="fsdp_config.fsdp_reshard_after_forward", value="false", source=PLUGIN),
+        3: Setting(flag="fsdp_config.fsdp_reshard_after_forward", value="true", source=PLUGIN),
+    },
+    schedules={"1f1b": Setting(source=MESH)},
+    full_recompute=Setting(flag="fsdp_config.fsdp_activation_checkpointing", source=PLUGIN),
+    recompute_amount=None,
+    recompute_modules={},
+    precisions={
+        name: Setting(flag="mixed_precision", value=name, source=LAUNCH)
+        for name in ("bf16", "fp16", "fp8")
+    },
+    dispatchers={"alltoall": TokenDispatcher(source=MESH)},
+    overlaps={"dp": Setting(source=PLUGIN)},
+    context_exchanges={"p2p": Setting(source=MESH)},
+    cuda_graphs={"none": Setting(source=LAUNCH)},
+    offloads={
+        "parameters": Setting(
+            flag="fsdp_config.fsdp_offload_params", value="true", source=PLUGIN, planned=False
+        ),
+        "activations": Setting(
+            flag="fsdp_config.fsdp_activation_checkpointing_offload",
+            source=LAUNCH,
+            planned=False,
+        ),
+    },
+    shard_groups=Setting(
+        flag="parallelism_config.parallelism_config_dp_replicate_size",
+        source=MESH,
+        planned=False,
+    ),
+    compilation=Setting(flag="dynamo_backend", source=LAUNCH, planned=False),
+    attention={},
+    rank_orders={"tp-cp-dp": Setting(source=MESH)},
+    rules=("fsdp2-shards", "fsdp2-kv-heads"),
+    degrees_remedy="Keep pp, vpp, ep and etp at 1 and sequence parallelism off; shard with "
+    "fsdp_reshard_after_forward false (2) or true (3).",
+)
+"""Read in accelerate 1.15.0."""

@@ -1,0 +1,216 @@
+"""Megatron-LM: flags of `megatron.training.arguments`, and fields of megatron-core that become flags."""
+
+from __future__ import annotations
+
+from meshwright.frameworks.record import Framework, Setting, Stack, TokenDispatcher
+
+ARGUMENTS = "megatron/training/arguments.py"
+PARALLEL = "megatron/core/model_parallel_config.py"
+TRANSFORMER = "megatron/core/transformer/transformer_config.py"
+DATA_PARALLEL = "megatron/core/distributed/distributed_data_parallel_config.py"
+SCHEDULES = "megatron/core/pipeline_parallel/schedules.py"
+OPTIMIZER = "megatron/core/optimizer/optimizer_config.py"
+
+MEGATRON_LM = Stack(name="megatron-lm", written=r"(megatron-lm|megatron-core|megatron core)\b")
+
+
+def _module(name: str, since: str, *, planned: bool = True) -> Setting:
+    return Setting(
+        flag="--recompute-modules", value=name, since=since, source=TRANSFORMER, planned=planned
+    )
+
+
+def _flex(backend: str, since: str, *, planned: bool, installs: str) -> TokenDispatcher:
+    return TokenDispatcher(
+        flag="--moe-flex-dispatcher-backend",
+        value=backend,
+        since=since,
+        source=TRANSFORMER,
+        planned=planned,
+        installs=installs,
+        deduplicates=True,
+    )
+
+
+def _context(value: str, *, planned: bool = False) -> Setting:
+    return Setting(
+        flag="--cp-comm-type", value=value, since="0.10.0", source=TRANSFORMER, planned=planned
+    )
+
+
+MEGATRON = Framework(
+    name="megatron",
+    title="Megatron-LM",
+    package="megatron-core",
+    version="0.19.2",
+    stacks=(
+        Stack(name="megatron"),
+        Stack(name="megatron-2022", written=r"megatron-lm 2022\b"),
+        Stack(name="megatron-bridge", written=r"megatron-bridge\b"),
+        Stack(name="nemo", written=r"nemo\b", bound=False),
+        MEGATRON_LM,
+    ),
+    measured_as=("megatron-lm", "megatron-bridge", "nemo"),
+    axes={
+        "tp": Setting(flag="--tensor-model-parallel-size", since="0.8.0", source=PARALLEL),
+        "cp": Setting(flag="--context-parallel-size", since="0.8.0", source=PARALLEL),
+        "pp": Setting(flag="--pipeline-model-parallel-size", since="0.8.0", source=PARALLEL),
+        "dp": Setting(source=ARGUMENTS),
+        "vpp": Setting(
+            flag="--num-virtual-stages-per-pipeline-rank",
+            since="0.12.0",
+            source=ARGUMENTS,
+            rules=("vpp-needs-pp", "interleaved-micro-batches"),
+        ),
+        "ep": Setting(flag="--expert-model-parallel-size", since="0.8.0", source=PARALLEL),
+        "etp": Setting(
+            flag="--expert-tensor-parallel-size",
+            since="0.10.0",
+            source=PARALLEL,
+            rules=("megatron-expert-bias-needs-etp-1",),
+        ),
+    },
+    sequence_parallel=Setting(
+        flag="--sequence-parallel",
+        since="0.8.0",
+        source=PARALLEL,
+        rules=("sequence-by-tp", "sequence-parallel-needs-tp", "megatron-moe-tp-needs-sp"),
+    ),
+    zero_stages={
+        0: Setting(source=DATA_PARALLEL),
+        1: Setting(flag="--use-distributed-optimizer", since="0.8.0", source=DATA_PARALLEL),
+        2: Setting(
+            flag="--data-parallel-sharding-strategy",
+            value="optim_grads",
+            since="0.12.0",
+            source=DATA_PARALLEL,
+            planned=False,
+            rules=("megatron-zero-needs-pp-1", "megatron-zero-optimizer"),
+        ),
+        3: Setting(
+            flag="--data-parallel-sharding-strategy",
+            value="optim_grads_params",
+            since="0.12.0",
+            source=DATA_PARALLEL,
+            planned=False,
+            rules=("megatron-zero-needs-pp-1", "megatron-zero-optimizer"),
+        ),
+    },
+    # Its combined 1F1B for experts is one of the two with other overlap.
+    schedules={
+        "1f1b": Setting(source=SCHEDULES, since="0.8.0"),
+        "interleaved-1f1b": Setting(
+            flag="--num-virtual-stages-per-pipeline-rank", since="0.12.0", source=SCHEDULES
+        ),
+    },
+    full_recompute=Setting(
+        flag="--recompute-granularity", value="full", since="0.8.0", source=TRANSFORMER
+    ),
+    recompute_amount=Setting(flag="--recompute-num-layers", since="0.8.0", source=TRANSFORMER),
+    recompute_modules={
+        "layernorm": _module("layernorm", "0.12.0"),
+        "moe_act": _module("moe_act", "0.12.0"),
+        "mla_up_proj": _module("mla_up_proj", "0.12.0"),
+        "mlp": _module("mlp", "0.12.0"),
+        # Fused attention recomputes its products anyway.
+        "core_attn": _module("core_attn", "0.12.0", planned=False),
+        "moe": _module("moe", "0.12.0", planned=False),
+        "shared_experts": _module("shared_experts", "0.14.0", planned=False),
+        "gdn_norm_out": _module("gdn_norm_out", "", planned=False),
+    },
+    precisions={
+        "bf16": Setting(flag="--bf16", since="0.8.0", source=ARGUMENTS),
+        "fp16": Setting(flag="--fp16", since="0.8.0", source=ARGUMENTS),
+        # Delayed scaling, the default recipe, cannot recompute norms or expert activations.
+        "fp8": Setting(flag="--fp8-recipe", value="tensorwise", since="0.12.0", source=TRANSFORMER),
+        "mxfp8": Setting(flag="--fp8-recipe", value="mxfp8", since="0.12.0", source=TRANSFORMER),
+        "nvfp4": Setting(flag="--fp4-recipe", value="nvfp4", since="0.14.0", source=TRANSFORMER),
+    },
+    dispatchers={
+        "alltoall": TokenDispatcher(
+            flag="--moe-token-dispatcher-type",
+            value="alltoall",
+            since="0.8.0",
+            source=TRANSFORMER,
+        ),
+        "allgather": TokenDispatcher(
+            flag="--moe-token-dispatcher-type",
+            value="allgather",
+            since="0.8.0",
+            source=TRANSFORMER,
+            planned=False,
+        ),
+        "deepep": _flex("deepep", "0.12.0", planned=True, installs="DeepEP"),
+        "hybridep": _flex("hybridep", "0.16.0", planned=False, installs="HybridEP"),
+        "ncclep": _flex("ncclep", "", planned=False, installs="Transformer Engine with NCCL EP"),
+    },
+    overlaps={
+        "dp": Setting(flag="--overlap-grad-reduce", since="0.8.0", source=DATA_PARALLEL),
+        "tp": Setting(
+            flag="--tp-comm-overlap",
+            since="0.8.0",
+            source=PARALLEL,
+            installs="Transformer Engine's user buffers",
+        ),
+        # On by default; the flag turns it off.
+        "pp": Setting(flag="--no-overlap-p2p-communication", since="0.8.0", source=PARALLEL),
+        # Stays off: it excludes layouts that are otherwise legal.
+        "ep": Setting(
+            flag="--overlap-moe-expert-parallel-comm",
+            since="0.14.0",
+            source=PARALLEL,
+            planned=False,
+            rules=("megatron-expert-overlap",),
+        ),
+    },
+    context_exchanges={
+        "p2p": _context("p2p", planned=True),
+        "a2a": _context("a2a"),
+        "all_gather": _context("all_gather"),
+        "a2a+p2p": _context("a2a+p2p"),
+    },
+    cuda_graphs={
+        "none": Setting(flag="--cuda-graph-impl", value="none", source=TRANSFORMER),
+        "partial": Setting(
+            flag="--cuda-graph-impl",
+            value="transformer_engine",
+            since="0.16.0",
+            source=TRANSFORMER,
+            planned=False,
+        ),
+        "full": Setting(
+            flag="--cuda-graph-impl", value="full_iteration", source=TRANSFORMER, planned=False
+        ),
+    },
+    offloads={
+        "optimizer": Setting(
+            flag="--optimizer-offload-fraction", since="0.12.0", source=OPTIMIZER, planned=False
+        ),
+        "activations": Setting(
+            flag="--offload-modules", since="0.16.0", source=TRANSFORMER, planned=False
+        ),
+    },
+    shard_groups=Setting(
+        flag="--num-distributed-optimizer-instances",
+        since="0.10.0",
+        source=DATA_PARALLEL,
+        planned=False,
+    ),
+    compilation=None,
+    attention={
+        name: Setting(flag="--attention-backend", value=name, since="0.12.0", source=TRANSFORMER)
+        for name in ("auto", "flash", "fused", "unfused", "local")
+    },
+    rank_orders={
+        "tp-cp-ep-dp-pp": Setting(source=ARGUMENTS),
+        "tp-cp-ep-pp-dp": Setting(flag="--use-tp-pp-dp-mapping", source=ARGUMENTS),
+    },
+    rules=(
+        "megatron-zero-needs-pp-1",
+        "megatron-zero-optimizer",
+        "megatron-moe-tp-needs-sp",
+        "megatron-expert-bias-needs-etp-1",
+        "megatron-expert-overlap",
+    ),
+)
+"""Read in megatron-core 0.19.2; `since` in 0.8, 0.10, 0.12, 0.14 and 0.16."""

@@ -1,0 +1,130 @@
+"""What a framework of one version can do, written down once.
+
+A record names, for every choice of a plan, the values that the framework takes, and for each value a
+`Setting`: the flag that asks for it, the oldest version it was read in, the file it was read in, and the
+rules that limit it. The space, the request, the rules, the launch files and their readers ask the record; no
+other module knows a framework by its name.
+
+A new choice is one new field of `Framework`; a new value of a choice is one new `Setting`.
+
+>>> from meshwright.frameworks.catalog import framework_named, planned
+>>> planned(framework_named("torchtitan").zero_stages)
+(0, 2, 3)
+>>> framework_named("megatron").recompute_modules["moe_act"].flag
+'--recompute-modules'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+FrameworkName = Literal["megatron", "torchtitan", "deepspeed", "fsdp2"]
+"""Frameworks that plans are made for, by the name in `--framework`."""
+Axis = Literal["tp", "cp", "pp", "dp", "vpp", "ep", "etp"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One value of a choice: how a launch file asks for it, and where that was read."""
+
+    source: str
+    """The framework's file or page in which it was read, at the version of the record."""
+    flag: str = ""
+    """The flag or key of the launch file; empty where the framework does it unasked."""
+    value: str = ""
+    """What follows the flag or stands at the key; empty for a switch and for a number."""
+    since: str = ""
+    """Oldest version that it was read in; empty where only the record's own version was read."""
+    planned: bool = True
+    """Whether a plan may choose it. False where its price or its rules are not known yet."""
+    rules: tuple[str, ...] = ()
+    """Names of the rules in `constraints/` that say with what it goes together."""
+    installs: str = ""
+    """What has to be installed beside the framework."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenDispatcher(Setting):
+    """How tokens reach their experts."""
+
+    deduplicates: bool = False
+    """Whether a token travels once to each rank that holds some of its experts, not once for each expert."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """A software stack whose runs were measured, or that plans are made for.
+
+    `costmodel/data/frameworks.yaml` and `memory.yaml` hold its constants under the same name.
+    """
+
+    name: str
+    written: str = ""
+    """Regular expression of how a source's lower-case text starts; empty where only the name is read."""
+    bound: bool = True
+    """Whether the rules of the record bind it. False for forks that left before the version of the record."""
+    compiled: bool = False
+    """Whether its layers run under torch.compile."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Framework:
+    """One framework in one version. Mappings run from the plan's word for a value to its setting."""
+
+    name: FrameworkName
+    title: str
+    """As its makers write it."""
+    package: str
+    """Of the Python package index."""
+    version: str
+    """The version that was read, and that the launch files are tested with."""
+    stacks: tuple[Stack, ...]
+    """The first has the framework's own name: plans are priced with its constants."""
+    measured_as: tuple[str, ...]
+    """Stacks whose measured runs say how far the predictions of plans lie off."""
+
+    axes: Mapping[Axis, Setting]
+    """Degrees that can be more than 1."""
+    sequence_parallel: Setting | None
+    """How it is switched, on or off; None where there is none beside tensor parallelism."""
+    zero_stages: Mapping[int, Setting]
+    """0 replicated; 1 optimizer states, 2 also gradients, 3 also parameters sharded."""
+    schedules: Mapping[str, Setting]
+    """Pipeline schedules. Without a pipeline every framework runs `1f1b` on its single stage."""
+    full_recompute: Setting
+    """Recomputes whole layers."""
+    recompute_amount: Setting | None
+    """How many layers of a stage are recomputed in full; None where it is all or none."""
+    recompute_modules: Mapping[str, Setting]
+    """Modules of a layer that can be recomputed alone."""
+    precisions: Mapping[str, Setting]
+    dispatchers: Mapping[str, TokenDispatcher]
+    overlaps: Mapping[str, Setting]
+    """Communication by axis (dp, tp, pp, ep) that can hide under compute.
+
+    Planned ones are what the launch files turn on, and so what prices assume.
+    """
+    context_exchanges: Mapping[str, Setting]
+    """How context parallelism moves keys and values: p2p (ring), a2a (heads for tokens), all_gather, ..."""
+    cuda_graphs: Mapping[str, Setting]
+    offloads: Mapping[str, Setting]
+    """optimizer, activations, parameters: what can lie in the host's memory."""
+    shard_groups: Setting | None
+    """Sharding within groups of replicas smaller than dp (HSDP, partial distributed optimizer)."""
+    compilation: Setting | None
+    attention: Mapping[str, Setting]
+    """Attention kernels that can be asked for by name."""
+    rank_orders: Mapping[str, Setting]
+    """Orders in which ranks are counted over the axes, innermost first."""
+
+    rules: tuple[str, ...] = field(default=())
+    """Names of the rules in `constraints/` that bind it beside those which follow from the fields above."""
+    degrees_remedy: str = ""
+    """What to do about a degree or a ZeRO stage that is not above, in the framework's own terms."""
+
+    @property
+    def reorders_ranks(self) -> bool:
+        """Whether ranks can be counted in another order than the default."""
+        return len(self.rank_orders) > 1

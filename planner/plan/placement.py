@@ -1,0 +1,45 @@
+"""Where the groups of a plan document lie, as the cost model reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from meshwright.costmodel.layout import Layout, Placement
+from meshwright.costmodel.placement import placement_from_matrix
+from meshwright.costmodel.workload import Workload
+from meshwright.planner.bounds.exact_cost import Matrix, Stages
+from meshwright.planner.bounds.matrices import Matrices
+from meshwright.planner.mapping.choice.effective import placement_of
+from meshwright.planner.mapping.instance import assignment_of_ranks, instance_of
+from meshwright.planner.mapping.slots import Place
+from meshwright.planner.plan.document import Plan
+
+
+def matrix_arrays(matrix: Matrix) -> Matrices:
+    """A parallelism matrix as the cost model reads it."""
+    return {axis: np.asarray(row, dtype=np.int64) for axis, row in matrix.items()}
+
+
+def group_placement(
+    workload: Workload,
+    layout: Layout,
+    stages: Stages,
+    matrix: Matrix,
+    ranks: Sequence[Place] | None,
+) -> Placement:
+    """Where groups lie: by the matrix, or rank by rank where there is none."""
+    if matrix or ranks is None:
+        return placement_from_matrix(layout, matrix_arrays(matrix))
+    instance = instance_of(workload, layout, stages)
+    return placement_of(workload, instance, assignment_of_ranks(instance, ranks))
+
+
+def plan_placement(workload: Workload, layout: Layout, plan: Plan) -> tuple[Stages, Placement]:
+    """The stages of a plan that has a layout, and where its groups lie on a workload's cluster."""
+    assert plan.layout is not None
+    assert plan.mapping is not None
+    stages = tuple(tuple(rank) for rank in plan.layout.stages)
+    matrix = {axis: tuple(row) for axis, row in plan.mapping.matrix.items()}
+    return stages, group_placement(workload, layout, stages, matrix, plan.mapping.ranks)

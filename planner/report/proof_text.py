@@ -1,0 +1,106 @@
+"""The space, the pruning and the proof of a plan in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.solver_document import PruningReport, SolverReport, SpaceReport
+from meshwright.planner.report.parts import count, percent, seconds
+
+_MAPPINGS = {
+    "axes-to-levels": "every mapping of the axes onto the fabric levels with tp inside the innermost",
+    "slots-to-leaves": "every assignment of slots (free nodes, equal parts of one, or the nodes of a "
+    "tensor group, with axes in them as in Megatron) to leaves",
+}
+PROVEN_EXPERT_GAP = 1e-6
+"""Relative imbalance: below this a placement of experts counts as the best one."""
+MOST_LISTED_VALUES = 8
+
+
+def space_text(space: SpaceReport) -> str:
+    """The values of every choice, in one sentence."""
+    parts = [
+        _degrees_text(space),
+        "every micro-batch that divides",
+        "virtual stages that deal layers evenly",
+    ]
+    if space.etp_may_be_tp:
+        parts.insert(1, "etp 1 or tp")
+    if len(space.schedules) > 2:
+        parts.append(f"{len(space.schedules)} pipeline schedules")
+    parts += [
+        f"ZeRO stage in {_values_text(space.zero_stages)}",
+        f"{len(space.recompute)} kinds of recomputation",
+        f"up to {space.gpus} GPUs",
+        _MAPPINGS[space.mapping],
+        "every split of the layers (interleaved: those even in every virtual stage but for the ends)",
+    ]
+    if space.expert_gap is not None:
+        parts.append(_experts_text(space.expert_gap))
+    return ", ".join(parts)
+
+
+def _degrees_text(space: SpaceReport) -> str:
+    axes = {
+        "tp": space.tp,
+        "cp": space.cp,
+        "pp": space.pp,
+        "dp": space.dp,
+        "ep": space.ep,
+    }
+    parts = [f"{axis} in {_values_text(values)}" for axis, values in axes.items() if values != [1]]
+    return ", ".join(parts) or "every degree 1"
+
+
+def _values_text(values: Sequence[int]) -> str:
+    """All values of a choice, or its ends where there are many."""
+    if len(values) > MOST_LISTED_VALUES:
+        return f"{values[0]}..{values[-1]} ({len(values)} values)"
+    return "{" + ", ".join(map(str, values)) + "}"
+
+
+def _experts_text(gap: float) -> str:
+    how = "the best placement of each degree"
+    if gap > PROVEN_EXPERT_GAP:
+        how = (
+            f"one placement of each degree, its imbalance at most {gap:.2g} above what is possible"
+        )
+    return f"experts where measured loads want them ({how})"
+
+
+def pruning_text(solver: SolverReport) -> str:
+    """How many layouts were left out by what; empty where the plan does not say."""
+    pruning = solver.pruning
+    if pruning is None:
+        return ""
+    text = (
+        f"{solver.layouts_considered} layouts: {pruning.by_bound} no faster by their bound, "
+        f"{pruning.priced} priced exactly"
+    )
+    if pruning.by_rule:
+        text += f", ruled out: {_rules_text(pruning)}"
+    if pruning.fewest_gpus > 1:
+        text += f"; none on fewer than {pruning.fewest_gpus} GPUs can be faster"
+    return text
+
+
+def _rules_text(pruning: PruningReport) -> str:
+    return ", ".join(f"{rule} {number}" for rule, number in sorted(pruning.by_rule.items()))
+
+
+def proof_text(plan: Plan) -> str:
+    """Bound against incumbent, and after how many rounds."""
+    objective = plan.objective
+    rounds = plan.solver.bound_rounds
+    after = f"after {count(rounds)} round{'s' if rounds != 1 else ''}"
+    if objective.step_time_s is None:
+        nothing = f"nothing found {after}"
+        return nothing if plan.status == "unknown" else "a rule excludes every layout"
+    incumbent = seconds(objective.step_time_s)
+    if objective.lower_bound_s is None:
+        return f"step time {incumbent}, no bound known, {after}"
+    if plan.status == "optimal":
+        return f"bound = incumbent = {incumbent} {after}"
+    gap = "" if objective.gap is None else f", gap {percent(objective.gap, 2)}"
+    return f"bound {seconds(objective.lower_bound_s)}, incumbent {incumbent}{gap}, {after}"

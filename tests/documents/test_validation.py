@@ -1,0 +1,37 @@
+"""What pydantic finds wrong, in words."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import pytest
+from pydantic import BaseModel, Field, ValidationError
+
+from meshwright.documents.validation import field_path, validation_message
+
+
+class Level(BaseModel):
+    model_config = {"extra": "forbid"}
+    gpus: Annotated[int, Field(ge=1)]
+
+
+class Cluster(BaseModel):
+    model_config = {"extra": "forbid"}
+    levels: tuple[Level, ...] | None = None
+
+
+def test_messages_serve_other_documents() -> None:
+    with pytest.raises(ValidationError) as error:
+        Cluster.model_validate({"levels": [{"gpus": 1}, {"gpu": 2}], "level": 1})
+    told = validation_message(error.value, "c.yaml", Cluster)
+    assert "c.yaml: levels[1].gpus: this field is required and missing" in told
+    assert "c.yaml: levels[1].gpu: unknown field (did you mean 'gpus'?); allowed: gpus" in told
+    assert "c.yaml: level: unknown field (did you mean 'levels'?)" in told
+    told = validation_message(error.value, "c.yaml", Cluster, ["base"])
+    assert "c.yaml: level: unknown field (did you mean 'levels'?); allowed: base, levels" in told
+
+
+def test_field_paths() -> None:
+    assert field_path(("levels", 0, "gpus")) == "levels[0].gpus"
+    assert field_path(("a\x1b[31m",)) == r"'a\x1b[31m'"
+    assert field_path(()) == ""
