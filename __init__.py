@@ -1,1 +1,91 @@
-"""Plans how to train a large model on a GPU cluster, proven optimal within a stated cost model."""
+"""Plans how to train a large model on a GPU cluster, proven optimal within a stated cost model.
+
+>>> import meshwright
+>>> meshwright.read_model("llama-3-8b").layers
+32
+
+docs/api.md shows the rest. The names below are imported when they are first used, so that `import meshwright`
+costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from meshwright.api import estimate, place_experts, plan, plan_batch, recommend, validate
+    from meshwright.cluster_specs.reader import read_cluster
+    from meshwright.cluster_specs.schema import ClusterSpec
+    from meshwright.errors import InfeasibleError, InputError, MeshwrightError
+    from meshwright.model_specs.reader import read_model
+    from meshwright.model_specs.schema import ModelSpec
+    from meshwright.planner.plan.document import Plan
+    from meshwright.planner.plan.make_plan import make_plan
+    from meshwright.planner.plan.texts import read_plan
+    from meshwright.planner.request.plan_request import PlanRequest
+
+    __version__: str
+
+__all__ = [
+    "ClusterSpec",
+    "InfeasibleError",
+    "InputError",
+    "MeshwrightError",
+    "ModelSpec",
+    "Plan",
+    "PlanRequest",
+    "__version__",
+    "estimate",
+    "make_plan",
+    "place_experts",
+    "plan",
+    "plan_batch",
+    "read_cluster",
+    "read_model",
+    "read_plan",
+    "recommend",
+    "validate",
+]
+
+_MODULE_OF = {
+    "ClusterSpec": "cluster_specs.schema",
+    "InfeasibleError": "errors",
+    "InputError": "errors",
+    "MeshwrightError": "errors",
+    "ModelSpec": "model_specs.schema",
+    "Plan": "planner.plan.document",
+    "PlanRequest": "planner.request.plan_request",
+    "estimate": "api",
+    "make_plan": "planner.plan.make_plan",
+    "place_experts": "api",
+    "plan": "api",
+    "plan_batch": "api",
+    "read_cluster": "cluster_specs.reader",
+    "read_model": "model_specs.reader",
+    "read_plan": "planner.plan.texts",
+    "recommend": "api",
+    "validate": "api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
+    value = getattr(import_module(f"meshwright.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _version() -> str:
+    try:
+        return metadata.version("meshwright")
+    except metadata.PackageNotFoundError:
+        return "not installed as a package"

@@ -7,10 +7,17 @@ import click
 from meshwright.commands.calculators import collective, memory, pipeline, roofline
 from meshwright.commands.catalogs import catalog, model, schema
 from meshwright.commands.fabric import map_, traffic
-from meshwright.commands.many import batch, fleet, recommend
+from meshwright.commands.many import batch, fleet, recommend_command
 from meshwright.commands.pages import report, trace
-from meshwright.commands.placement import experts
-from meshwright.commands.planning import compare, estimate, explain, launch, plan, validate
+from meshwright.commands.placement import experts_command
+from meshwright.commands.planning import (
+    compare,
+    estimate_command,
+    explain,
+    launch,
+    plan_command,
+    validate_command,
+)
 from meshwright.commands.terminal import Commands, debug, version_option
 from meshwright.commands.topology import topology
 
@@ -30,20 +37,20 @@ def main() -> None:
 
 
 for command in (
-    plan,
-    estimate,
-    validate,
+    plan_command,
+    estimate_command,
+    validate_command,
     catalog,
     schema,
     model,
     launch,
     explain,
     compare,
-    experts,
+    experts_command,
     topology,
     batch,
     fleet,
-    recommend,
+    recommend_command,
     collective,
     roofline,
     pipeline,

@@ -118,9 +118,9 @@ def shown(value: object) -> str:
 def listed(choices: Collection[str]) -> str:
     """Choices joined by commas, cut short where there are very many."""
     names = list(choices)
-    more = len(names) - LONGEST_CHOICE_LIST
+    unlisted = len(names) - LONGEST_CHOICE_LIST
     text = ", ".join(names[:LONGEST_CHOICE_LIST])
-    return f"{text}, and {more} more" if more > 0 else text
+    return f"{text}, and {unlisted} more" if unlisted > 0 else text
 
 
 def message_of(error: Exception) -> tuple[str, ExitCode]:

@@ -4,7 +4,7 @@
 
 `--quick` refits along the slopes of the fit on all rows, which leaves the refits a little short of their optimum.
 Writes docs/accuracy.md with its plots, and costmodel/data/error_bands.yaml: the tables and the band on every plan
-are this script's output and nothing else. Needs scipy and matplotlib: `pip install '.[calibrate,plot]'`.
+are this script's output and nothing else. Needs scipy: `pip install '.[calibrate]'`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from benchmarks.accuracy_plots import group_bars_svg
 from benchmarks.accuracy_text import TEXT
 from benchmarks.calibrate import ROOT, RUNS, error_line, free_records, write_whole
 from benchmarks.calibration import Bools, Floats, Problem
@@ -30,7 +31,7 @@ from meshwright.costmodel.constants.rates import (
     framework_prefixes,
 )
 from meshwright.costmodel.constants.records import constant_records, effective_paths
-from meshwright.planner.report.validation_plot import group_bars, scatter, write_picture
+from meshwright.planner.report.validation_plot import scatter_svg
 from meshwright.planner.runs.prediction import prediction_of
 from meshwright.planner.runs.run_file import Run, read_runs
 from meshwright.planner.runs.validation import KINDS, ScoredRow, plan_regret, score
@@ -222,9 +223,8 @@ def _plots(found: Scores) -> None:
         ("source_left_out", found.by_source.seconds, "source left out"),
     ):
         points = list(zip(devices, found.measured_s.tolist(), seconds.tolist(), strict=True))
-        write_picture(
-            scatter(points, f"{len(points)} measured steps, {words}"), PLOTS / f"{name}.svg"
-        )
+        picture = scatter_svg(points, f"{len(points)} measured steps, {words}")
+        write_whole(PLOTS / f"{name}.svg", picture)
     for name, left_out in (("by_source", found.by_source), ("by_family", found.by_family)):
         errors = {}
         for group in sorted(set(left_out.groups)):
@@ -234,7 +234,8 @@ def _plots(found: Scores) -> None:
             both = (found.fitted_s[inside], left_out.seconds[inside])
             errors[label] = tuple(_figures(seconds, measured_s)[0] for seconds in both)
         title = f"Error {name.replace('_', ' ')} (rows)"
-        write_picture(group_bars(errors, ("fitted", "left out"), title), PLOTS / f"{name}.svg")
+        picture = group_bars_svg(errors, ("fitted", "left out"), title)
+        write_whole(PLOTS / f"{name}.svg", picture)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -23,7 +23,7 @@ from meshwright.costmodel.constants.rates import (
     framework_prefixes,
     named_constants,
 )
-from meshwright.costmodel.constants.records import ConstantRecord, Value, effective_paths
+from meshwright.costmodel.constants.records import ConstantRecord, ConstantValue, effective_paths
 from meshwright.costmodel.layout import Placement
 from meshwright.costmodel.pipeline.split import Stages
 from meshwright.costmodel.step_time import exact_step, make_context
@@ -159,7 +159,7 @@ def _effective(device: str, architecture: str, framework: str) -> set[str]:
     return {*of_device.values(), *of_framework.values(), *effective_paths("shared").values()}
 
 
-def _number(value: Value | None) -> float:
+def _number(value: ConstantValue | None) -> float:
     assert value is not None
     return float(value)
 

@@ -15,12 +15,13 @@ from collections.abc import Callable
 import numpy as np
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.estimate import estimate, lower_bound_s, peak_memory_gib, stage_memory_gib
+from meshwright.costmodel.estimate import estimate_layout, peak_memory_gib, stage_memory_gib
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.placement import level_factors, nested_placement, placement_from_matrix
 from meshwright.costmodel.workload import Overlap, Workload
 from meshwright.model_specs.catalog import load_catalog_model
 from meshwright.planner.bounds.matrices import matrices
+from meshwright.planner.bounds.pricing import CostModelPricing
 
 MANY = 100_000
 GPUS = 16_384
@@ -97,16 +98,22 @@ def measure(model: str) -> None:
     placements = placement_from_matrix(layout, table)
     many = many_layouts(work)
     rows: list[tuple[str, Callable[[], object], int, float, str]] = [
-        ("one estimate", lambda: estimate(work, layout, placement, stages), 200, 1e3, "ms"),
+        ("one estimate", lambda: estimate_layout(work, layout, placement, stages), 200, 1e3, "ms"),
         (
             f"one estimate of {len(table['tp'])} placements",
-            lambda: estimate(work, layout, placements, stages),
+            lambda: estimate_layout(work, layout, placements, stages),
             100,
             1e3,
             "ms",
         ),
         ("memory of one split", lambda: stage_memory_gib(work, layout, stages), 200, 1e3, "ms"),
-        (f"time bounds of {MANY:,} layouts", lambda: lower_bound_s(work, many), 3, 1.0, "s"),
+        (
+            f"time bounds of {MANY:,} layouts",
+            lambda: CostModelPricing(work).lower_bound_s(many),
+            3,
+            1.0,
+            "s",
+        ),
         (f"memory bounds of {MANY:,} layouts", lambda: peak_memory_gib(work, many), 3, 1.0, "s"),
     ]
     for what, function, repeats, scale, unit in rows:
@@ -119,8 +126,8 @@ def profile(model: str) -> None:
     placement = nested_placement(work.cluster, layout)
     many = many_layouts(work)
     for function in (
-        lambda: [estimate(work, layout, placement, stages) for _ in range(200)],
-        lambda: lower_bound_s(work, many),
+        lambda: [estimate_layout(work, layout, placement, stages) for _ in range(200)],
+        lambda: CostModelPricing(work).lower_bound_s(many),
         lambda: peak_memory_gib(work, many),
     ):
         function()

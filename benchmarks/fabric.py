@@ -17,10 +17,10 @@ from meshwright.cluster_specs.schema import ClusterSpec, FabricLevelSpec, NodeSp
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.reader import read_model
-from meshwright.planner.mapping.busiest.least import least_busiest
 from meshwright.planner.mapping.instance import Instance, instance_of
+from meshwright.planner.mapping.least_busiest import least_busiest
+from meshwright.planner.mapping.least_traffic import least_traffic
 from meshwright.planner.mapping.problem import spread_of
-from meshwright.planner.mapping.solve import least_traffic
 from meshwright.planner.mapping.spread.bound import ReachWeights
 from meshwright.planner.mapping.spread.least import least_spread
 from meshwright.planner.plan.make_plan import fastest_plan
@@ -40,6 +40,9 @@ class Case:
     vpp: int = 1
     micro_batches: int = 32
     shuffled_names: bool = False
+    spare: int = 0
+    """Nodes that the layout leaves idle."""
+    ep: int = 1
 
 
 CASES = {
@@ -117,15 +120,15 @@ def fragmented_cluster(case: Case, seed: int) -> ClusterSpec:
 def case_instance(case: Case, seed: int) -> Instance:
     """The mapping problem of a case, its traffic by the cost model: tp 8 in every node, ZeRO-1."""
     model, cluster = read_model(case.model), fragmented_cluster(case, seed)
-    dp = case.nodes // case.pp
+    dp = (case.nodes - case.spare) // case.pp
     layout = Layout(
-        tp=8, pp=case.pp, dp=dp, vpp=case.vpp, micro_batch=1, num_micro_batches=case.micro_batches,
+        tp=8, pp=case.pp, dp=dp, vpp=case.vpp, ep=case.ep, micro_batch=1, num_micro_batches=case.micro_batches,
         zero_stage=1, sequence_parallel=True,
     )  # fmt: skip
     workload = Workload(
         model=model,
         cluster=cluster,
-        gpus=8 * case.nodes,
+        gpus=8 * (case.nodes - case.spare),
         global_batch=dp * case.micro_batches,
         seq_len=4096,
     )

@@ -46,10 +46,10 @@ def cluster_fields(name: str) -> dict[str, Any]:
         return {"name": name, "gpus": ELASTIC_GPUS, "elastic": True, **nodes[name]}
     if name not in clusters:
         raise not_in_catalog("cluster", name, cluster_names())
-    own = {key: value for key, value in clusters[name].items() if key != "base"}
+    entry = {key: value for key, value in clusters[name].items() if key != "base"}
     base = cluster_fields(clusters[name]["base"])
-    sources = {**base["sources"], **own["sources"]}
-    return {**base, "elastic": False, **own, "name": name, "sources": sources}
+    sources = {**base["sources"], **entry["sources"]}
+    return {**base, "elastic": False, **entry, "name": name, "sources": sources}
 
 
 def not_in_catalog(where: str, name: object, names: tuple[str, ...]) -> InputError:

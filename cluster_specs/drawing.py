@@ -62,10 +62,10 @@ def draw(
             terminal.name, gpus=terminal.gpus, inside_gb_per_s=terminal.inside_gb_per_s, path=names
         )
         inner = terminal.name
-        for at in terminal.path:
-            above.setdefault(inner, at)
-            gpus[at] += terminal.gpus
-            inner = at[1]
+        for step in terminal.path:
+            above.setdefault(inner, step)
+            gpus[step] += terminal.gpus
+            inner = step[1]
     rails = {block: joints[depth].rails for depth, block in gpus}
     for (depth, block), count in gpus.items():
         if not joints[depth].direct:
@@ -98,8 +98,10 @@ def _connect(
 ) -> None:
     """Links between the vertices of two blocks, spread evenly; rail i meets rail i."""
     count = max(len(lower), len(upper))
-    for at in range(count):
-        graph.add_edge(lower[at % len(lower)], upper[at % len(upper)], capacity=gb_per_s / count)
+    for index in range(count):
+        graph.add_edge(
+            lower[index % len(lower)], upper[index % len(upper)], capacity=gb_per_s / count
+        )
 
 
 def _join_directly(
@@ -108,14 +110,14 @@ def _join_directly(
     """Links spread evenly over the other blocks of the machine; those to blocks that are not drawn meet in
     one vertex, over which traffic may take a detour.
     """
-    others = max(joint.direct - 1, len(members) - 1, 1)
+    other_blocks = max(joint.direct - 1, len(members) - 1, 1)
     for first, second in combinations(members, 2):
         graph.add_edge(
-            first, second, capacity=min(up_gb_per_s[first], up_gb_per_s[second]) / others
+            first, second, capacity=min(up_gb_per_s[first], up_gb_per_s[second]) / other_blocks
         )
-    absent = others + 1 - len(members)
+    absent = other_blocks + 1 - len(members)
     if absent > 0:
         vertex = f"{joint.level}/others"
         graph.add_node(vertex, level=joint.level, gpus=0)
         for member in members:
-            graph.add_edge(member, vertex, capacity=up_gb_per_s[member] * absent / others)
+            graph.add_edge(member, vertex, capacity=up_gb_per_s[member] * absent / other_blocks)

@@ -78,18 +78,14 @@ def fabric_levels(cluster: ClusterSpec, gpus: int) -> FabricLevels:
 
 def _as_listed(cluster: ClusterSpec, tiers: tuple[Tier, ...]) -> tuple[Tier, ...]:
     """The tiers with blocks no larger than what listed leaves and pods, which are alike, have free."""
-    links, at = (
-        uplinks(cluster),
-        len(tiers) - len(cluster.levels) + first_outside_a_leaf(cluster) - 1,
-    )
-    sizes = {
-        at + step: next(iter(found.values())).free
-        for step, found in enumerate((links.leaves, links.pods))
-        if found and 0 <= at + step < len(tiers) - 1
-    }
-    return tuple(
-        replace(tier, gpus=min(tier.gpus, sizes.get(k, tier.gpus))) for k, tier in enumerate(tiers)
-    )
+    links = uplinks(cluster)
+    leaf_tier = len(tiers) - len(cluster.levels) + first_outside_a_leaf(cluster) - 1
+    fitted = list(tiers)
+    for k, blocks in ((leaf_tier, links.leaves), (leaf_tier + 1, links.pods)):
+        if blocks and 0 <= k < len(tiers) - 1:
+            free = next(iter(blocks.values())).free
+            fitted[k] = replace(tiers[k], gpus=min(tiers[k].gpus, free))
+    return tuple(fitted)
 
 
 def is_irregular(cluster: ClusterSpec) -> bool:
@@ -102,19 +98,19 @@ def _fullest(cluster: ClusterSpec, gpus: int) -> FabricLevels:
     tiers = tuple(measured_tiers(cluster))
     full = _full_blocks(cluster, tiers)
     links = uplinks(cluster)
-    fullest = [max(link.free for link in found.values()) for found in (links.leaves, links.pods)]
+    fullest = [max(link.free for link in side.values()) for side in (links.leaves, links.pods)]
     outside = [k for k, block in enumerate(full) if block > cluster.gpus_per_node]
     _, piece = _node_pieces(cluster, gpus)
     inside = [piece if block >= cluster.gpus_per_node else gcd(block, piece) for block in full]
     blocks = [min(block, gpus) if k in outside else inside[k] for k, block in enumerate(full)]
-    for k, most in zip(outside, fullest, strict=False):
-        blocks[k] = min(blocks[k], most)
+    for k, free in zip(outside, fullest, strict=False):
+        blocks[k] = min(blocks[k], free)
     blocks[-1] = gpus
     # Blocks that could hold the whole allocation stay: a mapping need not put it into one of them.
-    kept = [
+    spanned = [
         k for k, block in enumerate(blocks) if k == 0 or k in outside or block > max(blocks[:k])
     ]
-    return _of_tiers(tuple(tiers[k] for k in kept), [blocks[k] for k in kept])
+    return _of_tiers(tuple(tiers[k] for k in spanned), [blocks[k] for k in spanned])
 
 
 def full_levels(cluster: ClusterSpec) -> FabricLevels:
@@ -170,20 +166,23 @@ def _fitted(
     else:
         blocks = _shared_pieces(sizes, per_node, gpus, nodes, piece)
     blocks[-1] = gpus
-    kept = [k for k, block in enumerate(blocks) if k == 0 or block > blocks[k - 1]]
-    return _of_tiers(tuple(tiers[k] for k in kept), [blocks[k] for k in kept])
+    spanned = [k for k, block in enumerate(blocks) if k == 0 or block > blocks[k - 1]]
+    return _of_tiers(tuple(tiers[k] for k in spanned), [blocks[k] for k in spanned])
 
 
 def _shared_pieces(
     sizes: tuple[int, ...], per_node: int, gpus: int, nodes: int, piece: int
 ) -> list[int]:
     """Blocks when nodes are part-filled: all GPUs where they fit one, else the piece that the nodes share."""
-    return [
-        gpus
-        if gpus <= size and nodes <= max(1, size // per_node)
-        else (piece if size >= per_node else gcd(size, piece))
-        for size in sizes
-    ]
+    blocks = []
+    for size in sizes:
+        if gpus <= size and nodes <= max(1, size // per_node):
+            blocks.append(gpus)
+        elif size >= per_node:
+            blocks.append(piece)
+        else:
+            blocks.append(gcd(size, piece))
+    return blocks
 
 
 def _even_blocks(sizes: tuple[int, ...], cluster_gpus: int, node: int, gpus: int) -> list[int]:
@@ -192,12 +191,14 @@ def _even_blocks(sizes: tuple[int, ...], cluster_gpus: int, node: int, gpus: int
     `room` is what even inner blocks can use of one block of the tier (64 of 72, say). Where the cluster is
     not a whole number of a tier's blocks, their number is unknown, and as many as needed are assumed.
     """
-    inner, below, room = gcd(node, sizes[0]), sizes[0], sizes[0]
+    inner = gcd(node, sizes[0])
+    below = room = sizes[0]
     blocks: list[int] = []
     for size in sizes:
         room = size // below * (room // inner * inner)
         count = gpus if cluster_gpus % size else cluster_gpus // size
-        inner, below = _largest_block(gpus, room, count, inner), size
+        inner = _largest_block(gpus, room, count, inner)
+        below = size
         blocks.append(inner)
     return blocks
 

@@ -70,13 +70,11 @@ class Outline:
     def names_at(self, gpu: int) -> list[str]:
         """The node of a GPU of the allocation, and its blocks."""
         last = len(self.levels.blocks) - 1
-        blocks = [
-            ROOT
-            if depth == last
-            else f"{self.levels.names[depth]}/{gpu // int(self.levels.blocks[depth])}"
-            for depth in self.outer
-        ]
-        return [f"node{gpu // self.node_gpus}", *blocks]
+        names = [f"node{gpu // self.node_gpus}"]
+        for depth in self.outer:
+            block = gpu // int(self.levels.blocks[depth])
+            names.append(ROOT if depth == last else f"{self.levels.names[depth]}/{block}")
+        return names
 
 
 def outline_of(cluster: ClusterSpec, gpus: int) -> Outline:
@@ -100,13 +98,13 @@ def outline_of(cluster: ClusterSpec, gpus: int) -> Outline:
 
 def level_joints(cluster: ClusterSpec, names: Sequence[str]) -> list[Joint]:
     """How the blocks inside some levels, given by name, are joined."""
-    known: dict[str, Joint] = {}
+    joints: dict[str, Joint] = {}
     below = max(cluster.nvlink_domain, cluster.gpus_per_node)
     for level in cluster.levels:
         direct = level.gpus // below if level.joined == "direct" else 0
-        known[level.name] = Joint(level=level.name, rails=level.rails, direct=direct)
+        joints[level.name] = Joint(level=level.name, rails=level.rails, direct=direct)
         below = level.gpus
-    return [known.get(name, Joint(level=name)) for name in names]
+    return [joints.get(name, Joint(level=name)) for name in names]
 
 
 def cut_gb_per_s(cluster: ClusterSpec, gpus: int) -> NDArray[np.float64]:
@@ -118,18 +116,12 @@ def cut_gb_per_s(cluster: ClusterSpec, gpus: int) -> NDArray[np.float64]:
     levels = fabric_levels(cluster, gpus)
     below = np.concatenate([[1], levels.blocks[:-1]])
     joints = level_joints(cluster, levels.names)
-    return np.array(
-        [
-            halves_cut_gb_per_s(
-                (float(size) * float(rate),) * int(count // 2),
-                (float(size) * float(rate),) * int(count - count // 2),
-                joint,
-            )
-            for count, size, rate, joint in zip(
-                levels.blocks // below, below, levels.gb_per_s, joints, strict=True
-            )
-        ]
-    )
+    cuts = []
+    for block, size, rate, joint in zip(levels.blocks, below, levels.gb_per_s, joints, strict=True):
+        links = (float(size) * float(rate),) * int(block // size)
+        half = len(links) // 2
+        cuts.append(halves_cut_gb_per_s(links[:half], links[half:], joint))
+    return np.array(cuts)
 
 
 @lru_cache(maxsize=1024)
@@ -144,10 +136,10 @@ def halves_cut_gb_per_s(first: tuple[float, ...], second: tuple[float, ...], joi
     sides = []
     # Blocks joined by switches that lie on one side are as good as one; direct links need each by itself.
     sizes = (len(first), len(second)) if joint.direct else (COARSEST, COARSEST)
-    for side, (links, most) in enumerate(zip((first, second), sizes, strict=True)):
-        names = [f"{side}/{at}" for at in range(min(len(links), most))]
-        for at, link in enumerate(links):
-            name = names[at % len(names)]
+    for side, (links, vertices) in enumerate(zip((first, second), sizes, strict=True)):
+        names = [f"{side}/{index}" for index in range(min(len(links), vertices))]
+        for index, link in enumerate(links):
+            name = names[index % len(names)]
             up[name] = up.get(name, 0.0) + link
         sides.append(names)
     terminals = [Terminal(name=name, gpus=1, inside_gb_per_s=0.0, path=((0, ROOT),)) for name in up]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshwright.cluster_specs.drawing import Joint, Terminal, draw
@@ -62,12 +63,11 @@ def listed_joints(cluster: ClusterSpec) -> list[Joint]:
     first = first_outside_a_leaf(cluster)
     names = [level.name for level in cluster.levels]
     joints = []
-    for at, level in enumerate(("leaf", "pod", CORE) if _has_pods(cluster) else ("leaf", CORE)):
-        depth = first - 1 + at
-        known = (
-            level_joints(cluster, [names[depth]])[0]
-            if 0 <= depth < len(names)
-            else Joint(level=level)
-        )
-        joints.append(Joint(level=level, rails=known.rails, direct=known.direct))
+    tiers = ("leaf", "pod", CORE) if _has_pods(cluster) else ("leaf", CORE)
+    for depth, tier in enumerate(tiers, start=first - 1):
+        joint = Joint(level=tier)
+        if 0 <= depth < len(names):
+            (stated,) = level_joints(cluster, [names[depth]])
+            joint = replace(stated, level=tier)
+        joints.append(joint)
     return joints

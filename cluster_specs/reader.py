@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os import PathLike, fspath
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -40,27 +41,46 @@ _MEDIUM_WORDS: tuple[tuple[str, Medium], ...] = (
 )
 
 
-def read_cluster(text: str, gpus: int | None = None) -> ClusterSpec:
+def read_cluster(
+    cluster: str | PathLike[str] | ClusterSpec, gpus: int | None = None
+) -> ClusterSpec:
     """The cluster that a catalog name or the path of a YAML file stands for.
 
-    `gpus` is only checked against what the cluster has; `fabric_levels` and the planner take it from there.
-    Raises InputError.
+    Parameters
+    ----------
+    cluster
+        Catalog name, path of a cluster YAML, or a spec, which is returned as it is.
+    gpus
+        How many will be asked for: only checked against what the cluster has.
+
+    Raises
+    ------
+    InputError
+        If there is no such cluster, the file cannot be used, or the cluster has fewer GPUs.
+
+    Examples
+    --------
+    >>> read_cluster("dgx-h100").gpus_per_node
+    8
     """
-    if text in cluster_names():
-        cluster = load_cluster(text)
-    elif text.endswith(_FILE_ENDINGS) or "/" in text or is_file(text):
-        cluster = cluster_from_mapping(read_mapping(Path(text), LARGE_FILE_BYTES), text)
-    else:
-        raise InputError(
-            "neither a catalog name nor a file",
-            where="cluster",
-            value=text,
-            did_you_mean=near_miss(text, cluster_names()),
-            allowed=cluster_names(),
-        )
+    spec = cluster if isinstance(cluster, ClusterSpec) else _named_or_in_file(fspath(cluster))
     if gpus is not None:
-        check_gpus(cluster, gpus)
-    return cluster
+        check_gpus(spec, gpus)
+    return spec
+
+
+def _named_or_in_file(text: str) -> ClusterSpec:
+    if text in cluster_names():
+        return load_cluster(text)
+    if text.endswith(_FILE_ENDINGS) or "/" in text or is_file(text):
+        return cluster_from_mapping(read_mapping(Path(text), LARGE_FILE_BYTES), text)
+    raise InputError(
+        "neither a catalog name nor a file",
+        where="cluster",
+        value=text,
+        did_you_mean=near_miss(text, cluster_names()),
+        allowed=cluster_names(),
+    )
 
 
 def cluster_from_mapping(data: Mapping[str, object], where: str = "cluster") -> ClusterSpec:
@@ -71,8 +91,8 @@ def cluster_from_mapping(data: Mapping[str, object], where: str = "cluster") -> 
     taken from the catalog's node with that device and listed in `assumed`; `gpus` may be left out where
     `nodes` lists them.
     """
-    given = {key: value for key, value in data.items() if value is not None}
-    fields: dict[str, object] = {**_base_fields(given.pop("base", None), where), **given}
+    stated = {key: value for key, value in data.items() if value is not None}
+    fields: dict[str, object] = {**_base_fields(stated.pop("base", None), where), **stated}
     _expand_node_ranges(fields, where)
     fields["device"], catalog_device = _device(fields, where)
     _fill_from_node_kind(fields, catalog_device)
@@ -91,18 +111,18 @@ def _expand_node_ranges(fields: dict[str, object], where: str) -> None:
     nodes = fields.get("nodes")
     if not isinstance(nodes, list):
         return
-    out: list[object] = []
+    expanded: list[object] = []
     for index, node in enumerate(nodes):
         name = node.get("name") if isinstance(node, Mapping) else None
         if not isinstance(name, str) or "[" not in name:
-            out.append(node)
+            expanded.append(node)
             continue
         try:
-            names = expand(name, MOST_NODES - len(out))
+            names = expand(name, MOST_NODES - len(expanded))
         except InputError as error:
             raise InputError(f"{where}: nodes[{index}].name: {shown(name)}: {error}") from None
-        out += [{**node, "name": one} for one in names]
-    fields["nodes"] = out
+        expanded += [{**node, "name": single_name} for single_name in names]
+    fields["nodes"] = expanded
 
 
 def _base_fields(base: object, where: str) -> dict[str, object]:
@@ -111,8 +131,8 @@ def _base_fields(base: object, where: str) -> dict[str, object]:
         return {}
     if not isinstance(base, str) or base not in cluster_names():
         raise not_in_catalog(f"{where}: base", base, cluster_names())
-    own = ("name", "gpus", "elastic", "levels", "fabric", "blocks")
-    return {key: value for key, value in cluster_fields(base).items() if key not in own}
+    left_behind = ("name", "gpus", "elastic", "levels", "fabric", "blocks")
+    return {key: value for key, value in cluster_fields(base).items() if key not in left_behind}
 
 
 def _device(fields: Mapping[str, object], where: str) -> tuple[DeviceSpec, str | None]:

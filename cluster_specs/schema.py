@@ -247,7 +247,7 @@ class ClusterSpec(BaseModel):
         for node in self.nodes:
             if node.leaf is not None:
                 pods_of.setdefault(node.leaf, set()).add(node.pod)
-        pods = {pod for found in pods_of.values() for pod in found if pod is not None}
+        pods = {pod for names in pods_of.values() for pod in names if pod is not None}
         named: set[tuple[str | None, str | None]] = set()
         for index, block in enumerate(self.blocks):
             key = _block_key(index, block, pods_of, pods)
@@ -277,11 +277,11 @@ class ClusterSpec(BaseModel):
 
     @model_validator(mode="after")
     def _measured_levels_exist(self) -> Self:
-        known = self.level_names
+        names = self.level_names
         for entry in self.measured:
-            if entry.level not in known:
+            if entry.level not in names:
                 raise ValueError(
-                    f"measured: level {entry.level!r} is none of this cluster's: {', '.join(known)}"
+                    f"measured: level {entry.level!r} is none of this cluster's: {', '.join(names)}"
                 )
         return self
 
@@ -306,8 +306,8 @@ class ClusterSpec(BaseModel):
     @property
     def slowest_nic_gbps_per_gpu(self) -> float:
         """Of the nodes with free GPUs; the cluster's where none states its own."""
-        own = (node.nic_gbps_per_gpu for node in self.nodes if node.free_gpus != 0)
-        return min((nic or self.nic_gbps_per_gpu for nic in own), default=self.nic_gbps_per_gpu)
+        rates = (node.nic_gbps_per_gpu for node in self.nodes if node.free_gpus != 0)
+        return min((nic or self.nic_gbps_per_gpu for nic in rates), default=self.nic_gbps_per_gpu)
 
     @property
     def free_gpus(self) -> int:
@@ -329,13 +329,13 @@ def _block_key(
                 f"blocks[{index}].pod: no node is in {block.pod!r}{suggestion(block.pod, pods)}"
             )
         return block.pod, None
-    known = pods_of.get(block.leaf, set())
-    if not known or block.pod not in (None, *known):
+    pods_of_leaf = pods_of.get(block.leaf, set())
+    if not pods_of_leaf or block.pod not in (None, *pods_of_leaf):
         near = suggestion(block.leaf, {leaf for leaf in pods_of if leaf is not None})
         place = f"{block.leaf!r}" + (f" of pod {block.pod!r}" if block.pod else "")
         raise ValueError(f"blocks[{index}].leaf: no node hangs on {place}{near}")
-    if block.pod is None and len(known) > 1:
+    if block.pod is None and len(pods_of_leaf) > 1:
         raise ValueError(
-            f"blocks[{index}].leaf: {block.leaf!r} is in {len(known)} pods; give the pod too"
+            f"blocks[{index}].leaf: {block.leaf!r} is in {len(pods_of_leaf)} pods; give the pod too"
         )
-    return next(iter(known)) if block.pod is None else block.pod, block.leaf
+    return next(iter(pods_of_leaf)) if block.pod is None else block.pod, block.leaf

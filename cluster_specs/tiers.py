@@ -107,9 +107,8 @@ def _network_tiers(cluster: ClusterSpec) -> Iterator[Tier]:
         )
     rates = level_rates(cluster)
     apart = not cluster.crosses_rails_inside
-    joining = next(
-        (at for at, level in enumerate(cluster.levels) if level.rails == 1), len(rates) - 1
-    )
+    without_rails = [depth for depth, level in enumerate(cluster.levels) if level.rails == 1]
+    joining = min(without_rails, default=len(rates) - 1)
     below = max(cluster.nvlink_domain, cluster.gpus_per_node)
     for depth, level in enumerate(cluster.levels):
         rails = level.rails if apart else 1
@@ -134,16 +133,16 @@ def level_rates(cluster: ClusterSpec) -> list[float]:
     """
     nic = cluster.slowest_nic_gbps_per_gpu / 8
     first, listed = first_outside_a_leaf(cluster), uplinks(cluster)
-    left: dict[int, float] = {}
-    for at, links in ((first, listed.leaves), (first + 1, listed.pods)):
+    worst_block: dict[int, float] = {}
+    for depth, links in ((first, listed.leaves), (first + 1, listed.pods)):
         if links:
-            left[at] = min(link.gb_per_s / link.free for link in links.values())
+            worst_block[depth] = min(link.gb_per_s / link.free for link in links.values())
     rates: list[float] = []
     for depth in range(len(cluster.levels)):
         background = cluster.levels[depth - 1].background or 0.0 if depth else 0.0
         stated = link_gb_per_s(cluster, depth) * (1.0 - background)
-        here = left.get(depth, stated)
-        rates.append(min([nic, here, *rates[-1:]]))
+        rate = worst_block.get(depth, stated)
+        rates.append(min([nic, rate, *rates[-1:]]))
     return rates
 
 

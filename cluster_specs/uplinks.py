@@ -75,8 +75,9 @@ def link_gb_per_s(cluster: ClusterSpec, level: int) -> float:
 
     What crosses a level crosses all inside it, so the worst oversubscription so far counts.
     """
-    inner = cluster.levels[: level + 1]
-    return nominal_nic_gb_per_s(cluster) / max((one.oversubscription for one in inner), default=1.0)
+    inside = cluster.levels[: level + 1]
+    worst = max((inner.oversubscription for inner in inside), default=1.0)
+    return nominal_nic_gb_per_s(cluster) / worst
 
 
 class _Same:
@@ -107,27 +108,27 @@ def _uplinks(same: _Same) -> Uplinks:
     gpus_per_node, nic = cluster.gpus_per_node, cluster.slowest_nic_gbps_per_gpu / 8
     first = first_outside_a_leaf(cluster)
     stated = [level.background for level in cluster.levels[:-1]]
-    usual = [stated[at] if 0 <= at < len(stated) else None for at in (first - 1, first)]
-    rates = [link_gb_per_s(cluster, first + at) for at in (0, 1)]
+    of_level = [stated[k] if 0 <= k < len(stated) else None for k in (first - 1, first)]
     counts: tuple[dict[Key, list[int]], dict[Key, list[int]]] = ({}, {})
     for node in cluster.nodes:
         if node.leaf is None:
             continue
         pod = node.pod or ""
-        for found, key in zip(counts, ((pod, node.leaf), (pod, "")), strict=True):
-            count = found.setdefault(key, [0, 0])
+        for blocks, key in zip(counts, ((pod, node.leaf), (pod, "")), strict=True):
+            count = blocks.setdefault(key, [0, 0])
             count[0] += free_of(node, gpus_per_node)
             count[1] += gpus_per_node
-    own = {(block.pod, block.leaf or ""): block.background for block in cluster.blocks}
-    leaves, pods = (
-        {
-            key: _link(free, all_gpus, nic, rate, own.get(key, own.get((None, key[1]), most)))
-            for key, (free, all_gpus) in found.items()
-            if free
-        }
-        for found, rate, most in zip(counts, rates, usual, strict=True)
-    )
-    return Uplinks(leaves=leaves, pods=pods)
+    of_block = {(block.pod, block.leaf or ""): block.background for block in cluster.blocks}
+    sides: list[dict[Key, Uplink]] = []
+    for step, blocks in enumerate(counts):
+        rate = link_gb_per_s(cluster, first + step)
+        links = {}
+        for key, (free, all_gpus) in blocks.items():
+            anywhere = of_block.get((None, key[1]), of_level[step])
+            if free:
+                links[key] = _link(free, all_gpus, nic, rate, of_block.get(key, anywhere))
+        sides.append(links)
+    return Uplinks(leaves=sides[0], pods=sides[1])
 
 
 def _link(free: int, all_gpus: int, nic: float, rate: float, background: float | None) -> Uplink:

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import click
 
+from meshwright.commands.parameters import ChoiceIn
 from meshwright.commands.terminal import PATH, common, print_json, show
 
 
 @click.command()
-@click.option("--op", "operation", required=True, metavar="OP", help="all-reduce, all-gather...")
+@click.option(
+    "--op", "operation", type=ChoiceIn("costmodel.collectives.nccl", "OPERATIONS"), required=True
+)
 @click.option("--bytes", "size", required=True, metavar="N", help="Full buffer: 1GiB, 512MB.")
 @click.option("--ranks", type=int, required=True, metavar="P", help="Members, packed tightly.")
 @click.option("--cluster", required=True, help="Catalog name or cluster YAML.")
@@ -20,15 +23,13 @@ def collective(
     *, operation: str, size: str, ranks: int, cluster: str, nccl: bool, as_json: bool
 ) -> None:
     """Time one collective alone on a cluster, by algorithm."""
-    from meshwright.planner.calculators.collective import collective_document, collective_view
+    from meshwright.planner.calculators.collective import collective_document
     from meshwright.planner.calculators.sizes import read_bytes
+    from meshwright.planner.report.calculators_view import collective_view
 
     buffer_bytes = read_bytes(size, "--bytes")
-    found = collective_document(operation, buffer_bytes, ranks, cluster, deduplicated=not nccl)
-    if as_json:
-        print_json(found)
-    else:
-        show(collective_view(found))
+    document = collective_document(operation, buffer_bytes, ranks, cluster, deduplicated=not nccl)
+    print_json(document) if as_json else show(collective_view(document))
 
 
 @click.command()
@@ -39,18 +40,19 @@ def collective(
 @click.option("--n", type=int, required=True, metavar="N", help="Columns of the result.")
 @click.option("--k", type=int, required=True, metavar="K", help="Depth of the product.")
 @click.option(
-    "--precision", default="bf16", show_default=True, help="bf16, fp16, fp8, mxfp8 or nvfp4."
+    "--precision",
+    type=ChoiceIn("planner.calculators.roofline", "ELEMENT_BYTES"),
+    default="bf16",
+    show_default=True,
 )
 @common
 def roofline(*, device: str, m: int, n: int, k: int, precision: str, as_json: bool) -> None:
     """Place one matrix product under a device's roofline."""
-    from meshwright.planner.calculators.roofline import roofline_document, roofline_view
+    from meshwright.planner.calculators.roofline import roofline_document
+    from meshwright.planner.report.calculators_view import roofline_view
 
-    found = roofline_document(device, m, n, k, precision)
-    if as_json:
-        print_json(found)
-    else:
-        show(roofline_view(found))
+    document = roofline_document(device, m, n, k, precision)
+    print_json(document) if as_json else show(roofline_view(document))
 
 
 @click.command()
@@ -62,7 +64,10 @@ def roofline(*, device: str, m: int, n: int, k: int, precision: str, as_json: bo
     "--micro-batches", type=int, required=True, metavar="M", help="Micro-batches of a step."
 )
 @click.option(
-    "--schedule", default="1f1b", show_default=True, metavar="S", help="gpipe, zb-h1, dualpipe..."
+    "--schedule",
+    type=ChoiceIn("costmodel.pipeline.schedules", "SCHEDULE_NAMES"),
+    default="1f1b",
+    show_default=True,
 )
 @click.option(
     "--forward-ms", type=float, default=1.0, show_default=True, metavar="F", help="Of a rank."
@@ -82,15 +87,13 @@ def pipeline(
     as_json: bool,
 ) -> None:
     """Play one pipeline schedule: step, bubble, activations in flight."""
-    from meshwright.planner.calculators.pipeline import pipeline_document, pipeline_view
+    from meshwright.planner.calculators.pipeline import pipeline_document
+    from meshwright.planner.report.calculators_view import pipeline_view
 
-    found = pipeline_document(
+    document = pipeline_document(
         schedule, pp, vpp, micro_batches, forward_s=forward_ms / 1e3, backward_s=backward_ms / 1e3
     )
-    if as_json:
-        print_json(found)
-    else:
-        show(pipeline_view(found))
+    print_json(document) if as_json else show(pipeline_view(document))
 
 
 @click.command()
@@ -98,11 +101,21 @@ def pipeline(
 @common
 def memory(run: Path, as_json: bool) -> None:
     """Break down the memory of one fully given configuration, by stage and component."""
-    from meshwright.planner.calculators.memory import memory_documents, memory_view
+    from meshwright.planner.calculators.memory import memory_document
+    from meshwright.planner.report.calculators_view import memory_view
+    from meshwright.planner.runs.prediction import price_runs
 
-    found = list(memory_documents(run))
+    documents = [
+        memory_document(
+            priced.run.id,
+            priced.run.workload,
+            priced.prediction.memory_parts_gib,
+            priced.prediction.context_gib,
+        )
+        for priced in price_runs(run)
+    ]
     if as_json:
-        print_json(found[0] if len(found) == 1 else {"runs": found})
+        print_json(documents[0] if len(documents) == 1 else {"runs": documents})
         return
-    for document in found:
+    for document in documents:
         show(memory_view(document))

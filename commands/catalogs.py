@@ -6,11 +6,12 @@ import json
 
 import click
 
+from meshwright.commands.parameters import NearMissChoice
 from meshwright.commands.terminal import common, print_json, show
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(["models", "clusters", "devices"]))
+@click.argument("kind", type=NearMissChoice(["models", "clusters", "devices"]))
 @common
 def catalog(kind: str, as_json: bool) -> None:
     """List the models, clusters or devices that are known by name."""
@@ -23,7 +24,7 @@ def catalog(kind: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(["model", "cluster", "run", "jobs", "plan"]))
+@click.argument("kind", type=NearMissChoice(["model", "cluster", "run", "jobs", "plan"]))
 @common
 def schema(kind: str, as_json: bool) -> None:
     """Print the JSON Schema of a kind of file, for editors and checks."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from meshwright.commands.parameters import ChoiceIn
 from meshwright.commands.terminal import PATH, common, force_option, print_json, show, warn
 from meshwright.errors import ExitCode
 
@@ -14,7 +15,8 @@ from meshwright.errors import ExitCode
 @click.argument("plan", type=PATH, metavar="PLAN")
 @click.option("--cluster", help="Catalog name or cluster YAML; the plan's own cluster when absent.")
 @click.option(
-    "--objective", default="traffic", show_default=True, metavar="NAME",
+    "--objective", type=ChoiceIn("planner.analysis.rank_mapping", "OBJECTIVES"), default="traffic",
+    show_default=True,
     help="traffic: all up-links' time together. busiest: the busiest up-link's. "
     "spread: pods, then leaves, that a group touches at most, then traffic.",
 )  # fmt: skip
@@ -26,7 +28,11 @@ from meshwright.errors import ExitCode
     "--spares", type=int, default=0, show_default=True, metavar="K", help="Nodes to keep free."
 )
 @click.option(
-    "--order", default="best", show_default=True, help="best, or hostname for no choice at all."
+    "--order",
+    type=ChoiceIn("planner.analysis.rank_mapping", "ORDERS"),
+    default="best",
+    show_default=True,
+    help="hostname leaves no choice at all.",
 )
 @click.option(
     "--time-limit", "time_limit_s", type=click.FloatRange(0.1, 86_400), default=30.0, show_default=True,
@@ -60,20 +66,21 @@ def map_(
     from meshwright.planner.analysis.rank_mapping import map_plan, mapping_document
     from meshwright.planner.launch.plan_files import plan_files, refuse_taken
     from meshwright.planner.mapping.spread.bound import ReachWeights
-    from meshwright.planner.plan.texts import read_plan
+    from meshwright.planner.plan.texts import read_feasible_plan
     from meshwright.planner.report.mapping_view import mapping_view
 
-    given = read_plan(plan)
+    laid_out = read_feasible_plan(plan)
     onto = None if cluster is None else read_cluster(cluster)
     if output is not None:
         refuse_taken(output, force)
-    found = map_plan(
-        given, onto, objective=objective, order=order, spares=spares, time_limit_s=time_limit_s,
+    mapped = map_plan(
+        laid_out, onto, objective=objective, order=order, spares=spares, time_limit_s=time_limit_s,
         weights=ReachWeights(data_parallel=round(1000 * dp_weight)),
     )  # fmt: skip
-    print_json(mapping_document(found)) if as_json else show(mapping_view(found))
+    document = mapping_document(mapped)
+    print_json(document) if as_json else show(mapping_view(document))
     if output is not None:
-        write_files(output, plan_files(found.plan), force)
+        write_files(output, plan_files(mapped.plan), force)
 
 
 @click.command()
@@ -86,13 +93,14 @@ def traffic(ctx: click.Context, /, plan: Path, as_json: bool) -> None:
     Exit code 1 where what must cross a cut within a phase takes longer than the phase.
     """
     from meshwright.planner.analysis.traffic import plan_traffic, traffic_document
-    from meshwright.planner.plan.texts import read_plan
+    from meshwright.planner.plan.texts import read_feasible_plan
     from meshwright.planner.report.traffic_view import traffic_view
 
-    found = plan_traffic(read_plan(plan))
+    plan_use = plan_traffic(read_feasible_plan(plan))
+    document = traffic_document(plan_use)
     if as_json:
-        print_json(traffic_document(found))
+        print_json(document)
     else:
-        warn("warning", found.broken)
-        show(traffic_view(found))
-    ctx.exit(ExitCode.NO_ANSWER if found.broken else ExitCode.DONE)
+        warn("warning", plan_use.broken)
+        show(traffic_view(document))
+    ctx.exit(ExitCode.NO_ANSWER if plan_use.broken else ExitCode.DONE)

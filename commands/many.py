@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -72,22 +73,33 @@ class _Progress:
 @batch_options
 @common
 @click.pass_context
-def batch(ctx: click.Context, /, **options: Any) -> None:
+def batch(
+    ctx: click.Context,
+    /,
+    *,
+    jobs: Path,
+    output: Path,
+    formats: str,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Plan many jobs, each a model on a cluster; go on after a crash with --resume.
 
     Exit code 1 if a job has no plan.
     """
-    from meshwright.planner.many.batch.cache import chosen_folder
-    from meshwright.planner.many.batch.service import BatchOptions, run_batch
+    from meshwright.api import plan_batch
     from meshwright.planner.report.batch_view import batch_view
 
-    jobs, output, as_json = (options.pop(name) for name in ("jobs", "output", "as_json"))
-    names = [name.strip() for name in options.pop("formats").split(",")]
-    cache = chosen_folder(options.pop("cache"), options.pop("no_cache"))
-    chosen = BatchOptions(cache=cache, formats=tuple(dict.fromkeys(filter(None, names))), **options)
+    names = [name.strip() for name in formats.split(",")]
     progress = _Progress()
     try:
-        report = run_batch(jobs, output, chosen, progress)
+        report = plan_batch(
+            jobs,
+            output,
+            formats=tuple(dict.fromkeys(filter(None, names))),
+            listener=progress,
+            **options,
+        )
     except KeyboardInterrupt:
         progress.stop()
         click.echo(
@@ -107,9 +119,8 @@ def batch(ctx: click.Context, /, **options: Any) -> None:
         )
     else:
         show(batch_view(report))
-    ctx.exit(
-        ExitCode.DONE if set(report.by_status) <= {"optimal", "feasible"} else ExitCode.NO_ANSWER
-    )
+    every_job_has_a_plan = set(report.by_status) <= {"optimal", "feasible"}
+    ctx.exit(ExitCode.DONE if every_job_has_a_plan else ExitCode.NO_ANSWER)
 
 
 @click.command()
@@ -140,55 +151,63 @@ def fleet(jobs: Path, output: Path | None, force: bool, as_json: bool, **options
     progress = ProgressLine()
     try:
         chosen = FleetOptions(cache=cache, busy=tuple(busy), **options)
-        found = run_fleet(jobs, chosen, lambda done, of: progress(f"{done} of {of} plans"))
+        shared = run_fleet(jobs, chosen, lambda done, of: progress(f"{done} of {of} plans"))
     finally:
         progress.clear()
     if as_json:
-        print_json(fleet_document(found))
+        print_json(fleet_document(shared))
     else:
-        show(fleet_view(found))
+        show(fleet_view(shared))
     if output is not None:
-        write_files(output, fleet_files(found), force)
+        write_files(output, fleet_files(shared), force)
         if not as_json:
             click.echo(
                 f"Written to {output}: fleet.json, fleet.csv, pictures, a plan for each job under plans/"
             )
 
 
-@click.command()
+@click.command("recommend")
 @click.argument("model")
 @recommend_options
 @force_option
 @common
 @click.pass_context
-def recommend(
-    ctx: click.Context, /, model: str, as_json: bool, force: bool, **options: Any
+def recommend_command(
+    ctx: click.Context,
+    /,
+    *,
+    model: str,
+    pin: tuple[str, ...],
+    output: Path | None,
+    force: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Find the fewest GPUs, or the cheapest cluster, on which MODEL reaches a step time or tokens per second.
 
     Without a target, or with --sizes, sweep over sizes and show the Pareto front. Clusters with a price
     (`usd_per_gpu_hour` in their file) are compared by it. Exit code 1 if no cluster reaches the target.
     """
+    from meshwright import api
     from meshwright.documents.output_files import write_files
-    from meshwright.planner.many.recommend.request import read_wish
-    from meshwright.planner.many.recommend.service import answer_document, answer_files
-    from meshwright.planner.many.recommend.service import recommend as find
+    from meshwright.planner.many.recommend.answer import (
+        recommendation_document,
+        recommendation_files,
+    )
     from meshwright.planner.report.recommend_view import recommend_view
 
-    output = options.pop("output")
+    for name in ("sizes", "reserve_gib"):
+        options[name] = tuple(itertools.chain.from_iterable(options[name]))
     progress = ProgressLine()
     try:
-        answer = find(read_wish(model, options), progress)
+        answer = api.recommend(model, pin=",".join(pin), progress=progress, **options)
     finally:
         progress.clear()
     if as_json:
-        print_json(answer_document(answer))
+        print_json(recommendation_document(answer))
     else:
         show(recommend_view(answer))
     if output is not None:
-        write_files(output, answer_files(answer), force)
-    ctx.exit(
-        ExitCode.NO_ANSWER
-        if answer.wish.target_s is not None and not answer.reached
-        else ExitCode.DONE
-    )
+        write_files(output, recommendation_files(answer), force)
+    missed = answer.request.target_s is not None and not answer.reached
+    ctx.exit(ExitCode.NO_ANSWER if missed else ExitCode.DONE)

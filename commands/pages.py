@@ -17,10 +17,10 @@ from meshwright.commands.terminal import PATH, common, force_option, print_json
 def report(plan: Path, output: Path, force: bool, as_json: bool) -> None:
     """Write a plan as one page: figures, pictures, reasons. It loads nothing and runs nothing."""
     from meshwright.documents.output_files import write_files
-    from meshwright.planner.plan.texts import read_plan
+    from meshwright.planner.plan.texts import read_feasible_plan
     from meshwright.planner.report.plan_page import plan_page
 
-    text = plan_page(read_plan(plan))
+    text = plan_page(read_feasible_plan(plan))
     write_files(output.parent, {output.name: text}, force)
     if as_json:
         print_json({"file": str(output), "bytes": len(text.encode())})
@@ -51,11 +51,11 @@ def trace(
 
     from meshwright.documents.output_files import write_files
     from meshwright.planner.analysis.timeline import trace_document, trace_of
-    from meshwright.planner.plan.texts import read_plan
-    from meshwright.planner.report.parts import counted, seconds
+    from meshwright.planner.drawing.quantities import counted, seconds
+    from meshwright.planner.plan.texts import read_feasible_plan
 
-    found = trace_of(read_plan(plan), num_micro_batches)
-    document = trace_document(found)
+    played = trace_of(read_feasible_plan(plan), num_micro_batches)
+    document = trace_document(played)
     write_files(
         output.parent, {output.name: json.dumps(document, separators=(",", ":")) + "\n"}, force
     )
@@ -63,9 +63,8 @@ def trace(
     if as_json:
         print_json({"file": str(output), "events": events, **document["otherData"]})
         return
-    number = found.num_micro_batches
+    micro_batches = counted(played.num_micro_batches, "micro-batch", "micro-batches")
     click.echo(
-        f"{output}: {number} micro-batch{'es' if number != 1 else ''} on "
-        f"{counted(found.pp, 'pipeline rank')}, {seconds(found.seconds)} drawn, "
-        f"{seconds(found.step_time_s)} predicted"
+        f"{output}: {micro_batches} on {counted(played.pp, 'pipeline rank')}, "
+        f"{seconds(played.seconds)} drawn, {seconds(played.step_time_s)} predicted"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +15,11 @@ if TYPE_CHECKING:
     from meshwright.planner.experts.service import ExpertPlan
 
 
-@click.command()
+@click.command("experts")
 @click.argument("loads", type=PATH, metavar="LOADS")
 @experts_options
 @common
-def experts(
+def experts_command(
     as_json: bool,
     form: str,
     output: Path | None,
@@ -29,14 +28,13 @@ def experts(
     **options: Any,
 ) -> None:
     """Place experts on GPUs from measured LOADS: even, with a bound, and with little traffic."""
-    from meshwright.planner.experts.request import ExpertRequest
-    from meshwright.planner.experts.service import plan_experts
+    from meshwright.api import place_experts
     from meshwright.planner.report.experts_view import experts_view
 
-    _check_output(form, output, heat_map, force)
+    _check_output(output, heat_map, force)
     progress = ProgressLine()
     try:
-        plan = plan_experts(ExpertRequest(**options), progress)
+        plan = place_experts(progress=progress, **options)
     finally:
         progress.clear()
     _write(plan, form, output, heat_map, force)
@@ -44,23 +42,16 @@ def experts(
     if as_json:
         print_json(plan.document)
     else:
-        show(experts_view(plan))
+        show(experts_view(plan.document))
 
 
-def _check_output(form: str, output: Path | None, heat_map: Path | None, force: bool) -> None:
+def _check_output(output: Path | None, heat_map: Path | None, force: bool) -> None:
     """Raises before anything is solved if the files could not be written."""
-    from meshwright.planner.experts.files.writers import PLACEMENT_FORMATS
-
-    if form not in PLACEMENT_FORMATS:
-        near = get_close_matches(form[:40], PLACEMENT_FORMATS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        allowed = ", ".join(PLACEMENT_FORMATS)
-        raise InputError(f"format: no format {form[:40]!r}{hint}; allowed: {allowed}")
     for path in (output, heat_map):
         if path is not None and path.exists() and not force:
             raise InputError(f"{path} is already there. Choose another name, or say --force.")
-    if heat_map is not None and heat_map.suffix.lower() not in (".png", ".svg"):
-        raise InputError(f"heat-map: must end in .png or .svg, got {heat_map.name[:60]!r}")
+    if heat_map is not None and heat_map.suffix.lower() != ".svg":
+        raise InputError(f"heat-map: must end in .svg, got {heat_map.name[:60]!r}")
 
 
 def _write(
@@ -72,6 +63,6 @@ def _write(
     if output is not None:
         write_files(output.parent, {output.name: placement_text(plan.placed, form)}, force)
     if heat_map is not None:
-        from meshwright.planner.report.heat_map import write_heat_map
+        from meshwright.planner.report.heat_map import heat_map_svg
 
-        write_heat_map(heat_map, plan.gpu_share)
+        write_files(heat_map.parent, {heat_map.name: heat_map_svg(plan.gpu_share)}, force)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from meshwright.commands.options import plan_options
+from meshwright.commands.parameters import ChoiceIn
 from meshwright.commands.terminal import (
     PATH,
     ProgressLine,
@@ -20,76 +21,84 @@ from meshwright.commands.terminal import (
 from meshwright.errors import ExitCode
 
 
-@click.command()
+@click.command("plan")
 @click.argument("model")
 @plan_options
 @force_option
 @common
 @click.pass_context
-def plan(
-    ctx: click.Context, /, as_json: bool, output: Path | None, force: bool, **options: Any
+def plan_command(
+    ctx: click.Context,
+    /,
+    *,
+    model: str,
+    pin: tuple[str, ...],
+    output: Path | None,
+    force: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Find the fastest layout of MODEL on a cluster, with a proof.
 
     Degrees, pipeline split, recomputation and the GPU of every rank are chosen together. With -o the plan and
     the files that start it are written to a folder.
     """
+    from meshwright import api
     from meshwright.documents.output_files import write_files
     from meshwright.planner.launch.plan_files import next_step, plan_files, refuse_taken
-    from meshwright.planner.plan.make_plan import make_plan
     from meshwright.planner.plan.texts import plan_document
     from meshwright.planner.report.plan_view import plan_view
-    from meshwright.planner.request.reader import read_request
 
-    request = read_request(**options)
     if output is not None:
         refuse_taken(output, force)
     progress = ProgressLine()
     try:
-        found = make_plan(request, progress=progress)
+        plan = api.plan(model, pin=",".join(pin), progress=progress, **options)
     finally:
         progress.clear()
     if as_json:
-        print_json(plan_document(found))
+        print_json(plan_document(plan))
     else:
-        warn("warning", found.warnings)
-        show(plan_view(found))
-    if output is not None and found.layout is not None:
-        write_files(output, plan_files(found), force)
+        warn("warning", plan.warnings)
+        show(plan_view(plan))
+    if output is not None and plan.layout is not None:
+        write_files(output, plan_files(plan), force)
     if not as_json:
-        click.echo(f"\n{next_step(found, output)}")
-    ctx.exit(
-        {"infeasible": ExitCode.NO_ANSWER, "unknown": ExitCode.NO_TIME}.get(
-            found.status, ExitCode.DONE
-        )
-    )
+        click.echo(f"\n{next_step(plan, output)}")
+    exit_codes = {"infeasible": ExitCode.NO_ANSWER, "unknown": ExitCode.NO_TIME}
+    ctx.exit(exit_codes.get(plan.status, ExitCode.DONE))
 
 
-@click.command()
+@click.command("estimate")
 @click.argument("run", type=PATH, metavar="RUN.yaml")
 @click.option(
     "--from-launch", is_flag=True, help="RUN is a launch file of a framework, not a run file."
 )
 @click.option(
-    "--with", "given", multiple=True, metavar="A=X", help="What it leaves open: cluster=dgx-h100."
+    "--with",
+    "settings",
+    multiple=True,
+    metavar="A=X",
+    help="What it leaves open: cluster=dgx-h100.",
 )
 @click.option(
     "-o", "--output", type=PATH, metavar="FILE", help="Write a launch file's run file here."
 )
 @common
-def estimate(
-    run: Path, from_launch: bool, given: tuple[str, ...], output: Path | None, as_json: bool
+def estimate_command(
+    run: Path, from_launch: bool, settings: tuple[str, ...], output: Path | None, as_json: bool
 ) -> None:
     """Price one fully given configuration: time, memory, traffic. No search.
 
     The ranks lie in Megatron's order: tp, cp, dp, pp from the inside.
     """
+    from meshwright import api
     from meshwright.planner.report.run_view import run_view
-    from meshwright.planner.runs.from_launch import price_launch
-    from meshwright.planner.runs.prediction import price_runs, run_document
+    from meshwright.planner.runs.launches.reader import price_launch
+    from meshwright.planner.runs.prediction import run_document
 
     documents = []
-    for priced in price_launch(run, given, output) if from_launch else price_runs(run):
+    for priced in price_launch(run, settings, output) if from_launch else api.estimate(run):
         documents.append(run_document(priced))
         warn("warning", priced.warnings)
         if not as_json:
@@ -99,34 +108,36 @@ def estimate(
         print_json(documents[0] if len(documents) == 1 else {"runs": documents})
 
 
-@click.command()
+@click.command("validate")
 @click.argument("runs", type=PATH, metavar="RUNS.yaml")
 @click.option("--rows", "every_row", is_flag=True, help="Show every row, not only the worst.")
-@click.option(
-    "--plot", type=PATH, metavar="FILE", help="Draw predicted against measured: .png or .svg."
-)
+@click.option("--plot", type=PATH, metavar="FILE", help="Draw predicted against measured: .svg.")
 @common
-def validate(runs: Path, every_row: bool, plot: Path | None, as_json: bool) -> None:
+def validate_command(runs: Path, every_row: bool, plot: Path | None, as_json: bool) -> None:
     """Compare predicted with measured steps, row by row and summed up."""
+    from meshwright import api
+    from meshwright.documents.output_files import write_files
     from meshwright.planner.report.run_view import validation_view
-    from meshwright.planner.report.validation_plot import check_plot, write_scatter
-    from meshwright.planner.runs.prediction import validation_report
+    from meshwright.planner.report.validation_plot import check_picture, validation_svg
 
     if plot is not None:
-        check_plot(plot)
-    report = validation_report(runs)
+        check_picture(plot)
+    report = api.validate(runs)
     if plot is not None:
-        write_scatter(report, plot)
+        write_files(plot.parent, {plot.name: validation_svg(report)}, force=True)
+    document = report.as_document()
     if as_json:
-        print_json(report.as_document())
+        print_json(document)
     else:
-        show(validation_view(report, every_row=every_row))
+        show(validation_view(document, every_row=every_row))
 
 
 @click.command()
 @click.argument("plan", type=PATH, metavar="PLAN")
 @click.option(
-    "--target", metavar="T", help="A framework or scheduler; by default the plan's framework."
+    "--target",
+    type=ChoiceIn("planner.launch.plan_files", "TARGETS"),
+    help="A framework or scheduler; by default the plan's framework.",
 )
 @click.option(
     "-o", "--output", type=PATH, metavar="DIR", required=True, help="Folder for the files."
@@ -137,10 +148,9 @@ def launch(plan: Path, target: str | None, output: Path, force: bool, as_json: b
     """Write the files that start a plan in a framework."""
     from meshwright.documents.output_files import write_files
     from meshwright.planner.launch.plan_files import plan_files
-    from meshwright.planner.plan.texts import read_plan
+    from meshwright.planner.plan.texts import read_feasible_plan
 
-    found = read_plan(plan)
-    files = plan_files(found, target)
+    files = plan_files(read_feasible_plan(plan), target)
     written = write_files(output, files, force)
     if as_json:
         print_json(
@@ -156,15 +166,16 @@ def launch(plan: Path, target: str | None, output: Path, force: bool, as_json: b
 def explain(plan: Path, as_json: bool) -> None:
     """Say why a plan is as it is, and what bounds it."""
     from meshwright.planner.analysis.neighbours import neighbours
-    from meshwright.planner.plan.texts import read_plan
+    from meshwright.planner.plan.texts import read_feasible_plan
     from meshwright.planner.report.explain_view import explain_document, explain_view
 
-    changes = neighbours(found := read_plan(plan))
+    explained = read_feasible_plan(plan)
+    changes = neighbours(explained)
     if as_json:
-        print_json(explain_document(found, changes))
+        print_json(explain_document(explained, changes))
     else:
-        warn("warning", found.warnings)
-        show(explain_view(found, changes))
+        warn("warning", explained.warnings)
+        show(explain_view(explained, changes))
 
 
 @click.command()
@@ -172,10 +183,10 @@ def explain(plan: Path, as_json: bool) -> None:
 @common
 def compare(plans: tuple[Path, Path], as_json: bool) -> None:
     """Show where two plans differ, and what that costs."""
-    from meshwright.planner.plan.texts import read_plan
-    from meshwright.planner.report.explain_view import compare_view, comparison
+    from meshwright.planner.plan.texts import read_feasible_plan
+    from meshwright.planner.report.compare_view import compare_view, comparison
 
-    first, second = (read_plan(path) for path in plans)
+    first, second = (read_feasible_plan(path) for path in plans)
     if as_json:
         print_json(comparison((first, second)))
     else:

@@ -19,7 +19,7 @@ import click
 from meshwright.errors import ExitCode, InfeasibleError, message_of
 
 if TYPE_CHECKING:
-    from meshwright.planner.report.parts import Renderable
+    from meshwright.planner.report.view import View
 
 _JSON, _DEBUG = "meshwright.json", "meshwright.debug"
 LONGEST_WORD = 80
@@ -91,13 +91,16 @@ def print_json(document: dict[str, Any]) -> None:
     click.get_current_context().meta[_JSON] = False
 
 
-def show(views: Iterable[Renderable]) -> None:
+def show(view: View) -> None:
+    """Prints a view; characters that the output cannot carry are replaced."""
     from rich.console import Console
+
+    from meshwright.planner.report.console import printed
 
     console = Console(markup=False, emoji=False, highlight=False)
     with console.capture() as captured:
-        for view in views:
-            console.print(view)
+        for block in view:
+            console.print(printed(block))
     shown = "\n".join(text.rstrip() for text in captured.get().splitlines())
     encoding = sys.stdout.encoding or "utf-8"
     if not encoding.lower().startswith("utf"):

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
+from meshwright.commands.parameters import ChoiceIn
 from meshwright.commands.terminal import PATH, common, force_option, print_json, warn
-
-_FROM = "slurm, topograph, nvidia-smi, ibnetdiscover, nccl-xml or nccl-tests."
 
 
 @click.group()
@@ -18,7 +17,13 @@ def topology() -> None:
 
 @topology.command("import")
 @click.argument("files", type=PATH, nargs=-1, required=True, metavar="FILE...")
-@click.option("--from", "form", required=True, metavar="FORMAT", help=_FROM)
+@click.option(
+    "--from",
+    "form",
+    type=ChoiceIn("cluster_specs.importers.registry", "FORMATS"),
+    required=True,
+    help="Who wrote FILE.",
+)
 @click.option(
     "--node", required=True, metavar="NODE", help="Catalog name, or a cluster YAML to add to."
 )
@@ -55,9 +60,11 @@ def import_(
     from meshwright.documents.output_files import write_files
 
     ratios = None if oversubscription is None else read_ratios(oversubscription)
-    found = import_topology(form, files, node, oversubscription=ratios, name=name, topology=chosen)
-    write_files(output.parent, {output.name: found.text}, force)
-    cluster = found.cluster
+    imported = import_topology(
+        form, files, node, oversubscription=ratios, name=name, topology=chosen
+    )
+    write_files(output.parent, {output.name: imported.text}, force)
+    cluster = imported.cluster
     if as_json:
         print_json(
             {
@@ -66,9 +73,9 @@ def import_(
                 "nodes": len(cluster.nodes),
                 "levels": [level.model_dump() for level in cluster.levels],
                 "measured": [entry.model_dump() for entry in cluster.measured],
-                "notes": list(found.notes),
+                "notes": list(imported.notes),
             }
         )
         return
-    warn("note", found.notes)
-    click.echo(f"{output}: {found.words}")
+    warn("note", imported.notes)
+    click.echo(f"{output}: {imported.words}")

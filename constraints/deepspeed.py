@@ -6,31 +6,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.constraints.columns import as_excess, column
+from meshwright.constraints.kinds import AtMost, When, of
 from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from meshwright.costmodel.workload import Workload
 
-
-class DeepspeedPipelineSharding(Rule):
-    """pp > 1 needs ZeRO 0 or 1: the pipeline engine accumulates whole gradients.
-
-    Asserted as the engine is made, not by the parser (DeepSpeed 0.19.8, runtime/pipe/engine.py).
-    """
-
-    name = "deepspeed-pipeline-zero"
-    unit = "stages of ZeRO"
-
-    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        return as_excess(np.where(column(table, "pp") > 1, column(table, "zero_stage") - 1, 0))
-
-    def check(self, plan: FinishedPlan) -> Finding | None:
-        if int(plan.layout.pp) == 1 or plan.layout.zero_stage in (0, 1):
-            return None
-        return self.finding(
-            value=int(plan.layout.zero_stage),
-            limit=1,
-            words=f"ZeRO stage {plan.layout.zero_stage} with pp {plan.layout.pp}",
-            remedy="Lower the ZeRO stage to 1, or set pp to 1.",
-        )
+DEEPSPEED_PIPELINE_SHARDING = AtMost(
+    name="deepspeed-pipeline-zero",
+    sentence="zero_stage <= 1 where pp > 1: the pipeline engine accumulates whole gradients",
+    unit="stages of ZeRO",
+    when=(When("pp", least=2),),
+    value=of("zero_stage"),
+    words="ZeRO stage {zero_stage} with pp {pp}",
+    remedy="Lower the ZeRO stage to 1, or set pp to 1.",
+)
+"""Asserted as the engine is made, not by the parser (DeepSpeed 0.19.8, runtime/pipe/engine.py)."""
 
 
 class DeepspeedExpertGroups(Rule):
@@ -52,17 +41,17 @@ class DeepspeedExpertGroups(Rule):
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         dp, ep, pp = int(plan.layout.dp), int(plan.layout.ep), int(plan.layout.pp)
-        left = dp - dp // ep * ep
-        if left == 0 and pp == 1:
+        remainder = dp - dp // ep * ep
+        if remainder == 0 and pp == 1:
             return None
         return self.finding(
-            value=left + pp - 1,
+            value=remainder + pp - 1,
             words=f"experts on ep {ep} of dp {dp} replicas and pp {pp} stages",
             remedy="Set pp to 1 and take an ep that divides dp.",
         )
 
 
 DEEPSPEED_RULES: tuple[Rule, ...] = (
-    DeepspeedPipelineSharding(),
+    DEEPSPEED_PIPELINE_SHARDING,
     DeepspeedExpertGroups(),
 )

@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.constraints.columns import as_excess, column
+from meshwright.constraints.experts import has_experts
+from meshwright.constraints.kinds import Divides, of
 from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
-from meshwright.costmodel.workload import Workload
 
 
 class FeedForwardByTensor(Rule):
@@ -30,39 +31,23 @@ class FeedForwardByTensor(Rule):
         if model.moe is not None and model.moe.shared_width > 0:
             widths["shared expert width"] = model.moe.shared_width
         for what, width in widths.items():
-            left = width - (width // tp) * tp
-            if left:
+            remainder = width - (width // tp) * tp
+            if remainder:
                 return self.finding(
-                    value=left,
+                    value=remainder,
                     words=f"{what} {width} does not divide by tp {tp}",
                     remedy=f"Take a tp that divides {width}.",
                 )
         return None
 
 
-class ExpertWidthByExpertTensor(Rule):
-    """moe_ffn_hidden mod etp = 0."""
-
-    name = "expert-ffn-by-etp"
-    unit = "columns left over"
-
-    def applies(self, workload: Workload) -> bool:
-        return workload.model.moe is not None
-
-    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        moe = table.workload.model.moe
-        etp = column(table, "etp")
-        return as_excess(np.zeros_like(etp) if moe is None else moe.moe_ffn_hidden % etp)
-
-    def check(self, plan: FinishedPlan) -> Finding | None:
-        moe, etp = plan.workload.model.moe, int(plan.layout.etp)
-        if moe is None:
-            return None
-        left = moe.moe_ffn_hidden - (moe.moe_ffn_hidden // etp) * etp
-        if left == 0:
-            return None
-        return self.finding(
-            value=left,
-            words=f"expert width {moe.moe_ffn_hidden} does not divide by etp {etp}",
-            remedy=f"Take an etp that divides {moe.moe_ffn_hidden}; 1 always does.",
-        )
+EXPERT_WIDTH_BY_EXPERT_TENSOR = Divides(
+    name="expert-ffn-by-etp",
+    sentence="moe_ffn_hidden mod etp = 0",
+    unit="columns left over",
+    binds=has_experts,
+    number=of(number=lambda work: 0 if work.model.moe is None else work.model.moe.moe_ffn_hidden),
+    by=of("etp"),
+    words="expert width {number} does not divide by etp {etp}",
+    remedy="Take an etp that divides {number}; 1 always does.",
+)

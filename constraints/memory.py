@@ -25,13 +25,13 @@ class HbmCapacity(Rule):
         peak = plan.memory_gib[fullest]
         if peak <= limit:
             return None
-        kept = f" and {reserve:g} GiB in reserve" if reserve else ""
+        reserved = f" and {reserve:g} GiB in reserve" if reserve else ""
         return self.finding(
             value=peak,
             limit=limit,
             words=(
                 f"pipeline rank {fullest} needs {peak:.1f} GiB, {peak - limit:.1f} more than the {limit:.1f} "
-                f"that a {hbm:g} GiB GPU has beside fragments, {CONTEXT_GIB:g} GiB of context{kept}"
+                f"that a {hbm:g} GiB GPU has beside fragments, {CONTEXT_GIB:g} GiB of context{reserved}"
             ),
             remedy="Raise tp, pp, cp or the ZeRO stage, recompute more, or lower micro_batch.",
         )

@@ -31,12 +31,12 @@ class RecomputedModulesExist(Rule):
         missing = []
         for bit, is_on in enumerate(reversed(f"{int(plan.layout.recompute):b}")):
             name = names[bit] if bit < len(names) else f"bit {bit}"
-            known = bit < len(names)
+            exists = bit < len(names)
             if name == "MOE_ACTIVATION":
-                known = model.moe is not None
+                exists = model.moe is not None
             elif name == "MLA_UP_PROJECTION":
-                known = model.attention is not None
-            if is_on == "1" and not known:
+                exists = model.attention is not None
+            if is_on == "1" and not exists:
                 missing.append(str(name).lower().replace("_", " "))
         if not missing:
             return None
@@ -55,16 +55,16 @@ class FullRecomputeStandsAlone(Rule):
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         mask = column(table, "recompute")
-        others = set_bits(mask & ~np.int64(Recompute.FULL))
-        return as_excess(np.where(mask & int(Recompute.FULL), others, 0))
+        modules = set_bits(mask & ~np.int64(Recompute.FULL))
+        return as_excess(np.where(mask & int(Recompute.FULL), modules, 0))
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         digits = f"{int(plan.layout.recompute):06b}"
-        full, others = digits[-6] == "1", digits.count("1") - 1
-        if not full or others == 0:
+        full, modules = digits[-6] == "1", digits.count("1") - 1
+        if not full or modules == 0:
             return None
         return self.finding(
-            value=others,
-            words=f"full recomputation together with {others} single module(s)",
+            value=modules,
+            words=f"full recomputation together with {modules} single module(s)",
             remedy="Choose either full recomputation or a list of modules.",
         )

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from functools import cache
 
-from meshwright.constraints.attention_heads import HeadsByTensor, KvHeadsByTensor
-from meshwright.constraints.batch import BatchSplit
+from meshwright.constraints.attention_heads import HEADS_BY_TENSOR, KvHeadsByTensor
+from meshwright.constraints.batch import BATCH_SPLIT
 from meshwright.constraints.deepspeed import DEEPSPEED_RULES
 from meshwright.constraints.experts import (
-    ExpertAxesNeedExperts,
-    ExpertGrid,
-    ExpertsByExpertParallel,
+    EXPERT_AXES_NEED_EXPERTS,
+    EXPERT_GRID,
+    EXPERTS_BY_EXPERT_PARALLEL,
 )
-from meshwright.constraints.feed_forward import ExpertWidthByExpertTensor, FeedForwardByTensor
+from meshwright.constraints.feed_forward import EXPERT_WIDTH_BY_EXPERT_TENSOR, FeedForwardByTensor
 from meshwright.constraints.fsdp2 import FSDP2_RULES
-from meshwright.constraints.gpu_budget import GpuBudget
+from meshwright.constraints.gpu_budget import GPU_BUDGET
 from meshwright.constraints.megatron import MEGATRON_RULES
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.pipeline_schedules import AllowedSchedules, ScheduleShape
@@ -22,11 +22,11 @@ from meshwright.constraints.precision import ARCHITECTURES, PrecisionOnDevice
 from meshwright.constraints.recomputation import FullRecomputeStandsAlone, RecomputedModulesExist
 from meshwright.constraints.rule import Rule
 from meshwright.constraints.scale_up import ScaleUpAxis, ScaleUpDomain
-from meshwright.constraints.schedule import InterleavedMicroBatches, InterleavingNeedsPipeline
+from meshwright.constraints.schedule import INTERLEAVED_MICRO_BATCHES, INTERLEAVING_NEEDS_PIPELINE
 from meshwright.constraints.sequence import (
-    SequenceByContext,
-    SequenceByTensor,
-    SequenceParallelNeedsTensor,
+    SEQUENCE_BY_CONTEXT,
+    SEQUENCE_BY_TENSOR,
+    SEQUENCE_PARALLEL_NEEDS_TENSOR,
 )
 from meshwright.constraints.stages import LayersByStages
 from meshwright.constraints.torchtitan import TORCHTITAN_RULES
@@ -41,23 +41,23 @@ from meshwright.frameworks.record import Framework
 
 GENERAL: tuple[Rule, ...] = (
     HbmCapacity(),
-    GpuBudget(),
+    GPU_BUDGET,
     ScaleUpDomain(("tp",)),
     ScaleUpDomain(("etp",)),
-    HeadsByTensor(),
+    HEADS_BY_TENSOR,
     KvHeadsByTensor(),
     FeedForwardByTensor(),
-    SequenceByContext(),
-    SequenceByTensor(),
-    SequenceParallelNeedsTensor(),
+    SEQUENCE_BY_CONTEXT,
+    SEQUENCE_BY_TENSOR,
+    SEQUENCE_PARALLEL_NEEDS_TENSOR,
     LayersByStages(),
-    ExpertAxesNeedExperts(),
-    ExpertsByExpertParallel(),
-    ExpertWidthByExpertTensor(),
-    ExpertGrid(),
-    BatchSplit(),
-    InterleavingNeedsPipeline(),
-    InterleavedMicroBatches(),
+    EXPERT_AXES_NEED_EXPERTS,
+    EXPERTS_BY_EXPERT_PARALLEL,
+    EXPERT_WIDTH_BY_EXPERT_TENSOR,
+    EXPERT_GRID,
+    BATCH_SPLIT,
+    INTERLEAVING_NEEDS_PIPELINE,
+    INTERLEAVED_MICRO_BATCHES,
     ScheduleShape(),
     RecomputedModulesExist(),
     FullRecomputeStandsAlone(),

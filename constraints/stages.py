@@ -19,19 +19,16 @@ class LayersByStages(Rule):
         return as_excess(column(table, "pp") * column(table, "vpp") - table.workload.model.layers)
 
     def check(self, plan: FinishedPlan) -> Finding | None:
-        layers = plan.workload.model.layers
+        layers, pp, vpp = plan.workload.model.layers, int(plan.layout.pp), int(plan.layout.vpp)
         chunks = [count for rank in plan.stages for count in rank]
-        shape = (
-            f"{len(plan.stages)} ranks with {sorted({len(rank) for rank in plan.stages})} chunks"
-        )
-        if len(plan.stages) != plan.layout.pp or any(
-            len(rank) != plan.layout.vpp for rank in plan.stages
-        ):
-            value, limit = len(chunks), int(plan.layout.pp) * int(plan.layout.vpp)
-            words = f"the stages are {shape}, not pp {plan.layout.pp} x vpp {plan.layout.vpp}"
+        lengths = sorted({len(rank) for rank in plan.stages})
+        if len(plan.stages) != pp or lengths != [vpp]:
+            value, limit = len(chunks), pp * vpp
+            shape = f"{len(plan.stages)} ranks with {lengths} chunks"
+            words = f"the stages are {shape}, not pp {pp} x vpp {vpp}"
         elif min(chunks) < 1:
             value, limit = len(chunks), layers
-            words = f"pp {plan.layout.pp} x vpp {plan.layout.vpp} leaves a virtual stage without a layer"
+            words = f"pp {pp} x vpp {vpp} leaves a virtual stage without a layer"
         elif sum(chunks) != layers:
             value, limit = sum(chunks), layers
             words = f"the stages hold {sum(chunks)} layers, the model has {layers}"

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.constraints.attention_heads import WholeKvHeads
+from meshwright.constraints.attention_heads import whole_kv_heads
 from meshwright.constraints.columns import as_excess, column
+from meshwright.constraints.kinds import AtMost, of
 from meshwright.constraints.pipeline_schedules import TORCHTITAN_SCHEDULE_RULES
 from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from meshwright.constraints.torchtitan_model import (
+    TORCHTITAN_TOKEN_PREDICTION,
     TorchtitanArchitecture,
     TorchtitanExpertShards,
-    TorchtitanTokenPrediction,
 )
-from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.torchtitan import TORCHTITAN
 
 
@@ -32,45 +32,32 @@ class TorchtitanSequence(Rule):
     def check(self, plan: FinishedPlan) -> Finding | None:
         tokens, tp, cp = plan.workload.seq_len, int(plan.layout.tp), int(plan.layout.cp)
         parts = tp if cp == 1 else tp * cp + tp * cp
-        left = tokens - (tokens // parts) * parts
-        if left == 0:
+        remainder = tokens - (tokens // parts) * parts
+        if remainder == 0:
             return None
         return self.finding(
-            value=left,
+            value=remainder,
             words=f"{tokens} tokens do not divide into the {parts} pieces of tp {tp} and cp {cp}",
             remedy=f"Take tp and cp of which tp x 2 cp divides {tokens}.",
         )
 
 
-class TorchtitanTiedEmbeddings(Rule):
-    """A pipeline cannot hold an embedding that the output layer shares."""
-
-    name = "torchtitan-tied-embeddings"
-    unit = "pipeline stages"
-
-    def applies(self, workload: Workload) -> bool:
-        return workload.model.tied_embeddings
-
-    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        return as_excess((column(table, "pp") - 1) * table.workload.model.tied_embeddings)
-
-    def check(self, plan: FinishedPlan) -> Finding | None:
-        if not plan.workload.model.tied_embeddings or int(plan.layout.pp) == 1:
-            return None
-        return self.finding(
-            value=int(plan.layout.pp),
-            limit=1,
-            words=f"tied embeddings on {plan.layout.pp} pipeline stages",
-            remedy="Set pp to 1, or train with untied embeddings.",
-        )
-
+TORCHTITAN_TIED_EMBEDDINGS = AtMost(
+    name="torchtitan-tied-embeddings",
+    sentence="pp <= 1 with tied embeddings: a pipeline cannot hold an embedding that the output layer shares",
+    unit="pipeline stages",
+    binds=lambda work: work.model.tied_embeddings,
+    value=of("pp"),
+    words="tied embeddings on {pp} pipeline stages",
+    remedy="Set pp to 1, or train with untied embeddings.",
+)
 
 TORCHTITAN_RULES: tuple[Rule, ...] = (
     *TORCHTITAN_SCHEDULE_RULES,
-    WholeKvHeads(TORCHTITAN),
+    whole_kv_heads(TORCHTITAN),
     TorchtitanSequence(),
-    TorchtitanTiedEmbeddings(),
+    TORCHTITAN_TIED_EMBEDDINGS,
     TorchtitanArchitecture(),
     TorchtitanExpertShards(),
-    TorchtitanTokenPrediction(),
+    TORCHTITAN_TOKEN_PREDICTION,
 )

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.constraints.columns import as_excess, column
+from meshwright.constraints.kinds import AtMost, of
 from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.schema import ModelSpec
@@ -80,39 +81,25 @@ class TorchtitanExpertShards(Rule):
         return as_excess((shard * column(table, "cp") * column(table, "tp")) % column(table, "ep"))
 
     def check(self, plan: FinishedPlan) -> Finding | None:
-        one = plan.layout
-        inner = int(one.tp) * int(one.cp)
-        ranks = inner * int(one.dp) if int(one.zero_stage) else inner
-        left = ranks - ranks // int(one.ep) * int(one.ep)
-        if left == 0:
+        layout = plan.layout
+        inner = int(layout.tp) * int(layout.cp)
+        ranks = inner * int(layout.dp) if int(layout.zero_stage) else inner
+        remainder = ranks - ranks // int(layout.ep) * int(layout.ep)
+        if remainder == 0:
             return None
         return self.finding(
-            value=left,
-            words=f"{ranks} ranks that share the weights do not divide by ep {one.ep}",
+            value=remainder,
+            words=f"{ranks} ranks that share the weights do not divide by ep {layout.ep}",
             remedy=f"Take an ep that divides {ranks}, or shard with ZeRO 2 or 3.",
         )
 
 
-class TorchtitanTokenPrediction(Rule):
-    """Multi-token prediction (DeepSeek-V3) stands on one pipeline stage and on whole sequences."""
-
-    name = "torchtitan-mtp"
-    unit = "ranks"
-
-    def applies(self, workload: Workload) -> bool:
-        return workload.model.mtp_layers > 0
-
-    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        split = np.maximum(column(table, "pp"), column(table, "cp")) - 1
-        return as_excess(split * (table.workload.model.mtp_layers > 0))
-
-    def check(self, plan: FinishedPlan) -> Finding | None:
-        pp, cp = int(plan.layout.pp), int(plan.layout.cp)
-        if plan.workload.model.mtp_layers == 0 or pp == cp == 1:
-            return None
-        return self.finding(
-            value=max(pp, cp),
-            limit=1,
-            words=f"multi-token prediction on pp {pp} and cp {cp}",
-            remedy="Set pp and cp to 1, or train without the multi-token-prediction modules (mtp_layers: 0).",
-        )
+TORCHTITAN_TOKEN_PREDICTION = AtMost(
+    name="torchtitan-mtp",
+    sentence="pp cp <= 1 with multi-token prediction (DeepSeek-V3), which takes whole sequences on one stage",
+    unit="ranks",
+    binds=lambda work: work.model.mtp_layers > 0,
+    value=of("pp", "cp"),
+    words="multi-token prediction on pp {pp} and cp {cp}",
+    remedy="Set pp and cp to 1, or train without the multi-token-prediction modules (mtp_layers: 0).",
+)

@@ -96,12 +96,12 @@ class WholeModelRecompute(Rule):
         return as_excess(~legal)
 
     def check(self, plan: FinishedPlan) -> Finding | None:
-        one = plan.layout
-        if int(one.recompute) == 0:
+        layout = plan.layout
+        if int(layout.recompute) == 0:
             return None
-        chunks = int(one.pp) * int(one.vpp)
-        whole = int(one.recompute) == 32
-        if whole and int(one.recompute_layers) * chunks >= plan.workload.model.layers:
+        chunks = int(layout.pp) * int(layout.vpp)
+        whole = int(layout.recompute) == 32
+        if whole and int(layout.recompute_layers) * chunks >= plan.workload.model.layers:
             return None
         words = "recomputes some layers only" if whole else "recomputes single modules"
         return self.finding(

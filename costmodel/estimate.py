@@ -1,13 +1,29 @@
-"""The front of the cost model: time, memory and traffic of layouts."""
+"""The front of the cost model: time, memory and traffic of layouts.
+
+>>> from meshwright.cluster_specs.reader import read_cluster
+>>> from meshwright.costmodel.layout import Layout
+>>> from meshwright.costmodel.placement import nested_placement
+>>> from meshwright.costmodel.workload import Workload
+>>> from meshwright.model_specs.catalog import load_catalog_model
+>>> work = Workload(
+...     model=load_catalog_model("llama-3-8b"),
+...     cluster=read_cluster("dgx-h100"),
+...     gpus=8,
+...     global_batch=128,
+...     seq_len=8192,
+... )
+>>> layout = Layout(tp=2, pp=2, dp=2, num_micro_batches=64, zero_stage=1)
+>>> priced = estimate_layout(work, layout, nested_placement(work.cluster, layout), ((16,), (16,)))
+>>> abs(sum(priced.breakdown_s.values()) - priced.step_time_s) < 1e-9
+True
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import numpy as np
-from numpy.typing import NDArray
 
-from meshwright.costmodel.collectives.on_levels import best_beyond
 from meshwright.costmodel.constants.rates import Constants
 from meshwright.costmodel.layers.kinds import kind_times
 from meshwright.costmodel.layers.layer_time import Parts
@@ -19,8 +35,7 @@ from meshwright.costmodel.memory.footprint import (
 )
 from meshwright.costmodel.pipeline.chunk_work import layer_bubble_share
 from meshwright.costmodel.pipeline.split import Stages
-from meshwright.costmodel.placement import optimistic_placement
-from meshwright.costmodel.step_time import exact_step, make_context, optimistic_step
+from meshwright.costmodel.step_time import exact_step, make_context
 from meshwright.costmodel.traffic.level_traffic import LevelBytes, level_traffic
 from meshwright.costmodel.workload import Workload
 
@@ -28,9 +43,8 @@ __all__ = [
     "Estimate",
     "LayerCosts",
     "Stages",
-    "estimate",
+    "estimate_layout",
     "layer_costs",
-    "lower_bound_s",
     "peak_memory_gib",
     "stage_memory_gib",
     "stage_memory_parts_gib",
@@ -66,40 +80,64 @@ class LayerCosts:
     """Of the layout's schedule (`meshwright.costmodel.pipeline.schedules.bubble_share`)."""
 
 
-def estimate(
+def estimate_layout(
     workload: Workload,
     layout: Layout,
     placement: Placement,
     stages: Stages,
     constants: Constants | None = None,
 ) -> Estimate:
-    """Prices one layout with its split, under one placement or k of them (leading axis of the placement)."""
+    """Prices one layout with its split, under one placement or k of them.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model, cluster, batch and software.
+    layout : Layout
+        One layout.
+    placement : Placement
+        Arrays of shape [levels], or [k, levels].
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+    constants : Constants, optional
+        Those of the workload by default.
+
+    Returns
+    -------
+    Estimate
+        Seconds and bytes of one step; docs/cost_model.md has every formula with its source.
+    """
     context = make_context(workload, layout, placement, constants)
     step = exact_step(context, stages)
-    single = placement.tp.ndim == 1
-    parts: Parts = {
-        n: float(np.asarray(s)) if single else np.asarray(s) for n, s in step.parts.items()
-    }
-    seconds = float(np.asarray(step.seconds)) if single else np.asarray(step.seconds)
-    return Estimate(
-        seconds, parts, level_traffic(context, stages, float(seconds)) if single else ()
-    )
-
-
-def lower_bound_s(
-    workload: Workload, layout: Layout, constants: Constants | None = None
-) -> NDArray[np.float64]:
-    """Never above the step time of each layout under any placement and any split; shape [n]."""
-    placement = optimistic_placement(workload.cluster, workload.gpus, layout)
-    context = make_context(workload, layout, placement, constants)
-    step = optimistic_step(replace(context, links=best_beyond(context.links)))
-    return np.broadcast_to(np.asarray(step.seconds), layout.broadcast_shape()).astype(np.float64)
+    if placement.tp.ndim > 1:
+        parts: Parts = {name: np.asarray(part) for name, part in step.parts.items()}
+        return Estimate(np.asarray(step.seconds), parts, ())
+    parts = {name: float(np.asarray(part)) for name, part in step.parts.items()}
+    seconds = float(np.asarray(step.seconds))
+    return Estimate(seconds, parts, level_traffic(context, stages, seconds))
 
 
 def layer_costs(
     workload: Workload, layout: Layout, placement: Placement, constants: Constants | None = None
 ) -> LayerCosts:
-    """Per-layer seconds under a placement, for splitting layers over stages."""
+    """Per-layer seconds under a placement, for splitting layers over stages.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model, cluster, batch and software.
+    layout : Layout
+        One layout, or many of shape [n].
+    placement : Placement
+        Of each layout, arrays of shape [..., levels].
+    constants : Constants, optional
+        Those of the workload by default.
+
+    Returns
+    -------
+    LayerCosts
+        Seconds; plain numbers for one layout under one placement.
+    """
     context = make_context(workload, layout, placement, constants)
     times = kind_times(context)
     zero = 0.0 * np.asarray(times.head.seconds)
@@ -114,7 +152,6 @@ def layer_costs(
         bubble_share=layer_bubble_share(context, times),
     )
     if placement.tp.ndim == 1 and layout.broadcast_shape() == ():
-        return LayerCosts(
-            **{f.name: float(np.asarray(getattr(costs, f.name))) for f in fields(costs)}
-        )
+        values = {f.name: float(np.asarray(getattr(costs, f.name))) for f in fields(costs)}
+        return LayerCosts(**values)
     return costs

@@ -110,40 +110,6 @@ def _lowest_ranks(
     return np.gcd(of_tp, tp) * np.gcd(of_cp, cp) * np.gcd(of_dp, dp)
 
 
-def optimistic_placement(cluster: ClusterSpec, gpus: int, layout: Layout) -> Placement:
-    """Every group packed as far inside as any placement could pack it: a bound, not a placement.
-
-    Parameters
-    ----------
-    cluster : ClusterSpec
-        The machine.
-    gpus : int
-        Size of the allocation.
-    layout : Layout
-        One layout, or many of shape [n].
-
-    Returns
-    -------
-    Placement
-        min(group size, block size) members at every level, arrays of shape [..., levels].
-    """
-    blocks = fabric_levels(cluster, gpus).blocks
-
-    def packed(size: object) -> NDArray[np.int64]:
-        return np.minimum(np.asarray(size, dtype=np.int64)[..., None], blocks)
-
-    return Placement(
-        tp=packed(layout.tp),
-        cp=packed(layout.cp),
-        dp=packed(layout.dp),
-        pp=packed(layout.pp),
-        ep=packed(layout.ep),
-        etp=packed(layout.etp),
-        edp=packed(layout.edp),
-        dp_cp=packed(np.asarray(layout.dp) * np.asarray(layout.cp)),
-    )
-
-
 def nested_placement(
     cluster: ClusterSpec, layout: Layout, order: tuple[str, ...] = ("tp", "cp", "dp", "pp")
 ) -> Placement:

@@ -1,7 +1,7 @@
 """Rules of thumb with a name: volumes of one layer, ratios of compute to communication, pipeline bubbles.
 
 Pure arithmetic on a handful of numbers, for calculators and for checking the full model by hand. Bytes, FLOP,
-seconds; all broadcast.
+seconds; arguments may be arrays that broadcast.
 """
 
 from __future__ import annotations
@@ -18,22 +18,60 @@ Regime = Literal[
 
 
 def data_parallel_flop_per_byte(tokens: Floats, gradient_bytes: Floats = 2.0) -> Floats:
-    """FLOP of a rank over bytes it moves under plain data parallelism: 6 N tokens / (2 N bytes); N drops out.
+    """FLOP of a rank over bytes it moves under plain data parallelism: 6 N tokens / (2 N bytes).
 
-    `tokens` are those of one rank and step; a ring all-reduce moves each gradient twice.
+    The N parameters drop out; a ring all-reduce moves each gradient twice.
+
+    Parameters
+    ----------
+    tokens : float or array
+        Of one rank and step, more than 0.
+    gradient_bytes : float or array
+        Of an element, more than 0.
+
+    Returns
+    -------
+    float or array
+        FLOP per byte.
     """
-    out: Floats = 3.0 * np.asarray(tokens) / gradient_bytes
-    return out
+    ratio: Floats = 3.0 * np.asarray(tokens) / gradient_bytes
+    return ratio
 
 
 def ridge_flop_per_byte(peak_flops: Floats, bytes_per_s: Floats) -> Floats:
-    """FLOP per byte at which compute and communication take equally long (Williams et al. 2009, roofline)."""
-    out: Floats = np.asarray(peak_flops) / bytes_per_s
-    return out
+    """Intensity at which compute and communication take equally long (Williams et al. 2009, roofline).
+
+    Parameters
+    ----------
+    peak_flops : float or array
+        FLOP/s, more than 0.
+    bytes_per_s : float or array
+        More than 0.
+
+    Returns
+    -------
+    float or array
+        FLOP per byte.
+    """
+    ridge: Floats = np.asarray(peak_flops) / bytes_per_s
+    return ridge
 
 
 def regime(flop_per_byte: float, ridge: float) -> Regime:
-    """Where a ratio lies: below 0.2, 0.8 or up to 1.2 of the ridge point, or above."""
+    """Where an intensity lies against the ridge point.
+
+    Parameters
+    ----------
+    flop_per_byte : float
+        At least 0.
+    ridge : float
+        FLOP per byte, more than 0 (`ridge_flop_per_byte`).
+
+    Returns
+    -------
+    str
+        By shares of the ridge below 0.2, below 0.8, up to 1.2, and above.
+    """
     position = flop_per_byte / ridge
     if position < 0.2:
         return "severely communication-bound"
@@ -43,17 +81,41 @@ def regime(flop_per_byte: float, ridge: float) -> Regime:
 
 
 def overlap_ratio(communication_s: Floats, compute_s: Floats) -> Floats:
-    """R = T_comm / T_comp; up to 1 the communication can be hidden."""
-    out: Floats = np.asarray(communication_s) / compute_s
-    return out
+    """R = T_comm / T_comp; up to 1 the communication can be hidden.
+
+    Parameters
+    ----------
+    communication_s : float or array
+        Seconds, at least 0.
+    compute_s : float or array
+        Seconds, more than 0.
+
+    Returns
+    -------
+    float or array
+        Without unit.
+    """
+    ratio: Floats = np.asarray(communication_s) / compute_s
+    return ratio
 
 
 def overlapped_step_s(
     compute_s: Floats, communication_s: Floats, synchronisation_s: Floats = 0.0
 ) -> Floats:
-    """A step whose communication overlaps fully: max(T_comp, T_comm) + T_sync."""
-    out: Floats = np.maximum(compute_s, communication_s) + synchronisation_s
-    return out
+    """A step whose communication overlaps fully: max(T_comp, T_comm) + T_sync.
+
+    Parameters
+    ----------
+    compute_s, communication_s, synchronisation_s : float or array
+        Seconds, at least 0.
+
+    Returns
+    -------
+    float or array
+        Seconds.
+    """
+    seconds: Floats = np.maximum(compute_s, communication_s) + synchronisation_s
+    return seconds
 
 
 def tensor_parallel_layer_bytes(
@@ -63,10 +125,27 @@ def tensor_parallel_layer_bytes(
 
     4 x 2 (T-1)/T x b s h x bytes (Shoeybi et al. 2019, arXiv 1909.08053, section 3). Sequence parallelism
     splits each into a gather and a scatter of the same volume (Korthikanti et al. 2022, section 4.2.2).
+
+    Parameters
+    ----------
+    tokens : float or array
+        b s, of one micro-batch.
+    hidden : int or array
+        h.
+    tp : int or array
+        T, at least 1.
+    element_bytes : float
+        Of an activation.
+
+    Returns
+    -------
+    float or array
+        Bytes.
     """
     size = np.asarray(tp)
-    out: Floats = 8.0 * (size - 1) / size * np.asarray(tokens) * hidden * element_bytes
-    return out
+    activation = np.asarray(tokens) * hidden * element_bytes
+    sent: Floats = 8.0 * (size - 1) / size * activation
+    return sent
 
 
 def expert_parallel_layer_bytes(
@@ -75,52 +154,108 @@ def expert_parallel_layer_bytes(
     """Bytes a rank sends for one MoE layer and micro-batch: dispatch and combine, forward and backward.
 
     4 x tokens x top_k x h x bytes x (E-1)/E: one copy per chosen expert, evenly routed.
+
+    Parameters
+    ----------
+    tokens : float or array
+        Of one rank and micro-batch.
+    top_k : int or array
+        Experts that a token goes to.
+    hidden : int or array
+        h.
+    ep : int or array
+        E, at least 1.
+    element_bytes : float
+        Of an activation.
+
+    Returns
+    -------
+    float or array
+        Bytes.
     """
     size = np.asarray(ep)
-    out: Floats = 4.0 * np.asarray(tokens) * top_k * hidden * element_bytes * (size - 1) / size
-    return out
-
-
-def data_parallel_elements(parameters: Floats, zero_stage: Ints) -> Floats:
-    """Elements a rank moves in a step of one micro-batch: 2 N, with ZeRO-3 3 N (arXiv 1910.02054, 7)."""
-    out: Floats = np.asarray(parameters) * np.where(np.asarray(zero_stage) == 3, 3.0, 2.0)
-    return out
+    copies = np.asarray(tokens) * top_k * hidden * element_bytes
+    sent: Floats = 4.0 * copies * (size - 1) / size
+    return sent
 
 
 def pipeline_boundary_bytes(tokens: Floats, hidden: Ints, element_bytes: float = 2.0) -> Floats:
-    """Over one boundary and micro-batch: an activation forward and its gradient backward."""
-    out: Floats = 2.0 * np.asarray(tokens) * hidden * element_bytes
-    return out
+    """Over one boundary and micro-batch: an activation forward and its gradient backward.
+
+    Parameters
+    ----------
+    tokens : float or array
+        Of one micro-batch.
+    hidden : int or array
+        Width of the model.
+    element_bytes : float
+        Of an activation.
+
+    Returns
+    -------
+    float or array
+        Bytes.
+    """
+    sent: Floats = 2.0 * np.asarray(tokens) * hidden * element_bytes
+    return sent
 
 
 def bubble_of_ideal(pp: Ints, num_micro_batches: Ints, vpp: Ints = 1) -> Floats:
-    """Bubble over ideal compute: (p-1)/(v m) (Narayanan et al. 2021, arXiv 2104.04473, section 2.2)."""
-    out: Floats = (np.asarray(pp) - 1) / (np.asarray(vpp) * num_micro_batches)
-    return out
+    """Bubble over ideal compute: (p-1)/(v m) (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+
+    Parameters
+    ----------
+    pp, num_micro_batches, vpp : int or array
+        p ranks, m micro-batches, v virtual stages, each at least 1.
+
+    Returns
+    -------
+    float or array
+        Without unit, at least 0.
+    """
+    share: Floats = (np.asarray(pp) - 1) / (np.asarray(vpp) * num_micro_batches)
+    return share
 
 
 def bubble_of_step(pp: Ints, num_micro_batches: Ints, vpp: Ints = 1) -> Floats:
-    """Bubble over the whole step: (p-1)/(v m + p - 1)."""
-    idle = np.asarray(pp) - 1
-    out: Floats = idle / (np.asarray(vpp) * num_micro_batches + idle)
-    return out
+    """Bubble over the step: (p-1)/(v m + p - 1) (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
 
+    Parameters
+    ----------
+    pp, num_micro_batches, vpp : int or array
+        p ranks, m micro-batches, v virtual stages, each at least 1.
 
-def unfused_activation_bytes(
-    tokens: Floats, seq_len: Ints, hidden: Ints, heads: Ints, layers: Ints
-) -> Floats:
-    """16-bit activations of a GPT without recomputation or sharding: s b h (34 + 5 a s / h) L.
-
-    Korthikanti et al. 2022, arXiv 2205.05198, equation 1; `tokens` is s b.
+    Returns
+    -------
+    float or array
+        Without unit, 0 to 1.
     """
-    per_token = 34.0 * np.asarray(hidden) + 5.0 * np.asarray(heads) * seq_len
-    out: Floats = np.asarray(tokens) * per_token * layers
-    return out
+    idle = np.asarray(pp) - 1
+    share: Floats = idle / (np.asarray(vpp) * num_micro_batches + idle)
+    return share
 
 
 def ring_attention_buffer_bytes(
     seq_len: Ints, cp: Ints, width: Ints, element_bytes: float = 2.0
 ) -> Floats:
-    """Keys and values of a block on their way round the ring: 2 S/N H bytes (arXiv 2310.01889, section 3)."""
-    out: Floats = 2.0 * np.asarray(seq_len) / cp * width * element_bytes
-    return out
+    """Keys and values of a block on their way round the ring: 2 S/N H bytes (arXiv 2310.01889, section 3).
+
+    Parameters
+    ----------
+    seq_len : int or array
+        S, tokens of a sequence.
+    cp : int or array
+        N, ranks of the ring, at least 1.
+    width : int or array
+        H, of keys or values of a token.
+    element_bytes : float
+        Of a key's element.
+
+    Returns
+    -------
+    float or array
+        Bytes.
+    """
+    block = 2.0 * np.asarray(seq_len) / cp
+    buffer: Floats = block * width * element_bytes
+    return buffer

@@ -1,4 +1,14 @@
-"""Step time of a layout: pipeline, data-parallel traffic, optimizer; every part named, all adding up."""
+"""Step time of a layout: pipeline, data-parallel traffic, optimizer; every part named, all adding up.
+
+With t_r the seconds of rank r and micro-batch, m micro-batches, v virtual stages and x the bubble share of
+the schedule,
+
+    T = m max_r t_r + x (sum_r t_r - max_r t_r) / v + m d + P2P + DP + optimizer + overhead,
+
+d being what ranks in step lose on uneven chunks (`schedules.pace_excess_s`), and all of it growing a little
+with the number of nodes. `exact_step` evaluates it for one split of the layers, `optimistic_step` bounds it
+from below over all splits.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +46,9 @@ from meshwright.costmodel.pipeline.schedules import last_rank, pace_excess_s, sh
 from meshwright.costmodel.pipeline.split import Stages
 from meshwright.costmodel.workload import Workload
 
+_ADAM_BYTES = 30.0
+"""Adam on fp32 states: reads parameter, gradient, two moments; writes three of them and the 2-byte weight."""
+
 
 @dataclass(frozen=True)
 class StepTime:
@@ -49,34 +62,79 @@ class StepTime:
         return total(self.parts)
 
 
+@dataclass(frozen=True)
+class _Step:
+    """What a step consists of besides the work of the busiest rank."""
+
+    chunk_s: Floats
+    """The cheapest layer, which a virtual stage holds at the least."""
+    dense: Floats
+    """Parameters on the rank that has most, before data-parallel sharding."""
+    expert: Floats
+    traffic_s: Floats
+    """Data-parallel traffic of a step, hidden or not."""
+    share: Floats
+    """Bubble share of the schedule."""
+    pace_excess_s: Floats = 0.0
+
+
 def make_context(
     workload: Workload, layout: Layout, placement: Placement, constants: Constants | None = None
 ) -> Context:
-    """Joins a workload, layouts and placements with the calibrated rates."""
-    known = constants or constants_for(workload)
+    """Joins a workload, layouts and placements with the calibrated rates.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model, cluster, batch and software.
+    layout : Layout
+        One layout, or many of shape [n].
+    placement : Placement
+        Of each layout, arrays of shape [..., levels].
+    constants : Constants, optional
+        Those of the workload by default.
+
+    Returns
+    -------
+    Context
+    """
+    calibrated = constants or constants_for(workload)
     return Context(
         workload=workload,
         layout=layout,
         placement=placement,
-        constants=known,
-        rates=kernel_rates(workload, known),
-        links=fabric_links(workload, known),
+        constants=calibrated,
+        rates=kernel_rates(workload, calibrated),
+        links=fabric_links(workload, calibrated),
     )
 
 
 def exact_step(c: Context, stages: Stages) -> StepTime:
-    """The step of one layout under a given split of the layers.
+    """The step of one layout under a split of its layers.
 
     Pipeline: the busiest rank works through all m micro-batches, and waits for the others' virtual stages to
     fill and drain, T = m max_r t_r + x (sum_r t_r - max_r t_r) / vpp, where x is the schedule's bubble share
     (`schedules.bubble_share`; 1 for 1F1B: Narayanan et al. 2021, arXiv 2104.04473, section 2.2). Ranks in
     step lose m times `schedules.pace_excess_s` besides.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, one layout, and one or k placements.
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+
+    Returns
+    -------
+    StepTime
+        Seconds by part, floats or arrays of shape [k].
     """
     times, counts = kind_times(c), rank_counts(c, stages)
     head_rank = last_rank(c.layout.schedule, len(stages))
-    by_rank = rank_parts(times, counts, c.workload.model.mtp_layers, head_rank)
-    by_rank = {
-        name: shared_by_mirrors(np.asarray(s), c.layout.schedule) for name, s in by_rank.items()
+    parts = rank_parts(times, counts, c.workload.model.mtp_layers, head_rank)
+    by_rank: Parts = {
+        name: shared_by_mirrors(np.asarray(seconds), c.layout.schedule)
+        for name, seconds in parts.items()
     }
     loads = np.asarray(total(by_rank))
     busiest = np.argmax(loads, axis=-1)
@@ -84,29 +142,22 @@ def exact_step(c: Context, stages: Stages) -> StepTime:
         name: _of_rank(np.asarray(seconds), busiest) for name, seconds in by_rank.items()
     }
     dense, expert = (np.max(x) for x in rank_parameters(c.workload.model, c.layout, stages))
-    traffic = _data_parallel_s(c, dense, expert)
-    chunk_s = cheapest_layer_s(times)
-    whole = np.sum(loads, axis=-1)
-    lost = pace_excess_s(chunk_loads(c, times, stages), c.layout.schedule)
-    share = layer_bubble_share(c, times)
-    return _compose(
-        c,
-        worst,
-        whole,
-        chunk_s=chunk_s,
+    step = _Step(
+        chunk_s=cheapest_layer_s(times),
         dense=dense,
         expert=expert,
-        traffic=traffic,
-        share=share,
-        lost_s=lost,
+        traffic_s=_data_parallel_s(c, dense, expert),
+        share=layer_bubble_share(c, times),
+        pace_excess_s=pace_excess_s(chunk_loads(c, times, stages), c.layout.schedule),
     )
+    return _compose(c, worst, np.sum(loads, axis=-1), step)
 
 
 def _of_rank(by_rank: NDArray[np.float64], rank: NDArray[np.int64]) -> Floats:
     """The entry of one rank, `rank` of shape [...] and `by_rank` [pp] or [..., pp]."""
     if by_rank.ndim == 1:
-        out: Floats = by_rank[rank]
-        return out
+        entry: Floats = by_rank[rank]
+        return entry
     return np.take_along_axis(by_rank, rank[..., None], axis=-1)[..., 0]
 
 
@@ -115,54 +166,58 @@ def optimistic_step(
 ) -> StepTime:
     """Never above `exact_step` of the same layouts under any split, if the placement is a bound too.
 
-    `busiest_s` is a bound on the seconds of the slowest rank and micro-batch, where the caller knows one.
-
     A split with more work in all than the least hides more data-parallel traffic, which can outweigh what it
     adds to the bubble (vpp > pp, or ZeRO-3 in a pipeline). Up to a mean as large as the busiest rank the time
-    falls, then rises, with the work: the least is at the kink or at the end. `times` are `kind_times(c)`
-    where the caller has them.
+    falls, then rises, with the work: the least is at the kink or at the end.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts of shape [n] and placements.
+    times : KindTimes, optional
+        `kind_times(c)`, where the caller has them.
+    busiest_s : float or array, shape [n]
+        A lower bound on the seconds of the slowest rank and micro-batch, where the caller knows one.
+
+    Returns
+    -------
+    StepTime
+        Seconds by part, arrays of shape [n].
     """
     times = times or kind_times(c)
-    busiest, least = even_layout_load(c, times)
+    busiest, least_work = even_layout_load(c, times)
     busiest = np.maximum(busiest, busiest_s)
     dense, expert = rank_parameters(c.workload.model, c.layout, None)
-    traffic = _data_parallel_s(c, dense, expert)
-    pp, share = np.asarray(c.layout.pp), layer_bubble_share(c, times)
-    waits = share / np.asarray(c.layout.vpp)
-    kink = np.clip(
-        _largest_useful_window_s(c, traffic) * pp, least, np.maximum(busiest * pp, least)
+    step = _Step(
+        chunk_s=cheapest_layer_s(times),
+        dense=dense,
+        expert=expert,
+        traffic_s=_data_parallel_s(c, dense, expert),
+        share=layer_bubble_share(c, times),
     )
-    at_kink, at_least = (
-        whole * waits + _exposed_s(c, traffic, whole / pp) for whole in (kink, least)
-    )
-    whole = np.where(at_kink < at_least, kink, least)
-    ranks: Parts = {"ranks": busiest}
-    chunk_s = cheapest_layer_s(times)
-    return _compose(
-        c, ranks, whole, chunk_s=chunk_s, dense=dense, expert=expert, traffic=traffic, share=share
-    )
+    pp = np.asarray(c.layout.pp)
+    waits = step.share / np.asarray(c.layout.vpp)
+    useful = _largest_useful_window_s(c, step.traffic_s) * pp
+    kink = np.clip(useful, least_work, np.maximum(busiest * pp, least_work))
+
+    def cost(work: Floats) -> Floats:
+        """What depends on the work of all ranks: the bubble, and the traffic that stays exposed."""
+        return work * waits + _exposed_s(c, step.traffic_s, work / pp)
+
+    work = np.where(cost(kink) < cost(least_work), kink, least_work)
+    return _compose(c, {"ranks": busiest}, work, step)
 
 
-def _compose(
-    c: Context,
-    worst: Parts,
-    whole: Floats,
-    *,
-    chunk_s: Floats,
-    dense: Floats,
-    expert: Floats,
-    traffic: Floats,
-    share: Floats,
-    lost_s: Floats = 0.0,
-) -> StepTime:
+def _compose(c: Context, worst: Parts, work: Floats, step: _Step) -> StepTime:
+    """The step from the parts of the busiest rank and the `work` of all ranks, per micro-batch."""
     layout = c.layout
     m, pp, vpp = (np.asarray(x) for x in (layout.num_micro_batches, layout.pp, layout.vpp))
     busiest = total(worst)
     parts: Parts = {name: seconds * m for name, seconds in worst.items()}
-    parts["pipeline_bubble"] = share * (whole - busiest) / vpp + m * lost_s
-    parts["pipeline_p2p"] = _pipeline_p2p(c, chunk_s)
-    parts["dp_comm"] = _exposed_s(c, traffic, whole / pp)
-    parts["optimizer"] = _optimizer(c, dense, expert)
+    parts["pipeline_bubble"] = step.share * (work - busiest) / vpp + m * step.pace_excess_s
+    parts["pipeline_p2p"] = _pipeline_p2p_s(c, step.chunk_s)
+    parts["dp_comm"] = _exposed_s(c, step.traffic_s, work / pp)
+    parts["optimizer"] = _optimizer_s(c, step.dense, step.expert)
     parts["step_overhead"] = c.constants.framework.step_overhead_s + 0.0 * busiest
     cluster = c.workload.cluster
     domain = max(cluster.gpus_per_node, cluster.nvlink_domain)
@@ -171,7 +226,7 @@ def _compose(
     return StepTime(parts)
 
 
-def _pipeline_p2p(c: Context, chunk_s: Floats) -> Floats:
+def _pipeline_p2p_s(c: Context, chunk_s: Floats) -> Floats:
     """Boundary transfers on the critical path: T h of 2 bytes, 1 / tp of it from each tensor rank.
 
     Plain 1F1B waits for both directions of every micro-batch. The interleaved schedule, when asked to, runs
@@ -188,8 +243,19 @@ def _pipeline_p2p(c: Context, chunk_s: Floats) -> Floats:
 
 
 def boundary_s(c: Context) -> Floats:
-    """One micro-batch's activations from a stage to the next, over the outermost level that this crosses."""
-    payload = 2.0 * c.tokens * c.workload.model.hidden / np.asarray(c.layout.tp)
+    """One micro-batch's activations from a stage to the next, over the outermost level that this crosses.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts, placements and links.
+
+    Returns
+    -------
+    float or array
+        Seconds in one direction, in the common shape of layouts and placements.
+    """
+    payload = c.activation_bytes / np.asarray(c.layout.tp)
     crossed = c.placement.pp > members_inside(c.placement.pp)
     outermost = np.max(np.where(crossed, np.arange(crossed.shape[-1]), 0), axis=-1)
     return point_to_point_s(payload, outermost, c.links)
@@ -202,63 +268,66 @@ def _data_parallel_s(c: Context, dense: Floats, expert: Floats) -> Floats:
     gradients; 1 and 2 reduce-scatter them and gather parameters (Rajbhandari et al. 2020, arXiv 1910.02054,
     section 7); 3 gathers for the forward and the backward pass of each micro-batch and reduces after each.
     """
-    grad, weight = float(c.constants.framework.gradient_bytes), c.gathered_weight_bytes
+    framework = c.constants.framework
+    grad, weight = float(framework.gradient_bytes), c.gathered_weight_bytes
 
-    def taken_s(collective: Callable[..., Floats], element_bytes: float) -> Floats:
+    def seconds(collective: Callable[..., Floats], element_bytes: float) -> Floats:
+        """Of one collective over the dense and the expert parameters, each in their groups."""
         of_dense = collective(element_bytes * dense, c.placement.dp_cp, c.links)
         if c.workload.model.moe is None:
             return of_dense
-        out: Floats = of_dense + collective(element_bytes * expert, c.placement.edp, c.links)
-        return out
+        both: Floats = of_dense + collective(element_bytes * expert, c.placement.edp, c.links)
+        return both
 
-    reduced_s, scatter_s = taken_s(all_reduce_s, grad), taken_s(ring_pass_s, grad)
-    gather_s = taken_s(ring_pass_s, weight)
+    reduced_s, scatter_s = seconds(all_reduce_s, grad), seconds(ring_pass_s, grad)
+    gather_s = seconds(ring_pass_s, weight)
     stage = np.asarray(c.layout.zero_stage)
-    scattered = reduced_s if c.constants.framework.zero1_all_reduces else scatter_s
-    each = 2.0 * gather_s + scatter_s
+    scattered = reduced_s if framework.zero1_all_reduces else scatter_s
+    per_micro_batch = 2.0 * gather_s + scatter_s
     return np.select(
         [stage == 0, stage == 3],
-        [reduced_s, each * c.layout.num_micro_batches],
+        [reduced_s, per_micro_batch * c.layout.num_micro_batches],
         scattered + gather_s,
     )
 
 
-def _exposed_s(c: Context, traffic: Floats, window_s: Floats) -> Floats:
+def _exposed_s(c: Context, traffic_s: Floats, window_s: Floats) -> Floats:
     """Data-parallel seconds that compute does not hide; `window_s` is what a rank computes per micro-batch.
 
     ZeRO-3 hides under all micro-batches. Otherwise gradients are reduced, and parameters gathered, next to
     one micro-batch, and the last bucket (half a layer's) stays exposed. Both slow the compute that runs at
     the same time.
     """
-    layout, k = c.layout, c.constants.framework.dp_interference
+    layout, slow_down = c.layout, c.constants.framework.dp_interference
     fsdp = np.asarray(layout.zero_stage) == 3
-    beside = np.where(fsdp, layout.num_micro_batches, float(c.workload.overlap.dp)) * window_s
-    tail = np.where(fsdp, 0.0, traffic / _buckets(c))
-    out: Floats = np.maximum(traffic - beside, tail) + k * np.minimum(traffic, beside)
-    return out
+    windows = np.where(fsdp, layout.num_micro_batches, float(c.workload.overlap.dp))
+    beside = windows * window_s
+    tail = np.where(fsdp, 0.0, traffic_s / _buckets(c))
+    longer = np.maximum(traffic_s - beside, tail)
+    exposed: Floats = longer + slow_down * np.minimum(traffic_s, beside)
+    return exposed
 
 
-def _largest_useful_window_s(c: Context, traffic: Floats) -> Floats:
+def _largest_useful_window_s(c: Context, traffic_s: Floats) -> Floats:
     """The window beyond which `_exposed_s` no longer falls."""
     fsdp = np.asarray(c.layout.zero_stage) == 3
-    out: Floats = traffic * np.where(
-        fsdp, 1.0 / np.asarray(c.layout.num_micro_batches), 1.0 - 1.0 / _buckets(c)
-    )
-    return out
+    one_of_all = 1.0 / np.asarray(c.layout.num_micro_batches)
+    all_but_last = 1.0 - 1.0 / _buckets(c)
+    window: Floats = traffic_s * np.where(fsdp, one_of_all, all_but_last)
+    return window
 
 
 def _buckets(c: Context) -> Floats:
-    out: Floats = np.maximum(2.0 * c.workload.model.layers / np.asarray(c.layout.pp), 1.0)
-    return out
+    """Buckets of gradients, two a layer of the rank."""
+    buckets: Floats = np.maximum(2.0 * c.workload.model.layers / np.asarray(c.layout.pp), 1.0)
+    return buckets
 
 
-ADAM_BYTES = 30.0
-"""Adam on fp32 states: reads parameter, gradient, two moments; writes three of them and the 2-byte weight."""
-
-
-def _optimizer(c: Context, dense: Floats, expert: Floats) -> Floats:
+def _optimizer_s(c: Context, dense: Floats, expert: Floats) -> Floats:
+    """Streaming of the optimizer's states, sharded from ZeRO 1 on."""
     layout = c.layout
     sharded = np.asarray(layout.zero_stage) >= 1
-    d = np.where(sharded, np.asarray(layout.dp) * np.asarray(layout.cp), 1)
-    e = np.where(sharded, layout.edp, 1)
-    return ADAM_BYTES * (dense / d + expert / e) / c.rates.hbm_bytes_per_s
+    dense_shards = np.where(sharded, np.asarray(layout.dp) * np.asarray(layout.cp), 1)
+    expert_shards = np.where(sharded, layout.edp, 1)
+    parameters = dense / dense_shards + expert / expert_shards
+    return _ADAM_BYTES * parameters / c.rates.hbm_bytes_per_s

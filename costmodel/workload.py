@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,7 +24,17 @@ class Overlap:
 
 
 def planned_overlap(framework: Framework) -> Overlap:
-    """What the launch files of a framework turn on, and so what the price of a plan assumes hidden."""
+    """What the launch files of a framework turn on, and so what the price of a plan assumes hidden.
+
+    Parameters
+    ----------
+    framework : Framework
+        Its record of overlaps.
+
+    Returns
+    -------
+    Overlap
+    """
     hidden = planned(framework.overlaps)
     return Overlap(dp="dp" in hidden, tp="tp" in hidden, pp="pp" in hidden, ep="ep" in hidden)
 
@@ -62,6 +72,20 @@ class Workload:
     """Where a token's experts lie, measured: (ep, equal blocks of the expert group, of them touched)."""
     reserve_gib: float = 0.0
     """HBM that the plan must leave free."""
+
+    def on(self, gpus: int) -> Workload:
+        """The same training on another number of GPUs of the cluster.
+
+        Parameters
+        ----------
+        gpus : int
+            1 to the cluster's size.
+
+        Returns
+        -------
+        Workload
+        """
+        return self if gpus == self.gpus else replace(self, gpus=gpus)
 
     def imbalance(self, ep: ArrayLike) -> NDArray[np.float64]:
         """Load of the busiest rank of an expert group over the mean.

@@ -54,12 +54,12 @@ def read_text(path: Path, largest_bytes: int = SMALL_FILE_BYTES) -> str:
         raise InputError(f"this is not UTF-8 text (byte {error.start})", where=where) from None
 
 
-def _bytes_of(path: Path, where: str, most: int) -> bytes:
+def _bytes_of(path: Path, where: str, byte_count: int) -> bytes:
     if not path.is_file():
         kind = "this is a directory, not a file" if path.is_dir() else "no such file"
         raise InputError(kind, where=where)
     with path.open("rb") as file:
-        return file.read(most)
+        return file.read(byte_count)
 
 
 def is_file(text: str) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from meshwright.frameworks.record import Framework, Setting, Stack, TokenDispatcher
 
 MESH = "accelerate/parallelism_config.py"
-PLUGIN = "accelerate/utils/dataclasses.py: FullyShardedDataParallelPlugin"
+PLUGIN = "accelerate/utils/dataclasses.py"
 LAUNCH = "accelerate/commands/launch.py"
 
 
 def _size(name: str, *rules: str) -> Setting:
     return Setting(
-        flag=f"parallelism_config.parallelism_config_{name}_size", source=MESH, rules=rules
+        flag=f"parallelism_config.parallelism_config_{name}_size", source=LAUNCH, rules=rules
     )
 
 
@@ -32,11 +32,11 @@ FSDP2 = Framework(
     },
     sequence_parallel=None,
     zero_stages={
-        2: Setting(flag="fsdp_config.fsdp_reshard_after_forward", value="false", source=PLUGIN),
-        3: Setting(flag="fsdp_config.fsdp_reshard_after_forward", value="true", source=PLUGIN),
+        2: Setting(flag="fsdp_config.fsdp_reshard_after_forward", value="false", source=LAUNCH),
+        3: Setting(flag="fsdp_config.fsdp_reshard_after_forward", value="true", source=LAUNCH),
     },
     schedules={"1f1b": Setting(source=MESH)},
-    full_recompute=Setting(flag="fsdp_config.fsdp_activation_checkpointing", source=PLUGIN),
+    full_recompute=Setting(flag="fsdp_config.fsdp_activation_checkpointing", source=LAUNCH),
     recompute_amount=None,
     recompute_modules={},
     precisions={
@@ -49,7 +49,7 @@ FSDP2 = Framework(
     cuda_graphs={"none": Setting(source=LAUNCH)},
     offloads={
         "parameters": Setting(
-            flag="fsdp_config.fsdp_offload_params", value="true", source=PLUGIN, planned=False
+            flag="fsdp_config.fsdp_offload_params", value="true", source=LAUNCH, planned=False
         ),
         "activations": Setting(
             flag="fsdp_config.fsdp_activation_checkpointing_offload",
@@ -59,7 +59,7 @@ FSDP2 = Framework(
     },
     shard_groups=Setting(
         flag="parallelism_config.parallelism_config_dp_replicate_size",
-        source=MESH,
+        source=LAUNCH,
         planned=False,
     ),
     compilation=Setting(flag="dynamo_backend", source=LAUNCH, planned=False),

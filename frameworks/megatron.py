@@ -9,6 +9,7 @@ PARALLEL = "megatron/core/model_parallel_config.py"
 TRANSFORMER = "megatron/core/transformer/transformer_config.py"
 DATA_PARALLEL = "megatron/core/distributed/distributed_data_parallel_config.py"
 SCHEDULES = "megatron/core/pipeline_parallel/schedules.py"
+COMMON = "megatron/training/config/common_config.py"
 OPTIMIZER = "megatron/core/optimizer/optimizer_config.py"
 
 MEGATRON_LM = Stack(name="megatron-lm", written=r"(megatron-lm|megatron-core|megatron core)\b")
@@ -32,9 +33,25 @@ def _flex(backend: str, since: str, *, planned: bool, installs: str) -> TokenDis
     )
 
 
-def _context(value: str, *, planned: bool = False) -> Setting:
+def _context(value: str, *, default: bool = False) -> Setting:
     return Setting(
-        flag="--cp-comm-type", value=value, since="0.10.0", source=TRANSFORMER, planned=planned
+        flag="--cp-comm-type",
+        value=value,
+        since="0.10.0",
+        source=TRANSFORMER,
+        default=default,
+        planned=default,
+    )
+
+
+def _attention(value: str, *, default: bool = False) -> Setting:
+    return Setting(
+        flag="--attention-backend",
+        value=value,
+        since="0.12.0",
+        source=TRANSFORMER,
+        default=default,
+        planned=default,
     )
 
 
@@ -100,7 +117,7 @@ MEGATRON = Framework(
     schedules={
         "1f1b": Setting(source=SCHEDULES, since="0.8.0"),
         "interleaved-1f1b": Setting(
-            flag="--num-virtual-stages-per-pipeline-rank", since="0.12.0", source=SCHEDULES
+            flag="--num-virtual-stages-per-pipeline-rank", since="0.12.0", source=ARGUMENTS
         ),
     },
     full_recompute=Setting(
@@ -152,8 +169,10 @@ MEGATRON = Framework(
             source=PARALLEL,
             installs="Transformer Engine's user buffers",
         ),
-        # On by default; the flag turns it off.
-        "pp": Setting(flag="--no-overlap-p2p-communication", since="0.8.0", source=PARALLEL),
+        # The flag turns it off.
+        "pp": Setting(
+            flag="--no-overlap-p2p-communication", since="0.8.0", source=ARGUMENTS, default=True
+        ),
         # Stays off: it excludes layouts that are otherwise legal.
         "ep": Setting(
             flag="--overlap-moe-expert-parallel-comm",
@@ -164,19 +183,19 @@ MEGATRON = Framework(
         ),
     },
     context_exchanges={
-        "p2p": _context("p2p", planned=True),
+        "p2p": _context("p2p", default=True),
         "a2a": _context("a2a"),
         "all_gather": _context("all_gather"),
         "a2a+p2p": _context("a2a+p2p"),
     },
     cuda_graphs={
-        "none": Setting(flag="--cuda-graph-impl", value="none", source=TRANSFORMER),
+        "none": Setting(flag="--cuda-graph-impl", value="none", source=TRANSFORMER, default=True),
+        # Of each layer's feed-forward part or router alone; with attention; of the whole step.
+        "feed_forward": Setting(
+            flag="--cuda-graph-modules", value="moe_router", source=TRANSFORMER, planned=False
+        ),
         "partial": Setting(
-            flag="--cuda-graph-impl",
-            value="transformer_engine",
-            since="0.16.0",
-            source=TRANSFORMER,
-            planned=False,
+            flag="--cuda-graph-modules", value="attn", source=TRANSFORMER, planned=False
         ),
         "full": Setting(
             flag="--cuda-graph-impl", value="full_iteration", source=TRANSFORMER, planned=False
@@ -198,12 +217,15 @@ MEGATRON = Framework(
     ),
     compilation=None,
     attention={
-        name: Setting(flag="--attention-backend", value=name, since="0.12.0", source=TRANSFORMER)
-        for name in ("auto", "flash", "fused", "unfused", "local")
+        "auto": _attention("auto", default=True),
+        "flash": _attention("flash"),
+        "fused": _attention("fused"),
+        "unfused": _attention("unfused"),
+        "local": _attention("local"),
     },
     rank_orders={
         "tp-cp-ep-dp-pp": Setting(source=ARGUMENTS),
-        "tp-cp-ep-pp-dp": Setting(flag="--use-tp-pp-dp-mapping", source=ARGUMENTS),
+        "tp-cp-ep-pp-dp": Setting(flag="--use-tp-pp-dp-mapping", source=COMMON),
     },
     rules=(
         "megatron-zero-needs-pp-1",

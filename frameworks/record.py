@@ -32,11 +32,13 @@ class Setting:
     source: str
     """The framework's file or page in which it was read, at the version of the record."""
     flag: str = ""
-    """The flag or key of the launch file; empty where the framework does it unasked."""
+    """The flag or key of the launch file; empty where there is none."""
     value: str = ""
     """What follows the flag or stands at the key; empty for a switch and for a number."""
     since: str = ""
     """Oldest version that it was read in; empty where only the record's own version was read."""
+    default: bool = False
+    """Whether the framework does it where a launch file says nothing; the flag is then not written."""
     planned: bool = True
     """Whether a plan may choose it. False where its price or its rules are not known yet."""
     rules: tuple[str, ...] = ()

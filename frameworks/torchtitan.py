@@ -7,7 +7,7 @@ from meshwright.frameworks.record import Framework, Setting, Stack, TokenDispatc
 CONFIG = "torchtitan/config/configs.py"
 CHECKPOINTS = "torchtitan/distributed/activation_checkpoint.py"
 EXPERTS = "torchtitan/models/common/config_utils.py"
-TORCH_SCHEDULES = "torch 2.13, torch/distributed/pipelining/schedules.py: get_schedule_class"
+TORCH_SCHEDULES = "torch/distributed/pipelining/schedules.py"
 
 TORCHTITAN_COMPILED = Stack(name="torchtitan-compile", written=r"torchtitan\b", compiled=True)
 
@@ -59,7 +59,10 @@ TORCHTITAN = Framework(
             rules=("torchtitan-expert-shards",),
         ),
     },
-    sequence_parallel=Setting(flag="--parallelism.no-enable-sequence-parallel", source=CONFIG),
+    # The flag turns it off.
+    sequence_parallel=Setting(
+        flag="--parallelism.no-enable-sequence-parallel", source=CONFIG, default=True
+    ),
     zero_stages={
         0: Setting(flag="--parallelism.data-parallel-replicate-degree", source=CONFIG),
         2: Setting(flag="--parallelism.fsdp-reshard-after-forward", value="never", source=CONFIG),
@@ -82,7 +85,12 @@ TORCHTITAN = Framework(
         "op": Setting(flag="activation-checkpoint:selective", source=CHECKPOINTS, planned=False)
     },
     precisions={
-        "bf16": Setting(flag="--training.mixed-precision-param", value="bfloat16", source=CONFIG),
+        "bf16": Setting(
+            flag="--training.mixed-precision-param",
+            value="bfloat16",
+            source=CONFIG,
+            default=True,
+        ),
         "fp8": Setting(
             flag="Float8LinearConverter",
             source="torchtitan/components/quantization/float8.py",
@@ -114,7 +122,7 @@ TORCHTITAN = Framework(
     context_exchanges={"p2p": Setting(source="torchtitan/distributed/context_parallel")},
     cuda_graphs={
         "none": Setting(flag="--training.disable-cuda-graphs", source=CONFIG),
-        "full": Setting(source="torchtitan/distributed/cudagraph.py", planned=False),
+        "full": Setting(source="torchtitan/distributed/cudagraph.py", default=True, planned=False),
     },
     offloads={
         "parameters": Setting(flag="--training.enable-cpu-offload", source=CONFIG, planned=False)
@@ -124,8 +132,13 @@ TORCHTITAN = Framework(
     ),
     compilation=Setting(flag="--compile.enable", source=CONFIG),
     attention={
-        name: Setting(flag="get_attention_config", value=name, source=EXPERTS)
-        for name in ("flex", "flex_flash", "varlen")
+        "flex": Setting(flag="get_attention_config", value="flex", source=EXPERTS),
+        "flex_flash": Setting(
+            flag="get_attention_config", value="flex_flash", source=EXPERTS, planned=False
+        ),
+        "varlen": Setting(
+            flag="get_attention_config", value="varlen", source=EXPERTS, planned=False
+        ),
     },
     rank_orders={"tp-cp-dp-pp": Setting(source="torchtitan/distributed/parallel_dims.py")},
     rules=(

@@ -63,7 +63,7 @@ _EXPERTS = ("experts", "top_k", "moe_ffn_hidden")
 def catalog_twin(model: ModelSpec) -> ModelSpec | None:
     """The catalog's model with the same widths, vocabulary and experts, whatever its number of layers."""
     return next(
-        (known for known in map(load_catalog_model, _entries()) if _key(known) == _key(model)), None
+        (entry for entry in map(load_catalog_model, _entries()) if _key(entry) == _key(model)), None
     )
 
 

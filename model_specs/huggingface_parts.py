@@ -25,12 +25,12 @@ PLAIN = {
 }
 
 
-def activation_of(config: ConfigFields, name: str, default: str, known: dict[str, str]) -> str:
-    """The schema's name for the activation in this field, which must be one of `known`."""
+def activation_of(config: ConfigFields, name: str, default: str, names: dict[str, str]) -> str:
+    """The schema's name for the activation in this field, which must be one of `names`."""
     written = config.text(name, default)
-    if written not in known:
-        raise config.fail(name, f"not an activation of this family ({', '.join(known)})", written)
-    return known[written]
+    if written not in names:
+        raise config.fail(name, f"not an activation of this family ({', '.join(names)})", written)
+    return names[written]
 
 
 def gated_decoder(

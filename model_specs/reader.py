@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os import PathLike, fspath
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from meshwright.documents.reader import path_text, read_mapping
+from meshwright.documents.reader import is_file, path_text, read_mapping
 from meshwright.documents.validation import validation_message
 from meshwright.errors import InputError, near_miss
 from meshwright.model_specs.catalog import catalog_names, load_catalog_model
@@ -17,23 +18,35 @@ from meshwright.model_specs.schema import ModelSpec
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 
-def read_model(text: str) -> ModelSpec:
-    """The model of this catalog name, or in this file, or in the config.json of this directory.
+def read_model(model: str | PathLike[str] | ModelSpec) -> ModelSpec:
+    """The model of a catalog name or a file.
 
-    A catalog name wins over a file of the same name; write `./NAME` for the file. Whether a file is a
-    config.json is told by its content. Raises InputError.
+    Parameters
+    ----------
+    model
+        Catalog name, path of a model YAML or of a Hugging Face config.json or of its folder, or a spec, which
+        is returned as it is. A catalog name wins over a file of the same name; write `./NAME` for the file.
+
+    Raises
+    ------
+    InputError
+        If there is no such model, or the file cannot be used.
+
+    Examples
+    --------
+    >>> read_model("llama-3-8b").hidden
+    4096
     """
+    if isinstance(model, ModelSpec):
+        return model
+    text = fspath(model)
     if text in catalog_names():
         return load_catalog_model(text)
     path = Path(text)
-    try:
-        if path.is_dir() and (path / "config.json").is_file():
-            path = path / "config.json"
-        found = path.is_file()
-    except (OSError, ValueError):
-        found = False
+    if text and is_file(f"{text}/config.json"):
+        path = path / "config.json"
     looks_like_path = text.lower().endswith(_SUFFIXES) or "/" in text
-    if not text or not (found or looks_like_path):
+    if not text or not (looks_like_path or is_file(str(path))):
         raise InputError(
             "neither a model of the catalog nor a file",
             where="model",

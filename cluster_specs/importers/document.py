@@ -74,31 +74,31 @@ def import_topology(
     """
     base = read_cluster(node)
     sources = [SourceText(name=str(path), text=read_text(path, LARGE_FILE_BYTES)) for path in paths]
-    found = read_found(form, sources, base, topology)
+    facts = read_found(form, sources, base, topology)
     files = ", ".join(path.name for path in paths)
     data = _base_document(node, base)
     data["name"] = name or paths[0].stem[:200]
-    data.update(found.node_fields)
+    data.update(facts.node_fields)
     # The node as the file has it: block sizes below count its GPUs.
     alone = {"gpus": base.gpus, "levels": None, "nodes": None, "measured": None}
     node_spec = cluster_from_mapping({**data, **alone}, files)
-    notes = list(found.notes)
-    if found.nodes:
-        levels, more = _levels(found, node_spec, oversubscription)
+    notes = list(facts.notes)
+    if facts.nodes:
+        levels, level_notes = _levels(facts, node_spec, oversubscription)
         data |= {
             "levels": levels,
-            "nodes": _node_entries(found, base),
+            "nodes": _node_entries(facts, base),
             "gpus": None,
             "elastic": None,
         }
-        notes += more
+        notes += level_notes
     elif oversubscription is not None:
         data["levels"] = _with_oversubscription(base, oversubscription)
-    changed = sorted({*found.node_fields, *(["levels", "nodes"] if found.nodes else [])})
+    changed = sorted({*facts.node_fields, *(["levels", "nodes"] if facts.nodes else [])})
     if changed:
         data["sources"] = {**data.get("sources", {}), **dict.fromkeys(changed, f"{form} {files}")}
     data = {key: value for key, value in data.items() if value is not None}
-    notes += _add_measured(data, found, base, files)
+    notes += _add_measured(data, facts, base, files)
     cluster = cluster_from_mapping(data, files)
     data = _ordered(data, cluster)
     text = f"# Written by `meshwright topology import --from {form}` from {files!a}.\n" + yaml.dump(
@@ -126,25 +126,27 @@ def _base_document(node: str, base: ClusterSpec) -> dict[str, Any]:
     return data
 
 
-def _add_measured(data: dict[str, Any], found: Found, base: ClusterSpec, files: str) -> list[str]:
+def _add_measured(data: dict[str, Any], facts: Found, base: ClusterSpec, files: str) -> list[str]:
     """Joins old and new measurements; those of a level that is gone are left out, which a note says."""
     data.pop("measured", None)
     names = cluster_from_mapping(data, files).level_names
-    every = [*base.measured, *found.measured]
-    kept = [entry.model_dump(exclude_none=True) for entry in every if entry.level in names]
-    if kept:
-        data["measured"] = kept
-    gone = sorted({entry.level for entry in every if entry.level not in names})
+    every = [*base.measured, *facts.measured]
+    present = [entry.model_dump(exclude_none=True) for entry in every if entry.level in names]
+    if present:
+        data["measured"] = present
+    missing_levels = sorted({entry.level for entry in every if entry.level not in names})
     return (
-        [f"measured values of levels that are gone are left out: {', '.join(gone)}"] if gone else []
+        [f"measured values of levels that are gone are left out: {', '.join(missing_levels)}"]
+        if missing_levels
+        else []
     )
 
 
-def _node_entries(found: Found, base: ClusterSpec) -> list[dict[str, object]]:
+def _node_entries(facts: Found, base: ClusterSpec) -> list[dict[str, object]]:
     """The nodes as a cluster file lists them; the pod is the largest block below the whole."""
     free = {entry.name: entry.free_gpus for entry in base.nodes}
     entries = []
-    for node in found.nodes:
+    for node in facts.nodes:
         entry: dict[str, object] = {"name": node.name, "leaf": node.blocks[0][:100]}
         if len(node.blocks) > 2:
             entry["pod"] = node.blocks[-2][:100]
@@ -155,39 +157,39 @@ def _node_entries(found: Found, base: ClusterSpec) -> list[dict[str, object]]:
 
 
 def _levels(
-    found: Found, node: ClusterSpec, oversubscription: Sequence[float] | None
+    facts: Found, node: ClusterSpec, oversubscription: Sequence[float] | None
 ) -> tuple[list[dict[str, object]], list[str]]:
     """A regular level table around an irregular tree: each level as large as its largest block."""
     notes = []
     unit = max(node.gpus_per_node, node.nvlink_domain)
-    counts = _widths(found.nodes)
+    counts = _widths(facts.nodes)
     largest = counts[0][1]
     size = -(-largest * node.gpus_per_node // unit) * unit
     sizes = [size]
     for _, widest in counts[1:]:
         sizes.append(sizes[-1] * widest)
     for level, (low, high), what in zip(
-        found.level_names, counts, ("nodes", *found.level_names), strict=False
+        facts.level_names, counts, ("nodes", *facts.level_names), strict=False
     ):
         if low != high:
             notes.append(
                 f"a {level} holds {low} to {high} {_plural(what)}; `levels` has the largest, `nodes` all"
             )
-    ratios = _ratios(found, oversubscription)
-    if oversubscription is None and not found.oversubscription and len(sizes) > 1:
+    ratios = _ratios(facts, oversubscription)
+    if oversubscription is None and not facts.oversubscription and len(sizes) > 1:
         notes.append(
             "the file says nothing of oversubscription: taken as 1 everywhere; see --oversubscription"
         )
     levels: list[dict[str, object]] = []
-    for level, gpus, ratio in zip(found.level_names, sizes, ratios, strict=True):
+    for level, gpus, ratio in zip(facts.level_names, sizes, ratios, strict=True):
         levels.append(
             {"name": level, "gpus": gpus} | ({"oversubscription": ratio} if ratio != 1 else {})
         )
     joined = len(levels) > 1 or node.crosses_rails_inside
-    if found.rails > 1 and node.gpus_per_node % found.rails == 0 and joined:
-        levels[0]["rails"] = found.rails
+    if facts.rails > 1 and node.gpus_per_node % facts.rails == 0 and joined:
+        levels[0]["rails"] = facts.rails
         notes.append(
-            f"every node hangs on all {found.rails} leaf switches of its leaf: taken as rails, "
+            f"every node hangs on all {facts.rails} leaf switches of its leaf: taken as rails, "
             "GPU i on switch i"
         )
     return levels, notes
@@ -210,10 +212,10 @@ def _widths(nodes: Sequence[PlacedNode]) -> list[tuple[int, int]]:
     return widths
 
 
-def _ratios(found: Found, oversubscription: Sequence[float] | None) -> Sequence[float]:
+def _ratios(facts: Found, oversubscription: Sequence[float] | None) -> Sequence[float]:
     if oversubscription is None:
-        return found.oversubscription or [1.0] * len(found.level_names)
-    _check_count(found.level_names, oversubscription)
+        return facts.oversubscription or [1.0] * len(facts.level_names)
+    _check_count(facts.level_names, oversubscription)
     return oversubscription
 
 

@@ -63,17 +63,13 @@ def placed_on_cables(
     oversubscription = [1.0]
     for tier in range(2, max(tiers.values()) + 2):
         before = _blocks(levels[-1], cabling)
-        for switch in (name for name, at in tiers.items() if at == tier):
-            lower = [other for other, _ in cabling.links[switch] if tiers.get(other, tier) < tier]
-            joined.join([switch, *lower])
-        for switch in (name for name, at in tiers.items() if at == tier - 1):
+        for switch in _switches_of(tiers, tier):
+            peers = [peer for peer, _ in cabling.links[switch]]
+            joined.join([switch, *(peer for peer in peers if tiers.get(peer, tier) < tier)])
+        for switch in _switches_of(tiers, tier - 1):
             # Switches of one tier that are cabled to each other: the groups of a dragonfly.
-            joined.join(
-                [
-                    switch,
-                    *(other for other, _ in cabling.links[switch] if tiers.get(other) == tier - 1),
-                ]
-            )
+            peers = [peer for peer, _ in cabling.links[switch]]
+            joined.join([switch, *(peer for peer in peers if tiers.get(peer) == tier - 1)])
         level = joined.tops()
         if len(_blocks(level, cabling)) < len(before):
             levels.append(level)
@@ -84,17 +80,13 @@ def placed_on_cables(
         oversubscription.append(1.0)
         notes = (*notes, f"{len(blocks)} parts that no cable joins; taken as joined at the top")
     titles = [_titles(level, tiers, cabling) for level in levels]
-    nodes = tuple(
-        PlacedNode(
-            name=host,
-            blocks=tuple(
-                title[level[ports[0][0]]] for title, level in zip(titles, levels, strict=True)
-            ),
-        )
-        for host, ports in sorted(cabling.hosts.items())
-    )
+    nodes = []
+    for host, ports in sorted(cabling.hosts.items()):
+        switch = ports[0][0]
+        names = [title[level[switch]] for title, level in zip(titles, levels, strict=True)]
+        nodes.append(PlacedNode(name=host, blocks=tuple(names)))
     return Found(
-        nodes=nodes,
+        nodes=tuple(nodes),
         level_names=level_names(len(levels)),
         oversubscription=tuple(oversubscription),
         rails=_rails(cabling, levels[0]),
@@ -106,13 +98,13 @@ def placed_on_cables(
 def _rails(cabling: Cabling, leaf_block: Mapping[str, str]) -> int:
     """Leaf switches of a block, if all blocks have as many and every host hangs on each of its block's."""
     hung = {host: {switch for switch, _ in ports} for host, ports in cabling.hosts.items()}
-    held: dict[str, set[str]] = defaultdict(set)
+    of_block: dict[str, set[str]] = defaultdict(set)
     for switches in hung.values():
         for switch in switches:
-            held[leaf_block[switch]].add(switch)
-    counts = {len(switches) for switches in held.values()}
-    whole = all(switches == held[leaf_block[min(switches)]] for switches in hung.values())
-    return counts.pop() if whole and len(counts) == 1 else 1
+            of_block[leaf_block[switch]].add(switch)
+    counts = {len(switches) for switches in of_block.values()}
+    on_all = all(switches == of_block[leaf_block[min(switches)]] for switches in hung.values())
+    return counts.pop() if on_all and len(counts) == 1 else 1
 
 
 def _tiers(cabling: Cabling) -> dict[str, int]:
@@ -122,10 +114,10 @@ def _tiers(cabling: Cabling) -> dict[str, int]:
     while edge:
         reached = []
         for switch in edge:
-            for other, _ in cabling.links[switch]:
-                if other not in tiers:
-                    tiers[other] = tiers[switch] + 1
-                    reached.append(other)
+            for peer, _ in cabling.links[switch]:
+                if peer not in tiers:
+                    tiers[peer] = tiers[switch] + 1
+                    reached.append(peer)
         edge = reached
     return tiers
 
@@ -138,22 +130,16 @@ def _blocks(level: Mapping[str, str], cabling: Cabling) -> set[str]:
 def _ratio(cabling: Cabling, tiers: Mapping[str, int], tier: int) -> float:
     """Hosts' rate over the rate of all cables from tier - 1 to `tier`, at least 1."""
     down = sum(cabling.down_gbps[switch] for switch in tiers)
-    up = sum(
-        rate
-        for switch, at in tiers.items()
-        if at == tier - 1
-        for other, rate in cabling.links[switch]
-        if tiers.get(other) == tier
-    )
+    lower = _switches_of(tiers, tier - 1)
+    cables = [cable for switch in lower for cable in cabling.links[switch]]
+    up = sum(rate for peer, rate in cables if tiers.get(peer) == tier)
     if not up:
-        up = sum(
-            rate
-            for switch, at in tiers.items()
-            if at == tier - 1
-            for other, rate in cabling.links[switch]
-            if tiers.get(other) == tier - 1
-        )
+        up = sum(rate for peer, rate in cables if tiers.get(peer) == tier - 1)
     return max(1.0, round(down / up, 3)) if up else 1.0
+
+
+def _switches_of(tiers: Mapping[str, int], tier: int) -> list[str]:
+    return [switch for switch, switch_tier in tiers.items() if switch_tier == tier]
 
 
 def _titles(level: Mapping[str, str], tiers: Mapping[str, int], cabling: Cabling) -> dict[str, str]:
@@ -164,6 +150,6 @@ def _titles(level: Mapping[str, str], tiers: Mapping[str, int], cabling: Cabling
             members[top].append(cabling.titles[switch])
     names = {}
     for top, titles in members.items():
-        more = f"+{len(titles) - 1}" if len(titles) > 1 else ""
-        names[top] = f"{min(titles)[:90]}{more}"
+        count = f"+{len(titles) - 1}" if len(titles) > 1 else ""
+        names[top] = f"{min(titles)[:90]}{count}"
     return names

@@ -21,7 +21,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9._-]*")
 LONGEST_EXPRESSION = 1 << 20
 
 
-def expand(text: str, most: int) -> list[str]:
+def expand(text: str, limit: int) -> list[str]:
     """The names in the order in which they are written, repeated ones included.
 
     Raises InputError if the text is no host list or stands for more than `most` names.
@@ -32,7 +32,7 @@ def expand(text: str, most: int) -> list[str]:
         )
     names: list[str] = []
     for expression in _split(text):
-        names += _expand_one(expression, most - len(names))
+        names += _expand_one(expression, limit - len(names))
     return names
 
 

@@ -65,20 +65,20 @@ def read_ibnetdiscover(source: SourceText, node: ClusterSpec) -> Found:
         )
     usual = Counter(len(ports) for ports in hosts.values()).most_common(1)[0][0]
     few = sorted(host for host, ports in hosts.items() if 2 * len(ports) <= usual)
-    kept = {host: ports for host, ports in hosts.items() if host not in few}
-    if len(kept) > MOST_NODES:
-        raise source.wrong(1, f"{len(kept)} hosts, more than {MOST_NODES}")
+    compute = {host: ports for host, ports in hosts.items() if host not in few}
+    if len(compute) > MOST_NODES:
+        raise source.wrong(1, f"{len(compute)} hosts, more than {MOST_NODES}")
     cabling = Cabling(
         titles={
             name: _switch_name(element.description) or name for name, element in switches.items()
         },
-        hosts=kept,
+        hosts=compute,
         links={
-            name: [(other, gbps) for other, gbps in element.ports if other in switches]
+            name: [(peer, gbps) for peer, gbps in element.ports if peer in switches]
             for name, element in switches.items()
         },
         down_gbps={
-            name: sum(gbps for other, gbps in element.ports if _is_host_port(elements.get(other)))
+            name: sum(gbps for peer, gbps in element.ports if _is_host_port(elements.get(peer)))
             for name, element in switches.items()
         },
     )
@@ -91,7 +91,7 @@ def read_ibnetdiscover(source: SourceText, node: ClusterSpec) -> Found:
             + ", ".join(few[:5])
             + (", ..." if len(few) > 5 else "")
         )
-    return placed_on_cables(cabling, _nic_fields(kept, usual, node), tuple(notes))
+    return placed_on_cables(cabling, _nic_fields(compute, usual, node), tuple(notes))
 
 
 def _elements(source: SourceText) -> Iterator[_Element]:

@@ -196,10 +196,10 @@ def _in_block(
         or any(place[depth] is None for place in places.values())
     ):
         return None
-    held: Counter[str | None] = Counter()
+    gpus_of_block: Counter[str | None] = Counter()
     for host, count in hosts.items():
-        held[places[host][depth]] += count
-    return max(held.values())
+        gpus_of_block[places[host][depth]] += count
+    return max(gpus_of_block.values())
 
 
 def _fraction(

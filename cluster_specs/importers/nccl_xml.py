@@ -64,11 +64,11 @@ def read_nccl_xml(source: SourceText, node: ClusterSpec) -> Found:
     fields: dict[str, object] = {}
     if system.gpus:
         _check_architecture(source, system.gpus, node)
-        fields, more = link_fields(_peers(system.gpus), node)
-        notes += more
-        own = sum(target == gpu.busid for gpu in system.gpus for target, _, _ in gpu.links)
-        if own:
-            notes.append(f"{own} links of a GPU to itself are passed over")
+        fields, link_notes = link_fields(_peers(system.gpus), node)
+        notes += link_notes
+        to_itself = sum(target == gpu.busid for gpu in system.gpus for target, _, _ in gpu.links)
+        if to_itself:
+            notes.append(f"{to_itself} links of a GPU to itself are passed over")
     elif system.pci_gpus:
         fields["gpus_per_node"] = len(system.pci_gpus)
         notes.append(
@@ -88,12 +88,13 @@ def read_nccl_xml(source: SourceText, node: ClusterSpec) -> Found:
 
 def _check_architecture(source: SourceText, gpus: list[_Gpu], node: ClusterSpec) -> None:
     for gpu in gpus:
-        known = ARCHITECTURE_OF_SM.get(gpu.sm or 0)
-        if known is not None and known != node.device.architecture:
+        architecture = ARCHITECTURE_OF_SM.get(gpu.sm or 0)
+        if architecture is not None and architecture != node.device.architecture:
+            device = node.device
             raise source.wrong(
                 gpu.line,
-                f"a GPU with sm {gpu.sm} is {known}, but the node {node.name} has {node.device.name}, which "
-                f"is {node.device.architecture}; choose the kind of node that this is",
+                f"a GPU with sm {gpu.sm} is {architecture}, but the node {node.name} has {device.name}, "
+                f"which is {device.architecture}; choose the kind of node that this is",
             )
 
 
@@ -107,9 +108,9 @@ def _peers(gpus: list[_Gpu]) -> dict[str, dict[str, int]]:
                 peers[gpu.busid][target] = peers[gpu.busid].get(target, 0) + count
         if on_switch[gpu.busid]:
             peers[gpu.busid] |= {
-                other: on_switch[gpu.busid]
-                for other, n in on_switch.items()
-                if n and other != gpu.busid
+                peer: on_switch[gpu.busid]
+                for peer, n in on_switch.items()
+                if n and peer != gpu.busid
             }
     return peers
 
@@ -181,7 +182,7 @@ class _Reader:
         self._open.pop()
 
     def _gpu(self, attributes: dict[str, str]) -> None:
-        above = next((given for name, given in reversed(self._open[:-1]) if name == "pci"), {})
+        above = next((fields for name, fields in reversed(self._open[:-1]) if name == "pci"), {})
         sm = self._number(attributes, "sm") if "sm" in attributes else None
         busid = above.get("busid", f"gpu{len(self._system.gpus)}")
         self._system.gpus.append(_Gpu(busid=busid, sm=sm, line=self._line))

@@ -60,24 +60,25 @@ def _rate_gb_per_s(links: Mapping[str, Mapping[str, int]], node: ClusterSpec) ->
     counts = []
     for peers in links.values():
         total = sum(peers.values())
-        counts.append(
-            total if total <= MOST_LINKS[architecture] else max(peers.values(), default=0)
-        )
+        through_a_switch = total > MOST_LINKS[architecture]
+        counts.append(max(peers.values(), default=0) if through_a_switch else total)
     count = min(counts)
     return count * LINK_GB_PER_S[architecture] if count else None
 
 
 def _domain_sizes(links: Mapping[str, Mapping[str, int]]) -> list[int]:
-    left, sizes = dict.fromkeys(links), []
-    while left:
-        edge, size = [next(iter(left))], 0
-        del left[edge[0]]
+    unvisited = dict.fromkeys(links)
+    sizes = []
+    while unvisited:
+        gpu, _ = unvisited.popitem()
+        edge = [gpu]
+        size = 0
         while edge:
             gpu = edge.pop()
             size += 1
-            for other in links[gpu]:
-                if other in left:
-                    del left[other]
-                    edge.append(other)
+            for peer in links[gpu]:
+                if peer in unvisited:
+                    del unvisited[peer]
+                    edge.append(peer)
         sizes.append(size)
     return sizes

@@ -6,6 +6,7 @@ host bridge, NODE within a NUMA node, SYS across sockets.
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 
@@ -33,14 +34,11 @@ def read_topo_matrix(source: SourceText, node: ClusterSpec) -> Found:
     Raises InputError with the line that is not part of such a matrix, or whose cells contradict another.
     """
     matrix = _matrix(source)
-    links = {
-        gpu: {
-            other: int(cell[2:])
-            for other in matrix.gpus
-            if (cell := matrix.cells[gpu, other]).startswith("NV")
-        }
-        for gpu in matrix.gpus
-    }
+    links: dict[str, dict[str, int]] = {gpu: {} for gpu in matrix.gpus}
+    for gpu, peer in itertools.product(matrix.gpus, repeat=2):
+        cell = matrix.cells[gpu, peer]
+        if cell.startswith("NV"):
+            links[gpu][peer] = int(cell[2:])
     fields, notes = link_fields(links, node)
     near = {gpu: _nearest(matrix, gpu) for gpu in matrix.gpus if matrix.nics}
     if near:
@@ -49,10 +47,8 @@ def read_topo_matrix(source: SourceText, node: ClusterSpec) -> Found:
         far = [nic for nic in matrix.nics if nic not in used]
         notes = (*notes, f"nearest NICs: {words}")
         if used and far:
-            notes = (
-                *notes,
-                f"NICs at no GPU's side, taken as storage or management: {', '.join(far)}",
-            )
+            far_words = f"NICs at no GPU's side, taken as storage or management: {', '.join(far)}"
+            notes = (*notes, far_words)
     return Found(node_fields=fields, notes=notes)
 
 
@@ -123,12 +119,12 @@ def _check_mirror(
     lines: dict[str, int],
 ) -> None:
     for gpu in gpus:
-        for other in gpus:
-            if cells[gpu, other] != cells[other, gpu]:
+        for peer in gpus:
+            if cells[gpu, peer] != cells[peer, gpu]:
                 raise source.wrong(
                     lines[gpu],
-                    f"{gpu} to {other} is {cells[gpu, other]}, but {other} to {gpu} on line {lines[other]} "
-                    f"is {cells[other, gpu]}",
+                    f"{gpu} to {peer} is {cells[gpu, peer]}, but {peer} to {gpu} on line {lines[peer]} "
+                    f"is {cells[peer, gpu]}",
                 )
 
 

@@ -56,10 +56,12 @@ def _is_yaml(source: SourceText) -> bool:
 
 def _measured(sources: Sequence[SourceText], node: ClusterSpec) -> Found:
     """The logs in the order given; a latency found first is used to take apart those of wider levels."""
-    known = node
+    with_measured = node
     notes: list[str] = []
     for source in sources:
-        found = read_nccl_log(source, known)
-        notes += found.notes
-        known = known.model_copy(update={"measured": (*known.measured, *found.measured)})
-    return Found(measured=known.measured[len(node.measured) :], notes=tuple(notes))
+        facts = read_nccl_log(source, with_measured)
+        notes += facts.notes
+        with_measured = with_measured.model_copy(
+            update={"measured": (*with_measured.measured, *facts.measured)}
+        )
+    return Found(measured=with_measured.measured[len(node.measured) :], notes=tuple(notes))

@@ -38,25 +38,23 @@ def read_yaml(source: SourceText, topology: str | None = None) -> Found:
     if chosen is None:
         raise source.wrong(1, "expected at least one topology, the list is empty")
     node, fields = entries[chosen]
-    found = _one(source, node, fields)
+    facts = _one(source, node, fields)
     if len(entries) > 1:
-        others = ", ".join(name for name in entries if name != chosen)
-        note = (
-            f"topology {chosen!r} of {len(entries)}; --topology takes one of the others: {others}"
-        )
-        return Found(nodes=found.nodes, level_names=found.level_names, notes=(*found.notes, note))
-    return found
+        other_names = ", ".join(name for name in entries if name != chosen)
+        note = f"topology {chosen!r} of {len(entries)}; --topology takes one of the others: {other_names}"
+        return Found(nodes=facts.nodes, level_names=facts.level_names, notes=(*facts.notes, note))
+    return facts
 
 
 def _one(source: SourceText, node: yaml.Node, fields: Fields) -> Found:
-    given = [kind for kind in _KINDS if kind in fields]
-    if len(given) != 1:
-        raise source.expected(_line(node), "exactly one of tree, block, flat", ", ".join(given))
-    if given[0] == "flat":
+    kinds = [kind for kind in _KINDS if kind in fields]
+    if len(kinds) != 1:
+        raise source.expected(_line(node), "exactly one of tree, block, flat", ", ".join(kinds))
+    if kinds[0] == "flat":
         raise source.wrong(
             _line(node), "a flat topology names no switches; choose another with --topology"
         )
-    if given[0] == "tree":
+    if kinds[0] == "tree":
         return _tree(source, fields["tree"])
     return _blocks(source, fields["block"])
 

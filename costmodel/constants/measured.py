@@ -32,12 +32,28 @@ class ErrorBand:
 
 
 def device_classes() -> tuple[str, ...]:
-    """Every class with measured runs."""
+    """Every class with measured runs.
+
+    Returns
+    -------
+    tuple of str
+    """
     return tuple(data_table("best_measured.yaml")["classes"])
 
 
 def device_class(device_name: str) -> str | None:
-    """The class that a device is judged with; None for one that nobody has published runs of."""
+    """The class that a device is judged with.
+
+    Parameters
+    ----------
+    device_name : str
+        As in the catalog.
+
+    Returns
+    -------
+    str or None
+        None for a device that nobody has published runs of.
+    """
     for name, devices in data_table("best_measured.yaml")["classes"].items():
         if device_name in devices:
             return str(name)
@@ -45,12 +61,26 @@ def device_class(device_name: str) -> str | None:
 
 
 def best_measured_mfu(device_name: str, precision: str) -> MeasuredMfu | None:
-    """The best measured run of a device's class at a precision; None where nobody has published one."""
+    """The best measured run of a device's class at a precision.
+
+    Parameters
+    ----------
+    device_name : str
+        As in the catalog.
+    precision : str
+        bf16, fp16, fp8, mxfp8 or nvfp4.
+
+    Returns
+    -------
+    MeasuredMfu or None
+        None where nobody has published one; `costmodel/data/best_measured.yaml` has the sources.
+    """
     name = device_class(device_name)
-    found = data_table("best_measured.yaml")["best"].get(name, {}).get(GEMM_BITS.get(precision, 16))
-    if name is None or found is None:
+    runs = data_table("best_measured.yaml")["best"].get(name, {})
+    best = runs.get(GEMM_BITS.get(precision, 16))
+    if name is None or best is None:
         return None
-    return MeasuredMfu(mfu=found["mfu"], run=found["run"], device_class=name)
+    return MeasuredMfu(mfu=best["mfu"], run=best["run"], device_class=name)
 
 
 def error_band(device_name: str, framework: str) -> ErrorBand:
@@ -58,6 +88,18 @@ def error_band(device_name: str, framework: str) -> ErrorBand:
 
     Few rows lean on the rows of the device class, those on the rows of the framework, those on all; see
     docs/accuracy.md.
+
+    Parameters
+    ----------
+    device_name : str
+        As in the catalog.
+    framework : str
+        A software profile.
+
+    Returns
+    -------
+    ErrorBand
+        Measured over predicted step time.
     """
     bands = data_table("error_bands.yaml")["bands"]
     of_device = bands.get(device_class(device_name), bands[OTHER])
@@ -65,5 +107,11 @@ def error_band(device_name: str, framework: str) -> ErrorBand:
 
 
 def memory_band() -> ErrorBand:
-    """How far measured peaks of memory lie from predicted ones, on all devices and frameworks."""
+    """How far measured peaks of memory lie from predicted ones, on all devices and frameworks.
+
+    Returns
+    -------
+    ErrorBand
+        Measured over predicted GiB.
+    """
     return ErrorBand(**data_table("error_bands.yaml")["memory"])

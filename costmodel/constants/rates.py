@@ -43,7 +43,7 @@ class DeviceConstants:
     narrow_head_factor: float
     """Attention time of heads of 64 or narrower over that of 128 at equal FLOP: exponentials set the pace."""
     tdp_exponent: float
-    """Power of board power over BLACKWELL_REFERENCE_W that the tensor rate follows."""
+    """Power of board power over that of a GB200 that the tensor rate follows."""
     tile: int
 
 
@@ -109,33 +109,92 @@ class Constants:
     shared: dict[str, float]
 
 
+_SCALE_UP_MEDIA = ("nvlink", "xgmi", "pcie")
+_BLACKWELL_REFERENCE_W = 1200.0
+"""Board power of a GB200, the middle of the family, against which `tdp_exponent` was fitted."""
+
+
 def device_prefixes(name: str, architecture: str) -> tuple[str, ...]:
-    """Where a device's constants stand: its own entry, over that of its architecture, over the defaults."""
+    """Where a device's constants stand: its own entry, over that of its architecture, over the defaults.
+
+    Parameters
+    ----------
+    name, architecture : str
+        As in the device catalog.
+
+    Returns
+    -------
+    tuple of str
+        For `records.layered_values`.
+    """
     return "device_defaults", f"architectures.{architecture}", f"devices.{name}"
 
 
 def framework_prefixes(name: str) -> tuple[str, ...]:
-    """Where a software profile's constants stand: its own entry, over the defaults."""
+    """Where a software profile's constants stand: its own entry, over the defaults.
+
+    Parameters
+    ----------
+    name : str
+        Of the profile.
+
+    Returns
+    -------
+    tuple of str
+        For `records.layered_values`.
+    """
     return "framework_defaults", f"frameworks.{name}"
 
 
 def device_constants(
     name: str, architecture: str, overrides: Overrides | None = None
 ) -> DeviceConstants:
-    """Constants of a device, some of them overridden."""
-    return DeviceConstants(
-        **layered_values(*device_prefixes(name, architecture), overrides=overrides)
-    )
+    """Constants of a device.
+
+    Parameters
+    ----------
+    name, architecture : str
+        As in the device catalog; the defaults where `devices.yaml` has neither.
+    overrides : mapping of str to float, optional
+        Other values, by the path of the record.
+
+    Returns
+    -------
+    DeviceConstants
+    """
+    values = layered_values(*device_prefixes(name, architecture), overrides=overrides)
+    return DeviceConstants(**values)
 
 
 def framework_names() -> tuple[str, ...]:
-    """Every software profile."""
+    """Every software profile.
+
+    Returns
+    -------
+    tuple of str
+        In alphabetical order.
+    """
     return names_in("frameworks")
 
 
 @cache
 def framework_constants(name: str) -> FrameworkConstants:
-    """Constants of a software profile; KeyError names the known ones."""
+    """Constants of a software profile.
+
+    Parameters
+    ----------
+    name : str
+        One of `framework_names()`.
+
+    Returns
+    -------
+    FrameworkConstants
+
+    Raises
+    ------
+    KeyError
+        For another name, with those that there are.
+    """
     return _framework_constants(name, None)
 
 
@@ -146,7 +205,20 @@ def _framework_constants(name: str, overrides: Overrides | None) -> FrameworkCon
 
 
 def constants_for(workload: Workload, overrides: Overrides | None = None) -> Constants:
-    """The calibrated constants of a workload's device and framework; `overrides` are other values by path."""
+    """The calibrated constants of a workload's device and framework.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its device and framework are used.
+    overrides : mapping of str to float, optional
+        Other values, by the path of the record.
+
+    Returns
+    -------
+    Constants
+        `costmodel/data` has the source of each.
+    """
     device = workload.cluster.device
     if overrides:
         return named_constants(device.name, device.architecture, workload.framework, overrides)
@@ -161,7 +233,21 @@ def _constants(device: str, architecture: str, framework: str) -> Constants:
 def named_constants(
     device: str, architecture: str, framework: str, overrides: Overrides
 ) -> Constants:
-    """The constants of a device, by name and architecture, and of a software profile; not cached."""
+    """The constants of a device and of a software profile, by name; not cached.
+
+    Parameters
+    ----------
+    device, architecture : str
+        As in the device catalog.
+    framework : str
+        One of `framework_names()`.
+    overrides : mapping of str to float
+        Other values, by the path of the record.
+
+    Returns
+    -------
+    Constants
+    """
     return Constants(
         device=device_constants(device, architecture, overrides),
         framework=_framework_constants(framework, overrides),
@@ -170,7 +256,20 @@ def named_constants(
 
 
 def peak_flops(device: DeviceSpec, precision: str) -> float:
-    """Dense peak FLOP/s of GEMMs at a precision; 16 bits where the device lacks the narrower one."""
+    """Dense peak of GEMMs at a precision; at 16 bits where the device lacks the narrower one.
+
+    Parameters
+    ----------
+    device : DeviceSpec
+        With the maker's peaks, without sparsity.
+    precision : str
+        bf16, fp16, fp8, mxfp8 or nvfp4.
+
+    Returns
+    -------
+    float
+        FLOP/s.
+    """
     sixteen = device.peak_bf16_tflops or device.peak_fp16_tflops
     if precision == "fp16":
         sixteen = device.peak_fp16_tflops
@@ -182,12 +281,21 @@ def peak_flops(device: DeviceSpec, precision: str) -> float:
     return (narrow.get(precision) or sixteen) * 1e12
 
 
-BLACKWELL_REFERENCE_W = 1200.0
-"""Board power of a GB200, the middle of the family."""
-
-
 def kernel_rates(workload: Workload, constants: Constants) -> Rates:
-    """Attained kernel rates of the workload's device at its precision."""
+    """Attained kernel rates of the workload's device at its precision.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its device and precision are used.
+    constants : Constants
+        Fractions of nominal peaks.
+
+    Returns
+    -------
+    Rates
+        FLOP/s, bytes per second and the shape constants of `kernels.gemm_s`.
+    """
     device, spec = constants.device, workload.cluster.device
     fraction = {
         "fp8": device.gemm_fraction_fp8,
@@ -196,12 +304,14 @@ def kernel_rates(workload: Workload, constants: Constants) -> Rates:
     }.get(workload.precision, device.gemm_fraction_16bit)
     sixteen = peak_flops(spec, "bf16")
     by_generation = (
-        device.attention_flash1_fraction, device.attention_flash2_fraction, device.attention_forward_fraction
-    )  # fmt: skip
-    # Power-limited clocks: tensor cores run at a rate that follows the board's power limit.
-    power = (
-        (spec.tdp_w / BLACKWELL_REFERENCE_W) ** device.tdp_exponent if device.tdp_exponent else 1.0
+        device.attention_flash1_fraction,
+        device.attention_flash2_fraction,
+        device.attention_forward_fraction,
     )
+    # Power-limited clocks: tensor cores run at a rate that follows the board's power limit.
+    power = 1.0
+    if device.tdp_exponent:
+        power = (spec.tdp_w / _BLACKWELL_REFERENCE_W) ** device.tdp_exponent
     # Attention waits for exponentials more than for tensor cores, and draws less.
     forward = sixteen * by_generation[constants.framework.flash_generation - 1]
     return Rates(
@@ -223,26 +333,53 @@ def kernel_rates(workload: Workload, constants: Constants) -> Rates:
 
 
 def fabric_links(workload: Workload, constants: Constants) -> Links:
-    """Attained rates of every fabric level of the workload's allocation."""
+    """Attained rates of every fabric level of the workload's allocation.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its cluster and number of GPUs are used.
+    constants : Constants
+        Fractions of nominal rates.
+
+    Returns
+    -------
+    Links
+        Arrays of shape [levels].
+    """
     return links_of(fabric_levels(workload.cluster, workload.gpus), constants)
 
 
 def links_of(levels: FabricLevels, constants: Constants) -> Links:
-    """Attained rates of some fabric levels."""
-    scale_up = np.array([medium in ("nvlink", "xgmi", "pcie") for medium in levels.media])
+    """Attained rates of some fabric levels.
+
+    What was measured on this very machine goes before what machines of the kind usually attain.
+
+    Parameters
+    ----------
+    levels : FabricLevels
+        Nominal rates, latencies and measured fractions, inside out.
+    constants : Constants
+        Fractions of nominal rates.
+
+    Returns
+    -------
+    Links
+        Arrays of shape [levels].
+    """
+    scale_up = np.array([medium in _SCALE_UP_MEDIA for medium in levels.media])
     shared = constants.shared
     network = np.array([shared.get(f"{medium}_fraction", 1.0) for medium in levels.media])
-    fraction = np.where(scale_up, constants.device.scale_up_fraction, network)
-    to_all = np.where(scale_up, shared["all_to_all_scale_up_fraction"], network)
-    # What was measured on this very machine goes before what machines of the kind usually attain.
-    fraction = np.where(
-        np.isnan(levels.attained), fraction * levels.neighbour_share, levels.attained
-    )
-    to_all = np.where(np.isnan(levels.all_to_all_attained), to_all, levels.all_to_all_attained)
+    usual = np.where(scale_up, constants.device.scale_up_fraction, network)
+    usual = usual * levels.neighbour_share
+    ring = np.where(np.isnan(levels.attained), usual, levels.attained)
+    usual_to_all = np.where(scale_up, shared["all_to_all_scale_up_fraction"], network)
+    unmeasured = np.isnan(levels.all_to_all_attained)
+    to_all = np.where(unmeasured, usual_to_all, levels.all_to_all_attained)
     nominal = levels.gb_per_s * 1e9
     railed = bool(np.any(levels.rails > 1))
     return Links(
-        bytes_per_s=nominal * fraction,
+        bytes_per_s=nominal * ring,
         all_to_all_bytes_per_s=nominal * to_all,
         latency_s=levels.latency_s,
         half_bytes=np.where(scale_up, shared["half_bytes_scale_up"], shared["half_bytes_network"]),

@@ -16,24 +16,48 @@ from meshwright.costmodel.memory.profile import memory_profile
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.schema import ModelSpec
 
-SCORE_BYTES = 5.0
+_SCORE_BYTES = 5.0
 """Of an attention score that is kept: softmax output, dropout output and its mask."""
 
 
 def rank_tokens(workload: Workload, layout: Layout) -> Floats:
-    """Tokens of one micro-batch on one rank."""
-    out: Floats = np.asarray(layout.micro_batch) * workload.seq_len / np.asarray(layout.cp)
-    return out
+    """Tokens of one micro-batch on one rank.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its sequence length is used.
+    layout : Layout
+        One layout, or many of shape [n].
+
+    Returns
+    -------
+    float or array
+    """
+    tokens = np.asarray(layout.micro_batch) * workload.seq_len
+    per_rank: Floats = tokens / np.asarray(layout.cp)
+    return per_rank
 
 
 def sequence_shards(layout: Layout) -> Floats:
-    """Ways in which tensor parallelism splits what lies between its matrix products."""
-    out: Floats = np.where(layout.sequence_parallel, layout.tp, 1).astype(np.float64)
-    return out
+    """Ways in which tensor parallelism splits what lies between its matrix products.
+
+    Parameters
+    ----------
+    layout : Layout
+        One layout, or many of shape [n].
+
+    Returns
+    -------
+    float or array
+        tp with sequence parallelism, else 1.
+    """
+    shards: Floats = np.where(layout.sequence_parallel, layout.tp, 1).astype(np.float64)
+    return shards
 
 
-def _narrow(workload: Workload) -> float:
-    """Bytes of a saved GEMM input."""
+def _saved_input_bytes(workload: Workload) -> float:
+    """Bytes of an element of a saved GEMM input."""
     quantised = workload.precision in ("fp8", "mxfp8", "nvfp4")
     return 1.0 if quantised and memory_profile(workload.framework).fp8_saved_inputs else 2.0
 
@@ -41,26 +65,39 @@ def _narrow(workload: Workload) -> float:
 def activation_bytes_per_layer(
     workload: Workload, layout: Layout, *, experts: bool
 ) -> tuple[Floats, Floats]:
-    """Saved for one layer and micro-batch on one GPU, two numbers: as the layout has it, and when the layer
-    is fully recomputed."""
+    """Saved for one layer and micro-batch on one GPU.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model, sequence length, precision and software.
+    layout : Layout
+        One layout, or many of shape [n].
+    experts : bool
+        Whether the layer has experts instead of a dense feed-forward.
+
+    Returns
+    -------
+    tuple of two floats or arrays
+        Bytes as the layout has it, and when the layer is fully recomputed. Korthikanti et al. 2022, arXiv
+        2205.05198, section 4, tensor by tensor for fused attention.
+    """
     model, mask = workload.model, np.asarray(layout.recompute)
-    tokens, sequence, narrow = (
-        rank_tokens(workload, layout),
-        sequence_shards(layout),
-        _narrow(workload),
-    )
-    some = (mask & Recompute.OPERATORS) != 0
+    sequence, narrow = sequence_shards(layout), _saved_input_bytes(workload)
+    by_operators = (mask & Recompute.OPERATORS) != 0
+    block_input = 2.0 * model.hidden / sequence
     normed = np.where(mask & Recompute.LAYERNORM, 0.0, narrow * model.hidden) / sequence
-    saved = 2.0 * model.hidden / sequence + np.where(some, 0.0, normed)
-    saved = saved + _attention_saved(workload, layout, narrow)
-    between = np.where(some, _operator_outputs(workload, layout), 2.0 * model.hidden / sequence)
-    mlp = between + np.where(some, 0.0, normed)
+    kept_normed = np.where(by_operators, 0.0, normed)
+    attention = block_input + kept_normed + _attention_saved(workload, layout, narrow)
+    between = np.where(by_operators, _operator_outputs(workload, layout), block_input)
+    mlp = between + kept_normed
     if experts:
         mlp = mlp + _moe_saved(model, layout, narrow)
     else:
         mlp = mlp + _dense_saved(model.ffn_hidden, model, layout, narrow)
-        mlp = np.where(mask & Recompute.MLP, 2.0 * model.hidden / sequence, mlp)
-    return tokens * (saved + mlp), tokens * 2.0 * model.hidden / sequence
+        mlp = np.where(mask & Recompute.MLP, block_input, mlp)
+    tokens = rank_tokens(workload, layout)
+    return tokens * (attention + mlp), tokens * 2.0 * model.hidden / sequence
 
 
 @dataclass(frozen=True)
@@ -73,7 +110,20 @@ class SavedActivations:
 
 
 def saved_activations(workload: Workload, layout: Layout) -> SavedActivations:
-    """What autograd keeps of a dense layer and of a layer with experts."""
+    """What autograd keeps of a dense layer and of a layer with experts.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model, sequence length, precision and software.
+    layout : Layout
+        One layout, or many of shape [n].
+
+    Returns
+    -------
+    SavedActivations
+        Bytes of one micro-batch on one GPU.
+    """
     dense = activation_bytes_per_layer(workload, layout, experts=False)
     if workload.model.moe is None:
         return SavedActivations(dense, dense)
@@ -89,8 +139,8 @@ def _operator_outputs(workload: Workload, layout: Layout) -> Floats:
     width = 2.0 * workload.model.hidden
     scattered = np.where(np.asarray(layout.tp) > 1, 2.0 * width / sequence_shards(layout), 0.0)
     last = width if memory_profile(workload.framework).keeps_unread_outputs else 0.0
-    out: Floats = scattered + last
-    return out
+    saved: Floats = scattered + last
+    return saved
 
 
 def _attention_saved(workload: Workload, layout: Layout, narrow: float) -> Floats:
@@ -103,42 +153,45 @@ def _attention_saved(workload: Workload, layout: Layout, narrow: float) -> Float
     model, mask, tp = workload.model, np.asarray(layout.recompute), np.asarray(layout.tp)
     heads = model.heads / tp
     query = 2.0 * heads * model.qk_head_dim
-    swapped = np.where(np.asarray(layout.cp) > 1, 2.0 if workload.cp_comm == "a2a" else 0.0, 0.0)
-    out = (narrow + swapped) * heads * model.v_head_dim + 4.0 * heads
+    swapped = 2.0 if workload.cp_comm == "a2a" else 0.0
+    swapped_bytes = np.where(np.asarray(layout.cp) > 1, swapped, 0.0)
+    output = (narrow + swapped_bytes) * heads * model.v_head_dim + 4.0 * heads
     if model.attention is not None:
         keys = 2.0 * heads * (model.qk_head_dim + model.v_head_dim)
         latent = 2.0 * 2.0 * ((model.attention.q_lora_rank or 0) + model.attention.kv_lora_rank)
         up = np.where(mask & Recompute.MLA_UP_PROJECTION, 0.0, query + keys)
-        return up + latent + out
+        return up + latent + output
     kv_heads = 2.0 * np.maximum(model.kv_heads / tp, 1.0)
     keys, values = kv_heads * model.qk_head_dim, kv_heads * model.v_head_dim
     scores: Floats = 0.0
     if not framework_constants(workload.framework).flash_attention:
-        scores = np.where(
-            mask & Recompute.CORE_ATTENTION, 0.0, SCORE_BYTES * heads * workload.seq_len
-        )
-    rope = query + keys + values if model.position == "rope" and model.qk_norm else 0.0
-    projected = np.where(mask & Recompute.OPERATORS, query + values, query + keys + values + rope)
-    return projected + out + scores
+        score_bytes = _SCORE_BYTES * heads * workload.seq_len
+        scores = np.where(mask & Recompute.CORE_ATTENTION, 0.0, score_bytes)
+    rotated = query + keys + values if model.position == "rope" and model.qk_norm else 0.0
+    every_output = query + keys + values + rotated
+    projected = np.where(mask & Recompute.OPERATORS, query + values, every_output)
+    return projected + output + scores
 
 
 def _dense_saved(width: float, model: ModelSpec, layout: Layout, narrow: float) -> Floats:
     """Input and output of the activation; operator-level recomputation keeps one GEMM's output."""
     matrices = 2.0 if model.gated else 1.0
-    some = np.asarray(layout.recompute) & Recompute.OPERATORS
-    out: Floats = np.where(some, 2.0, 2.0 * matrices + narrow) * width / np.asarray(layout.tp)
-    return out
+    by_operators = np.asarray(layout.recompute) & Recompute.OPERATORS
+    per_element = np.where(by_operators, 2.0, 2.0 * matrices + narrow)
+    saved: Floats = per_element * width / np.asarray(layout.tp)
+    return saved
 
 
 def _moe_saved(model: ModelSpec, layout: Layout, narrow: float) -> Floats:
     """Routed activations scale with top_k and do not shrink with ep: what leaves comes back from others."""
     moe, mask = model.moe, np.asarray(layout.recompute)
     assert moe is not None
+    tp = np.asarray(layout.tp)
     matrices = 2.0 if model.gated else 1.0
-    routed = moe.top_k / np.asarray(layout.tp)
     width = moe.moe_ffn_hidden
     activated = np.where(mask & Recompute.MOE_ACTIVATION, 0.0, narrow * width)
-    saved: Floats = routed * (narrow * model.hidden + 2.0 * matrices * width + activated)
-    router = 8.0 * moe.experts / np.asarray(layout.tp)
+    per_copy = narrow * model.hidden + 2.0 * matrices * width + activated
+    saved: Floats = moe.top_k / tp * per_copy
+    router = 8.0 * moe.experts / tp
     shared = _dense_saved(moe.shared_width, model, layout, narrow) if moe.shared_width else 0.0
     return saved + router + shared

@@ -42,10 +42,25 @@ class MemoryProfile:
 
 @cache
 def memory_profile(name: str) -> MemoryProfile:
-    """The facts about a software profile of `frameworks.yaml`; KeyError where there are none."""
+    """The facts about a software profile.
+
+    Parameters
+    ----------
+    name : str
+        As in `frameworks.yaml`.
+
+    Returns
+    -------
+    MemoryProfile
+        From `costmodel/data/memory.yaml`, where each value has its source.
+
+    Raises
+    ------
+    KeyError
+        Where there are none.
+    """
     table = data_table("memory.yaml")
-    if name not in table["stacks"]:
-        raise KeyError(
-            f"no memory profile {name!r}: known are {', '.join(sorted(table['stacks']))}"
-        )
-    return MemoryProfile(**{**table["defaults"], **table["stacks"][name]})
+    stacks = table["stacks"]
+    if name not in stacks:
+        raise KeyError(f"no memory profile {name!r}: known are {', '.join(sorted(stacks))}")
+    return MemoryProfile(**{**table["defaults"], **stacks[name]})

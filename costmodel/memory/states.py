@@ -24,12 +24,34 @@ from meshwright.model_specs.parameters import (
 )
 from meshwright.model_specs.schema import ModelSpec
 
+StateBytes = tuple[Floats, Floats, Floats]
+"""Bytes of weights, of gradients, of optimizer states."""
+
+_OPTIMIZER_BYTES = {"adam": 12.0, "sgd": 8.0, "muon": 8.0}
+"""fp32 master weight and moments: two for Adam, one for momentum SGD and Muon (arXiv 2502.16982)."""
+
 
 def layer_parameters_on_gpu(model: ModelSpec, layout: Layout) -> tuple[Floats, Floats, Floats]:
-    """Parameters of one layer on one GPU: (dense layer, MoE layer without experts, its experts)."""
+    """Parameters of one layer on one GPU, before data-parallel sharding.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        The model.
+    layout : Layout
+        One layout, or many of shape [n]; tp, ep and etp are used.
+
+    Returns
+    -------
+    tuple of three floats or arrays
+        Parameters of a dense layer, of an expert layer without its experts, and of these experts; 0 where
+        the model has no such layer.
+    """
     tp, ep, etp = (np.asarray(x) for x in (layout.tp, layout.ep, layout.etp))
     common = attention_parameters(model) / tp + norm_parameters_per_layer(model)
-    dense = common + dense_mlp_parameters(model) / tp if model.dense_layers else 0.0 * tp
+    dense = 0.0 * tp
+    if model.dense_layers:
+        dense = common + dense_mlp_parameters(model) / tp
     if model.moe is None:
         return dense, 0.0 * tp, 0.0 * tp
     rest = common + shared_expert_parameters(model) / tp + router_parameters(model)
@@ -39,18 +61,31 @@ def layer_parameters_on_gpu(model: ModelSpec, layout: Layout) -> tuple[Floats, F
 def rank_parameters(
     model: ModelSpec, layout: Layout, stages: Stages | None
 ) -> tuple[Floats, Floats]:
-    """Parameters on one GPU of each rank, (dense, expert), before data-parallel sharding.
+    """Dense and expert parameters on one GPU of each rank, before data-parallel sharding.
 
-    With stages: arrays [pp]. Without: the mean over ranks, a lower bound on the largest, shaped like the
-    layout. The last rank holds the MTP modules and, to feed them, its own copy of the token table
-    (megatron-core gpt_model.py builds an embedding on the first rank and on that of the MTP modules).
+    The last rank holds the MTP modules and, to feed them, its own copy of the token table (megatron-core
+    gpt_model.py builds an embedding on the first rank and on that of the MTP modules).
+
+    Parameters
+    ----------
+    model : ModelSpec
+        The model.
+    layout : Layout
+        One layout with `stages`, else one or many of shape [n].
+    stages : tuple of tuple of int, or None
+        Layers of each [pipeline rank][virtual stage]; None for the mean over ranks, which is a lower bound
+        on the largest.
+
+    Returns
+    -------
+    tuple of two floats or arrays
+        Parameters, of shape [pp] with stages and shaped like the layout without.
     """
     dense, rest, experts = layer_parameters_on_gpu(model, layout)
     tp, pp = np.asarray(layout.tp), np.asarray(layout.pp)
     table = embedding_parameters(model) / tp
-    mtp_dense = (
-        model.mtp_layers * (dense if model.moe is None else rest) + mtp_join_parameters(model) / tp
-    )
+    main = dense if model.moe is None else rest
+    mtp_dense = model.mtp_layers * main + _mtp_join_parameters(model) / tp
     mtp_experts = model.mtp_layers * experts
     untied = 0 if model.tied_embeddings else 1
     tables = np.where(pp > 1, max(1, untied + (model.mtp_layers > 0)), untied)
@@ -68,11 +103,21 @@ def rank_parameters(
 
 
 def v_shaped(layout: Layout) -> bool:
-    """Whether the chunks of a layout, or of some of many, run down the ranks and up again."""
+    """Whether the chunks of a layout, or of some of many, run down the ranks and up again.
+
+    Parameters
+    ----------
+    layout : Layout
+        One layout or many.
+
+    Returns
+    -------
+    bool
+    """
     return bool(has_trait(layout.schedule, "v_shaped").any())
 
 
-def mtp_join_parameters(model: ModelSpec) -> int:
+def _mtp_join_parameters(model: ModelSpec) -> int:
     """What joins the MTP modules to the model: a projection from 2 h to h and three norms each."""
     if not model.mtp_layers:
         return 0
@@ -80,54 +125,87 @@ def mtp_join_parameters(model: ModelSpec) -> int:
     return mtp_parameters(model) - model.mtp_layers * layer
 
 
-StateBytes = tuple[Floats, Floats, Floats]
-"""Bytes of weights, of gradients, of optimizer states."""
-
-
 def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
-    """Weights, gradients and optimizer states of one parameter on one GPU, `shards` ranks sharing them.
+    """Weights, gradients and optimizer states of one parameter on one GPU.
 
     Mixed-precision Adam: a 2-byte weight, a gradient, fp32 master weight and two moments (12). Megatron keeps
     the gradient in fp32 (4 bytes), stacks that reduce in 16 bits in 2 (Megatron-LM docs, dist_optimizer.md:
     6 + 12/d). Under ZeRO 3 the fp32 weight is the only one, but for stacks that keep 16-bit weights and fp32
     gradients whole between the micro-batches of a pipeline. FP8 kernels keep a quantised copy of the weight
     and its transpose (1 byte each; half of that in FP4).
+
+    Parameters
+    ----------
+    workload : Workload
+        Precision, optimizer and software.
+    layout : Layout
+        One layout, or many of shape [n]; pp and the ZeRO stage are used.
+    shards : int or array of int
+        d, data-parallel ranks that share the parameter, at least 1.
+
+    Returns
+    -------
+    tuple of three floats or arrays
+        Bytes of weights, of gradients, of optimizer states.
     """
     stack, profile = framework_constants(workload.framework), memory_profile(workload.framework)
-    flat = profile.bf16_gradient_copies_bytes if workload.precision == "bf16" else 0.0
-    grad = float(stack.gradient_bytes) + flat
-    copies = {"fp8": 2.0, "mxfp8": 2.0, "nvfp4": 1.0}.get(workload.precision, 0.0)
-    copies = copies if profile.fp8_weight_copies else 0.0
+    bf16 = workload.precision == "bf16"
+    grad = float(stack.gradient_bytes) + (profile.bf16_gradient_copies_bytes if bf16 else 0.0)
+    copies = 0.0
+    if profile.fp8_weight_copies:
+        copies = {"fp8": 2.0, "mxfp8": 2.0, "nvfp4": 1.0}.get(workload.precision, 0.0)
+    step = 0.0 if bf16 else profile.step_bytes
+    optimizer = _OPTIMIZER_BYTES[workload.optimizer]
     d = np.asarray(shards, dtype=np.float64)
     stage = np.asarray(layout.zero_stage)
-    optimizer = OPTIMIZER_BYTES[workload.optimizer]
-    step = profile.step_bytes if workload.precision != "bf16" else 0.0
-    third = stage == 3
-    weights: Floats = np.where(third, (4.0 + copies) / d, 2.0 + copies)
-    gradients: Floats = np.where(third, 4.0 / d, np.where(stage == 2, grad / d, grad))
+    fsdp = stage == 3
+    weights: Floats = np.where(fsdp, (4.0 + copies) / d, 2.0 + copies)
+    unsharded = np.where(stage == 2, grad / d, grad)
+    gradients: Floats = np.where(fsdp, 4.0 / d, unsharded)
     if profile.unsharded_in_pipeline:
-        whole = third & (np.asarray(layout.pp) > 1) & (d > 1)
-        weights, gradients = (
-            weights + np.where(whole, 2.0, 0.0),
-            gradients + np.where(whole, 4.0, 0.0),
-        )
+        in_full = fsdp & (np.asarray(layout.pp) > 1) & (d > 1)
+        weights = weights + np.where(in_full, 2.0, 0.0)
+        gradients = gradients + np.where(in_full, 4.0, 0.0)
     share = np.where(stage == 0, 1.0, 1.0 / d)
-    states: Floats = np.where(third, (optimizer - 4.0) / d, optimizer * share + step / d)
+    states: Floats = np.where(fsdp, (optimizer - 4.0) / d, optimizer * share + step / d)
     return weights, gradients, states
 
 
 def state_bytes_per_parameter(workload: Workload, layout: Layout, shards: Ints) -> Floats:
-    """Weights, gradients and optimizer states of one parameter on one GPU, together."""
+    """Weights, gradients and optimizer states of one parameter on one GPU, together.
+
+    Parameters
+    ----------
+    workload : Workload
+        Precision, optimizer and software.
+    layout : Layout
+        One layout, or many of shape [n].
+    shards : int or array of int
+        Data-parallel ranks that share the parameter, at least 1.
+
+    Returns
+    -------
+    float or array
+        Bytes; `state_bytes` has the sources.
+    """
     weights, gradients, states = state_bytes(workload, layout, shards)
-    out: Floats = np.asarray(weights) + gradients + states
-    return out
-
-
-OPTIMIZER_BYTES = {"adam": 12.0, "sgd": 8.0, "muon": 8.0}
-"""fp32 master weight and moments: two for Adam, one for momentum SGD and Muon (arXiv 2502.16982)."""
+    together: Floats = np.asarray(weights) + gradients + states
+    return together
 
 
 def table_parameters(model: ModelSpec, layout: Layout) -> Floats:
-    """Parameters of one token table or head on one GPU."""
-    out: Floats = embedding_parameters(model) / np.asarray(layout.tp)
-    return out
+    """Parameters of one token table or head on one GPU.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        The model.
+    layout : Layout
+        One layout, or many of shape [n]; tp is used.
+
+    Returns
+    -------
+    float or array
+    """
+    parameters: Floats = embedding_parameters(model) / np.asarray(layout.tp)
+    return parameters

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.costmodel.constants.rates import framework_constants
 from meshwright.costmodel.layout import Bools, Floats, Layout, Recompute
@@ -31,6 +32,7 @@ class Transients:
     loss_last: Floats
     """Logits and, where it can exist beside them, the gradient of the head."""
     head_input_last: Floats
+    """Input of the head, kept for its backward pass."""
     layer: Floats
     """One layer on its way back: what full recomputation brings back, and gradients of activations."""
     embedding_first: Floats
@@ -42,31 +44,47 @@ class Transients:
     gathered_leading_first: Floats
     """The same for leading dense layers."""
     bucket: Floats
+    """Buffer in which gradients are reduced."""
     stranded: Floats
+    """What a caching allocator can not use again."""
     stranded_table: Floats
+    """More of it on a rank with a token table or a head."""
 
 
 def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> Transients:
-    """Everything beside states and saved activations."""
+    """Everything on a GPU beside states and saved activations.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model, sequence length, precision and software.
+    layout : Layout
+        One layout, or many of shape [n].
+    saved : SavedActivations
+        From `saved_activations` of the same layouts.
+
+    Returns
+    -------
+    Transients
+        Bytes; docs/cost_model.md, "Memory", and `costmodel/data/memory.yaml` have the sources.
+    """
     profile, model = memory_profile(workload.framework), workload.model
-    tokens = rank_tokens(workload, layout)
-    loss = _loss_bytes(workload, layout, profile)
-    kept, dropped = saved.main
+    as_laid_out, dropped = saved.main
     full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
-    layer = _layer_at_work(workload, layout, profile, np.where(full, kept, 0.0))
-    table = 2.0 * np.asarray(table_parameters(model, layout))
-    gone = np.where(full, dropped, kept) * (model.layers // np.asarray(layout.pp))
-    sharded = _sharded(layout)
+    layer = _layer_at_work(workload, layout, profile, np.where(full, as_laid_out, 0.0))
     zero = 0.0 * np.asarray(layer)
+    table_gradient = 2.0 * np.asarray(table_parameters(model, layout))
+    freed = np.where(full, dropped, as_laid_out) * (model.layers // np.asarray(layout.pp))
+    embedding = np.where(_sharded(layout), 0.0, np.maximum(table_gradient - freed, 0.0))
     gathered, gathered_table, gathered_leading = _weights_at_hand(workload, layout, profile)
     stranded, stranded_table = _stranded(workload, layout, profile)
     bucketed = (np.asarray(layout.zero_stage) < 3) * profile.bucket_elements
     element = 4.0 if workload.precision == "bf16" else 2.0
     return Transients(
-        loss_last=loss,
-        head_input_last=2.0 * tokens * model.hidden + zero,
+        loss_last=_loss_bytes(workload, layout, profile),
+        head_input_last=2.0 * rank_tokens(workload, layout) * model.hidden + zero,
         layer=layer,
-        embedding_first=np.where(sharded, 0.0, np.maximum(table - gone, 0.0)),
+        embedding_first=embedding,
         gathered=gathered,
         gathered_table=gathered_table,
         gathered_leading_first=gathered_leading,
@@ -79,43 +97,45 @@ def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> T
 def _sharded(layout: Layout) -> Bools:
     """Whether weights are gathered before use."""
     ranks = np.asarray(layout.dp) * np.asarray(layout.cp)
-    out: Bools = (np.asarray(layout.zero_stage) == 3) & (ranks > 1)
-    return out
+    sharded: Bools = (np.asarray(layout.zero_stage) == 3) & (ranks > 1)
+    return sharded
 
 
 def _loss_bytes(workload: Workload, layout: Layout, profile: MemoryProfile) -> Floats:
     """max(bytes of a logit x T V / t, logits' 16-bit gradient and the head's 16-bit gradient 2 V h / t)."""
     model, tp = workload.model, np.asarray(layout.tp)
     logits = rank_tokens(workload, layout) * model.vocab / tp
-    each = np.where(tp > 1, profile.split_logit_bytes, profile.logit_bytes)
-    head = 2.0 * model.vocab * model.hidden / tp
-    out: Floats = np.maximum(each * logits, 2.0 * logits + head) + each * logits * model.mtp_layers
-    return out
+    logit_bytes = np.where(tp > 1, profile.split_logit_bytes, profile.logit_bytes) * logits
+    head_gradient = 2.0 * model.vocab * model.hidden / tp
+    peak = np.maximum(logit_bytes, 2.0 * logits + head_gradient)
+    with_mtp: Floats = peak + logit_bytes * model.mtp_layers
+    return with_mtp
 
 
 def _layer_at_work(
-    workload: Workload, layout: Layout, profile: MemoryProfile, again: Floats
+    workload: Workload, layout: Layout, profile: MemoryProfile, restored: Floats
 ) -> Floats:
     """Gradients of one layer's widest activations, and under full recomputation what that brings back.
 
     The gradient of the activation function's input exists beside everything saved, but for the input of the
-    last GEMM, freed by then. `again` is what recomputation brings back; where blocks do not merge each of its
-    tensors has a gradient of its size.
+    last GEMM, freed by then. `restored` is what recomputation brings back; where blocks do not merge, each of
+    its tensors has a gradient of its size.
     """
     model, tp = workload.model, np.asarray(layout.tp)
-    experts, matrices = model.moe_layers > 0, 2.0 if model.gated else 1.0
-    if model.moe is not None and experts:
-        routed = model.moe.top_k * (2.0 * matrices * model.moe.moe_ffn_hidden + 2.0 * model.hidden)
-    else:
-        routed = 2.0 * matrices * model.ffn_hidden
-    grad = np.asarray(routed / tp + 2.0 * model.hidden)
+    matrices = 2.0 if model.gated else 1.0
+    widest = 2.0 * matrices * model.ffn_hidden
+    if model.moe is not None and model.moe_layers > 0:
+        per_copy = 2.0 * matrices * model.moe.moe_ffn_hidden + 2.0 * model.hidden
+        widest = model.moe.top_k * per_copy
+    per_token = np.asarray(widest / tp + 2.0 * model.hidden)
     if not framework_constants(workload.framework).flash_attention:
-        grad = np.maximum(grad, 4.0 * model.heads / tp * workload.seq_len)
-    gradients = rank_tokens(workload, layout) * grad
+        scores = 4.0 * model.heads / tp * workload.seq_len
+        per_token = np.maximum(per_token, scores)
+    gradients = rank_tokens(workload, layout) * per_token
     if profile.stranding == "step":
-        gradients = np.maximum(gradients, again)
-    out: Floats = again + gradients
-    return out
+        gradients = np.maximum(gradients, restored)
+    at_work: Floats = restored + gradients
+    return at_work
 
 
 def _weights_at_hand(
@@ -129,9 +149,9 @@ def _weights_at_hand(
     """
     model = workload.model
     dense, rest, experts = layer_parameters_on_gpu(model, layout)
-    one, table = np.maximum(dense, rest + experts), np.asarray(table_parameters(model, layout))
+    largest, table = np.maximum(dense, rest + experts), np.asarray(table_parameters(model, layout))
     sharded = _sharded(layout)
-    gathered = np.where(sharded, 3.0 * 2.0 * one, 0.0)
+    gathered = np.where(sharded, 3.0 * 2.0 * largest, 0.0)
     gathered_table = np.where(sharded, 2.0 * 2.0 * table, 0.0)
     if not profile.placeholder_gradients:
         return gathered, gathered_table, 0.0 * gathered
@@ -152,33 +172,43 @@ def _one_of_each_shape(model: ModelSpec, layout: Layout) -> Floats:
 
 
 def _stranded(workload: Workload, layout: Layout, profile: MemoryProfile) -> tuple[Floats, Floats]:
-    """Blocks that the caching allocator keeps and cannot use at the peak: on every rank, more with a table.
-
-    `forward`: a layer's forward pass leaves activation input and output, the gathered input and the partial
-    output, 2 (m + 1) f / t + 4 h a token; each is smaller than a tensor of logits. The gathered two are not
-    there with asynchronous tensor parallelism, which moves them in pieces.
-    `step`: overflow check and norm copy the largest gradient to 4, then 8 bytes an element
-    (DeepSpeed stage_1_and_2.py, _has_inf_or_nan and get_grad_norm_direct), at most a rank's partition.
-    """
-    model, tp = workload.model, np.asarray(layout.tp)
-    if profile.stranding == "forward":
-        matrices = 2.0 if model.gated else 1.0
-        whole = 4.0 * model.hidden * (0.0 if workload.overlap.tp else 1.0)
-        around = np.where(tp > 1, whole, 4.0 * model.hidden / sequence_shards(layout))
-        out = rank_tokens(workload, layout) * (
-            2.0 * (matrices + 1.0) * model.ffn_hidden / tp + around
-        )
-        return out, 0.0 * out
+    """Blocks that the allocator keeps and cannot use at the peak: on every rank, more with a table."""
     if profile.stranding == "none":
         return 0.0, 0.0
+    if profile.stranding == "forward":
+        stranded = _stranded_forward(workload, layout)
+        return stranded, 0.0 * stranded
+    return _stranded_by_step(workload, layout)
+
+
+def _stranded_forward(workload: Workload, layout: Layout) -> NDArray[np.float64]:
+    """A layer's forward pass leaves blocks that are each smaller than a tensor of logits.
+
+    Activation input and output, the gathered input and the partial output: 2 (m + 1) f / t + 4 h a token. The
+    gathered two are not there with asynchronous tensor parallelism, which moves them in pieces.
+    """
+    model, tp = workload.model, np.asarray(layout.tp)
+    matrices = 2.0 if model.gated else 1.0
+    gathered = 4.0 * model.hidden * (0.0 if workload.overlap.tp else 1.0)
+    around = np.where(tp > 1, gathered, 4.0 * model.hidden / sequence_shards(layout))
+    per_token = 2.0 * (matrices + 1.0) * model.ffn_hidden / tp + around
+    return np.asarray(rank_tokens(workload, layout) * per_token)
+
+
+def _stranded_by_step(workload: Workload, layout: Layout) -> tuple[Floats, Floats]:
+    """Contiguous copies of the largest gradient that the optimizer step makes.
+
+    Overflow check and norm copy it to 4, then 8 bytes an element (DeepSpeed stage_1_and_2.py,
+    _has_inf_or_nan and get_grad_norm_direct), at most a rank's partition.
+    """
+    model = workload.model
     table = np.asarray(table_parameters(model, layout))
     if workload.precision == "bf16":
         return 0.0, 2.0 * table
-    widest = np.asarray(model.hidden * model.ffn_hidden / tp)
+    widest = np.asarray(model.hidden * model.ffn_hidden / np.asarray(layout.tp))
     dense, rest, experts = layer_parameters_on_gpu(model, layout)
-    share = (model.dense_layers * dense + model.moe_layers * (rest + experts)) / np.asarray(
-        layout.pp
-    )
+    layers = model.dense_layers * dense + model.moe_layers * (rest + experts)
+    share = layers / np.asarray(layout.pp)
     shards = np.asarray(layout.dp) * np.asarray(layout.cp)
     copies = 12.0 * np.minimum(widest, share / shards)
     with_table = 12.0 * np.minimum(table, (share + table) / shards) + 2.0 * table

@@ -44,26 +44,33 @@ class Pass(NamedTuple):
         """Whether it is a backward pass or a part of one."""
         return self.work is not Work.FORWARD
 
-    @property
-    def frees(self) -> int:
-        """Chunk activations that it lets go, less those that it makes: weight gradients need them last."""
-        return {Work.FORWARD: -1, Work.INPUT: 0}.get(self.work, 1)
 
-
-def rank_of_chunk(chunk: int, pp: int, schedule: Schedule) -> int:
-    """The pipeline rank that runs a chunk: in turns, or down and up again (V-shaped schedules).
-
-    DualPipe runs every chunk on two ranks; this is the first of them, for micro-batches of the first half.
-    """
-    return 2 * pp - 1 - chunk if traits(schedule).v_shaped and chunk >= pp else chunk % pp
-
-
-def rank_order(
+def pass_order(
     rank: int, pp: int, vpp: int, num_micro_batches: int, schedule: Schedule = Schedule.ONE_F_ONE_B
 ) -> tuple[Pass, ...]:
     """The passes of one pipeline rank in the order in which it runs them.
 
-    Raises ValueError where the schedule has no such shape (`schedules.Traits`).
+    Parameters
+    ----------
+    rank : int
+        Pipeline rank, 0 to pp - 1.
+    pp : int
+        Pipeline ranks, at least 1.
+    vpp : int
+        Chunks of a rank, at least 1.
+    num_micro_batches : int
+        Micro-batches per step and replica, at least 1.
+    schedule : Schedule
+        The order; the module's text has the source of each.
+
+    Returns
+    -------
+    tuple of Pass
+
+    Raises
+    ------
+    ValueError
+        Where the schedule has no such shape (`schedules.Traits`).
     """
     traits(schedule).require(pp, vpp, num_micro_batches)
     m = num_micro_batches
@@ -81,7 +88,7 @@ def rank_order(
 def _breadth_first(rank: int, pp: int, vpp: int, m: int) -> tuple[Pass, ...]:
     """All micro-batches through a chunk before the next chunk; backward in the reverse order."""
     forward = [Pass(v * pp + rank, k, Work.FORWARD) for v in range(vpp) for k in range(m)]
-    return (*forward, *(one._replace(work=Work.BACKWARD) for one in reversed(forward)))
+    return (*forward, *(p._replace(work=Work.BACKWARD) for p in reversed(forward)))
 
 
 def _one_forward_one_backward(
@@ -92,20 +99,22 @@ def _one_forward_one_backward(
     first r backward passes for later, and so keeps r of them in stock to fill its waits at the end.
     """
     work = m * vpp
+    kind = Work.INPUT if split else Work.BACKWARD
     forward = [_turn(k, rank, pp, vpp, Work.FORWARD) for k in range(work)]
-    backward = [
-        _turn(k, rank, pp, vpp, Work.INPUT if split else Work.BACKWARD) for k in range(work)
-    ]
-    hops = pp - rank - 1 if vpp == 1 or split else 2 * (pp - rank - 1)
+    backward = [_turn(k, rank, pp, vpp, kind) for k in range(work)]
+    weight = [p._replace(work=Work.WEIGHT) for p in backward]
+    hops = pp - rank - 1
+    if vpp > 1 and not split:
+        hops *= 2
     warm_up = min(hops + (vpp - 1) * pp, work)
     order = forward[:warm_up]
-    for k, one in enumerate(backward):
+    for k in range(work):
         order += forward[warm_up + k : warm_up + k + 1]
-        order.append(one)
+        order.append(backward[k])
         if split and k >= rank:
-            order.append(backward[k - rank]._replace(work=Work.WEIGHT))
+            order.append(weight[k - rank])
     if split:
-        order += [one._replace(work=Work.WEIGHT) for one in backward[max(work - rank, 0) :]]
+        order += weight[max(work - rank, 0) :]
     return tuple(order)
 
 
@@ -152,14 +161,14 @@ class _Queue:
 
     def weight_of(self, side: int) -> Self:
         """The oldest owed gradients of weights of one chunk."""
-        found = next(one for one in self._owed if one.chunk == self._chunks[side])
-        self._owed.remove(found)
-        self.passes.append(found)
+        oldest = next(p for p in self._owed if p.chunk == self._chunks[side])
+        self._owed.remove(oldest)
+        self.passes.append(oldest)
         return self
 
     def owes(self, side: int) -> bool:
         """Whether gradients of weights of one chunk are owed."""
-        return any(one.chunk == self._chunks[side] for one in self._owed)
+        return any(p.chunk == self._chunks[side] for p in self._owed)
 
     def _add(self, side: int, work: Work, *, paired: bool = False) -> Self:
         shared = Work.BACKWARD if work is Work.INPUT else work
@@ -174,45 +183,46 @@ def _zero_bubble_v(rank: int, pp: int, m: int) -> tuple[Pass, ...]:
     _repeat(2 * (pp - rank) - 1, lambda: queue.forward(0))
     _repeat(rank, lambda: queue.forward(1).forward(0))
     _repeat(pp - rank, lambda: queue.forward(1).backward(1, split=True).weight())
-    while (
-        queue.count(1, Work.FORWARD) < queue.count(0, Work.FORWARD)
-        or queue.count(0, Work.FORWARD) < count
-    ):
-        if queue.count(0, Work.FORWARD) < count:
+
+    def started(side: int) -> int:
+        return queue.count(side, Work.FORWARD)
+
+    while started(1) < started(0) or started(0) < count:
+        if started(0) < count:
             queue.forward(0)
-        queue.backward(0, split=True).weight().forward(1).backward(1, split=True).weight()
+        queue.backward(0, split=True).weight()
+        queue.forward(1).backward(1, split=True).weight()
     _repeat(rank, lambda: queue.backward(0, split=True).backward(1, split=True))
     _repeat(pp - rank, lambda: queue.backward(0, split=True).weight_of(0))
     for side in (1, 0):
         while queue.owes(side):
             queue.weight_of(side)
-    return tuple(one for one in queue.passes if one.micro_batch < m)
+    return tuple(p for p in queue.passes if p.micro_batch < m)
 
 
 def _dual_pipe_v(rank: int, pp: int, m: int) -> tuple[Pass, ...]:
-    queue, left = _Queue(rank, pp), pp - rank - 1
-    _repeat(2 * left, lambda: queue.forward(0))
-    _repeat(rank + 1, lambda: queue.forward(0).forward(1))
-    _repeat(left, lambda: queue.backward(1, split=True).weight().forward(1))
+    """DualPipeV: its eight phases, `after` ranks behind this one."""
+    queue, after = _Queue(rank, pp), pp - rank - 1
 
     def both(forward: int, *, paired: bool = True) -> _Queue:
         return queue.forward(forward, paired=paired).backward(1 - forward)
 
-    for k in range(
-        m - 2 * pp + rank + 1
-    ):  # where the last rank turns round, the two would wait for each other
+    _repeat(2 * after, lambda: queue.forward(0))
+    _repeat(rank + 1, lambda: queue.forward(0).forward(1))
+    _repeat(after, lambda: queue.backward(1, split=True).weight().forward(1))
+    for k in range(m - 2 * pp + rank + 1):
+        # Where the last rank turns round, the two passes would wait for each other.
         both(0, paired=k > 0 or rank < pp - 1)
         both(1)
-    for _ in range(left):
+    for _ in range(after):
         queue.backward(1)
         both(1)
     half = (rank + 1) // 2
-    for k in range(
-        rank + 1
-    ):  # the second half keeps its weight gradients for the waits that follow
+    for k in range(rank + 1):
+        # The second half keeps its weight gradients for the waits that follow.
         late = k > half or (k == half and rank % 2 == 1)
         queue.backward(1, split=late).backward(0, split=late or k == half)
-    _repeat(left, lambda: queue.weight().backward(0, split=True))
+    _repeat(after, lambda: queue.weight().backward(0, split=True))
     _repeat(rank + 1, queue.weight)
     return tuple(queue.passes)
 
@@ -220,15 +230,15 @@ def _dual_pipe_v(rank: int, pp: int, m: int) -> tuple[Pass, ...]:
 def _dual_pipe(rank: int, pp: int, m: int) -> tuple[Pass, ...]:
     """DualPipe: two mirrored DualPipeV on half of the ranks each, which swap places in the middle.
 
-    Rank r runs stages r and p - 1 - r; micro-batches of the second half enter at the last rank.
+    Rank r runs stages r and p - 1 - r; micro-batches of the second half enter at the last rank. In the middle
+    the two halves meet: a rank's second chunk works for the other half's micro-batches.
     """
     half, upper = pp // 2, rank >= pp // 2
-    order = _dual_pipe_v(min(rank, pp - 1 - rank), half, m // 2)
-    # In the middle the two halves meet: a rank's second chunk works for the other half's micro-batches.
-    return tuple(
-        one._replace(micro_batch=one.micro_batch + (m // 2) * ((one.chunk >= half) != upper))
-        for one in order
-    )
+    order = []
+    for p in _dual_pipe_v(min(rank, pp - 1 - rank), half, m // 2):
+        of_second_half = (p.chunk >= half) != upper
+        order.append(p._replace(micro_batch=p.micro_batch + (m // 2) * of_second_half))
+    return tuple(order)
 
 
 def _repeat(times: int, run: Callable[[], object]) -> None:

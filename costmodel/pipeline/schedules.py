@@ -61,17 +61,44 @@ _NAMED = dict(zip(SCHEDULE_NAMES, (Schedule.ONE_F_ONE_B, *Schedule), strict=True
 
 
 def schedule_named(name: str) -> Schedule:
-    """The schedule of a name. Raises KeyError for one that is none of `SCHEDULE_NAMES`."""
-    found: Schedule = _NAMED[name]
-    return found
+    """The schedule of a name.
+
+    Parameters
+    ----------
+    name : str
+        One of `SCHEDULE_NAMES`.
+
+    Returns
+    -------
+    Schedule
+
+    Raises
+    ------
+    KeyError
+        For any other name.
+    """
+    schedule: Schedule = _NAMED[name]
+    return schedule
 
 
 def schedule_name(schedule: int, vpp: int) -> str:
-    """What a schedule with vpp chunks a rank is called."""
-    interleaved = Schedule(schedule) is Schedule.ONE_F_ONE_B and vpp > 1
-    return (
-        "interleaved-1f1b" if interleaved else SCHEDULE_NAMES[0 if schedule == 0 else schedule + 1]
-    )
+    """What a schedule is called.
+
+    Parameters
+    ----------
+    schedule : int
+        A `Schedule`.
+    vpp : int
+        Chunks of a rank, at least 1.
+
+    Returns
+    -------
+    str
+        One of `SCHEDULE_NAMES`.
+    """
+    if schedule != Schedule.ONE_F_ONE_B:
+        return SCHEDULE_NAMES[schedule + 1]
+    return "interleaved-1f1b" if vpp > 1 else "1f1b"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,35 +123,58 @@ class Traits:
     """Whether ranks work on the same chunk number at the same time: the slowest sets the pace of each."""
 
     def faults(self, pp: int, vpp: int, num_micro_batches: int) -> list[str]:
-        """What keeps the schedule from running in this shape; empty where nothing does."""
-        found = []
-        most = self.most_chunks or vpp
-        if not self.fewest_chunks <= vpp <= most:
-            wanted = (
-                str(self.fewest_chunks)
-                if most == self.fewest_chunks
-                else f"{self.fewest_chunks} or more"
-            )
-            found.append(f"vpp: {vpp}, {self.name} takes {wanted} virtual stages")
+        """What keeps the schedule from running in a shape.
+
+        Parameters
+        ----------
+        pp : int
+            Pipeline ranks, at least 1.
+        vpp : int
+            Chunks of a rank, at least 1.
+        num_micro_batches : int
+            Micro-batches per step and replica, at least 1.
+
+        Returns
+        -------
+        list of str
+            A sentence for each fault; empty where there is none.
+        """
+        faults = []
+        most_chunks = self.most_chunks or vpp
+        if not self.fewest_chunks <= vpp <= most_chunks:
+            wanted = f"{self.fewest_chunks}"
+            if most_chunks != self.fewest_chunks:
+                wanted += " or more"
+            faults.append(f"vpp: {vpp}, {self.name} takes {wanted} virtual stages")
+        micro_batches = f"num_micro_batches: {num_micro_batches}"
         if num_micro_batches < self.least_fill * pp:
-            found.append(
-                f"num_micro_batches: {num_micro_batches}, {self.name} needs {self.least_fill * pp}"
-            )
+            faults.append(f"{micro_batches}, {self.name} needs {self.least_fill * pp}")
         if self.in_groups and vpp > 1 and num_micro_batches % pp:
-            found.append(
-                f"num_micro_batches: {num_micro_batches} is not a multiple of pp {pp}, vpp is {vpp}"
-            )
+            faults.append(f"{micro_batches} is not a multiple of pp {pp}, vpp is {vpp}")
         if self.pairs_of_ranks and (pp % 2 or num_micro_batches % 2):
-            found.append(
-                f"pp: {pp} and num_micro_batches: {num_micro_batches}, {self.name} needs even ones"
-            )
-        return found
+            faults.append(f"pp: {pp} and {micro_batches}, {self.name} needs even ones")
+        return faults
 
     def require(self, pp: int, vpp: int, num_micro_batches: int) -> None:
-        """Raises ValueError with what keeps the schedule from running in this shape."""
-        found = self.faults(pp, vpp, num_micro_batches)
-        if found:
-            raise ValueError("; ".join(found))
+        """Makes sure that the schedule runs in a shape.
+
+        Parameters
+        ----------
+        pp : int
+            Pipeline ranks, at least 1.
+        vpp : int
+            Chunks of a rank, at least 1.
+        num_micro_batches : int
+            Micro-batches per step and replica, at least 1.
+
+        Raises
+        ------
+        ValueError
+            With what keeps the schedule from running.
+        """
+        faults = self.faults(pp, vpp, num_micro_batches)
+        if faults:
+            raise ValueError("; ".join(faults))
 
 
 _TRAITS = {
@@ -150,20 +200,56 @@ LEAST_BUBBLE_SHARE = 1 / 3
 
 
 def traits(schedule: int) -> Traits:
-    """Of one schedule."""
+    """What a schedule needs.
+
+    Parameters
+    ----------
+    schedule : int
+        A `Schedule`.
+
+    Returns
+    -------
+    Traits
+    """
     return _TRAITS[Schedule(schedule)]
 
 
 def has_trait(schedule: Ints, trait: str) -> NDArray[np.bool_]:
-    """Which of some schedules have a trait that is a truth value, shaped like them."""
-    table = np.array([bool(getattr(_TRAITS[one], trait)) for one in Schedule])
+    """Which of some schedules have a trait.
+
+    Parameters
+    ----------
+    schedule : int or array of int
+        Values of `Schedule`.
+    trait : str
+        A field of `Traits` that is a truth value.
+
+    Returns
+    -------
+    array of bool
+        Shaped like `schedule`.
+    """
+    table = np.array([bool(getattr(_TRAITS[name], trait)) for name in Schedule])
     return np.asarray(table[np.asarray(schedule)])
 
 
 def last_rank(schedule: Ints, pp: Ints) -> Ints:
-    """The rank that holds the last chunk: head, loss and multi-token prediction."""
-    out: Ints = np.where(has_trait(schedule, "v_shaped"), 0, np.asarray(pp) - 1)
-    return out
+    """The rank that holds the last chunk: head, loss and multi-token prediction.
+
+    Parameters
+    ----------
+    schedule : int or array of int
+        Values of `Schedule`.
+    pp : int or array of int
+        Pipeline ranks, at least 1.
+
+    Returns
+    -------
+    int or array of int
+        0 in V-shaped schedules, else pp - 1.
+    """
+    rank: Ints = np.where(has_trait(schedule, "v_shaped"), 0, np.asarray(pp) - 1)
+    return rank
 
 
 def bubble_share(
@@ -171,24 +257,45 @@ def bubble_share(
 ) -> Floats:
     """The bubble over (ranks' work - the busiest rank's) / v, from the times of an average layer.
 
-    `weight_s` is the part of `backward_s` that gradients of weights take. 1 where the backward pass is not
-    split; see the module's table. More of w than f or i does not fill the waits any further.
+    More of w than f or i does not fill the waits any further. The table of this module has the formulas and
+    their sources.
+
+    Parameters
+    ----------
+    schedule : int or array of int
+        Values of `Schedule`.
+    pp : int or array of int
+        p, pipeline ranks, at least 1.
+    forward_s : float or array
+        f, seconds, more than 0.
+    backward_s : float or array
+        i + w, seconds, more than 0.
+    weight_s : float or array
+        w, the part of `backward_s` that gradients of weights take.
+
+    Returns
+    -------
+    float or array
+        Without unit, 0 to 1; 1 where the backward pass is not split.
     """
     names = np.asarray(schedule)
     ranks = np.asarray(pp, dtype=np.float64)
     f, b = np.asarray(forward_s, dtype=np.float64), np.asarray(backward_s, dtype=np.float64)
     w = np.minimum(np.asarray(weight_s), np.minimum(f, b / 2))
     i = b - w
-    hops = np.maximum(np.where(names == Schedule.DUALPIPE, ranks / 2, ranks) - 1, 0.0)
-    one_way = np.maximum(i, 2 * (i - w))
-    both_ways = np.maximum(2 * f + i - w, f + 2 * i - w - f / np.maximum(hops, 1.0))
-    folded = both_ways * hops / np.maximum(ranks - 1, 1.0)
-    out: Floats = np.select(
+    length = np.where(names == Schedule.DUALPIPE, ranks / 2, ranks)
+    hops = np.maximum(length - 1, 0.0)
+    zb_h1 = np.maximum(f + i - w, i)
+    zb_v = np.maximum(i, 2 * (i - w))
+    dual_v = np.maximum(2 * f + i - w, f + 2 * i - w - f / np.maximum(hops, 1.0))
+    dual = dual_v * hops / np.maximum(ranks - 1, 1.0)
+    bubble = np.select(
         [names == Schedule.ZB_H1, names == Schedule.ZBV, names == Schedule.DUALPIPE_V],
-        [np.maximum(f + i - w, i), one_way, both_ways],
-        np.where(names == Schedule.DUALPIPE, folded, f + b),
-    ) / (f + b)
-    return out
+        [zb_h1, zb_v, dual_v],
+        np.where(names == Schedule.DUALPIPE, dual, f + b),
+    )
+    share: Floats = bubble / (f + b)
+    return share
 
 
 def in_flight(layout: Layout, rank: Ints) -> Floats:
@@ -198,49 +305,100 @@ def in_flight(layout: Layout, rank: Ints) -> Floats:
     chunks ahead, plus the one in work (Narayanan et al. 2021, section 2.2; megatron-core schedules.py). ZB-H1
     and ZB-V: p on every rank, because a pass whose weight gradients wait keeps its activations (Qi et al.
     2023, Table 2). DualPipeV: 2 p + 1 chunks, DualPipe: p + 1 stages (DeepSeek-V3, Table 2: PP + 1 stages).
+
+    Parameters
+    ----------
+    layout : Layout
+        One layout or many, fields of a shape that broadcasts against `rank`.
+    rank : int or array of int
+        r, pipeline rank, 0 to p - 1.
+
+    Returns
+    -------
+    float or array
+        Micro-batches, in the common shape.
     """
     pp, vpp, m = (np.asarray(x) for x in (layout.pp, layout.vpp, layout.num_micro_batches))
     schedule = np.asarray(layout.schedule)
     plain = np.minimum(m, pp - rank)
     ahead = 2 * (pp - np.asarray(rank) - 1) + (vpp - 1) * pp + 1
-    in_turns: Floats = np.where(vpp > 1, np.minimum(ahead, m * vpp) / vpp, plain)
+    one_f_one_b: Floats = np.where(vpp > 1, np.minimum(ahead, m * vpp) / vpp, plain)
     if not schedule.any():  # most searches know no other, and ask this of millions of layouts
-        return in_turns
-    everything = (schedule == Schedule.GPIPE) | (schedule == Schedule.BREADTH_FIRST)
-    out: Floats = np.select(
+        return one_f_one_b
+    breadth = (schedule == Schedule.GPIPE) | (schedule == Schedule.BREADTH_FIRST)
+    shaped = 0 * plain
+    flying: Floats = np.select(
         [
             schedule == Schedule.ONE_F_ONE_B,
-            everything,
+            breadth,
             schedule == Schedule.DUALPIPE_V,
             schedule == Schedule.DUALPIPE,
         ],
-        [in_turns, m + 0 * plain, pp + 0.5 + 0 * plain, (pp + 1) / 2 + 0 * plain],
-        np.minimum(m, pp) + 0 * plain,
+        [one_f_one_b, m + shaped, pp + 0.5 + shaped, (pp + 1) / 2 + shaped],
+        np.minimum(m, pp) + shaped,
     )
-    return out
+    return flying
 
 
 def shared_by_mirrors(values: NDArray[np.float64], schedule: Ints) -> NDArray[np.float64]:
-    """What a rank works, [..., pp], where DualPipe has it do half of its mirror rank's stage as well."""
+    """What a rank works, where DualPipe has it do half of its mirror rank's stage as well.
+
+    Parameters
+    ----------
+    values : array of float, shape [..., pp]
+        Seconds of each rank's stage.
+    schedule : int
+        A `Schedule`.
+
+    Returns
+    -------
+    array of float, shape [..., pp]
+    """
     if int(np.asarray(schedule)) != Schedule.DUALPIPE:
         return values
     return np.asarray((values + values[..., ::-1]) / 2)
 
 
 def on_both_ranks(values: NDArray[np.float64], schedule: Ints) -> NDArray[np.float64]:
-    """What a rank holds, [..., pp], where DualPipe puts the stage of its mirror rank on it too."""
+    """What a rank holds, where DualPipe puts the stage of its mirror rank on it too.
+
+    Parameters
+    ----------
+    values : array of float, shape [..., pp]
+        Amount of each rank's stage, in any unit.
+    schedule : int
+        A `Schedule`.
+
+    Returns
+    -------
+    array of float, shape [..., pp]
+    """
     if int(np.asarray(schedule)) != Schedule.DUALPIPE:
         return values
     return np.asarray(values + values[..., ::-1])
 
 
 def pace_excess_s(chunk_s: NDArray[np.float64], schedule: Ints) -> Floats:
-    """Seconds per micro-batch that ranks in step lose on uneven chunks; `chunk_s` has shape [..., v, p].
+    """What ranks in step lose on uneven chunks.
 
     Interleaved ranks work on chunks of the same number at the same time, and the slowest of them sets the
     pace of each: sum_v max_r t_vr, against max_r sum_v t_vr where every rank has its own pace.
+
+    Parameters
+    ----------
+    chunk_s : array of float, shape [..., virtual stages, pp]
+        t_vr, seconds per micro-batch of each chunk.
+    schedule : int
+        A `Schedule`.
+
+    Returns
+    -------
+    float or array, shape [...]
+        Seconds per micro-batch, at least 0.
     """
     if not bool(has_trait(schedule, "in_step").all()) or chunk_s.shape[-2] == 1:
-        out: Floats = 0.0 * chunk_s[..., 0, 0]
-        return out
-    return np.asarray(chunk_s.max(axis=-1).sum(axis=-1) - chunk_s.sum(axis=-2).max(axis=-1))
+        nothing: Floats = 0.0 * chunk_s[..., 0, 0]
+        return nothing
+    in_step = chunk_s.max(axis=-1).sum(axis=-1)
+    free = chunk_s.sum(axis=-2).max(axis=-1)
+    return np.asarray(in_step - free)

@@ -1,6 +1,6 @@
 """Pipeline schedules played event by event: what closed forms are checked against, and what a trace draws.
 
-A rank runs its passes in the order that its schedule fixes (`schedule_orders`); each starts when the one
+A rank runs its passes in the order that its schedule fixes (`orders.pass_order`); each starts when the one
 before it on the rank is done and its input has arrived.
 """
 
@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshwright.costmodel.pipeline.orders import Pass, Work, rank_order
+from meshwright.costmodel.pipeline.orders import Pass, Work, pass_order
 from meshwright.costmodel.pipeline.schedules import Schedule, traits
-
-__all__ = ["Pass", "Timeline", "Work", "rank_order", "simulate"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +20,7 @@ class Timeline:
     passes: tuple[tuple[Pass, ...], ...]
     """Of each rank, in order."""
     starts_s: tuple[tuple[float, ...], ...]
+    """Of the same passes."""
     ends_s: tuple[tuple[float, ...], ...]
 
     @property
@@ -37,19 +36,6 @@ class Timeline:
             for starts, ends in zip(self.starts_s, self.ends_s, strict=True)
         )
 
-    @property
-    def peak_chunks(self) -> tuple[int, ...]:
-        """Most chunk activations that each rank holds at a time; a pass lets them go when it is done."""
-        return tuple(_peak(order) for order in self.passes)
-
-
-def _peak(order: Sequence[Pass]) -> int:
-    held = most = 0
-    for one in order:
-        held -= one.frees
-        most = max(most, held)
-    return most
-
 
 def simulate(
     forward_s: Sequence[float],
@@ -61,85 +47,122 @@ def simulate(
     weight_s: Sequence[float] | None = None,
     p2p_s: float = 0.0,
 ) -> Timeline:
-    """Plays a schedule. `forward_s` and `backward_s` are seconds per chunk, in model order.
+    """Plays a schedule.
 
-    `weight_s` is what of `backward_s` weight gradients take (by default half): the schedules that split the
-    backward pass run it apart. `p2p_s` passes between chunks on different ranks, and delays the receiver
-    only. Raises ValueError where the chunks are not a multiple of pp, or the schedule cannot run.
+    Parameters
+    ----------
+    forward_s, backward_s : sequence of float, length pp * vpp
+        Seconds per chunk and micro-batch, in model order.
+    pp : int
+        Pipeline ranks, at least 1.
+    num_micro_batches : int
+        Micro-batches, at least 1.
+    schedule : Schedule
+        The order of passes on each rank.
+    weight_s : sequence of float, length pp * vpp, optional
+        What of `backward_s` weight gradients take, by default half: the schedules that split the backward
+        pass run it apart.
+    p2p_s : float
+        Seconds between chunks on different ranks; delays the receiver only.
+
+    Returns
+    -------
+    Timeline
+
+    Raises
+    ------
+    ValueError
+        Where the chunks are not a multiple of pp, or the schedule cannot run.
     """
     chunks = len(forward_s)
     if len(backward_s) != chunks or chunks % pp or not chunks:
         raise ValueError(
             f"forward_s, backward_s: {chunks} and {len(backward_s)} chunks, pp is {pp}"
         )
-    apart = list(weight_s) if weight_s is not None else [b / 2 for b in backward_s]
-    if len(apart) != chunks:
-        raise ValueError(f"weight_s: {len(apart)} chunks, not {chunks}")
+    weight = [b / 2 for b in backward_s] if weight_s is None else list(weight_s)
+    if len(weight) != chunks:
+        raise ValueError(f"weight_s: {len(weight)} chunks, not {chunks}")
     seconds = {
         Work.FORWARD: list(forward_s),
         Work.BACKWARD: list(backward_s),
-        Work.INPUT: [b - w for b, w in zip(backward_s, apart, strict=True)],
-        Work.WEIGHT: apart,
+        Work.INPUT: [b - w for b, w in zip(backward_s, weight, strict=True)],
+        Work.WEIGHT: weight,
     }
-    orders = [rank_order(r, pp, chunks // pp, num_micro_batches, schedule) for r in range(pp)]
-    starts, ends = _play(orders, seconds, chunks, p2p_s, traits(schedule).v_shaped)
-    if any(len(done) < len(order) for done, order in zip(ends, orders, strict=True)):
+    orders = [pass_order(r, pp, chunks // pp, num_micro_batches, schedule) for r in range(pp)]
+    player = _Player(orders, seconds, p2p_s, v_shaped=traits(schedule).v_shaped)
+    player.run()
+    if any(len(done) < len(order) for done, order in zip(player.ends, orders, strict=True)):
         raise ValueError(f"the {schedule.name} schedule waits for itself: pp {pp}, {chunks} chunks")
-    return Timeline(tuple(orders), tuple(map(tuple, starts)), tuple(map(tuple, ends)))
+    return Timeline(tuple(orders), tuple(map(tuple, player.starts)), tuple(map(tuple, player.ends)))
 
 
-def _play(
-    orders: Sequence[Sequence[Pass]],
-    seconds: dict[Work, list[float]],
-    chunks: int,
-    p2p_s: float,
-    v_shaped: bool,
-) -> tuple[list[list[float]], list[list[float]]]:
+class _Player:
     """Starts and ends of every rank's passes, as far as the schedule runs without waiting for itself."""
-    pp = len(orders)
-    starts: list[list[float]] = [[] for _ in orders]
-    ends: list[list[float]] = [[] for _ in orders]
-    forward_done: dict[tuple[int, int], float] = {}
-    backward_done: dict[tuple[int, int], float] = {}
-    local = chunks // 2 if v_shaped else 0
-    """The chunk whose predecessor lies on the same rank (0: none)."""
 
-    def ready_s(one: Pass) -> float | None:
-        chunk, micro_batch = one.chunk, one.micro_batch
-        if one.work is Work.WEIGHT:
+    def __init__(
+        self,
+        orders: Sequence[Sequence[Pass]],
+        seconds: dict[Work, list[float]],
+        p2p_s: float,
+        *,
+        v_shaped: bool,
+    ) -> None:
+        self.starts: list[list[float]] = [[] for _ in orders]
+        self.ends: list[list[float]] = [[] for _ in orders]
+        self._orders, self._seconds = orders, seconds
+        self._hop_s = p2p_s if len(orders) > 1 else 0.0
+        self._last = len(seconds[Work.FORWARD]) - 1
+        self._turn = (self._last + 1) // 2 if v_shaped else 0
+        """The chunk whose predecessor lies on the same rank (0: none)."""
+        self._forward_done: dict[tuple[int, int], float] = {}
+        self._backward_done: dict[tuple[int, int], float] = {}
+
+    def run(self) -> None:
+        """Runs every rank as far as its inputs allow, until nothing moves any more."""
+        moved = True
+        while moved:
+            moved = False
+            for rank in range(len(self._orders)):
+                while self._advance(rank):
+                    moved = True
+
+    def _advance(self, rank: int) -> bool:
+        """Runs the next pass of a rank, or the next two that run together; False where it has to wait."""
+        order, ends = self._orders[rank], self.ends[rank]
+        if len(ends) == len(order):
+            return False
+        first = order[len(ends)]
+        together = order[len(ends) : len(ends) + 1 + first.paired]
+        arrivals = [self._arrival_s(p) for p in together]
+        now = ends[-1] if ends else 0.0
+        for arrival in arrivals:
+            if arrival is None:
+                return False
+            now = max(now, arrival)
+        for p in together:
+            self.starts[rank].append(now)
+            now += self._seconds[p.work][p.chunk]
+            ends.append(now)
+        for p in together:
+            if p.work is Work.FORWARD:
+                self._forward_done[p.chunk, p.micro_batch] = now
+            elif p.work is not Work.WEIGHT:
+                self._backward_done[p.chunk, p.micro_batch] = now
+        return True
+
+    def _arrival_s(self, p: Pass) -> float | None:
+        """When the input of a pass is there; None where it is not made yet."""
+        if p.work is Work.WEIGHT or (p.work is Work.FORWARD and p.chunk == 0):
             return 0.0
-        if one.work is Work.FORWARD:
-            if chunk == 0:
-                return 0.0
-            end = forward_done.get((chunk - 1, micro_batch))
-            hop = pp > 1 and chunk != local
-        elif chunk == chunks - 1:
-            end, hop = forward_done.get((chunk, micro_batch)), False
+        if p.work is Work.FORWARD:
+            end = self._forward_done.get((p.chunk - 1, p.micro_batch))
+            local = p.chunk == self._turn
+        elif p.chunk == self._last:
+            end = self._forward_done.get((p.chunk, p.micro_batch))
+            local = True
         else:
-            end = backward_done.get((chunk + 1, micro_batch))
-            hop = pp > 1 and chunk + 1 != local
-        return None if end is None else end + p2p_s * hop
-
-    moved = True
-    while moved:
-        moved = False
-        for rank, order in enumerate(orders):
-            now = ends[rank][-1] if ends[rank] else 0.0
-            while len(ends[rank]) < len(order):
-                at = len(ends[rank])
-                together = order[at : at + 1 + order[at].paired]
-                arrivals = [ready_s(one) for one in together]
-                if None in arrivals:
-                    break
-                now = max(now, *(arrival for arrival in arrivals if arrival is not None))
-                for one in together:
-                    starts[rank].append(now)
-                    now += seconds[one.work][one.chunk]
-                    ends[rank].append(now)
-                for one in together:
-                    if one.work is Work.FORWARD:
-                        forward_done[one.chunk, one.micro_batch] = now
-                    elif one.work is not Work.WEIGHT:
-                        backward_done[one.chunk, one.micro_batch] = now
-                moved = True
-    return starts, ends
+            end = self._backward_done.get((p.chunk + 1, p.micro_batch))
+            local = p.chunk + 1 == self._turn
+        if end is None or local:
+            return end
+        return end + self._hop_s

@@ -8,6 +8,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.costmodel.layout import Layout, Recompute
+
 Stages = tuple[tuple[int, ...], ...]
 """Layers of each [pipeline rank][virtual stage]; chunk c of the model is stages[c % pp][c // pp]. In a
 V-shaped schedule the second half runs back: stages[2 pp - 1 - c][1]."""
@@ -26,14 +28,45 @@ class LayerCounts:
     moe_recomputed: NDArray[np.float64]
 
 
+def recomputed_layers(layout: Layout) -> int:
+    """Layers of every virtual stage that are recomputed in full.
+
+    Parameters
+    ----------
+    layout : Layout
+        One layout.
+
+    Returns
+    -------
+    int
+        0 where it recomputes none in full; may be larger than a stage, which means all.
+    """
+    if not int(np.asarray(layout.recompute)) & Recompute.FULL:
+        return 0
+    return int(np.asarray(layout.recompute_layers))
+
+
 @lru_cache(maxsize=4096)
 def layer_counts(
     dense_layers: int, stages: Stages, recomputed: int, *, v_shaped: bool = False
 ) -> LayerCounts:
-    """Counts of a split of a model whose first `dense_layers` layers are dense and the others have experts.
+    """Layers of each kind on every pipeline rank.
 
-    The first `recomputed` layers of every virtual stage are computed again in the backward pass. The arrays
-    are read-only.
+    Parameters
+    ----------
+    dense_layers : int
+        How many of the model's first layers are dense; the others have experts.
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+    recomputed : int
+        How many of the first layers of every virtual stage are computed again in the backward pass.
+    v_shaped : bool
+        Whether the second half of the model runs back up the ranks.
+
+    Returns
+    -------
+    LayerCounts
+        Read-only arrays of shape [pp].
     """
     chunks = chunk_counts(dense_layers, stages, recomputed, v_shaped=v_shaped)
     return _read_only([np.sum(x, axis=0) for x in vars(chunks).values()])
@@ -43,15 +76,33 @@ def layer_counts(
 def chunk_counts(
     dense_layers: int, stages: Stages, recomputed: int, *, v_shaped: bool = False
 ) -> LayerCounts:
-    """The same of every chunk."""
+    """Layers of each kind in every chunk of the model.
+
+    Parameters
+    ----------
+    dense_layers : int
+        How many of the model's first layers are dense; the others have experts.
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+    recomputed : int
+        How many of the first layers of every virtual stage are computed again in the backward pass.
+    v_shaped : bool
+        Whether the second half of the model runs back up the ranks.
+
+    Returns
+    -------
+    LayerCounts
+        Read-only arrays of shape [virtual stages, pp].
+    """
     sizes = np.array(stages, dtype=np.float64).T
     in_order = _in_model_order(sizes) if v_shaped else sizes
     first = (np.cumsum(in_order) - in_order.ravel()).reshape(sizes.shape)
-    first = _in_model_order(first) if v_shaped else first
+    if v_shaped:
+        first = _in_model_order(first)
     dense = np.clip(dense_layers - first, 0.0, sizes)
-    again = np.minimum(sizes, recomputed)
-    again_dense = np.minimum(again, dense)
-    return _read_only([dense, sizes - dense, again_dense, again - again_dense])
+    full = np.minimum(sizes, recomputed)
+    dense_full = np.minimum(full, dense)
+    return _read_only([dense, sizes - dense, dense_full, full - dense_full])
 
 
 def _in_model_order(chunks: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,6 +1,6 @@
 """Bytes of a step that one GPU puts into each group it belongs to, wherever the group lies.
 
-The counterpart of `traffic` in this folder, which spreads the same bytes over the levels of a regular fabric.
+The counterpart of `level_traffic`, which spreads the same bytes over the levels of a regular fabric.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import numpy as np
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.experts import routed_copies
 from meshwright.costmodel.memory.states import rank_parameters
-from meshwright.costmodel.pipeline.rank_load import rank_counts
 from meshwright.costmodel.pipeline.split import Stages
-from meshwright.costmodel.traffic.level_traffic import (
-    ADDED_PER_LAYER,
+from meshwright.costmodel.traffic.volumes import (
+    RankWork,
     context_volume,
+    expert_passes,
     gradient_element_bytes,
+    mean_rank_work,
+    routed_bytes,
     tensor_passes,
 )
 
@@ -45,46 +47,66 @@ class GroupTraffic:
 
 
 def group_traffic(c: Context, stages: Stages, expert_blocks: int = 1) -> GroupTraffic:
-    """Of the rank with the most parameters, and the mean layer. `expert_blocks` is how many blocks (slots,
-    nodes) an expert group spans: tokens that go to several experts of a block are sent there once.
+    """Bytes of a step that one GPU puts into each of its groups.
+
+    Gradients are those of the rank with the most parameters, the others of the mean layer.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and one layout.
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+    expert_blocks : int
+        Blocks (slots, nodes) that an expert group spans: tokens that go to several experts of a block are
+        sent there once.
+
+    Returns
+    -------
+    GroupTraffic
+        Bytes, one direction.
     """
-    model, layout = c.workload.model, c.layout
-    tp, cp, dp, pp, vpp, m = (
-        int(np.asarray(x))
-        for x in (layout.tp, layout.cp, layout.dp, layout.pp, layout.vpp, layout.num_micro_batches)
-    )
-    hidden = 2.0 * float(np.asarray(c.tokens)) * model.hidden
-    counts = rank_counts(c, stages)
-    layers = m * model.layers / pp
-    again = m * float(np.sum(counts.dense_recomputed + counts.moe_recomputed)) / pp
-    again_moe = m * float(np.sum(counts.moe_recomputed)) / pp
-    moe_layers = m * model.moe_layers / pp
-    blocks, blocks_again = 2.0 * layers - moe_layers, 2.0 * again - again_moe
-    dense, expert = (float(np.max(x)) for x in rank_parameters(model, layout, stages))
-    each = gradient_element_bytes(c, m)
-    hop = hidden / tp * m * vpp if pp > 1 else 0.0
-    experts = expert_tensor = 0.0
-    if model.moe is not None:
-        passes = ADDED_PER_LAYER * moe_layers + 2.0 * again_moe
-        routed = hidden / tp * float(c.workload.imbalance(int(np.asarray(layout.ep)))) * passes
-        etp = int(np.asarray(layout.etp))
-        expert_tensor = _ring(routed * model.moe.top_k * etp, etp)
-    if model.moe is not None and int(np.asarray(layout.ep)) > 1:
-        spanned = np.array([float(expert_blocks)])
-        experts = routed * float(np.max(routed_copies(c.workload, spanned, layout.ep)))
+    layout = c.layout
+    tp, dp, pp, vpp = (int(np.asarray(x)) for x in (layout.tp, layout.dp, layout.pp, layout.vpp))
+    cp, edp = int(np.asarray(layout.cp)), int(np.asarray(layout.edp))
+    work = mean_rank_work(c, stages)
+    dense, expert = (float(np.max(x)) for x in rank_parameters(c.workload.model, layout, stages))
+    element = gradient_element_bytes(c, work.micro_batches)
+    hop = work.activation_bytes / tp * work.micro_batches * vpp if pp > 1 else 0.0
+    experts, expert_tensor = _expert_bytes(c, work, expert_blocks)
     return GroupTraffic(
-        tensor=_ring(hidden, tp) * tensor_passes(c, blocks, blocks_again),
-        context=context_volume(c, layers, again)
-        * (1.0 if c.workload.cp_comm == "a2a" else (cp - 1) / cp)
-        if cp > 1
-        else 0.0,
-        gradients=_ring(dense * each, dp * cp),
-        expert_gradients=_ring(expert * each, int(np.asarray(layout.edp))),
+        tensor=_ring(work.activation_bytes, tp) * tensor_passes(c, work),
+        context=_context_bytes(c, work),
+        gradients=_ring(dense * element, dp * cp),
+        expert_gradients=_ring(expert * element, edp),
         expert_tensor=expert_tensor,
         experts=experts,
         boundary=hop,
         wrap=hop * (vpp - 1) / vpp,
     )
+
+
+def _context_bytes(c: Context, work: RankWork) -> float:
+    """Ring passes over the context group, or what is sent to all of it; 0 for a group of one."""
+    cp = int(np.asarray(c.layout.cp))
+    if cp == 1:
+        return 0.0
+    share = 1.0 if c.workload.cp_comm == "a2a" else (cp - 1) / cp
+    return context_volume(c, work) * share
+
+
+def _expert_bytes(c: Context, work: RankWork, blocks: int) -> tuple[float, float]:
+    """Bytes of the expert group's all-to-all, and of the expert-tensor group's rings."""
+    moe = c.workload.model.moe
+    if moe is None:
+        return 0.0, 0.0
+    etp = int(np.asarray(c.layout.etp))
+    routed = routed_bytes(c, work) * expert_passes(work)
+    expert_tensor = _ring(routed * moe.top_k * etp, etp)
+    if int(np.asarray(c.layout.ep)) == 1:
+        return 0.0, expert_tensor
+    copies = routed_copies(c.workload, np.array([float(blocks)]), c.layout.ep)
+    return routed * float(np.max(copies)), expert_tensor
 
 
 def _ring(volume: float, members: int) -> float:

@@ -16,13 +16,17 @@ from meshwright.costmodel.collectives.on_levels import Links, cross_rail_bytes, 
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.experts import dispatch_links, routed_copies
 from meshwright.costmodel.memory.states import rank_parameters
-from meshwright.costmodel.pipeline.rank_load import rank_counts
 from meshwright.costmodel.pipeline.split import Stages
+from meshwright.costmodel.traffic.volumes import (
+    context_volume,
+    expert_passes,
+    gradient_element_bytes,
+    mean_rank_work,
+    routed_bytes,
+    tensor_passes,
+)
 
 FloatArray = NDArray[np.float64]
-
-ADDED_PER_LAYER = 4.0
-"""Transfers of an activation per block of a layer: in and out, forward and backward."""
 
 
 @dataclass(frozen=True)
@@ -38,20 +42,49 @@ class LevelBytes:
 
 
 def level_traffic(c: Context, stages: Stages, step_time_s: float) -> tuple[LevelBytes, ...]:
-    """One entry per fabric level, inside out, for one layout and placement."""
+    """Bytes that one GPU sends over each fabric level in a step.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, one layout, one placement and links.
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+    step_time_s : float
+        Seconds of the step, more than 0.
+
+    Returns
+    -------
+    tuple of LevelBytes
+        One entry per fabric level, inside out.
+    """
     names = fabric_levels(c.workload.cluster, c.workload.gpus).names
     axes = {axis: sent for axis, sent in _bytes_by_axis(c, stages).items() if np.any(sent > 0)}
-    out = []
+    levels = []
     for level, name in enumerate(names):
         by_axis = {axis: float(sent[level]) for axis, sent in axes.items() if sent[level] > 0}
-        everything = sum(by_axis.values())
-        busy = everything / float(c.links.bytes_per_s[level])
-        out.append(LevelBytes(name, everything, by_axis, busy, busy / step_time_s))
-    return tuple(out)
+        sent_bytes = sum(by_axis.values())
+        busy_s = sent_bytes / float(c.links.bytes_per_s[level])
+        levels.append(LevelBytes(name, sent_bytes, by_axis, busy_s, busy_s / step_time_s))
+    return tuple(levels)
 
 
 def ring_bytes(volume: float, members: NDArray[np.int64]) -> FloatArray:
-    """Bytes a GPU sends over each level in one ring pass of a buffer of `volume` bytes; shape [levels]."""
+    """Bytes a GPU sends over each level in one ring pass.
+
+    Parameters
+    ----------
+    volume : float
+        Bytes of the buffer in all.
+    members : array of int, shape [levels]
+        Members of the group inside one block of each level.
+
+    Returns
+    -------
+    array of float, shape [levels]
+        (P-1)/P of the buffer, shared by the members inside the sub-block (Thakur, Rabenseifner and Gropp
+        2005, section 4.1); 0 where the group does not cross the level.
+    """
     inside, size = members_inside(members), int(members[-1])
     return np.where(members > inside, volume * (size - 1) / size / inside, 0.0)
 
@@ -59,100 +92,76 @@ def ring_bytes(volume: float, members: NDArray[np.int64]) -> FloatArray:
 def all_to_all_bytes(
     sent: float, members: NDArray[np.int64], copies: FloatArray | float = 1.0
 ) -> FloatArray:
-    """The same for an all-to-all in which a GPU sends `sent` bytes, `copies` times over; shape [levels]."""
+    """Bytes a GPU sends over each level in an all-to-all.
+
+    Parameters
+    ----------
+    sent : float
+        Bytes that the GPU sends in all, to itself too.
+    members : array of int, shape [levels]
+        Members of the group inside one block of each level.
+    copies : float or array, shape [levels]
+        How many times over they cross each level.
+
+    Returns
+    -------
+    array of float, shape [levels]
+        The share (P - inside)/P that leaves the sub-block.
+    """
     inside, size = members_inside(members), int(members[-1])
     return np.where(members > inside, copies * sent * (size - inside) / size, 0.0)
 
 
-def rail_changes(exchanged: FloatArray, members: NDArray[np.int64], links: Links) -> FloatArray:
+def _rail_changes(exchanged: FloatArray, members: NDArray[np.int64], links: Links) -> FloatArray:
     """What an all-to-all also sends over the level that joins rails, to change them; shape [levels]."""
-    out = np.zeros(len(members))
+    changes = np.zeros(len(members))
     if links.rails is None or not np.any(links.rails > 1):
-        return out
+        return changes
     joining = int(np.flatnonzero(links.rails > 1)[-1]) + 1
-    if joining < len(out):
-        out[joining] = float(cross_rail_bytes(exchanged, members, links.rails)) - exchanged[joining]
-    return out
+    if joining < len(changes):
+        up = float(cross_rail_bytes(exchanged, members, links.rails))
+        changes[joining] = up - exchanged[joining]
+    return changes
 
 
 def _bytes_by_axis(c: Context, stages: Stages) -> dict[str, FloatArray]:
-    """Each transfer of a layer runs forward and backward, and once more where the layer is recomputed."""
-    model, layout, place = c.workload.model, c.layout, c.placement
-    pp = len(stages)
-    m = int(np.asarray(layout.num_micro_batches))
-    hidden = 2.0 * float(np.asarray(c.tokens)) * model.hidden
-    counts = rank_counts(c, stages)
-    layers = m * model.layers / pp
-    again = m * float(np.sum(counts.dense_recomputed + counts.moe_recomputed)) / pp
-    again_moe = m * float(np.sum(counts.moe_recomputed)) / pp
-    blocks = 2.0 * layers - m * model.moe_layers / pp
-    blocks_again = 2.0 * again - again_moe
-    out = {
-        "tp": ring_bytes(hidden, place.tp) * tensor_passes(c, blocks, blocks_again),
-        "cp": _context_bytes(c, layers, again),
-        "dp": _data_parallel_bytes(c, stages, m),
-        "pp": _pipeline_bytes(c, hidden / int(np.asarray(layout.tp)), m),
+    """Bytes over each level by axis; each transfer of a layer runs once more where it is recomputed."""
+    place, tp = c.placement, int(np.asarray(c.layout.tp))
+    work = mean_rank_work(c, stages)
+    context = context_volume(c, work)
+    if c.workload.cp_comm == "a2a":
+        exchanged = all_to_all_bytes(context, place.cp)
+        context_bytes = exchanged + _rail_changes(exchanged, place.cp, c.links)
+    else:
+        context_bytes = ring_bytes(context, place.cp)
+    sent = {
+        "tp": ring_bytes(work.activation_bytes, place.tp) * tensor_passes(c, work),
+        "cp": context_bytes,
+        "dp": _data_parallel_bytes(c, stages, work.micro_batches),
+        "pp": _pipeline_bytes(c, work.activation_bytes / tp, work.micro_batches),
     }
-    moe = model.moe
+    moe = c.workload.model.moe
     if moe is not None:
-        passes = ADDED_PER_LAYER * m * model.moe_layers / pp + 2.0 * again_moe
-        sent = (
-            hidden
-            / int(np.asarray(layout.tp))
-            * float(c.workload.imbalance(int(np.asarray(layout.ep))))
-        )
-        copies = routed_copies(c.workload, place.ep[-1:] / members_inside(place.ep), layout.ep)
-        gathered = ring_bytes(sent * moe.top_k * int(np.asarray(layout.etp)), place.etp)
-        exchanged = all_to_all_bytes(sent, place.ep, copies)
-        out["ep"] = (exchanged + rail_changes(exchanged, place.ep, dispatch_links(c))) * passes
-        out["etp"] = gathered * passes
-    return out
+        routed = routed_bytes(c, work)
+        passes = expert_passes(work)
+        copies = routed_copies(c.workload, place.ep[-1:] / members_inside(place.ep), c.layout.ep)
+        gathered = ring_bytes(routed * moe.top_k * int(np.asarray(c.layout.etp)), place.etp)
+        exchanged = all_to_all_bytes(routed, place.ep, copies)
+        changes = _rail_changes(exchanged, place.ep, dispatch_links(c))
+        sent["ep"] = (exchanged + changes) * passes
+        sent["etp"] = gathered * passes
+    return sent
 
 
-def tensor_passes(c: Context, blocks: float, blocks_again: float) -> float:
-    """Ring passes of an activation over the tensor group in a step; a gather of cast values counts less."""
-    narrow = float(c.gathered_share) if np.all(c.layout.sequence_parallel) else 1.0
-    return (ADDED_PER_LAYER / 2.0 * blocks + blocks_again) * (1.0 + narrow)
-
-
-def _context_bytes(c: Context, layers: float, again: float) -> FloatArray:
-    volume = context_volume(c, layers, again)
-    if c.workload.cp_comm == "a2a":
-        exchanged = all_to_all_bytes(volume, c.placement.cp)
-        return exchanged + rail_changes(exchanged, c.placement.cp, c.links)
-    return ring_bytes(volume, c.placement.cp)
-
-
-def context_volume(c: Context, layers: float, again: float) -> float:
-    """Keys and values once round the ring forward, and with their gradients backward; or heads for tokens.
-
-    Bytes of a step: of the whole ring's buffer, or what one GPU sends in an all-to-all.
-    """
-    model, tp, cp = c.workload.model, int(np.asarray(c.layout.tp)), int(np.asarray(c.layout.cp))
-    heads, width = model.heads / tp, model.qk_head_dim + model.v_head_dim
-    kv_heads = heads if model.attention is not None else max(model.kv_heads / tp, 1.0)
-    held = 2.0 * float(np.asarray(c.tokens))
-    if c.workload.cp_comm == "a2a":
-        return held * (heads + kv_heads) * width * (2.0 * layers + again)
-    return held * kv_heads * width * cp * (3.0 * layers + again)
-
-
-def gradient_element_bytes(c: Context, m: int) -> float:
-    """Bytes that pass round the data-parallel ring in a step for each parameter, m micro-batches a step."""
-    grad, zero = float(c.constants.framework.gradient_bytes), int(np.asarray(c.layout.zero_stage))
-    scattered = 2.0 * grad if c.constants.framework.zero1_all_reduces else grad
-    weight = c.gathered_weight_bytes
-    return {0: 2.0 * grad, 3: (2.0 * weight + grad) * m}.get(zero, scattered + weight)
-
-
-def _data_parallel_bytes(c: Context, stages: Stages, m: int) -> FloatArray:
+def _data_parallel_bytes(c: Context, stages: Stages, micro_batches: int) -> FloatArray:
     """Of the rank with the most parameters."""
     dense, expert = (float(np.max(x)) for x in rank_parameters(c.workload.model, c.layout, stages))
-    each = gradient_element_bytes(c, m)
-    return ring_bytes(dense * each, c.placement.dp_cp) + ring_bytes(expert * each, c.placement.edp)
+    element = gradient_element_bytes(c, micro_batches)
+    of_dense = ring_bytes(dense * element, c.placement.dp_cp)
+    return of_dense + ring_bytes(expert * element, c.placement.edp)
 
 
-def _pipeline_bytes(c: Context, payload: float, m: int) -> FloatArray:
+def _pipeline_bytes(c: Context, payload: float, micro_batches: int) -> FloatArray:
     """Every boundary between chunks carries an activation forward and a gradient backward.
 
     Of the hops along a group, size / inside - size / members cross a level; with vpp > 1 the last rank also
@@ -162,8 +171,9 @@ def _pipeline_bytes(c: Context, payload: float, m: int) -> FloatArray:
     size, vpp = int(members[-1]), int(np.asarray(c.layout.vpp))
     if size == 1:
         return np.zeros(members.shape)
-    hops = np.where(members > inside, size / inside - size / members, 0.0)
-    outermost = np.arange(len(members)) == np.flatnonzero(members > inside)[-1]
+    crossed = members > inside
+    hops = np.where(crossed, size / inside - size / members, 0.0)
+    outermost = np.arange(len(members)) == np.flatnonzero(crossed)[-1]
     crossing = vpp * hops + (vpp - 1) * outermost
-    out: FloatArray = 2.0 * payload * m * crossing / size
-    return out
+    sent: FloatArray = 2.0 * payload * micro_batches * crossing / size
+    return sent

@@ -9,7 +9,7 @@ import numpy as np
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layout import Layout
 
-BESIDE = ("dp_comm", "optimizer", "step_overhead")
+_BESIDE = ("dp_comm", "optimizer", "step_overhead")
 """Parts of a step in which no micro-batch runs."""
 
 
@@ -34,22 +34,37 @@ class CutUse:
     @property
     def utilisation(self) -> float:
         """Share of the phase in which the cut is busy; above 1 the phase cannot be kept."""
-        return (
-            self.busy_s / self.phase_s if self.phase_s > 0 else float("inf") if self.busy_s else 0.0
-        )
+        if self.phase_s > 0:
+            return self.busy_s / self.phase_s
+        return float("inf") if self.busy_s else 0.0
 
 
 def phase_seconds(c: Context, breakdown_s: dict[str, float]) -> dict[str, float]:
-    """Seconds of the two phases. They overlap: gradients may be reduced beside the last micro-batch."""
+    """Seconds of the two phases of a step: micro-batches, and gradients.
+
+    They overlap: gradients may be reduced beside the last micro-batch, with ZeRO-3 beside all of them.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and one layout.
+    breakdown_s : dict of str to float
+        Parts of the step, seconds (`estimate.Estimate`).
+
+    Returns
+    -------
+    dict of str to float
+        Seconds of `micro-batches` and of `gradients`.
+    """
     layout = c.layout
-    together = sum(breakdown_s.values())
-    alone = sum(breakdown_s.get(name, 0.0) for name in BESIDE)
-    working = together - alone - breakdown_s.get("scale", 0.0)
+    alone = sum(breakdown_s.get(name, 0.0) for name in _BESIDE)
+    working = sum(breakdown_s.values()) - alone - breakdown_s.get("scale", 0.0)
     m, pp, vpp = (int(np.asarray(x)) for x in (layout.num_micro_batches, layout.pp, layout.vpp))
+    beside = 0.0
     if int(np.asarray(layout.zero_stage)) == 3:
         beside = working
-    else:
-        beside = working / (m + (pp - 1) / vpp) if c.workload.overlap.dp else 0.0
+    elif c.workload.overlap.dp:
+        beside = working / (m + (pp - 1) / vpp)
     return {"micro-batches": working, "gradients": breakdown_s.get("dp_comm", 0.0) + beside}
 
 
@@ -87,9 +102,23 @@ def axis_pattern(
 ) -> AxisPattern:
     """Pattern, fan-out, predictability, incast risk and ECMP suitability of an axis' traffic.
 
-    `inside_scale_up` says that the groups do not leave their NVLink domain, where nothing is hashed; `burst`
-    is False where gradients are exchanged after every micro-batch (ZeRO-3). A ring has one peer, a stage in
-    the middle of a pipeline sends on to one, a member of an all-to-all to all others.
+    A ring has one peer, a stage in the middle of a pipeline sends on to one, a member of an all-to-all to all
+    others.
+
+    Parameters
+    ----------
+    axis : str
+        tp, cp, dp, edp, pp, ep or etp.
+    layout : Layout
+        One layout.
+    inside_scale_up : bool
+        Whether the groups do not leave their NVLink domain, where nothing is hashed.
+    burst : bool
+        Whether gradients are exchanged once a step; not so with ZeRO-3.
+
+    Returns
+    -------
+    AxisPattern
     """
     pattern, when, incast, ecmp = _KINDS[axis]
     if axis in ("dp", "edp") and not burst:

@@ -15,7 +15,7 @@ import numpy as np
 from meshwright.cluster_specs.fabric import is_irregular
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import Finding, FinishedPlan
-from meshwright.costmodel.estimate import estimate, stage_memory_gib
+from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_named, traits
 from meshwright.costmodel.placement import level_factors, placement_from_matrix
@@ -50,9 +50,16 @@ def neighbours(plan: Plan) -> list[Neighbour]:
     if plan.layout is None or plan.predicted is None:
         return []
     workload, layout = planned_workload(plan.inputs), layout_from_document(plan.layout)
-    found = [_priced(workload, change, other, plan) for change, other in _changes(layout, workload)]
+    priced = [
+        _priced(workload, change, changed, plan) for change, changed in _changes(layout, workload)
+    ]
     return sorted(
-        found, key=lambda one: (one.step_time_s is None, one.step_time_s or 0.0, one.change)
+        priced,
+        key=lambda neighbour: (
+            neighbour.step_time_s is None,
+            neighbour.step_time_s or 0.0,
+            neighbour.change,
+        ),
     )
 
 
@@ -95,9 +102,9 @@ def _schedules(layout: Layout, workload: Workload) -> Iterator[tuple[str, Layout
         return
     for name in planned(framework.schedules):
         schedule = schedule_named(name)
-        known = traits(schedule)
+        shape = traits(schedule)
         vpp = min(
-            max(int(layout.vpp), known.fewest_chunks), known.most_chunks or int(layout.vpp) + 1
+            max(int(layout.vpp), shape.fewest_chunks), shape.most_chunks or int(layout.vpp) + 1
         )
         if schedule != int(layout.schedule):
             words = f"schedule {now} -> {name}" + (f", vpp {vpp}" if vpp != int(layout.vpp) else "")
@@ -133,7 +140,7 @@ def _priced(workload: Workload, change: str, layout: Layout, plan: Plan) -> Neig
     seconds = None
     in_step = traits(int(layout.schedule)).in_step
     stages = default_stages(workload.model.layers, int(layout.pp), int(layout.vpp), in_step=in_step)
-    workload = replace(workload, gpus=int(layout.gpus))
+    workload = workload.on(int(layout.gpus))
     if stages is None:
         chunks = int(layout.pp) * int(layout.vpp)
         broken = f"pp x vpp = {chunks} virtual stages for {workload.model.layers} layers"
@@ -147,7 +154,7 @@ def _priced(workload: Workload, change: str, layout: Layout, plan: Plan) -> Neig
             layout, level_factors(workload.cluster, workload.gpus).tolist(), inside=("tp",)
         )
         if len(table["tp"]):
-            times = estimate(
+            times = estimate_layout(
                 workload, layout, placement_from_matrix(layout, table), stages
             ).step_time_s
             seconds = float(np.min(times))

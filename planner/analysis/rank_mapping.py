@@ -11,12 +11,12 @@ from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.bounds.matrices import MEGATRON_DEFAULT
-from meshwright.planner.mapping.busiest.least import least_busiest
 from meshwright.planner.mapping.instance import Instance, idle_nodes, instance_of, ranks_of
+from meshwright.planner.mapping.least_busiest import least_busiest
+from meshwright.planner.mapping.least_traffic import TIME_LIMIT_S, least_traffic
 from meshwright.planner.mapping.problem import Loads, loads_of, spread_of
 from meshwright.planner.mapping.slots import Place
 from meshwright.planner.mapping.solution import MappingObjective, MappingSolution
-from meshwright.planner.mapping.solve import TIME_LIMIT_S, least_traffic
 from meshwright.planner.mapping.spares import with_spares
 from meshwright.planner.mapping.spread.bound import ReachWeights
 from meshwright.planner.mapping.spread.least import EQUAL, LevelReach, SpreadSolution, least_spread

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.pipeline.chunk_work import chunk_passes
+from meshwright.costmodel.pipeline.orders import Work
 from meshwright.costmodel.pipeline.schedules import schedule_named, traits
-from meshwright.costmodel.pipeline.simulator import Timeline, Work, simulate
+from meshwright.costmodel.pipeline.simulator import Timeline, simulate
 from meshwright.costmodel.step_time import boundary_s, make_context
 from meshwright.errors import InputError
 from meshwright.planner.plan.document import Plan
@@ -145,16 +146,16 @@ def _events(trace: Trace) -> Iterator[Event]:
             "tid": 0,
             "args": {"sort_index": rank},
         }
-        for one, start_s, end_s in zip(order, starts, ends, strict=True):
+        for played, start_s, end_s in zip(order, starts, ends, strict=True):
             yield _event(
-                f"{one.work.value}{one.micro_batch}",
-                _WORDS[one.work],
+                f"{played.work.value}{played.micro_batch}",
+                _WORDS[played.work],
                 rank,
                 start_s,
                 end_s - start_s,
-                micro_batch=one.micro_batch,
-                chunk=one.chunk,
-                virtual_stage=one.chunk // trace.pp,
+                micro_batch=played.micro_batch,
+                chunk=played.chunk,
+                virtual_stage=played.chunk // trace.pp,
             )
         now_s = timeline.seconds
         for part, seconds in trace.afterwards:

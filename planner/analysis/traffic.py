@@ -9,7 +9,7 @@ import numpy as np
 
 from meshwright.cluster_specs.fabric import fabric_levels, is_irregular
 from meshwright.cluster_specs.places import Place, allocated_places
-from meshwright.costmodel.estimate import Stages, estimate
+from meshwright.costmodel.estimate import Stages, estimate_layout
 from meshwright.costmodel.layout import Layout, Placement
 from meshwright.costmodel.placement import nested_placement, placement_from_matrix
 from meshwright.costmodel.traffic.group_traffic import GroupTraffic, group_traffic
@@ -69,7 +69,7 @@ def plan_traffic(plan: Plan) -> PlanTraffic:
     workload = workload_of(plan, plan.inputs.cluster, int(layout.gpus))
     stages = tuple(tuple(rank) for rank in plan.layout.stages)
     placement, places = _mapped(plan, workload, layout)
-    priced = estimate(workload, layout, placement, stages)
+    priced = estimate_layout(workload, layout, placement, stages)
     use = mapping_use(workload, layout, stages, placement=placement, priced=priced, places=places)
     mapping = plan.mapping
     return PlanTraffic(
@@ -96,7 +96,7 @@ def _non_blocking_s(
     free = replace(workload, cluster=cluster.model_copy(update={"levels": levels}))
     if fabric_levels(free.cluster, free.gpus).names != fabric_levels(cluster, workload.gpus).names:
         return None  # links alone made the allocation irregular: its blocks are others without that
-    return float(np.asarray(estimate(free, layout, placement, stages).step_time_s))
+    return float(np.asarray(estimate_layout(free, layout, placement, stages).step_time_s))
 
 
 def _mapped(plan: Plan, workload: Workload, layout: Layout) -> tuple[Placement, list[Place]]:
@@ -118,14 +118,14 @@ def _mapped(plan: Plan, workload: Workload, layout: Layout) -> tuple[Placement, 
 
 def _level_bytes(use: MappingUse, step_time_s: float) -> tuple[LevelBytes, ...]:
     """Levels that something crosses, and the innermost ones, with the mean of what a rank sends."""
-    out = []
+    by_level = []
     for level in use.levels:
         axes = by_axis({axis: flow.crossing for axis, flow in level.flows.items()})
         sent = sum(axes.values())
-        at = level.standing
+        standing = level.standing
         busy = sent / level.bytes_per_s
-        out.append(LevelBytes(at.level, sent, axes, busy, busy / step_time_s))
-    return tuple(out)
+        by_level.append(LevelBytes(standing.level, sent, axes, busy, busy / step_time_s))
+    return tuple(by_level)
 
 
 def _uplinks(plan: Plan, layout: Layout) -> Loads | None:
@@ -142,10 +142,10 @@ def _uplinks(plan: Plan, layout: Layout) -> Loads | None:
         return None
 
 
-def traffic_document(found: PlanTraffic) -> dict[str, Any]:
+def traffic_document(traffic: PlanTraffic) -> dict[str, Any]:
     """What `traffic --json` prints, without `schema`."""
-    axes = sorted({axis for level in found.levels for axis in level.by_axis})
-    binding = found.binding
+    axes = sorted({axis for level in traffic.levels for axis in level.by_axis})
+    binding = traffic.binding
     return {
         "levels": [
             {
@@ -155,66 +155,66 @@ def traffic_document(found: PlanTraffic) -> dict[str, Any]:
                 "busy_s": level.busy_s,
                 "utilisation": level.utilisation,
             }
-            for level in found.levels
+            for level in traffic.levels
         ],
-        "axes": {axis: _axis_document(found, axis) for axis in axes},
-        "groups_bytes_per_gpu": dict(vars(found.groups)),
-        "groups": _groups_document(found.use),
-        "cuts": [_cut_document(cut) for cut in found.cuts],
+        "axes": {axis: _axis_document(traffic, axis) for axis in axes},
+        "groups_bytes_per_gpu": dict(vars(traffic.groups)),
+        "groups": _groups_document(traffic.use),
+        "cuts": [_cut_document(cut) for cut in traffic.cuts],
         "binding": None if binding is None else _cut_document(binding),
         "uplinks": None
-        if found.uplinks is None
+        if traffic.uplinks is None
         else {
-            "leaf_bytes": found.uplinks.leaf_bytes.tolist(),
-            "pod_bytes": found.uplinks.pod_bytes.tolist(),
-            "busiest_s": found.uplinks.busiest_s,
-            "total_s": found.uplinks.total_s,
+            "leaf_bytes": traffic.uplinks.leaf_bytes.tolist(),
+            "pod_bytes": traffic.uplinks.pod_bytes.tolist(),
+            "busiest_s": traffic.uplinks.busiest_s,
+            "total_s": traffic.uplinks.total_s,
         },
-        "broken": list(found.broken),
+        "broken": list(traffic.broken),
         "oversubscription": None
-        if found.non_blocking_s is None
+        if traffic.non_blocking_s is None
         else {
-            "step_time_s": found.step_time_s,
-            "non_blocking_step_time_s": found.non_blocking_s,
-            "loss_s": found.step_time_s - found.non_blocking_s,
+            "step_time_s": traffic.step_time_s,
+            "non_blocking_step_time_s": traffic.non_blocking_s,
+            "loss_s": traffic.step_time_s - traffic.non_blocking_s,
         },
     }
 
 
-def patterns(found: PlanTraffic) -> dict[str, AxisPattern]:
+def patterns(traffic: PlanTraffic) -> dict[str, AxisPattern]:
     """What kind of traffic each axis makes under the plan's mapping."""
-    burst = int(found.layout.zero_stage) != 3
+    burst = int(traffic.layout.zero_stage) != 3
     outer = [
         level
-        for level in found.use.levels
-        if found.use.stand.levels.media[level.standing.depth] not in SCALE_UP
+        for level in traffic.use.levels
+        if traffic.use.stand.levels.media[level.standing.depth] not in SCALE_UP
     ]
     return {
         axis: axis_pattern(
             axis,
-            found.layout,
+            traffic.layout,
             inside_scale_up=not any(np.any(level.flows[axis].leaving > 0) for level in outer),
             burst=burst,
         )
-        for axis in (flow.axis for flow in found.use.axes)
+        for axis in (flow.axis for flow in traffic.use.axes)
         if axis != "edp"  # part of dp here
     }
 
 
-def _axis_document(found: PlanTraffic, axis: str) -> dict[str, Any]:
+def _axis_document(traffic: PlanTraffic, axis: str) -> dict[str, Any]:
     """The kind of traffic, what a rank sends over each level in a step, and the busiest receiver."""
-    row: dict[str, Any] = dict(vars(patterns(found)[axis]))
+    row: dict[str, Any] = dict(vars(patterns(traffic)[axis]))
     row["bytes_per_step"] = {
-        level.level: level.by_axis[axis] for level in found.levels if axis in level.by_axis
+        level.level: level.by_axis[axis] for level in traffic.levels if axis in level.by_axis
     }
     if axis == "ep":
-        row["busiest_receiver_over_mean"] = receive_imbalance(found)
+        row["busiest_receiver_over_mean"] = receive_imbalance(traffic)
     return row
 
 
-def receive_imbalance(found: PlanTraffic) -> float:
+def receive_imbalance(traffic: PlanTraffic) -> float:
     """What the rank with the hottest experts receives, over the mean."""
-    return float(np.asarray(found.use.context.workload.imbalance(int(found.layout.ep))))
+    return float(np.asarray(traffic.use.context.workload.imbalance(int(traffic.layout.ep))))
 
 
 def _groups_document(use: MappingUse) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def _groups_document(use: MappingUse) -> dict[str, Any]:
     Above `MOST_LISTED_RANKS` ranks only their sums.
     """
     listed = len(use.stand.node) <= MOST_LISTED_RANKS
-    out: dict[str, Any] = {}
+    groups: dict[str, Any] = {}
     for flow in use.axes:
         sent = {
             level.standing.level: level.flows[flow.axis].crossing[flow.groups].sum(axis=1)
@@ -249,8 +249,8 @@ def _groups_document(use: MappingUse) -> dict[str, Any]:
             row["bytes"] = {
                 level: each.tolist() for level, each in sent.items() if np.any(each > 0)
             }
-        out[flow.axis] = row
-    return out
+        groups[flow.axis] = row
+    return groups
 
 
 def _cut_document(cut: CutUse) -> dict[str, Any]:

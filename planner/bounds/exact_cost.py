@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from meshwright.costmodel.estimate import (
     Estimate,
     LayerCosts,
-    estimate,
+    estimate_layout,
     layer_costs,
     stage_memory_gib,
 )
@@ -82,9 +82,11 @@ class LayoutPricing:
         best_s, where, stages = self._best_of(table, bound_s, cutoff_s)
         if stages is None:
             return None
-        again = min(int(self._layout.recompute_layers), max(max(rank) for rank in stages))
+        recomputed_layers = min(
+            int(self._layout.recompute_layers), max(max(rank) for rank in stages)
+        )
         return Priced(
-            layout=replace(self._layout, recompute_layers=again),
+            layout=replace(self._layout, recompute_layers=recomputed_layers),
             matrix={axis: tuple(int(x) for x in rows[where]) for axis, rows in table.items()},
             stages=stages,
             step_time_s=best_s,
@@ -119,9 +121,9 @@ class LayoutPricing:
                 continue
             placed = _rows_of(placement, members)
             for split, seconds in self._splits(placed, split_costs, best[0]):
-                at = int(np.argmin(seconds))
-                if seconds[at] < best[0]:
-                    best = float(seconds[at]), int(members[at]), split.stages
+                fastest = int(np.argmin(seconds))
+                if seconds[fastest] < best[0]:
+                    best = float(seconds[fastest]), int(members[fastest]), split.stages
         return best
 
     def _splits(
@@ -150,8 +152,8 @@ class LayoutPricing:
             fitting = [split for split in splits if self._fits(split.stages)]
             if len(fitting) == len(splits):
                 break
-        known = {fastest[0].stages: np.asarray(first.step_time_s)}
-        return [(split, self._seconds(placed, split.stages, known)) for split in fitting]
+        priced_splits = {fastest[0].stages: np.asarray(first.step_time_s)}
+        return [(split, self._seconds(placed, split.stages, priced_splits)) for split in fitting]
 
     def _level_splits(
         self, placed: Placement, costs: SplitCosts, cutoff_s: float
@@ -165,7 +167,7 @@ class LayoutPricing:
             ),
             key=lambda split: split.time_s,
         )
-        found: list[tuple[Split, FloatArray]] = []
+        priced_splits: list[tuple[Split, FloatArray]] = []
         limit_s = inf
         for split in splits:
             if split.time_s > limit_s:
@@ -174,20 +176,20 @@ class LayoutPricing:
                 self.memory_limits = True
                 continue
             priced = self._estimate(placed, split.stages)
-            if not found:
+            if not priced_splits:
                 slack_s = self._slack_s(placed, priced, costs)
                 if np.all(np.asarray(priced.step_time_s) - slack_s * _scale(priced) >= cutoff_s):
                     return []
                 limit_s = (split.time_s + slack_s) * (1 + 1e-12)
-            found.append((split, np.asarray(priced.step_time_s)))
-        return found
+            priced_splits.append((split, np.asarray(priced.step_time_s)))
+        return priced_splits
 
     def _seconds(
-        self, placed: Placement, stages: Stages, known: dict[Stages, FloatArray]
+        self, placed: Placement, stages: Stages, priced_splits: dict[Stages, FloatArray]
     ) -> FloatArray:
-        if stages not in known:
-            known[stages] = np.asarray(self._estimate(placed, stages).step_time_s)
-        return known[stages]
+        if stages not in priced_splits:
+            priced_splits[stages] = np.asarray(self._estimate(placed, stages).step_time_s)
+        return priced_splits[stages]
 
     def _slack_s(self, placed: Placement, first: Estimate, costs: SplitCosts) -> float:
         """How much a split with its parameters spread evenly could save over this one, at most."""
@@ -197,8 +199,8 @@ class LayoutPricing:
             return float(np.max(charged))
         context = make_context(self._workload, self._layout, placed)
         even = optimistic_step(context).parts
-        least = np.asarray(even["dp_comm"]) + np.asarray(even["optimizer"])
-        return float(np.max(np.maximum(charged - least, 0.0)))
+        bound = np.asarray(even["dp_comm"]) + np.asarray(even["optimizer"])
+        return float(np.max(np.maximum(charged - bound, 0.0)))
 
     def _bound(self, placed: Placement, busiest_s: float) -> FloatArray:
         """Bounds [k] that know how slow the slowest rank must be."""
@@ -219,7 +221,9 @@ class LayoutPricing:
     def _estimate(self, placed: Placement, stages: Stages) -> Estimate:
         """One split under k placements: an array field gives every part of the step its axis of k."""
         size = np.full(len(placed.tp), int(self._layout.micro_batch), dtype=np.int64)
-        return estimate(self._workload, replace(self._layout, micro_batch=size), placed, stages)
+        return estimate_layout(
+            self._workload, replace(self._layout, micro_batch=size), placed, stages
+        )
 
     def _fits(self, stages: Stages) -> bool:
         return bool(

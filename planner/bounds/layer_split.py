@@ -16,11 +16,6 @@ from typing import Literal
 from meshwright.planner.bounds.stages import FitsRank, Split, SplitCosts, even_chunks
 
 
-def best_split(costs: SplitCosts, fits: FitsRank | None = None) -> Split | None:
-    """The split with the least pipeline seconds, or None where no split fits."""
-    return min(frontier(costs, 0.0, fits), key=lambda split: split.time_s, default=None)
-
-
 def frontier(costs: SplitCosts, slack_s: float, fits: FitsRank | None = None) -> tuple[Split, ...]:
     """Splits among which a best one is, whatever the rest of the step charges for parameters.
 
@@ -76,8 +71,8 @@ def least_busiest_rank_s(costs: SplitCosts, rooms: Sequence[Sequence[int]]) -> f
         return totals[-1] >= costs.layers
 
     steps = sorted({value for row in seconds.values() for value in row})
-    at = bisect_left(steps, True, key=holds)
-    return steps[at] if at < len(steps) else inf
+    first = bisect_left(steps, True, key=holds)
+    return steps[first] if first < len(steps) else inf
 
 
 CapName = Literal["seconds", "load", "experts"]
@@ -145,10 +140,10 @@ class _Ranks:
     def _of(self, rank: int, covered: int) -> list[_Option]:
         """Choices of a rank when `covered` leading layers lie before it, in rising order of layers."""
         kind = self._kind(rank)
-        found = self._options.get((kind, covered))
-        if found is None:
-            found = self._options[kind, covered] = list(self._choices(rank, covered))
-        return found
+        options = self._options.get((kind, covered))
+        if options is None:
+            options = self._options[kind, covered] = list(self._choices(rank, covered))
+        return options
 
     def _kind(self, rank: int) -> int:
         """Ranks of one kind have the same choices: without memory limits the first, the last, and all
@@ -171,14 +166,16 @@ class _Ranks:
                 costs.rank_experts(rank, layers, leading),
             )
 
-    def _total_s(self, again: int) -> float:
+    def _total_s(self, recomputed_leading: int) -> float:
         """Sum over the ranks of any split that recomputes `again` leading layers."""
         costs = self.costs
         if not costs.partial:
-            again = min(costs.recompute_layers, costs.leading)
+            recomputed_leading = min(costs.recompute_layers, costs.leading)
         everything = min(costs.recompute_layers * costs.vpp * costs.pp, costs.layers)
         total = (costs.layers - costs.leading) * costs.layer_s + costs.leading * costs.leading_s
-        total += (everything - again) * costs.layer_recompute_s + again * costs.leading_recompute_s
+        total += (
+            everything - recomputed_leading
+        ) * costs.layer_recompute_s + recomputed_leading * costs.leading_recompute_s
         return total + costs.first_s + costs.last_s
 
     def frontier(self, slack_s: float) -> Iterator[Split]:
@@ -187,60 +184,71 @@ class _Ranks:
         filled = costs.bubble_share / costs.vpp
         weight = costs.num_micro_batches - filled
         starts: list[tuple[float, int, int]] = []
-        for again in range(costs.leading + 1) if costs.partial else (0,):
-            low = self._least("seconds", self._loose(again=again))
+        for recomputed_leading in range(costs.leading + 1) if costs.partial else (0,):
+            low = self._least("seconds", self._only_seconds(recomputed_leading=recomputed_leading))
             if low is not None:
                 starts.append(
-                    (weight * self._seconds[low] + self._total_s(again) * filled, again, low)
+                    (
+                        weight * self._seconds[low] + self._total_s(recomputed_leading) * filled,
+                        recomputed_leading,
+                        low,
+                    )
                 )
         if not starts:
             return
         limit = (min(starts)[0] + slack_s) * (1 + 1e-12)
-        for _, again, low in sorted(starts):
-            known: list[tuple[int, int]] = []
+        for _, recomputed_leading, low in sorted(starts):
+            pareto: list[tuple[int, int]] = []
             for seconds in self._seconds[low:]:
-                if weight * seconds + self._total_s(again) * filled > limit:
+                if weight * seconds + self._total_s(recomputed_leading) * filled > limit:
                     break
-                if not known or self._improves(seconds, again, known):
-                    for load, experts in self._least_loads(seconds, again):
-                        known.append((load, experts))
+                if not pareto or self._improves(seconds, recomputed_leading, pareto):
+                    for load, experts in self._least_loads(seconds, recomputed_leading):
+                        pareto.append((load, experts))
                         yield self._split(
-                            _Caps(seconds, self._loads[load], self._experts[experts], again)
+                            _Caps(
+                                seconds,
+                                self._loads[load],
+                                self._experts[experts],
+                                recomputed_leading,
+                            )
                         )
 
-    def _loose(self, seconds: float = inf, again: int = 0) -> _Caps:
+    def _only_seconds(self, seconds: float = inf, recomputed_leading: int = 0) -> _Caps:
         """Caps on the slowest rank and on nothing else."""
-        return _Caps(seconds, inf, 2 * self.costs.layers, again)
+        return _Caps(seconds, inf, 2 * self.costs.layers, recomputed_leading)
 
-    def _improves(self, seconds: float, again: int, known: list[tuple[int, int]]) -> bool:
+    def _improves(
+        self, seconds: float, recomputed_leading: int, pareto: list[tuple[int, int]]
+    ) -> bool:
         """Whether some split within the threshold has less of either kind of parameters than all known
         ones.
         """
-        load, experts = min(load for load, _ in known), min(experts for _, experts in known)
-        caps = self._loose(seconds, again)
+        load, experts = min(load for load, _ in pareto), min(experts for _, experts in pareto)
+        caps = self._only_seconds(seconds, recomputed_leading)
         return bool(
             (load and self._reachable(replace(caps, load=self._loads[load - 1])))
             or (experts and self._reachable(replace(caps, experts=self._experts[experts - 1])))
             or (
-                len(known) > 1
+                len(pareto) > 1
                 and self._reachable(
                     replace(caps, load=self._loads[load], experts=self._experts[experts])
                 )
             )
         )
 
-    def _least_loads(self, seconds: float, again: int) -> Iterator[tuple[int, int]]:
+    def _least_loads(self, seconds: float, recomputed_leading: int) -> Iterator[tuple[int, int]]:
         """Indices of (load, experts) within a threshold on the slowest rank that none beats in both."""
-        caps = self._loose(seconds, again)
+        caps = self._only_seconds(seconds, recomputed_leading)
         lightest, first = self._least("load", caps), self._least("experts", caps)
         if lightest is None or first is None:
             return
         best = len(self._loads)
         for index in range(first, len(self._experts)):
-            found = self._least("load", replace(caps, experts=self._experts[index]), best)
-            if found is not None:
-                best = found
-                yield found, index
+            lightest_here = self._least("load", replace(caps, experts=self._experts[index]), best)
+            if lightest_here is not None:
+                best = lightest_here
+                yield lightest_here, index
             if best <= lightest:
                 return
 
@@ -302,16 +310,18 @@ class _Ranks:
             for covered in range(
                 min(rank, costs.leading), costs.leading if rank else min(1, costs.leading)
             ):
-                for again in range(min(covered, caps.again) + 1):
+                for recomputed_leading in range(min(covered, caps.again) + 1):
                     mask = 0
                     for option in self._within(rank, covered, caps):
                         mask |= (
-                            after.get((covered + option.leading, again + option.again), 0)
+                            after.get(
+                                (covered + option.leading, recomputed_leading + option.again), 0
+                            )
                             << option.layers
                         )
                     mask &= self._everything
                     if mask:
-                        here[covered, again] = mask
+                        here[covered, recomputed_leading] = mask
             if not here:
                 return None
         return masks if masks[0].get((0, 0), 0) >> costs.layers & 1 else None
@@ -322,9 +332,9 @@ class _Ranks:
         """Masks of the states that have covered all leading layers, one rank earlier: `choices` layer
         counts from the fewest on.
         """
-        found: dict[tuple[int, int], int] = {}
+        masks: dict[tuple[int, int], int] = {}
         if not choices:
-            return found
+            return masks
         for state, mask in after.items():
             if state[0] == self.costs.leading:
                 grown, width = mask << self.costs.fewest, 1
@@ -334,34 +344,34 @@ class _Ranks:
                     width += step
                 grown &= self._everything
                 if grown:
-                    found[state] = grown
-        return found
+                    masks[state] = grown
+        return masks
 
     def _split(self, caps: _Caps) -> Split:
         """The most even split within the caps; there is one."""
         masks = self._reachable(caps)
         assert masks is not None
-        costs, left, covered, again = self.costs, self.costs.layers, 0, 0
+        costs, layers_left, covered, recomputed_leading = self.costs, self.costs.layers, 0, 0
         stages: list[tuple[int, ...]] = []
         times: list[float] = []
         for rank in range(costs.pp):
-            share = left / (costs.pp - rank)
+            share = layers_left / (costs.pp - rank)
             option = min(
                 (
                     o
                     for o in self._within(rank, covered, caps)
-                    if o.layers <= left
-                    and masks[rank + 1].get((covered + o.leading, again + o.again), 0)
-                    >> (left - o.layers)
+                    if o.layers <= layers_left
+                    and masks[rank + 1].get((covered + o.leading, recomputed_leading + o.again), 0)
+                    >> (layers_left - o.layers)
                     & 1
                 ),
                 key=lambda o: (abs(o.layers - share), -o.layers),
             )
             stages.append(even_chunks(rank, option.layers, costs.vpp))
             times.append(option.seconds)
-            left, covered, again = (
-                left - option.layers,
+            layers_left, covered, recomputed_leading = (
+                layers_left - option.layers,
                 covered + option.leading,
-                again + option.again,
+                recomputed_leading + option.again,
             )
         return Split(stages=tuple(stages), time_s=costs.time_s(times))

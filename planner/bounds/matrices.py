@@ -71,9 +71,9 @@ def _exponent_tables(
     rows: tuple[int, ...], columns: tuple[int, ...], inside: tuple[int, ...]
 ) -> NDArray[np.int64]:
     """Non-negative integer tables with the given row and column sums, shape [k, rows, columns]."""
-    found: list[list[tuple[int, ...]]] = []
-    _fill(rows, columns, inside, [], found)
-    return np.array(found, dtype=np.int64).reshape(-1, len(rows), len(columns))
+    tables: list[list[tuple[int, ...]]] = []
+    _fill(rows, columns, inside, [], tables)
+    return np.array(tables, dtype=np.int64).reshape(-1, len(rows), len(columns))
 
 
 def _fill(
@@ -81,10 +81,10 @@ def _fill(
     room: tuple[int, ...],
     inside: tuple[int, ...],
     done: list[tuple[int, ...]],
-    found: list[list[tuple[int, ...]]],
+    tables: list[list[tuple[int, ...]]],
 ) -> None:
     if len(done) == len(rows):
-        found.append(list(done))
+        tables.append(list(done))
         return
     here = len(done)
     last = here == len(rows) - 1
@@ -93,9 +93,9 @@ def _fill(
     else:
         options = iter((room,)) if last else _splits(rows[here], room)
     for option in options:
-        left = tuple(r - o for r, o in zip(room, option, strict=True))
-        if min(left) >= 0 and (not last or not any(left)):
-            _fill(rows, left, inside, [*done, option], found)
+        columns_left = tuple(r - o for r, o in zip(room, option, strict=True))
+        if min(columns_left) >= 0 and (not last or not any(columns_left)):
+            _fill(rows, columns_left, inside, [*done, option], tables)
 
 
 def _splits(total: int, room: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -110,14 +110,14 @@ def _splits(total: int, room: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 def _primes(number: int) -> list[int]:
-    found, factor = [], 2
+    primes, factor = [], 2
     while factor * factor <= number:
         if number % factor == 0:
-            found.append(factor)
+            primes.append(factor)
             while number % factor == 0:
                 number //= factor
         factor += 1
-    return [*found, number] if number > 1 else found
+    return [*primes, number] if number > 1 else primes
 
 
 def _exponent(number: int, prime: int) -> int:
@@ -149,23 +149,13 @@ def gpu_of_rank(matrix: Mapping[str, Sequence[int] | NDArray[np.int64]]) -> NDAr
     return position
 
 
-def ranks(
-    matrix: Mapping[str, Sequence[int] | NDArray[np.int64]], gpus_per_node: int
-) -> list[tuple[int, int]]:
-    """Rank r runs on entry r, as (node, local GPU), both from 0."""
-    position = gpu_of_rank(matrix)
-    return list(
-        zip((position // gpus_per_node).tolist(), (position % gpus_per_node).tolist(), strict=True)
-    )
-
-
 def ranks_on(
     cluster: ClusterSpec, matrix: Mapping[str, Sequence[int] | NDArray[np.int64]]
 ) -> list[tuple[int, int]]:
-    """The same on the GPUs that an allocation of the cluster has."""
+    """Rank r runs on entry r, as (node, local GPU), both from 0, on the GPUs that the cluster has free."""
     position = gpu_of_rank(matrix)
     places = allocated_places(cluster, len(position))
-    return [places[at] for at in position.tolist()]
+    return [places[gpu] for gpu in position.tolist()]
 
 
 def order_name(matrix: Mapping[str, Sequence[int] | NDArray[np.int64]]) -> tuple[str, ...]:

@@ -61,11 +61,11 @@ class MemoryFit:
 
     def _layers_gib(self, rank: int, layers: float, leading: float) -> float:
         """States and activations of a rank's layers."""
-        state, kept, again_gib, state_l, kept_l, again_l = self._per_layer
+        state, saved_gib, again_gib, state_l, kept_l, again_l = self._per_layer
         again_all = min(self._recomputed_layers * int(self.layout.vpp), layers)
         again_leading = min(self._recomputed_layers, leading)
         again_main = again_all - again_leading
-        saved = (layers - leading - again_main) * kept + again_main * again_gib
+        saved = (layers - leading - again_main) * saved_gib + again_main * again_gib
         saved += (leading - again_leading) * kept_l + again_leading * again_l
         return (layers - leading) * state + leading * state_l + saved * self._in_flight[rank]
 
@@ -82,24 +82,24 @@ class MemoryFit:
         """Whether that rank stays within the limit; a rounding error over it is left to the exact check."""
         return self.rank_gib(rank, layers, leading) <= self.limit_gib * (1 + 1e-9)
 
-    def rooms(self, most: int) -> list[list[int]]:
+    def rooms(self, limit: int) -> list[list[int]]:
         """[rank][leading layers on it]: the most layers it has room for, up to `most`; less than the leading
         ones where even they do not fit. Ranks behind the first ones have no leading layers.
         """
         ranks = range(int(self.layout.pp))
         return [
             [
-                self._room(rank, some, most)
-                for some in range(self.leading + 1 if rank < self.leading else 1)
+                self._room(rank, leading, limit)
+                for leading in range(self.leading + 1 if rank < self.leading else 1)
             ]
             for rank in ranks
         ]
 
-    def _room(self, rank: int, leading: int, most: int) -> int:
-        for layers in range(max(leading, 1), most + 1):
+    def _room(self, rank: int, leading: int, limit: int) -> int:
+        for layers in range(max(leading, 1), limit + 1):
             if not self.fits(rank, layers, leading):
                 return layers - 1  # memory grows with the layers
-        return most
+        return limit
 
     def split_costs(self, costs: LayerCosts) -> SplitCosts:
         """The layer costs as the split sees them: main layers, leading dense ones, and the ends."""
@@ -143,9 +143,11 @@ class MemoryFit:
         each = model.layers // pp
         stages = tuple((each + (rank < model.layers % pp),) for rank in range(pp))
         loads = np.asarray(rank_parameters(model, self.layout, stages)[0], dtype=np.float64)
-        before, own = 0, []
+        before, own_layers = 0, []
         for (size,) in stages:
             leading = min(max(model.dense_layers - before, 0), size)
-            own.append(leading * dense + (size - leading) * rest)
+            own_layers.append(leading * dense + (size - leading) * rest)
             before += size
-        return float(loads[0] - own[0]), (float(loads[-1] - own[-1]) if pp > 1 else 0.0)
+        return float(loads[0] - own_layers[0]), (
+            float(loads[-1] - own_layers[-1]) if pp > 1 else 0.0
+        )

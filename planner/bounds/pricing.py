@@ -85,33 +85,29 @@ class CostModelPricing:
     def use_assignment(self, layout: Layout, cells: Any, value: Callable[[Any], int]) -> None:
         """Nothing: matrices need no slots."""
 
-    def on(self, gpus: int) -> Workload:
-        """The workload on an allocation of `gpus` GPUs: its fabric is that of the GPUs in use."""
-        return self._workload if gpus == self._workload.gpus else replace(self._workload, gpus=gpus)
-
     def compute_bound_s(self, degrees: Layout, smallest_bubble: FloatArray) -> FloatArray:
         """Layers at their cheapest, with every group inside the scale-up domain, through an even pipeline."""
         model = self._workload.model
         costs = self._shape_costs(degrees)
-        whole, cheapest, end = _loads(model.dense_layers, model.moe_layers, costs)
+        work_s, cheapest, end = _loads(model.dense_layers, model.moe_layers, costs)
         m, pp = (np.asarray(x, dtype=np.float64) for x in (degrees.num_micro_batches, degrees.pp))
         main = costs.moe_layer_s if model.moe_layers else costs.dense_layer_s
         split = least_busiest_s(model.moe_layers or model.dense_layers, main, end, pp)
         busiest = np.maximum(
-            np.maximum(whole / pp, np.ceil(model.layers / pp) * cheapest), end + cheapest
+            np.maximum(work_s / pp, np.ceil(model.layers / pp) * cheapest), end + cheapest
         )
         busiest = np.maximum(busiest, split)
-        out: FloatArray = m * busiest + np.maximum(whole - busiest, 0.0) * smallest_bubble
-        return out
+        bound_s: FloatArray = m * busiest + np.maximum(work_s - busiest, 0.0) * smallest_bubble
+        return bound_s
 
     def gpu_seconds(self, shapes: Layout) -> float:
         """From the least that a sequence costs in any of the shapes; infinite without any."""
         if not len(np.atleast_1d(np.asarray(shapes.tp))):
             return float("inf")
         model = self._workload.model
-        whole, _, _ = _loads(model.dense_layers, model.moe_layers, self._shape_costs(shapes))
+        work_s, _, _ = _loads(model.dense_layers, model.moe_layers, self._shape_costs(shapes))
         group = np.asarray(shapes.tp) * np.asarray(shapes.cp) / np.asarray(shapes.micro_batch)
-        return float(np.min(whole * group)) * self._workload.global_batch
+        return float(np.min(work_s * group)) * self._workload.global_batch
 
     def _shape_costs(self, degrees: Layout) -> LayerCosts:
         """Layer costs of all degrees; priced once per distinct (tp, cp, ep, etp, micro-batch)."""
@@ -155,16 +151,16 @@ class CostModelPricing:
             inside = np.asarray(size, dtype=np.int64)[..., None] * np.ones(levels, dtype=np.int64)
             return inside if self._innermost_is_fastest else np.ones_like(inside)
 
-        one = inside_level_0(np.ones_like(np.asarray(layouts.tp)))
+        single = inside_level_0(np.ones_like(np.asarray(layouts.tp)))
         return Placement(
             tp=inside_level_0(layouts.tp),
             cp=inside_level_0(layouts.cp),
-            dp=one,
-            pp=one,
+            dp=single,
+            pp=single,
             ep=inside_level_0(layouts.ep),
             etp=inside_level_0(layouts.etp),
-            edp=one,
-            dp_cp=one,
+            edp=single,
+            dp_cp=single,
         )
 
     def lower_bound_s(self, layouts: Layout) -> FloatArray:
@@ -172,31 +168,31 @@ class CostModelPricing:
         levels = full_levels(self._workload.cluster)
         links = best_beyond(links_of(levels, constants_for(self._workload)))
         count = layouts.broadcast_shape()[0]
-        out = np.empty(count)
+        bound_s = np.empty(count)
         for part in np.array_split(np.arange(count), max(1, -(-count // CHUNK))):
-            some = layouts.take(part)
-            context = make_context(self._workload, some, packed_placement(some, levels.blocks))
+            chunk = layouts.take(part)
+            context = make_context(self._workload, chunk, packed_placement(chunk, levels.blocks))
             context = replace(context, links=links)
             seconds = optimistic_step(context, _shared_times(context)).seconds
-            out[part] = np.broadcast_to(np.asarray(seconds), (len(part),))
-        return out
+            bound_s[part] = np.broadcast_to(np.asarray(seconds), (len(part),))
+        return bound_s
 
     def least_memory_gib(self, layouts: Layout) -> tuple[FloatArray, IntArray]:
         """(never above the peak of any split and of any number of recomputed layers from there on, the fewest
         layers that full recomputation must take for some split to fit, or all of them)."""
         full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
-        again = np.where(full, 1 if self._some_layers else ALL_LAYERS, 0)
-        peak = self._peak_with(layouts, again)
-        rows = np.flatnonzero((again == 1) & (peak > self._limit_gib))
+        recomputed_layers = np.where(full, 1 if self._some_layers else ALL_LAYERS, 0)
+        peak = self._peak_with(layouts, recomputed_layers)
+        rows = np.flatnonzero((recomputed_layers == 1) & (peak > self._limit_gib))
         if len(rows):
-            again[rows], peak[rows] = self._fewest_recomputed(layouts.take(rows))
-        rows = np.flatnonzero(full & (again < ALL_LAYERS))
+            recomputed_layers[rows], peak[rows] = self._fewest_recomputed(layouts.take(rows))
+        rows = np.flatnonzero(full & (recomputed_layers < ALL_LAYERS))
         if len(rows):
-            some = layouts.take(rows)
+            partial = layouts.take(rows)
             peak[rows] = np.minimum(
-                peak[rows], self._peak_with(some, np.full(len(rows), ALL_LAYERS))
+                peak[rows], self._peak_with(partial, np.full(len(rows), ALL_LAYERS))
             )
-        return peak, again
+        return peak, recomputed_layers
 
     def recomputed_memory_gib(self, layouts: Layout) -> FloatArray:
         """Never above the peak of any split, with as much recomputed as the layout may; shape [n]."""
@@ -215,23 +211,23 @@ class CostModelPricing:
             middle = (low + high) // 2
             fits = self._peak_with(layouts, middle) <= self._limit_gib
             low, high = np.where(fits, low, middle), np.where(fits, middle, high)
-        again = np.where(partial, high, ALL_LAYERS)
-        return again, self._peak_with(layouts, again)
+        recomputed_layers = np.where(partial, high, ALL_LAYERS)
+        return recomputed_layers, self._peak_with(layouts, recomputed_layers)
 
-    def _peak_with(self, layouts: Layout, again: IntArray) -> FloatArray:
-        peak = peak_memory_gib(self._workload, replace(layouts, recompute_layers=again))
+    def _peak_with(self, layouts: Layout, recomputed_layers: IntArray) -> FloatArray:
+        peak = peak_memory_gib(self._workload, replace(layouts, recompute_layers=recomputed_layers))
         return np.asarray(peak, dtype=np.float64)
 
     def mapping_bounds(self, layouts: Layout) -> list[MappingBounds]:
         """`optimistic_step` under the true placements, all layouts of an allocation at once."""
-        out: list[MappingBounds | None] = [None] * layouts.broadcast_shape()[0]
+        all_bounds: list[MappingBounds | None] = [None] * layouts.broadcast_shape()[0]
         for gpus, rows in _by_gpus(layouts):
             for part in np.array_split(rows, -(-len(rows) // MAPPING_CHUNK)):
                 for row, bounds in zip(
                     part, self._bounds_on(gpus, layouts.take(part)), strict=True
                 ):
-                    out[row] = bounds
-        return [bounds for bounds in out if bounds is not None]
+                    all_bounds[row] = bounds
+        return [bounds for bounds in all_bounds if bounds is not None]
 
     def _bounds_on(self, gpus: int, layouts: Layout) -> Iterator[MappingBounds]:
         tables = [self.mappings(layouts.scalar(row)) for row in range(layouts.broadcast_shape()[0])]
@@ -240,7 +236,9 @@ class CostModelPricing:
         each = layouts.take(np.repeat(np.arange(len(tables)), counts))
         bound = np.zeros(0)
         if sum(counts):
-            context = make_context(self.on(gpus), each, placement_from_matrix(each, joined))
+            context = make_context(
+                self._workload.on(gpus), each, placement_from_matrix(each, joined)
+            )
             times = kind_times(context)
             busiest_s = busiest_in_rooms_s(context, times, layouts, counts, self._limit_gib)
             fits = np.isfinite(busiest_s)
@@ -263,36 +261,38 @@ class CostModelPricing:
         comes first: where that does not fit, nothing does.
         """
         best: Priced | None = None
-        enough = False
+        memory_suffices = False
         amounts = list(self._recompute_amounts(layout))
         if not np.isfinite(cutoff_s) and len(amounts) > 1:
             amounts = [ALL_LAYERS, *amounts[:-1]]
-        for again in amounts:
-            if enough and again != ALL_LAYERS:
+        for recomputed_layers in amounts:
+            if memory_suffices and recomputed_layers != ALL_LAYERS:
                 continue
             limit = cutoff_s if best is None else min(cutoff_s, best.step_time_s)
-            one = self._pricing_of(replace(layout, recompute_layers=again))
-            found = one.best(mappings, limit)
-            if found is not None and found.step_time_s < limit:
-                best = found
-            if one.nothing_fits and again == ALL_LAYERS:
+            pricing = self._pricing_of(replace(layout, recompute_layers=recomputed_layers))
+            priced = pricing.best(mappings, limit)
+            if priced is not None and priced.step_time_s < limit:
+                best = priced
+            if pricing.nothing_fits and recomputed_layers == ALL_LAYERS:
                 return best
-            enough = enough or (not one.memory_limits and again != ALL_LAYERS)
+            memory_suffices = memory_suffices or (
+                not pricing.memory_limits and recomputed_layers != ALL_LAYERS
+            )
         return best
 
     def _pricing_of(self, layout: Layout) -> LayoutPricing:
-        return LayoutPricing(self.on(int(layout.gpus)), layout)
+        return LayoutPricing(self._workload.on(int(layout.gpus)), layout)
 
     def _recompute_amounts(self, layout: Layout) -> Iterator[int]:
         if not int(layout.recompute) & Recompute.FULL:
             yield 0
             return
         if self._some_layers:
-            _, least = self.least_memory_gib(
+            _, fewest = self.least_memory_gib(
                 Layout(**{n: np.array([x]) for n, x in vars(layout).items()})
             )
             shortest = self._workload.model.layers // (int(layout.pp) * int(layout.vpp))
-            yield from range(int(least[0]), shortest + 1)
+            yield from range(int(fewest[0]), shortest + 1)
         yield ALL_LAYERS
 
 
@@ -322,19 +322,19 @@ def _shared_times(context: Context) -> KindTimes | None:
     placed = Placement(
         **{name: np.asarray(rows)[first] for name, rows in vars(context.placement).items()}
     )
-    some = replace(context, layout=layouts.take(first), placement=placed)
-    return kind_times(some).rows(back, len(first))
+    distinct = replace(context, layout=layouts.take(first), placement=placed)
+    return kind_times(distinct).rows(back, len(first))
 
 
 def _loads(dense: int, moe: int, costs: LayerCosts) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Per micro-batch: all layers together, the cheapest layer, and what else the last rank carries."""
     ends = np.asarray(costs.head_s) + np.asarray(costs.mtp_s)
-    whole = dense * np.asarray(costs.dense_layer_s) + moe * np.asarray(costs.moe_layer_s)
+    all_layers = dense * np.asarray(costs.dense_layer_s) + moe * np.asarray(costs.moe_layer_s)
     kinds = [
         np.asarray(x) for x, n in ((costs.dense_layer_s, dense), (costs.moe_layer_s, moe)) if n
     ]
     cheapest = kinds[0] if len(kinds) == 1 else np.minimum(kinds[0], kinds[1])
-    return whole + np.asarray(costs.embedding_s) + ends, cheapest, ends
+    return all_layers + np.asarray(costs.embedding_s) + ends, cheapest, ends
 
 
 def _by_gpus(layouts: Layout) -> Iterator[tuple[int, IntArray]]:

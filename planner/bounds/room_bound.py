@@ -57,22 +57,26 @@ def busiest_in_rooms_s(
     if leading and times.dense is not None:
         spared_s = leading * np.maximum(again_s - np.asarray(times.dense.seconds), 0.0)
     best = np.full(len(owner), np.inf)
-    for fewest, most in _amounts(workload, layouts):
-        some = np.flatnonzero(fewest >= 0)
-        asked = replace(layouts.take(some), recompute_layers=most[some])
-        rooms = main_layer_rooms(workload, asked, limit_gib)
-        rooms = np.where(mirrored[some], float(layers), rooms)
-        at = np.flatnonzero(np.isin(owner, some))
-        every = fewest[owner[at]] == ALL_LAYERS
+    for fewest, largest in _amounts(workload, layouts):
+        rows = np.flatnonzero(fewest >= 0)
+        recomputed = replace(layouts.take(rows), recompute_layers=largest[rows])
+        rooms = main_layer_rooms(workload, recomputed, limit_gib)
+        rooms = np.where(mirrored[rows], float(layers), rooms)
+        mapping_rows = np.flatnonzero(np.isin(owner, rows))
+        every = fewest[owner[mapping_rows]] == ALL_LAYERS
         busiest_s = least_busiest_in_rooms_s(
-            rooms[np.searchsorted(some, owner[at])],
+            rooms[np.searchsorted(rows, owner[mapping_rows])],
             layers,
-            layer_s[at] + np.where(every, again_s[at], 0.0),
-            end_s[at],
-            end_rank[at],
+            layer_s[mapping_rows] + np.where(every, again_s[mapping_rows], 0.0),
+            end_s[mapping_rows],
+            end_rank[mapping_rows],
         )
-        asked_s = again_s[at] * np.where(every, 0, fewest[owner[at]] * vpp[at])
-        best[at] = np.minimum(best[at], busiest_s + np.maximum(asked_s - spared_s[at], 0.0))
+        asked_s = again_s[mapping_rows] * np.where(
+            every, 0, fewest[owner[mapping_rows]] * vpp[mapping_rows]
+        )
+        best[mapping_rows] = np.minimum(
+            best[mapping_rows], busiest_s + np.maximum(asked_s - spared_s[mapping_rows], 0.0)
+        )
     return best
 
 
@@ -90,7 +94,10 @@ def _amounts(workload: Workload, layouts: Layout) -> Iterator[tuple[IntArray, In
     low = np.asarray(layouts.recompute_layers)
     step = np.maximum(-(-(shortest - low + 1) // RECOMPUTE_RANGES), 1)
     for _ in range(RECOMPUTE_RANGES):
-        left = full & (low <= shortest)
-        if left.any():
-            yield np.where(left, low, -1), np.where(left, np.minimum(low + step - 1, shortest), -1)
+        remaining = full & (low <= shortest)
+        if remaining.any():
+            yield (
+                np.where(remaining, low, -1),
+                np.where(remaining, np.minimum(low + step - 1, shortest), -1),
+            )
         low = low + step

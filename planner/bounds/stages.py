@@ -74,12 +74,12 @@ class SplitCosts:
 
     def rank_s(self, rank: int, layers: int, leading: int) -> float:
         """Seconds of one rank with `layers` layers, `leading` of them in its first virtual stage."""
-        again = min(self.recompute_layers * self.vpp, layers)
+        recomputed = min(self.recompute_layers * self.vpp, layers)
         again_leading = min(self.recompute_layers, leading)
         return (
             (layers - leading) * self.layer_s
             + leading * self.leading_s
-            + (again - again_leading) * self.layer_recompute_s
+            + (recomputed - again_leading) * self.layer_recompute_s
             + again_leading * self.leading_recompute_s
             + (self.first_s if rank == 0 else 0.0)
             + (self.last_s if rank == self.pp - 1 else 0.0)
@@ -96,8 +96,8 @@ class SplitCosts:
 
     def rank_experts(self, rank: int, layers: int, leading: int) -> int:
         """Layers with experts on one rank."""
-        own = layers - leading if self.experts else 0
-        return own + (self.last_experts if rank == self.pp - 1 else 0)
+        expert_layers = layers - leading if self.experts else 0
+        return expert_layers + (self.last_experts if rank == self.pp - 1 else 0)
 
     def time_s(self, rank_times: list[float]) -> float:
         """The part of a step that the pipeline decides."""
@@ -109,19 +109,19 @@ class SplitCosts:
 
     def stages_s(self, stages: tuple[tuple[int, ...], ...]) -> float:
         """The same for ranks in step, from the layers of every [rank][virtual stage]."""
-        left = self.leading
+        leading_left = self.leading
         sums, slowest = [0.0] * self.pp, [0.0] * self.vpp
         for chunk in range(self.pp * self.vpp):
             level, rank = divmod(chunk, self.pp)
             layers = stages[rank][level]
-            leading = min(left, layers)
-            left -= leading
-            again = min(self.recompute_layers, layers)
-            again_leading = min(again, leading)
+            leading = min(leading_left, layers)
+            leading_left -= leading
+            recomputed = min(self.recompute_layers, layers)
+            again_leading = min(recomputed, leading)
             seconds = (
                 (layers - leading) * self.layer_s
                 + leading * self.leading_s
-                + (again - again_leading) * self.layer_recompute_s
+                + (recomputed - again_leading) * self.layer_recompute_s
                 + again_leading * self.leading_recompute_s
                 + (self.first_s if chunk == 0 else 0.0)
                 + (self.last_s if chunk == self.pp * self.vpp - 1 else 0.0)
@@ -170,7 +170,7 @@ def level_splits(layers: int, pp: int, vpp: int) -> tuple[tuple[tuple[int, ...],
     first of the first rank (the embedding's), and, a layer each and for fewer than pp ranks, from the last of
     the longer virtual stages. Each such split is there, with up to two layers a rank more than needed.
     """
-    found: dict[tuple[tuple[int, ...], ...], None] = {}
+    splits: dict[tuple[tuple[int, ...], ...], None] = {}
     fewest = -(-layers // pp)
     for row in range(fewest, fewest + 3):
         caps = even_chunks(1, row, vpp)
@@ -179,8 +179,8 @@ def level_splits(layers: int, pp: int, vpp: int) -> tuple[tuple[tuple[int, ...],
             for first in range(min(caps[0] - 1, missing - last) + 1):
                 stages = _with_gaps(caps, pp, first, last, missing - first - last)
                 if stages is not None:
-                    found[stages] = None
-    return tuple(found)
+                    splits[stages] = None
+    return tuple(splits)
 
 
 def _with_gaps(

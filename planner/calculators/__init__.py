@@ -1,2 +1,4 @@
-"""Single formulas with names: what one collective, GEMM, pipeline or rank costs. Each module has a function
-that gives a document, and one that makes a view of it."""
+"""Single formulas with names: what one collective, matrix product, pipeline or rank costs, as documents.
+
+`planner.report.calculators_view` shows them.
+"""

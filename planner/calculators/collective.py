@@ -8,74 +8,63 @@ from meshwright.cluster_specs.fabric import fabric_levels
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.collectives.nccl import OPERATIONS, collective_time, isolated_fabric
 from meshwright.errors import InputError
-from meshwright.planner.report.parts import Renderable, facts, gigabytes, grid, heading, seconds
 
 
 def collective_document(
     operation: str, buffer_bytes: float, ranks: int, cluster: str, *, deduplicated: bool = True
 ) -> dict[str, Any]:
-    """Times of `operation` over the first `ranks` GPUs of a cluster, a catalog name or a file.
+    """Times of a collective over the first GPUs of a cluster, every algorithm compared.
 
-    Raises InputError for an unknown operation or fewer than two ranks, InputError for the cluster.
+    Parameters
+    ----------
+    operation
+        One of `costmodel.collectives.nccl.OPERATIONS`, such as `all-reduce`.
+    buffer_bytes
+        The full buffer as nccl-tests counts it, above 0.
+    ranks
+        Members of the group, at least 2, packed tightly.
+    cluster
+        Catalog name or cluster file.
+    deduplicated
+        Whether an all-to-all sends each token once to a node (DeepEP) or once to a GPU (NCCL).
+
+    Returns
+    -------
+    dict
+        Seconds by algorithm, and the two bandwidths that nccl-tests prints, in GB/s.
+
+    Raises
+    ------
+    InputError
+        For an unknown operation, fewer than two ranks, or a cluster that cannot be read.
     """
-    named = next((one for one in OPERATIONS if one == operation), None)
-    if named is None:
-        raise InputError(f"--op: {operation[:40]!r}, allowed are {', '.join(OPERATIONS)}")
+    name = next((name for name in OPERATIONS if name == operation), None)
+    if name is None:
+        raise InputError("no such collective", where="--op", value=operation, allowed=OPERATIONS)
     if ranks < 2:
-        raise InputError(f"--ranks: {ranks}, a collective needs at least 2")
+        raise InputError("a collective needs at least 2 ranks", where="--ranks", value=ranks)
     spec = read_cluster(cluster)
     levels = fabric_levels(spec, ranks)
     fabric = isolated_fabric(spec, ranks, deduplicated=deduplicated)
-    found = collective_time(named, buffer_bytes, fabric)
+    cost = collective_time(name, buffer_bytes, fabric)
+    rows = zip(levels.names, levels.media, fabric.members, levels.gb_per_s, strict=True)
     return {
-        "operation": named,
+        "operation": name,
         "bytes": buffer_bytes,
         "ranks": ranks,
         "cluster": spec.name,
         "levels": [
             {
-                "name": name,
+                "name": level,
                 "medium": medium,
-                "ranks_inside": int(inside),
-                "nominal_gb_per_s": float(rate),
+                "ranks_inside": int(members),
+                "nominal_gb_per_s": float(gb_per_s),
             }
-            for name, medium, inside, rate in zip(
-                levels.names, levels.media, fabric.members, levels.gb_per_s, strict=True
-            )
+            for level, medium, members, gb_per_s in rows
         ],
-        "algorithm": found.algorithm,
-        "seconds": found.seconds,
-        "seconds_by_algorithm": found.by_algorithm_s,
-        "algorithm_gb_per_s": found.algorithm_bytes_per_s / 1e9,
-        "bus_gb_per_s": found.bus_bytes_per_s / 1e9,
+        "algorithm": cost.algorithm,
+        "seconds": cost.seconds,
+        "seconds_by_algorithm": cost.by_algorithm_s,
+        "algorithm_gb_per_s": cost.algorithm_bytes_per_s / 1e9,
+        "bus_gb_per_s": cost.bus_bytes_per_s / 1e9,
     }
-
-
-def collective_view(document: dict[str, Any]) -> list[Renderable]:
-    """The answer, the algorithms compared, the levels that the group crosses."""
-    shown: list[Renderable] = [
-        facts(
-            [
-                ("operation", f"{document['operation']} of {gigabytes(document['bytes'])}"),
-                ("group", f"{document['ranks']} ranks of {document['cluster']}"),
-                ("time", f"{seconds(document['seconds'])} ({document['algorithm']})"),
-                ("bus bandwidth", f"{document['bus_gb_per_s']:.1f} GB/s"),
-                ("algorithm bandwidth", f"{document['algorithm_gb_per_s']:.1f} GB/s"),
-            ]
-        )
-    ]
-    shown.append(heading("Algorithms"))
-    times = sorted(document["seconds_by_algorithm"].items(), key=lambda item: item[1])
-    shown.append(grid(["algorithm", "time"], [[name, seconds(value)] for name, value in times]))
-    shown.append(heading("Levels"))
-    rows = [
-        [
-            level["name"],
-            level["medium"],
-            str(level["ranks_inside"]),
-            f"{level['nominal_gb_per_s']:g}",
-        ]
-        for level in document["levels"]
-    ]
-    shown.append(grid(["level", "medium", "ranks inside", "GB/s a GPU"], rows, left=(0, 1)))
-    return shown

@@ -12,30 +12,52 @@ from meshwright.cluster_specs.catalog import load_device
 from meshwright.costmodel.constants.rates import peak_flops
 from meshwright.costmodel.ratios import ridge_flop_per_byte
 from meshwright.errors import InputError
-from meshwright.planner.report.parts import Renderable, facts, gigabytes, percent, seconds
 
 ELEMENT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "mxfp8": 1.0, "nvfp4": 0.5}
-"""Of an input; results are written in 16 bits."""
+"""Of an input element, by precision."""
+RESULT_BYTES = 2.0
+"""Of a result element: results are written in 16 bits."""
 MOST = 2**40
 
 
 def roofline_document(device: str, m: int, n: int, k: int, precision: str) -> dict[str, Any]:
-    """[m, k] x [k, n] at nominal peaks: FLOP, bytes, intensity, and what the device allows.
+    """The product [m, k] x [k, n] under a device's roofline, at nominal peaks.
 
-    Raises InputError for a size or precision that is not allowed, InputError for an unknown device.
+    Parameters
+    ----------
+    device
+        Name of a device of the catalog.
+    m, n, k
+        Rows and columns of the result, and depth of the product; 1 to `MOST` each.
+    precision
+        Of the inputs, one of `ELEMENT_BYTES`.
+
+    Returns
+    -------
+    dict
+        FLOP, bytes moved once, FLOP per byte beside the ridge point, attainable TFLOP/s, and the least time
+        in seconds.
+
+    Raises
+    ------
+    InputError
+        For a size or precision that is not allowed, or an unknown device.
     """
     for name, size in (("--m", m), ("--n", n), ("--k", k)):
         if not 1 <= size <= MOST:
-            raise InputError(f"{name}: {size}, allowed are 1 to {MOST}")
+            raise InputError(f"must be from 1 to {MOST}", where=name, value=size)
     if precision not in ELEMENT_BYTES:
-        raise InputError(f"--precision: {precision[:40]!r}, allowed are {', '.join(ELEMENT_BYTES)}")
+        raise InputError(
+            "no such precision", where="--precision", value=precision, allowed=ELEMENT_BYTES
+        )
     spec = load_device(device)
-    each = ELEMENT_BYTES[precision]
     flop = 2.0 * m * n * k
-    moved = each * (float(m) * k + float(k) * n) + 2.0 * m * n
-    peak, hbm = peak_flops(spec, precision), spec.hbm_gb_per_s * 1e9
-    ridge = float(ridge_flop_per_byte(peak, hbm))
-    attainable = min(peak, flop / moved * hbm)
+    input_bytes = ELEMENT_BYTES[precision] * (float(m) * k + float(k) * n)
+    moved_bytes = input_bytes + RESULT_BYTES * m * n
+    intensity = flop / moved_bytes
+    peak, bytes_per_s = peak_flops(spec, precision), spec.hbm_gb_per_s * 1e9
+    ridge = float(ridge_flop_per_byte(peak, bytes_per_s))
+    attainable = min(peak, intensity * bytes_per_s)
     return {
         "device": spec.name,
         "precision": precision,
@@ -43,35 +65,12 @@ def roofline_document(device: str, m: int, n: int, k: int, precision: str) -> di
         "n": n,
         "k": k,
         "flop": flop,
-        "bytes": moved,
-        "flop_per_byte": flop / moved,
+        "bytes": moved_bytes,
+        "flop_per_byte": intensity,
         "ridge_flop_per_byte": ridge,
-        "bound": "compute" if flop / moved >= ridge else "memory",
+        "bound": "compute" if intensity >= ridge else "memory",
         "peak_tflops": peak / 1e12,
         "hbm_gb_per_s": spec.hbm_gb_per_s,
         "attainable_tflops": attainable / 1e12,
         "least_seconds": flop / attainable,
     }
-
-
-def roofline_view(document: dict[str, Any]) -> list[Renderable]:
-    """The point and the roof above it."""
-    shape = f"[{document['m']}, {document['k']}] x [{document['k']}, {document['n']}]"
-    share = document["attainable_tflops"] / document["peak_tflops"]
-    return [
-        facts(
-            [
-                ("product", f"{shape}, {document['precision']}"),
-                ("device", document["device"]),
-                ("work", f"{document['flop'] / 1e9:,.1f} GFLOP, {gigabytes(document['bytes'])}"),
-                ("intensity", f"{document['flop_per_byte']:.1f} FLOP/byte"),
-                ("ridge point", f"{document['ridge_flop_per_byte']:.1f} FLOP/byte"),
-                ("bound by", document["bound"]),
-                (
-                    "attainable",
-                    f"{document['attainable_tflops']:.1f} TFLOP/s, {percent(share)} of the peak",
-                ),
-                ("least time", seconds(document["least_seconds"])),
-            ]
-        )
-    ]

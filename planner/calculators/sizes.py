@@ -13,19 +13,40 @@ _UNITS = {"": 1.0, "b": 1.0} | {
 }
 _AMOUNT = re.compile(r"\s*(\d{1,15}(?:\.\d{1,15})?(?:e\d{1,2})?)\s*([a-z]{0,3})\s*")
 MOST_BYTES = 2.0**60
+LONGEST_TEXT = 60
 
 
 def read_bytes(text: str, where: str) -> float:
-    """Bytes of `1GiB`, `512 MB`, `1e9`. Raises InputError with what is allowed."""
-    match = _AMOUNT.fullmatch(text[:60].lower())
+    """Bytes of an amount as people write it.
+
+    Parameters
+    ----------
+    text
+        Such as `1GiB`, `512 MB` or `1e9`.
+    where
+        The option that it comes from, for the message.
+
+    Returns
+    -------
+    float
+        Bytes, from 1 to `MOST_BYTES`.
+
+    Raises
+    ------
+    InputError
+        With what is allowed.
+    """
+    match = _AMOUNT.fullmatch(text[:LONGEST_TEXT].lower())
     if match is None or match[2] not in _UNITS:
         raise InputError(
-            f"{where}: {text[:40]!r} is no amount of bytes; write a number with B, KB, MB, GB, TB "
-            "(powers of 1,000) or KiB, MiB, GiB, TiB (of 1,024), such as 1GiB"
+            "no amount of bytes; write a number with B, KB, MB, GB, TB (powers of 1,000) or KiB, MiB, GiB, "
+            "TiB (of 1,024), such as 1GiB",
+            where=where,
+            value=text,
         )
     amount = float(match[1]) * _UNITS[match[2]]
     if not 1 <= amount <= MOST_BYTES:
         raise InputError(
-            f"{where}: {text[:40]!r} is {amount:g} bytes, allowed are 1 to {MOST_BYTES:g}"
+            f"{amount:g} bytes; must be from 1 to {MOST_BYTES:g}", where=where, value=text
         )
     return amount

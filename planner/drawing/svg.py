@@ -25,6 +25,7 @@ _RAMP = (
     (180, 222, 44),
     (223, 227, 24),
 )
+_BLUE, _RED = (33, 102, 172), (178, 24, 43)
 
 
 def ramp_colour(index: int, count: int) -> str:
@@ -33,6 +34,14 @@ def ramp_colour(index: int, count: int) -> str:
     lower = min(int(place), len(_RAMP) - 2)
     part = place - lower
     mixed = (round(a + (b - a) * part) for a, b in zip(_RAMP[lower], _RAMP[lower + 1], strict=True))
+    return "#" + "".join(f"{value:02x}" for value in mixed)
+
+
+def diverging_colour(index: int, count: int) -> str:
+    """Colour `index` of `count` from blue over white to red, as #rrggbb."""
+    place = 2 * index / max(1, count - 1) - 1
+    end = _BLUE if place < 0 else _RED
+    mixed = (round(255 + (part - 255) * abs(place)) for part in end)
     return "#" + "".join(f"{value:02x}" for value in mixed)
 
 
@@ -115,6 +124,11 @@ class Drawing:
         self._shape(
             "polyline", f'points="{places}" fill="none"{_stroke(stroke, stroke_width)}', None
         )
+
+    def polygon(self, points: Sequence[tuple[float, float]], *, fill: str) -> None:
+        """A filled area within straight lines."""
+        places = " ".join(f"{_n(x)},{_n(y)}" for x, y in points)
+        self._shape("polygon", f'points="{places}" fill="{fill}"', None)
 
     def _shape(self, name: str, attributes: str, tip: str | None) -> None:
         inside = "/>" if tip is None else f"><title>{_text(tip)}</title></{name}>"

@@ -7,20 +7,26 @@ from typing import Any
 import yaml
 
 from meshwright.frameworks.fsdp2 import FSDP2
-from meshwright.planner.launch.common_env import nccl_env
-from meshwright.planner.launch.legality import require_legal
-from meshwright.planner.launch.node_script import Program, node_files
-from meshwright.planner.launch.rank_files import RankFiles, rank_files
-from meshwright.planner.plan.document import Plan
-from meshwright.planner.runs.predicted import LayoutDoc
+from meshwright.planner.launch.launch_script import Program
+from meshwright.planner.launch.legal_launch import Launch
+from meshwright.planner.launch.writer import Start, Writer
+
+_SCRIPT_NEEDED = ': "${TRAIN_SCRIPT:?set it to the training script}"\n'
+_ACCELERATE_START = """\
+if [ "${LAUNCHER:-torchrun}" = accelerate ]; then
+  exec accelerate launch --config_file "$here/accelerate.yaml" --machine_rank "$node_rank" \\
+    --main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT" "$TRAIN_SCRIPT" "$@"
+fi
+"""
 
 
-def accelerate_config(plan: Plan, layout: LayoutDoc, placed: RankFiles) -> dict[str, Any]:
+def accelerate_config(launch: Launch) -> dict[str, Any]:
     """The document of accelerate.yaml; the node's rank and the master's address come on the command line."""
+    layout, placed = launch.layout, launch.placed
     return {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "FSDP",
-        "mixed_precision": plan.inputs.precision,
+        "mixed_precision": launch.inputs.precision,
         "num_machines": len(placed.hosts),
         "num_processes": len(placed.places),
         "machine_rank": 0,
@@ -46,50 +52,41 @@ def accelerate_config(plan: Plan, layout: LayoutDoc, placed: RankFiles) -> dict[
     }
 
 
-def torchrun_env(plan: Plan, layout: LayoutDoc, config: dict[str, Any]) -> dict[str, str]:
+def torchrun_env(launch: Launch, config: dict[str, Any]) -> dict[str, str]:
     """The variables that `accelerate launch` would set from its YAML, for a start with plain torchrun."""
     env = {
         "ACCELERATE_USE_FSDP": "true",
         "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
-        "ACCELERATE_MIXED_PRECISION": plan.inputs.precision,
-        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(layout.num_micro_batches),
+        "ACCELERATE_MIXED_PRECISION": launch.inputs.precision,
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(launch.layout.num_micro_batches),
     }
-    for name, value in config["fsdp_config"].items():
+    for name, value in (config["fsdp_config"] | config["parallelism_config"]).items():
         env[name.upper()] = str(value).lower() if isinstance(value, bool) else str(value)
-    for name, value in config["parallelism_config"].items():
-        env[name.upper()] = str(value)
     return env
 
 
-def launch_files(plan: Plan) -> dict[str, str]:
-    """Texts by file name. Raises InfeasibleError if accelerate with FSDP2 cannot run the plan."""
-    layout = require_legal(plan, FSDP2)
-    placed = rank_files(plan, layout, None, None, reorder=False)
-    config = accelerate_config(plan, layout, placed)
-    env = torchrun_env(plan, layout, config) | nccl_env(plan, layout)
+def accelerate_start(launch: Launch) -> Start:
+    """The user's own training script, told by accelerate.yaml or by the environment."""
+    config = accelerate_config(launch)
+    batch, seq_len = launch.layout.micro_batch, launch.inputs.seq_len
+    before = _SCRIPT_NEEDED
+    if launch.placed.gpus_per_host is not None:
+        before += _ACCELERATE_START
     program = Program(
         framework="a training script that uses accelerate with FSDP2",
-        words='"$TRAIN_SCRIPT"',
+        command='"$TRAIN_SCRIPT"',
         usage="Set TRAIN_SCRIPT; plain torchrun starts it, or accelerate with LAUNCHER=accelerate.",
-        before=_accelerate_start(placed),
+        before=before,
         notes=(
-            f"The script's own batch size per process is {layout.micro_batch}, its sequence length "
-            f"{plan.inputs.seq_len}.",
+            f"The script's own batch size per process is {batch}, its sequence length {seq_len}.",
         ),
     )
-    return {
-        "accelerate.yaml": yaml.safe_dump(config, sort_keys=False),
-        **node_files(plan, placed, program, [], env),
-    }
-
-
-def _accelerate_start(placed: RankFiles) -> str:
-    lines = ': "${TRAIN_SCRIPT:?set it to the training script}"\n'
-    if placed.gpus_per_host is None:
-        return lines
-    return lines + (
-        'if [ "${LAUNCHER:-torchrun}" = accelerate ]; then\n'
-        '  exec accelerate launch --config_file "$here/accelerate.yaml" --machine_rank "$node_rank" \\\n'
-        '    --main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT" "$TRAIN_SCRIPT" "$@"\n'
-        "fi\n"
+    return Start(
+        program=program,
+        args=[],
+        env=torchrun_env(launch, config),
+        files={"accelerate.yaml": yaml.safe_dump(config, sort_keys=False)},
     )
+
+
+FSDP2_WRITER = Writer(framework=FSDP2, start=accelerate_start)

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from meshwright.model_specs.schema import ModelSpec, MoeSpec
+from meshwright.planner.launch.flag_words import flag_words
+from meshwright.planner.runs.launches.megatron_names import ACTIVATIONS, LATENT_ATTENTION, POSITIONS
 
 VOCAB_MULTIPLE = 128
 """Megatron pads the vocabulary to a multiple of this times tp."""
 
 
+def model_flags(model: ModelSpec, seq_len: int) -> dict[str, object]:
+    """Flags that define the network, as `flag_words` writes them; `seq_len` in tokens."""
+    flags = _size_flags(model, seq_len)
+    flags |= _attention_flags(model)
+    flags |= _layer_flags(model)
+    if model.moe is not None:
+        flags |= _moe_flags(model, model.moe)
+    flags["--mtp-num-layers"] = model.mtp_layers or None
+    return flags
+
+
 def model_args(model: ModelSpec, seq_len: int) -> list[str]:
-    """Arguments that define the network; `seq_len` in tokens."""
-    return [
-        *_size_args(model, seq_len),
-        *_attention_args(model),
-        *_layer_args(model),
-        *(_moe_args(model, model.moe) if model.moe is not None else []),
-        *_value("--mtp-num-layers", model.mtp_layers or None),
-    ]
+    """`model_flags` as the words of a command line."""
+    return flag_words(model_flags(model, seq_len))
+
+
+def feed_forward_width(model: ModelSpec) -> int:
+    """Width of a dense layer; of an expert where no layer is dense."""
+    if model.ffn_hidden:
+        return model.ffn_hidden
+    return 0 if model.moe is None else model.moe.moe_ffn_hidden
 
 
 def model_notes(model: ModelSpec) -> list[str]:
@@ -62,108 +76,89 @@ def has_expert_balance_bias(model: ModelSpec) -> bool:
     return model.attention is not None and model.moe is not None and model.moe.router_bias
 
 
-def _biases(model: ModelSpec) -> tuple[bool, bool, bool]:
-    mlp = (
-        model.moe.expert_bias
-        if model.moe is not None and model.dense_layers == 0
-        else model.mlp_bias
-    )
-    return model.attention_bias, model.attention_output_bias, mlp
+def _size_flags(model: ModelSpec, seq_len: int) -> dict[str, object]:
+    return {
+        "--num-layers": model.layers,
+        "--hidden-size": model.hidden,
+        "--ffn-hidden-size": feed_forward_width(model),
+        "--num-attention-heads": model.heads,
+        "--seq-length": seq_len,
+        "--max-position-embeddings": max(seq_len, model.max_positions or 0),
+        "--vocab-size": model.vocab,
+        "--make-vocab-size-divisible-by": VOCAB_MULTIPLE,
+        "--untie-embeddings-and-output-weights": not model.tied_embeddings,
+    }
 
 
-def _value(flag: str, value: object) -> list[str]:
-    return [] if value is None else [flag, str(value)]
-
-
-def _switch(flag: str, on: bool) -> list[str]:
-    return [flag] if on else []
-
-
-def _size_args(model: ModelSpec, seq_len: int) -> list[str]:
-    ffn_hidden = model.ffn_hidden or (model.moe.moe_ffn_hidden if model.moe is not None else 0)
-    return [
-        *_value("--num-layers", model.layers),
-        *_value("--hidden-size", model.hidden),
-        *_value("--ffn-hidden-size", ffn_hidden),
-        *_value("--num-attention-heads", model.heads),
-        *_value("--seq-length", seq_len),
-        *_value("--max-position-embeddings", max(seq_len, model.max_positions or 0)),
-        *_value("--vocab-size", model.vocab),
-        *_value("--make-vocab-size-divisible-by", VOCAB_MULTIPLE),
-        *_switch("--untie-embeddings-and-output-weights", not model.tied_embeddings),
-    ]
-
-
-def _attention_args(model: ModelSpec) -> list[str]:
-    args = _value("--kv-channels", model.v_head_dim)
-    if model.attention is not None:
-        mla = model.attention
-        args += ["--multi-latent-attention", *_value("--q-lora-rank", mla.q_lora_rank)]
-        args += _value("--kv-lora-rank", mla.kv_lora_rank)
-        args += _value("--qk-head-dim", mla.qk_nope_head_dim)
-        args += _value("--qk-pos-emb-head-dim", mla.qk_rope_head_dim)
-        args += _value("--v-head-dim", mla.v_head_dim)
+def _attention_flags(model: ModelSpec) -> dict[str, object]:
+    flags: dict[str, object] = {"--kv-channels": model.v_head_dim}
+    latent = model.attention
+    if latent is not None:
+        flags["--multi-latent-attention"] = True
+        flags |= {size.flag: getattr(latent, size.field) for size in LATENT_ATTENTION}
         # YaRN, which MLA needs for the fused kernel, at factor 1 is plain RoPE, as in pre-training.
-        args += ["--rope-type", "yarn", *_value("--rotary-scaling-factor", 1.0)]
+        flags["--rope-type"] = "yarn"
+        flags["--rotary-scaling-factor"] = 1.0
     elif model.kv_heads < model.heads:
-        args += ["--group-query-attention", *_value("--num-query-groups", model.kv_heads)]
+        flags["--group-query-attention"] = True
+        flags["--num-query-groups"] = model.kv_heads
     # With MLA this switch is the norm on the two latents, which DeepSeek's models have.
-    args += _switch("--qk-layernorm", model.qk_norm or model.attention is not None)
+    flags["--qk-layernorm"] = model.qk_norm or latent is not None
     if model.attention_sinks:
-        args += ["--softmax-type", "learnable"]
+        flags["--softmax-type"] = "learnable"
     if model.sliding_window is not None and model.full_attention_every != 1:
         # The pair counts the tokens to the left and right of the query; the window includes the query itself.
-        args += _value("--window-size", f"{model.sliding_window - 1},0")
-        args += _value("--window-attn-skip-freq", model.full_attention_every or None)
-    return args
+        flags["--window-size"] = f"{model.sliding_window - 1},0"
+        flags["--window-attn-skip-freq"] = model.full_attention_every or None
+    return flags
 
 
-def _layer_args(model: ModelSpec) -> list[str]:
-    positions = {"rope": "rope", "learned": "learned_absolute", "alibi": "none", "none": "none"}
-    activations = {
-        "swiglu": ["--swiglu"],
-        "geglu": ["--quick-geglu"],
-        # The fused bias and activation kernels know GELU and SwiGLU only.
-        "squared_relu": ["--squared-relu", *_switch("--no-bias-gelu-fusion", linear_bias(model))],
-        "gelu": [],
-        "relu": [],
+def _layer_flags(model: ModelSpec) -> dict[str, object]:
+    biases = linear_bias(model)
+    flags: dict[str, object] = {
+        "--normalization": "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
+        "--position-embedding-type": POSITIONS[model.position],
     }
-    return [
-        *_value("--normalization", "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm"),
-        *_value("--position-embedding-type", positions[model.position]),
-        *activations[model.activation],
-        *_switch("--disable-bias-linear", not linear_bias(model)),
-        *_switch("--add-qkv-bias", model.attention_bias and not linear_bias(model)),
-        *_value("--hidden-dropout", 0.0),
-        *_value("--attention-dropout", 0.0),
-    ]
+    if model.activation in ACTIVATIONS:
+        flags[ACTIVATIONS[model.activation]] = True
+    # The fused bias and activation kernels know GELU and SwiGLU only.
+    flags["--no-bias-gelu-fusion"] = model.activation == "squared_relu" and biases
+    flags["--disable-bias-linear"] = not biases
+    flags["--add-qkv-bias"] = model.attention_bias and not biases
+    flags["--hidden-dropout"] = 0.0
+    flags["--attention-dropout"] = 0.0
+    return flags
 
 
-def _moe_args(model: ModelSpec, moe: MoeSpec) -> list[str]:
-    args = [
-        *_value("--num-experts", moe.experts),
-        *_value("--moe-router-topk", moe.top_k),
-        *_value("--moe-ffn-hidden-size", moe.moe_ffn_hidden),
-        "--moe-grouped-gemm",
-        "--moe-permute-fusion",
-        *_value("--moe-router-dtype", "fp32"),
-    ]
+def _moe_flags(model: ModelSpec, moe: MoeSpec) -> dict[str, object]:
+    flags: dict[str, object] = {
+        "--num-experts": moe.experts,
+        "--moe-router-topk": moe.top_k,
+        "--moe-ffn-hidden-size": moe.moe_ffn_hidden,
+        "--moe-grouped-gemm": True,
+        "--moe-permute-fusion": True,
+        "--moe-router-dtype": "fp32",
+    }
     if moe.dense_layers:
-        args += _value("--moe-layer-freq", f"([0]*{moe.dense_layers}+[1]*{model.moe_layers})")
-    args += _value("--moe-shared-expert-intermediate-size", moe.shared_width or None)
-    args += _switch("--moe-shared-expert-gate", moe.shared_expert_gate and moe.shared_width > 0)
-    groups, chosen = moe.router_groups, moe.router_groups_per_token
-    if groups is not None and chosen is not None and chosen < groups:
-        args += [
-            *_value("--moe-router-num-groups", groups),
-            *_value("--moe-router-group-topk", chosen),
-        ]
+        flags["--moe-layer-freq"] = f"([0]*{moe.dense_layers}+[1]*{model.moe_layers})"
+    flags["--moe-shared-expert-intermediate-size"] = moe.shared_width or None
+    flags["--moe-shared-expert-gate"] = moe.shared_expert_gate and moe.shared_width > 0
+    groups, chosen_groups = moe.router_groups, moe.router_groups_per_token
+    if groups is not None and chosen_groups is not None and chosen_groups < groups:
+        flags["--moe-router-num-groups"] = groups
+        flags["--moe-router-group-topk"] = chosen_groups
     if has_expert_balance_bias(model):
-        args += [
-            *_value("--moe-router-score-function", "sigmoid"),
-            "--moe-router-enable-expert-bias",
-        ]
+        flags["--moe-router-score-function"] = "sigmoid"
+        flags["--moe-router-enable-expert-bias"] = True
     else:
         # A softmax over one chosen expert would have no gradient.
-        args += _switch("--moe-router-pre-softmax", moe.top_k == 1)
-    return args
+        flags["--moe-router-pre-softmax"] = moe.top_k == 1
+    return flags
+
+
+def _biases(model: ModelSpec) -> tuple[bool, bool, bool]:
+    """Biases of the projections into attention, out of it, and of the feed-forward part."""
+    feed_forward = model.mlp_bias
+    if model.moe is not None and model.dense_layers == 0:
+        feed_forward = model.moe.expert_bias
+    return model.attention_bias, model.attention_output_bias, feed_forward

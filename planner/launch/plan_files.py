@@ -4,39 +4,34 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
-from meshwright.errors import InfeasibleError, InputError
-from meshwright.frameworks.deepspeed import DEEPSPEED
-from meshwright.frameworks.fsdp2 import FSDP2
-from meshwright.frameworks.megatron import MEGATRON
-from meshwright.frameworks.torchtitan import TORCHTITAN
+from meshwright.errors import InputError
 from meshwright.planner.bounds.matrices import ranks_on
-from meshwright.planner.launch import (
-    accelerate,
-    bridge,
-    deepspeed,
-    megatron,
-    schedulers,
-    torchtitan,
-)
+from meshwright.planner.launch import schedulers
+from meshwright.planner.launch.accelerate import FSDP2_WRITER
+from meshwright.planner.launch.bridge import bridge_files
+from meshwright.planner.launch.deepspeed import DEEPSPEED_WRITER
+from meshwright.planner.launch.megatron import MEGATRON_WRITER
+from meshwright.planner.launch.ranks.placed import planned_layout
 from meshwright.planner.launch.ranks.texts import FOLDER, mapping_files
+from meshwright.planner.launch.torchtitan import TORCHTITAN_WRITER
+from meshwright.planner.launch.writer import Writer
 from meshwright.planner.plan.document import MOST_LISTED_RANKS, Plan
 from meshwright.planner.plan.texts import plan_text
 
-_WRITERS: dict[str, Callable[[Plan], dict[str, str]]] = {
-    MEGATRON.name: megatron.launch_files,
-    TORCHTITAN.name: torchtitan.launch_files,
-    DEEPSPEED.name: deepspeed.launch_files,
-    FSDP2.name: accelerate.launch_files,
+_WRITERS: dict[str, Writer] = {
+    writer.framework.name: writer
+    for writer in (MEGATRON_WRITER, TORCHTITAN_WRITER, DEEPSPEED_WRITER, FSDP2_WRITER)
 }
-_WRAPPERS = {
+_SCHEDULERS = {
     "slurm": schedulers.slurm_files,
     "openmpi": schedulers.openmpi_files,
     "kubernetes": schedulers.kubernetes_files,
 }
-TARGETS = (*_WRITERS, "bridge", *_WRAPPERS)
+_RECIPES = {"bridge": bridge_files}
+"""What starts the framework by itself, and takes settings only."""
+TARGETS = (*_WRITERS, *_RECIPES, *_SCHEDULERS)
 """Frameworks, and the schedulers that start a plan in its own framework."""
 NAMES = (
     "plan.yaml",
@@ -54,30 +49,44 @@ NAMES = (
 
 
 def plan_files(plan: Plan, target: str | None = None) -> dict[str, str]:
-    """Texts by file name. `target` is one of `TARGETS`, the plan's own framework when absent.
+    """The plan and what starts it, as texts by file name.
 
-    Raises InfeasibleError if the plan has no layout, or one that the framework refuses.
+    Parameters
+    ----------
+    plan: a plan with a layout.
+    target: one of `TARGETS`; the plan's own framework by default.
+
+    Raises
+    ------
+    InfeasibleError
+        The plan has no layout, or one that the framework refuses.
+    InputError
+        An unknown target.
     """
-    if plan.layout is None:
-        raise InfeasibleError(
-            f"the plan has no layout (status {plan.status}): there is nothing to launch."
-        )
-    files = {"plan.yaml": plan_text(plan)}
+    planned_layout(plan)
     target = target or plan.inputs.framework
     if target not in TARGETS:
         raise InputError("unknown target", where="--target", value=target, allowed=TARGETS)
-    if target == "bridge":
-        files |= bridge.bridge_files(plan)
+    files = {"plan.yaml": plan_text(plan)}
+    writer = _WRITERS.get(target, _WRITERS[plan.inputs.framework])
+    if target in _RECIPES:
+        files |= _RECIPES[target](plan)
     else:
-        files |= _WRITERS[plan.inputs.framework if target in _WRAPPERS else target](plan)
-        files |= _WRAPPERS[target](plan) if target in _WRAPPERS else {}
-    files |= mapping_files(plan)
+        files |= writer.files(plan)
+    if target in _SCHEDULERS:
+        files |= _SCHEDULERS[target](plan)
+    return files | mapping_files(plan, writer.framework) | _long_rank_list(plan)
+
+
+def _long_rank_list(plan: Plan) -> dict[str, str]:
+    """ranks.json, where the ranks are too many for the plan document to list."""
     mapping = plan.mapping
-    if mapping is not None and (mapping.ranks is not None or mapping.matrix):
-        places = mapping.ranks or ranks_on(plan.inputs.cluster, mapping.matrix)
-        if len(places) > MOST_LISTED_RANKS:
-            files["ranks.json"] = json.dumps([list(place) for place in places]) + "\n"
-    return files
+    if mapping is None or (mapping.ranks is None and not mapping.matrix):
+        return {}
+    places = mapping.ranks or ranks_on(plan.inputs.cluster, mapping.matrix)
+    if len(places) <= MOST_LISTED_RANKS:
+        return {}
+    return {"ranks.json": json.dumps([list(place) for place in places]) + "\n"}
 
 
 def refuse_taken(directory: Path, force: bool) -> None:
@@ -94,13 +103,11 @@ def refuse_taken(directory: Path, force: bool) -> None:
 def next_step(plan: Plan, directory: Path | None) -> str:
     """What to do with a plan, or where its files went, in words."""
     if plan.layout is None:
+        advice = "change what is asked for"
+        if plan.status == "unknown":
+            advice = "give it more time with --time-limit"
         written = "" if directory is None else f" Nothing was written to {directory}."
-        more = (
-            "give it more time with --time-limit"
-            if plan.status == "unknown"
-            else "change what is asked for"
-        )
-        return f"Next: {more}.{written}"
+        return f"Next: {advice}.{written}"
     if directory is None:
         return "Next: the same command with -o DIR writes this plan and the files that start it."
     script = shlex.join(["bash", str(directory / "launch.sh"), "slurm"])

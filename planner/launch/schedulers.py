@@ -11,8 +11,7 @@ from typing import Any
 import yaml
 
 from meshwright.errors import InfeasibleError
-from meshwright.frameworks.catalog import framework_named
-from meshwright.planner.launch.rank_files import RankFiles, rank_files
+from meshwright.planner.launch.ranks.placed import PlacedRanks, placed_ranks
 from meshwright.planner.plan.document import Plan
 
 _SBATCH = """\
@@ -23,7 +22,7 @@ _SBATCH = """\
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node={gpus}
 #SBATCH --exclusive
-{more}# sbatch sorts the nodes, so the job step inside takes their order from hostfile.
+{options}# sbatch sorts the nodes, so the job step inside takes their order from hostfile.
 # Account, partition and time limit are yours: sbatch --account=... --partition=... --time=... job.sbatch
 set -euo pipefail
 
@@ -55,40 +54,26 @@ MASTER_ADDR="${{MASTER_ADDR:-$master}}" MASTER_PORT="${{MASTER_PORT:-29500}}" \\
 
 def slurm_files(plan: Plan) -> dict[str, str]:
     """job.sbatch; where one NVLink domain spans several nodes the job asks for whole segments of it."""
-    placed = _placed(plan)
+    placed = placed_ranks(plan)
     hosts = len(placed.hosts)
     segment = min(hosts, _nodes_per_domain(plan))
-    more = []
+    options = []
     names = [host for host in placed.hosts if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", host)]
     if len(names) == hosts and plan.inputs.cluster.nodes:
-        more.append(f"#SBATCH --nodelist={','.join(names)}\n")
+        options.append(f"#SBATCH --nodelist={','.join(names)}\n")
     if segment > 1 and hosts % segment == 0:
-        more.append(f"#SBATCH --segment={segment}\n")
-    text = _SBATCH.format(
-        name=job_name(plan), hosts=hosts, gpus=_gpus_per_host(placed), more="".join(more)
-    )
+        options.append(f"#SBATCH --segment={segment}\n")
+    gpus = max(len(ranks) for ranks in placed.ranks_of_hosts())
+    text = _SBATCH.format(name=job_name(plan), hosts=hosts, gpus=gpus, options="".join(options))
     return {"job.sbatch": text}
 
 
 def openmpi_files(plan: Plan) -> dict[str, str]:
     """rankfile.openmpi (rank r on its host, bound to the slot of its GPU) and mpi.sh."""
-    placed = _placed(plan)
+    placed = placed_ranks(plan)
     gpus = " ".join(str(gpu) for _, gpu in placed.places)
     script = _MPI_SCRIPT.format(gpus=gpus, world=len(placed.places))
-    return {"rankfile.openmpi": openmpi_rankfile(placed), "mpi.sh": script}
-
-
-def openmpi_rankfile(placed: RankFiles) -> str:
-    """A line per rank: its host, and the slot of its GPU. Raises InfeasibleError for other hosts."""
-    for host in placed.hosts:
-        if re.search(r"[\s=#;]", host):
-            raise InfeasibleError(
-                f"{host!r} cannot stand in an OpenMPI rankfile: no spaces, '=', '#' or ';'."
-            )
-    return "".join(
-        f"rank {rank}={placed.hosts[host]} slot={gpu}\n"
-        for rank, (host, gpu) in enumerate(placed.places)
-    )
+    return {"rankfile.openmpi": placed.openmpi_rankfile(), "mpi.sh": script}
 
 
 def kubernetes_files(plan: Plan) -> dict[str, str]:
@@ -97,7 +82,7 @@ def kubernetes_files(plan: Plan) -> dict[str, str]:
     Image, queue and volume claim say replace-me. Kubernetes chooses the nodes: a pod's index is its
     node's rank.
     """
-    placed = _placed(plan)
+    placed = placed_ranks(plan)
     if placed.gpus_per_host is None:
         raise InfeasibleError(
             "kubernetes: a JobSet numbers its pods node by node, but this plan's ranks do not run through "
@@ -114,7 +99,7 @@ def job_name(plan: Plan) -> str:
     return label if re.match(r"[a-z]", label) else f"train-{label}".strip("-")
 
 
-def _jobset(plan: Plan, placed: RankFiles, gpus: int) -> dict[str, Any]:
+def _jobset(plan: Plan, placed: PlacedRanks, gpus: int) -> dict[str, Any]:
     name, hosts = job_name(plan), len(placed.hosts)
     domain = min(hosts, _nodes_per_domain(plan))
     topology = {"kueue.x-k8s.io/podset-preferred-topology": "cloud.provider.com/topology-block"}
@@ -158,21 +143,5 @@ def _jobset(plan: Plan, placed: RankFiles, gpus: int) -> dict[str, Any]:
     }
 
 
-def _placed(plan: Plan) -> RankFiles:
-    if plan.layout is None:
-        raise InfeasibleError(
-            f"the plan has no layout (status {plan.status}): there is nothing to launch."
-        )
-    framework = framework_named(plan.inputs.framework)
-    return rank_files(plan, plan.layout, None, None, reorder=framework.reorders_ranks)
-
-
 def _nodes_per_domain(plan: Plan) -> int:
     return max(1, plan.inputs.cluster.nvlink_domain // plan.inputs.cluster.gpus_per_node)
-
-
-def _gpus_per_host(placed: RankFiles) -> int:
-    counts = [0] * len(placed.hosts)
-    for host, _ in placed.places:
-        counts[host] += 1
-    return max(counts)

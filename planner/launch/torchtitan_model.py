@@ -6,7 +6,8 @@ torchtitan takes its model from a Python function, not from flags; degrees and b
 from __future__ import annotations
 
 import json
-from textwrap import dedent
+from itertools import islice
+from textwrap import dedent, indent
 
 from meshwright.costmodel.pipeline.schedules import schedule_named, traits
 from meshwright.model_specs.schema import ModelSpec
@@ -112,7 +113,7 @@ from torchtitan.models.{family} import model_registry
 
 
 def model_spec(converters):
-    return model_registry({flavor}, converters=converters or None{more})
+    return model_registry({flavor}, converters=converters or None{mtp})
 
 """
 
@@ -147,40 +148,41 @@ converters = [MXFP8LinearConverter.Config(model_compile_enabled=True)]""",
 }
 
 
+_FLAVORS = {
+    (61, 7168, 256, True): ("deepseek_v3", "671B"),
+    (60, 5120, 160, True): ("deepseek_v3", "236B"),
+    (24, 2880, 32, False): ("gpt_oss", "20b"),
+    (36, 2880, 128, False): ("gpt_oss", "120b"),
+}
+"""By layers, width, experts and whether attention is latent."""
+
+
 def registry_module(plan: Plan, layout: LayoutDoc) -> str:
     """The text of meshwright_registry.py. Its rules have let the model through."""
     model = plan.inputs.model
-    converters = (
-        _CONVERTERS[plan.inputs.precision].replace("\n", "\n    ").replace("\n    \n", "\n\n")
-    )
+    converters = indent(_CONVERTERS[plan.inputs.precision], "    ")
     stages = pipeline_modules(layout)
-    listed = (
-        "None"
-        if stages is None
-        else "[\n" + "".join(f"    {json.dumps(part)},\n" for part in stages) + "]"
-    )
-    return (
-        _HEAD
-        + _model_part(model, plan.inputs.seq_len)
-        + _TAIL.format(stages=listed, converters="    " + converters)
-    )
+    parts = "None"
+    if stages is not None:
+        parts = "[\n" + "".join(f"    {json.dumps(part)},\n" for part in stages) + "]"
+    tail = _TAIL.format(stages=parts, converters=converters)
+    return _HEAD + _model_part(model, plan.inputs.seq_len) + tail
 
 
 def pipeline_modules(layout: LayoutDoc) -> list[list[str]] | None:
-    """Module names of every chunk, in the model's order: chunk v of rank r is the (v pp + r)-th, or in a
-    V-shaped schedule the second one the (2 pp - 1 - r)-th."""
+    """Module names of every chunk, in the model's order; None without a pipeline.
+
+    Chunk v of rank r is the (v pp + r)-th, or in a V-shaped schedule the second one the (2 pp - 1 - r)-th.
+    """
     if layout.pp == 1:
         return None
     v_shaped = traits(schedule_named(layout.schedule)).v_shaped
-    counts = [
-        rank[chunk]
-        for chunk in range(layout.vpp)
-        for rank in (reversed(layout.stages) if v_shaped and chunk else layout.stages)
-    ]
-    parts, first = [], 0
-    for count in counts:
-        parts.append([f"layers.{index}" for index in range(first, first + count)])
-        first += count
+    counts: list[int] = []
+    for chunk in range(layout.vpp):
+        row = [rank[chunk] for rank in layout.stages]
+        counts += reversed(row) if v_shaped and chunk else row
+    layers = (f"layers.{index}" for index in range(sum(counts)))
+    parts = [list(islice(layers, count)) for count in counts]
     parts[0].insert(0, "tok_embeddings")
     parts[-1] += ["norm", "lm_head"]
     return parts
@@ -199,23 +201,21 @@ def torchtitan_notes(model: ModelSpec) -> tuple[str, ...]:
 def flavor_of(model: ModelSpec) -> tuple[str, str] | None:
     """(torchtitan model, flavor) for the architectures that only its own registry can build."""
     experts = model.moe.experts if model.moe is not None else 0
-    return {
-        (61, 7168, 256, True): ("deepseek_v3", "671B"),
-        (60, 5120, 160, True): ("deepseek_v3", "236B"),
-        (24, 2880, 32, False): ("gpt_oss", "20b"),
-        (36, 2880, 128, False): ("gpt_oss", "120b"),
-    }.get((model.layers, model.hidden, experts, model.attention is not None))
+    return _FLAVORS.get((model.layers, model.hidden, experts, model.attention is not None))
 
 
 def _model_part(model: ModelSpec, seq_len: int) -> str:
     flavor = flavor_of(model)
-    if flavor is not None:
-        more = (
-            f", num_mtp_layers={model.mtp_layers}"
-            if flavor[0] == "deepseek_v3" and model.mtp_layers
-            else ""
-        )
-        return _FLAVOR.format(family=flavor[0], flavor=json.dumps(flavor[1]), more=more)
+    if flavor is None:
+        return _built_model(model, seq_len)
+    family, name = flavor
+    mtp = ""
+    if family == "deepseek_v3" and model.mtp_layers:
+        mtp = f", num_mtp_layers={model.mtp_layers}"
+    return _FLAVOR.format(family=family, flavor=json.dumps(name), mtp=mtp)
+
+
+def _built_model(model: ModelSpec, seq_len: int) -> str:
     qwen = model.qk_norm or model.moe is not None
     stem = "Qwen3" if qwen else "Llama3"
     moe = model.moe

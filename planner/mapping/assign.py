@@ -13,9 +13,9 @@ from meshwright.planner.mapping.problem import IntArray, MappingProblem
 def assignment_of(problem: MappingProblem, counts: IntArray) -> IntArray:
     """A leaf for slot j of stage s, shape [stages, slots], from counts [leaves, stages].
 
-    The slots of a stage are cut into groups of expert or context slots, each as far as possible in one leaf,
-    else one pod. Stage by stage, groups are then matched with those of the stage before, leaf by leaf first,
-    pod by pod next, so that as few neighbours as the counts allow lie apart.
+    The slots of a stage are cut into groups of expert or context slots, each as far as possible in one
+    leaf, else one pod. Stage by stage, groups are then matched with those of the stage before, leaf by
+    leaf first, pod by pod next, so that as few neighbours as the counts allow lie apart.
     """
     size = max(problem.traffic.expert_slots, problem.traffic.context_slots)
     if size == 1:
@@ -39,31 +39,31 @@ def _single_slots(problem: MappingProblem, counts: IntArray) -> IntArray:
 
 
 def _next_row(
-    problem: MappingProblem, origin: IntArray, before: IntArray, left: IntArray
+    problem: MappingProblem, origin: IntArray, before: IntArray, free: IntArray
 ) -> IntArray:
     """A leaf for every slot of the next stage; `left` are the slots of that stage in each leaf."""
     row = np.full(len(before), -1, dtype=np.int64)
     pod = problem.pod_of
 
     def settle(wanted: IntArray, who: NDArray[np.bool_]) -> None:
-        for at in np.flatnonzero(who & (row < 0)):
-            if left[wanted[at]] > 0:
-                row[at] = wanted[at]
-                left[wanted[at]] -= 1
+        for slot in np.flatnonzero(who & (row < 0)):
+            if free[wanted[slot]] > 0:
+                row[slot] = wanted[slot]
+                free[wanted[slot]] -= 1
 
     everyone = np.ones(len(before), dtype=bool)
     settle(before, before == origin)
     settle(before, everyone)
     settle(origin, pod[origin] == pod[before])
     waiting = {
-        p: [leaf for leaf in np.flatnonzero(pod == p) for _ in range(left[leaf])] for p in set(pod)
+        p: [leaf for leaf in np.flatnonzero(pod == p) for _ in range(free[leaf])] for p in set(pod)
     }
-    for at in np.flatnonzero(row < 0):
-        if waiting[pod[before[at]]]:
-            row[at] = waiting[pod[before[at]]].pop(0)
+    for slot in np.flatnonzero(row < 0):
+        if waiting[pod[before[slot]]]:
+            row[slot] = waiting[pod[before[slot]]].pop(0)
     rest = [leaf for p in sorted(waiting) for leaf in waiting[p]]
-    for at in np.flatnonzero(row < 0):
-        row[at] = rest.pop(0)
+    for slot in np.flatnonzero(row < 0):
+        row[slot] = rest.pop(0)
     return row
 
 
@@ -71,21 +71,21 @@ def _flat(groups: list[list[int]]) -> IntArray:
     return np.array([leaf for group in groups for leaf in group], dtype=np.int64)
 
 
-def _groups(problem: MappingProblem, held: IntArray, size: int) -> list[list[int]]:
+def _groups(problem: MappingProblem, counts: IntArray, size: int) -> list[list[int]]:
     """Groups of `size` leaves: whole ones first, then the rests, pod by pod, largest first."""
     groups: list[list[int]] = []
     rests: dict[int, list[tuple[int, int]]] = {}
-    for leaf in np.flatnonzero(held).tolist():
-        whole, rest = divmod(int(held[leaf]), size)
-        groups += [[leaf] * size for _ in range(whole)]
+    for leaf in np.flatnonzero(counts).tolist():
+        whole_groups, rest = divmod(int(counts[leaf]), size)
+        groups += [[leaf] * size for _ in range(whole_groups)]
         if rest:
             rests.setdefault(problem.leaf_pod[leaf], []).append((rest, leaf))
-    left: list[tuple[int, int]] = []
+    rests_over: list[tuple[int, int]] = []
     for pod in sorted(rests):
         made, over = _packed(rests[pod], size, whole_only=True)
         groups += made
-        left += over
-    made, _ = _packed(left, size, whole_only=False)
+        rests_over += over
+    made, _ = _packed(rests_over, size, whole_only=False)
     return groups + made
 
 
@@ -117,46 +117,49 @@ def _packed(
 
 def _matched(problem: MappingProblem, before: IntArray, groups: list[list[int]]) -> IntArray:
     """The groups in the order of the stage before, and inside a group slot by slot."""
-    out: list[list[int] | None] = [None] * len(before)
+    matched: list[list[int] | None] = [None] * len(before)
     free = list(range(len(groups)))
     for key in (_leaves, _pods):
         waiting: dict[tuple[tuple[int, int], ...], list[int]] = {}
-        for at in free:
-            waiting.setdefault(key(problem, groups[at]), []).append(at)
-        for at in range(len(before)):
-            same = waiting.get(key(problem, before[at].tolist()))
-            if out[at] is None and same:
-                out[at] = groups[same.pop(0)]
-        free = [at for rest in waiting.values() for at in rest]
+        for place in free:
+            waiting.setdefault(key(problem, groups[place]), []).append(place)
+        for place in range(len(before)):
+            same = waiting.get(key(problem, before[place].tolist()))
+            if matched[place] is None and same:
+                matched[place] = groups[same.pop(0)]
+        free = [place for rest in waiting.values() for place in rest]
         if before.shape[1] > 1 and key is _leaves:
-            free = _closest(before, groups, out, free)
+            free = _closest(before, groups, matched, free)
     free.sort()
-    for at in range(len(before)):
-        if out[at] is None:
-            out[at] = groups[free.pop(0)]
+    for place in range(len(before)):
+        if matched[place] is None:
+            matched[place] = groups[free.pop(0)]
     return _flat(
-        [_aligned(problem, old.tolist(), new or []) for old, new in zip(before, out, strict=True)]
+        [
+            _aligned(problem, old.tolist(), new or [])
+            for old, new in zip(before, matched, strict=True)
+        ]
     )
 
 
 def _closest(
-    before: IntArray, groups: list[list[int]], out: list[list[int] | None], free: list[int]
+    before: IntArray, groups: list[list[int]], matched: list[list[int] | None], free: list[int]
 ) -> list[int]:
     """Gives cut groups the places where most of their slots have their neighbour."""
     pairs = []
-    for at in range(len(before)):
-        if out[at] is None:
-            mine = Counter(before[at].tolist())
-            for other in free:
-                overlap = sum((mine & Counter(groups[other])).values())
+    for place in range(len(before)):
+        if matched[place] is None:
+            before_leaves = Counter(before[place].tolist())
+            for candidate in free:
+                overlap = sum((before_leaves & Counter(groups[candidate])).values())
                 if overlap:
-                    pairs.append((-overlap, at, other))
-    left = set(free)
-    for _, at, other in sorted(pairs):
-        if out[at] is None and other in left:
-            out[at] = groups[other]
-            left.discard(other)
-    return sorted(left)
+                    pairs.append((-overlap, place, candidate))
+    unplaced = set(free)
+    for _, place, candidate in sorted(pairs):
+        if matched[place] is None and candidate in unplaced:
+            matched[place] = groups[candidate]
+            unplaced.discard(candidate)
+    return sorted(unplaced)
 
 
 def _leaves(problem: MappingProblem, group: list[int]) -> tuple[tuple[int, int], ...]:
@@ -170,12 +173,14 @@ def _pods(problem: MappingProblem, group: list[int]) -> tuple[tuple[int, int], .
 
 def _aligned(problem: MappingProblem, old: list[int], new: list[int]) -> list[int]:
     """The slots of a group next to those of the same leaf, then of the same pod, in the group before it."""
-    out: list[int | None] = [None] * len(old)
-    left = list(new)
+    aligned: list[int | None] = [None] * len(old)
+    unplaced = list(new)
     for same in (lambda a, b: a == b, lambda a, b: problem.leaf_pod[a] == problem.leaf_pod[b]):
-        for at, leaf in enumerate(old):
-            found = next((x for x in left if out[at] is None and same(leaf, x)), None)
-            if found is not None:
-                out[at] = found
-                left.remove(found)
-    return [left.pop(0) if leaf is None else leaf for leaf in out]
+        for place, leaf in enumerate(old):
+            leaf_alike = next(
+                (x for x in unplaced if aligned[place] is None and same(leaf, x)), None
+            )
+            if leaf_alike is not None:
+                aligned[place] = leaf_alike
+                unplaced.remove(leaf_alike)
+    return [unplaced.pop(0) if leaf is None else leaf for leaf in aligned]

@@ -48,16 +48,16 @@ class Instance:
 
 def inside_slot(layout: Layout, slot_gpus: int) -> Inside:
     """Axes nested in Megatron's default order, tensor groups first, as far as a slot holds them."""
-    left = slot_gpus
-    found: dict[str, int] = {}
+    rest = slot_gpus
+    degrees: dict[str, int] = {}
     for axis in ("tp", "cp", "dp", "pp"):
-        found[axis] = gcd(int(getattr(layout, axis)), left)
-        left //= found[axis]
-    if left > 1 or found["tp"] != int(layout.tp):
+        degrees[axis] = gcd(int(getattr(layout, axis)), rest)
+        rest //= degrees[axis]
+    if rest > 1 or degrees["tp"] != int(layout.tp):
         raise InfeasibleError(
             f"slots of {slot_gpus} GPUs cannot hold tp {int(layout.tp)} and whole parts of the other axes"
         )
-    return Inside(**found)
+    return Inside(**degrees)
 
 
 def slot_sizes(cluster: ClusterSpec, layout: Layout) -> list[int]:
@@ -65,15 +65,15 @@ def slot_sizes(cluster: ClusterSpec, layout: Layout) -> list[int]:
     per_node, tp, world = cluster.gpus_per_node, int(layout.tp), int(layout.gpus)
     if tp > per_node:
         return [tp] if tp % per_node == 0 else []
-    found = []
+    sizes = []
     for size in range(per_node, tp - 1, -1):
         if size % tp == 0 and world % size == 0:
             try:
                 inside_slot(layout, size)
             except InfeasibleError:
                 continue
-            found.append(size)
-    return found
+            sizes.append(size)
+    return sizes
 
 
 def instance_of(workload: Workload, layout: Layout, stages: Stages, spares: int = 0) -> Instance:
@@ -133,13 +133,13 @@ def _instance(workload: Workload, layout: Layout, stages: Stages, slots: Slots) 
 
 def slot_choice(instance: Instance, assignment: IntArray) -> IntArray:
     """Which slot of its leaf each cell of the grid takes, in turn; shape [stages, slots]."""
-    out = np.zeros_like(assignment)
+    choice = np.zeros_like(assignment)
     taken = [0] * len(instance.slots.places)
     for stage, row in enumerate(assignment.tolist()):
-        for at, leaf in enumerate(row):
-            out[stage, at] = taken[leaf]
+        for slot, leaf in enumerate(row):
+            choice[stage, slot] = taken[leaf]
             taken[leaf] += 1
-    return out
+    return choice
 
 
 def ranks_of(instance: Instance, assignment: IntArray) -> list[Place]:
@@ -147,15 +147,17 @@ def ranks_of(instance: Instance, assignment: IntArray) -> list[Place]:
     layout, inside = instance.layout, instance.inside
     tp, cp, dp, pp = (int(getattr(layout, axis)) for axis in ("tp", "cp", "dp", "pp"))
     choice = slot_choice(instance, assignment)
-    out: list[Place] = []
+    ranks: list[Place] = []
     for p in range(pp):
         for d in range(dp):
             for c in range(cp):
-                stage, at = p // inside.pp, c // inside.cp + cp // inside.cp * (d // inside.dp)
-                slot = instance.slots.places[int(assignment[stage, at])][int(choice[stage, at])]
+                stage, column = p // inside.pp, c // inside.cp + cp // inside.cp * (d // inside.dp)
+                slot = instance.slots.places[int(assignment[stage, column])][
+                    int(choice[stage, column])
+                ]
                 first = c % inside.cp + inside.cp * (d % inside.dp + inside.dp * (p % inside.pp))
-                out += [slot[t + tp * first] for t in range(tp)]
-    return out
+                ranks += [slot[t + tp * first] for t in range(tp)]
+    return ranks
 
 
 def assignment_of_ranks(instance: Instance, ranks: Sequence[Place]) -> IntArray:
@@ -168,18 +170,18 @@ def assignment_of_ranks(instance: Instance, ranks: Sequence[Place]) -> IntArray:
     }
     layout, inside, problem = instance.layout, instance.inside, instance.problem
     tp, cp, dp = (int(getattr(layout, axis)) for axis in ("tp", "cp", "dp"))
-    out = np.full((problem.stages, problem.slots), -1, dtype=np.int64)
+    assignment = np.full((problem.stages, problem.slots), -1, dtype=np.int64)
     for rank, place in enumerate(ranks):
         t_out = rank // tp
         c, d, p = t_out % cp, t_out // cp % dp, t_out // (cp * dp)
-        at = c // inside.cp + cp // inside.cp * (d // inside.dp)
+        column = c // inside.cp + cp // inside.cp * (d // inside.dp)
         stage, leaf = p // inside.pp, leaf_of.get((place[0], place[1]), -1)
-        if leaf < 0 or out[stage, at] not in (-1, leaf):
+        if leaf < 0 or assignment[stage, column] not in (-1, leaf):
             raise InfeasibleError(
                 f"rank {rank} is not on a free GPU of the leaf that its slot is on"
             )
-        out[stage, at] = leaf
-    return out
+        assignment[stage, column] = leaf
+    return assignment
 
 
 def idle_nodes(cluster: ClusterSpec, ranks: list[Place]) -> list[int]:

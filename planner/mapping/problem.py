@@ -114,24 +114,25 @@ class MappingProblem:
         """Ranks through the nodes in hostname order, stage by stage: what happens when nobody chooses."""
         return self.host_order[: self.needed].reshape(self.stages, self.slots)
 
-    def group_bytes(self, most: int) -> FloatArray:
+    def group_bytes(self, largest: int) -> FloatArray:
         """The least that n slots of one stage in one block send up, without the pipeline; shape [most + 1].
 
         Exact where every group is one slot. Slots of a cut group are best together: k (E - k) is concave.
         """
-        t, n = self.traffic, np.arange(most + 1)
-        some = (n > 0) & (n < self.slots)
-        out = np.where(some, t.ring_bytes, 0.0) + np.where(
+        t, n = self.traffic, np.arange(largest + 1)
+        cut = (n > 0) & (n < self.slots)
+        sent = np.where(cut, t.ring_bytes, 0.0) + np.where(
             n % t.context_slots > 0, t.context_bytes, 0.0
         )
         if t.expert_slots > 1 or t.expert_ring_bytes:
-            out = out + np.where(some, [self._expert_bytes(int(k)) for k in n], 0.0)
-        return np.asarray(out, dtype=np.float64)
+            sent = sent + np.where(cut, [self._expert_bytes(int(k)) for k in n], 0.0)
+        return np.asarray(sent, dtype=np.float64)
 
     def _expert_bytes(self, n: int) -> float:
         """With parts of at most m slots of a group: n // m parts of m and the rest.
 
-        They touch m rings or more; those that the block holds whole, at most n over the groups, are not cut.
+        They touch m rings or more; those that the block holds whole, at most n over the groups, are not
+        cut.
         """
         t, groups = self.traffic, self.slots // self.traffic.expert_slots
 
@@ -142,6 +143,13 @@ class MappingProblem:
             n // m * cut(m) + cut(n % m) + max(m - n // groups, 0) * t.expert_ring_bytes
             for m in range(1, max(min(n, t.expert_slots), 1) + 1)
         )
+
+    @property
+    def table_states(self) -> int:
+        """Entries of a dynamic programme over the patterns of all leaves (`relaxation.patterns`)."""
+        room = min(max(self.leaf_slots), self.needed)
+        per_leaf = (room + 1) * (min(room, self.slots) + 1) * self.stages
+        return len(self.leaf_slots) * per_leaf
 
     def without_pods(self) -> MappingProblem:
         """The same with one pod."""
@@ -203,21 +211,38 @@ def check_assignment(problem: MappingProblem, assignment: IntArray) -> None:
 
 def _sent_up(problem: MappingProblem, where: IntArray, blocks: int) -> FloatArray:
     """Bytes up the link of every block, for the block `where[s, j]` of each slot; shape [blocks]."""
-    t, out = problem.traffic, np.zeros(blocks)
-    out += t.ring_bytes * cut_groups(where, blocks)
+    t, sent = problem.traffic, np.zeros(blocks)
+    sent += t.ring_bytes * cut_groups(where, blocks)
     stages, slots = where.shape
     if t.context_slots > 1:
-        out += t.context_bytes * cut_groups(where.reshape(-1, t.context_slots), blocks)
+        sent += t.context_bytes * cut_groups(where.reshape(-1, t.context_slots), blocks)
     if t.expert_slots > 1:
-        held = held_by(where.reshape(-1, t.expert_slots), blocks)
-        out += t.expert_bytes * np.sum(held * (t.expert_slots - held), axis=0) / t.expert_slots
+        members = held_by(where.reshape(-1, t.expert_slots), blocks)
+        sent += (
+            t.expert_bytes * np.sum(members * (t.expert_slots - members), axis=0) / t.expert_slots
+        )
     if t.expert_ring_bytes:
         rings = where.reshape(stages, -1, t.expert_slots).transpose(0, 2, 1)
-        out += t.expert_ring_bytes * cut_groups(rings.reshape(-1, slots // t.expert_slots), blocks)
+        sent += t.expert_ring_bytes * cut_groups(rings.reshape(-1, slots // t.expert_slots), blocks)
     if stages > 1:
-        out += t.hop_bytes * _hops(where[:-1], where[1:], blocks)
-        out += t.wrap_bytes * _hops(where[-1:], where[:1], blocks)
-    return out
+        sent += t.hop_bytes * _hops(where[:-1], where[1:], blocks)
+        sent += t.wrap_bytes * _hops(where[-1:], where[:1], blocks)
+    return sent
+
+
+def counts_of(problem: MappingProblem, assignment: IntArray) -> IntArray:
+    """Slots of each stage in each leaf, shape [leaves, stages]."""
+    counts = np.zeros((len(problem.leaf_slots), problem.stages), dtype=np.int64)
+    stages = np.repeat(np.arange(problem.stages), problem.slots)
+    np.add.at(counts, (assignment.ravel(), stages), 1)
+    return counts
+
+
+def pod_counts_of(problem: MappingProblem, assignment: IntArray) -> IntArray:
+    """Slots of each stage in each pod, shape [pods, stages]."""
+    counts = np.zeros((problem.pods, problem.stages), dtype=np.int64)
+    np.add.at(counts, problem.pod_of, counts_of(problem, assignment))
+    return counts
 
 
 def held_by(groups: IntArray, blocks: int) -> IntArray:
@@ -229,8 +254,8 @@ def held_by(groups: IntArray, blocks: int) -> IntArray:
 
 def cut_groups(groups: IntArray, blocks: int) -> IntArray:
     """Groups of which a block holds some but not all members, shape [blocks]."""
-    held = held_by(groups, blocks)
-    return np.asarray(np.sum((held > 0) & (held < groups.shape[1]), axis=0), dtype=np.int64)
+    members = held_by(groups, blocks)
+    return np.asarray(np.sum((members > 0) & (members < groups.shape[1]), axis=0), dtype=np.int64)
 
 
 def _hops(first: IntArray, second: IntArray, blocks: int) -> IntArray:

@@ -1,8 +1,8 @@
 """Process groups of every axis, as the framework makes them from the same degrees and order.
 
-Megatron-core 0.19 builds two grids (`RankGenerator` in `parallel_state`): a dense one of tp, cp, dp, pp, and
-one of the experts in which etp stands for tp, edp for dp, and cp is 1. torchtitan's and DeepSpeed's meshes,
-tp innermost and pp outermost, are the same grid in the default order.
+Megatron-core 0.19 builds two grids (`RankGenerator` in `parallel_state`): a dense one of tp, cp, dp, pp,
+and one of the experts in which etp stands for tp, edp for dp, and cp is 1. torchtitan's and DeepSpeed's
+meshes, tp innermost and pp outermost, are the same grid in the default order.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def process_groups(
 ) -> dict[str, Groups]:
     """Every group by name: the dense axes and their products, and with `experts` the expert axes.
 
-    `order` names tp, cp, ep, dp and pp. Raises InfeasibleError where Megatron could not make the expert grid:
-    it wants as many expert as dense replicas if pp is not outermost.
+    `order` names tp, cp, ep, dp and pp. Raises InfeasibleError where Megatron could not make the expert
+    grid: it wants as many expert as dense replicas if pp is not outermost.
     """
     tp, cp, dp, pp = int(layout.tp), int(layout.cp), int(layout.dp), int(layout.pp)
     etp, ep = int(layout.etp), int(layout.ep)

@@ -57,8 +57,8 @@ class SlotModel:
         self._alike = max(t.context_slots, t.expert_slots) == 1
         if self._alike:  # replicas may change places
             first = [sum(leaf * x for leaf, x in enumerate(cell)) for cell in self.x[0]]
-            for one, other in pairwise(first):
-                model.add(one <= other)
+            for replica, following in pairwise(first):
+                model.add(replica <= following)
         pods = [np.flatnonzero(problem.pod_of == pod).tolist() for pod in range(problem.pods)]
         self.levels: list[list[list[int]]] = [pods, [[leaf] for leaf in leaves]]
         """The leaves of every pod, and those of every leaf."""
@@ -71,9 +71,9 @@ class SlotModel:
         if self._alike:
             start = start[:, np.argsort(start[0], kind="stable")]
         for row, leaves in zip(self.x, start.tolist(), strict=True):
-            for cell, held in zip(row, leaves, strict=True):
+            for cell, used_leaf in zip(row, leaves, strict=True):
                 for leaf, x in enumerate(cell):
-                    self.model.add_hint(x, leaf == held)
+                    self.model.add_hint(x, leaf == used_leaf)
         self.model.minimize(objective)
         solver = repeatable_solver(work=WORK)
         status = solver.solve(self.model)
@@ -100,15 +100,15 @@ class SlotModel:
                 for members, sent in _groups(problem):
                     table = np.rint(sent * cost / unit_s).astype(np.int64)
                     if table.any():
-                        terms.append(self._sent(sum(inside[at] for at in members), table))
+                        terms.append(self._sent(sum(inside[cell] for cell in members), table))
                 yield terms
 
     def _sent(self, inside: Any, table: IntArray) -> cp_model.IntVar:
         """table[k] for k members inside a block."""
-        held = self.model.new_int_var(0, len(table) - 1, "")
-        self.model.add(held == inside)
+        members = self.model.new_int_var(0, len(table) - 1, "")
+        self.model.add(members == inside)
         sent = self.model.new_int_var(0, int(table.max()), "")
-        self.model.add_element(held, table.tolist(), sent)
+        self.model.add_element(members, table.tolist(), sent)
         return sent
 
 
@@ -120,8 +120,12 @@ def least_sum(
     """
     slots, unit_s = SlotModel(problem), start_s / UNITS
     terms = [term for block in slots.sent_up(unit_s) for term in block]
-    found = slots.search(sum(terms), start)
-    return None if found is None else (found[0], max(0.0, (found[2] - 0.5 * len(terms)) * unit_s))
+    solution = slots.search(sum(terms), start)
+    return (
+        None
+        if solution is None
+        else (solution[0], max(0.0, (solution[2] - 0.5 * len(terms)) * unit_s))
+    )
 
 
 def _groups(problem: MappingProblem) -> Iterator[tuple[list[int], FloatArray]]:

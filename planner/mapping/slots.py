@@ -74,15 +74,15 @@ def slots_of(cluster: ClusterSpec, *, slot_gpus: int, wanted: int) -> Slots:
     for node in nodes:
         key = (node.pod, node.leaf)
         leaves.setdefault(key, [])
-        for slot in _cut(node, cluster.gpus_per_node, slot_gpus, waiting.setdefault(key, [])):
-            leaves[key].append(slot)
+        for free_slot in _cut(node, cluster.gpus_per_node, slot_gpus, waiting.setdefault(key, [])):
+            leaves[key].append(free_slot)
             order.append(key)
     keys = sorted((key for key in leaves if leaves[key]), key=order.index)
     pods = list(dict.fromkeys(pod for pod, _ in keys))
     leaf_links, pod_links = _links(
         cluster, {key: len(leaves[key]) * slot_gpus for key in keys}, pods
     )
-    found = Slots(
+    slots = Slots(
         gpus=slot_gpus,
         places=tuple(tuple(leaves[key]) for key in keys),
         leaf_names=tuple(leaf for _, leaf in keys),
@@ -92,11 +92,11 @@ def slots_of(cluster: ClusterSpec, *, slot_gpus: int, wanted: int) -> Slots:
         leaf_links_gb_per_s=leaf_links,
         pod_links_gb_per_s=pod_links,
     )
-    if found.count < wanted:
+    if slots.count < wanted:
         raise InfeasibleError(
-            f"cluster {cluster.name!r} has {found.count} free slots of {slot_gpus} GPUs, {wanted} are needed"
+            f"cluster {cluster.name!r} has {slots.count} free slots of {slot_gpus} GPUs, {wanted} are needed"
         )
-    return found
+    return slots
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -114,8 +114,8 @@ def _cut(
     """The slots that a node completes. Only whole nodes of one leaf are joined to a larger slot."""
     gpus = [(node.index, gpu) for gpu in range(node.free)]
     if slot_gpus <= per_node:
-        whole = len(gpus) // slot_gpus
-        return [tuple(gpus[at * slot_gpus : (at + 1) * slot_gpus]) for at in range(whole)]
+        count = len(gpus) // slot_gpus
+        return [tuple(gpus[index * slot_gpus : (index + 1) * slot_gpus]) for index in range(count)]
     if node.free < per_node:
         return []
     waiting.extend(gpus)
@@ -150,13 +150,13 @@ def _nodes(cluster: ClusterSpec) -> list[_Node]:
             for index in range(count)
         ]
     labelled = any(node.leaf is not None for node in cluster.nodes)
-    out = []
+    nodes = []
     for index, node in enumerate(cluster.nodes):
         free = per_node if node.free_gpus is None else node.free_gpus
         leaf = node.leaf if labelled else block(index, leaf_gpus, "leaf")
         pod = node.pod if labelled else block(index, pod_gpus, "pod")
-        out.append(_Node(index, free, leaf or "", pod or ""))
-    return out
+        nodes.append(_Node(index, free, leaf or "", pod or ""))
+    return nodes
 
 
 def _links(
@@ -172,10 +172,10 @@ def _links(
     nic = cluster.slowest_nic_gbps_per_gpu / 8
     rates = [*level_rates(cluster), nic] if not cluster.levels else level_rates(cluster)
 
-    def link(count: int, known: Uplink | None, depth: int) -> float:
-        if known is not None and known.stated:
-            return known.gb_per_s
-        if known is not None:
+    def link(count: int, uplink: Uplink | None, depth: int) -> float:
+        if uplink is not None and uplink.stated:
+            return uplink.gb_per_s
+        if uplink is not None:
             return min(nic, link_gb_per_s(cluster, depth)) * count
         return rates[min(depth, len(rates) - 1)] * count
 

@@ -8,7 +8,6 @@ from typing import Literal
 
 from meshwright.planner.mapping.assign import assignment_of
 from meshwright.planner.mapping.problem import IntArray, Loads, MappingProblem, loads_of
-from meshwright.planner.mapping.relaxation.columns import counts_of
 
 MappingObjective = Literal["traffic", "busiest", "spread"]
 PROVEN = 1e-6
@@ -17,10 +16,9 @@ PROVEN = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class MappingRound:
-    """One integer programme: its columns, whether they were all that could matter, and what came of it."""
+    """One integer programme: its columns, and what came of it."""
 
     columns: int
-    exhaustive: bool
     price_s: float
     wall_s: float
 
@@ -67,10 +65,6 @@ class Incumbent:
         self.assignment = problem.hostname_assignment()
         self.price_s = loads_of(problem, self.assignment).total_s
 
-    @property
-    def counts(self) -> IntArray:
-        return counts_of(self._problem, self.assignment)
-
     def offer(self, counts: IntArray | None) -> None:
         """Takes an assignment with these counts if it is better."""
         if counts is not None:
@@ -83,7 +77,7 @@ class Incumbent:
             self.assignment, self.price_s = assignment, price
 
 
-class Limits:
+class WorkLimits:
     """Where a search ends: processor seconds, so that a busy machine does not change the answer."""
 
     def __init__(self, time_limit_s: float) -> None:
@@ -101,6 +95,6 @@ class Limits:
         """Wall-clock seconds since the beginning."""
         return time.monotonic() - self._start
 
-    def stop(self) -> bool:
+    def relaxed(self) -> bool:
         """Whether relaxations should end: at 40 % of the limit."""
         return time.process_time() > self._relaxed

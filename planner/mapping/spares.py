@@ -26,9 +26,9 @@ def with_spares(cluster: ClusterSpec, spares: int, solve: Solver) -> Solved:
     holds several slots, what is left over may be parts of nodes: then whole nodes are taken out, of every
     choice of leaves the best. Raises InfeasibleError where no choice leaves room.
     """
-    found = solve(cluster, spares)
-    if spares == 0 or _whole_nodes_free(cluster, found) >= spares:
-        return found
+    solved = solve(cluster, spares)
+    if spares == 0 or _whole_nodes_free(cluster, solved) >= spares:
+        return solved
     leaves = _whole_nodes(cluster)
     if comb(len(leaves) + spares - 1, spares) <= MOST_CHOICES:
         tried = _tried(
@@ -38,11 +38,11 @@ def with_spares(cluster: ClusterSpec, spares: int, solve: Solver) -> Solved:
     taken: tuple[str, ...] = ()
     for _ in range(spares):
         tried = _tried(cluster, leaves, ((*taken, leaf) for leaf in sorted(leaves)), solve)
-        best = min(tried, key=lambda one: one[1][1].price_s, default=None)
+        best = min(tried, key=lambda mapping: mapping[1][1].price_s, default=None)
         if best is None:
             return _best([], spares)
-        taken, found = best
-    return found
+        taken, solved = best
+    return solved
 
 
 def _best(tried: list[tuple[tuple[str, ...], Solved]], spares: int) -> Solved:
@@ -50,7 +50,7 @@ def _best(tried: list[tuple[tuple[str, ...], Solved]], spares: int) -> Solved:
         raise InfeasibleError(
             f"no choice of {spares} whole nodes as spares leaves room for the layout"
         )
-    return min(tried, key=lambda one: one[1][1].price_s)[1]
+    return min(tried, key=lambda mapping: mapping[1][1].price_s)[1]
 
 
 def _tried(
@@ -60,39 +60,39 @@ def _tried(
     solve: Solver,
 ) -> list[tuple[tuple[str, ...], Solved]]:
     """The mappings without the last whole nodes of each of the chosen leaves."""
-    found = []
+    mappings = []
     for choice in choices:
         if any(choice.count(leaf) > len(leaves[leaf]) for leaf in choice):
             continue
-        gone = {node for leaf in set(choice) for node in leaves[leaf][-choice.count(leaf) :]}
+        removed = {node for leaf in set(choice) for node in leaves[leaf][-choice.count(leaf) :]}
         try:
-            found.append((choice, solve(_without(cluster, gone), 0)))
+            mappings.append((choice, solve(_without(cluster, removed), 0)))
         except InfeasibleError:
             continue
-    return found
+    return mappings
 
 
 def _whole_nodes(cluster: ClusterSpec) -> dict[str, list[int]]:
     """Listed nodes with all their GPUs free, by pod and leaf."""
-    found: dict[str, list[int]] = {}
+    nodes: dict[str, list[int]] = {}
     for index, node in enumerate(cluster.nodes):
         if node.free_gpus in (None, cluster.gpus_per_node):
-            found.setdefault(f"{node.pod or ''}/{node.leaf or ''}", []).append(index)
-    return found
+            nodes.setdefault(f"{node.pod or ''}/{node.leaf or ''}", []).append(index)
+    return nodes
 
 
-def _without(cluster: ClusterSpec, gone: set[int]) -> ClusterSpec:
+def _without(cluster: ClusterSpec, removed: set[int]) -> ClusterSpec:
     """The cluster with nothing free on some nodes."""
     nodes = tuple(
-        node.model_copy(update={"free_gpus": 0}) if index in gone else node
+        node.model_copy(update={"free_gpus": 0}) if index in removed else node
         for index, node in enumerate(cluster.nodes)
     )
-    free = cluster.gpus - len(gone) * cluster.gpus_per_node
+    free = cluster.gpus - len(removed) * cluster.gpus_per_node
     return cluster.model_copy(update={"nodes": nodes, "gpus": free})
 
 
-def _whole_nodes_free(cluster: ClusterSpec, found: Solved) -> int:
-    instance, solution = found
+def _whole_nodes_free(cluster: ClusterSpec, solved: Solved) -> int:
+    instance, solution = solved
     idle = idle_nodes(cluster, ranks_of(instance, solution.assignment))
     if not cluster.nodes:
         return len(idle)

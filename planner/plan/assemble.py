@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.cluster_specs.fabric import fabric_levels, is_irregular
-from meshwright.costmodel.estimate import estimate, stage_memory_parts_gib
+from meshwright.costmodel.estimate import estimate_layout, stage_memory_parts_gib
 from meshwright.costmodel.layout import AXES, Recompute
 from meshwright.costmodel.memory.footprint import context_gib
 from meshwright.costmodel.workload import Workload
@@ -14,12 +14,12 @@ from meshwright.planner.bounds.matrices import MEGATRON_DEFAULT, order_name, ran
 from meshwright.planner.plan.binding import bindings, cut_binding, warnings
 from meshwright.planner.plan.document import (
     MOST_LISTED_RANKS,
-    Infeasible,
     Mapping,
     Objective,
     Plan,
 )
 from meshwright.planner.plan.idle import idle_document
+from meshwright.planner.plan.infeasible_document import Infeasible
 from meshwright.planner.plan.placement import group_placement
 from meshwright.planner.plan.solver_document import (
     ProofReport,
@@ -69,7 +69,7 @@ def plan_from_outcome(
             }
         )
     best = outcome.best[0]
-    workload = request.workload(int(best.layout.gpus))
+    workload = space.workload.on(int(best.layout.gpus))
     predicted = predict(workload, best)
     idle = idle_document(request, best, full)
     return Plan.model_validate(
@@ -84,7 +84,10 @@ def plan_from_outcome(
             if request.expert_loads is not None
             else None,
             "idle": idle,
-            "binding": [*bindings(request, best, predicted), *cut_binding(workload, best)],
+            "binding": [
+                *bindings(request, workload, best, predicted),
+                *cut_binding(workload, best),
+            ],
             "warnings": list(warnings(request, best, predicted, idle)),
             "alternatives": [alternative(other, best.step_time_s) for other in outcome.best[1:]],
             "solver": solver,
@@ -107,8 +110,8 @@ def predict(workload: Workload, best: Priced) -> Predicted:
     """What the cost model expects of a priced layout."""
     placement = group_placement(workload, best.layout, best.stages, best.matrix, best.ranks)
     parts = stage_memory_parts_gib(workload, best.layout, best.stages)
-    found = RunPrediction(
-        estimate=estimate(workload, best.layout, placement, best.stages),
+    prediction = RunPrediction(
+        estimate=estimate_layout(workload, best.layout, placement, best.stages),
         stages=best.stages,
         placement=placement,
         memory_parts_gib=tuple(
@@ -117,7 +120,7 @@ def predict(workload: Workload, best: Priced) -> Predicted:
         ),
         context_gib=float(np.asarray(context_gib(best.layout))),
     )
-    return predicted_document(workload, found)
+    return predicted_document(workload, prediction)
 
 
 def mapping_of_layout(workload: Workload, best: Priced) -> Mapping:

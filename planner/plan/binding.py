@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from meshwright.costmodel.constants.measured import best_measured_mfu
 from meshwright.costmodel.constants.rates import peak_flops
-from meshwright.costmodel.estimate import estimate
+from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.memory.footprint import usable_hbm_gib
 from meshwright.costmodel.workload import Workload
@@ -22,10 +22,12 @@ FULL_SHARE = 0.95
 """Of a limit: from here on a constraint is said to hold the plan back."""
 
 
-def bindings(request: PlanRequest, best: Priced, predicted: Predicted) -> Iterator[Binding]:
+def bindings(
+    request: PlanRequest, workload: Workload, best: Priced, predicted: Predicted
+) -> Iterator[Binding]:
     """Limits that the plan reaches, or nearly so."""
     layout, cluster = best.layout, request.cluster
-    peak, limit = max(predicted.memory_gib), usable_hbm_gib(request.workload())
+    peak, limit = max(predicted.memory_gib), usable_hbm_gib(workload)
     if peak >= FULL_SHARE * limit or int(layout.recompute):
         rank = predicted.memory_gib.index(peak)
         note = f"pipeline rank {rank} is the fullest"
@@ -61,7 +63,7 @@ def bindings(request: PlanRequest, best: Priced, predicted: Predicted) -> Iterat
 def cut_binding(workload: Workload, best: Priced) -> Iterator[Binding]:
     """The cut of the fabric that is busy for the largest share of its phase."""
     placement = group_placement(workload, best.layout, best.stages, best.matrix, best.ranks)
-    priced = estimate(workload, best.layout, placement, best.stages)
+    priced = estimate_layout(workload, best.layout, placement, best.stages)
     places = best.ranks if best.ranks is not None else ranks_on(workload.cluster, best.matrix)
     use = mapping_use(
         workload, best.layout, best.stages, placement=placement, priced=priced, places=places

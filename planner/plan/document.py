@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from meshwright.planner.plan.infeasible_document import Infeasible
 from meshwright.planner.plan.solver_document import SolverReport
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.runs.predicted import LayoutDoc, Predicted
@@ -54,15 +55,6 @@ class Binding(BaseModel):
     slack: float
     unit: str
     note: str
-
-
-class Infeasible(BaseModel):
-    """Rules that together leave no layout, and the smallest changes that would."""
-
-    model_config = _DOC
-
-    conflict: list[str]
-    smallest_changes: list[str]
 
 
 class IdleDoc(BaseModel):

@@ -39,8 +39,10 @@ def decide_on_idle_gpus(request: PlanRequest, searched: Searched) -> IdleDecisio
     outcome = searched(first)
     if not outcome.best or int(outcome.best[0].layout.gpus) == request.gpus:
         return IdleDecision(outcome=outcome, full=None)
-    left = None if limit is None else max(limit - (time.monotonic() - began), 0.0)
-    every = replace(request, forbids=(*request.forbids, "idle-gpus"), time_limit_s=left, top_k=1)
+    remaining_s = None if limit is None else max(limit - (time.monotonic() - began), 0.0)
+    every = replace(
+        request, forbids=(*request.forbids, "idle-gpus"), time_limit_s=remaining_s, top_k=1
+    )
     full = searched(every)
     return IdleDecision(outcome=_chosen(outcome, full), full=full)
 
@@ -55,11 +57,11 @@ def _chosen(outcome: Outcome, full: Outcome) -> Outcome:
     bounds = [s for s in (outcome.lower_bound_s, all_of_them.step_time_s) if s is not None]
     bound_s = min(bounds) if outcome.lower_bound_s is not None else None
     proven = outcome.status == "optimal" and all_of_them.step_time_s <= price_s * ROUNDING
-    others = [other for other in outcome.best if other.layout != all_of_them.layout]
+    runners_up = [priced for priced in outcome.best if priced.layout != all_of_them.layout]
     return replace(
         outcome,
         status="optimal" if proven else "feasible",
-        best=(all_of_them, *others[: len(outcome.best) - 1]),
+        best=(all_of_them, *runners_up[: len(outcome.best) - 1]),
         lower_bound_s=all_of_them.step_time_s if proven else bound_s,
     )
 
@@ -69,11 +71,11 @@ def idle_document(request: PlanRequest, best: Priced, full: Outcome | None) -> I
     gpus = request.gpus - int(best.layout.gpus)
     if not gpus:
         return None
-    found = full.best[0].step_time_s if full is not None and full.best else None
+    full_s = full.best[0].step_time_s if full is not None and full.best else None
     return IdleDoc(
         gpus=gpus,
         nodes=_nodes(request, best),
-        full_step_time_s=found,
+        full_step_time_s=full_s,
         full_lower_bound_s=None if full is None else full.lower_bound_s,
         reason=_reason(request, best, full),
     )
@@ -100,5 +102,5 @@ def _nodes(request: PlanRequest, best: Priced) -> list[str]:
     cluster = request.cluster
     if best.ranks is not None:
         return [node_name(cluster, node) for node in idle_nodes(cluster, list(best.ranks))]
-    given = [name for name, _ in expand_nodes(cluster, request.gpus)]
-    return given[len(expand_nodes(cluster, int(best.layout.gpus))) :]
+    names = [name for name, _ in expand_nodes(cluster, request.gpus)]
+    return names[len(expand_nodes(cluster, int(best.layout.gpus))) :]

@@ -66,15 +66,17 @@ def fastest_plan(request: PlanRequest, progress: Progress | None = None) -> Plan
     if is_irregular(request.cluster):
         request = replace(request, cluster=first_gpus(request.cluster, request.gpus))
     space = space_of(request)
-    settled = decide_on_idle_gpus(request, lambda asked: _searched(asked, progress))
+    settled = decide_on_idle_gpus(request, lambda searched: _searched(searched, progress))
     outcome = _with_least_traffic(space.workload, settled.outcome)
-    infeasible = explain_infeasible(request) if outcome.status == "infeasible" else None
+    infeasible = (
+        explain_infeasible(request, space.workload) if outcome.status == "infeasible" else None
+    )
     wall_s = time.monotonic() - began
-    found = plan_from_outcome(
+    plan = plan_from_outcome(
         request, outcome, space, wall_s, infeasible=infeasible, full=settled.full
     )
-    verify(request, found)
-    return found
+    verify(request, plan)
+    return plan
 
 
 def pricing_of(workload: Workload) -> CostModelPricing:

@@ -19,7 +19,7 @@ from meshwright.cluster_specs.fabric import is_irregular
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.constraints.registry import rules_for
 from meshwright.costmodel.constants.measured import ErrorBand, error_band, memory_band
-from meshwright.costmodel.estimate import estimate, stage_memory_gib
+from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.memory.footprint import hbm_gib_for, usable_hbm_gib
 from meshwright.planner.bounds.pricing import CostModelPricing
@@ -31,14 +31,24 @@ from meshwright.planner.runs.predicted import layout_from_document
 from meshwright.planner.search.loop import LayoutSearch, Outcome
 from meshwright.planner.search.space import space_of
 
-MOST_ROUNDS = 4
-"""A plan that took more CP-SAT models than this is not searched for again under every change."""
-LARGEST_SPACE = 5_000_000
-"""Nor is a space of more layouts."""
-MOST_PRICED = 32
-"""Layouts priced exactly in one search; work, not time, so that the answer does not depend on the machine."""
-SAME = 1e-3
-"""A layout must be faster by this share to count as another winner."""
+
+@dataclass(frozen=True, kw_only=True)
+class RobustnessParams:
+    """How much work goes into each change. Work, not time, so that the answer does not depend on the
+    machine.
+    """
+
+    most_rounds: int = 4
+    """A plan that took more CP-SAT models than this is not searched for again under every change."""
+    largest_space: int = 5_000_000
+    """Nor is a space of more layouts."""
+    most_priced: int = 32
+    """Layouts priced exactly in one search."""
+    same: float = 1e-3
+    """Share of the step time by which a layout must be faster to count as another winner."""
+
+
+PARAMS = RobustnessParams()
 _RATES = (
     "peak_bf16_tflops",
     "peak_fp16_tflops",
@@ -60,11 +70,9 @@ class Change:
     @property
     def words(self) -> str:
         """Such as `compute 8.3 % slower`."""
-        more, less = ("more", "less") if self.memory else ("slower", "faster")
-        return (
-            f"{self.what} {abs(self.factor - 1):.1%} {more if self.factor > 1 else less}".replace(
-                "%", " %"
-            )
+        harmful, less = ("more", "less") if self.memory else ("slower", "faster")
+        return f"{self.what} {abs(self.factor - 1):.1%} {harmful if self.factor > 1 else less}".replace(
+            "%", " %"
         )
 
 
@@ -81,14 +89,18 @@ def with_robustness(request: PlanRequest, plan: Plan) -> Plan:
     for change in changes(request, band, memory):
         left_s = _left_s(request, plan, time.monotonic() - began)
         scenarios.append(_scenario(request, plan, change, left_s))
-    known = [one.winner is None and one.proven for one in scenarios]
-    found = Robustness(
+    unchanged = [scenario.winner is None and scenario.proven for scenario in scenarios]
+    robustness = Robustness(
         step_time_band=(band.low, band.high),
         memory_band=(memory.low, memory.high),
-        same_winner=False if any(one.winner for one in scenarios) else True if all(known) else None,
+        same_winner=False
+        if any(scenario.winner for scenario in scenarios)
+        else True
+        if all(unchanged)
+        else None,
         scenarios=scenarios,
     )
-    return plan.model_copy(update={"robustness": found})
+    return plan.model_copy(update={"robustness": robustness})
 
 
 def changes(request: PlanRequest, band: ErrorBand, memory: ErrorBand) -> Iterator[Change]:
@@ -106,13 +118,13 @@ def changes(request: PlanRequest, band: ErrorBand, memory: ErrorBand) -> Iterato
     for factor in (band.high, band.low):
         if request.gpus > max(cluster.nvlink_domain, cluster.gpus_per_node):
             yield Change(what="network", factor=factor, cluster=_with_network(cluster, factor))
-    for at, level in enumerate(cluster.levels):
+    for position, level in enumerate(cluster.levels):
         for factor in (band.high, band.low):
             if level.oversubscription * factor >= 1 and level.oversubscription > 1:
                 slower = level.model_copy(
                     update={"oversubscription": level.oversubscription * factor}
                 )
-                levels = (*cluster.levels[:at], slower, *cluster.levels[at + 1 :])
+                levels = (*cluster.levels[:position], slower, *cluster.levels[position + 1 :])
                 yield Change(
                     what=level.name,
                     factor=factor,
@@ -156,12 +168,14 @@ def _scenario(request: PlanRequest, plan: Plan, change: Change, left_s: float | 
     now_s = _as_it_stands_s(changed, plan)
     bound_s = _monotone_bound_s(plan, change)
     best_s, winner, searched = now_s, None, False
-    settled = now_s is not None and bound_s >= now_s * (1 - SAME)
+    settled = now_s is not None and bound_s >= now_s * (1 - PARAMS.same)
     if not settled and not _too_long(request, plan):
         outcome = _searched_again(changed, plan, left_s)
         bound_s = max(bound_s, outcome.lower_bound_s or 0.0)
         searched = outcome.status in ("optimal", "infeasible")
-        if outcome.best and (now_s is None or outcome.best[0].step_time_s < now_s * (1 - SAME)):
+        if outcome.best and (
+            now_s is None or outcome.best[0].step_time_s < now_s * (1 - PARAMS.same)
+        ):
             best_s = outcome.best[0].step_time_s
             winner = alternative(outcome.best[0], best_s if now_s is None else now_s)
     return Scenario(
@@ -178,11 +192,11 @@ def _as_it_stands_s(changed: PlanRequest, plan: Plan) -> float | None:
     """The step of the plan, nothing in it moved; None where it no longer fits."""
     assert plan.layout is not None
     layout = layout_from_document(plan.layout)
-    workload = changed.workload(int(layout.gpus))
+    workload = changed.workload().on(int(layout.gpus))
     stages, placement = plan_placement(workload, layout, plan)
     if max(stage_memory_gib(workload, layout, stages)) > usable_hbm_gib(workload):
         return None
-    return float(np.asarray(estimate(workload, layout, placement, stages).step_time_s))
+    return float(np.asarray(estimate_layout(workload, layout, placement, stages).step_time_s))
 
 
 def _monotone_bound_s(plan: Plan, change: Change) -> float:
@@ -197,8 +211,12 @@ def _monotone_bound_s(plan: Plan, change: Change) -> float:
 
 def _too_long(request: PlanRequest, plan: Plan) -> bool:
     """Whether searching again is left out; by work, so that the answer does not depend on the machine."""
-    large = plan.solver.layouts_considered > LARGEST_SPACE or plan.solver.bound_rounds > MOST_ROUNDS
-    return large or is_irregular(request.cluster)
+    solver = plan.solver
+    return (
+        solver.layouts_considered > PARAMS.largest_space
+        or solver.bound_rounds > PARAMS.most_rounds
+        or is_irregular(request.cluster)
+    )
 
 
 def _searched_again(changed: PlanRequest, plan: Plan, left_s: float | None) -> Outcome:
@@ -210,7 +228,7 @@ def _searched_again(changed: PlanRequest, plan: Plan, left_s: float | None) -> O
         rules_for(space.workload),
         seed=changed.seed,
         time_limit_s=left_s,
-        most_priced=MOST_PRICED,
+        most_priced=PARAMS.most_priced,
         begin_with=_recompute_undecided(layout_from_document(plan.layout)),
     ).run()
 

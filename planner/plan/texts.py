@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from meshwright.costmodel.layout import AXES
 from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_named, traits
 from meshwright.documents.reader import LARGE_FILE_BYTES, path_text, read_mapping
 from meshwright.documents.validation import validation_message
-from meshwright.errors import InputError
+from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.plan.document import MOST_LISTED_RANKS, Plan
 from meshwright.planner.runs.predicted import LayoutDoc
 
@@ -82,8 +83,25 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(part) for part in value] if isinstance(value, list) else value
 
 
-def read_plan(path: Path) -> Plan:
-    """The plan of a `plan.yaml`, of its folder, or of saved `plan --json` output. Raises InputError."""
+def read_plan(path: str | PathLike[str]) -> Plan:
+    """The plan that a file holds.
+
+    Parameters
+    ----------
+    path
+        A `plan.yaml`, its folder, or saved `plan --json` output.
+
+    Returns
+    -------
+    Plan
+        Its parts fit together.
+
+    Raises
+    ------
+    InputError
+        If there is no such file, or what it holds is no plan or contradicts itself.
+    """
+    path = Path(path)
     try:
         path = path / "plan.yaml" if path.is_dir() else path
     except (OSError, ValueError):
@@ -105,6 +123,25 @@ def read_plan(path: Path) -> Plan:
         raise InputError(validation_message(error, where, Plan)) from None
     for path_in_plan, wrong in _contradictions(plan):
         raise InputError(wrong, where=f"{where}: {path_in_plan}")
+    return plan
+
+
+def read_feasible_plan(path: str | PathLike[str]) -> Plan:
+    """The plan of a file, as `read_plan` reads it, that has a layout.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be used.
+    InfeasibleError
+        If its plan has no layout.
+    """
+    plan = read_plan(path)
+    if plan.layout is None:
+        reasons = plan.infeasible.conflict if plan.infeasible is not None else []
+        because = f", because these exclude every layout: {', '.join(reasons)}" if reasons else ""
+        what = f"this plan has no layout, its status is {plan.status}{because}"
+        raise InfeasibleError(f"{path_text(Path(path))}: {what}")
     return plan
 
 

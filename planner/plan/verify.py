@@ -13,7 +13,7 @@ import numpy as np
 from meshwright.cluster_specs.places import allocated_places
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan
-from meshwright.costmodel.estimate import estimate, stage_memory_gib
+from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import AXES, Layout, Placement
 from meshwright.costmodel.placement import level_factors
 from meshwright.costmodel.workload import Workload
@@ -28,9 +28,9 @@ TOLERANCE = 1e-9
 
 def verify(request: PlanRequest, plan: Plan) -> None:
     """Raises InternalError with everything that is wrong with a plan."""
-    found = list(faults(request, plan))
-    if found:
-        raise InternalError("the plan failed its own verification: " + "; ".join(found))
+    broken = list(faults(request, plan))
+    if broken:
+        raise InternalError("the plan failed its own verification: " + "; ".join(broken))
 
 
 def faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
@@ -41,14 +41,15 @@ def faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
             yield f"status {plan.status} without a layout"
         return
     layout = layout_from_document(plan.layout)
-    workload = request.workload(int(layout.gpus))
+    all_gpus = request.workload()
+    workload = all_gpus.on(int(layout.gpus))
     yield from _split_faults(request, plan.layout)
     yield from _mapping_faults(workload, layout, plan.mapping)
     rows = {axis: tuple(row) for axis, row in plan.mapping.matrix.items()}
     stages = tuple(tuple(rank) for rank in plan.layout.stages)
     placement = group_placement(workload, layout, stages, rows, plan.mapping.ranks)
     yield from _price_faults(workload, layout, placement, plan.layout, plan.predicted)
-    yield from _rule_faults(request, layout, placement, plan.layout)
+    yield from _rule_faults(all_gpus, layout, placement, plan.layout)
     yield from _wish_faults(request, plan.layout)
 
 
@@ -68,13 +69,13 @@ def _objective_faults(plan: Plan) -> Iterator[str]:
 
 
 def _split_faults(request: PlanRequest, doc: LayoutDoc) -> Iterator[str]:
-    held = [count for rank in doc.stages for count in rank]
-    if sum(held) != request.model.layers:
-        yield f"the stages hold {sum(held)} of {request.model.layers} layers"
+    layer_counts = [count for rank in doc.stages for count in rank]
+    if sum(layer_counts) != request.model.layers:
+        yield f"the stages hold {sum(layer_counts)} of {request.model.layers} layers"
     if (
         len(doc.stages) != doc.pp
         or any(len(rank) != doc.vpp for rank in doc.stages)
-        or min(held) < 1
+        or min(layer_counts) < 1
     ):
         yield f"stages {doc.stages} are not pp {doc.pp} x vpp {doc.vpp} with a layer each"
     if doc.micro_batch * doc.num_micro_batches * doc.dp != request.global_batch:
@@ -95,13 +96,18 @@ def _mapping_faults(workload: Workload, layout: Layout, mapping: Mapping) -> Ite
     if mapping.ranks is None:
         return
     gpus = workload.gpus
-    expected = {place: at for at, place in enumerate(allocated_places(workload.cluster, gpus))}
+    expected = {
+        place: position for position, place in enumerate(allocated_places(workload.cluster, gpus))
+    }
     if len(mapping.ranks) != gpus or {(node, gpu) for node, gpu in mapping.ranks} != set(expected):
         yield "the ranks are not a permutation of the GPUs"
         return
     tp, block = int(layout.tp), sizes[0]
     positions = [expected[node, gpu] for node, gpu in mapping.ranks]
-    if any(len({p // block for p in positions[at : at + tp]}) > 1 for at in range(0, gpus, tp)):
+    if any(
+        len({p // block for p in positions[position : position + tp]}) > 1
+        for position in range(0, gpus, tp)
+    ):
         yield "a tensor-parallel group leaves the scale-up domain"
 
 
@@ -116,8 +122,8 @@ def _rank_faults(workload: Workload, layout: Layout, mapping: Mapping) -> Iterat
     if len(ranks) != workload.gpus or len(set(ranks)) != len(ranks) or not set(ranks) <= free:
         yield "the ranks are not on free GPUs, one each"
     domain, tp = max(cluster.nvlink_domain // cluster.gpus_per_node, 1), int(layout.tp)
-    for at in range(0, len(ranks), tp):
-        nodes = {node for node, _ in ranks[at : at + tp]}
+    for first_rank in range(0, len(ranks), tp):
+        nodes = {node for node, _ in ranks[first_rank : first_rank + tp]}
         leaves = {(cluster.nodes[node].pod, cluster.nodes[node].leaf) for node in nodes}
         if len(nodes) > domain or len(leaves) > 1:
             yield "a tensor-parallel group leaves the scale-up domain"
@@ -128,9 +134,9 @@ def _price_faults(
     workload: Workload, layout: Layout, placement: Placement, doc: LayoutDoc, predicted: Predicted
 ) -> Iterator[str]:
     stages = tuple(tuple(rank) for rank in doc.stages)
-    again = float(np.asarray(estimate(workload, layout, placement, stages).step_time_s))
-    if not _same(again, predicted.step_time_s):
-        yield f"priced again, the step takes {again} s, not {predicted.step_time_s} s"
+    priced_s = float(np.asarray(estimate_layout(workload, layout, placement, stages).step_time_s))
+    if not _same(priced_s, predicted.step_time_s):
+        yield f"priced again, the step takes {priced_s} s, not {predicted.step_time_s} s"
     total = sum(predicted.breakdown_s.values())
     if not _same(total, predicted.step_time_s):
         yield f"the breakdown adds up to {total} s, not {predicted.step_time_s} s"
@@ -140,9 +146,8 @@ def _price_faults(
 
 
 def _rule_faults(
-    request: PlanRequest, layout: Layout, placement: Placement, doc: LayoutDoc
+    workload: Workload, layout: Layout, placement: Placement, doc: LayoutDoc
 ) -> Iterator[str]:
-    workload = request.workload()
     stages = tuple(tuple(rank) for rank in doc.stages)
     finished = FinishedPlan(
         workload=workload,
@@ -178,5 +183,5 @@ def _wish_faults(request: PlanRequest, doc: LayoutDoc) -> Iterator[str]:
             yield f"{name} is forbidden, yet in the plan"
 
 
-def _same(one: float, other: float) -> bool:
-    return isclose(one, other, rel_tol=TOLERANCE)
+def _same(first: float, second: float) -> bool:
+    return isclose(first, second, rel_tol=TOLERANCE)

@@ -1,4 +1,4 @@
-"""What the catalogs hold, and what was read of one model: plain data, and renderables of it."""
+"""What the catalogs hold, and what was read of one model: plain data, and views of it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,51 @@ from meshwright.model_specs.parameters import (
     parameter_count,
 )
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.report.parts import (
-    Renderable,
-    amount,
-    count,
-    counted,
-    facts,
-    grid,
-    heading,
+from meshwright.planner.drawing.quantities import amount, count, counted
+from meshwright.planner.report.view import (
+    COUNT,
+    NUMBER,
+    Column,
+    Facts,
+    Heading,
+    Kind,
+    Table,
+    View,
+    Words,
     line,
 )
 
+Row = Mapping[str, Any]
+Pairs = list[tuple[str, str]]
 CATALOGS = ("models", "clusters", "devices")
+_AMOUNT = Kind(amount)
+_PLAIN = Kind(lambda value: f"{value:g}")
+_MODEL_COLUMNS = {
+    "name": Column("model"),
+    "parameters": Column("parameters", _AMOUNT),
+    "active_parameters": Column("active", _AMOUNT),
+    "layers": Column("layers", NUMBER),
+    "hidden": Column("hidden", COUNT),
+    "experts": Column("experts", NUMBER),
+}
+_CLUSTER_COLUMNS = {
+    "name": Column("cluster"),
+    "device": Column("device"),
+    "gpus": Column("GPUs", COUNT),
+    "gpus_per_node": Column("a node", NUMBER),
+    "nvlink_domain": Column("NVLink", NUMBER),
+    "nic_gbps_per_gpu": Column("Gb/s a GPU", _PLAIN),
+}
+_DEVICE_COLUMNS = {
+    "name": Column("device"),
+    "hbm_gib": Column("HBM", _PLAIN, unit="GiB"),
+    "hbm_gb_per_s": Column("HBM", _PLAIN, unit="GB/s"),
+    "peak_bf16_tflops": Column("bf16", _PLAIN, unit="TFLOP/s"),
+    "peak_fp8_tflops": Column("fp8", _PLAIN),
+    "peak_fp4_tflops": Column("fp4", _PLAIN),
+    "scale_up_gb_per_s": Column("NVLink", _PLAIN, unit="GB/s"),
+}
+_LEVEL_FIELDS = {"name", "gpus", "oversubscription", "rails", "joined"}
 
 
 def model_document(model: ModelSpec, seq_len: int) -> dict[str, Any]:
@@ -39,57 +72,64 @@ def model_document(model: ModelSpec, seq_len: int) -> dict[str, Any]:
     }
 
 
-def model_view(model: ModelSpec, seq_len: int) -> list[Renderable]:
+def model_view(model: ModelSpec, seq_len: int) -> View:
     """The same, for people."""
-    data = model_document(model, seq_len)
-    attention = f"{model.heads} heads of {model.qk_head_dim}, {model.kv_heads} key-value heads"
-    if model.attention is not None:
-        ranks = f"query {model.attention.q_lora_rank or 'none'}, key-value {model.attention.kv_lora_rank}"
-        attention = f"{model.heads} heads, multi-head latent attention (ranks: {ranks})"
+    document = model_document(model, seq_len)
+    layers = str(model.layers)
+    if model.moe is not None:
+        layers += f", {model.dense_layers} of them dense"
+    embeddings = ", tied embeddings" if model.tied_embeddings else ""
+    prediction = counted(model.mtp_layers, "module") if model.mtp_layers else "none"
+    gflop = f"{document['flops_per_token'] / 1e9:,.2f} GFLOP"
     rows = [
         ("model", model.name),
-        (
-            "layers",
-            str(model.layers) + (f", {model.dense_layers} of them dense" if model.moe else ""),
-        ),
+        ("layers", layers),
         ("hidden width", count(model.hidden)),
-        ("attention", attention),
+        ("attention", _attention(model)),
+        *_window(model),
         *_feed_forward(model),
-        ("vocabulary", count(model.vocab) + (", tied embeddings" if model.tied_embeddings else "")),
+        ("vocabulary", f"{count(model.vocab)}{embeddings}"),
         ("positions", model.position),
-        (
-            "multi-token prediction",
-            counted(model.mtp_layers, "module") if model.mtp_layers else "none",
-        ),
-        ("parameters", _parameters(data["parameters"])),
-        ("active parameters", _parameters(data["active_parameters"])),
-        (
-            "FLOP per token",
-            f"{data['flops_per_token'] / 1e9:,.2f} GFLOP, both passes, at {count(seq_len)} tokens",
-        ),
+        ("multi-token prediction", prediction),
+        ("parameters", _parameters(document["parameters"])),
+        ("active parameters", _parameters(document["active_parameters"])),
+        ("FLOP per token", f"{gflop}, both passes, at {count(seq_len)} tokens"),
     ]
-    if model.sliding_window is not None:
-        windowed = f"{count(model.sliding_window)} positions in {model.windowed_layers} layers"
-        rows.insert(4, ("sliding window", windowed))
-    return [facts(rows), *([line(("source: ", "dim"), model.source)] if model.source else [])]
+    view: View = [Facts(rows)]
+    if model.source:
+        view.append(line(Words("source: ", "dim"), model.source))
+    return view
 
 
-def _parameters(number: int) -> str:
-    return f"{count(number)} ({amount(number)})"
+def _attention(model: ModelSpec) -> str:
+    if model.attention is None:
+        return f"{model.heads} heads of {model.qk_head_dim}, {model.kv_heads} key-value heads"
+    query = model.attention.q_lora_rank or "none"
+    ranks = f"query {query}, key-value {model.attention.kv_lora_rank}"
+    return f"{model.heads} heads, multi-head latent attention (ranks: {ranks})"
 
 
-def _feed_forward(model: ModelSpec) -> list[tuple[str, str]]:
+def _window(model: ModelSpec) -> Pairs:
+    if model.sliding_window is None:
+        return []
+    positions = f"{count(model.sliding_window)} positions in {model.windowed_layers} layers"
+    return [("sliding window", positions)]
+
+
+def _feed_forward(model: ModelSpec) -> Pairs:
     rows = []
     if model.dense_layers:
         rows.append(("feed-forward width", f"{count(model.ffn_hidden)}, {model.activation}"))
     moe = model.moe
     if moe is not None:
         shared = f", {moe.shared_experts} shared" if moe.shared_experts else ""
-        width = f"of width {count(moe.moe_ffn_hidden)}"
-        rows.append(
-            ("experts", f"{moe.experts} {width}, {moe.top_k} per token{shared}, {model.activation}")
-        )
+        size = f"{moe.experts} of width {count(moe.moe_ffn_hidden)}"
+        rows.append(("experts", f"{size}, {moe.top_k} per token{shared}, {model.activation}"))
     return rows
+
+
+def _parameters(number: int) -> str:
+    return f"{count(number)} ({amount(number)})"
 
 
 def catalog_rows(kind: str) -> list[dict[str, Any]]:
@@ -123,103 +163,45 @@ def _cluster_row(name: str) -> dict[str, Any]:
         "gpus_per_node": cluster.gpus_per_node,
         "nvlink_domain": cluster.nvlink_domain,
         "nic_gbps_per_gpu": cluster.nic_gbps_per_gpu,
-        "levels": [
-            level.model_dump(include={"name", "gpus", "oversubscription", "rails", "joined"})
-            for level in cluster.levels
-        ],
+        "levels": [level.model_dump(include=_LEVEL_FIELDS) for level in cluster.levels],
     }
 
 
 def _device_row(name: str) -> dict[str, Any]:
     device = load_device(name)
-    fields = (
-        "architecture",
-        "hbm_gib",
-        "hbm_gb_per_s",
-        "peak_bf16_tflops",
-        "peak_fp8_tflops",
-        "peak_fp4_tflops",
-        "scale_up_gb_per_s",
-    )
+    fields = ("architecture", *(field for field in _DEVICE_COLUMNS if field != "name"))
     return {"name": name, **{field: getattr(device, field) for field in fields}}
 
 
-def catalog_view(kind: str) -> list[Renderable]:
+def catalog_view(kind: str) -> View:
     """A catalog as a table."""
     rows = catalog_rows(kind)
     if kind == "models":
-        return [_models_table(rows)]
-    if kind == "clusters":
-        words = line("Any size: a kind of node; say how many GPUs with --gpus.")
-        return [_clusters_table(rows), line(""), words, *_levels(rows)]
-    return [_devices_table(rows)]
+        return [_table(_MODEL_COLUMNS, rows)]
+    if kind == "devices":
+        return [_table(_DEVICE_COLUMNS, rows)]
+    sized = [{**row, "gpus": "any size" if row["elastic"] else row["gpus"]} for row in rows]
+    words = line("Any size: a kind of node; say how many GPUs with --gpus.")
+    return [_table(_CLUSTER_COLUMNS, sized), line(), words, *_levels(rows)]
 
 
-def _models_table(rows: Sequence[Mapping[str, Any]]) -> Any:
-    return grid(
-        ["model", "parameters", "active", "layers", "hidden", "experts"],
-        [
-            [
-                row["name"],
-                amount(row["parameters"]),
-                amount(row["active_parameters"]),
-                str(row["layers"]),
-                count(row["hidden"]),
-                str(row["experts"] or "-"),
-            ]
-            for row in rows
-        ],
-    )
+def _table(columns: Mapping[str, Column], rows: Sequence[Row]) -> Table:
+    return Table(list(columns.values()), [[row[name] for name in columns] for row in rows])
 
 
-def _clusters_table(rows: Sequence[Mapping[str, Any]]) -> Any:
-    return grid(
-        ["cluster", "device", "GPUs", "a node", "NVLink", "Gb/s a GPU"],
-        [
-            [
-                row["name"],
-                row["device"],
-                "any size" if row["elastic"] else count(row["gpus"]),
-                str(row["gpus_per_node"]),
-                str(row["nvlink_domain"]),
-                f"{row['nic_gbps_per_gpu']:g}",
-            ]
-            for row in rows
-        ],
-        left=(0, 1),
-    )
-
-
-def _levels(rows: Sequence[Mapping[str, Any]]) -> list[Renderable]:
+def _levels(rows: Sequence[Row]) -> View:
     """The levels above the node, inside out, where they are more than one non-blocking one."""
-    shown = []
-    for row in rows:
-        levels = [
-            f"{level['name']} of {count(level['gpus'])}"
-            + (f" (1:{level['oversubscription']:g})" if level["oversubscription"] > 1 else "")
-            + (f" on {level['rails']} rails" if level["rails"] > 1 else "")
-            + (", joined directly" if level["joined"] == "direct" else "")
-            for level in row["levels"]
-        ]
-        if levels:
-            shown.append((row["name"], ", ".join(levels)))
-    title = heading("Levels above the node, in GPUs, and their oversubscription where there is any")
-    return [title, facts(shown)] if shown else []
+    levels = [(row["name"], ", ".join(map(_level, row["levels"]))) for row in rows if row["levels"]]
+    title = "Levels above the node, in GPUs, and their oversubscription where there is any"
+    return [Heading(title), Facts(levels)] if levels else []
 
 
-def _devices_table(rows: Sequence[Mapping[str, Any]]) -> Any:
-    numbers = (
-        "hbm_gib",
-        "hbm_gb_per_s",
-        "peak_bf16_tflops",
-        "peak_fp8_tflops",
-        "peak_fp4_tflops",
-        "scale_up_gb_per_s",
-    )
-    return grid(
-        ["device", "HBM GiB", "HBM GB/s", "bf16 TFLOP/s", "fp8", "fp4", "NVLink GB/s"],
-        [
-            [row["name"], *("-" if row[name] is None else f"{row[name]:g}" for name in numbers)]
-            for row in rows
-        ],
-    )
+def _level(level: Row) -> str:
+    words = f"{level['name']} of {count(level['gpus'])}"
+    if level["oversubscription"] > 1:
+        words += f" (1:{level['oversubscription']:g})"
+    if level["rails"] > 1:
+        words += f" on {level['rails']} rails"
+    if level["joined"] == "direct":
+        words += ", joined directly"
+    return words

@@ -1,16 +1,22 @@
-"""Views as HTML: the same tables and lines as on the terminal, in a page that needs nothing else."""
+"""Views as HTML, in a page that needs nothing else: it loads nothing and runs nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 
-from rich.table import Table
-from rich.text import Text
+from meshwright.planner.report.view import (
+    Bar,
+    Block,
+    Bullets,
+    Cell,
+    Facts,
+    Heading,
+    Line,
+    Table,
+    View,
+)
 
-from meshwright.planner.report.parts import Renderable
-
-_FULL, _EMPTY = "█", "·"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """Nothing is loaded and nothing runs."""
 _STYLE = """
@@ -52,66 +58,45 @@ def page(title: str, words: str, cards: Sequence[tuple[str, str]], sections: Ite
     )
 
 
-def sections_of(views: Iterable[Renderable]) -> Iterator[tuple[str, str]]:
-    """(title, HTML with the title) for every run of views that a heading begins; the first may have none."""
-    title, parts = "", list[str]()
-    for view in views:
-        words = _heading(view)
-        if words is None:
-            parts.append(html_of(view))
-            continue
-        if any(parts):
-            yield title, "\n".join(parts)
-        title, parts = words, [f"<h2>{escape(words)}</h2>"]
-    if any(parts):
-        yield title, "\n".join(parts)
+def section_html(title: str, view: View) -> str:
+    """The blocks of a section under its title."""
+    parts = [f"<h2>{escape(title)}</h2>"] if title else []
+    return "\n".join([*parts, *map(block_html, view)])
 
 
-def html_of(view: Renderable) -> str:
-    """One table, list or line."""
-    if isinstance(view, Text):
-        return f"<p>{_cell(view)}</p>" if view.plain.strip() else ""
-    rows = list(zip(*(list(column.cells) for column in view.columns), strict=True))
-    if view.show_header:
-        return _table(view, rows)
-    if all(_plain(first) == "-" for first, *_ in rows):
-        return "<ul>" + "".join(f"<li>{_cell(second)}</li>" for _, second in rows) + "</ul>"
-    return "<dl>" + "".join(f"<dt>{_cell(a)}</dt><dd>{_cell(b)}</dd>" for a, b in rows) + "</dl>"
+def block_html(block: Block) -> str:
+    """One block of a view."""
+    match block:
+        case Heading():
+            return f"<h2>{escape(block.title)}</h2>"
+        case Line():
+            words = escape(str(block))
+            return f"<p>{words}</p>" if words.strip() else ""
+        case Facts():
+            rows = (
+                f"<dt>{escape(name)}</dt><dd>{escape(words)}</dd>" for name, words in block.rows
+            )
+            return f"<dl>{''.join(rows)}</dl>"
+        case Bullets():
+            return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in block.items) + "</ul>"
+        case Table():
+            return _table(block)
 
 
-def _table(view: Table, rows: Iterable[Sequence[object]]) -> str:
-    kinds = [' class="left"' if column.justify == "left" else "" for column in view.columns]
-    head = "".join(
-        f"<th{kind}>{_cell(column.header)}</th>"
-        for kind, column in zip(kinds, view.columns, strict=True)
-    )
-    body = "".join(
-        "<tr>"
-        + "".join(f"<td{kind}>{_cell(value)}</td>" for kind, value in zip(kinds, row, strict=True))
-        + "</tr>"
-        for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+def _table(table: Table) -> str:
+    kinds = [' class="left"' if column.kind.is_left else "" for column in table.columns]
+    head = _row("th", kinds, map(escape, table.head))
+    body = "".join(_row("td", kinds, map(_cell, row)) for row in table.cells)
+    return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
 
 
-def _heading(view: Renderable) -> str | None:
-    """The title, where a view is one (`parts.heading`)."""
-    if isinstance(view, Text) and view.plain.startswith("\n") and len(view.spans) == 1:
-        return view.plain.strip()
-    return None
+def _row(tag: str, kinds: Sequence[str], cells: Iterable[str]) -> str:
+    parts = (f"<{tag}{kind}>{cell}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
+    return f"<tr>{''.join(parts)}</tr>"
 
 
-def _plain(value: object) -> str:
-    return value.plain if isinstance(value, Text) else str(value)
-
-
-def _cell(value: object) -> str:
-    """A text; a bar of characters becomes a drawn one."""
-    plain = _plain(value)
-    if plain and set(plain) <= {_FULL, _EMPTY}:
-        share = 100 * plain.count(_FULL) / len(plain)
-        over = isinstance(value, Text) and any(str(span.style) == "red" for span in value.spans)
-        return (
-            f'<span class="bar{" over" if over else ""}"><i style="width:{share:.0f}%"></i></span>'
-        )
-    return escape(plain)
+def _cell(cell: Cell) -> str:
+    if not isinstance(cell, Bar):
+        return escape(cell.text)
+    over = " over" if cell.fraction > 1 else ""
+    return f'<span class="bar{over}"><i style="width:{100 * cell.filled:.0f}%"></i></span>'

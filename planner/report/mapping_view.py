@@ -2,108 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from rich.table import Table
-from rich.text import Text
+from meshwright.planner.drawing.quantities import counted, gigabytes, percent, seconds
+from meshwright.planner.report.view import NUMBER, Block, Column, Table, View, line
 
-from meshwright.planner.analysis.rank_mapping import MappedPlan
-from meshwright.planner.mapping.problem import Loads, Spread, spread_of
-from meshwright.planner.mapping.spread.bound import Reach
-from meshwright.planner.mapping.spread.least import SpreadSolution
-from meshwright.planner.report.parts import Renderable, counted, gigabytes, grid, percent, seconds
-
-_Shown = Callable[[Loads, Spread, Spread], str]
+Document = Mapping[str, Any]
+MOST_NODES_NAMED = 8
 
 
-def mapping_view(found: MappedPlan) -> list[Renderable]:
-    """The certificate in a sentence, the figures in a table, and what stays idle."""
-    problem, slots = found.instance.problem, found.instance.slots
-    mapping = found.plan.mapping
-    order = "-".join(mapping.order) if mapping is not None else ""
+def mapping_view(document: Document) -> View:
+    """The view of what `map --json` prints: size, figures beside hostname order, certificate, idle nodes."""
+    slots = document["slots"]
     head = (
-        f"{counted(len(found.ranks), 'rank')} in the order {order}: "
-        f"{counted(problem.stages, 'stage')} of {counted(problem.slots, 'slot')} of "
-        f"{counted(slots.gpus, 'GPU')}; leaves: {len(problem.leaf_slots)}, pods: {problem.pods}"
+        f"{counted(len(document['ranks']), 'rank')} in the order {'-'.join(document['order'])}: "
+        f"{counted(slots['stages'], 'stage')} of {counted(slots['per_stage'], 'slot')} of "
+        f"{counted(slots['gpus'], 'GPU')}; leaves: {slots['leaves']}, pods: {slots['pods']}"
     )
-    return [Text(head), _table(found), Text(_certificate(found)), *_idle(found)]
+    return [
+        line(head),
+        _figures(document),
+        line(_certificate(document)),
+        *_idle(document["idle_nodes"]),
+    ]
 
 
-def _certificate(found: MappedPlan) -> str:
-    solution = found.solution
-    if isinstance(solution, SpreadSolution):
-        return _spread_certificate(solution)
-    saved = 1.0 - solution.price_s / solution.hostname_s if solution.hostname_s > 0 else 0.0
-    what = "busy up-links" if solution.objective == "traffic" else "the busiest up-link"
-    proof = (
-        "proven least within the cost model"
-        if solution.proven
-        else f"bound {seconds(solution.bound_s)}, gap {percent(solution.gap, 2)}"
-    )
-    return f"{what}: {percent(saved)} less than hostname order; {proof}; {seconds(solution.wall_s)}"
+def _figures(document: Document) -> Block:
+    columns = [Column("a step"), Column("hostname order", NUMBER), Column("this mapping", NUMBER)]
+    sides = (document["hostname_order"], document)
+    rows: list[list[str]] = []
+    for title, key, write in (
+        ("up-links busy, all together", "uplinks_busy_s", seconds),
+        ("busiest up-link busy", "busiest_uplink_s", seconds),
+        ("sent up from leaves", "leaf_bytes_per_step", gigabytes),
+        ("sent up from pods", "pod_bytes_per_step", gigabytes),
+    ):
+        rows.append([title, *(write(side[key]) for side in sides)])
+    for blocks in ("leaves", "pods"):
+        for words, group in (
+            ("a data-parallel group", "data_parallel"),
+            ("a pipeline", "pipeline"),
+        ):
+            touched = [_touched(side["spread"][blocks], group) for side in sides]
+            rows.append([f"{blocks} of {words}", *touched])
+    return Table(columns, rows)
 
 
-def _spread_certificate(solution: SpreadSolution) -> str:
-    parts = []
-    for name, reach in (("pods", solution.pods), ("leaves", solution.leaves)):
-        proof = "proven least" if reach.proven else f"none before {_pair(reach.bound)}"
-        parts.append(
-            f"{name}: {_pair(reach.found)}, hostname order {_pair(reach.hostname)}, {proof}"
-        )
-    more = solution.price_s / solution.hostname_s - 1.0 if solution.hostname_s > 0 else 0.0
-    traffic = (
-        f"busy up-links: {percent(abs(more))} {'more' if more > 0 else 'less'} than hostname order"
-    )
-    head = "touched at most (a data-parallel group, a pipeline)"
-    return f"{head}: {'; '.join(parts)}; {traffic}; {seconds(solution.wall_s)}"
+def _touched(spread: Mapping[str, float], group: str) -> str:
+    return f"{spread[f'{group}_max']} at most, {spread[f'{group}_mean']:.1f} mean"
 
 
-def _pair(reach: Reach) -> str:
+def _certificate(document: Document) -> str:
+    """What the solver proved, in a sentence."""
+    took = seconds(document["solver"]["wall_s"])
+    spread = document["spread_certificate"]
+    hostname_s = document["hostname_order"]["price_s"]
+    saved = 1.0 - document["price_s"] / hostname_s if hostname_s > 0 else 0.0
+    if spread is not None:
+        parts = [_reach(name, spread[name]) for name in ("pods", "leaves")]
+        change = f"{percent(abs(saved))} {'more' if saved < 0 else 'less'} than hostname order"
+        head = "touched at most (a data-parallel group, a pipeline)"
+        return f"{head}: {'; '.join(parts)}; busy up-links: {change}; {took}"
+    what = "busy up-links" if document["objective"] == "traffic" else "the busiest up-link"
+    proof = "proven least within the cost model"
+    if document["status"] != "optimal":
+        proof = f"bound {seconds(document['lower_bound_s'])}, gap {percent(document['gap'], 2)}"
+    return f"{what}: {percent(saved)} less than hostname order; {proof}; {took}"
+
+
+def _reach(name: str, level: Document) -> str:
+    proof = "proven least"
+    if level["status"] != "optimal":
+        proof = f"none before {_pair(level['lower_bound'])}"
+    hostname = _pair(level["hostname_order"])
+    return f"{name}: {_pair(level['found'])}, hostname order {hostname}, {proof}"
+
+
+def _pair(reach: Sequence[int]) -> str:
     return f"({reach[0]}, {reach[1]})"
 
 
-def _table(found: MappedPlan) -> Table:
-    solution, problem = found.solution, found.instance.problem
-    hostname = problem.hostname_assignment()
-    columns = [
-        (solution.hostname_loads, spread_of(hostname), spread_of(problem.pod_of[hostname])),
-        (
-            solution.loads,
-            spread_of(solution.assignment),
-            spread_of(problem.pod_of[solution.assignment]),
-        ),
-    ]
-    rows = [(name, *(shown(*column) for column in columns)) for name, shown in _rows()]
-    return grid(("a step", "hostname order", "this mapping"), rows)
-
-
-def _rows() -> list[tuple[str, _Shown]]:
-    return [
-        ("up-links busy, all together", lambda loads, leaves, pods: seconds(loads.total_s)),
-        ("busiest up-link busy", lambda loads, leaves, pods: seconds(loads.busiest_s)),
-        (
-            "sent up from leaves",
-            lambda loads, leaves, pods: gigabytes(float(loads.leaf_bytes.sum())),
-        ),
-        ("sent up from pods", lambda loads, leaves, pods: gigabytes(float(loads.pod_bytes.sum()))),
-        (
-            "leaves of a data-parallel group",
-            lambda loads, leaves, pods: _reach(leaves, pipeline=False),
-        ),
-        ("leaves of a pipeline", lambda loads, leaves, pods: _reach(leaves, pipeline=True)),
-        ("pods of a data-parallel group", lambda loads, leaves, pods: _reach(pods, pipeline=False)),
-        ("pods of a pipeline", lambda loads, leaves, pods: _reach(pods, pipeline=True)),
-    ]
-
-
-def _reach(spread: Spread, *, pipeline: bool) -> str:
-    most = spread.pipeline_max if pipeline else spread.data_parallel_max
-    mean = spread.pipeline_mean if pipeline else spread.data_parallel_mean
-    return f"{most} at most, {mean:.1f} mean"
-
-
-def _idle(found: MappedPlan) -> list[Renderable]:
-    if not found.idle:
+def _idle(nodes: Sequence[str]) -> View:
+    if not nodes:
         return []
-    shown = ", ".join(found.idle[:8]) + (", ..." if len(found.idle) > 8 else "")
-    return [Text(f"{counted(len(found.idle), 'node')} without a rank: {shown}")]
+    names = ", ".join(nodes[:MOST_NODES_NAMED])
+    if len(nodes) > MOST_NODES_NAMED:
+        names += ", ..."
+    return [line(f"{counted(len(nodes), 'node')} without a rank: {names}")]

@@ -8,16 +8,17 @@ from html import escape
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.analysis.neighbours import neighbours
 from meshwright.planner.analysis.timeline import Trace, trace_of
-from meshwright.planner.analysis.traffic import plan_traffic
+from meshwright.planner.analysis.traffic import plan_traffic, traffic_document
+from meshwright.planner.drawing.quantities import count, percent, seconds
 from meshwright.planner.launch.ranks.texts import plan_picture
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.texts import plan_text
-from meshwright.planner.report.explain_view import bounds_in_words, neighbours_view
-from meshwright.planner.report.html import page, sections_of
-from meshwright.planner.report.parts import Renderable, bullets, count, heading, percent, seconds
+from meshwright.planner.report.explain_view import neighbours_view, reasons_view
+from meshwright.planner.report.html import page, section_html
 from meshwright.planner.report.plan_view import plan_view
 from meshwright.planner.report.timeline_picture import timeline_svg
 from meshwright.planner.report.traffic_view import traffic_view
+from meshwright.planner.report.view import Bullets, Heading, View, sections
 
 MOST_PASSES_DRAWN = 8_000
 MOST_RANKS_DRAWN = 16_384
@@ -49,39 +50,38 @@ def _cards(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _sections(plan: Plan) -> Iterator[str]:
-    for title, html in sections_of([*_warnings(plan), *plan_view(plan)]):
-        yield html
+    for title, blocks in sections([*_warnings(plan), *plan_view(plan)]):
+        yield section_html(title, blocks)
         if title == "Layout":
             yield from _pictures(plan)
-    more: list[Renderable] = []
-    if reasons := bounds_in_words(plan):
-        more += [heading("What bounds its speed"), bullets(reasons)]
+    reasons = reasons_view(plan)
     if plan.layout is not None:
-        more += [*neighbours_view(neighbours(plan)), *traffic_view(plan_traffic(plan))]
-    yield from (html for _, html in sections_of(more))
-    yield f"<details><summary>The plan's document</summary><pre>{escape(plan_text(plan))}</pre></details>"
+        reasons += neighbours_view(neighbours(plan))
+        reasons += traffic_view(traffic_document(plan_traffic(plan)))
+    for title, blocks in sections(reasons):
+        yield section_html(title, blocks)
+    document = escape(plan_text(plan))
+    yield f"<details><summary>The plan's document</summary><pre>{document}</pre></details>"
 
 
-def _warnings(plan: Plan) -> list[Renderable]:
-    return [heading("Warnings"), bullets(plan.warnings)] if plan.warnings else []
+def _warnings(plan: Plan) -> View:
+    return [Heading("Warnings"), Bullets(plan.warnings)] if plan.warnings else []
 
 
 def _pictures(plan: Plan) -> Iterator[str]:
     trace = _drawable(plan)
-    if trace is not None:
-        assert plan.layout is not None
-        m = plan.layout.num_micro_batches
-        part = (
-            ""
-            if trace.num_micro_batches == m
-            else f", the first {trace.num_micro_batches} of {count(m)}"
-        )
+    if trace is not None and plan.layout is not None:
+        part = ""
+        if trace.num_micro_batches != plan.layout.num_micro_batches:
+            of_all = count(plan.layout.num_micro_batches)
+            part = f", the first {trace.num_micro_batches} of {of_all}"
         yield f"<h2>The pipeline{part}</h2>{timeline_svg(trace)}"
     if plan.inputs.gpus <= MOST_RANKS_DRAWN:
         try:
-            yield f"<h2>The ranks on the fabric</h2>{plan_picture(plan)}"
+            picture = plan_picture(plan)
         except InfeasibleError as error:
-            yield f"<h2>The ranks on the fabric</h2><p>{escape(str(error))}</p>"
+            picture = f"<p>{escape(str(error))}</p>"
+        yield f"<h2>The ranks on the fabric</h2>{picture}"
 
 
 def _drawable(plan: Plan) -> Trace | None:
@@ -89,10 +89,10 @@ def _drawable(plan: Plan) -> Trace | None:
     layout = plan.layout
     if layout is None or layout.pp == 1:
         return None
-    most = MOST_PASSES_DRAWN // (3 * layout.pp * layout.vpp)
-    if layout.num_micro_batches <= most:
+    limit = MOST_PASSES_DRAWN // (3 * layout.pp * layout.vpp)
+    if layout.num_micro_batches <= limit:
         return trace_of(plan)
     try:
-        return trace_of(plan, max(1, most // (2 * layout.pp)) * 2 * layout.pp)
+        return trace_of(plan, max(1, limit // (2 * layout.pp)) * 2 * layout.pp)
     except InputError:
         return None

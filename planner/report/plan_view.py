@@ -1,75 +1,83 @@
-"""A plan as renderables: what it is, the proof, the layout, the prediction, the reasons."""
+"""A plan as a view: what it is, the proof, the layout, the prediction, the reasons."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from meshwright.costmodel.layout import AXES
 from meshwright.costmodel.memory.footprint import usable_hbm_gib
-from meshwright.planner.plan.document import Binding, Plan, Scenario
-from meshwright.planner.report.parts import (
-    Renderable,
-    bullets,
-    count,
-    facts,
-    grid,
-    heading,
-    line,
-    percent,
-    seconds,
-)
+from meshwright.planner.drawing.quantities import count, percent, seconds
+from meshwright.planner.plan.document import Binding, IdleDoc, Plan, Robustness, Scenario
 from meshwright.planner.report.prediction_view import layout_view, prediction_view
 from meshwright.planner.report.proof_text import proof_text, pruning_text, space_text
+from meshwright.planner.report.view import (
+    NUMBER,
+    SECONDS,
+    Bullets,
+    Column,
+    Facts,
+    Heading,
+    Kind,
+    Table,
+    View,
+    Words,
+    decimals,
+    line,
+)
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.runs.prediction import planned_workload
 
-_STYLES = {
+STATUS_STYLES = {
     "optimal": "bold green",
     "feasible": "bold yellow",
     "infeasible": "bold red",
     "unknown": "bold red",
 }
-
-
+_MEANINGS = {
+    "optimal": "no layout in this space is faster under this cost model",
+    "feasible": "a plan that works; that it is the fastest was not proven",
+    "infeasible": "no layout in this space keeps every rule",
+    "unknown": "the time limit ended the search before any plan was found",
+}
 HARMLESS = 0.001
 """A share of the step time; what may be lost beyond it is shown."""
+MOST_NODES_NAMED = 8
 
 
-def plan_view(plan: Plan) -> list[Renderable]:
+def plan_view(plan: Plan) -> View:
     """The whole plan, or why there is none."""
-    shown = [*header(plan.inputs), line(""), *status_view(plan)]
-    if plan.infeasible is not None:
-        shown += infeasible_view(plan)
+    view = [*inputs_view(plan.inputs), line(), *status_view(plan), *infeasible_view(plan)]
     if plan.layout is not None:
-        shown += layout_view(plan.layout, plan.mapping)
+        view += layout_view(plan.layout, plan.mapping)
     if plan.predicted is not None:
-        shown += prediction_view(plan.predicted, planned_workload(plan.inputs))
-    return [*shown, *binding_view(plan.binding), *robustness_view(plan), *alternatives_view(plan)]
+        view += prediction_view(plan.predicted, planned_workload(plan.inputs))
+    return [*view, *binding_view(plan.binding), *robustness_view(plan), *alternatives_view(plan)]
 
 
-def header(inputs: PlanInputs) -> list[Renderable]:
+def inputs_view(inputs: PlanInputs) -> View:
     """What was asked for."""
     cluster = inputs.cluster
     tokens = inputs.global_batch * inputs.seq_len
-    sequences = f"{count(inputs.global_batch)} sequences x {count(inputs.seq_len)} tokens"
-    batch = f"{sequences} = {count(tokens)} a step"
+    batch = f"{count(inputs.global_batch)} sequences x {count(inputs.seq_len)} tokens"
     rows = [
         ("model", inputs.model.name),
         ("cluster", f"{cluster.name}: {count(inputs.gpus)} GPUs, {cluster.device.name}"),
-        ("batch", batch),
+        ("batch", f"{batch} = {count(tokens)} a step"),
         ("training", f"{inputs.precision}, {inputs.optimizer}, {inputs.framework}"),
     ]
     if inputs.pins:
         rows.append(("pinned", ", ".join(f"{name}={value}" for name, value in inputs.pins.items())))
     if inputs.forbids:
         rows.append(("forbidden", ", ".join(inputs.forbids)))
-    return [facts(rows)]
+    return [Facts(rows)]
 
 
-def status_view(plan: Plan) -> list[Renderable]:
+def status_view(plan: Plan) -> View:
     """The status and what it rests on."""
     solver = plan.solver
-    shown: list[Renderable] = [line((plan.status, _STYLES[plan.status]), f": {_meaning(plan)}")]
-    effort = (
-        solver.method if solver.wall_s is None else f"{seconds(solver.wall_s)} with {solver.method}"
-    )
+    effort = solver.method
+    if solver.wall_s is not None:
+        effort = f"{seconds(solver.wall_s)} with {solver.method}"
     if solver.layouts_considered:
         effort += f", {count(solver.layouts_considered)} layouts considered"
     rows = [
@@ -77,143 +85,135 @@ def status_view(plan: Plan) -> list[Renderable]:
         ("space", "" if solver.space is None else space_text(solver.space)),
         ("search", effort),
         ("pruning", pruning_text(solver)),
+        ("idle", "" if plan.idle is None else _idle_text(plan.idle)),
     ]
-    if plan.idle is not None:
-        nodes = ", ".join(plan.idle.nodes[:8]) + (", ..." if len(plan.idle.nodes) > 8 else "")
-        where = f" ({nodes})" if nodes else ""
-        rows.append(("idle", f"{count(plan.idle.gpus)} GPUs{where}: {plan.idle.reason}"))
-    shown.append(facts((name, words) for name, words in rows if words))
-    return shown
+    status = Words(plan.status, STATUS_STYLES[plan.status])
+    return [
+        line(status, f": {_MEANINGS[plan.status]}"),
+        Facts([(name, words) for name, words in rows if words]),
+    ]
 
 
-def _meaning(plan: Plan) -> str:
-    if plan.status == "optimal":
-        return "no layout in this space is faster under this cost model"
-    if plan.status == "feasible":
-        return "a plan that works; that it is the fastest was not proven"
-    if plan.status == "infeasible":
-        return "no layout in this space keeps every rule"
-    return "the time limit ended the search before any plan was found"
+def _idle_text(idle: IdleDoc) -> str:
+    where = ""
+    if idle.nodes:
+        dots = ", ..." if len(idle.nodes) > MOST_NODES_NAMED else ""
+        where = f" ({', '.join(idle.nodes[:MOST_NODES_NAMED])}{dots})"
+    return f"{count(idle.gpus)} GPUs{where}: {idle.reason}"
 
 
-def infeasible_view(plan: Plan) -> list[Renderable]:
+def infeasible_view(plan: Plan) -> View:
     """Which rules conflict, and the smallest changes that would leave a layout."""
     if plan.infeasible is None:
         return []
-    shown: list[Renderable] = [
-        heading("These cannot all be kept"),
-        bullets(plan.infeasible.conflict),
-    ]
-    if plan.infeasible.smallest_changes:
-        shown += [
-            heading("Any one of these changes would do"),
-            bullets(plan.infeasible.smallest_changes),
-        ]
-    return shown
+    view: View = [Heading("These cannot all be kept"), Bullets(plan.infeasible.conflict)]
+    changes = plan.infeasible.smallest_changes
+    if changes:
+        view += [Heading("Any one of these changes would do"), Bullets(changes)]
+    return view
 
 
-def binding_view(binding: list[Binding]) -> list[Renderable]:
+def binding_view(binding: Sequence[Binding]) -> View:
     """The rules that hold the plan back."""
     if not binding:
         return []
-    rows = [
-        [
-            item.rule,
-            f"{item.value:,.4g}",
-            f"{item.limit:,.4g}",
-            f"{item.slack:,.4g}",
-            item.unit,
-            item.note,
-        ]
-        for item in binding
-    ]
-    columns = ["rule", "value", "limit", "slack", "unit", "what it means"]
-    return [heading("What holds the plan back"), grid(columns, rows, left=(0, 4, 5))]
+    figure = Kind(lambda value: f"{value:,.4g}")
+    columns = {
+        "rule": Column("rule"),
+        "value": Column("value", figure),
+        "limit": Column("limit", figure),
+        "slack": Column("slack", figure),
+        "unit": Column("unit"),
+        "note": Column("what it means"),
+    }
+    rows = [[getattr(item, name) for name in columns] for item in binding]
+    return [Heading("What holds the plan back"), Table(list(columns.values()), rows)]
 
 
-def robustness_view(plan: Plan) -> list[Renderable]:
+def robustness_view(plan: Plan) -> View:
     """What becomes of the plan where the cost model is off, one thing at a time."""
-    if plan.robustness is None:
+    robustness = plan.robustness
+    if robustness is None:
         return []
-    found = plan.robustness
-    same = {
+    verdicts = {
         True: "the same layout wins",
         False: "another layout would win",
         None: "not all of it proven",
     }
-    title = heading(f"If the prediction is off: {same[found.same_winner]}")
-    told = [one for one in found.scenarios if not _harmless(one)]
-    kept = [one.change for one in found.scenarios if _harmless(one)]
-    shown: list[Renderable] = [title]
-    if kept:
-        shown.append(line(f"still the fastest, to 0.1 %, with {', '.join(kept)}"))
-    if told:
-        rows = [
-            [
-                one.change,
-                "does not fit" if one.step_time_s is None else seconds(one.step_time_s),
-                "-" if one.loss_at_most is None else f"at most {percent(one.loss_at_most, 1)}",
-                _winner(one, plan),
-            ]
-            for one in told
-        ]
-        shown.append(grid(["what is off", "this plan", "it loses", "instead"], rows, left=(0, 3)))
-    return shown
-
-
-def _harmless(one: Scenario) -> bool:
-    return one.winner is None and one.loss_at_most is not None and one.loss_at_most <= HARMLESS
-
-
-def _winner(one: Scenario, plan: Plan) -> str:
-    if one.winner is None and one.step_time_s is None:
-        return "" if one.proven else f"not searched: plan with --reserve-gib {_room_gib(plan):.1f}"
-    if one.winner is None:
-        return "" if one.proven else "not all searched"
-    names = ("tp", "cp", "pp", "dp", "ep", "vpp", "micro_batch", "recompute")
-    told = [
-        f"{name} {one.winner[name]}"
-        for name in names
-        if one.winner.get(name) not in (1, "none", None)
+    view: View = [Heading(f"If the prediction is off: {verdicts[robustness.same_winner]}")]
+    harmless = [scenario.change for scenario in robustness.scenarios if _is_harmless(scenario)]
+    if harmless:
+        view.append(line(f"still the fastest, to 0.1 %, with {', '.join(harmless)}"))
+    columns = [
+        Column("what is off"),
+        Column("this plan", SECONDS, absent="does not fit"),
+        Column("it loses", Kind(lambda loss: f"at most {percent(loss)}")),
+        Column("instead"),
     ]
-    return f"{seconds(one.best_step_time_s or 0.0)}: {', '.join(told)}"
+    rows = [
+        [
+            scenario.change,
+            scenario.step_time_s,
+            scenario.loss_at_most,
+            _winner(scenario, robustness, plan.inputs),
+        ]
+        for scenario in robustness.scenarios
+        if not _is_harmless(scenario)
+    ]
+    if rows:
+        view.append(Table(columns, rows))
+    return view
 
 
-def _room_gib(plan: Plan) -> float:
+def _is_harmless(scenario: Scenario) -> bool:
+    loss = scenario.loss_at_most
+    return scenario.winner is None and loss is not None and loss <= HARMLESS
+
+
+def _winner(scenario: Scenario, robustness: Robustness, inputs: PlanInputs) -> str:
+    """The layout that would be faster, or what was not searched for it."""
+    winner = scenario.winner
+    if winner is None:
+        if scenario.proven:
+            return ""
+        if scenario.step_time_s is not None:
+            return "not all searched"
+        reserve_gib = _reserve_gib(robustness, inputs)
+        return f"not searched: plan with --reserve-gib {reserve_gib:.1f}"
+    names = ("tp", "cp", "pp", "dp", "ep", "vpp", "micro_batch", "recompute")
+    choices = [
+        f"{name} {winner[name]}" for name in names if winner.get(name) not in (1, "none", None)
+    ]
+    return f"{seconds(scenario.best_step_time_s or 0.0)}: {', '.join(choices)}"
+
+
+def _reserve_gib(robustness: Robustness, inputs: PlanInputs) -> float:
     """What must stay free for a plan that fits although memory is underestimated as far as it was."""
-    assert plan.robustness is not None
-    usable_gib = usable_hbm_gib(planned_workload(plan.inputs))
-    return usable_gib * (1 - 1 / plan.robustness.memory_band[1]) + plan.inputs.reserve_gib
+    usable_gib = usable_hbm_gib(planned_workload(inputs))
+    return usable_gib * (1 - 1 / robustness.memory_band[1]) + inputs.reserve_gib
 
 
-def alternatives_view(plan: Plan) -> list[Renderable]:
+def alternatives_view(plan: Plan) -> View:
     """The next best layouts, with what they lose; expert degrees only where there are any."""
-    if not plan.alternatives:
+    layouts = plan.alternatives
+    if not layouts:
         return []
-    dense = all(one.get(name, 1) == 1 for one in plan.alternatives for name in ("ep", "etp"))
-    shown = {
-        name: title for name, title in _ALTERNATIVE.items() if not (dense and name in ("ep", "etp"))
+    columns = {
+        "step_time_s": Column("step time", SECONDS),
+        "slower_pct": Column("slower", decimals(2, sign=True), unit="%"),
+        **{axis: Column(axis, NUMBER) for axis in (*AXES, "ep", "etp", "vpp")},
+        "micro_batch": Column("micro", NUMBER),
+        "zero_stage": Column("ZeRO", NUMBER),
+        "recompute": Column("recompute", NUMBER),
     }
-    rows = [[_cell(name, one) for name in shown] for one in plan.alternatives]
-    return [heading("Alternatives"), grid(list(shown.values()), rows, left=())]
+    if all(layout.get(axis, 1) == 1 for layout in layouts for axis in ("ep", "etp")):
+        del columns["ep"], columns["etp"]
+    rows = [[_choice(layout, name) for name in columns] for layout in layouts]
+    return [Heading("Alternatives"), Table(list(columns.values()), rows)]
 
 
-_ALTERNATIVE = {
-    "step_time_s": "step time",
-    "slower_pct": "slower",
-    **{axis: axis for axis in ("tp", "cp", "pp", "dp", "ep", "etp", "vpp")},
-    "micro_batch": "micro",
-    "zero_stage": "ZeRO",
-    "recompute": "recompute",
-}
-
-
-def _cell(name: str, one: dict[str, object]) -> str:
-    value = one.get(name)
-    if isinstance(value, int | float) and name == "step_time_s":
-        return seconds(value)
-    if isinstance(value, int | float) and name == "slower_pct":
-        return f"{value:+.2f} %"
-    if name == "recompute" and value == "full" and isinstance(one.get("recompute_layers"), int):
-        return f"full, {one['recompute_layers']}"
-    return "-" if value is None else str(value)
+def _choice(layout: Mapping[str, object], name: str) -> object:
+    value = layout.get(name)
+    if name == "recompute" and value == "full" and "recompute_layers" in layout:
+        return f"full, {layout['recompute_layers']}"
+    return value

@@ -1,27 +1,29 @@
-"""The layout and the prediction of a plan or a run, as renderables."""
+"""The layout and the prediction of a plan or a run, as blocks of a view."""
 
 from __future__ import annotations
 
 from itertools import groupby
 
-from rich.text import Text
-
+from meshwright.costmodel.layout import AXES
 from meshwright.costmodel.memory.footprint import usable_hbm_gib
 from meshwright.costmodel.workload import Workload
+from meshwright.planner.drawing.quantities import count, counted, percent, ranges, seconds
 from meshwright.planner.plan.document import Mapping
-from meshwright.planner.report.parts import (
-    Renderable,
-    bar,
-    count,
-    counted,
-    facts,
-    gigabytes,
-    grid,
-    heading,
+from meshwright.planner.report.view import (
+    BAR,
+    BYTES,
+    COUNT,
+    NUMBER,
+    PERCENT,
+    SECONDS,
+    Column,
+    Facts,
+    Heading,
+    Table,
+    View,
+    Words,
+    decimals,
     line,
-    percent,
-    ranges,
-    seconds,
 )
 from meshwright.planner.runs.predicted import LayoutDoc, Predicted
 
@@ -30,40 +32,55 @@ SMALLEST_SHARE = 0.0005
 """Parts of the step below this share are counted together."""
 
 
-def layout_view(layout: LayoutDoc, mapping: Mapping | None) -> list[Renderable]:
+def layout_view(layout: LayoutDoc, mapping: Mapping | None) -> View:
     """Degrees, how they lie on the fabric, and the choices of the schedule."""
-    degrees = {axis: int(getattr(layout, axis)) for axis in ("tp", "cp", "dp", "pp")}
+    degrees = {axis: int(getattr(layout, axis)) for axis in AXES}
     gpus = degrees["tp"] * degrees["cp"] * degrees["dp"] * degrees["pp"]
     product = " x ".join(f"{axis} {degree}" for axis, degree in degrees.items())
-    shown: list[Renderable] = [heading("Layout"), line(f"{product} = {count(gpus)} GPUs")]
-    shown.append(facts(_choices(layout)))
-    if mapping is not None and mapping.matrix and len(mapping.levels) > 1:
-        shown.append(line(""))
-        rows = [
-            [axis, count(degrees[axis]), *("-" if f == 1 else f"{f}" for f in mapping.matrix[axis])]
-            for axis in degrees
-            if axis in mapping.matrix
-        ]
-        shown.append(grid(["axis", "degree", *(f"in {name}" for name in mapping.levels)], rows))
-    if mapping is not None:
-        shown.append(line(("rank order, innermost first: ", "dim"), " ".join(mapping.order)))
-    return shown
+    view: View = [
+        Heading("Layout"),
+        line(f"{product} = {count(gpus)} GPUs"),
+        Facts(_choices(layout)),
+    ]
+    if mapping is None:
+        return view
+    if mapping.matrix and len(mapping.levels) > 1:
+        view += [line(), _matrix(degrees, mapping)]
+    order = Words("rank order, innermost first: ", "dim")
+    return [*view, line(order, " ".join(mapping.order))]
+
+
+def _matrix(degrees: dict[str, int], mapping: Mapping) -> Table:
+    """How many members of a group lie inside one block of each level, beyond those inside the level below."""
+    columns = [Column("axis"), Column("degree", COUNT)]
+    columns += [Column(f"in {name}", NUMBER) for name in mapping.levels]
+    rows = []
+    for axis, degree in degrees.items():
+        if axis in mapping.matrix:
+            factors = [None if factor == 1 else factor for factor in mapping.matrix[axis]]
+            rows.append([axis, degree, *factors])
+    return Table(columns, rows)
 
 
 def _choices(layout: LayoutDoc) -> list[tuple[str, str]]:
-    experts = f"ep {layout.ep}, etp {layout.etp}"
-    batch = f"{counted(layout.micro_batch, 'sequence')} x {count(layout.num_micro_batches)} micro-batches"
-    schedule = layout.schedule + (f", {layout.vpp} virtual stages a rank" if layout.vpp > 1 else "")
+    sequences = counted(layout.micro_batch, "sequence")
+    micro_batches = f"{count(layout.num_micro_batches)} micro-batches"
+    schedule = "no pipeline"
+    if layout.pp > 1:
+        schedule = layout.schedule
+        if layout.vpp > 1:
+            schedule += f", {layout.vpp} virtual stages a rank"
     rows = [
-        ("experts", experts),
-        ("micro-batch", f"{batch} x dp {count(layout.dp)}"),
-        ("schedule", schedule if layout.pp > 1 else "no pipeline"),
+        ("micro-batch", f"{sequences} x {micro_batches} x dp {count(layout.dp)}"),
+        ("schedule", schedule),
         ("layers", stages_text(layout.stages)),
         ("recompute", recompute_text(layout)),
         ("ZeRO stage", str(layout.zero_stage)),
         ("sequence parallel", "yes" if layout.sequence_parallel else "no"),
     ]
-    return rows if layout.ep > 1 or layout.etp > 1 else rows[1:]
+    if layout.ep > 1 or layout.etp > 1:
+        rows.insert(0, ("experts", f"ep {layout.ep}, etp {layout.etp}"))
+    return rows
 
 
 def recompute_text(layout: LayoutDoc) -> str:
@@ -86,109 +103,138 @@ def stages_text(stages: list[list[int]]) -> str:
         return f"{'+'.join(map(str, stages[0]))} on each of {count(len(stages))} ranks"
     parts = []
     for sizes, members in groupby(range(len(stages)), key=lambda rank: tuple(stages[rank])):
-        numbers = list(members)
-        name = "rank" if len(numbers) == 1 else "ranks"
-        parts.append(f"{name} {ranges(numbers)}: {'+'.join(map(str, sizes))}")
+        ranks = list(members)
+        name = "rank" if len(ranks) == 1 else "ranks"
+        parts.append(f"{name} {ranges(ranks)}: {'+'.join(map(str, sizes))}")
     return "; ".join(parts)
 
 
-def prediction_view(predicted: Predicted, workload: Workload) -> list[Renderable]:
+def prediction_view(predicted: Predicted, workload: Workload) -> View:
     """Rates, the step's breakdown, memory and traffic."""
-    gpus = workload.gpus
-    rate = f"{count(predicted.tokens_per_s_per_gpu)} tokens/s per GPU"
-    total = f"{count(predicted.tokens_per_s_per_gpu * gpus)} tokens/s"
-    speed = f"{predicted.tflops_per_gpu:.1f} TFLOP/s per GPU, MFU {percent(predicted.mfu)}"
+    per_gpu = predicted.tokens_per_s_per_gpu
+    band = predicted.error_band
+    low = seconds(predicted.step_time_s * band.low)
+    high = seconds(predicted.step_time_s * band.high)
+    basis = f"90 % of {count(band.rows)} measured steps on {band.basis}"
     rows = [
         ("step time", seconds(predicted.step_time_s)),
-        ("throughput", f"{total}, {rate}"),
-        ("compute", speed),
+        (
+            "throughput",
+            f"{count(per_gpu * workload.gpus)} tokens/s, {count(per_gpu)} tokens/s per GPU",
+        ),
+        (
+            "compute",
+            f"{predicted.tflops_per_gpu:.1f} TFLOP/s per GPU, MFU {percent(predicted.mfu)}",
+        ),
+        ("likely", f"{low} to {high}, as {basis}"),
     ]
-    band = predicted.error_band
-    low, high = (seconds(predicted.step_time_s * end) for end in (band.low, band.high))
-    rows.append(
-        ("likely", f"{low} to {high}, as 90 % of {count(band.rows)} measured steps on {band.basis}")
-    )
     return [
-        heading("Predicted"),
-        facts(rows),
+        Heading("Predicted"),
+        Facts(rows),
         *_breakdown(predicted),
-        *memory_view(predicted, workload),
+        *_memory(predicted, workload),
         *_traffic(predicted),
     ]
 
 
-def _breakdown(predicted: Predicted) -> list[Renderable]:
-    whole = predicted.step_time_s
-    parts = sorted(predicted.breakdown_s.items(), key=lambda item: -item[1])
-    shown = [(name.replace("_", " "), s) for name, s in parts if abs(s) >= SMALLEST_SHARE * whole]
-    rest = whole - sum(s for _, s in shown)
-    if rest > SMALLEST_SHARE * whole / 10:
-        shown.append(("everything else", rest))
-    rows: list[list[str | Text]] = [
-        [name, seconds(s) if s > 0 else f"{s:.3f} s", percent(s / whole), bar(s / whole)]
-        for name, s in shown
+def _breakdown(predicted: Predicted) -> View:
+    step_s = predicted.step_time_s
+    parts = [
+        (name.replace("_", " "), part_s)
+        for name, part_s in predicted.breakdown_s.items()
+        if abs(part_s) >= SMALLEST_SHARE * step_s
     ]
-    return [
-        heading("Where the step's time goes"),
-        grid(["part", "time", "share", ""], rows, left=(0, 3)),
+    parts.sort(key=lambda part: -part[1])
+    rest_s = step_s - sum(part_s for _, part_s in parts)
+    if rest_s > SMALLEST_SHARE * step_s / 10:
+        parts.append(("everything else", rest_s))
+    columns = [
+        Column("part"),
+        Column("time", SECONDS),
+        Column("share", PERCENT),
+        Column("", BAR),
     ]
+    rows = []
+    for name, part_s in parts:
+        time = part_s if part_s > 0 else f"{part_s:.3f} s"
+        rows.append([name, time, part_s / step_s, part_s / step_s])
+    return [Heading("Where the step's time goes"), Table(columns, rows)]
 
 
-def memory_view(predicted: Predicted, workload: Workload) -> list[Renderable]:
+def _memory(predicted: Predicted, workload: Workload) -> View:
     """GiB of each pipeline stage against what a GPU has to give; many stages are put together."""
-    limit = usable_hbm_gib(workload)
-    rows: list[list[str | Text]] = [
-        [name, f"{gib:.1f} GiB", percent(gib / limit), bar(gib / limit)]
-        for name, gib in memory_groups(predicted.memory_gib)
+    limit_gib = usable_hbm_gib(workload)
+    hbm_gib = workload.cluster.device.hbm_gib
+    columns = [
+        Column("stage"),
+        Column("peak", decimals(1)),
+        Column("of usable", PERCENT),
+        Column("", BAR),
     ]
-    title = f"Memory per GPU: {limit:.1f} GiB usable of {workload.cluster.device.hbm_gib:g} GiB HBM"
-    shown: list[Renderable] = [
-        heading(title),
-        grid(["stage", "peak", "of usable", ""], rows, left=(0, 3)),
+    rows = [
+        [stages, f"{gib:.1f} GiB", gib / limit_gib, gib / limit_gib]
+        for stages, gib in memory_groups(predicted.memory_gib)
+    ]
+    view: View = [
+        Heading(f"Memory per GPU: {limit_gib:.1f} GiB usable of {hbm_gib:g} GiB HBM"),
+        Table(columns, rows),
     ]
     fullest = max(range(len(predicted.memory_gib)), key=lambda stage: predicted.memory_gib[stage])
     if fullest < len(predicted.memory_parts_gib):
-        parts = sorted(predicted.memory_parts_gib[fullest].items(), key=lambda item: -item[1])
-        words = ", ".join(
-            f"{name.replace('_', ' ')} {gib:.1f}" for name, gib in parts if gib >= 0.05
-        )
-        if predicted.memory_context_gib is not None:
-            words += f"; outside the allocator: context {predicted.memory_context_gib:.1f}"
-        shown.append(line((f"stage {fullest} holds (GiB): ", "dim"), words))
-    over = predicted.memory_gib[fullest] - limit
-    if over > 0:
-        shown.append(line((f"stage {fullest} is {over:.1f} GiB over the limit", "bold red")))
-    return shown
+        words = _memory_parts(predicted, fullest)
+        view.append(line(Words(f"stage {fullest} holds (GiB): ", "dim"), words))
+    over_gib = predicted.memory_gib[fullest] - limit_gib
+    if over_gib > 0:
+        words = f"stage {fullest} is {over_gib:.1f} GiB over the limit"
+        view.append(line(Words(words, "bold red")))
+    return view
+
+
+def _memory_parts(predicted: Predicted, stage: int) -> str:
+    parts = sorted(predicted.memory_parts_gib[stage].items(), key=lambda part: -part[1])
+    words = ", ".join(f"{name.replace('_', ' ')} {gib:.1f}" for name, gib in parts if gib >= 0.05)
+    if predicted.memory_context_gib is not None:
+        words += f"; outside the allocator: context {predicted.memory_context_gib:.1f}"
+    return words
 
 
 def memory_groups(memory_gib: list[float]) -> list[tuple[str, float]]:
     """(stages, GiB of the fullest): neighbours that print alike together, coarser until the rows are few."""
     tolerance = 0.05
     while True:
-        groups: list[list[int]] = []
-        for stage, gib in enumerate(memory_gib):
-            here = [memory_gib[member] for member in groups[-1]] if groups else []
-            if here and max(*here, gib) - min(*here, gib) <= tolerance:
-                groups[-1].append(stage)
-            else:
-                groups.append([stage])
+        groups = _alike(memory_gib, tolerance)
         if len(groups) <= MOST_MEMORY_ROWS:
             return [(ranges(group), max(memory_gib[stage] for stage in group)) for group in groups]
         tolerance *= 2
 
 
-def _traffic(predicted: Predicted) -> list[Renderable]:
+def _alike(memory_gib: list[float], tolerance: float) -> list[list[int]]:
+    """Stages in runs whose figures lie within a tolerance of each other."""
+    groups: list[list[int]] = []
+    for stage, gib in enumerate(memory_gib):
+        values = [gib]
+        if groups:
+            values += [memory_gib[member] for member in groups[-1]]
+        if groups and max(values) - min(values) <= tolerance:
+            groups[-1].append(stage)
+        else:
+            groups.append([stage])
+    return groups
+
+
+def _traffic(predicted: Predicted) -> View:
     if not predicted.level_traffic:
         return []
-    rows: list[list[str | Text]] = [
-        [
-            level.level,
-            gigabytes(level.bytes_per_step),
-            seconds(level.busy_s),
-            percent(level.utilisation),
-            bar(level.utilisation),
-        ]
+    columns = [
+        Column("level"),
+        Column("sent", BYTES),
+        Column("links busy", SECONDS),
+        Column("of step", PERCENT),
+        Column("", BAR),
+    ]
+    rows = [
+        [level.level, level.bytes_per_step, level.busy_s, level.utilisation, level.utilisation]
         for level in predicted.level_traffic
     ]
     title = "Traffic that one GPU sends across each fabric level in a step"
-    return [heading(title), grid(["level", "sent", "links busy", "of step", ""], rows, left=(0, 4))]
+    return [Heading(title), Table(columns, rows)]

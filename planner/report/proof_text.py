@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from meshwright.planner.drawing.quantities import counted, percent, seconds
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.solver_document import PruningReport, SolverReport, SpaceReport
-from meshwright.planner.report.parts import count, percent, seconds
 
 _MAPPINGS = {
     "axes-to-levels": "every mapping of the axes onto the fabric levels with tp inside the innermost",
@@ -92,8 +92,7 @@ def _rules_text(pruning: PruningReport) -> str:
 def proof_text(plan: Plan) -> str:
     """Bound against incumbent, and after how many rounds."""
     objective = plan.objective
-    rounds = plan.solver.bound_rounds
-    after = f"after {count(rounds)} round{'s' if rounds != 1 else ''}"
+    after = f"after {counted(plan.solver.bound_rounds, 'round')}"
     if objective.step_time_s is None:
         nothing = f"nothing found {after}"
         return nothing if plan.status == "unknown" else "a rule excludes every layout"

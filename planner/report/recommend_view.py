@@ -1,92 +1,101 @@
-"""What a recommendation shows."""
+"""What a recommendation shows: the answer with its proof, then the sweep."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.table import Table
-from rich.text import Text
-
-from meshwright.planner.many.recommend.service import Answer, Point
+from meshwright.planner.drawing.quantities import counted, percent, seconds
+from meshwright.planner.many.recommend.answer import Recommendation, SizedPlan
 from meshwright.planner.report.batch_view import degrees
-from meshwright.planner.report.parts import Renderable, counted, percent, seconds
+from meshwright.planner.report.view import (
+    COUNT,
+    NUMBER,
+    PERCENT,
+    SECONDS,
+    Column,
+    Table,
+    View,
+    decimals,
+    line,
+)
 
 
-def recommend_view(answer: Answer) -> list[Renderable]:
+def recommend_view(answer: Recommendation) -> View:
     """The recommendation with its proof, then the sweep."""
-    shown: list[Renderable] = []
-    if answer.wish.target_s is not None:
-        shown += [Text(line) for line in _verdict(answer, answer.wish.target_s)]
+    view: View = []
+    target_s = answer.request.target_s
+    if target_s is not None:
+        view += [line(sentence) for sentence in _verdict(answer, target_s)]
         if len(answer.reached) > 1:
-            shown += [Text(), _table(answer.reached, ())]
+            view += [line(), _table(answer.reached, ())]
     if answer.sweep:
-        shown += [
-            Text(),
-            Text("Sweep; * marks the Pareto front of step time, GPUs and free memory."),
-        ]
-        shown.append(_table(answer.sweep, answer.front))
-    return shown
+        legend = "Sweep; * marks the Pareto front of step time, GPUs and free memory."
+        view += [line(), line(legend), _table(answer.sweep, answer.front)]
+    return view
 
 
-def _verdict(answer: Answer, target_s: float) -> list[str]:
-    lines = []
-    for point in answer.reached[:1]:
-        below = answer.smaller[point.cluster]
-        price = "" if point.usd_per_h is None else f", {point.usd_per_h:,.2f} USD an hour"
-        lines.append(f"{counted(point.gpus, 'GPU')} of {point.cluster}{price}: {_speed(point)}.")
-        if below is None:
-            lines.append("That is the smallest size there is.")
-        elif below.row.get("step_time_s"):
-            lines.append(
-                f"The fewest: {below.gpus} GPUs need {seconds(below.step_time_s)} at best, proven."
-            )
-        else:
-            lines.append(
-                f"The fewest: on {below.gpus} GPUs there is no plan ({below.row['message']})."
-            )
+def _verdict(answer: Recommendation, target_s: float) -> list[str]:
+    sentences = []
+    if answer.reached:
+        best = answer.reached[0]
+        price = "" if best.usd_per_h is None else f", {best.usd_per_h:,.2f} USD an hour"
+        sentences.append(f"{counted(best.gpus, 'GPU')} of {best.cluster}{price}: {_speed(best)}.")
+        sentences.append(_fewest(answer.smaller[best.cluster]))
     for point in answer.missed:
-        best = (
-            _speed(point) if point.row.get("step_time_s") else f"no plan ({point.row['message']})"
-        )
-        lines.append(
-            f"{point.cluster} misses {seconds(target_s)} with all {point.gpus} GPUs: {best}."
-        )
-    return lines
+        misses = f"{point.cluster} misses {seconds(target_s)} with all {point.gpus} GPUs"
+        sentences.append(f"{misses}: {_speed(point)}.")
+    return sentences
 
 
-def _speed(point: Point) -> str:
+def _fewest(smaller: SizedPlan | None) -> str:
+    """Why fewer GPUs do not reach the target."""
+    if smaller is None:
+        return "That is the smallest size there is."
+    if not smaller.has_plan:
+        return f"The fewest: on {smaller.gpus} GPUs there is {_speed(smaller)}."
+    best = seconds(smaller.step_time_s)
+    return f"The fewest: {smaller.gpus} GPUs need {best} at best, proven."
+
+
+def _speed(point: SizedPlan) -> str:
     row = point.row
+    if not point.has_plan:
+        return f"no plan ({row['message']})"
     rate = f"{row['tokens_per_s']:,.0f} tokens/s"
     return f"{seconds(point.step_time_s)} a step, {rate}, MFU {percent(row['mfu'])}, {degrees(row)}"
 
 
-def _table(points: Sequence[Point], front: Sequence[Point]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    priced = any(point.usd_per_h is not None for point in points)
-    table.add_column("cluster", overflow="fold")
-    for name in (
-        "GPUs",
-        "step",
-        "tokens/s",
-        "MFU",
-        "GiB free",
-        *(("USD/h", "USD/1e9 tokens") if priced else ()),
-    ):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("layout", overflow="fold")
-    for point in points:
-        row, mark = point.row, "*" if any(point is other for other in front) else ""
-        costs = [] if not priced else [_usd(point.usd_per_h), _usd(point.usd_per_billion_tokens)]
-        if point.headroom_gib is None:
-            why = str(row["message"]).split(";")[0]
-            table.add_row(point.cluster, str(point.gpus), "", "", "", "", *costs, mark, why)
-            continue
-        numbers = [seconds(point.step_time_s), f"{row['tokens_per_s']:,.0f}", percent(row["mfu"])]
-        free = f"{point.headroom_gib:.1f}"
-        table.add_row(point.cluster, str(point.gpus), *numbers, free, *costs, mark, degrees(row))
-    return table
+def _table(points: Sequence[SizedPlan], front: Sequence[SizedPlan]) -> Table:
+    columns = [
+        Column("cluster"),
+        Column("GPUs", NUMBER),
+        Column("step", SECONDS, absent=""),
+        Column("tokens/s", COUNT, absent=""),
+        Column("MFU", PERCENT, absent=""),
+        Column("free", decimals(1), unit="GiB", absent=""),
+        Column("USD/h", decimals(2), absent=""),
+        Column("USD/1e9 tokens", decimals(2), absent=""),
+        Column(""),
+        Column("layout"),
+    ]
+    rows = [_cells(point, any(point is best for best in front)) for point in points]
+    if all(point.usd_per_h is None for point in points):
+        columns = [column for column in columns if not column.title.startswith("USD")]
+        rows = [[*row[:6], *row[8:]] for row in rows]
+    return Table(columns, rows)
 
 
-def _usd(value: float | None) -> str:
-    return "" if value is None else f"{value:,.2f}"
+def _cells(point: SizedPlan, on_front: bool) -> list[object]:
+    row = point.row
+    return [
+        point.cluster,
+        point.gpus,
+        row.get("step_time_s"),
+        row.get("tokens_per_s"),
+        row.get("mfu"),
+        point.headroom_gib,
+        point.usd_per_h,
+        point.usd_per_billion_tokens,
+        "*" if on_front else "",
+        degrees(row) if point.has_plan else str(row["message"]).split(";")[0],
+    ]

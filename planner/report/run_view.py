@@ -5,180 +5,178 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.text import Text
-
-from meshwright.planner.report.parts import (
-    Renderable,
-    bar,
-    count,
-    facts,
-    grid,
-    heading,
-    line,
-    seconds,
-)
+from meshwright.planner.drawing.quantities import count, seconds
 from meshwright.planner.report.prediction_view import layout_view, prediction_view
+from meshwright.planner.report.view import (
+    BAR,
+    COUNT,
+    NUMBER,
+    Bar,
+    Block,
+    Column,
+    Facts,
+    Heading,
+    Kind,
+    Table,
+    View,
+    Words,
+    decimals,
+    line,
+)
 from meshwright.planner.runs.predicted import layout_document
 from meshwright.planner.runs.prediction import PricedRun, predicted_document
 from meshwright.planner.runs.run_file import Run
-from meshwright.planner.runs.validation import KINDS, ScoredRow, ValidationReport
 
+Document = Mapping[str, Any]
 MOST_ROWS = 12
 """Rows of a validation that are shown unless all are asked for: the worst ones."""
+LONGEST_LABEL = 31
+FULL_BAR_PCT = 50.0
+"""Regret that fills its bar."""
+_ERRORS = {
+    "mean_error_pct": "mean",
+    "median_error_pct": "median",
+    "p90_error_pct": "90th",
+    "worst_error_pct": "worst",
+}
 
 
-def run_view(priced: PricedRun) -> list[Renderable]:
+def run_view(priced: PricedRun) -> View:
     """A run's layout and prices, measured beside predicted where both are known."""
-    run, found = priced.run, priced.found
-    work = run.workload
-    cluster = work.cluster
-    batch = f"{count(work.global_batch)} sequences x {count(work.seq_len)} tokens"
+    run, workload = priced.run, priced.run.workload
+    cluster = workload.cluster
+    predicted = predicted_document(workload, priced.prediction)
     rows = [
         ("run", run.id),
-        ("model", work.model.name),
-        ("cluster", f"{cluster.name}: {count(work.gpus)} GPUs, {cluster.device.name}"),
-        ("batch", batch),
-        ("training", f"{work.precision}, {work.optimizer}, {work.framework}"),
+        ("model", workload.model.name),
+        ("cluster", f"{cluster.name}: {count(workload.gpus)} GPUs, {cluster.device.name}"),
+        ("batch", f"{count(workload.global_batch)} sequences x {count(workload.seq_len)} tokens"),
+        ("training", f"{workload.precision}, {workload.optimizer}, {workload.framework}"),
     ]
-    shown: list[Renderable] = [facts(rows)]
-    shown += layout_view(layout_document(run.layout, found.stages), None)
-    predicted = predicted_document(work, found)
-    shown += prediction_view(predicted, work)
-    if run.measured is not None:
-        shown += _measured(run, predicted.step_time_s, max(predicted.memory_gib))
-    return shown
+    return [
+        Facts(rows),
+        *layout_view(layout_document(run.layout, priced.prediction.stages), None),
+        *prediction_view(predicted, workload),
+        *_measured(run, predicted.step_time_s, max(predicted.memory_gib)),
+    ]
 
 
-def _measured(run: Run, step_time_s: float, memory_gib: float) -> list[Renderable]:
-    assert run.measured is not None
+def _measured(run: Run, step_time_s: float, memory_gib: float) -> View:
     measured = run.measured
-    rows = [
-        [
-            "step time",
-            seconds(step_time_s),
-            seconds(measured.step_time_s),
-            _error(step_time_s, measured.step_time_s),
-        ]
-    ]
+    if measured is None:
+        return []
+    rows = [_beside("step time", seconds, step_time_s, measured.step_time_s)]
     if measured.memory_gib is not None:
-        known = measured.memory_gib
-        rows.append(
-            ["memory", f"{memory_gib:.1f} GiB", f"{known:.1f} GiB", _error(memory_gib, known)]
-        )
-    shown: list[Renderable] = [heading("Against the measurement")]
-    shown.append(grid(["", "predicted", "measured", "error"], rows))
-    if run.suspect:
-        shown.append(line(("suspect row: ", "yellow"), run.suspect))
-    return shown
-
-
-def _error(predicted: float, measured: float) -> str:
-    return f"{100 * (predicted / measured - 1):+.1f} %"
-
-
-def validation_view(report: ValidationReport, *, every_row: bool) -> list[Renderable]:
-    """The sums first, the rows after them; the worst rows only, unless all are asked for."""
-    summary = report.summary()
-    shown: list[Renderable] = [
-        heading("Step time, error of the prediction"),
-        _sums(_groups(summary)),
+        rows.append(_beside("memory", "{:.1f} GiB".format, memory_gib, measured.memory_gib))
+    columns = [
+        Column(""),
+        Column("predicted", NUMBER),
+        Column("measured", NUMBER),
+        Column("error", NUMBER),
     ]
-    for kind in KINDS:
-        groups = summary[f"by_{kind}"]
-        if len(groups) > 1:
-            shown += [heading(f"By {kind.replace('_', ' ')}"), _sums(groups)]
-    if summary["memory"]["count"]:
-        memory = summary["memory"]
-        shown += [heading("Memory, error of the prediction"), _sums({"all rows": memory})]
-        for kind in KINDS:
-            if len(memory[f"by_{kind}"]) > 1:
-                shown += [
-                    heading(f"Memory by {kind.replace('_', ' ')}"),
-                    _sums(memory[f"by_{kind}"]),
-                ]
-    shown += _regret(report, summary)
-    return [*shown, *_rows(report.rows, every_row=every_row)]
+    view: View = [Heading("Against the measurement"), Table(columns, rows)]
+    if run.suspect:
+        view.append(line(Words("suspect row: ", "yellow"), run.suspect))
+    return view
 
 
-def _groups(summary: Mapping[str, Any]) -> dict[str, Any]:
-    groups = {"all rows": summary}
+def _beside(name: str, write: Any, predicted: float, measured: float) -> list[str]:
+    error_pct = 100 * (predicted / measured - 1)
+    return [name, write(predicted), write(measured), f"{error_pct:+.1f} %"]
+
+
+def validation_view(document: Document, *, every_row: bool) -> View:
+    """The view of what `validate --json` prints: sums, then the worst rows, or all that are asked for."""
+    summary = document["summary"]
+    memory = summary["memory"]
+    totals = {"all rows": summary}
     if summary["suspects"]["count"]:
-        groups |= {"without suspects": summary["without_suspects"], "suspects": summary["suspects"]}
-    return groups
+        totals["without suspects"] = summary["without_suspects"]
+        totals["suspects"] = summary["suspects"]
+    view: View = [Heading("Step time, error of the prediction"), _sums(totals)]
+    view += _sums_by_kind("By", summary)
+    if memory["count"]:
+        view += [Heading("Memory, error of the prediction"), _sums({"all rows": memory})]
+        view += _sums_by_kind("Memory by", memory)
+    view += _regret(document["regret"], summary["regret"])
+    return [*view, *_rows(document["rows"], every_row=every_row)]
 
 
-def _sums(groups: Mapping[str, Mapping[str, Any]]) -> Any:
-    names = ("mean", "median", "p90", "worst")
+def _sums_by_kind(title: str, summary: Document) -> View:
+    """A table for each way of telling rows apart that tells any apart."""
+    view: View = []
+    for name, groups in summary.items():
+        if name.startswith("by_") and len(groups) > 1:
+            kind = name.removeprefix("by_").replace("_", " ")
+            view += [Heading(f"{title} {kind}"), _sums(groups)]
+    return view
+
+
+def _sums(groups: Mapping[str, Document]) -> Block:
+    columns = [Column(""), Column("rows", COUNT), Column("failed", NUMBER)]
+    columns += [Column(title, decimals(1)) for title in _ERRORS.values()]
+    columns.append(Column("bias", decimals(1, sign=True), unit="%"))
     rows = []
     for name, sums in groups.items():
-        errors = [_percent(sums[f"{key}_error_pct"]) for key in names]
-        label = name if len(name) <= 31 else f"{name[:28]}..."
-        rows.append(
-            [
-                label,
-                count(sums["count"]),
-                str(sums["failed"]),
-                *errors,
-                _percent(sums["bias_pct"], sign=True),
-            ]
-        )
-    return grid(["", "rows", "failed", "mean", "median", "90th", "worst", "bias %"], rows)
+        label = name if len(name) <= LONGEST_LABEL else f"{name[: LONGEST_LABEL - 3]}..."
+        errors = [sums[error] for error in _ERRORS]
+        rows.append([label, sums["count"], sums["failed"], *errors, sums["bias_pct"]])
+    return Table(columns, rows)
 
 
-def _percent(value: float | None, *, sign: bool = False) -> str:
-    if value is None:
-        return "-"
-    return f"{value:+.1f}" if sign else f"{value:.1f}"
-
-
-def _regret(report: ValidationReport, summary: Mapping[str, Any]) -> list[Renderable]:
-    sums = summary["regret"]
+def _regret(groups: list[Document], sums: Document) -> View:
     if not sums["groups"]:
         return []
-    groups = sorted(report.regret, key=lambda group: -group.regret_pct)[:MOST_ROWS]
-    rows: list[list[str | Text]] = [
-        [
-            group.model,
-            group.device,
-            count(group.gpus),
-            str(group.rows),
-            f"{group.regret_pct:.1f}",
-            bar(group.regret_pct / 50, 10),
-        ]
-        for group in groups
+    columns = {
+        "model": Column("model"),
+        "device": Column("device"),
+        "gpus": Column("GPUs", COUNT),
+        "rows": Column("rows", NUMBER),
+        "regret_pct": Column("regret", decimals(1), unit="%"),
+    }
+    worst = sorted(groups, key=lambda group: -group["regret_pct"])[:MOST_ROWS]
+    rows = []
+    for group in worst:
+        bar = Bar(group["regret_pct"] / FULL_BAR_PCT, width=10)
+        rows.append([*(group[name] for name in columns), bar])
+    mean, largest = f"mean {sums['mean_pct']:.2f} %", f"worst {sums['worst_pct']:.2f} %"
+    return [
+        Heading("Plan regret: the row predicted fastest against the fastest row"),
+        line(f"{sums['groups']} groups, {mean}, {largest}"),
+        Table([*columns.values(), Column("", BAR)], rows),
     ]
-    title = "Plan regret: the row predicted fastest against the fastest row"
-    words = (
-        f"{sums['groups']} groups, mean {sums['mean_pct']:.2f} %, worst {sums['worst_pct']:.2f} %"
-    )
-    table = grid(["model", "device", "GPUs", "rows", "regret %", ""], rows, left=(0, 1, 5))
-    return [heading(title), line(words), table]
 
 
-def _rows(rows: tuple[ScoredRow, ...], *, every_row: bool) -> list[Renderable]:
-    chosen = list(rows)
+def _rows(rows: list[Document], *, every_row: bool) -> View:
     title = "Rows"
     if not every_row and len(rows) > MOST_ROWS:
-        chosen = sorted(rows, key=lambda row: -abs(row.error_pct or 0.0))[:MOST_ROWS]
         title = f"The {MOST_ROWS} worst of {count(len(rows))} rows (--rows shows all)"
-    table = grid(
-        ["row", "pred. s", "meas. s", "error s", "err. %", "mem. %"], [_row(row) for row in chosen]
-    )
-    failed = [line((f"{row.id}: ", "red"), row.failed) for row in chosen if row.failed]
-    return [heading(title), table, *failed]
-
-
-def _row(row: ScoredRow) -> list[str]:
-    return [
-        row.id,
-        "-" if row.predicted is None else _plain_seconds(row.predicted.step_time_s),
-        "-" if row.measured is None else _plain_seconds(row.measured.step_time_s),
-        "-" if row.error_s is None else _plain_seconds(row.error_s, sign="+"),
-        _percent(row.error_pct, sign=True) if row.failed is None else "failed",
-        _percent(row.memory_error_pct, sign=True),
+        rows = sorted(rows, key=lambda row: -abs(row["error_pct"] or 0.0))[:MOST_ROWS]
+    step = Kind(_plain_seconds)
+    columns = [
+        Column("row"),
+        Column("pred.", step, unit="s"),
+        Column("meas.", step, unit="s"),
+        Column("error", Kind(lambda value: _plain_seconds(value, sign="+")), unit="s"),
+        Column("err.", decimals(1, sign=True), unit="%"),
+        Column("mem.", decimals(1, sign=True), unit="%"),
     ]
+    table = Table(columns, [_row(row) for row in rows])
+    failures = [
+        line(Words(f"{row['id']}: ", "red"), row["failed"]) for row in rows if row["failed"]
+    ]
+    return [Heading(title), table, *failures]
 
 
-def _plain_seconds(value: float, sign: str = "") -> str:
+def _row(row: Document) -> list[object]:
+    steps = [
+        None if row[side] is None else row[side]["step_time_s"]
+        for side in ("predicted", "measured")
+    ]
+    error = "failed" if row["failed"] else row["error_pct"]
+    return [row["id"], *steps, row["error_s"], error, row["memory_error_pct"]]
+
+
+def _plain_seconds(value_s: float, sign: str = "") -> str:
     """Seven characters or fewer below 10,000 s, so that long names keep their line."""
-    return f"{value:{sign}.{3 if abs(value) < 100 else 1}f}"
+    return f"{value_s:{sign}.{3 if abs(value_s) < 100 else 1}f}"

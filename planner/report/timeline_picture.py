@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from meshwright.costmodel.pipeline.simulator import Work
-from meshwright.planner.analysis.timeline import Trace
-from meshwright.planner.drawing.svg import Drawing
-from meshwright.planner.report.parts import seconds
+from math import ceil
 
-WIDTH, LEFT, ROW, TOP = 1180.0, 64.0, 16.0, 34.0
+from meshwright.costmodel.pipeline.orders import Work
+from meshwright.planner.analysis.timeline import Trace
+from meshwright.planner.drawing.quantities import seconds
+from meshwright.planner.drawing.svg import Drawing
+
+WIDTH, LEFT, RIGHT, TOP = 1180.0, 64.0, 8.0, 34.0
+ROW_HEIGHT = 16.0
+MOST_HEIGHT = 900.0
+"""Of all rows together; with many ranks rows become lower."""
+LABEL_HEIGHT = 10.0
 SMALLEST_BOX = 0.4
-"""Pixels."""
+"""Pixels, so that no pass vanishes."""
 _COLOURS = {
     Work.FORWARD: "#3b82c4",
     Work.BACKWARD: "#d97706",
@@ -25,33 +31,45 @@ _WORDS = {
 
 
 def timeline_svg(trace: Trace) -> str:
-    """The passes of a trace; what follows the pipeline is left out."""
+    """The passes of a trace as SVG text; what follows the pipeline is left out."""
     timeline, drawing = trace.timeline, Drawing(WIDTH)
-    scale = (WIDTH - LEFT - 8) / timeline.seconds
-    row = min(ROW, 900.0 / trace.pp)
-    used = {one.work for order in timeline.passes for one in order}
-    x = LEFT
-    for work in (work for work in Work if work in used):
-        drawing.rect(x, 8, 12, 12, fill=_COLOURS[work], radius=2)
-        drawing.text(x + 17, 18, _WORDS[work])
-        x += 40 + 7 * len(_WORDS[work])
-    every = 1 if row >= 10 else -(-10 // row)
-    for rank, (order, starts, ends) in enumerate(
-        zip(timeline.passes, timeline.starts_s, timeline.ends_s, strict=True)
-    ):
-        y = TOP + rank * row
-        if rank % every == 0:
-            drawing.text(LEFT - 6, y + min(row, ROW) - 4, f"rank {rank}", size=10, anchor="end")
-        for one, start_s, end_s in zip(order, starts, ends, strict=True):
-            width = max(SMALLEST_BOX, (end_s - start_s) * scale - 0.3)
-            tip = f"{_WORDS[one.work]} of micro-batch {one.micro_batch}, chunk {one.chunk}: "
-            tip += f"{seconds(end_s - start_s)} from {seconds(start_s)}"
-            drawing.rect(
-                LEFT + start_s * scale, y, width, row - 1, fill=_COLOURS[one.work], tip=tip
-            )
-    bottom = TOP + trace.pp * row
+    row_height = min(ROW_HEIGHT, MOST_HEIGHT / trace.pp)
+    _legend(drawing, {step.work for order in timeline.passes for step in order})
+    labelled_every = ceil(LABEL_HEIGHT / row_height)
+    for rank in range(trace.pp):
+        y = TOP + rank * row_height
+        if rank % labelled_every == 0:
+            base = y + row_height - 4
+            drawing.text(LEFT - 6, base, f"rank {rank}", size=10, anchor="end")
+        _passes(drawing, trace, rank, y, row_height)
+    bottom = TOP + trace.pp * row_height
     drawing.text(LEFT, bottom + 14, "0 s", size=10)
-    drawing.text(WIDTH - 8, bottom + 14, seconds(timeline.seconds), size=10, anchor="end")
-    return drawing.document(
-        bottom + 22, f"{trace.num_micro_batches} micro-batches through the pipeline"
-    )
+    drawing.text(WIDTH - RIGHT, bottom + 14, seconds(timeline.seconds), size=10, anchor="end")
+    title = f"{trace.num_micro_batches} micro-batches through the pipeline"
+    return drawing.document(bottom + 22, title)
+
+
+def _legend(drawing: Drawing, used: set[Work]) -> None:
+    x = LEFT
+    for work in Work:
+        if work in used:
+            drawing.rect(x, 8, 12, 12, fill=_COLOURS[work], radius=2)
+            drawing.text(x + 17, 18, _WORDS[work])
+            x += 40 + 7 * len(_WORDS[work])
+
+
+def _passes(drawing: Drawing, trace: Trace, rank: int, y: float, row_height: float) -> None:
+    timeline = trace.timeline
+    pixels_per_s = (WIDTH - LEFT - RIGHT) / timeline.seconds
+    for step, start_s, end_s in zip(
+        timeline.passes[rank], timeline.starts_s[rank], timeline.ends_s[rank], strict=True
+    ):
+        what = f"{_WORDS[step.work]} of micro-batch {step.micro_batch}, chunk {step.chunk}"
+        drawing.rect(
+            LEFT + start_s * pixels_per_s,
+            y,
+            max(SMALLEST_BOX, (end_s - start_s) * pixels_per_s - 0.3),
+            row_height - 1,
+            fill=_COLOURS[step.work],
+            tip=f"{what}: {seconds(end_s - start_s)} from {seconds(start_s)}",
+        )

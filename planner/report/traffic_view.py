@@ -2,124 +2,130 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Mapping
+from typing import Any
 
-from meshwright.planner.analysis.traffic import PlanTraffic, patterns, receive_imbalance
-from meshwright.planner.report.parts import (
-    Renderable,
-    count,
-    gigabytes,
-    grid,
-    heading,
+from meshwright.planner.drawing.quantities import count, percent, seconds
+from meshwright.planner.report.view import (
+    BYTES,
+    COUNT,
+    NUMBER,
+    PERCENT,
+    SECONDS,
+    Block,
+    Column,
+    Heading,
+    Table,
+    View,
+    decimals,
     line,
-    percent,
-    seconds,
 )
 
+Document = Mapping[str, Any]
 
-def traffic_view(found: PlanTraffic) -> list[Renderable]:
-    """Levels, axes, groups, cuts, and the cut that holds the plan back."""
-    views: list[Renderable] = [
-        heading("Bytes of a step that leave one GPU, by level"),
-        _levels(found),
-        heading("What the axes send"),
-        *_axes(found),
-        heading("Process groups, and what one of them sends in a step"),
-        _groups(found),
-        heading("Cuts, by phase"),
-        *([line(_phases(found))] if found.cuts else []),
-        _cuts(found),
+
+def traffic_view(document: Document) -> View:
+    """The view of what `traffic --json` prints: levels, axes, groups, cuts, and the cut that is used most."""
+    return [
+        Heading("Bytes of a step that leave one GPU, by level"),
+        _levels(document["levels"]),
+        Heading("What the axes send"),
+        *_axes(document["axes"]),
+        Heading("Process groups, and what one of them sends in a step"),
+        _groups(document["groups"]),
+        Heading("Cuts, by phase"),
+        *_cuts(document["cuts"]),
+        *_verdicts(document),
     ]
-    binding = found.binding
-    if binding is not None:
-        views.append(
-            line(
-                f"the {binding.cut} of {binding.block} in {binding.level} is used most: "
-                f"{percent(binding.utilisation)} of the {binding.phase}"
-            )
-        )
-    if found.non_blocking_s is not None:
-        lost = found.step_time_s - found.non_blocking_s
-        views.append(
-            line(
-                f"oversubscription costs {seconds(lost)} of the step of {seconds(found.step_time_s)} "
-                f"({percent(lost / found.step_time_s)})"
-            )
-        )
-    if found.uplinks is not None:
-        views.append(
-            line(f"busiest up-link of the mapping: {seconds(found.uplinks.busiest_s)} a step")
-        )
-    return views
 
 
-def _levels(found: PlanTraffic) -> Renderable:
-    axes = sorted({axis for level in found.levels for axis in level.by_axis})
+def _levels(levels: list[Document]) -> Block:
+    axes = sorted({axis for level in levels for axis in level["by_axis"]})
+    columns = [
+        Column("level"),
+        *(Column(axis, BYTES) for axis in axes),
+        Column("busy", SECONDS),
+        Column("of the step", PERCENT),
+    ]
     rows = [
-        (
-            level.level,
-            *(gigabytes(level.by_axis[axis]) if axis in level.by_axis else "-" for axis in axes),
-            seconds(level.busy_s),
-            percent(level.utilisation),
-        )
-        for level in found.levels
+        [
+            level["level"],
+            *(level["by_axis"].get(axis) for axis in axes),
+            level["busy_s"],
+            level["utilisation"],
+        ]
+        for level in levels
     ]
-    return grid(("level", *axes, "busy", "of the step"), rows)
+    return Table(columns, rows)
 
 
-def _axes(found: PlanTraffic) -> list[Renderable]:
-    kinds = patterns(found)
+def _axes(axes: Mapping[str, Document]) -> View:
+    columns = [Column("axis"), Column("pattern"), Column("fan-out", NUMBER), Column("when")]
     rows = [
-        (axis, kind.pattern, str(kind.fan_out), kind.predictability) for axis, kind in kinds.items()
+        [axis, kind["pattern"], kind["fan_out"], kind["predictability"]]
+        for axis, kind in axes.items()
     ]
-    risks = [(axis, kind.incast, kind.ecmp) for axis, kind in kinds.items()]
-    views: list[Renderable] = [
-        grid(("axis", "pattern", "fan-out", "when"), rows, left=(0, 1, 3)),
-        grid(("axis", "incast", "ECMP"), risks, left=(0, 1, 2)),
+    risks = [[axis, kind["incast"], kind["ecmp"]] for axis, kind in axes.items()]
+    view: View = [
+        Table(columns, rows),
+        line(),
+        Table([Column("axis"), Column("incast"), Column("ECMP")], risks),
     ]
-    if "ep" in kinds and receive_imbalance(found) > 1:
-        views.append(
-            line(
-                f"the rank with the hottest experts receives {receive_imbalance(found):.2f} times the mean"
-            )
+    imbalance = axes.get("ep", {}).get("busiest_receiver_over_mean", 1.0)
+    if imbalance > 1:
+        view.append(
+            line(f"the rank with the hottest experts receives {imbalance:.2f} times the mean")
         )
-    return views
+    return view
 
 
-def _groups(found: PlanTraffic) -> Renderable:
+def _groups(groups: Mapping[str, Document]) -> Block:
+    columns = [
+        Column("axis"),
+        Column("level"),
+        Column("groups that cross", NUMBER),
+        Column("ranks", COUNT),
+        Column("the most", BYTES),
+        Column("all", BYTES),
+    ]
     rows = []
-    for flow in found.use.axes:
-        for level in found.use.levels:
-            sent = level.flows[flow.axis].crossing[flow.groups].sum(axis=1)
-            if np.any(sent > 0):
-                rows.append(
-                    (
-                        flow.axis,
-                        level.standing.level,
-                        f"{count(int(np.sum(sent > 0)))} of {count(len(flow.groups))}",
-                        count(flow.members),
-                        gigabytes(float(sent.max())),
-                        gigabytes(float(sent.sum())),
-                    )
-                )
-    return grid(
-        ("axis", "level", "groups that cross", "ranks", "the most", "all"), rows, left=(0, 1)
-    )
+    for axis, group in groups.items():
+        for level, sent in group["levels"].items():
+            crossing = f"{count(sent['groups'])} of {count(group['count'])}"
+            rows.append([axis, level, crossing, group["members"], sent["most"], sent["bytes"]])
+    return Table(columns, rows)
 
 
-def _cuts(found: PlanTraffic) -> Renderable:
-    rows = [
-        (
-            cut.phase, cut.level, cut.cut, cut.block, f"{cut.gb_per_s:,.0f}", seconds(cut.busy_s),
-            percent(cut.utilisation),
-        )
-        for cut in found.cuts
-    ]  # fmt: skip
-    return grid(
-        ("phase", "level", "cut", "busiest", "GB/s", "busy", "used"), rows, left=(0, 1, 2, 3)
-    )
+def _cuts(cuts: list[Document]) -> View:
+    columns = {
+        "phase": Column("phase"),
+        "level": Column("level"),
+        "cut": Column("cut"),
+        "block": Column("busiest"),
+        "gb_per_s": Column("GB/s", decimals(0)),
+        "busy_s": Column("busy", SECONDS),
+        "utilisation": Column("used", PERCENT),
+    }
+    table = Table(list(columns.values()), [[cut[name] for name in columns] for cut in cuts])
+    durations = {cut["phase"]: seconds(cut["phase_s"]) for cut in cuts}
+    words = "; ".join(f"{phase} take {duration}" for phase, duration in durations.items())
+    return [line(words), table] if cuts else [table]
 
 
-def _phases(found: PlanTraffic) -> str:
-    took = {cut.phase: seconds(cut.phase_s) for cut in found.cuts}
-    return "; ".join(f"{phase} take {words}" for phase, words in took.items())
+def _verdicts(document: Document) -> View:
+    """The cut that is used most, the price of oversubscription, the busiest up-link."""
+    view: View = []
+    binding = document["binding"]
+    if binding is not None:
+        cut = f"the {binding['cut']} of {binding['block']} in {binding['level']}"
+        used = f"{percent(binding['utilisation'])} of the {binding['phase']}"
+        view.append(line(f"{cut} is used most: {used}"))
+    oversubscription = document["oversubscription"]
+    if oversubscription is not None:
+        lost_s, step_s = oversubscription["loss_s"], oversubscription["step_time_s"]
+        words = f"{seconds(lost_s)} of the step of {seconds(step_s)} ({percent(lost_s / step_s)})"
+        view.append(line(f"oversubscription costs {words}"))
+    uplinks = document["uplinks"]
+    if uplinks is not None:
+        view.append(line(f"busiest up-link of the mapping: {seconds(uplinks['busiest_s'])} a step"))
+    return view

@@ -128,12 +128,12 @@ class PlanRequest:
             self, "pins", {name: _pin(name, value) for name, value in self.pins.items()}
         )
 
-    def workload(self, gpus: int | None = None) -> Workload:
-        """What the cost model prices, on all GPUs asked for or on fewer."""
+    def workload(self) -> Workload:
+        """What the cost model prices, on all GPUs asked for; made once for a plan and handed down."""
         return Workload(
             model=self.model,
             cluster=self.cluster,
-            gpus=self.gpus if gpus is None else gpus,
+            gpus=self.gpus,
             global_batch=self.global_batch,
             seq_len=self.seq_len,
             precision=self.precision,

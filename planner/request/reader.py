@@ -1,45 +1,64 @@
-"""From what a user types to a request: names and files are read, pins and forbidden choices taken apart."""
+"""From what a user gives to a request: names and files are read, pins and forbidden choices taken apart."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from meshwright.cluster_specs.allocation import allocated_gpus
 from meshwright.cluster_specs.reader import read_cluster
+from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.model_specs.reader import read_model
+from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.plan_request import PlanRequest, parse_forbids, parse_pins
 
 
 def read_request(
     *,
-    model: str,
-    cluster: str,
+    model: str | PathLike[str] | ModelSpec,
+    cluster: str | PathLike[str] | ClusterSpec,
     gpus: int | None,
-    pins: Iterable[str] = (),
-    forbids: Iterable[str] = (),
+    pin: Mapping[str, int | str] | str = "",
+    forbid: Iterable[str] | str = (),
     expert_loads: Path | None = None,
     **options: Any,
 ) -> PlanRequest:
-    """The request for a model and a cluster by name or file; `options` are further fields of PlanRequest.
+    """The request for a model and a cluster, each a name, a file or a spec.
 
-    Each text of `pins` is `tp=8,pp=4`, each of `forbids` `cp,full-recompute`. Raises InputError,
-    InputError for `expert_loads`.
+    Parameters
+    ----------
+    gpus
+        The first so many GPUs of the cluster; all of them when None.
+    pin
+        `tp=8,pp=4`, or a mapping.
+    forbid
+        `cp,full-recompute`, or several such texts.
+    expert_loads
+        File of measured routing.
+    options
+        Further fields of PlanRequest.
+
+    Raises
+    ------
+    InputError
+        If a name, a file or a field cannot be used.
     """
-    read, spec = read_cluster(cluster, gpus), read_model(model)
-    count = allocated_gpus(read, gpus)
-    placed = None
+    cluster_spec = read_cluster(cluster, gpus)
+    model_spec = read_model(model)
+    gpu_count = allocated_gpus(cluster_spec, gpus)
+    measured = None
     if expert_loads is not None:
         from meshwright.planner.experts.training import read_expert_loads
 
-        placed = read_expert_loads(expert_loads, spec, count)
+        measured = read_expert_loads(expert_loads, model_spec, gpu_count)
     return PlanRequest(
-        model=spec,
-        cluster=read,
-        gpus=count,
-        expert_loads=placed,
-        pins=parse_pins(",".join(pins)),
-        forbids=parse_forbids(forbids),
+        model=model_spec,
+        cluster=cluster_spec,
+        gpus=gpu_count,
+        expert_loads=measured,
+        pins=parse_pins(pin) if isinstance(pin, str) else pin,
+        forbids=parse_forbids([forbid] if isinstance(forbid, str) else forbid),
         **options,
     )

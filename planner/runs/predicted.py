@@ -113,11 +113,10 @@ def layout_document(layout: Layout, stages: Stages) -> LayoutDoc:
     stages: transformer layers of each [pipeline rank][virtual stage].
     """
     mask = Recompute(int(layout.recompute))
-    numbers = {name: int(getattr(layout, name)) for name in _NUMBERS}
     kind, modules, layers = recompute_words(mask, int(layout.recompute_layers))
     longest = max(max(rank) for rank in stages)
     return LayoutDoc(
-        **numbers,
+        **{name: int(getattr(layout, name)) for name in _NUMBERS},
         sequence_parallel=bool(layout.sequence_parallel),
         recompute=kind,
         recompute_modules=modules,

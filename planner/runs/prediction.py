@@ -13,7 +13,7 @@ from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import Finding, FinishedPlan
 from meshwright.costmodel.constants.measured import error_band
 from meshwright.costmodel.constants.rates import peak_flops
-from meshwright.costmodel.estimate import Estimate, Stages, estimate, stage_memory_parts_gib
+from meshwright.costmodel.estimate import Estimate, Stages, estimate_layout, stage_memory_parts_gib
 from meshwright.costmodel.layout import Placement
 from meshwright.costmodel.memory.footprint import context_gib
 from meshwright.costmodel.placement import nested_placement
@@ -52,22 +52,16 @@ class RunPrediction:
         return tuple(sum(parts.values()) for parts in self.memory_parts_gib)
 
 
+_REQUESTED = (
+    "model", "cluster", "gpus", "global_batch", "seq_len", "precision", "optimizer", "framework",
+    "expert_imbalance_by_ep", "expert_copies_by_ep", "moe_dispatch", "reserve_gib",
+)  # fmt: skip
+"""What decides prices, of a plan's inputs."""
+
+
 def planned_workload(inputs: PlanInputs) -> Workload:
-    """What a plan's inputs stand for in the cost model."""
-    names = (
-        "model",
-        "cluster",
-        "gpus",
-        "global_batch",
-        "seq_len",
-        "precision",
-        "optimizer",
-        "framework",
-    )
-    given = {name: getattr(inputs, name) for name in names}
-    for name in ("expert_imbalance_by_ep", "expert_copies_by_ep", "moe_dispatch"):
-        given[name] = getattr(inputs, name)
-    return PlanRequest(**given, reserve_gib=inputs.reserve_gib).workload()
+    """What a plan's inputs stand for in the cost model. Raises InputError for contradicting inputs."""
+    return PlanRequest(**{name: getattr(inputs, name) for name in _REQUESTED}).workload()
 
 
 def arrangement(run: Run) -> tuple[Stages, Placement]:
@@ -94,7 +88,7 @@ def predict_run(run: Run) -> RunPrediction:
         {name: float(values[rank]) for name, values in parts.items()} for rank in range(len(stages))
     )
     return RunPrediction(
-        estimate=estimate(workload, layout, placement, stages),
+        estimate=estimate_layout(workload, layout, placement, stages),
         stages=stages,
         placement=placement,
         memory_parts_gib=per_rank,
@@ -107,8 +101,13 @@ class PricedRun:
     """A run with its prices, and the rules that it breaks."""
 
     run: Run
-    found: RunPrediction
+    prediction: RunPrediction
     broken: tuple[Finding, ...]
+
+    @property
+    def predicted(self) -> Predicted:
+        """Time, memory and traffic, as in the document of a plan."""
+        return predicted_document(self.run.workload, self.prediction)
 
     @property
     def warnings(self) -> list[str]:
@@ -125,24 +124,23 @@ def price_runs(path: Path) -> Iterator[PricedRun]:
 def price_run(run: Run, path: Path) -> PricedRun:
     """Prices one run that was read from `path`. Raises InputError where that is impossible."""
     try:
-        found = predict_run(run)
+        prediction = predict_run(run)
     except (ValueError, ArithmeticError) as error:
-        raise InputError(
-            f"cannot be priced: {error}", where=f"{path_text(path)}: {run.id}"
-        ) from error
-    return PricedRun(run=run, found=found, broken=tuple(broken_rules(run, found)))
+        where = f"{path_text(path)}: {run.id}"
+        raise InputError(f"cannot be priced: {error}", where=where) from error
+    return PricedRun(run=run, prediction=prediction, broken=tuple(broken_rules(run, prediction)))
 
 
 def validation_report(path: Path) -> ValidationReport:
     """Predicted against measured for the rows of a file. Raises InputError if not one row can be read."""
     rows = list(read_rows(path))
     reasons = [row.reason for row in rows if isinstance(row, UnreadRow)]
-    if len(reasons) == len(rows):
-        more = (
-            f"\nand {len(rows) - 1} more rows, none of which can be read" if len(rows) > 1 else ""
-        )
-        raise InputError(reasons[0] + more)
-    return score(rows, prediction_of)
+    if len(reasons) < len(rows):
+        return score(rows, prediction_of)
+    message = reasons[0]
+    if len(rows) > 1:
+        message += f"\nand {len(rows) - 1} more rows, none of which can be read"
+    raise InputError(message)
 
 
 def prediction_of(run: Run) -> Prediction:
@@ -150,21 +148,21 @@ def prediction_of(run: Run) -> Prediction:
 
     Where the driver was read, with the context that it shows besides.
     """
-    found = predict_run(run)
-    peak_gib = max(found.memory_gib)
+    prediction = predict_run(run)
+    peak_gib = max(prediction.memory_gib)
     if run.measured is not None and run.measured.from_driver:
-        peak_gib += found.context_gib
-    return Prediction(step_time_s=float(found.estimate.step_time_s), memory_gib=peak_gib)
+        peak_gib += prediction.context_gib
+    return Prediction(step_time_s=float(prediction.estimate.step_time_s), memory_gib=peak_gib)
 
 
-def broken_rules(run: Run, found: RunPrediction) -> list[Finding]:
+def broken_rules(run: Run, prediction: RunPrediction) -> list[Finding]:
     """Every rule of arithmetic, hardware and framework that the run breaks."""
     finished = FinishedPlan(
         workload=run.workload,
         layout=run.layout,
-        stages=found.stages,
-        memory_gib=found.memory_gib,
-        spans=_spans(found.placement),
+        stages=prediction.stages,
+        memory_gib=prediction.memory_gib,
+        spans=_spans(prediction.placement),
     )
     findings = (rule.check(finished) for rule in rules_for(run.workload))
     return [finding for finding in findings if finding is not None]
@@ -177,53 +175,50 @@ def _spans(placement: Placement) -> dict[str, tuple[int, ...]]:
     }
 
 
-def predicted_document(workload: Workload, found: RunPrediction) -> Predicted:
-    """The `predicted` part of a document. MFU counts model FLOP over the peak of the run's precision.
+def predicted_document(workload: Workload, prediction: RunPrediction) -> Predicted:
+    """The `predicted` part of a document.
 
-    `error_band` is measured over predicted step time on GPUs of this class with this framework, or with the
-    group named in `basis`: 5th and 95th percentile.
+    MFU counts model FLOP over the peak of the run's precision. `error_band` is measured over predicted step
+    time on GPUs of this class with this framework, or with the group named in `basis`: 5th and 95th
+    percentile.
     """
-    step_time_s = float(found.estimate.step_time_s)
-    band = error_band(workload.cluster.device.name, workload.framework)
+    estimated = prediction.estimate
+    step_time_s = float(estimated.step_time_s)
     tokens = workload.global_batch * workload.seq_len
     tokens_per_s_per_gpu = tokens / step_time_s / workload.gpus
     flops_per_s = tokens_per_s_per_gpu * flops_per_token(workload.model, workload.seq_len)
+    traffic = [
+        LevelTraffic(**{name: getattr(level, name) for name in LevelTraffic.model_fields})
+        for level in estimated.level_traffic
+    ]
+    band = error_band(workload.cluster.device.name, workload.framework)
     return Predicted(
         step_time_s=step_time_s,
         tflops_per_gpu=flops_per_s / 1e12,
         mfu=flops_per_s / peak_flops(workload.cluster.device, workload.precision),
         tokens_per_s_per_gpu=tokens_per_s_per_gpu,
-        breakdown_s={name: float(seconds) for name, seconds in found.estimate.breakdown_s.items()},
-        memory_gib=list(found.memory_gib),
-        memory_parts_gib=list(found.memory_parts_gib),
-        memory_context_gib=found.context_gib,
-        level_traffic=[
-            LevelTraffic(
-                level=level.level,
-                bytes_per_step=level.bytes_per_step,
-                busy_s=level.busy_s,
-                utilisation=level.utilisation,
-                by_axis=level.by_axis,
-            )
-            for level in found.estimate.level_traffic
-        ],
+        breakdown_s={name: float(seconds) for name, seconds in estimated.breakdown_s.items()},
+        memory_gib=list(prediction.memory_gib),
+        memory_parts_gib=list(prediction.memory_parts_gib),
+        memory_context_gib=prediction.context_gib,
+        level_traffic=traffic,
         error_band=ErrorBandDoc(**vars(band)),
     )
 
 
 def run_document(priced: PricedRun) -> dict[str, Any]:
     """What `estimate --json` prints of one run, without `schema`."""
-    run, found = priced.run, priced.found
+    run, predicted = priced.run, priced.predicted
     measured = run.measured
-    error = None
+    error_pct = None
     if measured is not None:
-        error = 100.0 * (float(found.estimate.step_time_s) / measured.step_time_s - 1.0)
+        error_pct = 100.0 * (predicted.step_time_s / measured.step_time_s - 1.0)
     return {
         "id": run.id,
-        "layout": layout_document(run.layout, found.stages).model_dump(mode="json"),
-        "predicted": predicted_document(run.workload, found).model_dump(mode="json"),
+        "layout": layout_document(run.layout, priced.prediction.stages).model_dump(mode="json"),
+        "predicted": predicted.model_dump(mode="json"),
         "measured": None if measured is None else dict(vars(measured)),
-        "error_pct": error,
+        "error_pct": error_pct,
         "broken_rules": [dict(vars(finding)) for finding in priced.broken],
         "remarks": list(run.remarks),
     }

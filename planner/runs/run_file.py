@@ -12,8 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.costmodel.layout import Layout, Recompute
-from meshwright.costmodel.pipeline.schedules import schedule_name
+from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Overlap, Workload
 from meshwright.documents.reader import parse_mapping, read_text
 from meshwright.documents.validation import validation_message
@@ -30,25 +29,18 @@ from meshwright.planner.runs.run_settings import (
     stages_of,
 )
 from meshwright.planner.runs.run_terms import (
-    ALL_LAYERS,
     cp_comm_kind,
     cuda_graph_kind,
     moe_dispatch_kind,
 )
 
-__all__ = [
-    "InputError",
-    "Measured",
-    "Run",
-    "UnreadRow",
-    "read_rows",
-    "read_runs",
-    "run_from_mapping",
-    "run_to_mapping",
-]
-
 MAX_FILE_BYTES = 16 * 2**20
 MAX_RUNS = 20_000
+_SAME_IN_WORKLOAD = (
+    "global_batch", "seq_len", "precision", "optimizer", "launch_blocking", "expert_imbalance",
+    "reserve_gib",
+)  # fmt: skip
+"""Settings that a workload holds under the same name and meaning."""
 SLIP = 0.9
 """An unknown key this similar to a known one is taken for a slip of the pen (difflib ratio)."""
 
@@ -145,23 +137,17 @@ def _run(doc: RunDoc, remarks: list[str], base: Path | None, default_id: str) ->
     layout, layout_remarks = run_layout(settings, model, dp, published=published)
     stages, stage_remarks = stages_of(settings, model)
     profile, profile_remarks = software_profile(settings, published=published)
+    recipe_dispatch = moe_dispatch_kind(settings.recipe, published=published)
     workload = Workload(
+        **{name: getattr(settings, name) for name in _SAME_IN_WORKLOAD},
         model=model,
         cluster=cluster,
         gpus=gpus,
-        global_batch=settings.global_batch,
-        seq_len=settings.seq_len,
-        precision=settings.precision,
-        optimizer=settings.optimizer,
         framework=profile,
         overlap=Overlap(**settings.overlap.model_dump()),
         cuda_graph=settings.cuda_graph or cuda_graph_kind(settings.recipe),
-        launch_blocking=settings.launch_blocking,
         cp_comm=cp_comm_kind(settings.cp_comm),
-        moe_dispatch=settings.moe_dispatch
-        or moe_dispatch_kind(settings.recipe, published=published),
-        expert_imbalance=settings.expert_imbalance,
-        reserve_gib=settings.reserve_gib,
+        moe_dispatch=settings.moe_dispatch or recipe_dispatch,
     )
     return Run(
         id=doc.id or default_id,
@@ -174,72 +160,6 @@ def _run(doc: RunDoc, remarks: list[str], base: Path | None, default_id: str) ->
         suspect=doc.suspect,
         remarks=(*remarks, *layout_remarks, *stage_remarks, *profile_remarks, *_plain_remarks(doc)),
     )
-
-
-def run_to_mapping(run: Run) -> dict[str, Any]:
-    """The run-file form of a run; reading it back gives the same workload, layout, stages and measurement."""
-    work, layout = run.workload, run.layout
-    mask = Recompute(int(layout.recompute))
-    settings: dict[str, Any] = {
-        "seq_len": work.seq_len,
-        "global_batch": work.global_batch,
-        **{
-            name: getattr(layout, name)
-            for name in ("micro_batch", "tp", "pp", "vpp", "cp", "dp", "ep", "etp")
-        },
-        "schedule": schedule_name(int(layout.schedule), int(layout.vpp)),
-        "sequence_parallel": bool(layout.sequence_parallel),
-        "zero_stage": layout.zero_stage,
-        **_recompute_settings(mask, int(layout.recompute_layers)),
-        "precision": work.precision,
-        "optimizer": work.optimizer,
-        "overlap": {name: getattr(work.overlap, name) for name in ("dp", "tp", "pp", "ep")},
-        "framework": work.framework,
-        "cuda_graph": work.cuda_graph,
-        "launch_blocking": work.launch_blocking,
-        "cp_comm": work.cp_comm,
-        "moe_dispatch": work.moe_dispatch,
-        "expert_imbalance": work.expert_imbalance,
-        "reserve_gib": work.reserve_gib,
-    }
-    if run.stages is not None:
-        settings["stages"] = [list(rank) for rank in run.stages]
-    mapping: dict[str, Any] = {
-        "id": run.id,
-        "source": run.source,
-        "model": work.model.model_dump(exclude_none=True),
-        "cluster": work.cluster.model_dump(exclude_none=True),
-        "run": settings,
-        "tags": list(run.tags),
-    }
-    if run.measured is not None:
-        known: dict[str, object] = {
-            "step_time_s": run.measured.step_time_s,
-            "memory_gib": run.measured.memory_gib,
-            "memory_note": DRIVER if run.measured.from_driver else None,
-        }
-        mapping["measured"] = {key: value for key, value in known.items() if value is not None}
-    if run.suspect is not None:
-        mapping["suspect"] = run.suspect
-    return mapping
-
-
-def _recompute_settings(mask: Recompute, layers: int) -> dict[str, Any]:
-    if mask is Recompute.NONE:
-        return {"recompute": "none"}
-    if Recompute.FULL in mask:
-        return {
-            "recompute": "full",
-            **({} if layers >= ALL_LAYERS else {"recompute_layers": layers}),
-        }
-    names = {Recompute.CORE_ATTENTION: "core_attn", Recompute.LAYERNORM: "layernorm"}
-    names |= {
-        Recompute.MOE_ACTIVATION: "moe_act",
-        Recompute.MLA_UP_PROJECTION: "mla_up_proj",
-        Recompute.MLP: "mlp",
-        Recompute.OPERATORS: "op",
-    }
-    return {"recompute": "selective", "recompute_modules": [names[flag] for flag in mask]}
 
 
 def _named_rows(path: Path) -> list[tuple[str, object]]:
@@ -274,42 +194,39 @@ def _without_nulls(row: object) -> object:
     """`null` is how sources write 'not stated': the same as leaving the key out."""
     if not isinstance(row, dict):
         return row
-    kept = {key: value for key, value in row.items() if value is not None}
-    if isinstance(kept.get("run"), dict):
-        kept["run"] = {key: value for key, value in kept["run"].items() if value is not None}
-    return kept
+    stated = {key: value for key, value in row.items() if value is not None}
+    settings = stated.get("run")
+    if isinstance(settings, dict):
+        stated["run"] = {key: value for key, value in settings.items() if value is not None}
+    return stated
 
 
 def _without_unknown_words(row: object) -> tuple[object, list[str]]:
     """A published row without the keys that this version does not know, unless they look like a slip."""
-    if not (isinstance(row, dict) and "measured" in row and isinstance(row.get("run"), dict)):
+    if not isinstance(row, dict) or "measured" not in row or not isinstance(row.get("run"), dict):
         return row, []
-    cleaned, remarks = _known_part(row, RunDoc, "")
-    cleaned["run"], run_remarks = _known_part(cleaned["run"], SettingsDoc, "run.")
+    cleaned, remarks = _readable_part(row, RunDoc, "")
+    cleaned["run"], run_remarks = _readable_part(cleaned["run"], SettingsDoc, "run.")
     return cleaned, remarks + run_remarks
 
 
-def _known_part(
+def _readable_part(
     section: dict[str, Any], schema: type[BaseModel], place: str
 ) -> tuple[dict[str, Any], list[str]]:
-    known = [field.alias or name for name, field in schema.model_fields.items()]
+    """The keys of a section that a schema has or that look like a slip of one, and remarks on the rest."""
+    names = [field.alias or name for name, field in schema.model_fields.items()]
     dropped = [
-        key
-        for key in section
-        if key not in known and not difflib.get_close_matches(str(key), known, n=1, cutoff=SLIP)
+        key for key in section if not difflib.get_close_matches(str(key), names, n=1, cutoff=SLIP)
     ]
     remarks = [f"{place}{shown(key)} is not known to this version, and not used" for key in dropped]
     return {key: value for key, value in section.items() if key not in dropped}, remarks
 
 
 def _model(doc: RunDoc, base: Path | None) -> ModelSpec:
-    try:
-        if isinstance(doc.model, str):
-            return read_model(_beside(doc.model, base))
-        model = _with_sinks(model_from_mapping(doc.model, "model"))
-        return with_twin_facts(model) if doc.measured is not None else model
-    except ValueError as error:
-        raise InputError(str(error)) from error
+    if isinstance(doc.model, str):
+        return read_model(_beside(doc.model, base))
+    model = _with_sinks(model_from_mapping(doc.model, "model"))
+    return with_twin_facts(model) if doc.measured is not None else model
 
 
 def _with_sinks(model: ModelSpec) -> ModelSpec:
@@ -321,12 +238,9 @@ def _with_sinks(model: ModelSpec) -> ModelSpec:
 
 
 def _cluster(doc: RunDoc, base: Path | None) -> ClusterSpec:
-    try:
-        if isinstance(doc.cluster, str):
-            return read_cluster(_beside(doc.cluster, base))
-        return cluster_from_mapping(doc.cluster, "cluster")
-    except ValueError as error:
-        raise InputError(str(error)) from error
+    if isinstance(doc.cluster, str):
+        return read_cluster(_beside(doc.cluster, base))
+    return cluster_from_mapping(doc.cluster, "cluster")
 
 
 def _beside(name: str, base: Path | None) -> str:
@@ -341,34 +255,29 @@ def _beside(name: str, base: Path | None) -> str:
 def _measured(doc: MeasuredDoc | None, workload: Workload) -> Measured | None:
     if doc is None:
         return None
-    if doc.step_time_s is not None:
-        return Measured(
-            step_time_s=doc.step_time_s, memory_gib=doc.memory_gib, from_driver=_from_driver(doc)
-        )
-    if doc.tokens_per_s_per_gpu is None:
-        raise InputError("measured: needs step_time_s or tokens_per_s_per_gpu")
-    tokens = workload.global_batch * workload.seq_len
-    step_time_s = tokens / (doc.tokens_per_s_per_gpu * workload.gpus)
-    return Measured(
-        step_time_s=step_time_s, memory_gib=doc.memory_gib, from_driver=_from_driver(doc)
-    )
+    step_time_s = doc.step_time_s
+    if step_time_s is None:
+        if doc.tokens_per_s_per_gpu is None:
+            raise InputError("measured: needs step_time_s or tokens_per_s_per_gpu")
+        tokens = workload.global_batch * workload.seq_len
+        step_time_s = tokens / (doc.tokens_per_s_per_gpu * workload.gpus)
+    return _measurement(doc, step_time_s)
 
 
-def _from_driver(doc: MeasuredDoc) -> bool:
-    return DRIVER in (doc.memory_note or "")
+def _measurement(doc: MeasuredDoc, step_time_s: float) -> Measured:
+    from_driver = DRIVER in (doc.memory_note or "")
+    return Measured(step_time_s=step_time_s, memory_gib=doc.memory_gib, from_driver=from_driver)
 
 
 def _measured_if_valid(row: object) -> Measured | None:
     """What was measured of a row that is wrong elsewhere, so that it still counts as failed."""
+    if not isinstance(row, dict):
+        return None
     try:
-        doc = MeasuredDoc.model_validate(row.get("measured") if isinstance(row, dict) else None)
+        doc = MeasuredDoc.model_validate(row.get("measured"))
     except ValidationError:
         return None
-    if doc.step_time_s is None:
-        return None
-    return Measured(
-        step_time_s=doc.step_time_s, memory_gib=doc.memory_gib, from_driver=_from_driver(doc)
-    )
+    return None if doc.step_time_s is None else _measurement(doc, doc.step_time_s)
 
 
 def _plain_remarks(doc: RunDoc) -> list[str]:

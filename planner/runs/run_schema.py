@@ -10,12 +10,16 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.planner.request.inputs import ScheduleName
 
+MOST_LAYERS = 2000
+LONGEST_WORDS = 4000
+"""Letters of a text that a run file holds."""
+
 Degree = Annotated[int, Field(strict=True, ge=1, le=1_048_576)]
 Sequences = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
-Layers = Annotated[int, Field(strict=True, ge=0, le=2000)]
+Layers = Annotated[int, Field(strict=True, ge=0, le=MOST_LAYERS)]
 Flag = Annotated[bool, Field(strict=True)]
 Positive = Annotated[float, Field(strict=True, gt=0, le=1e12, allow_inf_nan=False)]
-Words = Annotated[str, Field(max_length=4000)]
+Words = Annotated[str, Field(max_length=LONGEST_WORDS)]
 Descriptive = Annotated[
     Any, Field(description="Kept in the file for its readers; the cost model does not use it.")
 ]
@@ -25,12 +29,18 @@ _CLOSED = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
 def _split_words(value: object) -> object:
-    return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
+    """Words between commas, as a list."""
+    if not isinstance(value, str):
+        return value
+    return [word.strip() for word in value.split(",")]
 
 
 def _first_number(value: object) -> object:
-    number = re.search(r"\d{1,9}", value) if isinstance(value, str) else None
-    return int(number[0]) if number is not None else value
+    """The first whole number of a text that has one."""
+    if not isinstance(value, str):
+        return value
+    number = re.search(r"\d{1,9}", value)
+    return value if number is None else int(number[0])
 
 
 def _said(value: object) -> object:
@@ -39,19 +49,26 @@ def _said(value: object) -> object:
 
 
 def _name_or_mapping(value: object) -> object:
-    if isinstance(value, dict) or (isinstance(value, str) and 0 < len(value) <= 4000):
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, str) and 0 < len(value) <= LONGEST_WORDS:
         return value
     raise ValueError("must be a catalog name, a file name or a mapping of fields")
 
 
 def _words_or_layers(value: object) -> object:
     """Words, layers of each chunk, or layers of each [rank][virtual stage]."""
-    rows = value if isinstance(value, list) else [value]
-    items = [item for row in rows for item in (row if isinstance(row, list) else [row])]
-    layers = all(type(item) is int and 0 <= item <= 2000 for item in items)
-    if (isinstance(value, str) and len(value) <= 4000) or (isinstance(value, list) and layers):
+    if isinstance(value, str) and len(value) <= LONGEST_WORDS:
         return value
-    raise ValueError("must be a Megatron layout in words, or lists of layers (0 to 2000)")
+    if isinstance(value, list):
+        rows = [row if isinstance(row, list) else [row] for row in value]
+        if all(_is_layer_count(count) for row in rows for count in row):
+            return value
+    raise ValueError(f"must be a Megatron layout in words, or lists of layers (0 to {MOST_LAYERS})")
+
+
+def _is_layer_count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= MOST_LAYERS
 
 
 NameOrMapping = Annotated[Any, AfterValidator(_name_or_mapping)]

@@ -21,10 +21,17 @@ from meshwright.planner.runs.run_terms import (
 )
 
 Stages = tuple[tuple[int, ...], ...]
+_SAME_IN_LAYOUT = (
+    "tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch", "zero_stage", "sequence_parallel",
+)  # fmt: skip
+"""Settings that a layout holds under the same name and meaning."""
 
 
 def gpus_and_dp(settings: SettingsDoc, cluster: ClusterSpec) -> tuple[int, int]:
-    """GPUs in use and the data-parallel degree, one derived from the other where it is absent."""
+    """GPUs in use and the data-parallel degree, one derived from the other where it is absent.
+
+    Raises InputError where they contradict each other or the cluster.
+    """
     model_parallel = settings.tp * settings.pp * settings.cp
     degrees = f"tp {settings.tp} * pp {settings.pp} * cp {settings.cp}"
     if settings.dp is None and settings.gpus is None and cluster.elastic:
@@ -65,14 +72,9 @@ def run_layout(
         )
     mask, recompute_layers, remarks = _recompute(settings, model, published=published)
     layout = Layout(
-        **{
-            name: getattr(settings, name)
-            for name in ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch")
-        },
+        **{name: getattr(settings, name) for name in _SAME_IN_LAYOUT},
         dp=dp,
         num_micro_batches=settings.global_batch // replica_batch,
-        sequence_parallel=settings.sequence_parallel,
-        zero_stage=settings.zero_stage,
         recompute=mask,
         recompute_layers=recompute_layers,
         schedule=_schedule(settings),
@@ -100,10 +102,10 @@ def _schedule(settings: SettingsDoc) -> int:
 def _recompute(
     settings: SettingsDoc, model: ModelSpec, *, published: bool
 ) -> tuple[int, int, list[str]]:
-    known, remarks = [], []
+    modules, remarks = [], []
     for module in settings.recompute_modules:
         if module.lower() in MODULE_NAMES:
-            known.append(module.lower())
+            modules.append(module.lower())
         elif published:
             remarks.append(f"recompute_modules {module!r} is not known, left out")
         else:
@@ -115,27 +117,31 @@ def _recompute(
                 allowed=MODULE_NAMES,
             )
     layers_per_chunk = model.layers // (settings.pp * settings.vpp)
-    mask, layers, more = recompute_mask(
-        settings.recompute, known, settings.recompute_layers, layers_per_chunk
+    mask, layers, mask_remarks = recompute_mask(
+        settings.recompute, modules, settings.recompute_layers, layers_per_chunk
     )
-    return mask, layers, remarks + more
+    return mask, layers, remarks + mask_remarks
 
 
 def stages_of(settings: SettingsDoc, model: ModelSpec) -> tuple[Stages | None, list[str]]:
-    """Layers of each [rank][virtual stage], or None where they divide evenly, and remarks."""
+    """Layers of each [rank][virtual stage], or None where they divide evenly, and remarks.
+
+    Raises InputError for stages that do not go with pp, vpp or the model's layers.
+    """
     pp, chunk_count = settings.pp, settings.pp * settings.vpp
-    given = settings.stages or settings.pp_layout
-    if isinstance(given, list):
-        return _given_stages(given, settings, model), []
-    words = settings.layer_split or given
-    chunks = None if words is None else layers_from_words(words, model.layers, chunk_count)
-    if chunks is not None:
-        return _by_rank(chunks, pp), []
+    split = settings.stages or settings.pp_layout
+    if isinstance(split, list):
+        return _written_stages(split, settings, model), []
+    words, remarks = settings.layer_split or split, []
+    if words is not None:
+        chunks = layers_from_words(words, model.layers, chunk_count)
+        if chunks is not None:
+            return _by_rank(chunks, pp), []
+        remarks.append(f"layer split not understood, layers split evenly: {words}")
     if chunk_count > model.layers:
         raise InputError(
             f"run.pp: pp {pp} * vpp {settings.vpp} = {chunk_count} chunks, but {model.layers} layers"
         )
-    remarks = [] if words is None else [f"layer split not understood, layers split evenly: {words}"]
     if model.layers % chunk_count == 0:
         return None, remarks
     remarks.append(
@@ -144,13 +150,14 @@ def stages_of(settings: SettingsDoc, model: ModelSpec) -> tuple[Stages | None, l
     return _by_rank(balanced(model.layers, chunk_count), pp), remarks
 
 
-def _given_stages(given: list[Any], settings: SettingsDoc, model: ModelSpec) -> Stages:
+def _written_stages(rows: list[Any], settings: SettingsDoc, model: ModelSpec) -> Stages:
     """Layers written out: per chunk in model order, or per [rank][virtual stage]."""
     pp, vpp = settings.pp, settings.vpp
-    if all(isinstance(item, int) for item in given):
-        stages = _by_rank(given, pp) if len(given) == pp * vpp else ()
-    else:
-        stages = tuple(tuple(rank) for rank in given)
+    stages: Stages = ()
+    if not all(isinstance(row, int) for row in rows):
+        stages = tuple(tuple(rank) for rank in rows)
+    elif len(rows) == pp * vpp:
+        stages = _by_rank(rows, pp)
     if len(stages) != pp or any(len(rank) != vpp for rank in stages):
         raise InputError(
             f"run.stages: must hold {pp} ranks (pp) of {vpp} virtual stages (vpp) each"

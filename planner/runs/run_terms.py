@@ -10,30 +10,28 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwright.costmodel.layout import Recompute
+from meshwright.planner.runs.pipeline_notation import MOST_CHUNKS, layers_of_layout
+from meshwright.planner.runs.predicted import RECOMPUTED
 
+_HEADS_FOR_TOKENS = ("a2a", "all-to-all", "alltoall", "ulysses")
 ALL_LAYERS = 10**6
 """`Layout.recompute_layers` of a run that recomputes every layer."""
 
-MODULES: tuple[tuple[str, Recompute], ...] = (
-    ("core attention", Recompute.CORE_ATTENTION),
-    ("core_attn", Recompute.CORE_ATTENTION),
-    ("layernorm", Recompute.LAYERNORM),
-    ("moe_act", Recompute.MOE_ACTIVATION),
-    ("mla_up_proj", Recompute.MLA_UP_PROJECTION),
-    ("mlp", Recompute.MLP),
-    ("moe", Recompute.MLP),
-    ("shared_experts", Recompute.NONE),
-)
-"""Recomputed modules by the names that sources use for them."""
+MODULES: dict[str, Recompute] = {
+    **{str(name): module for name, module in RECOMPUTED.items()},
+    "core attention": Recompute.CORE_ATTENTION,
+    "moe": Recompute.MLP,
+    "shared_experts": Recompute.NONE,
+    "sac": Recompute.OPERATORS,
+}
+"""Recomputed modules by the names that documents and published sources use for them."""
 
 OPERATOR_LEVEL = ("op", "sac")
 """torchtitan's selective checkpointing by operator."""
 EVERY_SECOND_LAYER = "layer"
 """torchtitan's selective checkpointing by layer, with its default of every second layer."""
 
-MODULE_NAMES = (*(name for name, _ in MODULES), *OPERATOR_LEVEL, EVERY_SECOND_LAYER)
-
-_MAX_CHUNKS = 4096
+MODULE_NAMES = (*MODULES, EVERY_SECOND_LAYER)
 
 
 def cuda_graph_kind(recipe: dict[str, Any]) -> str:
@@ -62,11 +60,10 @@ def moe_dispatch_kind(recipe: dict[str, Any], *, published: bool) -> str:
 
 def cp_comm_kind(words: str | None) -> str:
     """`a2a` (heads for tokens) or `p2p` (ring), from a framework's `cp_comm_type`."""
-    return (
-        "a2a"
-        if (words or "").strip().lower().startswith(("a2a", "all-to-all", "alltoall", "ulysses"))
-        else "p2p"
-    )
+    if words is None:
+        return "p2p"
+    swaps_heads = words.strip().lower().startswith(_HEADS_FOR_TOKENS)
+    return "a2a" if swaps_heads else "p2p"
 
 
 def recompute_mask(
@@ -96,7 +93,7 @@ def recompute_mask(
             recomputed_layers = max(1, layers_per_chunk // 2)
             remarks.append(f"recompute_modules {module}: every second layer recomputed in full")
         else:
-            mask |= dict(MODULES)[module]
+            mask |= MODULES[module]
             if module in ("moe", "shared_experts"):
                 remarks.append(
                     f"recompute_modules {module}: no exact counterpart in the cost model"
@@ -121,10 +118,10 @@ def layers_from_words(split: str, layers: int, chunks: int) -> tuple[int, ...] |
     words = split.strip().lower()
     if words.startswith(("embedding and lm head each occupy", "type:transformer|embedding")):
         return _with_end_slots(layers, chunks)
-    found = _megatron_layout(split) or _clause_for(split, chunks)
-    if found is not None and len(found) == chunks and sum(found) == layers:
-        return found
-    return None
+    counts = layers_of_layout(split) or _clause_for(split, chunks)
+    if counts is None or len(counts) != chunks or sum(counts) != layers:
+        return None
+    return counts
 
 
 def _with_end_slots(layers: int, chunks: int) -> tuple[int, ...] | None:
@@ -139,7 +136,7 @@ def _clause_for(text: str, chunks: int) -> tuple[int, ...] | None:
         match = re.search(r"\b(\d{1,5}) chunks = (.+)", clause)
         if match is not None and int(match[1]) == chunks:
             spec = match[2].split(", see ")[0]
-            return _megatron_layout(spec) or _counted_list(spec)
+            return layers_of_layout(spec) or _counted_list(spec)
     return None
 
 
@@ -148,21 +145,7 @@ def _counted_list(spec: str) -> tuple[int, ...] | None:
     sizes: list[int] = []
     for item in spec.split(","):
         match = re.fullmatch(r"(?:E\+)?(?:(\d{1,4})x)?(\d{1,4})(?:\+(?:mtp|loss))*", item.strip())
-        if match is None or len(sizes) > _MAX_CHUNKS:
+        if match is None or len(sizes) > MOST_CHUNKS:
             return None
         sizes += [int(match[2])] * int(match[1] or 1)
     return tuple(sizes)
-
-
-def _megatron_layout(text: str) -> tuple[int, ...] | None:
-    """Decoder layers (t) between the bars of a `--pipeline-model-parallel-layout` string."""
-    layout = text.replace(",", "").replace(" ", "")
-    if re.fullmatch(r"(?:[EtmL|]|\([Etm|]+\)|\*\d{1,4})+", layout) is None or "E" not in layout:
-        return None
-    repeated = re.compile(r"(?:\(([Etm|]+)\)|([Etm|]))\*(\d{1,4})")
-    expanded = repeated.sub(lambda match: (match[1] or match[2]) * int(match[3]), layout)
-    if len(expanded) > 16 * _MAX_CHUNKS or "*" in expanded:
-        return None
-    return tuple(
-        chunk.count("t") for chunk in expanded.replace("(", "").replace(")", "").split("|")
-    )

@@ -57,11 +57,11 @@ class ErrorSummary:
 
     count: int
     failed: int
-    mean_error_pct: float | None
-    median_error_pct: float | None
-    p90_error_pct: float | None
-    worst_error_pct: float | None
-    bias_pct: float | None
+    mean_error_pct: float | None = None
+    median_error_pct: float | None = None
+    p90_error_pct: float | None = None
+    worst_error_pct: float | None = None
+    bias_pct: float | None = None
     """Mean signed error of the rows that did not fail."""
 
 
@@ -96,19 +96,18 @@ class ValidationReport:
     def summary(self) -> dict[str, Any]:
         """The sums as plain data: step time overall, by suspicion and by kind of row; memory; regret."""
         rows = self.rows
+        trusted = [row for row in rows if not _is_suspect(row)]
+        suspects = [row for row in rows if _is_suspect(row)]
+        step_time = {f"by_{name}": _by(rows, kind) for name, kind in KINDS.items()}
+        memory = {f"by_{name}": _by(rows, kind, memory=True) for name, kind in KINDS.items()}
+        with_suspects = _regret_sums(self.regret_with_suspects)
         return {
             **_plain(summarise(rows)),
-            "without_suspects": _plain(summarise([row for row in rows if not _is_suspect(row)])),
-            "suspects": _plain(summarise([row for row in rows if _is_suspect(row)])),
-            **{f"by_{name}": _by(rows, kind) for name, kind in KINDS.items()},
-            "memory": {
-                **_plain(summarise_memory(rows)),
-                **{f"by_{name}": _by(rows, kind, memory=True) for name, kind in KINDS.items()},
-            },
-            "regret": {
-                **_regret_sums(self.regret),
-                "with_suspects": _regret_sums(self.regret_with_suspects),
-            },
+            "without_suspects": _plain(summarise(trusted)),
+            "suspects": _plain(summarise(suspects)),
+            **step_time,
+            "memory": _plain(summarise_memory(rows)) | memory,
+            "regret": _regret_sums(self.regret) | {"with_suspects": with_suspects},
         }
 
     def as_document(self) -> dict[str, Any]:
@@ -185,17 +184,21 @@ def summarise_memory(rows: Sequence[ScoredRow]) -> ErrorSummary:
     return _sums([(row.memory_error_pct, row.failed is not None) for row in rows])
 
 
-def _sums(errors: Iterable[tuple[float | None, bool]]) -> ErrorSummary:
-    known = [(error, failed) for error, failed in errors if error is not None]
-    absolute = np.abs([error for error, _ in known])
-    signed = [error for error, failed in known if not failed]
+def _sums(rows: Iterable[tuple[float | None, bool]]) -> ErrorSummary:
+    """Sums of (error, whether the row failed); rows without an error are left out."""
+    errors = [(error, failed) for error, failed in rows if error is not None]
+    failures = sum(failed for _, failed in errors)
+    if not errors:
+        return ErrorSummary(count=0, failed=failures)
+    absolute = np.abs([error for error, _ in errors])
+    signed = [error for error, failed in errors if not failed]
     return ErrorSummary(
-        count=len(known),
-        failed=sum(failed for _, failed in known),
-        mean_error_pct=float(absolute.mean()) if known else None,
-        median_error_pct=float(np.median(absolute)) if known else None,
-        p90_error_pct=float(np.percentile(absolute, 90)) if known else None,
-        worst_error_pct=float(absolute.max()) if known else None,
+        count=len(errors),
+        failed=failures,
+        mean_error_pct=float(absolute.mean()),
+        median_error_pct=float(np.median(absolute)),
+        p90_error_pct=float(np.percentile(absolute, 90)),
+        worst_error_pct=float(absolute.max()),
         bias_pct=float(np.mean(signed)) if signed else None,
     )
 
@@ -228,25 +231,24 @@ def _regret(group: Sequence[tuple[ScoredRow, Run, Measured]]) -> RegretGroup:
     ranked = [
         (row.predicted.step_time_s, row, measured) for row, _, measured in group if row.predicted
     ]
-    best_row, _, best = min(group, key=lambda member: member[2].step_time_s)
+    fastest_row, run, fastest = min(group, key=lambda member: member[2].step_time_s)
     if ranked:
-        predicted_s, chosen, measured = min(ranked, key=lambda member: member[0])
+        predicted_s, chosen_row, chosen = min(ranked, key=lambda member: member[0])
         tied = sum(time_s == predicted_s for time_s, _, _ in ranked)
     else:
-        chosen, _, measured = max(group, key=lambda member: member[2].step_time_s)
+        chosen_row, _, chosen = max(group, key=lambda member: member[2].step_time_s)
         tied = len(group)
-    work = group[0][1].workload
     return RegretGroup(
-        model=work.model.name,
-        device=work.cluster.device.name,
-        gpus=work.gpus,
-        seq_len=work.seq_len,
-        global_batch=work.global_batch,
+        model=run.workload.model.name,
+        device=run.workload.cluster.device.name,
+        gpus=run.workload.gpus,
+        seq_len=run.workload.seq_len,
+        global_batch=run.workload.global_batch,
         rows=len(group),
-        chosen=chosen.id,
+        chosen=chosen_row.id,
         tied=tied,
-        fastest=best_row.id,
-        regret_pct=100.0 * (measured.step_time_s / best.step_time_s - 1.0),
+        fastest=fastest_row.id,
+        regret_pct=100.0 * (chosen.step_time_s / fastest.step_time_s - 1.0),
     )
 
 

@@ -99,9 +99,9 @@ def _first_broken(layout: Layout, space: Space, rules: Sequence[Rule]) -> str | 
     stages = balanced_stages(space.workload.model.layers, int(layout.pp), int(layout.vpp))
     if stages is None:
         return "layers-by-stages"
-    whole = max(max(rank) for rank in stages)
+    longest_stage = max(max(rank) for rank in stages)
     recomputed = Layout(
-        **{**vars(layout), "recompute_layers": whole if int(layout.recompute) & 32 else 0}
+        **{**vars(layout), "recompute_layers": longest_stage if int(layout.recompute) & 32 else 0}
     )
     plan = FinishedPlan(
         workload=space.workload, layout=recomputed, stages=stages, memory_gib=(0.0,), spans={}
@@ -114,6 +114,6 @@ def _first_broken(layout: Layout, space: Space, rules: Sequence[Rule]) -> str | 
 
 def _every_mapping(pricing: Pricing, layout: Layout) -> MappingBounds:
     """All mappings, with bounds that exclude none."""
-    found = pricing.mappings(layout)
-    count = len(next(iter(found.values())))
-    return MappingBounds(matrices=found, bound_s=np.full(count, -inf))
+    table = pricing.mappings(layout)
+    count = len(next(iter(table.values())))
+    return MappingBounds(matrices=table, bound_s=np.full(count, -inf))

@@ -33,19 +33,13 @@ from meshwright.planner.experts.joint import JointRouting
 from meshwright.planner.search.layout_pool import LayoutPool
 from meshwright.planner.search.master import THE_PLAN, UNDECIDED, LayoutMaster
 from meshwright.planner.search.model import Candidates
+from meshwright.planner.search.params import SearchParams
 from meshwright.planner.search.pricing import Pricing
 from meshwright.planner.search.space import Space
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 Progress = Callable[[str], None]
-
-FIRST_BATCH, LARGEST_BATCH = 128, 4096
-PRICED_PER_ROUND = 8
-BOUNDED_TOGETHER = 128
-"""Layouts of the pool whose mappings are bounded before a CP-SAT model is built."""
-WORTHWHILE = 0.995
-"""A new best price below this share of the last one makes it worth while to price another layout at once."""
 
 
 @dataclass
@@ -102,7 +96,9 @@ class LayoutSearch:
         begin_with: Layout | None = None,
         progress: Progress | None = None,
         routing: JointRouting | None = None,
+        params: SearchParams | None = None,
     ) -> None:
+        self._params = params or SearchParams()
         self._routing = routing
         self._any_plan, self._most_priced, self._begin_with = any_plan, most_priced, begin_with
         self._space, self._pricing, self._rules = space, pricing, tuple(rules)
@@ -130,8 +126,10 @@ class LayoutSearch:
             proven = self._close()
         except (OutOfTimeError, AnyPlanFoundError):
             bound = min(self._unexplored_s, self._pool.least_s(), self._price_s, self._undecided_s)
-            found = bool(self._best)
-            return self._outcome("feasible" if found else "unknown", bound if bound > 0 else None)
+            any_plan = bool(self._best)
+            return self._outcome(
+                "feasible" if any_plan else "unknown", bound if bound > 0 else None
+            )
         if not self._best:
             return self._outcome("infeasible", None)
         bound = min(proven, self._undecided_s)
@@ -139,8 +137,10 @@ class LayoutSearch:
 
     def _refused_outright(self) -> bool:
         """Whether a rule refuses the workload itself, whatever the layout."""
-        one = Layout(**{f.name: np.array([f.default]) for f in fields(Layout)})
-        table = Candidates(workload=self._pricing.workload, layouts=one, memory_gib=np.zeros(1))
+        default_layout = Layout(**{f.name: np.array([f.default]) for f in fields(Layout)})
+        table = Candidates(
+            workload=self._pricing.workload, layouts=default_layout, memory_gib=np.zeros(1)
+        )
         rules = (
             rule for rule in self._rules if isinstance(rule, PrecisionOnDevice | AllowedPrecisions)
         )
@@ -197,19 +197,18 @@ class LayoutSearch:
         self.certificate.layouts += int(layouts.sum())
         bound = self._pricing.compute_bound_s(degrees, self._space.smallest_bubble[pp])
         order = np.argsort(bound, kind="stable")
-        at, size = 0, FIRST_BATCH
-        while at < len(order) and bound[order[at]] < self._cutoff_s:
+        position, size = 0, self._params.first_batch
+        while position < len(order) and bound[order[position]] < self._cutoff_s:
             self._check_time()
-            self._unexplored_s = min(float(bound[order[at]]), later_s)
-            batch = order[at : at + size]
+            self._unexplored_s = min(float(bound[order[position]]), later_s)
+            batch = order[position : position + size]
             batch = batch[bound[batch] < self._cutoff_s]
             self._expand(degrees.take(batch))
             self._price_promising()
-            grown = self._best or not len(
-                self._pool
-            )  # bigger steps where nothing is found to look at
-            at, size = at + len(batch), min(2 * size, LARGEST_BATCH) if grown else size
-        rest = order[at:]
+            position += len(batch)
+            if self._best or not len(self._pool):
+                size = min(2 * size, self._params.largest_batch)
+        rest = order[position:]
         self.certificate.bounded_out += int(layouts[rest].sum())
         self._unexplored_s = later_s
 
@@ -221,8 +220,8 @@ class LayoutSearch:
 
     def _add(self, layouts: Layout) -> None:
         """Adds those that are legal and promising to the pool."""
-        memory_gib, again = self._pricing.least_memory_gib(layouts)
-        layouts = replace(layouts, recompute_layers=again)
+        memory_gib, recomputed_layers = self._pricing.least_memory_gib(layouts)
+        layouts = replace(layouts, recompute_layers=recomputed_layers)
         legal = self._legal(layouts, memory_gib)
         layouts, memory_gib = layouts.take(legal), memory_gib[legal]
         if not len(memory_gib):
@@ -252,8 +251,8 @@ class LayoutSearch:
         single = np.isin(np.asarray(variants.pp), self._space.single_stage)
         bound = np.full(len(counts), inf)
         full = (np.asarray(variants.recompute) & int(Recompute.FULL)) != 0
-        least = replace(variants, recompute_layers=full.astype(np.int64))
-        bound[single] = self._pricing.lower_bound_s(least.take(single))
+        fewest_recomputed = replace(variants, recompute_layers=full.astype(np.int64))
+        bound[single] = self._pricing.lower_bound_s(fewest_recomputed.take(single))
         bound = np.minimum(bound, self._interleaved_bound_s(variants))
         good = bound < self._cutoff_s
         self.certificate.bounded_out += int(counts[~good].sum())
@@ -262,14 +261,16 @@ class LayoutSearch:
     def _interleaved_bound_s(self, variants: Layout) -> FloatArray:
         """A bound over two and more virtual stages; infinite where there can be one only."""
         pp, m = (np.asarray(x, dtype=np.float64) for x in (variants.pp, variants.num_micro_batches))
-        least = self._space.smallest_bubble[np.asarray(variants.pp)]
-        rows = np.flatnonzero((least > 0) & (least < 1))
+        bubble = self._space.smallest_bubble[np.asarray(variants.pp)]
+        rows = np.flatnonzero((bubble > 0) & (bubble < 1))
         bound = np.full(len(pp), inf)
         if len(rows):
             full = (np.asarray(variants.recompute) & int(Recompute.FULL)) != 0
-            two = replace(variants, vpp=np.full(len(pp), 2), recompute_layers=full.astype(np.int64))
-            factor = (m + (pp - 1) * np.minimum(least, 0.5)) / (m + (pp - 1) / 2)
-            bound[rows] = self._pricing.lower_bound_s(two.take(rows)) * factor[rows]
+            two_stages = replace(
+                variants, vpp=np.full(len(pp), 2), recompute_layers=full.astype(np.int64)
+            )
+            factor = (m + (pp - 1) * np.minimum(bubble, 0.5)) / (m + (pp - 1) / 2)
+            bound[rows] = self._pricing.lower_bound_s(two_stages.take(rows)) * factor[rows]
         return bound
 
     def _legal(self, layouts: Layout, memory_gib: FloatArray) -> NDArray[np.bool_]:
@@ -285,9 +286,9 @@ class LayoutSearch:
     def _price_promising(self) -> None:
         """Prices the most promising layouts of the pool, so that the cutoff falls early."""
         self.certificate.bounded_out += self._pool.drop(self._cutoff_s)
-        for _ in range(PRICED_PER_ROUND):
+        for _ in range(self._params.priced_per_round):
             self._check_time()
-            rows = self._pool.by_bound()[:BOUNDED_TOGETHER]
+            rows = self._pool.by_bound()[: self._params.bounded_together]
             self._bound_mappings(rows)
             row = min(
                 (int(r) for r in rows), key=lambda r: float(self._pool.bound_s[r]), default=None
@@ -296,7 +297,7 @@ class LayoutSearch:
                 break
             before = self._price_s
             self._price(row)
-            if np.isfinite(before) and self._price_s > before * WORTHWHILE:
+            if np.isfinite(before) and self._price_s > before * self._params.worthwhile:
                 break
         self.certificate.bounded_out += self._pool.drop(self._cutoff_s)
 
@@ -339,8 +340,9 @@ class LayoutSearch:
             self._check_time()
             self.certificate.bounded_out += self._pool.drop(self._cutoff_s)
             rows = self._pool.by_bound()
-            if self._bounded_prefix(rows[:BOUNDED_TOGETHER]) < min(len(rows), BOUNDED_TOGETHER):
-                self._bound_mappings(rows[:BOUNDED_TOGETHER])
+            first = rows[: self._params.bounded_together]
+            if self._bounded_prefix(first) < len(first):
+                self._bound_mappings(first)
                 continue
             chosen = self._master(rows) if proven_s is None else None
             if chosen is None:
@@ -350,7 +352,10 @@ class LayoutSearch:
                 chosen = int(
                     rows[0]
                 )  # only with further layouts to prove: the k-th best is not known yet
-            for row in (chosen, *(int(r) for r in rows[:PRICED_PER_ROUND] if r != chosen)):
+            for row in (
+                chosen,
+                *(int(r) for r in rows[: self._params.priced_per_round] if r != chosen),
+            ):
                 self._check_time()
                 if self._pool.bound_s[row] < self._cutoff_s:
                     self._price(row)
@@ -362,10 +367,15 @@ class LayoutSearch:
             return None
         self.certificate.rounds += 1
         master = LayoutMaster(
-            self._pricing, self._rules, self._pool, cutoff_s=self._cutoff_s, routing=self._routing
+            self._pricing,
+            self._rules,
+            self._pool,
+            cutoff_s=self._cutoff_s,
+            routing=self._routing,
+            params=self._params,
         )
-        left = None if self._deadline is None else self._deadline - time.monotonic()
-        chosen = master.choose(rows[: self._bounded_prefix(rows)], plan, self._seed, left)
+        remaining_s = None if self._deadline is None else self._deadline - time.monotonic()
+        chosen = master.choose(rows[: self._bounded_prefix(rows)], plan, self._seed, remaining_s)
         if chosen == UNDECIDED:
             raise OutOfTimeError
         return None if chosen == THE_PLAN else chosen

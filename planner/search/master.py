@@ -22,14 +22,11 @@ from meshwright.planner.search.model import (
     price_ns,
     solve,
 )
+from meshwright.planner.search.params import SearchParams
 from meshwright.planner.search.pricing import Pricing
 
 IntArray = NDArray[np.int64]
 
-LARGEST_MASTER = 3000
-"""(Layout, mapping) pairs in one CP-SAT model; cheaper bounds come first, the rest wait for a later round."""
-LARGEST_CELLS = 2000
-"""Counts of slots (leaf, stage) in one CP-SAT model; further mappings stand in it by their bounds alone."""
 THE_PLAN, UNDECIDED = -1, -2
 
 
@@ -43,8 +40,10 @@ class LayoutMaster:
         layouts: LayoutPool,
         *,
         cutoff_s: float,
+        params: SearchParams,
         routing: JointRouting | None = None,
     ) -> None:
+        self._params = params
         self._pricing, self._rules, self._pool, self._cutoff_s = pricing, rules, layouts, cutoff_s
         self._routing = routing
 
@@ -56,9 +55,9 @@ class LayoutMaster:
         Layouts beyond the largest model are left out: their bounds are above those of all that are in it,
         so they cannot be the choice.
         """
-        kept = [self._kept(int(row)) for row in rows[:LARGEST_MASTER]]
+        kept = [self._kept(int(row)) for row in rows[: self._params.largest_master]]
         pairs = np.cumsum([len(ways) for ways in kept])
-        rows = rows[: max(1, int(np.searchsorted(pairs, LARGEST_MASTER)))]
+        rows = rows[: max(1, int(np.searchsorted(pairs, self._params.largest_master)))]
         kept = kept[: len(rows)]
         layouts, memory = self._pool.take(rows), self._pool.memory_gib[rows]
         times = [self._times_ns(int(row), ways) for row, ways in zip(rows, kept, strict=True)]
@@ -117,7 +116,7 @@ class LayoutMaster:
             asked = self._pricing.needs(self._pool.scalar(int(row)))
             mine = [asked[way] if asked else None for way in ways]
             more = grids | {need.grid for need in mine if need is not None}
-            fits = sum(grid.cells for grid in more) <= LARGEST_CELLS and all(
+            fits = sum(grid.cells for grid in more) <= self._params.largest_cells and all(
                 grid.askable for grid in more
             )
             grids = more if fits else grids

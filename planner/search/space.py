@@ -140,19 +140,19 @@ class Space:
                 )
                 gpus = tp * cp * pp * dps[pair]
                 within = (more_than < gpus) & (gpus <= most_gpus)
-                at = np.nonzero(within & ((tp * cp * dps[pair]) % (etp * ep) == 0))
-                if not len(at[0]):
+                index = np.nonzero(within & ((tp * cp * dps[pair]) % (etp * ep) == 0))
+                if not len(index[0]):
                     continue
-                one = np.ones(len(at[0]), dtype=np.int64)
+                ones = np.ones(len(index[0]), dtype=np.int64)
                 columns = (
-                    tp * one,
-                    cp * one,
-                    pps[at[0]],
-                    dps[at[3]],
-                    np.array(self.ep)[at[2]],
-                    etps[at[1]],
+                    tp * ones,
+                    cp * ones,
+                    pps[index[0]],
+                    dps[index[3]],
+                    np.array(self.ep)[index[2]],
+                    etps[index[1]],
                 )
-                yield np.stack([*columns, sizes[at[3]]], axis=1)
+                yield np.stack([*columns, sizes[index[3]]], axis=1)
 
     def shapes(self) -> Layout:
         """Every (tp, cp, ep, etp, micro_batch) once, on as few GPUs as it needs."""
@@ -213,7 +213,9 @@ class Space:
     @cached_property
     def smallest_bubble(self) -> FloatArray:
         """By pp, the least that (ranks' work - the busiest rank's) may be multiplied by for the bubble."""
-        return self._by_pp(lambda found: min(_bubble_factor(*one) for one in found))
+        return self._by_pp(
+            lambda pipelines: min(_bubble_factor(*pipeline) for pipeline in pipelines)
+        )
 
     @cached_property
     def _layouts_by_pp(self) -> IntArray:

@@ -23,14 +23,14 @@ from meshwright.planner.analysis.neighbours import neighbours
 from meshwright.planner.bounds.matrices import order_name
 from meshwright.planner.plan.document import (
     Binding,
-    Infeasible,
     Mapping,
     Objective,
     Plan,
 )
+from meshwright.planner.plan.infeasible_document import Infeasible
 from meshwright.planner.plan.solver_document import SolverReport
 from meshwright.planner.plan.texts import json_text, plan_document, plan_text, read_plan
-from meshwright.planner.report.explain_view import comparison
+from meshwright.planner.report.compare_view import comparison
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import layout_document
@@ -132,7 +132,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], None]:
 
     def put(answer: Answer) -> None:
         module = ModuleType("meshwright.planner.plan.make_plan")
-        vars(module)["make_plan"] = lambda request, progress=None: answer(request)
+        vars(module)["make_plan"] = lambda request, robustness, progress: answer(request)
         monkeypatch.setitem(sys.modules, "meshwright.planner.plan.make_plan", module)
 
     return put
@@ -365,13 +365,33 @@ def test_launch_writes_the_files_of_a_plan(tmp_path: Path) -> None:
     assert run("launch", path, "-o", tmp_path / "out", "--force").exit_code == 0
 
 
-def test_launch_of_no_layout_fails_the_check(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "command", ["traffic", "map", "trace", "report", "launch", "explain", "compare"]
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_every_command_says_the_same_of_a_plan_without_layout(
+    tmp_path: Path, command: str, as_json: bool
+) -> None:
     path = tmp_path / "plan.yaml"
     path.write_text(plan_text(without_layout("infeasible")), encoding="utf-8")
-    result = run("launch", path, "-o", tmp_path / "out")
+    out = tmp_path / "out"
+    arguments = [command, path]
+    if command == "compare":
+        arguments += [path]
+    if command in ("trace", "report", "launch"):
+        arguments += ["-o", out]
+    result = run(*arguments, *(["--json"] if as_json else []))
     assert result.exit_code == 1
-    assert "nothing to launch" in result.stderr
-    assert not (tmp_path / "out").exists()
+    message = (
+        f"{path}: this plan has no layout, its status is infeasible, "
+        "because these exclude every layout: hbm"
+    )
+    assert result.stderr == f"Error: {message}\n"
+    if as_json:
+        assert document(result)["error"] == {"message": message, "exit_code": 1}
+    else:
+        assert result.stdout == ""
+    assert not out.exists()
 
 
 def test_explain_names_what_holds_a_plan_back(tmp_path: Path) -> None:
@@ -384,10 +404,6 @@ def test_explain_names_what_holds_a_plan_back(tmp_path: Path) -> None:
     data = document(run("explain", path, "--json"))
     assert data["binding"][0]["slack"] == 0
     assert any("of the step" in reason for reason in data["bounds"])
-    path.write_text(plan_text(without_layout("infeasible")), encoding="utf-8")
-    result = run("explain", path)
-    assert result.exit_code == 0
-    assert "give 32 GPUs" in result.stdout
 
 
 def test_neighbours_price_or_forbid_every_single_change() -> None:
@@ -447,7 +463,8 @@ def test_a_bad_request_is_refused_before_the_search(
 def test_the_search_is_interrupted_with_130(tmp_path: Path) -> None:
     code = (
         "import sys, time, types; module = types.ModuleType('meshwright.planner.plan.make_plan')\n"
-        "def make_plan(request, progress): print('searching', file=sys.stderr, flush=True); time.sleep(60)\n"
+        "def make_plan(request, **options):\n"
+        "    print('searching', file=sys.stderr, flush=True); time.sleep(60)\n"
         "module.make_plan = make_plan; sys.modules['meshwright.planner.plan.make_plan'] = module\n"
         f"import cli; cli.main({[*ASK, '-o', str(tmp_path / 'out')]!r}, prog_name='meshwright')"
     )

@@ -25,10 +25,10 @@ from meshwright.costmodel.layout import AXES, Layout
 from meshwright.costmodel.placement import (
     level_factors,
     nested_placement,
-    optimistic_placement,
     placement_from_matrix,
 )
 from meshwright.planner.bounds.matrices import gpu_of_rank, matrices
+from meshwright.planner.bounds.pricing import packed_placement
 
 GB = 1e9
 
@@ -258,19 +258,19 @@ def test_placements_count_what_ranks_on_gpus_show(data: st.DataObject) -> None:
 
 
 @given(st.data())
-def test_optimistic_placements_bound_every_other(data: st.DataObject) -> None:
+def test_packed_placements_bound_every_other(data: st.DataObject) -> None:
     cluster = read_cluster(data.draw(st.sampled_from(["dgx-h100", "superpod-a100", "gb200-nvl72"])))
     degree = st.sampled_from([1, 2, 3, 4, 8])
     layout = Layout(
         tp=data.draw(degree), cp=data.draw(degree), dp=data.draw(degree), pp=data.draw(degree)
     )
     layout = replace(layout, ep=int(layout.tp) * int(layout.dp))
-    packed = optimistic_placement(cluster, int(layout.gpus), layout)
-    order = data.draw(st.sampled_from(list(permutations(AXES))))
+    packed = packed_placement(layout, fabric_levels(cluster, int(layout.gpus)).blocks)
+    order = ("tp", *data.draw(st.sampled_from(list(permutations(AXES[1:])))))
     placement = nested_placement(cluster, layout, order)
-    for name, held in vars(placement).items():
-        assert np.all(held <= getattr(packed, name)), name
-        assert held[-1] == getattr(packed, name)[-1], name
+    for name, members in vars(placement).items():
+        assert np.all(members <= getattr(packed, name)), name
+        assert members[-1] == getattr(packed, name)[-1], name
 
 
 def test_levels_multiply_to_the_allocation() -> None:

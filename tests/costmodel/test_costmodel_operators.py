@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel import ratios
 from meshwright.costmodel.constants.rates import constants_for, kernel_rates
-from meshwright.costmodel.estimate import estimate
+from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.layers import attention, ends, experts, exposed, feed_forward, kinds
 from meshwright.costmodel.layers import context as layers_context
 from meshwright.costmodel.layers.attention import attention_block, window_share
@@ -421,7 +421,7 @@ def test_embedding_without_tensor_parallelism_sends_nothing() -> None:
 def traffic(
     work: Workload, layout: Layout, stages: tuple[tuple[int, ...], ...]
 ) -> dict[str, LevelBytes]:
-    found = estimate(work, layout, nested_placement(work.cluster, layout), stages)
+    found = estimate_layout(work, layout, nested_placement(work.cluster, layout), stages)
     return {level.level: level for level in found.level_traffic}
 
 
@@ -438,7 +438,7 @@ def test_traffic_of_gpt3_by_level() -> None:
 
 
 def _step_s(work: Workload, layout: Layout) -> float:
-    found = estimate(work, layout, nested_placement(work.cluster, layout), ((12,),) * 8)
+    found = estimate_layout(work, layout, nested_placement(work.cluster, layout), ((12,),) * 8)
     return float(np.asarray(found.step_time_s))
 
 
@@ -474,7 +474,7 @@ def test_expert_traffic_counts_what_leaves_the_node() -> None:
     assert "ep" not in levels["fabric"].by_axis
     wide = traffic(work, Layout(dp=16, ep=16 // 2, cp=1), ((32,),))
     assert wide["nvlink"].by_axis["ep"] == pytest.approx(2 * sent * 7 / 8)
-    spread = estimate(
+    spread = estimate_layout(
         work, layout, nested_placement(work.cluster, layout, ("dp", "tp", "cp", "pp")), ((32,),)
     )
     assert spread.level_traffic[-1].by_axis["ep"] == pytest.approx(sent * 4 / 8)

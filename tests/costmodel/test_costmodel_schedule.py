@@ -8,14 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.estimate import LayerCosts, estimate, layer_costs
+from meshwright.costmodel.estimate import LayerCosts, estimate_layout, layer_costs
 from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.pipeline.orders import pass_order
 from meshwright.costmodel.pipeline.schedules import Schedule, in_flight
-from meshwright.costmodel.pipeline.simulator import rank_order, simulate
+from meshwright.costmodel.pipeline.simulator import simulate
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.ratios import bubble_of_ideal, bubble_of_step
 from meshwright.costmodel.workload import Overlap, Workload
 from meshwright.model_specs.schema import ModelSpec, MoeSpec
+from tests.costmodel.pipeline_oracles import peak_chunks
 
 
 def closed_form_s(
@@ -43,7 +45,7 @@ def test_transfers_delay_the_receiver() -> None:
 
 
 def test_interleaving_takes_pp_micro_batches_through_a_chunk() -> None:
-    order = rank_order(0, 2, 2, 4)
+    order = pass_order(0, 2, 2, 4)
     forward = [(one.chunk, one.micro_batch) for one in order if not one.backward]
     backward = [(one.chunk, one.micro_batch) for one in order if one.backward]
     assert forward == [(0, 0), (0, 1), (2, 0), (2, 1), (0, 2), (0, 3), (2, 2), (2, 3)]
@@ -55,8 +57,8 @@ def test_gpipe_and_1f1b_have_the_same_bubble_and_different_peaks(pp: int, m: int
     gpipe = simulate([1.0] * pp, [2.0] * pp, pp=pp, num_micro_batches=m, schedule=Schedule.GPIPE)
     one = simulate([1.0] * pp, [2.0] * pp, pp=pp, num_micro_batches=m)
     assert gpipe.seconds == one.seconds == 3 * (m + pp - 1)
-    assert gpipe.peak_chunks == (m,) * pp
-    assert one.peak_chunks == tuple(min(m, pp - r) for r in range(pp))
+    assert peak_chunks(gpipe) == (m,) * pp
+    assert peak_chunks(one) == tuple(min(m, pp - r) for r in range(pp))
 
 
 @given(
@@ -84,7 +86,7 @@ def test_activations_in_flight(pp: int, vpp: int, turns: int) -> None:
     line = simulate([1.0] * (pp * vpp), [2.0] * (pp * vpp), pp=pp, num_micro_batches=m)
     layout = Layout(pp=pp, vpp=vpp, num_micro_batches=m)
     held = np.asarray(in_flight(layout, np.arange(pp))) * vpp
-    assert held.tolist() == pytest.approx(list(line.peak_chunks))
+    assert held.tolist() == pytest.approx(list(peak_chunks(line)))
 
 
 @given(st.lists(st.floats(0.5, 2.0), min_size=2, max_size=8), st.integers(1, 4))
@@ -146,7 +148,7 @@ def test_step_is_the_closed_form_of_its_layer_costs(pp: int, vpp: int, m: int) -
     placement = nested_placement(workload.cluster, layout)
     costs = layer_costs(workload, layout, placement)
     stages = ((48 // (pp * vpp),) * vpp,) * pp
-    found = estimate(workload, layout, placement, stages)
+    found = estimate_layout(workload, layout, placement, stages)
     parts = {name: float(np.asarray(x)) for name, x in found.breakdown_s.items()}
     loads = rank_loads_s(costs, [48 // pp] * pp)
     # Ranks in step wait for the embedding in the first virtual stage as for the head in the last.
@@ -164,7 +166,7 @@ def test_bubble_of_even_stages_is_p_minus_1_over_v_m(pp: int, vpp: int, m: int) 
     workload = dense_workload(64, vocab=1)
     layout = Layout(pp=pp, vpp=vpp, num_micro_batches=m, dp=8 // pp)
     stages = ((64 // (pp * vpp),) * vpp,) * pp
-    found = estimate(workload, layout, nested_placement(workload.cluster, layout), stages)
+    found = estimate_layout(workload, layout, nested_placement(workload.cluster, layout), stages)
     parts = {name: float(np.asarray(x)) for name, x in found.breakdown_s.items()}
     ideal = pipeline_s(parts) - parts["pipeline_bubble"]
     assert parts["pipeline_bubble"] / ideal == pytest.approx(bubble_of_ideal(pp, m, vpp), rel=0.03)
@@ -179,7 +181,7 @@ def test_step_agrees_with_the_simulator_on_even_stages() -> None:
     chunk[0] += float(np.asarray(costs.embedding_s))
     chunk[-1] += float(np.asarray(costs.head_s))
     line = simulate([x / 3 for x in chunk], [2 * x / 3 for x in chunk], pp=4, num_micro_batches=8)
-    found = estimate(workload, layout, placement, ((4, 4),) * 4)
+    found = estimate_layout(workload, layout, placement, ((4, 4),) * 4)
     parts = {name: float(np.asarray(x)) for name, x in found.breakdown_s.items()}
     assert pipeline_s(parts) == pytest.approx(line.seconds, rel=0.02)
 
@@ -209,7 +211,7 @@ def test_dense_layers_first_and_recomputed_layers_count_where_they_lie() -> None
     # Model order: rank 0 has layers 0-2 and 6-7, rank 1 has layers 3-5 and 8-9; layers 0-3 are dense.
     first = 3 * dense + 2 * moe_s + 2 * again + 2 * again_moe + float(np.asarray(costs.embedding_s))
     second = dense + 4 * moe_s + again + 3 * again_moe + float(np.asarray(costs.head_s))
-    found = estimate(workload, layout, placement, ((3, 2), (3, 2)))
+    found = estimate_layout(workload, layout, placement, ((3, 2), (3, 2)))
     parts = {name: float(np.asarray(x)) for name, x in found.breakdown_s.items()}
     # In step, chunk by chunk: (0-2 against 3-5) and (6-7 against 8-9, with the head).
     early = max(

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.estimate import estimate, lower_bound_s, stage_memory_parts_gib
+from meshwright.costmodel.estimate import estimate_layout, stage_memory_parts_gib
 from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.pipeline.orders import Work, pass_order
 from meshwright.costmodel.pipeline.schedules import (
     SCHEDULE_NAMES,
     Schedule,
@@ -22,13 +23,15 @@ from meshwright.costmodel.pipeline.schedules import (
     schedule_named,
     traits,
 )
-from meshwright.costmodel.pipeline.simulator import Timeline, Work, rank_order, simulate
+from meshwright.costmodel.pipeline.simulator import Timeline, simulate
 from meshwright.costmodel.pipeline.split import chunk_counts
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.schema import ModelSpec, MoeSpec
-from meshwright.planner.bounds.layer_split import best_split
+from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.bounds.stages import SplitCosts, default_stages, level_splits
+from tests.costmodel.pipeline_oracles import peak_chunks
+from tests.planner.bounds.best_split import best_split
 
 SHAPES = (
     (Schedule.ONE_F_ONE_B, 1),
@@ -128,7 +131,7 @@ def test_activations_in_flight_are_those_of_the_simulator(
     # DualPipe's unit is the mean of a rank's two stages, of which it holds both.
     chunks = 2 if schedule is Schedule.DUALPIPE else vpp
     assert (np.asarray(in_flight(layout, np.arange(pp))) * chunks).tolist() == list(
-        line.peak_chunks
+        peak_chunks(line)
     )
 
 
@@ -185,7 +188,7 @@ def test_dual_pipe_is_two_mirrored_dual_pipe_v() -> None:
 @pytest.mark.parametrize(("schedule", "vpp"), SHAPES)
 def test_every_pass_runs_once(schedule: Schedule, vpp: int) -> None:
     pp, m = 4, 16
-    orders = [rank_order(rank, pp, vpp, m, schedule) for rank in range(pp)]
+    orders = [pass_order(rank, pp, vpp, m, schedule) for rank in range(pp)]
     passes = [one for order in orders for one in order]
     assert len({(one.chunk, one.micro_batch, one.work) for one in passes}) == len(passes)
     for works in ((Work.FORWARD,), (Work.BACKWARD, Work.INPUT), (Work.BACKWARD, Work.WEIGHT)):
@@ -200,11 +203,11 @@ def test_weight_gradients_fill_waits_only_where_the_schedule_splits() -> None:
 
 def test_shapes_that_do_not_exist_are_refused_with_the_number() -> None:
     with pytest.raises(ValueError, match="vpp: 3, zbv takes 2"):
-        rank_order(0, 2, 3, 8, Schedule.ZBV)
+        pass_order(0, 2, 3, 8, Schedule.ZBV)
     with pytest.raises(ValueError, match="num_micro_batches: 7, dualpipe-v needs 8"):
-        rank_order(0, 4, 2, 7, Schedule.DUALPIPE_V)
+        pass_order(0, 4, 2, 7, Schedule.DUALPIPE_V)
     with pytest.raises(ValueError, match="even"):
-        rank_order(0, 3, 1, 9, Schedule.DUALPIPE)
+        pass_order(0, 3, 1, 9, Schedule.DUALPIPE)
     with pytest.raises(ValueError, match="weight_s"):
         simulate([1.0], [1.0], pp=1, num_micro_batches=1, weight_s=[])
 
@@ -340,7 +343,7 @@ def test_bound_price_and_parts(schedule: Schedule, vpp: int) -> None:
     layout = Layout(pp=4, vpp=vpp, dp=2, num_micro_batches=32, schedule=int(schedule))
     placement = nested_placement(workload.cluster, layout)
     arrays = Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
-    bound = lower_bound_s(workload, arrays)[0]
+    bound = CostModelPricing(workload).lower_bound_s(arrays)[0]
     even = default_stages(16, 4, vpp, in_step=False)
     assert even is not None
     uneven_stages = (
@@ -351,7 +354,7 @@ def test_bound_price_and_parts(schedule: Schedule, vpp: int) -> None:
     for stages in (even, uneven_stages):
         if min(map(min, stages)) < 1:
             continue
-        found = estimate(workload, layout, placement, stages)
+        found = estimate_layout(workload, layout, placement, stages)
         assert bound <= float(found.step_time_s) * (1 + 1e-12)
         assert sum(float(x) for x in found.breakdown_s.values()) == pytest.approx(
             float(found.step_time_s)
@@ -365,7 +368,9 @@ def test_split_backward_shrinks_the_bubble_and_v_puts_both_ends_on_rank_0() -> N
 
     def bubble(schedule: Schedule) -> float:
         layout = replace(plain, schedule=int(schedule))
-        return float(estimate(workload, layout, placement, stages).breakdown_s["pipeline_bubble"])
+        return float(
+            estimate_layout(workload, layout, placement, stages).breakdown_s["pipeline_bubble"]
+        )
 
     assert bubble(Schedule.ZB_H1) < 0.9 * bubble(Schedule.ONE_F_ONE_B)
     memory = {

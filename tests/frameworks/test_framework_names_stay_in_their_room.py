@@ -23,6 +23,11 @@ def names_within(node: ast.AST) -> set[str]:
     }
 
 
+def may_decide(text: str) -> bool:
+    """Whether a module holds a framework's name as a literal at all."""
+    return any(f'"{name}"' in text or f"'{name}'" in text for name in NAMES)
+
+
 def decisions(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """(line, name) of every framework's name that the code decides by."""
     for node in ast.walk(tree):
@@ -51,11 +56,12 @@ def code_outside_the_room() -> list[Path]:
 
 
 def test_no_other_module_decides_by_a_framework_name() -> None:
-    wrong = [
-        f"{path.relative_to(ROOT)}:{line}: {name}"
-        for path in code_outside_the_room()
-        for line, name in decisions(ast.parse(path.read_text(encoding="utf-8")))
-    ]
+    wrong = []
+    for path in code_outside_the_room():
+        text = path.read_text(encoding="utf-8")
+        if may_decide(text):
+            lines = decisions(ast.parse(text))
+            wrong += [f"{path.relative_to(ROOT)}:{line}: {name}" for line, name in lines]
     assert wrong == []
 
 

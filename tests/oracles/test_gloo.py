@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from meshwright.cluster_specs.catalog import load_cluster
+from meshwright.frameworks.torchtitan import TORCHTITAN
 from meshwright.model_specs.schema import ModelSpec, MoeSpec
-from meshwright.planner.launch.rank_files import rank_files
+from meshwright.planner.launch.ranks.placed import placed_ranks
 from meshwright.planner.plan.document import Mapping, Plan
-from tests.planner.launch.test_launch_megatron import make_plan
+from tests.plans import make_plan
 
 pytestmark = pytest.mark.oracle
 
@@ -70,7 +71,7 @@ def test_the_loss_is_that_of_one_process(plan: Plan, tmp_path: Path) -> None:
     document = layout.model_dump() | {"experts": 0 if moe is None else moe.experts}
     (tmp_path / "plan.json").write_text(json.dumps(document), encoding="utf-8")
     alone = start(tmp_path, [(0, 0)])["losses"]
-    placed = rank_files(plan, layout, None, None, reorder=False)
+    placed = placed_ranks(plan, TORCHTITAN)
     ranks = start(tmp_path, list(placed.places))["ranks"]
     last = [one["losses"] for one in ranks if one["losses"]]
     assert len(last) == layout.tp * layout.dp

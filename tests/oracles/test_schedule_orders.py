@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.costmodel.pipeline.orders import rank_order
+from meshwright.costmodel.pipeline.orders import pass_order
 from meshwright.costmodel.pipeline.schedules import Schedule
 
 pytestmark = pytest.mark.oracle
@@ -46,7 +46,7 @@ def test_orders_are_those_of_torch() -> None:
     for (name, rank, pp, chunks, count, schedule), answer in zip(cases, answers, strict=True):
         ours = [
             [one.chunk, one.micro_batch, str(one.work), one.paired]
-            for one in rank_order(rank, pp, chunks, count, schedule)
+            for one in pass_order(rank, pp, chunks, count, schedule)
         ]
         assert ours == answer, (
             f"{name}, rank {rank} of {pp}, {chunks} chunks, {count} micro-batches"

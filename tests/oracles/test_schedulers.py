@@ -17,7 +17,7 @@ from meshwright.frameworks.record import FrameworkName
 from meshwright.planner.launch.plan_files import TARGETS, plan_files
 from meshwright.planner.plan.document import Mapping, Plan
 from tests.oracles.slurm_daemon import need, slurm_daemon
-from tests.planner.launch.test_launch_megatron import make_plan
+from tests.plans import make_plan
 
 pytestmark = pytest.mark.oracle
 

@@ -26,7 +26,7 @@ from meshwright.planner.mapping.process_groups import process_groups
 from meshwright.planner.plan.document import Mapping
 from tests.oracles.slurm_daemon import slurm_daemon, slurm_machines
 from tests.oracles.test_frameworks import ask
-from tests.planner.launch.test_launch_megatron import make_plan
+from tests.plans import make_plan
 
 pytestmark = pytest.mark.oracle
 

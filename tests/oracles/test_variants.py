@@ -114,7 +114,7 @@ def test_refused_is_what_cannot_start(
     framework: FrameworkName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Where ranks go is asked in test_topology.py, and means nothing where a grid does not divide.
-    monkeypatch.setattr("meshwright.planner.launch.plan_files.mapping_files", lambda plan: {})
+    monkeypatch.setattr("meshwright.planner.launch.plan_files.mapping_files", lambda *_: {})
     plans, rules, cases = _variants(framework, tmp_path, monkeypatch)
     answers = ask(PARSERS[framework], cases, tmp_path)
     assert len(answers) == len(plans)

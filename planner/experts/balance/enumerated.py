@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planner.experts.balance.bound import partitions
-from meshwright.planner.experts.balance.rows import EXACT, Rows, State
+from meshwright.planner.experts.balance.rows import ROUNDING, Rows, State
 from meshwright.planner.experts.problem import Loads, Slots
 
 _MOST_PACKINGS = 20_000
@@ -30,12 +30,12 @@ def is_enumerable(rows: Rows) -> bool:
 def enumerate_rows(rows: Rows, state: State) -> None:
     """The best placement of every row with a gap, in place; value and bound meet."""
     counts = _all_counts(rows.loads.shape[2], rows.slots, rows.gpus)
-    for row in state.open(rows, EXACT).tolist():
-        best = _best(rows.loads[row], counts, rows.gpus, state.value[row] * (1 - EXACT / 2))
+    for row in state.unsolved(rows, ROUNDING).tolist():
+        best = _best(rows.loads[row], counts, rows.gpus, state.value[row] * (1 - ROUNDING / 2))
         if best is not None:
             state.offer(rows, np.array([row]), best[None])
         # Nothing is below the value by more than rounding.
-        state.bound[row] = max(state.bound[row], state.value[row] * (1 - EXACT / 2))
+        state.bound[row] = max(state.bound[row], state.value[row] * (1 - ROUNDING / 2))
 
 
 def _all_counts(experts: int, slots: int, gpus: int) -> Slots:

@@ -12,8 +12,14 @@ from meshwright.errors import InfeasibleError
 from meshwright.planner.experts.balance.bound import balance_bound, partitions
 from meshwright.planner.experts.balance.heuristic import first_answer
 from meshwright.planner.experts.balance.packing import exchange_to_improve, pack
-from meshwright.planner.experts.balance.rows import EXACT, OPEN, Rows, Solved, State
-from meshwright.planner.experts.balance.solve import PlacementEffort, better, close, solve_rows
+from meshwright.planner.experts.balance.rows import ROUNDING, Rows, Solved, State
+from meshwright.planner.experts.balance.solve import (
+    PlacementEffort,
+    close_gaps,
+    improve_rows,
+    solve_rows,
+)
+from meshwright.planner.experts.params import BALANCE
 from meshwright.planner.experts.problem import Loads, PlacementLimits, Slots, SlotShape
 
 MOST_PARTITIONS = 5000
@@ -118,7 +124,7 @@ class _Search:
         gap = self._effort.gap
         for _ in range(MOST_TRIED):
             bounds = self._by_partition(self._bound)
-            good = self._best <= bounds.min(axis=1) * (1 + gap * OPEN)
+            good = self._best <= bounds.min(axis=1) * (1 + gap * BALANCE.search_share)
             bounds[self._searched[:, self._partitions].all(axis=2)] = np.inf
             # Among equal bounds the partition whose nodes are closest to even.
             pick = (bounds + 1e-6 * (self._bound[:, self._partitions] ** 2).sum(axis=2)).argmin(
@@ -135,7 +141,7 @@ class _Search:
             floor[layers] = bounds[layers, pick[layers]]
             rows = self._rows(pairs, floor)
             state = first_answer(rows, gap)
-            better(rows, state, self._effort)
+            improve_rows(rows, state, self._effort)
             self._keep(pairs, state)
             for pair in pairs:
                 self._searched[pair] = True
@@ -146,7 +152,7 @@ class _Search:
         floor, lowest = bounds.min(axis=1), bounds.argmin(axis=1)
         wanted: set[tuple[int, int]] = set()
         for layer in np.flatnonzero(
-            self._best > floor * (1 + max(self._effort.gap, EXACT))
+            self._best > floor * (1 + max(self._effort.gap, ROUNDING))
         ).tolist():
             sets = {*self._partitions[self._choice[layer]], *self._partitions[lowest[layer]]}
             wanted |= {
@@ -161,7 +167,7 @@ class _Search:
             value=np.array([self._value[pair] for pair in pairs]),
             bound=np.array([self._bound[pair] for pair in pairs]),
         )
-        close(rows, state, self._effort, share=0.25 / _EXACT_ROUNDS)
+        close_gaps(rows, state, self._effort, BALANCE.exact_share / _EXACT_ROUNDS)
         self._keep(pairs, state)
         for pair in pairs:
             self._closed[pair] = True
@@ -170,7 +176,7 @@ class _Search:
     def _holds_back(self, layer: int, s: int, floor: float) -> bool:
         known = (layer, s) in self._slots and not self._closed[layer, s]
         return known and bool(
-            self._value[layer, s] > max(self._bound[layer, s], floor) * (1 + EXACT)
+            self._value[layer, s] > max(self._bound[layer, s], floor) * (1 + ROUNDING)
         )
 
     def _experts(self, groups: tuple[int, ...]) -> NDArray[np.int64]:
@@ -188,7 +194,7 @@ class _Search:
             loads=np.stack(
                 [self._loads[layer][:, self._experts(self._sets[s])] for layer, s in pairs]
             ),
-            floor=floor[[layer for layer, _ in pairs]],
+            needed=floor[[layer for layer, _ in pairs]],
             slots=self._shape.node_slots,
             gpus=self._shape.node_gpus,
         )
@@ -241,7 +247,7 @@ def solve_nodes(
     index = np.broadcast_to(members, (*spread.shape[:2], members.shape[2]))
     rows = Rows(
         loads=np.take_along_axis(spread, index, axis=2),
-        floor=np.zeros(len(members)),
+        needed=np.zeros(len(members)),
         slots=shape.node_slots,
         gpus=shape.node_gpus,
     )

@@ -1,215 +1,169 @@
-"""The fast part: a first answer for every row, then other replica counts and splits where a gap is open."""
+"""The fast part: a first answer for every row, then other replica counts and splits where a gap is left."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planner.experts.balance.bound import balance_bound
-from meshwright.planner.experts.balance.chains import pass_on
 from meshwright.planner.experts.balance.count_bound import count_bound, pair_bound
-from meshwright.planner.experts.balance.counts import SPARE, counts_within, nearby_counts
+from meshwright.planner.experts.balance.counts import SPARE_SLOT_RULES, counts_within
 from meshwright.planner.experts.balance.packing import (
     SlotPacking,
     exchange_to_improve,
     greedy_counts,
     pack,
 )
-from meshwright.planner.experts.balance.recount import by_patterns, recount
-from meshwright.planner.experts.balance.repartition import share_anew
-from meshwright.planner.experts.balance.rows import AIM, OPEN, Rows, State, broken, value_of
+from meshwright.planner.experts.balance.recount import recount
+from meshwright.planner.experts.balance.repartition import split_pairs
+from meshwright.planner.experts.balance.rows import Rows, State, is_invalid, value_of
+from meshwright.planner.experts.params import BALANCE
 from meshwright.planner.experts.problem import Loads, Slots
 
-_ROUNDS = 600
-_LIMITS = (0.0005, 0.02, 0.06, 0.15, 0.3, 0.6)
-"""Limits on the GPU load whose counts are tried, as shares of the way from the bound to the value."""
-_TRIES = 6
-_HOT = 0.3
-"""Load over the mean GPU load above which an expert may crowd others out."""
-_COUNT_WORK = 0.1
-_CHEAP_SLOTS = 64
-"""Slots up to which the bound without a solver is quick; so it is where nothing is replicated."""
-_PATIENCE = 3
 _ROUNDING = 1e-9
-"""A limit ruled out closes the row by a hair, not almost."""
+"""Relative. A limit that is ruled out closes the row by a hair, not almost."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
-    """How much work each open row gets."""
+class SearchBudget:
+    """How much work each unsolved row gets.
 
-    generations: int
-    """Rounds of counts near the best; 0 for the first search."""
+    Parameters
+    ----------
+    limits
+        Limits on the GPU load whose counts are tried, at most 18.
+    bound_steps
+        Limits tried for the bound by replica counts; 0 for no such bound.
+    recounts
+        Replica counts tried on a row of few slots.
+    """
+
     limits: int
-    """Limits on the GPU load whose counts the first search tries."""
     bound_steps: int
-    """Limits tried for the bound by replica counts; 0 for none."""
-    programmes: int
-    """Linear programmes of patterns on a row of few slots; 0 for none."""
+    recounts: int
 
 
 def first_answer(rows: Rows, gap: float) -> State:
     """Counts with the smallest largest replica, longest processing time first, exchanges."""
-    shares = rows.loads.max(axis=1)
-    counts = greedy_counts(shares, rows.slots, rows.gpus)
+    counts = greedy_counts(rows.loads.max(axis=1), rows.slots, rows.gpus)
     bound = balance_bound(rows.loads, rows.slots, rows.gpus)
-    aim = np.maximum(bound, rows.floor) * (1 + AIM * gap)
-    slots = _packed(rows, counts, aim)
+    slots = _packed(rows, counts, np.maximum(bound, rows.needed), gap)
     value = value_of(rows, slots)
-    value[broken(rows, slots)] = np.inf
+    value[is_invalid(rows, slots)] = np.inf
     return State(slots=slots, value=value, bound=np.minimum(bound, value))
 
 
-def _packed(rows: Rows, counts: Slots, aim: Loads) -> Slots:
+def sharpen(rows: Rows, state: State, gap: float) -> None:
+    """A sharper bound and new splits of GPU pairs, for unsolved rows; `state` changes in place."""
+    index = state.unsolved(rows, gap * BALANCE.search_share)
+    if not len(index):
+        return
+    if rows.slots <= BALANCE.cheap_slots or rows.slots == rows.loads.shape[2]:
+        value, bound = state.value[index], state.bound[index]
+        reached = np.where(np.isfinite(value), value, 2 * bound)
+        state.bound[index] = balance_bound(rows.take(index).loads, rows.slots, rows.gpus, reached)
+    _split_pairs(rows, state, gap)
+
+
+def search_limits(rows: Rows, state: State, gap: float, budget: SearchBudget) -> None:
+    """Betters unsolved rows in place by the replica counts that lower limits on the GPU load ask for."""
+    _bound_by_counts(rows, state, gap, budget.bound_steps)
+    _try_limits(rows, state, gap, budget.limits)
+    _split_pairs(rows, state, gap)
+
+
+def search_counts(rows: Rows, state: State, gap: float, budget: SearchBudget, seed: int) -> None:
+    """Betters unsolved rows in place by counts drawn at random, and bounds again what fell."""
+    _bound_by_counts(rows, state, gap, budget.bound_steps)
+    before = state.value.copy()
+    recount(rows, state, gap, budget.recounts, seed)
+    _bound_by_counts(rows, state, gap, budget.bound_steps, before)
+
+
+def _packed(rows: Rows, counts: Slots, target: Loads, gap: float) -> Slots:
     packing = pack(rows.loads, counts, rows.gpus, rows.spread_nodes)
-    exchange_to_improve(packing, _ROUNDS, aim, rows.spread_nodes)
+    stop_at = target * (1 + BALANCE.stop_share * gap)
+    exchange_to_improve(packing, BALANCE.exchange_rounds, stop_at, rows.spread_nodes)
     return packing.slots
 
 
-def sharpen(rows: Rows, state: State, gap: float) -> None:
-    """The cheap part of the search: a sharper bound and new splits of GPU pairs, for open rows in place."""
-    left = state.open(rows, gap * OPEN)
-    if not len(left):
-        return
-    if rows.slots <= _CHEAP_SLOTS or rows.slots == rows.loads.shape[2]:
-        best = np.where(np.isfinite(state.value[left]), state.value[left], 2 * state.bound[left])
-        state.bound[left] = balance_bound(rows.take(left).loads, rows.slots, rows.gpus, best)
-    _split_anew(rows, state, gap, chains=False)
-
-
-def search(rows: Rows, state: State, *, gap: float, budget: Budget, seed: int) -> None:
-    """Betters open rows in place; every row by itself, so that the split over processes changes nothing.
-
-    First the bound by counts where experts are hot and counts for lower limits on the GPU load; with
-    generations in the budget also counts near the best, and patterns where slots are few.
-    """
-    if not budget.generations:
-        _first_search(rows, state, gap, budget)
-        return
-    _count_bounds(rows, state, gap, budget.bound_steps)
-    tried = state.value.copy()
-    recount(rows, state, gap=gap, tries=_TRIES * budget.generations, seed=seed)
-    _near(rows, state, gap=gap, generations=budget.generations, seed=seed)
-    _count_bounds(rows, state, gap, budget.bound_steps, tried)
-    by_patterns(rows, state, gap=gap, tries=budget.programmes, seed=seed)
-
-
-def _first_search(rows: Rows, state: State, gap: float, budget: Budget) -> None:
+def _try_limits(rows: Rows, state: State, gap: float, limits: int) -> None:
+    """Packs the counts that lower limits on the GPU load ask for, until a row is solved."""
     seen: list[set[bytes]] = [set() for _ in state.value]
-    _count_bounds(rows, state, gap, budget.bound_steps)
-    for spare_to, fraction in [(s, f) for s in SPARE for f in _LIMITS][: budget.limits]:
-        left = state.open(rows, gap * OPEN)
-        if not len(left):
+    tries = [(rule, fraction) for rule in SPARE_SLOT_RULES for fraction in BALANCE.limit_fractions]
+    for rule, fraction in tries[:limits]:
+        index = state.unsolved(rows, gap * BALANCE.search_share)
+        if not len(index):
             return
-        part = rows.take(left)
-        low = np.maximum(state.bound[left], part.floor)
-        top = np.where(np.isfinite(state.value[left]), state.value[left], 2 * low)
-        limit = low + fraction * (top - low)
-        shares = part.loads.max(axis=1)
+        low = state.target(rows, index)
+        high = np.where(np.isfinite(state.value[index]), state.value[index], 2 * low)
+        limit = low + fraction * (high - low)
+        largest = rows.loads[index].max(axis=1)
         counts = np.stack(
             [
-                counts_within(share, rows.slots, rows.gpus, t, spare_to)
-                for share, t in zip(shares, limit, strict=True)
+                counts_within(load, rows.slots, rows.gpus, float(load_limit), rule)
+                for load, load_limit in zip(largest, limit, strict=True)
             ]
         )
-        fresh = np.array([_new(seen[row], c) for row, c in zip(left, counts, strict=True)])
-        if fresh.any():
-            aim = low[fresh] * (1 + AIM * gap)
-            state.offer(rows, left[fresh], _packed(rows.take(left[fresh]), counts[fresh], aim))
-    _split_anew(rows, state, gap)
-
-
-def _new(seen: set[bytes], counts: Slots) -> bool:
-    """Whether the counts were not tried yet; they are now."""
-    mark = counts.tobytes()
-    fresh = mark not in seen
-    seen.add(mark)
-    return fresh
-
-
-def _count_bounds(
-    rows: Rows, state: State, gap: float, steps: int, tried: Loads | None = None
-) -> None:
-    """The bound by replica counts where an expert is hot; the counts it finds are packed too.
-
-    Rows that still have their value in `tried` are left out.
-    """
-    left = state.open(rows, gap * OPEN)
-    if tried is not None:
-        left = left[state.value[left] < tried[left]]
-    left = left[np.isfinite(state.value[left]) & (rows.loads[left].max(axis=(1, 2)) > _HOT)]
-    offers: list[tuple[int, Slots]] = []
-    for row in left.tolist() if steps else ():
-        load = rows.loads[row, int(rows.loads[row].max(axis=1).argmax())]
-        found = pair_bound(load, rows.slots, rows.gpus) or count_bound(
-            load,
-            rows.slots,
-            rows.gpus,
-            low=state.bound[row],
-            high=state.value[row] / (1 + OPEN * gap) * (1 + _ROUNDING),
-            work=_COUNT_WORK,
-            steps=steps,
+        is_new = np.array(
+            [
+                row_counts.tobytes() not in seen[row]
+                for row, row_counts in zip(index, counts, strict=True)
+            ]
         )
-        state.bound[row] = max(state.bound[row], found.bound)
-        offers += [(row, counts) for counts in found.counts]
-    if offers:
-        many = np.array([row for row, _ in offers])
-        part = rows.take(many)
-        aim = np.maximum(state.bound[many], part.floor) * (1 + AIM * gap)
-        packed = _packed(part, np.stack([counts for _, counts in offers]), aim)
-        if rows.spread_nodes == 1:
-            pass_on(SlotPacking(slots=packed, loads=part.loads), _ROUNDS, aim)
-        for i, row in enumerate(many):
-            state.offer(rows, np.array([row]), packed[i : i + 1])
-    _split_anew(rows, state, gap)
+        for row, row_counts in zip(index, counts, strict=True):
+            seen[row].add(row_counts.tobytes())
+        if is_new.any():
+            chosen = index[is_new]
+            slots = _packed(rows.take(chosen), counts[is_new], low[is_new], gap)
+            state.offer(rows, chosen, slots)
 
 
-def _split_anew(rows: Rows, state: State, gap: float, *, chains: bool = True) -> None:
-    left = state.open(rows, gap * OPEN)
-    left = left[np.isfinite(state.value[left])]
-    if not len(left) or rows.spread_nodes > 1:
+def _bound_by_counts(
+    rows: Rows, state: State, gap: float, steps: int, before: Loads | None = None
+) -> None:
+    """The bound by replica counts where an expert is hot; the counts it comes upon are packed too.
+
+    Rows that still have their value in `before` are left out.
+    """
+    index = state.unsolved(rows, gap * BALANCE.search_share)
+    if before is not None:
+        index = index[state.value[index] < before[index]]
+    hot = rows.loads[index].max(axis=(1, 2)) > BALANCE.hot_load
+    index = index[np.isfinite(state.value[index]) & hot]
+    for row in index.tolist() if steps else ():
+        load = rows.loads[row, int(rows.loads[row].max(axis=1).argmax())]
+        result = pair_bound(load, rows.slots, rows.gpus)
+        if result is None:
+            below = state.value[row] / (1 + BALANCE.search_share * gap) * (1 + _ROUNDING)
+            result = count_bound(
+                load,
+                rows.slots,
+                rows.gpus,
+                low=state.bound[row],
+                high=below,
+                work=BALANCE.count_work,
+                steps=steps,
+            )
+        state.bound[row] = max(state.bound[row], result.bound)
+        if result.counts:
+            repeated = np.full(len(result.counts), row)
+            target = state.target(rows, repeated)
+            slots = _packed(rows.take(repeated), np.stack(result.counts), target, gap)
+            state.offer_best(rows, row, slots)
+    _split_pairs(rows, state, gap)
+
+
+def _split_pairs(rows: Rows, state: State, gap: float) -> None:
+    """Splits the replicas of GPU pairs in a better way, for unsolved rows."""
+    index: NDArray[np.int64] = state.unsolved(rows, gap * BALANCE.search_share)
+    index = index[np.isfinite(state.value[index])]
+    if not len(index) or rows.spread_nodes > 1:
         return
-    part = rows.take(left)
-    packing = SlotPacking(slots=state.slots[left].copy(), loads=part.loads)
-    aim = np.maximum(state.bound[left], part.floor) * (1 + AIM * gap)
-    share_anew(packing, _ROUNDS, aim)
-    if chains:
-        pass_on(packing, _ROUNDS, aim)
-    state.offer(rows, left, packing.slots)
-
-
-def _near(rows: Rows, state: State, *, gap: float, generations: int, seed: int) -> None:
-    """Counts that differ from the best in a few replicas; a row that stays without gain is left."""
-    experts = rows.loads.shape[2]
-    idle = np.zeros(len(state.value), dtype=np.int64)
-    if rows.slots == experts:
-        return
-    for generation in range(generations):
-        left = state.open(rows, gap * OPEN)
-        left = left[(idle[left] < _PATIENCE) & np.isfinite(state.value[left])]
-        if not len(left):
-            return
-        counts = np.concatenate([_nearby(rows, state, int(row), generation, seed) for row in left])
-        many = np.repeat(left, _TRIES)
-        part = rows.take(many)
-        aim = np.maximum(state.bound[many], part.floor) * (1 + AIM * gap)
-        found = _packed(part, counts, aim)
-        reached = value_of(part, found)
-        reached[broken(part, found)] = np.inf
-        pick = reached.reshape(len(left), _TRIES).argmin(axis=1)
-        chosen = found.reshape(len(left), _TRIES, *found.shape[1:])[np.arange(len(left)), pick]
-        better = state.offer(rows, left, chosen)
-        idle[left] = np.where(better, 0, idle[left] + 1)
-    _split_anew(rows, state, gap)
-
-
-def _nearby(rows: Rows, state: State, row: int, generation: int, seed: int) -> NDArray[np.int64]:
-    load = rows.loads[row].max(axis=0)
-    counts = np.bincount(state.slots[row].ravel(), minlength=len(load))
-    # Seeded by the loads themselves: the same row gets the same tries wherever it is solved.
-    mark = crc32(np.ascontiguousarray(load).tobytes())
-    chance = np.random.default_rng((seed, generation, mark))
-    return nearby_counts(load, counts, rows.gpus, _TRIES, chance)
+    part = rows.take(index)
+    packing = SlotPacking(slots=state.slots[index].copy(), loads=part.loads)
+    stop_at = state.target(rows, index) * (1 + BALANCE.stop_share * gap)
+    split_pairs(packing, BALANCE.exchange_rounds, stop_at)
+    state.offer(rows, index, packing.slots)

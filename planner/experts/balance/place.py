@@ -36,7 +36,7 @@ def place_layers(
         else:
             rows = Rows(
                 loads=by_layer(loads, shape.gpus),
-                floor=np.zeros(loads.shape[1]),
+                needed=np.zeros(loads.shape[1]),
                 slots=shape.slots,
                 gpus=shape.gpus,
                 spread_nodes=shape.nodes if limits.spread else 1,

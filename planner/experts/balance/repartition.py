@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from meshwright.planner.experts.balance.packing import SlotPacking, slot_loads
 from meshwright.planner.experts.problem import Loads, Slots
 
-MOST_SLOTS = 6
+MOST_SLOTS_PER_GPU = 6
 """Slots per GPU above which the splits (462 at 6) are too many."""
 _BIG = 1e30
 _PART = 4_000_000
@@ -27,13 +27,13 @@ def _splits(per_gpu: int) -> NDArray[np.int64]:
     return np.array([(0, *chosen) for chosen in rest], dtype=np.int64)
 
 
-def share_anew(packing: SlotPacking, rounds: int, stop_at: Loads) -> None:
+def split_pairs(packing: SlotPacking, rounds: int, stop_at: Loads) -> None:
     """Improves every row in place, the fullest GPU with the partner where both end lowest, until none helps.
 
-    `stop_at` [rows] is a largest GPU load that is good enough. GPUs with more than MOST_SLOTS slots stay.
+    `stop_at` [rows] is a largest GPU load that is good enough. GPUs of more slots stay.
     """
     per_gpu = packing.slots.shape[2]
-    if per_gpu > MOST_SLOTS or packing.slots.shape[1] < 2:
+    if per_gpu > MOST_SLOTS_PER_GPU or packing.slots.shape[1] < 2:
         return
     replica = packing.loads / packing.counts[:, None, :]
     weight = slot_loads(replica, packing.slots)

@@ -10,29 +10,33 @@ from numpy.typing import NDArray
 from meshwright.planner.experts.balance.packing import SlotPacking, has_duplicates
 from meshwright.planner.experts.problem import Loads, Slots
 
-EXACT = 1e-6
-"""Loads are rounded to a ten-millionth of the mean: a smaller gap is none."""
-
-OPEN = 0.25
-"""Share of the gap that was asked for above which a row is searched further: the mean ends well within it."""
-AIM = 0.15
-"""Share of that gap at which a packing is not improved further."""
+ROUNDING = 1e-6
+"""Relative. CP-SAT's loads are rounded to a ten-millionth of the mean: a smaller gap is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Loads [rows, windows, experts] in units of the mean GPU load of the layer; `floor` [rows]."""
+    """Packings of one shape.
+
+    Parameters
+    ----------
+    loads
+        [rows, windows, experts], in units of the mean GPU load of the layer.
+    needed
+        [rows], value that a row need not be below: what another node of the layer reaches at best.
+    spread_nodes
+        Nodes over which replicas of an expert are spread; 1 for no such limit.
+    """
 
     loads: Loads
     slots: int
     gpus: int
-    floor: Loads
-    """What the row's value need not be below: what another node of the layer reaches at best."""
+    needed: Loads
     spread_nodes: int = 1
 
-    def take(self, rows: NDArray[np.int64]) -> Rows:
-        """Some of the rows."""
-        return replace(self, loads=self.loads[rows], floor=self.floor[rows])
+    def take(self, index: NDArray[np.int64]) -> Rows:
+        """The rows of `index`."""
+        return replace(self, loads=self.loads[index], needed=self.needed[index])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +51,7 @@ class Solved:
     def gap(self) -> Loads:
         """Value over bound, minus 1; 0 below what rounding can tell."""
         gap = self.value / self.bound - 1
-        return np.asarray(np.where(gap <= EXACT, 0.0, gap))
+        return np.asarray(np.where(gap <= ROUNDING, 0.0, gap))
 
 
 @dataclass
@@ -58,40 +62,50 @@ class State:
     value: Loads
     bound: Loads
 
-    def open(self, rows: Rows, gap: float) -> NDArray[np.int64]:
-        """Rows whose value is more than `gap` above what is known to be needed."""
-        return np.flatnonzero(self.value > np.maximum(self.bound, rows.floor) * (1 + gap))
+    def target(self, rows: Rows, index: NDArray[np.int64]) -> Loads:
+        """The least value that is worth reaching, for the rows of `index`."""
+        return np.maximum(self.bound[index], rows.needed[index])
 
-    def offer(self, rows: Rows, index: NDArray[np.int64], found: Slots) -> NDArray[np.bool_]:
-        """Keeps what is better and whole; says where that was."""
+    def unsolved(self, rows: Rows, gap: float) -> NDArray[np.int64]:
+        """Rows with a placement whose value is more than `gap` above their target."""
+        target = np.maximum(self.bound, rows.needed)
+        return np.flatnonzero(self.value > target * (1 + gap))
+
+    def offer(self, rows: Rows, index: NDArray[np.int64], slots: Slots) -> None:
+        """Takes over the valid placements among `slots` that are better than the rows of `index`."""
         part = rows.take(index)
-        reached = value_of(part, found)
-        reached[broken(part, found)] = np.inf
-        better = np.asarray(reached < self.value[index])
-        self.slots[index[better]], self.value[index[better]] = found[better], reached[better]
-        return better
+        value = value_of(part, slots)
+        value[is_invalid(part, slots)] = np.inf
+        better = value < self.value[index]
+        self.slots[index[better]] = slots[better]
+        self.value[index[better]] = value[better]
+
+    def offer_best(self, rows: Rows, row: int, slots: Slots) -> None:
+        """The same for several placements [tries, gpus, slots of a GPU] of one row."""
+        for tried in slots:
+            self.offer(rows, np.array([row]), tried[None])
 
 
 def value_of(rows: Rows, slots: Slots) -> Loads:
     """Largest GPU load over the mean, worst window, [rows]."""
-    return np.asarray(SlotPacking(slots=slots, loads=rows.loads).gpu_loads().max(axis=(1, 2)))
+    gpu = SlotPacking(slots=slots, loads=rows.loads).gpu_loads()
+    return np.asarray(gpu.max(axis=(1, 2)))
 
 
-def broken(rows: Rows, slots: Slots) -> NDArray[np.bool_]:
+def is_invalid(rows: Rows, slots: Slots) -> NDArray[np.bool_]:
     """Rows whose slots hold an expert twice on a GPU or break the spread."""
-    bad = has_duplicates(slots)
+    invalid = has_duplicates(slots)
     if rows.spread_nodes > 1:
-        nodes = rows.spread_nodes
         experts = rows.loads.shape[2]
-        for row, placed in enumerate(slots):
-            by_node = placed.reshape(nodes, -1)
+        for row, row_slots in enumerate(slots):
+            by_node = row_slots.reshape(rows.spread_nodes, -1)
             counts = np.stack([np.bincount(node, minlength=experts) for node in by_node])
-            bad[row] |= bool((counts.max(axis=0) > -(-counts.sum(axis=0) // nodes)).any())
-    return np.asarray(bad)
+            allowed = -(-counts.sum(axis=0) // rows.spread_nodes)
+            invalid[row] |= bool((counts.max(axis=0) > allowed).any())
+    return np.asarray(invalid)
 
 
 def by_layer(loads: Loads, gpus: int) -> Loads:
     """Loads over the mean GPU load, [layers, windows, experts], from [windows, layers, experts]."""
-    return np.ascontiguousarray(
-        np.swapaxes(loads * (gpus / loads.sum(axis=2, keepdims=True)), 0, 1)
-    )
+    relative = loads * (gpus / loads.sum(axis=2, keepdims=True))
+    return np.ascontiguousarray(np.swapaxes(relative, 0, 1))

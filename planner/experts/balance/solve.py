@@ -17,34 +17,43 @@ from meshwright.planner.experts.balance.exact import (
     literals,
     solve_exactly,
 )
-from meshwright.planner.experts.balance.heuristic import Budget, first_answer, search, sharpen
-from meshwright.planner.experts.balance.rows import EXACT, OPEN, Rows, Solved, State
+from meshwright.planner.experts.balance.heuristic import (
+    SearchBudget,
+    first_answer,
+    search_counts,
+    search_limits,
+    sharpen,
+)
+from meshwright.planner.experts.balance.rows import ROUNDING, Rows, Solved, State
+from meshwright.planner.experts.params import BALANCE
 from meshwright.planner.experts.problem import Slots
-
-_LEAST_WORK = 0.05
-"""CP-SAT's deterministic time below which a row is not worth the model."""
-_PROGRAMME_S = 0.025
-"""Seconds for one set of counts on a row of few slots, until patterns rule it out or allow it."""
-_PROCESS_COST = 4000
-"""Slots of open rows above which other processes are worth their start."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementEffort:
-    """How far to go. All limits are amounts of work, so the answer does not depend on the machine's speed."""
+    """How far to go. All limits are amounts of work, so the answer does not depend on the machine's speed.
+
+    Parameters
+    ----------
+    gap
+        Stop where balance is within this of the bound, relative.
+    time_limit_s
+        Shared out over the rows as work: about so long on an idle machine of 2 cores.
+    exact
+        Whether CP-SAT may be used on whole layers.
+    crew
+        Processes that are at hand; `place_layers` starts them.
+    on_first
+        Called with the first answer, before it is bettered.
+    """
 
     gap: float = 0.005
-    """Stop where balance is within this of the bound."""
     time_limit_s: float = 60.0
-    """Shared out over the rows as work: about so long on an idle machine of 2 cores."""
     exact: bool = True
-    """Whether CP-SAT may be used."""
     seed: int = 0
     workers: int = 1
     crew: Crew | None = None
-    """Processes that are at hand; `place` starts them."""
     on_first: Callable[[State], None] | None = None
-    """Told the first answer, before it is bettered."""
 
 
 def solve_rows(rows: Rows, effort: PlacementEffort) -> Solved:
@@ -54,9 +63,9 @@ def solve_rows(rows: Rows, effort: PlacementEffort) -> Solved:
         effort.on_first(state)
     if is_enumerable(rows):
         enumerate_rows(rows, state)
-    better(rows, state, effort)
+    improve_rows(rows, state, effort)
     if effort.exact:
-        close(rows, state, effort)
+        close_gaps(rows, state, effort, BALANCE.exact_share)
     if not np.isfinite(state.value).all():
         raise InfeasibleError(
             f"no placement of {rows.loads.shape[2]} experts in {rows.slots} slots on {rows.gpus} GPUs was "
@@ -65,54 +74,66 @@ def solve_rows(rows: Rows, effort: PlacementEffort) -> Solved:
     return Solved(slots=state.slots, value=state.value, bound=np.minimum(state.bound, state.value))
 
 
-def budget_of(rows: Rows, count: int, effort: PlacementEffort, *, first: bool) -> Budget:
-    """Work for each of `count` open rows, by what its parts cost on one core."""
+def search_budget(rows: Rows, count: int, effort: PlacementEffort) -> SearchBudget:
+    """Work for each of `count` unsolved rows, by what its parts cost on one core."""
     total_s = 2 * effort.time_limit_s / max(count, 1)
     round_s = 24e-6 * rows.slots * (1 + rows.slots / 300)
     bound_s = 0.003 + 0.007 * rows.slots / 300
-    return Budget(
-        generations=0 if first else int(np.clip(0.15 * total_s / round_s, 1, 300)),
+    return SearchBudget(
         limits=int(np.clip(1.2 * total_s / round_s, 1, 18)),
         bound_steps=int(np.clip(0.35 * total_s / bound_s + 0.5, 0, 10)),
-        programmes=0 if first else int(np.clip(0.6 * total_s / _PROGRAMME_S, 0, 200)),
+        recounts=int(np.clip(5 * total_s / round_s, 6, 20_000)),
     )
 
 
-def better(rows: Rows, state: State, effort: PlacementEffort) -> None:
-    """The search, its open rows over processes: first on all of them, then more on those that stay open."""
+def improve_rows(rows: Rows, state: State, effort: PlacementEffort) -> None:
+    """The search, first on all unsolved rows, then more of it on those that stay so; changes `state`."""
     sharpen(rows, state, effort.gap)
-    for first in (True, False):
-        left = state.open(rows, effort.gap * OPEN)
-        if not len(left):
+    for step in (_search_limits, _search_counts):
+        unsolved = state.unsolved(rows, effort.gap * BALANCE.search_share)
+        if not len(unsolved):
             return
-        budget = budget_of(rows, len(left), effort, first=first)
-        crew = effort.crew
-        if crew is None or crew.workers <= 1 or len(left) * rows.slots < _PROCESS_COST:
-            parts = [left]
-        else:
-            parts = [left[i :: 2 * crew.workers] for i in range(min(2 * crew.workers, len(left)))]
+        budget = search_budget(rows, len(unsolved), effort)
+        crew = effort.crew or Crew(1)
+        parts = [unsolved]
+        if crew.workers > 1 and len(unsolved) * rows.slots >= BALANCE.parallel_slots:
+            count = min(2 * crew.workers, len(unsolved))
+            parts = [unsolved[i::count] for i in range(count)]
         jobs = [
-            (
-                rows.take(p),
-                State(state.slots[p], state.value[p], state.bound[p]),
-                effort.gap,
-                budget,
-                effort.seed,
+            _Job(
+                rows=rows.take(part),
+                state=State(state.slots[part], state.value[part], state.bound[part]),
+                gap=effort.gap,
+                budget=budget,
+                seed=effort.seed,
             )
-            for p in parts
+            for part in parts
         ]
-        for part, found in zip(parts, (crew or Crew(1)).map(_search_part, jobs), strict=True):
-            state.slots[part], state.value[part], state.bound[part] = (
-                found.slots,
-                found.value,
-                found.bound,
-            )
+        for part, result in zip(parts, crew.map(step, jobs), strict=True):
+            state.slots[part] = result.slots
+            state.value[part] = result.value
+            state.bound[part] = result.bound
 
 
-def _search_part(job: tuple[Rows, State, float, Budget, int]) -> State:
-    rows, state, gap, budget, seed = job
-    search(rows, state, gap=gap, budget=budget, seed=seed)
-    return state
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """Rows for one process."""
+
+    rows: Rows
+    state: State
+    gap: float
+    budget: SearchBudget
+    seed: int
+
+
+def _search_limits(job: _Job) -> State:
+    search_limits(job.rows, job.state, job.gap, job.budget)
+    return job.state
+
+
+def _search_counts(job: _Job) -> State:
+    search_counts(job.rows, job.state, job.gap, job.budget, job.seed)
+    return job.state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,77 +147,66 @@ class _Task:
     seed: int
 
 
-def close(rows: Rows, state: State, effort: PlacementEffort, share: float = 0.25) -> None:
-    """CP-SAT on rows that are still open, widest gap first; `share` of the limit is shared out over them."""
-    gap = state.value / np.maximum(state.bound, rows.floor) - 1
-    left = [
-        int(row) for row in np.argsort(-gap, kind="stable") if gap[row] > max(effort.gap, EXACT)
-    ]
-    left = [row for row in left if np.isfinite(state.value[row])]
+def close_gaps(rows: Rows, state: State, effort: PlacementEffort, share: float) -> None:
+    """CP-SAT on unsolved rows, widest gap first; `share` of the time limit is shared out over them."""
+    gap = state.value / np.maximum(state.bound, rows.needed) - 1
+    widest_first = np.argsort(-gap, kind="stable")
+    wide = (gap > max(effort.gap, ROUNDING)) & np.isfinite(state.value)
     total = share * effort.time_limit_s * 2
-    left = left[: int(total / _LEAST_WORK)]
-    if not left:
+    unsolved = [int(row) for row in widest_first if wide[row]]
+    unsolved = unsolved[: int(total / BALANCE.least_exact_work)]
+    if not unsolved:
         return
-    tasks = [
-        _task(
-            rows,
-            row,
-            state.slots[row],
-            below=state.value[row],
-            work=total / len(left),
-            seed=effort.seed,
-        )
-        for row in left
-    ]
-    for row, found in zip(left, _run(tasks, effort.crew), strict=True):
-        if found is None:
+    work = total / len(unsolved)
+    tasks = [_task(rows, state, row, work=work, seed=effort.seed) for row in unsolved]
+    for row, task, packing in zip(unsolved, tasks, _run(tasks, effort.crew), strict=True):
+        if task is None or packing is None:
             continue
-        task, exact = found
         if task.covers:
-            state.bound[row] = max(state.bound[row], exact.bound)
-        if exact.slots is not None:
-            state.offer(rows, np.array([row]), exact.slots[None])
-            if task.covers and exact.optimal:
-                state.bound[row] = max(state.bound[row], state.value[row] * (1 - EXACT))
+            state.bound[row] = max(state.bound[row], packing.bound)
+        if packing.slots is not None:
+            state.offer(rows, np.array([row]), packing.slots[None])
+            if task.covers and packing.optimal:
+                state.bound[row] = max(state.bound[row], state.value[row] * (1 - ROUNDING))
 
 
-def _task(
-    rows: Rows, row: int, hint: Slots, *, below: float, work: float, seed: int
-) -> _Task | None:
+def _task(rows: Rows, state: State, row: int, *, work: float, seed: int) -> _Task | None:
+    """Counts as free as the model's size allows; None where even fixed counts are too large a model."""
     experts = rows.loads.shape[2]
+    hint = state.slots[row]
     counts = np.bincount(hint.ravel(), minlength=experts)
-    most_ever = min(rows.gpus, rows.slots - experts + 1)
+    most_replicas = min(rows.gpus, rows.slots - experts + 1)
     layer = Layer(
         loads=rows.loads[row],
         slots=rows.slots,
         gpus=rows.gpus,
         spread_nodes=rows.spread_nodes,
         least=np.ones(experts, dtype=np.int64),
-        most=np.full(experts, most_ever),
+        most=np.full(experts, most_replicas),
     )
     covers = literals(layer) <= MOST_LITERALS // 4
     if not covers:
-        near = replace(
-            layer, least=np.maximum(counts - 1, 1), most=np.minimum(counts + 1, most_ever)
-        )
-        layer = (
-            near
-            if literals(near) <= MOST_LITERALS // 2
-            else replace(layer, least=counts, most=counts)
-        )
         covers = rows.slots == experts
+        layer = replace(
+            layer,
+            least=np.maximum(counts - 1, 1),
+            most=np.minimum(counts + 1, most_replicas),
+        )
+        if literals(layer) > MOST_LITERALS // 2:
+            layer = replace(layer, least=counts, most=counts)
     if literals(layer) > MOST_LITERALS:
         return None
-    return _Task(layer=layer, hint=hint, below=float(below), covers=covers, work=work, seed=seed)
+    below = float(state.value[row])
+    return _Task(layer=layer, hint=hint, below=below, covers=covers, work=work, seed=seed)
 
 
-def _run(tasks: list[_Task | None], crew: Crew | None) -> list[tuple[_Task, ExactPacking] | None]:
+def _run(tasks: list[_Task | None], crew: Crew | None) -> list[ExactPacking | None]:
     if crew is None or sum(task is not None for task in tasks) < 4:
         return [_solve(task) for task in tasks]
     return crew.map(_solve, tasks)
 
 
-def _solve(task: _Task | None) -> tuple[_Task, ExactPacking] | None:
+def _solve(task: _Task | None) -> ExactPacking | None:
     if task is None:
         return None
-    return task, solve_exactly(task.layer, task.hint, task.below, work=task.work, seed=task.seed)
+    return solve_exactly(task.layer, task.hint, task.below, work=task.work, seed=task.seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, sqrt
 
@@ -12,6 +12,8 @@ from meshwright.planner.launch.ranks.fabric_places import HostPlace
 
 EMPTY, FRAME, PAPER = "#e2e8f0", "#cbd5e1", "#f8fafc"
 TITLE_SIZE, GPUS_IN_A_ROW = 10.5, 8
+LABEL_LEADING = 1.45
+"""Height of a node's label over its font size."""
 MOST_TITLED_LEAVES = 160
 PAGE_WIDTH = 1128.0
 
@@ -57,8 +59,15 @@ class LeafStyle:
         if self.unit != "GPU":
             return self.cell_width, self.cell_height
         across, down = min(gpus, GPUS_IN_A_ROW), ceil(gpus / GPUS_IN_A_ROW)
+        width = across * (self.cell_width + self.gap) - self.gap
         height = down * (self.cell_height + self.gap) - self.gap
-        return across * (self.cell_width + self.gap) - self.gap, height + self.label * 1.45
+        return width, height + self.label * LABEL_LEADING
+
+    def cell_corner(self, gpu: int) -> tuple[float, float]:
+        """Left and top of a GPU's cell inside its node."""
+        row, column = divmod(gpu, GPUS_IN_A_ROW)
+        left = column * (self.cell_width + self.gap)
+        return left, self.label * LABEL_LEADING + row * (self.cell_height + self.gap)
 
 
 _STYLES = (
@@ -80,18 +89,24 @@ def style_for(leaves: Sequence[Sequence[Host]]) -> LeafStyle:
     Leaves as wide as the largest one needs line up in columns. Very many leaves lose their titles.
     """
     count, widest = sum(map(len, leaves)), max(map(len, leaves))
-    style = next((style for most, style in _STYLES if count <= most), _SMALLEST)
+    style = _SMALLEST
+    for limit, larger in reversed(_STYLES):
+        if count <= limit:
+            style = larger
     if style.unit == "leaf":
-        return replace(style, cell_width=max(64.0, min(PAGE_WIDTH, 2 * PAGE_WIDTH / len(leaves))))
+        two_rows = 2 * PAGE_WIDTH / len(leaves)
+        return replace(style, cell_width=max(64.0, min(PAGE_WIDTH, two_rows)))
     width, height = style.node_size(leaves[0][0].gpus)
-    columns = ceil(sqrt(widest * (height + style.between) / (width + style.between) * 1.3))
-    columns = min(columns, int(PAGE_WIDTH / (width + style.between)))
+    across, down = width + style.between, height + style.between
+    # Leaves a little wider than high.
+    columns = ceil(sqrt(widest * down / across * 1.3))
+    columns = min(columns, int(PAGE_WIDTH / across))
     if len(leaves) > MOST_TITLED_LEAVES:
         return replace(style, title=0, pad=3, columns=max(1, columns))
     if style.unit == "node":
         # Room for a title.
-        columns = max(columns, ceil(70 / (width + style.between)))
-    return replace(style, columns=max(1, min(columns, widest) if style.unit == "GPU" else columns))
+        return replace(style, columns=max(1, columns, ceil(70 / across)))
+    return replace(style, columns=max(1, min(columns, widest)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,70 +122,78 @@ class LeafPainter:
         style = self.style
         width, height = style.node_size(max(host.gpus for host in hosts))
         rows = 1 if style.unit == "leaf" else ceil(len(hosts) / style.columns)
-        return (
-            style.columns * (width + style.between) - style.between + 2 * style.pad,
-            rows * (height + style.between) - style.between + 2 * style.pad + style.title,
-        )
+        inner_width = style.columns * (width + style.between) - style.between
+        inner_height = rows * (height + style.between) - style.between
+        return inner_width + 2 * style.pad, inner_height + 2 * style.pad + style.title
 
     def draw(self, x: float, y: float, hosts: Sequence[Host]) -> None:
         """A leaf with its nodes, its corner at (x, y)."""
+        style = self.style
+        self._frame(x, y, hosts)
+        left, top = x + style.pad, y + style.pad + style.title
+        if style.unit == "leaf":
+            tip = f"{hosts[0].place.leaf}: {hosts[0].name} to {hosts[-1].name}"
+            self._strips(left, top, self._shares(hosts), tip)
+            return
+        width, height = style.node_size(max(host.gpus for host in hosts))
+        draw_node = self._gpus if style.unit == "GPU" else self._tile
+        for index, host in enumerate(hosts):
+            row, column = divmod(index, style.columns)
+            across = column * (width + style.between)
+            down = row * (height + style.between)
+            draw_node(left + across, top + down, host)
+
+    def _frame(self, x: float, y: float, hosts: Sequence[Host]) -> None:
+        """A leaf's frame, with its name and its number of nodes where there is room."""
         style = self.style
         width, height = self.size(hosts)
         name = hosts[0].place.leaf
         nodes = f"{len(hosts):,} node{'' if len(hosts) == 1 else 's'}"
         tip = f"{name}: {nodes}" if name else None
-        self.drawing.rect(
-            x, y, width, height, fill=PAPER, stroke=FRAME, radius=min(5, style.pad), tip=tip
-        )
-        if style.title:
-            full = f"{name} · {len(hosts):,}" if name else nodes
-            room = width - 2 * style.pad
-            words = full if text_width(full, TITLE_SIZE) <= room else name or nodes
-            words = shortened(words, room, TITLE_SIZE)
-            self.drawing.text(x + style.pad, y + 16, words, size=TITLE_SIZE, ink="#475569")
-        left, top = x + style.pad, y + style.pad + style.title
-        if style.unit == "leaf":
-            first, last = hosts[0].name, hosts[-1].name
-            self._strips(left, top, self._shares(hosts), f"{name}: {first} to {last}")
+        radius = min(5, style.pad)
+        self.drawing.rect(x, y, width, height, fill=PAPER, stroke=FRAME, radius=radius, tip=tip)
+        if not style.title:
             return
-        node_width, node_height = style.node_size(max(host.gpus for host in hosts))
-        draw = self._gpus if style.unit == "GPU" else self._tile
-        for index, host in enumerate(hosts):
-            row, column = divmod(index, style.columns)
-            draw(
-                left + column * (node_width + style.between),
-                top + row * (node_height + style.between),
-                host,
-            )
+        room = width - 2 * style.pad
+        words = f"{name} · {len(hosts):,}" if name else nodes
+        if text_width(words, TITLE_SIZE) > room:
+            words = name or nodes
+        words = shortened(words, room, TITLE_SIZE)
+        self.drawing.text(x + style.pad, y + 16, words, size=TITLE_SIZE, ink="#475569")
 
     def _gpus(self, x: float, y: float, host: Host) -> None:
-        """Name, replicas and GPUs of a node, those it does not use left pale."""
-        style = self.style
-        width, _ = style.node_size(host.gpus)
-        replicas = f"dp {host.replicas}" if host.cells else ""
-        room = width - text_width(replicas, style.label - 1) - 6
-        if text_width(host.name, style.label) > room:
-            replicas, room = "", width
-        base = y + style.label
-        self.drawing.text(x, base, shortened(host.name, room, style.label), size=style.label)
-        if replicas:
-            size = style.label - 1
-            self.drawing.text(x + width, base, replicas, size=size, ink="#64748b", anchor="end")
+        """Name, replicas and GPUs of a node."""
+        self._label(x, y, host)
         for gpu in range(host.gpus):
-            left = x + gpu % GPUS_IN_A_ROW * (style.cell_width + style.gap)
-            top = y + style.label * 1.45 + gpu // GPUS_IN_A_ROW * (style.cell_height + style.gap)
-            rank, value = host.cells.get(gpu, (None, 0))
-            fill = EMPTY if rank is None else self.colours[value]
-            tip = f"{host.name} GPU {gpu}: " + ("not used" if rank is None else f"rank {rank}")
-            self.drawing.rect(
-                left, top, style.cell_width, style.cell_height, fill=fill, radius=2, tip=tip
-            )
-            if style.ranks and rank is not None:
-                size = 10.5 if rank < 1000 else 9
-                middle = left + style.cell_width / 2
-                self.drawing.text(
-                    middle, top + 15, str(rank), size=size, ink=ink_on(fill), anchor="middle"
-                )
+            left, top = self.style.cell_corner(gpu)
+            self._cell(x + left, y + top, host, gpu)
+
+    def _label(self, x: float, y: float, host: Host) -> None:
+        """A node's name, and its replicas where both fit."""
+        size = self.style.label
+        width, _ = self.style.node_size(host.gpus)
+        replicas = f"dp {host.replicas}" if host.cells else ""
+        room = width - text_width(replicas, size - 1) - 6
+        if text_width(host.name, size) > room:
+            replicas, room = "", width
+        self.drawing.text(x, y + size, shortened(host.name, room, size), size=size)
+        if replicas:
+            right = x + width
+            self.drawing.text(right, y + size, replicas, size=size - 1, ink="#64748b", anchor="end")
+
+    def _cell(self, x: float, y: float, host: Host, gpu: int) -> None:
+        """A GPU with its rank, pale where it is not used."""
+        style = self.style
+        rank, value = host.cells.get(gpu, (None, 0))
+        fill = EMPTY if rank is None else self.colours[value]
+        use = "not used" if rank is None else f"rank {rank}"
+        tip = f"{host.name} GPU {gpu}: {use}"
+        self.drawing.rect(x, y, style.cell_width, style.cell_height, fill=fill, radius=2, tip=tip)
+        if not style.ranks or rank is None:
+            return
+        size = 10.5 if rank < 1000 else 9
+        middle = x + style.cell_width / 2
+        self.drawing.text(middle, y + 15, str(rank), size=size, ink=ink_on(fill), anchor="middle")
 
     def _tile(self, x: float, y: float, host: Host) -> None:
         """A square, cut into strips where the node's GPUs differ."""
@@ -179,23 +202,20 @@ class LeafPainter:
     def _shares(self, hosts: Sequence[Host]) -> list[tuple[str, int]]:
         """How many GPUs have each colour; what is not used comes last and pale."""
         counts = Counter(value for host in hosts for _, value in host.cells.values())
+        shares = [(self.colours[value], counts[value]) for value in sorted(counts)]
         idle = sum(host.gpus - len(host.cells) for host in hosts)
-        return [(self.colours[value], counts[value]) for value in sorted(counts)] + (
-            [(EMPTY, idle)] if idle else []
-        )
+        if idle:
+            shares.append((EMPTY, idle))
+        return shares
 
     def _strips(self, x: float, y: float, shares: Sequence[tuple[str, int]], tip: str) -> None:
+        """One strip for each colour, as wide as its share of the cell."""
         style = self.style
         radius = 2 if len(shares) == 1 else 0
-        for left, width, fill in _cut(shares, style.cell_width):
-            self.drawing.rect(
-                x + left, y, width, style.cell_height, fill=fill, radius=radius, tip=tip
-            )
-
-
-def _cut(shares: Sequence[tuple[str, int]], width: float) -> Iterator[tuple[float, float, str]]:
-    """(left, width, colour) of each share of a width."""
-    total, left = sum(count for _, count in shares), 0.0
-    for fill, count in shares:
-        yield left, width * count / total, fill
-        left += width * count / total
+        total = sum(count for _, count in shares)
+        left = 0.0
+        for fill, count in shares:
+            width = style.cell_width * count / total
+            height = style.cell_height
+            self.drawing.rect(x + left, y, width, height, fill=fill, radius=radius, tip=tip)
+            left += width

@@ -6,13 +6,13 @@ each is drawn: GPUs with their ranks, GPUs without, one tile per node, one bar p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.planner.drawing.quantities import counted, ranges
 from meshwright.planner.drawing.svg import Drawing, flowed, ramp_colour, shortened, text_width
-from meshwright.planner.launch.rank_files import RankFiles
 from meshwright.planner.launch.ranks.fabric_places import HostPlace
 from meshwright.planner.launch.ranks.node_shapes import (
     EMPTY,
@@ -21,12 +21,14 @@ from meshwright.planner.launch.ranks.node_shapes import (
     LeafStyle,
     style_for,
 )
+from meshwright.planner.launch.ranks.placed import PlacedRanks
 from meshwright.planner.mapping.process_groups import Groups, coordinates
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.predicted import LayoutDoc
 
 WIDTH, MARGIN, GAP = 1200.0, 28.0, 10.0
-POD_TITLE = 28.0
+POD_TITLE, POD_GAP = 28.0, 22.0
+_INSIDE = WIDTH - 2 * MARGIN
 MOST_SWATCHES = 16
 _WORDS = {
     "pp": "pipeline stage",
@@ -34,6 +36,7 @@ _WORDS = {
     "cp": "context part",
     "tp": "tensor part",
 }
+_SHAPES = {"GPU": "a cell is a GPU", "node": "a square is a node", "leaf": "a bar is a leaf"}
 _TABLE = ("axis", "groups", "GPUs in each", "nodes", "leaves", "pods")
 
 
@@ -54,7 +57,7 @@ class _Scene:
 def fabric_picture(
     plan: Plan,
     layout: LayoutDoc,
-    placed: RankFiles,
+    placed: PlacedRanks,
     places: Sequence[HostPlace],
     groups: Mapping[str, Groups],
     *,
@@ -64,13 +67,12 @@ def fabric_picture(
 
     `idle` are nodes without ranks that are shown beside them.
     """
-    axis = next((name for name in ("pp", "dp", "cp", "tp") if getattr(layout, name) > 1), "pp")
+    axis = _coloured_axis(layout)
     per_node = plan.inputs.cluster.gpus_per_node
     hosts = _hosts(placed, places, groups, axis, per_node)
-    hosts += [
-        Host(name=n, place=p, gpus=per_node, cells={}, replicas="", tip=f"{n}: not used")
-        for n, p in idle
-    ]
+    for name, place in idle:
+        tip = f"{name}: not used"
+        hosts.append(Host(name=name, place=place, gpus=per_node, cells={}, replicas="", tip=tip))
     scene = _scene(hosts, axis, getattr(layout, axis))
     drawing = Drawing(width=WIDTH)
     title = f"{plan.inputs.model.name} on {plan.inputs.cluster.name}"
@@ -81,28 +83,38 @@ def fabric_picture(
     return drawing.document(y + MARGIN, title)
 
 
+def _coloured_axis(layout: LayoutDoc) -> str:
+    """The outermost axis that has more than one part."""
+    for axis in ("pp", "dp", "cp", "tp"):
+        if getattr(layout, axis) > 1:
+            return axis
+    return "pp"
+
+
 def _hosts(
-    placed: RankFiles,
+    placed: PlacedRanks,
     places: Sequence[HostPlace],
     groups: Mapping[str, Groups],
     axis: str,
     gpus_per_node: int,
 ) -> list[Host]:
-    values, replicas = (coordinates(groups, name).tolist() for name in (axis, "dp"))
-    cells: list[dict[int, tuple[int, int]]] = [{} for _ in placed.hosts]
-    for rank, (host, gpu) in enumerate(placed.places):
-        cells[host][gpu] = (rank, values[rank])
-    return [
-        Host(
-            name=name,
-            place=place,
-            gpus=max(gpus_per_node, 1 + max(own)),
-            cells=own,
-            replicas=_runs(sorted({replicas[rank] for rank, _ in own.values()})),
-            tip=_tip(name, own, axis),
+    values = coordinates(groups, axis).tolist()
+    replicas = coordinates(groups, "dp").tolist()
+    hosts = []
+    for host, ranks in enumerate(placed.ranks_of_hosts()):
+        cells = {placed.places[rank][1]: (rank, values[rank]) for rank in ranks}
+        name = placed.hosts[host]
+        hosts.append(
+            Host(
+                name=name,
+                place=places[host],
+                gpus=max(gpus_per_node, 1 + max(cells)),
+                cells=cells,
+                replicas=ranges(sorted({replicas[rank] for rank in ranks})),
+                tip=_tip(name, cells, axis),
+            )
         )
-        for name, place, own in zip(placed.hosts, places, cells, strict=True)
-    ]
+    return hosts
 
 
 def _scene(hosts: Sequence[Host], axis: str, degree: int) -> _Scene:
@@ -121,50 +133,35 @@ def _scene(hosts: Sequence[Host], axis: str, degree: int) -> _Scene:
 def _tip(name: str, cells: Mapping[int, tuple[int, int]], axis: str) -> str:
     ranks = sorted(rank for rank, _ in cells.values())
     values = sorted({value for _, value in cells.values()})
-    return f"{name}: ranks {_runs(ranks)}; {_WORDS[axis]} {_runs(values)}"
-
-
-def _runs(numbers: Sequence[int]) -> str:
-    """Sorted numbers as ranges: 0-7, 16."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], number]
-        else:
-            runs.append([number, number])
-    return ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
+    return f"{name}: ranks {ranges(ranks)}; {_WORDS[axis]} {ranges(values)}"
 
 
 def _head(drawing: Drawing, plan: Plan, layout: LayoutDoc, scene: _Scene, title: str) -> float:
-    drawing.text(
-        MARGIN, 40, shortened(title, WIDTH - 2 * MARGIN, 20), size=20, ink="#0f172a", bold=True
-    )
-    axes = ("tp", "cp", "dp", "pp", *(("ep", "etp") if plan.inputs.model.moe is not None else ()))
+    heading = shortened(title, WIDTH - 2 * MARGIN, 20)
+    drawing.text(MARGIN, 40, heading, size=20, ink="#0f172a", bold=True)
+    axes = ["tp", "cp", "dp", "pp"]
+    if plan.inputs.model.moe is not None:
+        axes += ["ep", "etp"]
     degrees = ", ".join(f"{axis} {getattr(layout, axis)}" for axis in axes)
     used = [host for host in scene.hosts if host.cells]
+    gpus = sum(len(host.cells) for host in used)
     leaves, pods = sum(map(len, scene.pods)), len(scene.pods)
-    parts = [f"{sum(len(host.cells) for host in used):,} GPUs", _count(len(used), "node")]
+    parts = [f"{gpus:,} GPUs", counted(len(used), "node")]
     if leaves > 1:
-        parts.append(_count(leaves, "leaf", "leaves"))
+        parts.append(counted(leaves, "leaf", "leaves"))
     if pods > 1:
-        parts.append(_count(pods, "pod"))
+        parts.append(counted(pods, "pod"))
     drawing.text(MARGIN, 62, f"{degrees} · {', '.join(parts)}", size=13)
     return 62
 
 
-def _count(number: int, one: str, many: str | None = None) -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
 def _legend(drawing: Drawing, scene: _Scene, y: float) -> float:
     """What colour and shape stand for: swatches, or a ramp where there are too many."""
-    what = {"GPU": "a cell is a GPU", "node": "a square is a node", "leaf": "a bar is a leaf"}[
-        scene.style.unit
-    ]
-    what += ", its number the rank" if scene.style.ranks else ""
-    what += (
-        ", a frame a leaf" if scene.style.unit != "leaf" and sum(map(len, scene.pods)) > 1 else ""
-    )
+    shapes = _SHAPES[scene.style.unit]
+    if scene.style.ranks:
+        shapes += ", its number the rank"
+    if scene.style.unit != "leaf" and sum(map(len, scene.pods)) > 1:
+        shapes += ", a frame a leaf"
     drawing.text(MARGIN, y + 11, f"{_WORDS[scene.axis]}", size=12, bold=True)
     x = MARGIN + text_width(_WORDS[scene.axis], 12) + 24
     count = len(scene.colours)
@@ -182,63 +179,86 @@ def _legend(drawing: Drawing, scene: _Scene, y: float) -> float:
     if any(len(host.cells) < host.gpus for host in scene.hosts):
         drawing.rect(x + 14, y, 14, 14, fill=EMPTY, radius=2)
         drawing.text(x + 33, y + 11, "not used", size=12)
-    drawing.text(WIDTH - MARGIN, y + 11, what, size=12, ink="#64748b", anchor="end")
+    drawing.text(WIDTH - MARGIN, y + 11, shapes, size=12, ink="#64748b", anchor="end")
     return y + 14
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PodBlock:
+    """A pod with the corners of its leaves inside of it, and its size with the title."""
+
+    leaves: list[list[Host]]
+    corners: list[tuple[float, float]]
+    size: tuple[float, float]
 
 
 def _pods(drawing: Drawing, scene: _Scene, y: float) -> float:
     """Pods as blocks of leaves, side by side where they are narrow."""
     painter = LeafPainter(drawing=drawing, style=scene.style, colours=scene.colours)
-    gap = GAP if scene.style.title else 3.0
-    inside = WIDTH - 2 * MARGIN
-    flows = [
-        flowed([painter.size(hosts) for hosts in leaves], inside, gap) for leaves in scene.pods
-    ]
     named = any(leaves[0][0].place.pod for leaves in scene.pods)
     head = POD_TITLE if named else 0.0
-    sizes = [
-        (
-            max(
-                left + painter.size(hosts)[0]
-                for hosts, (left, _) in zip(leaves, corners, strict=True)
-            ),
-            head + height,
-        )
-        for leaves, (corners, height) in zip(scene.pods, flows, strict=True)
-    ]
-    places, total = flowed(sizes, inside, 22.0)
-    for leaves, (corners, _), (width, _), (x, down) in zip(
-        scene.pods, flows, sizes, places, strict=True
-    ):
+    blocks = [_pod_block(painter, leaves, head) for leaves in scene.pods]
+    places, height = flowed([block.size for block in blocks], _INSIDE, POD_GAP)
+    for block, (x, down) in zip(blocks, places, strict=True):
+        left, top = MARGIN + x, y + down
         if named:
-            words = f"{leaves[0][0].place.pod} · {_count(sum(map(len, leaves)), 'node')}"
-            words = shortened(words, width, 12.5)
-            drawing.text(MARGIN + x, y + down + 12, words, size=12.5, bold=True)
-            drawing.rect(MARGIN + x, y + down + 18, width, 1, fill="#cbd5e1")
-        for hosts, (left, top) in zip(leaves, corners, strict=True):
-            painter.draw(MARGIN + x + left, y + down + head + top, hosts)
-    return y + total
+            _pod_title(drawing, block, left, top)
+        for hosts, (across, below) in zip(block.leaves, block.corners, strict=True):
+            painter.draw(left + across, top + head + below, hosts)
+    return y + height
 
 
-def reach(placed: RankFiles, places: Sequence[HostPlace], table: Groups) -> tuple[int, int, int]:
-    """The most nodes, leaves and pods that one group of an axis touches."""
-    host = np.array([host for host, _ in placed.places], dtype=np.int64)
-    leaf_number = {key: k for k, key in enumerate(dict.fromkeys((p.pod, p.leaf) for p in places))}
-    pod_number = {pod: k for k, pod in enumerate(dict.fromkeys(p.pod for p in places))}
-    leaf = np.array([leaf_number[p.pod, p.leaf] for p in places])[host]
-    pod = np.array([pod_number[p.pod] for p in places])[host]
-    return _most(host[table]), _most(leaf[table]), _most(pod[table])
+def _pod_block(painter: LeafPainter, leaves: list[list[Host]], head: float) -> _PodBlock:
+    gap = GAP if painter.style.title else 3.0
+    sizes = [painter.size(hosts) for hosts in leaves]
+    corners, height = flowed(sizes, _INSIDE, gap)
+    rights = [left + width for (left, _), (width, _) in zip(corners, sizes, strict=True)]
+    return _PodBlock(leaves=leaves, corners=corners, size=(max(rights), head + height))
 
 
-def _most(values: Groups) -> int:
+def _pod_title(drawing: Drawing, block: _PodBlock, x: float, y: float) -> None:
+    width, _ = block.size
+    nodes = counted(sum(map(len, block.leaves)), "node")
+    words = shortened(f"{block.leaves[0][0].place.pod} · {nodes}", width, 12.5)
+    drawing.text(x, y + 12, words, size=12.5, bold=True)
+    drawing.rect(x, y + 18, width, 1, fill="#cbd5e1")
+
+
+def reach(placed: PlacedRanks, places: Sequence[HostPlace], table: Groups) -> tuple[int, int, int]:
+    """The most nodes, leaves and pods that one group of an axis touches.
+
+    Parameters
+    ----------
+    places: of `placed.hosts`.
+    table: ranks of each group, shape [groups, ranks in a group].
+    """
+    host_of_rank = np.array([host for host, _ in placed.places], dtype=np.int64)
+    leaf_of_host = _numbered([(place.pod, place.leaf) for place in places])
+    pod_of_host = _numbered([place.pod for place in places])
+    hosts = host_of_rank[table]
+    return (
+        _most_different(hosts),
+        _most_different(leaf_of_host[hosts]),
+        _most_different(pod_of_host[hosts]),
+    )
+
+
+def _numbered(names: Sequence[Hashable]) -> Groups:
+    """A number for each name, equal for equal names."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return np.array([numbers[name] for name in names], dtype=np.int64)
+
+
+def _most_different(values: Groups) -> int:
     """Most different values in a row."""
     ordered = np.sort(values, axis=1)
-    return 1 + int((ordered[:, 1:] != ordered[:, :-1]).sum(axis=1).max(initial=0))
+    changes = (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1)
+    return 1 + int(changes.max(initial=0))
 
 
 def _reach_table(
     drawing: Drawing,
-    placed: RankFiles,
+    placed: PlacedRanks,
     places: Sequence[HostPlace],
     groups: Mapping[str, Groups],
     y: float,
@@ -256,7 +276,8 @@ def _reach_table(
             continue
         y += 17
         table = groups[axis]
-        row = (axis, *(f"{number:,}" for number in (*table.shape, *reach(placed, places, table))))
+        numbers = (*table.shape, *reach(placed, places, table))
+        row = (axis, *(f"{number:,}" for number in numbers))
         for right, words in zip(rights, row, strict=True):
             drawing.text(right, y, words, size=12, anchor="end")
     return y

@@ -7,12 +7,10 @@ import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from meshwright.errors import InfeasibleError
-from meshwright.frameworks.catalog import framework_named
-from meshwright.planner.launch.rank_files import RankFiles, RankPlace, rank_files
+from meshwright.frameworks.record import Framework
 from meshwright.planner.launch.ranks.fabric_places import HostPlace, host_places
 from meshwright.planner.launch.ranks.picture import fabric_picture
-from meshwright.planner.launch.schedulers import openmpi_rankfile
+from meshwright.planner.launch.ranks.placed import PlacedRanks, placed_ranks, planned_layout
 from meshwright.planner.mapping.process_groups import (
     DENSE,
     Groups,
@@ -28,13 +26,8 @@ FOLDER = "mapping"
 EXPERT_AXES = ("etp", "ep", "edp")
 
 
-def mapping_files(
-    plan: Plan,
-    *,
-    node_names: Sequence[str] | None = None,
-    ranks: Sequence[RankPlace] | None = None,
-) -> dict[str, str]:
-    """Texts by relative file name. Ranks count as in the plan's launch files.
+def mapping_files(plan: Plan, framework: Framework | None = None) -> dict[str, str]:
+    """Texts by relative file name, with ranks as the launch files of a framework count them.
 
     ranks.csv          rank, host, GPU, and the rank's place on every axis
     nodes.csv          hosts in torchrun's order (`--node-rank`), leaf, pod, and CUDA_VISIBLE_DEVICES, whose
@@ -44,24 +37,25 @@ def mapping_files(
     groups.json        the process groups of every axis and of the products of axes that frameworks use
     fabric.svg         a picture of the ranks on the fabric
 
-    `node_names` and `ranks` are as for `megatron.launch_files`. Raises InfeasibleError if the plan has no
-    layout or its mapping does not fit it.
+    Parameters
+    ----------
+    plan: a plan with a layout.
+    framework: the one that starts it; the plan's own by default.
+
+    Raises
+    ------
+    InfeasibleError
+        The plan has no layout, or its mapping does not fit it.
     """
-    layout = plan.layout
-    if layout is None:
-        raise InfeasibleError(
-            f"the plan has no layout (status {plan.status}): there is nothing to launch."
-        )
-    framework = framework_named(plan.inputs.framework)
-    placed = rank_files(plan, layout, node_names, ranks, reorder=framework.reorders_ranks)
+    layout, placed = planned_layout(plan), placed_ranks(plan, framework)
     groups = plan_groups(plan, layout, placed)
     places = host_places(plan.inputs.cluster, len(placed.places), placed.nodes)
-    idle = () if node_names else _idle(plan, placed, places)
+    idle = _idle(plan, placed, places)
     files = {
         "ranks.csv": _ranks_table(placed, groups),
         "nodes.csv": _nodes_table(placed, places),
-        "slurm_hostfile": "".join(f"{placed.hosts[host]}\n" for host, _ in placed.places),
-        "rankfile.openmpi": openmpi_rankfile(placed),
+        "slurm_hostfile": placed.slurm_hostfile(),
+        "rankfile.openmpi": placed.openmpi_rankfile(),
         "groups.json": _groups_text(groups),
         "fabric.svg": fabric_picture(plan, layout, placed, places, groups, idle=idle),
     }
@@ -74,36 +68,28 @@ def plan_picture(plan: Plan) -> str:
 
 
 def _idle(
-    plan: Plan, placed: RankFiles, places: Sequence[HostPlace]
+    plan: Plan, placed: PlacedRanks, places: Sequence[HostPlace]
 ) -> list[tuple[str, HostPlace]]:
     """The listed nodes without ranks on leaves that hold some."""
-    cluster, touched, used = plan.inputs.cluster, set(places), set(placed.nodes)
+    cluster, touched = plan.inputs.cluster, set(places)
     if not cluster.nodes or HostPlace(leaf="", pod="") in touched:
         return []
-    others = [node for node in range(len(cluster.nodes)) if node not in used]
-    hung = host_places(cluster, len(placed.places), others)
+    unused = sorted(set(range(len(cluster.nodes))) - set(placed.nodes))
+    unused_places = host_places(cluster, len(placed.places), unused)
     return [
         (cluster.nodes[node].name, place)
-        for node, place in zip(others, hung, strict=True)
+        for node, place in zip(unused, unused_places, strict=True)
         if place in touched
     ]
 
 
-def plan_groups(plan: Plan, layout: LayoutDoc, placed: RankFiles) -> dict[str, Groups]:
+def plan_groups(plan: Plan, layout: LayoutDoc, placed: PlacedRanks) -> dict[str, Groups]:
     """The process groups of a plan, its ranks counted as `placed` counts them."""
     order = megatron_order(placed.pipeline_before_data)
     return process_groups(layout, order, experts=plan.inputs.model.moe is not None)
 
 
-def gpus_of_hosts(placed: RankFiles) -> list[list[int]]:
-    """GPUs of every host in the order of its ranks."""
-    gpus: list[list[int]] = [[] for _ in placed.hosts]
-    for host, gpu in placed.places:
-        gpus[host].append(gpu)
-    return gpus
-
-
-def _ranks_table(placed: RankFiles, groups: Mapping[str, Groups]) -> str:
+def _ranks_table(placed: PlacedRanks, groups: Mapping[str, Groups]) -> str:
     axes = [*DENSE, *(axis for axis in EXPERT_AXES if axis in groups)]
     columns = [coordinates(groups, axis).tolist() for axis in axes]
     rows = (
@@ -113,24 +99,15 @@ def _ranks_table(placed: RankFiles, groups: Mapping[str, Groups]) -> str:
     return _csv(("rank", "host", "gpu", *axes), rows)
 
 
-def _nodes_table(placed: RankFiles, places: Sequence[HostPlace]) -> str:
-    ranks: list[list[int]] = [[] for _ in placed.hosts]
-    for rank, (host, _) in enumerate(placed.places):
-        ranks[host].append(rank)
-    rows = (
-        (
-            index,
-            host,
-            place.leaf,
-            place.pod,
-            len(own),
-            " ".join(map(str, own)),
-            ",".join(map(str, gpus)),
+def _nodes_table(placed: PlacedRanks, places: Sequence[HostPlace]) -> str:
+    rows = []
+    for node_rank, ranks in enumerate(placed.ranks_of_hosts()):
+        place = places[node_rank]
+        gpus = [placed.places[rank][1] for rank in ranks]
+        listed = " ".join(map(str, ranks)), ",".join(map(str, gpus))
+        rows.append(
+            (node_rank, placed.hosts[node_rank], place.leaf, place.pod, len(ranks), *listed)
         )
-        for index, (host, place, own, gpus) in enumerate(
-            zip(placed.hosts, places, ranks, gpus_of_hosts(placed), strict=True)
-        )
-    )
     head = ("node_rank", "host", "leaf", "pod", "processes", "ranks", "cuda_visible_devices")
     return _csv(head, rows)
 

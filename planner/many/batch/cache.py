@@ -17,13 +17,17 @@ LARGEST_ENTRY_BYTES = 256 * 2**20
 
 def default_cache_folder() -> Path:
     """`meshwright` in the user's cache folder (XDG_CACHE_HOME, or ~/.cache)."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "meshwright"
+    folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not folder.is_absolute():
+        folder = Path.home() / ".cache"
+    return folder / "meshwright"
 
 
-def chosen_folder(given: Path | None, off: bool) -> Path | None:
-    """Where answers are kept: the folder given, or the user's; None where nothing is to be kept."""
-    return None if off else given or default_cache_folder()
+def chosen_folder(folder: Path | None, off: bool) -> Path | None:
+    """Where answers are kept: a folder, by default the user's; None where nothing is to be kept."""
+    if off:
+        return None
+    return folder or default_cache_folder()
 
 
 class AnswerCache:

@@ -10,7 +10,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from meshwright.planner.many.batch.work import ASKED, do_job
+from meshwright.planner.many.batch.rows import failed_row
+from meshwright.planner.many.batch.work import do_job
 
 Task = tuple[int, Mapping[str, Any]]
 """(position of the job, its fields)."""
@@ -28,12 +29,10 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def lost(fields: Mapping[str, Any], attempts: int) -> dict[str, Any]:
+def given_up(fields: Mapping[str, Any], attempts: int) -> dict[str, Any]:
     """The result of a job whose worker ended every time."""
     words = f"its worker process ended {attempts} times (killed, or out of memory)"
-    asked = {key: fields.get(key) for key in ASKED}
-    row = {**asked, "name": fields["name"], "status": "failed", "message": words}
-    return {"row": row, "files": {}, "cached": False, "seconds": 0.0}
+    return {"row": failed_row(fields, words), "files": {}, "cached": False, "seconds": 0.0}
 
 
 def local_engine(workers: int, cache_folder: str | None) -> Engine:
@@ -118,7 +117,7 @@ class _Pool:
         for task in suspects:
             self._attempts[task[0]] += 1
             if self._attempts[task[0]] >= MOST_ATTEMPTS:
-                yield task[0], lost(task[1], MOST_ATTEMPTS)
+                yield task[0], given_up(task[1], MOST_ATTEMPTS)
             else:
                 self._suspects.append(task)
 

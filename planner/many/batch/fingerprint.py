@@ -11,7 +11,21 @@ import numpy as np
 
 from meshwright.planner.request.plan_request import PlanRequest
 
-_ROOMS = ("planner", "constraints", "costmodel", "cluster_specs", "model_specs")
+ROOT = Path(__file__).resolve().parents[3]
+"""The folder of the package."""
+_NOT_ANSWERING = {"tests", "benchmarks", "docs", "build"}
+"""Folders beside the program, where it runs from its repository."""
+
+
+def code_files() -> list[Path]:
+    """Every file of code and data of this program, in order."""
+    tops = [
+        path
+        for path in sorted(ROOT.iterdir())
+        if path.name not in _NOT_ANSWERING and not path.name.startswith(".")
+    ]
+    files = [path for top in tops for path in ([top] if top.is_file() else sorted(top.rglob("*")))]
+    return [path for path in files if path.suffix in (".py", ".yaml")]
 
 
 @cache
@@ -19,13 +33,10 @@ def code_fingerprint() -> str:
     """Changes with any line of code or data of this program, and with the versions of solver and arrays."""
     from importlib.metadata import version
 
-    root = Path(__file__).resolve().parents[2]
     digest = hashlib.sha256(f"ortools {version('ortools')} numpy {np.__version__}".encode())
-    for room in _ROOMS:
-        for path in sorted((root / room).rglob("*")):
-            if path.suffix in (".py", ".yaml"):
-                digest.update(f"{path.relative_to(root).as_posix()}\0".encode())
-                digest.update(hashlib.sha256(path.read_bytes()).digest())
+    for path in code_files():
+        digest.update(f"{path.relative_to(ROOT).as_posix()}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 
 

@@ -93,63 +93,77 @@ def read_jobs(path: Path, kind: type[JobDoc] = JobDoc) -> list[Job]:
         document = JobsDoc.model_validate(data)
     except ValidationError as error:
         raise InputError(validation_message(error, where, JobsDoc)) from None
-    given = [*_listed(document), *_multiplied(document, where)]
-    if not given:
+    entries = [*_listed(document), *_multiplied(document, where)]
+    if not entries:
         raise InputError(
             "no job: give `jobs`, a list, or `matrix`, lists to multiply out", where=where
         )
-    names = _names([fields for _, fields in given], [f"{where}: {place}" for place, _ in given])
+    names = _names(entries, where)
     return [
         _job(f"{where}: {place} ({name})", {**fields, "name": name}, path.parent, kind)
-        for (place, fields), name in zip(given, names, strict=True)
+        for (place, fields), name in zip(entries, names, strict=True)
     ]
 
 
-def _listed(document: JobsDoc) -> Iterator[tuple[str, dict[str, Any]]]:
+_Entry = tuple[str, dict[str, Any]]
+"""(place in the file, fields) of a job."""
+
+
+def _listed(document: JobsDoc) -> Iterator[_Entry]:
     for index, fields in enumerate(document.jobs):
         yield f"jobs[{index}]", {**document.defaults, **fields}
 
 
-def _multiplied(document: JobsDoc, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(place in the file, fields) of every combination of a matrix' values, the last list running fastest."""
-    several = isinstance(document.matrix, list)
-    matrices = document.matrix if isinstance(document.matrix, list) else [document.matrix]
+def _multiplied(document: JobsDoc, where: str) -> Iterator[_Entry]:
+    """Every combination of a matrix' values, the last list running fastest."""
+    if isinstance(document.matrix, list):
+        matrices = {f"matrix[{index}]": matrix for index, matrix in enumerate(document.matrix)}
+    else:
+        matrices = {"matrix": document.matrix}
     jobs = len(document.jobs)
-    for index, matrix in enumerate(matrices):
-        place = f"matrix[{index}]" if several else "matrix"
-        axes: dict[str, list[Any]] = {}
-        for key, value in matrix.items():
-            axes[key] = value if isinstance(value, list) else [value]
-        if "name" in axes:
-            what = "jobs of a matrix are named by their values; leave it out"
-            raise InputError(what, where=f"{where}: {place}.name")
-        for key, values in axes.items():
-            if not values:
-                raise InputError("an empty list makes no job", where=f"{where}: {place}.{key}")
-        jobs += prod(len(values) for values in axes.values()) if axes else 0
+    for place, matrix in matrices.items():
+        axes = _axes(matrix, f"{where}: {place}")
+        if not axes:
+            continue
+        jobs += prod(len(values) for values in axes.values())
         if jobs > MOST_JOBS:
             raise InputError(f"more than {MOST_JOBS} jobs; split the file", where=where, value=jobs)
-        for combination in product(*axes.values()) if axes else ():
+        for combination in product(*axes.values()):
             yield place, {**document.defaults, **dict(zip(axes, combination, strict=True))}
 
 
-def _names(jobs: list[dict[str, Any]], places: list[str]) -> list[str]:
-    """Names as given; the other jobs are named by their values, with a number where that is taken."""
-    given = ["name" in fields for fields in jobs]
-    names = [""] * len(jobs)
+def _axes(matrix: Mapping[str, Any], place: str) -> dict[str, list[Any]]:
+    """The values of each field of a matrix; one that is no list is a list of one."""
+    axes = {key: value if isinstance(value, list) else [value] for key, value in matrix.items()}
+    if "name" in axes:
+        what = "jobs of a matrix are named by their values; leave it out"
+        raise InputError(what, where=f"{place}.name")
+    for key, values in axes.items():
+        if not values:
+            raise InputError("an empty list makes no job", where=f"{place}.{key}")
+    return axes
+
+
+def _names(entries: list[_Entry], where: str) -> list[str]:
+    """The jobs' own names; the others are named by their values, with a number where that is taken."""
+    names: dict[int, str] = {}
     taken: set[str] = set()
-    for index in (at for at, has in enumerate(given) if has):
-        name = names[index] = _checked(jobs[index]["name"], places[index])
+    for index, (place, fields) in enumerate(entries):
+        if "name" not in fields:
+            continue
+        name = _checked(fields["name"], f"{where}: {place}")
         if name.lower() in taken:
             what = "two jobs have this name, and plans are kept by name"
-            raise InputError(what, where=f"{places[index]}.name", value=name)
+            raise InputError(what, where=f"{where}: {place}.name", value=name)
+        names[index] = name
         taken.add(name.lower())
-    for index in (at for at, has in enumerate(given) if not has):
-        values = [jobs[index].get(key) for key in _NAMED_BY]
-        plain = "-".join(_slug(value) for value in values if value is not None) or "job"
-        names[index] = next(name for name in _numbered(plain) if name.lower() not in taken)
-        taken.add(names[index].lower())
-    return names
+    for index, (_, fields) in enumerate(entries):
+        if index not in names:
+            values = [fields.get(key) for key in _NAMED_BY]
+            plain = "-".join(_slug(value) for value in values if value is not None) or "job"
+            names[index] = next(name for name in _numbered(plain) if name.lower() not in taken)
+            taken.add(names[index].lower())
+    return [names[index] for index in range(len(entries))]
 
 
 def _numbered(name: str) -> Iterator[str]:
@@ -188,10 +202,10 @@ def _job(where: str, fields: dict[str, Any], folder: Path, kind: type[JobDoc]) -
     return Job(name=name, fields=fields, document=document.model_copy(update=beside), mistake=None)
 
 
-def _path(text: str, folder: Path, known: Collection[str]) -> str:
+def _path(text: str, folder: Path, names: Collection[str]) -> str:
     """A relative path starts at the jobs file; a name stays as it is."""
     try:
         beside = folder / text
-        return str(beside) if text and text not in known and beside.exists() else text
+        return str(beside) if text and text not in names and beside.exists() else text
     except (OSError, ValueError):
         return text

@@ -54,11 +54,11 @@ class Journal:
             "CREATE TABLE IF NOT EXISTS results (position INTEGER PRIMARY KEY, cached INTEGER NOT NULL,"
             " seconds REAL NOT NULL, result TEXT NOT NULL)"
         )
-        known = run("SELECT id FROM batch").fetchone()
-        if known is None:
+        batches = run("SELECT id FROM batch").fetchone()
+        if batches is None:
             run("INSERT INTO batch VALUES (?)", (batch,))
         run("COMMIT")
-        if known is not None and known[0] != batch:
+        if batches is not None and batches[0] != batch:
             self._connection.close()
             what = (
                 "the batch in this folder has other jobs, options or another version of this program; "

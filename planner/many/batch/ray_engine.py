@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.planner.many.batch.engines import MOST_ATTEMPTS, Done, Engine, Task, lost
+from meshwright.planner.many.batch.engines import MOST_ATTEMPTS, Done, Engine, Task, given_up
 from meshwright.planner.many.batch.work import do_job
 
 CONNECT_S = 5.0
@@ -70,8 +71,8 @@ def _run(ray: Any, tasks: Iterable[Task], cache_folder: str | None) -> Iterator[
     waiting = iter(tasks)
     under_way: dict[Any, Task] = {}
     while True:
-        most = AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
-        while len(under_way) < most and (task := next(waiting, None)) is not None:
+        limit = AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+        for task in islice(waiting, max(0, limit - len(under_way))):
             under_way[remote.remote(dict(task[1]), cache_folder)] = task
         if not under_way:
             return
@@ -81,4 +82,4 @@ def _run(ray: Any, tasks: Iterable[Task], cache_folder: str | None) -> Iterator[
             try:
                 yield position, ray.get(reference)
             except ray.exceptions.RayError:
-                yield position, lost(fields, MOST_ATTEMPTS)
+                yield position, given_up(fields, MOST_ATTEMPTS)

@@ -20,8 +20,9 @@ from meshwright.planner.many.batch.engines import Engine, Task, local_engine, us
 from meshwright.planner.many.batch.fingerprint import code_fingerprint
 from meshwright.planner.many.batch.jobs import Job, read_jobs
 from meshwright.planner.many.batch.journal import Journal
-from meshwright.planner.many.batch.results import FORMATS, check_formats
-from meshwright.planner.many.batch.work import ASKED, request_of
+from meshwright.planner.many.batch.results import RESULT_FORMATS, check_formats
+from meshwright.planner.many.batch.rows import failed_row
+from meshwright.planner.many.batch.work import request_of
 
 PLANS = "plans"
 _STAGING = ".staging"
@@ -29,7 +30,7 @@ MOST_MISTAKES = 20
 """Mistakes that --strict prints."""
 
 
-class Listener(Protocol):
+class BatchListener(Protocol):
     """Hears how a batch gets on."""
 
     def start(self, jobs: int, already: int) -> None:
@@ -37,6 +38,16 @@ class Listener(Protocol):
 
     def done(self, row: Mapping[str, Any], cached: bool, seconds: float) -> None:
         """A job is finished."""
+
+
+class SilentListener:
+    """Hears everything, says nothing."""
+
+    def start(self, jobs: int, already: int) -> None:
+        """Nothing."""
+
+    def done(self, row: Mapping[str, Any], cached: bool, seconds: float) -> None:
+        """Nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +82,9 @@ class BatchReport:
     written: list[str]
 
 
-def run_batch(path: Path, folder: Path, options: BatchOptions, listener: Listener) -> BatchReport:
+def run_batch(
+    path: Path, folder: Path, options: BatchOptions, listener: BatchListener
+) -> BatchReport:
     """Does the jobs of a file, and writes plans and results under a folder.
 
     Raises InputError where file, folder or options cannot be used.
@@ -90,7 +103,7 @@ def run_batch(path: Path, folder: Path, options: BatchOptions, listener: Listene
         listener.start(len(jobs), len(done))
         for position, job in enumerate(jobs):
             if job.document is None and position not in done:
-                row = _mistaken(job)
+                row = failed_row({**job.fields, "name": job.name}, job.mistake or "")
                 journal.add(position, row, cached=False, seconds=0.0)
                 listener.done(row, False, 0.0)
         tasks = list(_tasks(jobs, done))
@@ -115,18 +128,21 @@ def run_batch(path: Path, folder: Path, options: BatchOptions, listener: Listene
 
 def _refuse_mistakes(jobs: list[Job]) -> None:
     """Raises InputError with the jobs that cannot be planned as they stand."""
-    found = []
+    mistakes = []
     for job in jobs:
         if job.document is None:
-            found.append(job.mistake or job.name)
+            mistakes.append(job.mistake or job.name)
             continue
         try:
             request_of(job.document)
         except ValueError as error:
-            found.append(f"{job.name}: {error}")
-    if found:
-        more = [f"and {len(found) - MOST_MISTAKES} more jobs"] if len(found) > MOST_MISTAKES else []
-        raise InputError("\n".join([*found[:MOST_MISTAKES], *more]))
+            mistakes.append(f"{job.name}: {error}")
+    if not mistakes:
+        return
+    lines = mistakes[:MOST_MISTAKES]
+    if len(mistakes) > MOST_MISTAKES:
+        lines.append(f"and {len(mistakes) - MOST_MISTAKES} more jobs")
+    raise InputError("\n".join(lines))
 
 
 def _engine(options: BatchOptions, tasks: int, cache: str | None) -> Engine:
@@ -139,17 +155,17 @@ def _engine(options: BatchOptions, tasks: int, cache: str | None) -> Engine:
 
 def _tasks(jobs: list[Job], done: set[int]) -> Iterator[Task]:
     """Jobs of one model follow each other: in a worker, splits found for one serve the next."""
-    left = [
+    waiting = [
         (job.document.model, position, job.document)
         for position, job in enumerate(jobs)
         if job.document and position not in done
     ]
-    for _, position, document in sorted(left, key=lambda entry: entry[:2]):
+    for _, position, document in sorted(waiting, key=lambda entry: entry[:2]):
         yield position, document.model_dump(mode="json")
 
 
 def _work(
-    tasks: list[Task], engine: Engine, folder: Path, journal: Journal, listener: Listener
+    tasks: list[Task], engine: Engine, folder: Path, journal: Journal, listener: BatchListener
 ) -> None:
     names = {position: str(fields["name"]) for position, fields in tasks}
     with closing(engine(tasks)) as results:  # type: ignore[type-var]
@@ -164,12 +180,6 @@ def _identity(jobs: list[Job]) -> str:
     """Of a batch: what its results depend on."""
     text = json.dumps([dict(job.fields) for job in jobs], sort_keys=True, default=str)
     return hashlib.sha256((code_fingerprint() + text).encode()).hexdigest()
-
-
-def _mistaken(job: Job) -> dict[str, Any]:
-    asked = {key: job.fields.get(key) for key in ASKED}
-    plain = {key: value if isinstance(value, str | int) else None for key, value in asked.items()}
-    return {**plain, "name": job.name, "status": "failed", "message": job.mistake or ""}
 
 
 def _write_plan(folder: Path, name: str, files: Mapping[str, str]) -> None:
@@ -201,7 +211,7 @@ def _write_results(folder: Path, rows: list[dict[str, Any]], formats: tuple[str,
         target = folder / f"results.{name}"
         temporary = folder / f".results.{name}.part"
         with temporary.open("wb") as stream:
-            stream.write(FORMATS[name](rows))
+            stream.write(RESULT_FORMATS[name](rows))
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(target)

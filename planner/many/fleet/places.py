@@ -1,7 +1,9 @@
-"""Which nodes a job gets: leaves kept together. Sizes and times are given; CP-SAT deals out the leaves.
+"""Which nodes a job gets: leaves kept together. Sizes and times are fixed; CP-SAT deals out the leaves.
 
-A job that touches fewer pods is better, then one that touches fewer leaves. At the start of every job the
-running ones must fit every leaf; between two starts nothing new is taken.
+Let n[j, l] be the units of job j on leaf l, and y[j, l], z[j, p] say whether it touches leaf l and pod p.
+Minimise the sum of y + `pod_weight` * z, with sum over l of n[j, l] the job's size, and n[j, l] summed over
+jobs that run together at most the units of l. Jobs that run together are looked at at every start: between
+two starts nothing new is taken.
 """
 
 from __future__ import annotations
@@ -9,132 +11,144 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from math import inf
 
-from meshwright.planner.many.fleet.floor import Floor
-from meshwright.planner.many.fleet.model import Effort, Share, solved
-from meshwright.planner.many.fleet.options import Choices
-
-POD_WEIGHT = 1000
+from meshwright.planner.many.fleet.sharing import Allocation, FleetParams, solve_fleet
+from meshwright.planner.many.fleet.sizes import SizedJob
+from meshwright.planner.many.fleet.units import FreeUnits
 
 
 @dataclass(frozen=True, kw_only=True)
-class Places:
+class FleetPlaces:
     """Units of every job, by index, and how many leaves the jobs touch in all."""
 
     units: tuple[tuple[int, ...], ...]
     leaves_touched: int
     least_leaves: int
-    """No dealing touches fewer while the pods touched are least; equal to `leaves_touched` where proven."""
+    """A lower bound on the leaves touched while the pods touched are least."""
 
 
-def place(jobs: Sequence[Choices], shares: Sequence[Share], floor: Floor, effort: Effort) -> Places:
-    """Deals the units out."""
-    leaves = floor.leaves
+def place_jobs(
+    jobs: Sequence[SizedJob],
+    allocations: Sequence[Allocation],
+    free: FreeUnits,
+    params: FleetParams,
+) -> FleetPlaces:
+    """Deals the units out.
+
+    Parameters
+    ----------
+    jobs, allocations
+        What runs, at which size, and when.
+    free
+        The units, with their leaves and pods.
+    params
+        Of the model and the solver.
+    """
     wanted = [
-        job.options[s.option].units if s.option is not None else 0
-        for job, s in zip(jobs, shares, strict=True)
+        0 if allocation.size is None else job.sizes[allocation.size].units
+        for job, allocation in zip(jobs, allocations, strict=True)
     ]
-    active = _active(shares, wanted)
-    counts, touched, least = _dealt(wanted, active, leaves, floor.pod_of, effort)
-    return Places(
-        units=_named(wanted, shares, counts, leaves), leaves_touched=touched, least_leaves=least
+    per_leaf, bound = _units_per_leaf(wanted, _running_together(allocations, wanted), free, params)
+    return FleetPlaces(
+        units=_named_units(wanted, allocations, per_leaf, free.by_leaf),
+        leaves_touched=sum(len(leaves) for leaves in per_leaf),
+        least_leaves=bound,
     )
 
 
-def _active(shares: Sequence[Share], wanted: Sequence[int]) -> list[list[int]]:
+def _running_together(allocations: Sequence[Allocation], wanted: Sequence[int]) -> list[list[int]]:
     """The jobs that run together, at every start that is not inside a larger such set."""
+    runs = [
+        (index, allocation.start_s, inf if allocation.end_s is None else allocation.end_s)
+        for index, allocation in enumerate(allocations)
+        if wanted[index]
+    ]
     sets: list[set[int]] = []
-    for moment in sorted(
-        {share.start_s for share, size in zip(shares, wanted, strict=True) if size}
-    ):
-        running = {
-            at
-            for at, share in enumerate(shares)
-            if wanted[at]
-            and share.start_s <= moment
-            and (share.end_s is None or moment < share.end_s)
-        }
-        if not any(running <= other for other in sets):
-            sets = [other for other in sets if not other <= running] + [running]
+    for moment in sorted({start_s for _, start_s, _ in runs}):
+        running = {index for index, start_s, end_s in runs if start_s <= moment < end_s}
+        if not any(running <= larger for larger in sets):
+            sets = [smaller for smaller in sets if not smaller <= running] + [running]
     return [sorted(running) for running in sets]
 
 
-def _dealt(
+def _units_per_leaf(
     wanted: Sequence[int],
-    active: Sequence[Sequence[int]],
-    leaves: dict[str, list[int]],
-    pod_of: dict[str, str],
-    effort: Effort,
-) -> tuple[list[dict[str, int]], int, int]:
-    """(units of every job on every leaf, leaves touched, a bound on them)."""
+    together: Sequence[Sequence[int]],
+    free: FreeUnits,
+    params: FleetParams,
+) -> tuple[list[dict[str, int]], int]:
+    """(units of every job on each leaf that it touches, a lower bound on the leaves touched in all)."""
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
+    capacity = {leaf: len(units) for leaf, units in free.by_leaf.items()}
+    pod_of = free.pod_of
     pods = list(dict.fromkeys(pod_of.values()))
     amounts: list[dict[str, cp_model.IntVar]] = []
     cost: list[cp_model.LinearExprT] = []
-    for at, size in enumerate(wanted):
+    for index, size in enumerate(wanted):
         row: dict[str, cp_model.IntVar] = {}
-        in_pod = {pod: model.new_bool_var(f"pod{at}_{pod}") for pod in pods} if size else {}
-        on: list[cp_model.IntVar] = []
-        for leaf, units in leaves.items() if size else ():
-            most = min(size, len(units))
-            row[leaf] = model.new_int_var(0, most, f"{at}_{leaf}")
-            there = model.new_bool_var(f"on{at}_{leaf}")
-            model.add(row[leaf] <= most * there)
-            model.add_implication(there, in_pod[pod_of[leaf]])
-            on.append(there)
-        if size:
-            model.add(sum(row.values()) == size)
-            # What the relaxation does not see: a job needs as many leaves as the largest ones that hold it.
-            model.add(sum(on) >= fewest_leaves(size, [len(units) for units in leaves.values()]))
-            cost += on
-            cost += [POD_WEIGHT * literal for literal in in_pod.values()]
         amounts.append(row)
-    for running in active:
-        for leaf, units in leaves.items():
-            model.add(sum(amounts[at][leaf] for at in running) <= len(units))
+        if not size:
+            continue
+        in_pod = {pod: model.new_bool_var(f"pod{index}_{pod}") for pod in pods}
+        touched: list[cp_model.IntVar] = []
+        for leaf, units in capacity.items():
+            limit = min(size, units)
+            row[leaf] = model.new_int_var(0, limit, f"{index}_{leaf}")
+            touches = model.new_bool_var(f"on{index}_{leaf}")
+            model.add(row[leaf] <= limit * touches)
+            model.add_implication(touches, in_pod[pod_of[leaf]])
+            touched.append(touches)
+        model.add(sum(row.values()) == size)
+        # What the relaxation does not see: a job needs as many leaves as the largest ones that hold it.
+        model.add(sum(touched) >= fewest_leaves(size, list(capacity.values())))
+        cost += touched
+        cost += [params.pod_weight * literal for literal in in_pod.values()]
+    for running in together:
+        for leaf, units in capacity.items():
+            model.add(sum(amounts[index][leaf] for index in running) <= units)
     model.minimize(sum(cost))
-    solver = solved(model, effort)
-    counts = [
-        {leaf: solver.value(v) for leaf, v in row.items() if solver.value(v)} for row in amounts
+    solver = solve_fleet(model, params)
+    per_leaf = [
+        {leaf: solver.value(units) for leaf, units in row.items() if solver.value(units)}
+        for row in amounts
     ]
-    touched = sum(len(row) for row in counts)
-    slack = round(solver.objective_value - solver.best_objective_bound)
-    return counts, touched, max(touched - slack, 0)
+    unproven = round(solver.objective_value - solver.best_objective_bound)
+    return per_leaf, max(sum(map(len, per_leaf)) - unproven, 0)
 
 
-def fewest_leaves(size: int, room: Sequence[int]) -> int:
-    """Leaves that `size` units need at least."""
-    held = 0
-    for count, most in enumerate(sorted(room, reverse=True), start=1):
-        held += most
-        if held >= size:
-            return count
-    return len(room)
+def fewest_leaves(size: int, capacities: Sequence[int]) -> int:
+    """Leaves that `size` units need at least: the largest ones until they hold them."""
+    totals = accumulate(sorted(capacities, reverse=True))
+    for leaves, total in enumerate(totals, start=1):
+        if total >= size:
+            return leaves
+    return len(capacities)
 
 
-def _named(
+def _named_units(
     wanted: Sequence[int],
-    shares: Sequence[Share],
-    counts: Sequence[dict[str, int]],
-    leaves: dict[str, list[int]],
+    allocations: Sequence[Allocation],
+    per_leaf: Sequence[dict[str, int]],
+    by_leaf: dict[str, list[int]],
 ) -> tuple[tuple[int, ...], ...]:
     """Units by index: at its start a job takes the first that are free on its leaves."""
-    found: list[tuple[int, ...]] = [()] * len(wanted)
-    held: list[tuple[float, list[int]]] = []
+    units_of: list[tuple[int, ...]] = [()] * len(wanted)
+    running: list[tuple[float, list[int]]] = []
     taken: Counter[int] = Counter()
-    for at in sorted(
-        (at for at, size in enumerate(wanted) if size), key=lambda at: (shares[at].start_s, at)
-    ):
-        for end_s, units in [entry for entry in held if entry[0] <= shares[at].start_s]:
+    jobs = [index for index, size in enumerate(wanted) if size]
+    for index in sorted(jobs, key=lambda index: (allocations[index].start_s, index)):
+        start_s, end_s = allocations[index].start_s, allocations[index].end_s
+        for _, units in [run for run in running if run[0] <= start_s]:
             taken.subtract(units)
-            held.remove((end_s, units))
-        mine: list[int] = []
-        for leaf, count in counts[at].items():
-            mine += [unit for unit in leaves[leaf] if not taken[unit]][:count]
-        taken.update(mine)
-        end = shares[at].end_s
-        held.append((float("inf") if end is None else end, mine))
-        found[at] = tuple(sorted(mine))
-    return tuple(found)
+        running = [run for run in running if run[0] > start_s]
+        units = []
+        for leaf, number in per_leaf[index].items():
+            units += [unit for unit in by_leaf[leaf] if not taken[unit]][:number]
+        taken.update(units)
+        running.append((inf if end_s is None else end_s, units))
+        units_of[index] = tuple(sorted(units))
+    return tuple(units_of)

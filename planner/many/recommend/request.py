@@ -1,56 +1,64 @@
-"""From what a user types to a wish."""
+"""From what a user asks of `recommend` to a request for sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.planner.many.batch.cache import chosen_folder
-from meshwright.planner.many.recommend.service import Wish
-
-Number = TypeVar("Number", int, float)
+from meshwright.planner.many.recommend.answer import SizeRequest
 
 
-def read_wish(model: str, options: Mapping[str, Any]) -> Wish:
-    """The wish that the options of `recommend` mean. Raises InputError."""
-    step_time_s, tokens_per_s = options["step_time"], options["tokens_per_s"]
+def read_size_request(
+    *,
+    model: str,
+    clusters: Iterable[str],
+    plan: Mapping[str, Any],
+    gpus: int | None,
+    step_time_s: float | None,
+    tokens_per_s: float | None,
+    sizes: Iterable[int],
+    reserves_gib: Iterable[float],
+    workers: int | None,
+    cache: Path | None,
+) -> SizeRequest:
+    """The request that the arguments of `recommend` mean.
+
+    Parameters
+    ----------
+    model, clusters
+        Catalog names or files.
+    plan
+        Fields of a JobDoc, without `model`, `cluster` and `gpus`.
+    gpus
+        The most that may be taken; all of the cluster's when None.
+    step_time_s, tokens_per_s
+        The target, one of them; none for a sweep.
+    sizes, reserves_gib
+        GPUs, and GiB of HBM to keep free, to sweep over.
+    workers, cache
+        Processes, and the folder of kept answers.
+
+    Raises
+    ------
+    InputError
+        For two targets, or one that is not positive.
+    """
     if step_time_s is not None and tokens_per_s is not None:
         raise InputError("one target at a time", where="--step-time and --tokens-per-s")
-    for name, value in (("--step-time", step_time_s), ("--tokens-per-s", tokens_per_s)):
-        if value is not None and not 0 < value < 1e18:
-            raise InputError("must be more than 0", where=name, value=value)
-    plan = {
-        name: options[name]
-        for name in ("global_batch", "seq_len", "precision", "optimizer", "framework")
-    }
-    return Wish(
+    for name, target in (("--step-time", step_time_s), ("--tokens-per-s", tokens_per_s)):
+        if target is not None and not 0 < target < 1e18:
+            raise InputError("must be more than 0", where=name, value=target)
+    return SizeRequest(
         model=model,
-        clusters=tuple(dict.fromkeys(options["clusters"])),
-        plan={**plan, "pin": ",".join(options["pins"]), "forbid": options["forbids"]},
+        clusters=tuple(dict.fromkeys(clusters)),
+        plan=plan,
         step_time_s=step_time_s,
         tokens_per_s=tokens_per_s,
-        most_gpus=options["gpus"],
-        sizes=tuple(sorted(set(_numbers("--sizes", options["sizes"], int)))),
-        reserves_gib=tuple(sorted({0.0, *_numbers("--reserve-gib", options["reserves"], float)})),
-        workers=options["workers"],
-        cache=chosen_folder(options["cache"], options["no_cache"]),
+        most_gpus=gpus,
+        sizes=tuple(sorted(set(sizes))),
+        reserves_gib=tuple(sorted({0.0, *reserves_gib})),
+        workers=workers,
+        cache=cache,
     )
-
-
-def _numbers(name: str, texts: Iterable[str], kind: Callable[[str], Number]) -> list[Number]:
-    """Numbers from texts such as `8,16`; at most 1,000."""
-    found = []
-    for part in (part.strip() for text in texts for part in text.split(",")):
-        try:
-            number = kind(part)
-        except ValueError:
-            raise InputError(
-                "must be numbers with commas between them", where=name, value=part
-            ) from None
-        if not 0 <= number < 10**7:
-            raise InputError("out of range", where=name, value=number)
-        found.append(number)
-    if len(found) > 1000:
-        raise InputError("at most 1,000 of them", where=name, value=len(found))
-    return found

@@ -70,17 +70,17 @@ def placement_with(workload: Workload, instance: Instance, leaf: Reach, pod: Rea
     full = dict(zip(at_full_size.names, at_full_size.blocks.tolist(), strict=True))
     members: dict[str, list[Ints]] = {name: [] for name in NAMES}
     for depth in range(len(levels.blocks)):
-        found: Mapping[str, Ints] = sizes
+        in_block: Mapping[str, Ints] = sizes
         if depth < len(levels.blocks) - 1:
             if depth == at_leaf:
-                found = _members(instance, sizes, leaf)
+                in_block = _members(instance, sizes, leaf)
             elif depth == at_pod:
-                found = _members(instance, sizes, pod)
+                in_block = _members(instance, sizes, pod)
             else:
-                found = _within(instance, full[levels.names[depth]])
+                in_block = _within(instance, full[levels.names[depth]])
         for name, inside in members.items():
             below = inside[-1] if inside else 1
-            inside.append(np.maximum(below, np.minimum(found[name], sizes[name])))
+            inside.append(np.maximum(below, np.minimum(in_block[name], sizes[name])))
     return Placement(
         **{
             name: np.stack(np.broadcast_arrays(*inside, leaf.dp_cp, pod.dp_cp)[:-2], axis=-1)
@@ -104,10 +104,10 @@ def _members(instance: Instance, sizes: dict[str, int], reach: Reach) -> dict[st
 
 def _degrees(instance: Instance) -> dict[str, int]:
     layout = instance.layout
-    found = {
+    degrees = {
         name: int(getattr(layout, name)) for name in ("tp", "cp", "dp", "pp", "ep", "etp", "edp")
     }
-    return found | {"dp_cp": found["dp"] * found["cp"]}
+    return degrees | {"dp_cp": degrees["dp"] * degrees["cp"]}
 
 
 def levels_seen(workload: Workload) -> tuple[bool, bool]:
@@ -132,21 +132,21 @@ def _depths(workload: Workload, levels: FabricLevels) -> tuple[int, int]:
 def _within(instance: Instance, block: int) -> dict[str, int]:
     """Inside a slot the axes nest in Megatron's order."""
     inside, stride = instance.inside, 1
-    found: dict[str, int] = {}
+    degrees: dict[str, int] = {}
     for axis in ("tp", "cp", "dp", "pp"):
         degree = getattr(inside, axis)
-        held = gcd(block, stride * degree)
-        found[axis] = held // stride if held % stride == 0 else 1
-        found[axis] = degree if block >= stride * degree else max(found[axis], 1)
+        ranks = gcd(block, stride * degree)
+        degrees[axis] = ranks // stride if ranks % stride == 0 else 1
+        degrees[axis] = degree if block >= stride * degree else max(degrees[axis], 1)
         stride *= degree
-    layout, dense = instance.layout, found["tp"] * found["cp"] * found["dp"]
-    etp = gcd(int(layout.etp), found["tp"])
+    layout, dense = instance.layout, degrees["tp"] * degrees["cp"] * degrees["dp"]
+    etp = gcd(int(layout.etp), degrees["tp"])
     expert = gcd(int(layout.etp) * int(layout.ep), dense)
-    return found | {
+    return degrees | {
         "etp": etp,
         "ep": max(expert // etp, 1),
         "edp": max(dense // expert, 1),
-        "dp_cp": found["dp"] * found["cp"],
+        "dp_cp": degrees["dp"] * degrees["cp"],
     }
 
 
@@ -186,11 +186,11 @@ def _expert_members(by_slot: IntArray, blocks: int, degree: int) -> int:
     size = by_slot.shape[2]
     if size == 1:
         return degree
-    held = held_by(by_slot.reshape(-1, size), blocks)
-    crossing = np.sum(held * (size - held), axis=0)
+    members = held_by(by_slot.reshape(-1, size), blocks)
+    crossing = np.sum(members * (size - members), axis=0)
     if not crossing.any():
         return degree
-    everything = size * held.sum(axis=0)
+    everything = size * members.sum(axis=0)
     used = everything > 0
     inside = np.min(degree * (everything - crossing)[used] // everything[used])
     return max(1, min(int(inside), degree - 1))

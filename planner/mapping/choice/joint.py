@@ -99,27 +99,27 @@ class Limits:
     together: bool = False
     """Every pipeline lies in one block."""
 
-    def implies(self, other: Limits) -> bool:
+    def implies(self, weaker: Limits) -> bool:
         """Whether whatever keeps these limits keeps the other ones."""
         return (
-            (self.together or not other.together)
-            and _tighter(self.rings, other.rings)
-            and _tighter(self.context, other.context)
-            and _tighter(self.expert_rings, other.expert_rings)
-            and _smaller(self.expert_share, other.expert_share)
+            (self.together or not weaker.together)
+            and _tighter(self.rings, weaker.rings)
+            and _tighter(self.context, weaker.context)
+            and _tighter(self.expert_rings, weaker.expert_rings)
+            and _smaller(self.expert_share, weaker.expert_share)
         )
 
 
-def _tighter(one: tuple[int, ...] | None, other: tuple[int, ...] | None) -> bool:
-    if other is None:
+def _tighter(tight: tuple[int, ...] | None, wide: tuple[int, ...] | None) -> bool:
+    if wide is None:
         return True
-    return one is not None and all(a <= b for a, b in zip(one, other, strict=True))
+    return tight is not None and all(a <= b for a, b in zip(tight, wide, strict=True))
 
 
-def _smaller(one: tuple[int, int] | None, other: tuple[int, int] | None) -> bool:
-    if other is None:
+def _smaller(small: tuple[int, int] | None, large: tuple[int, int] | None) -> bool:
+    if large is None:
         return True
-    return one is not None and one[0] * other[1] <= other[0] * one[1]
+    return small is not None and small[0] * large[1] <= large[0] * small[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,12 +130,12 @@ class Need:
     leaves: Limits
     pods: Limits
 
-    def implies(self, other: Need) -> bool:
+    def implies(self, weaker: Need) -> bool:
         """Whether a mapping for this need is one for the other."""
         return (
-            self.grid == other.grid
-            and self.leaves.implies(other.leaves)
-            and self.pods.implies(other.pods)
+            self.grid == weaker.grid
+            and self.leaves.implies(weaker.leaves)
+            and self.pods.implies(weaker.pods)
         )
 
 
@@ -154,20 +154,21 @@ class Cells:
     def _by_slot(self, used: Any) -> list[list[list[cp_model.IntVar]]]:
         """held[leaf][stage][slot]: every slot on one leaf."""
         grid, model = self.grid, self._model
-        held = [
+        on_leaf = [
             [[model.new_bool_var("") for _ in range(grid.slots)] for _ in range(grid.stages)]
             for _ in grid.leaf_slots
         ]
         for stage in range(grid.stages):
             for slot in range(grid.slots):
-                model.add(sum(leaf[stage][slot] for leaf in held) == used)
+                model.add(sum(leaf[stage][slot] for leaf in on_leaf) == used)
         size = max(grid.context_slots, grid.expert_slots)
-        first = [sum(held[0][0][at : at + size]) for at in range(0, grid.slots, size)]
+        in_first_leaf = on_leaf[0][0]
+        first = [sum(in_first_leaf[slot : slot + size]) for slot in range(0, grid.slots, size)]
         for group, after in pairwise(
             first
         ):  # groups are alike: those with more in the first leaf come first
             model.add(group >= after)
-        return held
+        return on_leaf
 
     def _counts(self, used: Any) -> list[list[Any]]:
         """n[leaf][stage], in the room of the leaves."""
@@ -192,21 +193,21 @@ class Cells:
             (need.leaves, self.leaves, leaves),
             (need.pods, self.pods, list(self.grid.pod_leaves)),
         ):
-            for at, block in enumerate(blocks):
+            for row, block in enumerate(blocks):
                 if limits.rings is not None and self.grid.slots > 1:
-                    self._at_most(self._rings(block, counts[at]), limits.rings[at], chosen)
+                    self._at_most(self._rings(block, counts[row]), limits.rings[row], chosen)
                 if limits.context is not None:
-                    self._at_most(self._context(block), limits.context[at], chosen)
+                    self._at_most(self._context(block), limits.context[row], chosen)
                 if limits.expert_rings is not None and self.grid.slots > self.grid.expert_slots:
-                    self._at_most(self._expert_rings(block), limits.expert_rings[at], chosen)
+                    self._at_most(self._expert_rings(block), limits.expert_rings[row], chosen)
                 if limits.expert_share is not None:
                     self._post_share(block, limits.expert_share, chosen)
                 if limits.together:
-                    self._post_together(block, counts[at], chosen)
+                    self._post_together(block, counts[row], chosen)
 
-    def _at_most(self, cuts: list[cp_model.IntVar], most: int, chosen: Any) -> None:
-        if most < len(cuts):
-            self._model.add(sum(cuts) <= most).only_enforce_if(chosen)
+    def _at_most(self, cuts: list[cp_model.IntVar], limit: int, chosen: Any) -> None:
+        if limit < len(cuts):
+            self._model.add(sum(cuts) <= limit).only_enforce_if(chosen)
 
     def _rings(self, block: tuple[int, ...], counts: list[Any]) -> list[cp_model.IntVar]:
         return self._shared(
@@ -256,16 +257,16 @@ class Cells:
         size = self.grid.expert_slots
 
         def crossing() -> list[cp_model.IntVar]:
-            found = []
+            crossings = []
             for group in self._groups(block, size):
-                out = self._model.new_int_var(0, size * size // 4, "")
-                self._model.add_element(sum(group), [k * (size - k) for k in range(size + 1)], out)
-                found.append(out)
-            return found
+                sent = self._model.new_int_var(0, size * size // 4, "")
+                self._model.add_element(sum(group), [k * (size - k) for k in range(size + 1)], sent)
+                crossings.append(sent)
+            return crossings
 
-        held = sum(sum(group) for group in self._groups(block, size))
-        out = sum(self._shared(("share", block), crossing))
-        self._model.add(share[1] * out <= share[0] * size * held).only_enforce_if(chosen)
+        hosted = sum(sum(group) for group in self._groups(block, size))
+        sent = sum(self._shared(("share", block), crossing))
+        self._model.add(share[1] * sent <= share[0] * size * hosted).only_enforce_if(chosen)
 
     def _groups(self, block: tuple[int, ...], size: int) -> list[list[Any]]:
         return [
@@ -278,12 +279,12 @@ class Cells:
         assert self._slots is not None
         return sum(self._slots[leaf][stage][slot] for leaf in block)
 
-    def _cut(self, held: Any, all_of_them: int) -> cp_model.IntVar:
+    def _cut(self, members: Any, all_of_them: int) -> cp_model.IntVar:
         """Free to be false where a block holds nothing, or everything."""
-        some, whole = self._model.new_bool_var(""), self._model.new_bool_var("")
-        self._model.add(held <= (all_of_them - 1) * some + all_of_them * whole)
-        self._model.add(held >= all_of_them * whole)
-        return some
+        cut, holds_all = self._model.new_bool_var(""), self._model.new_bool_var("")
+        self._model.add(members <= (all_of_them - 1) * cut + all_of_them * holds_all)
+        self._model.add(members >= all_of_them * holds_all)
+        return cut
 
     def uplink_seconds(self, problem: MappingProblem, unit_s: float) -> list[Any]:
         """Terms of an objective: rings cut and neighbours apart, in `unit_s` of busy up-links."""
@@ -311,8 +312,8 @@ class Cells:
         if self._slots is None:
             counts = [[value(n) for n in row] for row in self.leaves]
             return assignment_of(problem, np.array(counts, dtype=np.int64))
-        held = np.array([[[value(x) for x in row] for row in leaf] for leaf in self._slots])
-        return np.asarray(np.argmax(held, axis=0), dtype=np.int64)
+        on_leaf = np.array([[[value(x) for x in row] for row in leaf] for leaf in self._slots])
+        return np.asarray(np.argmax(on_leaf, axis=0), dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,17 +333,17 @@ def post_mappings(
     Layouts with the same grid share the counts, and mappings with the same need its limits.
     """
     wanted: dict[Need, list[Any]] = {}
-    for ways, asked in zip(mappings, needs, strict=True):
-        for way, need in zip(ways, asked, strict=True):
+    for ways, needs_of in zip(mappings, needs, strict=True):
+        for way, need in zip(ways, needs_of, strict=True):
             if need is not None:
                 wanted.setdefault(need, []).append(way)
     by_grid: dict[Grid, list[Need]] = {}
     for need in wanted:
         by_grid.setdefault(need.grid, []).append(need)
     cells: dict[Grid, Cells] = {}
-    for grid, asked in by_grid.items():
+    for grid, needs_of in by_grid.items():
         chosen = {}
-        for need in asked:
+        for need in needs_of:
             chosen[need] = model.new_bool_var("")
             model.add(sum(wanted[need]) == chosen[need])
         used = model.new_bool_var("")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from meshwright.errors import InfeasibleError
+from meshwright.errors import InternalError
 from meshwright.planner.mapping.choice.joint import Cells, Grid, Limits, Need
 from meshwright.planner.mapping.instance import Instance
 from meshwright.planner.mapping.problem import (
@@ -17,7 +17,7 @@ from meshwright.planner.mapping.problem import (
     held_by,
     loads_of,
 )
-from meshwright.planner.mapping.starts import blocked_orders
+from meshwright.planner.mapping.regular_orders import regular_orders
 from meshwright.planner.solvers.cp_sat import repeatable_solver
 
 QUESTION_WORK = 0.5
@@ -52,15 +52,15 @@ class Packing:
     def mappings(self, instance: Instance) -> list[IntArray]:
         """The mappings known for an instance's grid, hostname order and the regular orders among them."""
         problem = instance.problem
-        known = self._answers.setdefault(Grid.of(problem), _Answers())
-        if not known.mappings:
-            known.mappings += [problem.hostname_assignment(), *blocked_orders(problem)]
-        return known.mappings
+        answers = self._answers.setdefault(Grid.of(problem), _Answers())
+        if not answers.mappings:
+            answers.mappings += [problem.hostname_assignment(), *regular_orders(problem)]
+        return answers.mappings
 
     def impossible(self, need: Need) -> bool:
         """Whether it is known that no mapping keeps a need's limits."""
-        known = self._answers.get(need.grid)
-        return known is not None and any(need.implies(other) for other in known.impossible)
+        answers = self._answers.get(need.grid)
+        return answers is not None and any(need.implies(refuted) for refuted in answers.impossible)
 
     def find(self, instance: Instance, need: Need) -> IntArray | None:
         """A mapping that keeps a need's limits; None where there is none, or none was found in time.
@@ -70,19 +70,20 @@ class Packing:
         for assignment in self.mappings(instance):
             if keeps(instance, assignment, need):
                 return assignment
-        known = self._answers[need.grid]
-        if self.impossible(need) or any(need.implies(other) for other in known.undecided):
+        answers = self._answers[need.grid]
+        if self.impossible(need) or any(need.implies(refuted) for refuted in answers.undecided):
             return None
         if not need.grid.askable or self._work_left <= 0:
-            known.undecided.append(need)
+            answers.undecided.append(need)
             return None
         found, decided = self._solved(instance, need)
         if found is not None:
-            known.mappings.append(found)
+            answers.mappings.append(found)
         elif decided:
-            known.impossible = [one for one in known.impossible if not one.implies(need)] + [need]
+            stronger = [refuted for refuted in answers.impossible if not refuted.implies(need)]
+            answers.impossible = [*stronger, need]
         else:
-            known.undecided.append(need)
+            answers.undecided.append(need)
         return found
 
     def _solved(self, instance: Instance, need: Need) -> tuple[IntArray | None, bool]:
@@ -103,7 +104,7 @@ class Packing:
         assignment = cells.assignment(instance.problem, solver.value)
         check_assignment(instance.problem, assignment)
         if not keeps(instance, assignment, need):
-            raise InfeasibleError(
+            raise InternalError(
                 "a mapping that CP-SAT found does not keep the limits that it was asked for"
             )
         return assignment, True
@@ -146,12 +147,12 @@ def _within(problem: MappingProblem, where: IntArray, blocks: int, limits: Limit
         (limits.context, where.reshape(-1, problem.traffic.context_slots)),
         (limits.expert_rings, by_slot.transpose(0, 2, 1).reshape(-1, by_slot.shape[1])),
     )
-    for most, groups in kinds:
-        if most is not None and np.any(cut_groups(groups, blocks) > np.asarray(most)):
+    for limit, groups in kinds:
+        if limit is not None and np.any(cut_groups(groups, blocks) > np.asarray(limit)):
             return False
     if limits.expert_share is None:
         return True
-    held = held_by(by_slot.reshape(-1, size), blocks)
+    members = held_by(by_slot.reshape(-1, size), blocks)
     share, of = limits.expert_share
-    out, sent = np.sum(held * (size - held), axis=0), size * held.sum(axis=0)
-    return bool(np.all(of * out <= share * sent))
+    crossing, sent = np.sum(members * (size - members), axis=0), size * members.sum(axis=0)
+    return bool(np.all(of * crossing <= share * sent))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.estimate import Stages, estimate
+from meshwright.costmodel.estimate import Stages, estimate_layout
 from meshwright.costmodel.layers.kinds import kind_times
 from meshwright.costmodel.layout import Layout, Placement
 from meshwright.costmodel.step_time import make_context, optimistic_step
@@ -32,9 +32,9 @@ from meshwright.planner.mapping.choice.joint import Cells, Grid, Need
 from meshwright.planner.mapping.choice.packing import Packing, least_traffic_within
 from meshwright.planner.mapping.choice.profiles import Profiles, profiles_of
 from meshwright.planner.mapping.instance import Instance, assignment_of_ranks, instance_of, ranks_of
+from meshwright.planner.mapping.least_traffic import least_traffic
 from meshwright.planner.mapping.problem import IntArray, MappingProblem, loads_of
-from meshwright.planner.mapping.solve import least_traffic
-from meshwright.planner.mapping.starts import blocked_orders
+from meshwright.planner.mapping.regular_orders import regular_orders
 
 FloatArray = NDArray[np.float64]
 
@@ -81,7 +81,7 @@ class MappedPricing(CostModelPricing):
         if stages is None:
             return None
         try:
-            return instance_of(self.on(int(layout.gpus)), layout, stages)
+            return instance_of(self._workload.on(int(layout.gpus)), layout, stages)
         except InfeasibleError:
             return None
 
@@ -94,9 +94,9 @@ class MappedPricing(CostModelPricing):
         return self._spots[key]
 
     def _new_spot(self, layout: Layout, instance: Instance) -> _Spot:
-        profiles = profiles_of(self.on(int(layout.gpus)), instance)
-        gone = np.zeros(len(profiles.needs), dtype=bool)
-        return _Spot(instance=instance, profiles=profiles, gone=gone)
+        profiles = profiles_of(self._workload.on(int(layout.gpus)), instance)
+        impossible = np.zeros(len(profiles.needs), dtype=bool)
+        return _Spot(instance=instance, profiles=profiles, gone=impossible)
 
     def mappings(self, layout: Layout) -> Matrices:
         """The profiles of a layout by number; none where no slots hold it."""
@@ -131,7 +131,7 @@ class MappedPricing(CostModelPricing):
         table, spot = self.mappings(layout), self._spot(layout)
         if spot is None:
             return MappingBounds(matrices=table, bound_s=np.full(len(table[PROFILE]), packed_s))
-        count, workload = len(table[PROFILE]), self.on(int(layout.gpus))
+        count, workload = len(table[PROFILE]), self._workload.on(int(layout.gpus))
         context = make_context(workload, _repeated(layout, count), spot.profiles.placement)
         times = kind_times(context)
         busiest_s = busiest_in_rooms_s(
@@ -158,22 +158,22 @@ class MappedPricing(CostModelPricing):
             limit = self._limit(best, cutoff_s)
             bound_s = self._possible_first(spot, bound_s, limit)
             pricing = PlacedAs(self._workload, spot.profiles.placement)
-            found = pricing.exact(layout, replace(mappings, bound_s=bound_s), limit)
-            if found is None:
+            priced = pricing.exact(layout, replace(mappings, bound_s=bound_s), limit)
+            if priced is None:
                 return best
-            at = found.matrix[PROFILE][0]
-            assignment = self._packing.find(spot.instance, spot.profiles.needs[at])
+            row = priced.matrix[PROFILE][0]
+            assignment = self._packing.find(spot.instance, spot.profiles.needs[row])
             if assignment is None:
-                bound_s = self._without(spot, bound_s, at, found.step_time_s)
+                bound_s = self._without(spot, bound_s, row, priced.step_time_s)
                 continue
             real = self._best_of(spot, [assignment], layout, limit)
             best, tries = real or best, tries + 1
-            if real is not None and real.step_time_s <= found.step_time_s * SAME:
+            if real is not None and real.step_time_s <= priced.step_time_s * SAME:
                 return best
-            self._undecided_s = min(self._undecided_s, found.step_time_s)
+            self._undecided_s = min(self._undecided_s, priced.step_time_s)
             if tries >= TRIES:
                 return best
-            bound_s[at] = inf
+            bound_s[row] = inf
 
     def _limit(self, best: Priced | None, cutoff_s: float) -> float:
         return cutoff_s if best is None else min(cutoff_s, best.step_time_s)
@@ -199,11 +199,11 @@ class MappedPricing(CostModelPricing):
         spot.probed = True
         strength, needs = spot.profiles.strength, spot.profiles.needs
         for axis in range(strength.shape[1]):
-            others = np.delete(strength, axis, axis=1) - np.delete(strength, axis, axis=1).min(
+            other_axes = np.delete(strength, axis, axis=1) - np.delete(strength, axis, axis=1).min(
                 axis=0
             )
             alone = [
-                int(rows[np.argmin(others[rows].sum(axis=1))])
+                int(rows[np.argmin(other_axes[rows].sum(axis=1))])
                 for value in np.unique(strength[:, axis])[1:]
                 for rows in [np.flatnonzero(strength[:, axis] == value)]
             ]
@@ -223,67 +223,72 @@ class MappedPricing(CostModelPricing):
     def _possible_first(self, spot: _Spot, bound_s: FloatArray, limit_s: float) -> FloatArray:
         """Asks for profiles in the order of their bounds until one is kept; the others cost no pricing."""
         while True:
-            at = int(np.argmin(bound_s))
-            if not bound_s[at] < limit_s:
+            row = int(np.argmin(bound_s))
+            if not bound_s[row] < limit_s:
                 return bound_s
-            if self._packing.find(spot.instance, spot.profiles.needs[at]) is not None:
+            if self._packing.find(spot.instance, spot.profiles.needs[row]) is not None:
                 return bound_s
-            bound_s = self._without(spot, bound_s, at, float(bound_s[at]))
+            bound_s = self._without(spot, bound_s, row, float(bound_s[row]))
 
-    def _without(self, spot: _Spot, bound_s: FloatArray, at: int, price_s: float) -> FloatArray:
+    def _without(self, spot: _Spot, bound_s: FloatArray, row: int, price_s: float) -> FloatArray:
         """Leaves out a profile that no mapping was found for, and those known to be impossible with it."""
-        if not self._packing.impossible(spot.profiles.needs[at]):
+        if not self._packing.impossible(spot.profiles.needs[row]):
             self._undecided_s = min(self._undecided_s, price_s)
-            bound_s[at] = inf
+            bound_s[row] = inf
             return bound_s
-        spot.gone[spot.profiles.implying(at)] = True
+        spot.gone[spot.profiles.implying(row)] = True
         return np.where(spot.gone, inf, bound_s)
 
     def with_least_traffic(self, priced: Priced) -> Priced:
         """Under the mapping with the least traffic, of those with the lowest price that are known."""
-        workload = self.on(int(priced.layout.gpus))
+        workload = self._workload.on(int(priced.layout.gpus))
         spot = self._spot(priced.layout)
         if spot is None or priced.ranks is None:
             return priced
         instance = instance_of(workload, priced.layout, priced.stages)
         now = assignment_of_ranks(instance, priced.ranks)
         placement = placement_of(workload, instance, now)
-        known = [now, _solved(instance.problem), *self._packing.mappings(instance)]
+        assignments = [now, _solved(instance.problem), *self._packing.mappings(instance)]
         need = spot.profiles.need_of(placement)
         if need is not None:
-            known += least_traffic_within(instance, need)
-        seconds = [self._seconds(priced, placement_of(workload, instance, one)) for one in known]
+            assignments += least_traffic_within(instance, need)
+        placements = [placement_of(workload, instance, assignment) for assignment in assignments]
+        seconds = [self._seconds(priced, placement) for placement in placements]
         least_s = min(seconds)
         alike = [
-            one for one, price_s in zip(known, seconds, strict=True) if price_s <= least_s * SAME
+            assignment
+            for assignment, price_s in zip(assignments, seconds, strict=True)
+            if price_s <= least_s * SAME
         ]
-        best = min(alike, key=lambda one: loads_of(instance.problem, one).total_s)
+        best = min(alike, key=lambda assignment: loads_of(instance.problem, assignment).total_s)
         exact_s = self._seconds(priced, placement_of(workload, instance, best))
         return replace(priced, ranks=tuple(ranks_of(instance, best)), step_time_s=exact_s)
 
     def _seconds(self, priced: Priced, placement: Placement) -> float:
-        workload = self.on(int(priced.layout.gpus))
+        workload = self._workload.on(int(priced.layout.gpus))
         return float(
-            np.asarray(estimate(workload, priced.layout, placement, priced.stages).step_time_s)
+            np.asarray(
+                estimate_layout(workload, priced.layout, placement, priced.stages).step_time_s
+            )
         )
 
     def _best_of(
         self, spot: _Spot, assignments: Sequence[IntArray], layout: Layout, cutoff_s: float
     ) -> Priced | None:
         """Priced under the best of some mappings; None where none is better than the cutoff."""
-        workload = self.on(int(layout.gpus))
-        placed = [placement_of(workload, spot.instance, one) for one in assignments]
+        workload = self._workload.on(int(layout.gpus))
+        placed = [placement_of(workload, spot.instance, placement) for placement in assignments]
         names = vars(placed[0])
         every = Placement(
-            **{name: np.stack([getattr(one, name) for one in placed]) for name in names}
+            **{name: np.stack([getattr(placement, name) for placement in placed]) for name in names}
         )
         rows = np.arange(len(placed))
         table = MappingBounds(matrices={PROFILE: rows[:, None]}, bound_s=np.full(len(rows), -inf))
-        found = PlacedAs(self._workload, every).exact(layout, table, cutoff_s)
-        if found is None:
+        priced = PlacedAs(self._workload, every).exact(layout, table, cutoff_s)
+        if priced is None:
             return None
-        best = assignments[found.matrix[PROFILE][0]]
-        return replace(found, matrix={}, ranks=tuple(ranks_of(spot.instance, best)))
+        best = assignments[priced.matrix[PROFILE][0]]
+        return replace(priced, matrix={}, ranks=tuple(ranks_of(spot.instance, best)))
 
 
 class PlacedAs(CostModelPricing):
@@ -294,7 +299,7 @@ class PlacedAs(CostModelPricing):
         self._placement = placement
 
     def _pricing_of(self, layout: Layout) -> LayoutPricing:
-        return _PlacedPricing(self.on(int(layout.gpus)), layout, self._placement)
+        return _PlacedPricing(self._workload.on(int(layout.gpus)), layout, self._placement)
 
 
 class _PlacedPricing(LayoutPricing):
@@ -317,10 +322,11 @@ def seconds_in_best_order(workload: Workload, layout: Layout, stages: Stages) ->
         instance = instance_of(workload, layout, stages)
     except InfeasibleError:
         return None
-    orders = [instance.problem.hostname_assignment(), *blocked_orders(instance.problem)]
+    orders = [instance.problem.hostname_assignment(), *regular_orders(instance.problem)]
     placed = (placement_of(workload, instance, order) for order in orders)
     return min(
-        float(np.asarray(estimate(workload, layout, one, stages).step_time_s)) for one in placed
+        float(np.asarray(estimate_layout(workload, layout, placement, stages).step_time_s))
+        for placement in placed
     )
 
 

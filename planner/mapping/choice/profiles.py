@@ -66,8 +66,8 @@ class Profiles:
             ],
             axis=0,
         )
-        found = np.flatnonzero(same)
-        return self.needs[int(found[0])] if len(found) else None
+        rows = np.flatnonzero(same)
+        return self.needs[int(rows[0])] if len(rows) else None
 
 
 def _rows(placement: Placement, rows: IntArray) -> Placement:
@@ -87,16 +87,16 @@ def profiles_of(workload: Workload, instance: Instance) -> Profiles:
     leaves = [_packed(instance, leaf_gpus) if leaf_seen else _unseen(instance)]
     pods = [_packed(instance, pod_gpus) if pod_seen else _unseen(instance)]
     rows = np.zeros((1, 2), dtype=np.int64)
-    for most in fineness:
-        leaves = _options(instance, leaf_gpus, most) if leaf_seen else [_unseen(instance)]
-        pods = _options(instance, pod_gpus, most) if pod_seen else [_unseen(instance)]
+    for values in fineness:
+        leaves = _options(instance, leaf_gpus, values) if leaf_seen else [_unseen(instance)]
+        pods = _options(instance, pod_gpus, values) if pod_seen else [_unseen(instance)]
         if max(len(leaves), len(pods)) > MOST_PROFILES:
             continue
         rows = _pairs(leaves, pods)
         if len(rows) <= MOST_PROFILES:
             break
-    asked = (_taken(leaves, rows[:, 0]), _taken(pods, rows[:, 1]))
-    placement = placement_with(workload, instance, *asked)
+    reaches = (_taken(leaves, rows[:, 0]), _taken(pods, rows[:, 1]))
+    placement = placement_with(workload, instance, *reaches)
     axes = PRICED_AXES if workload.model.moe is None else (*PRICED_AXES, *PRICED_EXPERT_AXES)
     key = np.concatenate([np.asarray(getattr(placement, axis)) for axis in axes], axis=1)
     first = np.sort(np.unique(key, axis=0, return_index=True)[1])
@@ -106,7 +106,7 @@ def profiles_of(workload: Workload, instance: Instance) -> Profiles:
         for a, b in rows[first].tolist()
     )
     strength = np.stack(
-        [np.asarray(x, dtype=np.int64) for one in asked for x in vars(one).values()], axis=1
+        [np.asarray(x, dtype=np.int64) for reach in reaches for x in vars(reach).values()], axis=1
     )
     return Profiles(placement=_rows(placement, first), needs=needs, strength=strength[first])
 
@@ -139,11 +139,11 @@ def _packed(instance: Instance, free: IntArray) -> _Option:
         return size if group_slots <= slots else _members(fullest, each, size)
 
     traffic, ep = problem.traffic, int(layout.ep)
-    whole = traffic.expert_slots <= slots
+    fits = traffic.expert_slots <= slots
     reach = Reach(
         dp_cp=members(problem.slots, dense, int(layout.dp) * int(layout.cp)),
         cp=members(traffic.context_slots, context, int(layout.cp)),
-        ep=ep if whole else max(1, ep * slots // traffic.expert_slots),
+        ep=ep if fits else max(1, ep * slots // traffic.expert_slots),
         edp=members(problem.slots // traffic.expert_slots, expert, int(layout.edp)),
         together=problem.stages <= slots,
     )
@@ -153,7 +153,7 @@ def _packed(instance: Instance, free: IntArray) -> _Option:
 def _columns(options: list[_Option]) -> dict[str, IntArray]:
     """The reaches, field by field; arrays [options]."""
     names = vars(options[0].reach)
-    return {name: np.array([getattr(one.reach, name) for one in options]) for name in names}
+    return {name: np.array([getattr(option.reach, name) for option in options]) for name in names}
 
 
 def _taken(options: list[_Option], rows: IntArray) -> Reach:
@@ -165,17 +165,17 @@ def _pairs(leaves: list[_Option], pods: list[_Option]) -> IntArray:
     """Pairs that differ in price, [n, 2]: what a leaf holds, its pod holds without being asked to."""
     differ = np.ones((len(leaves), len(pods)), dtype=bool)
     inner, outer = _columns(leaves), _columns(pods)
-    for name, held in outer.items():
-        differ &= (held == held.min())[None, :] | (held[None, :] > inner[name][:, None])
+    for name, reach in outer.items():
+        differ &= (reach == reach.min())[None, :] | (reach[None, :] > inner[name][:, None])
     return np.argwhere(differ)
 
 
-def _options(instance: Instance, free: IntArray, most: int) -> list[_Option]:
+def _options(instance: Instance, free: IntArray, fineness: int) -> list[_Option]:
     """Reaches of one level with their limits; those that ask less come before those that ask more."""
-    stages, found = instance.problem.stages, []
-    gradients = _gradients(instance, free, most)
-    contexts = _thinned(_contexts(instance, free), most)
-    experts = _thinned(_experts(instance, free), most)
+    stages, options = instance.problem.stages, []
+    gradients = _gradients(instance, free, fineness)
+    contexts = _thinned(_contexts(instance, free), fineness)
+    experts = _thinned(_experts(instance, free), fineness)
     for together in (False, True) if stages > 1 else (True,):
         for ((dp_cp, edp), (rings, expert_rings)), (cp, context), (ep, share) in product(
             gradients, contexts, experts
@@ -188,8 +188,8 @@ def _options(instance: Instance, free: IntArray, most: int) -> list[_Option]:
                 together=together and stages > 1,
             )
             reach = Reach(dp_cp=dp_cp, cp=cp, ep=ep, edp=edp, together=together)
-            found.append(_Option(reach=reach, limits=limits))
-    return found
+            options.append(_Option(reach=reach, limits=limits))
+    return options
 
 
 Blocks = tuple[int, ...] | None
@@ -198,19 +198,19 @@ Value = TypeVar("Value")
 Asked = TypeVar("Asked")
 
 
-def _thinned(values: list[tuple[Value, Asked]], most: int) -> list[tuple[Value, Asked]]:
+def _thinned(values: list[tuple[Value, Asked]], limit: int) -> list[tuple[Value, Asked]]:
     """At most so many (value, what it asks), least first; each stands for those up to the next one."""
-    if len(values) <= most:
+    if len(values) <= limit:
         return values
-    kept = np.unique(np.linspace(0, len(values) - 1, most).round().astype(int)).tolist()
+    rows = np.unique(np.linspace(0, len(values) - 1, limit).round().astype(int)).tolist()
     return [
-        (values[after - 1][0], values[at][1])
-        for at, after in zip(kept, [*kept[1:], len(values)], strict=True)
+        (values[after - 1][0], values[row][1])
+        for row, after in zip(rows, [*rows[1:], len(values)], strict=True)
     ]
 
 
 def _gradients(
-    instance: Instance, free: IntArray, most: int
+    instance: Instance, free: IntArray, limit: int
 ) -> list[tuple[tuple[int, int], tuple[Blocks, Blocks]]]:
     """(dense and expert ring members, limits of both), least first.
 
@@ -222,8 +222,8 @@ def _gradients(
     if problem.traffic.expert_slots > 1:
         places = problem.stages * problem.traffic.expert_slots if expert_size > 1 else 0
         both = product(
-            _thinned(_values(instance, free, dense, dense_size, problem.stages), most),
-            _thinned(_values(instance, free, expert, expert_size, places), most),
+            _thinned(_values(instance, free, dense, dense_size, problem.stages), limit),
+            _thinned(_values(instance, free, expert, expert_size, places), limit),
         )
         return [((v, w), (rings, expert_rings)) for (v, rings), (w, expert_rings) in both]
     pairs = sorted(
@@ -232,12 +232,12 @@ def _gradients(
             for f, c in _cuts(instance, free, problem.stages if problem.slots > 1 else 0)
         }
     )
-    found: list[tuple[tuple[int, int], tuple[Blocks, Blocks]]] = []
+    options: list[tuple[tuple[int, int], tuple[Blocks, Blocks]]] = []
     for v, w in pairs:
-        asked = max(dense * v * (v > 1), expert * w * (w > 1))
-        found.append(((v, w), (None if (v, w) == pairs[0] else _limits(free, asked), None)))
-    found.append(((dense_size, expert_size), ((0,) * len(free) if pairs else None, None)))
-    return _thinned(found, most)
+        strongest = max(dense * v * (v > 1), expert * w * (w > 1))
+        options.append(((v, w), (None if (v, w) == pairs[0] else _limits(free, strongest), None)))
+    options.append(((dense_size, expert_size), ((0,) * len(free) if pairs else None, None)))
+    return _thinned(options, limit)
 
 
 def _contexts(instance: Instance, free: IntArray) -> list[tuple[int, Blocks]]:
@@ -249,18 +249,20 @@ def _contexts(instance: Instance, free: IntArray) -> list[tuple[int, Blocks]]:
 
 
 def _values(
-    instance: Instance, free: IntArray, each: int, size: int, most: int
+    instance: Instance, free: IntArray, each: int, size: int, most_cut: int
 ) -> list[tuple[int, Blocks]]:
     """(members of a ring, cut rings that a block may have) for up to `most` cut rings of `each` groups."""
-    values = sorted({_members(f, c * each, size) for f, c in _cuts(instance, free, most)})
-    found = [(v, None if v == values[0] else _limits(free, each * v)) for v in values]
-    return [*found, (size, (0,) * len(free) if values else None)]
+    values = sorted({_members(f, c * each, size) for f, c in _cuts(instance, free, most_cut)})
+    options = [(v, None if v == values[0] else _limits(free, each * v)) for v in values]
+    return [*options, (size, (0,) * len(free) if values else None)]
 
 
-def _cuts(instance: Instance, free: IntArray, most: int) -> set[tuple[int, int]]:
+def _cuts(instance: Instance, free: IntArray, most_cut: int) -> set[tuple[int, int]]:
     """(free GPUs, groups cut) that a block can have: each cut group has a slot in it."""
     slots = {f: f // instance.slots.gpus for f in set(free.tolist())}
-    return {(f, c) for f, held in slots.items() for c in range(1, min(most, held) + 1)}
+    return {
+        (f, c) for f, slots_held in slots.items() for c in range(1, min(most_cut, slots_held) + 1)
+    }
 
 
 def _experts(instance: Instance, free: IntArray) -> list[tuple[int, Share]]:
@@ -268,26 +270,26 @@ def _experts(instance: Instance, free: IntArray) -> list[tuple[int, Share]]:
     size, slots = int(instance.layout.ep), instance.problem.traffic.expert_slots
     if slots == 1:
         return [(size, None)]
-    most = max(free.tolist()) // instance.slots.gpus
-    if most > LARGEST_SHARED:
+    largest = max(free.tolist()) // instance.slots.gpus
+    if largest > LARGEST_SHARED:
         values = set(range(max(1, size // slots), size + 1))
     else:
-        shares = _shares(slots, most)
+        shares = _shares(slots, largest)
         values = {
-            size if out == 0 else max(1, min(size - -(-size * out // of), size - 1))
-            for out, of in shares
+            size if crossing == 0 else max(1, min(size - -(-size * crossing // of), size - 1))
+            for crossing, of in shares
         }
-    least = min(values)
-    return [(v, None if v == least else (size - v, size)) for v in sorted(values)]
+    smallest = min(values)
+    return [(v, None if v == smallest else (size - v, size)) for v in sorted(values)]
 
 
 def _shares(size: int, slots: int) -> set[tuple[int, int]]:
     """(what crosses, all that is sent) of up to so many slots of a block, in groups of `size` slots."""
     reached: list[set[int]] = [{0}, *(set() for _ in range(slots))]
-    for held in range(1, slots + 1):
-        for part in range(1, min(size, held) + 1):
-            reached[held] |= {out + part * (size - part) for out in reached[held - part]}
-    return {(out, size * held) for held in range(1, slots + 1) for out in reached[held]}
+    for used in range(1, slots + 1):
+        for part in range(1, min(size, used) + 1):
+            reached[used] |= {crossing + part * (size - part) for crossing in reached[used - part]}
+    return {(crossing, size * used) for used in range(1, slots + 1) for crossing in reached[used]}
 
 
 def _members(free: int, cut: int, size: int) -> int:

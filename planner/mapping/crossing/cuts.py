@@ -79,15 +79,18 @@ def mapping_use(
     attained, shares = _rates(workload, on)
     levels = tuple(
         LevelUse(
-            standing=at,
-            attained=float(attained[at.depth]),
-            detour=1.0 / float(shares[at.depth]) if at.joint.direct else 1.0,
+            standing=standing,
+            attained=float(attained[standing.depth]),
+            detour=1.0 / float(shares[standing.depth]) if standing.joint.direct else 1.0,
             bytes_per_s=float(
-                on.levels.gb_per_s[at.depth] * 1e9 * attained[at.depth] * shares[at.depth]
+                on.levels.gb_per_s[standing.depth]
+                * 1e9
+                * attained[standing.depth]
+                * shares[standing.depth]
             ),
-            flows={flow.axis: level_flow(context, flow, on, at) for flow in axes},
+            flows={flow.axis: level_flow(context, flow, on, standing) for flow in axes},
         )
-        for at in on.standings
+        for standing in on.standings
     )
     parts = {name: float(np.asarray(s)) for name, s in priced.breakdown_s.items()}
     phases = phase_seconds(context, parts)
@@ -111,17 +114,17 @@ def _rates(workload: Workload, on: Stand) -> tuple[FloatArray, FloatArray]:
 def _cuts(
     c: Context, axes: Sequence[AxisFlow], use: LevelUse, phase: str, phase_s: float
 ) -> list[CutUse]:
-    mine = [flow for flow in axes if flow.phase == phase]
-    if not any(np.any(use.flows[flow.axis].leaving > 0) for flow in mine):
+    phase_axes = [flow for flow in axes if flow.phase == phase]
+    if not any(np.any(use.flows[flow.axis].leaving > 0) for flow in phase_axes):
         return []
     return [
-        _busiest_uplink(use, mine, phase, phase_s),
-        *_busiest_halves(c, use, mine, phase, phase_s),
+        _busiest_uplink(use, phase_axes, phase, phase_s),
+        *_busiest_halves(c, use, phase_axes, phase, phase_s),
     ]
 
 
 def _busiest_uplink(use: LevelUse, axes: Sequence[AxisFlow], phase: str, phase_s: float) -> CutUse:
-    at, unit, links = use.standing, use.standing.unit, use.standing.links_gb_per_s
+    standing, unit, links = use.standing, use.standing.unit, use.standing.links_gb_per_s
     sent, with_detours = np.zeros(len(links)), np.zeros(len(links))
     for flow in axes:
         load = np.bincount(unit, weights=use.flows[flow.axis].leaving, minlength=len(sent))
@@ -130,10 +133,10 @@ def _busiest_uplink(use: LevelUse, axes: Sequence[AxisFlow], phase: str, phase_s
     seconds = with_detours / (links * 1e9 * use.attained)
     worst = int(np.argmax(seconds))
     return CutUse(
-        level=at.level,
+        level=standing.level,
         cut="uplink",
         phase=phase,
-        block=at.unit_name(worst),
+        block=standing.unit_name(worst),
         bytes_per_gpu=float(sent[worst]) / max(int(np.sum(unit == worst)), 1),
         gb_per_s=float(links[worst]),
         busy_s=float(seconds[worst]),
@@ -145,31 +148,34 @@ def _busiest_halves(
     c: Context, use: LevelUse, axes: Sequence[AxisFlow], phase: str, phase_s: float
 ) -> list[CutUse]:
     """The block whose halves are busiest; the sum of links finds it, the graph has the cut."""
-    at, halves = use.standing, _halves(use.standing)
+    standing, halves = use.standing, _halves(use.standing)
     crossing = np.zeros(halves.blocks)
     for flow in axes:
-        crossing += between_halves(c, flow, halves.side, at, halves.blocks)
+        crossing += between_halves(c, flow, halves.side, standing, halves.blocks)
     if not np.any(crossing > 0):
         return []
-    links = at.sub_links_gb_per_s[halves.subs]
+    links = standing.sub_links_gb_per_s[halves.subs]
     sums = [
         np.bincount(halves.sub_block[on], weights=links[on], minlength=halves.blocks)
         for on in (halves.sub_side == 0, halves.sub_side == 1)
     ]
     narrow = np.maximum(np.minimum(*sums), 1e-9)
     worst = int(np.argmax(crossing / narrow))
-    mine = halves.sub_block == worst
+    in_worst = halves.sub_block == worst
     first, second = (
-        tuple(sorted(links[mine & (halves.sub_side == side)].tolist())) for side in (0, 1)
+        tuple(sorted(links[in_worst & (halves.sub_side == side)].tolist())) for side in (0, 1)
     )
-    capacity = halves_cut_gb_per_s(first, second, at.joint)
+    capacity = halves_cut_gb_per_s(first, second, standing.joint)
+    name = standing.level
+    if halves.blocks > 1:
+        name += f" {worst + 1} of {halves.blocks}"
     return [
         CutUse(
-            level=at.level,
+            level=standing.level,
             cut="bisection",
             phase=phase,
-            block=at.level if halves.blocks == 1 else f"{at.level} {worst + 1} of {halves.blocks}",
-            bytes_per_gpu=2 * float(crossing[worst]) / int(np.sum(at.block == worst)),
+            block=name,
+            bytes_per_gpu=2 * float(crossing[worst]) / int(np.sum(standing.block == worst)),
             gb_per_s=capacity,
             busy_s=float(crossing[worst]) / (capacity * 1e9 * use.attained),
             phase_s=phase_s,
@@ -190,13 +196,13 @@ class _Halves:
     sub_block: IntArray
 
 
-def _halves(at: Standing) -> _Halves:
+def _halves(standing: Standing) -> _Halves:
     """Sub-blocks go to the first half in turn while it holds at most half of the block's ranks."""
-    blocks = int(at.block.max()) + 1
+    blocks = int(standing.block.max()) + 1
     subs, first, back, counts = np.unique(
-        at.sub, return_index=True, return_inverse=True, return_counts=True
+        standing.sub, return_index=True, return_inverse=True, return_counts=True
     )
-    block = at.block[first]
+    block = standing.block[first]
     order = np.lexsort((subs, block))
     total = np.bincount(block, weights=counts, minlength=blocks)
     before = np.cumsum(total) - total

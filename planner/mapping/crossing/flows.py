@@ -76,7 +76,7 @@ def axis_flows(c: Context, stages: Stages) -> list[AxisFlow]:
             axis=axis, kind=kind, phase=phase, groups=groups[name or axis], volume=volume
         )
 
-    found = [
+    flows = [
         flow("tp", "ring", moved.tensor),
         replace(flow("cp", context, moved.context), relayed=cluster.crosses_rails_inside),
         flow("dp", "ring", moved.gradients, name="dp-cp", phase=GRADIENTS),
@@ -84,7 +84,7 @@ def axis_flows(c: Context, stages: Stages) -> list[AxisFlow]:
     ]
     if moe:
         one_copy = float(np.max(routed_copies(c.workload, np.ones(1), c.layout.ep)))
-        found += [
+        flows += [
             replace(
                 flow("ep", "all-to-all", moved.experts / one_copy),
                 relayed=deduplicated or cluster.crosses_rails_inside,
@@ -92,25 +92,31 @@ def axis_flows(c: Context, stages: Stages) -> list[AxisFlow]:
             flow("etp", "ring", moved.expert_tensor),
             flow("edp", "ring", moved.expert_gradients, phase=GRADIENTS),
         ]
-    return [one for one in found if one.members > 1 and one.volume > 0]
+    return [flow for flow in flows if flow.members > 1 and flow.volume > 0]
 
 
-def level_flow(c: Context, flow: AxisFlow, stand: Stand, at: Standing) -> LevelFlow:
+def level_flow(c: Context, flow: AxisFlow, stand: Stand, standing: Standing) -> LevelFlow:
     """What each rank of an axis sends over a level."""
     if flow.kind == "chain":
-        return _chain(flow, at)
+        return _chain(flow, standing)
     members = flow.members
-    in_sub, in_block = _held(flow, at.sub), _held(flow, at.block)
+    in_sub, in_block = _held(flow, standing.sub), _held(flow, standing.block)
     if flow.kind == "ring":
         leaving = np.where(in_sub < members, flow.volume / in_sub, 0.0)
     else:
         leaving = flow.volume * _copies(c, flow, in_sub) * (members - in_sub) / members
     crossing = np.where(in_block > in_sub, leaving, 0.0)
-    if flow.kind == "all-to-all" and at.rail_apart and not flow.relayed:
-        other = flow.volume * _copies(c, flow, in_sub) * _on_other_rails(flow, stand, at) / members
-        leaving, crossing = leaving + other, crossing + other
+    if flow.kind == "all-to-all" and standing.rail_apart and not flow.relayed:
+        detoured = (
+            flow.volume
+            * _copies(c, flow, in_sub)
+            * _on_other_rails(flow, stand, standing)
+            / members
+        )
+        leaving, crossing = leaving + detoured, crossing + detoured
     return LevelFlow(
-        crossing=_by_rank(flow, crossing, len(at.sub)), leaving=_by_rank(flow, leaving, len(at.sub))
+        crossing=_by_rank(flow, crossing, len(standing.sub)),
+        leaving=_by_rank(flow, leaving, len(standing.sub)),
     )
 
 
@@ -121,14 +127,14 @@ def _copies(c: Context, flow: AxisFlow, in_sub: IntArray) -> FloatArray | float:
     )
 
 
-def _chain(flow: AxisFlow, at: Standing) -> LevelFlow:
-    leaving, crossing = np.zeros(len(at.sub)), np.zeros(len(at.sub))
+def _chain(flow: AxisFlow, standing: Standing) -> LevelFlow:
+    leaving, crossing = np.zeros(len(standing.sub)), np.zeros(len(standing.sub))
     hops = [
         (flow.groups[:, k], flow.groups[:, k + 1], flow.volume) for k in range(flow.members - 1)
     ]
     for first, second, volume in [*hops, (flow.groups[:, -1], flow.groups[:, 0], flow.wrap)]:
-        apart = at.sub[first] != at.sub[second]
-        here = apart & (at.block[first] == at.block[second])
+        apart = standing.sub[first] != standing.sub[second]
+        here = apart & (standing.block[first] == standing.block[second])
         for end in (first, second):
             np.add.at(leaving, end[apart], volume)
             np.add.at(crossing, end[here], volume)
@@ -144,49 +150,51 @@ def _held(flow: AxisFlow, *of: IntArray) -> IntArray:
     return np.asarray(counts[back.reshape(-1)], dtype=np.int64).reshape(flow.groups.shape)
 
 
-def _on_other_rails(flow: AxisFlow, stand: Stand, at: Standing) -> IntArray:
+def _on_other_rails(flow: AxisFlow, stand: Stand, standing: Standing) -> IntArray:
     """For every member, those of its group in the sub-block that are on another node and another rail."""
-    near = _held(flow, at.sub) - _held(flow, at.sub, stand.node)
-    assert at.rail is not None
-    return near - (_held(flow, at.sub, at.rail) - _held(flow, at.sub, stand.node, at.rail))
+    sub, rail, node = standing.sub, standing.rail, stand.node
+    assert rail is not None
+    on_other_nodes = _held(flow, sub) - _held(flow, sub, node)
+    on_same_rail = _held(flow, sub, rail) - _held(flow, sub, node, rail)
+    return on_other_nodes - on_same_rail
 
 
 def _by_rank(flow: AxisFlow, per_member: FloatArray, ranks: int) -> FloatArray:
-    out = np.zeros(ranks)
-    out[flow.groups.ravel()] = per_member.ravel()
-    return out
+    sent = np.zeros(ranks)
+    sent[flow.groups.ravel()] = per_member.ravel()
+    return sent
 
 
 def between_halves(
-    c: Context, flow: AxisFlow, side: IntArray, at: Standing, blocks: int
+    c: Context, flow: AxisFlow, side: IntArray, standing: Standing, blocks: int
 ) -> FloatArray:
     """Bytes from the first half of every block to its second, shape [blocks]; `side` is 0 or 1 by rank.
 
     A ring passes from one half to the other once, however often the halves alternate along it.
     """
-    block = at.block[flow.groups]
+    block = standing.block[flow.groups]
     second = side[flow.groups]
     if flow.kind == "chain":
-        out = np.zeros(blocks)
+        crossing = np.zeros(blocks)
         ends = [(k, k + 1, flow.volume) for k in range(flow.members - 1)] + [(-1, 0, flow.wrap)]
         for first, last, volume in ends:
             apart = (block[:, first] == block[:, last]) & (second[:, first] != second[:, last])
-            np.add.at(out, block[apart, first], volume)
-        return out
+            np.add.at(crossing, block[apart, first], volume)
+        return crossing
     group = np.repeat(np.arange(len(flow.groups)), flow.members)
-    held, back, counts = np.unique(
+    held_keys, back, counts = np.unique(
         group * blocks + block.ravel(), return_inverse=True, return_counts=True
     )
     back = back.reshape(-1)
-    on_second = np.bincount(back, weights=second.ravel(), minlength=len(held))
+    on_second = np.bincount(back, weights=second.ravel(), minlength=len(held_keys))
     if flow.kind == "ring":
         cut = (on_second > 0) & (on_second < counts)
         return np.asarray(
-            flow.volume * np.bincount(held[cut] % blocks, minlength=blocks), dtype=np.float64
+            flow.volume * np.bincount(held_keys[cut] % blocks, minlength=blocks), dtype=np.float64
         )
     sent = (
         flow.volume
-        * _copies(c, flow, _held(flow, at.sub))
+        * _copies(c, flow, _held(flow, standing.sub))
         / flow.members
         * np.ones(flow.groups.shape)
     )
@@ -198,8 +206,8 @@ def between_halves(
 
 def by_axis(flows: Mapping[str, FloatArray]) -> dict[str, float]:
     """Mean bytes of a rank, dense and expert gradients together as `dp`."""
-    out: dict[str, float] = {}
+    mean_bytes: dict[str, float] = {}
     for axis, sent in flows.items():
         name = "dp" if axis == "edp" else axis
-        out[name] = out.get(name, 0.0) + float(np.mean(sent))
-    return {axis: mean for axis, mean in out.items() if mean > 0}
+        mean_bytes[name] = mean_bytes.get(name, 0.0) + float(np.mean(sent))
+    return {axis: mean for axis, mean in mean_bytes.items() if mean > 0}

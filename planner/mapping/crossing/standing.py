@@ -105,10 +105,13 @@ def stand(cluster: ClusterSpec, places: Sequence[Place]) -> Stand:
     """
     listed = any(node.leaf is not None for node in cluster.nodes)
     ground = _listed(cluster, places) if listed else _regular(cluster, places)
-    found = [*_inside(ground), *_outside(ground)]
-    found += _joining(cluster, found, len(places))
+    standings = [*_inside(ground), *_outside(ground)]
+    standings += _joining(cluster, standings, len(places))
     gpu = np.array([gpu for _, gpu in places], dtype=np.int64)
-    railed = tuple(_with_rails(cluster, one, gpu, found[:at]) for at, one in enumerate(found))
+    railed = tuple(
+        _with_rails(cluster, standing, gpu, standings[:depth])
+        for depth, standing in enumerate(standings)
+    )
     node = np.array([node for node, _ in places], dtype=np.int64)
     return Stand(levels=ground.levels, standings=railed, node=node)
 
@@ -116,7 +119,7 @@ def stand(cluster: ClusterSpec, places: Sequence[Place]) -> Stand:
 def _regular(cluster: ClusterSpec, places: Sequence[Place]) -> _Ground:
     gpus, per_node = len(places), cluster.gpus_per_node
     outline = outline_of(cluster, gpus)
-    order = {place: at for at, place in enumerate(allocated_places(cluster, gpus))}
+    order = {place: index for index, place in enumerate(allocated_places(cluster, gpus))}
     position = np.array([order.get(p, p[0] * per_node + p[1]) for p in places], dtype=np.int64)
     size = outline.node_gpus
     first = np.arange(max(gpus, int(position.max()) + 1) // size) * size
@@ -141,7 +144,7 @@ def _regular(cluster: ClusterSpec, places: Sequence[Place]) -> _Ground:
         within=position % size,
         size=size,
         nodes=len(first),
-        node_name=lambda at: f"node{at}",
+        node_name=lambda index: f"node{index}",
         outer=tuple(outer),
     )
 
@@ -149,7 +152,7 @@ def _regular(cluster: ClusterSpec, places: Sequence[Place]) -> _Ground:
 def _listed(cluster: ClusterSpec, places: Sequence[Place]) -> _Ground:
     graph, levels = node_graph(cluster), full_levels(cluster)
     used = sorted({node for node, _ in places})
-    index = {node: at for at, node in enumerate(used)}
+    index = {node: index for index, node in enumerate(used)}
     names = [cluster.nodes[node].name for node in used]
     up: dict[str, float] = graph.graph["up_gb_per_s"]
     joints: tuple[Joint, ...] = graph.graph["joints"]
@@ -162,9 +165,10 @@ def _listed(cluster: ClusterSpec, places: Sequence[Place]) -> _Ground:
     for step, depth in enumerate(_outer_depths(cluster, levels, len(joints))):
         subs = list(dict.fromkeys(path[step] for path in paths))
         blocks = {
-            name: at for at, name in enumerate(dict.fromkeys(path[step + 1] for path in paths))
+            name: index
+            for index, name in enumerate(dict.fromkeys(path[step + 1] for path in paths))
         }
-        number = {name: at for at, name in enumerate(subs)}
+        number = {name: index for index, name in enumerate(subs)}
         outer.append(
             _Outer(
                 depth=depth,
@@ -187,11 +191,11 @@ def _listed(cluster: ClusterSpec, places: Sequence[Place]) -> _Ground:
 
 
 def _block_of(outline: Outline, gpus: int, step: int) -> Callable[[int], str]:
-    return lambda at: outline.names_at(at * gpus)[step]
+    return lambda sub: outline.names_at(sub * gpus)[step]
 
 
 def _listed_name(names: Sequence[str]) -> Callable[[int], str]:
-    return lambda at: _shown(names[at])
+    return lambda sub: _shown(names[sub])
 
 
 def _outer_depths(cluster: ClusterSpec, levels: FabricLevels, joints: int) -> list[int]:
@@ -199,18 +203,18 @@ def _outer_depths(cluster: ClusterSpec, levels: FabricLevels, joints: int) -> li
     last = len(levels.names) - 1
     network = list(range(len(levels.names) - len(cluster.levels), len(levels.names))) or [last]
     reached = [0, *network] if leaves_are_domains(cluster) else network
-    return [*(reached[min(at, len(reached) - 1)] for at in range(joints - 1)), last]
+    return [*(reached[min(step, len(reached) - 1)] for step in range(joints - 1)), last]
 
 
 def _inside(ground: _Ground) -> list[Standing]:
     """Levels up to the node; sub-blocks count through the nodes in use."""
-    found, below = [], 1
+    standings, below = [], 1
     blocks, rates = ground.levels.blocks.tolist(), ground.levels.gb_per_s.tolist()
-    for depth in range(min((one.depth for one in ground.outer), default=len(blocks))):
+    for depth in range(min((level.depth for level in ground.outer), default=len(blocks))):
         block = min(blocks[depth], ground.size)
         each = -(-ground.size // below)
         what = "GPU" if below == 1 else ground.levels.names[depth - 1]
-        found.append(
+        standings.append(
             Standing(
                 level=ground.levels.names[depth],
                 depth=depth,
@@ -222,34 +226,34 @@ def _inside(ground: _Ground) -> list[Standing]:
             )
         )
         below = block
-    return found
+    return standings
 
 
 def _part_of(ground: _Ground, what: str, each: int) -> Callable[[int], str]:
-    return lambda at: f"{ground.node_name(at // each)} {what} {at % each}"
+    return lambda sub: f"{ground.node_name(sub // each)} {what} {sub % each}"
 
 
 def _outside(ground: _Ground) -> list[Standing]:
     """Levels that join nodes and what lies around them."""
-    found = []
-    for one in ground.outer:
-        sub, links, name_of = one.sub[ground.at], one.links_gb_per_s, one.name_of
-        if one.depth == 0:  # NVLink reaches beyond the node: what it joins are GPUs, not nodes
+    standings = []
+    for outer in ground.outer:
+        sub, links, name_of = outer.sub[ground.at], outer.links_gb_per_s, outer.name_of
+        if outer.depth == 0:  # NVLink reaches beyond the node: what it joins are GPUs, not nodes
             sub = ground.at * ground.size + ground.within
             links = np.full(ground.nodes * ground.size, float(ground.levels.gb_per_s[0]))
             name_of = _part_of(ground, "GPU", ground.size)
-        found.append(
+        standings.append(
             Standing(
-                level=ground.levels.names[one.depth],
-                depth=one.depth,
-                joint=one.joint,
+                level=ground.levels.names[outer.depth],
+                depth=outer.depth,
+                joint=outer.joint,
                 sub=sub,
-                block=one.block[ground.at],
+                block=outer.block[ground.at],
                 sub_links_gb_per_s=links,
                 name_of=name_of,
             )
         )
-    return found
+    return standings
 
 
 def _shown(vertex: str) -> str:
@@ -261,33 +265,33 @@ def _shown(vertex: str) -> str:
     return pod or vertex if kind == "pod" else vertex
 
 
-def _joining(cluster: ClusterSpec, found: Sequence[Standing], ranks: int) -> list[Standing]:
+def _joining(cluster: ClusterSpec, standings: Sequence[Standing], ranks: int) -> list[Standing]:
     """The level that joins rails, where the allocation lies inside one set of them and does not span it."""
-    last = found[-1]
+    last = standings[-1]
     if cluster.crosses_rails_inside or last.joint.rails == 1:
         return []
-    at = next(k for k, level in enumerate(cluster.levels) if level.rails == 1)
-    whole = np.zeros(ranks, dtype=np.int64)
+    outer_level = next(k for k, level in enumerate(cluster.levels) if level.rails == 1)
+    all_ranks = np.zeros(ranks, dtype=np.int64)
     return [
         Standing(
-            level=cluster.levels[at].name,
+            level=cluster.levels[outer_level].name,
             depth=last.depth,
-            joint=Joint(level=cluster.levels[at].name),
-            sub=whole,
-            block=whole,
-            sub_links_gb_per_s=np.array([ranks * level_rates(cluster)[at]]),
+            joint=Joint(level=cluster.levels[outer_level].name),
+            sub=all_ranks,
+            block=all_ranks,
+            sub_links_gb_per_s=np.array([ranks * level_rates(cluster)[outer_level]]),
             name_of=lambda _: last.level,
         )
     ]
 
 
 def _with_rails(
-    cluster: ClusterSpec, one: Standing, gpu: IntArray, inner: Sequence[Standing]
+    cluster: ClusterSpec, standing: Standing, gpu: IntArray, inner: Sequence[Standing]
 ) -> Standing:
     """Up-links by rail, where the sub-blocks have rails or hang on some."""
     below = inner[-1].joint.rails if inner else 1
-    rails = below if below > 1 else one.joint.rails
+    rails = below if below > 1 else standing.joint.rails
     if rails == 1 or not inner:
-        return one
-    apart = below > 1 and one.joint.rails == 1 and not cluster.crosses_rails_inside
-    return replace(one, rails=rails, rail=gpu % rails, rail_apart=apart)
+        return standing
+    apart = below > 1 and standing.joint.rails == 1 and not cluster.crosses_rails_inside
+    return replace(standing, rails=rails, rail=gpu % rails, rail_apart=apart)

@@ -1,61 +1,83 @@
-"""Raises the bound of one pod step by step until a mapping meets it (`orderless`)."""
+"""Raises the bound of one pod step by step until a mapping meets it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from meshwright.planner.mapping.problem import MappingProblem
-from meshwright.planner.mapping.relaxation.arrange import arranged
 from meshwright.planner.mapping.relaxation.columns import Relaxation
-from meshwright.planner.mapping.relaxation.integer import Effort
-from meshwright.planner.mapping.relaxation.orderless import (
-    Chosen,
-    Listed,
-    cheapest_choice,
-    listed_within,
+from meshwright.planner.mapping.relaxation.ordering import ordered_counts
+from meshwright.planner.mapping.relaxation.selection import (
+    BundleCandidates,
+    candidates_within,
+    cheapest_selection,
 )
-from meshwright.planner.mapping.solution import PROVEN, Incumbent, Limits, MappingRound
+from meshwright.planner.mapping.solution import (
+    PROVEN,
+    Incumbent,
+    MappingRound,
+    WorkLimits,
+)
+from meshwright.planner.solvers.highs import TreeLimits
 
-FIRST_STEP = 0.0005
-"""Of the bound: the first delta."""
-EFFORT = Effort(nodes=20_000, seconds=60.0)
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepeningParams:
+    """How delta grows and how long a step may take."""
+
+    first_share: float = 0.0005
+    """The first delta, of the bound: half the steps to a proof are this small on the benchmark cases."""
+    least_share: float = 0.1
+    """Of the price: counts for the bound where that is lower, so that delta is never 0."""
+    largest_growth: float = 4.0
+    """A cheapest selection beyond this many deltas is not jumped to; delta doubles."""
+    tree_nodes: int = 20_000
+    """Of one integer programme; the largest of docs/fabric.md takes a tenth of it."""
+    tree_s: float = 60.0
+
+
+DEFAULT_DEEPENING = DeepeningParams()
 
 
 def deepened(
     problem: MappingProblem,
-    found: Relaxation,
+    relaxation: Relaxation,
     best: Incumbent,
     rounds: list[MappingRound],
-    limits: Limits,
+    limits: WorkLimits,
+    *,
+    params: DeepeningParams = DEFAULT_DEEPENING,
 ) -> float:
-    """The bound that holdings prove, at most the price of the incumbent; which takes what it finds.
+    """The bound that selections of bundles prove, s, at most the price of the incumbent.
 
-    Ends where they meet, where the best choice of holdings is known but no order of the stages for it, or
-    where there is too much to list.
+    The incumbent takes every mapping on the way. Ends where price and bound meet, where the cheapest
+    selection is known but no order of the stages for it, or where there is too much to list.
     """
-    base = found.priced_bound_s
-    bound, delta, listed = found.bound_s, FIRST_STEP * max(found.bound_s, 0.1 * best.price_s), None
-    while best.price_s - bound > PROVEN * best.price_s:
-        left_s = limits.left_s
-        delta = min(delta, best.price_s - base) + 1e-9 * best.price_s
-        listed = listed_within(problem, found, delta, listed) if left_s > 0 else None
-        if listed is None:
+    base_s = relaxation.lagrangian_s
+    bound_s = relaxation.bound_s
+    delta_s = params.first_share * max(bound_s, params.least_share * best.price_s)
+    candidates: BundleCandidates | None = None
+    while best.price_s - bound_s > PROVEN * best.price_s and limits.left_s > 0:
+        tree_s = max(0.1, min(params.tree_s, limits.left_s))
+        delta_s = min(delta_s, best.price_s - base_s) + ROUNDING * best.price_s
+        candidates = candidates_within(problem, relaxation, delta_s, candidates)
+        if candidates is None:
             break
-        effort = replace(EFFORT, seconds=max(0.1, min(EFFORT.seconds, left_s)))
-        step = _step(problem, found, listed, best, effort)
-        bound = max(bound, step.bound_s)
+        tree = TreeLimits(nodes=params.tree_nodes, seconds=tree_s)
+        step = _step(problem, relaxation, candidates, best, tree)
+        bound_s = max(bound_s, step.bound_s)
         rounds.append(
             MappingRound(
-                columns=len(listed.holdings),
-                exhaustive=True,
-                price_s=best.price_s,
-                wall_s=limits.elapsed_s,
+                columns=len(candidates.bundles), price_s=best.price_s, wall_s=limits.elapsed_s
             )
         )
         if step.last:
             break
-        delta = step.cost_s - base if step.cost_s - base < 4 * delta else 2 * delta
-    return min(bound, best.price_s)
+        above_s = step.cost_s - base_s
+        delta_s = above_s if above_s < params.largest_growth * delta_s else 2 * delta_s
+    return min(bound_s, best.price_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,37 +86,24 @@ class _Step:
 
     bound_s: float
     cost_s: float
-    """Of the cheapest choice."""
+    """Of the cheapest selection."""
     last: bool
     """Whether a larger delta would show no more."""
 
 
 def _step(
-    problem: MappingProblem, found: Relaxation, listed: Listed, best: Incumbent, effort: Effort
+    problem: MappingProblem,
+    relaxation: Relaxation,
+    candidates: BundleCandidates,
+    best: Incumbent,
+    tree: TreeLimits,
 ) -> _Step:
-    """The cheapest choice; in an order of stages, where no larger delta makes it cheaper.
-
-    Where cuts are too many to list, their number of slots alone is tried first: it is enough where that
-    reaches what the list can prove, or can be cut into stages after all.
-    """
-    ceiling = found.priced_bound_s + listed.delta_s
-    unlisted = any(cuts is None for cuts in listed.cuts)
-    reached = 0.0
-    for flows in (False, True) if unlisted else (False,):
-        choice = cheapest_choice(problem, found, listed, effort, flows=flows)
-        reached = max(reached, min(choice.bound_s, ceiling))
-        last = not choice.complete or choice.cost_s <= ceiling
-        possible = found.bound_s * (1 - PROVEN) <= choice.cost_s < best.price_s * (1 - 1e-9)
-        if last and possible and choice.holdings:
-            _arrange(problem, found, choice, best)
-        if not last or best.price_s - reached <= PROVEN * best.price_s:
-            break
-    return _Step(bound_s=reached, cost_s=choice.cost_s, last=last)
-
-
-def _arrange(problem: MappingProblem, found: Relaxation, choice: Chosen, best: Incumbent) -> None:
-    """Offers the choice in an order of stages: cut as chosen, and if that costs more, cut anew."""
-    kinds, anew = found.leaves.kinds, (None, None)
-    best.offer(arranged(problem, kinds, choice.holdings, choice.cuts))
-    if best.price_s > choice.cost_s * (1 + PROVEN) and choice.cuts != anew:
-        best.offer(arranged(problem, kinds, choice.holdings, anew))
+    """The cheapest selection; put in an order of stages where no larger delta makes it cheaper."""
+    ceiling_s = relaxation.lagrangian_s + candidates.delta_s
+    selection = cheapest_selection(problem, relaxation, candidates, tree)
+    last = not selection.complete or selection.cost_s <= ceiling_s
+    credible = selection.cost_s >= relaxation.bound_s * (1 - PROVEN)
+    better = selection.cost_s < best.price_s * (1 - ROUNDING)
+    if last and credible and better and selection.bundles:
+        best.offer(ordered_counts(problem, relaxation.kinds, selection.bundles))
+    return _Step(bound_s=min(selection.bound_s, ceiling_s), cost_s=selection.cost_s, last=last)

@@ -1,8 +1,8 @@
 """Pods for a mapping that is good for leaves: whole leaves change places between stages.
 
-A leaf that holds one stage only costs the same in every stage between the first and the last. Two stages may
-thus exchange leaves with as many slots, one for one, one for two or two for two, and what changes is what
-their pods hold. Simulated annealing (Kirkpatrick, Gelatt, Vecchi 1983) over such exchanges, and over
+A leaf that holds one stage only costs the same in every stage between the first and the last. Two stages
+may thus exchange leaves with as many slots, one for one, one for two or two for two, and what changes is
+what their pods hold. Simulated annealing (Kirkpatrick, Gelatt, Vecchi 1983) over such exchanges, and over
 exchanges of two whole stages; from a fixed seed, with a fixed number of tries.
 """
 
@@ -30,8 +30,8 @@ def exchanged(problem: MappingProblem, counts: IntArray, tries: int, seed: int =
     if part_s <= 0 or problem.stages < 2:
         return counts
     best, best_s = counts, state.cost_s
-    for at in range(tries):
-        heat = part_s * HOTTEST * (COLDEST / HOTTEST) ** (at / tries)
+    for attempt in range(tries):
+        heat = part_s * HOTTEST * (COLDEST / HOTTEST) ** (attempt / tries)
         if state.try_one(heat) and state.cost_s < best_s * (1 - 1e-12):
             best, best_s = state.counts.copy(), state.cost_s
     return best
@@ -61,20 +61,20 @@ class _State:
 
     def _costs_alone(self) -> FloatArray:
         """What each leaf costs with all that it holds in one stage, [leaves, stages]."""
-        held = np.array(self._size)[:, None, None] * np.eye(self._problem.stages, dtype=np.int64)
-        most = self._problem.slots
+        alone = np.array(self._size)[:, None, None] * np.eye(self._problem.stages, dtype=np.int64)
+        largest = self._problem.slots
         sent = pattern_bytes(
-            self._problem, np.minimum(held, most).reshape(-1, self._problem.stages)
+            self._problem, np.minimum(alone, largest).reshape(-1, self._problem.stages)
         )
-        return np.asarray(self._leaf_s[:, None] * sent.reshape(held.shape[:2]))
+        return np.asarray(self._leaf_s[:, None] * sent.reshape(alone.shape[:2]))
 
-    def _pod_costs(self, held: IntArray, pod_s: FloatArray) -> FloatArray:
+    def _pod_costs(self, counts: IntArray, pod_s: FloatArray) -> FloatArray:
         """Of pods with these slots of each stage, [pods]."""
         t = self._problem.traffic
-        sent = self._ring[held].sum(axis=1) + t.hop_bytes * np.abs(np.diff(held, axis=1)).sum(
+        sent = self._ring[counts].sum(axis=1) + t.hop_bytes * np.abs(np.diff(counts, axis=1)).sum(
             axis=1
         )
-        return np.asarray(pod_s * (sent + t.wrap_bytes * np.abs(held[:, -1] - held[:, 0])))
+        return np.asarray(pod_s * (sent + t.wrap_bytes * np.abs(counts[:, -1] - counts[:, 0])))
 
     def try_one(self, heat: float) -> bool:
         """Draws an exchange and makes it, if it pays or by chance."""
@@ -91,41 +91,41 @@ class _State:
         rng = self._rng
         if len(self._alone) < 2:
             return None
-        one, other = rng.choice(self._alone), rng.choice(self._alone)
-        first, second = self._stage[one], self._stage[other]
+        leaf, partner = rng.choice(self._alone), rng.choice(self._alone)
+        first, second = self._stage[leaf], self._stage[partner]
         if first == second:
             return None
-        short = self._size[one] - self._size[other]
+        short = self._size[leaf] - self._size[partner]
         if short == 0:
-            return [one], [other]
+            return [leaf], [partner]
         if short < 0:
-            one, other, first, second, short = other, one, second, first, -short
+            leaf, partner, first, second, short = partner, leaf, second, first, -short
         shelf = self._shelf.get((second, short))
         if shelf and rng.random() < 0.5:
             third = rng.choice(shelf)
-            return None if third == other else ([one], [other, third])
+            return None if third == partner else ([leaf], [partner, third])
         third = rng.choice(self._alone)
         shelf = self._shelf.get((second, self._size[third] + short))
-        if self._stage[third] != first or third == one or not shelf:
+        if self._stage[third] != first or third == leaf or not shelf:
             return None
         fourth = rng.choice(shelf)
-        return None if fourth == other else ([one, third], [other, fourth])
+        return None if fourth == partner else ([leaf, third], [partner, fourth])
 
     def _try_leaves(self, here: list[int], there: list[int], heat: float) -> bool:
         first, second = self._stage[here[0]], self._stage[there[0]]
         pods = sorted({self._pod_of[leaf] for leaf in (*here, *there)})
-        held, more_s = self._held[pods], 0.0
+        counts, more_s = self._held[pods], 0.0
         for leaves, old, new in ((here, first, second), (there, second, first)):
             for leaf in leaves:
                 row, size = pods.index(self._pod_of[leaf]), self._size[leaf]
-                held[row, old] -= size
-                held[row, new] += size
+                counts[row, old] -= size
+                counts[row, new] += size
                 more_s += float(self._alone_s[leaf, new] - self._alone_s[leaf, old])
-        each = self._pod_costs(held, self._pod_s[pods])
+        each = self._pod_costs(counts, self._pod_s[pods])
         more_s += float(each.sum() - self._each_pod[pods].sum())
         if not self._accepts(more_s, heat):
             return False
-        self._held[pods], self._each_pod[pods] = held, each
+        self._held[pods], self._each_pod[pods] = counts, each
         for leaves, old, new in ((here, first, second), (there, second, first)):
             for leaf in leaves:
                 self._move(leaf, old, new)
@@ -142,15 +142,15 @@ class _State:
     def _try_stages(self, heat: float) -> bool:
         stages = self._problem.stages
         order = np.arange(stages)
-        one, other = self._rng.sample(range(stages), 2)
-        order[[one, other]] = order[[other, one]]
-        counts, held = self.counts[:, order], self._held[:, order]
-        each = self._pod_costs(held, self._pod_s)
+        first, second = self._rng.sample(range(stages), 2)
+        order[[first, second]] = order[[second, first]]
+        counts, pod_counts = self.counts[:, order], self._held[:, order]
+        each = self._pod_costs(pod_counts, self._pod_s)
         cost_s = float(self._leaf_s @ pattern_bytes(self._problem, counts) + each.sum())
         if not self._accepts(cost_s - self.cost_s, heat):
             return False
-        self.counts, self._held, self._each_pod, self.cost_s = counts, held, each, cost_s
-        swap = {one: other, other: one}
+        self.counts, self._held, self._each_pod, self.cost_s = counts, pod_counts, each, cost_s
+        swap = {first: second, second: first}
         self._stage = [swap.get(stage, stage) for stage in self._stage]
         self._shelf = {
             (swap.get(stage, stage), size): leaves for (stage, size), leaves in self._shelf.items()

@@ -80,10 +80,10 @@ class ReachBound:
                 yield row, column
 
     def _fewest(self, members: int) -> int:
-        held = 0
+        slots = 0
         for number, free in enumerate(self._free, start=1):
-            held += free
-            if held >= members:
+            slots += free
+            if slots >= members:
                 return number
         return len(self._free)
 
@@ -104,7 +104,7 @@ class ReachBound:
         from ortools.sat.python import cp_model
 
         model = cp_model.CpModel()
-        rows, columns, held = [], [], []
+        rows, columns, hosted = [], [], []
         idle = sum(self._free) - self.stages * self.slots
         for free, alike in Counter(self._free).items():
             chosen = []
@@ -113,19 +113,19 @@ class ReachBound:
                 chosen.append(number)
                 rows.append(r * number)
                 columns.append(c * number)
-                held.append(slots * number)
+                hosted.append(slots * number)
             model.add(sum(chosen) <= alike)
         model.add(sum(rows) <= self.stages * reach[0])
         model.add(sum(columns) <= self.slots * reach[1])
-        model.add(sum(held) >= self.stages * self.slots)
+        model.add(sum(hosted) >= self.stages * self.slots)
         solver = repeatable_solver(work=WORK)
         return solver.solve(model) == cp_model.INFEASIBLE
 
     def _choices(self, free: int, idle: int) -> Iterator[tuple[int, int, int]]:
         """(r, c, slots held) of a block that are of use: it is filled but for `idle` slots at most."""
         for r in range(1, min(self.stages, free) + 1):
-            most = min(-(-free // r), self.slots)
-            least = max(1, -(-(free - idle) // r))
-            step = max(1, (most - least + 1) // MOST_STEPS)
-            for c in range(least, most + 1, step):
-                yield r, c, min(free, r * min(c + step - 1, most))
+            largest = min(-(-free // r), self.slots)
+            fewest = max(1, -(-(free - idle) // r))
+            step = max(1, (largest - fewest + 1) // MOST_STEPS)
+            for c in range(fewest, largest + 1, step):
+                yield r, c, min(free, r * min(c + step - 1, largest))

@@ -30,7 +30,7 @@ WINDOW, LEAF_WINDOW = 12, 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class PodShare:
     """What a band or a strip has of one pod."""
 
     pod: int
@@ -91,25 +91,27 @@ def good_orders(
     rng = np.random.default_rng(0)
     ends = np.cumsum([height * problem.slots for height in heights])
     starts = ends - [height * problem.slots for height in heights]
-    found = []
+    ranked = []
     for order in [
         used,
         *(rng.permutation(used) for _ in range(ORDERS_TRIED if len(used) > 1 else 0)),
     ]:
         after = np.cumsum(room[order])
-        held = np.minimum(after, ends[:, None]) - np.maximum(after - room[order], starts[:, None])
-        held = np.maximum(held, 0)
-        crowd = np.max((held / room[order] * leaves[order]).sum(axis=1) / np.asarray(heights))
-        touched = (held > 0).sum(axis=1)
+        hosted = np.minimum(after, ends[:, None]) - np.maximum(after - room[order], starts[:, None])
+        hosted = np.maximum(hosted, 0)
+        crowd = np.max((hosted / room[order] * leaves[order]).sum(axis=1) / np.asarray(heights))
+        touched = (hosted > 0).sum(axis=1)
         # Replicas that are in one pod in two bands make up for those that are cut inside a band.
         shared = np.sum(
-            np.minimum(held[:-1], held[1:]) / np.maximum(heights[:-1], heights[1:])[:, None]
+            np.minimum(hosted[:-1], hosted[1:]) / np.maximum(heights[:-1], heights[1:])[:, None]
         )
         wanting = max(0.0, CUTS * float(np.sum(touched - 1)) - float(shared))
-        one = Order(pods=tuple(order.tolist()), touched=int(np.max(touched)), crowd=float(crowd))
-        found.append((one.touched, wanting, one.crowd, one))
-    found.sort(key=lambda entry: entry[:3])
-    return [order for *_, order in found[:keep]]
+        candidate = Order(
+            pods=tuple(order.tolist()), touched=int(np.max(touched)), crowd=float(crowd)
+        )
+        ranked.append((candidate.touched, wanting, candidate.crowd, candidate))
+    ranked.sort(key=lambda entry: entry[:3])
+    return [order for *_, order in ranked[:keep]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,86 +152,89 @@ def banded(problem: MappingProblem, shape: Shape) -> IntArray:
     caps = trimmed(problem, shape.multiple)
     assert caps is not None
     heights, strip = shape.heights, shape.strip
-    out = np.full((problem.stages, problem.slots), -1, dtype=np.int64)
+    assignment = np.full((problem.stages, problem.slots), -1, dtype=np.int64)
     first = 0
-    for at, band in enumerate(_bands(problem, caps, heights, shape.order.pods)):
-        left, rows = list(band), heights[at]
+    for band_number, band in enumerate(_bands(problem, caps, heights, shape.order.pods)):
+        shares, rows = list(band), heights[band_number]
         sizes = [len(part) for part in np.array_split(np.arange(rows), -(-rows // strip))]
         for done, size in enumerate(sizes):
-            taken, left = _strip(left, size * problem.slots, size / sum(sizes[done:]))
+            taken, shares = _strip(shares, size * problem.slots, size / sum(sizes[done:]))
             cells = np.concatenate([np.repeat(*np.array(share.pieces).T) for share in taken])
             filled = cells.reshape(problem.slots, size).T
-            out[first : first + size] = filled[:, ::-1] if at % 2 else filled
+            assignment[first : first + size] = filled[:, ::-1] if band_number % 2 else filled
             first += size
-    return out
+    return assignment
 
 
 def _bands(
     problem: MappingProblem, caps: IntArray, heights: Sequence[int], order: Sequence[int]
-) -> Iterator[list[Share]]:
+) -> Iterator[list[PodShare]]:
     """What each band has of each pod; a pod that does not fit a band is cut between leaves if it can be."""
     waiting = []
     for pod in order:
         leaves = np.flatnonzero((problem.pod_of == pod) & (caps > 0))
         waiting.append(
-            Share(pod=pod, pieces=tuple((int(leaf), int(caps[leaf])) for leaf in leaves))
+            PodShare(pod=pod, pieces=tuple((int(leaf), int(caps[leaf])) for leaf in leaves))
         )
-    left, stages = sum(len(share.pieces) for share in waiting), problem.stages
+    leaves_left, stages = sum(len(share.pieces) for share in waiting), problem.stages
     for height in heights:
-        need, band = height * problem.slots, list[Share]()
-        meant = left * height / stages
+        need, band = height * problem.slots, list[PodShare]()
+        meant = leaves_left * height / stages
         while need:
             share = waiting.pop(0)
             if share.slots > need:
-                count = meant - sum(len(other.pieces) for other in band)
+                count = meant - sum(len(share_taken.pieces) for share_taken in band)
                 (share,), (rest,) = _cut([share], [need], need, max(count, 1.0))
                 waiting.insert(0, rest)
             band.append(share)
             need -= share.slots
-        left, stages = left - sum(len(share.pieces) for share in band), stages - height
+        leaves_left, stages = (
+            leaves_left - sum(len(share.pieces) for share in band),
+            stages - height,
+        )
         yield band
 
 
-def _strip(left: list[Share], need: int, part: float) -> tuple[list[Share], list[Share]]:
+def _strip(shares: list[PodShare], need: int, part: float) -> tuple[list[PodShare], list[PodShare]]:
     """What one strip takes of each pod, about its part of it, and what it leaves."""
     if part >= 1:
-        return left, []
-    targets = [share.slots * part for share in left]
-    count = sum(len(share.pieces) for share in left) * part
-    taken, rest = _cut(left, targets, need, count)
+        return shares, []
+    targets = [share.slots * part for share in shares]
+    count = sum(len(share.pieces) for share in shares) * part
+    taken, rest = _cut(shares, targets, need, count)
     return [share for share in taken if share.pieces], [share for share in rest if share.pieces]
 
 
 def _cut(
-    shares: Sequence[Share], targets: Sequence[float], need: int, count: float
-) -> tuple[list[Share], list[Share]]:
+    shares: Sequence[PodShare], targets: Sequence[float], need: int, count: float
+) -> tuple[list[PodShare], list[PodShare]]:
     """Takes `need` slots in whole leaves, about the target of each pod; where none add up, cuts some."""
     total, wanted = _whole_leaves(shares, targets, need, count)
-    short, taken, rest = need - total, list[Share](), list[Share]()
-    for share, whole in zip(shares, wanted, strict=True):
-        mine, others = list[Piece](), list[Piece]()
-        for (leaf, slots), yes in zip(share.pieces, whole, strict=True):
+    short, taken, rest = need - total, list[PodShare](), list[PodShare]()
+    for share, wanted_leaves in zip(shares, wanted, strict=True):
+        taken_parts, rest_parts = list[Piece](), list[Piece]()
+        for (leaf, slots), yes in zip(share.pieces, wanted_leaves, strict=True):
             part = slots if yes else min(short, slots)
             short -= 0 if yes else part
             if part:
-                mine.append((leaf, part))
+                taken_parts.append((leaf, part))
             if part < slots:
-                others.append((leaf, slots - part))
-        taken.append(Share(pod=share.pod, pieces=tuple(mine)))
-        rest.append(Share(pod=share.pod, pieces=tuple(others)))
+                rest_parts.append((leaf, slots - part))
+        taken.append(PodShare(pod=share.pod, pieces=tuple(taken_parts)))
+        rest.append(PodShare(pod=share.pod, pieces=tuple(rest_parts)))
     return taken, rest
 
 
 def _whole_leaves(
-    shares: Sequence[Share], targets: Sequence[float], need: int, count: float
+    shares: Sequence[PodShare], targets: Sequence[float], need: int, count: float
 ) -> tuple[int, list[list[bool]]]:
     """Leaves that add up to as much of `need` as they can, pods near their targets, about `count` of them.
 
     Dynamic programming, pod by pod, over (slots, leaves) so far.
     """
-    most = min(int(np.ceil(count)) + 4, sum(len(share.pieces) for share in shares))
-    tables = [_subset_tables([slots for _, slots in share.pieces], most) for share in shares]
-    cost = np.full((need + 1, most + 1), np.inf)
+    most_leaves = min(int(np.ceil(count)) + 4, sum(len(share.pieces) for share in shares))
+    tables = [_subset_tables([slots for _, slots in share.pieces], most_leaves) for share in shares]
+    cost = np.full((need + 1, most_leaves + 1), np.inf)
     cost[0, 0] = 0.0
     steps: list[tuple[list[tuple[int, int]], IntArray]] = []
     for share, table, target in zip(shares, tables, targets, strict=True):
@@ -242,17 +247,17 @@ def _whole_leaves(
         ]
         options = sorted({(0, 0), *near})
         best, choice = np.full_like(cost, np.inf), np.full(cost.shape, -1, dtype=np.int64)
-        for at, (slots, number) in enumerate(options):
-            if slots > need or number > most:
+        for option, (slots, number) in enumerate(options):
+            if slots > need or number > most_leaves:
                 continue
-            moved = cost[: need + 1 - slots, : most + 1 - number] + abs(slots - target)
+            moved = cost[: need + 1 - slots, : most_leaves + 1 - number] + abs(slots - target)
             view, mark = best[slots:, number:], choice[slots:, number:]
             better = moved < view
-            view[better], mark[better] = moved[better], at
+            view[better], mark[better] = moved[better], option
         cost = best
         steps.append((options, choice))
     total = int(np.flatnonzero(np.isfinite(cost).any(axis=1))[-1])
-    number = int(np.argmin(cost[total] + LEAF_COUNTS * np.abs(np.arange(most + 1) - count)))
+    number = int(np.argmin(cost[total] + LEAF_COUNTS * np.abs(np.arange(most_leaves + 1) - count)))
     chosen: list[list[bool]] = []
     slots = total
     for share, table, (options, choice) in reversed(list(zip(shares, tables, steps, strict=True))):
@@ -262,10 +267,10 @@ def _whole_leaves(
     return total, chosen
 
 
-def _subset_tables(sizes: Sequence[int], most: int) -> list[Bits]:
+def _subset_tables(sizes: Sequence[int], most_sizes: int) -> list[Bits]:
     """Whether the first i sizes have a subset of n with this sum, [sum, n], for every i."""
-    most = min(most, len(sizes))
-    tables = [np.zeros((sum(sizes) + 1, most + 1), dtype=np.bool_)]
+    most_sizes = min(most_sizes, len(sizes))
+    tables = [np.zeros((sum(sizes) + 1, most_sizes + 1), dtype=np.bool_)]
     tables[0][0, 0] = True
     for size in sizes:
         table = tables[-1].copy()
@@ -277,8 +282,8 @@ def _subset_tables(sizes: Sequence[int], most: int) -> list[Bits]:
 def _subset(tables: Sequence[Bits], sizes: Sequence[int], total: int, number: int) -> list[bool]:
     """A subset with this sum and number."""
     chosen = [False] * len(sizes)
-    for at in range(len(sizes) - 1, -1, -1):
-        if not tables[at][total, number]:
-            chosen[at] = True
-            total, number = total - sizes[at], number - 1
+    for index in range(len(sizes) - 1, -1, -1):
+        if not tables[index][total, number]:
+            chosen[index] = True
+            total, number = total - sizes[index], number - 1
     return chosen

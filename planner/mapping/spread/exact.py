@@ -47,13 +47,13 @@ def least_reach(
     slots = SlotModel(problem)
     reaches = [_LevelKey(slots, weights, blocks) for blocks in slots.levels]
     best, moved = start, False
-    for level, (key, at, least) in enumerate(zip(reaches, reached, known, strict=True)):
-        value = key.code(at)
-        if moved or weights.key(at) != weights.key(least):
-            found = slots.search(key.expression, best)
-            if found is None or found[1] != found[2]:
+    for level, (key, reach, bound) in enumerate(zip(reaches, reached, known, strict=True)):
+        value = key.code(reach)
+        if moved or weights.key(reach) != weights.key(bound):
+            solution = slots.search(key.expression, best)
+            if solution is None or solution[1] != solution[2]:
                 return Exact(assignment=best, levels_proven=level, traffic_bound_s=None)
-            best, value, moved = found[0], round(found[1]), True
+            best, value, moved = solution[0], round(solution[1]), True
         slots.model.add(key.expression <= value)
     return _with_traffic(slots, best)
 
@@ -66,13 +66,13 @@ class _LevelKey:
     ) -> None:
         self._weights, self._span = weights, 1000 * len(blocks) + 1
         model = slots.model
-        columns = [[row[at] for row in slots.x] for at in range(slots.problem.slots)]
+        columns = [[row[slot] for row in slots.x] for slot in range(slots.problem.slots)]
         counted = []
         for groups, weight in ((slots.x, weights.data_parallel), (columns, weights.pipeline)):
-            most = model.new_int_var(1, len(blocks), "")
+            most_blocks = model.new_int_var(1, len(blocks), "")
             for group in groups:
-                model.add(sum(_touches(model, group, block) for block in blocks) <= most)
-            counted.append(weight * most)
+                model.add(sum(_touches(model, group, block) for block in blocks) <= most_blocks)
+            counted.append(weight * most_blocks)
         worst = model.new_int_var(0, self._span, "")
         model.add_max_equality(worst, counted)
         self.expression: Any = worst * self._span + sum(counted)
@@ -102,9 +102,11 @@ def _with_traffic(slots: SlotModel, best: IntArray) -> Exact:
         return Exact(assignment=best, levels_proven=2, traffic_bound_s=0.0)
     unit_s = most_s / UNITS
     terms = [term for block in slots.sent_up(unit_s) for term in block]
-    found = slots.search(sum(terms), best)
-    if found is None:
+    solution = slots.search(sum(terms), best)
+    if solution is None:
         return Exact(assignment=best, levels_proven=2, traffic_bound_s=None)
-    assignment = min((found[0], best), key=lambda one: loads_of(problem, one).total_s)
-    bound_s = max(0.0, (found[2] - 0.5 * len(terms)) * unit_s)
+    assignment = min(
+        (solution[0], best), key=lambda candidate: loads_of(problem, candidate).total_s
+    )
+    bound_s = max(0.0, (solution[2] - 0.5 * len(terms)) * unit_s)
     return Exact(assignment=assignment, levels_proven=2, traffic_bound_s=bound_s)

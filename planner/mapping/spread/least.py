@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.planner.mapping.least_traffic import TIME_LIMIT_S
 from meshwright.planner.mapping.problem import (
     IntArray,
     MappingProblem,
@@ -20,17 +21,16 @@ from meshwright.planner.mapping.problem import (
     loads_of,
     spread_of,
 )
+from meshwright.planner.mapping.regular_orders import regular_orders
 from meshwright.planner.mapping.slot_model import is_small
 from meshwright.planner.mapping.solution import MappingSolution
-from meshwright.planner.mapping.solve import TIME_LIMIT_S
 from meshwright.planner.mapping.spread.bound import Reach, ReachBound, ReachWeights
 from meshwright.planner.mapping.spread.build import Shape, banded, shapes
 from meshwright.planner.mapping.spread.exact import least_reach
-from meshwright.planner.mapping.spread.swaps import gathered, settled
-from meshwright.planner.mapping.starts import blocked_orders
+from meshwright.planner.mapping.spread.swaps import gathered
 
 EQUAL = ReachWeights()
-MOST_TRIED = 80
+MOST_TRIED = 20
 """Shapes that are built."""
 
 Key = tuple[int, int, int, int]
@@ -96,18 +96,21 @@ def least_spread(
     problem.check_room()
     hostname = problem.hostname_assignment()
     bounds = _bounds(problem, weights)
-    best = _Best(problem, weights, bounds, [hostname, *blocked_orders(problem)])
+    best = _Best(problem, weights, bounds, [hostname, *regular_orders(problem)])
     best.bands(deadline)
-    best.settle()
     reached = reach_of(problem, best.assignment)
     proven = [
-        weights.key(at) == weights.key(least) for at, least in zip(reached, bounds, strict=True)
+        weights.key(reach) == weights.key(bound)
+        for reach, bound in zip(reached, bounds, strict=True)
     ]
     bound_s = 0.0
     if is_small(problem):
         exact = least_reach(problem, best.assignment, weights, reached=reached, known=bounds)
         best.consider(exact.assignment)
-        proven = [known or level < exact.levels_proven for level, known in enumerate(proven)]
+        proven = [
+            proven_before or level < exact.levels_proven
+            for level, proven_before in enumerate(proven)
+        ]
         bound_s = exact.traffic_bound_s or 0.0
     reached, before = reach_of(problem, best.assignment), reach_of(problem, hostname)
     check_assignment(problem, best.assignment)
@@ -170,7 +173,9 @@ class _Best:
         """Bands of stages, those first that may reach least far; ends early at the bounds."""
         if self._key == self._bound:
             return
-        hopes = [(self._hope(shape), at, shape) for at, shape in enumerate(shapes(self._problem))]
+        hopes = [
+            (self._hope(shape), number, shape) for number, shape in enumerate(shapes(self._problem))
+        ]
         tried = 0
         for hope, _, shape in sorted(hopes, key=lambda entry: entry[:2]):
             if time.process_time() > deadline or tried == MOST_TRIED or self._key == self._bound:
@@ -202,7 +207,3 @@ class _Best:
                 break
             made, leaves = tighter, (leaves[0], leaves[1] - 1)
         return made
-
-    def settle(self) -> None:
-        """Hops of the best made shorter where that reaches no farther."""
-        self.consider(settled(self._problem, self.assignment))

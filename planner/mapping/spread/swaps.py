@@ -57,32 +57,32 @@ class Swaps:
             np.any([level.touched > level.most for level in self._levels], axis=0)
         )
 
-    def best(self, run: Run, at: int) -> tuple[float, int]:
+    def best(self, run: Run, replica: int) -> tuple[float, int]:
         """What the best swap of a replica's run changes (negative is better), and with whose."""
         change = np.zeros(self._problem.slots)
         for level in self._levels:
             if level.most < self._problem.stages:
-                change += level.weight * level.change(run, at)
+                change += level.weight * level.change(run, replica)
         if self._hop:
-            change += self._hops(run, at)
-        change[at] = 0.0
-        other = int(np.argmin(change))
-        return float(change[other]), other
+            change += self._hops(run, replica)
+        change[replica] = 0.0
+        partner = int(np.argmin(change))
+        return float(change[partner]), partner
 
-    def swap(self, run: Run, at: int, other: int) -> None:
+    def swap(self, run: Run, replica: int, partner: int) -> None:
         """Swaps two replicas' slots in a run of stages."""
         for level in self._levels:
-            level.swap(run, at, other)
+            level.swap(run, replica, partner)
 
-    def _hops(self, run: Run, at: int) -> FloatArray:
+    def _hops(self, run: Run, replica: int) -> FloatArray:
         """Hops to the stages before and after the run, by whom it is swapped with."""
         change = np.zeros(self._problem.slots)
         for inside, near, sent in self._ends(run):
             for hop, level in zip(self._hop, self._levels, strict=True):
                 row, beside = level.where[inside], level.where[near]
                 apart = _apart(hop, row, beside)
-                swapped = _apart(hop, row, beside[at]) + _apart(hop, row[at], beside)
-                change += sent * (swapped - apart - apart[at])
+                swapped = _apart(hop, row, beside[replica]) + _apart(hop, row[replica], beside)
+                change += sent * (swapped - apart - apart[replica])
         return change
 
     def _ends(self, run: Run) -> Iterator[tuple[int, int, float]]:
@@ -106,26 +106,26 @@ class _Level:
         self._held = held_by(where.T, blocks)
         self.touched = np.asarray((self._held > 0).sum(axis=1), dtype=np.int64)
 
-    def change(self, run: Run, at: int) -> FloatArray:
+    def change(self, run: Run, replica: int) -> FloatArray:
         """Blocks beyond the limit, both replicas', by whom the run is swapped with."""
         part = held_by(self.where[run[0] : run[1]].T, self._blocks)
-        mine = (self._held[at] - part[at] + part > 0).sum(axis=1)
-        theirs = (self._held - part + part[at] > 0).sum(axis=1)
-        before = np.maximum(self.touched[at] - self.most, 0) + np.maximum(
+        touched = (self._held[replica] - part[replica] + part > 0).sum(axis=1)
+        touched_by_partner = (self._held - part + part[replica] > 0).sum(axis=1)
+        before = np.maximum(self.touched[replica] - self.most, 0) + np.maximum(
             self.touched - self.most, 0
         )
-        after = np.maximum(mine - self.most, 0) + np.maximum(theirs - self.most, 0)
+        after = np.maximum(touched - self.most, 0) + np.maximum(touched_by_partner - self.most, 0)
         return np.asarray(after - before, dtype=np.float64)
 
-    def swap(self, run: Run, at: int, other: int) -> None:
+    def swap(self, run: Run, replica: int, partner: int) -> None:
         rows = slice(*run)
-        self.where[rows, [at, other]] = self.where[rows, [other, at]]
-        self._held[[at, other]] = held_by(self.where[:, [at, other]].T, self._blocks)
-        self.touched[[at, other]] = (self._held[[at, other]] > 0).sum(axis=1)
+        self.where[rows, [replica, partner]] = self.where[rows, [partner, replica]]
+        self._held[[replica, partner]] = held_by(self.where[:, [replica, partner]].T, self._blocks)
+        self.touched[[replica, partner]] = (self._held[[replica, partner]] > 0).sum(axis=1)
 
 
-def _apart(hop: FloatArray, one: IntArray, other: IntArray) -> FloatArray:
-    return np.where(one == other, 0.0, hop[one] + hop[other])
+def _apart(hop: FloatArray, first: IntArray, second: IntArray) -> FloatArray:
+    return np.where(first == second, 0.0, hop[first] + hop[second])
 
 
 def gathered(
@@ -186,24 +186,24 @@ def tidied(problem: MappingProblem, assignment: IntArray) -> IntArray:
         while True:
             most = (spread_of(problem.pod_of[best]).pipeline_max, spread_of(best).pipeline_max)
             limits = (most[0] - 1, problem.stages) if pods else (most[0], most[1] - 1)
-            found = (
+            tighter = (
                 None
                 if min(limits) < 1
                 else gathered(problem, best, limits, [problem.stages], HOPS_FIRST)
             )
-            if found is None or loads_of(problem, found).total_s > most_s:
+            if tighter is None or loads_of(problem, tighter).total_s > most_s:
                 break
-            best = found
+            best = tighter
     return best
 
 
 def _sweep(state: Swaps, replicas: IntArray, runs: Sequence[Run]) -> bool:
     """The best swap of each of these replicas, one after the other; whether any helped."""
     gained = False
-    for at in replicas.tolist():
-        moves = [(*state.best(run, at), run) for run in runs]
-        change, other, run = min(moves, key=lambda move: move[0])
+    for replica in replicas.tolist():
+        moves = [(*state.best(run, replica), run) for run in runs]
+        change, partner, run = min(moves, key=lambda move: move[0])
         if change < -state.least_gain:
-            state.swap(run, at, other)
+            state.swap(run, replica, partner)
             gained = True
     return gained

@@ -17,7 +17,7 @@ from meshwright.cluster_specs.catalog import load_cluster, load_device
 from meshwright.cluster_specs.fabric import fabric_levels
 from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.costmodel.estimate import Stages, estimate
+from meshwright.costmodel.estimate import Stages, estimate_layout
 from meshwright.costmodel.layout import AXES, Layout
 from meshwright.costmodel.placement import level_factors, nested_placement, placement_from_matrix
 from meshwright.costmodel.traffic.phases import axis_pattern
@@ -78,7 +78,7 @@ def use_of(work: Workload, layout: Layout, matrix: Mapping[str, tuple[int, ...]]
         layout,
         stages,
         placement=placement,
-        priced=estimate(work, layout, placement, stages),
+        priced=estimate_layout(work, layout, placement, stages),
         places=ranks_on(work.cluster, matrix),
     )
 
@@ -152,7 +152,7 @@ def test_groups_add_up_to_the_levels_of_the_cost_model(
         matrix = {axis: tuple(int(x) for x in table[axis][row]) for axis in AXES}
         use = use_of(work, layout, matrix)
         placement = placement_from_matrix(layout, {axis: np.array(r) for axis, r in matrix.items()})
-        priced = estimate(work, layout, placement, split(work, layout))
+        priced = estimate_layout(work, layout, placement, split(work, layout))
         assert [level.standing.level for level in use.levels] == [
             one.level for one in priced.level_traffic
         ]
@@ -181,7 +181,7 @@ def test_groups_add_up_to_the_up_links_of_the_mapping(
         layout,
         stages,
         placement=placement,
-        priced=estimate(work, layout, placement, stages),
+        priced=estimate_layout(work, layout, placement, stages),
         places=ranks_of(instance, assignment),
     )
     loads = loads_of(instance.problem, assignment)

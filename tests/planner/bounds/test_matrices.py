@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import product
 from math import prod
 
@@ -18,8 +19,12 @@ from meshwright.planner.bounds.matrices import (
     gpu_of_rank,
     matrices,
     order_name,
-    ranks,
 )
+
+
+def ranks(matrix: Mapping[str, Sequence[int]], gpus_per_node: int) -> list[tuple[int, int]]:
+    """Rank r runs on entry r, as (node, local GPU), both from 0."""
+    return [divmod(gpu, gpus_per_node) for gpu in gpu_of_rank(matrix).tolist()]
 
 
 def layout_of(degrees: dict[str, int]) -> Layout:

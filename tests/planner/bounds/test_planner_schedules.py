@@ -15,13 +15,14 @@ from meshwright.frameworks.catalog import framework_named, planned
 from meshwright.frameworks.torchtitan import TORCHTITAN
 from meshwright.model_specs.reader import read_model
 from meshwright.planner.analysis.neighbours import neighbours
-from meshwright.planner.launch.torchtitan import launch_files
+from meshwright.planner.launch.torchtitan import TORCHTITAN_WRITER
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.texts import plan_text, read_plan
 from meshwright.planner.request.plan_request import PlanRequest, parse_pins
-from meshwright.planner.runs.from_launch import complete, read_launch
-from meshwright.planner.runs.run_file import run_from_mapping, run_to_mapping
+from meshwright.planner.runs.launches.reader import complete, read_launch
+from meshwright.planner.runs.run_file import run_from_mapping
 from meshwright.planner.search.space import space_of
+from tests.planner.runs.written_run import run_to_mapping
 
 
 def request(**changes: Any) -> PlanRequest:
@@ -50,7 +51,7 @@ def test_a_pinned_schedule_is_planned_launched_and_read_back(name: str, tmp_path
     assert made.status == "optimal"
     assert made.layout is not None
     assert made.layout.schedule == name
-    args = launch_files(made)["torchtitan_args.json"]
+    args = TORCHTITAN_WRITER.files(made)["torchtitan_args.json"]
     path = tmp_path / "torchtitan_args.json"
     path.write_text(args, encoding="utf-8")
     read = read_launch(path)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from meshwright.planner.bounds.layer_split import best_split, frontier
+from meshwright.planner.bounds.layer_split import frontier
 from meshwright.planner.bounds.stages import (
     ALL_LAYERS,
     FitsRank,
@@ -15,6 +15,7 @@ from meshwright.planner.bounds.stages import (
     balanced_stages,
     even_chunks,
 )
+from tests.planner.bounds.best_split import best_split
 
 Counts = tuple[int, ...]
 

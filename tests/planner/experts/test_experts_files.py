@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -173,11 +174,15 @@ def test_every_figure_of_a_layer_is_reported(tmp_path: Path) -> None:
     assert "nodes per token" in text
 
 
-@pytest.mark.parametrize(("ending", "start"), [(".svg", b"<?xml"), (".png", b"\x89PNG")])
-def test_heat_map_is_written(tmp_path: Path, ending: str, start: bytes) -> None:
-    pytest.importorskip("matplotlib")
-    from meshwright.planner.report.heat_map import write_heat_map
+def test_a_heat_map_has_a_box_for_each_run_of_equal_loads() -> None:
+    from meshwright.planner.report.heat_map import heat_map_svg
 
-    path = tmp_path / f"map{ending}"
-    write_heat_map(path, np.array([[1.0, 0.9], [1.1, 1.0]]))
-    assert path.read_bytes().startswith(start)
+    root = ElementTree.fromstring(
+        heat_map_svg(np.array([[1.0, 1.0, 0.9, 1.1], [1.1, 1.1, 1.1, 0.7]]))
+    )
+    boxes = [shape.attrib for shape in root.iter("{http://www.w3.org/2000/svg}rect")][1:6]
+    assert [float(box["width"]) for box in boxes] == [320, 160, 160, 480, 160]
+    assert boxes[0]["fill"] == "#ffffff", "the mean is white"
+    red, blue = boxes[2]["fill"], boxes[4]["fill"]
+    assert red[1:3] > red[5:7]
+    assert blue[1:3] < blue[5:7]

@@ -21,10 +21,10 @@ from meshwright.errors import InfeasibleError, InputError
 from meshwright.frameworks.record import FrameworkName
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Mapping, Plan
-from meshwright.planner.runs.from_launch import read_launch
+from meshwright.planner.runs.launches.reader import read_launch
 from tests.oracles.random_plans import random_plan
 from tests.places import DATA
-from tests.planner.launch.test_launch_megatron import make_plan
+from tests.plans import make_plan
 
 DIGESTS = DATA / "launch_digests.json"
 FRAMEWORKS: tuple[FrameworkName, ...] = ("megatron", "torchtitan", "deepspeed", "fsdp2")

@@ -7,24 +7,25 @@ import os
 import re
 import shlex
 import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from meshwright.cluster_specs.catalog import load_cluster
+from meshwright.cluster_specs.schema import NodeSpec
 from meshwright.costmodel.workload import Overlap
 from meshwright.documents.output_files import write_files
 from meshwright.errors import InfeasibleError
+from meshwright.frameworks.megatron import MEGATRON
 from meshwright.model_specs.catalog import catalog_names, load_catalog_model
-from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.launch.megatron import launch_files, megatron_args
+from meshwright.planner.launch.legal_launch import legal_launch
+from meshwright.planner.launch.megatron import MEGATRON_WRITER, megatron_args
 from meshwright.planner.launch.megatron_model import model_args, model_notes
-from meshwright.planner.launch.pipeline_layout import layout_string
-from meshwright.planner.plan.document import Mapping, Objective, Plan
-from meshwright.planner.plan.solver_document import SolverReport
-from meshwright.planner.request.inputs import PlanInputs
-from meshwright.planner.runs.predicted import LayoutDoc
+from meshwright.planner.plan.document import Mapping, Plan
+from meshwright.planner.runs.pipeline_notation import layers_of_layout, layout_string
+from tests.plans import make_plan
 
 DEGREES = {
     "tp": "--tensor-model-parallel-size",
@@ -34,43 +35,27 @@ DEGREES = {
 }
 
 
-def make_plan(
-    model: str | ModelSpec = "llama-3-8b", cluster: str = "dgx-h100", **changes: Any
+def args_of(plan: Plan) -> list[str]:
+    return megatron_args(legal_launch(plan, MEGATRON))
+
+
+def on_nodes(
+    plan: Plan, names: Sequence[str], ranks: Sequence[tuple[int, int]] | None = None
 ) -> Plan:
-    spec = load_catalog_model(model) if isinstance(model, str) else model
-    fields: dict[str, Any] = {
-        **dict.fromkeys(
-            ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "num_micro_batches"), 1
-        ),
-        "sequence_parallel": False,
-        "zero_stage": 1,
-        "recompute": "none",
-        "schedule": "1f1b",
-    }
-    inputs: dict[str, Any] = {"precision": "bf16", "optimizer": "adam", "seq_len": 4096}
-    inputs |= {key: changes.pop(key) for key in list(changes) if key in inputs}
-    mapping = changes.pop("mapping", None)
-    fields |= changes
-    if "stages" not in fields:
-        n = fields["pp"] * fields["vpp"]
-        chunks = [spec.layers // n + (i < spec.layers % n) for i in range(n)]
-        fields["stages"] = [chunks[rank :: fields["pp"]] for rank in range(fields["pp"])]
-    layout = LayoutDoc(**fields)
-    return Plan(
-        status="optimal",
-        objective=Objective(step_time_s=1.0, lower_bound_s=1.0, gap=0.0),
-        layout=layout,
-        predicted=None,
-        mapping=mapping,
-        solver=SolverReport(wall_s=0, bound_rounds=1, workers=1, seed=0, version="test"),
-        inputs=PlanInputs(
-            model=spec,
-            cluster=load_cluster(cluster),
-            gpus=layout.tp * layout.cp * layout.pp * layout.dp,
-            global_batch=layout.micro_batch * layout.num_micro_batches * layout.dp,
-            **inputs,
-        ),
-    )
+    """The plan on nodes of these names, its ranks at given places."""
+    inputs = plan.inputs
+    nodes = tuple(NodeSpec.model_construct(name=name, leaf=None, pod=None) for name in names)
+    cluster = inputs.cluster.model_copy(update={"nodes": nodes})
+    changes: dict[str, Any] = {"inputs": inputs.model_copy(update={"cluster": cluster})}
+    if ranks is not None:
+        changes["mapping"] = Mapping(order=["tp"], levels=[], matrix={}, ranks=list(ranks))
+    return plan.model_copy(update=changes)
+
+
+def at(plan: Plan, ranks: list[tuple[int, int]]) -> Plan:
+    """The plan with its ranks at given places."""
+    mapping = Mapping(order=["tp"], levels=[], matrix={}, ranks=ranks)
+    return plan.model_copy(update={"mapping": mapping})
 
 
 def value(args: list[str], flag: str) -> str | None:
@@ -109,7 +94,7 @@ def test_every_catalog_model_says_its_sizes(name: str) -> None:
     ],
 )
 def test_degrees_survive_the_round_trip(plan: Plan) -> None:
-    args, layout = megatron_args(plan), plan.layout
+    args, layout = args_of(plan), plan.layout
     assert layout is not None
     for axis, flag in DEGREES.items():
         assert value(args, flag) == str(getattr(layout, axis))
@@ -122,7 +107,7 @@ def test_degrees_survive_the_round_trip(plan: Plan) -> None:
 
 
 def test_deepseek_v3_says_what_makes_it_deepseek_v3() -> None:
-    args = megatron_args(make_plan("deepseek-v3", dp=8, ep=8))
+    args = args_of(make_plan("deepseek-v3", dp=8, ep=8))
     assert value(args, "--moe-layer-freq") == "([0]*3+[1]*58)"
     assert value(args, "--kv-lora-rank") == "512"
     assert value(args, "--qk-head-dim") == "128"
@@ -136,7 +121,7 @@ def test_deepseek_v3_says_what_makes_it_deepseek_v3() -> None:
 
 
 def test_gpt_oss_says_window_sinks_and_biases() -> None:
-    args = megatron_args(make_plan("gpt-oss-20b", dp=8, ep=8))
+    args = args_of(make_plan("gpt-oss-20b", dp=8, ep=8))
     assert value(args, "--window-size") == "127,0"
     assert value(args, "--window-attn-skip-freq") == "2"
     assert value(args, "--softmax-type") == "learnable"
@@ -144,11 +129,11 @@ def test_gpt_oss_says_window_sinks_and_biases() -> None:
 
 
 def test_older_architectures() -> None:
-    gpt = megatron_args(make_plan("gpt3-175b", tp=8, seq_len=2048))
+    gpt = args_of(make_plan("gpt3-175b", tp=8, seq_len=2048))
     assert value(gpt, "--position-embedding-type") == "learned_absolute"
     assert value(gpt, "--normalization") == "LayerNorm"
     assert "--group-query-attention" not in gpt
-    nemotron = megatron_args(make_plan("nemotron-4-15b"))
+    nemotron = args_of(make_plan("nemotron-4-15b"))
     assert "--squared-relu" in nemotron
     assert "--disable-bias-linear" in nemotron
     assert value(nemotron, "--num-query-groups") == "8"
@@ -168,33 +153,32 @@ def test_layout_string(stages: list[list[int]], mtp: int, expected: str) -> None
     text = layout_string(stages, mtp)
     assert text == expected
     chunks = expand(text)
-    pp, vpp = len(stages), len(stages[0])
-    assert [chunk.count("t") for chunk in chunks] == [
-        stages[r][v] for v in range(vpp) for r in range(pp)
-    ]
+    counts = [rank[chunk] for chunk in range(len(stages[0])) for rank in stages]
+    assert [chunk.count("t") for chunk in chunks] == counts
+    assert layers_of_layout(text) == tuple(counts)
     assert (chunks[0][0], chunks[-1][-1], chunks[-1].count("m")) == ("E", "L", mtp)
 
 
 def test_even_splits_need_no_layout_string_and_uneven_ones_do() -> None:
-    even = megatron_args(make_plan(pp=4, vpp=2, num_micro_batches=4))
+    even = args_of(make_plan(pp=4, vpp=2, num_micro_batches=4))
     assert value(even, "--num-virtual-stages-per-pipeline-rank") == "2"
     assert "--pipeline-model-parallel-layout" not in even
-    uneven = megatron_args(make_plan(pp=3, num_micro_batches=3))
+    uneven = args_of(make_plan(pp=3, num_micro_batches=3))
     text = value(uneven, "--pipeline-model-parallel-layout")
     assert text == "Et*11|t*11|t*10L"
     assert "--num-virtual-stages-per-pipeline-rank" not in uneven
 
 
 def test_recomputation() -> None:
-    full = megatron_args(make_plan(pp=2, recompute="full", recompute_layers=10**6))
+    full = args_of(make_plan(pp=2, recompute="full", recompute_layers=10**6))
     assert value(full, "--recompute-method") == "block"
     assert value(full, "--recompute-num-layers") == "16"
     modules = ("layernorm", "mla_up_proj")
-    some = megatron_args(make_plan("deepseek-v3", recompute="selective", recompute_modules=modules))
+    some = args_of(make_plan("deepseek-v3", recompute="selective", recompute_modules=modules))
     start = some.index("--recompute-modules")
     assert tuple(some[start + 1 : start + 3]) == modules
     assert "--recompute-method" not in some
-    assert not any("recompute" in arg for arg in megatron_args(make_plan()))
+    assert not any("recompute" in arg for arg in args_of(make_plan()))
 
 
 @pytest.mark.parametrize(
@@ -207,32 +191,35 @@ def test_recomputation() -> None:
     ],
 )
 def test_precision(precision: str, cluster: str, expected: list[str]) -> None:
-    args = megatron_args(make_plan(cluster=cluster, precision=precision))
+    args = args_of(make_plan(cluster=cluster, precision=precision))
     assert [arg for arg in args if re.fullmatch(r"--(fp|bf).*", arg)] == expected
 
 
 def test_fsdp_and_its_environment() -> None:
     plan = make_plan(tp=2, dp=4, zero_stage=3)
-    args = megatron_args(plan)
+    args = args_of(plan)
     assert value(args, "--data-parallel-sharding-strategy") == "optim_grads_params"
     assert value(args, "--ckpt-format") == "fsdp_dtensor"
-    assert json.loads(launch_files(plan)["env.json"]) == {}
-    before = json.loads(launch_files(make_plan(tp=2))["env.json"])
+    assert json.loads(MEGATRON_WRITER.files(plan)["env.json"]) == {}
+    before = json.loads(MEGATRON_WRITER.files(make_plan(tp=2))["env.json"])
     assert before == {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    assert json.loads(launch_files(make_plan(cluster="dgx-b200", tp=2))["env.json"]) == {}
+    assert json.loads(MEGATRON_WRITER.files(make_plan(cluster="dgx-b200", tp=2))["env.json"]) == {}
 
 
 def test_overlap_flags() -> None:
     plan = make_plan(
         "mixtral-8x7b", tp=2, pp=4, vpp=2, dp=4, ep=4, num_micro_batches=4, sequence_parallel=True
     )
-    all_on = megatron_args(plan, overlap=Overlap(dp=True, tp=True, pp=True, ep=True))
+    launch = legal_launch(plan, MEGATRON)
+    all_on = megatron_args(replace(launch, overlap=Overlap(dp=True, tp=True, pp=True, ep=True)))
     assert {
         "--tp-comm-overlap",
         "--overlap-grad-reduce",
         "--overlap-moe-expert-parallel-comm",
     } <= set(all_on)
-    off = megatron_args(plan, overlap=Overlap(), dispatcher="deepep")
+    inputs = plan.inputs.model_copy(update={"moe_dispatch": "deduplicated"})
+    launch = legal_launch(plan.model_copy(update={"inputs": inputs}), MEGATRON)
+    off = megatron_args(replace(launch, overlap=Overlap()))
     assert not {arg for arg in off if arg.startswith("--overlap") or arg == "--tp-comm-overlap"}
     assert "--no-overlap-p2p-communication" in off
     assert value(off, "--moe-flex-dispatcher-backend") == "deepep"
@@ -240,30 +227,29 @@ def test_overlap_flags() -> None:
 
 def test_illegal_plans_are_refused_by_the_name_of_the_rule() -> None:
     with pytest.raises(InfeasibleError, match="heads-by-tp"):
-        megatron_args(make_plan("gpt2-xl", tp=2, seq_len=1024))
+        args_of(make_plan("gpt2-xl", tp=2, seq_len=1024))
     with pytest.raises(InfeasibleError, match="megatron-zero-needs-pp-1"):
-        megatron_args(make_plan(pp=2, zero_stage=3))
+        args_of(make_plan(pp=2, zero_stage=3))
     with pytest.raises(InfeasibleError, match="there is nothing to launch"):
-        megatron_args(make_plan().model_copy(update={"layout": None, "status": "infeasible"}))
+        args_of(make_plan().model_copy(update={"layout": None, "status": "infeasible"}))
 
 
 def test_hostfile_follows_the_ranks_and_pipeline_may_come_before_data() -> None:
     places = [(node, gpu) for node in (5, 2) for gpu in range(8)]
     mapping = Mapping(order=["tp", "cp", "dp", "pp"], levels=[], matrix={}, ranks=places)
-    files = launch_files(
-        make_plan(tp=8, dp=2, mapping=mapping), node_names=[f"n{i}" for i in range(6)]
-    )
+    plan = make_plan(tp=8, dp=2, mapping=mapping)
+    files = MEGATRON_WRITER.files(on_nodes(plan, [f"n{i}" for i in range(6)]))
     assert files["hostfile"] == "n5\nn2\n"
     assert "rankfile" not in files
     # Data-parallel neighbours lie a node apart, pipeline neighbours inside a node: Megatron's other order.
     swapped = [(d, p * 4 + t) for p in range(2) for d in range(2) for t in range(4)]
     mapping = Mapping(order=["tp", "cp", "pp", "dp"], levels=[], matrix={}, ranks=swapped)
     plan = make_plan(tp=4, dp=2, pp=2, mapping=mapping)
-    files = launch_files(plan)
+    files = MEGATRON_WRITER.files(plan)
     assert "--use-tp-pp-dp-mapping" in json.loads(files["megatron_args.json"])
     assert "rankfile" not in files
     moe = make_plan("mixtral-8x7b", tp=4, dp=2, pp=2, ep=2, sequence_parallel=True, mapping=mapping)
-    files = launch_files(moe)
+    files = MEGATRON_WRITER.files(moe)
     assert "--use-tp-pp-dp-mapping" not in json.loads(files["megatron_args.json"])
     assert files["rankfile"].splitlines()[:6] == [
         "0 0 0",
@@ -278,15 +264,15 @@ def test_hostfile_follows_the_ranks_and_pipeline_may_come_before_data() -> None:
 def test_mappings_that_do_not_fit_are_refused() -> None:
     plan = make_plan(tp=8)
     with pytest.raises(InfeasibleError, match="places 2 ranks, the layout has 8"):
-        launch_files(plan, ranks=[(0, 0), (0, 1)])
+        MEGATRON_WRITER.files(at(plan, [(0, 0), (0, 1)]))
     with pytest.raises(InfeasibleError, match="two ranks on one GPU"):
-        launch_files(plan, ranks=[(0, 0)] * 8)
-    with pytest.raises(InfeasibleError, match="only 0 nodes are known"):
-        launch_files(plan, node_names=[])
+        MEGATRON_WRITER.files(at(plan, [(0, 0)] * 8))
+    with pytest.raises(InfeasibleError, match=r"uses node 1 .* only 1 nodes are known"):
+        MEGATRON_WRITER.files(on_nodes(plan, ["a"], [(1, gpu) for gpu in range(8)]))
     with pytest.raises(InfeasibleError, match="cannot be a node name"):
-        launch_files(plan, node_names=["a\nb"])
-    with pytest.raises(InfeasibleError, match="already runs ranks"):
-        launch_files(plan, node_names=["a"], spares=["a"])
+        MEGATRON_WRITER.files(on_nodes(plan, ["a\nb"]))
+    with pytest.raises(InfeasibleError, match="have the same name"):
+        MEGATRON_WRITER.files(on_nodes(make_plan(tp=8, dp=2), ["a", "a"]))
 
 
 NASTY = "we$(touch pwned)'\"`; n0"
@@ -323,7 +309,7 @@ def test_the_script_passes_every_argument_unharmed(tmp_path: Path) -> None:
         update={"name": "x\n$(touch pwned) `id` {0}"}
     )
     plan = make_plan(model, pp=2, dp=8, ep=8, num_micro_batches=2, stages=[[31], [30]])
-    files = launch_files(plan, node_names=[NASTY, "b"], spares=["c"])
+    files = MEGATRON_WRITER.files(on_nodes(plan, [NASTY, "b"]))
     write_files(tmp_path, files)
     assert subprocess.run(["bash", "-n", str(tmp_path / "launch.sh")], check=False).returncode == 0
     done = run_script(
@@ -339,11 +325,10 @@ def test_the_script_passes_every_argument_unharmed(tmp_path: Path) -> None:
     assert lines[-2:] == ["--seed", "1 2"]
     assert "Et*31|t*30mL" in lines
     assert not (tmp_path / "pwned").exists()
-    assert files["spares"] == "c\n"
 
 
 def test_the_script_says_what_is_missing(tmp_path: Path) -> None:
-    write_files(tmp_path, launch_files(make_plan(tp=8)))
+    write_files(tmp_path, MEGATRON_WRITER.files(make_plan(tp=8)))
     assert "say 'slurm' or 'node'" in run_script(tmp_path).stderr
     assert "MEGATRON_ENTRY: set it" in run_script(tmp_path, "node").stderr
     assert "DATA_PATH: set it" in run_script(tmp_path, "node", MEGATRON_ENTRY="x").stderr
@@ -356,7 +341,7 @@ def test_the_script_says_what_is_missing(tmp_path: Path) -> None:
 
 def test_ranks_out_of_turn_are_started_one_by_one(tmp_path: Path) -> None:
     places = [(r % 2, r // 2) for r in range(4)]
-    write_files(tmp_path, launch_files(make_plan(tp=2, dp=2), ranks=places))
+    write_files(tmp_path, MEGATRON_WRITER.files(at(make_plan(tp=2, dp=2), places)))
     done = run_script(tmp_path, "node", NODE_RANK="1", MOCK_DATA="1", MEGATRON_ENTRY="x")
     assert done.returncode == 0, done.stderr
     started = sorted(
@@ -366,7 +351,7 @@ def test_ranks_out_of_turn_are_started_one_by_one(tmp_path: Path) -> None:
 
 
 def test_under_slurm_the_hostfile_sets_the_order(tmp_path: Path) -> None:
-    write_files(tmp_path, launch_files(make_plan(tp=8, dp=2)))
+    write_files(tmp_path, MEGATRON_WRITER.files(make_plan(tp=8, dp=2)))
     srun = tmp_path / "bin" / "srun"
     srun.parent.mkdir()
     srun.write_text('#!/bin/sh\necho "$SLURM_HOSTFILE" "$@"\n')

@@ -22,7 +22,8 @@ from meshwright.planner.launch.torchtitan_model import pipeline_modules
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.texts import plan_text
 from tests.places import DATA
-from tests.planner.launch.test_launch_megatron import make_plan, value
+from tests.planner.launch.test_launch_megatron import value
+from tests.plans import make_plan
 
 
 def planned(framework: FrameworkName, model: str = "llama-3-8b", **changes: Any) -> Plan:

@@ -19,9 +19,9 @@ import yaml
 
 from meshwright.errors import InputError
 from meshwright.planner.many.batch.cache import AnswerCache
-from meshwright.planner.many.batch.fingerprint import request_key
+from meshwright.planner.many.batch.fingerprint import code_files, request_key
 from meshwright.planner.many.batch.jobs import JobDoc, read_jobs
-from meshwright.planner.many.batch.results import FORMATS
+from meshwright.planner.many.batch.results import RESULT_FORMATS
 from meshwright.planner.many.batch.service import BatchOptions, BatchReport, run_batch
 from meshwright.planner.many.batch.work import do_job, request_of
 from tests.places import ROOT
@@ -181,7 +181,9 @@ def test_results_hold_every_job_in_order(tmp_path: Path) -> None:
 
 
 def test_a_spreadsheet_meets_no_formula() -> None:
-    (line,) = FORMATS["csv"]([{"name": "x", "message": "=HYPERLINK(1)"}]).decode().splitlines()[1:]
+    (line,) = (
+        RESULT_FORMATS["csv"]([{"name": "x", "message": "=HYPERLINK(1)"}]).decode().splitlines()[1:]
+    )
     assert line.endswith(",'=HYPERLINK(1)")
 
 
@@ -348,3 +350,19 @@ def workers_of(parent: int) -> list[int]:
         if int(after[1]) == parent and b"spawn_main" in line:
             found.append(int(path.name))
     return found
+
+
+def test_the_fingerprint_covers_every_room() -> None:
+    """Once it covered no file at all after its own module had moved, so old answers outlived new code."""
+    files = {path.relative_to(ROOT).as_posix() for path in code_files()}
+    for name in (
+        "errors.py",
+        "costmodel/estimate.py",
+        "constraints/registry.py",
+        "frameworks/catalog.py",
+        "planner/search/model.py",
+        "planner/many/batch/fingerprint.py",
+    ):
+        assert name in files
+    assert any(name.endswith(".yaml") for name in files)
+    assert not any(name.startswith(("tests/", "benchmarks/")) for name in files)

@@ -17,31 +17,30 @@ from click.testing import CliRunner
 from meshwright.cli import main
 from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
 from meshwright.errors import InfeasibleError, InputError
-from meshwright.planner.many.fleet.floor import Floor, Unit, floor_of
 from meshwright.planner.many.fleet.jobs import FleetJobDoc, read_fleet
-from meshwright.planner.many.fleet.model import (
-    VALUE_SCALE,
-    Effort,
-    Share,
+from meshwright.planner.many.fleet.places import fewest_leaves, place_jobs
+from meshwright.planner.many.fleet.sharing import (
+    Allocation,
+    FleetParams,
+    durations,
+    scaled_value,
     share_over_time,
     share_throughput,
-    ticks_of,
-    value_of,
 )
-from meshwright.planner.many.fleet.options import Choices, Option, candidate_units, useful
-from meshwright.planner.many.fleet.places import fewest_leaves, place
+from meshwright.planner.many.fleet.sizes import JobSize, SizedJob, candidate_units, faster_sizes
+from meshwright.planner.many.fleet.units import FreeUnits, Unit, free_units
 
-EFFORT = Effort(deterministic_s=10)
+PARAMS = FleetParams(deterministic_s=10)
 
 
-def job(name: str, sizes: dict[int, float], **fields: Any) -> Choices:
+def job(name: str, sizes: dict[int, float], **fields: Any) -> SizedJob:
     """A job with its tokens/s by units."""
     document = FleetJobDoc(name=name, model="llama-3-8b", global_batch=8, seq_len=8, **fields)
-    options = [Option(units=units, tokens_per_s=rate, result={}) for units, rate in sizes.items()]
-    return Choices(job=document, options=useful(options))
+    options = [JobSize(units=units, tokens_per_s=rate, result={}) for units, rate in sizes.items()]
+    return SizedJob(job=document, sizes=faster_sizes(options))
 
 
-def random_jobs(chance: random.Random, count: int, **extra: Any) -> list[Choices]:
+def random_jobs(chance: random.Random, count: int, **extra: Any) -> list[SizedJob]:
     jobs = []
     for at in range(count):
         rates, rate = {}, 0.0
@@ -57,19 +56,22 @@ def random_jobs(chance: random.Random, count: int, **extra: Any) -> list[Choices
     return jobs
 
 
-def best_by_enumeration(jobs: list[Choices], units: int) -> tuple[int, ...] | None:
+def best_by_enumeration(jobs: list[SizedJob], units: int) -> tuple[int, ...] | None:
     """The lexicographic best of the classes' values over every combination of sizes."""
     classes = sorted({one.job.priority for one in jobs}, reverse=True)
     found: list[tuple[int, ...]] = []
-    for choice in product(*[[None, *range(len(one.options))] for one in jobs]):
+    for choice in product(*[[None, *range(len(one.sizes))] for one in jobs]):
         if any(k is None and not one.job.may_wait for k, one in zip(choice, jobs, strict=True)):
             continue
         if (
-            sum(one.options[k].units for k, one in zip(choice, jobs, strict=True) if k is not None)
+            sum(one.sizes[k].units for k, one in zip(choice, jobs, strict=True) if k is not None)
             > units
         ):
             continue
-        values = [0 if k is None else value_of(one, k) for k, one in zip(choice, jobs, strict=True)]
+        values = [
+            0 if k is None else scaled_value(one, k, PARAMS)
+            for k, one in zip(choice, jobs, strict=True)
+        ]
         pairs = list(zip(values, jobs, strict=True))
         found.append(tuple(sum(v for v, one in pairs if one.job.priority == c) for c in classes))
     return max(found, default=None)
@@ -83,27 +85,27 @@ def test_throughput_equals_enumeration() -> None:
         best = best_by_enumeration(jobs, units)
         if best is None:
             with pytest.raises(InfeasibleError, match="do not fit"):
-                share_throughput(jobs, units, EFFORT)
+                share_throughput(jobs, units, PARAMS)
             continue
         answered += 1
-        found = share_throughput(jobs, units, EFFORT)
+        found = share_throughput(jobs, units, PARAMS)
         assert found.proven
-        assert found.value == pytest.approx(sum(best) / VALUE_SCALE, abs=1e-9)
+        assert found.value == pytest.approx(sum(best) / PARAMS.value_scale, abs=1e-9)
         used = [
-            one.options[s.option].units
-            for one, s in zip(jobs, found.shares, strict=True)
-            if s.option is not None
+            one.sizes[s.size].units
+            for one, s in zip(jobs, found.allocations, strict=True)
+            if s.size is not None
         ]
         assert sum(used) <= units
     assert answered >= 100
 
 
-def least_makespan(jobs: list[Choices], units: int) -> int:
+def least_makespan(jobs: list[SizedJob], units: int) -> int:
     """Ticks of the best schedule: a list schedule in some order, at some sizes, is optimal."""
-    _, ticks = ticks_of(jobs)
+    _, ticks = durations(jobs, PARAMS)
     best = 10**9
-    for sizes in product(*[range(len(one.options)) for one in jobs]):
-        demand = [jobs[at].options[k].units for at, k in enumerate(sizes)]
+    for sizes in product(*[range(len(one.sizes)) for one in jobs]):
+        demand = [jobs[at].sizes[k].units for at, k in enumerate(sizes)]
         if max(demand) > units:
             continue
         for order in permutations(range(len(jobs))):
@@ -126,20 +128,20 @@ def test_makespan_equals_enumeration() -> None:
     chance = random.Random(6)
     for _ in range(100):
         jobs = random_jobs(chance, chance.randint(1, 3), tokens=lambda c: c.uniform(10, 1000))
-        units = max(chance.randint(2, 8), *(one.options[0].units for one in jobs))
-        found = share_over_time(jobs, units, "makespan", EFFORT)
-        tick_s, _ = ticks_of(jobs)
+        units = max(chance.randint(2, 8), *(one.sizes[0].units for one in jobs))
+        found = share_over_time(jobs, units, "makespan", PARAMS)
+        tick_s, _ = durations(jobs, PARAMS)
         assert found.proven
         assert found.value == pytest.approx(least_makespan(jobs, units) * tick_s, rel=1e-9)
 
 
 def test_deadlines_come_before_the_makespan() -> None:
     due, free = job("due", {1: 1.0}, tokens=3600, deadline_h=1), job("free", {2: 1.0}, tokens=7200)
-    found = share_over_time([free, due], 2, "deadlines", EFFORT)
-    assert found.shares[1].end_s == pytest.approx(3600, rel=1e-3)
-    assert found.shares[0].start_s == pytest.approx(3600, rel=1e-3)
+    found = share_over_time([free, due], 2, "deadlines", PARAMS)
+    assert found.allocations[1].end_s == pytest.approx(3600, rel=1e-3)
+    assert found.allocations[0].start_s == pytest.approx(3600, rel=1e-3)
     late = job("late", {1: 1.0}, tokens=7200, deadline_h=1)
-    assert share_over_time([late], 2, "deadlines", EFFORT).value == pytest.approx(7200, rel=1e-3)
+    assert share_over_time([late], 2, "deadlines", PARAMS).value == pytest.approx(7200, rel=1e-3)
 
 
 def test_a_higher_priority_takes_all_it_can_use() -> None:
@@ -147,11 +149,9 @@ def test_a_higher_priority_takes_all_it_can_use() -> None:
         job("low", {1: 10, 2: 20, 4: 40}, may_wait=True),
         job("high", {1: 10, 3: 12}, priority=1),
     ]
-    shares = share_throughput(jobs, 4, EFFORT).shares
+    shares = share_throughput(jobs, 4, PARAMS).allocations
     assert [
-        one.options[s.option].units
-        for one, s in zip(jobs, shares, strict=True)
-        if s.option is not None
+        one.sizes[s.size].units for one, s in zip(jobs, shares, strict=True) if s.size is not None
     ] == [1, 3]
 
 
@@ -160,30 +160,30 @@ def test_more_room_is_never_worse() -> None:
     for _ in range(20):
         jobs = random_jobs(chance, 4)
         jobs = [
-            Choices(
+            SizedJob(
                 job=one.job.model_copy(update={"may_wait": True, "priority": 0}),
-                options=one.options,
+                sizes=one.sizes,
             )
             for one in jobs
         ]
-        values = [share_throughput(jobs, units, EFFORT).value for units in (3, 6, 12)]
+        values = [share_throughput(jobs, units, PARAMS).value for units in (3, 6, 12)]
         assert values == sorted(values)
 
 
-def floor(*leaves: int, per_pod: int = 2) -> Floor:
+def free_leaves(*leaves: int, per_pod: int = 2) -> FreeUnits:
     units = [
         Unit(nodes=(f"n{leaf}-{k}",), leaf=f"leaf{leaf}", pod=f"pod{leaf // per_pod}")
         for leaf, size in enumerate(leaves)
         for k in range(size)
     ]
-    return Floor(gpus_per_unit=8, units=tuple(units))
+    return FreeUnits(gpus_per_unit=8, units=tuple(units))
 
 
 def test_leaves_are_kept_together() -> None:
     jobs = [job("a", {4: 1.0}), job("b", {3: 1.0}), job("c", {4: 1.0}), job("d", {1: 1.0})]
-    shares = [Share(option=0)] * 4
-    ground = floor(4, 4, 4)
-    found = place(jobs, shares, ground, EFFORT)
+    shares = [Allocation(size=0)] * 4
+    ground = free_leaves(4, 4, 4)
+    found = place_jobs(jobs, shares, ground, PARAMS)
     assert found.leaves_touched == found.least_leaves == 4
     assert sorted(unit for row in found.units for unit in row) == list(range(12))
     assert [len({ground.units[unit].leaf for unit in row}) for row in found.units] == [1, 1, 1, 1]
@@ -192,20 +192,20 @@ def test_leaves_are_kept_together() -> None:
 def test_jobs_that_follow_each_other_share_nodes() -> None:
     jobs = [job("a", {3: 1.0}), job("b", {3: 1.0}), job("c", {1: 1.0})]
     shares = [
-        Share(option=0, start_s=0, end_s=5),
-        Share(option=0, start_s=5, end_s=9),
-        Share(option=0, start_s=2, end_s=7),
+        Allocation(size=0, start_s=0, end_s=5),
+        Allocation(size=0, start_s=5, end_s=9),
+        Allocation(size=0, start_s=2, end_s=7),
     ]
-    found = place(jobs, shares, floor(4), EFFORT)
+    found = place_jobs(jobs, shares, free_leaves(4), PARAMS)
     first, second, beside = (set(row) for row in found.units)
     assert not beside & (first | second)
     assert len(first) == len(second) == 3
 
 
 def test_a_pod_is_left_only_where_it_must_be() -> None:
-    ground = floor(2, 2, 2, 2)
-    found = place(
-        [job("wide", {4: 1.0}), job("other", {3: 1.0})], [Share(option=0)] * 2, ground, EFFORT
+    ground = free_leaves(2, 2, 2, 2)
+    found = place_jobs(
+        [job("wide", {4: 1.0}), job("other", {3: 1.0})], [Allocation(size=0)] * 2, ground, PARAMS
     )
     for row in found.units:
         assert len({ground.units[unit].pod for unit in row}) == 1
@@ -224,18 +224,18 @@ def test_sizes_keep_the_limits() -> None:
     assert candidate_units(document, 8, 2) == ()
 
 
-def test_the_floor_is_whole_domains() -> None:
-    assert floor_of(read_cluster("dgx-h100"), 64).gpus_per_unit == 8
-    racks = floor_of(read_cluster("gb200-nvl72"), 288)
+def test_units_are_whole_domains() -> None:
+    assert free_units(read_cluster("dgx-h100"), 64).gpus_per_unit == 8
+    racks = free_units(read_cluster("gb200-nvl72"), 288)
     assert (racks.gpus_per_unit, len(racks.units), len(racks.units[0].nodes)) == (72, 4, 18)
-    assert len(floor_of(read_cluster("gb200-nvl72"), 288, racks.units[1].nodes[:1]).units) == 3
+    assert len(free_units(read_cluster("gb200-nvl72"), 288, racks.units[1].nodes[:1]).units) == 3
     nodes = [
         {"name": f"n{k}", "leaf": f"l{k // 2}", "free_gpus": 3 if k == 1 else 8} for k in range(4)
     ]
     mine = cluster_from_mapping({"base": "dgx-h100", "nodes": nodes})
-    assert [unit.nodes for unit in floor_of(mine, mine.gpus).units] == [("n0",), ("n2",), ("n3",)]
+    assert [unit.nodes for unit in free_units(mine, mine.gpus).units] == [("n0",), ("n2",), ("n3",)]
     with pytest.raises(InputError, match=r"--busy.*did you mean 'n3'"):
-        floor_of(mine, mine.gpus, ["n33"])
+        free_units(mine, mine.gpus, ["n33"])
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_from_the_file_to_plans_on_named_nodes(tmp_path: Path) -> None:
     assert not any(name in hosts for name in fixed["nodes"])
     with (tmp_path / "out/fleet.csv").open(encoding="utf-8") as stream:
         assert [row["name"] for row in csv.DictReader(stream)] == ["large", "fixed"]
-    picture = ElementTree.fromstring((tmp_path / "out/floor.svg").read_text(encoding="utf-8"))
+    picture = ElementTree.fromstring((tmp_path / "out/nodes.svg").read_text(encoding="utf-8"))
     squares = picture.findall(
         ".//{http://www.w3.org/2000/svg}rect/{http://www.w3.org/2000/svg}title"
     )

@@ -15,7 +15,8 @@ from click.testing import CliRunner
 from meshwright.cli import main
 from meshwright.errors import InputError
 from meshwright.planner.many.batch.work import do_job
-from meshwright.planner.many.recommend.service import Answer, Point, Wish, recommend
+from meshwright.planner.many.recommend.answer import Recommendation, SizedPlan, SizeRequest
+from meshwright.planner.many.recommend.service import plan_sizes
 
 PLAN = {"global_batch": 64, "seq_len": 2048}
 SIZES = (1, 2, 4, 8, 16, 24, 32, 40, 48)
@@ -40,14 +41,14 @@ def step_s(kept: Path) -> dict[int, float]:
     return found
 
 
-def wish(kept: Path, **fields: Any) -> Wish:
+def wish(kept: Path, **fields: Any) -> SizeRequest:
     base: dict[str, Any] = {
         "model": "llama-3-8b",
         "clusters": ("dgx-h100",),
         "plan": PLAN,
         "most_gpus": 48,
     }
-    return Wish(**{**base, "workers": 1, "cache": kept, **fields})
+    return SizeRequest(**{**base, "workers": 1, "cache": kept, **fields})
 
 
 def test_more_gpus_are_never_slower(step_s: dict[int, float]) -> None:
@@ -60,7 +61,7 @@ def test_the_fewest_are_those_of_trying_all(
     kept: Path, step_s: dict[int, float], factor: float
 ) -> None:
     target_s = step_s[48] * factor
-    answer = recommend(wish(kept, step_time_s=target_s), quiet)
+    answer = plan_sizes(wish(kept, step_time_s=target_s), quiet)
     enough = [size for size in SIZES if step_s[size] <= target_s]
     if not enough:
         assert (answer.reached, [point.gpus for point in answer.missed]) == ((), [48])
@@ -76,7 +77,7 @@ def test_the_fewest_are_those_of_trying_all(
 
 def test_tokens_per_second_are_a_step_time(kept: Path, step_s: dict[int, float]) -> None:
     rate = 64 * 2048 / step_s[16]
-    (point,) = recommend(wish(kept, tokens_per_s=rate * 0.999), quiet).reached
+    (point,) = plan_sizes(wish(kept, tokens_per_s=rate * 0.999), quiet).reached
     assert point.gpus == 16
 
 
@@ -89,7 +90,7 @@ def test_prices_decide_where_there_are_any(
         fields = {"name": name, "base": "dgx-h100" if name == "dear" else "dgx-a100", "gpus": 64}
         path.write_text(yaml.safe_dump({**fields, "usd_per_gpu_hour": price}), encoding="utf-8")
         names.append(str(path))
-    answer = recommend(wish(kept, clusters=tuple(names), step_time_s=step_s[8] * 1.01), quiet)
+    answer = plan_sizes(wish(kept, clusters=tuple(names), step_time_s=step_s[8] * 1.01), quiet)
     assert [Path(point.cluster).stem for point in answer.reached] == ["cheap", "dear"]
     cheap, dear = answer.reached
     assert cheap.gpus > dear.gpus
@@ -98,10 +99,10 @@ def test_prices_decide_where_there_are_any(
     assert dear.usd_per_billion_tokens == pytest.approx(9.0 * dear.gpus * hours)
 
 
-def point(gpus: int, step_time_s: float | None, headroom_gib: float | None) -> Point:
+def point(gpus: int, step_time_s: float | None, headroom_gib: float | None) -> SizedPlan:
     row = {"step_time_s": step_time_s, "status": "optimal" if step_time_s else "infeasible"}
     given: dict[str, Any] = {"cluster": "c", "reserve_gib": 0.0, "usd_per_h": None, "files": {}}
-    return Point(**given, gpus=gpus, row=row, headroom_gib=headroom_gib)
+    return SizedPlan(**given, gpus=gpus, row=row, headroom_gib=headroom_gib)
 
 
 def test_the_front_is_what_nothing_beats(kept: Path) -> None:
@@ -113,7 +114,7 @@ def test_the_front_is_what_nothing_beats(kept: Path) -> None:
         point(16, 2.0, 10),
         point(4, None, None),
     )
-    front = Answer(wish=wish(kept), sweep=points).front
+    front = Recommendation(request=wish(kept), sweep=points).front
     assert [points.index(one) for one in front] == [0, 2, 4]
 
 
@@ -189,4 +190,4 @@ def test_what_cannot_be_answered_says_so(kept: Path, more: list[str], code: int,
 
 def test_a_kind_of_node_needs_a_limit(kept: Path) -> None:
     with pytest.raises(InputError, match="the most that may be taken"):
-        recommend(wish(kept, most_gpus=None), quiet)
+        plan_sizes(wish(kept, most_gpus=None), quiet)

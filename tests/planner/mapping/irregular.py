@@ -153,7 +153,7 @@ def enumerated_s(tables: Tables) -> float:
 
 def best_assignment_s(pricing: MappedPricing, layout: Layout, instance: Instance) -> float:
     """The least step time of a layout over all assignments; equal placements are priced once."""
-    workload = pricing.on(int(layout.gpus))
+    workload = pricing.workload.on(int(layout.gpus))
     found: dict[bytes, Placement] = {}
     for assignment in assignments(instance.problem):
         placement = placement_of(workload, instance, assignment)

@@ -17,8 +17,8 @@ from meshwright.planner.mapping.choice.joint import Need
 from meshwright.planner.mapping.problem import MappingProblem, Traffic
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.search import master as master_module
 from meshwright.planner.search.model import build_model, price_ns, solve
+from meshwright.planner.search.params import SearchParams
 from tests.planner.mapping.irregular import (
     Tables,
     enumerated_s,
@@ -83,8 +83,11 @@ def test_the_search_leaves_layouts_and_slots_to_one_model(monkeypatch: pytest.Mo
         return build_model(*arguments)
 
     monkeypatch.setattr("meshwright.planner.search.master.build_model", counted)
-    for cells in (master_module.LARGEST_CELLS, 0):
-        monkeypatch.setattr("meshwright.planner.search.master.LARGEST_CELLS", cells)
+    for cells in (SearchParams().largest_cells, 0):
+        params = SearchParams(largest_cells=cells)
+        monkeypatch.setattr(
+            "meshwright.planner.search.loop.SearchParams", lambda params=params: params
+        )
         posted.clear()
         made = fastest_plan(uneven_request())
         found.append((made.status, made.objective.step_time_s))

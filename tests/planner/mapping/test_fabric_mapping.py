@@ -13,17 +13,22 @@ from hypothesis import strategies as st
 
 from meshwright.errors import InfeasibleError
 from meshwright.planner.mapping.assign import assignment_of
-from meshwright.planner.mapping.busiest.least import least_busiest
+from meshwright.planner.mapping.least_busiest import least_busiest
+from meshwright.planner.mapping.least_traffic import least_traffic
 from meshwright.planner.mapping.problem import (
     IntArray,
     MappingProblem,
     Traffic,
+    counts_of,
     loads_of,
     spread_of,
 )
-from meshwright.planner.mapping.relaxation.columns import counts_of, relax
-from meshwright.planner.mapping.relaxation.patterns import BlockKind, Pricer, pattern_bytes
-from meshwright.planner.mapping.solve import least_traffic
+from meshwright.planner.mapping.relaxation.columns import relax
+from meshwright.planner.mapping.relaxation.patterns import (
+    BlockKind,
+    PatternPricing,
+    pattern_bytes,
+)
 
 
 def random_problem(seed: int, *, experts: bool = False) -> MappingProblem:
@@ -177,26 +182,24 @@ def test_the_dynamic_programme_finds_the_cheapest_pattern(seed: int, wrap: bool)
         pod_s_per_byte=(0.0,),
     )  # fmt: skip
     kinds = [
-        BlockKind(room=9, s_per_byte=1.0, parent=0, members=(0,)),
-        BlockKind(room=4, s_per_byte=2.0, parent=0, members=(1,)),
+        BlockKind(room=9, s_per_byte=1.0, members=(0,)),
+        BlockKind(room=4, s_per_byte=2.0, members=(1,)),
     ]
     prices = rng.uniform(0, 6, (2, 3))
     every = np.array(np.meshgrid(*[range(4)] * 3)).reshape(3, -1).T
-    for kind, value, pattern in Pricer(problem, kinds).best(prices):
+    pricing = PatternPricing(problem, kinds)
+    least = pricing.least_by_use()
+    for kind, value, pattern in pricing.best(prices[:, :, None] * np.arange(10)):
         block = kinds[kind]
         fitting = every[every.sum(axis=1) <= block.room]
         costs = block.s_per_byte * pattern_bytes(problem, fitting) - fitting @ prices[kind]
         assert value == pytest.approx(costs.min())
         mine = block.s_per_byte * pattern_bytes(problem, pattern[None])[0] - pattern @ prices[kind]
         assert mine == pytest.approx(value)
-    slack = np.array([-2.0, 0.0])
-    within = Pricer(problem, kinds).within(prices, slack, 1000)
-    assert within is not None
-    for block, found, most, paid in zip(kinds, within, slack, prices, strict=True):
-        fitting = every[every.sum(axis=1) <= block.room]
-        costs = block.s_per_byte * pattern_bytes(problem, fitting) - fitting @ paid
-        assert len(found) == int(np.sum(costs <= most))
-    assert Pricer(problem, kinds).within(prices, np.array([100.0, 100.0]), 5) is None
+        for used in range(block.room + 1):
+            of_sum = every[every.sum(axis=1) == used]
+            cost = block.s_per_byte * pattern_bytes(problem, of_sum).min()
+            assert least[kind, used] == pytest.approx(cost)
 
 
 def test_a_hand_worked_case() -> None:

@@ -25,15 +25,16 @@ from meshwright.costmodel.collectives.on_levels import (
     cross_rail_bytes,
 )
 from meshwright.costmodel.constants.rates import constants_for, links_of
-from meshwright.costmodel.estimate import estimate, lower_bound_s
+from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InputError
 from meshwright.model_specs.reader import read_model
+from meshwright.planner.bounds.pricing import CostModelPricing
+from meshwright.planner.mapping.least_traffic import least_traffic
 from meshwright.planner.mapping.problem import MappingProblem, Traffic
 from meshwright.planner.mapping.slots import slots_of
-from meshwright.planner.mapping.solve import least_traffic
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.plan_request import PlanRequest
 
@@ -166,10 +167,10 @@ def test_a_layout_s_bound_holds_with_rails_apart(dispatch: str) -> None:
             **degrees, micro_batch=1, num_micro_batches=128 // degrees["dp"], sequence_parallel=True
         )
         many = Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
-        bound = float(lower_bound_s(work, many)[0])
+        bound = float(CostModelPricing(work).lower_bound_s(many)[0])
         for order in (("tp", "cp", "dp", "pp"), ("tp", "pp", "cp", "dp"), ("dp", "tp", "pp", "cp")):
             placement = nested_placement(work.cluster, layout, order)
-            priced = estimate(work, layout, placement, ((8,),) * 4)
+            priced = estimate_layout(work, layout, placement, ((8,),) * 4)
             assert bound <= float(np.asarray(priced.step_time_s)) * (1 + 1e-9)
 
 
@@ -378,7 +379,7 @@ def test_less_background_never_slows_a_step(share: float, less: float, level: in
         )
         placement = nested_placement(spec, layout)
         return float(
-            np.asarray(estimate(workload(spec), layout, placement, ((8,),) * 4).step_time_s)
+            np.asarray(estimate_layout(workload(spec), layout, placement, ((8,),) * 4).step_time_s)
         )
 
     assert step_s(share * less) <= step_s(share) * (1 + 1e-12)

@@ -176,6 +176,16 @@ def test_a_change_that_is_offered_helps() -> None:
     assert made.infeasible is not None
     assert set(made.infeasible.conflict[1:]) == {"pin tp=1", "pin pp=2"}
     assert "drop the pin tp=1" in made.infeasible.smallest_changes
+    hbm, *pins = made.infeasible.rules
+    assert (hbm.kind, hbm.rule, hbm.unit) == ("rule", "hbm", "GiB")
+    assert hbm.missed_by is not None
+    assert hbm.missed_by > 0
+    assert {(rule.kind, rule.rule, rule.pinned) for rule in pins} == {
+        ("pin", "tp", 1),
+        ("pin", "pp", 2),
+    }
+    drops = [change for change in made.infeasible.changes if change.change == "drop-pin"]
+    assert ("tp", 1) in {(change.field, change.asked) for change in drops}
     assert fastest_plan(replace(tight, pins={"pp": 2}, time_limit_s=20)).status in (
         "optimal",
         "feasible",

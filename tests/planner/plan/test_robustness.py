@@ -16,7 +16,7 @@ from meshwright.model_specs.catalog import load_catalog_model
 from meshwright.planner.plan import robustness
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
-from meshwright.planner.plan.robustness import SAME, changes, with_robustness
+from meshwright.planner.plan.robustness import PARAMS, changes, with_robustness
 from meshwright.planner.plan.texts import read_plan
 from meshwright.planner.request.plan_request import PlanRequest
 from tests.planner.search.test_planner_optimum import request as random_request
@@ -37,7 +37,7 @@ def checked(request: PlanRequest) -> tuple[Plan, int]:
             assert one.best_step_time_s is None
             continue
         if one.proven:
-            assert one.best_step_time_s == pytest.approx(fresh, rel=SAME)
+            assert one.best_step_time_s == pytest.approx(fresh, rel=PARAMS.same)
         if one.best_step_time_s is not None:
             assert one.best_step_time_s >= fresh * (1 - 1e-9)
         if one.step_time_s is not None and one.loss_at_most is not None:
@@ -55,7 +55,7 @@ def test_every_scenario_is_what_a_search_finds_there() -> None:
 
 
 def test_bounds_hold_where_nothing_is_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(robustness, "MOST_ROUNDS", 0)
+    monkeypatch.setattr(robustness, "PARAMS", robustness.RobustnessParams(most_rounds=0))
     counted = [checked(random_request(seed)) for seed in range(4)]
     scenarios = [
         one

@@ -8,15 +8,24 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from rich.text import Text
 
 from meshwright.cli import main
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.texts import plan_text
-from meshwright.planner.report.html import html_of, sections_of
-from meshwright.planner.report.parts import bar, bullets, facts, grid, heading, line
+from meshwright.planner.report.html import block_html
 from meshwright.planner.report.plan_page import plan_page
+from meshwright.planner.report.view import (
+    BAR,
+    Bullets,
+    Column,
+    Facts,
+    Heading,
+    Line,
+    Table,
+    line,
+    sections,
+)
 from tests.planner.analysis.test_trace import piped
 from tests.planner.plan.test_planner_service import request
 
@@ -103,15 +112,15 @@ def test_a_plan_without_layout_has_a_page_too() -> None:
 
 
 def test_views_become_tables_lists_and_lines() -> None:
-    table = html_of(grid(["a", "b"], [["x<y", bar(0.25)]], left=(0, 1)))
+    table = block_html(Table([Column("a"), Column("b", BAR)], [["x<y", 0.25]]))
     assert '<td class="left">x&lt;y</td>' in table
     assert 'style="width:25%"' in table
-    assert 'class="bar over"' in html_of(grid(["a"], [[bar(1.5)]]))
-    assert html_of(bullets(["one", "two"])) == "<ul><li>one</li><li>two</li></ul>"
-    assert html_of(facts([("name", "value")])) == "<dl><dt>name</dt><dd>value</dd></dl>"
-    assert html_of(Text("")) == ""
-    parts = list(sections_of([line("before"), heading("Title"), line("inside"), heading("Empty")]))
-    assert [title for title, _ in parts] == ["", "Title", "Empty"]
+    assert 'class="bar over"' in block_html(Table([Column("a", BAR)], [[1.5]]))
+    assert block_html(Bullets(["one", "two"])) == "<ul><li>one</li><li>two</li></ul>"
+    assert block_html(Facts([("name", "value")])) == "<dl><dt>name</dt><dd>value</dd></dl>"
+    assert block_html(Line()) == ""
+    parts = sections([line("before"), Heading("Title"), line("inside"), Heading("Empty")])
+    assert [title for title, _ in parts] == ["", "Title"]
 
 
 def test_the_command(drawn: Plan, tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from meshwright.planner.runs.run_file import (
     read_rows,
     read_runs,
     run_from_mapping,
-    run_to_mapping,
 )
 from meshwright.planner.runs.run_schema import RunDoc, SettingsDoc
 from meshwright.planner.runs.run_terms import (
@@ -30,6 +29,7 @@ from meshwright.planner.runs.run_terms import (
     layers_from_words,
 )
 from tests.places import DATA
+from tests.planner.runs.written_run import run_to_mapping
 
 PUBLISHED = DATA / "published_runs.yaml"
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from meshwright.cluster_specs.schema import ClusterSpec, DeviceSpec, FabricLevelSpec
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan
-from meshwright.costmodel.estimate import estimate, stage_memory_gib
+from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import AXES, Layout, Recompute
 from meshwright.costmodel.memory.footprint import usable_hbm_gib
 from meshwright.costmodel.pipeline.schedules import schedule_name, traits
@@ -142,7 +142,9 @@ def _times(space: Space, layout: Layout) -> Iterator[float]:
                 continue
             for matrix in _matrices(one, level_factors(workload.cluster, workload.gpus).tolist()):
                 placement = placement_from_matrix(one, matrix)
-                yield float(np.asarray(estimate(workload, one, placement, stages).step_time_s))
+                yield float(
+                    np.asarray(estimate_layout(workload, one, placement, stages).step_time_s)
+                )
 
 
 def _legal(space: Space, layout: Layout, stages: Stages, memory: NDArray[np.float64]) -> bool:

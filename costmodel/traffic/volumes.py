@@ -1,0 +1,166 @@
+"""What the mean rank moves in a step, before any group or level is looked at.
+
+Embedding, head and MTP modules are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.pipeline.rank_load import rank_counts
+from meshwright.costmodel.pipeline.split import Stages
+
+_TRANSFERS_PER_BLOCK = 4.0
+"""Transfers of an activation per block of a layer: in and out, forward and backward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankWork:
+    """Layers that the mean pipeline rank runs in a step, each counted once a micro-batch."""
+
+    micro_batches: int
+    activation_bytes: float
+    """Of one micro-batch between layers, before tensor parallelism splits it."""
+    layers: float
+    recomputed: float
+    """Layers recomputed in full, among the others."""
+    moe_layers: float
+    """Layers with experts, among the others."""
+    moe_recomputed: float
+
+
+def mean_rank_work(c: Context, stages: Stages) -> RankWork:
+    """Layers that the mean pipeline rank runs in a step.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and one layout.
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+
+    Returns
+    -------
+    RankWork
+        Layers and bytes.
+    """
+    model, pp = c.workload.model, len(stages)
+    m = int(np.asarray(c.layout.num_micro_batches))
+    counts = rank_counts(c, stages)
+    return RankWork(
+        micro_batches=m,
+        activation_bytes=2.0 * float(np.asarray(c.tokens)) * model.hidden,
+        layers=m * model.layers / pp,
+        recomputed=m * float(np.sum(counts.dense_recomputed + counts.moe_recomputed)) / pp,
+        moe_layers=m * model.moe_layers / pp,
+        moe_recomputed=m * float(np.sum(counts.moe_recomputed)) / pp,
+    )
+
+
+def tensor_passes(c: Context, work: RankWork) -> float:
+    """Ring passes of an activation over the tensor group in a step.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and one layout.
+    work : RankWork
+        Of the same layout.
+
+    Returns
+    -------
+    float
+        Passes at 16 bits; a gather of cast values counts less (Korthikanti et al. 2022, section 4.2.2).
+    """
+    narrow = float(c.gathered_share) if np.all(c.layout.sequence_parallel) else 1.0
+    blocks = 2.0 * work.layers - work.moe_layers
+    recomputed = 2.0 * work.recomputed - work.moe_recomputed
+    return (_TRANSFERS_PER_BLOCK / 2.0 * blocks + recomputed) * (1.0 + narrow)
+
+
+def expert_passes(work: RankWork) -> float:
+    """Transfers of routed tokens in a step: dispatch and combine, forward, backward and recomputed.
+
+    Parameters
+    ----------
+    work : RankWork
+        Of one layout.
+
+    Returns
+    -------
+    float
+    """
+    return _TRANSFERS_PER_BLOCK * work.moe_layers + 2.0 * work.moe_recomputed
+
+
+def routed_bytes(c: Context, work: RankWork) -> float:
+    """What a rank sends in one transfer to the experts, one copy of each token.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and one layout.
+    work : RankWork
+        Of the same layout.
+
+    Returns
+    -------
+    float
+        Bytes, of the busiest rank.
+    """
+    imbalance = float(c.workload.imbalance(int(np.asarray(c.layout.ep))))
+    return work.activation_bytes / int(np.asarray(c.layout.tp)) * imbalance
+
+
+def context_volume(c: Context, work: RankWork) -> float:
+    """Keys and values once round the ring forward, and with their gradients backward; or heads for tokens.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and one layout.
+    work : RankWork
+        Of the same layout.
+
+    Returns
+    -------
+    float
+        Bytes of a step: of the whole ring's buffer (Liu et al. 2023, arXiv 2310.01889, section 3), or what
+        one GPU sends in an all-to-all (DeepSpeed Ulysses, arXiv 2309.14509).
+    """
+    model, tp, cp = c.workload.model, int(np.asarray(c.layout.tp)), int(np.asarray(c.layout.cp))
+    heads, width = model.heads / tp, model.qk_head_dim + model.v_head_dim
+    kv_heads = heads if model.attention is not None else max(model.kv_heads / tp, 1.0)
+    token_bytes = 2.0 * float(np.asarray(c.tokens))
+    if c.workload.cp_comm == "a2a":
+        passes = 2.0 * work.layers + work.recomputed
+        return token_bytes * (heads + kv_heads) * width * passes
+    return token_bytes * kv_heads * width * cp * (3.0 * work.layers + work.recomputed)
+
+
+def gradient_element_bytes(c: Context, micro_batches: int) -> float:
+    """Bytes that pass round the data-parallel ring in a step for each parameter.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and one layout.
+    micro_batches : int
+        Of a step, at least 1.
+
+    Returns
+    -------
+    float
+        By ZeRO stage (Rajbhandari et al. 2020, arXiv 1910.02054, section 7).
+    """
+    framework, stage = c.constants.framework, int(np.asarray(c.layout.zero_stage))
+    grad, weight = float(framework.gradient_bytes), c.gathered_weight_bytes
+    if stage == 0:
+        return 2.0 * grad
+    if stage == 3:
+        return (2.0 * weight + grad) * micro_batches
+    reduced = 2.0 * grad if framework.zero1_all_reduces else grad
+    return reduced + weight

@@ -1,0 +1,77 @@
+"""The last look before a launch: the plan against every rule of the framework it is launched in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from meshwright.constraints.memory import HbmCapacity
+from meshwright.constraints.registry import rules_for
+from meshwright.constraints.rule import FinishedPlan
+from meshwright.costmodel.workload import Overlap, Workload, planned_overlap
+from meshwright.errors import InfeasibleError
+from meshwright.frameworks.record import Framework
+from meshwright.planner.launch.ranks.placed import PlacedRanks, placed_ranks, planned_layout
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.request.inputs import PlanInputs
+from meshwright.planner.runs.predicted import LayoutDoc, layout_from_document
+from meshwright.planner.runs.prediction import planned_workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A plan that a framework can start, and the places of its ranks in that framework's order."""
+
+    plan: Plan
+    layout: LayoutDoc
+    overlap: Overlap
+    """Communication that the plan was priced to hide, so that the launch files ask for it."""
+    placed: PlacedRanks
+
+    @property
+    def inputs(self) -> PlanInputs:
+        """What was planned: model, cluster, batch, precision."""
+        return self.plan.inputs
+
+
+def legal_launch(plan: Plan, framework: Framework) -> Launch:
+    """The plan as a framework starts it.
+
+    Memory is not judged again: that takes a cost model.
+
+    Parameters
+    ----------
+    plan: a plan, of this framework or of another.
+    framework: the one that shall start it.
+
+    Raises
+    ------
+    InfeasibleError
+        The plan has no layout or no place for a rank, or it breaks rules of the framework: every one of them
+        with its remedy.
+    """
+    layout = planned_layout(plan)
+    overlap = planned_overlap(framework)
+    workload = replace(planned_workload(plan.inputs), framework=framework.name, overlap=overlap)
+    broken = _broken_rules(workload, layout)
+    if broken:
+        raise InfeasibleError(f"{framework.name} cannot start this plan.\n" + "\n".join(broken))
+    placed = placed_ranks(plan, framework)
+    return Launch(plan=plan, layout=layout, overlap=overlap, placed=placed)
+
+
+def _broken_rules(workload: Workload, layout: LayoutDoc) -> list[str]:
+    finished = FinishedPlan(
+        workload=workload,
+        layout=layout_from_document(layout),
+        stages=tuple(tuple(rank) for rank in layout.stages),
+        memory_gib=(),
+        spans={},
+    )
+    broken = []
+    for rule in rules_for(workload):
+        if isinstance(rule, HbmCapacity):
+            continue
+        finding = rule.check(finished)
+        if finding is not None:
+            broken.append(rule.explain(finding))
+    return broken

@@ -1,1 +1,0 @@
-"""The objective busiest: a short busiest up-link."""

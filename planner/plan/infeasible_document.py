@@ -1,0 +1,98 @@
+"""Why there is no plan, as fields and as the sentences made of them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+_DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class ConflictingRule(BaseModel):
+    """A rule, a pin or a forbidden choice that cannot be kept together with the others of the conflict."""
+
+    model_config = _DOC
+
+    kind: Literal["rule", "pin", "forbid", "layer-split"]
+    """`layer-split`: layouts fit in memory on average, but no split of the layers fits on every rank."""
+    rule: str
+    """Name of the rule, of the pinned field or of the forbidden choice."""
+    pinned: int | str | None = None
+    """Value of a pin."""
+    missed_by: float | None = None
+    """The least by which a layout that keeps all other rules misses the limit, in `unit`."""
+    limit: float | None = None
+    """In `unit`; null where the limit is part of the rule."""
+    unit: str | None = None
+    allowed: list[str] = Field(default_factory=list)
+    """Values that the rule allows, where they can be listed."""
+
+
+class SmallestChange(BaseModel):
+    """A single change to the request with which a plan was found."""
+
+    model_config = _DOC
+
+    change: Literal["drop-pin", "allow", "reserve-gib", "gpus", "device-hbm-gib"]
+    field: str | None = None
+    """The pin that is dropped, or the choice that is allowed."""
+    value: int | float | None = None
+    """What to take: GiB or GPUs."""
+    asked: int | float | str | None = None
+    """What the request has in its place."""
+
+
+class Infeasible(BaseModel):
+    """Rules that together leave no layout, and the smallest changes that would."""
+
+    model_config = _DOC
+
+    conflict: list[str]
+    """A sentence for each of `rules`."""
+    smallest_changes: list[str]
+    """A sentence for each of `changes`."""
+    rules: list[ConflictingRule] = Field(default_factory=list)
+    changes: list[SmallestChange] = Field(default_factory=list)
+
+
+def rule_sentence(conflicting: ConflictingRule, framework: str, layers: int) -> str:
+    """One line for a rule of the conflict; `framework` and `layers` are those of the request."""
+    name = conflicting.rule
+    if conflicting.kind == "pin":
+        return f"pin {name}={conflicting.pinned}"
+    if conflicting.kind == "forbid":
+        return f"forbid {name}"
+    if conflicting.kind == "layer-split":
+        return (
+            f"{name}: layouts fit on average, but no split of the {layers} layers leaves room for the "
+            "embedding, head and logits on the first and last stage"
+        )
+    if conflicting.allowed:
+        return f"{name}: {framework} runs {', '.join(conflicting.allowed)}"
+    return name + _missed_text(conflicting)
+
+
+def _missed_text(conflicting: ConflictingRule) -> str:
+    """By how much a rule is missed, where that is known."""
+    if conflicting.missed_by is None:
+        return ""
+    if conflicting.unit == "GiB" and conflicting.limit is not None:
+        return (
+            f": the fullest GPU needs at least {conflicting.missed_by:.1f} GiB beyond the usable "
+            f"{conflicting.limit:.1f}"
+        )
+    return f": missed by at least {conflicting.missed_by:g} {conflicting.unit}"
+
+
+def change_sentence(change: SmallestChange) -> str:
+    """One line for a change, in the imperative."""
+    if change.change == "drop-pin":
+        return f"drop the pin {change.field}={change.asked}"
+    if change.change == "allow":
+        return f"allow {change.field}"
+    if change.change == "reserve-gib":
+        return f"reserve {change.value:.1f} GiB or less, not {change.asked:g}"
+    if change.change == "gpus":
+        return f"take {change.value} GPUs, not {change.asked}"
+    return f"take GPUs with at least {change.value:.0f} GiB"

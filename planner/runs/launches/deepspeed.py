@@ -1,0 +1,62 @@
+"""A DeepSpeed configuration as a run; model, sequence length and cluster are not part of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.errors import InputError
+from meshwright.frameworks.deepspeed import DEEPSPEED
+from meshwright.planner.runs.launches.launch_run import (
+    LaunchRun,
+    section_of,
+    unread_keys,
+    whole_number,
+)
+
+BATCH, MICRO_BATCH = "train_batch_size", "train_micro_batch_size_per_gpu"
+_STEPS = "gradient_accumulation_steps"
+_READ = "zero_optimization bf16 fp16 tensor_parallel activation_checkpointing"
+_HARMLESS = "gradient_clipping optimizer scheduler steps_per_print wall_clock_breakdown"
+"""Keys that leave the time of a step as it is."""
+_ZERO_READ = "stage overlap_comm contiguous_gradients reduce_bucket_size allgather_bucket_size"
+
+
+def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
+    """The run of a DeepSpeed configuration.
+
+    Parameters
+    ----------
+    document: of a JSON file.
+    where: the file's name, for messages.
+
+    Raises
+    ------
+    InputError
+        No micro-batch, or a value of the wrong kind.
+    """
+    zero = section_of(document, "zero_optimization", where)
+    tensor_parallel = section_of(document, "tensor_parallel", where)
+    micro_batch = whole_number(document, MICRO_BATCH, where)
+    if micro_batch is None:
+        raise InputError("is needed", where=f"{where}: {MICRO_BATCH}")
+    settings: dict[str, Any] = {
+        "micro_batch": micro_batch,
+        "zero_stage": whole_number(zero, "stage", where) or 0,
+        "framework": DEEPSPEED.name,
+        "tp": whole_number(tensor_parallel, "autotp_size", where) or 1,
+        "overlap": {"dp": bool(zero.get("overlap_comm", False))},
+    }
+    batch = whole_number(document, BATCH, where)
+    steps = whole_number(document, _STEPS, where)
+    if batch is not None:
+        settings["global_batch"] = batch
+        if steps is not None and batch % (micro_batch * steps) == 0:
+            settings["dp"] = batch // (micro_batch * steps)
+    if section_of(document, "fp16", where).get("enabled") is True:
+        settings["precision"] = "fp16"
+    if section_of(document, "activation_checkpointing", where).get("number_checkpoints"):
+        settings["recompute"] = "full"
+    names = {BATCH, MICRO_BATCH, _STEPS, *_READ.split(), *_HARMLESS.split()}
+    unread = unread_keys(document, names)
+    unread += unread_keys(zero, _ZERO_READ.split(), "zero_optimization")
+    return LaunchRun(settings=settings, unread=tuple(unread))

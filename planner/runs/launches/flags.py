@@ -1,0 +1,161 @@
+"""The words of a command line: found in a script, and taken one flag at a time so that the rest is known."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Iterable, Mapping
+from itertools import takewhile
+
+from meshwright.errors import InputError
+
+MOST_WORDS = 200_000
+MOST_LETTERS = 4_000_000
+_ASSIGNMENT = re.compile(r"^(?:export\s+|local\s+)?([A-Za-z_]\w*)(\+?)=(.*)$")
+_REFERENCE = re.compile(r"\$\{?([A-Za-z_]\w*)(?:\[@\])?\}?")
+
+
+class CommandLine:
+    """Flags with their values. What no reader has asked for is in `unread`.
+
+    Parameters
+    ----------
+    words: of a shell, without quotes; `--flag=value` counts as two.
+    where: the file's name, for messages.
+    """
+
+    def __init__(self, words: Iterable[str], where: str) -> None:
+        self.where = where
+        self.words: list[str] = []
+        for word in words:
+            name, sign, value = word.partition("=")
+            if sign and name.startswith("--"):
+                self.words += [name, value]
+            else:
+                self.words.append(word)
+        self._read: set[int] = set()
+
+    def with_dashes(self) -> CommandLine:
+        """The same words, none read yet, with dashes for underscores in the names of flags."""
+        words = [word.replace("_", "-") if word.startswith("--") else word for word in self.words]
+        return CommandLine(words, self.where)
+
+    def has(self, flag: str) -> bool:
+        """Whether a flag is there; it counts as read."""
+        return self._position(flag) is not None
+
+    def text(self, flag: str, default: str | None = None) -> str | None:
+        """The value after a flag, the last one where it is repeated. Raises InputError where none follows."""
+        position = self._position(flag)
+        if position is None:
+            return default
+        if position + 1 >= len(self.words):
+            raise InputError("needs a value", where=f"{self.where}: {flag}")
+        self._read.add(position + 1)
+        return self.words[position + 1]
+
+    def integer(self, flag: str, default: int) -> int:
+        """A whole number after a flag. Raises InputError for anything else."""
+        value = self.text(flag)
+        if value is None:
+            return default
+        if not re.fullmatch(r"-?\d{1,12}", value):
+            raise InputError("must be a whole number", where=f"{self.where}: {flag}", value=value)
+        return int(value)
+
+    def several(self, flag: str) -> list[str]:
+        """All values after a flag, up to the next one."""
+        position = self._position(flag)
+        if position is None:
+            return []
+        values = list(takewhile(lambda word: not word.startswith("--"), self.words[position + 1 :]))
+        self._read.update(range(position + 1, position + 1 + len(values)))
+        return values
+
+    def torchrun_gpus(self) -> int | None:
+        """Nodes times processes of each, where torchrun's flags give both as numbers."""
+        counts = []
+        for flag in ("--nnodes", "--nproc-per-node"):
+            older = "--" + flag.removeprefix("--").replace("-", "_")
+            value = self.text(flag) or self.text(older) or ""
+            if not value.isdigit():
+                return None
+            counts.append(int(value))
+        return counts[0] * counts[1]
+
+    def unread(self, harmless: Collection[str]) -> list[str]:
+        """Flags that nobody has asked for and that are not known to leave the step's time as it is."""
+        flags = [
+            word
+            for position, word in enumerate(self.words)
+            if word.startswith("--") and len(word) > 2 and position not in self._read
+        ]
+        return [flag for flag in dict.fromkeys(flags) if flag not in harmless]
+
+    def _position(self, flag: str) -> int | None:
+        """Where a flag stands last; all its places count as read."""
+        positions = [position for position, word in enumerate(self.words) if word == flag]
+        self._read.update(positions)
+        return positions[-1] if positions else None
+
+
+def words_of(script: str, where: str) -> CommandLine:
+    """All words of a shell script, its own variables put in. Nothing is run; `$(...)` stays as it is.
+
+    Raises InputError for more than MOST_WORDS words.
+    """
+    lines = script.replace("\\\r\n", " ").replace("\\\n", " ").splitlines()
+    variables: dict[str, str] = {}
+    words: list[str] = []
+    for line in _joined_arrays(lines):
+        text = _with_variables(line, variables)
+        assigned = _ASSIGNMENT.match(text)
+        if assigned is None:
+            words += _split(text)
+        else:
+            _assign(variables, *assigned.groups())
+        letters = sum(map(len, variables.values()))
+        if len(words) > MOST_WORDS or letters > MOST_LETTERS:
+            raise InputError(f"more than {MOST_WORDS} words", where=where)
+    return CommandLine(filter(None, words), where)
+
+
+def _with_variables(line: str, variables: Mapping[str, str]) -> str:
+    """A line with the values of the variables that are known so far."""
+    # A quoted array is still one word per element.
+    bare = re.sub(r'"(\$\{?\w+\}?(?:\[@\]\}?)?)"', r"\1", line.strip())
+    text = _REFERENCE.sub(lambda reference: variables.get(reference[1], reference[0]), bare)
+    return text[:MOST_WORDS]
+
+
+def _assign(variables: dict[str, str], name: str, plus: str, value: str) -> None:
+    """Sets a variable or, with a plus, adds to it; an array is kept as its words in quotes."""
+    if value.startswith("(") and value.endswith(")"):
+        text = " ".join(map(shlex.quote, _split(value[1:-1])))
+    else:
+        text = " ".join(_split(value))
+    if plus:
+        text = f"{variables.get(name, '')} {text}".strip()
+    variables[name] = text
+
+
+def _joined_arrays(lines: list[str]) -> list[str]:
+    """Array assignments over several lines as one line each, without their comments."""
+    joined: list[str] = []
+    inside = False
+    for line in lines:
+        bare = re.sub(r"(^|\s)#.*$", "", line).strip()
+        if inside:
+            joined[-1] += f" {bare}"
+        else:
+            joined.append(bare)
+        opened = inside or bool(re.match(r"^\s*(?:\w+\s+)*[A-Za-z_]\w*\+?=\(", bare))
+        inside = opened and not bare.endswith(")")
+    return joined
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text, comments=True)
+    except ValueError:  # a quote that closes on another line
+        return text.split()

@@ -1,0 +1,166 @@
+"""A command line of Megatron-LM's or Megatron-DeepSpeed's pretrain_gpt.py as a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.errors import InputError
+from meshwright.frameworks.deepspeed import DEEPSPEED, MEGATRON_DEEPSPEED
+from meshwright.frameworks.megatron import MEGATRON
+from meshwright.frameworks.record import Axis
+from meshwright.planner.runs.launches.flags import CommandLine
+from meshwright.planner.runs.launches.launch_run import LaunchRun
+from meshwright.planner.runs.launches.megatron_model import megatron_model
+from meshwright.planner.runs.pipeline_notation import layers_of_layout
+
+_DEGREES: tuple[Axis, ...] = ("tp", "pp", "cp")
+_SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+"""ZeRO stages by Megatron-FSDP's sharding strategy."""
+_LAYOUT = "--pipeline-model-parallel-layout"
+
+_HARMLESS_NAMES = """
+use-mcore-models bf16 fp16 mock-data data-path split tokenizer-type tokenizer-model vocab-file
+merge-file train-iters train-samples lr min-lr lr-decay-style lr-warmup-iters lr-warmup-fraction
+lr-decay-iters weight-decay clip-grad adam-beta1 adam-beta2 adam-eps init-method-std seed
+log-interval save load save-interval eval-interval eval-iters tensorboard-dir wandb-project
+wandb-exp-name distributed-backend distributed-timeout-minutes use-flash-attn attention-backend
+transformer-impl attention-dropout hidden-dropout no-load-optim no-load-rng ckpt-format
+log-throughput exit-duration-in-mins rotary-base rotary-percent norm-epsilon
+make-vocab-size-divisible-by data-cache-path num-workers deepspeed deepspeed_config nnodes
+nproc-per-node nproc_per_node node-rank node_rank master-addr master_addr master-port master_port
+rdzv-backend rdzv-endpoint no-gradient-accumulation-fusion moe-permute-fusion moe-grouped-gemm
+moe-router-dtype moe-aux-loss-coeff moe-router-load-balancing-type attention-softmax-in-fp32
+no-masked-softmax-fusion apply-layernorm-1p cross-entropy-loss-fusion no-bias-swiglu-fusion
+no-rope-fusion kill-on-bad-exit distribution nodes ntasks
+"""
+"""Flags of Megatron and torchrun that leave the time of a step as it is, or that all readers here assume."""
+_HARMLESS = frozenset(f"--{name}" for name in _HARMLESS_NAMES.split())
+
+
+def from_megatron(line: CommandLine) -> LaunchRun:
+    """The run of a Megatron command line.
+
+    Raises InputError without sequence length or the sizes of the model, and for values of the wrong kind.
+    """
+    deepspeed = line.has("--deepspeed") or line.has("--deepspeed_config")
+    model = megatron_model(line)
+    settings: dict[str, Any] = {
+        "seq_len": line.integer("--seq-length", 0),
+        "micro_batch": line.integer("--micro-batch-size", 1),
+        **{axis: line.integer(MEGATRON.axes[axis].flag, 1) for axis in _DEGREES},
+        "sequence_parallel": line.has("--sequence-parallel"),
+        "optimizer": line.text("--optimizer", "adam"),
+        "framework": MEGATRON_DEEPSPEED.name if deepspeed else MEGATRON.name,
+        "precision": _precision(line),
+        "zero_stage": _zero_stage(line),
+        "overlap": _overlap(line),
+    }
+    if settings["seq_len"] < 1:
+        raise InputError("is needed for the price of a step", where=f"{line.where}: --seq-length")
+    settings |= _recompute(line)
+    settings |= _stages(line, settings["pp"], model["layers"])
+    if "moe" in model:
+        settings |= _experts(line, 1 if deepspeed else settings["tp"])
+    batch = line.integer("--global-batch-size", 0)
+    if batch:
+        settings["global_batch"] = batch
+    if (line.text("--cp-comm-type") or "p2p").startswith("a2a"):
+        settings["cp_comm"] = "a2a"
+    gpus = line.torchrun_gpus()
+    if gpus:
+        settings["gpus"] = gpus
+    return LaunchRun(settings=settings, model=model, unread=tuple(line.unread(_HARMLESS)))
+
+
+def _overlap(line: CommandLine) -> dict[str, bool]:
+    line.has("--overlap-param-gather")
+    return {
+        "dp": line.has("--overlap-grad-reduce"),
+        "tp": line.has("--tp-comm-overlap"),
+        "pp": not line.has("--no-overlap-p2p-communication"),
+        "ep": line.has("--overlap-moe-expert-parallel-comm"),
+    }
+
+
+def _experts(line: CommandLine, default_etp: int) -> dict[str, Any]:
+    deepspeed_ep = line.integer(DEEPSPEED.axes["ep"].flag, 1)
+    dispatcher = line.text("--moe-token-dispatcher-type", "allgather")
+    line.text("--moe-flex-dispatcher-backend")
+    return {
+        "ep": line.integer(MEGATRON.axes["ep"].flag, deepspeed_ep),
+        "etp": line.integer(MEGATRON.axes["etp"].flag, default_etp),
+        "moe_dispatch": "deduplicated" if dispatcher == "flex" else "alltoall",
+    }
+
+
+def _precision(line: CommandLine) -> str:
+    recipe, fp16 = line.text("--fp8-recipe"), line.has("--fp16")
+    if line.text("--fp4-format"):
+        line.text("--fp4-recipe")
+        return "nvfp4"
+    if line.text("--fp8-format"):
+        return "mxfp8" if recipe == "mxfp8" else "fp8"
+    return "fp16" if fp16 else "bf16"
+
+
+def _zero_stage(line: CommandLine) -> int:
+    strategy = line.text("--data-parallel-sharding-strategy") or "no_shard"
+    distributed = line.has("--use-distributed-optimizer")
+    if line.has("--use-megatron-fsdp"):
+        return _SHARDED.get(strategy, 3)
+    if line.has("--use-torch-fsdp2"):
+        return 3
+    return line.integer("--zero-stage", 1 if distributed else 0)
+
+
+def _recompute(line: CommandLine) -> dict[str, Any]:
+    old_switches = ("--checkpoint-activations", "--deepspeed-activation-checkpointing")
+    switched_on = [line.has(flag) for flag in old_switches]
+    kind = line.text("--recompute-granularity", "full" if any(switched_on) else "none")
+    if line.has("--recompute-activations"):
+        kind = "selective"
+    if kind == "selective":
+        modules = line.several("--recompute-modules") or ["core_attn"]
+        return {"recompute": kind, "recompute_modules": modules}
+    if kind != "full":
+        return {"recompute": "none"}
+    layers = line.integer("--recompute-num-layers", 0)
+    if line.text("--recompute-method") == "block" and layers:
+        return {"recompute": kind, "recompute_layers": layers}
+    return {"recompute": kind}
+
+
+def _stages(line: CommandLine, pp: int, layers: int) -> dict[str, Any]:
+    """Virtual stages and, where it is not even, the split of the layers."""
+    text = line.text(_LAYOUT)
+    if text is not None:
+        return _written_stages(text, pp, line.where)
+    vpp = line.integer("--num-virtual-stages-per-pipeline-rank", 0)
+    layers_per_chunk = line.integer("--num-layers-per-virtual-pipeline-stage", 0)
+    if layers_per_chunk:
+        vpp = layers // (pp * layers_per_chunk)
+    first = line.integer("--decoder-first-pipeline-num-layers", 0)
+    last = line.integer("--decoder-last-pipeline-num-layers", 0)
+    if pp > 1 and (first or last) and not vpp:
+        return {"stages": [[count] for count in _uneven_ends(layers, pp, first, last)]}
+    return {"vpp": vpp} if vpp > 1 else {}
+
+
+def _written_stages(text: str, pp: int, where: str) -> dict[str, Any]:
+    chunks = layers_of_layout(text)
+    if chunks is None:
+        what = "must be a layout of E, t, m, L and |"
+        raise InputError(what, where=f"{where}: {_LAYOUT}", value=text)
+    if len(chunks) % pp:
+        raise InputError(f"has {len(chunks)} stages, which pp {pp} does not divide", where=where)
+    stages = [list(chunks[rank::pp]) for rank in range(pp)]
+    return {"vpp": len(chunks) // pp, "stages": stages}
+
+
+def _uneven_ends(layers: int, pp: int, first: int, last: int) -> list[int]:
+    """Layers of each stage; a first or last of 0 is like the stages between."""
+    front = [first] if first else []
+    back = [last] if last else []
+    between = pp - len(front) - len(back)
+    size = (layers - first - last) // between if between else 0
+    return [*front, *[size] * between, *back]

@@ -1,0 +1,137 @@
+"""A model from the architecture arguments of Megatron-LM or Megatron-DeepSpeed."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from meshwright.errors import InputError
+from meshwright.planner.runs.launches.flags import CommandLine
+from meshwright.planner.runs.launches.megatron_names import ACTIVATIONS, LATENT_ATTENTION, POSITIONS
+
+
+def megatron_model(line: CommandLine) -> dict[str, Any]:
+    """The model as a mapping of a run file. Raises InputError if layers, width or heads are not given."""
+    layers, hidden = _needed(line, "--num-layers"), _needed(line, "--hidden-size")
+    heads = _needed(line, "--num-attention-heads")
+    gated = line.has(ACTIVATIONS["swiglu"])
+    # Megatron's own defaults: four times the width, two thirds of that for a gated layer.
+    default_ffn = int(4 * hidden * 2 / 3) // 64 * 64 if gated else 4 * hidden
+    normalization = line.text("--normalization") or ""
+    model: dict[str, Any] = {
+        "name": "from launch file",
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "ffn_hidden": line.integer("--ffn-hidden-size", default_ffn),
+        "kv_heads": _kv_heads(line, heads),
+        "vocab": line.integer("--vocab-size", line.integer("--padded-vocab-size", 50_257)),
+        "activation": _activation(line),
+        "tied_embeddings": not line.has("--untie-embeddings-and-output-weights"),
+        "norm": "rmsnorm" if normalization.lower() == "rmsnorm" else "layernorm",
+        "qk_norm": line.has("--qk-layernorm"),
+        "mtp_layers": line.integer("--mtp-num-layers", 0),
+    }
+    biases = not line.has("--disable-bias-linear")
+    model |= dict.fromkeys(("mlp_bias", "attention_output_bias"), biases)
+    model["attention_bias"] = line.has("--add-qkv-bias") or biases
+    model |= _position(line)
+    channels = line.integer("--kv-channels", 0)
+    if channels:
+        model["head_dim"] = channels
+    if line.has("--multi-latent-attention"):
+        model["attention"] = _latent_attention(line)
+        model["qk_norm"] = False
+        model.pop("head_dim", None)
+    experts = line.integer("--num-experts", 0)
+    if experts > 1:
+        model["moe"] = _moe(line, experts, layers, model["ffn_hidden"])
+    return model | _window(line)
+
+
+def _needed(line: CommandLine, flag: str) -> int:
+    value = line.integer(flag, 0)
+    if value < 1:
+        raise InputError("is needed to know the model", where=f"{line.where}: {flag}")
+    return value
+
+
+def _kv_heads(line: CommandLine, heads: int) -> int:
+    grouped = line.has("--group-query-attention")
+    groups = line.integer("--num-query-groups", 1)
+    return groups if grouped else line.integer("--num-key-value-heads", heads)
+
+
+def _activation(line: CommandLine) -> str:
+    """GELU unless a switch names another; every switch counts as read."""
+    named = [activation for activation, flag in ACTIVATIONS.items() if line.has(flag)]
+    line.has("--no-bias-gelu-fusion")
+    return named[0] if named else "gelu"
+
+
+def _position(line: CommandLine) -> dict[str, Any]:
+    kind = line.text("--position-embedding-type", POSITIONS["learned"])
+    if line.has("--use-rotary-position-embeddings") or line.has("--use-rotary-embeddings"):
+        kind = POSITIONS["rope"]
+    rows = line.integer("--max-position-embeddings", 0)
+    line.text("--rope-type")
+    line.text("--rotary-scaling-factor")
+    if kind == POSITIONS["none"]:
+        return {"position": "none"}
+    if kind != POSITIONS["learned"]:
+        return {"position": "rope"}
+    return {"position": "learned", "max_positions": rows} if rows else {"position": "learned"}
+
+
+def _latent_attention(line: CommandLine) -> dict[str, int]:
+    sizes = {size.field: line.integer(size.flag, size.default) for size in LATENT_ATTENTION}
+    return {field: number for field, number in sizes.items() if number}
+
+
+def _moe(line: CommandLine, experts: int, layers: int, ffn: int) -> dict[str, Any]:
+    width = line.integer("--moe-ffn-hidden-size", ffn)
+    shared = line.integer("--moe-shared-expert-intermediate-size", 0)
+    moe: dict[str, Any] = {
+        "experts": experts,
+        "top_k": line.integer("--moe-router-topk", line.integer("--topk", 2)),
+        "moe_ffn_hidden": width,
+        "dense_layers": _dense_layers(line, layers),
+        "router_bias": line.has("--moe-router-enable-expert-bias"),
+    }
+    if shared:
+        moe |= {"shared_experts": max(1, shared // width), "shared_ffn_hidden": shared}
+        moe["shared_expert_gate"] = line.has("--moe-shared-expert-gate")
+    groups = line.integer("--moe-router-num-groups", 0)
+    if groups:
+        moe["router_groups"] = groups
+        moe["router_groups_per_token"] = line.integer("--moe-router-group-topk", groups)
+    for flag in ("--moe-router-score-function", "--moe-router-pre-softmax"):
+        line.has(flag)
+    line.has("--moe-router-padding-for-quantization")
+    return moe
+
+
+def _dense_layers(line: CommandLine, layers: int) -> int:
+    """Leading dense layers of `--moe-layer-freq`, such as ([0]*3+[1]*58)."""
+    text = (line.text("--moe-layer-freq") or "1").replace(" ", "")
+    leading = re.fullmatch(r"\(?\[0\](?:\*(\d+))?\+\[1\](?:\*\d+)?\)?", text)
+    if leading:
+        return min(int(leading[1] or 1), layers)
+    if text not in ("1", f"[1]*{layers}", f"([1]*{layers})"):
+        raise InputError(
+            "experts in every layer, or after some dense layers, are all that a run file can say",
+            where=f"{line.where}: --moe-layer-freq",
+            value=text,
+        )
+    return 0
+
+
+def _window(line: CommandLine) -> dict[str, Any]:
+    """Attention sinks and sliding windows; the window counts the tokens left of the query, without it."""
+    settings: dict[str, Any] = {"attention_sinks": line.text("--softmax-type") == "learnable"}
+    skip_frequency = line.integer("--window-attn-skip-freq", 0)
+    tokens = re.match(r"\(?(\d{1,9})", line.text("--window-size") or "")
+    if tokens is not None:
+        settings["sliding_window"] = int(tokens[1]) + 1
+        settings["full_attention_every"] = skip_frequency
+    return settings

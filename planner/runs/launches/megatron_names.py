@@ -1,0 +1,38 @@
+"""What Megatron-LM's flags call the sizes of a model: one table for what writes them and what reads them.
+
+Names and defaults were read in megatron-core 0.19.2 (`megatron.training.arguments`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class SizeFlag(NamedTuple):
+    """A whole number of the model."""
+
+    flag: str
+    field: str
+    """Of the model's schema."""
+    default: int = 0
+    """Megatron's own, where the flag is absent; 0 where it has none."""
+
+
+LATENT_ATTENTION = (
+    SizeFlag("--q-lora-rank", "q_lora_rank"),
+    SizeFlag("--kv-lora-rank", "kv_lora_rank", 32),
+    SizeFlag("--qk-head-dim", "qk_nope_head_dim", 128),
+    SizeFlag("--qk-pos-emb-head-dim", "qk_rope_head_dim", 64),
+    SizeFlag("--v-head-dim", "v_head_dim", 128),
+)
+"""Multi-head latent attention, fields of `MlaSpec`."""
+
+ACTIVATIONS = {
+    "swiglu": "--swiglu",
+    "geglu": "--quick-geglu",
+    "squared_relu": "--squared-relu",
+}
+"""Switches of the activations other than GELU, which is Megatron's default."""
+
+POSITIONS = {"rope": "rope", "learned": "learned_absolute", "alibi": "none", "none": "none"}
+"""Values of `--position-embedding-type` by the model's; ALiBi is not available."""

@@ -1,0 +1,141 @@
+"""The way back: what people run today, as a run file that `estimate` prices and `plan` can be asked to beat.
+
+Reads a Megatron-LM or Megatron-DeepSpeed command line (a script, or a JSON list of arguments), torchtitan
+flags, a DeepSpeed JSON or an accelerate YAML. A flag that is neither read nor known to have no bearing on the
+time is listed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from meshwright.documents.output_files import write_files
+from meshwright.documents.reader import read_text
+from meshwright.errors import InputError
+from meshwright.planner.runs.launches.accelerate import from_accelerate
+from meshwright.planner.runs.launches.deepspeed import BATCH, MICRO_BATCH, from_deepspeed
+from meshwright.planner.runs.launches.flags import CommandLine, words_of
+from meshwright.planner.runs.launches.launch_run import LaunchRun
+from meshwright.planner.runs.launches.megatron import from_megatron
+from meshwright.planner.runs.launches.torchtitan import from_torchtitan
+from meshwright.planner.runs.prediction import PricedRun, price_run
+from meshwright.planner.runs.run_file import MAX_FILE_BYTES, run_from_mapping
+from meshwright.planner.runs.run_schema import SettingsDoc
+
+_TOP_FIELDS = ("model", "cluster")
+_FIELDS = (*_TOP_FIELDS, *SettingsDoc.model_fields)
+_INTEGERS = frozenset(
+    name for name, field in SettingsDoc.model_fields.items() if "int" in str(field.annotation)
+)
+
+
+def price_launch(
+    path: Path, additions: Sequence[str], output: Path | None = None
+) -> Iterator[PricedRun]:
+    """Prices the run of a launch file.
+
+    Parameters
+    ----------
+    path: the launch file.
+    additions: `name=value` pairs for what the file leaves open.
+    output: where to write the run file, if anywhere.
+
+    Raises
+    ------
+    InputError
+        A file that cannot be read, or an `output` that exists.
+    """
+    launch = read_launch(path)
+    mapping = complete(launch, additions, str(path))
+    run = run_from_mapping(mapping, where=str(path), base=path.parent, default_id=path.stem)
+    unread = [f"{path.name}: {name} is not read" for name in launch.unread]
+    if output is not None:
+        text = yaml.safe_dump({"schema": 1, **mapping}, sort_keys=False)
+        write_files(output.parent, {output.name: text})
+    remarks = (*run.remarks, *launch.remarks, *unread)
+    yield price_run(replace(run, remarks=remarks), path)
+
+
+def read_launch(path: Path) -> LaunchRun:
+    """What a launch file says. Raises InputError if it is of no known kind."""
+    where = str(path)
+    text = read_text(path, MAX_FILE_BYTES)
+    document = _document(path, text)
+    if isinstance(document, dict):
+        return _from_document(document, where)
+    line = _command_line(document, text, where)
+    if line.has("--module") or any(word.startswith("--parallelism.") for word in line.words):
+        return from_torchtitan(line)
+    return from_megatron(line)
+
+
+def _from_document(document: dict[str, Any], where: str) -> LaunchRun:
+    if "fsdp_config" in document or "parallelism_config" in document:
+        return from_accelerate(document, where)
+    if BATCH in document or MICRO_BATCH in document:
+        return from_deepspeed(document, where)
+    raise InputError(
+        "neither a DeepSpeed configuration (train_batch_size) nor an accelerate one (fsdp_config)",
+        where=where,
+    )
+
+
+def _command_line(document: object, text: str, where: str) -> CommandLine:
+    """The words of a JSON list, or of a script."""
+    if isinstance(document, list):
+        return CommandLine(map(str, document), where)
+    return words_of(text, where)
+
+
+def complete(launch: LaunchRun, additions: Sequence[str], where: str) -> dict[str, Any]:
+    """The run file's mapping: what the launch says, and what the caller adds.
+
+    Parameters
+    ----------
+    launch: what was read.
+    additions: `name=value` pairs, several of them joined by commas.
+    where: the launch file's name.
+
+    Raises
+    ------
+    InputError
+        A pair that no run file has, or a field that is still missing.
+    """
+    settings = dict(launch.settings)
+    top: dict[str, object] = {"model": launch.model, "cluster": None}
+    for pair in (part for text in additions for part in text.split(",")):
+        name, sign, value = pair.partition("=")
+        if not sign or name not in _FIELDS:
+            raise InputError(
+                "must be NAME=VALUE of a run file", where="--with", value=pair, allowed=_FIELDS
+            )
+        if name in _TOP_FIELDS:
+            top[name] = value
+        else:
+            settings[name] = int(value) if name in _INTEGERS and value.isdigit() else value
+    missing = [name for name in _TOP_FIELDS if top[name] is None]
+    missing += [name for name in ("seq_len", "global_batch") if name not in settings]
+    if missing:
+        hint = " ".join(f"--with {name}=..." for name in missing)
+        raise InputError(
+            f"a launch file of this kind does not say {', '.join(missing)}: add {hint}", where=where
+        )
+    return {"id": Path(where).stem, **top, "run": settings}
+
+
+def _document(path: Path, text: str) -> object:
+    """The file as JSON or YAML where it is one; None for a script or a command line."""
+    try:
+        if path.suffix == ".json" or text.lstrip()[:1] in ("[", "{"):
+            return json.loads(text)
+        if path.suffix in (".yaml", ".yml"):
+            return yaml.safe_load(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise InputError(f"cannot be read: {str(error)[:200]}", where=str(path)) from None
+    return None

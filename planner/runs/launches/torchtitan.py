@@ -1,0 +1,107 @@
+"""Flags of torchtitan's trainer as a run; the model is known for torchtitan's own configurations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.frameworks.torchtitan import TORCHTITAN, TORCHTITAN_COMPILED
+from meshwright.planner.runs.launches.flags import CommandLine
+from meshwright.planner.runs.launches.launch_run import LaunchRun
+
+_CATALOG_NAMES = {
+    "llama3_8b": "llama-3-8b",
+    "llama3_70b": "llama-3-70b",
+    "llama3_405b": "llama-3.1-405b",
+    "qwen3_8b": "qwen3-8b",
+    "qwen3_32b": "qwen3-32b",
+    "qwen3_30b_a3b": "qwen3-30b-a3b",
+    "qwen3_235b_a22b": "qwen3-235b-a22b",
+    "deepseek_v3_671b": "deepseek-v3",
+    "deepseek_v3_236b": "deepseek-v2",
+    "gpt_oss_20b": "gpt-oss-20b",
+    "gpt_oss_120b": "gpt-oss-120b",
+}
+"""Models by the names of torchtitan's configurations."""
+_SCHEDULES = {setting.value.lower(): name for name, setting in TORCHTITAN.schedules.items()}
+"""torch reads their names in any case (`get_schedule_class`)."""
+_HARMLESS = frozenset(("--training.disable-cuda-graphs", "--training.steps"))
+
+
+def from_torchtitan(command_line: CommandLine) -> LaunchRun:
+    """The run of a torchtitan command line. Raises InputError for a value of the wrong kind."""
+    line = command_line.with_dashes()
+    pp = line.integer("--parallelism.pipeline-parallel-degree", 1)
+    settings: dict[str, Any] = {
+        "seq_len": line.integer("--training.seq-len", 2048),
+        "pp": pp,
+        "tp": line.integer("--parallelism.tensor-parallel-degree", 1),
+        "cp": line.integer("--parallelism.context-parallel-degree", 1),
+        "ep": line.integer("--parallelism.expert-parallel-degree", 1),
+        "recompute": "full" if "activation-checkpoint:full" in line.words else "none",
+        "overlap": {"dp": True},
+    }
+    one_sequence = line.has("--parallelism.no-enable-sequence-parallel")
+    settings["sequence_parallel"] = settings["tp"] > 1 and not one_sequence
+    compiled = line.has("--compile.enable")
+    settings["framework"] = TORCHTITAN_COMPILED.name if compiled else TORCHTITAN.name
+    settings |= _sharding(line, pp) | _batch(line, pp) | _schedule(line, pp)
+    gpus = line.torchrun_gpus()
+    if gpus:
+        settings["gpus"] = gpus
+    model, remarks = _model(line)
+    unread = tuple(line.unread(_HARMLESS))
+    return LaunchRun(settings=settings, model=model, unread=unread, remarks=tuple(remarks))
+
+
+def _sharding(line: CommandLine, pp: int) -> dict[str, int]:
+    """ZeRO stage; the data-parallel degree where the flags give it (a shard degree of -1 is what is left)."""
+    shards = line.integer("--parallelism.data-parallel-shard-degree", -1)
+    replicas = line.integer("--parallelism.data-parallel-replicate-degree", 1)
+    reshard = line.text("--parallelism.fsdp-reshard-after-forward", "default")
+    keeps_parameters = reshard == "never" or (reshard == "default" and pp > 1)
+    settings = {"zero_stage": 2 if keeps_parameters else 3}
+    if shards == 1:
+        settings["zero_stage"] = 0
+    if shards > 0:
+        settings["dp"] = replicas * shards
+    return settings
+
+
+def _batch(line: CommandLine, pp: int) -> dict[str, int]:
+    local_batch = line.integer("--training.local-batch-size", 8)
+    micro_batch = local_batch
+    if pp > 1:
+        micro_batch = line.integer("--parallelism.pipeline-parallel-microbatch-size", 1)
+    settings = {"micro_batch": micro_batch}
+    dp = _sharding(line, pp).get("dp")
+    global_batch = line.integer("--training.global-batch-size", -1)
+    if global_batch > 0:
+        settings["global_batch"] = global_batch
+    elif dp is not None:
+        settings["global_batch"] = local_batch * dp
+    return settings
+
+
+def _schedule(line: CommandLine, pp: int) -> dict[str, Any]:
+    name = line.text("--parallelism.pipeline-parallel-schedule") or "1F1B"
+    if pp == 1:
+        return {}
+    schedule = _SCHEDULES.get(name.lower(), "1f1b")
+    if schedule in ("1f1b", "gpipe"):
+        return {"schedule": schedule}
+    # Two virtual stages are torchtitan's default; the registry module may say otherwise.
+    return {"schedule": schedule, "vpp": 2}
+
+
+def _model(line: CommandLine) -> tuple[str | None, list[str]]:
+    """The model's catalog name where the configuration is torchtitan's own, and remarks."""
+    remarks = []
+    if "activation-checkpoint:selective" in line.words:
+        remarks.append("selective checkpointing is priced as none")
+    config, module = line.text("--config"), line.text("--module")
+    model = _CATALOG_NAMES.get(config or "")
+    if model is None:
+        remarks.append(
+            f"the model of --module {module} --config {config} is written in Python: name it yourself"
+        )
+    return model, remarks

@@ -1,0 +1,68 @@
+"""Linear programmes that grow by columns: the restricted master of a column generation.
+
+    min  sum_j cost_j x_j   with   low_i <= sum_j a_ij x_j <= high_i,   x_j >= 0
+
+A column generation solves it over the columns so far, reads the dual of every row, prices new columns at
+these duals and adds those that would lower the value.
+
+>>> master = LinearProgram("GLOP")
+>>> demand = master.add_row(3.0, 3.0)
+>>> master.add_column(2.0, [(demand, 1.0)])
+>>> master.solve(), master.duals([demand]).tolist()
+(6.0, [2.0])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Row = Any
+"""A row of a programme, as `LinearProgram.add_row` gives it."""
+
+
+class LinearProgram:
+    """A linear programme over the columns so far.
+
+    Parameters
+    ----------
+    simplex
+        "GLOP" (Google's) or "CLP" (COIN-OR's), both as they come with OR-Tools.
+    """
+
+    def __init__(self, simplex: Literal["GLOP", "CLP"]) -> None:
+        from ortools.linear_solver import pywraplp
+
+        self._solver: pywraplp.Solver = pywraplp.Solver.CreateSolver(simplex)
+        self._optimal = pywraplp.Solver.OPTIMAL
+        self._objective = self._solver.Objective()
+        self._objective.SetMinimization()
+
+    def add_row(self, low: float, high: float) -> Row:
+        """Adds a row without entries; `low` may be minus infinity, `high` infinity."""
+        return self._solver.Constraint(low, high)
+
+    def add_column(self, cost: float, entries: Iterable[tuple[Row, float]]) -> None:
+        """Adds a variable from 0 upwards with its cost and its entries in rows."""
+        column = self._solver.NumVar(0, self._solver.infinity(), "")
+        for row, coefficient in entries:
+            row.SetCoefficient(column, float(coefficient))
+        self._objective.SetCoefficient(column, cost)
+
+    def add_slack(self, row: Row, cost: float) -> None:
+        """Lets a row be missed by any amount on either side, at this cost a unit."""
+        self.add_column(cost, [(row, 1.0)])
+        self.add_column(cost, [(row, -1.0)])
+
+    def solve(self) -> float | None:
+        """The least value; None where the simplex gives up."""
+        if self._solver.Solve() != self._optimal:
+            return None
+        return float(self._objective.Value())
+
+    def duals(self, rows: Sequence[Row]) -> NDArray[np.float64]:
+        """What one unit more on the right of each row adds to the value; shape [rows]."""
+        return np.array([row.dual_value() for row in rows], dtype=np.float64)

@@ -1,0 +1,58 @@
+"""The launch files say what the records say: every flag of a planned value is written by some plan."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from meshwright.errors import InfeasibleError
+from meshwright.frameworks.catalog import FRAMEWORK_NAMES, RECORDS
+from meshwright.frameworks.record import Framework, FrameworkName
+from meshwright.planner.launch.plan_files import plan_files
+from meshwright.planner.plan.document import Plan
+from tests.frameworks.test_records import settings_of
+from tests.oracles.random_plans import random_plan
+
+PLANS = 250
+FROM_MAPPINGS = "--use-tp-pp-dp-mapping"
+"""Written where nodes hold different numbers of ranks, which no random plan has."""
+
+
+def some_plans(framework: FrameworkName) -> Iterator[Plan]:
+    """Random plans of a framework; every second one of Megatron asks for the other dispatcher."""
+    rng = random.Random(4)
+    for index in range(PLANS):
+        drawn = random_plan(rng, framework, index)
+        if drawn is None:
+            continue
+        plan = drawn[0]
+        if framework == "megatron" and index % 2:
+            inputs = plan.inputs.model_copy(update={"moe_dispatch": "deduplicated"})
+            plan = plan.model_copy(update={"inputs": inputs})
+        yield plan
+
+
+def launch_text(framework: FrameworkName) -> str:
+    """The launch files of some plans, one after the other."""
+    texts = []
+    for plan in some_plans(framework):
+        try:
+            files = plan_files(plan)
+        except InfeasibleError:
+            continue
+        texts += [text for name, text in files.items() if name != "plan.yaml"]
+    return "\n".join(texts)
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=FRAMEWORK_NAMES)
+def test_every_planned_flag_is_written(record: Framework) -> None:
+    text = launch_text(record.name)
+    silent = []
+    for words, setting in settings_of(record):
+        key = setting.flag.removeprefix("activation-checkpoint:").split(".")[-1]
+        written = key in text and setting.value in text
+        if setting.planned and not setting.default and not written and key != FROM_MAPPINGS:
+            silent.append(f"{words}: {setting.flag} {setting.value}")
+    assert silent == []

@@ -1,0 +1,115 @@
+"""The view model, and what the terminal makes of it."""
+
+from __future__ import annotations
+
+import doctest
+from importlib import import_module
+
+import pytest
+from rich.console import Console
+
+from meshwright.planner.drawing.charts import LogScale
+from meshwright.planner.drawing.quantities import amount, counted, gigabytes, hours, ranges, seconds
+from meshwright.planner.report.console import printed
+from meshwright.planner.report.view import (
+    BAR,
+    COUNT,
+    PERCENT,
+    SECONDS,
+    Bar,
+    Block,
+    Bullets,
+    Column,
+    Facts,
+    Heading,
+    Table,
+    Words,
+    decimals,
+    line,
+)
+
+
+@pytest.mark.parametrize(
+    "module", ["planner.report.view", "planner.drawing.quantities", "planner.drawing.charts"]
+)
+def test_the_examples_run(module: str) -> None:
+    result = doctest.testmod(import_module(f"meshwright.{module}"))
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+def text(*blocks: Block, width: int = 60) -> str:
+    console = Console(width=width, markup=False, emoji=False, highlight=False)
+    with console.capture() as captured:
+        for block in blocks:
+            console.print(printed(block))
+    return captured.get()
+
+
+def test_a_column_writes_its_values() -> None:
+    columns = [
+        Column("job"),
+        Column("step", SECONDS, absent=""),
+        Column("share", PERCENT),
+        Column("free", decimals(1, sign=True), unit="GiB"),
+        Column("GPUs", COUNT),
+    ]
+    table = Table(columns, [["a", 0.25, 0.5, -1.25, 4096], ["b", None, None, "none", 8]])
+    assert table.head == ["job", "step", "share", "free GiB", "GPUs"]
+    assert [[str(cell) for cell in row] for row in table.cells] == [
+        ["a", "250 ms", "50.0 %", "-1.2", "4,096"],
+        ["b", "", "-", "none", "8"],
+    ]
+
+
+def test_the_terminal_shows_every_kind_of_block() -> None:
+    shown = text(
+        Heading("Title"),
+        line(Words("bold", "bold"), " and plain"),
+        Facts([("name", "value")]),
+        Bullets(["first", "second"]),
+        Table([Column("part"), Column("share", BAR)], [["x", 0.5], ["y", 2.0]]),
+    )
+    lines = [each.rstrip() for each in shown.splitlines()]
+    assert lines[:5] == ["", "Title", "bold and plain", "name  value", "- first"]
+    assert lines[-2:] == ["x     " + "█" * 10 + "·" * 10, "y     " + "█" * 20]
+
+
+def test_cells_are_folded_and_never_cut() -> None:
+    name = "a-name-that-is-longer-than-the-terminal-is-wide"
+    shown = text(Table([Column("name"), Column("n", COUNT)], [[name, 1]]), width=20)
+    assert name in "".join(row.split()[0] for row in shown.splitlines()[2:])
+
+
+def test_a_file_cannot_steer_the_terminal() -> None:
+    evil = "\x1b[2Jgone"
+    table = Table([Column("x")], [[evil]])
+    shown = text(line(evil), Facts([(evil, evil)]), Bullets([evil]), table)
+    assert "\x1b" not in shown
+
+
+def test_a_bar_is_never_more_than_full() -> None:
+    assert [Bar(share).filled for share in (-1.0, 0.25, 3.0)] == [0.0, 0.25, 1.0]
+
+
+def test_quantities() -> None:
+    assert [seconds(value) for value in (4096.0, 123.456, 12.3456, 0.345, 0.0123, 6.7e-6)] == [
+        "4,096 s", "123.46 s", "12.346 s", "345 ms", "12.3 ms", "6.7 us",
+    ]  # fmt: skip
+    assert [hours(value) for value in (30.0, 7200.0, 400_000.0)] == ["30 s", "2.0 h", "4.6 d"]
+    assert [amount(value) for value in (950.0, 7.06e10, 9.996e11)] == ["950", "70.6 B", "1,000 B"]
+    assert [gigabytes(value) for value in (5e6, 3.2e9)] == ["5.00 MB", "3.20 GB"]
+    assert [counted(1, "leaf", "leaves"), counted(2, "leaf", "leaves")] == ["1 leaf", "2 leaves"]
+    assert ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+    assert ranges([]) == ""
+
+
+def test_logarithmic_scales() -> None:
+    twos = LogScale.of_twos([3, 9])
+    assert (twos.low, twos.high, twos.ticks) == (2, 16, (2, 4, 8, 16))
+    assert [twos.place(value) for value in (2, 4, 16)] == pytest.approx([0, 1 / 3, 1])
+    alone = LogScale.of_twos([8])
+    assert (alone.low, alone.high) == (8, 16)
+    tens = LogScale.of_tens([0.5, 30], 2.0)
+    assert (tens.low, tens.high) == (0.25, 60)
+    assert tens.ticks == (0.5, 1, 2, 5, 10, 20, 50)

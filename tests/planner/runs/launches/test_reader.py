@@ -1,0 +1,166 @@
+"""The way back: what a launch file says is the run that it starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.model_specs.catalog import catalog_names, load_catalog_model
+from meshwright.model_specs.parameters import parameter_count
+from meshwright.model_specs.reader import model_from_mapping
+from meshwright.planner.launch.megatron_model import model_args
+from meshwright.planner.launch.plan_files import plan_files
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.runs.launches.flags import CommandLine
+from meshwright.planner.runs.launches.megatron_model import megatron_model
+from meshwright.planner.runs.launches.reader import complete, price_launch, read_launch
+from meshwright.planner.runs.run_file import read_runs, run_from_mapping
+from tests.plans import make_plan
+
+AXES = (
+    "tp",
+    "cp",
+    "pp",
+    "dp",
+    "ep",
+    "etp",
+    "vpp",
+    "micro_batch",
+    "num_micro_batches",
+    "zero_stage",
+)
+
+
+def with_framework(framework: str, model: str = "llama-3-8b", **changes: Any) -> Plan:
+    plan = make_plan(model, **changes)
+    return plan.model_copy(
+        update={"inputs": plan.inputs.model_copy(update={"framework": framework})}
+    )
+
+
+@pytest.mark.parametrize(
+    ("plan", "name", "given"),
+    [
+        (
+            with_framework(
+                "megatron", tp=4, pp=2, dp=2, num_micro_batches=8, sequence_parallel=True
+            ),
+            "launch.sh",
+            "",
+        ),
+        (
+            with_framework("megatron", tp=2, pp=3, dp=2, num_micro_batches=8),
+            "megatron_args.json",
+            ",gpus=12",
+        ),
+        (
+            with_framework("megatron", "mixtral-8x7b", tp=2, dp=4, ep=4, sequence_parallel=True),
+            "launch.sh",
+            "",
+        ),
+        (
+            with_framework("torchtitan", tp=2, cp=2, dp=4, zero_stage=3),
+            "torchtitan_args.json",
+            ",model=llama-3-8b",
+        ),
+        (
+            with_framework("deepspeed", dp=8, zero_stage=2, num_micro_batches=4),
+            "ds_config.json",
+            ",model=llama-3-8b,seq_len=4096",
+        ),
+        (
+            with_framework("fsdp2", tp=2, dp=4, zero_stage=3, num_micro_batches=2),
+            "accelerate.yaml",
+            ",model=llama-3-8b,seq_len=4096,global_batch=8",
+        ),
+    ],
+)
+def test_what_we_write_is_read_back(plan: Plan, name: str, given: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(plan_files(plan)[name], encoding="utf-8")
+    found = read_launch(path)
+    run = run_from_mapping(complete(found, [f"cluster=dgx-h100{given}"], str(path)), where=name)
+    assert plan.layout is not None
+    assert {axis: getattr(run.layout, axis) for axis in AXES} == {
+        a: getattr(plan.layout, a) for a in AXES
+    }
+    assert run.workload.global_batch == plan.inputs.global_batch
+    assert found.unread == ()
+    if run.stages is not None:
+        assert [list(rank) for rank in run.stages] == plan.layout.stages
+
+
+@pytest.mark.parametrize("name", catalog_names())
+def test_every_catalog_model_comes_back_from_its_arguments(name: str) -> None:
+    model = load_catalog_model(name)
+    words = CommandLine(model_args(model, 4096), "args")
+    back = model_from_mapping(megatron_model(words), "model")
+    assert (back.layers, back.hidden, back.heads, back.kv_heads) == (
+        model.layers,
+        model.hidden,
+        model.heads,
+        model.kv_heads,
+    )
+    ours, theirs = parameter_count(model), parameter_count(back)
+    assert theirs == pytest.approx(ours, rel=0.01)
+
+
+SCRIPT = """\
+#!/bin/bash
+# a script as people write it
+TP=4
+MODEL_ARGS=(
+    --num-layers 32
+    --hidden-size 4096   # comment
+    --num-attention-heads 32 --swiglu --ffn-hidden-size 14336
+    --group-query-attention --num-query-groups 8
+)
+PARALLEL_ARGS="--tensor-model-parallel-size $TP --pipeline-model-parallel-size=2"
+torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py ${MODEL_ARGS[@]} $PARALLEL_ARGS \\
+    --seq-length 4096 --micro-batch-size 1 --global-batch-size 64 --some-new-flag 3 $(rm -rf /tmp/nothing)
+"""
+
+
+def test_a_script_with_variables(tmp_path: Path) -> None:
+    path = tmp_path / "run it.sh"
+    path.write_text(SCRIPT, encoding="utf-8")
+    found = read_launch(path)
+    assert found.settings["tp"] == 4
+    assert found.settings["pp"] == 2
+    assert found.settings["gpus"] == 16
+    assert found.unread == ("--some-new-flag",)
+    out = tmp_path / "run.yaml"
+    (priced,) = price_launch(path, ["cluster=dgx-h100"], out)
+    assert any("--some-new-flag" in remark for remark in priced.run.remarks)
+    (again,) = read_runs(out)
+    assert again.layout == priced.run.layout
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.json", "{", "cannot be read"),
+        ("a.json", json.dumps({"x": 1}), "neither a DeepSpeed"),
+        ("a.json", json.dumps({"train_micro_batch_size_per_gpu": "two"}), "whole number"),
+        ("a.sh", "pretrain_gpt.py --num-layers 2", "--hidden-size"),
+        ("a.sh", "x --num-layers many", "whole number"),
+        ("a.sh", "x --num-layers", "needs a value"),
+    ],
+)
+def test_bad_launch_files(name: str, text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=words):
+        read_launch(tmp_path / name)
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"train_micro_batch_size_per_gpu": 1}), encoding="utf-8")
+    with pytest.raises(InputError, match=r"--with model=... --with cluster=... --with seq_len=..."):
+        list(price_launch(path, []))
+    with pytest.raises(InputError, match="NAME=VALUE"):
+        list(price_launch(path, ["modle=x"]))

@@ -1,0 +1,99 @@
+"""The public API: the same plans as the command line, and the page that shows it."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import meshwright
+from meshwright.cli import main
+from meshwright.planner.plan.texts import plan_document
+from tests.places import ROOT
+
+PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+def without_times(document: Any) -> Any:
+    """A document but for the seconds that its making took."""
+    if isinstance(document, dict):
+        kept = {key: value for key, value in document.items() if not key.endswith("wall_s")}
+        return {key: without_times(value) for key, value in kept.items()}
+    return [without_times(part) for part in document] if isinstance(document, list) else document
+
+
+def test_the_command_prints_the_plan_of_the_function() -> None:
+    options = ["--gpus", "8", "--global-batch", "64", "--seq-len", "4096", "--top", "2"]
+    pins = ["--pin", "pp=1", "--pin", "recompute=none", "--forbid", "cp"]
+    arguments = ["plan", "llama-3-8b", "--cluster", "dgx-h100", *options, *pins, "--json"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    plan = meshwright.plan(
+        meshwright.read_model("llama-3-8b"),
+        cluster=meshwright.read_cluster("dgx-h100"),
+        gpus=8,
+        global_batch=64,
+        seq_len=4096,
+        top=2,
+        pin={"pp": 1, "recompute": "none"},
+        forbid=["cp"],
+    )
+    document = json.loads(json.dumps(plan_document(plan)))
+    assert document["robustness"] is not None
+    assert without_times(json.loads(result.stdout)) == without_times(document)
+
+
+def test_every_option_of_the_command_is_an_argument_of_the_function() -> None:
+    of_the_terminal = {"output", "force", "as_json", "debug", "help"}
+    for name in ("plan", "recommend"):
+        options = {parameter.name for parameter in main.commands[name].params}
+        arguments = set(inspect.signature(getattr(meshwright, name)).parameters)
+        assert options - of_the_terminal == arguments - {"progress", "robustness"}
+    options = {parameter.name for parameter in main.commands["batch"].params}
+    arguments = set(inspect.signature(meshwright.plan_batch).parameters)
+    assert options - (of_the_terminal - {"output"}) == arguments - {"listener"}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "model"),
+    [
+        (Path("no/such.yaml"), "llama-3-8b"),
+        ("dgx-h1000", "llama-3-8b"),
+        ("dgx-h100", "llama-3-8"),
+    ],
+)
+def test_what_cannot_be_read_is_an_input_error(cluster: Path | str, model: str) -> None:
+    with pytest.raises(meshwright.InputError, match=r"no such file|did you mean"):
+        meshwright.plan(model, cluster=cluster, gpus=8, global_batch=8, seq_len=128)
+
+
+def test_functions_say_units_results_and_errors() -> None:
+    for name in meshwright.__all__:
+        function = getattr(meshwright, name)
+        if inspect.isfunction(function):
+            documented = inspect.getdoc(function) or ""
+            assert "Raises\n------" in documented, name
+            for parameter in inspect.signature(function).parameters:
+                assert re.search(rf"\b{parameter}\b", documented), (name, parameter)
+
+
+def test_the_page_of_examples_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert len(BLOCKS) == 7
+    names: dict[str, Any] = {}
+    for block in BLOCKS:
+        if "import pandas" in block and importlib.util.find_spec("pandas") is None:
+            continue
+        exec(compile(block, "docs/api.md", "exec"), names)
+    assert [row["gpus"] for row in names["rows"]] == [8, 16, 32]
+    assert (tmp_path / "scaling.svg").is_file()
+    assert "did you mean 'llama-3-8b'" in capsys.readouterr().out
