@@ -10,13 +10,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from meshwright.errors import ExitCode, InfeasibleError, message_of
+import meshwright
+from meshwright.errors import ExitCode, InfeasibleError, message_of, near_miss
 
 if TYPE_CHECKING:
     from meshwright.planner.report.view import View
@@ -40,8 +40,8 @@ class Commands(click.Group):
             and self.get_command(ctx, name) is None
             and not ctx.resilient_parsing
         ):
-            near = get_close_matches(name[:LONGEST_WORD], self.commands, n=1, cutoff=0.5)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            near = near_miss(name, self.commands)
+            hint = f" Did you mean {near!r}?" if near else ""
             ctx.fail(
                 f"No such command {name[:LONGEST_WORD]!r}.{hint} Commands: {', '.join(self.commands)}."
             )
@@ -170,12 +170,7 @@ def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -
     del parameter
     if not value or ctx.resilient_parsing:
         return
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        click.echo(f"meshwright {version('meshwright')}")
-    except PackageNotFoundError:
-        click.echo("meshwright, not installed as a package")
+    click.echo(f"meshwright {meshwright.__version__}")
     ctx.exit()
 
 

@@ -31,9 +31,8 @@ def active_parameter_count(model: ModelSpec, *, input_embedding: bool = True) ->
     """
     active = parameter_count(model)
     if model.moe is not None:
-        active -= (
-            model.moe_layers * (model.moe.experts - model.moe.top_k) * expert_parameters(model)
-        )
+        idle_experts = model.moe.experts - model.moe.top_k
+        active -= model.moe_layers * idle_experts * expert_parameters(model)
     if input_embedding:
         return active
     reused = model.vocab * model.hidden if model.tied_embeddings else 0
@@ -51,20 +50,18 @@ def attention_parameters(model: ModelSpec) -> int:
         norms = mla.kv_lora_rank + (mla.q_lora_rank or 0)
         qkv_bias = mla.kv_lora_rank + mla.qk_rope_head_dim + (mla.q_lora_rank or 0)
     else:
-        heads = model.heads + model.kv_heads
-        norms = (
-            model.qk_head_dim * (heads if model.qk_norm_full_width else 2) if model.qk_norm else 0
-        )
-        qkv_bias = model.heads * model.qk_head_dim + model.kv_heads * (
-            model.qk_head_dim + model.v_head_dim
-        )
-    return (
-        attention_matmul_parameters(model)
-        + norms
-        + (qkv_bias if model.attention_bias else 0)
-        + (model.hidden if model.attention_output_bias else 0)
-        + (model.heads if model.attention_sinks else 0)
-    )
+        normed_heads = model.heads + model.kv_heads if model.qk_norm_full_width else 2
+        norms = model.qk_head_dim * normed_heads if model.qk_norm else 0
+        qkv_bias = model.heads * model.qk_head_dim
+        qkv_bias += model.kv_heads * (model.qk_head_dim + model.v_head_dim)
+    parameters = attention_matmul_parameters(model) + norms
+    if model.attention_bias:
+        parameters += qkv_bias
+    if model.attention_output_bias:
+        parameters += model.hidden
+    if model.attention_sinks:
+        parameters += model.heads
+    return parameters
 
 
 def attention_matmul_parameters(model: ModelSpec) -> int:
@@ -223,9 +220,8 @@ def flops_per_token(model: ModelSpec, seq_len: int) -> float:
     """
     if seq_len < 1:
         raise ValueError(f"seq_len must be at least 1, got {seq_len}")
-    return 2 * BACKWARD_AND_FORWARD * active_matmul_parameters(model) + attention_flops_per_token(
-        model, seq_len
-    )
+    matrices = 2 * BACKWARD_AND_FORWARD * active_matmul_parameters(model)
+    return matrices + attention_flops_per_token(model, seq_len)
 
 
 def _mlp(model: ModelSpec, width: int, *, bias: bool) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshwright.cluster_specs.importers.found import (
+from meshwright.cluster_specs.importers.facts import (
     MOST_NODES,
-    Found,
+    FileFacts,
     PlacedNode,
     SourceText,
     level_names,
@@ -26,7 +26,7 @@ class Block:
     line: int
 
 
-def blocks_found(source: SourceText, blocks: Sequence[Block], sizes: Sequence[int]) -> Found:
+def facts_of_blocks(source: SourceText, blocks: Sequence[Block], sizes: Sequence[int]) -> FileFacts:
     """The nodes under their block, the joined blocks of `sizes`, and the whole.
 
     `sizes` are BlockSizes, in nodes: the base block, then each a power of two times the base; 2**k base
@@ -58,7 +58,7 @@ def blocks_found(source: SourceText, blocks: Sequence[Block], sizes: Sequence[in
         path = (block.name, *(_joined(blocks, index, step) for step in steps))
         path = (*path, WHOLE) if len(blocks) > 1 else path
         nodes += [PlacedNode(name=node, blocks=path) for node in block.nodes]
-    return Found(nodes=tuple(nodes), level_names=_names(len(steps), len(blocks)))
+    return FileFacts(nodes=tuple(nodes), level_names=_names(len(steps), len(blocks)))
 
 
 def _names(joined: int, blocks: int) -> tuple[str, ...]:

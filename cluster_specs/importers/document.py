@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from meshwright.cluster_specs.catalog import cluster_names
-from meshwright.cluster_specs.importers.found import Found, PlacedNode, SourceText
-from meshwright.cluster_specs.importers.registry import read_found
+from meshwright.cluster_specs.importers.facts import FileFacts, PlacedNode, SourceText
+from meshwright.cluster_specs.importers.registry import read_facts
 from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.documents.reader import LARGE_FILE_BYTES, parse_mapping, read_mapping, read_text
@@ -74,7 +74,7 @@ def import_topology(
     """
     base = read_cluster(node)
     sources = [SourceText(name=str(path), text=read_text(path, LARGE_FILE_BYTES)) for path in paths]
-    facts = read_found(form, sources, base, topology)
+    facts = read_facts(form, sources, base, topology)
     files = ", ".join(path.name for path in paths)
     data = _base_document(node, base)
     data["name"] = name or paths[0].stem[:200]
@@ -126,7 +126,9 @@ def _base_document(node: str, base: ClusterSpec) -> dict[str, Any]:
     return data
 
 
-def _add_measured(data: dict[str, Any], facts: Found, base: ClusterSpec, files: str) -> list[str]:
+def _add_measured(
+    data: dict[str, Any], facts: FileFacts, base: ClusterSpec, files: str
+) -> list[str]:
     """Joins old and new measurements; those of a level that is gone are left out, which a note says."""
     data.pop("measured", None)
     names = cluster_from_mapping(data, files).level_names
@@ -142,7 +144,7 @@ def _add_measured(data: dict[str, Any], facts: Found, base: ClusterSpec, files: 
     )
 
 
-def _node_entries(facts: Found, base: ClusterSpec) -> list[dict[str, object]]:
+def _node_entries(facts: FileFacts, base: ClusterSpec) -> list[dict[str, object]]:
     """The nodes as a cluster file lists them; the pod is the largest block below the whole."""
     free = {entry.name: entry.free_gpus for entry in base.nodes}
     entries = []
@@ -157,7 +159,7 @@ def _node_entries(facts: Found, base: ClusterSpec) -> list[dict[str, object]]:
 
 
 def _levels(
-    facts: Found, node: ClusterSpec, oversubscription: Sequence[float] | None
+    facts: FileFacts, node: ClusterSpec, oversubscription: Sequence[float] | None
 ) -> tuple[list[dict[str, object]], list[str]]:
     """A regular level table around an irregular tree: each level as large as its largest block."""
     notes = []
@@ -212,7 +214,7 @@ def _widths(nodes: Sequence[PlacedNode]) -> list[tuple[int, int]]:
     return widths
 
 
-def _ratios(facts: Found, oversubscription: Sequence[float] | None) -> Sequence[float]:
+def _ratios(facts: FileFacts, oversubscription: Sequence[float] | None) -> Sequence[float]:
     if oversubscription is None:
         return facts.oversubscription or [1.0] * len(facts.level_names)
     _check_count(facts.level_names, oversubscription)

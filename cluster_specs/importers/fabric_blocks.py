@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshwright.cluster_specs.importers.found import Found, PlacedNode, level_names
+from meshwright.cluster_specs.importers.facts import FileFacts, PlacedNode, level_names
 
 Links = Sequence[tuple[str, float]]
 
@@ -48,7 +48,7 @@ class _Joined:
 
 def placed_on_cables(
     cabling: Cabling, node_fields: Mapping[str, object], notes: tuple[str, ...]
-) -> Found:
+) -> FileFacts:
     """Every host's blocks. Hosts that share a leaf switch are one leaf block (the rails of a rail-optimised
     fabric are its switches); blocks whose switches meet at a switch of the next tier are one larger block.
 
@@ -85,7 +85,7 @@ def placed_on_cables(
         switch = ports[0][0]
         names = [title[level[switch]] for title, level in zip(titles, levels, strict=True)]
         nodes.append(PlacedNode(name=host, blocks=tuple(names)))
-    return Found(
+    return FileFacts(
         nodes=tuple(nodes),
         level_names=level_names(len(levels)),
         oversubscription=tuple(oversubscription),

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from meshwright.cluster_specs.importers.fabric_blocks import Cabling, placed_on_cables
-from meshwright.cluster_specs.importers.found import MOST_NODES, Found, SourceText
+from meshwright.cluster_specs.importers.facts import MOST_NODES, FileFacts, SourceText
 from meshwright.cluster_specs.schema import ClusterSpec
 
 LANE_GBPS = {
@@ -49,7 +49,7 @@ class _Element:
     """(other end, Gb/s)."""
 
 
-def read_ibnetdiscover(source: SourceText, node: ClusterSpec) -> Found:
+def read_ibnetdiscover(source: SourceText, node: ClusterSpec) -> FileFacts:
     """Hosts on groups of leaf switches, and the bandwidth of every tier as it is cabled.
 
     Adapters without a host name (a bare product name, SHARP's aggregation nodes) and hosts with at most half

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import log2
 
 from meshwright.cluster_specs.fabric import FabricLevels, full_levels
-from meshwright.cluster_specs.importers.found import Found, SourceText
+from meshwright.cluster_specs.importers.facts import FileFacts, SourceText
 from meshwright.cluster_specs.schema import ClusterSpec, MeasuredLevelSpec
 
 _TAG = re.compile(r"\[\d+,\d+\]<std(?:out|err)>:|\d+: |\[\d+\] ")
@@ -38,7 +38,7 @@ class _Row:
     line: int
 
 
-def read_nccl_log(source: SourceText, node: ClusterSpec) -> Found:
+def read_nccl_log(source: SourceText, node: ClusterSpec) -> FileFacts:
     """The level that the log's GPUs span, its attained share of the nominal rate and its latency.
 
     `node` is the cluster that the log was taken on: hosts that it lists are looked up, so that the smallest
@@ -80,7 +80,7 @@ def read_nccl_log(source: SourceText, node: ClusterSpec) -> Found:
         source=f"nccl-tests {collective} of {gpus} GPUs on {len(hosts)} nodes, "
         f"{largest.size_bytes} bytes ({source.name.rpartition('/')[2]})",
     )
-    return Found(measured=(measured,), notes=tuple(notes))
+    return FileFacts(measured=(measured,), notes=tuple(notes))
 
 
 def _hosts(source: SourceText, lines: Sequence[str]) -> Counter[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from xml.parsers import expat
 
-from meshwright.cluster_specs.importers.found import Found, SourceText
+from meshwright.cluster_specs.importers.facts import FileFacts, SourceText
 from meshwright.cluster_specs.importers.node_links import link_fields
 from meshwright.cluster_specs.schema import Architecture, ClusterSpec
 from meshwright.errors import InputError, shown
@@ -52,7 +52,7 @@ class _System:
     other_hosts: int = 0
 
 
-def read_nccl_xml(source: SourceText, node: ClusterSpec) -> Found:
+def read_nccl_xml(source: SourceText, node: ClusterSpec) -> FileFacts:
     """GPUs, NVLink domain and NIC rate of a node.
 
     Raises InputError with the line where the XML cannot be read, or where a GPU is not the kind of `node`.
@@ -83,7 +83,7 @@ def read_nccl_xml(source: SourceText, node: ClusterSpec) -> Found:
         fields["nic_gbps_per_gpu"] = sum(used.values()) / count
         listed = ", ".join(f"{name} {gbps:g} Gb/s" for (name, _), gbps in used.items())
         notes.append(f"NICs of the node: {listed}")
-    return Found(node_fields=fields, notes=tuple(notes))
+    return FileFacts(node_fields=fields, notes=tuple(notes))
 
 
 def _check_architecture(source: SourceText, gpus: list[_Gpu], node: ClusterSpec) -> None:

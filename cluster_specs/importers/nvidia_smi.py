@@ -10,7 +10,7 @@ import itertools
 import re
 from dataclasses import dataclass
 
-from meshwright.cluster_specs.importers.found import Found, SourceText
+from meshwright.cluster_specs.importers.facts import FileFacts, SourceText
 from meshwright.cluster_specs.importers.node_links import link_fields
 from meshwright.cluster_specs.schema import ClusterSpec
 
@@ -28,7 +28,7 @@ class _Matrix:
     cells: dict[tuple[str, str], str]
 
 
-def read_topo_matrix(source: SourceText, node: ClusterSpec) -> Found:
+def read_topo_matrix(source: SourceText, node: ClusterSpec) -> FileFacts:
     """GPUs of the node, those that NVLink joins, and the NICs at their side.
 
     Raises InputError with the line that is not part of such a matrix, or whose cells contradict another.
@@ -49,7 +49,7 @@ def read_topo_matrix(source: SourceText, node: ClusterSpec) -> Found:
         if used and far:
             far_words = f"NICs at no GPU's side, taken as storage or management: {', '.join(far)}"
             notes = (*notes, far_words)
-    return Found(node_fields=fields, notes=notes)
+    return FileFacts(node_fields=fields, notes=notes)
 
 
 def _matrix(source: SourceText) -> _Matrix:

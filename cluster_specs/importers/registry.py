@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwright.cluster_specs.importers.found import Found, SourceText
+from meshwright.cluster_specs.importers.facts import FileFacts, SourceText
 from meshwright.cluster_specs.importers.ibnetdiscover import read_ibnetdiscover
 from meshwright.cluster_specs.importers.nccl_tests import read_nccl_log
 from meshwright.cluster_specs.importers.nccl_xml import read_nccl_xml
@@ -18,9 +18,9 @@ from meshwright.errors import InputError, near_miss
 FORMATS = ("slurm", "topograph", "nvidia-smi", "ibnetdiscover", "nccl-xml", "nccl-tests")
 
 
-def read_found(
+def read_facts(
     form: str, sources: Sequence[SourceText], node: ClusterSpec, topology: str | None = None
-) -> Found:
+) -> FileFacts:
     """What files in one of `FORMATS` say; only nccl-tests takes several, one log of each level.
 
     `topology` picks one of a topology.yaml. Raises InputError with file and line.
@@ -54,7 +54,7 @@ def _is_yaml(source: SourceText) -> bool:
     return head.startswith(("- ", "---"))
 
 
-def _measured(sources: Sequence[SourceText], node: ClusterSpec) -> Found:
+def _measured(sources: Sequence[SourceText], node: ClusterSpec) -> FileFacts:
     """The logs in the order given; a latency found first is used to take apart those of wider levels."""
     with_measured = node
     notes: list[str] = []
@@ -64,4 +64,4 @@ def _measured(sources: Sequence[SourceText], node: ClusterSpec) -> Found:
         with_measured = with_measured.model_copy(
             update={"measured": (*with_measured.measured, *facts.measured)}
         )
-    return Found(measured=with_measured.measured[len(node.measured) :], notes=tuple(notes))
+    return FileFacts(measured=with_measured.measured[len(node.measured) :], notes=tuple(notes))

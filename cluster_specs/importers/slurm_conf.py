@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.cluster_specs.importers.blocks import Block, blocks_found
-from meshwright.cluster_specs.importers.found import MOST_NODES, Found, SourceText
+from meshwright.cluster_specs.importers.blocks import Block, facts_of_blocks
+from meshwright.cluster_specs.importers.facts import MOST_NODES, FileFacts, SourceText
 from meshwright.cluster_specs.importers.hostlists import expand
 from meshwright.cluster_specs.importers.switch_tree import SwitchTree
 from meshwright.errors import InputError, suggestion
@@ -29,7 +29,7 @@ class _Line:
     fields: dict[str, str]
 
 
-def read_conf(source: SourceText, titles: bool = False) -> Found:
+def read_conf(source: SourceText, titles: bool = False) -> FileFacts:
     """The nodes of a topology.conf under their switches or blocks.
 
     With `titles`, a comment `# switch.1.1=leaf-a`, which topograph writes, gives the name to show.
@@ -43,7 +43,7 @@ def read_conf(source: SourceText, titles: bool = False) -> Found:
     return _tree(source, lines, shown_names)
 
 
-def _tree(source: SourceText, lines: list[_Line], titles: dict[str, str]) -> Found:
+def _tree(source: SourceText, lines: list[_Line], titles: dict[str, str]) -> FileFacts:
     tree = SwitchTree(source)
     speeds = False
     for line in lines:
@@ -65,10 +65,10 @@ def _tree(source: SourceText, lines: list[_Line], titles: dict[str, str]) -> Fou
         if speeds
         else ()
     )
-    return tree.found(titles, notes)
+    return tree.facts(titles, notes)
 
 
-def _blocks(source: SourceText, lines: list[_Line], titles: dict[str, str]) -> Found:
+def _blocks(source: SourceText, lines: list[_Line], titles: dict[str, str]) -> FileFacts:
     blocks: list[Block] = []
     sizes: list[int] = []
     for line in lines:
@@ -84,7 +84,7 @@ def _blocks(source: SourceText, lines: list[_Line], titles: dict[str, str]) -> F
             blocks.append(Block(name=titles.get(name, name), nodes=tuple(nodes), line=line.number))
         elif "BlockSizes" not in line.fields:
             raise source.expected(line.number, "BlockName=NAME", " ".join(line.fields))
-    return blocks_found(source, blocks, sizes)
+    return facts_of_blocks(source, blocks, sizes)
 
 
 def _sizes(source: SourceText, line: int, text: str) -> list[int]:

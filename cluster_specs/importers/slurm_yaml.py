@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 import yaml
 
-from meshwright.cluster_specs.importers.blocks import Block, blocks_found
-from meshwright.cluster_specs.importers.found import Found, SourceText
+from meshwright.cluster_specs.importers.blocks import Block, facts_of_blocks
+from meshwright.cluster_specs.importers.facts import FileFacts, SourceText
 from meshwright.cluster_specs.importers.slurm_conf import names
 from meshwright.cluster_specs.importers.switch_tree import SwitchTree
 from meshwright.documents.reader import compose
@@ -20,7 +20,7 @@ Fields = Mapping[str, yaml.Node]
 _KINDS = ("tree", "block", "flat")
 
 
-def read_yaml(source: SourceText, topology: str | None = None) -> Found:
+def read_yaml(source: SourceText, topology: str | None = None) -> FileFacts:
     """The nodes of one topology: the one asked for, else the cluster's default, else the first.
 
     Raises InputError, with the line, if there is no such topology or if it is flat.
@@ -38,15 +38,17 @@ def read_yaml(source: SourceText, topology: str | None = None) -> Found:
     if chosen is None:
         raise source.wrong(1, "expected at least one topology, the list is empty")
     node, fields = entries[chosen]
-    facts = _one(source, node, fields)
+    facts = _topology(source, node, fields)
     if len(entries) > 1:
         other_names = ", ".join(name for name in entries if name != chosen)
         note = f"topology {chosen!r} of {len(entries)}; --topology takes one of the others: {other_names}"
-        return Found(nodes=facts.nodes, level_names=facts.level_names, notes=(*facts.notes, note))
+        return FileFacts(
+            nodes=facts.nodes, level_names=facts.level_names, notes=(*facts.notes, note)
+        )
     return facts
 
 
-def _one(source: SourceText, node: yaml.Node, fields: Fields) -> Found:
+def _topology(source: SourceText, node: yaml.Node, fields: Fields) -> FileFacts:
     kinds = [kind for kind in _KINDS if kind in fields]
     if len(kinds) != 1:
         raise source.expected(_line(node), "exactly one of tree, block, flat", ", ".join(kinds))
@@ -59,7 +61,7 @@ def _one(source: SourceText, node: yaml.Node, fields: Fields) -> Found:
     return _blocks(source, fields["block"])
 
 
-def _tree(source: SourceText, node: yaml.Node) -> Found:
+def _tree(source: SourceText, node: yaml.Node) -> FileFacts:
     tree = SwitchTree(source)
     for entry in _items(
         source, _fields(source, node, ("switches",)).get("switches"), "switches: a list"
@@ -71,10 +73,10 @@ def _tree(source: SourceText, node: yaml.Node) -> Found:
             tree.hang_switch(child, name, line)
         for host in names(source, line, _optional(source, fields, "nodes")):
             tree.hang_node(host, name, line)
-    return tree.found()
+    return tree.facts()
 
 
-def _blocks(source: SourceText, node: yaml.Node) -> Found:
+def _blocks(source: SourceText, node: yaml.Node) -> FileFacts:
     fields = _fields(source, node, ("block_sizes", "blocks"))
     sizes = []
     for entry in (
@@ -92,7 +94,7 @@ def _blocks(source: SourceText, node: yaml.Node) -> Found:
         blocks.append(
             Block(name=_text(source, inner, "block", entry), nodes=tuple(hosts), line=line)
         )
-    return blocks_found(source, blocks, sizes)
+    return facts_of_blocks(source, blocks, sizes)
 
 
 def _is_default(fields: Fields) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from meshwright.cluster_specs.importers.found import (
+from meshwright.cluster_specs.importers.facts import (
     MOST_NODES,
-    Found,
+    FileFacts,
     PlacedNode,
     SourceText,
     level_names,
@@ -54,7 +54,9 @@ class SwitchTree:
             raise self.source.wrong(line, f"more than {MOST_NODES} nodes")
         self.switch_of_node[node] = switch
 
-    def found(self, titles: Mapping[str, str] | None = None, notes: tuple[str, ...] = ()) -> Found:
+    def facts(
+        self, titles: Mapping[str, str] | None = None, notes: tuple[str, ...] = ()
+    ) -> FileFacts:
         """The nodes with their blocks. `titles` are the names to show for switches.
 
         A node higher up than others is given its own switch at the levels it lacks; trees that nothing joins
@@ -88,7 +90,7 @@ class SwitchTree:
             switch: tuple((titles or {}).get(block, block) for block in path)
             for switch, path in shown.items()
         }
-        return Found(
+        return FileFacts(
             nodes=tuple(
                 PlacedNode(name=node, blocks=named[switch])
                 for node, switch in self.switch_of_node.items()

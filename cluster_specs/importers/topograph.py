@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import yaml
 
-from meshwright.cluster_specs.importers.found import (
+from meshwright.cluster_specs.importers.facts import (
     MOST_NODES,
-    Found,
+    FileFacts,
     PlacedNode,
     SourceText,
     level_names,
@@ -26,7 +26,7 @@ DOMAIN = "accelerator.topograph.run/domain"
 APART = "fabric"
 
 
-def read_topograph(source: SourceText, topology: str | None = None) -> Found:
+def read_topograph(source: SourceText, topology: str | None = None) -> FileFacts:
     """The nodes of a topograph output, whichever of its formats it is in."""
     head = next((line for line in source.text.splitlines() if line.strip() and line[0] != "#"), "")
     if head.lstrip().startswith("{"):
@@ -36,7 +36,7 @@ def read_topograph(source: SourceText, topology: str | None = None) -> Found:
     return read_conf(source, titles=True)
 
 
-def _graph(source: SourceText) -> Found:
+def _graph(source: SourceText) -> FileFacts:
     root = compose(source.text, source.name)
     instances = _get(root, "instances")
     if not isinstance(instances, yaml.SequenceNode):
@@ -62,7 +62,7 @@ def _graph(source: SourceText) -> Found:
 
 def _placed(
     source: SourceText, paths: Mapping[str, tuple[str, ...]], domains: Mapping[str, str]
-) -> Found:
+) -> FileFacts:
     notes = []
     if not paths:
         raise source.wrong(1, "expected at least one instance, the list is empty")
@@ -84,7 +84,7 @@ def _placed(
         PlacedNode(name=name, blocks=(*(path[0] for _ in range(depth - len(path))), *path))
         for name, path in paths.items()
     )
-    return Found(nodes=nodes, level_names=level_names(depth), notes=tuple(notes))
+    return FileFacts(nodes=nodes, level_names=level_names(depth), notes=tuple(notes))
 
 
 def _layers(source: SourceText, entry: yaml.Node, name: str, line: int) -> tuple[str, ...]:

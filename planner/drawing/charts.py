@@ -83,7 +83,7 @@ class Chart:
             self.drawing.text(LEFT - 8, y + 4, f"{tick:g}", anchor="end")
         middle, base = LEFT + WIDTH / 2, TOP + HEIGHT + 42
         self.drawing.text(middle, base, self.across_title, anchor="middle")
-        self.drawing.text(LEFT, TOP - 8, self.down_title, anchor="end")
+        self.drawing.text(LEFT, TOP - 12, self.down_title, anchor="end")
 
     def spot(self, point: Point) -> Point:
         """(x, y) of a point in the picture; larger values lie to the right and above."""

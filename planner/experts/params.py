@@ -35,8 +35,8 @@ class BalanceParams:
         Slots of all layers under search above which starting processes takes less time than it saves.
     """
 
-    search_share: float = 0.15
-    stop_share: float = 0.1
+    search_share: float = 0.2
+    stop_share: float = 0.12
     limit_fractions: tuple[float, ...] = (0.0005, 0.02, 0.06, 0.15, 0.3, 0.6)
     hot_load: float = 0.3
     count_work: float = 0.1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from meshwright.frameworks.megatron import MEGATRON
 from meshwright.planner.launch.legal_launch import Launch, legal_launch
+from meshwright.planner.launch.megatron import recompute_flags
 from meshwright.planner.launch.writer import json_file
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.pipeline_notation import layout_string
@@ -71,20 +72,12 @@ def _pipeline(launch: Launch) -> dict[str, object]:
 
 
 def _recompute(layout: LayoutDoc) -> dict[str, object]:
-    if layout.recompute == "full":
-        largest = max(max(rank) for rank in layout.stages)
-        return {
-            "model.recompute_granularity": "full",
-            "model.recompute_method": "block",
-            "model.recompute_num_layers": min(layout.recompute_layers, largest),
-        }
-    if layout.recompute == "selective":
-        return {
-            "model.recompute_granularity": "selective",
-            "model.recompute_modules": f"[{','.join(layout.recompute_modules)}]",
-        }
-    return {}
+    """Megatron's flags, as fields of the recipe's model."""
+    flags = recompute_flags(layout)
+    return {f"model.{name[2:].replace('-', '_')}": value for name, value in flags.items()}
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"[{','.join(value)}]"
     return str(value).lower() if isinstance(value, bool) else str(value)

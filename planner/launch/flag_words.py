@@ -10,7 +10,8 @@ def flag_words(flags: Mapping[str, object]) -> list[str]:
 
     Parameters
     ----------
-    flags: values by flag. True stands for the flag alone, a tuple for several values; a flag of None or False
+    flags
+        Values by flag. True stands for the flag alone, a tuple for several values; a flag of None or False
         is left out.
 
     >>> flag_words({"--num-layers": 32, "--swiglu": True, "--qk-layernorm": False})

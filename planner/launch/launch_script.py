@@ -128,10 +128,14 @@ def launch_script(
 
     Parameters
     ----------
-    launch: the plan and the places of its ranks.
-    program: what a process runs.
-    args: the program's arguments, not yet quoted.
-    env: environment variables by name.
+    launch
+        The plan and the places of its ranks.
+    program
+        What a process runs.
+    args
+        The program's arguments, not yet quoted.
+    env
+        Environment variables by name.
     """
     hosts = len(launch.placed.hosts)
     notes = "".join(f"\n# Note: {note}" for note in (*program.notes, FABRIC_NOTE))

@@ -40,8 +40,10 @@ def legal_launch(plan: Plan, framework: Framework) -> Launch:
 
     Parameters
     ----------
-    plan: a plan, of this framework or of another.
-    framework: the one that shall start it.
+    plan
+        A plan, of this framework or of another.
+    framework
+        The one that shall start it.
 
     Raises
     ------

@@ -12,6 +12,7 @@ from meshwright.planner.launch.legal_launch import Launch
 from meshwright.planner.launch.megatron_model import linear_bias, model_flags, model_notes
 from meshwright.planner.launch.writer import Start, Writer, json_file
 from meshwright.planner.runs.pipeline_notation import layout_string
+from meshwright.planner.runs.predicted import LayoutDoc
 
 Flags = dict[str, object]
 """Values by flag, as `flag_words` writes them."""
@@ -64,7 +65,7 @@ def megatron_args(launch: Launch) -> list[str]:
     flags |= _expert_flags(launch)
     flags["--micro-batch-size"] = launch.layout.micro_batch
     flags["--global-batch-size"] = inputs.global_batch
-    flags |= _recompute_flags(launch)
+    flags |= recompute_flags(launch.layout)
     flags |= _PRECISIONS[inputs.precision]
     flags |= _optimizer_flags(launch)
     return flag_words(flags)
@@ -103,6 +104,23 @@ def megatron_start(launch: Launch) -> Start:
     )
     files = {"megatron_args.json": json_file(args)}
     return Start(program=program, args=args, env=megatron_env(launch), files=files)
+
+
+def recompute_flags(layout: LayoutDoc) -> Flags:
+    """Flags of a layout's recomputation; of a full one, no more layers than its largest chunk has."""
+    if layout.recompute == "full" and layout.recompute_layers > 0:
+        largest = max(max(rank) for rank in layout.stages)
+        return {
+            "--recompute-granularity": "full",
+            "--recompute-method": "block",
+            "--recompute-num-layers": min(layout.recompute_layers, largest),
+        }
+    if layout.recompute == "selective" and layout.recompute_modules:
+        return {
+            "--recompute-granularity": "selective",
+            "--recompute-modules": layout.recompute_modules,
+        }
+    return {}
 
 
 MEGATRON_WRITER = Writer(framework=MEGATRON, start=megatron_start)
@@ -160,23 +178,6 @@ def _expert_flags(launch: Launch) -> Flags:
     flags["--moe-router-padding-for-quantization"] = inputs.precision in _QUANTIZED
     flags["--overlap-moe-expert-parallel-comm"] = launch.overlap.ep and layout.ep > 1
     return flags
-
-
-def _recompute_flags(launch: Launch) -> Flags:
-    layout = launch.layout
-    if layout.recompute == "full" and layout.recompute_layers > 0:
-        largest = max(max(rank) for rank in layout.stages)
-        return {
-            "--recompute-granularity": "full",
-            "--recompute-method": "block",
-            "--recompute-num-layers": min(layout.recompute_layers, largest),
-        }
-    if layout.recompute == "selective" and layout.recompute_modules:
-        return {
-            "--recompute-granularity": "selective",
-            "--recompute-modules": layout.recompute_modules,
-        }
-    return {}
 
 
 def _optimizer_flags(launch: Launch) -> Flags:

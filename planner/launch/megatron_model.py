@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from meshwright.model_specs.schema import ModelSpec, MoeSpec
-from meshwright.planner.launch.flag_words import flag_words
 from meshwright.planner.runs.launches.megatron_names import ACTIVATIONS, LATENT_ATTENTION, POSITIONS
 
 VOCAB_MULTIPLE = 128
@@ -19,11 +18,6 @@ def model_flags(model: ModelSpec, seq_len: int) -> dict[str, object]:
         flags |= _moe_flags(model, model.moe)
     flags["--mtp-num-layers"] = model.mtp_layers or None
     return flags
-
-
-def model_args(model: ModelSpec, seq_len: int) -> list[str]:
-    """`model_flags` as the words of a command line."""
-    return flag_words(model_flags(model, seq_len))
 
 
 def feed_forward_width(model: ModelSpec) -> int:

@@ -53,8 +53,10 @@ def plan_files(plan: Plan, target: str | None = None) -> dict[str, str]:
 
     Parameters
     ----------
-    plan: a plan with a layout.
-    target: one of `TARGETS`; the plan's own framework by default.
+    plan
+        A plan with a layout.
+    target
+        One of `TARGETS`; the plan's own framework by default.
 
     Raises
     ------

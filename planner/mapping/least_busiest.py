@@ -40,8 +40,8 @@ class CeilingParams:
     """Ceilings: the first just above the bound, then halves of what is left, down to 3 % of it."""
     delta_shares: tuple[float, ...] = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
     """Of the relaxation's value: bundles up to this reduced cost are listed, if not too many."""
-    tree_nodes: int = 100
-    """Of one integer programme; most find a mapping at the root."""
+    tree_nodes: int = 1
+    """Of one integer programme: 10 or 100 found no shorter link on the benchmark cases."""
     tree_s: float = 10.0
     largest_table: int = 30_000_000
     """States of the pods' dynamic programme, 240 MB; beyond it pods do not count for the bound."""
@@ -171,32 +171,57 @@ def _try_ceilings(
     deadline: float,
     params: CeilingParams,
 ) -> None:
-    """Bisection between bound and price: the cheapest selection of bundles that keep to a ceiling."""
+    """Looks for mappings between bound and price, in ever shorter lists of bundles and partitions.
+
+    Long lists of bundles leave no room to list the partitions, and what is selected then may not be cut into
+    stages; a list with all partitions says all that a shorter one would.
+    """
     leaves = problem.without_pods()
     relaxation = relax(leaves, [counts_of(problem, best.assignment)])
-    candidates = _many_candidates(leaves, relaxation, params)
+    for share in params.delta_shares:
+        if best.meets(bound_s) or time.process_time() > deadline:
+            break
+        delta_s = share * relaxation.value_s
+        candidates = candidates_within(leaves, relaxation, delta_s, most_s=best.price_s)
+        if candidates is not None:
+            _bisect(
+                problem,
+                best,
+                bound_s,
+                deadline=deadline,
+                relaxation=relaxation,
+                candidates=candidates,
+                params=params,
+            )
+            if all(partitions is not None for partitions in candidates.partitions):
+                break
+
+
+def _bisect(
+    problem: MappingProblem,
+    best: _BusiestIncumbent,
+    bound_s: float,
+    *,
+    deadline: float,
+    relaxation: Relaxation,
+    candidates: BundleCandidates,
+    params: CeilingParams,
+) -> None:
+    """Bisection between bound and price: the cheapest selection of bundles that keep to a ceiling."""
+    leaves = problem.without_pods()
+    tree = TreeLimits(nodes=params.tree_nodes, seconds=params.tree_s)
     low_s = bound_s
-    if candidates is None:
-        return
     for step in range(params.steps):
-        if time.process_time() > deadline or best.meets(low_s):
+        if best.meets(low_s) or time.process_time() > deadline:
             break
         # At first just above the bound: where leaves have few patterns it is often met.
         ceiling_s = 0.5 * (low_s + best.price_s) if step else low_s * (1 + PROVEN)
         below = [bundle for bundle in candidates.bundles if bundle.cost_s <= ceiling_s]
-        tree = TreeLimits(nodes=params.tree_nodes, seconds=params.tree_s)
         selection = cheapest_selection(leaves, relaxation, replace(candidates, bundles=below), tree)
-        counts = ordered_counts(leaves, relaxation.kinds, selection.bundles)
+        counts = None
+        if selection.bundles:
+            counts = ordered_counts(leaves, relaxation.kinds, selection.bundles)
+            if counts is None and step:
+                break
         if counts is None or not best.consider(assignment_of(problem, counts)):
             low_s = ceiling_s
-
-
-def _many_candidates(
-    problem: MappingProblem, relaxation: Relaxation, params: CeilingParams
-) -> BundleCandidates | None:
-    """As many bundles and partitions as can be listed; None where even the best are too many."""
-    for share in params.delta_shares:
-        candidates = candidates_within(problem, relaxation, share * relaxation.value_s, None)
-        if candidates is not None:
-            return candidates
-    return None

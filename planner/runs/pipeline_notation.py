@@ -22,8 +22,10 @@ def layout_string(stages: Sequence[Sequence[int]], mtp_layers: int = 0) -> str:
 
     Parameters
     ----------
-    stages: layers of each [rank][virtual stage]. The first chunk also holds E, the last also m and L.
-    mtp_layers: multi-token-prediction modules.
+    stages
+        Layers of each [rank][virtual stage]. The first chunk also holds E, the last also m and L.
+    mtp_layers
+        Multi-token-prediction modules.
 
     >>> layout_string([[3, 2], [2, 2], [2, 1]])
     'Et*3|(tt|)*4tL'

@@ -109,8 +109,10 @@ def layout_document(layout: Layout, stages: Stages) -> LayoutDoc:
 
     Parameters
     ----------
-    layout: one layout, in plain numbers.
-    stages: transformer layers of each [pipeline rank][virtual stage].
+    layout
+        One layout, in plain numbers.
+    stages
+        Transformer layers of each [pipeline rank][virtual stage].
     """
     mask = Recompute(int(layout.recompute))
     kind, modules, layers = recompute_words(mask, int(layout.recompute_layers))
@@ -133,8 +135,10 @@ def recompute_words(
 
     Parameters
     ----------
-    mask: of a layout.
-    layers: `Layout.recompute_layers`, fully recomputed layers of each virtual stage.
+    mask
+        Of a layout.
+    layers
+        `Layout.recompute_layers`, fully recomputed layers of each virtual stage.
     """
     if Recompute.FULL in mask:
         return "full", (), layers

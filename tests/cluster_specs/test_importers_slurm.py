@@ -232,19 +232,19 @@ def test_a_bad_graph_is_named(tmp_path: Path, text: str, part: str) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.text(alphabet='SwitchNameodsBlk=[]-,.0123456789 \n\\#"', max_size=120))
 def test_hostile_text_is_an_error_in_words(text: str) -> None:
-    from meshwright.cluster_specs.importers.found import SourceText
-    from meshwright.cluster_specs.importers.registry import read_found
+    from meshwright.cluster_specs.importers.facts import SourceText
+    from meshwright.cluster_specs.importers.registry import read_facts
     from meshwright.cluster_specs.reader import read_cluster
 
     node = read_cluster("dgx-h100")
     for form in ("slurm", "topograph", "nvidia-smi", "ibnetdiscover", "nccl-xml", "nccl-tests"):
         message = "x:"
         try:
-            found = read_found(form, [SourceText(name="x", text=text)], node)
+            facts = read_facts(form, [SourceText(name="x", text=text)], node)
         except InputError as error:
             message = str(error)
         else:
-            assert found.nodes or found.node_fields
+            assert facts.nodes or facts.node_fields
         assert message.startswith("x:")
 
 

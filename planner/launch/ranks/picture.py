@@ -229,8 +229,10 @@ def reach(placed: PlacedRanks, places: Sequence[HostPlace], table: Groups) -> tu
 
     Parameters
     ----------
-    places: of `placed.hosts`.
-    table: ranks of each group, shape [groups, ranks in a group].
+    places
+        Of `placed.hosts`.
+    table
+        Ranks of each group, shape [groups, ranks in a group].
     """
     host_of_rank = np.array([host for host, _ in placed.places], dtype=np.int64)
     leaf_of_host = _numbered([(place.pod, place.leaf) for place in places])

@@ -39,8 +39,10 @@ def mapping_files(plan: Plan, framework: Framework | None = None) -> dict[str, s
 
     Parameters
     ----------
-    plan: a plan with a layout.
-    framework: the one that starts it; the plan's own by default.
+    plan
+        A plan with a layout.
+    framework
+        The one that starts it; the plan's own by default.
 
     Raises
     ------

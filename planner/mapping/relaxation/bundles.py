@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import permutations
+from math import inf
 
 import numpy as np
 
@@ -20,6 +21,10 @@ from meshwright.planner.mapping.relaxation.patterns import BlockKind, pattern_by
 
 MOST_PERMUTED = 5
 """Inner parts of which all orders are tried; 6 would be 720 orders."""
+
+
+MOST_EXAMINED = 200_000
+"""Bundles looked at in one listing, about a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +78,8 @@ def bundles_within(
     part_duals: FloatArray,
     ceiling_s: FloatArray,
     limit: int,
+    *,
+    most_s: float = inf,
 ) -> list[Bundle] | None:
     """Every bundle whose reduced cost is at most its kind's ceiling; None above `limit`.
 
@@ -84,13 +91,18 @@ def bundles_within(
         Shape [kinds].
     limit
         Bundles listed at most. The empty bundle is left out.
+    most_s
+        Dearer bundles are left out, whatever their parts earn.
     """
     listed: list[Bundle] = []
+    examined = 0
     for kind, block in enumerate(kinds):
         enumeration = _Enumeration(problem, kind, block, part_duals)
         for bundle in enumeration.within(float(ceiling_s[kind])):
-            listed.append(bundle)
-            if len(listed) > limit:
+            examined += 1
+            if bundle.cost_s <= most_s:
+                listed.append(bundle)
+            if len(listed) > limit or examined > MOST_EXAMINED:
                 return None
     return listed
 

@@ -16,6 +16,7 @@ Where the partitions are too many to list, only the slots of the class are count
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,15 +70,23 @@ class Selection:
 
 
 def candidates_within(
-    problem: MappingProblem, relaxation: Relaxation, delta_s: float, before: BundleCandidates | None
+    problem: MappingProblem,
+    relaxation: Relaxation,
+    delta_s: float,
+    before: BundleCandidates | None = None,
+    *,
+    most_s: float = inf,
 ) -> BundleCandidates | None:
     """Bundles and partitions of reduced cost at most `delta_s`; None where bundles are too many.
 
-    Partitions that were too many for a smaller delta, `before`, are not listed again.
+    Partitions that were too many for a smaller delta, `before`, are not listed again. Bundles that keep a
+    leaf's link busy for more than `most_s` are left out.
     """
     duals = relaxation.part_duals
     ceiling_s = relaxation.leaf_reduced_s + delta_s
-    bundles = bundles_within(problem, relaxation.kinds, duals, ceiling_s, MOST_BUNDLES)
+    bundles = bundles_within(
+        problem, relaxation.kinds, duals, ceiling_s, MOST_BUNDLES, most_s=most_s
+    )
     if bundles is None:
         return None
     parts = most_parts(problem)

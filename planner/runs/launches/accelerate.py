@@ -33,8 +33,10 @@ def from_accelerate(document: dict[str, Any], where: str) -> LaunchRun:
 
     Parameters
     ----------
-    document: of a YAML file.
-    where: the file's name, for messages.
+    document
+        Of a YAML file.
+    where
+        The file's name, for messages.
 
     Raises
     ------

@@ -26,8 +26,10 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
 
     Parameters
     ----------
-    document: of a JSON file.
-    where: the file's name, for messages.
+    document
+        Of a JSON file.
+    where
+        The file's name, for messages.
 
     Raises
     ------

@@ -20,8 +20,10 @@ class CommandLine:
 
     Parameters
     ----------
-    words: of a shell, without quotes; `--flag=value` counts as two.
-    where: the file's name, for messages.
+    words
+        Of a shell, without quotes; `--flag=value` counts as two.
+    where
+        The file's name, for messages.
     """
 
     def __init__(self, words: Iterable[str], where: str) -> None:

@@ -42,9 +42,12 @@ def price_launch(
 
     Parameters
     ----------
-    path: the launch file.
-    additions: `name=value` pairs for what the file leaves open.
-    output: where to write the run file, if anywhere.
+    path
+        The launch file.
+    additions
+        `name=value` pairs for what the file leaves open.
+    output
+        Where to write the run file, if anywhere.
 
     Raises
     ------
@@ -98,9 +101,12 @@ def complete(launch: LaunchRun, additions: Sequence[str], where: str) -> dict[st
 
     Parameters
     ----------
-    launch: what was read.
-    additions: `name=value` pairs, several of them joined by commas.
-    where: the launch file's name.
+    launch
+        What was read.
+    additions
+        `name=value` pairs, several of them joined by commas.
+    where
+        The launch file's name.
 
     Raises
     ------

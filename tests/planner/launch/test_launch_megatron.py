@@ -20,9 +20,10 @@ from meshwright.documents.output_files import write_files
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.megatron import MEGATRON
 from meshwright.model_specs.catalog import catalog_names, load_catalog_model
+from meshwright.planner.launch.flag_words import flag_words
 from meshwright.planner.launch.legal_launch import legal_launch
 from meshwright.planner.launch.megatron import MEGATRON_WRITER, megatron_args
-from meshwright.planner.launch.megatron_model import model_args, model_notes
+from meshwright.planner.launch.megatron_model import model_flags, model_notes
 from meshwright.planner.plan.document import Mapping, Plan
 from meshwright.planner.runs.pipeline_notation import layers_of_layout, layout_string
 from tests.plans import make_plan
@@ -73,7 +74,7 @@ def expand(layout: str) -> list[str]:
 @pytest.mark.parametrize("name", catalog_names())
 def test_every_catalog_model_says_its_sizes(name: str) -> None:
     model = load_catalog_model(name)
-    args = model_args(model, 1024)
+    args = flag_words(model_flags(model, 1024))
     assert value(args, "--num-layers") == str(model.layers)
     assert value(args, "--hidden-size") == str(model.hidden)
     assert value(args, "--vocab-size") == str(model.vocab)

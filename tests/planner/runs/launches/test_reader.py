@@ -12,7 +12,8 @@ from meshwright.errors import InputError
 from meshwright.model_specs.catalog import catalog_names, load_catalog_model
 from meshwright.model_specs.parameters import parameter_count
 from meshwright.model_specs.reader import model_from_mapping
-from meshwright.planner.launch.megatron_model import model_args
+from meshwright.planner.launch.flag_words import flag_words
+from meshwright.planner.launch.megatron_model import model_flags
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.launches.flags import CommandLine
@@ -97,7 +98,7 @@ def test_what_we_write_is_read_back(plan: Plan, name: str, given: str, tmp_path:
 @pytest.mark.parametrize("name", catalog_names())
 def test_every_catalog_model_comes_back_from_its_arguments(name: str) -> None:
     model = load_catalog_model(name)
-    words = CommandLine(model_args(model, 4096), "args")
+    words = CommandLine(flag_words(model_flags(model, 4096)), "args")
     back = model_from_mapping(megatron_model(words), "model")
     assert (back.layers, back.hidden, back.heads, back.kv_heads) == (
         model.layers,

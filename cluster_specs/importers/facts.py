@@ -37,7 +37,7 @@ class PlacedNode:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class FileFacts:
     """The facts of one file. Every node has the same number of blocks, one of each level."""
 
     nodes: tuple[PlacedNode, ...] = ()
