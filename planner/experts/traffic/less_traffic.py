@@ -245,7 +245,8 @@ class _Layer:
         result = tabu_search(
             self._state(self._gpu), cap, steps=search.steps, patience=search.steps, seed=0
         )
-        return self._gpu if result.gpu is None else result.gpu
+        start: Ids = self._gpu
+        return start if result.gpu is None else result.gpu
 
     def mended(self, gpu: Ids) -> list[Slots]:
         """Second search: from those nodes, packed, to GPUs under the cap; the placements on the way."""
