@@ -212,7 +212,7 @@ class _Layer:
     def __init__(self, search: NodeExchange, slots: Slots) -> None:
         self._search, self._start = search, slots
         self._expert = slots.ravel()
-        self._gpu = np.arange(len(self._expert)) // slots.shape[1]
+        self._gpu: Ids = np.arange(len(self._expert)) // slots.shape[1]
         self._choice = search.choices(slots)
         counts = np.bincount(self._expert, minlength=search.experts)
         self._weight = (search.loads / counts)[:, self._expert]
@@ -245,8 +245,7 @@ class _Layer:
         result = tabu_search(
             self._state(self._gpu), cap, steps=search.steps, patience=search.steps, seed=0
         )
-        start: Ids = self._gpu
-        return start if result.gpu is None else result.gpu
+        return self._gpu if result.gpu is None else result.gpu
 
     def mended(self, gpu: Ids) -> list[Slots]:
         """Second search: from those nodes, packed, to GPUs under the cap; the placements on the way."""
