@@ -17,6 +17,7 @@ from meshwright.model_specs.huggingface_parts import (
     attention_biases,
     gated_decoder,
     layer_norm_decoder,
+    one_in,
     qwen_windows,
     windows,
 )
@@ -116,7 +117,7 @@ def _olmoe(config: ConfigFields) -> Fields:
 
 def _olmo2(config: ConfigFields) -> Fields:
     """OLMo 2 and 3: the two norms of a layer come after its blocks, and keys and queries have wide ones."""
-    norms = {"qk_norm": True, "qk_norm_full_width": True}
+    norms = {"norms_after_blocks": True, "qk_norm": True, "qk_norm_full_width": True}
     return gated_decoder(config) | attention_biases(config) | norms
 
 
@@ -225,6 +226,37 @@ def _glm4_moe(config: ConfigFields) -> Fields:
     if dense < config.layers():
         fields["moe"] = _deepseek_moe(config, dense) | {"router_bias": True}
     return fields
+
+
+def _llama4(config: ConfigFields) -> Fields:
+    """Llama 4: experts in every layer; as a rule three layers see their own chunk, a fourth everything."""
+    layers = config.layers()
+    with_experts = config.entries("moe_layers")
+    if config.count("interleave_moe_layer_step", 1) > 1 or len(with_experts) not in (0, layers):
+        name = "moe_layers" if with_experts else "interleave_moe_layer_step"
+        raise config.fail(name, "dense layers between those with experts are not supported")
+    every = config.count("no_rope_layer_interval", 4)
+    rope_switches = config.entries("no_rope_layers")
+    if rope_switches:
+        every = one_in(config, "no_rope_layers", rope_switches.count(0), layers)
+    chunk = config.count("attention_chunk_size", optional=True)
+    window = windows(config, chunk, every, "chunked_attention")
+    moe = {
+        "experts": config.count("num_local_experts", 16),
+        "top_k": config.count("num_experts_per_tok", 1),
+        "moe_ffn_hidden": config.count("intermediate_size"),
+        "shared_experts": 1,
+    }
+    return gated_decoder(config) | {
+        "head_dim": config.count("head_dim", 128),
+        "ffn_hidden": config.count("intermediate_size_mlp", 16_384),
+        "qk_norm": config.flag("use_qk_norm", True),
+        "qk_norm_weights": False,
+        "moe": moe,
+        **attention_biases(config),
+        **window,
+        "chunked_windows": bool(window),
+    }
 
 
 def _gemma2(config: ConfigFields) -> Fields:
@@ -348,6 +380,8 @@ def _opt(config: ConfigFields) -> Fields:
 
 FAMILIES: dict[str, Callable[[ConfigFields], Fields]] = {
     "llama": _llama,
+    "llama4": _llama4,
+    "llama4_text": _llama4,
     "mistral": _mistral,
     "mixtral": _mixtral,
     "qwen2": _qwen2,

@@ -42,6 +42,10 @@ def model_notes(model: ModelSpec) -> list[str]:
         notes.append(f"Each layer has 2 norms, not {model.norms_per_layer}.")
     if model.parallel_block:
         notes.append("Attention and feed-forward run one after the other, not side by side.")
+    if model.norms_after_blocks:
+        notes.append("Norms come before attention and feed-forward, not after them.")
+    if model.chunked_windows:
+        notes.append("Windows slide: attention is not cut into chunks.")
     if model.qk_norm_full_width:
         notes.append("Query and key norms work head by head, not over all heads together.")
     if linear_bias(model) and not all(_biases(model)):
