@@ -13,11 +13,12 @@ from meshwright.model_specs.huggingface_parts import (
     GATED,
     PLAIN,
     Fields,
-    activation_of,
+    activation_fields,
     attention_biases,
     gated_decoder,
     layer_norm_decoder,
     qwen_windows,
+    rope_fields,
     windows,
 )
 
@@ -35,16 +36,23 @@ def _mistral(config: ConfigFields) -> Fields:
 
 
 def _mixtral(config: ConfigFields) -> Fields:
-    moe = {
+    moe: Fields = {
         "experts": config.count("num_local_experts", 8),
         "top_k": config.count("num_experts_per_tok", 2),
         "moe_ffn_hidden": config.count("intermediate_size"),
     }
-    return _mistral(config) | {"moe": moe}
+    window = config.count("sliding_window", optional=True)
+    return (
+        gated_decoder(config, norm_epsilon=1e-5, rope_base=1e6)
+        | {"moe": moe}
+        | windows(config, window, 0)
+    )
 
 
 def _phi3(config: ConfigFields) -> Fields:
-    return gated_decoder(config) | windows(config, config.count("sliding_window", optional=True), 0)
+    return gated_decoder(config, norm_epsilon=1e-5) | windows(
+        config, config.count("sliding_window", optional=True), 0
+    )
 
 
 def _qwen2(config: ConfigFields) -> Fields:
@@ -70,6 +78,7 @@ def _qwen_experts(config: ConfigFields) -> Fields:
         "top_k": config.count("num_experts_per_tok"),
         "moe_ffn_hidden": config.count("moe_intermediate_size"),
         "dense_layers": dense,
+        "router_normalized": config.flag("norm_topk_prob", False),
     }
 
 
@@ -109,9 +118,12 @@ def _olmoe(config: ConfigFields) -> Fields:
         "experts": config.count("num_experts", 64),
         "top_k": config.count("num_experts_per_tok", 8),
         "moe_ffn_hidden": config.count("intermediate_size"),
+        "router_normalized": config.flag("norm_topk_prob", False),
     }
     norms = {"qk_norm": True, "qk_norm_full_width": True}
-    return gated_decoder(config) | attention_biases(config) | norms | {"moe": moe}
+    return (
+        gated_decoder(config, norm_epsilon=1e-5) | attention_biases(config) | norms | {"moe": moe}
+    )
 
 
 def _gpt_oss(config: ConfigFields) -> Fields:
@@ -122,9 +134,16 @@ def _gpt_oss(config: ConfigFields) -> Fields:
         "router_bias": True,
         "expert_bias": True,
     }
+    fields = gated_decoder(config, norm_epsilon=1e-5, rope_base=150_000) | {
+        "head_dim": config.count("head_dim", 64),
+        "attention_sinks": True,
+        "swiglu_alpha": 1.702,
+        "glu_offset": 1.0,
+        "glu_limit": config.number("swiglu_limit", 7.0),
+        "moe": moe,
+    }
     return (
-        gated_decoder(config)
-        | {"head_dim": config.count("head_dim", 64), "attention_sinks": True, "moe": moe}
+        fields
         | attention_biases(config, True)
         | windows(config, config.count("sliding_window", 128), 2)
     )
@@ -162,6 +181,9 @@ def _deepseek_moe(config: ConfigFields, dense_layers: int) -> Fields:
         "shared_experts": config.count("n_shared_experts", 0, least=0),
         "dense_layers": dense_layers,
         "router_bias": balancing == "noaux_tc",
+        "router_score": config.text("scoring_func", "softmax"),
+        "router_normalized": config.flag("norm_topk_prob", False),
+        "router_scaling_factor": config.number("routed_scaling_factor", 1.0),
     }
     groups = config.count("n_group", 1)
     if groups > 1 and balancing != "greedy":
@@ -178,7 +200,12 @@ def _deepseek_v3(config: ConfigFields) -> Fields:
     }
     moe = fields.get("moe")
     if isinstance(moe, dict):
-        fields["moe"] = moe | {"router_bias": True}
+        fields["moe"] = moe | {
+            "router_bias": True,
+            "router_score": config.text("scoring_func", "sigmoid"),
+            "router_normalized": config.flag("norm_topk_prob", True),
+            "router_scaling_factor": config.number("routed_scaling_factor", 2.5),
+        }
     return fields
 
 
@@ -189,15 +216,31 @@ def _gemma2(config: ConfigFields) -> Fields:
             "head_dim": config.count("head_dim", 256),
             "tied_embeddings": config.flag("tie_word_embeddings", True),
             "norms_per_layer": 4,
+            "attention_logit_cap": config.number("attn_logit_softcapping", 50.0),
+            "final_logit_cap": config.number("final_logit_softcapping", 30.0),
+            **_gemma_scales(config),
         }
         | attention_biases(config)
         | windows(config, config.count("sliding_window", 4096), 2)
     )
 
 
+def _gemma_scales(config: ConfigFields) -> Fields:
+    """Factors on embeddings, attention scores and norms that Gemma 2 and 3 share."""
+    fields: Fields = {
+        "norm_zero_centered": True,
+        "embedding_scale": config.count("hidden_size") ** 0.5,
+    }
+    scalar = config.number("query_pre_attn_scalar", 256)
+    if scalar > 0 and scalar != config.count("head_dim", 256):
+        fields["attention_scale"] = scalar**-0.5
+    return fields
+
+
 def _gemma3(config: ConfigFields) -> Fields:
     """Files of multimodal Gemma 3 name only what differs from the defaults."""
     heads = config.count("num_attention_heads", 8)
+    windowed_base = config.number("rope_local_base_freq", 10_000)
     pattern = config.count("_sliding_window_pattern", config.count("sliding_window_pattern", 6))
     return {
         "layers": config.layers(),
@@ -207,10 +250,15 @@ def _gemma3(config: ConfigFields) -> Fields:
         "kv_heads": config.count("num_key_value_heads", 4),
         "head_dim": config.count("head_dim", 256),
         "vocab": config.count("vocab_size", 262_208),
-        "activation": activation_of(config, "hidden_activation", "gelu_pytorch_tanh", GATED),
         "tied_embeddings": config.flag("tie_word_embeddings", True),
         "norms_per_layer": 4,
+        "norm_epsilon": config.number("rms_norm_eps", 1e-6),
         "qk_norm": True,
+        "rope": {"windowed_base": windowed_base, **rope_fields(config, base=1e6)},
+        "final_logit_cap": config.number("final_logit_softcapping"),
+        "attention_logit_cap": config.number("attn_logit_softcapping"),
+        **activation_fields(config, "hidden_activation", "gelu_pytorch_tanh", GATED),
+        **_gemma_scales(config),
         **attention_biases(config),
         **windows(config, config.count("sliding_window", 4096), pattern),
     }
@@ -226,7 +274,8 @@ def _gpt2(config: ConfigFields) -> Fields:
         "heads": heads,
         "kv_heads": heads,
         "vocab": config.count("vocab_size"),
-        "activation": activation_of(config, "activation_function", "gelu_new", PLAIN),
+        "norm_epsilon": config.number("layer_norm_epsilon", 1e-5),
+        **activation_fields(config, "activation_function", "gelu_new", PLAIN),
         "tied_embeddings": config.flag("tie_word_embeddings", True),
         "position": "learned",
         "max_positions": config.count("n_positions", 1024),
@@ -245,7 +294,13 @@ def _gpt_neox(config: ConfigFields) -> Fields:
             "heads": heads,
             "kv_heads": heads,
             "vocab": config.count("vocab_size"),
-            "activation": activation_of(config, "hidden_act", "gelu", PLAIN),
+            "norm_epsilon": config.number("layer_norm_eps", 1e-5),
+            "rope": rope_fields(
+                config,
+                base=config.number("rotary_emb_base", 10_000),
+                fraction=config.number("rotary_pct", 0.25),
+            ),
+            **activation_fields(config, "hidden_act", "gelu", PLAIN),
             "tied_embeddings": config.flag("tie_word_embeddings", False),
             "parallel_block": config.flag("use_parallel_residual", True),
         }
@@ -269,7 +324,9 @@ def _falcon(config: ConfigFields) -> Fields:
         "heads": heads,
         "kv_heads": kv_heads,
         "vocab": config.count("vocab_size"),
-        "activation": activation_of(config, "activation", "gelu", PLAIN),
+        "norm_epsilon": config.number("layer_norm_epsilon", 1e-5),
+        "rope": rope_fields(config),
+        **activation_fields(config, "activation", "gelu", PLAIN),
         "tied_embeddings": config.flag("tie_word_embeddings", True),
         "position": "alibi" if config.flag("alibi", False) else "rope",
         "parallel_block": parallel,
@@ -293,7 +350,7 @@ def _opt(config: ConfigFields) -> Fields:
         "heads": heads,
         "kv_heads": heads,
         "vocab": config.count("vocab_size"),
-        "activation": activation_of(config, "activation_function", "relu", PLAIN),
+        **activation_fields(config, "activation_function", "relu", PLAIN),
         "tied_embeddings": config.flag("tie_word_embeddings", True),
         "position": "learned",
         # OPT keeps two unused rows before the first position.
