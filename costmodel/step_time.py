@@ -196,7 +196,7 @@ def optimistic_step(
         share=layer_bubble_share(c, times),
     )
     pp = np.asarray(c.layout.pp)
-    waits = step.share / np.asarray(c.layout.vpp)
+    waits = step.share / c.layout.vpp
     useful = _largest_useful_window_s(c, step.traffic_s) * pp
     kink = np.clip(useful, least_work, np.maximum(busiest * pp, least_work))
 
@@ -255,7 +255,7 @@ def boundary_s(c: Context) -> Floats:
     float or array
         Seconds in one direction, in the common shape of layouts and placements.
     """
-    payload = c.activation_bytes / np.asarray(c.layout.tp)
+    payload = c.activation_bytes / c.layout.tp
     crossed = c.placement.pp > members_inside(c.placement.pp)
     outermost = np.max(np.where(crossed, np.arange(crossed.shape[-1]), 0), axis=-1)
     return point_to_point_s(payload, outermost, c.links)
@@ -311,7 +311,7 @@ def _exposed_s(c: Context, traffic_s: Floats, window_s: Floats) -> Floats:
 def _largest_useful_window_s(c: Context, traffic_s: Floats) -> Floats:
     """The window beyond which `_exposed_s` no longer falls."""
     fsdp = np.asarray(c.layout.zero_stage) == 3
-    one_of_all = 1.0 / np.asarray(c.layout.num_micro_batches)
+    one_of_all = 1.0 / c.layout.num_micro_batches
     all_but_last = 1.0 - 1.0 / _buckets(c)
     window: Floats = traffic_s * np.where(fsdp, one_of_all, all_but_last)
     return window
@@ -319,7 +319,7 @@ def _largest_useful_window_s(c: Context, traffic_s: Floats) -> Floats:
 
 def _buckets(c: Context) -> Floats:
     """Buckets of gradients, two a layer of the rank."""
-    buckets: Floats = np.maximum(2.0 * c.workload.model.layers / np.asarray(c.layout.pp), 1.0)
+    buckets: Floats = np.maximum(2.0 * c.workload.model.layers / c.layout.pp, 1.0)
     return buckets
 
 
@@ -327,7 +327,7 @@ def _optimizer_s(c: Context, dense: Floats, expert: Floats) -> Floats:
     """Streaming of the optimizer's states, sharded from ZeRO 1 on."""
     layout = c.layout
     sharded = np.asarray(layout.zero_stage) >= 1
-    dense_shards = np.where(sharded, np.asarray(layout.dp) * np.asarray(layout.cp), 1)
+    dense_shards = np.where(sharded, np.asarray(layout.dp) * layout.cp, 1)
     expert_shards = np.where(sharded, layout.edp, 1)
     parameters = dense / dense_shards + expert / expert_shards
     return _ADAM_BYTES * parameters / c.rates.hbm_bytes_per_s

@@ -145,11 +145,6 @@ def _latent_projections(c: Context) -> tuple[Passes, Floats]:
     return Passes(forward, backward), up_forward
 
 
-def _hidden_elements(c: Context) -> Floats:
-    """Elements of the hidden width on one rank that pass the norm and the residual."""
-    return c.tokens * c.workload.model.hidden / c.sequence_shards
-
-
 def _inner_bytes(c: Context, widths: _Widths) -> Passes:
     """Bytes that rotary embeddings and the norms of queries, keys or latents move."""
     moved = c.element_bytes
@@ -163,7 +158,7 @@ def _inner_bytes(c: Context, widths: _Widths) -> Passes:
 def _streamed_bytes(c: Context, widths: _Widths, inner: Passes, score: Passes) -> Passes:
     """Bytes of all memory-bound operators."""
     hidden, around = c.workload.model.hidden, c.element_bytes.around
-    elements = _hidden_elements(c)
+    elements = c.hidden_elements
     cast_f = quantise_bytes(c, c.tokens, hidden + widths.output)
     cast_b = quantise_bytes(c, c.tokens, widths.query + widths.key_value + hidden)
     merge_f, merge_b = merge_bytes(c, widths.query, widths.output)
@@ -181,7 +176,7 @@ def _recomputed(
     Operator-level recomputation runs every second matrix product again: the keys' and the output's.
     """
     mask = np.asarray(c.layout.recompute)
-    norm_bytes = c.element_bytes.norm[0] * _hidden_elements(c)
+    norm_bytes = c.element_bytes.norm[0] * c.hidden_elements
     of_core = mask & Recompute.CORE_ATTENTION
     of_inner = mask & (Recompute.MLA_UP_PROJECTION | Recompute.OPERATORS)
     keys_s = gemms.inputs.forward * widths.keys / (widths.query + widths.key_value)
@@ -211,7 +206,7 @@ def _rotary_elements(c: Context, widths: _Widths) -> Floats:
         return np.asarray(widths.query + widths.key_value)
     written = model.qk_head_dim + mla.v_head_dim
     per_head = mla.qk_rope_head_dim + 0.5 * (mla.qk_nope_head_dim + mla.v_head_dim + written)
-    return per_head * model.heads / np.asarray(c.layout.tp)
+    return per_head * model.heads / c.layout.tp
 
 
 def _normed_elements(c: Context, widths: _Widths) -> Floats:
@@ -227,7 +222,7 @@ def _normed_elements(c: Context, widths: _Widths) -> Floats:
 
 def _core_attention(c: Context) -> _Core:
     model, seq = c.workload.model, c.workload.seq_len
-    heads, shards = model.heads / np.asarray(c.layout.tp), np.asarray(c.layout.cp)
+    heads, shards = model.heads / c.layout.tp, np.asarray(c.layout.cp)
     batch = np.asarray(c.layout.micro_batch)
     flops = attention_pair_flops(seq, seq, heads, model.qk_head_dim, model.v_head_dim)
     flops = batch * flops / shards

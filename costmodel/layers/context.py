@@ -32,7 +32,7 @@ class Context:
         """Tokens of a micro-batch on one rank."""
         layout = self.layout
         tokens = np.asarray(layout.micro_batch) * self.workload.seq_len
-        per_rank: Floats = tokens / np.asarray(layout.cp)
+        per_rank: Floats = tokens / layout.cp
         return per_rank
 
     @cached_property
@@ -74,10 +74,15 @@ class Context:
         shards: Floats = np.where(self.layout.sequence_parallel, self.layout.tp, 1)
         return shards
 
-    @property
+    @cached_property
     def activation_bytes(self) -> Floats:
         """Bytes of a micro-batch's activations between layers, T h of 2 bytes, on one rank."""
         return 2.0 * self.tokens * self.workload.model.hidden
+
+    @cached_property
+    def hidden_elements(self) -> Floats:
+        """Elements of the hidden width on one rank that pass a norm and a residual."""
+        return self.tokens * self.workload.model.hidden / self.sequence_shards
 
     @cached_property
     def tensor_pass_s(self) -> Floats:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.kernels import gemm_s, streamed_s, weight_gradient_s
 from meshwright.costmodel.layers.layer_time import LayerTime, Parts
@@ -49,7 +47,7 @@ def head(c: Context) -> LayerTime:
         Seconds by part of one micro-batch (docs/cost_model.md, "One layer").
     """
     model, tokens = c.workload.model, c.tokens
-    vocab = model.vocab / np.asarray(c.layout.tp)
+    vocab = model.vocab / c.layout.tp
     gemm_f = gemm_s(tokens, vocab, model.hidden, c.rates, sixteen_bit=True)
     gemm_b = gemm_s(tokens, model.hidden, vocab, c.rates, sixteen_bit=True)
     gemm_b = gemm_b + weight_gradient_s(model.hidden, vocab, tokens, c.rates, sixteen_bit=True)

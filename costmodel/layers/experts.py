@@ -62,7 +62,7 @@ def moe_mlp(c: Context) -> LayerTime:
     moe = model.moe
     assert moe is not None
     ep, etp = np.asarray(layout.ep), np.asarray(layout.etp)
-    tokens = c.tokens / np.asarray(layout.tp)
+    tokens = c.tokens / layout.tp
     local = _Local(
         tokens=tokens,
         copies=tokens * moe.top_k * etp * c.workload.imbalance(ep),
@@ -137,7 +137,7 @@ def _expert_all_to_all_s(c: Context, tokens: Floats) -> Floats:
     copies = routed_copies(c.workload, members[..., -1:] / members_inside(members), c.layout.ep)
     sent = 2.0 * tokens * model.hidden * c.workload.imbalance(c.layout.ep)
     once = all_to_all_s(sent, members, dispatch_links(c), copies)
-    gathered = ring_pass_s(sent * moe.top_k * np.asarray(c.layout.etp), c.placement.etp, c.links)
+    gathered = ring_pass_s(sent * moe.top_k * c.layout.etp, c.placement.etp, c.links)
     seconds: Floats = 2.0 * (once + gathered)
     return seconds
 

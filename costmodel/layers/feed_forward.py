@@ -64,11 +64,11 @@ def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
     """
     model, tokens = c.workload.model, c.tokens
     matrices = 2 if model.gated else 1
-    local = width / np.asarray(c.layout.tp)
+    local = width / c.layout.tp
     up = linear(c, tokens, matrices * local, model.hidden)
     down = linear(c, tokens, model.hidden, local)
     moved = c.element_bytes
-    elements = tokens * model.hidden / c.sequence_shards * norm
+    elements = c.hidden_elements * norm
     activation_f = tokens * local * moved.activation[0]
     activation_b = tokens * local * moved.activation[1]
     cast_f = quantise_bytes(c, tokens, model.hidden + local)

@@ -129,7 +129,7 @@ def kind_times(c: Context) -> KindTimes:
 
 def _mtp_module(c: Context, main: KindTime, head_time: KindTime) -> KindTime:
     """A multi-token-prediction module: a main layer, a head, and the GEMM from 2 h to h that joins it."""
-    h, n = c.workload.model.hidden, c.workload.model.hidden / np.asarray(c.layout.tp)
+    h, n = c.workload.model.hidden, c.workload.model.hidden / c.layout.tp
     backward = gemm_s(c.tokens, 2 * h, n, c.rates) + weight_gradient_s(2 * h, n, c.tokens, c.rates)
     join: Parts = {"gemm": gemm_s(c.tokens, n, 2 * h, c.rates) + backward}
     return KindTime(

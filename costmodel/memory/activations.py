@@ -35,7 +35,7 @@ def rank_tokens(workload: Workload, layout: Layout) -> Floats:
     float or array
     """
     tokens = np.asarray(layout.micro_batch) * workload.seq_len
-    per_rank: Floats = tokens / np.asarray(layout.cp)
+    per_rank: Floats = tokens / layout.cp
     return per_rank
 
 
@@ -178,7 +178,7 @@ def _dense_saved(width: float, model: ModelSpec, layout: Layout, narrow: float) 
     matrices = 2.0 if model.gated else 1.0
     by_operators = np.asarray(layout.recompute) & Recompute.OPERATORS
     per_element = np.where(by_operators, 2.0, 2.0 * matrices + narrow)
-    saved: Floats = per_element * width / np.asarray(layout.tp)
+    saved: Floats = per_element * width / layout.tp
     return saved
 
 

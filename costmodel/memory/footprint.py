@@ -254,7 +254,7 @@ def _least_peak(
     """
     main = workload.model.layers - leading
     full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
-    recomputed = np.asarray(layout.recompute_layers) * np.asarray(layout.vpp)
+    recomputed = np.asarray(layout.recompute_layers) * layout.vpp
     leading_relief = layer.leading_saved - layer.leading_dropped if leading else 0.0
     per_layer = np.maximum(layer.saved - layer.dropped, leading_relief)
     relief = np.where(full, recomputed, 0) * per_layer

@@ -207,5 +207,5 @@ def table_parameters(model: ModelSpec, layout: Layout) -> Floats:
     -------
     float or array
     """
-    parameters: Floats = embedding_parameters(model) / np.asarray(layout.tp)
+    parameters: Floats = embedding_parameters(model) / layout.tp
     return parameters

@@ -74,7 +74,7 @@ def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> T
     layer = _layer_at_work(workload, layout, profile, np.where(full, as_laid_out, 0.0))
     zero = 0.0 * np.asarray(layer)
     table_gradient = 2.0 * np.asarray(table_parameters(model, layout))
-    freed = np.where(full, dropped, as_laid_out) * (model.layers // np.asarray(layout.pp))
+    freed = np.where(full, dropped, as_laid_out) * (model.layers // layout.pp)
     embedding = np.where(_sharded(layout), 0.0, np.maximum(table_gradient - freed, 0.0))
     gathered, gathered_table, gathered_leading = _weights_at_hand(workload, layout, profile)
     stranded, stranded_table = _stranded(workload, layout, profile)
@@ -96,7 +96,7 @@ def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> T
 
 def _sharded(layout: Layout) -> Bools:
     """Whether weights are gathered before use."""
-    ranks = np.asarray(layout.dp) * np.asarray(layout.cp)
+    ranks = np.asarray(layout.dp) * layout.cp
     sharded: Bools = (np.asarray(layout.zero_stage) == 3) & (ranks > 1)
     return sharded
 
@@ -159,7 +159,7 @@ def _weights_at_hand(
     leading = 0.0
     if model.moe_layers and model.dense_layers:
         leading = 2.0 * dense_mlp_parameters(model)
-    first: Floats = np.where(sharded, 0.0, leading / np.asarray(layout.tp))
+    first: Floats = np.where(sharded, 0.0, leading / layout.tp)
     return np.where(sharded, gathered, 2.0 * shapes), gathered_table, first
 
 
@@ -167,7 +167,7 @@ def _one_of_each_shape(model: ModelSpec, layout: Layout) -> Floats:
     """Parameters of one main layer, of its experts only one."""
     dense, rest, _ = layer_parameters_on_gpu(model, layout)
     if model.moe_layers:
-        return rest + expert_parameters(model) / np.asarray(layout.etp)
+        return rest + expert_parameters(model) / layout.etp
     return dense
 
 
@@ -205,11 +205,11 @@ def _stranded_by_step(workload: Workload, layout: Layout) -> tuple[Floats, Float
     table = np.asarray(table_parameters(model, layout))
     if workload.precision == "bf16":
         return 0.0, 2.0 * table
-    widest = np.asarray(model.hidden * model.ffn_hidden / np.asarray(layout.tp))
+    widest = np.asarray(model.hidden * model.ffn_hidden / layout.tp)
     dense, rest, experts = layer_parameters_on_gpu(model, layout)
     layers = model.dense_layers * dense + model.moe_layers * (rest + experts)
-    share = layers / np.asarray(layout.pp)
-    shards = np.asarray(layout.dp) * np.asarray(layout.cp)
+    share = layers / layout.pp
+    shards = np.asarray(layout.dp) * layout.cp
     copies = 12.0 * np.minimum(widest, share / shards)
     with_table = 12.0 * np.minimum(table, (share + table) / shards) + 2.0 * table
     return copies, np.maximum(with_table - copies, 0.0)

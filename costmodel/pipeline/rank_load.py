@@ -241,7 +241,7 @@ def _fewest_recomputed(layers: int, layout: Layout) -> NDArray[np.float64]:
 
     The sum over chunks of min(r, layers) is least when all but one chunk hold a single layer.
     """
-    chunks = np.asarray(layout.pp) * np.asarray(layout.vpp)
+    chunks = np.asarray(layout.pp) * layout.vpp
     per_chunk = np.asarray(layout.recompute_layers)
     full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
     in_one = np.minimum(per_chunk, layers - chunks + 1)

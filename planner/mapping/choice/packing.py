@@ -76,15 +76,15 @@ class Packing:
         if not need.grid.askable or self._work_left <= 0:
             answers.undecided.append(need)
             return None
-        found, decided = self._solved(instance, need)
-        if found is not None:
-            answers.mappings.append(found)
+        solution, decided = self._solved(instance, need)
+        if solution is not None:
+            answers.mappings.append(solution)
         elif decided:
             stronger = [refuted for refuted in answers.impossible if not refuted.implies(need)]
             answers.impossible = [*stronger, need]
         else:
             answers.undecided.append(need)
-        return found
+        return solution
 
     def _solved(self, instance: Instance, need: Need) -> tuple[IntArray | None, bool]:
         """(mapping, whether the question is settled)."""

@@ -50,12 +50,12 @@ TRIES = 3
 
 
 @dataclass(kw_only=True, eq=False)
-class _Spot:
+class _MappingSpace:
     """Where layouts of the same degrees can lie."""
 
     instance: Instance
     profiles: Profiles
-    gone: NDArray[np.bool_]
+    excluded: NDArray[np.bool_]
     """Profiles that no mapping keeps, as far as it is known; [k]."""
     probed: bool = False
     """Whether its mappings have been looked into."""
@@ -67,7 +67,7 @@ class MappedPricing(CostModelPricing):
     def __init__(self, workload: Workload, seed: int = 0) -> None:
         super().__init__(workload)
         self._packing = Packing(seed)
-        self._spots: dict[tuple[int, ...], _Spot | None] = {}
+        self._spaces: dict[tuple[int, ...], _MappingSpace | None] = {}
         self._undecided_s = inf
 
     @property
@@ -85,40 +85,40 @@ class MappedPricing(CostModelPricing):
         except InfeasibleError:
             return None
 
-    def _spot(self, layout: Layout) -> _Spot | None:
+    def _space(self, layout: Layout) -> _MappingSpace | None:
         """None where no slots hold the layout."""
         key = tuple(int(getattr(layout, name)) for name in DEGREES)
-        if key not in self._spots:
+        if key not in self._spaces:
             instance = self.instance(layout)
-            self._spots[key] = None if instance is None else self._new_spot(layout, instance)
-        return self._spots[key]
+            self._spaces[key] = None if instance is None else self._new_space(layout, instance)
+        return self._spaces[key]
 
-    def _new_spot(self, layout: Layout, instance: Instance) -> _Spot:
+    def _new_space(self, layout: Layout, instance: Instance) -> _MappingSpace:
         profiles = profiles_of(self._workload.on(int(layout.gpus)), instance)
         impossible = np.zeros(len(profiles.needs), dtype=bool)
-        return _Spot(instance=instance, profiles=profiles, gone=impossible)
+        return _MappingSpace(instance=instance, profiles=profiles, excluded=impossible)
 
     def mappings(self, layout: Layout) -> Matrices:
         """The profiles of a layout by number; none where no slots hold it."""
-        spot = self._spot(layout)
-        count = 0 if spot is None else len(spot.profiles.needs)
+        space = self._space(layout)
+        count = 0 if space is None else len(space.profiles.needs)
         return {PROFILE: np.arange(count)[:, None]}
 
     def profiles(self, layout: Layout) -> Profiles | None:
         """None where no slots hold the layout."""
-        spot = self._spot(layout)
-        return None if spot is None else spot.profiles
+        space = self._space(layout)
+        return None if space is None else space.profiles
 
     def needs(self, layout: Layout) -> Sequence[Need | None]:
         """What each of `mappings` asks for."""
-        spot = self._spot(layout)
-        return () if spot is None else spot.profiles.needs
+        space = self._space(layout)
+        return () if space is None else space.profiles.needs
 
     def use_assignment(self, layout: Layout, cells: Cells, value: Callable[[Any], int]) -> None:
         """Takes the mapping that a model of layouts and mappings together has found."""
-        spot = self._spot(layout)
-        if spot is not None:
-            self._packing.learn(spot.instance, cells.assignment(spot.instance.problem, value))
+        space = self._space(layout)
+        if space is not None:
+            self._packing.learn(space.instance, cells.assignment(space.instance.problem, value))
 
     def mapping_bounds(self, layouts: Layout) -> list[MappingBounds]:
         """The bound under each profile; infinite where no mapping is known to keep it."""
@@ -128,11 +128,11 @@ class MappedPricing(CostModelPricing):
         ]
 
     def _bounds_of(self, layout: Layout, packed_s: float) -> MappingBounds:
-        table, spot = self.mappings(layout), self._spot(layout)
-        if spot is None:
+        table, space = self.mappings(layout), self._space(layout)
+        if space is None:
             return MappingBounds(matrices=table, bound_s=np.full(len(table[PROFILE]), packed_s))
         count, workload = len(table[PROFILE]), self._workload.on(int(layout.gpus))
-        context = make_context(workload, _repeated(layout, count), spot.profiles.placement)
+        context = make_context(workload, _repeated(layout, count), space.profiles.placement)
         times = kind_times(context)
         busiest_s = busiest_in_rooms_s(
             context, times, _repeated(layout, 1), [count], self._limit_gib
@@ -140,33 +140,33 @@ class MappedPricing(CostModelPricing):
         fits = np.isfinite(busiest_s)
         seconds = optimistic_step(context, times, np.where(fits, busiest_s, 0.0)).seconds
         seconds = np.where(fits, np.maximum(np.asarray(seconds, dtype=np.float64), packed_s), inf)
-        return MappingBounds(matrices=table, bound_s=np.where(spot.gone, inf, seconds))
+        return MappingBounds(matrices=table, bound_s=np.where(space.excluded, inf, seconds))
 
     def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
         """The fastest profile that a mapping keeps: the fastest of all is priced, then asked for."""
         self._undecided_s = inf
-        spot = self._spot(layout)
-        if spot is None:
+        space = self._space(layout)
+        if space is None:
             return None
-        if not Grid.of(spot.instance.problem).askable:
-            return self._tried(spot, layout, cutoff_s)
-        best = self._at_once(spot, layout, cutoff_s)
+        if not Grid.of(space.instance.problem).askable:
+            return self._tried(space, layout, cutoff_s)
+        best = self._at_once(space, layout, cutoff_s)
         if mappings.least_s < self._limit(best, cutoff_s):
-            self._probe(spot)
-        bound_s, tries = np.where(spot.gone, inf, mappings.bound_s), 0
+            self._probe(space)
+        bound_s, tries = np.where(space.excluded, inf, mappings.bound_s), 0
         while True:
             limit = self._limit(best, cutoff_s)
-            bound_s = self._possible_first(spot, bound_s, limit)
-            pricing = PlacedAs(self._workload, spot.profiles.placement)
+            bound_s = self._possible_first(space, bound_s, limit)
+            pricing = PlacedAs(self._workload, space.profiles.placement)
             priced = pricing.exact(layout, replace(mappings, bound_s=bound_s), limit)
             if priced is None:
                 return best
             row = priced.matrix[PROFILE][0]
-            assignment = self._packing.find(spot.instance, spot.profiles.needs[row])
+            assignment = self._packing.find(space.instance, space.profiles.needs[row])
             if assignment is None:
-                bound_s = self._without(spot, bound_s, row, priced.step_time_s)
+                bound_s = self._without(space, bound_s, row, priced.step_time_s)
                 continue
-            real = self._best_of(spot, [assignment], layout, limit)
+            real = self._best_of(space, [assignment], layout, limit)
             best, tries = real or best, tries + 1
             if real is not None and real.step_time_s <= priced.step_time_s * SAME:
                 return best
@@ -178,26 +178,26 @@ class MappedPricing(CostModelPricing):
     def _limit(self, best: Priced | None, cutoff_s: float) -> float:
         return cutoff_s if best is None else min(cutoff_s, best.step_time_s)
 
-    def _at_once(self, spot: _Spot, layout: Layout, cutoff_s: float) -> Priced | None:
+    def _at_once(self, space: _MappingSpace, layout: Layout, cutoff_s: float) -> Priced | None:
         """Under the mappings that are known: few questions are worth asking below a good price."""
-        return self._best_of(spot, self._packing.mappings(spot.instance), layout, cutoff_s)
+        return self._best_of(space, self._packing.mappings(space.instance), layout, cutoff_s)
 
-    def _tried(self, spot: _Spot, layout: Layout, cutoff_s: float) -> Priced | None:
+    def _tried(self, space: _MappingSpace, layout: Layout, cutoff_s: float) -> Priced | None:
         """Under the known mappings and, where these come close, the one with the least traffic."""
         self._undecided_s = float(self._bounds_of(layout, 0.0).least_s)
-        best = self._at_once(spot, layout, cutoff_s * PROMISING)
-        if best is not None and np.isfinite(cutoff_s) and not spot.probed:
-            spot.probed = True
-            self._packing.learn(spot.instance, _solved(spot.instance.problem))
-            best = self._at_once(spot, layout, cutoff_s)
+        best = self._at_once(space, layout, cutoff_s * PROMISING)
+        if best is not None and np.isfinite(cutoff_s) and not space.probed:
+            space.probed = True
+            self._packing.learn(space.instance, _solved(space.instance.problem))
+            best = self._at_once(space, layout, cutoff_s)
         return best if best is not None and best.step_time_s < cutoff_s else None
 
-    def _probe(self, spot: _Spot) -> None:
+    def _probe(self, space: _MappingSpace) -> None:
         """Asks how far each axis can reach on its own: one answer rules out many profiles."""
-        if spot.probed:
+        if space.probed:
             return
-        spot.probed = True
-        strength, needs = spot.profiles.strength, spot.profiles.needs
+        space.probed = True
+        strength, needs = space.profiles.strength, space.profiles.needs
         for axis in range(strength.shape[1]):
             other_axes = np.delete(strength, axis, axis=1) - np.delete(strength, axis, axis=1).min(
                 axis=0
@@ -213,43 +213,47 @@ class MappedPricing(CostModelPricing):
             )  # a mapping keeps those before `low`, none those from `high` on
             while low < high:
                 middle = (low + high) // 2
-                if self._packing.find(spot.instance, needs[alone[middle]]) is not None:
+                if self._packing.find(space.instance, needs[alone[middle]]) is not None:
                     low = middle + 1
                     continue
                 if self._packing.impossible(needs[alone[middle]]):
-                    spot.gone[spot.profiles.implying(alone[middle])] = True
+                    space.excluded[space.profiles.implying(alone[middle])] = True
                 high = middle
 
-    def _possible_first(self, spot: _Spot, bound_s: FloatArray, limit_s: float) -> FloatArray:
+    def _possible_first(
+        self, space: _MappingSpace, bound_s: FloatArray, limit_s: float
+    ) -> FloatArray:
         """Asks for profiles in the order of their bounds until one is kept; the others cost no pricing."""
         while True:
             row = int(np.argmin(bound_s))
             if not bound_s[row] < limit_s:
                 return bound_s
-            if self._packing.find(spot.instance, spot.profiles.needs[row]) is not None:
+            if self._packing.find(space.instance, space.profiles.needs[row]) is not None:
                 return bound_s
-            bound_s = self._without(spot, bound_s, row, float(bound_s[row]))
+            bound_s = self._without(space, bound_s, row, float(bound_s[row]))
 
-    def _without(self, spot: _Spot, bound_s: FloatArray, row: int, price_s: float) -> FloatArray:
+    def _without(
+        self, space: _MappingSpace, bound_s: FloatArray, row: int, price_s: float
+    ) -> FloatArray:
         """Leaves out a profile that no mapping was found for, and those known to be impossible with it."""
-        if not self._packing.impossible(spot.profiles.needs[row]):
+        if not self._packing.impossible(space.profiles.needs[row]):
             self._undecided_s = min(self._undecided_s, price_s)
             bound_s[row] = inf
             return bound_s
-        spot.gone[spot.profiles.implying(row)] = True
-        return np.where(spot.gone, inf, bound_s)
+        space.excluded[space.profiles.implying(row)] = True
+        return np.where(space.excluded, inf, bound_s)
 
     def with_least_traffic(self, priced: Priced) -> Priced:
         """Under the mapping with the least traffic, of those with the lowest price that are known."""
         workload = self._workload.on(int(priced.layout.gpus))
-        spot = self._spot(priced.layout)
-        if spot is None or priced.ranks is None:
+        space = self._space(priced.layout)
+        if space is None or priced.ranks is None:
             return priced
         instance = instance_of(workload, priced.layout, priced.stages)
         now = assignment_of_ranks(instance, priced.ranks)
         placement = placement_of(workload, instance, now)
         assignments = [now, _solved(instance.problem), *self._packing.mappings(instance)]
-        need = spot.profiles.need_of(placement)
+        need = space.profiles.need_of(placement)
         if need is not None:
             assignments += least_traffic_within(instance, need)
         placements = [placement_of(workload, instance, assignment) for assignment in assignments]
@@ -273,11 +277,11 @@ class MappedPricing(CostModelPricing):
         )
 
     def _best_of(
-        self, spot: _Spot, assignments: Sequence[IntArray], layout: Layout, cutoff_s: float
+        self, space: _MappingSpace, assignments: Sequence[IntArray], layout: Layout, cutoff_s: float
     ) -> Priced | None:
         """Priced under the best of some mappings; None where none is better than the cutoff."""
         workload = self._workload.on(int(layout.gpus))
-        placed = [placement_of(workload, spot.instance, placement) for placement in assignments]
+        placed = [placement_of(workload, space.instance, placement) for placement in assignments]
         names = vars(placed[0])
         every = Placement(
             **{name: np.stack([getattr(placement, name) for placement in placed]) for name in names}
@@ -288,7 +292,7 @@ class MappedPricing(CostModelPricing):
         if priced is None:
             return None
         best = assignments[priced.matrix[PROFILE][0]]
-        return replace(priced, matrix={}, ranks=tuple(ranks_of(spot.instance, best)))
+        return replace(priced, matrix={}, ranks=tuple(ranks_of(space.instance, best)))
 
 
 class PlacedAs(CostModelPricing):
