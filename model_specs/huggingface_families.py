@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from meshwright.model_specs.config_fields import ConfigFields
+from meshwright.model_specs.huggingface_gemma import gemma2_fields, gemma3_fields
 from meshwright.model_specs.huggingface_parts import (
-    GATED,
     PLAIN,
     Fields,
     activation_fields,
@@ -254,61 +254,6 @@ def _glm4_moe(config: ConfigFields) -> Fields:
     return fields
 
 
-def _gemma2(config: ConfigFields) -> Fields:
-    return (
-        gated_decoder(config, activation_field="hidden_activation", activation="gelu_pytorch_tanh")
-        | {
-            "head_dim": config.count("head_dim", 256),
-            "tied_embeddings": config.flag("tie_word_embeddings", True),
-            "norms_per_layer": 4,
-            "attention_logit_cap": config.number("attn_logit_softcapping", 50.0),
-            "final_logit_cap": config.number("final_logit_softcapping", 30.0),
-            **_gemma_scales(config),
-        }
-        | attention_biases(config)
-        | windows(config, config.count("sliding_window", 4096), 2)
-    )
-
-
-def _gemma_scales(config: ConfigFields) -> Fields:
-    """Factors on embeddings, attention scores and norms that Gemma 2 and 3 share."""
-    fields: Fields = {
-        "norm_zero_centered": True,
-        "embedding_scale": config.count("hidden_size") ** 0.5,
-    }
-    scalar = config.number("query_pre_attn_scalar", 256)
-    if scalar > 0 and scalar != config.count("head_dim", 256):
-        fields["attention_scale"] = scalar**-0.5
-    return fields
-
-
-def _gemma3(config: ConfigFields) -> Fields:
-    """Files of multimodal Gemma 3 name only what differs from the defaults."""
-    heads = config.count("num_attention_heads", 8)
-    windowed_base = config.number("rope_local_base_freq", 10_000)
-    pattern = config.count("_sliding_window_pattern", config.count("sliding_window_pattern", 6))
-    return {
-        "layers": config.layers(),
-        "hidden": config.count("hidden_size"),
-        "ffn_hidden": config.count("intermediate_size"),
-        "heads": heads,
-        "kv_heads": config.count("num_key_value_heads", 4),
-        "head_dim": config.count("head_dim", 256),
-        "vocab": config.count("vocab_size", 262_208),
-        "tied_embeddings": config.flag("tie_word_embeddings", True),
-        "norms_per_layer": 4,
-        "norm_epsilon": config.number("rms_norm_eps", 1e-6),
-        "qk_norm": True,
-        "rope": {"windowed_base": windowed_base, **rope_fields(config, base=1e6)},
-        "final_logit_cap": config.number("final_logit_softcapping"),
-        "attention_logit_cap": config.number("attn_logit_softcapping"),
-        **activation_fields(config, "hidden_activation", "gelu_pytorch_tanh", GATED),
-        **_gemma_scales(config),
-        **attention_biases(config),
-        **windows(config, config.count("sliding_window", 4096), pattern),
-    }
-
-
 def _gpt2(config: ConfigFields) -> Fields:
     hidden = config.count("n_embd")
     heads = config.count("n_head")
@@ -421,9 +366,9 @@ FAMILIES: dict[str, Callable[[ConfigFields], Fields]] = {
     "glm4_moe": _glm4_moe,
     "minimax_m2": _minimax_m2,
     "phi3": _phi3,
-    "gemma2": _gemma2,
-    "gemma3": _gemma3,
-    "gemma3_text": _gemma3,
+    "gemma2": gemma2_fields,
+    "gemma3": gemma3_fields,
+    "gemma3_text": gemma3_fields,
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
     "falcon": _falcon,
