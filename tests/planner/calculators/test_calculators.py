@@ -32,13 +32,21 @@ def meshwright(*words: str) -> Result:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("1GiB", 2**30), ("512 MB", 512e6), ("1e9", 1e9), ("1.5kib", 1536), ("7b", 7), ("2TB", 2e12)],
+    [
+        ("1GiB", 2**30),
+        ("512 MB", 512e6),
+        ("1e9", 1e9),
+        ("1.5kib", 1536),
+        ("7b", 7),
+        ("2TB", 2e12),
+        ("1G", 2**30),
+    ],
 )
 def test_amounts_of_bytes(text: str, size: float) -> None:
     assert read_bytes(text, "--bytes") == size
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1", "1G", "1 PiB", "0", "nan", "1e99", "9" * 400])
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1P", "1 PiB", "0", "nan", "1e99", "9" * 400])
 def test_amounts_that_are_none(text: str) -> None:
     with pytest.raises(InputError, match="--bytes"):
         read_bytes(text, "--bytes")
@@ -46,7 +54,7 @@ def test_amounts_that_are_none(text: str) -> None:
 
 def test_collective_of_one_node() -> None:
     """8 H200, 8 GiB: 473 GB/s measured with NVLS; n / t is 4/7 of the bus bandwidth of an all-reduce."""
-    found = collective_document("all-reduce", 2.0**33, 8, "dgx-h200")
+    found = collective_document("all-reduce", [2.0**33], 8, "dgx-h200")
     assert found["algorithm"] == "nvls"
     assert found["bus_gb_per_s"] == pytest.approx(473, rel=0.03)
     assert found["algorithm_gb_per_s"] == pytest.approx(found["bus_gb_per_s"] * 4 / 7)
