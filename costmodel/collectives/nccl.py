@@ -62,7 +62,8 @@ class CollectiveTime:
     """Seconds of an operation under each algorithm that can run it, and the bandwidths of the fastest.
 
     Bus bandwidth is n / t scaled by 2 (P-1)/P for an all-reduce, by 1 for a broadcast and a reduce, by
-    (P-1)/P for gathers, scatters and an all-to-all (NVIDIA/nccl-tests, doc/PERFORMANCE.md), so that it compares with a link.
+    (P-1)/P for gathers, scatters and an all-to-all (NVIDIA/nccl-tests, doc/PERFORMANCE.md), so that it
+    compares with a link.
     """
 
     algorithm: str

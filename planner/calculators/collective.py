@@ -106,4 +106,6 @@ def _hierarchy_s(buffer_bytes: float, fabric: IsolatedFabric) -> float | None:
     between = replace(fabric, members=fabric.members // in_block)
     scatter = collective_time("reduce-scatter", buffer_bytes, inside).seconds
     gather = collective_time("all-gather", buffer_bytes, inside).seconds
-    return scatter + collective_time("all-reduce", buffer_bytes / in_block, between).seconds + gather
+    return (
+        scatter + collective_time("all-reduce", buffer_bytes / in_block, between).seconds + gather
+    )

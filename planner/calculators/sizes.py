@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import floor, log
 
 from meshwright.errors import InputError
 
@@ -21,6 +22,7 @@ _GIGABIT = 1e9 / 8
 _AMOUNT = re.compile(r"\s*(\d{1,15}(?:\.\d{1,15})?(?:e\d{1,2})?)\s*([a-z]{0,3})\s*")
 MOST_BYTES = 2.0**60
 LONGEST_TEXT = 60
+MOST_SIZES = 400
 
 
 def read_bytes(text: str, where: str) -> float:
@@ -57,6 +59,21 @@ def read_bytes(text: str, where: str) -> float:
             f"{amount:g} bytes; must be from 1 to {MOST_BYTES:g}", where=where, value=text
         )
     return amount
+
+
+def read_sizes(first: str, end: str | None, factor: float) -> list[float]:
+    """The sizes of a sweep in bytes, `factor` apart from `first` to `end`; `first` alone without `end`.
+
+    Raises InputError for what are no amounts, and for more than `MOST_SIZES`.
+    """
+    size_bytes = read_bytes(first, "--bytes")
+    if end is None:
+        return [size_bytes]
+    end_bytes = read_bytes(end, "--end")
+    count = 1 + floor(log(max(end_bytes / size_bytes, 1.0), factor) + 1e-9)
+    if count > MOST_SIZES:
+        raise InputError(f"{count} sizes, at most {MOST_SIZES}", where="--end, --factor")
+    return [size_bytes * factor**step for step in range(count)]
 
 
 def read_seconds(text: str, where: str) -> float:

@@ -99,8 +99,11 @@ def _check(operation: str, ranks: int, network: Network) -> None:
 
 
 def _runs(operation: str, ranks: int, network: Network) -> list[str]:
-    """The flat algorithms that this group and network can run."""
-    is_power = ranks & (ranks - 1) == 0
+    """The flat algorithms that this group and network can run.
+
+    Halving and doubling have all ranks of a node send at once, so a link that they share is not of one rank.
+    """
+    is_power = ranks & (ranks - 1) == 0 and network.per_node == 1
     return [
         name
         for name, algorithm in ALGORITHMS[operation].items()
