@@ -114,6 +114,38 @@ def _olmoe(config: ConfigFields) -> Fields:
     return gated_decoder(config) | attention_biases(config) | norms | {"moe": moe}
 
 
+def _olmo2(config: ConfigFields) -> Fields:
+    """OLMo 2 and 3: the two norms of a layer come after its blocks, and keys and queries have wide ones."""
+    norms = {"qk_norm": True, "qk_norm_full_width": True}
+    return gated_decoder(config) | attention_biases(config) | norms
+
+
+def _olmo3(config: ConfigFields) -> Fields:
+    return _olmo2(config) | windows(config, config.count("sliding_window", 4096), 4)
+
+
+def _minimax_m2(config: ConfigFields) -> Fields:
+    norm_form = config.text("qk_norm_type", "per_layer")
+    if norm_form != "per_layer":
+        raise config.fail("qk_norm_type", "only per_layer is supported", norm_form)
+    if config.count("shared_intermediate_size", 0, least=0):
+        raise config.fail("shared_intermediate_size", "only 0 is supported: no shared expert")
+    moe = {
+        "experts": config.count("num_local_experts", 256),
+        "top_k": config.count("num_experts_per_tok", 8),
+        "moe_ffn_hidden": config.count("intermediate_size"),
+        "router_bias": config.flag("use_routing_bias", True),
+    }
+    has_norms = config.flag("use_qk_norm", True)
+    modules = config.count("num_mtp_modules", 0, least=0)
+    return gated_decoder(config) | {
+        "qk_norm": has_norms,
+        "qk_norm_full_width": has_norms,
+        "mtp_layers": modules if config.flag("use_mtp", False) else 0,
+        "moe": moe,
+    }
+
+
 def _gpt_oss(config: ConfigFields) -> Fields:
     moe = {
         "experts": config.count("num_local_experts"),
@@ -179,6 +211,19 @@ def _deepseek_v3(config: ConfigFields) -> Fields:
     moe = fields.get("moe")
     if isinstance(moe, dict):
         fields["moe"] = moe | {"router_bias": True}
+    return fields
+
+
+def _glm4_moe(config: ConfigFields) -> Fields:
+    """GLM-4.5 and 4.6: experts as in DeepSeek-V3, and biases on queries, keys and values alone."""
+    fields = gated_decoder(config) | {
+        "attention_bias": config.flag("attention_bias", False),
+        "qk_norm": config.flag("use_qk_norm", False),
+        "mtp_layers": config.count("num_nextn_predict_layers", 1, least=0),
+    }
+    dense = config.count("first_k_dense_replace", 1, least=0)
+    if dense < config.layers():
+        fields["moe"] = _deepseek_moe(config, dense) | {"router_bias": True}
     return fields
 
 
@@ -313,7 +358,11 @@ FAMILIES: dict[str, Callable[[ConfigFields], Fields]] = {
     "deepseek_v3": _deepseek_v3,
     "kimi_k2": _deepseek_v3,
     "gpt_oss": _gpt_oss,
+    "olmo2": _olmo2,
+    "olmo3": _olmo3,
     "olmoe": _olmoe,
+    "glm4_moe": _glm4_moe,
+    "minimax_m2": _minimax_m2,
     "phi3": _phi3,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
@@ -324,26 +373,3 @@ FAMILIES: dict[str, Callable[[ConfigFields], Fields]] = {
     "opt": _opt,
 }
 """By `model_type`."""
-
-ARCHITECTURES: dict[str, str] = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "MixtralForCausalLM": "mixtral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen2MoeForCausalLM": "qwen2_moe",
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-    "DeepseekV2ForCausalLM": "deepseek_v2",
-    "DeepseekV3ForCausalLM": "deepseek_v3",
-    "GptOssForCausalLM": "gpt_oss",
-    "OlmoeForCausalLM": "olmoe",
-    "Phi3ForCausalLM": "phi3",
-    "Gemma2ForCausalLM": "gemma2",
-    "Gemma3ForCausalLM": "gemma3_text",
-    "Gemma3ForConditionalGeneration": "gemma3",
-    "GPT2LMHeadModel": "gpt2",
-    "GPTNeoXForCausalLM": "gpt_neox",
-    "FalconForCausalLM": "falcon",
-    "OPTForCausalLM": "opt",
-}
-"""`model_type` by the class named in `architectures`, for a file without the former."""
