@@ -25,6 +25,10 @@ PLAIN = {
 }
 
 
+ROPE_SCALINGS = ("linear", "dynamic", "llama3", "yarn", "longrope")
+"""Values of `rope_type` that the schema has too."""
+
+
 def activation_of(config: ConfigFields, name: str, default: str, names: dict[str, str]) -> str:
     """The schema's name for the activation in this field, which must be one of `names`."""
     written = config.text(name, default)
@@ -33,8 +37,23 @@ def activation_of(config: ConfigFields, name: str, default: str, names: dict[str
     return names[written]
 
 
+def activation_fields(
+    config: ConfigFields, name: str, default: str, names: dict[str, str]
+) -> Fields:
+    """The activation, and of a GELU how it is computed."""
+    fields: Fields = {"activation": activation_of(config, name, default, names)}
+    if config.text(name, default) == "gelu":
+        fields["gelu_form"] = "exact"
+    return fields
+
+
 def gated_decoder(
-    config: ConfigFields, *, activation_field: str = "hidden_act", activation: str = "silu"
+    config: ConfigFields,
+    *,
+    activation_field: str = "hidden_act",
+    activation: str = "silu",
+    norm_epsilon: float = 1e-6,
+    rope_base: float = 10_000.0,
 ) -> Fields:
     """What the Llama-like families share: grouped queries, gated feed-forward, rope, RMS norms."""
     heads = config.count("num_attention_heads")
@@ -46,9 +65,70 @@ def gated_decoder(
         "kv_heads": config.count("num_key_value_heads", heads),
         "head_dim": config.count("head_dim", optional=True),
         "vocab": config.count("vocab_size"),
-        "activation": activation_of(config, activation_field, activation, GATED),
+        "norm_epsilon": config.number("rms_norm_eps", norm_epsilon),
+        "rope": rope_fields(config, base=rope_base),
         "tied_embeddings": config.flag("tie_word_embeddings", False),
+        **activation_fields(config, activation_field, activation, GATED),
     }
+
+
+def rope_fields(config: ConfigFields, *, base: float = 10_000.0, fraction: float = 1.0) -> Fields:
+    """Rotary embeddings: fields of `RopeSpec`.
+
+    Parameters
+    ----------
+    config
+        The file. `rope_parameters`, in newer ones, holds both the base and the scaling; of a model with two
+        kinds of layers, for each kind.
+    base, fraction
+        What the family turns by where the file does not say.
+    """
+    parameters = config.section("rope_parameters")
+    windowed = None
+    if parameters is not None and parameters.has("full_attention"):
+        windowed = parameters.section("sliding_attention")
+        parameters = parameters.section("full_attention")
+    scaling = parameters or config.section("rope_scaling")
+    base = config.number("rope_theta", base)
+    fraction = config.number("partial_rotary_factor", fraction)
+    fields: Fields = {"base": base, "fraction": fraction}
+    if parameters is not None:
+        fields["base"] = parameters.number("rope_theta", base)
+        fields["fraction"] = parameters.number("partial_rotary_factor", fraction)
+    if windowed is not None:
+        fields["windowed_base"] = windowed.number("rope_theta")
+    if scaling is not None:
+        fields["scaling"] = _rope_scaling(config, scaling)
+    return fields
+
+
+def _rope_scaling(config: ConfigFields, scaling: ConfigFields) -> Fields | None:
+    """Fields of `RopeScaling`; None for a section that scales nothing."""
+    kind = scaling.text("rope_type", scaling.text("type", "default"))
+    if kind == "default":
+        return None
+    kind = {"su": "longrope"}.get(kind, kind)
+    if kind not in ROPE_SCALINGS:
+        what = f"not a rope scaling that is known ({', '.join(ROPE_SCALINGS)})"
+        raise scaling.fail("rope_type", what, kind)
+    trained = config.count("original_max_position_embeddings", optional=True)
+    fields: Fields = {"type": kind, "factor": scaling.number("factor", 1.0)}
+    if kind in ("llama3", "yarn"):
+        original = scaling.count("original_max_position_embeddings", trained, optional=True)
+        if original is None:
+            original = config.count("max_position_embeddings", 8192)
+        fields["original_positions"] = original
+    names = {
+        "llama3": ("low_freq_factor", "high_freq_factor"),
+        "yarn": ("beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+    }
+    for name in names.get(kind, ()):
+        value = scaling.number(name)
+        if value:
+            fields[name] = value
+    if kind == "yarn":
+        fields["whole_range"] = scaling.flag("truncate", True)
+    return fields
 
 
 def attention_biases(config: ConfigFields, default: bool = False) -> Fields:

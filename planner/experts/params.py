@@ -25,8 +25,6 @@ class BalanceParams:
         Deterministic time of CP-SAT for one limit of the bound by replica counts.
     exchange_rounds
         Exchanges of one packing, at most; about ten times what packings of 72 GPUs need.
-    cheap_slots
-        Slots up to which the bound without a solver takes less than a millisecond a layer.
     exact_share
         Share of the time limit that CP-SAT gets for whole layers.
     least_exact_work
@@ -41,7 +39,6 @@ class BalanceParams:
     hot_load: float = 0.3
     count_work: float = 0.1
     exchange_rounds: int = 600
-    cheap_slots: int = 64
     exact_share: float = 0.6
     least_exact_work: float = 0.05
     parallel_slots: int = 4000

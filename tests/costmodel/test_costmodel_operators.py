@@ -143,8 +143,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
         *,
         sixteen_bit: bool = False,
         groups: Floats = 1.0,
+        imbalance: Floats = 1.0,
     ) -> Floats:
-        out: Floats = 2.0 * np.asarray(m) * n * k * groups
+        out: Floats = 2.0 * np.asarray(m) * imbalance * n * k * groups
         return out
 
     def sent(

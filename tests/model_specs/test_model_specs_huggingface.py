@@ -101,6 +101,9 @@ def test_counts_match_published_totals(name: str) -> None:
 def test_config_and_catalog_agree(fixture: str, name: str) -> None:
     apart = {"name", "source", "published_parameters", "head_dim"}
     read_here = read(config(fixture))
+    if fixture == "llama-3.1-8b":
+        assert read_here.rope == load_catalog_model("llama-3.1-405b").rope
+        apart.add("rope")
     assert read_here.model_dump(exclude=apart) == load_catalog_model(name).model_dump(exclude=apart)
     assert read_here.qk_head_dim == load_catalog_model(name).qk_head_dim
 
@@ -392,3 +395,26 @@ def test_hostile_values_give_a_model_or_a_spec_error(data: st.DataObject) -> Non
         assert str(error).startswith("config.json: ")  # noqa: PT017
     else:
         assert parameter_count(model) > 0
+
+
+def test_gemma_says_its_scales_and_caps() -> None:
+    gemma2 = read(config("gemma-2-2b"))
+    assert (gemma2.attention_logit_cap, gemma2.final_logit_cap) == (50, 30)
+    assert gemma2.embedding_scale == pytest.approx(2304**0.5)
+    assert gemma2.norm_zero_centered
+    gemma3 = read(config("gemma-3-1b"))
+    assert (gemma3.rope.base, gemma3.rope.windowed_base) == (1e6, 1e4)
+    assert gemma3.activation == "geglu"
+
+
+def test_rope_parameters_of_newer_files() -> None:
+    rope = {"rope_type": "yarn", "rope_theta": 2e6, "factor": 4.0, "beta_fast": 16}
+    new = config("qwen3-8b") | {"rope_parameters": rope, "max_position_embeddings": 32_768}
+    read_here = read(new).rope
+    assert (read_here.base, read_here.scaling and read_here.scaling.beta_fast) == (2e6, 16)
+    assert read_here.scaling is not None
+    assert read_here.scaling.original_positions == 32_768
+    layers = {"full_attention": rope, "sliding_attention": {"rope_theta": 1e4}}
+    assert read(new | {"rope_parameters": layers}).rope.windowed_base == 1e4
+    with pytest.raises(InputError, match="not a rope scaling"):
+        read(new | {"rope_parameters": rope | {"rope_type": "mrope"}})

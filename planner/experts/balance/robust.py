@@ -54,7 +54,7 @@ def place_robustly(
             np.concatenate([loads, np.ones_like(loads[:1])]), shape, limits, effort
         )
         value = SlotPacking(slots=found.slots, loads=known).balance()
-        bound = balance_bound(known, shape.slots, shape.gpus, value)
+        bound = balance_bound(known, shape.slots, shape.gpus)
         return Solved(slots=found.slots, value=value, bound=np.minimum(bound, value))
     mean = np.swapaxes(known.mean(axis=1, keepdims=True), 0, 1)
     tried = [place_layers(part, shape, limits, effort).slots for part in (loads, mean)]

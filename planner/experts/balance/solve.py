@@ -22,7 +22,7 @@ from meshwright.planner.experts.balance.heuristic import (
     first_answer,
     search_counts,
     search_limits,
-    sharpen,
+    split_gpu_pairs,
 )
 from meshwright.planner.experts.balance.rows import ROUNDING, Rows, Solved, State
 from meshwright.planner.experts.params import BALANCE
@@ -88,7 +88,7 @@ def search_budget(rows: Rows, count: int, effort: PlacementEffort) -> SearchBudg
 
 def improve_rows(rows: Rows, state: State, effort: PlacementEffort) -> None:
     """The search, first on all unsolved rows, then more of it on those that stay so; changes `state`."""
-    sharpen(rows, state, effort.gap)
+    split_gpu_pairs(rows, state, effort.gap)
     for step in (_search_limits, _search_counts):
         unsolved = state.unsolved(rows, effort.gap * BALANCE.search_share)
         if not len(unsolved):

@@ -120,7 +120,7 @@ def test_the_bound_without_solver_is_below_every_placement(data: st.DataObject) 
     )
     load[0] *= data.draw(st.sampled_from([1, 5, 20]))
     load *= gpus / load.sum()
-    bound = balance_bound(load[None, None], slots, gpus, np.array([float(gpus)]))
+    bound = balance_bound(load[None, None], slots, gpus)
     assert bound[0] <= enumerated(load, slots, gpus) * (1 + 1e-9)
 
 
