@@ -17,7 +17,7 @@ from meshwright.model_specs.huggingface_parts import (
 
 
 def llama4_fields(config: ConfigFields) -> Fields:
-    """Fields of a Llama 4: experts in every layer; as a rule three layers see their own chunk, a fourth everything."""
+    """Fields of a Llama 4: experts in every layer; three in four see their own chunk alone."""
     layers = config.layers()
     with_experts = config.entries("moe_layers")
     if config.count("interleave_moe_layer_step", 1) > 1 or len(with_experts) not in (0, layers):
