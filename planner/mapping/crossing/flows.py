@@ -17,7 +17,7 @@ from meshwright.costmodel.estimate import Stages
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.experts import routed_copies
 from meshwright.costmodel.traffic.group_traffic import group_traffic
-from meshwright.planner.mapping.crossing.standing import Stand, Standing
+from meshwright.planner.mapping.crossing.positions import LevelPositions, RankPositions
 from meshwright.planner.mapping.problem import FloatArray, IntArray
 from meshwright.planner.mapping.process_groups import process_groups
 
@@ -95,28 +95,30 @@ def axis_flows(c: Context, stages: Stages) -> list[AxisFlow]:
     return [flow for flow in flows if flow.members > 1 and flow.volume > 0]
 
 
-def level_flow(c: Context, flow: AxisFlow, stand: Stand, standing: Standing) -> LevelFlow:
+def level_flow(
+    c: Context, flow: AxisFlow, positions: RankPositions, level: LevelPositions
+) -> LevelFlow:
     """What each rank of an axis sends over a level."""
     if flow.kind == "chain":
-        return _chain(flow, standing)
+        return _chain(flow, level)
     members = flow.members
-    in_sub, in_block = _held(flow, standing.sub), _held(flow, standing.block)
+    in_sub, in_block = _held(flow, level.sub), _held(flow, level.block)
     if flow.kind == "ring":
         leaving = np.where(in_sub < members, flow.volume / in_sub, 0.0)
     else:
         leaving = flow.volume * _copies(c, flow, in_sub) * (members - in_sub) / members
     crossing = np.where(in_block > in_sub, leaving, 0.0)
-    if flow.kind == "all-to-all" and standing.rail_apart and not flow.relayed:
+    if flow.kind == "all-to-all" and level.rail_apart and not flow.relayed:
         detoured = (
             flow.volume
             * _copies(c, flow, in_sub)
-            * _on_other_rails(flow, stand, standing)
+            * _on_other_rails(flow, positions, level)
             / members
         )
         leaving, crossing = leaving + detoured, crossing + detoured
     return LevelFlow(
-        crossing=_by_rank(flow, crossing, len(standing.sub)),
-        leaving=_by_rank(flow, leaving, len(standing.sub)),
+        crossing=_by_rank(flow, crossing, len(level.sub)),
+        leaving=_by_rank(flow, leaving, len(level.sub)),
     )
 
 
@@ -127,14 +129,14 @@ def _copies(c: Context, flow: AxisFlow, in_sub: IntArray) -> FloatArray | float:
     )
 
 
-def _chain(flow: AxisFlow, standing: Standing) -> LevelFlow:
-    leaving, crossing = np.zeros(len(standing.sub)), np.zeros(len(standing.sub))
+def _chain(flow: AxisFlow, level: LevelPositions) -> LevelFlow:
+    leaving, crossing = np.zeros(len(level.sub)), np.zeros(len(level.sub))
     hops = [
         (flow.groups[:, k], flow.groups[:, k + 1], flow.volume) for k in range(flow.members - 1)
     ]
     for first, second, volume in [*hops, (flow.groups[:, -1], flow.groups[:, 0], flow.wrap)]:
-        apart = standing.sub[first] != standing.sub[second]
-        here = apart & (standing.block[first] == standing.block[second])
+        apart = level.sub[first] != level.sub[second]
+        here = apart & (level.block[first] == level.block[second])
         for end in (first, second):
             np.add.at(leaving, end[apart], volume)
             np.add.at(crossing, end[here], volume)
@@ -150,9 +152,9 @@ def _held(flow: AxisFlow, *of: IntArray) -> IntArray:
     return np.asarray(counts[back.reshape(-1)], dtype=np.int64).reshape(flow.groups.shape)
 
 
-def _on_other_rails(flow: AxisFlow, stand: Stand, standing: Standing) -> IntArray:
+def _on_other_rails(flow: AxisFlow, positions: RankPositions, level: LevelPositions) -> IntArray:
     """For every member, those of its group in the sub-block that are on another node and another rail."""
-    sub, rail, node = standing.sub, standing.rail, stand.node
+    sub, rail, node = level.sub, level.rail, positions.node
     assert rail is not None
     on_other_nodes = _held(flow, sub) - _held(flow, sub, node)
     on_same_rail = _held(flow, sub, rail) - _held(flow, sub, node, rail)
@@ -166,13 +168,13 @@ def _by_rank(flow: AxisFlow, per_member: FloatArray, ranks: int) -> FloatArray:
 
 
 def between_halves(
-    c: Context, flow: AxisFlow, side: IntArray, standing: Standing, blocks: int
+    c: Context, flow: AxisFlow, side: IntArray, level: LevelPositions, blocks: int
 ) -> FloatArray:
     """Bytes from the first half of every block to its second, shape [blocks]; `side` is 0 or 1 by rank.
 
     A ring passes from one half to the other once, however often the halves alternate along it.
     """
-    block = standing.block[flow.groups]
+    block = level.block[flow.groups]
     second = side[flow.groups]
     if flow.kind == "chain":
         crossing = np.zeros(blocks)
@@ -194,7 +196,7 @@ def between_halves(
         )
     sent = (
         flow.volume
-        * _copies(c, flow, _held(flow, standing.sub))
+        * _copies(c, flow, _held(flow, level.sub))
         / flow.members
         * np.ones(flow.groups.shape)
     )
