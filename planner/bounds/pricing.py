@@ -165,9 +165,7 @@ class CostModelPricing:
         )
 
     def _innermost(self, layouts: Layout) -> Placement:
-        """Every group inside level 0, however large; nothing to communicate where that level is not the
-        fastest.
-        """
+        """Every group inside level 0; nothing to communicate where that level is not the fastest."""
         levels = len(level_factors(self._workload.cluster, self._workload.gpus))
 
         def inside_level_0(size: object) -> IntArray:

@@ -62,9 +62,6 @@ def busiest_in_rooms_s(
     model = workload.model
     main = times.moe if model.moe_layers else times.dense
     assert main is not None
-    end_s = np.asarray(times.head.seconds)
-    if times.mtp is not None:
-        end_s = end_s + model.mtp_layers * np.asarray(times.mtp.seconds)
     layers = model.moe_layers or model.dense_layers
     leading = model.dense_layers if model.moe_layers else 0
     owner = np.repeat(np.arange(len(counts)), counts)
@@ -72,8 +69,14 @@ def busiest_in_rooms_s(
     # A DualPipe rank works for its mirror's stage too: what it holds says nothing of its own load.
     mirrored = (np.asarray(layouts.schedule) == Schedule.DUALPIPE)[:, None]
     again_s, layer_s, end_s, vpp, end_rank = (
-        np.broadcast_to(np.asarray(x), owner.shape)
-        for x in (main.recompute_s, main.seconds, end_s, context.layout.vpp, end_rank)
+        np.broadcast_to(np.asarray(value), owner.shape)
+        for value in (
+            main.recompute_s,
+            main.seconds,
+            _end_s(times, model.mtp_layers),
+            context.layout.vpp,
+            end_rank,
+        )
     )
     # Leading dense layers may stand among the recomputed ones: each costs at least its own time instead.
     spared_s = np.zeros(len(owner))
@@ -99,6 +102,14 @@ def busiest_in_rooms_s(
         added_s = np.maximum(mapping_again_s * recomputed_layers - spared_s[mappings], 0.0)
         best_s[mappings] = np.minimum(best_s[mappings], busiest_s + added_s)
     return best_s
+
+
+def _end_s(times: KindTimes, mtp_layers: int) -> FloatArray:
+    """What the last rank computes besides layers: the head and the multi-token-prediction modules."""
+    end_s = np.asarray(times.head.seconds, dtype=np.float64)
+    if times.mtp is not None:
+        end_s = end_s + mtp_layers * np.asarray(times.mtp.seconds)
+    return end_s
 
 
 def _amounts(

@@ -81,21 +81,18 @@ def mapping_use(
     on = rank_positions(workload.cluster, places)
     axes = axis_flows(context, stages)
     attained, shares = _rates(workload, on)
-    levels = tuple(
-        LevelUse(
+    levels = []
+    for positions in on.by_level:
+        depth = positions.depth
+        nominal_bytes_per_s = on.levels.gb_per_s[depth] * 1e9
+        use = LevelUse(
             positions=positions,
-            attained=float(attained[positions.depth]),
-            detour=1.0 / float(shares[positions.depth]) if positions.joint.direct else 1.0,
-            bytes_per_s=float(
-                on.levels.gb_per_s[positions.depth]
-                * 1e9
-                * attained[positions.depth]
-                * shares[positions.depth]
-            ),
+            attained=float(attained[depth]),
+            detour=1.0 / float(shares[depth]) if positions.joint.direct else 1.0,
+            bytes_per_s=float(nominal_bytes_per_s * attained[depth] * shares[depth]),
             flows={flow.axis: level_flow(context, flow, on, positions) for flow in axes},
         )
-        for positions in on.by_level
-    )
+        levels.append(use)
     parts = {name: float(np.asarray(s)) for name, s in priced.breakdown_s.items()}
     phases = phase_seconds(context, parts)
     cuts = [
@@ -105,7 +102,7 @@ def mapping_use(
         for cut in _cuts(context, axes, use, phase, phases[phase])
     ]
     return MappingUse(
-        context=context, positions=on, axes=tuple(axes), levels=levels, cuts=tuple(cuts)
+        context=context, positions=on, axes=tuple(axes), levels=tuple(levels), cuts=tuple(cuts)
     )
 
 
@@ -215,9 +212,8 @@ def _halves(positions: LevelPositions) -> _Halves:
     run = np.cumsum(counts[order]) - before[block[order]]
     second = np.zeros(len(subs), dtype=np.int64)
     second[order] = run > total[block[order]] / 2
-    second[order[np.flatnonzero(np.diff(block[order], prepend=-1))]] = (
-        0  # the first is never alone outside
-    )
+    # The first sub-block of a block is never alone outside.
+    second[order[np.flatnonzero(np.diff(block[order], prepend=-1))]] = 0
     return _Halves(
         side=second[back.reshape(-1)], blocks=blocks, subs=subs, sub_side=second, sub_block=block
     )

@@ -102,39 +102,33 @@ def level_flow(
     if flow.kind == "chain":
         return _chain(flow, level)
     members = flow.members
-    in_sub, in_block = _held(flow, level.sub), _held(flow, level.block)
+    in_sub, in_block = _members_beside(flow, level.sub), _members_beside(flow, level.block)
     if flow.kind == "ring":
         leaving = np.where(in_sub < members, flow.volume / in_sub, 0.0)
     else:
-        leaving = flow.volume * _copies(c, flow, in_sub) * (members - in_sub) / members
+        sent = flow.volume * _copies(c, flow, in_sub)
+        leaving = sent * (members - in_sub) / members
     crossing = np.where(in_block > in_sub, leaving, 0.0)
     if flow.kind == "all-to-all" and level.rail_apart and not flow.relayed:
-        detoured = (
-            flow.volume
-            * _copies(c, flow, in_sub)
-            * _on_other_rails(flow, positions, level)
-            / members
-        )
+        detoured = sent * _on_other_rails(flow, positions, level) / members
         leaving, crossing = leaving + detoured, crossing + detoured
+    ranks = len(level.sub)
     return LevelFlow(
-        crossing=_by_rank(flow, crossing, len(level.sub)),
-        leaving=_by_rank(flow, leaving, len(level.sub)),
+        crossing=_by_rank(flow, crossing, ranks), leaving=_by_rank(flow, leaving, ranks)
     )
 
 
 def _copies(c: Context, flow: AxisFlow, in_sub: IntArray) -> FloatArray | float:
     """Copies of a token for all blocks of a group, one for each that holds a receiver."""
-    return (
-        routed_copies(c.workload, flow.members / in_sub, c.layout.ep) if flow.axis == "ep" else 1.0
-    )
+    if flow.axis != "ep":
+        return 1.0
+    return routed_copies(c.workload, flow.members / in_sub, c.layout.ep)
 
 
 def _chain(flow: AxisFlow, level: LevelPositions) -> LevelFlow:
     leaving, crossing = np.zeros(len(level.sub)), np.zeros(len(level.sub))
-    hops = [
-        (flow.groups[:, k], flow.groups[:, k + 1], flow.volume) for k in range(flow.members - 1)
-    ]
-    for first, second, volume in [*hops, (flow.groups[:, -1], flow.groups[:, 0], flow.wrap)]:
+    for before, after, volume in _hops(flow):
+        first, second = flow.groups[:, before], flow.groups[:, after]
         apart = level.sub[first] != level.sub[second]
         here = apart & (level.block[first] == level.block[second])
         for end in (first, second):
@@ -143,7 +137,13 @@ def _chain(flow: AxisFlow, level: LevelPositions) -> LevelFlow:
     return LevelFlow(crossing=crossing, leaving=leaving)
 
 
-def _held(flow: AxisFlow, *of: IntArray) -> IntArray:
+def _hops(flow: AxisFlow) -> list[tuple[int, int, float]]:
+    """(member, next member, bytes between them) of a chain; the last one leads back to the first."""
+    hops = [(member, member + 1, flow.volume) for member in range(flow.members - 1)]
+    return [*hops, (-1, 0, flow.wrap)]
+
+
+def _members_beside(flow: AxisFlow, *of: IntArray) -> IntArray:
     """For every member, how many of its group share its block (of several kinds at once); groups' shape."""
     key = np.repeat(np.arange(len(flow.groups)), flow.members)
     for blocks in of:
@@ -156,8 +156,8 @@ def _on_other_rails(flow: AxisFlow, positions: RankPositions, level: LevelPositi
     """For every member, those of its group in the sub-block that are on another node and another rail."""
     sub, rail, node = level.sub, level.rail, positions.node
     assert rail is not None
-    on_other_nodes = _held(flow, sub) - _held(flow, sub, node)
-    on_same_rail = _held(flow, sub, rail) - _held(flow, sub, node, rail)
+    on_other_nodes = _members_beside(flow, sub) - _members_beside(flow, sub, node)
+    on_same_rail = _members_beside(flow, sub, rail) - _members_beside(flow, sub, node, rail)
     return on_other_nodes - on_same_rail
 
 
@@ -178,32 +178,25 @@ def between_halves(
     second = side[flow.groups]
     if flow.kind == "chain":
         crossing = np.zeros(blocks)
-        ends = [(k, k + 1, flow.volume) for k in range(flow.members - 1)] + [(-1, 0, flow.wrap)]
-        for first, last, volume in ends:
+        for first, last, volume in _hops(flow):
             apart = (block[:, first] == block[:, last]) & (second[:, first] != second[:, last])
             np.add.at(crossing, block[apart, first], volume)
         return crossing
     group = np.repeat(np.arange(len(flow.groups)), flow.members)
-    held_keys, back, counts = np.unique(
+    group_blocks, back, counts = np.unique(
         group * blocks + block.ravel(), return_inverse=True, return_counts=True
     )
     back = back.reshape(-1)
-    on_second = np.bincount(back, weights=second.ravel(), minlength=len(held_keys))
+    on_second = np.bincount(back, weights=second.ravel(), minlength=len(group_blocks))
     if flow.kind == "ring":
         cut = (on_second > 0) & (on_second < counts)
-        return np.asarray(
-            flow.volume * np.bincount(held_keys[cut] % blocks, minlength=blocks), dtype=np.float64
-        )
-    sent = (
-        flow.volume
-        * _copies(c, flow, _held(flow, level.sub))
-        / flow.members
-        * np.ones(flow.groups.shape)
-    )
+        cut_rings = np.bincount(group_blocks[cut] % blocks, minlength=blocks)
+        return np.asarray(flow.volume * cut_rings, dtype=np.float64)
+    copies = _copies(c, flow, _members_beside(flow, level.sub))
+    sent = flow.volume * copies / flow.members * np.ones(flow.groups.shape)
     passed = np.where(second.ravel() == 0, sent.ravel() * on_second[back], 0.0)
-    return np.asarray(
-        np.bincount(block.ravel(), weights=passed, minlength=blocks), dtype=np.float64
-    )
+    bytes_of_blocks = np.bincount(block.ravel(), weights=passed, minlength=blocks)
+    return np.asarray(bytes_of_blocks, dtype=np.float64)
 
 
 def by_axis(flows: Mapping[str, FloatArray]) -> dict[str, float]:

@@ -87,7 +87,7 @@ class _NodesInUse:
     """The nodes in use, and which of them every rank is in."""
 
     levels: FabricLevels
-    at: IntArray
+    node: IntArray
     """The node of every rank, counted through those in use."""
     within: IntArray
     """Its GPU there."""
@@ -139,7 +139,7 @@ def _regular(cluster: ClusterSpec, places: Sequence[Place]) -> _NodesInUse:
         below = block
     return _NodesInUse(
         levels=outline.levels,
-        at=position // size,
+        node=position // size,
         within=position % size,
         size=size,
         nodes=len(first),
@@ -180,7 +180,7 @@ def _listed(cluster: ClusterSpec, places: Sequence[Place]) -> _NodesInUse:
         )
     return _NodesInUse(
         levels=levels,
-        at=np.array([index[node] for node, _ in places], dtype=np.int64),
+        node=np.array([index[node] for node, _ in places], dtype=np.int64),
         within=np.array([gpu for _, gpu in places], dtype=np.int64),
         size=cluster.gpus_per_node,
         nodes=len(names),
@@ -218,8 +218,8 @@ def _inside(in_use: _NodesInUse) -> list[LevelPositions]:
                 level=in_use.levels.names[depth],
                 depth=depth,
                 joint=Joint(level=in_use.levels.names[depth]),
-                sub=in_use.at * each + in_use.within // below,
-                block=in_use.at * -(-in_use.size // block) + in_use.within // block,
+                sub=in_use.node * each + in_use.within // below,
+                block=in_use.node * -(-in_use.size // block) + in_use.within // block,
                 sub_links_gb_per_s=np.full(in_use.nodes * each, below * rates[depth]),
                 name_of=_part_of(in_use, what, each),
             )
@@ -236,9 +236,9 @@ def _outside(in_use: _NodesInUse) -> list[LevelPositions]:
     """Levels that join nodes and what lies around them."""
     levels = []
     for outer in in_use.outer:
-        sub, links, name_of = outer.sub[in_use.at], outer.links_gb_per_s, outer.name_of
+        sub, links, name_of = outer.sub[in_use.node], outer.links_gb_per_s, outer.name_of
         if outer.depth == 0:  # NVLink reaches beyond the node: what it joins are GPUs, not nodes
-            sub = in_use.at * in_use.size + in_use.within
+            sub = in_use.node * in_use.size + in_use.within
             links = np.full(in_use.nodes * in_use.size, float(in_use.levels.gb_per_s[0]))
             name_of = _part_of(in_use, "GPU", in_use.size)
         levels.append(
@@ -247,7 +247,7 @@ def _outside(in_use: _NodesInUse) -> list[LevelPositions]:
                 depth=outer.depth,
                 joint=outer.joint,
                 sub=sub,
-                block=outer.block[in_use.at],
+                block=outer.block[in_use.node],
                 sub_links_gb_per_s=links,
                 name_of=name_of,
             )
