@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshwright.planner.drawing.quantities import count, counted, gigabytes, percent, seconds
 from meshwright.planner.report.view import (
+    BAR,
+    BYTES,
+    COUNT,
     NUMBER,
+    PERCENT,
     SECONDS,
+    Bullets,
     Column,
     Facts,
     Heading,
@@ -23,70 +28,264 @@ MOST_RANKS_SHOWN = 32
 _PLAIN = Kind(lambda value: f"{value:g}")
 
 
+def formulas_view(formulas: Sequence[Document]) -> View:
+    """What `--why` adds: formula and source of each number; nothing without any."""
+    if not formulas:
+        return []
+    rows = [[row["what"], row["formula"], row["source"]] for row in formulas]
+    return [
+        Heading("Formulas"),
+        Table([Column("what"), Column("formula"), Column("source")], rows),
+    ]
+
+
 def collective_view(document: Document) -> View:
-    """The time of a collective, the algorithms compared, the levels that the group crosses."""
+    """The time of a collective, the algorithms compared, the links that the group has."""
+    where = f" of {document['cluster']}" if "cluster" in document else ""
     facts = [
-        ("operation", f"{document['operation']} of {gigabytes(document['bytes'])}"),
-        ("group", f"{document['ranks']} ranks of {document['cluster']}"),
+        ("operation", f"{document['operation']} of {_size(document['bytes'])}"),
+        ("group", f"{document['ranks']} ranks{where}"),
         ("time", f"{seconds(document['seconds'])} ({document['algorithm']})"),
-        ("bus bandwidth", f"{document['bus_gb_per_s']:.1f} GB/s"),
         ("algorithm bandwidth", f"{document['algorithm_gb_per_s']:.1f} GB/s"),
     ]
+    if "bus_gb_per_s" in document:
+        facts.append(("bus bandwidth", f"{document['bus_gb_per_s']:.1f} GB/s"))
+    if document.get("hierarchical_s"):
+        facts.append(("by hierarchy, three calls", seconds(document["hierarchical_s"])))
+    links = _levels(document["levels"]) if "levels" in document else _own_link(document)
+    return [Facts(facts), Heading("Algorithms"), _algorithms(document), *links, *_sweep(document)]
+
+
+def _algorithms(document: Document) -> Table:
+    """Algorithms, the fastest first."""
     times = sorted(document["seconds_by_algorithm"].items(), key=lambda item: item[1])
+    steps = document.get("steps_by_algorithm")
+    if steps is None:
+        return Table([Column("algorithm"), Column("time", SECONDS)], times)
+    columns = [
+        Column("algorithm"),
+        Column("steps"),
+        Column("time", SECONDS),
+        Column("n / t", decimals(1), unit="GB/s"),
+    ]
+    rate = document["gb_per_s_by_algorithm"]
+    return Table(columns, [[name, _steps(steps[name]), time, rate[name]] for name, time in times])
+
+
+def _steps(steps: int | Mapping[str, int]) -> str:
+    if isinstance(steps, int):
+        return count(steps)
+    return f"{steps['inside']} inside, {steps['between']} between"
+
+
+def _levels(levels: Sequence[Document]) -> View:
     columns = {
         "name": Column("level"),
         "medium": Column("medium"),
         "ranks_inside": Column("ranks inside", NUMBER),
         "nominal_gb_per_s": Column("GB/s a GPU", _PLAIN),
+        "crossover_bytes": Column("crossover", BYTES),
     }
-    levels = [[level[name] for name in columns] for level in document["levels"]]
+    rows = [[level[name] for name in columns] for level in levels]
+    return [Heading("Levels"), Table(list(columns.values()), rows)]
+
+
+def _own_link(document: Document) -> View:
+    """Which algorithm is fastest from which size on, and the crossover of this link and others."""
+    fastest = [[row["algorithm"], row["from_bytes"]] for row in document["fastest_from_bytes"]]
+    this = ["this one", document["alpha_s"], document["gb_per_s"], document["crossover_bytes"]]
+    columns = {
+        "link": Column("link"),
+        "alpha_s": Column("start-up", SECONDS),
+        "gb_per_s": Column("GB/s", _PLAIN),
+        "crossover_bytes": Column("crossover", Kind(_kilobytes)),
+    }
+    tiers = [[tier[name] for name in columns] for tier in document["tiers"]]
     return [
-        Facts(facts),
-        Heading("Algorithms"),
-        Table([Column("algorithm"), Column("time", SECONDS)], times),
-        Heading("Levels"),
-        Table(list(columns.values()), levels),
+        Heading("Fastest by size"),
+        Table([Column("algorithm"), Column("from", Kind(_kilobytes))], fastest),
+        Heading("Size whose start-up takes as long as its transfer"),
+        Table(list(columns.values()), [this, *tiers]),
     ]
+
+
+def _size(number_bytes: float) -> str:
+    return gigabytes(number_bytes) if number_bytes >= 1e6 else _kilobytes(number_bytes)
+
+
+def _kilobytes(number_bytes: float) -> str:
+    return f"{number_bytes / 1e3:,.1f} KB"
+
+
+def _sweep(document: Document) -> View:
+    """Times by size, where there are several."""
+    sweep = document["sweep"]
+    if len(sweep) < 2:
+        return []
+    names = list(sweep[0]["seconds_by_algorithm"])
+    columns = [Column("bytes", COUNT), *(Column(name, SECONDS) for name in names)]
+    rows = [[row["bytes"], *row["seconds_by_algorithm"].values()] for row in sweep]
+    return [Heading("Sizes"), Table(columns, rows)]
 
 
 def roofline_view(document: Document) -> View:
-    """A matrix product under the roof of its device."""
+    """A matrix product under the roof of its device, and data parallelism under those of the network."""
+    product = [_product(document)] if "m" in document else []
+    network = _network_view(document["network"]) if "network" in document else []
+    return [*product, *network]
+
+
+def _product(document: Document) -> Facts:
     shape = f"[{document['m']}, {document['k']}] x [{document['k']}, {document['n']}]"
     share = document["attainable_tflops"] / document["peak_tflops"]
     attainable = f"{document['attainable_tflops']:.1f} TFLOP/s, {percent(share)} of the peak"
-    return [
-        Facts(
-            [
-                ("product", f"{shape}, {document['precision']}"),
-                ("device", document["device"]),
-                ("work", f"{document['flop'] / 1e9:,.1f} GFLOP, {gigabytes(document['bytes'])}"),
-                ("intensity", f"{document['flop_per_byte']:.1f} FLOP/byte"),
-                ("ridge point", f"{document['ridge_flop_per_byte']:.1f} FLOP/byte"),
-                ("bound by", document["bound"]),
-                ("attainable", attainable),
-                ("least time", seconds(document["least_seconds"])),
-            ]
-        )
+    return Facts(
+        [
+            ("product", f"{shape}, {document['precision']}"),
+            ("device", document["device"]),
+            ("work", f"{document['flop'] / 1e9:,.1f} GFLOP, {gigabytes(document['bytes'])}"),
+            ("intensity", f"{document['flop_per_byte']:.1f} FLOP/byte"),
+            ("ridge point", f"{document['ridge_flop_per_byte']:.1f} FLOP/byte"),
+            ("bound by", document["bound"]),
+            ("attainable", attainable),
+            ("least time", seconds(document["least_seconds"])),
+        ]
+    )
+
+
+def _network_view(network: Document) -> View:
+    """Ridge of every level, and what bounds each batch there."""
+    levels = [
+        Column("level"),
+        Column("GB/s a GPU", _PLAIN),
+        Column("ridge", COUNT, unit="FLOP/byte"),
+        Column("critical batch", decimals(2)),
     ]
+    names = ("level", "gb_per_s", "ridge_flop_per_byte", "critical_batch")
+    view: View = [
+        Heading(f"Gradients of data parallelism at {network['peak_tflops']:,.1f} TFLOP/s"),
+        Table(levels, [[level[name] for name in names] for level in network["levels"]]),
+    ]
+    batches = {
+        "batch": Column("batch", _PLAIN),
+        "flop_per_byte": Column("FLOP/byte", COUNT),
+        "regime": Column("regime"),
+        "efficiency_overlapped": Column("overlapped", PERCENT),
+        "efficiency_serial": Column("one after the other", PERCENT),
+    }
+    for level in network["levels"]:
+        rows = [[row[name] for name in batches] for row in level["batches"]]
+        advice = {row["regime"]: row["advice"] for row in level["batches"]}
+        view += [
+            Heading(f"Batches of a rank over {level['level']}"),
+            Table(list(batches.values()), rows),
+            Bullets([f"{regime}: {words}" for regime, words in advice.items()]),
+        ]
+    return view
 
 
 def pipeline_view(document: Document) -> View:
-    """The step of a schedule, and what each rank holds."""
+    """The step of a schedule, what each rank holds, and what would shorten its bubble."""
     shape = f"{counted(document['pp'], 'rank')} of {counted(document['vpp'], 'virtual stage')}"
-    bubble = f"{seconds(document['bubble_seconds'])}, {percent(document['bubble_of_step'])}"
+    of_step, of_ideal = percent(document["bubble_of_step"]), percent(document["bubble_of_ideal"])
+    bubble = f"{seconds(document['bubble_seconds'])}: {of_step} of the step, {of_ideal} of the work"
     ranks = list(enumerate(document["in_flight"]))[:MOST_RANKS_SHOWN]
+    facts = [
+        ("schedule", f"{document['schedule']}, {shape}"),
+        ("micro-batches", count(document["num_micro_batches"])),
+        ("step", seconds(document["seconds"])),
+        ("bubble", bubble),
+        ("efficiency", percent(document["efficiency"])),
+    ]
+    transfer = document["transfer"]
+    if transfer is not None:
+        sent = gigabytes(transfer["bytes_both_ways"])
+        facts += [
+            ("transfer of a step", f"{sent} over each boundary, both directions"),
+            ("needed speed", f"{transfer['needed_gbit_per_s']:.2f} Gb/s, both directions"),
+            ("peak activation", gigabytes(transfer["peak_activation_bytes"])),
+        ]
+    advice = [
+        f"{row['change']} from {row['from']} to {row['to']}: efficiency {percent(row['efficiency'])}"
+        for row in document["advice"]
+    ]
+    remedies: View = [Heading("What would help"), Bullets(advice)] if advice else []
     return [
-        Facts(
-            [
-                ("schedule", f"{document['schedule']}, {shape}"),
-                ("micro-batches", count(document["num_micro_batches"])),
-                ("step", seconds(document["seconds"])),
-                ("bubble", bubble),
-            ]
-        ),
+        Facts(facts),
+        *remedies,
         Heading("Micro-batches whose activations a rank holds"),
         Table([Column("rank"), Column("in flight", _PLAIN)], ranks),
     ]
+
+
+def overlap_view(document: Document) -> View:
+    """What hides beside compute, the chunks, and the ring-attention buffer, as far as asked."""
+    view: View = []
+    if "step" in document:
+        step = document["step"]
+        step_s, serial_s = seconds(step["step_s"]), seconds(step["serial_s"])
+        facts = [
+            ("overlap ratio", f"{step['overlap_ratio']:.3f}"),
+            ("can be hidden", "all of it" if step["can_hide"] else percent(step["hidden_share"])),
+            ("step", f"{step_s} overlapped, {serial_s} one after the other"),
+        ]
+        view.append(Facts(facts))
+    if "chunks" in document:
+        view += _chunks(document["chunks"])
+    if "ring_attention" in document:
+        view += _ring_attention(document["ring_attention"])
+    return view
+
+
+def _chunks(chunks: Document) -> View:
+    share = chunks["share_of_compute"]
+    of_compute = "" if share is None else f", {percent(share, 2)} of the compute"
+    sizes = f"{chunks['chunks']} of {gigabytes(chunks['chunk_bytes'])}"
+    best = f"{chunks['best_chunks']} of {gigabytes(chunks['best_chunk_bytes'])}"
+    facts = [
+        ("chunks", f"{sizes}, {seconds(chunks['chunk_s'])} each"),
+        ("in all", f"{chunks['seconds'] * 1e3:.2f} ms{of_compute}"),
+        ("not hidden", seconds(chunks["exposed_s"])),
+        ("best", f"{best}: {seconds(chunks['best_exposed_s'])} not hidden"),
+    ]
+    return [Facts(facts)]
+
+
+def _ring_attention(ring: Document) -> View:
+    """The buffer, and a bar for a pass with one buffer and with two."""
+    buffer = Facts([("ring-attention buffer", gigabytes(ring["buffer_bytes"]))])
+    longest = ring["single_buffer_s"]
+    if not longest:
+        return [buffer]
+    rows: list[list[object]] = [
+        [words, ring[name], ring[name] / longest]
+        for words, name in (
+            ("one buffer", "single_buffer_s"),
+            ("double buffering", "double_buffer_s"),
+        )
+    ]
+    columns = [Column("pass"), Column("time", SECONDS), Column("", BAR)]
+    return [buffer, Table(columns, rows)]
+
+
+def volumes_view(document: Document) -> View:
+    """States and traffic by ZeRO stage, and what activations take and make each axis send."""
+    view: View = []
+    if "states_bytes" in document:
+        sent = document["data_parallel_bytes"]
+        rows = [[stage, size, sent[stage]] for stage, size in document["states_bytes"].items()]
+        columns = [Column("stage"), Column("states", BYTES), Column("sent a step", BYTES)]
+        view.append(Table(columns, rows))
+    facts = []
+    if "activation_bytes" in document:
+        facts.append(("activations", gigabytes(document["activation_bytes"])))
+    for axis in ("tensor_parallel", "expert_parallel"):
+        if axis in document:
+            layer, model = (gigabytes(document[axis][name]) for name in ("layer_bytes", "bytes"))
+            facts.append((axis.replace("_", " "), f"{layer} a layer, {model} in all"))
+    if "pipeline_boundary_bytes" in document:
+        facts.append(("pipeline boundary", gigabytes(document["pipeline_boundary_bytes"])))
+    return [*view, Facts(facts)] if facts else view
 
 
 def memory_view(document: Document) -> View:
