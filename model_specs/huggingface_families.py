@@ -147,10 +147,14 @@ def _minimax_m2(config: ConfigFields) -> Fields:
         "top_k": config.count("num_experts_per_tok", 8),
         "moe_ffn_hidden": config.count("intermediate_size"),
         "router_bias": config.flag("use_routing_bias", True),
+        "router_score": config.text("scoring_func", "sigmoid"),
     }
     has_norms = config.flag("use_qk_norm", True)
     modules = config.count("num_mtp_modules", 0, least=0)
+    head_dim = config.count("head_dim", 128)
+    rotated = config.count("rotary_dim", head_dim)
     return gated_decoder(config) | {
+        "rope": rope_fields(config, fraction=rotated / head_dim),
         "qk_norm": has_norms,
         "qk_norm_full_width": has_norms,
         "mtp_layers": modules if config.flag("use_mtp", False) else 0,
@@ -244,13 +248,18 @@ def _deepseek_v3(config: ConfigFields) -> Fields:
 def _glm4_moe(config: ConfigFields) -> Fields:
     """GLM-4.5 and 4.6: experts as in DeepSeek-V3, and biases on queries, keys and values alone."""
     fields = gated_decoder(config) | {
+        "rope": rope_fields(config, fraction=0.5),
         "attention_bias": config.flag("attention_bias", False),
         "qk_norm": config.flag("use_qk_norm", False),
         "mtp_layers": config.count("num_nextn_predict_layers", 1, least=0),
     }
     dense = config.count("first_k_dense_replace", 1, least=0)
     if dense < config.layers():
-        fields["moe"] = _deepseek_moe(config, dense) | {"router_bias": True}
+        fields["moe"] = _deepseek_moe(config, dense) | {
+            "router_bias": True,
+            "router_score": "sigmoid",
+            "router_normalized": config.flag("norm_topk_prob", True),
+        }
     return fields
 
 
