@@ -21,6 +21,7 @@ from meshwright.planner.experts.balance.count_bound import CountBound
 from meshwright.planner.experts.balance.place import place_layers
 from meshwright.planner.experts.balance.rows import Solved
 from meshwright.planner.experts.balance.solve import PlacementEffort
+from meshwright.planner.experts.params import GroupParams
 from meshwright.planner.experts.problem import PlacementLimits, SlotShape
 
 ROOM = "meshwright.planner.experts.balance."
@@ -44,7 +45,7 @@ STAGES: Mapping[str, Mapping[str, Any]] = {
     "bound by pairs": {"heuristic.pair_bound": nothing},
     "enumeration": {"solve.is_enumerable": lambda rows: False},
     "CP-SAT": {"solve.close_gaps": nothing, "groups.close_gaps": lambda *arguments: None},
-    "partitions of groups": {"groups.MOST_PARTITIONS": 0},
+    "partitions of groups": {"groups.GROUPS": GroupParams(most_partitions=0)},
 }
 
 

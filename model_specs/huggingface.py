@@ -20,7 +20,7 @@ from meshwright.model_specs.schema import ModelSpec
 _TEXT_PARTS = ("text_config", "language_config", "llm_config")
 """Where multimodal wrappers keep their language model."""
 _DEEPEST = 4
-_NESTED_DEFAULTS = {"gemma3": "gemma3_text", "llava": "llama"}
+_NESTED_DEFAULTS = {"gemma3": "gemma3_text", "llama4": "llama4_text", "llava": "llama"}
 """`model_type` of a text part that does not say, by that of its wrapper."""
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from meshwright.model_specs.config_fields import ConfigFields
 from meshwright.model_specs.huggingface_gemma import gemma2_fields, gemma3_fields
+from meshwright.model_specs.huggingface_llama4 import llama4_fields
 from meshwright.model_specs.huggingface_parts import (
     PLAIN,
     Fields,
@@ -128,8 +129,8 @@ def _olmoe(config: ConfigFields) -> Fields:
 
 def _olmo2(config: ConfigFields) -> Fields:
     """OLMo 2 and 3: the two norms of a layer come after its blocks, and keys and queries have wide ones."""
-    norms = {"qk_norm": True, "qk_norm_full_width": True}
-    return gated_decoder(config) | attention_biases(config) | norms
+    norms = {"norms_after_blocks": True, "qk_norm": True, "qk_norm_full_width": True}
+    return gated_decoder(config, norm_epsilon=1e-5) | attention_biases(config) | norms
 
 
 def _olmo3(config: ConfigFields) -> Fields:
@@ -149,12 +150,13 @@ def _minimax_m2(config: ConfigFields) -> Fields:
         "router_bias": config.flag("use_routing_bias", True),
         "router_score": config.text("scoring_func", "sigmoid"),
     }
+    head_dim = config.count("head_dim", 128)
+    turning = config.count("rotary_dim", head_dim)
     has_norms = config.flag("use_qk_norm", True)
     modules = config.count("num_mtp_modules", 0, least=0)
-    head_dim = config.count("head_dim", 128)
-    rotated = config.count("rotary_dim", head_dim)
-    return gated_decoder(config) | {
-        "rope": rope_fields(config, fraction=rotated / head_dim),
+    return gated_decoder(config, rope_base=5e6) | {
+        "head_dim": head_dim,
+        "rope": rope_fields(config, base=5e6, fraction=turning / head_dim),
         "qk_norm": has_norms,
         "qk_norm_full_width": has_norms,
         "mtp_layers": modules if config.flag("use_mtp", False) else 0,
@@ -247,7 +249,7 @@ def _deepseek_v3(config: ConfigFields) -> Fields:
 
 def _glm4_moe(config: ConfigFields) -> Fields:
     """GLM-4.5 and 4.6: experts as in DeepSeek-V3, and biases on queries, keys and values alone."""
-    fields = gated_decoder(config) | {
+    fields = gated_decoder(config, norm_epsilon=1e-5) | {
         "rope": rope_fields(config, fraction=0.5),
         "attention_bias": config.flag("attention_bias", False),
         "qk_norm": config.flag("use_qk_norm", False),
@@ -359,6 +361,8 @@ def _opt(config: ConfigFields) -> Fields:
 
 FAMILIES: dict[str, Callable[[ConfigFields], Fields]] = {
     "llama": _llama,
+    "llama4": llama4_fields,
+    "llama4_text": llama4_fields,
     "mistral": _mistral,
     "mixtral": _mixtral,
     "qwen2": _qwen2,

@@ -114,9 +114,10 @@ def _rope_scaling(config: ConfigFields, scaling: ConfigFields) -> Fields | None:
     trained = config.count("original_max_position_embeddings", optional=True)
     fields: Fields = {"type": kind, "factor": scaling.number("factor", 1.0)}
     if kind in ("llama3", "yarn"):
-        longest = config.count("max_position_embeddings", 8192)
-        default = longest if trained is None else trained
-        fields["original_positions"] = scaling.count("original_max_position_embeddings", default)
+        original = scaling.count("original_max_position_embeddings", trained, optional=True)
+        if original is None:
+            original = config.count("max_position_embeddings", 8192)
+        fields["original_positions"] = original
     names = {
         "llama3": ("low_freq_factor", "high_freq_factor"),
         "yarn": ("beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
@@ -136,29 +137,32 @@ def attention_biases(config: ConfigFields, default: bool = False) -> Fields:
     return {"attention_bias": bias, "attention_output_bias": bias}
 
 
-def windows(config: ConfigFields, window: int | None, every: int) -> Fields:
-    """The window and the layers it covers; `layer_types`, in newer files, overrules the family's `every`."""
+def windows(
+    config: ConfigFields, window: int | None, every: int, windowed: str = "sliding_attention"
+) -> Fields:
+    """The window and the layers it covers; `layer_types`, in newer files, overrules the family's `every`.
+
+    There it calls the layers that the window covers `windowed`, and the others "full_attention".
+    """
     layers = config.layers()
     kinds = config.entries("layer_types")
     if window is None or not (kinds or every != 1):
         return {}
     if kinds:
-        every = _full_every(config, kinds, layers)
+        every = _full_every(config, kinds, layers, windowed)
     return {"sliding_window": window, "full_attention_every": every} if every != 1 else {}
 
 
-def _full_every(config: ConfigFields, kinds: list[object], layers: int) -> int:
+def _full_every(config: ConfigFields, kinds: list[object], layers: int, windowed: str) -> int:
     if len(kinds) != layers:
         raise config.fail("layer_types", f"must name all {layers} layers", kinds)
     for kind in kinds:
-        if kind not in ("full_attention", "sliding_attention"):
-            raise config.fail(
-                "layer_types", "holds neither full_attention nor sliding_attention", kind
-            )
-    return _every_for(config, "layer_types", kinds.count("full_attention"), layers)
+        if kind not in ("full_attention", windowed):
+            raise config.fail("layer_types", f"holds neither full_attention nor {windowed}", kind)
+    return one_in(config, "layer_types", kinds.count("full_attention"), layers)
 
 
-def _every_for(config: ConfigFields, name: str, full: int, layers: int) -> int:
+def one_in(config: ConfigFields, name: str, full: int, layers: int) -> int:
     """The n of 'each n-th layer is full' that gives this many full layers."""
     if full == 0:
         return 0
@@ -180,7 +184,7 @@ def qwen_windows(config: ConfigFields) -> Fields:
         return windows(config, window, 1)
     layers = config.layers()
     full = min(config.count("max_window_layers", 28, least=0), layers)
-    return windows(config, window, _every_for(config, "max_window_layers", full, layers))
+    return windows(config, window, one_in(config, "max_window_layers", full, layers))
 
 
 def layer_norm_decoder(*, bias: bool) -> Fields:

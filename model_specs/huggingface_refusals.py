@@ -133,6 +133,8 @@ def _first_count(data: Mapping[str, object], names: tuple[str, ...]) -> str:
 
 ARCHITECTURES: dict[str, str] = {
     "LlamaForCausalLM": "llama",
+    "Llama4ForCausalLM": "llama4_text",
+    "Llama4ForConditionalGeneration": "llama4",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
     "Qwen2ForCausalLM": "qwen2",

@@ -65,6 +65,10 @@ def _block_shortfalls(model: ModelSpec) -> dict[str, str]:
         differing["norms_per_layer"] = f"Each layer has 2 norms, not {model.norms_per_layer}."
     if model.norms_per_layer == 1:
         differing["norms_per_layer"] = "Each layer has 2 norms, not one for both of its parts."
+    if model.norms_after_blocks:
+        differing["norms_after_blocks"] = (
+            "Norms come before attention and feed-forward, not after them."
+        )
     if model.parallel_block:
         differing["parallel_block"] = (
             "Attention and feed-forward run one after the other, not side by side."
@@ -149,6 +153,10 @@ def _attention_shortfalls(model: ModelSpec) -> dict[str, str]:
         differing["qk_norm_full_width"] = (
             "Query and key norms work head by head, not over all heads together."
         )
+    if model.chunked_windows:
+        differing["chunked_windows"] = "Windows slide: attention is not cut into chunks."
+    if model.qk_norm and not model.qk_norm_weights:
+        differing["qk_norm_weights"] = "The norms of queries and keys have weights."
     if model.attention_scale is not None:
         differing["attention_scale"] = (
             f"Attention scores are divided by the root of a head's width, "

@@ -227,6 +227,10 @@ def torchtitan_notes(model: ModelSpec) -> tuple[str, ...]:
 
 def _built_shortfalls(model: ModelSpec) -> Shortfalls:
     differing = {}
+    if model.norms_after_blocks:
+        differing["norms_after_blocks"] = (
+            "Norms come before attention and feed-forward, not after them."
+        )
     if model.qk_norm_full_width:
         differing["qk_norm_full_width"] = (
             "Query and key norms work head by head, not over all heads together."

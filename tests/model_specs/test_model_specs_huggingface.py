@@ -41,6 +41,7 @@ PUBLISHED = {
     "kimi-k2": 1_026_408_235_864,
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.2-1b": 1_235_814_400,
+    "llama-4-scout": 107_769_861_120,  # built, language part; 109B with the vision tower on the model card
     "minimax-m2.5": 228_689_764_864,  # built; 230B on the model card
     "mistral-7b-v0.1": 7_241_732_096,
     "mixtral-8x7b": 46_702_792_704,
@@ -69,7 +70,10 @@ def read(data: dict[str, Any]) -> ModelSpec:
 
 def test_every_fixture_is_checked_and_every_family_has_one() -> None:
     assert {path.stem for path in CONFIGS.glob("*.json")} == set(PUBLISHED)
-    assert {config(name)["model_type"] for name in PUBLISHED} == set(known_model_types())
+    configs = [config(name) for name in PUBLISHED]
+    parts = [*configs, *(data["text_config"] for data in configs if "text_config" in data)]
+    read_types = {part["model_type"] for part in parts if "model_type" in part}
+    assert read_types == set(known_model_types())
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
@@ -113,6 +117,7 @@ def test_config_and_catalog_agree(fixture: str, name: str) -> None:
         ("gemma-3-1b", 512, 4),
         ("gemma-3-4b", 1024, 5),
         ("gpt-oss-20b", 128, 12),
+        ("llama-4-scout", 8192, 12),
         ("olmo-2-13b", None, 40),
         ("olmo-3-7b", 4096, 8),
         ("qwen2.5-7b", None, 28),
@@ -199,6 +204,20 @@ def test_experts_of_glm_and_minimax() -> None:
     for change in ({"qk_norm_type": "per_head"}, {"shared_intermediate_size": 8}):
         with pytest.raises(InputError, match=r"only .* is supported"):
             read(config("minimax-m2.5") | change)
+
+
+def test_llama_four() -> None:
+    model = read(config("llama-4-scout"))
+    assert model.moe is not None
+    assert (model.moe.shared_width, model.dense_layers, model.chunked_windows) == (8192, 0, True)
+    # Model card: 17B activated.
+    assert active_parameter_count(model) == pytest.approx(17e9, rel=0.02)
+    text = config("llama-4-scout")["text_config"]
+    assert read(text | {"no_rope_layers": [1, 0] * 24}).full_attention_layers == 24
+    assert not read(text | {"attention_chunk_size": None}).chunked_windows
+    for change in ({"interleave_moe_layer_step": 2}, {"moe_layers": [1, 3]}):
+        with pytest.raises(InputError, match="dense layers between those with experts"):
+            read(text | change)
 
 
 def test_olmo_three_has_a_full_layer_in_four_unless_it_says() -> None:

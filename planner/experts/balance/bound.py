@@ -43,32 +43,32 @@ def least_counts(load: Loads, slots: int, gpus: int, limit: float) -> tuple[Coun
     lower a sum of n smallest replicas to no less than that of the n - s smallest unsplit ones. Needs leave
     fewer to spare, which raises the needs: repeated until nothing changes.
     """
-    others = slots // gpus - 1
+    other_slots = slots // gpus - 1
     counts = np.maximum(np.ceil(load / limit - 1e-9), 1).astype(np.int64)
     while True:
         spare = slots - int(counts.sum())
         if spare < 0 or counts.max() > gpus:
             return None
-        pieces = np.sort(np.repeat(load / counts, counts))
-        least = np.concatenate([[0.0], np.cumsum(pieces)])
+        replicas_by_load = np.sort(np.repeat(load / counts, counts))
+        smallest_sums = np.concatenate([[0.0], np.cumsum(replicas_by_load)])
         extra = np.arange(spare + 1)
         replicas = counts[:, None] + extra
-        certain = np.clip(others * replicas - (spare - extra), 0, len(pieces))
+        unsplit = np.clip(other_slots * replicas - (spare - extra), 0, len(replicas_by_load))
         fits = (replicas <= gpus) & (
-            replicas * limit * (1 + 1e-12) >= load[:, None] + least[certain]
+            replicas * limit * (1 + 1e-12) >= load[:, None] + smallest_sums[unsplit]
         )
         if not fits.any(axis=1).all():
             return None
-        more = fits.argmax(axis=1)
-        if not more.any():
+        added = fits.argmax(axis=1)
+        if not added.any():
             return counts, spare
-        counts = counts + more
+        counts = counts + added
 
 
 def partitions(groups: int, nodes: int) -> int:
     """Ways to split groups into `nodes` unordered sets of one size."""
-    size, ways, left = groups // nodes, 1, groups
+    size, ways, remaining = groups // nodes, 1, groups
     for _ in range(nodes):
-        ways *= comb(left - 1, size - 1)
-        left -= size
+        ways *= comb(remaining - 1, size - 1)
+        remaining -= size
     return ways

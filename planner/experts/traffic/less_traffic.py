@@ -14,29 +14,20 @@ import numpy as np
 from meshwright.planner.experts.balance.crew import Crew
 from meshwright.planner.experts.balance.packing import SlotPacking, has_duplicates
 from meshwright.planner.experts.balance.rows import Solved
-from meshwright.planner.experts.problem import Loads, Slots, SlotShape
-from meshwright.planner.experts.traffic.flows import MOST_TOKENS, Flows
+from meshwright.planner.experts.params import TRAFFIC
+from meshwright.planner.experts.problem import Ids, Loads, Slots, SlotShape
+from meshwright.planner.experts.traffic.flows import Flows
 from meshwright.planner.experts.traffic.node_packing import packed
 from meshwright.planner.experts.traffic.swap_search import Cap, step_cost_s, tabu_search
 from meshwright.planner.experts.traffic.swap_state import Room, SwapState
 from meshwright.planner.experts.traffic.swap_terms import (
     Apart,
     FromSources,
-    Ids,
     Term,
     Touched,
     replica_pairs,
 )
 from meshwright.planner.experts.traffic.touched import Level, slot_choices
-
-_MOST_STEPS = 800
-_PATIENCE = 50
-_OVERLOAD = 20.0
-"""What a mean GPU load above the cap costs, in blocks for each token."""
-_MENDING = ((0.02, 0.15), (0.01, 0.1), (0.0, 0.2), (0.0, 0.1))
-"""Load above the cap that is allowed, and steps for each step of the first search, in the second."""
-_ROUNDS = 2
-"""Searches in turn with the assignment of tokens to replicas, where that follows the placement."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +48,7 @@ class NodeExchange:
     """Whether replicas of an expert are kept on different nodes, as far as there are nodes."""
     near: bool = False
     """Whether tokens take replicas in nodes that they touch anyway."""
-    steps: int = _MOST_STEPS
+    steps: int = TRAFFIC.most_steps
 
     @property
     def scale(self) -> float:
@@ -140,7 +131,7 @@ def less_traffic(
     steps of the search, about what 2 cores do in it.
     """
     caps = layer_caps(solved.value, cap)
-    rounds = _ROUNDS if near and shape.slots > loads.shape[2] else 1
+    rounds = TRAFFIC.rounds if near and shape.slots > loads.shape[2] else 1
     steps = _steps(flows, loads, shape, levels=len(levels), time_limit_s=time_limit_s / rounds)
     jobs = [
         (
@@ -162,7 +153,7 @@ def less_traffic(
         for layer in range(len(loads))
     ]
     with Crew(workers) as crew:
-        slots = np.stack(crew.map(_layer, jobs))
+        slots: Slots = np.stack(crew.map(_layer, jobs))
     value = SlotPacking(slots=slots, loads=loads).gpu_loads().max(axis=(1, 2))
     return Solved(slots=slots, value=value, bound=np.minimum(solved.bound, value))
 
@@ -174,11 +165,11 @@ def _steps(
     choices = (
         0
         if flows.tokens is None
-        else min(flows.tokens.shape[1], MOST_TOKENS) * flows.tokens.shape[2]
+        else min(flows.tokens.shape[1], TRAFFIC.most_tokens) * flows.tokens.shape[2]
     )
     rooms = 2 if shape.slots > loads.shape[2] else 0
     each_s = step_cost_s(shape.slots, loads.shape[1], levels, choices / shape.slots, rooms)
-    return int(np.clip(2 * time_limit_s / (1.6 * len(loads) * each_s), 10, _MOST_STEPS))
+    return int(np.clip(2 * time_limit_s / (1.6 * len(loads) * each_s), 10, TRAFFIC.most_steps))
 
 
 def _layer(job: tuple[NodeExchange, Slots, int]) -> Slots:
@@ -222,8 +213,8 @@ class _Layer:
         )
         once = np.ones(search.experts, dtype=np.int64)
         replicas = shape.slots > search.experts
-        self._node_rooms = (Room(gpus=shape.node_gpus, most=on_node),) if replicas else ()
-        self._gpu_rooms = (Room(gpus=1, most=once), *self._node_rooms) if replicas else ()
+        self._node_rooms = (Room(gpus=shape.node_gpus, most_replicas=on_node),) if replicas else ()
+        self._gpu_rooms = (Room(gpus=1, most_replicas=once), *self._node_rooms) if replicas else ()
         load = self._state(self._gpu).loads(shape.node_gpus).max()
         self._node_load = max(search.node_cap * shape.node_gpus, float(load))
         """The most load of a node, in mean GPU loads; no less than that of the start."""
@@ -251,22 +242,26 @@ class _Layer:
         """Second search: from those nodes, packed, to GPUs under the cap; the placements on the way."""
         search = self._search
         gpu = self._packed(gpu)
-        out = [self._slots(gpu)]
+        placements = [self._slots(gpu)]
         # Where there are no nodes to decide first, this is the whole search.
-        stages = _MENDING if search.shape.nodes > 1 else ((0.0, 1.0),)
+        stages = TRAFFIC.mending if search.shape.nodes > 1 else ((0.0, 1.0),)
         for turn, (looser, share) in enumerate(stages):
             state = self._state(gpu)
             loads = ((1, search.cap + looser), (search.shape.node_gpus, self._node_load))
             steps = int(share * search.steps) + 5
-            found = tabu_search(
-                state, self._cap(loads, self._gpu_rooms), steps=steps, patience=_PATIENCE, seed=turn
+            result = tabu_search(
+                state,
+                self._cap(loads, self._gpu_rooms),
+                steps=steps,
+                patience=TRAFFIC.patience,
+                seed=turn,
             )
-            gpu = self._packed(state.gpu if found.gpu is None else found.gpu)
-            out.append(self._slots(gpu))
-        return out
+            gpu = self._packed(state.gpu if result.gpu is None else result.gpu)
+            placements.append(self._slots(gpu))
+        return placements
 
     def _cap(self, loads: tuple[tuple[int, float], ...], rooms: tuple[Room, ...]) -> Cap:
-        return Cap(loads=loads, rooms=rooms, price=_OVERLOAD * self._search.scale)
+        return Cap(loads=loads, rooms=rooms, price=TRAFFIC.overload * self._search.scale)
 
     def _state(self, gpu: Ids) -> SwapState:
         terms = self._search.terms(self._start, self._choice, gpu)

@@ -83,8 +83,8 @@ def test_cp_sat_equals_enumeration_on_random_cases() -> None:
             slots=slots,
             gpus=gpus,
             spread_nodes=1,
-            least=np.ones(len(load), dtype=np.int64),
-            most=np.full(len(load), most),
+            least_replicas=np.ones(len(load), dtype=np.int64),
+            most_replicas=np.full(len(load), most),
         )
         found = solve_exactly(layer, start.slots[0], 2.0 * gpus, work=10, seed=0)
         assert found.optimal

@@ -46,6 +46,20 @@ HAND_MADE: dict[str, dict[str, Any]] = {
     },
     "interpolated": {"rope": {"scaling": {"type": "linear", "factor": 4}}},
     "clamped": {"glu_limit": 5, "glu_offset": 0.5},
+    "OLMo 3": {
+        "norms_after_blocks": True,
+        "qk_norm": True,
+        "qk_norm_full_width": True,
+        "sliding_window": 512,
+        "full_attention_every": 4,
+    },
+    "Llama 4": {
+        "qk_norm": True,
+        "qk_norm_weights": False,
+        "sliding_window": 512,
+        "full_attention_every": 4,
+        "chunked_windows": True,
+    },
     "Gemma": {
         "activation": "geglu",
         "norms_per_layer": 4,
