@@ -126,9 +126,9 @@ def _level_bytes(use: MappingUse, step_time_s: float) -> tuple[LevelBytes, ...]:
     for level in use.levels:
         axes = by_axis({axis: flow.crossing for axis, flow in level.flows.items()})
         sent = sum(axes.values())
-        standing = level.standing
+        positions = level.positions
         busy = sent / level.bytes_per_s
-        by_level.append(LevelBytes(standing.level, sent, axes, busy, busy / step_time_s))
+        by_level.append(LevelBytes(positions.level, sent, axes, busy, busy / step_time_s))
     return tuple(by_level)
 
 
@@ -191,7 +191,7 @@ def patterns(traffic: PlanTraffic) -> dict[str, AxisPattern]:
     outer = [
         level
         for level in traffic.use.levels
-        if traffic.use.stand.levels.media[level.standing.depth] not in SCALE_UP
+        if traffic.use.positions.levels.media[level.positions.depth] not in SCALE_UP
     ]
     return {
         axis: axis_pattern(
@@ -227,11 +227,11 @@ def _groups_document(use: MappingUse) -> dict[str, Any]:
 
     Above `MOST_LISTED_RANKS` ranks only their sums.
     """
-    listed = len(use.stand.node) <= MOST_LISTED_RANKS
+    listed = len(use.positions.node) <= MOST_LISTED_RANKS
     groups: dict[str, Any] = {}
     for flow in use.axes:
         sent = {
-            level.standing.level: level.flows[flow.axis].crossing[flow.groups].sum(axis=1)
+            level.positions.level: level.flows[flow.axis].crossing[flow.groups].sum(axis=1)
             for level in use.levels
         }
         row: dict[str, Any] = {
