@@ -68,7 +68,7 @@ def pattern_bytes(
         group_bytes = problem.group_bytes(int(patterns.max(initial=0)))
     sent: FloatArray = group_bytes[patterns].sum(axis=1)
     sent += t.hop_bytes * np.abs(np.diff(patterns, axis=1)).sum(axis=1)
-    if patterns.shape[1] > 1:
+    if t.wrap_bytes and patterns.shape[1] > 1:
         sent += t.wrap_bytes * np.abs(patterns[:, -1] - patterns[:, 0])
     return sent
 

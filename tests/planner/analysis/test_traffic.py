@@ -405,6 +405,8 @@ def test_the_axes_of_a_plan_are_those_of_the_write_ups() -> None:
     assert "hot experts" in kinds["ep"].incast
     assert "none" in kinds["pp"].incast
     assert "spread well" in kinds["ep"].ecmp
+    assert kinds["ep"].suits_network.startswith("poor: hot destinations")
+    assert all(kinds[axis].suits_network.startswith("good") for axis in ("dp", "pp"))
     assert "burst" not in axis_pattern("dp", layout, burst=False).predictability
 
 
