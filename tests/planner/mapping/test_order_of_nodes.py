@@ -53,6 +53,7 @@ def step_time_s(listed: ClusterSpec, gpus: int) -> float:
     )
     assert plan.status == "optimal"
     assert plan.objective is not None
+    assert plan.objective.step_time_s is not None
     return plan.objective.step_time_s
 
 
