@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from meshwright.cluster_specs.schema import NodeSpec
-from meshwright.costmodel.workload import Overlap
+from meshwright.costmodel.execution import Execution
 from meshwright.documents.output_files import write_files
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.megatron import MEGATRON
@@ -212,15 +212,14 @@ def test_overlap_flags() -> None:
         "mixtral-8x7b", tp=2, pp=4, vpp=2, dp=4, ep=4, num_micro_batches=4, sequence_parallel=True
     )
     launch = legal_launch(plan, MEGATRON)
-    all_on = megatron_args(replace(launch, overlap=Overlap(dp=True, tp=True, pp=True, ep=True)))
+    overlaps = Execution(dp_overlap=True, tp_overlap=True, pp_overlap=True, ep_overlap=True)
+    all_on = megatron_args(replace(launch, execution=overlaps))
     assert {
         "--tp-comm-overlap",
         "--overlap-grad-reduce",
         "--overlap-moe-expert-parallel-comm",
     } <= set(all_on)
-    inputs = plan.inputs.model_copy(update={"moe_dispatch": "deduplicated"})
-    launch = legal_launch(plan.model_copy(update={"inputs": inputs}), MEGATRON)
-    off = megatron_args(replace(launch, overlap=Overlap()))
+    off = megatron_args(replace(launch, execution=Execution(moe_dispatch="deepep")))
     assert not {arg for arg in off if arg.startswith("--overlap") or arg == "--tp-comm-overlap"}
     assert "--no-overlap-p2p-communication" in off
     assert value(off, "--moe-flex-dispatcher-backend") == "deepep"
