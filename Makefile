@@ -16,9 +16,10 @@ PYTHON ?=
 
 help:
 	@echo "make plan      plan Llama-3.1-405B on 16,384 GPUs (installs into .venv the first time)"
-	@echo "make test      everything: lint, types, all tests"
-	@echo "make check     the same without the slow tests"
-	@echo "make lint | types | unit | slow    one of them"
+	@echo "make test      lint, types and the tests, under 8 minutes on 2 cores"
+	@echo "make check     the same without the slow tests, under 3 minutes"
+	@echo "make slow      the suites that take minutes each"
+	@echo "make lint | types | unit    one of them"
 	@echo "make oracles   launch files through the parsers of the real frameworks (installs them into .oracles)"
 	@echo "make ray       batches on a local Ray cluster of two machines (installs Ray into .ray)"
 	@echo "make accuracy  the cost model against published, measured steps"
@@ -28,8 +29,12 @@ help:
 plan: $(RUN_READY)
 	$(BIN)/meshwright plan llama-3.1-405b --cluster llama3-24k --gpus 16384 --global-batch 2048 --seq-len 8192
 
+APART := not oracle and not ray
+# Two processes: the tests are limited by the processor, and two cores are what CI has.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+
 test: lint types $(DEV_READY)
-	$(BIN)/python -m pytest -m "not oracle and not ray"
+	$(PYTEST) -m "not soak and $(APART)"
 
 check: lint types unit
 
@@ -43,10 +48,10 @@ types: $(DEV_READY)
 	MYPYPATH=$(VENV)/src $(BIN)/mypy -p meshwright
 
 unit: $(DEV_READY)
-	$(BIN)/python -m pytest -m "not slow and not oracle and not ray"
+	$(PYTEST) -m "not slow and not soak and $(APART)"
 
 slow: $(DEV_READY)
-	$(BIN)/python -m pytest -m "slow and not oracle and not ray"
+	$(PYTEST) -m "soak and $(APART)"
 
 # The frameworks, pinned, in an environment of their own: torch for the CPU, Megatron and Megatron-Bridge unpacked
 # beside it (the wheel asks for Python 3.12, what is used of it runs on 3.11 too).

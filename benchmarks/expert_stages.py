@@ -17,11 +17,11 @@ from unittest.mock import patch
 
 import numpy as np
 
-from meshwright.planner.experts.balance.bound import balance_bound
 from meshwright.planner.experts.balance.count_bound import CountBound
 from meshwright.planner.experts.balance.place import place_layers
 from meshwright.planner.experts.balance.rows import Solved
 from meshwright.planner.experts.balance.solve import PlacementEffort
+from meshwright.planner.experts.params import GroupParams
 from meshwright.planner.experts.problem import PlacementLimits, SlotShape
 
 ROOM = "meshwright.planner.experts.balance."
@@ -29,11 +29,6 @@ ROOM = "meshwright.planner.experts.balance."
 
 def nothing(*arguments: Any) -> None:
     """In place of a stage that changes what it is given."""
-
-
-def mean_bound(*arguments: Any) -> Any:
-    """The bound of the mean and the largest replica, without what hot replicas crowd out."""
-    return balance_bound(*arguments[:3])
 
 
 def no_counts(*arguments: Any, **options: Any) -> CountBound:
@@ -48,10 +43,9 @@ STAGES: Mapping[str, Mapping[str, Any]] = {
     "counts at random": {"heuristic.recount": nothing},
     "bound by counts": {"heuristic.count_bound": no_counts},
     "bound by pairs": {"heuristic.pair_bound": nothing},
-    "bound by hot experts": {"heuristic.balance_bound": mean_bound},
     "enumeration": {"solve.is_enumerable": lambda rows: False},
     "CP-SAT": {"solve.close_gaps": nothing, "groups.close_gaps": lambda *arguments: None},
-    "partitions of groups": {"groups.MOST_PARTITIONS": 0},
+    "partitions of groups": {"groups.GROUPS": GroupParams(most_partitions=0)},
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -24,12 +25,22 @@ class NearMissChoice(click.Choice[str]):
 
 
 class ChoiceIn(NearMissChoice):
-    """One of the names that a module of meshwright holds, which is imported when they are needed."""
+    """One of the names that a module of meshwright holds, which is imported when they are needed.
 
-    def __init__(self, module: str, collection: str) -> None:
+    `spelled` turns what others call something into the name.
+    """
+
+    def __init__(
+        self, module: str, collection: str, spelled: Callable[[str], str] = lambda text: text
+    ) -> None:
         self.case_sensitive = True
         self._module = module
         self._collection = collection
+        self._spelled = spelled
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name that the value spells, or a usage error."""
+        return super().convert(self._spelled(value), param, ctx)
 
     def __getattr__(self, name: str) -> Any:
         if name != "choices":

@@ -68,6 +68,28 @@ class ConfigFields:
             raise self.fail(name, "must be true or false", value)
         return value
 
+    @overload
+    def number(self, name: str, default: float) -> float: ...
+    @overload
+    def number(self, name: str, default: None = None) -> float | None: ...
+    def number(self, name: str, default: float | None = None) -> float | None:
+        """A number; the schema bounds it."""
+        value = self._data.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.fail(name, "must be a number", value)
+        return float(value)
+
+    def section(self, name: str) -> ConfigFields | None:
+        """The fields of a mapping inside; None where absent."""
+        value = self._data.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.fail(name, "must be a mapping of fields", value)
+        return ConfigFields(value, self.where, f"{self._prefix}{name}.")
+
     def text(self, name: str, default: str) -> str:
         """A text."""
         value = self._data.get(name)

@@ -7,15 +7,20 @@ from collections.abc import Mapping
 from pydantic import ValidationError
 
 from meshwright.documents.validation import validation_message
-from meshwright.errors import InputError, near_miss
+from meshwright.errors import InputError
 from meshwright.model_specs.config_fields import ConfigFields
-from meshwright.model_specs.huggingface_families import ARCHITECTURES, FAMILIES
+from meshwright.model_specs.huggingface_families import FAMILIES
+from meshwright.model_specs.huggingface_refusals import (
+    ARCHITECTURES,
+    refusal,
+    refuse_encoder_decoder,
+)
 from meshwright.model_specs.schema import ModelSpec
 
 _TEXT_PARTS = ("text_config", "language_config", "llm_config")
 """Where multimodal wrappers keep their language model."""
 _DEEPEST = 4
-_NESTED_DEFAULTS = {"gemma3": "gemma3_text", "llava": "llama"}
+_NESTED_DEFAULTS = {"gemma3": "gemma3_text", "llama4": "llama4_text", "llava": "llama"}
 """`model_type` of a text part that does not say, by that of its wrapper."""
 
 
@@ -55,10 +60,11 @@ def _text_part(data: Mapping[str, object], where: str) -> tuple[Mapping[str, obj
     prefix = ""
     inherited: str | None = None
     for _ in range(_DEEPEST):
+        refuse_encoder_decoder(data, where, prefix)
         model_type = _model_type(data, where, prefix) or inherited
         nested = next((key for key in _TEXT_PARTS if data.get(key) is not None), None)
         if nested is None:
-            return data, _known(model_type, where, prefix), prefix
+            return data, _known(data, model_type, where, prefix), prefix
         inner = data[nested]
         if not isinstance(inner, dict):
             raise InputError(
@@ -88,16 +94,13 @@ def _model_type(data: Mapping[str, object], where: str, prefix: str) -> str | No
     return None
 
 
-def _known(model_type: str | None, where: str, prefix: str) -> str:
-    full = f"{where}: {prefix}model_type"
+def _known(data: Mapping[str, object], model_type: str | None, where: str, prefix: str) -> str:
     if model_type is None:
-        raise InputError("this field is required and missing", where=full, allowed=FAMILIES)
-    if model_type not in FAMILIES:
         raise InputError(
-            "this model family is not supported",
-            where=full,
-            value=model_type,
-            did_you_mean=near_miss(model_type, FAMILIES),
+            "this field is required and missing",
+            where=f"{where}: {prefix}model_type",
             allowed=FAMILIES,
         )
+    if model_type not in FAMILIES:
+        raise refusal(data, model_type, where, prefix, FAMILIES)
     return model_type

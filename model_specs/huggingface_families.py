@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from meshwright.model_specs.config_fields import ConfigFields
+from meshwright.model_specs.huggingface_gemma import gemma2_fields, gemma3_fields
+from meshwright.model_specs.huggingface_llama4 import llama4_fields
 from meshwright.model_specs.huggingface_parts import (
-    GATED,
     PLAIN,
     Fields,
-    activation_of,
+    activation_fields,
     attention_biases,
     gated_decoder,
     layer_norm_decoder,
     qwen_windows,
+    rope_fields,
     windows,
 )
 
@@ -35,16 +37,23 @@ def _mistral(config: ConfigFields) -> Fields:
 
 
 def _mixtral(config: ConfigFields) -> Fields:
-    moe = {
+    moe: Fields = {
         "experts": config.count("num_local_experts", 8),
         "top_k": config.count("num_experts_per_tok", 2),
         "moe_ffn_hidden": config.count("intermediate_size"),
     }
-    return _mistral(config) | {"moe": moe}
+    window = config.count("sliding_window", optional=True)
+    return (
+        gated_decoder(config, norm_epsilon=1e-5, rope_base=1e6)
+        | {"moe": moe}
+        | windows(config, window, 0)
+    )
 
 
 def _phi3(config: ConfigFields) -> Fields:
-    return gated_decoder(config) | windows(config, config.count("sliding_window", optional=True), 0)
+    return gated_decoder(config, norm_epsilon=1e-5) | windows(
+        config, config.count("sliding_window", optional=True), 0
+    )
 
 
 def _qwen2(config: ConfigFields) -> Fields:
@@ -70,6 +79,7 @@ def _qwen_experts(config: ConfigFields) -> Fields:
         "top_k": config.count("num_experts_per_tok"),
         "moe_ffn_hidden": config.count("moe_intermediate_size"),
         "dense_layers": dense,
+        "router_normalized": config.flag("norm_topk_prob", False),
     }
 
 
@@ -109,9 +119,49 @@ def _olmoe(config: ConfigFields) -> Fields:
         "experts": config.count("num_experts", 64),
         "top_k": config.count("num_experts_per_tok", 8),
         "moe_ffn_hidden": config.count("intermediate_size"),
+        "router_normalized": config.flag("norm_topk_prob", False),
     }
     norms = {"qk_norm": True, "qk_norm_full_width": True}
-    return gated_decoder(config) | attention_biases(config) | norms | {"moe": moe}
+    return (
+        gated_decoder(config, norm_epsilon=1e-5) | attention_biases(config) | norms | {"moe": moe}
+    )
+
+
+def _olmo2(config: ConfigFields) -> Fields:
+    """OLMo 2 and 3: the two norms of a layer come after its blocks, and keys and queries have wide ones."""
+    norms = {"norms_after_blocks": True, "qk_norm": True, "qk_norm_full_width": True}
+    return gated_decoder(config, norm_epsilon=1e-5) | attention_biases(config) | norms
+
+
+def _olmo3(config: ConfigFields) -> Fields:
+    return _olmo2(config) | windows(config, config.count("sliding_window", 4096), 4)
+
+
+def _minimax_m2(config: ConfigFields) -> Fields:
+    norm_form = config.text("qk_norm_type", "per_layer")
+    if norm_form != "per_layer":
+        raise config.fail("qk_norm_type", "only per_layer is supported", norm_form)
+    if config.count("shared_intermediate_size", 0, least=0):
+        raise config.fail("shared_intermediate_size", "only 0 is supported: no shared expert")
+    moe = {
+        "experts": config.count("num_local_experts", 256),
+        "top_k": config.count("num_experts_per_tok", 8),
+        "moe_ffn_hidden": config.count("intermediate_size"),
+        "router_bias": config.flag("use_routing_bias", True),
+        "router_score": config.text("scoring_func", "sigmoid"),
+    }
+    head_dim = config.count("head_dim", 128)
+    turning = config.count("rotary_dim", head_dim)
+    has_norms = config.flag("use_qk_norm", True)
+    modules = config.count("num_mtp_modules", 0, least=0)
+    return gated_decoder(config, rope_base=5e6) | {
+        "head_dim": head_dim,
+        "rope": rope_fields(config, base=5e6, fraction=turning / head_dim),
+        "qk_norm": has_norms,
+        "qk_norm_full_width": has_norms,
+        "mtp_layers": modules if config.flag("use_mtp", False) else 0,
+        "moe": moe,
+    }
 
 
 def _gpt_oss(config: ConfigFields) -> Fields:
@@ -122,9 +172,16 @@ def _gpt_oss(config: ConfigFields) -> Fields:
         "router_bias": True,
         "expert_bias": True,
     }
+    fields = gated_decoder(config, norm_epsilon=1e-5, rope_base=150_000) | {
+        "head_dim": config.count("head_dim", 64),
+        "attention_sinks": True,
+        "swiglu_alpha": 1.702,
+        "glu_offset": 1.0,
+        "glu_limit": config.number("swiglu_limit", 7.0),
+        "moe": moe,
+    }
     return (
-        gated_decoder(config)
-        | {"head_dim": config.count("head_dim", 64), "attention_sinks": True, "moe": moe}
+        fields
         | attention_biases(config, True)
         | windows(config, config.count("sliding_window", 128), 2)
     )
@@ -162,6 +219,9 @@ def _deepseek_moe(config: ConfigFields, dense_layers: int) -> Fields:
         "shared_experts": config.count("n_shared_experts", 0, least=0),
         "dense_layers": dense_layers,
         "router_bias": balancing == "noaux_tc",
+        "router_score": config.text("scoring_func", "softmax"),
+        "router_normalized": config.flag("norm_topk_prob", False),
+        "router_scaling_factor": config.number("routed_scaling_factor", 1.0),
     }
     groups = config.count("n_group", 1)
     if groups > 1 and balancing != "greedy":
@@ -178,42 +238,31 @@ def _deepseek_v3(config: ConfigFields) -> Fields:
     }
     moe = fields.get("moe")
     if isinstance(moe, dict):
-        fields["moe"] = moe | {"router_bias": True}
+        fields["moe"] = moe | {
+            "router_bias": True,
+            "router_score": config.text("scoring_func", "sigmoid"),
+            "router_normalized": config.flag("norm_topk_prob", True),
+            "router_scaling_factor": config.number("routed_scaling_factor", 2.5),
+        }
     return fields
 
 
-def _gemma2(config: ConfigFields) -> Fields:
-    return (
-        gated_decoder(config, activation_field="hidden_activation", activation="gelu_pytorch_tanh")
-        | {
-            "head_dim": config.count("head_dim", 256),
-            "tied_embeddings": config.flag("tie_word_embeddings", True),
-            "norms_per_layer": 4,
-        }
-        | attention_biases(config)
-        | windows(config, config.count("sliding_window", 4096), 2)
-    )
-
-
-def _gemma3(config: ConfigFields) -> Fields:
-    """Files of multimodal Gemma 3 name only what differs from the defaults."""
-    heads = config.count("num_attention_heads", 8)
-    pattern = config.count("_sliding_window_pattern", config.count("sliding_window_pattern", 6))
-    return {
-        "layers": config.layers(),
-        "hidden": config.count("hidden_size"),
-        "ffn_hidden": config.count("intermediate_size"),
-        "heads": heads,
-        "kv_heads": config.count("num_key_value_heads", 4),
-        "head_dim": config.count("head_dim", 256),
-        "vocab": config.count("vocab_size", 262_208),
-        "activation": activation_of(config, "hidden_activation", "gelu_pytorch_tanh", GATED),
-        "tied_embeddings": config.flag("tie_word_embeddings", True),
-        "norms_per_layer": 4,
-        "qk_norm": True,
-        **attention_biases(config),
-        **windows(config, config.count("sliding_window", 4096), pattern),
+def _glm4_moe(config: ConfigFields) -> Fields:
+    """GLM-4.5 and 4.6: experts as in DeepSeek-V3, and biases on queries, keys and values alone."""
+    fields = gated_decoder(config, norm_epsilon=1e-5) | {
+        "rope": rope_fields(config, fraction=0.5),
+        "attention_bias": config.flag("attention_bias", False),
+        "qk_norm": config.flag("use_qk_norm", False),
+        "mtp_layers": config.count("num_nextn_predict_layers", 1, least=0),
     }
+    dense = config.count("first_k_dense_replace", 1, least=0)
+    if dense < config.layers():
+        fields["moe"] = _deepseek_moe(config, dense) | {
+            "router_bias": True,
+            "router_score": "sigmoid",
+            "router_normalized": config.flag("norm_topk_prob", True),
+        }
+    return fields
 
 
 def _gpt2(config: ConfigFields) -> Fields:
@@ -226,7 +275,8 @@ def _gpt2(config: ConfigFields) -> Fields:
         "heads": heads,
         "kv_heads": heads,
         "vocab": config.count("vocab_size"),
-        "activation": activation_of(config, "activation_function", "gelu_new", PLAIN),
+        "norm_epsilon": config.number("layer_norm_epsilon", 1e-5),
+        **activation_fields(config, "activation_function", "gelu_new", PLAIN),
         "tied_embeddings": config.flag("tie_word_embeddings", True),
         "position": "learned",
         "max_positions": config.count("n_positions", 1024),
@@ -245,7 +295,13 @@ def _gpt_neox(config: ConfigFields) -> Fields:
             "heads": heads,
             "kv_heads": heads,
             "vocab": config.count("vocab_size"),
-            "activation": activation_of(config, "hidden_act", "gelu", PLAIN),
+            "norm_epsilon": config.number("layer_norm_eps", 1e-5),
+            "rope": rope_fields(
+                config,
+                base=config.number("rotary_emb_base", 10_000),
+                fraction=config.number("rotary_pct", 0.25),
+            ),
+            **activation_fields(config, "hidden_act", "gelu", PLAIN),
             "tied_embeddings": config.flag("tie_word_embeddings", False),
             "parallel_block": config.flag("use_parallel_residual", True),
         }
@@ -269,7 +325,9 @@ def _falcon(config: ConfigFields) -> Fields:
         "heads": heads,
         "kv_heads": kv_heads,
         "vocab": config.count("vocab_size"),
-        "activation": activation_of(config, "activation", "gelu", PLAIN),
+        "norm_epsilon": config.number("layer_norm_epsilon", 1e-5),
+        "rope": rope_fields(config),
+        **activation_fields(config, "activation", "gelu", PLAIN),
         "tied_embeddings": config.flag("tie_word_embeddings", True),
         "position": "alibi" if config.flag("alibi", False) else "rope",
         "parallel_block": parallel,
@@ -293,7 +351,7 @@ def _opt(config: ConfigFields) -> Fields:
         "heads": heads,
         "kv_heads": heads,
         "vocab": config.count("vocab_size"),
-        "activation": activation_of(config, "activation_function", "relu", PLAIN),
+        **activation_fields(config, "activation_function", "relu", PLAIN),
         "tied_embeddings": config.flag("tie_word_embeddings", True),
         "position": "learned",
         # OPT keeps two unused rows before the first position.
@@ -303,6 +361,8 @@ def _opt(config: ConfigFields) -> Fields:
 
 FAMILIES: dict[str, Callable[[ConfigFields], Fields]] = {
     "llama": _llama,
+    "llama4": llama4_fields,
+    "llama4_text": llama4_fields,
     "mistral": _mistral,
     "mixtral": _mixtral,
     "qwen2": _qwen2,
@@ -313,37 +373,18 @@ FAMILIES: dict[str, Callable[[ConfigFields], Fields]] = {
     "deepseek_v3": _deepseek_v3,
     "kimi_k2": _deepseek_v3,
     "gpt_oss": _gpt_oss,
+    "olmo2": _olmo2,
+    "olmo3": _olmo3,
     "olmoe": _olmoe,
+    "glm4_moe": _glm4_moe,
+    "minimax_m2": _minimax_m2,
     "phi3": _phi3,
-    "gemma2": _gemma2,
-    "gemma3": _gemma3,
-    "gemma3_text": _gemma3,
+    "gemma2": gemma2_fields,
+    "gemma3": gemma3_fields,
+    "gemma3_text": gemma3_fields,
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
     "falcon": _falcon,
     "opt": _opt,
 }
 """By `model_type`."""
-
-ARCHITECTURES: dict[str, str] = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "MixtralForCausalLM": "mixtral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen2MoeForCausalLM": "qwen2_moe",
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-    "DeepseekV2ForCausalLM": "deepseek_v2",
-    "DeepseekV3ForCausalLM": "deepseek_v3",
-    "GptOssForCausalLM": "gpt_oss",
-    "OlmoeForCausalLM": "olmoe",
-    "Phi3ForCausalLM": "phi3",
-    "Gemma2ForCausalLM": "gemma2",
-    "Gemma3ForCausalLM": "gemma3_text",
-    "Gemma3ForConditionalGeneration": "gemma3",
-    "GPT2LMHeadModel": "gpt2",
-    "GPTNeoXForCausalLM": "gpt_neox",
-    "FalconForCausalLM": "falcon",
-    "OPTForCausalLM": "opt",
-}
-"""`model_type` by the class named in `architectures`, for a file without the former."""

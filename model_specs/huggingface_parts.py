@@ -25,6 +25,10 @@ PLAIN = {
 }
 
 
+ROPE_SCALINGS = ("linear", "dynamic", "llama3", "yarn", "longrope")
+"""Values of `rope_type` that the schema has too."""
+
+
 def activation_of(config: ConfigFields, name: str, default: str, names: dict[str, str]) -> str:
     """The schema's name for the activation in this field, which must be one of `names`."""
     written = config.text(name, default)
@@ -33,8 +37,23 @@ def activation_of(config: ConfigFields, name: str, default: str, names: dict[str
     return names[written]
 
 
+def activation_fields(
+    config: ConfigFields, name: str, default: str, names: dict[str, str]
+) -> Fields:
+    """The activation, and of a GELU how it is computed."""
+    fields: Fields = {"activation": activation_of(config, name, default, names)}
+    if config.text(name, default) == "gelu":
+        fields["gelu_form"] = "exact"
+    return fields
+
+
 def gated_decoder(
-    config: ConfigFields, *, activation_field: str = "hidden_act", activation: str = "silu"
+    config: ConfigFields,
+    *,
+    activation_field: str = "hidden_act",
+    activation: str = "silu",
+    norm_epsilon: float = 1e-6,
+    rope_base: float = 10_000.0,
 ) -> Fields:
     """What the Llama-like families share: grouped queries, gated feed-forward, rope, RMS norms."""
     heads = config.count("num_attention_heads")
@@ -46,9 +65,70 @@ def gated_decoder(
         "kv_heads": config.count("num_key_value_heads", heads),
         "head_dim": config.count("head_dim", optional=True),
         "vocab": config.count("vocab_size"),
-        "activation": activation_of(config, activation_field, activation, GATED),
+        "norm_epsilon": config.number("rms_norm_eps", norm_epsilon),
+        "rope": rope_fields(config, base=rope_base),
         "tied_embeddings": config.flag("tie_word_embeddings", False),
+        **activation_fields(config, activation_field, activation, GATED),
     }
+
+
+def rope_fields(config: ConfigFields, *, base: float = 10_000.0, fraction: float = 1.0) -> Fields:
+    """Rotary embeddings: fields of `RopeSpec`.
+
+    Parameters
+    ----------
+    config
+        The file. `rope_parameters`, in newer ones, holds both the base and the scaling; of a model with two
+        kinds of layers, for each kind.
+    base, fraction
+        What the family turns by where the file does not say.
+    """
+    parameters = config.section("rope_parameters")
+    windowed = None
+    if parameters is not None and parameters.has("full_attention"):
+        windowed = parameters.section("sliding_attention")
+        parameters = parameters.section("full_attention")
+    scaling = parameters or config.section("rope_scaling")
+    base = config.number("rope_theta", base)
+    fraction = config.number("partial_rotary_factor", fraction)
+    fields: Fields = {"base": base, "fraction": fraction}
+    if parameters is not None:
+        fields["base"] = parameters.number("rope_theta", base)
+        fields["fraction"] = parameters.number("partial_rotary_factor", fraction)
+    if windowed is not None:
+        fields["windowed_base"] = windowed.number("rope_theta")
+    if scaling is not None:
+        fields["scaling"] = _rope_scaling(config, scaling)
+    return fields
+
+
+def _rope_scaling(config: ConfigFields, scaling: ConfigFields) -> Fields | None:
+    """Fields of `RopeScaling`; None for a section that scales nothing."""
+    kind = scaling.text("rope_type", scaling.text("type", "default"))
+    if kind == "default":
+        return None
+    kind = {"su": "longrope"}.get(kind, kind)
+    if kind not in ROPE_SCALINGS:
+        what = f"not a rope scaling that is known ({', '.join(ROPE_SCALINGS)})"
+        raise scaling.fail("rope_type", what, kind)
+    trained = config.count("original_max_position_embeddings", optional=True)
+    fields: Fields = {"type": kind, "factor": scaling.number("factor", 1.0)}
+    if kind in ("llama3", "yarn"):
+        original = scaling.count("original_max_position_embeddings", trained, optional=True)
+        if original is None:
+            original = config.count("max_position_embeddings", 8192)
+        fields["original_positions"] = original
+    names = {
+        "llama3": ("low_freq_factor", "high_freq_factor"),
+        "yarn": ("beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+    }
+    for name in names.get(kind, ()):
+        value = scaling.number(name)
+        if value:
+            fields[name] = value
+    if kind == "yarn":
+        fields["whole_range"] = scaling.flag("truncate", True)
+    return fields
 
 
 def attention_biases(config: ConfigFields, default: bool = False) -> Fields:
@@ -57,29 +137,32 @@ def attention_biases(config: ConfigFields, default: bool = False) -> Fields:
     return {"attention_bias": bias, "attention_output_bias": bias}
 
 
-def windows(config: ConfigFields, window: int | None, every: int) -> Fields:
-    """The window and the layers it covers; `layer_types`, in newer files, overrules the family's `every`."""
+def windows(
+    config: ConfigFields, window: int | None, every: int, windowed: str = "sliding_attention"
+) -> Fields:
+    """The window and the layers it covers; `layer_types`, in newer files, overrules the family's `every`.
+
+    There it calls the layers that the window covers `windowed`, and the others "full_attention".
+    """
     layers = config.layers()
     kinds = config.entries("layer_types")
     if window is None or not (kinds or every != 1):
         return {}
     if kinds:
-        every = _full_every(config, kinds, layers)
+        every = _full_every(config, kinds, layers, windowed)
     return {"sliding_window": window, "full_attention_every": every} if every != 1 else {}
 
 
-def _full_every(config: ConfigFields, kinds: list[object], layers: int) -> int:
+def _full_every(config: ConfigFields, kinds: list[object], layers: int, windowed: str) -> int:
     if len(kinds) != layers:
         raise config.fail("layer_types", f"must name all {layers} layers", kinds)
     for kind in kinds:
-        if kind not in ("full_attention", "sliding_attention"):
-            raise config.fail(
-                "layer_types", "holds neither full_attention nor sliding_attention", kind
-            )
-    return _every_for(config, "layer_types", kinds.count("full_attention"), layers)
+        if kind not in ("full_attention", windowed):
+            raise config.fail("layer_types", f"holds neither full_attention nor {windowed}", kind)
+    return one_in(config, "layer_types", kinds.count("full_attention"), layers)
 
 
-def _every_for(config: ConfigFields, name: str, full: int, layers: int) -> int:
+def one_in(config: ConfigFields, name: str, full: int, layers: int) -> int:
     """The n of 'each n-th layer is full' that gives this many full layers."""
     if full == 0:
         return 0
@@ -101,7 +184,7 @@ def qwen_windows(config: ConfigFields) -> Fields:
         return windows(config, window, 1)
     layers = config.layers()
     full = min(config.count("max_window_layers", 28, least=0), layers)
-    return windows(config, window, _every_for(config, "max_window_layers", full, layers))
+    return windows(config, window, one_in(config, "max_window_layers", full, layers))
 
 
 def layer_norm_decoder(*, bias: bool) -> Fields:

@@ -51,7 +51,8 @@ def attention_parameters(model: ModelSpec) -> int:
         qkv_bias = mla.kv_lora_rank + mla.qk_rope_head_dim + (mla.q_lora_rank or 0)
     else:
         normed_heads = model.heads + model.kv_heads if model.qk_norm_full_width else 2
-        norms = model.qk_head_dim * normed_heads if model.qk_norm else 0
+        has_weights = model.qk_norm and model.qk_norm_weights
+        norms = model.qk_head_dim * normed_heads if has_weights else 0
         qkv_bias = model.heads * model.qk_head_dim
         qkv_bias += model.kv_heads * (model.qk_head_dim + model.v_head_dim)
     parameters = attention_matmul_parameters(model) + norms
@@ -188,14 +189,18 @@ def _active_moe_matrices(model: ModelSpec) -> int:
     return _mlp(model, width, bias=False) + model.moe.experts * model.hidden + gate
 
 
-def attended_positions(seq_len: int, window: int | None = None) -> float:
+def attended_positions(seq_len: int, window: int | None = None, *, chunked: bool = False) -> float:
     """Mean number of positions that a query attends to under a causal mask: half the sequence.
 
     With a window w shorter than the sequence s the mean is w - w^2 / 2s, the integral of min(t, w) over s.
+    Chunks of w instead of a sliding window leave half a chunk, and less in a last chunk that is shorter.
     The half, and not (s + 1) / 2, is the convention of Megatron-LM's FLOP count.
     """
     if window is None or window >= seq_len:
         return seq_len / 2
+    if chunked:
+        chunks, last_chunk = divmod(seq_len, window)
+        return (chunks * window * window + last_chunk * last_chunk) / (2 * seq_len)
     return window - window * window / (2 * seq_len)
 
 
@@ -204,7 +209,8 @@ def attention_flops_per_token(model: ModelSpec, seq_len: int) -> float:
     per_position = 2 * model.heads * (model.qk_head_dim + model.v_head_dim)
     full = model.full_attention_layers + model.mtp_layers
     positions = full * attended_positions(seq_len)
-    positions += model.windowed_layers * attended_positions(seq_len, model.sliding_window)
+    windowed = attended_positions(seq_len, model.sliding_window, chunked=model.chunked_windows)
+    positions += model.windowed_layers * windowed
     return BACKWARD_AND_FORWARD * per_position * positions
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from os import PathLike, fspath
 from pathlib import Path
@@ -16,6 +17,8 @@ from meshwright.model_specs.huggingface import is_huggingface_config, model_from
 from meshwright.model_specs.schema import ModelSpec
 
 _SUFFIXES = (".yaml", ".yml", ".json")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+"""What the Hugging Face hub calls a model: its owner and its name."""
 
 
 def read_model(model: str | PathLike[str] | ModelSpec) -> ModelSpec:
@@ -45,6 +48,7 @@ def read_model(model: str | PathLike[str] | ModelSpec) -> ModelSpec:
     path = Path(text)
     if text and is_file(f"{text}/config.json"):
         path = path / "config.json"
+    _refuse_hub_id(text)
     looks_like_path = text.lower().endswith(_SUFFIXES) or "/" in text
     if not text or not (looks_like_path or is_file(str(path))):
         raise InputError(
@@ -74,6 +78,22 @@ def model_from_mapping(
         return ModelSpec.model_validate({**named, **data})
     except ValidationError as error:
         raise InputError(validation_message(error, where, ModelSpec)) from None
+
+
+def _refuse_hub_id(text: str) -> None:
+    """Raises InputError for the name of a model on the Hugging Face hub, whose files are not here."""
+    if not _HUB_ID.fullmatch(text) or text.lower().endswith(_SUFFIXES):
+        return
+    owner, name = text.split("/")
+    if Path(owner).is_dir():
+        return
+    raise InputError(
+        f"no file or folder of this name, and nothing is fetched from the Hugging Face hub; if it is a model "
+        f"there, download its config.json with `hf download {text} config.json --local-dir {name}` "
+        f"and give {name}/config.json",
+        where="model",
+        value=text,
+    )
 
 
 def _file_name(path: Path) -> str:

@@ -6,6 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from meshwright.model_specs.rope import Positive, RopeSpec
+
 Count = Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
 CountOrZero = Annotated[int, Field(ge=0, le=10_000_000, strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
@@ -50,6 +52,15 @@ class MoeSpec(BaseModel):
     """One number per expert, learned (gpt-oss) or moved to balance the load (DeepSeek-V3)."""
     expert_bias: Flag = False
     """Biases on the matrices of every routed expert."""
+    router_score: Literal["softmax", "sigmoid"] = "softmax"
+    """Function from the router's outputs to scores. With sigmoid, `router_bias` is added for the choice alone
+    (DeepSeek-V3); with softmax it belongs to the router's matrix (gpt-oss)."""
+    router_normalized: Flag = True
+    """Whether the weights of a token's chosen experts are made to add up to 1 (`norm_topk_prob`)."""
+    router_scaling_factor: Positive = 1.0
+    """What the weights of the chosen experts are multiplied by (DeepSeek-V3: 2.5)."""
+    router_scales_inputs: Flag = False
+    """The weight of a chosen expert multiplies the token that it reads, not what it writes (Llama 4)."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -90,20 +101,50 @@ class ModelSpec(BaseModel):
     """`hidden / heads` when absent."""
     vocab: Count
     activation: Activation = "swiglu"
+    gelu_form: Literal["tanh", "exact"] = "tanh"
+    """How GELU is computed: by the tanh approximation (GPT-2), or with the error function (GPT-NeoX)."""
+    swiglu_alpha: Positive = 1.0
+    """The gate of SwiGLU is x sigmoid(alpha x); gpt-oss: 1.702."""
+    glu_offset: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """Added to the linear half of a gated feed-forward (gpt-oss: 1)."""
+    glu_limit: Positive | None = None
+    """Both halves of a gated feed-forward are clamped to this (gpt-oss: 7); no limit when absent."""
     tied_embeddings: Flag = False
     position: Position = "rope"
     max_positions: Count | None = None
     """Rows of the learned position table; only for `position: learned`, which counts none when absent."""
+    rope: RopeSpec = RopeSpec()
+    """Rotary embeddings, under `position: rope`."""
+    rope_in_windows_alone: Flag = False
+    """Layers that attend in full have no position embedding, windowed ones have (Llama 4)."""
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    norm_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-5
+    """Added to the mean square, or to the variance, under the root."""
+    norm_zero_centered: Flag = False
+    """Norms multiply by 1 + weight (Gemma, Nemotron-4), so that weight decay pulls to 1."""
     norms_per_layer: Annotated[int, Field(ge=1, le=6, strict=True)] = 2
     """Norms over the hidden width: 2 as a rule, 4 with norms after the blocks (Gemma 2), 1 in a parallel
     block that shares one (Falcon-7B)."""
+    norms_after_blocks: Flag = False
+    """Two norms per layer come after attention and feed-forward, not before them (OLMo 2)."""
     qk_norm: Flag = False
     """Norms on queries and keys, one of `head_dim` each (Qwen3) ..."""
     qk_norm_full_width: Flag = False
     """... or over all heads together: `heads * head_dim` and `kv_heads * head_dim` (OLMoE)."""
+    qk_norm_weights: Flag = True
+    """Whether those norms have weights; those of Llama 4 have none."""
     embedding_norm: Flag = False
     """A norm right after the embedding (BLOOM)."""
+    embedding_scale: Positive = 1.0
+    """What token embeddings are multiplied by (Gemma: the root of `hidden`)."""
+    output_scale: Positive = 1.0
+    """What the logits of the head are multiplied by (Grok-1)."""
+    attention_scale: Positive | None = None
+    """What attention scores are multiplied by; one over the root of a query head's width when absent."""
+    attention_logit_cap: Positive | None = None
+    """Attention scores are squeezed into plus and minus this by tanh (Gemma 2: 50); no cap when absent."""
+    final_logit_cap: Positive | None = None
+    """The head's logits likewise (Gemma 2: 30)."""
     parallel_block: Flag = False
     """Attention and feed-forward read the same input (GPT-NeoX, Falcon)."""
     attention_bias: Flag = False
@@ -117,6 +158,9 @@ class ModelSpec(BaseModel):
     full_attention_every: CountOrZero = 1
     """With a window: every n-th layer attends in full and the others are windowed, so `layers // n` are full.
     1: every layer is full; 0: none is. A window without this field is refused: it would change nothing."""
+    chunked_windows: Flag = False
+    """Windowed layers cut the sequence into chunks of `sliding_window` positions, and a query sees those of
+    its own chunk up to itself (Llama 4), instead of the last `sliding_window` positions."""
     attention: MlaSpec | None = None
     attention_note: str | None = Field(default=None, max_length=2000)
     mtp_layers: CountOrZero = 0
@@ -148,6 +192,10 @@ class ModelSpec(BaseModel):
                 "sliding_window needs full_attention_every: 0 where every layer is windowed, "
                 "n where each n-th layer attends in full"
             )
+        if self.norms_after_blocks and self.norms_per_layer != 2:
+            raise ValueError("norms_after_blocks needs norms_per_layer: 2")
+        if self.chunked_windows and self.sliding_window is None:
+            raise ValueError("chunked_windows needs sliding_window, the length of a chunk")
         if self.qk_norm_full_width and not self.qk_norm:
             raise ValueError("qk_norm_full_width needs qk_norm: true")
         return self

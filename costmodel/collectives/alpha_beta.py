@@ -1,13 +1,19 @@
-"""Textbook collective times on a flat network: alpha seconds a message, 1 / beta bytes a second.
+"""Textbook collective times on a flat network: start-ups alpha + bytes moved beta + bytes reduced gamma.
 
-P is the size of the group, n bytes are in the full buffer unless said otherwise. Sources: Thakur,
-Rabenseifner and Gropp 2005, "Optimization of collective communication operations in MPICH" (IJHPCA 19(1)),
-sections 3 and 4. `on_levels` prices fabrics with levels; these are the forms that a calculator shows and that
-the others reduce to. Sizes and groups may be arrays that broadcast; a group of one costs nothing.
+P is the size of the group, n bytes are in the full buffer, alpha is seconds a message, 1 / beta bytes a
+second, gamma seconds a byte that a member reduces. Sources: Thakur, Rabenseifner and Gropp 2005,
+"Optimization of collective communication operations in MPICH" (IJHPCA 19(1)), sections 3 and 4. `on_levels`
+prices fabrics with levels; these are the forms that a calculator shows and that the others reduce to. Sizes
+and groups may be arrays that broadcast; a group of one costs nothing.
+
+>>> nvlink = Link(alpha_s=1e-6, bytes_per_s=450e9)
+>>> round(float(textbook_s("all-reduce", "ring", 1e9, 8, nvlink)) * 1e3, 3)
+3.903
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,30 +31,126 @@ class Link:
     gamma_s_per_byte: float = 0.0
     """Reduction of one byte by the member itself; on GPUs it hides behind the transfer."""
 
-    def send_s(self, message_bytes: Floats) -> Floats:
-        """One message: alpha + n beta.
 
-        Parameters
-        ----------
-        message_bytes : float or array
-            n, at least 0.
+@dataclass(frozen=True)
+class Algorithm:
+    """One algorithm of a collective: what a member does, by the size P of the group."""
 
-        Returns
-        -------
-        float or array
-            Seconds.
-        """
-        seconds: Floats = self.alpha_s + np.asarray(message_bytes) / self.bytes_per_s
-        return seconds
+    formula: str
+    startups: Callable[[Floats], Floats]
+    """Messages one after the other."""
+    moved: Callable[[Floats], Floats]
+    """Bytes past a member, one direction, over n."""
+    reduced: Callable[[Floats], Floats] = np.zeros_like
+    """Bytes that a member adds up, over n."""
+    power_of_two: bool = False
+    """Whether P must be one."""
+    in_switch: bool = False
+    """Whether the network's switches must reduce (NVLS, SHARP)."""
 
 
-def naive_all_reduce_s(buffer_bytes: Floats, members: Ints, link: Link) -> Floats:
-    """All-reduce through one member, one message after the other: 2 (P-1) (alpha + n beta) + (P-1) n gamma.
+def _depth(members: Floats) -> Floats:
+    """Levels of a binomial tree."""
+    return np.asarray(np.ceil(np.log2(members)))
+
+
+def _hops(members: Floats) -> Floats:
+    """Messages of a member that reaches each other one."""
+    return np.asarray(members) - 1.0
+
+
+def _others(members: Floats) -> Floats:
+    """The part of a buffer that belongs to other members."""
+    return 1.0 - 1.0 / np.asarray(members)
+
+
+def _once(members: Floats) -> Floats:
+    """1 in a group of two or more."""
+    return np.asarray(np.minimum(_depth(members), 1.0))
+
+
+def _twice(terms: Callable[[Floats], Floats]) -> Callable[[Floats], Floats]:
+    return lambda members: 2.0 * terms(members)
+
+
+ALGORITHMS: dict[str, dict[str, Algorithm]] = {
+    "all-reduce": {
+        "naive": Algorithm(
+            "2(P-1)α + 2(P-1) n β + (P-1) n γ", _twice(_hops), _twice(_hops), _hops
+        ),
+        "tree": Algorithm(
+            "2 log2(P) α + 2 log2(P) n β + log2(P) n γ", _twice(_depth), _twice(_depth), _depth
+        ),
+        "ring": Algorithm(
+            "2(P-1)α + 2(P-1)/P n β + (P-1)/P n γ", _twice(_hops), _twice(_others), _others
+        ),
+        "halving-doubling": Algorithm(
+            "2 log2(P) α + 2(P-1)/P n β + (P-1)/P n γ", _twice(_depth), _twice(_others), _others,
+            power_of_two=True,
+        ),
+        "nvls": Algorithm(
+            "2α + (1 + 1/P) n β", _twice(_once), lambda p: _once(p) * (2.0 - _others(p)),
+            in_switch=True,
+        ),
+    },
+    "all-gather": {
+        "ring": Algorithm("(P-1)α + (P-1)/P n β", _hops, _others),
+        "recursive-doubling": Algorithm(
+            "log2(P) α + (P-1)/P n β", _depth, _others, power_of_two=True
+        ),
+    },
+    "reduce-scatter": {
+        "ring": Algorithm("(P-1)α + (P-1)/P n (β + γ)", _hops, _others, _others),
+        "recursive-halving": Algorithm(
+            "log2(P) α + (P-1)/P n (β + γ)", _depth, _others, _others, power_of_two=True
+        ),
+    },
+    "all-to-all": {
+        "pairwise": Algorithm("(P-1)α + (P-1)/P n β", _hops, _others),
+        "bruck": Algorithm(
+            "log2(P) α + log2(P)/2 n β", _depth, lambda p: 0.5 * _depth(p), power_of_two=True
+        ),
+    },
+    "broadcast": {
+        "tree": Algorithm("log2(P) (α + n β)", _depth, _depth),
+        "pipelined-tree": Algorithm("log2(P) α + n β", _depth, _once),
+        "scatter-gather": Algorithm(
+            "(log2(P) + P-1) α + 2(P-1)/P n β", lambda p: _depth(p) + _hops(p), _twice(_others)
+        ),
+    },
+    "reduce": {
+        "tree": Algorithm("log2(P) (α + n (β + γ))", _depth, _depth, _depth),
+        "pipelined-tree": Algorithm("log2(P) α + n (β + γ)", _depth, _once, _once),
+        "halving-gather": Algorithm(
+            "2 log2(P) α + 2(P-1)/P n β + (P-1)/P n γ", _twice(_depth), _twice(_others), _others,
+            power_of_two=True,
+        ),
+    },
+    "scatter": {
+        "linear": Algorithm("(P-1)α + (P-1)/P n β", _hops, _others),
+        "tree": Algorithm("log2(P) α + (P-1)/P n β", _depth, _others),
+    },
+    "gather": {
+        "linear": Algorithm("(P-1)α + (P-1)/P n β", _hops, _others),
+        "tree": Algorithm("log2(P) α + (P-1)/P n β", _depth, _others),
+    },
+    "send": {"direct": Algorithm("α + n β", _once, _once)},
+}  # fmt: skip
+"""By operation and name."""
+
+
+def textbook_s(
+    operation: str, algorithm: str, buffer_bytes: Floats, members: Ints, link: Link
+) -> Floats:
+    """Time of a collective by one algorithm.
 
     Parameters
     ----------
+    operation, algorithm : str
+        Of `ALGORITHMS`.
     buffer_bytes : float or array
-        n, what every member holds, at least 0.
+        n, the full buffer, at least 0: what a member starts an all-reduce, a reduce-scatter or an all-to-all
+        with, what it ends an all-gather with, what the root of the others holds.
     members : int or array of int
         P, at least 1.
     link : Link
@@ -57,182 +159,18 @@ def naive_all_reduce_s(buffer_bytes: Floats, members: Ints, link: Link) -> Float
     Returns
     -------
     float or array
-        Seconds, in the cost model of Thakur, Rabenseifner and Gropp 2005, section 3.
-    """
-    messages = np.asarray(members) - 1
-    sending = 2 * messages * link.send_s(buffer_bytes)
-    seconds: Floats = sending + messages * np.asarray(buffer_bytes) * link.gamma_s_per_byte
-    return seconds
-
-
-def binomial_all_reduce_s(buffer_bytes: Floats, members: Ints, link: Link) -> Floats:
-    """All-reduce up and down a binomial tree, unpipelined: ceil(log2 P) (2 (alpha + n beta) + n gamma).
-
-    Parameters
-    ----------
-    buffer_bytes : float or array
-        n, what every member holds, at least 0.
-    members : int or array of int
-        P, at least 1.
-    link : Link
-        The network.
-
-    Returns
-    -------
-    float or array
-        Seconds. Thakur, Rabenseifner and Gropp 2005, section 4.
-    """
-    depth = np.ceil(np.log2(members))
-    sending = 2 * depth * link.send_s(buffer_bytes)
-    seconds: Floats = sending + depth * np.asarray(buffer_bytes) * link.gamma_s_per_byte
-    return seconds
-
-
-def ring_all_reduce_s(buffer_bytes: Floats, members: Ints, link: Link) -> Floats:
-    """All-reduce as a reduce-scatter and an all-gather round a ring: 2 (P-1) alpha + 2 (P-1)/P n beta.
-
-    Parameters
-    ----------
-    buffer_bytes : float or array
-        n, what every member holds, at least 0.
-    members : int or array of int
-        P, at least 1.
-    link : Link
-        The network.
-
-    Returns
-    -------
-    float or array
-        Seconds, with (P-1)/P n gamma. Thakur, Rabenseifner and Gropp 2005, section 4.
-    """
-    share = np.asarray(buffer_bytes) / members
-    scatter = ring_reduce_scatter_s(buffer_bytes, members, link)
-    return scatter + ring_all_gather_s(share, members, link)
-
-
-def halving_doubling_all_reduce_s(buffer_bytes: Floats, members: Ints, link: Link) -> Floats:
-    """All-reduce by recursive halving, then doubling: 2 log2(P) alpha + 2 (P-1)/P n beta + (P-1)/P n gamma.
-
-    Parameters
-    ----------
-    buffer_bytes : float or array
-        n, what every member holds, at least 0.
-    members : int or array of int
-        P, a power of two.
-    link : Link
-        The network.
-
-    Returns
-    -------
-    float or array
-        Seconds. Thakur, Rabenseifner and Gropp 2005, section 4.
+        Seconds. Thakur, Rabenseifner and Gropp 2005, sections 3 and 4; `nvls`: as in `nccl`.
 
     Raises
     ------
     ValueError
-        Where P is not a power of two.
+        Where the algorithm needs a power of two and P is none.
     """
-    size = np.asarray(members)
-    if np.any((size < 1) | (size & (size - 1))):
+    terms, size = ALGORITHMS[operation][algorithm], np.asarray(members)
+    if terms.power_of_two and np.any((size < 1) | (size & (size - 1))):
         raise ValueError(f"members: {members} is not a power of two; use a ring, or pad the group")
-    moved = (size - 1) / size * np.asarray(buffer_bytes)
-    one_way = np.log2(size) * link.alpha_s + moved / link.bytes_per_s
-    seconds: Floats = 2 * one_way + moved * link.gamma_s_per_byte
-    return seconds
-
-
-def ring_all_gather_s(bytes_per_member: Floats, members: Ints, link: Link) -> Floats:
-    """All-gather round a ring: (P-1) (alpha + n beta).
-
-    Parameters
-    ----------
-    bytes_per_member : float or array
-        n, the share of one member, at least 0.
-    members : int or array of int
-        P, at least 1.
-    link : Link
-        The network.
-
-    Returns
-    -------
-    float or array
-        Seconds. Thakur, Rabenseifner and Gropp 2005, section 4.
-    """
-    seconds: Floats = (np.asarray(members) - 1) * link.send_s(bytes_per_member)
-    return seconds
-
-
-def ring_reduce_scatter_s(buffer_bytes: Floats, members: Ints, link: Link) -> Floats:
-    """Reduce-scatter round a ring: (P-1) alpha + (P-1)/P n (beta + gamma).
-
-    Parameters
-    ----------
-    buffer_bytes : float or array
-        n, what every member starts with, at least 0.
-    members : int or array of int
-        P, at least 1.
-    link : Link
-        The network.
-
-    Returns
-    -------
-    float or array
-        Seconds. Thakur, Rabenseifner and Gropp 2005, section 4.
-    """
-    share = np.asarray(buffer_bytes) / members
-    step_s = link.send_s(share) + share * link.gamma_s_per_byte
-    seconds: Floats = (np.asarray(members) - 1) * step_s
-    return seconds
-
-
-def pairwise_all_to_all_s(buffer_bytes: Floats, members: Ints, link: Link) -> Floats:
-    """All-to-all by pairwise exchange of the P shares of each buffer: (P-1) alpha + (P-1)/P n beta.
-
-    Parameters
-    ----------
-    buffer_bytes : float or array
-        n, what every member sends in all, its own share included, at least 0.
-    members : int or array of int
-        P, at least 1.
-    link : Link
-        The network.
-
-    Returns
-    -------
-    float or array
-        Seconds. Thakur, Rabenseifner and Gropp 2005, section 4.
-    """
-    size = np.asarray(members)
-    seconds: Floats = (size - 1) * link.send_s(np.asarray(buffer_bytes) / size)
-    return seconds
-
-
-def broadcast_s(
-    buffer_bytes: Floats, members: Ints, link: Link, *, pipelined: bool = False
-) -> Floats:
-    """Broadcast down a binomial tree: ceil(log2 P) (alpha + n beta).
-
-    A reduce without its gamma costs the same.
-
-    Parameters
-    ----------
-    buffer_bytes : float or array
-        n, at least 0.
-    members : int or array of int
-        P, at least 1.
-    link : Link
-        The network.
-    pipelined : bool
-        Whether the buffer goes in small chunks, which gives ceil(log2 P) alpha + n beta.
-
-    Returns
-    -------
-    float or array
-        Seconds. Thakur, Rabenseifner and Gropp 2005, section 4.
-    """
-    depth = np.ceil(np.log2(members))
-    sends = np.minimum(depth, 1) if pipelined else depth
-    seconds: Floats = depth * link.alpha_s + sends * np.asarray(buffer_bytes) / link.bytes_per_s
+    per_byte = terms.moved(size) / link.bytes_per_s + terms.reduced(size) * link.gamma_s_per_byte
+    seconds: Floats = terms.startups(size) * link.alpha_s + np.asarray(buffer_bytes) * per_byte
     return seconds
 
 
@@ -260,9 +198,9 @@ def hierarchical_all_reduce_s(
         Seconds.
     """
     share = np.asarray(buffer_bytes) / per_node
-    scatter = ring_reduce_scatter_s(buffer_bytes, per_node, inside)
-    reduced = ring_all_reduce_s(share, nodes, between)
-    gather = ring_all_gather_s(share, per_node, inside)
+    scatter = textbook_s("reduce-scatter", "ring", buffer_bytes, per_node, inside)
+    reduced = textbook_s("all-reduce", "ring", share, nodes, between)
+    gather = textbook_s("all-gather", "ring", buffer_bytes, per_node, inside)
     seconds: Floats = scatter + reduced + gather
     return seconds
 

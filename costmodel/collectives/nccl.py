@@ -10,7 +10,7 @@ that is in the level's rate, (members inside) x (link of one GPU).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,14 +26,13 @@ from meshwright.costmodel.collectives.on_levels import (
 )
 from meshwright.costmodel.constants.data_files import data_table
 
-Operation = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send"]
-OPERATIONS: tuple[Operation, ...] = (
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "all-to-all",
+Operation = Literal[
+    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "reduce", "scatter", "gather",
     "send",
-)
+]  # fmt: skip
+OPERATIONS: tuple[Operation, ...] = get_args(Operation)
+_WHOLE_BUFFER = ("broadcast", "reduce", "send")
+"""Operations whose bus bandwidth is n / t: the whole buffer goes through a link once."""
 _LEAST_IN_SWITCH = 3
 """Members from which switches reduce; two copy directly."""
 _PIPELINED_TREE_RATE = 0.85
@@ -62,8 +61,9 @@ class IsolatedFabric:
 class CollectiveTime:
     """Seconds of an operation under each algorithm that can run it, and the bandwidths of the fastest.
 
-    Bus bandwidth is n / t scaled by 2 (P-1)/P for an all-reduce, by (P-1)/P for a gather, a scatter and an
-    all-to-all (NVIDIA/nccl-tests, doc/PERFORMANCE.md), so that it compares with a link.
+    Bus bandwidth is n / t scaled by 2 (P-1)/P for an all-reduce, by 1 for a broadcast and a reduce, by
+    (P-1)/P for gathers, scatters and an all-to-all (NVIDIA/nccl-tests, doc/PERFORMANCE.md), so that it
+    compares with a link.
     """
 
     algorithm: str
@@ -174,7 +174,7 @@ def collective_time(
         One of `OPERATIONS`.
     buffer_bytes : float
         What every member starts an all-reduce or a reduce-scatter with and ends an all-gather with, what it
-        sends in an all-to-all in all, or to one neighbour; more than 0.
+        sends in an all-to-all in all, or to one neighbour, and what the root of the others holds; above 0.
     fabric : IsolatedFabric
         The group and its rates, from `isolated_fabric`.
 
@@ -210,7 +210,7 @@ def collective_time(
 
 def _bus_factor(operation: Operation, size: int) -> float:
     """Bus bandwidth over n / t."""
-    if operation == "send":
+    if operation in _WHOLE_BUFFER:
         return 1.0
     passes = 2.0 if operation == "all-reduce" else 1.0
     return passes * (size - 1) / size
@@ -225,10 +225,13 @@ def _algorithms(
         rates = replace(links, bytes_per_s=fabric.copy_bytes_per_s)
         outermost = len(members) - 1
         return {"copy": float(np.asarray(point_to_point_s(buffer_bytes, outermost, rates)))}
-    if operation == "all-to-all":
+    if operation in ("all-to-all", "scatter", "gather"):
+        # The root of a scatter or a gather is as busy as every member of an all-to-all.
         links = replace(links, half_bytes=fabric.exchange_half_bytes)
         return {"exchange": float(np.asarray(all_to_all_s(buffer_bytes, members, links)))}
-    ring = ring_s(buffer_bytes, members, links)
+    size = int(members[-1])
+    passed = buffer_bytes * size / (size - 1) if operation in _WHOLE_BUFFER else buffer_bytes
+    ring = ring_s(passed, members, links)
     if operation != "all-reduce":
         return {"ring": ring}
     seconds = {"ring": 2.0 * ring}

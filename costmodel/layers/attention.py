@@ -18,6 +18,7 @@ from meshwright.costmodel.layers.feed_forward import NORM_RECOMPUTE, Passes, lin
 from meshwright.costmodel.layers.kernels import attention_pair_flops, gemm_s, streamed_s
 from meshwright.costmodel.layers.layer_time import LayerTime, Parts
 from meshwright.costmodel.layout import Floats, Recompute
+from meshwright.model_specs.parameters import attended_positions
 
 _SCORE_BYTES_FORWARD = 11.0
 """Unfused attention: score written and read, masked softmax, dropout and its mask, per score."""
@@ -259,7 +260,8 @@ def _fused_core(c: Context, flops: Floats, queries: Floats) -> _Core:
 def window_share(c: Context) -> float:
     """Score area of the model's layers, windowed and full, over that of full causal attention.
 
-    A window of w keeps w - w^2 / (2 s) of the s / 2 keys that a query sees on average.
+    A window of w keeps w - w^2 / (2 s) of the s / 2 keys that a query sees on average; chunks of w
+    keep w / 2.
 
     Parameters
     ----------
@@ -274,7 +276,7 @@ def window_share(c: Context) -> float:
     model, seq = c.workload.model, c.workload.seq_len
     if model.sliding_window is None or model.sliding_window >= seq:
         return 1.0
-    w = model.sliding_window
-    windowed = (w - w * w / (2.0 * seq)) / (seq / 2.0)
+    positions = attended_positions(seq, model.sliding_window, chunked=model.chunked_windows)
+    windowed = positions / attended_positions(seq)
     full = model.full_attention_fraction
     return full + (1.0 - full) * windowed

@@ -37,8 +37,10 @@ class _Local:
 
     tokens: Floats
     """That the rank sends: its share of the micro-batch."""
+    mean_copies: Floats
+    """Copies of tokens that arrive at a rank's experts, the mean over ranks."""
     copies: Floats
-    """Copies of tokens that arrive at the rank's experts."""
+    """The same of the busiest rank."""
     experts: Floats
     """Experts on the rank."""
     width: Floats
@@ -65,9 +67,11 @@ def moe_mlp(c: Context) -> LayerTime:
     assert moe is not None
     ep, etp = np.asarray(layout.ep), np.asarray(layout.etp)
     tokens = c.tokens / layout.tp
+    mean_copies = tokens * moe.top_k * etp
     local = _Local(
         tokens=tokens,
-        copies=tokens * moe.top_k * etp * c.workload.imbalance(ep),
+        mean_copies=mean_copies,
+        copies=mean_copies * c.workload.imbalance(ep),
         experts=moe.experts / ep,
         width=moe.moe_ffn_hidden / etp,
         matrices=2 if model.gated else 1,
@@ -104,13 +108,19 @@ def moe_mlp(c: Context) -> LayerTime:
 def _expert_gemms_s(c: Context, local: _Local) -> tuple[Floats, Floats]:
     """Grouped GEMMs of the experts on a rank, forward and backward."""
     hidden, groups = c.workload.model.hidden, local.experts
-    rows, inputs = local.copies / local.experts, local.matrices * local.width
-    up = gemm_s(rows, inputs, hidden, c.rates, groups=groups)
-    down = gemm_s(rows, hidden, local.width, c.rates, groups=groups)
+    imbalance = c.workload.imbalance(c.layout.ep)
+    mean_rows, inputs = local.mean_copies / groups, local.matrices * local.width
+    rows = mean_rows * imbalance
+
+    def product_s(columns: Floats, depth: Floats) -> Floats:
+        return gemm_s(mean_rows, columns, depth, c.rates, groups=groups, imbalance=imbalance)
+
+    up = product_s(inputs, hidden)
+    down = product_s(hidden, local.width)
     backward = (
-        gemm_s(rows, hidden, inputs, c.rates, groups=groups)
+        product_s(hidden, inputs)
         + weight_gradient_s(hidden, inputs, rows, c.rates, groups=groups)
-        + gemm_s(rows, local.width, hidden, c.rates, groups=groups)
+        + product_s(local.width, hidden)
         + weight_gradient_s(local.width, hidden, rows, c.rates, groups=groups)
     )
     return up + down, backward

@@ -54,6 +54,7 @@ def gemm_s(
     *,
     sixteen_bit: bool = False,
     groups: Floats = 1.0,
+    imbalance: Floats = 1.0,
     output_bytes: float = 2.0,
 ) -> Floats:
     """`groups` GEMMs of [m, k] x [k, n] in one launch: 2 m n k FLOP each.
@@ -73,6 +74,9 @@ def gemm_s(
         Whether it runs at 16 bits whatever the run's precision.
     groups : float or array
         Matrices in the launch, at least 1; above 1 at the rate of grouped GEMMs.
+    imbalance : float or array
+        Rows of the busiest rank over the mean `m`, at least 1. Tiles and waves are counted at the mean: where
+        rows differ by expert and step their rounding averages out, and more rows never take less time.
     output_bytes : float
         Bytes moved per element of the result.
 
@@ -88,6 +92,7 @@ def gemm_s(
     tiles = groups * (np.ceil(m / rates.tile)) * np.ceil(n / rates.tile)
     waves = tiles / rates.sms
     filled = waves / np.ceil(waves)
+    m = m * imbalance
     # A start-up of so many rows or so deep at 16 bits takes as long at any precision.
     faster = alone / rates.head_gemm_flops
     half_edge = faster * np.where(grouped, rates.grouped_half_edge, rates.gemm_half_edge)

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from meshwright.cluster_specs.fabric import fabric_levels
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.collectives.nccl import OPERATIONS, collective_time, isolated_fabric
+from meshwright.costmodel.collectives.nccl import (
+    OPERATIONS,
+    IsolatedFabric,
+    collective_time,
+    isolated_fabric,
+)
 from meshwright.errors import InputError
 
 
 def collective_document(
-    operation: str, buffer_bytes: float, ranks: int, cluster: str, *, deduplicated: bool = True
+    operation: str,
+    sizes_bytes: Sequence[float],
+    ranks: int,
+    cluster: str,
+    *,
+    deduplicated: bool = True,
 ) -> dict[str, Any]:
     """Times of a collective over the first GPUs of a cluster, every algorithm compared.
 
@@ -19,8 +33,8 @@ def collective_document(
     ----------
     operation
         One of `costmodel.collectives.nccl.OPERATIONS`, such as `all-reduce`.
-    buffer_bytes
-        The full buffer as nccl-tests counts it, above 0.
+    sizes_bytes
+        Full buffers as nccl-tests counts them, each above 0; the first is shown in full.
     ranks
         Members of the group, at least 2, packed tightly.
     cluster
@@ -31,7 +45,9 @@ def collective_document(
     Returns
     -------
     dict
-        Seconds by algorithm, and the two bandwidths that nccl-tests prints, in GB/s.
+        Seconds by algorithm, and the two bandwidths that nccl-tests prints, in GB/s. `hierarchical_s` is an
+        all-reduce made of three calls, which NCCL does not choose by itself; null where all is one level.
+        `sweep` has the same times for every size.
 
     Raises
     ------
@@ -46,8 +62,15 @@ def collective_document(
     spec = read_cluster(cluster)
     levels = fabric_levels(spec, ranks)
     fabric = isolated_fabric(spec, ranks, deduplicated=deduplicated)
+    buffer_bytes = sizes_bytes[0]
+    sweep = []
+    for size_bytes in sizes_bytes:
+        times = collective_time(name, size_bytes, fabric).by_algorithm_s
+        sweep.append({"bytes": size_bytes, "seconds_by_algorithm": times})
     cost = collective_time(name, buffer_bytes, fabric)
-    rows = zip(levels.names, levels.media, fabric.members, levels.gb_per_s, strict=True)
+    rows = zip(
+        levels.names, levels.media, fabric.members, levels.gb_per_s, levels.latency_s, strict=True
+    )
     return {
         "operation": name,
         "bytes": buffer_bytes,
@@ -59,12 +82,30 @@ def collective_document(
                 "medium": medium,
                 "ranks_inside": int(members),
                 "nominal_gb_per_s": float(gb_per_s),
+                "crossover_bytes": float(latency_s * gb_per_s * 1e9),
             }
-            for level, medium, members, gb_per_s in rows
+            for level, medium, members, gb_per_s, latency_s in rows
         ],
         "algorithm": cost.algorithm,
         "seconds": cost.seconds,
         "seconds_by_algorithm": cost.by_algorithm_s,
+        "hierarchical_s": _hierarchy_s(buffer_bytes, fabric) if name == "all-reduce" else None,
         "algorithm_gb_per_s": cost.algorithm_bytes_per_s / 1e9,
         "bus_gb_per_s": cost.bus_bytes_per_s / 1e9,
+        "sweep": sweep,
     }
+
+
+def _hierarchy_s(buffer_bytes: float, fabric: IsolatedFabric) -> float | None:
+    """Reduce-scatter in the innermost blocks, all-reduce of the shares between them, all-gather inside."""
+    in_block = int(fabric.members[0])
+    blocks = int(fabric.members[-1]) // in_block
+    if in_block < 2 or blocks < 2:
+        return None
+    inside = replace(fabric, members=np.minimum(fabric.members, in_block))
+    between = replace(fabric, members=fabric.members // in_block)
+    scatter = collective_time("reduce-scatter", buffer_bytes, inside).seconds
+    gather = collective_time("all-gather", buffer_bytes, inside).seconds
+    return (
+        scatter + collective_time("all-reduce", buffer_bytes / in_block, between).seconds + gather
+    )

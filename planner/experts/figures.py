@@ -34,17 +34,17 @@ def layer_row(
     held_out: Routing | None,
     solved: Solved,
     current: Slots | None,
-    at: Ground,
+    ground: Ground,
     request: ExpertRequest,
 ) -> dict[str, Any]:
     slots = solved.slots[layer]
     experts = routing.loads.shape[2]
-    near = near_gpus(request, at)
+    near = near_gpus(request, ground)
     row: dict[str, Any] = {
         "balance": float(gpu_share(routing.loads[:, layer : layer + 1], slots[None]).max()),
         "bound": float(solved.bound[layer]),
         "gap": float(solved.gap[layer]),
-        "node_balance": node_balance(routing.loads[:, layer], slots, at.shape.nodes),
+        "node_balance": node_balance(routing.loads[:, layer], slots, ground.shape.nodes),
         "held_out_node_balance": None,
         "nodes_per_token": None,
         "leaves_per_token": None,
@@ -61,25 +61,27 @@ def layer_row(
         "moves": None if current is None else count_moves(current[layer], slots),
     }
     if flows.sources is not None:
-        row["cross_node_share"] = cross_node_share(slots, flows.sources[layer], at.shape.nodes)
+        row["cross_node_share"] = cross_node_share(slots, flows.sources[layer], ground.shape.nodes)
     if flows.tokens is not None:
-        row.update(traffic_row(flows.tokens[layer], slots, experts, at, request))
+        row.update(traffic_row(flows.tokens[layer], slots, experts, ground, request))
     if flows.pairs is not None:
-        row["pairs_apart_share"] = pairs_apart(flows.pairs[layer], slots, at.shape.node_gpus)
+        row["pairs_apart_share"] = pairs_apart(flows.pairs[layer], slots, ground.shape.node_gpus)
     if held_out is not None:
         row["held_out_balance"] = float(
             gpu_share(held_out.loads[:, layer : layer + 1], slots[None]).max()
         )
-        row["held_out_node_balance"] = node_balance(held_out.loads[:, layer], slots, at.shape.nodes)
+        row["held_out_node_balance"] = node_balance(
+            held_out.loads[:, layer], slots, ground.shape.nodes
+        )
         if held_out.tokens is not None:
             row["held_out_nodes_per_token"] = blocks_per_token(
-                held_out.tokens[layer], slots, experts, at.shape.node_gpus, near
+                held_out.tokens[layer], slots, experts, ground.shape.node_gpus, near
             )
     return row
 
 
 def traffic_row(
-    tokens: NDArray[np.int32], slots: Slots, experts: int, at: Ground, request: ExpertRequest
+    tokens: NDArray[np.int32], slots: Slots, experts: int, ground: Ground, request: ExpertRequest
 ) -> dict[str, Any]:
     """Blocks touched per token; bytes and time of one dispatch of `tokens_per_gpu` tokens from every GPU.
 
@@ -87,8 +89,8 @@ def traffic_row(
     all-to-all. Plain: every chosen expert is sent a copy, and the busiest GPU receives them over its NIC.
     Deduplicated (DeepEP's two levels): one copy to each node, shared evenly by the NICs of the busiest node.
     """
-    shape = at.shape
-    near = near_gpus(request, at)
+    shape = ground.shape
+    near = near_gpus(request, ground)
     choice = slot_choices(tokens, slots, experts, near)
     node = choice // shape.node_slots
     nodes = float(distinct(node).mean())
@@ -97,12 +99,14 @@ def traffic_row(
         row["nodes_per_token_touched"] = blocks_per_token(
             tokens, slots, experts, shape.node_gpus, shape.node_gpus
         )
-    if len(at.levels) > 1:
-        row["leaves_per_token"] = blocks_per_token(tokens, slots, experts, at.levels[1].gpus, near)
-    if at.model is not None:
+    if len(ground.levels) > 1:
+        row["leaves_per_token"] = blocks_per_token(
+            tokens, slots, experts, ground.levels[1].gpus, near
+        )
+    if ground.model is not None:
         away = (shape.nodes - 1) / shape.nodes
         total = request.tokens_per_gpu * shape.gpus
-        width_bytes = at.model.hidden * 2
+        width_bytes = ground.model.hidden * 2
         row["cross_node_bytes"] = total * nodes * away * width_bytes
         gpu = choice[choice >= 0] // shape.per_gpu
         busiest = np.bincount(gpu, minlength=shape.gpus).max() / len(tokens)
@@ -110,13 +114,13 @@ def traffic_row(
             max(float((node == n).any(axis=1).mean()) for n in range(shape.nodes)) / shape.node_gpus
         )
         for key, part in (("all_to_all_s", busiest), ("all_to_all_deduplicated_s", touched)):
-            row[key] = float(part * total * away * width_bytes / (at.gb_per_s * 1e9))
+            row[key] = float(part * total * away * width_bytes / (ground.gb_per_s * 1e9))
     return row
 
 
-def near_gpus(request: ExpertRequest, at: Ground) -> int | None:
+def near_gpus(request: ExpertRequest, ground: Ground) -> int | None:
     """What `slot_choices` is asked with: the GPUs of a node where tokens take replicas by `touched`."""
-    return at.shape.node_gpus if request.replica_choice == "touched" else None
+    return ground.shape.node_gpus if request.replica_choice == "touched" else None
 
 
 def pairs_apart(pairs: Loads, slots: Slots, node_gpus: int) -> float:

@@ -41,11 +41,13 @@ class JointRouting:
     """Loads [layers, experts], and a placement of each degree to begin from, [layers, ranks, experts]."""
 
     loads: Loads
-    known: Mapping[int, Slots]
+    placements: Mapping[int, Slots]
 
     def fits(self, degrees: set[int]) -> bool:
         """Whether one model holds the placements of these degrees, each of them known."""
-        return degrees <= set(self.known) and self.loads.size * sum(degrees) <= LARGEST_PLACEMENT
+        return (
+            degrees <= set(self.placements) and self.loads.size * sum(degrees) <= LARGEST_PLACEMENT
+        )
 
 
 Boxes = list[list[list["cp_model.IntVar"]]]
@@ -72,24 +74,24 @@ class PlacementVariables:
 def post_placements(
     model: cp_model.CpModel,
     choices: Sequence[Sequence[Any]],
-    asked: Sequence[Sequence[AssumedImbalance | None]],
+    assumptions: Sequence[Sequence[AssumedImbalance | None]],
     routing: JointRouting,
 ) -> PlacementVariables:
     """Ties every choice to a placement with the imbalance that its price assumes."""
-    wanted: dict[AssumedImbalance, list[Any]] = {}
-    for literals, asks in zip(choices, asked, strict=True):
-        for literal, one in zip(literals, asks, strict=True):
-            if one is not None:
-                wanted.setdefault(one, []).append(literal)
+    literals_of: dict[AssumedImbalance, list[Any]] = {}
+    for literals, assumed in zip(choices, assumptions, strict=True):
+        for literal, assumption in zip(literals, assumed, strict=True):
+            if assumption is not None:
+                literals_of.setdefault(assumption, []).append(literal)
     on: dict[int, Boxes] = {}
     tops: dict[int, list[cp_model.IntVar]] = {}
-    for ep in sorted({one.ep for one in wanted}):
+    for ep in sorted({assumption.ep for assumption in literals_of}):
         on[ep], tops[ep] = _boxes(model, routing, ep)
-    for one, literals in wanted.items():
+    for assumption, literals in literals_of.items():
         chosen = model.new_bool_var("")
         model.add(sum(literals) == chosen)
-        cap = int(np.ceil(one.imbalance * len(routing.loads) * UNIT))
-        model.add(sum(tops[one.ep]) <= cap).only_enforce_if(chosen)
+        cap = int(np.ceil(assumption.imbalance * len(routing.loads) * UNIT))
+        model.add(sum(tops[assumption.ep]) <= cap).only_enforce_if(chosen)
     return PlacementVariables(on=on)
 
 
@@ -103,19 +105,21 @@ def _boxes(
     on: Boxes = []
     tops = []
     for layer in range(layers):
-        held = [[model.new_bool_var("") for _ in range(ep)] for _ in range(experts)]
+        on_rank = [[model.new_bool_var("") for _ in range(ep)] for _ in range(experts)]
         top = model.new_int_var(0, ep * UNIT, "")
-        for ranks in held:
+        for ranks in on_rank:
             model.add_exactly_one(ranks)
         for rank in range(ep):
-            here = [ranks[rank] for ranks in held]
-            model.add(sum(here) == experts // ep)
-            model.add(sum(int(w) * x for w, x in zip(weights[layer], here, strict=True)) <= top)
-        if ep in routing.known:
-            at = {int(x): rank for rank, row in enumerate(routing.known[ep][layer]) for x in row}
-            for expert, ranks in enumerate(held):
+            of_rank = [ranks[rank] for ranks in on_rank]
+            model.add(sum(of_rank) == experts // ep)
+            model.add(sum(int(w) * x for w, x in zip(weights[layer], of_rank, strict=True)) <= top)
+        if ep in routing.placements:
+            rank_of = {
+                int(x): rank for rank, row in enumerate(routing.placements[ep][layer]) for x in row
+            }
+            for expert, ranks in enumerate(on_rank):
                 for rank, literal in enumerate(ranks):
-                    model.add_hint(literal, at[expert] == rank)
-        on.append(held)
+                    model.add_hint(literal, rank_of[expert] == rank)
+        on.append(on_rank)
         tops.append(top)
     return on, tops

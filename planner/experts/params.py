@@ -25,8 +25,6 @@ class BalanceParams:
         Deterministic time of CP-SAT for one limit of the bound by replica counts.
     exchange_rounds
         Exchanges of one packing, at most; about ten times what packings of 72 GPUs need.
-    cheap_slots
-        Slots up to which the bound without a solver takes less than a millisecond a layer.
     exact_share
         Share of the time limit that CP-SAT gets for whole layers.
     least_exact_work
@@ -41,7 +39,6 @@ class BalanceParams:
     hot_load: float = 0.3
     count_work: float = 0.1
     exchange_rounds: int = 600
-    cheap_slots: int = 64
     exact_share: float = 0.6
     least_exact_work: float = 0.05
     parallel_slots: int = 4000
@@ -76,3 +73,98 @@ class RecountParams:
 
 
 RECOUNT = RecountParams()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupParams:
+    """How routing groups that stay whole are shared out over nodes.
+
+    Parameters
+    ----------
+    most_partitions
+        Partitions of the groups over nodes that are listed and bounded; beyond, only one is tried.
+    most_tried
+        Rounds in which the partition with the lowest bound of every layer is packed.
+    exact_rounds
+        Rounds of CP-SAT on the node sets that decide a layer's value and bound.
+    """
+
+    most_partitions: int = 5000
+    most_tried: int = 24
+    exact_rounds: int = 4
+
+
+GROUPS = GroupParams()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficParams:
+    """How the search for less traffic spends its work.
+
+    Parameters
+    ----------
+    most_tokens
+        Tokens of a trace that the search looks at; more are thinned evenly. Reports count all.
+    most_steps
+        Exchanges of the first search on a layer, at most; it rarely betters itself later.
+    patience
+        Exchanges without a better state after which the second search ends.
+    overload
+        Price of a mean GPU load above the cap, in blocks for each token: well above what any exchange saves.
+    mending
+        Stages of the second search: load above the cap that is allowed, and its steps for each step of the
+        first search. Passing through fuller GPUs reaches placements that tight caps bar.
+    rounds
+        Searches in turn with the assignment of tokens to replicas, where that follows the placement.
+    packing_exchanges
+        Exchanges that pack one node, at most.
+    tenure
+        Steps for which a replica that left a place does not come back, fewest and most.
+    partitions_tried
+        Partitions of groups that a layer is packed for, at most.
+    group_steps
+        Exchanges of groups, or of whole nodes, in one search.
+    """
+
+    most_tokens: int = 16_384
+    most_steps: int = 800
+    patience: int = 50
+    overload: float = 20.0
+    mending: tuple[tuple[float, float], ...] = ((0.02, 0.15), (0.01, 0.1), (0.0, 0.2), (0.0, 0.1))
+    rounds: int = 2
+    packing_exchanges: int = 200
+    tenure: tuple[int, int] = (6, 14)
+    partitions_tried: int = 12
+    group_steps: int = 400
+
+
+TRAFFIC = TrafficParams()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoveParams:
+    """How moves from a placement in use are searched.
+
+    Parameters
+    ----------
+    norm_power
+        Power of the norm of GPU loads that a move is to lower: the largest load counts most, but one of
+        several equal ones is worth lowering too.
+    candidates
+        Best candidates of a step whose limits are checked.
+    candidate_s
+        Seconds that a candidate costs for each GPU and window, about.
+    most_steps
+        Steps of one curve, at most.
+    most_literals
+        Literals of all layers up to which CP-SAT solves the moves to proof.
+    """
+
+    norm_power: int = 24
+    candidates: int = 60
+    candidate_s: float = 16e-9
+    most_steps: int = 400
+    most_literals: int = 3_000
+
+
+MOVES = MoveParams()

@@ -11,6 +11,8 @@ from meshwright.errors import InfeasibleError, InputError
 
 Loads = NDArray[np.float64]
 Slots = NDArray[np.int64]
+Ids = NDArray[np.int64]
+"""Numbers of experts, replicas, GPUs or blocks, in any shape."""
 
 MOST_ELEMENTS = 50_000_000
 
@@ -61,10 +63,10 @@ def check_shape(experts: int, shape: SlotShape, limits: PlacementLimits) -> None
         raise InputError(f"gpus: {gpus} do not divide evenly over {nodes} nodes")
     if slots % gpus:
         below, above = slots // gpus * gpus, -(-slots // gpus) * gpus
-        enough = [value for value in (below, above) if value >= experts] or [
+        sufficient = [value for value in (below, above) if value >= experts] or [
             -(-experts // gpus) * gpus
         ]
-        near = " or ".join(map(str, enough))
+        near = " or ".join(map(str, sufficient))
         raise InputError(
             f"slots: {slots} do not divide evenly over {gpus} GPUs; every GPU has the same number: use {near}"
         )

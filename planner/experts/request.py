@@ -59,7 +59,7 @@ class Ground:
     model: ModelSpec | None
 
 
-def ground(request: ExpertRequest, experts: int) -> Ground:
+def read_ground(request: ExpertRequest, experts: int) -> Ground:
     """The cluster's GPUs and nodes, and as many slots as experts (rounded up to whole GPUs) unless asked."""
     for name, value, low, high in (
         ("balance", request.balance, 1.0, 1000.0),

@@ -22,7 +22,7 @@ from meshwright.planner.experts.files.routing import Routing, token_loads
 from meshwright.planner.experts.files.writers import PlacementFile
 from meshwright.planner.experts.moves.placement import improve_from
 from meshwright.planner.experts.problem import Loads, PlacementLimits, Slots, SlotShape, check_shape
-from meshwright.planner.experts.request import ExpertRequest, Ground, ground, limits_of
+from meshwright.planner.experts.request import ExpertRequest, Ground, limits_of, read_ground
 from meshwright.planner.experts.traffic.affinity import near_sources
 from meshwright.planner.experts.traffic.flows import Flows, read_flows
 from meshwright.planner.experts.traffic.grouped_traffic import less_grouped_traffic
@@ -62,9 +62,9 @@ def plan_experts(
     if request.hold_out:
         routing, held_out = _halves(routing)
     _, layers, experts = routing.loads.shape
-    place_at = ground(request, experts)
-    limits = limits_of(request, routing.groups, place_at.model, place_at.shape.nodes)
-    check_shape(experts, place_at.shape, limits)
+    ground = read_ground(request, experts)
+    limits = limits_of(request, routing.groups, ground.model, ground.shape.nodes)
+    check_shape(experts, ground.shape, limits)
     effort = PlacementEffort(
         gap=request.gap,
         time_limit_s=request.time_limit_s,
@@ -72,15 +72,15 @@ def plan_experts(
         workers=request.workers,
         on_first=on_first,
     )
-    flows = read_flows(routing, request.co_activation, place_at.shape)
+    flows = read_flows(routing, request.co_activation, ground.shape)
     current, moved = None, None
     if request.current is not None:
         current = read_placement(
             request.current,
             layers=layers,
-            gpus=place_at.shape.gpus,
+            gpus=ground.shape.gpus,
             experts=experts,
-            layer_ids=layer_numbers(routing, place_at),
+            layer_ids=layer_numbers(routing, ground),
         )
     if request.max_moves is not None:
         if current is None:
@@ -88,7 +88,7 @@ def plan_experts(
         moved = improve_from(
             routing.loads,
             current,
-            place_at.shape,
+            ground.shape,
             request.max_moves,
             limits=limits,
             time_limit_s=request.time_limit_s,
@@ -96,28 +96,28 @@ def plan_experts(
         )
         solved = moved.solved
     else:
-        solved = _placed(request, routing, flows, at=place_at, limits=limits, effort=effort)
-    found = _scored(
+        solved = _placed(request, routing, flows, ground=ground, limits=limits, effort=effort)
+    plan = _scored(
         request,
         routing,
         flows=flows,
         held_out=held_out,
         solved=solved,
         current=current,
-        at=place_at,
+        ground=ground,
         limits=limits,
         start=start,
     )
-    found.document["first_answer"] = first or None
-    found.document["from"] = None
+    plan.document["first_answer"] = first or None
+    plan.document["from"] = None
     if current is not None:
-        found.document["from"] = change_from(routing.loads, current, found.document, request, moved)
-    found.document["drift"] = (
-        drift(request, routing, solved.slots, place_at.shape, limits)
+        plan.document["from"] = change_from(routing.loads, current, plan.document, request, moved)
+    plan.document["drift"] = (
+        drift(request, routing, solved.slots, ground.shape, limits)
         if request.score_windows
         else None
     )
-    return found
+    return plan
 
 
 def drift(
@@ -173,16 +173,16 @@ def _placed(
     routing: Routing,
     flows: Flows,
     *,
-    at: Ground,
+    ground: Ground,
     limits: PlacementLimits,
     effort: PlacementEffort,
 ) -> Solved:
     """Balance first; then, where it is known which ways tokens take, less traffic under the cap."""
-    lower = flows.known and at.shape.nodes > 1
+    lower = flows.known and ground.shape.nodes > 1
     # Under a cap the last permille of balance is given up for traffic anyway: no proof is needed first.
     solved = place_robustly(
         routing.loads,
-        at.shape,
+        ground.shape,
         limits,
         replace(effort, exact=not lower),
         objective=request.robust,
@@ -191,18 +191,18 @@ def _placed(
     if not lower:
         return solved
     # Leaves are not alike to a token that touches several nodes: with a trace over leaves the order stays.
-    nodes_alike = len(at.levels) == 1 or not flows.by_token
+    nodes_alike = len(ground.levels) == 1 or not flows.by_token
     if flows.sources is not None and nodes_alike:
-        solved = near_sources(solved, flows.sources, at.shape)
+        solved = near_sources(solved, flows.sources, ground.shape)
     cap = request.balance or 1.02
-    loads = by_layer(routing.loads, at.shape.gpus)
+    loads = by_layer(routing.loads, ground.shape.gpus)
     if limits.groups == 1:
         return less_traffic(
             flows,
             loads,
             solved,
-            shape=at.shape,
-            levels=at.levels,
+            shape=ground.shape,
+            levels=ground.levels,
             cap=cap,
             spread=limits.spread,
             workers=request.workers,
@@ -213,14 +213,14 @@ def _placed(
         flows,
         loads,
         solved,
-        shape=at.shape,
+        shape=ground.shape,
         limits=limits,
         effort=effort,
-        levels=at.levels,
+        levels=ground.levels,
         caps=layer_caps(solved.value, cap),
     )
     return (
-        near_sources(solved, flows.sources, at.shape)
+        near_sources(solved, flows.sources, ground.shape)
         if flows.sources is not None and nodes_alike
         else solved
     )
@@ -234,7 +234,7 @@ def _scored(
     held_out: Routing | None,
     solved: Solved,
     current: Slots | None,
-    at: Ground,
+    ground: Ground,
     limits: PlacementLimits,
     start: float,
 ) -> ExpertPlan:
@@ -247,7 +247,7 @@ def _scored(
             held_out=held_out,
             solved=solved,
             current=current,
-            at=at,
+            ground=ground,
             request=request,
         )
         for layer in range(len(share))
@@ -261,9 +261,9 @@ def _scored(
         "gap_mean": float(solved.gap.mean()),
         "gap_max": float(solved.gap.max()),
         "duplicates": int(has_duplicates(solved.slots).sum()),
-        "slots": at.shape.slots,
-        "gpus": at.shape.gpus,
-        "nodes": at.shape.nodes,
+        "slots": ground.shape.slots,
+        "gpus": ground.shape.gpus,
+        "nodes": ground.shape.nodes,
         "groups": limits.groups,
         "windows": list(routing.windows),
         "robust": request.robust,
@@ -284,14 +284,14 @@ def _scored(
         "held_out_node_balance",
         "held_out_nodes_per_token",
     ):
-        known = [row[key] for row in rows if row[key] is not None]
-        document[f"{key}_mean"] = float(np.mean(known)) if known else None
-    ids = layer_numbers(routing, at) or tuple(range(len(rows)))
+        values = [row[key] for row in rows if row[key] is not None]
+        document[f"{key}_mean"] = float(np.mean(values)) if values else None
+    ids = layer_numbers(routing, ground) or tuple(range(len(rows)))
     sums = {key: document[key] for key in ("balance_mean", "balance_max", "bound_mean", "gap_max")}
     placed = PlacementFile(
         slots=solved.slots,
         experts=routing.loads.shape[2],
-        nodes=at.shape.nodes,
+        nodes=ground.shape.nodes,
         layer_ids=ids,
         summary=sums,
     )
@@ -299,7 +299,7 @@ def _scored(
     if request.groups is None and limits.groups == 1 and routing.groups > 1:
         warnings.append(
             f"the {routing.groups} routing groups of the loads are not kept whole: they do not divide over "
-            f"{at.shape.nodes} nodes"
+            f"{ground.shape.nodes} nodes"
         )
     if request.balance is not None and balance.mean() > request.balance * (1 + 1e-9):
         warnings.append(
@@ -309,10 +309,10 @@ def _scored(
     return ExpertPlan(placed=placed, document=document, gpu_share=share, warnings=tuple(warnings))
 
 
-def layer_numbers(routing: Routing, at: Ground) -> tuple[int, ...]:
+def layer_numbers(routing: Routing, ground: Ground) -> tuple[int, ...]:
     """The model's layer of each row: the file's, else those after the model's dense ones; () if not known."""
     ids = routing.layer_ids or tuple(
-        range(at.model.dense_layers, at.model.layers) if at.model else ()
+        range(ground.model.dense_layers, ground.model.layers) if ground.model else ()
     )
     return ids if len(ids) == routing.loads.shape[1] else ()
 

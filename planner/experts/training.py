@@ -83,7 +83,7 @@ class ExpertLoads:
         """Loads and placements for the planner's model; None where the case is not small."""
         if self.loads is None:
             return None
-        return JointRouting(loads=self.loads, known={p.ep: p.slots for p in self.placements})
+        return JointRouting(loads=self.loads, placements={p.ep: p.slots for p in self.placements})
 
     @property
     def largest_gap(self) -> float:
@@ -169,9 +169,9 @@ def less_copies(
         )
         slots, balance, bound = solved.slots, solved.value, solved.bound
     touched = np.zeros(len(sizes))
-    for layer, held in zip(flows.tokens, slots, strict=True):
-        choice = slot_choices(layer, held, experts)
-        touched += [distinct(choice // (size * held.shape[1])).mean() for size in sizes]
+    for layer, layer_slots in zip(flows.tokens, slots, strict=True):
+        choice = slot_choices(layer, layer_slots, experts)
+        touched += [distinct(choice // (size * layer_slots.shape[1])).mean() for size in sizes]
     copies = [
         (degree.ep // size, float(n))
         for size, n in zip(sizes, touched / len(flows.tokens), strict=True)

@@ -9,7 +9,13 @@ from meshwright.frameworks.megatron import MEGATRON
 from meshwright.planner.launch.flag_words import flag_words
 from meshwright.planner.launch.launch_script import Program
 from meshwright.planner.launch.legal_launch import Launch
-from meshwright.planner.launch.megatron_model import linear_bias, model_flags, model_notes
+from meshwright.planner.launch.megatron_model import model_flags
+from meshwright.planner.launch.megatron_shortfalls import (
+    MEGATRON_SAYS,
+    linear_bias,
+    megatron_shortfalls,
+)
+from meshwright.planner.launch.model_notes import notes_of
 from meshwright.planner.launch.writer import Start, Writer, json_file
 from meshwright.planner.runs.pipeline_notation import layout_string
 from meshwright.planner.runs.predicted import LayoutDoc
@@ -98,7 +104,7 @@ def megatron_start(launch: Launch) -> Start:
         command='"$MEGATRON_ENTRY"',
         usage=_USAGE,
         variant=", with biases" if linear_bias(model) else "",
-        notes=tuple(model_notes(model)),
+        notes=notes_of(model, MEGATRON_SAYS, megatron_shortfalls(model)),
         checks=_DATA_CHECKS,
         data_arguments='"${data[@]}" "${train[@]}"',
         takes="more arguments of pretrain_gpt.py",

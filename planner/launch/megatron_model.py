@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from meshwright.model_specs.rope import RopeScaling
 from meshwright.model_specs.schema import ModelSpec, MoeSpec
+from meshwright.planner.launch.megatron_shortfalls import linear_bias
 from meshwright.planner.runs.launches.megatron_names import ACTIVATIONS, LATENT_ATTENTION, POSITIONS
 
 VOCAB_MULTIPLE = 128
@@ -14,6 +16,8 @@ def model_flags(model: ModelSpec, seq_len: int) -> dict[str, object]:
     flags = _size_flags(model, seq_len)
     flags |= _attention_flags(model)
     flags |= _layer_flags(model)
+    if model.position == "rope":
+        flags |= _rope_flags(model)
     if model.moe is not None:
         flags |= _moe_flags(model, model.moe)
     flags["--mtp-num-layers"] = model.mtp_layers or None
@@ -25,49 +29,6 @@ def feed_forward_width(model: ModelSpec) -> int:
     if model.ffn_hidden:
         return model.ffn_hidden
     return 0 if model.moe is None else model.moe.moe_ffn_hidden
-
-
-def model_notes(model: ModelSpec) -> list[str]:
-    """Where the arguments train another network than the specification, for want of a switch in Megatron."""
-    notes = []
-    if model.position == "alibi":
-        notes.append("ALiBi is not available: the model is trained without position embedding.")
-    if model.activation == "relu":
-        notes.append("ReLU is not available: GELU stands in, at the same cost.")
-    if model.activation == "geglu":
-        notes.append("GeGLU is computed with the sigmoid approximation of GELU (--quick-geglu).")
-    if model.embedding_norm:
-        notes.append("The norm after the embedding is left out.")
-    if model.norms_per_layer not in (1, 2):
-        notes.append(f"Each layer has 2 norms, not {model.norms_per_layer}.")
-    if model.parallel_block:
-        notes.append("Attention and feed-forward run one after the other, not side by side.")
-    if model.qk_norm_full_width:
-        notes.append("Query and key norms work head by head, not over all heads together.")
-    if linear_bias(model) and not all(_biases(model)):
-        notes.append("Megatron has one switch for biases: all linear layers have one.")
-    steered = has_expert_balance_bias(model) or linear_bias(model)
-    if model.moe is not None and model.moe.router_bias and not steered:
-        notes.append("The router's bias is left out.")
-    return notes
-
-
-def linear_bias(model: ModelSpec) -> bool:
-    """Whether Megatron's one switch for biases is on."""
-    return (
-        model.mlp_bias
-        or model.attention_output_bias
-        or (model.moe is not None and model.moe.expert_bias)
-    )
-
-
-def has_expert_balance_bias(model: ModelSpec) -> bool:
-    """Whether a bias steers the choice of experts by sigmoid scores (DeepSeek-V3, arXiv 2412.19437, 2.1.2).
-
-    Models with multi-head latent attention whose router has a bias are of that family; elsewhere (gpt-oss) it
-    is the bias of the router's linear layer.
-    """
-    return model.attention is not None and model.moe is not None and model.moe.router_bias
 
 
 def _size_flags(model: ModelSpec, seq_len: int) -> dict[str, object]:
@@ -90,9 +51,6 @@ def _attention_flags(model: ModelSpec) -> dict[str, object]:
     if latent is not None:
         flags["--multi-latent-attention"] = True
         flags |= {size.flag: getattr(latent, size.field) for size in LATENT_ATTENTION}
-        # YaRN, which MLA needs for the fused kernel, at factor 1 is plain RoPE, as in pre-training.
-        flags["--rope-type"] = "yarn"
-        flags["--rotary-scaling-factor"] = 1.0
     elif model.kv_heads < model.heads:
         flags["--group-query-attention"] = True
         flags["--num-query-groups"] = model.kv_heads
@@ -111,17 +69,74 @@ def _layer_flags(model: ModelSpec) -> dict[str, object]:
     biases = linear_bias(model)
     flags: dict[str, object] = {
         "--normalization": "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
+        "--norm-epsilon": model.norm_epsilon,
+        "--apply-layernorm-1p": model.norm_zero_centered,
         "--position-embedding-type": POSITIONS[model.position],
     }
-    if model.activation in ACTIVATIONS:
-        flags[ACTIVATIONS[model.activation]] = True
-    # The fused bias and activation kernels know GELU and SwiGLU only.
-    flags["--no-bias-gelu-fusion"] = model.activation == "squared_relu" and biases
+    flags |= _activation_flags(model, biases=biases)
     flags["--disable-bias-linear"] = not biases
     flags["--add-qkv-bias"] = model.attention_bias and not biases
     flags["--hidden-dropout"] = 0.0
     flags["--attention-dropout"] = 0.0
     return flags
+
+
+def _activation_flags(model: ModelSpec, *, biases: bool) -> dict[str, object]:
+    flags: dict[str, object] = {}
+    activation = model.activation
+    quick_gate = activation == "swiglu" and model.swiglu_alpha != 1
+    if quick_gate:
+        flags[ACTIVATIONS["geglu"]] = True
+    elif activation in ACTIVATIONS:
+        flags[ACTIVATIONS[activation]] = True
+    flags["--glu-linear-offset"] = model.glu_offset or None
+    flags["--activation-func-clamp-value"] = model.glu_limit
+    # The fused kernels of bias and GELU: tanh approximation alone, no squared ReLU, gated for experts alone.
+    exact_gelu = activation == "gelu" and model.gelu_form == "exact"
+    gated_gelu = quick_gate or activation == "geglu"
+    unfused = exact_gelu or activation == "squared_relu" or (gated_gelu and model.dense_layers > 0)
+    flags["--no-bias-gelu-fusion"] = biases and unfused
+    # The fused kernel of SwiGLU knows neither offset nor limit.
+    plain_swiglu = activation == "swiglu" and not quick_gate
+    changed = model.glu_offset > 0 or model.glu_limit is not None
+    flags["--no-bias-swiglu-fusion"] = plain_swiglu and changed
+    return flags
+
+
+def _rope_flags(model: ModelSpec) -> dict[str, object]:
+    rope, scaling = model.rope, model.rope.scaling
+    flags: dict[str, object] = {"--rotary-base": int(rope.base)}
+    if rope.fraction != 1:
+        flags["--rotary-percent"] = rope.fraction
+    if model.attention is not None:
+        # MLA needs YaRN for the fused kernel; at factor 1 it is plain rope.
+        flags["--rope-type"] = "yarn"
+        flags["--rotary-scaling-factor"] = 1.0
+        if scaling is not None and scaling.type == "yarn":
+            flags |= _yarn_flags(scaling)
+    elif scaling is None:
+        return flags
+    elif scaling.type == "linear":
+        flags["--rotary-seq-len-interpolation-factor"] = int(scaling.factor)
+    elif scaling.type == "llama3":
+        flags["--use-rope-scaling"] = True
+        flags["--rope-scaling-factor"] = scaling.factor
+    elif scaling.type == "yarn":
+        flags["--position-embedding-type"] = "yarn"
+        flags |= _yarn_flags(scaling)
+        flags["--yarn-original-max-position-embeddings"] = scaling.original_positions
+        flags["--yarn-beta-fast"] = scaling.beta_fast
+        flags["--yarn-beta-slow"] = scaling.beta_slow
+        flags["--no-yarn-correction-range-round-to-int"] = not scaling.whole_range
+    return flags
+
+
+def _yarn_flags(scaling: RopeScaling) -> dict[str, object]:
+    return {
+        "--rotary-scaling-factor": scaling.factor,
+        "--mscale": scaling.mscale,
+        "--mscale-all-dim": scaling.mscale_all_dim,
+    }
 
 
 def _moe_flags(model: ModelSpec, moe: MoeSpec) -> dict[str, object]:
@@ -141,18 +156,12 @@ def _moe_flags(model: ModelSpec, moe: MoeSpec) -> dict[str, object]:
     if groups is not None and chosen_groups is not None and chosen_groups < groups:
         flags["--moe-router-num-groups"] = groups
         flags["--moe-router-group-topk"] = chosen_groups
-    if has_expert_balance_bias(model):
+    if moe.router_score == "sigmoid":
         flags["--moe-router-score-function"] = "sigmoid"
-        flags["--moe-router-enable-expert-bias"] = True
+        flags["--moe-router-enable-expert-bias"] = moe.router_bias
     else:
-        # A softmax over one chosen expert would have no gradient.
-        flags["--moe-router-pre-softmax"] = moe.top_k == 1
+        # A softmax over the chosen experts makes their weights add up to 1; one alone has no gradient.
+        flags["--moe-router-pre-softmax"] = not moe.router_normalized or moe.top_k == 1
+    if moe.router_scaling_factor != 1:
+        flags["--moe-router-topk-scaling-factor"] = moe.router_scaling_factor
     return flags
-
-
-def _biases(model: ModelSpec) -> tuple[bool, bool, bool]:
-    """Biases of the projections into attention, out of it, and of the feed-forward part."""
-    feed_forward = model.mlp_bias
-    if model.moe is not None and model.dense_layers == 0:
-        feed_forward = model.moe.expert_bias
-    return model.attention_bias, model.attention_output_bias, feed_forward

@@ -191,6 +191,8 @@ def pipeline_modules(layout: LayoutDoc) -> list[list[str]] | None:
 def torchtitan_notes(model: ModelSpec) -> tuple[str, ...]:
     """Where the module trains another network than the specification."""
     notes = ["The rotary embedding's base (theta) is no part of a plan: see the registry module."]
+    if model.norms_after_blocks:
+        notes.append("Norms come before attention and feed-forward, not after them.")
     if model.qk_norm_full_width:
         notes.append("Query and key norms work head by head, not over all heads together.")
     if model.sliding_window is not None and flavor_of(model) is None:

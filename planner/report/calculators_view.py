@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshwright.planner.drawing.quantities import count, counted, gigabytes, percent, seconds
 from meshwright.planner.report.view import (
+    BYTES,
+    COUNT,
     NUMBER,
     SECONDS,
     Column,
@@ -23,30 +25,104 @@ MOST_RANKS_SHOWN = 32
 _PLAIN = Kind(lambda value: f"{value:g}")
 
 
+def formulas_view(formulas: Sequence[Document]) -> View:
+    """What `--why` adds: formula and source of each number; nothing without any."""
+    if not formulas:
+        return []
+    rows = [[row["what"], row["formula"], row["source"]] for row in formulas]
+    return [
+        Heading("Formulas"),
+        Table([Column("what"), Column("formula"), Column("source")], rows),
+    ]
+
+
 def collective_view(document: Document) -> View:
-    """The time of a collective, the algorithms compared, the levels that the group crosses."""
+    """The time of a collective, the algorithms compared, the links that the group has."""
+    where = f" of {document['cluster']}" if "cluster" in document else ""
     facts = [
-        ("operation", f"{document['operation']} of {gigabytes(document['bytes'])}"),
-        ("group", f"{document['ranks']} ranks of {document['cluster']}"),
+        ("operation", f"{document['operation']} of {_size(document['bytes'])}"),
+        ("group", f"{document['ranks']} ranks{where}"),
         ("time", f"{seconds(document['seconds'])} ({document['algorithm']})"),
-        ("bus bandwidth", f"{document['bus_gb_per_s']:.1f} GB/s"),
         ("algorithm bandwidth", f"{document['algorithm_gb_per_s']:.1f} GB/s"),
     ]
+    if "bus_gb_per_s" in document:
+        facts.append(("bus bandwidth", f"{document['bus_gb_per_s']:.1f} GB/s"))
+    if document.get("hierarchical_s"):
+        facts.append(("by hierarchy, three calls", seconds(document["hierarchical_s"])))
+    links = _levels(document["levels"]) if "levels" in document else _own_link(document)
+    return [Facts(facts), Heading("Algorithms"), _algorithms(document), *links, *_sweep(document)]
+
+
+def _algorithms(document: Document) -> Table:
+    """Algorithms, the fastest first."""
     times = sorted(document["seconds_by_algorithm"].items(), key=lambda item: item[1])
+    steps = document.get("steps_by_algorithm")
+    if steps is None:
+        return Table([Column("algorithm"), Column("time", SECONDS)], times)
+    columns = [
+        Column("algorithm"),
+        Column("steps"),
+        Column("time", SECONDS),
+        Column("n / t", decimals(1), unit="GB/s"),
+    ]
+    rate = document["gb_per_s_by_algorithm"]
+    return Table(columns, [[name, _steps(steps[name]), time, rate[name]] for name, time in times])
+
+
+def _steps(steps: int | Mapping[str, int]) -> str:
+    if isinstance(steps, int):
+        return count(steps)
+    return f"{steps['inside']} inside, {steps['between']} between"
+
+
+def _levels(levels: Sequence[Document]) -> View:
     columns = {
         "name": Column("level"),
         "medium": Column("medium"),
         "ranks_inside": Column("ranks inside", NUMBER),
         "nominal_gb_per_s": Column("GB/s a GPU", _PLAIN),
+        "crossover_bytes": Column("crossover", BYTES),
     }
-    levels = [[level[name] for name in columns] for level in document["levels"]]
+    rows = [[level[name] for name in columns] for level in levels]
+    return [Heading("Levels"), Table(list(columns.values()), rows)]
+
+
+def _own_link(document: Document) -> View:
+    """Which algorithm is fastest from which size on, and the crossover of this link and others."""
+    fastest = [[row["algorithm"], row["from_bytes"]] for row in document["fastest_from_bytes"]]
+    this = ["this one", document["alpha_s"], document["gb_per_s"], document["crossover_bytes"]]
+    columns = {
+        "link": Column("link"),
+        "alpha_s": Column("start-up", SECONDS),
+        "gb_per_s": Column("GB/s", _PLAIN),
+        "crossover_bytes": Column("crossover", Kind(_kilobytes)),
+    }
+    tiers = [[tier[name] for name in columns] for tier in document["tiers"]]
     return [
-        Facts(facts),
-        Heading("Algorithms"),
-        Table([Column("algorithm"), Column("time", SECONDS)], times),
-        Heading("Levels"),
-        Table(list(columns.values()), levels),
+        Heading("Fastest by size"),
+        Table([Column("algorithm"), Column("from", Kind(_kilobytes))], fastest),
+        Heading("Size whose start-up takes as long as its transfer"),
+        Table(list(columns.values()), [this, *tiers]),
     ]
+
+
+def _size(number_bytes: float) -> str:
+    return gigabytes(number_bytes) if number_bytes >= 1e6 else _kilobytes(number_bytes)
+
+
+def _kilobytes(number_bytes: float) -> str:
+    return f"{number_bytes / 1e3:,.1f} KB"
+
+
+def _sweep(document: Document) -> View:
+    """Times by size, where there are several."""
+    sweep = document["sweep"]
+    if len(sweep) < 2:
+        return []
+    names = list(sweep[0]["seconds_by_algorithm"])
+    columns = [Column("bytes", COUNT), *(Column(name, SECONDS) for name in names)]
+    rows = [[row["bytes"], *row["seconds_by_algorithm"].values()] for row in sweep]
+    return [Heading("Sizes"), Table(columns, rows)]
 
 
 def roofline_view(document: Document) -> View:

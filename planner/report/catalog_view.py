@@ -113,7 +113,7 @@ def _window(model: ModelSpec) -> Pairs:
     if model.sliding_window is None:
         return []
     positions = f"{count(model.sliding_window)} positions in {model.windowed_layers} layers"
-    return [("sliding window", positions)]
+    return [("attention chunks" if model.chunked_windows else "sliding window", positions)]
 
 
 def _feed_forward(model: ModelSpec) -> Pairs:

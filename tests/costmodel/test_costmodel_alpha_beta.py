@@ -20,15 +20,15 @@ UNIT = ab.Link(alpha_s=1.0, bytes_per_s=1.0)
 @pytest.mark.parametrize(
     ("seconds", "startups", "moved"),
     [
-        (ab.naive_all_reduce_s(100.0, 8, UNIT), 14, 1400),
-        (ab.binomial_all_reduce_s(100.0, 8, UNIT), 6, 600),
-        (ab.ring_all_reduce_s(100.0, 8, UNIT), 14, 175),
-        (ab.halving_doubling_all_reduce_s(100.0, 8, UNIT), 6, 175),
-        (ab.ring_all_gather_s(100.0, 8, UNIT), 7, 700),
-        (ab.ring_reduce_scatter_s(100.0, 8, UNIT), 7, 87.5),
-        (ab.pairwise_all_to_all_s(100.0, 8, UNIT), 7, 87.5),
-        (ab.broadcast_s(100.0, 8, UNIT), 3, 300),
-        (ab.broadcast_s(100.0, 8, UNIT, pipelined=True), 3, 100),
+        (ab.textbook_s("all-reduce", "naive", 100.0, 8, UNIT), 14, 1400),
+        (ab.textbook_s("all-reduce", "tree", 100.0, 8, UNIT), 6, 600),
+        (ab.textbook_s("all-reduce", "ring", 100.0, 8, UNIT), 14, 175),
+        (ab.textbook_s("all-reduce", "halving-doubling", 100.0, 8, UNIT), 6, 175),
+        (ab.textbook_s("all-gather", "ring", 800.0, 8, UNIT), 7, 700),
+        (ab.textbook_s("reduce-scatter", "ring", 100.0, 8, UNIT), 7, 87.5),
+        (ab.textbook_s("all-to-all", "pairwise", 100.0, 8, UNIT), 7, 87.5),
+        (ab.textbook_s("broadcast", "tree", 100.0, 8, UNIT), 3, 300),
+        (ab.textbook_s("broadcast", "pipelined-tree", 100.0, 8, UNIT), 3, 100),
     ],
 )
 def test_startups_and_bytes_of_each_collective(
@@ -38,25 +38,16 @@ def test_startups_and_bytes_of_each_collective(
 
 
 def test_a_group_of_one_costs_nothing() -> None:
-    for function in (
-        ab.naive_all_reduce_s,
-        ab.binomial_all_reduce_s,
-        ab.ring_all_reduce_s,
-        ab.halving_doubling_all_reduce_s,
-        ab.ring_all_gather_s,
-        ab.ring_reduce_scatter_s,
-        ab.pairwise_all_to_all_s,
-        ab.broadcast_s,
-    ):
-        assert function(1e9, 1, UNIT) == 0.0
+    for operation, algorithms in ab.ALGORITHMS.items():
+        for algorithm in algorithms:
+            assert ab.textbook_s(operation, algorithm, 1e9, 1, UNIT) == 0.0, (operation, algorithm)
     assert ab.hierarchical_all_reduce_s(1e9, 1, 1, inside=UNIT, between=UNIT) == 0.0
-    assert ab.broadcast_s(1e9, 1, UNIT, pipelined=True) == 0.0
 
 
 @pytest.mark.parametrize("members", [0, 3, 6, np.array([2, 4, 12])])
 def test_halving_doubling_needs_a_power_of_two(members: int) -> None:
     with pytest.raises(ValueError, match="not a power of two"):
-        ab.halving_doubling_all_reduce_s(1.0, members, UNIT)
+        ab.textbook_s("all-reduce", "halving-doubling", 1.0, members, UNIT)
 
 
 def test_hierarchy_of_8_nodes_of_8_takes_14_fast_and_14_slow_steps() -> None:
@@ -64,7 +55,7 @@ def test_hierarchy_of_8_nodes_of_8_takes_14_fast_and_14_slow_steps() -> None:
     assert ab.hierarchical_all_reduce_s(64.0, 8, 8, inside=fast, between=slow) == pytest.approx(
         14 + 14_000
     )
-    assert ab.ring_all_reduce_s(64.0, 64, fast) == pytest.approx(126)
+    assert ab.textbook_s("all-reduce", "ring", 64.0, 64, fast) == pytest.approx(126)
 
 
 def test_hierarchy_sends_an_eighth_over_the_slow_links() -> None:
@@ -94,7 +85,9 @@ def test_a_gigabyte_over_nvlink() -> None:
 
 def test_gradient_all_reduce_of_7b_over_512_gpus() -> None:
     node_share = ab.Link(alpha_s=0.0, bytes_per_s=8 * 400e9 / 8)
-    assert ab.ring_all_reduce_s(7e9 * 4, 512, node_share) == pytest.approx(0.140, rel=0.01)
+    assert ab.textbook_s("all-reduce", "ring", 7e9 * 4, 512, node_share) == pytest.approx(
+        0.140, rel=0.01
+    )
 
 
 def test_an_activation_over_one_400_gigabit_port() -> None:
@@ -132,16 +125,17 @@ def test_free_chunks_have_no_best_count() -> None:
 @given(st.floats(1, 1e12), st.sampled_from([2, 4, 8, 64, 1024]))
 def test_halving_doubling_is_never_slower_than_ring_and_tree(n: float, members: int) -> None:
     link = ab.Link(alpha_s=1e-6, bytes_per_s=1e9)
-    least = ab.halving_doubling_all_reduce_s(n, members, link)
-    for other in (ab.ring_all_reduce_s, ab.binomial_all_reduce_s, ab.naive_all_reduce_s):
-        assert least <= np.asarray(other(n, members, link)) * (1 + 1e-12)
+    least = ab.textbook_s("all-reduce", "halving-doubling", n, members, link)
+    for other in ("ring", "tree", "naive"):
+        seconds = np.asarray(ab.textbook_s("all-reduce", other, n, members, link))
+        assert least <= seconds * (1 + 1e-12)
 
 
 def test_gamma_counts_each_reduced_byte_once() -> None:
     link = ab.Link(alpha_s=0.0, bytes_per_s=1e30, gamma_s_per_byte=1.0)
-    assert ab.ring_all_reduce_s(80.0, 8, link) == pytest.approx(70)
-    assert ab.ring_all_gather_s(80.0, 8, link) == pytest.approx(0)
-    assert ab.halving_doubling_all_reduce_s(80.0, 8, link) == pytest.approx(70)
+    assert ab.textbook_s("all-reduce", "ring", 80.0, 8, link) == pytest.approx(70)
+    assert ab.textbook_s("all-gather", "ring", 640.0, 8, link) == pytest.approx(0)
+    assert ab.textbook_s("all-reduce", "halving-doubling", 80.0, 8, link) == pytest.approx(70)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +220,7 @@ def test_volumes_of_data_parallelism() -> None:
 
 def test_arrays_broadcast() -> None:
     members = np.array([1, 2, 8, 64])
-    many = np.asarray(ab.ring_all_reduce_s(1e6, members, UNIT))
-    each = [ab.ring_all_reduce_s(1e6, int(p), UNIT) for p in members]
+    many = np.asarray(ab.textbook_s("all-reduce", "ring", 1e6, members, UNIT))
+    each = [ab.textbook_s("all-reduce", "ring", 1e6, int(p), UNIT) for p in members]
     assert many.tolist() == each
     assert math.isclose(many[-1], 126 + 2 * 63 / 64 * 1e6)

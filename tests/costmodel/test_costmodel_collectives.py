@@ -53,7 +53,9 @@ def test_ring_inside_one_block_is_the_textbook_ring() -> None:
     fabric = links(450 * GB, 50 * GB)
     textbook = alpha_beta.Link(alpha_s=0.0, bytes_per_s=450 * GB)
     found = all_reduce_s(GB, members(8, 8), fabric)
-    assert found == pytest.approx(alpha_beta.ring_all_reduce_s(GB, 8, textbook), rel=1e-12)
+    assert found == pytest.approx(
+        alpha_beta.textbook_s("all-reduce", "ring", GB, 8, textbook), rel=1e-12
+    )
     assert found == pytest.approx(2 * 7 / 8 / 450)
 
 

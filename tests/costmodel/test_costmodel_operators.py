@@ -143,8 +143,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
         *,
         sixteen_bit: bool = False,
         groups: Floats = 1.0,
+        imbalance: Floats = 1.0,
     ) -> Floats:
-        out: Floats = 2.0 * np.asarray(m) * n * k * groups
+        out: Floats = 2.0 * np.asarray(m) * imbalance * n * k * groups
         return out
 
     def sent(
@@ -386,6 +387,9 @@ def test_windowed_attention_keeps_its_share() -> None:
     c = context(replace(workload(model, gpus=1), seq_len=1024), Layout())
     assert window_share(c) == pytest.approx(0.5 + 0.5 * windowed)
     assert window_share(context(replace(workload(model, gpus=1), seq_len=128), Layout())) == 1.0
+    chunked = model.model_copy(update={"chunked_windows": True})
+    c = context(replace(workload(chunked, gpus=1), seq_len=1024), Layout())
+    assert window_share(c) == pytest.approx(0.5 + 0.5 * 128 / 1024)
 
 
 def seconds(parts: Parts) -> dict[str, float]:

@@ -253,6 +253,20 @@ def test_bounds_lie_below_every_split_and_placement(kind: str) -> None:
     check()
 
 
+@given(cases(("moe", "mla")), st.floats(1, 4), st.sampled_from([1e-4, 5e-4, 0.01, 0.1, 0.5]))
+@settings(max_examples=150)
+def test_prices_never_fall_when_experts_get_less_even(
+    case: Case, imbalance: float, more: float
+) -> None:
+    """Not a matter of course: a row more per expert begins a tile, and fills waves of tiles better."""
+    uneven = [
+        replace(case.workload, expert_imbalance=x) for x in (imbalance, imbalance * (1 + more))
+    ]
+    less_even, least_even = (replace(case, workload=w).seconds() for w in uneven)
+    assert less_even <= least_even * SLOWER
+    assert case.workload.expert_imbalance > 1 or case.seconds() <= less_even * SLOWER
+
+
 @given(cases(tensor_inside=True), st.sampled_from([0.0, 0.9]))
 @settings(max_examples=60)
 def test_bounds_hold_however_much_overlap_slows_compute(case: Case, interference: float) -> None:

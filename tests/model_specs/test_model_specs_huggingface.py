@@ -6,20 +6,27 @@ import json
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError
 from meshwright.model_specs.catalog import load_catalog_model
 from meshwright.model_specs.huggingface import known_model_types, model_from_huggingface
-from meshwright.model_specs.parameters import active_parameter_count, parameter_count
+from meshwright.model_specs.parameters import (
+    active_parameter_count,
+    head_parameters,
+    parameter_count,
+)
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from tests.places import DATA
 
 CONFIGS = DATA / "hf_configs"
 
-# Totals that the Hugging Face hub states (safetensors), unless said otherwise.
+# Totals that the Hugging Face hub states (safetensors), unless said otherwise. "Built" is the number of
+# parameters of the model that transformers 5.23 builds of the file on the meta device, with the routers'
+# balance biases, which it holds as buffers; without multi-token prediction.
 PUBLISHED = {
     "deepseek-v2-lite": 15_706_484_224,
     "deepseek-v3": 671_026_419_200,  # without the MTP module and the FP8 scales
@@ -28,16 +35,22 @@ PUBLISHED = {
     "gemma-2-2b": 2_614_341_888,
     "gemma-3-1b": 999_885_952,
     "gemma-3-4b": 3_884e6,  # language part, Gemma 3 report, arXiv 2503.19786, table 1: 675M and 3,209M
+    "glm-4.5-air": 106_852_251_264,  # built; 106B in arXiv 2508.06471, table 1
     "gpt-oss-20b": 20_914_757_184,
     "gpt2": 124_439_808,
     "kimi-k2": 1_026_408_235_864,
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.2-1b": 1_235_814_400,
+    "llama-4-scout": 107_769_861_120,  # built, language part; 109B with the vision tower on the model card
+    "minimax-m2.5": 228_689_764_864,  # built; 230B on the model card
     "mistral-7b-v0.1": 7_241_732_096,
     "mixtral-8x7b": 46_702_792_704,
+    "olmo-2-13b": 13_716_198_400,  # built; 13.7B on the model card
+    "olmo-3-7b": 7_298_011_136,  # built; 7B on the model card
     "olmoe-1b-7b": 6_919_161_856,
     "opt-1.3b": 1_315_758_080,
     "phi-3-mini-4k": 3_821_079_552,
+    "phi-4": 14_659_507_200,  # built; 14.7B on the model card
     "pythia-6.9b": 6_857_302_016,  # Biderman et al. 2023, arXiv 2304.01373, table 1
     "qwen1.5-moe-a2.7b": 14_315_784_192,
     "qwen2.5-7b": 7_615_616_512,
@@ -57,7 +70,10 @@ def read(data: dict[str, Any]) -> ModelSpec:
 
 def test_every_fixture_is_checked_and_every_family_has_one() -> None:
     assert {path.stem for path in CONFIGS.glob("*.json")} == set(PUBLISHED)
-    assert {config(name)["model_type"] for name in PUBLISHED} == set(known_model_types())
+    configs = [config(name) for name in PUBLISHED]
+    parts = [*configs, *(data["text_config"] for data in configs if "text_config" in data)]
+    read_types = {part["model_type"] for part in parts if "model_type" in part}
+    assert read_types == set(known_model_types())
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
@@ -85,6 +101,9 @@ def test_counts_match_published_totals(name: str) -> None:
 def test_config_and_catalog_agree(fixture: str, name: str) -> None:
     apart = {"name", "source", "published_parameters", "head_dim"}
     read_here = read(config(fixture))
+    if fixture == "llama-3.1-8b":
+        assert read_here.rope == load_catalog_model("llama-3.1-405b").rope
+        apart.add("rope")
     assert read_here.model_dump(exclude=apart) == load_catalog_model(name).model_dump(exclude=apart)
     assert read_here.qk_head_dim == load_catalog_model(name).qk_head_dim
 
@@ -98,6 +117,9 @@ def test_config_and_catalog_agree(fixture: str, name: str) -> None:
         ("gemma-3-1b", 512, 4),
         ("gemma-3-4b", 1024, 5),
         ("gpt-oss-20b", 128, 12),
+        ("llama-4-scout", 8192, 12),
+        ("olmo-2-13b", None, 40),
+        ("olmo-3-7b", 4096, 8),
         ("qwen2.5-7b", None, 28),
         ("mixtral-8x7b", None, 32),
     ],
@@ -165,6 +187,83 @@ def test_deepseek_routing() -> None:
     assert read(config("deepseek-v2-lite") | {"n_routed_experts": None}).moe is None
     with pytest.raises(InputError, match="moe_layer_freq: only 1 is supported"):
         read(config("deepseek-v3") | {"moe_layer_freq": 2})
+
+
+def test_experts_of_glm_and_minimax() -> None:
+    glm = read(config("glm-4.5-air"))
+    assert glm.moe is not None
+    assert (glm.moe.dense_layers, glm.moe.shared_width, glm.moe.router_bias) == (1, 1408, True)
+    assert (glm.attention_bias, glm.attention_output_bias, glm.qk_norm) == (True, False, False)
+    assert glm.mtp_layers == 1
+    minimax = read(config("minimax-m2.5"))
+    assert (minimax.qk_norm_full_width, minimax.mtp_layers) == (True, 3)
+    # 12B (arXiv 2508.06471, table 1) and 10B (model card) activated, without word embeddings and the head.
+    for model, activated in ((glm, 12e9), (minimax, 10e9)):
+        layers = active_parameter_count(model, input_embedding=False) - head_parameters(model)
+        assert layers == pytest.approx(activated, rel=0.025)
+    for change in ({"qk_norm_type": "per_head"}, {"shared_intermediate_size": 8}):
+        with pytest.raises(InputError, match=r"only .* is supported"):
+            read(config("minimax-m2.5") | change)
+
+
+def test_llama_four() -> None:
+    model = read(config("llama-4-scout"))
+    assert model.moe is not None
+    assert (model.moe.shared_width, model.dense_layers, model.chunked_windows) == (8192, 0, True)
+    # Model card: 17B activated.
+    assert active_parameter_count(model) == pytest.approx(17e9, rel=0.02)
+    text = config("llama-4-scout")["text_config"]
+    assert read(text | {"no_rope_layers": [1, 0] * 24}).full_attention_layers == 24
+    assert not read(text | {"attention_chunk_size": None}).chunked_windows
+    for change in ({"interleave_moe_layer_step": 2}, {"moe_layers": [1, 3]}):
+        with pytest.raises(InputError, match="dense layers between those with experts"):
+            read(text | change)
+
+
+def test_olmo_three_has_a_full_layer_in_four_unless_it_says() -> None:
+    data = config("olmo-3-7b")
+    del data["layer_types"]
+    assert read(data).full_attention_layers == 8
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"model_type": "t5", "is_encoder_decoder": True}, "is_encoder_decoder: encoder-decoder"),
+        ({"model_type": "mamba2", "state_size": 128}, "state_size: state-space layers"),
+        ({"model_type": "falcon_h1", "mamba_d_ssm": 1536}, "mamba_d_ssm: state-space layers"),
+        ({"model_type": "nemotron_h", "ssm_state_size": 128}, "ssm_state_size: state-space layers"),
+        ({"model_type": "jamba", "mamba_d_state": 16}, "mamba_d_state: state-space layers"),
+        ({"model_type": "qwen3_next", "linear_num_value_heads": 32}, "heads: .*linear attention"),
+        ({"model_type": "deepseek_v32", "index_topk": 2048}, "index_topk: .*an indexer chooses"),
+        ({"model_type": "vit", "image_size": 224}, "image_size: vision models"),
+        (
+            {"model_type": "mllama", "text_config": {"cross_attention_layers": [3]}},
+            "text_config.cross_attention_layers: layers that attend to another model",
+        ),
+    ],
+)
+def test_other_kinds_of_models_are_refused_by_the_field_that_says_so(
+    data: dict[str, object], words: str
+) -> None:
+    inner = data.get("text_config")
+    if isinstance(inner, dict):
+        inner["model_type"] = "mllama_text_model"
+    with pytest.raises(InputError, match=words):
+        read(data)
+
+
+def test_error_for_an_unknown_family_shows_the_yaml_that_would_do() -> None:
+    for name in ("llama-3.1-8b", "qwen3-30b-a3b"):
+        with pytest.raises(InputError, match="a model YAML would do") as error:
+            read(config(name) | {"model_type": "unheard_of"})
+        shown = str(error.value).split("give it as MODEL:\n")[1]
+        model = ModelSpec.model_validate(yaml.safe_load(shown))
+        assert model.name == "unheard_of"
+        # Norms on queries and keys are no common field.
+        assert parameter_count(model) == pytest.approx(PUBLISHED[name], rel=1e-6)
+    with pytest.raises(InputError, match=r"\nffn_hidden: \.\.\.  # fill this in\n"):
+        read({"model_type": "unheard_of", "num_hidden_layers": 10**6000})
 
 
 def test_falcon_forms() -> None:
@@ -296,3 +395,26 @@ def test_hostile_values_give_a_model_or_a_spec_error(data: st.DataObject) -> Non
         assert str(error).startswith("config.json: ")  # noqa: PT017
     else:
         assert parameter_count(model) > 0
+
+
+def test_gemma_says_its_scales_and_caps() -> None:
+    gemma2 = read(config("gemma-2-2b"))
+    assert (gemma2.attention_logit_cap, gemma2.final_logit_cap) == (50, 30)
+    assert gemma2.embedding_scale == pytest.approx(2304**0.5)
+    assert gemma2.norm_zero_centered
+    gemma3 = read(config("gemma-3-1b"))
+    assert (gemma3.rope.base, gemma3.rope.windowed_base) == (1e6, 1e4)
+    assert gemma3.activation == "geglu"
+
+
+def test_rope_parameters_of_newer_files() -> None:
+    rope = {"rope_type": "yarn", "rope_theta": 2e6, "factor": 4.0, "beta_fast": 16}
+    new = config("qwen3-8b") | {"rope_parameters": rope, "max_position_embeddings": 32_768}
+    read_here = read(new).rope
+    assert (read_here.base, read_here.scaling and read_here.scaling.beta_fast) == (2e6, 16)
+    assert read_here.scaling is not None
+    assert read_here.scaling.original_positions == 32_768
+    layers = {"full_attention": rope, "sliding_attention": {"rope_theta": 1e4}}
+    assert read(new | {"rope_parameters": layers}).rope.windowed_base == 1e4
+    with pytest.raises(InputError, match="not a rope scaling"):
+        read(new | {"rope_parameters": rope | {"rope_type": "mrope"}})

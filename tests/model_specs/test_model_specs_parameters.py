@@ -259,6 +259,20 @@ def test_windowed_attention_by_hand() -> None:
     assert attention_flops_per_token(model, 100) == pytest.approx(6 * 16 * 2 * (50 + 9.5))
 
 
+@given(st.integers(1, 60), st.integers(1, 80))
+def test_chunks_leave_the_positions_of_a_query_s_own_chunk(seq_len: int, chunk: int) -> None:
+    # By counting: a query at t sees the positions of its chunk before it, and half of its own.
+    seen = sum(t % chunk + 0.5 for t in range(seq_len)) / seq_len
+    assert attended_positions(seq_len, chunk, chunked=True) == pytest.approx(seen)
+
+
+def test_norms_without_weights_have_no_parameters() -> None:
+    with_weights, without = small(qk_norm=True), small(qk_norm=True, qk_norm_weights=False)
+    assert attention_parameters(with_weights) - attention_parameters(without) == 2 * 2
+    with pytest.raises(ValidationError, match="chunked_windows needs sliding_window"):
+        small(chunked_windows=True)
+
+
 @pytest.mark.parametrize(
     ("every", "full"), [(0, 0), (1, 26), (2, 13), (6, 4), (26, 1), (27, 0)], ids=str
 )

@@ -69,6 +69,20 @@ def test_config_json_is_told_by_content_and_found_in_its_directory(tmp_path: Pat
     assert parameter_count(read_model(written(tmp_path, text, "odd.txt"))) == 124_439_808
 
 
+def test_hub_id_is_told_apart_from_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        InputError, match=r"no file .*`hf download zai-org/GLM-4.6 config.json"
+    ) as error:
+        read_model("zai-org/GLM-4.6")
+    assert "give GLM-4.6/config.json" in str(error.value)
+    (tmp_path / "models").mkdir()
+    for path in ("models/llama", "./zai-org/GLM-4.6", "a/b/c", "zai-org/glm.yaml"):
+        with pytest.raises(InputError) as error:
+            read_model(path)
+        assert "hf download" not in str(error.value)
+
+
 def test_inline_mapping() -> None:
     assert model_from_mapping(dict(TINY), "run.yaml: model").heads == 2
     assert model_from_mapping({"model_type": "gpt2"} | _gpt2(), "run.yaml: model").layers == 12

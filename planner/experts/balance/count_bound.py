@@ -54,7 +54,7 @@ def count_bound(
 
     `work` is CP-SAT's deterministic time for each limit. The counts of the lowest limit come first.
     """
-    found: list[tuple[Slots, ...]] = []
+    by_limit: list[tuple[Slots, ...]] = []
     limit = high
     for step in range(steps):
         answer = _counts_for(load, slots, gpus, limit, work)
@@ -62,13 +62,14 @@ def count_bound(
             low = limit
         else:
             high = limit
-            found.append(answer)
+            by_limit.append(answer)
         if high <= low * _CLOSE:
             break
         # Often `low` is all that can be shown: that is asked before halving.
         limit = low * _CLOSE if step == 0 else (low + high) / 2
     return CountBound(
-        bound=low, counts=tuple(counts for some in reversed(found) for counts in some)
+        bound=low,
+        counts=tuple(counts for same_limit in reversed(by_limit) for counts in same_limit),
     )
 
 
@@ -87,10 +88,10 @@ def _counts_for(
         answer = _counts_at(parts, levels, work)
         if answer is None or isinstance(answer, bool):
             return None if answer is None else ()
-        chosen, more = answer
-        broken = parts.most_broken(chosen, more)
+        chosen, extra_cold = answer
+        broken = parts.most_broken(chosen, extra_cold)
         if broken is None or broken in levels:
-            return parts.counts(chosen, more, gpus)
+            return parts.counts(chosen, extra_cold, gpus)
         levels = np.append(levels, broken)
     return ()
 
@@ -112,7 +113,7 @@ class _Parts:
     spare: int
     """Replicas to give to hot experts above the fewest, or to cold ones."""
     extra: NDArray[np.int64]
-    others: int
+    other_slots: int
     limit: float
 
     @classmethod
@@ -120,15 +121,15 @@ class _Parts:
         cls, load: Loads, sizes: tuple[int, int], limit: float, need: tuple[Slots, int]
     ) -> _Parts | None:
         """The parts for (slots, GPUs) and what `least_counts` says; None where the conditions say nothing."""
-        (slots, gpus), (least, spare) = sizes, need
-        is_hot = (load > limit / 2) | (least > 1)
+        (slots, gpus), (fewest, spare) = sizes, need
+        is_hot = (load > limit / 2) | (fewest > 1)
         hot, cold = np.flatnonzero(is_hot), np.flatnonzero(~is_hot)
-        ways = np.minimum(spare, gpus - least[hot]) + 1
+        ways = np.minimum(spare, gpus - fewest[hot]) + 1
         if slots // gpus < 2 or not len(hot) or not len(cold) or ways.sum() > _MOST_CHOICES:
             return None
         start = np.concatenate([[0], np.cumsum(ways)])
         extra = np.arange(start[-1]) - np.repeat(start[:-1], ways)
-        count = np.repeat(least[hot], ways) + extra
+        count = np.repeat(fewest[hot], ways) + extra
         cold = cold[np.argsort(load[cold], kind="stable")]
         return cls(
             experts=len(load),
@@ -140,19 +141,19 @@ class _Parts:
             replica=np.repeat(load[hot], ways) / count,
             spare=spare,
             extra=extra,
-            others=slots // gpus - 1,
+            other_slots=slots // gpus - 1,
             limit=limit,
         )
 
     @property
     def top(self) -> float:
         """The highest level."""
-        return self.limit / (2 * self.others)
+        return self.limit / (2 * self.other_slots)
 
     def at(self, levels: Loads) -> tuple[Loads, Loads]:
         """Parts of the choices [levels, choices], of k replicas more for cold ones [levels, spare + 1]."""
         u = levels[:, None]
-        over = np.maximum(0, self.replica + self.others * u - self.limit)
+        over = np.maximum(0, self.replica + self.other_slots * u - self.limit)
         hot = self.count * (over - np.maximum(0, u - self.replica))
         rest = np.maximum(0, u - self.cold_load[1:]).sum(axis=1, keepdims=True)
         smallest = np.maximum(0, (1 + np.arange(self.spare + 1)) * u - self.cold_load[0])
@@ -160,38 +161,42 @@ class _Parts:
 
     def first_levels(self) -> Loads:
         small = self.cold_load[self.cold_load < self.top]
-        some = np.quantile(small, np.linspace(0, 1, _LEVELS)) if len(small) else np.zeros(0)
-        return np.unique(np.append(some, self.top))
+        levels = np.quantile(small, np.linspace(0, 1, _LEVELS)) if len(small) else np.zeros(0)
+        return np.unique(np.append(levels, self.top))
 
-    def most_broken(self, chosen: NDArray[np.int64], more: int) -> float | None:
+    def most_broken(self, chosen: NDArray[np.int64], extra_cold: int) -> float | None:
         """The level whose condition is broken most: between corners of its two sides it is linear."""
         corners = np.concatenate(
             [
-                (self.limit - self.replica[chosen]) / self.others,
+                (self.limit - self.replica[chosen]) / self.other_slots,
                 self.replica[chosen],
                 self.cold_load,
-                [self.cold_load[0] / (1 + more), self.top],
+                [self.cold_load[0] / (1 + extra_cold), self.top],
             ]
         )
         levels = np.unique(corners[(corners > 0) & (corners <= self.top)])
         hot, cold = self.at(levels)
-        broken = hot[:, chosen].sum(axis=1) + cold[:, more]
+        broken = hot[:, chosen].sum(axis=1) + cold[:, extra_cold]
         worst = int(broken.argmax())
         return float(levels[worst]) if broken[worst] > 1 / _UNIT else None
 
-    def counts(self, chosen: NDArray[np.int64], more: int, gpus: int) -> tuple[Slots, ...]:
+    def counts(self, chosen: NDArray[np.int64], extra_cold: int, gpus: int) -> tuple[Slots, ...]:
         """Counts with `more` replicas for the smallest expert, one each for the smallest, or between."""
         base = np.ones(self.experts, dtype=np.int64)
         base[self.hot] = self.count[chosen]
-        out: dict[bytes, Slots] = {}
-        for piled in {more, 0, more // 2, max(more - 1, 0)}:
+        by_content: dict[bytes, Slots] = {}
+        for piled in {extra_cold, 0, extra_cold // 2, max(extra_cold - 1, 0)}:
             counts = base.copy()
             counts[self.cold[0]] += piled
-            rest = self.cold[: more - piled] if piled == 0 else self.cold[1 : 1 + more - piled]
+            rest = (
+                self.cold[: extra_cold - piled]
+                if piled == 0
+                else self.cold[1 : 1 + extra_cold - piled]
+            )
             counts[rest] += 1
-            if counts.max() <= gpus and len(rest) == more - piled:
-                out[counts.tobytes()] = counts
-        return tuple(out.values())
+            if counts.max() <= gpus and len(rest) == extra_cold - piled:
+                by_content[counts.tobytes()] = counts
+        return tuple(by_content.values())
 
 
 def _counts_at(
@@ -209,8 +214,8 @@ def _counts_at(
     one_of_each(model, y, parts.start)
     model.add_exactly_one(z)
     every = y + z
-    given = [*parts.extra.tolist(), *range(parts.spare + 1)]
-    model.add(cp_model.LinearExpr.weighted_sum(every, given) == parts.spare)
+    extra_replicas = [*parts.extra.tolist(), *range(parts.spare + 1)]
+    model.add(cp_model.LinearExpr.weighted_sum(every, extra_replicas) == parts.spare)
     for part in np.floor(np.concatenate(parts.at(levels), axis=1) * _UNIT).astype(np.int64):
         model.add(cp_model.LinearExpr.weighted_sum(every, part.tolist()) <= 0)
     true = solved(model, every, work)

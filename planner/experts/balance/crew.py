@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TypeVar
 
 Job = TypeVar("Job")
-Done = TypeVar("Done")
+JobResult = TypeVar("JobResult")
 
 
 def _one_thread_each() -> None:
@@ -26,7 +26,7 @@ class Crew:
         self.workers = workers
         self._pool: ProcessPoolExecutor | None = None
 
-    def map(self, work: Callable[[Job], Done], jobs: Sequence[Job]) -> list[Done]:
+    def map(self, work: Callable[[Job], JobResult], jobs: Sequence[Job]) -> list[JobResult]:
         """`work` done on every job, in their order; here if there is one worker or one job."""
         if self.workers <= 1 or len(jobs) < 2:
             return [work(job) for job in jobs]

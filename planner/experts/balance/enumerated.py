@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planner.experts.balance.bound import partitions
-from meshwright.planner.experts.balance.rows import ROUNDING, Rows, State
+from meshwright.planner.experts.balance.rows import LOAD_ROUNDING, Rows, State
 from meshwright.planner.experts.problem import Loads, Slots
 
 _MOST_PACKINGS = 20_000
@@ -30,12 +30,12 @@ def is_enumerable(rows: Rows) -> bool:
 def enumerate_rows(rows: Rows, state: State) -> None:
     """The best placement of every row with a gap, in place; value and bound meet."""
     counts = _all_counts(rows.loads.shape[2], rows.slots, rows.gpus)
-    for row in state.unsolved(rows, ROUNDING).tolist():
-        best = _best(rows.loads[row], counts, rows.gpus, state.value[row] * (1 - ROUNDING / 2))
+    for row in state.unsolved(rows, LOAD_ROUNDING).tolist():
+        best = _best(rows.loads[row], counts, rows.gpus, state.value[row] * (1 - LOAD_ROUNDING / 2))
         if best is not None:
             state.offer(rows, np.array([row]), best[None])
         # Nothing is below the value by more than rounding.
-        state.bound[row] = max(state.bound[row], state.value[row] * (1 - ROUNDING / 2))
+        state.bound[row] = max(state.bound[row], state.value[row] * (1 - LOAD_ROUNDING / 2))
 
 
 def _all_counts(experts: int, slots: int, gpus: int) -> Slots:
@@ -53,16 +53,16 @@ def _packings(slots: int, gpus: int) -> tuple[NDArray[np.int64], NDArray[np.int6
     """Sets of slots that a GPU can hold [sets, slots of a GPU]; sets of every packing [packings, gpus]."""
     size = slots // gpus
     sets = list(combinations(range(slots), size))
-    index = {one: i for i, one in enumerate(sets)}
+    index = {gpu_set: i for i, gpu_set in enumerate(sets)}
 
-    def split(left: tuple[int, ...]) -> Iterator[list[int]]:
-        if not left:
+    def split(remaining: tuple[int, ...]) -> Iterator[list[int]]:
+        if not remaining:
             yield []
             return
-        for more in combinations(left[1:], size - 1):
-            one = (left[0], *more)
-            for others in split(tuple(i for i in left if i not in one)):
-                yield [index[one], *others]
+        for rest in combinations(remaining[1:], size - 1):
+            gpu_set = (remaining[0], *rest)
+            for other_sets in split(tuple(i for i in remaining if i not in gpu_set)):
+                yield [index[gpu_set], *other_sets]
 
     return np.array(sets, dtype=np.int64), np.array(
         list(split(tuple(range(slots)))), dtype=np.int64
@@ -75,18 +75,20 @@ def _best(loads: Loads, counts: Slots, gpus: int, below: float) -> Slots | None:
     best: tuple[float, Slots | None] = (below, None)
     step = max(1, _PART // packings.size)
     for part in (counts[i : i + step] for i in range(0, len(counts), step)):
-        expert = np.stack([np.repeat(np.arange(len(one)), one) for one in part])
+        expert = np.stack(
+            [np.repeat(np.arange(len(row_counts)), row_counts) for row_counts in part]
+        )
         replica = np.take_along_axis(loads[None] / part[:, None], expert[:, None], axis=2)
-        held = expert[:, sets]
-        twice = (held[..., 1:] == held[..., :-1]).any(axis=2)
-        load = replica[:, :, sets].sum(axis=3).max(axis=1) + _BIG * twice
+        set_experts = expert[:, sets]
+        is_doubled = (set_experts[..., 1:] == set_experts[..., :-1]).any(axis=2)
+        load = replica[:, :, sets].sum(axis=3).max(axis=1) + _BIG * is_doubled
         # A slot whose lightest set is too heavy rules the counts out before their packings are looked at.
         lightest = np.stack(
             [load[:, (sets == i).any(axis=1)].min(axis=1) for i in range(sets.max() + 1)]
         )
         for way in np.flatnonzero(lightest.max(axis=0) < best[0]):
             top = load[way][packings].max(axis=1)
-            found = int(top.argmin())
-            if top[found] < best[0]:
-                best = (float(top[found]), expert[way][sets[packings[found]]])
+            lightest_packing = int(top.argmin())
+            if top[lightest_packing] < best[0]:
+                best = (float(top[lightest_packing]), expert[way][sets[packings[lightest_packing]]])
     return best[1]

@@ -38,14 +38,14 @@ class Layer:
     slots: int
     gpus: int
     spread_nodes: int
-    least: Slots
+    least_replicas: Slots
     """Fewest and most replicas of each expert, [experts]; the bound holds over this range."""
-    most: Slots
+    most_replicas: Slots
 
 
 def literals(layer: Layer) -> int:
     """Size of the model."""
-    return int((layer.most - layer.least + 1).sum()) * (layer.gpus + 1)
+    return int((layer.most_replicas - layer.least_replicas + 1).sum()) * (layer.gpus + 1)
 
 
 def solve_exactly(
@@ -81,9 +81,9 @@ def solve_exactly(
         raise RuntimeError(
             f"CP-SAT ended with {solver.status_name(status)} on a packing that has a solution"
         )
-    held = [[e for e, c in keys if solver.value(on[e, c, gpu])] for gpu in range(layer.gpus)]
+    gpu_experts = [[e for e, c in keys if solver.value(on[e, c, gpu])] for gpu in range(layer.gpus)]
     return ExactPacking(
-        slots=np.array(held, dtype=np.int64),
+        slots=np.array(gpu_experts, dtype=np.int64),
         bound=solver.best_objective_bound / MEAN_LOAD,
         optimal=status == cp_model.OPTIMAL,
     )
@@ -98,7 +98,7 @@ def replica_literals(model: cp_model.CpModel, layer: Layer) -> tuple[Chosen, On]
     chosen: Chosen = {}
     on: On = {}
     for e in range(layer.loads.shape[1]):
-        for c in range(int(layer.least[e]), int(layer.most[e]) + 1):
+        for c in range(int(layer.least_replicas[e]), int(layer.most_replicas[e]) + 1):
             chosen[e, c] = model.new_bool_var("")
             for g in range(layer.gpus):
                 on[e, c, g] = model.new_bool_var("")
@@ -137,8 +137,8 @@ def _hottest_first(
 def hint_at(model: cp_model.CpModel, layer: Layer, chosen: Chosen, on: On, hint: Slots) -> None:
     """Hints every literal at slots [gpus, slots of a GPU]."""
     counts = np.bincount(hint.ravel(), minlength=layer.loads.shape[1])
-    held = [set(row.tolist()) for row in hint]
+    gpu_experts = [set(row.tolist()) for row in hint]
     for (e, c), literal in chosen.items():
         model.add_hint(literal, bool(counts[e] == c))
     for (e, c, g), literal in on.items():
-        model.add_hint(literal, bool(counts[e] == c and e in held[g]))
+        model.add_hint(literal, bool(counts[e] == c and e in gpu_experts[g]))

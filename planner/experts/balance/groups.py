@@ -12,19 +12,16 @@ from meshwright.errors import InfeasibleError
 from meshwright.planner.experts.balance.bound import balance_bound, partitions
 from meshwright.planner.experts.balance.heuristic import first_answer
 from meshwright.planner.experts.balance.packing import exchange_to_improve, pack
-from meshwright.planner.experts.balance.rows import ROUNDING, Rows, Solved, State
+from meshwright.planner.experts.balance.rows import LOAD_ROUNDING, Rows, Solved, State
 from meshwright.planner.experts.balance.solve import (
     PlacementEffort,
     close_gaps,
     improve_rows,
     solve_rows,
 )
-from meshwright.planner.experts.params import BALANCE
+from meshwright.planner.experts.params import BALANCE, GROUPS
 from meshwright.planner.experts.problem import Loads, PlacementLimits, Slots, SlotShape
 
-MOST_PARTITIONS = 5000
-MOST_TRIED = 24
-_EXACT_ROUNDS = 4
 Sets = tuple[tuple[int, ...], ...]
 
 
@@ -37,7 +34,7 @@ def solve_grouped(
     are tried in the order of their bounds, until the best one found is no worse than the bounds of those
     left. With very many partitions only one is tried, by the groups' loads.
     """
-    if partitions(limits.groups, shape.nodes) > MOST_PARTITIONS:
+    if partitions(limits.groups, shape.nodes) > GROUPS.most_partitions:
         return _one_partition(loads, shape, limits, effort)
     return _Search(loads, shape, limits, effort).run()
 
@@ -48,10 +45,10 @@ def splits(groups: tuple[int, ...], size: int) -> Iterator[Sets]:
         yield ()
         return
     first, rest = groups[0], groups[1:]
-    for more in combinations(rest, size - 1):
-        left = tuple(g for g in rest if g not in more)
-        for others in splits(left, size):
-            yield ((first, *more), *others)
+    for rest_of_set in combinations(rest, size - 1):
+        remaining = tuple(g for g in rest if g not in rest_of_set)
+        for other_sets in splits(remaining, size):
+            yield ((first, *rest_of_set), *other_sets)
 
 
 class _Search:
@@ -82,9 +79,11 @@ class _Search:
         """A first answer; cheap solves while a partition is promising; CP-SAT on what holds a layer back."""
         self._first()
         if self._effort.on_first is not None:
-            self._effort.on_first(State(np.zeros(0, dtype=np.int64), self._best, self._floor()))
+            self._effort.on_first(
+                State(np.zeros(0, dtype=np.int64), self._best, self._layer_bound())
+            )
         self._heuristic()
-        for _ in range(_EXACT_ROUNDS if self._effort.exact else 0):
+        for _ in range(GROUPS.exact_rounds if self._effort.exact else 0):
             if not self._exact():
                 break
             self._heuristic()
@@ -94,14 +93,16 @@ class _Search:
             )
         slots = [self._joined(layer, self._choice[layer]) for layer in range(len(self._loads))]
         return Solved(
-            slots=np.stack(slots), value=self._best, bound=np.minimum(self._floor(), self._best)
+            slots=np.stack(slots),
+            value=self._best,
+            bound=np.minimum(self._layer_bound(), self._best),
         )
 
     def _by_partition(self, table: NDArray[np.float64]) -> Loads:
         """The worst set of every partition, [layers, partitions]."""
         return np.asarray(table[:, self._partitions].max(axis=2))
 
-    def _floor(self) -> Loads:
+    def _layer_bound(self) -> Loads:
         """Bound of every layer: the least over its partitions, [layers]."""
         return np.asarray(self._by_partition(self._bound).min(axis=1))
 
@@ -122,7 +123,7 @@ class _Search:
     def _heuristic(self) -> None:
         """The partition with the lowest bound next, in every layer, while one could be better."""
         gap = self._effort.gap
-        for _ in range(MOST_TRIED):
+        for _ in range(GROUPS.most_tried):
             bounds = self._by_partition(self._bound)
             good = self._best <= bounds.min(axis=1) * (1 + gap * BALANCE.search_share)
             bounds[self._searched[:, self._partitions].all(axis=2)] = np.inf
@@ -137,9 +138,9 @@ class _Search:
             chosen = self._partitions[pick[layers]]
             new = {(int(k), int(s)) for k, sets in zip(layers, chosen, strict=True) for s in sets}
             pairs = sorted(pair for pair in new if not self._searched[pair])
-            floor = np.zeros(len(self._loads))
-            floor[layers] = bounds[layers, pick[layers]]
-            rows = self._rows(pairs, floor)
+            least_bound = np.zeros(len(self._loads))
+            least_bound[layers] = bounds[layers, pick[layers]]
+            rows = self._rows(pairs, least_bound)
             state = first_answer(rows, gap)
             improve_rows(rows, state, self._effort)
             self._keep(pairs, state)
@@ -149,34 +150,34 @@ class _Search:
     def _exact(self) -> bool:
         """CP-SAT on the sets that decide value and bound of layers with a gap; False if there is none."""
         bounds = self._by_partition(self._bound)
-        floor, lowest = bounds.min(axis=1), bounds.argmin(axis=1)
+        least_bound, lowest = bounds.min(axis=1), bounds.argmin(axis=1)
         wanted: set[tuple[int, int]] = set()
         for layer in np.flatnonzero(
-            self._best > floor * (1 + max(self._effort.gap, ROUNDING))
+            self._best > least_bound * (1 + max(self._effort.gap, LOAD_ROUNDING))
         ).tolist():
             sets = {*self._partitions[self._choice[layer]], *self._partitions[lowest[layer]]}
             wanted |= {
-                (layer, int(s)) for s in sets if self._holds_back(layer, int(s), floor[layer])
+                (layer, int(s)) for s in sets if self._holds_back(layer, int(s), least_bound[layer])
             }
         if not wanted:
             return False
         pairs = sorted(wanted)
-        rows = self._rows(pairs, floor)
+        rows = self._rows(pairs, least_bound)
         state = State(
             slots=np.stack([self._slots[pair] for pair in pairs]),
             value=np.array([self._value[pair] for pair in pairs]),
             bound=np.array([self._bound[pair] for pair in pairs]),
         )
-        close_gaps(rows, state, self._effort, BALANCE.exact_share / _EXACT_ROUNDS)
+        close_gaps(rows, state, self._effort, BALANCE.exact_share / GROUPS.exact_rounds)
         self._keep(pairs, state)
         for pair in pairs:
             self._closed[pair] = True
         return True
 
-    def _holds_back(self, layer: int, s: int, floor: float) -> bool:
-        known = (layer, s) in self._slots and not self._closed[layer, s]
-        return known and bool(
-            self._value[layer, s] > max(self._bound[layer, s], floor) * (1 + ROUNDING)
+    def _holds_back(self, layer: int, s: int, least_bound: float) -> bool:
+        is_unproven = (layer, s) in self._slots and not self._closed[layer, s]
+        return is_unproven and bool(
+            self._value[layer, s] > max(self._bound[layer, s], least_bound) * (1 + LOAD_ROUNDING)
         )
 
     def _experts(self, groups: tuple[int, ...]) -> NDArray[np.int64]:
@@ -189,12 +190,12 @@ class _Search:
         part = self._loads[:, :, self._experts(groups)]
         return balance_bound(part, self._shape.node_slots, self._shape.node_gpus)
 
-    def _rows(self, pairs: list[tuple[int, int]], floor: Loads) -> Rows:
+    def _rows(self, pairs: list[tuple[int, int]], least_bound: Loads) -> Rows:
         return Rows(
             loads=np.stack(
                 [self._loads[layer][:, self._experts(self._sets[s])] for layer, s in pairs]
             ),
-            needed=floor[[layer for layer, _ in pairs]],
+            needed=least_bound[[layer for layer, _ in pairs]],
             slots=self._shape.node_slots,
             gpus=self._shape.node_gpus,
         )
@@ -251,7 +252,9 @@ def solve_nodes(
         slots=shape.node_slots,
         gpus=shape.node_gpus,
     )
-    found = solve_rows(rows, effort)
-    own = np.take_along_axis(members, found.slots.reshape(len(members), 1, -1), axis=2)
-    slots = own.reshape(layers, shape.gpus, shape.per_gpu)
-    return slots, np.asarray(found.value.reshape(layers, -1).max(axis=1))
+    solved = solve_rows(rows, effort)
+    experts_of_slots = np.take_along_axis(
+        members, solved.slots.reshape(len(members), 1, -1), axis=2
+    )
+    slots = experts_of_slots.reshape(layers, shape.gpus, shape.per_gpu)
+    return slots, np.asarray(solved.value.reshape(layers, -1).max(axis=1))

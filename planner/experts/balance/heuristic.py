@@ -55,23 +55,11 @@ def first_answer(rows: Rows, gap: float) -> State:
     return State(slots=slots, value=value, bound=np.minimum(bound, value))
 
 
-def sharpen(rows: Rows, state: State, gap: float) -> None:
-    """A sharper bound and new splits of GPU pairs, for unsolved rows; `state` changes in place."""
-    index = state.unsolved(rows, gap * BALANCE.search_share)
-    if not len(index):
-        return
-    if rows.slots <= BALANCE.cheap_slots or rows.slots == rows.loads.shape[2]:
-        value, bound = state.value[index], state.bound[index]
-        reached = np.where(np.isfinite(value), value, 2 * bound)
-        state.bound[index] = balance_bound(rows.take(index).loads, rows.slots, rows.gpus, reached)
-    _split_pairs(rows, state, gap)
-
-
 def search_limits(rows: Rows, state: State, gap: float, budget: SearchBudget) -> None:
     """Betters unsolved rows in place by the replica counts that lower limits on the GPU load ask for."""
     _bound_by_counts(rows, state, gap, budget.bound_steps)
     _try_limits(rows, state, gap, budget.limits)
-    _split_pairs(rows, state, gap)
+    split_gpu_pairs(rows, state, gap)
 
 
 def search_counts(rows: Rows, state: State, gap: float, budget: SearchBudget, seed: int) -> None:
@@ -153,10 +141,10 @@ def _bound_by_counts(
             target = state.target(rows, repeated)
             slots = _packed(rows.take(repeated), np.stack(result.counts), target, gap)
             state.offer_best(rows, row, slots)
-    _split_pairs(rows, state, gap)
+    split_gpu_pairs(rows, state, gap)
 
 
-def _split_pairs(rows: Rows, state: State, gap: float) -> None:
+def split_gpu_pairs(rows: Rows, state: State, gap: float) -> None:
     """Splits the replicas of GPU pairs in a better way, for unsolved rows."""
     index: NDArray[np.int64] = state.unsolved(rows, gap * BALANCE.search_share)
     index = index[np.isfinite(state.value[index])]

@@ -51,7 +51,7 @@ def slot_loads(replica: Loads, slots: Slots) -> Loads:
     return np.asarray(laid.reshape(rows, windows, *slots.shape[1:]))
 
 
-def greedy_counts(load: Loads, slots: int, most: int) -> Slots:
+def greedy_counts(load: Loads, slots: int, most_replicas: int) -> Slots:
     """Replica counts [rows, experts] that minimise the largest replica load, by one window [rows, experts].
 
     One replica more for the hottest until `slots` are used; at most `most` of an expert. Exact: an exchange
@@ -59,13 +59,15 @@ def greedy_counts(load: Loads, slots: int, most: int) -> Slots:
     """
     rows, experts = load.shape
     counts = np.ones((rows, experts), dtype=np.int64)
-    share = load.copy() if most > 1 else np.full_like(load, -1.0)
+    share = load.copy() if most_replicas > 1 else np.full_like(load, -1.0)
     everyone = np.arange(rows)
     for _ in range(slots - experts):
         hottest = share.argmax(axis=1)
         counts[everyone, hottest] += 1
         now = counts[everyone, hottest]
-        share[everyone, hottest] = np.where(now < most, load[everyone, hottest] / now, -1.0)
+        share[everyone, hottest] = np.where(
+            now < most_replicas, load[everyone, hottest] / now, -1.0
+        )
     return counts
 
 
@@ -86,7 +88,7 @@ def pack(loads: Loads, counts: Slots, gpus: int, spread_nodes: int = 1) -> SlotP
         rows, total
     )
     slots = np.full((rows, gpus, per_gpu), -1, dtype=np.int64)
-    held = np.zeros((rows, gpus, experts), dtype=bool)
+    is_on_gpu = np.zeros((rows, gpus, experts), dtype=bool)
     used = np.zeros((rows, gpus), dtype=np.int64)
     load = np.zeros((rows, windows, gpus))
     everyone = np.arange(rows)
@@ -95,7 +97,7 @@ def pack(loads: Loads, counts: Slots, gpus: int, spread_nodes: int = 1) -> SlotP
         weight = replica[everyone, :, expert]
         score = load[:, 0] if windows == 1 else (load + weight[:, :, None]).max(axis=1)
         barred = used >= per_gpu
-        taken = held[everyone, :, expert]
+        taken = is_on_gpu[everyone, :, expert]
         if spread_nodes > 1:
             there = taken.reshape(rows, spread_nodes, -1).sum(axis=2)
             full = there >= -(-counts[everyone, expert] // spread_nodes)[:, None]
@@ -103,7 +105,7 @@ def pack(loads: Loads, counts: Slots, gpus: int, spread_nodes: int = 1) -> SlotP
         score = score + _BIG * (barred * 2 + taken)
         gpu = score.argmin(axis=1)
         slots[everyone, gpu, used[everyone, gpu]] = expert
-        held[everyone, gpu, expert] = True
+        is_on_gpu[everyone, gpu, expert] = True
         used[everyone, gpu] += 1
         load[everyone, :, gpu] += weight
     packing = SlotPacking(slots=slots, loads=loads)
@@ -125,12 +127,12 @@ def _repair(packing: SlotPacking) -> None:
 
 def _exchange(slots: Slots, gpu: int, index: int) -> bool:
     expert = slots[gpu, index]
-    for other in range(len(slots)):
-        if other == gpu or expert in slots[other]:
+    for other_gpu in range(len(slots)):
+        if other_gpu == gpu or expert in slots[other_gpu]:
             continue
-        for place, candidate in enumerate(slots[other]):
+        for place, candidate in enumerate(slots[other_gpu]):
             if candidate not in slots[gpu]:
-                slots[gpu, index], slots[other, place] = candidate, expert
+                slots[gpu, index], slots[other_gpu, place] = candidate, expert
                 return True
     return False
 
@@ -151,27 +153,34 @@ def exchange_to_improve(
     """
     counts = packing.counts
     weight = slot_loads(packing.loads / counts[:, None, :], packing.slots)
-    held = np.zeros(
+    is_on_gpu = np.zeros(
         (len(packing.slots), packing.slots.shape[1], packing.loads.shape[2]), dtype=bool
     )
-    np.put_along_axis(held, packing.slots, True, axis=2)
-    most = -(-counts // spread_nodes) if spread_nodes > 1 else None
+    np.put_along_axis(is_on_gpu, packing.slots, True, axis=2)
+    most_on_node = -(-counts // spread_nodes) if spread_nodes > 1 else None
     open_rows = np.arange(len(packing.slots))
     for _ in range(rounds):
         gpu = weight[open_rows].sum(axis=3)
         open_rows = open_rows[gpu.max(axis=(1, 2)) > stop_at[open_rows]]
         if not len(open_rows):
             return
-        open_rows = _round(packing.slots, weight, held, open_rows, most=most, nodes=spread_nodes)
+        open_rows = _round(
+            packing.slots,
+            weight,
+            is_on_gpu,
+            open_rows,
+            most_on_node=most_on_node,
+            nodes=spread_nodes,
+        )
 
 
 def _round(
     slots: Slots,
     weight: Loads,
-    held: NDArray[np.bool_],
+    is_on_gpu: NDArray[np.bool_],
     rows: NDArray[np.int64],
     *,
-    most: Slots | None,
+    most_on_node: Slots | None,
     nodes: int,
 ) -> NDArray[np.int64]:
     """One exchange in each row; returns the rows where there was one that helps."""
@@ -181,57 +190,68 @@ def _round(
     every = np.arange(n)
     worst = load.max(axis=1).argmax(axis=1)
     top = load.max(axis=(1, 2))
-    mine, my_experts = w[every, :, worst], s[every, worst]
+    worst_weight, worst_experts = w[every, :, worst], s[every, worst]
     # given[r, k, i, g, j]: what the fullest GPU sheds when its slot i changes places with slot j of GPU g.
-    given = mine[:, :, :, None, None] - w[:, :, None, :, :]
-    left = load[every, :, worst][:, :, None, None, None] - given
-    gained = load[:, :, None, :, None] + given
-    after = np.maximum(left, gained).max(axis=1)
-    holds_mine = held[rows[:, None, None], np.arange(gpus)[None, None, :], my_experts[:, :, None]]
-    they_hold = held[rows[:, None, None], worst[:, None, None], s]
-    if most is not None:
-        mine_full, theirs_full = _spread_limits(
-            held, rows, slots, worst=worst, most=most, nodes=nodes
+    shed = worst_weight[:, :, :, None, None] - w[:, :, None, :, :]
+    remaining = load[every, :, worst][:, :, None, None, None] - shed
+    gained = load[:, :, None, :, None] + shed
+    after = np.maximum(remaining, gained).max(axis=1)
+    has_worst_expert = is_on_gpu[
+        rows[:, None, None], np.arange(gpus)[None, None, :], worst_experts[:, :, None]
+    ]
+    worst_has_expert = is_on_gpu[rows[:, None, None], worst[:, None, None], s]
+    if most_on_node is not None:
+        away_is_full, home_is_full = _spread_limits(
+            is_on_gpu, rows, slots, worst=worst, most_on_node=most_on_node, nodes=nodes
         )
-        holds_mine, they_hold = holds_mine | mine_full, they_hold | theirs_full
-    after += _BIG * holds_mine[:, :, :, None]
-    after += _BIG * they_hold[:, None, :, :]
+        has_worst_expert, worst_has_expert = (
+            has_worst_expert | away_is_full,
+            worst_has_expert | home_is_full,
+        )
+    after += _BIG * has_worst_expert[:, :, :, None]
+    after += _BIG * worst_has_expert[:, None, :, :]
     flat = after.reshape(n, -1)
     best = flat.argmin(axis=1)
     helps = flat[every, best] < top * (1 - 1e-9)
     i, g, j = np.unravel_index(best, (per_gpu, gpus, per_gpu))
-    done = np.flatnonzero(helps)
-    row, a, g, i, j = rows[done], worst[done], g[done], i[done], j[done]
-    mine_e, their_e = slots[row, a, i].copy(), slots[row, g, j].copy()
-    slots[row, a, i], slots[row, g, j] = their_e, mine_e
-    mine_w, their_w = weight[row, :, a, i].copy(), weight[row, :, g, j].copy()
-    weight[row, :, a, i], weight[row, :, g, j] = their_w, mine_w
-    held[row, a, mine_e], held[row, a, their_e] = False, True
-    held[row, g, their_e], held[row, g, mine_e] = False, True
+    improved = np.flatnonzero(helps)
+    row, a, g, i, j = rows[improved], worst[improved], g[improved], i[improved], j[improved]
+    worst_expert, other_expert = slots[row, a, i].copy(), slots[row, g, j].copy()
+    slots[row, a, i], slots[row, g, j] = other_expert, worst_expert
+    worst_load, other_load = weight[row, :, a, i].copy(), weight[row, :, g, j].copy()
+    weight[row, :, a, i], weight[row, :, g, j] = other_load, worst_load
+    is_on_gpu[row, a, worst_expert], is_on_gpu[row, a, other_expert] = False, True
+    is_on_gpu[row, g, other_expert], is_on_gpu[row, g, worst_expert] = False, True
     return np.asarray(row)
 
 
 def _spread_limits(
-    held: NDArray[np.bool_],
+    is_on_gpu: NDArray[np.bool_],
     rows: NDArray[np.int64],
     slots: Slots,
     *,
     worst: NDArray[np.int64],
-    most: Slots,
+    most_on_node: Slots,
     nodes: int,
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Where an exchange would put more replicas of an expert on a node than `most` [rows, experts] allows.
 
     [rows, slots of the fullest GPU, gpus] for what it gives, [rows, gpus, slots] for what it gets.
     """
-    n, gpus, experts = len(rows), held.shape[1], held.shape[2]
+    n, gpus, experts = len(rows), is_on_gpu.shape[1], is_on_gpu.shape[2]
     size = gpus // nodes
-    full = held[rows].reshape(n, nodes, size, experts).sum(axis=2) >= most[rows][:, None, :]
+    full = (
+        is_on_gpu[rows].reshape(n, nodes, size, experts).sum(axis=2)
+        >= most_on_node[rows][:, None, :]
+    )
     home = worst // size
     node_of = np.arange(gpus) // size
-    mine = slots[rows, worst]
+    worst_experts = slots[rows, worst]
     every = np.arange(n)
     away = node_of[None, :] != home[:, None]
-    gives = full[every[:, None, None], node_of[None, None, :], mine[:, :, None]] & away[:, None, :]
+    gives = (
+        full[every[:, None, None], node_of[None, None, :], worst_experts[:, :, None]]
+        & away[:, None, :]
+    )
     gets = full[every[:, None, None], home[:, None, None], slots[rows]] & away[:, :, None]
     return gives, gets

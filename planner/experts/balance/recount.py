@@ -60,17 +60,17 @@ class _Recount:
         self._loads, self._gpus, self._stop_at, self._chance = loads, gpus, stop_at, chance
         self._seen: set[bytes] = set()
 
-    def run(self, load: Loads, least: Slots, spare: int, tries: int) -> Slots:
+    def run(self, load: Loads, fewest: Slots, spare: int, tries: int) -> Slots:
         """Slots [few, gpus, slots of a GPU] of the best counts."""
         experts = len(load)
         if comb(experts + spare - 1, spare) <= tries:
             ways = list(combinations_with_replacement(range(experts), spare))
             receivers = np.array(ways, dtype=np.int64).reshape(len(ways), spare)
-            return self._improved(self._best_packings(_added(least, receivers))[0])
+            return self._improved(self._best_packings(_added(fewest, receivers))[0])
         tries = max(tries, 2 * RECOUNT.finalists)
-        probability = _draw_probability(load / least)
+        probability = _draw_probability(load / fewest)
         receivers = self._chance.choice(experts, (tries // 2, spare), p=probability)
-        slots, value = self._best_packings(_added(least, receivers))
+        slots, value = self._best_packings(_added(fewest, receivers))
         for _ in range(RECOUNT.stages):
             if value[0] <= self._stop_at:
                 break
@@ -78,7 +78,7 @@ class _Recount:
             share = max(tries // (2 * RECOUNT.stages * len(parents)), 2)
             nearby = [
                 self._nearby(
-                    np.bincount(parent.ravel(), minlength=experts), least, probability, share
+                    np.bincount(parent.ravel(), minlength=experts), fewest, probability, share
                 )
                 for parent in parents
             ]
@@ -91,10 +91,10 @@ class _Recount:
             slots, value = slots[order], value[order]
         return self._improved(slots)
 
-    def _nearby(self, counts: Slots, least: Slots, probability: Loads, tries: int) -> Slots:
+    def _nearby(self, counts: Slots, fewest: Slots, probability: Loads, tries: int) -> Slots:
         """Counts with one or two of the spare replicas at other experts."""
         receivers = self._chance.choice(len(probability), (tries, 2), p=probability)
-        replicated = np.flatnonzero(counts > least)
+        replicated = np.flatnonzero(counts > fewest)
         givers = replicated[self._chance.integers(0, len(replicated), (tries, 2))]
         # Half of the tries move a single replica: the second one goes back where it came from.
         givers[tries // 2 :, 1] = receivers[tries // 2 :, 1]
@@ -102,7 +102,7 @@ class _Recount:
         every = np.arange(tries)[:, None]
         np.add.at(nearby, (every, receivers), 1)
         np.add.at(nearby, (every, givers), -1)
-        return nearby[(nearby >= least).all(axis=1)]
+        return nearby[(nearby >= fewest).all(axis=1)]
 
     def _best_packings(self, counts: Slots) -> tuple[Slots, Loads]:
         """Packings of the counts that were not tried yet, the best few first, and their values."""
@@ -141,8 +141,8 @@ def _draw_probability(replica: Loads) -> Loads:
     return np.asarray(0.75 * large / large.sum() + 0.25 / len(replica))
 
 
-def _added(least: Slots, receivers: Slots) -> Slots:
+def _added(fewest: Slots, receivers: Slots) -> Slots:
     """Counts [tries, experts] with a replica more for each of the receivers [tries, spare]."""
-    counts = np.repeat(least[None], len(receivers), axis=0)
+    counts = np.repeat(fewest[None], len(receivers), axis=0)
     np.add.at(counts, (np.arange(len(receivers))[:, None], receivers), 1)
     return counts

@@ -58,16 +58,16 @@ def _round(slots: Slots, weight: Loads, rows: NDArray[np.int64]) -> NDArray[np.i
     top = load.max(axis=(1, 2))
     every = np.arange(n)
     worst = load.max(axis=1).argmax(axis=1)
-    mine = np.broadcast_to(w[every, :, worst][:, :, None, :], w.shape)
-    both = np.concatenate([mine, w], axis=3)
+    worst_weight = np.broadcast_to(w[every, :, worst][:, :, None, :], w.shape)
+    both = np.concatenate([worst_weight, w], axis=3)
     member = np.zeros((len(splits), 2 * per_gpu))
     np.put_along_axis(member, splits, 1.0, axis=1)
     # Added column by column: a matrix product would round by the size of the batch.
     half = np.zeros((*both.shape[:3], len(splits)))
     for column in range(2 * per_gpu):
         half += both[..., column, None] * member[:, column]
-    whole = both.sum(axis=3)[..., None]
-    after = np.maximum(half, whole - half).max(axis=1)
+    pair_load = both.sum(axis=3)[..., None]
+    after = np.maximum(half, pair_load - half).max(axis=1)
     after += _BIG * _clashes(s[every, worst], s, member)
     after[every, worst] = _BIG
     flat = after.reshape(n, -1)
@@ -84,9 +84,9 @@ def _round(slots: Slots, weight: Loads, rows: NDArray[np.int64]) -> NDArray[np.i
     return np.asarray(rows[helps])
 
 
-def _clashes(mine: Slots, slots: Slots, member: Loads) -> NDArray[np.bool_]:
+def _clashes(worst_experts: Slots, slots: Slots, member: Loads) -> NDArray[np.bool_]:
     """Splits that put an expert that both hold on one side twice, [rows, gpus, splits]."""
     per_gpu = slots.shape[2]
-    same = mine[:, None, :, None] == slots[:, :, None, :]
+    same = worst_experts[:, None, :, None] == slots[:, :, None, :]
     together = member[:, :per_gpu, None] == member[:, None, per_gpu:]
     return np.asarray(np.tensordot(same, together.astype(np.float32), axes=([2, 3], [1, 2])) > 0)

@@ -48,23 +48,23 @@ def place_robustly(
     windows, _, experts = loads.shape
     if windows == 1 or objective == "worst" or (objective == "guarded" and shape.slots == experts):
         return place_layers(loads, shape, limits, effort)
-    known = by_layer(loads, shape.gpus)
+    relative = by_layer(loads, shape.gpus)
     if objective == "guarded":
-        found = place_layers(
+        solved = place_layers(
             np.concatenate([loads, np.ones_like(loads[:1])]), shape, limits, effort
         )
-        value = SlotPacking(slots=found.slots, loads=known).balance()
-        bound = balance_bound(known, shape.slots, shape.gpus, value)
-        return Solved(slots=found.slots, value=value, bound=np.minimum(bound, value))
-    mean = np.swapaxes(known.mean(axis=1, keepdims=True), 0, 1)
+        value = SlotPacking(slots=solved.slots, loads=relative).balance()
+        bound = balance_bound(relative, shape.slots, shape.gpus)
+        return Solved(slots=solved.slots, value=value, bound=np.minimum(bound, value))
+    mean = np.swapaxes(relative.mean(axis=1, keepdims=True), 0, 1)
     tried = [place_layers(part, shape, limits, effort).slots for part in (loads, mean)]
     size = shape.node_gpus if limits.groups > 1 or limits.spread else shape.gpus
     slots = np.stack(
-        [_least(rows, load, share, size) for *rows, load in zip(*tried, known, strict=True)]
+        [_least(rows, load, share, size) for *rows, load in zip(*tried, relative, strict=True)]
     )
-    value = cvar(SlotPacking(slots=slots, loads=known).gpu_loads().max(axis=2), share)
+    value = cvar(SlotPacking(slots=slots, loads=relative).gpu_loads().max(axis=2), share)
     # No window is below its own bound, and the CVaR rises with every window.
-    each = [balance_bound(known[:, k : k + 1], shape.slots, shape.gpus) for k in range(windows)]
+    each = [balance_bound(relative[:, k : k + 1], shape.slots, shape.gpus) for k in range(windows)]
     return Solved(
         slots=slots, value=value, bound=np.minimum(cvar(np.stack(each, axis=1), share), value)
     )
@@ -85,11 +85,11 @@ def _exchanged(start: Slots, load: Loads, share: float, size: int) -> tuple[Slot
         weight = slot_loads((load / counts)[None], slots[None])[0]
         gpu = weight.sum(axis=2)
         best = float(cvar(gpu.max(axis=1), share))
-        found = [
+        exchanges = [
             _best_with(int(a), slots, weight, gpu=gpu, share=share, size=size)
             for a in np.unique(gpu.argmax(axis=1))
         ]
-        value, a, i, g, j = min(found)
+        value, a, i, g, j = min(exchanges)
         if value >= best * (1 - 1e-9):
             break
         slots[a, i], slots[g, j] = slots[g, j], slots[a, i]
@@ -105,10 +105,10 @@ def _best_with(
     for g in range(start, min(start + size, len(slots))):
         if g == a:
             continue
-        given = weight[:, a, :, None] - weight[:, g, None, :]
-        others = np.delete(gpu, [a, g], axis=1).max(axis=1, initial=0.0)[:, None, None]
+        shed = weight[:, a, :, None] - weight[:, g, None, :]
+        rest = np.delete(gpu, [a, g], axis=1).max(axis=1, initial=0.0)[:, None, None]
         after = np.maximum(
-            np.maximum(gpu[:, a, None, None] - given, gpu[:, g, None, None] + given), others
+            np.maximum(gpu[:, a, None, None] - shed, gpu[:, g, None, None] + shed), rest
         )
         value = cvar(np.moveaxis(after, 0, -1), share)
         value[np.isin(slots[a], slots[g]), :] = np.inf
@@ -126,13 +126,16 @@ def drift_row(window: str, loads: Loads, slots: Slots, alone: dict[str, Slots]) 
     """
     rows = np.swapaxes(loads, 0, 1)
     here = SlotPacking(slots=slots, loads=rows).balance()
-    others = {name: SlotPacking(slots=one, loads=rows).balance() for name, one in alone.items()}
+    alone_balance = {
+        name: SlotPacking(slots=slots_alone, loads=rows).balance()
+        for name, slots_alone in alone.items()
+    }
     return {
         "window": window,
         "balance_max": float(here.max()),
         "balance_mean": float(here.mean()),
-        "alone_balance_max": {name: float(value.max()) for name, value in others.items()},
-        "alone_balance_mean": {name: float(value.mean()) for name, value in others.items()},
-        "gain": float(min(value.max() for value in others.values()) - here.max()),
-        "gain_mean": float(min(value.mean() for value in others.values()) - here.mean()),
+        "alone_balance_max": {name: float(value.max()) for name, value in alone_balance.items()},
+        "alone_balance_mean": {name: float(value.mean()) for name, value in alone_balance.items()},
+        "gain": float(min(value.max() for value in alone_balance.values()) - here.max()),
+        "gain_mean": float(min(value.mean() for value in alone_balance.values()) - here.mean()),
     }

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from meshwright.planner.experts.balance.packing import SlotPacking, has_duplicates
 from meshwright.planner.experts.problem import Loads, Slots
 
-ROUNDING = 1e-6
+LOAD_ROUNDING = 1e-6
 """Relative. CP-SAT's loads are rounded to a ten-millionth of the mean: a smaller gap is none."""
 
 
@@ -51,7 +51,7 @@ class Solved:
     def gap(self) -> Loads:
         """Value over bound, minus 1; 0 below what rounding can tell."""
         gap = self.value / self.bound - 1
-        return np.asarray(np.where(gap <= ROUNDING, 0.0, gap))
+        return np.asarray(np.where(gap <= LOAD_ROUNDING, 0.0, gap))
 
 
 @dataclass

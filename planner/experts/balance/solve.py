@@ -22,9 +22,9 @@ from meshwright.planner.experts.balance.heuristic import (
     first_answer,
     search_counts,
     search_limits,
-    sharpen,
+    split_gpu_pairs,
 )
-from meshwright.planner.experts.balance.rows import ROUNDING, Rows, Solved, State
+from meshwright.planner.experts.balance.rows import LOAD_ROUNDING, Rows, Solved, State
 from meshwright.planner.experts.params import BALANCE
 from meshwright.planner.experts.problem import Slots
 
@@ -88,7 +88,7 @@ def search_budget(rows: Rows, count: int, effort: PlacementEffort) -> SearchBudg
 
 def improve_rows(rows: Rows, state: State, effort: PlacementEffort) -> None:
     """The search, first on all unsolved rows, then more of it on those that stay so; changes `state`."""
-    sharpen(rows, state, effort.gap)
+    split_gpu_pairs(rows, state, effort.gap)
     for step in (_search_limits, _search_counts):
         unsolved = state.unsolved(rows, effort.gap * BALANCE.search_share)
         if not len(unsolved):
@@ -151,7 +151,7 @@ def close_gaps(rows: Rows, state: State, effort: PlacementEffort, share: float) 
     """CP-SAT on unsolved rows, widest gap first; `share` of the time limit is shared out over them."""
     gap = state.value / np.maximum(state.bound, rows.needed) - 1
     widest_first = np.argsort(-gap, kind="stable")
-    wide = (gap > max(effort.gap, ROUNDING)) & np.isfinite(state.value)
+    wide = (gap > max(effort.gap, LOAD_ROUNDING)) & np.isfinite(state.value)
     total = share * effort.time_limit_s * 2
     unsolved = [int(row) for row in widest_first if wide[row]]
     unsolved = unsolved[: int(total / BALANCE.least_exact_work)]
@@ -167,7 +167,7 @@ def close_gaps(rows: Rows, state: State, effort: PlacementEffort, share: float) 
         if packing.slots is not None:
             state.offer(rows, np.array([row]), packing.slots[None])
             if task.covers and packing.optimal:
-                state.bound[row] = max(state.bound[row], state.value[row] * (1 - ROUNDING))
+                state.bound[row] = max(state.bound[row], state.value[row] * (1 - LOAD_ROUNDING))
 
 
 def _task(rows: Rows, state: State, row: int, *, work: float, seed: int) -> _Task | None:
@@ -181,19 +181,19 @@ def _task(rows: Rows, state: State, row: int, *, work: float, seed: int) -> _Tas
         slots=rows.slots,
         gpus=rows.gpus,
         spread_nodes=rows.spread_nodes,
-        least=np.ones(experts, dtype=np.int64),
-        most=np.full(experts, most_replicas),
+        least_replicas=np.ones(experts, dtype=np.int64),
+        most_replicas=np.full(experts, most_replicas),
     )
     covers = literals(layer) <= MOST_LITERALS // 4
     if not covers:
         covers = rows.slots == experts
         layer = replace(
             layer,
-            least=np.maximum(counts - 1, 1),
-            most=np.minimum(counts + 1, most_replicas),
+            least_replicas=np.maximum(counts - 1, 1),
+            most_replicas=np.minimum(counts + 1, most_replicas),
         )
         if literals(layer) > MOST_LITERALS // 2:
-            layer = replace(layer, least=counts, most=counts)
+            layer = replace(layer, least_replicas=counts, most_replicas=counts)
     if literals(layer) > MOST_LITERALS:
         return None
     below = float(state.value[row])

@@ -231,7 +231,7 @@ def _windows(table: NDArray[Any], where: str) -> Loads:
 def _named(arrays: Mapping[str, NDArray[Any]], path: Path, names: tuple[str, ...]) -> Loads:
     from difflib import get_close_matches
 
-    found = []
+    tables = []
     for name in names:
         if name not in arrays:
             near = get_close_matches(name, list(arrays), n=1)
@@ -239,10 +239,10 @@ def _named(arrays: Mapping[str, NDArray[Any]], path: Path, names: tuple[str, ...
             raise InputError(
                 f"{path}: no window {name!r}{hint}; it has {', '.join(list(arrays)[:20])}"
             )
-        found.append(_windows(arrays[name], f"{path}: {name}"))
-    shapes = {tuple(window.shape) for window in found}
+        tables.append(_windows(arrays[name], f"{path}: {name}"))
+    shapes = {tuple(window.shape) for window in tables}
     if len(shapes) > 1:
         raise InputError(
             f"{path}: windows of different shapes: {', '.join(str(list(s)) for s in sorted(shapes))}"
         )
-    return np.concatenate(found)
+    return np.concatenate(tables)

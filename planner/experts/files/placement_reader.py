@@ -37,12 +37,12 @@ def read_placement(
             f"{path}: no {', '.join(_KEYS[:-1])} or {_KEYS[-1]}; give a placement written by `experts`"
         )
     where = f"{path}: {key}"
-    held = document[key]
+    assignments = document[key]
     if key == "layer_list":
-        held = _by_device(held, where)
-    elif isinstance(held, Mapping):
-        held = [held[layer] for layer in _numbered(held, where)]
-    table = number_array(held, where)
+        assignments = _by_device(assignments, where)
+    elif isinstance(assignments, Mapping):
+        assignments = [assignments[layer] for layer in _numbered(assignments, where)]
+    table = number_array(assignments, where)
     if (
         table.ndim != 2
         or table.dtype.kind not in "iu"
@@ -75,9 +75,9 @@ def _document(path: Path) -> Any:
         raise InputError(f"{path}: not valid YAML ({str(error).splitlines()[0][:100]})") from None
 
 
-def _numbered(held: Mapping[Any, Any], where: str) -> list[Any]:
+def _numbered(assignments: Mapping[Any, Any], where: str) -> list[Any]:
     """Keys in the order of their layers."""
-    keys = {key: str(key) for key in held}
+    keys = {key: str(key) for key in assignments}
     if not keys or not all(text.isdecimal() and len(text) < 10 for text in keys.values()):
         raise InputError(
             f"{where}: keys must be the numbers of layers, got {list(keys.values())[:4]}"
@@ -85,7 +85,7 @@ def _numbered(held: Mapping[Any, Any], where: str) -> list[Any]:
     return sorted(keys, key=lambda key: int(keys[key]))
 
 
-def _by_device(held: object, where: str) -> list[list[Any]]:
+def _by_device(layer_list: object, where: str) -> list[list[Any]]:
     """Rows of vLLM-ascend's layer_list, devices one after the other."""
     try:
         rows = [
@@ -93,7 +93,7 @@ def _by_device(held: object, where: str) -> list[list[Any]]:
                 device["device_expert"]
                 for device in sorted(layer["device_list"], key=lambda d: d["device_id"])
             ]
-            for layer in sorted(held, key=lambda entry: entry["layer_id"])  # type: ignore[call-overload]
+            for layer in sorted(layer_list, key=lambda entry: entry["layer_id"])  # type: ignore[call-overload]
         ]
         return [[expert for device in row for expert in device] for row in rows]
     except (KeyError, TypeError):

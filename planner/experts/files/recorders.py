@@ -46,7 +46,7 @@ def read_safetensors(data: bytes, where: str) -> dict[str, NDArray[Any]]:
     head = parsed_json(data[8 : 8 + size], where)
     if not isinstance(head, Mapping):
         raise InputError(f"{where}: not a safetensors file, its head is no mapping")
-    body, found = data[8 + size :], {}
+    body, tensors = data[8 + size :], {}
     for name, entry in head.items():
         if name == "__metadata__":
             continue
@@ -55,12 +55,12 @@ def read_safetensors(data: bytes, where: str) -> dict[str, NDArray[Any]]:
             start, stop = entry["data_offsets"]
             if not 0 <= start <= stop <= len(body):
                 raise ValueError("data_offsets")
-            found[str(name)] = np.frombuffer(body[start:stop], dtype=kind).reshape(entry["shape"])
+            tensors[str(name)] = np.frombuffer(body[start:stop], dtype=kind).reshape(entry["shape"])
         except (KeyError, TypeError, ValueError, OverflowError):
             raise InputError(
                 f"{where}: tensor {str(name)[:60]!r}: its dtype, shape or offsets are not usable"
             ) from None
-    return found
+    return tensors
 
 
 def read_statistics_folder(path: Path, split: int) -> Routing:
@@ -136,14 +136,14 @@ def _by_rank(files: list[Path], layers: list[int]) -> Loads:
     numbered = sorted(files, key=lambda file: int(file.stem.removeprefix("rank")))
     sums = []
     for file in numbered:
-        own = _summed([file])
-        sums.append([sum(v for (_, k), v in own.items() if k == layer) for layer in layers])
+        counts = _summed([file])
+        sums.append([sum(v for (_, k), v in counts.items() if k == layer) for layer in layers])
     return np.ascontiguousarray(np.swapaxes(np.array(sums, dtype=np.float64), 0, 1))
 
 
 def _raw_trace(path: Path, experts: int) -> Routing | None:
     """Experts that each token chose, from rank*_raw.safetensors: tensors ITERATION_LAYER [tokens, top-k]."""
-    found: dict[int, list[tuple[int, str, NDArray[Any]]]] = {}
+    tensors_by_layer: dict[int, list[tuple[int, str, NDArray[Any]]]] = {}
     for file in sorted(path.glob("rank*_raw.safetensors")):
         for name, tensor in read_safetensors(
             bounded_bytes(file, LARGEST_FILE_BYTES), str(file)
@@ -151,11 +151,14 @@ def _raw_trace(path: Path, experts: int) -> Routing | None:
             step, layer = _key(name, file)
             if tensor.ndim != 2 or tensor.dtype.kind not in "iu":
                 raise InputError(f"{file}: tensor {name[:60]!r}: must be integers [tokens, top-k]")
-            found.setdefault(layer, []).append((step, file.name, tensor))
-    if not found:
+            tensors_by_layer.setdefault(layer, []).append((step, file.name, tensor))
+    if not tensors_by_layer:
         return None
-    layers = sorted(found)
-    parts = [[tensor for *_, tensor in sorted(found[k], key=lambda item: item[:2])] for k in layers]
+    layers = sorted(tensors_by_layer)
+    parts = [
+        [tensor for *_, tensor in sorted(tensors_by_layer[k], key=lambda item: item[:2])]
+        for k in layers
+    ]
     shapes = {tuple(tensor.shape for tensor in tensors) for tensors in parts}
     if len(shapes) > 1 or len({shape[1] for shape in next(iter(shapes))}) > 1:
         raise InputError(f"{path}: rank*_raw.safetensors: layers or iterations have other shapes")
@@ -206,18 +209,18 @@ def read_jsonl(data: bytes, path: Path, split: int) -> Routing:
                 f"{where}: layer and iteration must be integers, tokens_per_expert a list of counts"
             )
         for offset, row in enumerate(counts if counts.ndim == 2 else counts[None]):
-            held = steps.setdefault(step, {})
-            known = held.get(layer + offset)
-            if known is not None and known.shape != row.shape:
-                raise InputError(f"{where}: {len(row)} experts, {len(known)} on an earlier line")
-            held[layer + offset] = row if known is None else known + row
-    layers = sorted({layer for held in steps.values() for layer in held})
-    sizes = {len(row) for held in steps.values() for row in held.values()}
+            by_layer = steps.setdefault(step, {})
+            earlier = by_layer.get(layer + offset)
+            if earlier is not None and earlier.shape != row.shape:
+                raise InputError(f"{where}: {len(row)} experts, {len(earlier)} on an earlier line")
+            by_layer[layer + offset] = row if earlier is None else earlier + row
+    layers = sorted({layer for by_layer in steps.values() for layer in by_layer})
+    sizes = {len(row) for by_layer in steps.values() for row in by_layer.values()}
     if not layers or len(sizes) != 1:
         raise InputError(
             f"{path}: every line needs the same number of experts, got {sorted(sizes)[:5]}"
         )
-    short = next((step for step, held in steps.items() if len(held) != len(layers)), None)
+    short = next((step for step, by_layer in steps.items() if len(by_layer) != len(layers)), None)
     if short is not None:
         raise InputError(
             f"{path}: iteration {short} has {len(steps[short])} of {len(layers)} layers"

@@ -113,10 +113,12 @@ def to_logical(table: NDArray[Any], mapping: NDArray[Any], where: str) -> Loads:
         raise InputError(
             f"{where}: physical_to_logical_map: experts must be from 0 to {MOST_EXPERTS - 1}"
         )
-    out = np.zeros((*table.shape[:2], int(mapping.max()) + 1))
+    by_expert = np.zeros((*table.shape[:2], int(mapping.max()) + 1))
     for layer in range(table.shape[1]):
-        np.add.at(out[:, layer].T, mapping[layer], np.asarray(table[:, layer], dtype=np.float64).T)
-    return out
+        np.add.at(
+            by_expert[:, layer].T, mapping[layer], np.asarray(table[:, layer], dtype=np.float64).T
+        )
+    return by_expert
 
 
 def from_tokens(ids: NDArray[Any], experts: int, where: str, extra: Routing) -> Routing:

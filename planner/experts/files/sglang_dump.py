@@ -47,8 +47,8 @@ def read_dump_folder(path: Path, split: int) -> Routing:
         raise InputError(
             f"{path}: {len(files)} .pt files, more than the {MOST_FILES} that are read"
         )
-    held = [_loaded(bounded_bytes(file, LARGEST_FILE_BYTES), file) for file in files]
-    return recorded(held, path, split)
+    dumps = [_loaded(bounded_bytes(file, LARGEST_FILE_BYTES), file) for file in files]
+    return recorded(dumps, path, split)
 
 
 def _loaded(data: bytes, path: Path) -> Mapping[str, Any]:
@@ -64,14 +64,14 @@ def _loaded(data: bytes, path: Path) -> Mapping[str, Any]:
             f"{path}: not a torch zip file; older torch files are plain pickles, which are refused"
         )
     try:
-        held = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        dump = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001  torch raises its own kinds for anything that is not plain data
         raise InputError(
             f"{path}: refused by torch's weights_only reader: {str(error).splitlines()[0][:120]}"
         ) from None
-    if not isinstance(held, Mapping):
+    if not isinstance(dump, Mapping):
         raise InputError(f"{path}: must hold a mapping with logical_count or records")
-    return held
+    return dump
 
 
 def recorded(dumps: Sequence[Mapping[str, Any]], path: Path, split: int) -> Routing:
@@ -175,9 +175,11 @@ def _tokens(records: list[Mapping[str, Any]], mapping: NDArray[Any], path: Path)
         raise InputError(f"{where}: nothing was routed in any layer")
     slots = slots[layers][:, :, columns]
     experts = int(mapping.max()) + 1
-    held = mapping[layers][:, None, :]
+    slot_experts = mapping[layers][:, None, :]
     logical = np.take_along_axis(
-        np.broadcast_to(held, (*slots.shape[:2], held.shape[2])), np.maximum(slots, 0), axis=2
+        np.broadcast_to(slot_experts, (*slots.shape[:2], slot_experts.shape[2])),
+        np.maximum(slots, 0),
+        axis=2,
     )
     ids = np.where(slots >= 0, logical, -1)
     blank = Routing(
@@ -188,5 +190,5 @@ def _tokens(records: list[Mapping[str, Any]], mapping: NDArray[Any], path: Path)
     ranks = int(source.max()) + 1
     if routing.tokens is None or ranks < 2 or ranks * routing.loads.size > MOST_ELEMENTS:
         return routing
-    own = [token_loads(routing.tokens[:, source == rank], experts) for rank in range(ranks)]
-    return replace(routing, affinity=np.stack(own, axis=1), affinity_recorded=True)
+    by_rank = [token_loads(routing.tokens[:, source == rank], experts) for rank in range(ranks)]
+    return replace(routing, affinity=np.stack(by_rank, axis=1), affinity_recorded=True)

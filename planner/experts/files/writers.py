@@ -61,9 +61,9 @@ def _own(placed: PlacementFile) -> str:
 def _all_layers(placed: PlacementFile) -> Slots:
     """Slots of every layer up to the last, [layers, slots]; dense layers hold the experts in order."""
     flat = placed.slots.reshape(len(placed.slots), -1)
-    out = np.tile(np.arange(flat.shape[1]) % placed.experts, (max(placed.layer_ids) + 1, 1))
-    out[list(placed.layer_ids)] = flat
-    return out
+    table = np.tile(np.arange(flat.shape[1]) % placed.experts, (max(placed.layer_ids) + 1, 1))
+    table[list(placed.layer_ids)] = flat
+    return table
 
 
 def _sglang(placed: PlacementFile) -> str:
@@ -88,7 +88,8 @@ def _vllm_ascend(placed: PlacementFile) -> str:
             "layer_id": index,
             "device_count": len(layer),
             "device_list": [
-                {"device_id": gpu, "device_expert": held.tolist()} for gpu, held in enumerate(layer)
+                {"device_id": gpu, "device_expert": experts.tolist()}
+                for gpu, experts in enumerate(layer)
             ],
         }
         for index, layer in enumerate(placed.slots)

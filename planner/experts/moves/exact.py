@@ -14,11 +14,9 @@ from meshwright.planner.experts.balance.exact import (
     post_packing,
     replica_literals,
 )
+from meshwright.planner.experts.params import MOVES
 from meshwright.planner.experts.problem import Loads, Slots
 from meshwright.planner.solvers.cp_sat import repeatable_solver
-
-MOST_LITERALS = 3_000
-"""Over all layers; beyond that the search's answer stands, with the bound that counts give."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +53,12 @@ def solve_moves(
             slots=gpus * per_gpu,
             gpus=gpus,
             spread_nodes=spread_nodes,
-            least=np.ones(experts, dtype=np.int64),
-            most=np.full(experts, min(gpus, gpus * per_gpu - experts + 1)),
+            least_replicas=np.ones(experts, dtype=np.int64),
+            most_replicas=np.full(experts, min(gpus, gpus * per_gpu - experts + 1)),
         )
         for load in loads
     ]
-    if sum(literals(layer) for layer in layers) > MOST_LITERALS:
+    if sum(literals(layer) for layer in layers) > MOVES.most_literals:
         return None
     model = cp_model.CpModel()
     tops, new, places = [], [], []
@@ -76,8 +74,8 @@ def solve_moves(
                 parts = [int(window[e] // c) for e, c in keys]
                 model.add(cp_model.LinearExpr.weighted_sum(here, parts) <= top)
         hint_at(model, layer, chosen, on, start)
-        held = [set(row.tolist()) for row in slots]
-        new += [literal for (e, _, g), literal in on.items() if e not in held[g]]
+        gpu_experts = [set(row.tolist()) for row in slots]
+        new += [literal for (e, _, g), literal in on.items() if e not in gpu_experts[g]]
         tops.append(top)
         places.append((keys, on))
     model.add(sum(new) <= max_moves)

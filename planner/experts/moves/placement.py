@@ -21,12 +21,9 @@ from meshwright.planner.experts.balance.rows import Solved, by_layer
 from meshwright.planner.experts.balance.solve import PlacementEffort
 from meshwright.planner.experts.moves.exact import solve_moves
 from meshwright.planner.experts.moves.search import Current, Step
+from meshwright.planner.experts.params import MOVES
 from meshwright.planner.experts.problem import Loads, PlacementLimits, Slots, SlotShape
 from meshwright.planner.experts.traffic.affinity import best_order
-
-_STEP_S = 16e-9
-"""About what a candidate costs for each GPU and window."""
-_MOST_STEPS = 400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,14 +62,14 @@ def improve_from(
         bound_curve(row, slots, reach, float(balance_bound(row[None], shape.slots, shape.gpus)[0]))
         for row, slots in zip(rows, current, strict=True)
     ]
-    anew = None
+    unlimited = None
     if max_moves >= current[0].size // 2 and limits.groups == 1:
         effort = PlacementEffort(exact=False, time_limit_s=time_limit_s / 4, seed=seed)
         nodes = shape.nodes if limits.spread else 1
         fresh = place_layers(loads, shape, limits, effort).slots
-        anew = np.stack([_matched(a, b, nodes) for a, b in zip(current, fresh, strict=True)])
+        unlimited = np.stack([_matched(a, b, nodes) for a, b in zip(current, fresh, strict=True)])
     slots, moves = _by_search(
-        rows, current, anew, shape, max_moves, limits=limits, time_limit_s=time_limit_s / 2
+        rows, current, unlimited, shape, max_moves, limits=limits, time_limit_s=time_limit_s / 2
     )
     value = np.array([_value(row, s) for row, s in zip(rows, slots, strict=True)])
     mean_bound = min(_shared(bounds, max_moves)[0] / len(rows), float(value.mean()))
@@ -84,9 +81,9 @@ def improve_from(
         )
     optimal = value.mean() <= mean_bound * (1 + 1e-9)
     if exact is not None:
-        found = np.array([_value(row, s) for row, s in zip(rows, exact.slots, strict=True)])
-        if found.mean() < value.mean():
-            slots, value = exact.slots, found
+        exact_value = np.array([_value(row, s) for row, s in zip(rows, exact.slots, strict=True)])
+        if exact_value.mean() < value.mean():
+            slots, value = exact.slots, exact_value
             moves = np.array([count_moves(a, b) for a, b in zip(current, slots, strict=True)])
         mean_bound = min(max(mean_bound, exact.bound), float(value.mean()))
         optimal = optimal or exact.optimal
@@ -104,7 +101,7 @@ def count_moves(before: Slots, after: Slots) -> int:
     )
 
 
-def bound_curve(load: Loads, slots: Slots, moves: int, least: float) -> Loads:
+def bound_curve(load: Loads, slots: Slots, moves: int, least_bound: float) -> Loads:
     """Bounds on a layer's largest GPU load after 0 .. `moves` moves, [moves + 1], convex and falling.
 
     Load [windows, experts], slots [gpus, per GPU]; `least` bounds every placement. Two arguments for a GPU of
@@ -116,13 +113,17 @@ def bound_curve(load: Loads, slots: Slots, moves: int, least: float) -> Loads:
     counts = np.bincount(slots.ravel(), minlength=load.shape[1])
     share = load / np.maximum(counts, 1)
     steps = np.arange(moves + 1)
-    curve = np.full(moves + 1, least)
+    curve = np.full(moves + 1, least_bound)
     for window in range(len(load)):
-        held = -np.sort(-share[window][slots], axis=1)
-        gpu = held.sum(axis=1)
-        taken = np.concatenate([np.zeros((len(slots), 1)), np.cumsum(held, axis=1)], axis=1)
-        for total, out in zip(gpu, taken, strict=True):
-            curve = np.maximum(curve, total - out[np.minimum(steps, len(out) - 1)])
+        replica_loads = -np.sort(-share[window][slots], axis=1)
+        gpu = replica_loads.sum(axis=1)
+        taken = np.concatenate(
+            [np.zeros((len(slots), 1)), np.cumsum(replica_loads, axis=1)], axis=1
+        )
+        for total, taken_of_gpu in zip(gpu, taken, strict=True):
+            curve = np.maximum(
+                curve, total - taken_of_gpu[np.minimum(steps, len(taken_of_gpu) - 1)]
+            )
         each = share[window].max() + (load[window] / (counts + 1)).max()
         curve = np.maximum(curve, _level(gpu, steps * each))
     return curve
@@ -131,8 +132,8 @@ def bound_curve(load: Loads, slots: Slots, moves: int, least: float) -> Loads:
 def _level(gpu: Loads, taken: Loads) -> Loads:
     """The level T for which the loads above T, sum of max(0, load - T), are `taken`, for each of them."""
     ordered = -np.sort(-gpu)
-    at = np.cumsum(ordered) - np.arange(1, len(gpu) + 1) * ordered
-    count = np.searchsorted(at, taken, side="right")
+    load_above = np.cumsum(ordered) - np.arange(1, len(gpu) + 1) * ordered
+    count = np.searchsorted(load_above, taken, side="right")
     return np.asarray((np.cumsum(ordered)[count - 1] - taken) / count)
 
 
@@ -160,19 +161,24 @@ def _check(current: Slots, shape: SlotShape, limits: PlacementLimits, experts: i
             )
         if limits.groups > 1 and shape.nodes > 1:
             group = slots.reshape(shape.nodes, -1) // (experts // limits.groups)
-            held = [set(node.tolist()) for node in group]
-            twice = {g for node in held for g in node if sum(g in other for other in held) > 1}
-            if twice:
+            node_groups = [set(node.tolist()) for node in group]
+            split_groups = {
+                g
+                for node in node_groups
+                for g in node
+                if sum(g in groups for groups in node_groups) > 1
+            }
+            if split_groups:
                 raise InputError(
-                    f"from: layer {layer}: group {min(twice)} is on several nodes; use --groups 1, or place "
-                    "anew without --max-moves"
+                    f"from: layer {layer}: group {min(split_groups)} is on several nodes; use "
+                    "--groups 1, or place anew without --max-moves"
                 )
 
 
 def _by_search(
     rows: Loads,
     current: Slots,
-    anew: Slots | None,
+    unlimited: Slots | None,
     shape: SlotShape,
     max_moves: int,
     *,
@@ -183,21 +189,24 @@ def _by_search(
     parts = shape.nodes if limits.groups > 1 else 1
     size = shape.gpus // parts
     candidates = current[0].size * (2 * shape.per_gpu + 1) // parts + rows.shape[2] * shape.per_gpu
-    each_s = _STEP_S * candidates * size * rows.shape[1] + 5e-4
-    most_steps = int(np.clip(time_limit_s / (each_s * len(rows) * parts), 2, _MOST_STEPS))
+    each_s = MOVES.candidate_s * candidates * size * rows.shape[1] + 5e-4
+    most_steps = int(np.clip(time_limit_s / (each_s * len(rows) * parts), 2, MOVES.most_steps))
     curves = []
     for layer, (row, slots) in enumerate(zip(rows, current, strict=True)):
-        held = [
+        part_placements = [
             Current(
                 slots=part, loads=_only(row, part), spread_nodes=shape.nodes if limits.spread else 1
             )
             for part in slots.reshape(parts, size, -1)
         ]
-        found = [_curve(part.steps(min(max_moves, part.slots.size)), most_steps) for part in held]
-        curve = found[0] if parts == 1 else _joined(found)
-        if anew is not None:
-            moves = count_moves(slots, anew[layer])
-            fresh = Step(slots=anew[layer], moves=moves, value=_value(row, anew[layer]))
+        part_curves = [
+            _curve(part.steps(min(max_moves, part.slots.size)), most_steps)
+            for part in part_placements
+        ]
+        curve = part_curves[0] if parts == 1 else _joined(part_curves)
+        if unlimited is not None:
+            moves = count_moves(slots, unlimited[layer])
+            fresh = Step(slots=unlimited[layer], moves=moves, value=_value(row, unlimited[layer]))
             curve = _curve([*curve, fresh], len(curve) + 1)
         curves.append(curve)
     _, spent = _shared([np.array([step.value for step in curve]) for curve in curves], max_moves)
@@ -205,27 +214,29 @@ def _by_search(
     return np.stack([step.slots for step in picked]), np.array([step.moves for step in picked])
 
 
-def _matched(current: Slots, anew: Slots, nodes: int) -> Slots:
+def _matched(current: Slots, unlimited: Slots, nodes: int) -> Slots:
     """A layer's slots with their GPUs where the most experts are where they were, whole nodes together."""
     both = (
-        (anew[None, :, :, None] == current[:, None, None, :])
+        (unlimited[None, :, :, None] == current[:, None, None, :])
         .any(axis=3)
         .sum(axis=2)
         .astype(np.float64)
     )
     size = len(current) // nodes
     by_node = both.reshape(nodes, size, nodes, size)
-    out = np.empty_like(current)
+    matched = np.empty_like(current)
     for here, there in enumerate(best_order(by_node.max(axis=3).sum(axis=1)).tolist()):
         gpus = best_order(by_node[here, :, there, :])
-        out[here * size : (here + 1) * size] = anew[there * size : (there + 1) * size][gpus]
-    return out
+        matched[here * size : (here + 1) * size] = unlimited[there * size : (there + 1) * size][
+            gpus
+        ]
+    return matched
 
 
 def _only(load: Loads, slots: Slots) -> Loads:
-    here = np.zeros(load.shape[1], dtype=bool)
-    here[slots.ravel()] = True
-    return np.where(here, load, 0.0)
+    is_here = np.zeros(load.shape[1], dtype=bool)
+    is_here[slots.ravel()] = True
+    return np.where(is_here, load, 0.0)
 
 
 def _curve(steps: Iterable[Step], most_steps: int) -> list[Step]:
@@ -247,24 +258,24 @@ def _joined(curves: list[list[Step]]) -> list[Step]:
     """
 
     def together() -> Step:
-        picked = [curve[k] for curve, k in zip(curves, at, strict=True)]
+        picked = [curve[k] for curve, k in zip(curves, position, strict=True)]
         return Step(
             slots=np.concatenate([step.slots for step in picked]),
             moves=sum(step.moves for step in picked),
             value=max(step.value for step in picked),
         )
 
-    at = [0] * len(curves)
-    out = [together()]
+    position = [0] * len(curves)
+    joined = [together()]
     while True:
-        worst = max(range(len(curves)), key=lambda i: curves[i][at[i]].value)
-        curve, now = curves[worst], curves[worst][at[worst]].value
-        better = next((m for m in range(at[worst], len(curve)) if curve[m].value < now), None)
+        worst = max(range(len(curves)), key=lambda i: curves[i][position[i]].value)
+        curve, now = curves[worst], curves[worst][position[worst]].value
+        better = next((m for m in range(position[worst], len(curve)) if curve[m].value < now), None)
         if better is None:
-            return out
-        out += [out[-1]] * (better - at[worst] - 1)
-        at[worst] = better
-        out.append(together())
+            return joined
+        joined += [joined[-1]] * (better - position[worst] - 1)
+        position[worst] = better
+        joined.append(together())
 
 
 def _shared(curves: list[Loads], moves: int) -> tuple[float, list[int]]:
@@ -281,14 +292,14 @@ def _shared(curves: list[Loads], moves: int) -> tuple[float, list[int]]:
             now[better], pick[better] = cost[better], m
         best = now
         taken.append(pick)
-    left, spent = int(best.argmin()), []
+    remaining, spent = int(best.argmin()), []
     for pick in reversed(taken):
-        spent.append(int(pick[left]))
-        left -= spent[-1]
+        spent.append(int(pick[remaining]))
+        remaining -= spent[-1]
     return float(best.min()), spent[::-1]
 
 
-def _corners(curve: Loads, most: int) -> list[int]:
+def _corners(curve: Loads, most_moves: int) -> list[int]:
     """Where the curve falls, and its start."""
     falls = [m for m, (a, b) in enumerate(pairwise(curve.tolist()), start=1) if b < a]
-    return [0, *(m for m in falls if m <= most)]
+    return [0, *(m for m in falls if m <= most_moves)]

@@ -12,12 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.planner.experts.params import MOVES
 from meshwright.planner.experts.problem import Loads, Slots
-
-_POWER = 24
-"""The largest load counts most, but one of several equal ones is worth lowering too: a norm of high power."""
-_LOOKED_AT = 60
-"""Best candidates whose limits are checked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,46 +73,48 @@ class Current:
         load = self._gpu_loads(slots)
         hottest = int(load.max(axis=0).argmax())
         norm = _norm(load[None])[0]
-        found = [
-            (gain, gpu, slot, expert, other)
+        candidates = [
+            (gain, gpu, slot, expert, other_slot)
             for gains, where in (
                 self._swaps(slots, load, hottest),
                 self._takes(slots, load, hottest),
             )
-            for gain, (gpu, slot, expert, other) in _largest(norm - gains, where)
+            for gain, (gpu, slot, expert, other_slot) in _largest(norm - gains, where)
         ]
         best: tuple[float, Slots] | None = None
-        for gain, gpu, slot, expert, other in sorted(found, key=lambda item: -item[0])[:_LOOKED_AT]:
+        for gain, gpu, slot, expert, other_slot in sorted(candidates, key=lambda item: -item[0])[
+            : MOVES.candidates
+        ]:
             if gain <= 1e-9 * norm:
                 break
             new = slots.copy()
-            if other >= 0:
-                new.ravel()[other] = new[gpu, slot]
+            if other_slot >= 0:
+                new.ravel()[other_slot] = new[gpu, slot]
             new[gpu, slot] = expert
             cost = self.moves(new) - moves
             if moves + cost > most_moves or not self.spread(new):
                 continue
-            worth = gain / max(cost, 0.5)
-            if best is None or worth > best[0]:
-                best = (worth, new)
+            gain_per_move = gain / max(cost, 0.5)
+            if best is None or gain_per_move > best[0]:
+                best = (gain_per_move, new)
         return None if best is None else best[1]
 
     def _swaps(self, slots: Slots, load: Loads, gpu: int) -> tuple[Loads, NDArray[np.int64]]:
         """Norms after each exchange of a slot of `gpu` with one elsewhere, and (gpu, slot, expert, other)."""
         counts = np.bincount(slots.ravel(), minlength=self.loads.shape[1])
         weight = (self.loads / np.maximum(counts, 1))[:, slots]
-        held = np.zeros((len(slots), self.loads.shape[1]), dtype=bool)
-        np.put_along_axis(held, slots, True, axis=1)
-        slot, away, at = np.indices((slots.shape[1], *slots.shape)).reshape(3, -1)
-        mine, theirs = slots[gpu][slot], slots[away, at]
-        keep = (away != gpu) & ~held[away, mine] & ~held[gpu, theirs]
-        slot, away, at, theirs = slot[keep], away[keep], at[keep], theirs[keep]
-        given = weight[:, gpu, slot] - weight[:, away, at]
+        is_on_gpu = np.zeros((len(slots), self.loads.shape[1]), dtype=bool)
+        np.put_along_axis(is_on_gpu, slots, True, axis=1)
+        slot, away, place = np.indices((slots.shape[1], *slots.shape)).reshape(3, -1)
+        worst_expert, away_expert = slots[gpu][slot], slots[away, place]
+        keep = (away != gpu) & ~is_on_gpu[away, worst_expert] & ~is_on_gpu[gpu, away_expert]
+        slot, away, place, away_expert = slot[keep], away[keep], place[keep], away_expert[keep]
+        shed = weight[:, gpu, slot] - weight[:, away, place]
         after = np.repeat(load[None], len(slot), axis=0)
-        after[:, :, gpu] -= given.T
-        after[np.arange(len(slot)), :, away] += given.T
+        after[:, :, gpu] -= shed.T
+        after[np.arange(len(slot)), :, away] += shed.T
         where = np.stack(
-            [np.full(len(slot), gpu), slot, theirs, away * slots.shape[1] + at], axis=1
+            [np.full(len(slot), gpu), slot, away_expert, away * slots.shape[1] + place], axis=1
         )
         return _norm(after), where
 
@@ -124,28 +122,28 @@ class Current:
         """The same where a slot takes another expert: one of `gpu` any, one elsewhere an expert of `gpu`."""
         experts = self.loads.shape[1]
         counts = np.bincount(slots.ravel(), minlength=experts)
-        held = np.zeros((len(slots), experts), dtype=bool)
-        np.put_along_axis(held, slots, True, axis=1)
+        is_on_gpu = np.zeros((len(slots), experts), dtype=bool)
+        np.put_along_axis(is_on_gpu, slots, True, axis=1)
         here = np.stack(
             np.meshgrid(np.arange(slots.shape[1]), np.flatnonzero(counts), indexing="ij")
         )
-        own = np.stack([np.full(here[0].size, gpu), here[0].ravel(), here[1].ravel()])
-        there = np.indices((*slots.shape, slots.shape[1])).reshape(3, -1)
-        there[2] = slots[gpu][there[2]]
-        g, slot, new = np.concatenate([own, there], axis=1)
+        of_gpu = np.stack([np.full(here[0].size, gpu), here[0].ravel(), here[1].ravel()])
+        elsewhere = np.indices((*slots.shape, slots.shape[1])).reshape(3, -1)
+        elsewhere[2] = slots[gpu][elsewhere[2]]
+        g, slot, new = np.concatenate([of_gpu, elsewhere], axis=1)
         old = slots[g, slot]
-        keep = (counts[old] > 1) & ~held[g, new]
+        keep = (counts[old] > 1) & ~is_on_gpu[g, new]
         g, slot, new, old = g[keep], slot[keep], new[keep], old[keep]
         share = self.loads / np.maximum(counts, 1)
-        more = (self.loads / np.maximum(counts - 1, 1) - share)[:, old]
-        less = (self.loads / (counts + 1) - share)[:, new]
+        rise_of_old = (self.loads / np.maximum(counts - 1, 1) - share)[:, old]
+        fall_of_new = (self.loads / (counts + 1) - share)[:, new]
         after = (
             load[None]
-            + more.T[:, :, None] * held.T[old][:, None, :]
-            + less.T[:, :, None] * (held.T[new][:, None, :])
+            + rise_of_old.T[:, :, None] * is_on_gpu.T[old][:, None, :]
+            + fall_of_new.T[:, :, None] * (is_on_gpu.T[new][:, None, :])
         )
         rows = np.arange(len(g))
-        after[rows, :, g] += ((self.loads / (counts + 1))[:, new] - (share[:, old] + more)).T
+        after[rows, :, g] += ((self.loads / (counts + 1))[:, new] - (share[:, old] + rise_of_old)).T
         return _norm(after), np.stack([g, slot, new, np.full(len(g), -1)], axis=1)
 
 
@@ -156,13 +154,13 @@ def _held_by(current: Slots, slots: Slots) -> NDArray[np.bool_]:
 
 def _norm(load: Loads) -> Loads:
     """Sum of a high power of the loads [candidates, windows, gpus], [candidates]."""
-    return np.asarray((load**_POWER).sum(axis=(1, 2)))
+    return np.asarray((load**MOVES.norm_power).sum(axis=(1, 2)))
 
 
 def _largest(
     gain: Loads, where: NDArray[np.int64]
 ) -> list[tuple[float, tuple[int, int, int, int]]]:
-    order = np.argsort(-gain, kind="stable")[:_LOOKED_AT]
+    order = np.argsort(-gain, kind="stable")[: MOVES.candidates]
     return [
         (float(gain[i]), (int(w[0]), int(w[1]), int(w[2]), int(w[3])))
         for i in order

@@ -15,11 +15,11 @@ _UNIT = 10**9
 
 def check_affinity(affinity: Loads, layers: int, experts: int, shape: SlotShape) -> None:
     """Raises InputError unless affinity is finite, not negative, of shape [layers, GPUs, experts]."""
-    asked = (layers, shape.gpus, experts)
-    if affinity.shape != asked:
+    expected = (layers, shape.gpus, experts)
+    if affinity.shape != expected:
         raise InputError(
             f"affinity: must have the shape [layers, source ranks, experts], one rank for each GPU, "
-            f"{list(asked)}; got {list(affinity.shape)}"
+            f"{list(expected)}; got {list(affinity.shape)}"
         )
     if not np.isfinite(affinity).all() or affinity.min() < 0:
         raise InputError("affinity: token counts must be finite and not negative")
@@ -31,16 +31,16 @@ def local_choices(slots: Slots, affinity: Loads, nodes: int) -> Loads:
     For one layer's slots [gpus, per GPU]. Replicas serve even shares, near sources first.
     """
     experts = affinity.shape[1]
-    here = np.stack([np.bincount(node, minlength=experts) for node in slots.reshape(nodes, -1)])
+    replicas = np.stack([np.bincount(node, minlength=experts) for node in slots.reshape(nodes, -1)])
     at_node = affinity.reshape(nodes, -1, experts).sum(axis=1)
-    share = here * (at_node.sum(axis=0) / np.maximum(here.sum(axis=0), 1))
+    share = replicas * (at_node.sum(axis=0) / np.maximum(replicas.sum(axis=0), 1))
     return np.stack([np.minimum(source, share).sum(axis=1) for source in at_node])
 
 
 def cross_node_share(slots: Slots, affinity: Loads, nodes: int) -> float:
     """Part of all choices of one layer that leave the source's node, replicas serving near sources first."""
-    kept = np.trace(local_choices(slots, affinity, nodes))
-    return float(1 - kept / max(affinity.sum(), 1e-300))
+    local = np.trace(local_choices(slots, affinity, nodes))
+    return float(1 - local / max(affinity.sum(), 1e-300))
 
 
 def near_sources(solved: Solved, affinity: Loads, shape: SlotShape) -> Solved:
@@ -56,12 +56,12 @@ def near_sources(solved: Solved, affinity: Loads, shape: SlotShape) -> Solved:
     return replace(solved, slots=slots)
 
 
-def best_order(kept: Loads) -> Slots:
+def best_order(benefit: Loads) -> Slots:
     """Which node goes to each place, for the largest sum of kept [places, nodes]; who stays, among equals."""
     from ortools.graph.python import linear_sum_assignment
 
-    nodes = len(kept)
-    cost = np.rint((1 - kept / max(float(kept.max()), 1e-300)) * _UNIT).astype(np.int64)
+    nodes = len(benefit)
+    cost = np.rint((1 - benefit / max(float(benefit.max()), 1e-300)) * _UNIT).astype(np.int64)
     cost[np.arange(nodes), np.arange(nodes)] -= 1
     place, node = (x.ravel() for x in np.indices(cost.shape))
     problem = linear_sum_assignment.SimpleLinearSumAssignment()

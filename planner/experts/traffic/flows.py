@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 from meshwright.errors import InputError
 from meshwright.planner.experts.files.inputs import read_arrays, read_routing
 from meshwright.planner.experts.files.routing import Routing
+from meshwright.planner.experts.params import TRAFFIC
 from meshwright.planner.experts.problem import Loads, SlotShape
 from meshwright.planner.experts.traffic.affinity import check_affinity
-
-MOST_TOKENS = 16_384
-"""Tokens of a trace that the search looks at; more are thinned evenly. Reports count all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +41,7 @@ class Flows:
         """One layer's, thinned."""
         tokens = self.tokens
         if tokens is not None:
-            tokens = tokens[index : index + 1, :: -(-tokens.shape[1] // MOST_TOKENS)]
+            tokens = tokens[index : index + 1, :: -(-tokens.shape[1] // TRAFFIC.most_tokens)]
         pairs = self.pairs[index : index + 1] if self.pairs is not None else None
         sources = self.sources[index : index + 1] if self.sources is not None else None
         return Flows(tokens=tokens, pairs=pairs, sources=sources)

@@ -11,20 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planner.experts.balance.bound import balance_bound, partitions
-from meshwright.planner.experts.balance.groups import MOST_PARTITIONS, solve_nodes, splits
+from meshwright.planner.experts.balance.groups import solve_nodes, splits
 from meshwright.planner.experts.balance.packing import SlotPacking
 from meshwright.planner.experts.balance.rows import Solved
 from meshwright.planner.experts.balance.solve import PlacementEffort
-from meshwright.planner.experts.problem import Loads, PlacementLimits, Slots, SlotShape
+from meshwright.planner.experts.params import GROUPS, TRAFFIC
+from meshwright.planner.experts.problem import Ids, Loads, PlacementLimits, Slots, SlotShape
 from meshwright.planner.experts.traffic.flows import Flows
 from meshwright.planner.experts.traffic.swap_search import Cap, tabu_search
 from meshwright.planner.experts.traffic.swap_state import SwapState
-from meshwright.planner.experts.traffic.swap_terms import Apart, Ids, Term, Touched
+from meshwright.planner.experts.traffic.swap_terms import Apart, Term, Touched
 from meshwright.planner.experts.traffic.touched import Level
-
-_TRIED = 12
-"""Partitions that a layer is packed for, at most."""
-_STEPS = 400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +91,12 @@ def less_grouped_traffic(
         return solved
     layers, _, experts = loads.shape
     per_group = experts // limits.groups
-    effort = replace(effort, exact=False, time_limit_s=effort.time_limit_s / _TRIED, on_first=None)
+    effort = replace(
+        effort,
+        exact=False,
+        time_limit_s=effort.time_limit_s / TRAFFIC.partitions_tried,
+        on_first=None,
+    )
     now = solved.slots.reshape(layers, shape.nodes, -1) // per_group
     candidates = [
         _candidates(
@@ -107,17 +109,17 @@ def less_grouped_traffic(
         for layer in range(layers)
     ]
     slots = solved.slots.copy()
-    left = list(range(layers))
-    for turn in range(_TRIED):
-        left = [layer for layer in left if turn < len(candidates[layer])]
-        if not left:
+    pending = list(range(layers))
+    for turn in range(TRAFFIC.partitions_tried):
+        pending = [layer for layer in pending if turn < len(candidates[layer])]
+        if not pending:
             break
-        groups = np.stack([candidates[layer][turn] for layer in left])
-        found, value = solve_nodes(loads[left], groups, shape, limits, effort)
-        good = value <= caps[left] * (1 + 1e-9)
+        groups = np.stack([candidates[layer][turn] for layer in pending])
+        packed_slots, value = solve_nodes(loads[pending], groups, shape, limits, effort)
+        good = value <= caps[pending] * (1 + 1e-9)
         for i in np.flatnonzero(good).tolist():
-            slots[left[i]] = np.sort(found[i], axis=1)
-        left = [layer for i, layer in enumerate(left) if not good[i]]
+            slots[pending[i]] = np.sort(packed_slots[i], axis=1)
+        pending = [layer for i, layer in enumerate(pending) if not good[i]]
     for layer in range(layers):
         slots[layer] = nodes_to_leaves(flows, layer, slots[layer], shape, levels)
     value = SlotPacking(slots=slots, loads=loads).gpu_loads().max(axis=(1, 2))
@@ -132,7 +134,7 @@ def _candidates(
     Left out is what the bound of a node's packing rules out.
     """
     groups, size = now.size, now.shape[1]
-    if partitions(groups, shape.nodes) > MOST_PARTITIONS:
+    if partitions(groups, shape.nodes) > GROUPS.most_partitions:
         return _searched(ties, load, now, cap=cap, shape=shape)
     every = np.array(list(splits(tuple(range(groups)), size)))
     sets, index = np.unique(every.reshape(-1, size), axis=0, return_inverse=True)
@@ -141,26 +143,32 @@ def _candidates(
     bound = balance_bound(np.swapaxes(load[:, members], 0, 1), shape.node_slots, shape.node_gpus)
     index = index.reshape(len(every), shape.nodes)
     total = np.array([ties.cost(members) for members in sets])[index].sum(axis=1)
-    least = sum(ties.cost(node) for node in now)
-    some = np.flatnonzero(
-        (bound[index].max(axis=1) <= cap * (1 + 1e-9)) & (total < least - 1e-9 * abs(least))
+    current_cost = sum(ties.cost(node) for node in now)
+    better = np.flatnonzero(
+        (bound[index].max(axis=1) <= cap * (1 + 1e-9))
+        & (total < current_cost - 1e-9 * abs(current_cost))
     )
-    return [every[k] for k in some[np.argsort(total[some], kind="stable")][:_TRIED]]
+    return [
+        every[k]
+        for k in better[np.argsort(total[better], kind="stable")][: TRAFFIC.partitions_tried]
+    ]
 
 
 def _searched(ties: _Ties, load: Loads, now: Slots, *, cap: float, shape: SlotShape) -> list[Slots]:
     """The same where partitions are too many to list: what searches from `now` find, the cap and tighter."""
     node = np.argsort(now.ravel(), kind="stable") // now.shape[1]
     by_group = load.reshape(len(load), now.size, -1).sum(axis=2)
-    found: list[tuple[float, Slots]] = []
+    candidates: list[tuple[float, Slots]] = []
     for part in (1.0, 0.5, 0.0):
         state = _state(ties, node, by_group, weights=((1.0, 1),))
         start = state.cost()
-        most = max((1 + part * (cap - 1)) * shape.node_gpus, float(state.loads(1).max()))
-        reached = _best(state, most)
+        most_load = max((1 + part * (cap - 1)) * shape.node_gpus, float(state.loads(1).max()))
+        reached = _best(state, most_load)
         if reached is not None and reached[0] < start:
-            found.append((reached[0], np.argsort(reached[1], kind="stable").reshape(now.shape)))
-    return [groups for _, groups in sorted(found, key=lambda pair: pair[0])]
+            candidates.append(
+                (reached[0], np.argsort(reached[1], kind="stable").reshape(now.shape))
+            )
+    return [groups for _, groups in sorted(candidates, key=lambda pair: pair[0])]
 
 
 def _state(
@@ -171,10 +179,12 @@ def _state(
     return SwapState(place, expert=units, weight=weight, terms=terms)
 
 
-def _best(state: SwapState, most: float) -> tuple[float, Ids] | None:
-    cap = Cap(loads=((1, most),), rooms=(), price=20.0 * max(abs(state.cost()), 1.0))
-    found = tabu_search(state, cap, steps=_STEPS, patience=_STEPS // 4, seed=0)
-    return None if found.gpu is None else (found.cost, found.gpu)
+def _best(state: SwapState, most_load: float) -> tuple[float, Ids] | None:
+    cap = Cap(loads=((1, most_load),), rooms=(), price=20.0 * max(abs(state.cost()), 1.0))
+    result = tabu_search(
+        state, cap, steps=TRAFFIC.group_steps, patience=TRAFFIC.group_steps // 4, seed=0
+    )
+    return None if result.gpu is None else (result.cost, result.gpu)
 
 
 def _padded(touched: NDArray[np.bool_]) -> Ids:
@@ -182,9 +192,9 @@ def _padded(touched: NDArray[np.bool_]) -> Ids:
     row, column = np.nonzero(touched)
     first = np.searchsorted(row, row)
     width = max(int(touched.sum(axis=1).max(initial=1)), 1)
-    out = np.full((len(touched), width), -1, dtype=np.int64)
-    out[row, np.arange(len(row)) - first] = column
-    return out
+    columns = np.full((len(touched), width), -1, dtype=np.int64)
+    columns[row, np.arange(len(row)) - first] = column
+    return columns
 
 
 def nodes_to_leaves(

@@ -1,7 +1,7 @@
 """Placements with less traffic between nodes and leaves, under a cap on the balance.
 
 What a token touches follows from the nodes alone (every level above is made of whole nodes), so nodes are
-decided first, under a cap on their loads, by tabu search with kicks. Then each node packs its GPUs, and a
+decided first, under a cap on their loads, by tabu search. Then each node packs its GPUs, and a
 second search under the cap on GPU loads mends what no packing of those nodes could.
 """
 
@@ -14,33 +14,20 @@ import numpy as np
 from meshwright.planner.experts.balance.crew import Crew
 from meshwright.planner.experts.balance.packing import SlotPacking, has_duplicates
 from meshwright.planner.experts.balance.rows import Solved
-from meshwright.planner.experts.problem import Loads, Slots, SlotShape
-from meshwright.planner.experts.traffic.flows import MOST_TOKENS, Flows
+from meshwright.planner.experts.params import TRAFFIC
+from meshwright.planner.experts.problem import Ids, Loads, Slots, SlotShape
+from meshwright.planner.experts.traffic.flows import Flows
 from meshwright.planner.experts.traffic.node_packing import packed
 from meshwright.planner.experts.traffic.swap_search import Cap, step_cost_s, tabu_search
 from meshwright.planner.experts.traffic.swap_state import Room, SwapState
 from meshwright.planner.experts.traffic.swap_terms import (
     Apart,
     FromSources,
-    Ids,
     Term,
     Touched,
     replica_pairs,
 )
 from meshwright.planner.experts.traffic.touched import Level, slot_choices
-
-_MOST_STEPS = 800
-_PATIENCE = 50
-_KICK = 0.25
-"""Exchanges at random between two searches, for each replica."""
-_OVERLOAD = 20.0
-"""What a mean GPU load above the cap costs, in blocks for each token."""
-_MENDING = ((0.02, 0.15), (0.01, 0.1), (0.0, 0.2), (0.0, 0.1))
-"""Load above the cap that is allowed, and steps for each step of the first search, in the second."""
-_MENDED = 3
-"""Results of the first search that the second is tried on while none keeps to the cap."""
-_ROUNDS = 2
-"""Searches in turn with the assignment of tokens to replicas, where that follows the placement."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +48,7 @@ class NodeExchange:
     """Whether replicas of an expert are kept on different nodes, as far as there are nodes."""
     near: bool = False
     """Whether tokens take replicas in nodes that they touch anyway."""
-    steps: int = _MOST_STEPS
+    steps: int = TRAFFIC.most_steps
 
     @property
     def scale(self) -> float:
@@ -144,7 +131,7 @@ def less_traffic(
     steps of the search, about what 2 cores do in it.
     """
     caps = layer_caps(solved.value, cap)
-    rounds = _ROUNDS if near and shape.slots > loads.shape[2] else 1
+    rounds = TRAFFIC.rounds if near and shape.slots > loads.shape[2] else 1
     steps = _steps(flows, loads, shape, levels=len(levels), time_limit_s=time_limit_s / rounds)
     jobs = [
         (
@@ -166,7 +153,7 @@ def less_traffic(
         for layer in range(len(loads))
     ]
     with Crew(workers) as crew:
-        slots = np.stack(crew.map(_layer, jobs))
+        slots: Slots = np.stack(crew.map(_layer, jobs))
     value = SlotPacking(slots=slots, loads=loads).gpu_loads().max(axis=(1, 2))
     return Solved(slots=slots, value=value, bound=np.minimum(solved.bound, value))
 
@@ -178,11 +165,11 @@ def _steps(
     choices = (
         0
         if flows.tokens is None
-        else min(flows.tokens.shape[1], MOST_TOKENS) * flows.tokens.shape[2]
+        else min(flows.tokens.shape[1], TRAFFIC.most_tokens) * flows.tokens.shape[2]
     )
     rooms = 2 if shape.slots > loads.shape[2] else 0
     each_s = step_cost_s(shape.slots, loads.shape[1], levels, choices / shape.slots, rooms)
-    return int(np.clip(2 * time_limit_s / (1.6 * len(loads) * each_s), 10, _MOST_STEPS))
+    return int(np.clip(2 * time_limit_s / (1.6 * len(loads) * each_s), 10, TRAFFIC.most_steps))
 
 
 def _layer(job: tuple[NodeExchange, Slots, int]) -> Slots:
@@ -198,15 +185,15 @@ def less_of(search: NodeExchange, slots: Slots) -> Slots:
     `slots` where nothing helps. An expert stays at most once on a GPU.
     """
     layer = _Layer(search, slots)
-    best, least = slots, search.cost(slots)
-    starts = layer.nodes()
-    for turn, start in enumerate(starts):
-        mend = turn == 0 or (turn < _MENDED and best is slots)
-        for found in layer.mended(start) if mend else [layer.packed(start)]:
-            if layer.within(found):
-                cost = search.cost(found)
-                if cost < least * (1 - 1e-12):
-                    best, least = found, cost
+    best = slots
+    least_cost = search.cost(slots)
+    for candidate in layer.mended(layer.gpus_by_node()):
+        if not layer.within(candidate):
+            continue
+        cost = search.cost(candidate)
+        if cost < least_cost * (1 - 1e-12):
+            best = candidate
+            least_cost = cost
     return np.sort(best, axis=1)
 
 
@@ -216,7 +203,7 @@ class _Layer:
     def __init__(self, search: NodeExchange, slots: Slots) -> None:
         self._search, self._start = search, slots
         self._expert = slots.ravel()
-        self._gpu = np.arange(len(self._expert)) // slots.shape[1]
+        self._gpu: Ids = np.arange(len(self._expert)) // slots.shape[1]
         self._choice = search.choices(slots)
         counts = np.bincount(self._expert, minlength=search.experts)
         self._weight = (search.loads / counts)[:, self._expert]
@@ -226,8 +213,8 @@ class _Layer:
         )
         once = np.ones(search.experts, dtype=np.int64)
         replicas = shape.slots > search.experts
-        self._node_rooms = (Room(gpus=shape.node_gpus, most=on_node),) if replicas else ()
-        self._gpu_rooms = (Room(gpus=1, most=once), *self._node_rooms) if replicas else ()
+        self._node_rooms = (Room(gpus=shape.node_gpus, most_replicas=on_node),) if replicas else ()
+        self._gpu_rooms = (Room(gpus=1, most_replicas=once), *self._node_rooms) if replicas else ()
         load = self._state(self._gpu).loads(shape.node_gpus).max()
         self._node_load = max(search.node_cap * shape.node_gpus, float(load))
         """The most load of a node, in mean GPU loads; no less than that of the start."""
@@ -240,52 +227,41 @@ class _Layer:
         even = load.max() <= self._search.cap + 1e-9 and node.max() <= self._node_load + 1e-9
         return bool(even) and not has_duplicates(slots[None])[0]
 
-    def nodes(self) -> list[Ids]:
-        """First search: GPUs [replicas] with little traffic, node loads under their cap, the least first."""
+    def gpus_by_node(self) -> Ids:
+        """First search: GPUs [replicas] whose nodes cause little traffic, node loads under their cap."""
         search = self._search
         if search.shape.nodes == 1:
-            return [self._gpu]
-        chance = np.random.default_rng(0)
-        state = self._state(self._gpu)
+            return self._gpu
         cap = self._cap(((search.shape.node_gpus, self._node_load),), self._node_rooms)
-        reached: list[tuple[float, int, Ids]] = []
-        left, turn = search.steps, 0
-        while left > 0:
-            found = tabu_search(state, cap, steps=left, patience=_PATIENCE, seed=turn)
-            if found.gpu is not None:
-                reached.append((found.cost, turn, found.gpu))
-            left, turn = left - max(found.steps, 1), turn + 1
-            state = self._state(
-                self._kicked(
-                    min(reached, key=lambda item: item[:2])[2] if reached else self._gpu, chance
-                )
-            )
-        return [gpu for _, _, gpu in sorted(reached, key=lambda item: item[:2])]
+        result = tabu_search(
+            self._state(self._gpu), cap, steps=search.steps, patience=search.steps, seed=0
+        )
+        return self._gpu if result.gpu is None else result.gpu
 
     def mended(self, gpu: Ids) -> list[Slots]:
         """Second search: from those nodes, packed, to GPUs under the cap; the placements on the way."""
         search = self._search
         gpu = self._packed(gpu)
-        out = [self._slots(gpu)]
+        placements = [self._slots(gpu)]
         # Where there are no nodes to decide first, this is the whole search.
-        stages = _MENDING if search.shape.nodes > 1 else ((0.0, 1.0),)
+        stages = TRAFFIC.mending if search.shape.nodes > 1 else ((0.0, 1.0),)
         for turn, (looser, share) in enumerate(stages):
             state = self._state(gpu)
             loads = ((1, search.cap + looser), (search.shape.node_gpus, self._node_load))
             steps = int(share * search.steps) + 5
-            found = tabu_search(
-                state, self._cap(loads, self._gpu_rooms), steps=steps, patience=_PATIENCE, seed=turn
+            result = tabu_search(
+                state,
+                self._cap(loads, self._gpu_rooms),
+                steps=steps,
+                patience=TRAFFIC.patience,
+                seed=turn,
             )
-            gpu = self._packed(state.gpu if found.gpu is None else found.gpu)
-            out.append(self._slots(gpu))
-        return out
-
-    def packed(self, gpu: Ids) -> Slots:
-        """Slots of those nodes, each packed on its own."""
-        return self._slots(self._packed(gpu))
+            gpu = self._packed(state.gpu if result.gpu is None else result.gpu)
+            placements.append(self._slots(gpu))
+        return placements
 
     def _cap(self, loads: tuple[tuple[int, float], ...], rooms: tuple[Room, ...]) -> Cap:
-        return Cap(loads=loads, rooms=rooms, price=_OVERLOAD * self._search.scale)
+        return Cap(loads=loads, rooms=rooms, price=TRAFFIC.overload * self._search.scale)
 
     def _state(self, gpu: Ids) -> SwapState:
         terms = self._search.terms(self._start, self._choice, gpu)
@@ -301,12 +277,3 @@ class _Layer:
     def _slots(self, gpu: Ids) -> Slots:
         by_gpu = self._expert[np.argsort(gpu, kind="stable")]
         return np.asarray(by_gpu.reshape(self._search.shape.gpus, -1))
-
-    def _kicked(self, gpu: Ids, chance: np.random.Generator) -> Ids:
-        """Exchanges at random of replicas that may change nodes."""
-        state = SwapState(gpu, expert=self._expert, weight=self._weight, terms=())
-        pairs = chance.integers(0, len(gpu), (int(_KICK * len(gpu)), 2))
-        for a, b in pairs.tolist():
-            if a != b and not (self._node_rooms and state.barred(self._node_rooms)[a, b]):
-                state.swap(a, b)
-        return np.asarray(state.gpu)

@@ -10,10 +10,8 @@ from meshwright.planner.experts.balance.packing import (
     has_duplicates,
     pack,
 )
-from meshwright.planner.experts.problem import Loads, SlotShape
-from meshwright.planner.experts.traffic.swap_terms import Ids
-
-_ROUNDS = 200
+from meshwright.planner.experts.params import TRAFFIC
+from meshwright.planner.experts.problem import Ids, Loads, SlotShape
 
 
 def packed(gpu: Ids, expert: Ids, weight: Loads, shape: SlotShape) -> Ids:
@@ -22,31 +20,35 @@ def packed(gpu: Ids, expert: Ids, weight: Loads, shape: SlotShape) -> Ids:
     The best of the packing as it is, of one from the start and of one dealt out, after exchanges. An expert's
     replicas lie on different GPUs then; there are no more of them on a node than it has GPUs.
     """
-    out = gpu.copy()
+    packed_gpu = gpu.copy()
     size = shape.node_gpus
     for node in range(shape.nodes):
         members = np.flatnonzero(gpu // size == node)
         members = members[np.lexsort((members, gpu[members]))]
-        held, index = np.unique(expert[members], return_inverse=True)
+        node_experts, index = np.unique(expert[members], return_inverse=True)
         # Replicas share evenly: a node's part of an expert is a replica's load times how many it has.
-        loads = np.zeros((1, len(weight), len(held)))
+        loads = np.zeros((1, len(weight), len(node_experts)))
         np.add.at(loads[0].T, index, weight[:, members].T)
         now = index.reshape(1, size, -1).astype(np.int64)
         # Dealt out in turn, an expert's replicas lie on different GPUs whatever their counts.
         dealt = np.sort(index).reshape(1, -1, size).swapaxes(1, 2).astype(np.int64)
         tried = [pack(loads, np.bincount(index)[None], size).slots, now.copy(), dealt.copy()]
-        best, least = None, np.inf
+        best, least_load = None, np.inf
         for slots in tried:
             if has_duplicates(slots)[0]:
                 continue
             packing = SlotPacking(slots=slots, loads=loads)
-            exchange_to_improve(packing, _ROUNDS, np.array([loads.sum(axis=2).max() / size]))
+            exchange_to_improve(
+                packing, TRAFFIC.packing_exchanges, np.array([loads.sum(axis=2).max() / size])
+            )
             value = float(packing.gpu_loads().max())
-            if value < least - 1e-12:
-                best, least = packing.slots[0], value
+            if value < least_load - 1e-12:
+                best, least_load = packing.slots[0], value
         if best is not None:
-            out[members[np.argsort(index, kind="stable")]] = _gpus_by_expert(best) + node * size
-    return out
+            packed_gpu[members[np.argsort(index, kind="stable")]] = (
+                _gpus_by_expert(best) + node * size
+            )
+    return packed_gpu
 
 
 def _gpus_by_expert(slots: Ids) -> Ids:

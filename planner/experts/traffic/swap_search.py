@@ -6,12 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.planner.experts.problem import Loads
+from meshwright.planner.experts.params import TRAFFIC
+from meshwright.planner.experts.problem import Ids, Loads
 from meshwright.planner.experts.traffic.swap_state import Room, SwapState
-from meshwright.planner.experts.traffic.swap_terms import Ids
 
-_TENURE = (6, 14)
-"""Steps for which a unit that left a place does not come back, least and most."""
 _NONE = 1e-9
 _LEAST = 1e-9
 """Of the start's cost: what is an improvement, as sums round."""
@@ -62,7 +60,7 @@ def tabu_search(state: SwapState, cap: Cap, *, steps: int, patience: int, seed: 
     now, over = state.cost(), cap.overload(state)
     least_change = _LEAST * max(abs(now), 1.0)
     best = state.gpu.copy() if over <= _NONE else None
-    least = now if over <= _NONE else np.inf
+    least_cost = now if over <= _NONE else np.inf
     lowest, since, step = now + cap.price * over, 0, 0
     while step < steps and since < patience:
         step, since = step + 1, since + 1
@@ -74,14 +72,14 @@ def tabu_search(state: SwapState, cap: Cap, *, steps: int, patience: int, seed: 
         a, b = divmod(int(cost.argmin()), len(place))
         if not np.isfinite(cost[a, b]):
             break
-        until[a, place[a]] = until[b, place[b]] = step + int(chance.integers(*_TENURE))
+        until[a, place[a]] = until[b, place[b]] = step + int(chance.integers(*TRAFFIC.tenure))
         state.swap(a, b)
         now, over = now + float(change[a, b]), max(over + float(overload[a, b]), 0.0)
         if now + cap.price * over < lowest - least_change:
             lowest, since = now + cap.price * over, 0
-        if over <= _NONE and now < least - least_change:
-            best, least = state.gpu.copy(), now
-    return SwapResult(gpu=best, cost=least, steps=step)
+        if over <= _NONE and now < least_cost - least_change:
+            best, least_cost = state.gpu.copy(), now
+    return SwapResult(gpu=best, cost=least_cost, steps=step)
 
 
 def _open(state: SwapState, cost: Loads, cap: Cap) -> Loads:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.experts.problem import Loads, Slots
-from meshwright.planner.experts.traffic.swap_terms import Ids, Term
+from meshwright.planner.experts.problem import Ids, Loads, Slots
+from meshwright.planner.experts.traffic.swap_terms import Term
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +16,7 @@ class Room:
     """How often an expert may lie in a block of `gpus` GPUs, [experts]."""
 
     gpus: int
-    most: Slots
+    most_replicas: Slots
 
 
 class SwapState:
@@ -67,9 +67,9 @@ class SwapState:
         expert, bad = self._expert, self._same
         for room in rooms:
             place = self.gpu // room.gpus
-            held = np.zeros((self._gpus // room.gpus, len(room.most)), dtype=np.int64)
-            np.add.at(held, (place, expert), 1)
-            full = held >= room.most
+            replicas = np.zeros((self._gpus // room.gpus, len(room.most_replicas)), dtype=np.int64)
+            np.add.at(replicas, (place, expert), 1)
+            full = replicas >= room.most_replicas
             stuck = full[place[None, :], expert[:, None]] & (place[:, None] != place[None, :])
             bad = bad | stuck | stuck.T
         return np.asarray(bad)

@@ -10,9 +10,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.experts.problem import Loads, Slots
+from meshwright.planner.experts.problem import Ids, Loads, Slots
 
-Ids = NDArray[np.int64]
 _NO_BLOCK = 100
 """Replicas in the column of no block: neither none nor one."""
 
@@ -103,8 +102,8 @@ class Touched:
         for block, here in ends:
             rows = np.flatnonzero(here == 1)
             token = chosen[rows]
-            at = (self._block[token] == block).argmax(axis=1)
-            units.append(token[np.arange(len(rows)), at])
+            column = (self._block[token] == block).argmax(axis=1)
+            units.append(token[np.arange(len(rows)), column])
             tokens.append(token)
         alone = np.concatenate(units)
         index = (alone[:, None] * size + np.concatenate(tokens)).ravel()
@@ -138,9 +137,9 @@ class Apart:
     def swap(self, a: int, b: int) -> None:
         """See Term."""
         home, away = int(self._block[a]), int(self._block[b])
-        given = self._pairs[:, b] - self._pairs[:, a]
-        self._to[:, home] += given
-        self._to[:, away] -= given
+        shift = self._pairs[:, b] - self._pairs[:, a]
+        self._to[:, home] += shift
+        self._to[:, away] -= shift
         self._block[a], self._block[b] = away, home
 
 
@@ -170,10 +169,10 @@ class FromSources:
 
     def change(self) -> Loads:
         """See Term; 0 within a block. Exact for different experts."""
-        held, share = self._held, self._share[:, None]
-        stay = np.minimum(self._sources, held * share)
-        gained = np.minimum(self._sources, (held + 1) * share) - stay
-        lost = stay - np.minimum(self._sources, (held - 1) * share)
+        replicas, share = self._held, self._share[:, None]
+        stay = np.minimum(self._sources, replicas * share)
+        gained = np.minimum(self._sources, (replicas + 1) * share) - stay
+        lost = stay - np.minimum(self._sources, (replicas - 1) * share)
         block, expert = self._block, self._expert
         moved = lost[expert, block][:, None] - gained[expert][:, block]
         total = moved + moved.T
@@ -194,6 +193,6 @@ def replica_pairs(pairs: Loads, slots: Slots) -> Loads:
     expert = slots.ravel()
     counts = np.bincount(expert, minlength=len(pairs))
     even = pairs / np.outer(np.maximum(counts, 1), np.maximum(counts, 1))
-    out = even[np.ix_(expert, expert)]
-    out[expert[:, None] == expert[None, :]] = 0.0
-    return np.asarray(out)
+    shared = even[np.ix_(expert, expert)]
+    shared[expert[:, None] == expert[None, :]] = 0.0
+    return np.asarray(shared)

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.experts.problem import Slots
+from meshwright.planner.experts.problem import Ids, Slots
 
-Ids = NDArray[np.int64]
 REPLICA_RULES = ("turns", "touched")
 
 
@@ -57,21 +56,27 @@ def _turns(key: NDArray[np.int32] | Ids) -> Ids:
     return turn
 
 
-def _prefer_touched(tokens: NDArray[np.int32], slot: Ids, held: Ids, node_slots: int) -> None:
+def _prefer_touched(
+    tokens: NDArray[np.int32], slot: Ids, slot_experts: Ids, node_slots: int
+) -> None:
     """Changes the slots of choices whose expert, one after the other, has replicas on several nodes.
 
     Every replica keeps its even share. Tokens with the fewest such nodes choose first, in their order; who
     finds no share left on a node that it touches takes what is left.
     """
-    nodes = len(held) // node_slots
-    node_of = np.arange(len(held)) // node_slots
-    spread = [e for e in np.unique(held).tolist() if len(set(node_of[held == e].tolist())) > 1]
+    nodes = len(slot_experts) // node_slots
+    node_of = np.arange(len(slot_experts)) // node_slots
+    spread = [
+        e
+        for e in np.unique(slot_experts).tolist()
+        if len(set(node_of[slot_experts == e].tolist())) > 1
+    ]
     fixed = ~np.isin(tokens, spread) & (tokens >= 0)
     touched = np.zeros((len(tokens), nodes), dtype=bool)
     row, column = np.nonzero(fixed)
     touched[row, slot[row, column] // node_slots] = True
     for expert in spread:
-        replicas = np.flatnonzero(held == expert)
+        replicas = np.flatnonzero(slot_experts == expert)
         row, column = np.nonzero(tokens == expert)
         share = len(row) // len(replicas) + (np.arange(len(replicas)) < len(row) % len(replicas))
         quota = np.bincount(node_of[replicas], weights=share, minlength=nodes).astype(np.int64)
@@ -85,15 +90,17 @@ def _prefer_touched(tokens: NDArray[np.int32], slot: Ids, held: Ids, node_slots:
 def _shared_out(touched: NDArray[np.bool_], quota: Ids) -> Ids:
     """A node for each token [tokens], `quota` [nodes] in all, touched [tokens, nodes] ones where possible."""
     node = np.full(len(touched), -1, dtype=np.int64)
-    left = quota.copy()
+    remaining = quota.copy()
     wanted = touched & (quota > 0)
     options = wanted.sum(axis=1)
     for count in range(1, int(options.max(initial=0)) + 1):
         for block in np.flatnonzero(quota).tolist():
-            some = np.flatnonzero((node < 0) & (options == count) & wanted[:, block])[: left[block]]
-            node[some] = block
-            left[block] -= len(some)
-    node[node < 0] = np.repeat(np.arange(len(quota)), left)
+            takers = np.flatnonzero((node < 0) & (options == count) & wanted[:, block])[
+                : remaining[block]
+            ]
+            node[takers] = block
+            remaining[block] -= len(takers)
+    node[node < 0] = np.repeat(np.arange(len(quota)), remaining)
     return node
 
 

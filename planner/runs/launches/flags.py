@@ -65,6 +65,15 @@ class CommandLine:
             raise InputError("must be a whole number", where=f"{self.where}: {flag}", value=value)
         return int(value)
 
+    def number(self, flag: str, default: float) -> float:
+        """A number of zero or more after a flag. Raises InputError for anything else."""
+        value = self.text(flag)
+        if value is None:
+            return default
+        if not re.fullmatch(r"\d{1,12}(\.\d*)?([eE][-+]?\d{1,2})?|\.\d+", value):
+            raise InputError("must be a number", where=f"{self.where}: {flag}", value=value)
+        return float(value)
+
     def several(self, flag: str) -> list[str]:
         """All values after a flag, up to the next one."""
         position = self._position(flag)

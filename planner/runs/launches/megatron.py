@@ -27,12 +27,12 @@ lr-decay-iters weight-decay clip-grad adam-beta1 adam-beta2 adam-eps init-method
 log-interval save load save-interval eval-interval eval-iters tensorboard-dir wandb-project
 wandb-exp-name distributed-backend distributed-timeout-minutes use-flash-attn attention-backend
 transformer-impl attention-dropout hidden-dropout no-load-optim no-load-rng ckpt-format
-log-throughput exit-duration-in-mins rotary-base rotary-percent norm-epsilon
+log-throughput exit-duration-in-mins
 make-vocab-size-divisible-by data-cache-path num-workers deepspeed deepspeed_config nnodes
 nproc-per-node nproc_per_node node-rank node_rank master-addr master_addr master-port master_port
 rdzv-backend rdzv-endpoint no-gradient-accumulation-fusion moe-permute-fusion moe-grouped-gemm
 moe-router-dtype moe-aux-loss-coeff moe-router-load-balancing-type attention-softmax-in-fp32
-no-masked-softmax-fusion apply-layernorm-1p cross-entropy-loss-fusion no-bias-swiglu-fusion
+no-masked-softmax-fusion cross-entropy-loss-fusion no-bias-swiglu-fusion
 no-rope-fusion kill-on-bad-exit distribution nodes ntasks
 """
 """Flags of Megatron and torchrun that leave the time of a step as it is, or that all readers here assume."""

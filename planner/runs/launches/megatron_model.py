@@ -7,7 +7,13 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.planner.runs.launches.flags import CommandLine
-from meshwright.planner.runs.launches.megatron_names import ACTIVATIONS, LATENT_ATTENTION, POSITIONS
+from meshwright.planner.runs.launches.megatron_names import (
+    ACTIVATIONS,
+    LATENT_ATTENTION,
+    LLAMA3_FACTOR,
+    POSITIONS,
+    QUICK_GELU_ALPHA,
+)
 
 
 def megatron_model(line: CommandLine) -> dict[str, Any]:
@@ -26,15 +32,17 @@ def megatron_model(line: CommandLine) -> dict[str, Any]:
         "ffn_hidden": line.integer("--ffn-hidden-size", default_ffn),
         "kv_heads": _kv_heads(line, heads),
         "vocab": line.integer("--vocab-size", line.integer("--padded-vocab-size", 50_257)),
-        "activation": _activation(line),
         "tied_embeddings": not line.has("--untie-embeddings-and-output-weights"),
         "norm": "rmsnorm" if normalization.lower() == "rmsnorm" else "layernorm",
+        "norm_epsilon": _norm_epsilon(line),
+        "norm_zero_centered": line.has("--apply-layernorm-1p"),
         "qk_norm": line.has("--qk-layernorm"),
         "mtp_layers": line.integer("--mtp-num-layers", 0),
     }
     biases = not line.has("--disable-bias-linear")
     model |= dict.fromkeys(("mlp_bias", "attention_output_bias"), biases)
     model["attention_bias"] = line.has("--add-qkv-bias") or biases
+    model |= _activation(line, biases=biases)
     model |= _position(line)
     channels = line.integer("--kv-channels", 0)
     if channels:
@@ -45,7 +53,7 @@ def megatron_model(line: CommandLine) -> dict[str, Any]:
         model.pop("head_dim", None)
     experts = line.integer("--num-experts", 0)
     if experts > 1:
-        model["moe"] = _moe(line, experts, layers, model["ffn_hidden"])
+        model["moe"] = _moe(line, experts, layers, model["ffn_hidden"], biases=biases)
     return model | _window(line)
 
 
@@ -62,11 +70,29 @@ def _kv_heads(line: CommandLine, heads: int) -> int:
     return groups if grouped else line.integer("--num-key-value-heads", heads)
 
 
-def _activation(line: CommandLine) -> str:
-    """GELU unless a switch names another; every switch counts as read."""
+def _norm_epsilon(line: CommandLine) -> float:
+    """Megatron-LM's flag or Megatron-DeepSpeed's, which have one default."""
+    return line.number("--norm-epsilon", line.number("--layernorm-epsilon", 1e-5))
+
+
+def _activation(line: CommandLine, *, biases: bool) -> dict[str, Any]:
+    """GELU unless a switch names another; every switch counts as read.
+
+    The gate of `--quick-geglu` is x sigmoid(1.702 x): a GELU by its sigmoid approximation, or a SwiGLU.
+    """
     named = [activation for activation, flag in ACTIVATIONS.items() if line.has(flag)]
-    line.has("--no-bias-gelu-fusion")
-    return named[0] if named else "gelu"
+    activation = named[0] if named else "gelu"
+    unfused = line.has("--no-bias-gelu-fusion")
+    settings: dict[str, Any] = {"activation": activation}
+    if activation == "gelu" and (unfused or not biases):
+        settings["gelu_form"] = "exact"
+    if activation == "geglu":
+        settings |= {"activation": "swiglu", "swiglu_alpha": QUICK_GELU_ALPHA}
+    settings["glu_offset"] = line.number("--glu-linear-offset", 0)
+    limit = line.number("--activation-func-clamp-value", 0)
+    if limit:
+        settings["glu_limit"] = limit
+    return settings
 
 
 def _position(line: CommandLine) -> dict[str, Any]:
@@ -74,13 +100,45 @@ def _position(line: CommandLine) -> dict[str, Any]:
     if line.has("--use-rotary-position-embeddings") or line.has("--use-rotary-embeddings"):
         kind = POSITIONS["rope"]
     rows = line.integer("--max-position-embeddings", 0)
-    line.text("--rope-type")
-    line.text("--rotary-scaling-factor")
+    rope = _rope(line, yarn=kind == "yarn" or line.has("--multi-latent-attention"))
     if kind == POSITIONS["none"]:
         return {"position": "none"}
     if kind != POSITIONS["learned"]:
-        return {"position": "rope"}
+        return {"position": "rope", "rope": rope}
     return {"position": "learned", "max_positions": rows} if rows else {"position": "learned"}
+
+
+def _rope(line: CommandLine, *, yarn: bool) -> dict[str, Any]:
+    """Base, share and scaling of rotary embeddings; YaRN at factor 1 is none."""
+    base = line.number("--rotary-base", line.number("--rotary-position-embeddings-theta", 10_000))
+    rope: dict[str, Any] = {"base": base, "fraction": line.number("--rotary-percent", 1)}
+    kind = line.text("--rope-type")
+    yarn_scaling = _yarn_scaling(line)
+    interpolation = line.number("--rotary-seq-len-interpolation-factor", 1)
+    line.text("--rope-scaling-factor")
+    if yarn and kind != "rope" and yarn_scaling["factor"] > 1:
+        rope["scaling"] = yarn_scaling
+    elif line.has("--use-rope-scaling"):
+        rope["scaling"] = {"type": "llama3", "factor": LLAMA3_FACTOR}
+    elif interpolation > 1:
+        rope["scaling"] = {"type": "linear", "factor": interpolation}
+    return rope
+
+
+def _yarn_scaling(line: CommandLine) -> dict[str, Any]:
+    scaling: dict[str, Any] = {
+        "type": "yarn",
+        "factor": line.number("--rotary-scaling-factor", 1),
+        "original_positions": line.integer("--yarn-original-max-position-embeddings", 4096),
+        "beta_fast": line.number("--yarn-beta-fast", 32),
+        "beta_slow": line.number("--yarn-beta-slow", 1),
+        "whole_range": not line.has("--no-yarn-correction-range-round-to-int"),
+    }
+    for flag, field in (("--mscale", "mscale"), ("--mscale-all-dim", "mscale_all_dim")):
+        weight = line.number(flag, 0)
+        if weight:
+            scaling[field] = weight
+    return scaling
 
 
 def _latent_attention(line: CommandLine) -> dict[str, int]:
@@ -88,7 +146,8 @@ def _latent_attention(line: CommandLine) -> dict[str, int]:
     return {field: number for field, number in sizes.items() if number}
 
 
-def _moe(line: CommandLine, experts: int, layers: int, ffn: int) -> dict[str, Any]:
+def _moe(line: CommandLine, experts: int, layers: int, ffn: int, *, biases: bool) -> dict[str, Any]:
+    """The experts; `biases` is Megatron's one switch, which counts for routers and experts too."""
     width = line.integer("--moe-ffn-hidden-size", ffn)
     shared = line.integer("--moe-shared-expert-intermediate-size", 0)
     moe: dict[str, Any] = {
@@ -96,7 +155,8 @@ def _moe(line: CommandLine, experts: int, layers: int, ffn: int) -> dict[str, An
         "top_k": line.integer("--moe-router-topk", line.integer("--topk", 2)),
         "moe_ffn_hidden": width,
         "dense_layers": _dense_layers(line, layers),
-        "router_bias": line.has("--moe-router-enable-expert-bias"),
+        "router_bias": line.has("--moe-router-enable-expert-bias") or biases,
+        "expert_bias": biases,
     }
     if shared:
         moe |= {"shared_experts": max(1, shared // width), "shared_ffn_hidden": shared}
@@ -105,8 +165,11 @@ def _moe(line: CommandLine, experts: int, layers: int, ffn: int) -> dict[str, An
     if groups:
         moe["router_groups"] = groups
         moe["router_groups_per_token"] = line.integer("--moe-router-group-topk", groups)
-    for flag in ("--moe-router-score-function", "--moe-router-pre-softmax"):
-        line.has(flag)
+    score = line.text("--moe-router-score-function", "softmax")
+    pre_softmax = line.has("--moe-router-pre-softmax")
+    moe["router_score"] = score
+    moe["router_normalized"] = score == "sigmoid" or not pre_softmax or moe["top_k"] == 1
+    moe["router_scaling_factor"] = line.number("--moe-router-topk-scaling-factor", 1)
     line.has("--moe-router-padding-for-quantization")
     return moe
 

@@ -36,3 +36,9 @@ ACTIVATIONS = {
 
 POSITIONS = {"rope": "rope", "learned": "learned_absolute", "alibi": "none", "none": "none"}
 """Values of `--position-embedding-type` by the model's; ALiBi is not available."""
+
+QUICK_GELU_ALPHA = 1.702
+"""Of x sigmoid(alpha x), which `--quick-geglu` gates with (megatron/core/fusions/fused_bias_geglu.py)."""
+LLAMA3_FACTOR = 8.0
+"""What `--use-rope-scaling` scales by: `gpt_config_from_args` (megatron/training/argument_utils.py) drops
+`--rope-scaling-factor`."""

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
 
 from meshwright.cli import main
+from meshwright.commands.calculators import operation_word
+from meshwright.costmodel.collectives.alpha_beta import ALGORITHMS, Link
 from meshwright.errors import InputError
 from meshwright.planner.calculators.collective import collective_document
 from meshwright.planner.calculators.pipeline import pipeline_document
 from meshwright.planner.calculators.roofline import roofline_document
 from meshwright.planner.calculators.sizes import read_bytes
+from meshwright.planner.calculators.textbook import Network, textbook_document
 
 RUN = {
     "model": "llama-3-8b",
@@ -32,13 +38,21 @@ def meshwright(*words: str) -> Result:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("1GiB", 2**30), ("512 MB", 512e6), ("1e9", 1e9), ("1.5kib", 1536), ("7b", 7), ("2TB", 2e12)],
+    [
+        ("1GiB", 2**30),
+        ("512 MB", 512e6),
+        ("1e9", 1e9),
+        ("1.5kib", 1536),
+        ("7b", 7),
+        ("2TB", 2e12),
+        ("1G", 2**30),
+    ],
 )
 def test_amounts_of_bytes(text: str, size: float) -> None:
     assert read_bytes(text, "--bytes") == size
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1", "1G", "1 PiB", "0", "nan", "1e99", "9" * 400])
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1P", "1 PiB", "0", "nan", "1e99", "9" * 400])
 def test_amounts_that_are_none(text: str) -> None:
     with pytest.raises(InputError, match="--bytes"):
         read_bytes(text, "--bytes")
@@ -46,12 +60,74 @@ def test_amounts_that_are_none(text: str) -> None:
 
 def test_collective_of_one_node() -> None:
     """8 H200, 8 GiB: 473 GB/s measured with NVLS; n / t is 4/7 of the bus bandwidth of an all-reduce."""
-    found = collective_document("all-reduce", 2.0**33, 8, "dgx-h200")
+    found = collective_document("all-reduce", [2.0**33], 8, "dgx-h200")
     assert found["algorithm"] == "nvls"
     assert found["bus_gb_per_s"] == pytest.approx(473, rel=0.03)
     assert found["algorithm_gb_per_s"] == pytest.approx(found["bus_gb_per_s"] * 4 / 7)
     assert found["seconds"] == pytest.approx(2.0**33 / found["algorithm_gb_per_s"] / 1e9)
     assert [level["ranks_inside"] for level in found["levels"]] == [8]
+
+
+def answer_of(words: str) -> dict[str, Any]:
+    done = meshwright(*words.split(), "--json")
+    assert done.exit_code == 0, done.output
+    return dict(json.loads(done.output))
+
+
+def test_hierarchy_beats_the_flat_ring_where_a_node_has_one_nic() -> None:
+    """32 GPUs, 4 nodes of 8: 23 GB/s flat, 29 by hierarchy."""
+    rates = answer_of(
+        "collective --op all_reduce --bytes 64MB --ranks 32 --alpha 5us --beta 50GB/s --per-node 8"
+    )["gb_per_s_by_algorithm"]
+    assert rates["ring"] == pytest.approx(23, abs=0.5)
+    assert rates["hierarchical"] == pytest.approx(29, abs=0.5)
+
+
+@pytest.mark.parametrize("word", ["alltoall", "all_to_all", "alltoall_perf", "ALL-TO-ALL"])
+def test_the_words_of_nccl_tests_are_known(word: str) -> None:
+    found = answer_of(f"collective --op {word} --bytes 1G --ranks 16 --cluster dgx-h100")
+    assert (found["operation"], found["bytes"]) == ("all-to-all", 2**30)
+
+
+@pytest.mark.parametrize(
+    ("word", "operation"),
+    [("allreduce", "all-reduce"), ("allgather", "all-gather"), ("sendrecv_perf", "send"),
+     ("reduce_scatter_perf", "reduce-scatter"), ("reducescatter", "reduce-scatter"), ("reduce", "reduce")],
+)  # fmt: skip
+def test_other_words_of_nccl_tests(word: str, operation: str) -> None:
+    assert operation_word(word) == operation
+
+
+@given(
+    st.floats(1.0, 1e12), st.sampled_from([2, 6, 8, 64, 1000]), st.sampled_from(sorted(ALGORITHMS))
+)
+def test_the_fastest_by_size_is_the_fastest(size: float, ranks: int, operation: str) -> None:
+    network = Network(link=Link(alpha_s=2e-6, bytes_per_s=3e10, gamma_s_per_byte=1e-12))
+    answer = textbook_document(operation, [size], ranks, network)
+    changes = answer["fastest_from_bytes"]
+    starts = [change["from_bytes"] for change in changes]
+    assert starts == sorted(starts)
+    name = [change["algorithm"] for change in changes if change["from_bytes"] <= size][-1]
+    assert answer["seconds_by_algorithm"][name] == pytest.approx(answer["seconds"], rel=1e-9)
+
+
+def test_a_sweep_is_drawn(tmp_path: Path) -> None:
+    picture = tmp_path / "sweep.svg"
+    sweep = (
+        "collective --op reduce --bytes 1K --end 1M --factor 4 --ranks 8 --link nvlink --picture"
+    )
+    found = answer_of(f"{sweep} {picture}")
+    assert [row["bytes"] for row in found["sweep"]] == [1024.0 * 4**step for step in range(6)]
+    assert "pipelined-tree" in picture.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("operation", ["broadcast", "reduce", "scatter", "gather"])
+def test_rooted_collectives_of_a_cluster(operation: str) -> None:
+    """A pipelined broadcast passes every link once; a scatter's root sends all but its own share."""
+    document = collective_document(operation, [2.0**30], 8, "dgx-h100")
+    share = 1.0 if operation in ("broadcast", "reduce") else 7 / 8
+    assert document["bus_gb_per_s"] == pytest.approx(share * document["algorithm_gb_per_s"])
+    assert 250 < document["bus_gb_per_s"] < 450
 
 
 @pytest.mark.parametrize(("k", "bound"), [(128, "memory"), (8192, "compute")])
@@ -119,6 +195,7 @@ def test_memory_of_a_run_by_component(tmp_path: Path) -> None:
         "collective --op all-to-all --bytes 64MiB --ranks 16 --cluster dgx-h100 --nccl",
         "roofline --device b200-sxm-180gb --m 128 --n 256 --k 512 --precision fp8",
         "pipeline --pp 4 --vpp 2 --micro-batches 16 --schedule zbv --forward-ms 3",
+        "collective --op reduce --bytes 64MiB --ranks 16 --link roce --in-switch --why",
     ],
 )
 def test_commands_show_and_print_one_document(words: str) -> None:
@@ -135,6 +212,10 @@ def test_commands_show_and_print_one_document(words: str) -> None:
             "collective --op all-reduc --bytes 1GiB --ranks 8 --cluster dgx-h100",
             "did you mean 'all-reduce'",
         ),
+        ("collective --op reduce --bytes 1G --ranks 8", "give either --cluster"),
+        ("collective --op reduce --bytes 1G --ranks 8 --alpha 1us --beta 5km", "no rate"),
+        ("collective --op reduce --bytes 1G --ranks 8 --alpha 1h --beta 5GB/s", "no duration"),
+        ("collective --op all-reduce --bytes 1G --ranks 9 --link tcp --per-node 8", "must divide"),
         ("collective --op all-reduce --bytes x --ranks 8 --cluster dgx-h100", "no amount of bytes"),
         ("collective --op all-reduce --bytes 1GiB --ranks 1 --cluster dgx-h100", "at least 2"),
         ("collective --op all-reduce --bytes 1GiB --ranks 8 --cluster dgx-h1000", "dgx-h100"),

@@ -83,8 +83,8 @@ def test_cp_sat_equals_enumeration_on_random_cases() -> None:
             slots=slots,
             gpus=gpus,
             spread_nodes=1,
-            least=np.ones(len(load), dtype=np.int64),
-            most=np.full(len(load), most),
+            least_replicas=np.ones(len(load), dtype=np.int64),
+            most_replicas=np.full(len(load), most),
         )
         found = solve_exactly(layer, start.slots[0], 2.0 * gpus, work=10, seed=0)
         assert found.optimal
@@ -120,7 +120,7 @@ def test_the_bound_without_solver_is_below_every_placement(data: st.DataObject) 
     )
     load[0] *= data.draw(st.sampled_from([1, 5, 20]))
     load *= gpus / load.sum()
-    bound = balance_bound(load[None, None], slots, gpus, np.array([float(gpus)]))
+    bound = balance_bound(load[None, None], slots, gpus)
     assert bound[0] <= enumerated(load, slots, gpus) * (1 + 1e-9)
 
 

@@ -80,7 +80,7 @@ def test_one_model_of_layouts_and_placements_has_the_optimum_of_the_priced_sub_p
         table = Candidates(
             workload=work, layouts=Layout(ep=np.array(degrees)), memory_gib=np.zeros(5)
         )
-        routing = JointRouting(loads=load[None], known={})
+        routing = JointRouting(loads=load[None], placements={})
         built = build_model(table, [], times, experts=Experts(routing=routing, asked=asked))
         choice = solve(built, 0, None)
         assert choice.status == "optimal"

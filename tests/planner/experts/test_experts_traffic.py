@@ -22,7 +22,7 @@ from meshwright.planner.experts.balance.solve import PlacementEffort
 from meshwright.planner.experts.figures import pairs_apart, traffic_row
 from meshwright.planner.experts.files.routing import Routing, token_loads
 from meshwright.planner.experts.problem import PlacementLimits, SlotShape
-from meshwright.planner.experts.request import ExpertRequest, ground
+from meshwright.planner.experts.request import ExpertRequest, read_ground
 from meshwright.planner.experts.traffic.affinity import cross_node_share, near_sources
 from meshwright.planner.experts.traffic.flows import Flows, read_flows
 from meshwright.planner.experts.traffic.grouped_traffic import less_grouped_traffic, nodes_to_leaves
@@ -94,7 +94,7 @@ def test_the_slowest_receiver_ends_the_all_to_all(tmp_path: Path) -> None:
     request = ExpertRequest(
         loads=loads, cluster="dgx-h100", gpus=16, slots=16, model="mixtral-8x7b"
     )
-    at = ground(request, 8)
+    at = read_ground(request, 8)
     slots = np.concatenate([np.arange(8), np.arange(8)])[:, None]
     even = np.stack([np.arange(16) % 8, (np.arange(16) + 1) % 8], axis=1).astype(np.int32)
     sent = request.tokens_per_gpu * 2 * read_model("mixtral-8x7b").hidden * 2

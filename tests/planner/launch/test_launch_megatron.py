@@ -23,7 +23,8 @@ from meshwright.model_specs.catalog import catalog_names, load_catalog_model
 from meshwright.planner.launch.flag_words import flag_words
 from meshwright.planner.launch.legal_launch import legal_launch
 from meshwright.planner.launch.megatron import MEGATRON_WRITER, megatron_args
-from meshwright.planner.launch.megatron_model import model_flags, model_notes
+from meshwright.planner.launch.megatron_model import model_flags
+from meshwright.planner.launch.megatron_shortfalls import megatron_shortfalls
 from meshwright.planner.plan.document import Mapping, Plan
 from meshwright.planner.plan.execution_document import ExecutionDoc
 from meshwright.planner.runs.launches.reader import read_launch
@@ -84,7 +85,7 @@ def test_every_catalog_model_says_its_sizes(name: str) -> None:
     assert ("--untie-embeddings-and-output-weights" in args) is not model.tied_embeddings
     experts = None if model.moe is None else str(model.moe.experts)
     assert value(args, "--num-experts") == experts
-    assert all("\n" not in note for note in model_notes(model))
+    assert all("\n" not in note for note in megatron_shortfalls(model).values())
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,7 @@ def test_older_architectures() -> None:
     assert "--squared-relu" in nemotron
     assert "--disable-bias-linear" in nemotron
     assert value(nemotron, "--num-query-groups") == "8"
-    assert any("ALiBi" in note for note in model_notes(load_catalog_model("bloom-176b")))
+    assert "ALiBi" in megatron_shortfalls(load_catalog_model("bloom-176b"))["position"]
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ def checked(request: PlanRequest) -> tuple[Plan, int]:
     return found, len(cases)
 
 
+@pytest.mark.slow
 def test_every_scenario_is_what_a_search_finds_there() -> None:
     results = [checked(random_request(seed)) for seed in range(5)]
     assert sum(count for _, count in results) > 20
@@ -54,6 +55,7 @@ def test_every_scenario_is_what_a_search_finds_there() -> None:
     assert False in known
 
 
+@pytest.mark.slow
 def test_bounds_hold_where_nothing_is_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(robustness, "PARAMS", robustness.RobustnessParams(most_rounds=0))
     counted = [checked(random_request(seed)) for seed in range(4)]

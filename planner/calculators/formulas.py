@@ -1,0 +1,74 @@
+"""The formula behind each number of a calculator, and where it is from: what `--why` prints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.costmodel.collectives.alpha_beta import ALGORITHMS
+
+THAKUR = "Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1), sections 3 and 4"
+NVLS = "NVIDIA NCCL 2.17 release notes; the switch reads n/P of every member and sends n"
+NARAYANAN = "Narayanan et al. 2021, arXiv 2104.04473, section 2.2"
+ROOFLINE = "Williams, Waterman and Patterson 2009, CACM 52(4)"
+
+FORMULAS: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "collective": (
+        ("hierarchical all-reduce", "reduce-scatter inside + all-reduce of n/g between + all-gather inside",
+         "Thakur 2005, its three steps; g ranks of a node share its link"),
+        ("crossover", "n* = α / β: below it start-ups take longer than transfers", THAKUR),
+        ("bus bandwidth", "n/t x 2(P-1)/P (all-reduce), (P-1)/P (gather, scatter, all-to-all), 1 (others)",
+         "NVIDIA/nccl-tests, doc/PERFORMANCE.md"),
+        ("on a cluster", "hops α + (P-1)/P n (1 + sqrt(n0/n)) / slowest level's rate",
+         "NVIDIA/nccl, src/graph/tuning.cc; rates: costmodel/data/collectives.yaml"),
+    ),
+    "pipeline": (
+        ("bubble of ideal compute", "(p-1)/(v m)", NARAYANAN),
+        ("bubble of the step", "(p-1)/(v m + p-1); efficiency is 1 less it", NARAYANAN),
+        ("in flight", "GPipe: m; 1F1B: min(m, p-i) at stage i", NARAYANAN),
+        ("transfer of a step", "2 m boundary bytes: activations forward, gradients backward", NARAYANAN),
+        ("needed speed", "transfer of a step / compute of a step", "both directions beside the compute"),
+        ("peak activation", "micro-batches in flight x boundary bytes", NARAYANAN),
+    ),
+    "roofline": (
+        ("attainable FLOP/s", "min(peak, FLOP per byte x bytes/s)", ROOFLINE),
+        ("compute to communication", "CCR = 6 N tokens / (2 N bytes) = 3 tokens / gradient bytes",
+         "a ring all-reduce moves each gradient twice; Kaplan et al. 2020, arXiv 2001.08361, for 6 N"),
+        ("ridge point", "CCR* = peak FLOP/s / network bytes/s", ROOFLINE),
+        ("regimes", "below 0.2 CCR*, below 0.8, up to 1.2, above", "the guides' convention"),
+        ("critical batch", "CCR* x gradient bytes / (3 sequence length)", "CCR = CCR* solved for the batch"),
+        ("efficiency", "overlapped: min(1, CCR / CCR*); one after the other: CCR / (CCR + CCR*)", ROOFLINE),
+    ),
+    "memory": (
+        ("states", "weights 2 + gradients 2 + fp32 weights 4 + moments 8 bytes a parameter, sharded by ZeRO",
+         "Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1"),
+        ("activations", "s b h (34 + 5 a s / h) bytes a layer, less what is fused or recomputed",
+         "Korthikanti et al. 2022, arXiv 2205.05198, section 4"),
+    ),
+}  # fmt: skip
+"""By calculator: (what, formula, source)."""
+
+
+def formulas(calculator: str, operation: str | None = None) -> list[dict[str, Any]]:
+    """Formula and source of every number that a calculator gives.
+
+    Parameters
+    ----------
+    calculator
+        A key of `FORMULAS`.
+    operation
+        Of a collective: its algorithms come first.
+
+    Returns
+    -------
+    list of dict
+        `what`, `formula` and `source`.
+    """
+    rows = FORMULAS[calculator]
+    if operation is not None:
+        algorithms = ALGORITHMS[operation].items()
+        named = [
+            (f"{name} {operation}", a.formula, NVLS if a.in_switch else THAKUR)
+            for name, a in algorithms
+        ]
+        rows = (*named, *rows)
+    return [{"what": what, "formula": formula, "source": source} for what, formula, source in rows]

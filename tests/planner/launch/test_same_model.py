@@ -1,0 +1,170 @@
+"""What a model's specification states is in a framework's launch, or in a note of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.model_specs.catalog import catalog_names, load_catalog_model
+from meshwright.model_specs.schema import ModelSpec
+from meshwright.model_specs.stated_fields import stated_fields
+from meshwright.planner.launch.flag_words import flag_words
+from meshwright.planner.launch.megatron_model import model_flags
+from meshwright.planner.launch.megatron_shortfalls import MEGATRON_SAYS, megatron_shortfalls
+from meshwright.planner.launch.model_notes import notes_of
+from meshwright.planner.runs.launches.reader import read_launch
+
+COMMON: dict[str, Any] = {
+    "layers": 8,
+    "hidden": 1024,
+    "ffn_hidden": 4096,
+    "heads": 8,
+    "kv_heads": 4,
+    "vocab": 32_000,
+}
+HAND_MADE: dict[str, dict[str, Any]] = {
+    "exact GELU": {
+        "activation": "gelu",
+        "gelu_form": "exact",
+        "mlp_bias": True,
+        "attention_bias": True,
+        "attention_output_bias": True,
+    },
+    "interpolated": {"rope": {"scaling": {"type": "linear", "factor": 4}}},
+    "clamped": {"glu_limit": 5, "glu_offset": 0.5},
+    "OLMo 3": {
+        "norms_after_blocks": True,
+        "qk_norm": True,
+        "qk_norm_full_width": True,
+        "sliding_window": 512,
+        "full_attention_every": 4,
+    },
+    "Llama 4": {
+        "qk_norm": True,
+        "qk_norm_weights": False,
+        "sliding_window": 512,
+        "full_attention_every": 4,
+        "chunked_windows": True,
+    },
+    "Gemma": {
+        "activation": "geglu",
+        "norms_per_layer": 4,
+        "norm_zero_centered": True,
+        "embedding_scale": 32,
+        "attention_scale": 0.0625,
+        "attention_logit_cap": 50,
+        "final_logit_cap": 30,
+        "tied_embeddings": True,
+        "sliding_window": 512,
+        "full_attention_every": 6,
+        "rope": {"base": 1_000_000, "windowed_base": 10_000},
+    },
+}
+
+
+def models() -> list[ModelSpec]:
+    """The catalog, and models with fields that none of it has."""
+    made = [ModelSpec(name=name, **COMMON, **fields) for name, fields in HAND_MADE.items()]
+    return [*map(load_catalog_model, catalog_names()), *made]
+
+
+def words(model: ModelSpec) -> list[str]:
+    return flag_words(model_flags(model, 4096))
+
+
+def at_default(model: ModelSpec, name: str) -> ModelSpec:
+    """The model with a field, of this dotted name, as if it had not been stated."""
+    first, _, rest = name.partition(".")
+    part = getattr(model, first)
+    value = at_default(part, rest) if rest else type(model).model_fields[first].default
+    return model.model_copy(update={first: value})
+
+
+@pytest.mark.parametrize("model", models(), ids=lambda model: model.name)
+def test_megatron_says_every_field_or_notes_it(model: ModelSpec) -> None:
+    shortfalls = megatron_shortfalls(model)
+    notes = notes_of(model, MEGATRON_SAYS, shortfalls)
+    for name in stated_fields(model):
+        assert name in MEGATRON_SAYS or any(name.startswith(key) for key in shortfalls), notes
+        default = at_default(model, name)
+        if not has_default(model, name) or name in SAME_EITHER_WAY:
+            continue
+        said_or_noted = (words(model), megatron_shortfalls(model))
+        assert said_or_noted != (words(default), megatron_shortfalls(default)), name
+
+
+SAME_EITHER_WAY = (
+    "head_dim",
+    "max_positions",
+    "moe.shared_experts",
+    "rope.scaling.original_positions",
+)
+"""A width that follows from others; a table shorter than the sequence; YaRN's own default; a number of shared
+experts whose common width is stated."""
+
+
+def has_default(model: ModelSpec, name: str) -> bool:
+    """Whether the field can be left out."""
+    part: Any = model
+    *outer, last = name.split(".")
+    for step in outer:
+        part = getattr(part, step)
+    return not type(part).model_fields[last].is_required()
+
+
+@pytest.mark.parametrize("model", models(), ids=lambda model: model.name)
+def test_megatron_flags_are_read_back_as_the_same_model(model: ModelSpec, tmp_path: Path) -> None:
+    path = tmp_path / "megatron_args.json"
+    path.write_text(json.dumps([*words(model), "--micro-batch-size", "1"]), encoding="utf-8")
+    run = read_launch(path)
+    assert not [flag for flag in run.unread if flag not in ("--num-query-groups",)]
+    read = stated_fields(ModelSpec.model_validate(run.model))
+    shortfalls = megatron_shortfalls(model)
+    planned = stated_fields(model)
+    for name in planned.keys() | read.keys():
+        if any(name.startswith(key) for key in shortfalls) or name in WRITTEN_OTHERWISE:
+            continue
+        if name in followers(model, set(shortfalls)):
+            continue
+        assert read.get(name) == planned.get(name), name
+
+
+def followers(model: ModelSpec, shortfalls: set[str]) -> set[str]:
+    """Fields that are read back otherwise because of another one, or that nothing depends on."""
+    fields = {"swiglu_alpha"} if "activation" in shortfalls else set()
+    if "biases" in shortfalls:
+        fields |= {"attention_bias", "attention_output_bias", "mlp_bias", "moe.expert_bias"}
+    if model.moe is not None and model.dense_layers == 0 and not model.moe.shared_width:
+        fields.add("mlp_bias")
+    return fields
+
+
+WRITTEN_OTHERWISE = (
+    "head_dim",
+    "max_positions",
+    "ffn_hidden",
+    "moe.shared_experts",
+    "moe.shared_ffn_hidden",
+    "moe.router_groups",
+    "moe.router_groups_per_token",
+    "rope.scaling.original_positions",
+)
+"""Sizes that arguments state where a specification leaves them to follow from others."""
+
+
+def test_gpt_oss_has_the_gate_of_its_scripts() -> None:
+    text = " ".join(words(load_catalog_model("gpt-oss-120b")))
+    assert "--quick-geglu --glu-linear-offset 1.0 --activation-func-clamp-value 7.0" in text
+    assert "--swiglu" not in text
+    assert "--position-embedding-type yarn" in text
+    assert "--rotary-base 150000" in text
+
+
+def test_a_field_that_no_list_knows_is_noted() -> None:
+    model = load_catalog_model("grok-1")
+    assert "rope.base: 5.0 is not part of the launch." in notes_of(
+        model.model_copy(update={"rope": model.rope.model_copy(update={"base": 5.0})}), (), {}
+    )
