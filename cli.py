@@ -20,6 +20,7 @@ from meshwright.commands.planning import (
 )
 from meshwright.commands.terminal import Commands, debug, version_option
 from meshwright.commands.topology import topology
+from meshwright.commands.volumes import overlap, volumes
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -54,6 +55,8 @@ for command in (
     collective,
     roofline,
     pipeline,
+    overlap,
+    volumes,
     memory,
     map_,
     traffic,

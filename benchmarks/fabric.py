@@ -168,7 +168,7 @@ def run_spread(name: str, seed: int, dp_weight: int) -> None:
     found = least_spread(problem, weights=ReachWeights(data_parallel=dp_weight))
     cpu = time.process_time() - cpu
     levels = "; ".join(
-        f"{level} {reach.hostname} -> {reach.found}, {'proven' if reach.proven else f'bound {reach.bound}'}"
+        f"{level} {reach.hostname} -> {reach.reached}, {'proven' if reach.proven else f'bound {reach.bound}'}"
         for level, reach in (("pods", found.pods), ("leaves", found.leaves))
     )
     print(

@@ -20,9 +20,12 @@ from meshwright.planner.mapping.least_busiest import least_busiest
 from meshwright.planner.mapping.least_traffic import least_traffic
 from meshwright.planner.mapping.problem import MappingProblem
 from meshwright.planner.mapping.solution import MappingSolution
-from meshwright.planner.mapping.spread.least import SpreadSolution, least_spread
+from meshwright.planner.mapping.spread.build import BandParams
+from meshwright.planner.mapping.spread.least import SpreadParams, SpreadSolution, least_spread
 
 ROOM = "meshwright.planner.mapping."
+PARAMS = "params"
+"""Names the parameters of the solver among the patches."""
 Patches = dict[str, Any]
 
 MORE_CASES = {
@@ -68,11 +71,11 @@ SPREAD: dict[str, Patches] = {
     "bands": {"spread.least._Best.bands": _nothing},
     "gathering swaps": {"spread.least._Best._gathered": lambda self, made, heights: made},
     "exact": {"spread.least.is_small": lambda problem: False},
-    "orders of pods": {"spread.build.ORDERS": 1},
-    "20 shapes": {"spread.least.MOST_TRIED": 5},
+    "orders of pods": {PARAMS: SpreadParams(bands=BandParams(orders=1))},
+    "20 shapes": {PARAMS: SpreadParams(shapes_tried=5)},
 }
 STAGES = {"traffic": TRAFFIC, "busiest": BUSIEST, "spread": SPREAD}
-SOLVERS: dict[str, Callable[[MappingProblem], MappingSolution]] = {
+SOLVERS: dict[str, Callable[..., MappingSolution]] = {
     "traffic": least_traffic,
     "busiest": least_busiest,
     "spread": least_spread,
@@ -94,18 +97,21 @@ def without(patches: Patches) -> Iterator[None]:
     """The solver with some functions and numbers replaced."""
     with ExitStack() as stack:
         for name, value in patches.items():
-            stack.enter_context(patch(ROOM + name, value))
+            if name != PARAMS:
+                stack.enter_context(patch(ROOM + name, value))
         yield
 
 
-def solved(objective: str, problem: MappingProblem) -> Result:
+def solved(objective: str, problem: MappingProblem, patches: Patches) -> Result:
     """Solves once."""
+    params = {name: value for name, value in patches.items() if name == PARAMS}
     began = time.process_time()
-    solution = SOLVERS[objective](problem)
+    with without(patches):
+        solution = SOLVERS[objective](problem, **params)
     cpu_s = time.process_time() - began
     reach = ""
     if isinstance(solution, SpreadSolution):
-        reach = f"pods {solution.pods.found} leaves {solution.leaves.found}"
+        reach = f"pods {solution.pods.reached} leaves {solution.leaves.reached}"
     return Result(price_s=solution.price_s, bound_s=solution.bound_s, cpu_s=cpu_s, reach=reach)
 
 
@@ -122,14 +128,13 @@ def main() -> None:
     for name in arguments.case or every:
         for seed in range(arguments.seeds):
             problem = case_instance(every[name], seed).problem
-            full = solved(arguments.objective, problem)
+            full = solved(arguments.objective, problem, {})
             print(
                 f"{name:26} {seed} {'all':38} {full.price_s:9.4f} {full.bound_s:9.4f} {full.cpu_s:6.1f} s {full.reach}",
                 flush=True,
             )
             for stage in arguments.stages or [stage for stage in stages if stage != "all"]:
-                with without(stages[stage]):
-                    result = solved(arguments.objective, problem)
+                result = solved(arguments.objective, problem, stages[stage])
                 worse = result.price_s / full.price_s - 1 if full.price_s else 0.0
                 lower = (full.bound_s - result.bound_s) / full.price_s if full.price_s else 0.0
                 same = abs(worse) < 5e-5 and abs(lower) < 5e-5 and result.reach == full.reach

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from meshwright.commands.parameters import ChoiceIn
+from meshwright.commands.parameters import ChoiceIn, NumberList
 from meshwright.commands.terminal import PATH, common, print_json, show
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ why_option = click.option(
 _JOINED = ("allreduce", "allgather", "alltoall", "reducescatter")
 
 
-def _answer(
+def answer(
     document: dict[str, Any],
     view: Callable[[dict[str, Any]], View],
     calculator: str,
@@ -124,7 +124,7 @@ def collective(
         from meshwright.planner.report.sweep_picture import sweep_picture
 
         write_files(picture.parent, {picture.name: sweep_picture(document)}, True)
-    _answer(document, collective_view, "collective", as_json=as_json, why=why)
+    answer(document, collective_view, "collective", as_json=as_json, why=why)
 
 
 def _network(
@@ -161,29 +161,101 @@ def _network(
 
 
 @click.command()
-@click.option(
-    "--device", required=True, metavar="D", help="Name from `meshwright catalog devices`."
-)
-@click.option("--m", type=int, required=True, metavar="M", help="Rows of the result.")
-@click.option("--n", type=int, required=True, metavar="N", help="Columns of the result.")
-@click.option("--k", type=int, required=True, metavar="K", help="Depth of the product.")
+@click.option("--device", metavar="D", help="Name from `meshwright catalog devices`.")
+@click.option("--m", type=int, metavar="M", help="Rows of the result.")
+@click.option("--n", type=int, metavar="N", help="Columns of the result.")
+@click.option("--k", type=int, metavar="K", help="Depth of the product.")
 @click.option(
     "--precision",
     type=ChoiceIn("planner.calculators.roofline", "ELEMENT_BYTES"),
     default="bf16",
     show_default=True,
 )
+@click.option("--cluster", help="Catalog name or cluster YAML: the ridge at each of its levels.")
+@click.option("--beta", metavar="R", help="A network of your own: 900GB/s.")
+@click.option(
+    "--peak-tflops", type=click.FloatRange(1e-3), metavar="F", help="Instead of a device's."
+)
+@click.option(
+    "--seq-len",
+    type=int,
+    default=2048,
+    show_default=True,
+    metavar="S",
+    help="Tokens of a sequence.",
+)
+@click.option(
+    "--batch",
+    type=NumberList(float),
+    default="1,4,16,64,256",
+    show_default=True,
+    metavar="LIST",
+    help="Sequences of a rank and step.",
+)
+@click.option("--gradient-bytes", type=float, default=2.0, show_default=True, metavar="B")
 @why_option
 @common
 def roofline(
-    *, device: str, m: int, n: int, k: int, precision: str, why: bool, as_json: bool
+    *,
+    device: str | None,
+    m: int | None,
+    n: int | None,
+    k: int | None,
+    precision: str,
+    cluster: str | None,
+    why: bool,
+    as_json: bool,
+    **network: Any,
 ) -> None:
-    """Place one matrix product under a device's roofline."""
+    """Place a matrix product and data parallelism under the roofs of compute, memory and network."""
     from meshwright.planner.calculators.roofline import roofline_document
     from meshwright.planner.report.calculators_view import roofline_view
 
-    document = roofline_document(device, m, n, k, precision)
-    _answer(document, roofline_view, "roofline", as_json=as_json, why=why)
+    document: dict[str, Any] = {}
+    if m is not None and n is not None and k is not None:
+        if device is None:
+            raise click.UsageError("a matrix product needs --device")
+        document = roofline_document(device, m, n, k, precision)
+    elif cluster is None and network["beta"] is None:
+        raise click.UsageError("give --m, --n and --k, or a network: --cluster or --beta")
+    if cluster is not None or network["beta"] is not None:
+        document["network"] = _network_roofs(device, precision, cluster, **network)
+    answer(document, roofline_view, "roofline", as_json=as_json, why=why)
+
+
+def _network_roofs(
+    device: str | None,
+    precision: str,
+    cluster: str | None,
+    *,
+    beta: str | None,
+    peak_tflops: float | None,
+    seq_len: int,
+    batch: tuple[float, ...],
+    gradient_bytes: float,
+) -> dict[str, Any]:
+    """Data parallelism under the roofs of a cluster's levels, or of one rate."""
+    from meshwright.cluster_specs.catalog import load_device
+    from meshwright.cluster_specs.reader import read_cluster
+    from meshwright.costmodel.constants.rates import peak_flops
+    from meshwright.planner.calculators.network_roofline import level_rates, network_roofline
+    from meshwright.planner.calculators.sizes import read_rate
+
+    spec = None if cluster is None else read_cluster(cluster)
+    rates = {} if spec is None else level_rates(spec)
+    if beta is not None:
+        rates["network"] = read_rate(beta, "--beta")
+    if peak_tflops is not None:
+        peak = peak_tflops * 1e12
+    elif device is not None:
+        peak = peak_flops(load_device(device), precision)
+    elif spec is not None:
+        peak = peak_flops(spec.device, precision)
+    else:
+        raise click.UsageError("give --device, --cluster or --peak-tflops")
+    return network_roofline(
+        peak, rates, seq_len=seq_len, batches=batch, gradient_bytes=gradient_bytes
+    )
 
 
 @click.command()
@@ -206,6 +278,8 @@ def roofline(
 @click.option(
     "--backward-ms", type=float, default=2.0, show_default=True, metavar="B", help="Of a rank."
 )
+@click.option("--compute-ms", type=float, metavar="C", help="Of a step, a third of it forward.")
+@click.option("--boundary-bytes", metavar="N", help="Activations of a micro-batch between stages.")
 @why_option
 @common
 def pipeline(
@@ -216,17 +290,30 @@ def pipeline(
     schedule: str,
     forward_ms: float,
     backward_ms: float,
+    compute_ms: float | None,
+    boundary_bytes: str | None,
     why: bool,
     as_json: bool,
 ) -> None:
-    """Play one pipeline schedule: step, bubble, activations in flight."""
+    """Play one pipeline schedule: step, bubble, activations in flight, speed needed between stages."""
     from meshwright.planner.calculators.pipeline import pipeline_document
+    from meshwright.planner.calculators.sizes import read_bytes
     from meshwright.planner.report.calculators_view import pipeline_view
 
+    if compute_ms is not None:
+        forward_ms = compute_ms / max(micro_batches, 1) / 3.0
+        backward_ms = 2.0 * forward_ms
+    sent = None if boundary_bytes is None else read_bytes(boundary_bytes, "--boundary-bytes")
     document = pipeline_document(
-        schedule, pp, vpp, micro_batches, forward_s=forward_ms / 1e3, backward_s=backward_ms / 1e3
+        schedule,
+        pp,
+        vpp,
+        micro_batches,
+        forward_s=forward_ms / 1e3,
+        backward_s=backward_ms / 1e3,
+        boundary_bytes=sent,
     )
-    _answer(document, pipeline_view, "pipeline", as_json=as_json, why=why)
+    answer(document, pipeline_view, "pipeline", as_json=as_json, why=why)
 
 
 @click.command()
@@ -252,4 +339,4 @@ def memory(run: Path, why: bool, as_json: bool) -> None:
         print_json({"runs": documents})
         return
     for document in documents:
-        _answer(document, memory_view, "memory", as_json=as_json, why=why)
+        answer(document, memory_view, "memory", as_json=as_json, why=why)

@@ -259,3 +259,71 @@ def ring_attention_buffer_bytes(
     block = 2.0 * np.asarray(seq_len) / cp
     buffer: Floats = block * width * element_bytes
     return buffer
+
+
+def data_parallel_elements(parameters: Floats, zero_stage: Ints) -> Floats:
+    """Elements a rank moves in a step of one micro-batch: 2 N, with ZeRO-3 3 N.
+
+    Parameters
+    ----------
+    parameters : float or array
+        N, of one rank before sharding.
+    zero_stage : int or array
+        0 to 3.
+
+    Returns
+    -------
+    float or array
+        Elements (Rajbhandari et al. 2020, arXiv 1910.02054, section 7).
+    """
+    elements: Floats = np.asarray(parameters) * np.where(np.asarray(zero_stage) == 3, 3.0, 2.0)
+    return elements
+
+
+def adam_state_bytes(parameters: Floats, zero_stage: Ints, shards: Ints) -> Floats:
+    """Weights, gradients and optimizer states of mixed-precision Adam on a rank: 2 N + 2 N + 12 N bytes.
+
+    Stage 1 divides the 12 N by the ranks, stage 2 the gradients too, stage 3 the weights as well.
+
+    Parameters
+    ----------
+    parameters : float or array
+        N, before sharding.
+    zero_stage : int or array
+        0 to 3.
+    shards : int or array
+        Data-parallel ranks, at least 1.
+
+    Returns
+    -------
+    float or array
+        Bytes (Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1 and figure 1).
+    """
+    stage, share = np.asarray(zero_stage), 1.0 / np.asarray(shards)
+    optimizer = 12.0 * np.where(stage >= 1, share, 1.0)
+    gradients = 2.0 * np.where(stage >= 2, share, 1.0)
+    weights = 2.0 * np.where(stage >= 3, share, 1.0)
+    held: Floats = np.asarray(parameters) * (weights + gradients + optimizer)
+    return held
+
+
+def unfused_activation_bytes(
+    tokens: Floats, seq_len: Ints, hidden: Ints, heads: Ints, layers: Ints
+) -> Floats:
+    """16-bit activations of a GPT without recomputation or sharding: s b h (34 + 5 a s / h) L.
+
+    Parameters
+    ----------
+    tokens : float or array
+        s b, of one micro-batch.
+    seq_len, hidden, heads, layers : int or array
+        s, h, a and L.
+
+    Returns
+    -------
+    float or array
+        Bytes (Korthikanti et al. 2022, arXiv 2205.05198, equation 1).
+    """
+    per_token = 34.0 * np.asarray(hidden) + 5.0 * np.asarray(heads) * seq_len
+    saved: Floats = np.asarray(tokens) * per_token * layers
+    return saved

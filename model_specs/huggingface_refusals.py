@@ -17,10 +17,13 @@ _STATE_SPACE = (
 _LINEAR_ATTENTION = (
     "layers with linear attention are not supported: only softmax attention can be priced"
 )
-_VISION = "vision models are not supported: only the language model of a multimodal one is read"
+_VISION = (
+    "vision towers are not supported; the language model beside one is read where it stands in a part "
+    "of its own, such as text_config"
+)
 _SPARSE = (
-    "attention to positions that an indexer chooses is not supported: only full and windowed "
-    "attention can be priced"
+    "attention to positions that an indexer chooses is not supported; as model_type deepseek_v3 the "
+    "model is planned with full attention"
 )
 
 REFUSING_FIELDS = {

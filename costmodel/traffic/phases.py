@@ -80,6 +80,8 @@ class AxisPattern:
     """Risk that several senders meet at one receiver."""
     ecmp: str
     """How well hashing flows over equal paths (ECMP) spreads them."""
+    suits_network: str
+    """What a network engineer's guide says of its load on ECMP and priority flow control (PFC) together."""
 
 
 _RING_ECMP = "few large flows collide: adaptive routing, or several queue pairs a connection"
@@ -95,6 +97,15 @@ _KINDS = {
     ),
     "etp": ("ring", "every layer, by the router", "none: one sender a receiver", _RING_ECMP),
 }  # fmt: skip
+
+
+_INSIDE = "no hashing inside the scale-up domain"
+_GOOD = "good: steady flows of known size, few pauses"
+_SUITS = {
+    "ep": "poor: hot destinations overload single paths, and their pauses (PFC) spread to other flows",
+    "etp": "poor: sizes follow the router",
+}
+"""By axis; the others are `_GOOD`."""
 
 
 def axis_pattern(
@@ -124,7 +135,7 @@ def axis_pattern(
     if axis in ("dp", "edp") and not burst:
         when = "every layer and micro-batch, fixed size"
     if inside_scale_up:
-        ecmp = "no hashing inside the scale-up domain"
+        ecmp = _INSIDE
     size = int(np.asarray(getattr(layout, axis)))
     return AxisPattern(
         pattern=pattern,
@@ -132,4 +143,5 @@ def axis_pattern(
         predictability=when,
         incast=incast,
         ecmp=ecmp,
+        suits_network=_INSIDE if inside_scale_up else _SUITS.get(axis, _GOOD),
     )

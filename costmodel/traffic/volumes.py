@@ -164,3 +164,30 @@ def gradient_element_bytes(c: Context, micro_batches: int) -> float:
         return (2.0 * weight + grad) * micro_batches
     reduced = 2.0 * grad if framework.zero1_all_reduces else grad
     return reduced + weight
+
+
+def operations_of_a_step(c: Context, work: RankWork) -> dict[str, float]:
+    """Operations that the mean rank starts in a step, by axis.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and one layout.
+    work : RankWork
+        Of the same layout.
+
+    Returns
+    -------
+    dict of str to float
+        `tp`: gathers and scatters, two an all-reduce. `pp`: sends, forward and backward. `ep`: all-to-alls.
+        `dp`: ring passes of all gradients or weights, two of them, or with ZeRO-3 three a micro-batch.
+    """
+    layout = c.layout
+    is_sharded = int(np.asarray(layout.zero_stage)) == 3
+    return {
+        "tp": _TRANSFERS_PER_BLOCK * (2.0 * work.layers - work.moe_layers)
+        + 2.0 * (2.0 * work.recomputed - work.moe_recomputed),
+        "pp": 2.0 * work.micro_batches * int(np.asarray(layout.vpp)),
+        "ep": expert_passes(work),
+        "dp": 3.0 * work.micro_batches if is_sharded else 2.0,
+    }

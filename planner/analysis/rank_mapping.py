@@ -20,7 +20,7 @@ from meshwright.planner.mapping.solution import MappingObjective, MappingSolutio
 from meshwright.planner.mapping.spares import with_spares
 from meshwright.planner.mapping.spread.bound import ReachWeights
 from meshwright.planner.mapping.spread.least import EQUAL, LevelReach, SpreadSolution, least_spread
-from meshwright.planner.mapping.spread.swaps import tidied
+from meshwright.planner.mapping.spread.swaps import with_short_pipelines
 from meshwright.planner.plan.document import Mapping, Plan
 from meshwright.planner.plan.execution_document import execution_of
 from meshwright.planner.runs.predicted import layout_from_document
@@ -99,7 +99,7 @@ def _solved(
         return least_busiest(instance.problem, time_limit_s=time_limit_s)
     found = least_traffic(instance.problem, time_limit_s=time_limit_s)
     # Of mappings that send the same, one whose pipelines touch few blocks.
-    assignment = tidied(instance.problem, found.assignment)
+    assignment = with_short_pipelines(instance.problem, found.assignment)
     return replace(found, assignment=assignment, loads=loads_of(instance.problem, assignment))
 
 
@@ -194,7 +194,7 @@ def _certificate_document(solution: SpreadSolution) -> dict[str, object]:
 
     def level(reach: LevelReach) -> dict[str, object]:
         return {
-            "found": list(reach.found),
+            "found": list(reach.reached),
             "hostname_order": list(reach.hostname),
             "lower_bound": list(reach.bound),
             "status": "optimal" if reach.proven else "feasible",

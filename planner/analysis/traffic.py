@@ -15,6 +15,7 @@ from meshwright.costmodel.placement import nested_placement, placement_from_matr
 from meshwright.costmodel.traffic.group_traffic import GroupTraffic, group_traffic
 from meshwright.costmodel.traffic.level_traffic import LevelBytes
 from meshwright.costmodel.traffic.phases import AxisPattern, CutUse, axis_pattern
+from meshwright.costmodel.traffic.volumes import mean_rank_work, operations_of_a_step
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InfeasibleError
 from meshwright.planner.analysis.rank_mapping import workload_of
@@ -49,6 +50,8 @@ class PlanTraffic:
     """What one GPU puts into each of its groups, wherever they lie."""
     uplinks: Loads | None
     """On an irregular allocation: what the mapping's ranks send up each leaf and pod."""
+    operations: dict[str, float]
+    """That the mean rank starts in a step, by axis."""
     broken: tuple[str, ...]
     """Cuts that need more than their phase, in words."""
     step_time_s: float
@@ -79,6 +82,7 @@ def plan_traffic(plan: Plan) -> PlanTraffic:
         cuts=use.cuts,
         groups=group_traffic(use.context, stages),
         uplinks=None if mapping is None or mapping.matrix else _uplinks(plan, layout),
+        operations=operations_of_a_step(use.context, mean_rank_work(use.context, stages)),
         broken=tuple(broken_cuts(use.cuts)),
         step_time_s=float(np.asarray(priced.step_time_s)),
         non_blocking_s=_non_blocking_s(workload, layout, placement, stages),
@@ -122,9 +126,9 @@ def _level_bytes(use: MappingUse, step_time_s: float) -> tuple[LevelBytes, ...]:
     for level in use.levels:
         axes = by_axis({axis: flow.crossing for axis, flow in level.flows.items()})
         sent = sum(axes.values())
-        standing = level.standing
+        positions = level.positions
         busy = sent / level.bytes_per_s
-        by_level.append(LevelBytes(standing.level, sent, axes, busy, busy / step_time_s))
+        by_level.append(LevelBytes(positions.level, sent, axes, busy, busy / step_time_s))
     return tuple(by_level)
 
 
@@ -187,7 +191,7 @@ def patterns(traffic: PlanTraffic) -> dict[str, AxisPattern]:
     outer = [
         level
         for level in traffic.use.levels
-        if traffic.use.stand.levels.media[level.standing.depth] not in SCALE_UP
+        if traffic.use.positions.levels.media[level.positions.depth] not in SCALE_UP
     ]
     return {
         axis: axis_pattern(
@@ -204,6 +208,7 @@ def patterns(traffic: PlanTraffic) -> dict[str, AxisPattern]:
 def _axis_document(traffic: PlanTraffic, axis: str) -> dict[str, Any]:
     """The kind of traffic, what a rank sends over each level in a step, and the busiest receiver."""
     row: dict[str, Any] = dict(vars(patterns(traffic)[axis]))
+    row["operations_per_step"] = traffic.operations.get(axis)
     row["bytes_per_step"] = {
         level.level: level.by_axis[axis] for level in traffic.levels if axis in level.by_axis
     }
@@ -222,11 +227,11 @@ def _groups_document(use: MappingUse) -> dict[str, Any]:
 
     Above `MOST_LISTED_RANKS` ranks only their sums.
     """
-    listed = len(use.stand.node) <= MOST_LISTED_RANKS
+    listed = len(use.positions.node) <= MOST_LISTED_RANKS
     groups: dict[str, Any] = {}
     for flow in use.axes:
         sent = {
-            level.standing.level: level.flows[flow.axis].crossing[flow.groups].sum(axis=1)
+            level.positions.level: level.flows[flow.axis].crossing[flow.groups].sum(axis=1)
             for level in use.levels
         }
         row: dict[str, Any] = {

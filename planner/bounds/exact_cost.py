@@ -78,19 +78,19 @@ class LayoutPricing:
         bound_s = mappings.bound_s[keep]
         if int(self._layout.recompute_layers) and np.isfinite(bound_s).any():
             seconds = np.asarray(self._optimistic(pick(mappings.matrices, keep)).seconds)
-            keep, bound_s = keep[seconds < cutoff_s], seconds[seconds < cutoff_s]
+            better = seconds < cutoff_s
+            keep, bound_s = keep[better], seconds[better]
         if not len(keep):
             return None
         table = pick(mappings.matrices, keep)
         best_s, where, stages = self._best_of(table, bound_s, cutoff_s)
         if stages is None:
             return None
-        recomputed_layers = min(
-            int(self._layout.recompute_layers), max(max(rank) for rank in stages)
-        )
+        longest = max(max(rank) for rank in stages)
+        recomputed_layers = min(int(self._layout.recompute_layers), longest)
         return Priced(
             layout=replace(self._layout, recompute_layers=recomputed_layers),
-            matrix={axis: tuple(int(x) for x in rows[where]) for axis, rows in table.items()},
+            matrix={axis: tuple(rows[where].tolist()) for axis, rows in table.items()},
             stages=stages,
             step_time_s=best_s,
         )
@@ -104,22 +104,20 @@ class LayoutPricing:
         rooms = self._fit.rooms(self._workload.model.layers)
         placement = self._placed(table)
         costs = layer_costs(self._workload, self._layout, placement)
-        columns = [np.broadcast_to(np.asarray(x), bound_s.shape) for x in vars(costs).values()]
-        unique, back = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
-        groups = [np.flatnonzero(back.reshape(-1) == group) for group in range(len(unique))]
+        groups = _rows_with_equal_costs(costs, bound_s.shape)
+        groups.sort(key=lambda group: float(np.min(bound_s[group[1]])))
         best: tuple[float, int, Stages | None] = (cutoff_s, -1, None)
-        for group in sorted(range(len(unique)), key=lambda g: float(np.min(bound_s[groups[g]]))):
-            members = groups[group][bound_s[groups[group]] < best[0]]
+        for group_costs, rows in groups:
+            members = rows[bound_s[rows] < best[0]]
             if not len(members):
                 continue
-            split_costs = self._fit.split_costs(LayerCosts(*(float(x) for x in unique[group])))
+            split_costs = self._fit.split_costs(group_costs)
             busiest_s = least_busiest_rank_s(split_costs, rooms)
             if not np.isfinite(busiest_s):
                 self.memory_limits = self.nothing_fits = True
                 return best
-            members = members[
-                np.asarray(self._bound(_rows_of(placement, members), busiest_s)) < best[0]
-            ]
+            members_s = self._bound(_rows_of(placement, members), busiest_s)
+            members = members[members_s < best[0]]
             if not len(members):
                 continue
             placed = _rows_of(placement, members)
@@ -162,14 +160,11 @@ class LayoutPricing:
         self, placed: Placement, costs: SplitCosts, cutoff_s: float
     ) -> list[tuple[Split, FloatArray]]:
         """The same for ranks in step, whose splits are few enough to look at one by one."""
-        splits = sorted(
-            (
-                Split(stages=stages, time_s=costs.stages_s(stages))
-                for stages in level_splits(costs.layers, costs.pp, costs.vpp)
-                if not costs.partial or min(map(min, stages)) >= costs.recompute_layers
-            ),
-            key=lambda split: split.time_s,
-        )
+        splits = []
+        for stages in level_splits(costs.layers, costs.pp, costs.vpp):
+            if not costs.partial or min(map(min, stages)) >= costs.recompute_layers:
+                splits.append(Split(stages=stages, time_s=costs.stages_s(stages)))
+        splits.sort(key=lambda split: split.time_s)
         priced_splits: list[tuple[Split, FloatArray]] = []
         limit_s = inf
         for split in splits:
@@ -234,10 +229,21 @@ class LayoutPricing:
         )
 
 
+def _rows_with_equal_costs(
+    costs: LayerCosts, shape: tuple[int, ...]
+) -> list[tuple[LayerCosts, IntArray]]:
+    """Each different set of layer costs with the rows that have it."""
+    columns = [np.broadcast_to(np.asarray(column), shape) for column in vars(costs).values()]
+    unique, back = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+    groups = []
+    for group, values in enumerate(unique.tolist()):
+        groups.append((LayerCosts(*values), np.flatnonzero(back.reshape(-1) == group)))
+    return groups
+
+
 def _rows_of(placement: Placement, rows: IntArray) -> Placement:
-    return Placement(
-        **{name: np.asarray(members)[rows] for name, members in vars(placement).items()}
-    )
+    columns = {name: np.asarray(column)[rows] for name, column in vars(placement).items()}
+    return Placement(**columns)
 
 
 def _scale(priced: Estimate) -> FloatArray:

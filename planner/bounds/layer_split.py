@@ -19,8 +19,25 @@ from meshwright.planner.bounds.stages import FitsRank, Split, SplitCosts, even_c
 def frontier(costs: SplitCosts, slack_s: float, fits: FitsRank | None = None) -> tuple[Split, ...]:
     """Splits among which a best one is, whatever the rest of the step charges for parameters.
 
-    The rest must not fall when the most parameters on a rank (outside experts, or in experts) rise, and
-    must not exceed `slack_s` for the split with the least pipeline seconds. Empty where no split fits.
+    Parameters
+    ----------
+    costs
+        What decides a split.
+    slack_s
+        At least what the rest of the step takes for the split with the least pipeline seconds. The rest
+        must not fall when the most parameters on a rank (outside experts, or in experts) rise.
+    fits
+        Whether a rank fits in memory; None where memory is no limit.
+
+    Returns
+    -------
+    tuple[Split, ...]
+        Empty where no split fits.
+
+    Raises
+    ------
+    ValueError
+        For ranks in step with virtual stages: these have `level_splits`.
     """
     if costs.layers < costs.pp * costs.fewest:
         return ()
@@ -42,37 +59,60 @@ def _unlimited_ranks(costs: SplitCosts) -> _Ranks:
 
 
 def least_busiest_rank_s(costs: SplitCosts, rooms: Sequence[Sequence[int]]) -> float:
-    """Never above the slowest rank of any split in which rank r, with l leading layers, has at most
-    `rooms[r][l]` layers; infinite where there is none.
-    """
-    kinds = [0 if rank == 0 else 2 if rank == costs.pp - 1 else 1 for rank in range(costs.pp)]
-    longest = max(max(row) for row in rooms)
-    seconds = {
-        (kind, some): [costs.rank_s(kinds.index(kind), n, some) for n in range(longest + 1)]
-        for kind in set(kinds)
-        for some in range(max(len(row) for row in rooms))
-    }
+    """A lower bound on the slowest rank of every split that fits; infinite where there is none.
 
-    def most_layers(rank: int, some: int, limit_s: float) -> float:
-        fit = bisect_right(seconds[kinds[rank], some], limit_s) - 1
-        layers = min(rooms[rank][some], fit)
-        return layers if layers >= max(costs.fewest, some) else -inf
+    Parameters
+    ----------
+    costs
+        What decides a split.
+    rooms
+        `rooms[r][l]`: the most layers of rank r where l of them are leading ones.
+
+    Returns
+    -------
+    float
+        Seconds for one micro-batch, forward and backward.
+    """
+    kinds = [_end_kind(costs, rank) for rank in range(costs.pp)]
+    counts = range(max(max(row) for row in rooms) + 1)
+    most_leading = max(len(row) for row in rooms)
+    seconds: dict[tuple[int, int], list[float]] = {}
+    for kind in set(kinds):
+        rank = kinds.index(kind)
+        for leading in range(most_leading):
+            seconds[kind, leading] = [costs.rank_s(rank, layers, leading) for layers in counts]
+
+    def most_layers(rank: int, leading: int, limit_s: float) -> float:
+        fitting = bisect_right(seconds[kinds[rank], leading], limit_s) - 1
+        layers = min(rooms[rank][leading], fitting)
+        return layers if layers >= max(costs.fewest, leading) else -inf
 
     def holds(limit_s: float) -> bool:
-        totals = [0.0] + [-inf] * costs.leading  # by leading layers placed so far
+        totals = [0.0] + [-inf] * costs.leading  # most layers, by leading layers placed so far
         for rank, row in enumerate(rooms):
-            each = [most_layers(rank, some, limit_s) for some in range(len(row))]
-            totals = [
-                max(
-                    totals[placed - some] + each[some] for some in range(min(placed + 1, len(each)))
-                )
-                for placed in range(len(totals))
-            ]
+            most = [most_layers(rank, leading, limit_s) for leading in range(len(row))]
+            totals = _longest_sums(totals, most)
         return totals[-1] >= costs.layers
 
     steps = sorted({value for row in seconds.values() for value in row})
     first = bisect_left(steps, True, key=holds)
     return steps[first] if first < len(steps) else inf
+
+
+def _end_kind(costs: SplitCosts, rank: int) -> int:
+    """0 for the first rank, 2 for the last, 1 for all others, which cost alike."""
+    if rank == 0:
+        return 0
+    return 2 if rank == costs.pp - 1 else 1
+
+
+def _longest_sums(totals: Sequence[float], most: Sequence[float]) -> list[float]:
+    """Largest totals[i - k] + most[k] over k, for every i."""
+    sums = []
+    for placed in range(len(totals)):
+        choices = range(min(placed + 1, len(most)))
+        sums.append(max(totals[placed - leading] + most[leading] for leading in choices))
+    return sums
 
 
 CapName = Literal["seconds", "load", "experts"]
@@ -118,7 +158,8 @@ class _Ranks:
         self._fits = fits
         self._options: dict[tuple[int, int], list[_Option]] = {}
         self._columns: dict[int, tuple[list[float], list[float], list[int]]] = {}
-        self._everything = (1 << (costs.layers + 1)) - 1
+        self._all_counts = (1 << (costs.layers + 1)) - 1
+        """A mask of all layer counts from 0."""
         options = [
             option for rank, covered in self._classes() for option in self._of(rank, covered)
         ]
@@ -146,15 +187,14 @@ class _Ranks:
         return options
 
     def _kind(self, rank: int) -> int:
-        """Ranks of one kind have the same choices: without memory limits the first, the last, and all
-        others.
-        """
-        return rank if self._fits else (0 if rank == 0 else 2 if rank == self.costs.pp - 1 else 1)
+        """Ranks of one kind have the same choices."""
+        return rank if self._fits else _end_kind(self.costs, rank)
 
     def _choices(self, rank: int, covered: int) -> Iterator[_Option]:
         costs = self.costs
         for layers in range(costs.fewest, costs.most + 1):
-            leading = min(costs.leading - covered, even_chunks(rank, layers, costs.vpp)[0])
+            first_chunk = even_chunks(rank, layers, costs.vpp)[0]
+            leading = min(costs.leading - covered, first_chunk)
             if self._fits is not None and not self._fits(rank, layers, leading):
                 return  # memory grows with the layers
             yield _Option(
@@ -167,52 +207,50 @@ class _Ranks:
             )
 
     def _total_s(self, recomputed_leading: int) -> float:
-        """Sum over the ranks of any split that recomputes `again` leading layers."""
+        """Sum over the ranks of any split that recomputes so many leading layers."""
         costs = self.costs
         if not costs.partial:
             recomputed_leading = min(costs.recompute_layers, costs.leading)
-        everything = min(costs.recompute_layers * costs.vpp * costs.pp, costs.layers)
+        recomputed = min(costs.recompute_layers * costs.vpp * costs.pp, costs.layers)
         total = (costs.layers - costs.leading) * costs.layer_s + costs.leading * costs.leading_s
-        total += (
-            everything - recomputed_leading
-        ) * costs.layer_recompute_s + recomputed_leading * costs.leading_recompute_s
-        return total + costs.first_s + costs.last_s
+        again = (recomputed - recomputed_leading) * costs.layer_recompute_s
+        again += recomputed_leading * costs.leading_recompute_s
+        return total + again + costs.first_s + costs.last_s
 
     def frontier(self, slack_s: float) -> Iterator[Split]:
         """See the module's `frontier`."""
-        costs = self.costs
-        filled = costs.bubble_share / costs.vpp
-        weight = costs.num_micro_batches - filled
+        most_recomputed = self.costs.leading if self.costs.partial else 0
         starts: list[tuple[float, int, int]] = []
-        for recomputed_leading in range(costs.leading + 1) if costs.partial else (0,):
+        for recomputed_leading in range(most_recomputed + 1):
             low = self._least("seconds", self._only_seconds(recomputed_leading=recomputed_leading))
             if low is not None:
-                starts.append(
-                    (
-                        weight * self._seconds[low] + self._total_s(recomputed_leading) * filled,
-                        recomputed_leading,
-                        low,
-                    )
-                )
+                pipeline_s = self._pipeline_s(self._seconds[low], recomputed_leading)
+                starts.append((pipeline_s, recomputed_leading, low))
         if not starts:
             return
-        limit = (min(starts)[0] + slack_s) * (1 + 1e-12)
+        limit_s = (min(starts)[0] + slack_s) * (1 + 1e-12)
         for _, recomputed_leading, low in sorted(starts):
-            pareto: list[tuple[int, int]] = []
-            for seconds in self._seconds[low:]:
-                if weight * seconds + self._total_s(recomputed_leading) * filled > limit:
-                    break
-                if not pareto or self._improves(seconds, recomputed_leading, pareto):
-                    for load, experts in self._least_loads(seconds, recomputed_leading):
-                        pareto.append((load, experts))
-                        yield self._split(
-                            _Caps(
-                                seconds,
-                                self._loads[load],
-                                self._experts[experts],
-                                recomputed_leading,
-                            )
-                        )
+            yield from self._pareto(low, recomputed_leading, limit_s)
+
+    def _pipeline_s(self, slowest_s: float, recomputed_leading: int) -> float:
+        """Seconds of the pipeline whose slowest rank takes so long for a micro-batch."""
+        filled = self.costs.bubble_share / self.costs.vpp
+        weight = self.costs.num_micro_batches - filled
+        return weight * slowest_s + self._total_s(recomputed_leading) * filled
+
+    def _pareto(self, low: int, recomputed_leading: int, limit_s: float) -> Iterator[Split]:
+        """Splits that no other one within the limit beats in seconds, load and experts."""
+        pareto: list[tuple[int, int]] = []
+        for seconds in self._seconds[low:]:
+            if self._pipeline_s(seconds, recomputed_leading) > limit_s:
+                break
+            if not pareto or self._improves(seconds, recomputed_leading, pareto):
+                for load, experts in self._least_loads(seconds, recomputed_leading):
+                    pareto.append((load, experts))
+                    caps = _Caps(
+                        seconds, self._loads[load], self._experts[experts], recomputed_leading
+                    )
+                    yield self._split(caps)
 
     def _only_seconds(self, seconds: float = inf, recomputed_leading: int = 0) -> _Caps:
         """Caps on the slowest rank and on nothing else."""
@@ -221,21 +259,18 @@ class _Ranks:
     def _improves(
         self, seconds: float, recomputed_leading: int, pareto: list[tuple[int, int]]
     ) -> bool:
-        """Whether some split within the threshold has less of either kind of parameters than all known
-        ones.
-        """
+        """Whether a split within the threshold has less of a kind of parameters than all known ones."""
         load, experts = min(load for load, _ in pareto), min(experts for _, experts in pareto)
         caps = self._only_seconds(seconds, recomputed_leading)
-        return bool(
-            (load and self._reachable(replace(caps, load=self._loads[load - 1])))
-            or (experts and self._reachable(replace(caps, experts=self._experts[experts - 1])))
-            or (
-                len(pareto) > 1
-                and self._reachable(
-                    replace(caps, load=self._loads[load], experts=self._experts[experts])
-                )
-            )
-        )
+        trials = []
+        if load:
+            trials.append(replace(caps, load=self._loads[load - 1]))
+        if experts:
+            trials.append(replace(caps, experts=self._experts[experts - 1]))
+        if len(pareto) > 1:
+            both = replace(caps, load=self._loads[load], experts=self._experts[experts])
+            trials.append(both)
+        return any(self._reachable(trial) is not None for trial in trials)
 
     def _least_loads(self, seconds: float, recomputed_leading: int) -> Iterator[tuple[int, int]]:
         """Indices of (load, experts) within a threshold on the slowest rank that none beats in both."""
@@ -253,9 +288,7 @@ class _Ranks:
                 return
 
     def _least(self, name: CapName, caps: _Caps, below: int | None = None) -> int | None:
-        """Index of the least value of one cap under which some split keeps the others; None if there is
-        none.
-        """
+        """Index of the least value of one cap under which some split keeps the others, or None."""
         values = {"seconds": self._seconds, "load": self._loads, "experts": self._experts}[name]
         low, high = 0, len(values) if below is None else below
         end = high
@@ -269,15 +302,11 @@ class _Ranks:
 
     def _within(self, rank: int, covered: int, caps: _Caps) -> Iterator[_Option]:
         for option in self._of(rank, covered):
-            if (
-                option.seconds > caps.seconds
-                or option.load > caps.load
-                or option.experts > caps.experts
-            ):
-                if option.leading == self.costs.leading - covered:
-                    return
-                continue
-            yield option
+            parameters_fit = option.load <= caps.load and option.experts <= caps.experts
+            if parameters_fit and option.seconds <= caps.seconds:
+                yield option
+            elif option.leading == self.costs.leading - covered:
+                return  # longer choices only add layers that are not leading ones
 
     def _longest(self, rank: int, caps: _Caps) -> int:
         """How many choices of a rank without leading layers keep the caps; they are the shortest ones."""
@@ -297,34 +326,28 @@ class _Ranks:
         )
 
     def _reachable(self, caps: _Caps) -> list[dict[tuple[int, int], int]] | None:
-        """Masks [rank][state] of the layer counts that the ranks from `rank` on can take; None if not all
-        layers.
-        """
+        """Masks [rank][state] of layer counts that the ranks from there on can take; None if not all."""
         costs = self.costs
         masks: list[dict[tuple[int, int], int]] = [{} for _ in range(costs.pp + 1)]
         masks[costs.pp] = {(costs.leading, caps.again): 1}
         for rank in reversed(range(costs.pp)):
             after, here = masks[rank + 1], masks[rank]
-            done = self._smeared(after, self._longest(rank, caps))
-            here.update(done)
-            for covered in range(
-                min(rank, costs.leading), costs.leading if rank else min(1, costs.leading)
-            ):
-                for recomputed_leading in range(min(covered, caps.again) + 1):
+            here.update(self._smeared(after, self._longest(rank, caps)))
+            end = costs.leading if rank else min(1, costs.leading)
+            for covered in range(min(rank, costs.leading), end):
+                options = list(self._within(rank, covered, caps))
+                for again in range(min(covered, caps.again) + 1):
                     mask = 0
-                    for option in self._within(rank, covered, caps):
-                        mask |= (
-                            after.get(
-                                (covered + option.leading, recomputed_leading + option.again), 0
-                            )
-                            << option.layers
-                        )
-                    mask &= self._everything
+                    for option in options:
+                        state = (covered + option.leading, again + option.again)
+                        mask |= after.get(state, 0) << option.layers
+                    mask &= self._all_counts
                     if mask:
-                        here[covered, recomputed_leading] = mask
+                        here[covered, again] = mask
             if not here:
                 return None
-        return masks if masks[0].get((0, 0), 0) >> costs.layers & 1 else None
+        all_layers = masks[0].get((0, 0), 0) >> costs.layers & 1
+        return masks if all_layers else None
 
     def _smeared(
         self, after: dict[tuple[int, int], int], choices: int
@@ -342,7 +365,7 @@ class _Ranks:
                     step = min(width, choices - width)
                     grown |= grown << step
                     width += step
-                grown &= self._everything
+                grown &= self._all_counts
                 if grown:
                     masks[state] = grown
         return masks
@@ -351,27 +374,22 @@ class _Ranks:
         """The most even split within the caps; there is one."""
         masks = self._reachable(caps)
         assert masks is not None
-        costs, layers_left, covered, recomputed_leading = self.costs, self.costs.layers, 0, 0
+        costs = self.costs
+        layers_left, covered, again = costs.layers, 0, 0
         stages: list[tuple[int, ...]] = []
         times: list[float] = []
         for rank in range(costs.pp):
             share = layers_left / (costs.pp - rank)
-            option = min(
-                (
-                    o
-                    for o in self._within(rank, covered, caps)
-                    if o.layers <= layers_left
-                    and masks[rank + 1].get((covered + o.leading, recomputed_leading + o.again), 0)
-                    >> (layers_left - o.layers)
-                    & 1
-                ),
-                key=lambda o: (abs(o.layers - share), -o.layers),
-            )
+            options = []
+            for option in self._within(rank, covered, caps):
+                rest = layers_left - option.layers
+                state = (covered + option.leading, again + option.again)
+                if rest >= 0 and masks[rank + 1].get(state, 0) >> rest & 1:
+                    options.append((abs(option.layers - share), -option.layers, option))
+            _, _, option = min(options, key=lambda entry: entry[:2])
             stages.append(even_chunks(rank, option.layers, costs.vpp))
             times.append(option.seconds)
-            layers_left, covered, recomputed_leading = (
-                layers_left - option.layers,
-                covered + option.leading,
-                recomputed_leading + option.again,
-            )
+            layers_left -= option.layers
+            covered += option.leading
+            again += option.again
         return Split(stages=tuple(stages), time_s=costs.time_s(times))

@@ -7,7 +7,7 @@ matrices are all the mappings that treat blocks alike, so choosing one of them i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import permutations
 from math import prod
@@ -30,11 +30,28 @@ MEGATRON_TP_PP_DP = ("tp", "cp", "ep", "pp", "dp")
 def matrices(
     layout: Layout, factors: Sequence[int] | NDArray[np.int64], inside: tuple[str, ...] = ()
 ) -> Matrices:
-    """Every parallelism matrix of one layout, entries of shape [k, levels]; k is 0 where there is none.
+    """Every parallelism matrix of one layout.
 
-    `factors` are the level sizes, inside out, with product `layout.gpus`. Axes named in `inside` lie wholly
-    in level 0. Primes do not interact, so the matrices are the products of one exponent table per prime.
-    Raises ValueError if the level sizes do not multiply to the layout's GPUs.
+    Primes do not interact, so the matrices are the products of one exponent table per prime.
+
+    Parameters
+    ----------
+    layout
+        One layout, its degrees scalars.
+    factors
+        Level sizes, inside out, with product `layout.gpus`; shape [levels].
+    inside
+        Axes that lie wholly in level 0.
+
+    Returns
+    -------
+    Matrices
+        By axis, how many ways it is spread at each level, [k, levels]; k is 0 where there is no matrix.
+
+    Raises
+    ------
+    ValueError
+        Where the level sizes do not multiply to the layout's GPUs.
     """
     degrees = tuple(int(getattr(layout, axis)) for axis in AXES)
     sizes = tuple(int(size) for size in factors)
@@ -86,12 +103,13 @@ def _fill(
     if len(done) == len(rows):
         tables.append(list(done))
         return
-    here = len(done)
-    last = here == len(rows) - 1
-    if here in inside:
-        options: Iterator[tuple[int, ...]] = iter(((rows[here], *(0 for _ in room[1:])),))
-    else:
-        options = iter((room,)) if last else _splits(rows[here], room)
+    row = len(done)
+    last = row == len(rows) - 1
+    options: Iterable[tuple[int, ...]] = [room]
+    if row in inside:
+        options = [(rows[row], *[0] * (len(room) - 1))]
+    elif not last:
+        options = _splits(rows[row], room)
     for option in options:
         columns_left = tuple(r - o for r, o in zip(room, option, strict=True))
         if min(columns_left) >= 0 and (not last or not any(columns_left)):
@@ -167,22 +185,18 @@ def order_name(matrix: Mapping[str, Sequence[int] | NDArray[np.int64]]) -> tuple
     position = gpu_of_rank(matrix)
     degrees = {axis: int(np.prod(np.asarray(matrix[axis], dtype=np.int64))) for axis in AXES}
     for order in (MEGATRON_DEFAULT, MEGATRON_TP_PP_DP):
-        if np.array_equal(
-            position, _nested_position(degrees, [axis for axis in order if axis != "ep"])
-        ):
+        dense = [axis for axis in order if axis != "ep"]
+        if np.array_equal(position, _nested_position(degrees, dense)):
             return order
     for nested in permutations(AXES):
-        if np.array_equal(position, _nested_position(degrees, list(nested))):
+        if np.array_equal(position, _nested_position(degrees, nested)):
             return nested
-    reach = {
-        axis: float(np.dot(np.log(matrix[axis]), np.arange(len(matrix[axis])))) for axis in AXES
-    }
-    return tuple(
-        sorted(
-            AXES,
-            key=lambda axis: (reach[axis] / max(np.log(degrees[axis]), 1e-9), AXES.index(axis)),
-        )
-    )
+
+    def mean_level(axis: str) -> float:
+        reach = float(np.dot(np.log(matrix[axis]), np.arange(len(matrix[axis]))))
+        return reach / max(float(np.log(degrees[axis])), 1e-9)
+
+    return tuple(sorted(AXES, key=mean_level))
 
 
 def _nested_position(degrees: Mapping[str, int], order: Sequence[str]) -> NDArray[np.int64]:
@@ -193,6 +207,7 @@ def _nested_position(degrees: Mapping[str, int], order: Sequence[str]) -> NDArra
         stride *= degrees[axis]
     ranks_in_turn = np.arange(stride, dtype=np.int64)
     index = np.unravel_index(ranks_in_turn, [degrees[axis] for axis in reversed(AXES)])[::-1]
-    return np.asarray(
-        sum(strides[axis] * index[row] for row, axis in enumerate(AXES)), dtype=np.int64
-    )
+    position = np.zeros_like(ranks_in_turn)
+    for row, axis in enumerate(AXES):
+        position += strides[axis] * index[row]
+    return position

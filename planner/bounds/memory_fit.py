@@ -39,11 +39,13 @@ class MemoryFit:
             raise ValueError("a virtual stage would have no layer")
         memory = stage_memory_gib(self.workload, self.layout, stages)
         counts = np.array([sum(rank) for rank in stages], dtype=np.float64)
-        leading, first = np.zeros(len(stages)), 0
-        for chunk in range(len(stages) * len(stages[0])):
-            size = stages[chunk % len(stages)][chunk // len(stages)]
-            leading[chunk % len(stages)] += min(max(self.leading - first, 0), size)
-            first += size
+        leading = np.zeros(len(stages))
+        leading_left = self.leading
+        for virtual_stage in zip(*stages, strict=True):
+            for rank, size in enumerate(virtual_stage):
+                placed = min(leading_left, size)
+                leading[rank] += placed
+                leading_left -= placed
         return [
             float(memory[rank]) - self._layers_gib(rank, float(counts[rank]), float(leading[rank]))
             for rank in range(len(stages))
@@ -51,9 +53,9 @@ class MemoryFit:
 
     @cached_property
     def _in_flight(self) -> list[float]:
-        return [
-            float(x) for x in np.asarray(in_flight(self.layout, np.arange(int(self.layout.pp))))
-        ]
+        ranks = np.arange(int(self.layout.pp))
+        micro_batches = np.asarray(in_flight(self.layout, ranks), dtype=np.float64)
+        return [float(count) for count in micro_batches]
 
     @cached_property
     def _per_layer(self) -> tuple[float, ...]:
@@ -83,17 +85,16 @@ class MemoryFit:
         return self.rank_gib(rank, layers, leading) <= self.limit_gib * (1 + 1e-9)
 
     def rooms(self, limit: int) -> list[list[int]]:
-        """[rank][leading layers on it]: the most layers it has room for, up to `most`; less than the leading
-        ones where even they do not fit. Ranks behind the first ones have no leading layers.
+        """The most layers that each rank has room for, [rank][leading layers on it], up to `limit`.
+
+        Less than the leading ones where even they do not fit. Ranks behind the first ones have no leading
+        layers.
         """
-        ranks = range(int(self.layout.pp))
-        return [
-            [
-                self._room(rank, leading, limit)
-                for leading in range(self.leading + 1 if rank < self.leading else 1)
-            ]
-            for rank in ranks
-        ]
+        rooms = []
+        for rank in range(int(self.layout.pp)):
+            most_leading = self.leading if rank < self.leading else 0
+            rooms.append([self._room(rank, leading, limit) for leading in range(most_leading + 1)])
+        return rooms
 
     def _room(self, rank: int, leading: int, limit: int) -> int:
         for layers in range(max(leading, 1), limit + 1):
@@ -105,13 +106,14 @@ class MemoryFit:
         """The layer costs as the split sees them: main layers, leading dense ones, and the ends."""
         model, layout = self.workload.model, self.layout
         dense, rest, _ = (float(np.asarray(x)) for x in layer_parameters_on_gpu(model, layout))
-        has_main_dense = not model.moe_layers
-        main = (
-            (costs.dense_layer_s, costs.dense_recompute_s)
-            if has_main_dense
-            else (costs.moe_layer_s, costs.moe_recompute_s)
-        )
-        ends = self._end_loads(dense, rest)
+        main_s, main_recompute_s, main_load = costs.moe_layer_s, costs.moe_recompute_s, rest
+        if not model.moe_layers:
+            main_s, main_recompute_s, main_load = (
+                costs.dense_layer_s,
+                costs.dense_recompute_s,
+                dense,
+            )
+        first_load, last_load = self._end_loads(dense, rest)
         shape = traits(int(layout.schedule))
         last_s = float(costs.head_s) + float(costs.mtp_s)
         return SplitCosts(
@@ -122,17 +124,17 @@ class MemoryFit:
             num_micro_batches=int(layout.num_micro_batches),
             bubble_share=float(costs.bubble_share),
             in_step=shape.in_step,
-            layer_s=float(main[0]),
+            layer_s=float(main_s),
             leading_s=float(costs.dense_layer_s) if self.leading else 0.0,
             first_s=float(costs.embedding_s) + (last_s if shape.v_shaped else 0.0),
             last_s=0.0 if shape.v_shaped else last_s,
-            layer_recompute_s=float(main[1]),
+            layer_recompute_s=float(main_recompute_s),
             leading_recompute_s=float(costs.dense_recompute_s) if self.leading else 0.0,
             recompute_layers=self._recomputed_layers,
-            layer_load=dense if has_main_dense else rest,
+            layer_load=main_load,
             leading_load=dense if self.leading else 0.0,
-            first_load=ends[0],
-            last_load=ends[1],
+            first_load=first_load,
+            last_load=last_load,
             experts=model.moe_layers > 0,
             last_experts=model.mtp_layers if model.moe is not None else 0,
         )
@@ -148,6 +150,5 @@ class MemoryFit:
             leading = min(max(model.dense_layers - before, 0), size)
             own_layers.append(leading * dense + (size - leading) * rest)
             before += size
-        return float(loads[0] - own_layers[0]), (
-            float(loads[-1] - own_layers[-1]) if pp > 1 else 0.0
-        )
+        beside = loads - np.array(own_layers)
+        return float(beside[0]), float(beside[-1]) if pp > 1 else 0.0

@@ -30,7 +30,7 @@ True
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -59,11 +59,24 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 
+@dataclass(frozen=True, kw_only=True)
+class PricingParams:
+    """How many layouts are bounded in one array operation: what fits into a core's cache."""
+
+    chunk: int = 8192
+    """Layouts without their mappings."""
+    mapping_chunk: int = 256
+    """Layouts with all their mappings."""
+
+
+DEFAULT_PRICING = PricingParams()
+
+
 class CostModelPricing:
     """Prices by `costmodel`."""
 
-    def __init__(self, workload: Workload) -> None:
-        self._workload = workload
+    def __init__(self, workload: Workload, params: PricingParams = DEFAULT_PRICING) -> None:
+        self._workload, self._params = workload, params
         self._limit_gib = hbm_limit_gib(workload)
         framework = framework_of_stack(workload.framework)
         self._some_layers = framework.recompute_amount is not None
@@ -86,18 +99,32 @@ class CostModelPricing:
         """Nothing: matrices need no slots."""
 
     def compute_bound_s(self, degrees: Layout, smallest_bubble: FloatArray) -> FloatArray:
-        """Layers at their cheapest, with every group inside the scale-up domain, through an even pipeline."""
+        """Layers at their cheapest, with every group inside the scale-up domain, through an even pipeline.
+
+        Parameters
+        ----------
+        degrees
+            Shape [n].
+        smallest_bubble
+            Share of the other ranks' seconds that any schedule waits at the least, [n].
+
+        Returns
+        -------
+        FloatArray
+            Seconds of a step, [n].
+        """
         model = self._workload.model
         costs = self._shape_costs(degrees)
         work_s, cheapest, end = _loads(model.dense_layers, model.moe_layers, costs)
-        m, pp = (np.asarray(x, dtype=np.float64) for x in (degrees.num_micro_batches, degrees.pp))
+        micro_batches = np.asarray(degrees.num_micro_batches, dtype=np.float64)
+        pp = np.asarray(degrees.pp, dtype=np.float64)
         main = costs.moe_layer_s if model.moe_layers else costs.dense_layer_s
+        busiest = np.maximum(work_s / pp, np.ceil(model.layers / pp) * cheapest)
+        busiest = np.maximum(busiest, end + cheapest)
         split = least_busiest_s(model.moe_layers or model.dense_layers, main, end, pp)
-        busiest = np.maximum(
-            np.maximum(work_s / pp, np.ceil(model.layers / pp) * cheapest), end + cheapest
-        )
         busiest = np.maximum(busiest, split)
-        bound_s: FloatArray = m * busiest + np.maximum(work_s - busiest, 0.0) * smallest_bubble
+        bubble_s = np.maximum(work_s - busiest, 0.0) * smallest_bubble
+        bound_s: FloatArray = micro_batches * busiest + bubble_s
         return bound_s
 
     def gpu_seconds(self, shapes: Layout) -> float:
@@ -125,12 +152,8 @@ class CostModelPricing:
             schedule=0,
         )
         costs = layer_costs(self._workload, shapes, self._innermost(shapes))
-        return LayerCosts(
-            *(
-                np.broadcast_to(np.asarray(x, dtype=np.float64), first.shape)[back]
-                for x in vars(costs).values()
-            )
-        )
+        columns = [np.asarray(cost, dtype=np.float64) for cost in vars(costs).values()]
+        return LayerCosts(*(np.broadcast_to(column, first.shape)[back] for column in columns))
 
     @cached_property
     def _innermost_is_fastest(self) -> bool:
@@ -142,9 +165,7 @@ class CostModelPricing:
         )
 
     def _innermost(self, layouts: Layout) -> Placement:
-        """Every group inside level 0, however large; nothing to communicate where that level is not the
-        fastest.
-        """
+        """Every group inside level 0; nothing to communicate where that level is not the fastest."""
         levels = len(level_factors(self._workload.cluster, self._workload.gpus))
 
         def inside_level_0(size: object) -> IntArray:
@@ -169,7 +190,7 @@ class CostModelPricing:
         links = best_beyond(links_of(levels, constants_for(self._workload)))
         count = layouts.broadcast_shape()[0]
         bound_s = np.empty(count)
-        for part in np.array_split(np.arange(count), max(1, -(-count // CHUNK))):
+        for part in np.array_split(np.arange(count), max(1, -(-count // self._params.chunk))):
             chunk = layouts.take(part)
             context = make_context(self._workload, chunk, packed_placement(chunk, levels.blocks))
             context = replace(context, links=links)
@@ -178,8 +199,15 @@ class CostModelPricing:
         return bound_s
 
     def least_memory_gib(self, layouts: Layout) -> tuple[FloatArray, IntArray]:
-        """(never above the peak of any split and of any number of recomputed layers from there on, the fewest
-        layers that full recomputation must take for some split to fit, or all of them)."""
+        """Bounds on memory, and how many layers must be recomputed for it.
+
+        Returns
+        -------
+        tuple[FloatArray, IntArray]
+            Never above the peak of any split, in GiB, with the recomputed layers that follow or more of
+            them; and the fewest layers of a virtual stage that full recomputation must take for some split
+            to fit, or `ALL_LAYERS`. Both [n].
+        """
         full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
         recomputed_layers = np.where(full, 1 if self._some_layers else ALL_LAYERS, 0)
         peak = self._peak_with(layouts, recomputed_layers)
@@ -188,10 +216,8 @@ class CostModelPricing:
             recomputed_layers[rows], peak[rows] = self._fewest_recomputed(layouts.take(rows))
         rows = np.flatnonzero(full & (recomputed_layers < ALL_LAYERS))
         if len(rows):
-            partial = layouts.take(rows)
-            peak[rows] = np.minimum(
-                peak[rows], self._peak_with(partial, np.full(len(rows), ALL_LAYERS))
-            )
+            least = self._peak_with(layouts.take(rows), np.full(len(rows), ALL_LAYERS))
+            peak[rows] = np.minimum(peak[rows], least)
         return peak, recomputed_layers
 
     def recomputed_memory_gib(self, layouts: Layout) -> FloatArray:
@@ -200,9 +226,7 @@ class CostModelPricing:
         return self._peak_with(layouts, np.where(full, ALL_LAYERS, 0))
 
     def _fewest_recomputed(self, layouts: Layout) -> tuple[IntArray, FloatArray]:
-        """Bisects the recomputed layers per virtual stage; ALL_LAYERS where only that can fit, or not even
-        that.
-        """
+        """Bisects the recomputed layers per virtual stage; ALL_LAYERS where fewer cannot fit."""
         shortest = self._workload.model.layers // (np.asarray(layouts.pp) * np.asarray(layouts.vpp))
         low, high = np.ones(len(shortest), dtype=np.int64), np.maximum(shortest, 1)
         peak = self._peak_with(layouts, high)
@@ -222,10 +246,9 @@ class CostModelPricing:
         """`optimistic_step` under the true placements, all layouts of an allocation at once."""
         all_bounds: list[MappingBounds | None] = [None] * layouts.broadcast_shape()[0]
         for gpus, rows in _by_gpus(layouts):
-            for part in np.array_split(rows, -(-len(rows) // MAPPING_CHUNK)):
-                for row, bounds in zip(
-                    part, self._bounds_on(gpus, layouts.take(part)), strict=True
-                ):
+            for part in np.array_split(rows, -(-len(rows) // self._params.mapping_chunk)):
+                part_bounds = self._bounds_on(gpus, layouts.take(part))
+                for row, bounds in zip(part, part_bounds, strict=True):
                     all_bounds[row] = bounds
         return [bounds for bounds in all_bounds if bounds is not None]
 
@@ -236,22 +259,21 @@ class CostModelPricing:
         each = layouts.take(np.repeat(np.arange(len(tables)), counts))
         bound = np.zeros(0)
         if sum(counts):
-            context = make_context(
-                self._workload.on(gpus), each, placement_from_matrix(each, joined)
-            )
+            placement = placement_from_matrix(each, joined)
+            context = make_context(self._workload.on(gpus), each, placement)
             times = kind_times(context)
             busiest_s = busiest_in_rooms_s(context, times, layouts, counts, self._limit_gib)
             fits = np.isfinite(busiest_s)
             seconds = optimistic_step(context, times, np.where(fits, busiest_s, 0.0)).seconds
             bound = np.where(fits, np.asarray(seconds, dtype=np.float64), np.inf)
-        for table, part in zip(tables, np.split(bound, np.cumsum(counts)[:-1]), strict=True):
+        parts = np.split(bound, np.cumsum(counts)[:-1])
+        for table, part in zip(tables, parts, strict=True):
             yield MappingBounds(matrices=table, bound_s=part)
 
     def mappings(self, layout: Layout) -> Matrices:
         """Every parallelism matrix of a layout that keeps tensor groups inside the innermost level."""
-        return matrices(
-            layout, level_factors(self._workload.cluster, int(layout.gpus)), inside=("tp",)
-        )
+        factors = level_factors(self._workload.cluster, int(layout.gpus))
+        return matrices(layout, factors, inside=("tp",))
 
     def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
         """Tries the recomputed layers in rising order.
@@ -275,9 +297,8 @@ class CostModelPricing:
                 best = priced
             if pricing.nothing_fits and recomputed_layers == ALL_LAYERS:
                 return best
-            memory_suffices = memory_suffices or (
-                not pricing.memory_limits and recomputed_layers != ALL_LAYERS
-            )
+            if not pricing.memory_limits and recomputed_layers != ALL_LAYERS:
+                memory_suffices = True
         return best
 
     def _pricing_of(self, layout: Layout) -> LayoutPricing:
@@ -288,17 +309,11 @@ class CostModelPricing:
             yield 0
             return
         if self._some_layers:
-            _, fewest = self.least_memory_gib(
-                Layout(**{n: np.array([x]) for n, x in vars(layout).items()})
-            )
+            one_row = Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
+            _, fewest = self.least_memory_gib(one_row)
             shortest = self._workload.model.layers // (int(layout.pp) * int(layout.vpp))
             yield from range(int(fewest[0]), shortest + 1)
         yield ALL_LAYERS
-
-
-CHUNK = 8192
-"""Layouts priced at once: what fits into a core's cache."""
-MAPPING_CHUNK = 256
 
 
 def _distinct(layouts: Layout, names: tuple[str, ...]) -> tuple[IntArray, IntArray]:
@@ -319,9 +334,8 @@ def _shared_times(context: Context) -> KindTimes | None:
         return None
     names = ("tp", "cp", "ep", "etp", "micro_batch", "sequence_parallel", "recompute")
     first, back = _distinct(layouts, names)
-    placed = Placement(
-        **{name: np.asarray(rows)[first] for name, rows in vars(context.placement).items()}
-    )
+    columns = vars(context.placement).items()
+    placed = Placement(**{name: np.asarray(column)[first] for name, column in columns})
     distinct = replace(context, layout=layouts.take(first), placement=placed)
     return kind_times(distinct).rows(back, len(first))
 
@@ -330,10 +344,9 @@ def _loads(dense: int, moe: int, costs: LayerCosts) -> tuple[FloatArray, FloatAr
     """Per micro-batch: all layers together, the cheapest layer, and what else the last rank carries."""
     ends = np.asarray(costs.head_s) + np.asarray(costs.mtp_s)
     all_layers = dense * np.asarray(costs.dense_layer_s) + moe * np.asarray(costs.moe_layer_s)
-    kinds = [
-        np.asarray(x) for x, n in ((costs.dense_layer_s, dense), (costs.moe_layer_s, moe)) if n
-    ]
-    cheapest = kinds[0] if len(kinds) == 1 else np.minimum(kinds[0], kinds[1])
+    cheapest = np.asarray(costs.dense_layer_s if dense else costs.moe_layer_s)
+    if dense and moe:
+        cheapest = np.minimum(cheapest, np.asarray(costs.moe_layer_s))
     return all_layers + np.asarray(costs.embedding_s) + ends, cheapest, ends
 
 
@@ -344,20 +357,32 @@ def _by_gpus(layouts: Layout) -> Iterator[tuple[int, IntArray]]:
         return
     values, back = np.unique(gpus, return_inverse=True)
     order = np.argsort(back, kind="stable")
-    for value, rows in zip(values, np.split(order, np.cumsum(np.bincount(back))[:-1]), strict=True):
+    ends = np.cumsum(np.bincount(back))
+    for value, rows in zip(values, np.split(order, ends[:-1]), strict=True):
         yield int(value), rows
 
 
 def packed_placement(layouts: Layout, blocks: IntArray) -> Placement:
     """Every group packed as far inside as it can be while tensor groups lie inside the innermost level.
 
-    `blocks` are the GPUs in one block of each level, shape [levels]. Members of a group of another axis
-    belong to different tensor groups, each of which fills tp GPUs of the block; expert groups take only the
-    tensor ranks that tp and etp x ep have in common (`meshwright.costmodel.placement`).
+    Members of a group of another axis belong to different tensor groups, each of which fills tp GPUs of the
+    block; expert groups take only the tensor ranks that tp and etp x ep have in common
+    (`meshwright.costmodel.placement`).
+
+    Parameters
+    ----------
+    layouts
+        Shape [n].
+    blocks
+        GPUs in one block of each level, shape [levels].
+
+    Returns
+    -------
+    Placement
+        Members of a group inside a block of each level, [n, levels].
     """
-    tp, experts = (
-        np.asarray(x, dtype=np.int64)[..., None] for x in (layouts.tp, layouts.etp * layouts.ep)
-    )
+    tp = np.asarray(layouts.tp, dtype=np.int64)[..., None]
+    experts = np.asarray(layouts.etp * layouts.ep, dtype=np.int64)[..., None]
 
     def packed(size: object, apart: object = 1) -> IntArray:
         room = np.maximum(-(-blocks // np.asarray(apart, dtype=np.int64)), 1)

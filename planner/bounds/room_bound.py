@@ -7,7 +7,7 @@ it rule out most layouts that only memory makes slow, many at once and before an
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,23 +25,43 @@ from meshwright.planner.bounds.stages import ALL_LAYERS
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-RECOMPUTE_RANGES = 8
-"""Into which the numbers of recomputed layers are put: the fewest of a range cost, the most make room."""
+
+@dataclass(frozen=True, kw_only=True)
+class RoomBoundParams:
+    """How fine the bound is."""
+
+    recompute_ranges: int = 8
+    """Into which the numbers of recomputed layers are put: the fewest of a range cost, the most make room."""
+
+
+DEFAULT_ROOM_BOUND = RoomBoundParams()
 
 
 def busiest_in_rooms_s(
     context: Context, times: KindTimes, layouts: Layout, counts: Sequence[int], limit_gib: float
 ) -> FloatArray:
-    """Never above the slowest rank of any split that fits, with any number of recomputed layers; infinite
-    where none fits. `context` and `times` have `counts` mappings of each layout.
+    """A lower bound on the slowest rank of every split that fits, for any number of recomputed layers.
+
+    Parameters
+    ----------
+    context, times
+        Of every mapping, shape [mappings]: those of the first layout, then those of the next.
+    layouts
+        Shape [layouts].
+    counts
+        Mappings of each layout.
+    limit_gib
+        What the peak on one GPU may reach.
+
+    Returns
+    -------
+    FloatArray
+        Seconds for one micro-batch, [mappings]; infinite where no split fits.
     """
     workload = context.workload
     model = workload.model
     main = times.moe if model.moe_layers else times.dense
     assert main is not None
-    end_s = np.asarray(times.head.seconds)
-    if times.mtp is not None:
-        end_s = end_s + model.mtp_layers * np.asarray(times.mtp.seconds)
     layers = model.moe_layers or model.dense_layers
     leading = model.dense_layers if model.moe_layers else 0
     owner = np.repeat(np.arange(len(counts)), counts)
@@ -49,41 +69,53 @@ def busiest_in_rooms_s(
     # A DualPipe rank works for its mirror's stage too: what it holds says nothing of its own load.
     mirrored = (np.asarray(layouts.schedule) == Schedule.DUALPIPE)[:, None]
     again_s, layer_s, end_s, vpp, end_rank = (
-        np.broadcast_to(np.asarray(x), owner.shape)
-        for x in (main.recompute_s, main.seconds, end_s, context.layout.vpp, end_rank)
+        np.broadcast_to(np.asarray(value), owner.shape)
+        for value in (
+            main.recompute_s,
+            main.seconds,
+            _end_s(times, model.mtp_layers),
+            context.layout.vpp,
+            end_rank,
+        )
     )
     # Leading dense layers may stand among the recomputed ones: each costs at least its own time instead.
     spared_s = np.zeros(len(owner))
     if leading and times.dense is not None:
         spared_s = leading * np.maximum(again_s - np.asarray(times.dense.seconds), 0.0)
-    best = np.full(len(owner), np.inf)
+    best_s = np.full(len(owner), np.inf)
     for fewest, largest in _amounts(workload, layouts):
         rows = np.flatnonzero(fewest >= 0)
         recomputed = replace(layouts.take(rows), recompute_layers=largest[rows])
         rooms = main_layer_rooms(workload, recomputed, limit_gib)
         rooms = np.where(mirrored[rows], float(layers), rooms)
-        mapping_rows = np.flatnonzero(np.isin(owner, rows))
-        every = fewest[owner[mapping_rows]] == ALL_LAYERS
+        mappings = np.flatnonzero(np.isin(owner, rows))
+        owners, mapping_again_s = owner[mappings], again_s[mappings]
+        every = fewest[owners] == ALL_LAYERS
         busiest_s = least_busiest_in_rooms_s(
-            rooms[np.searchsorted(rows, owner[mapping_rows])],
+            rooms[np.searchsorted(rows, owners)],
             layers,
-            layer_s[mapping_rows] + np.where(every, again_s[mapping_rows], 0.0),
-            end_s[mapping_rows],
-            end_rank[mapping_rows],
+            layer_s[mappings] + np.where(every, mapping_again_s, 0.0),
+            end_s[mappings],
+            end_rank[mappings],
         )
-        asked_s = again_s[mapping_rows] * np.where(
-            every, 0, fewest[owner[mapping_rows]] * vpp[mapping_rows]
-        )
-        best[mapping_rows] = np.minimum(
-            best[mapping_rows], busiest_s + np.maximum(asked_s - spared_s[mapping_rows], 0.0)
-        )
-    return best
+        recomputed_layers = np.where(every, 0, fewest[owners] * vpp[mappings])
+        added_s = np.maximum(mapping_again_s * recomputed_layers - spared_s[mappings], 0.0)
+        best_s[mappings] = np.minimum(best_s[mappings], busiest_s + added_s)
+    return best_s
 
 
-def _amounts(workload: Workload, layouts: Layout) -> Iterator[tuple[IntArray, IntArray]]:
-    """The numbers of recomputed layers that `exact` tries, in a few ranges (fewest, most), arrays [n]; -1
-    where a layout has none of them.
-    """
+def _end_s(times: KindTimes, mtp_layers: int) -> FloatArray:
+    """What the last rank computes besides layers: the head and the multi-token-prediction modules."""
+    end_s = np.asarray(times.head.seconds, dtype=np.float64)
+    if times.mtp is not None:
+        end_s = end_s + mtp_layers * np.asarray(times.mtp.seconds)
+    return end_s
+
+
+def _amounts(
+    workload: Workload, layouts: Layout, params: RoomBoundParams = DEFAULT_ROOM_BOUND
+) -> Iterator[tuple[IntArray, IntArray]]:
+    """Ranges (fewest, most) of the numbers of recomputed layers that are tried, [n]; -1 for an empty one."""
     full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
     every = np.where(full, ALL_LAYERS, 0)
     yield every, every
@@ -92,12 +124,10 @@ def _amounts(workload: Workload, layouts: Layout) -> Iterator[tuple[IntArray, In
         return
     shortest = workload.model.layers // (np.asarray(layouts.pp) * np.asarray(layouts.vpp))
     low = np.asarray(layouts.recompute_layers)
-    step = np.maximum(-(-(shortest - low + 1) // RECOMPUTE_RANGES), 1)
-    for _ in range(RECOMPUTE_RANGES):
+    step = np.maximum(-(-(shortest - low + 1) // params.recompute_ranges), 1)
+    for _ in range(params.recompute_ranges):
         remaining = full & (low <= shortest)
         if remaining.any():
-            yield (
-                np.where(remaining, low, -1),
-                np.where(remaining, np.minimum(low + step - 1, shortest), -1),
-            )
+            high = np.minimum(low + step - 1, shortest)
+            yield np.where(remaining, low, -1), np.where(remaining, high, -1)
         low = low + step

@@ -75,29 +75,38 @@ class SplitCosts:
     def rank_s(self, rank: int, layers: int, leading: int) -> float:
         """Seconds of one rank with `layers` layers, `leading` of them in its first virtual stage."""
         recomputed = min(self.recompute_layers * self.vpp, layers)
+        seconds = self._layers_s(layers, leading, recomputed)
+        if rank == 0:
+            seconds += self.first_s
+        if rank == self.pp - 1:
+            seconds += self.last_s
+        return seconds
+
+    def _layers_s(self, layers: int, leading: int, recomputed: int) -> float:
+        """Seconds of some layers, `leading` and `recomputed` ones among them."""
         again_leading = min(self.recompute_layers, leading)
         return (
             (layers - leading) * self.layer_s
             + leading * self.leading_s
             + (recomputed - again_leading) * self.layer_recompute_s
             + again_leading * self.leading_recompute_s
-            + (self.first_s if rank == 0 else 0.0)
-            + (self.last_s if rank == self.pp - 1 else 0.0)
         )
 
     def rank_load(self, rank: int, layers: int, leading: int) -> float:
         """Parameters outside experts on one rank."""
         load = (layers - leading) * self.layer_load + leading * self.leading_load
-        return (
-            load
-            + (self.first_load if rank == 0 else 0.0)
-            + (self.last_load if rank == self.pp - 1 else 0.0)
-        )
+        if rank == 0:
+            load += self.first_load
+        if rank == self.pp - 1:
+            load += self.last_load
+        return load
 
     def rank_experts(self, rank: int, layers: int, leading: int) -> int:
         """Layers with experts on one rank."""
         expert_layers = layers - leading if self.experts else 0
-        return expert_layers + (self.last_experts if rank == self.pp - 1 else 0)
+        if rank == self.pp - 1:
+            expert_layers += self.last_experts
+        return expert_layers
 
     def time_s(self, rank_times: list[float]) -> float:
         """The part of a step that the pipeline decides."""
@@ -116,16 +125,11 @@ class SplitCosts:
             layers = stages[rank][level]
             leading = min(leading_left, layers)
             leading_left -= leading
-            recomputed = min(self.recompute_layers, layers)
-            again_leading = min(recomputed, leading)
-            seconds = (
-                (layers - leading) * self.layer_s
-                + leading * self.leading_s
-                + (recomputed - again_leading) * self.layer_recompute_s
-                + again_leading * self.leading_recompute_s
-                + (self.first_s if chunk == 0 else 0.0)
-                + (self.last_s if chunk == self.pp * self.vpp - 1 else 0.0)
-            )
+            seconds = self._layers_s(layers, leading, min(self.recompute_layers, layers))
+            if chunk == 0:
+                seconds += self.first_s
+            if chunk == self.pp * self.vpp - 1:
+                seconds += self.last_s
             sums[rank] += seconds
             slowest[level] = max(slowest[level], seconds)
         bubble = self.bubble_share * (sum(sums) - max(sums)) / self.vpp
@@ -151,7 +155,9 @@ def balanced_stages(layers: int, pp: int, vpp: int) -> tuple[tuple[int, ...], ..
     """The split that is even in layers, or None where some virtual stage would be empty."""
     if layers < pp * vpp:
         return None
-    return tuple(even_chunks(r, layers // pp + (r < layers % pp), vpp) for r in range(pp))
+    each, longer = divmod(layers, pp)
+    sizes = [each + 1] * longer + [each] * (pp - longer)
+    return tuple(even_chunks(rank, size, vpp) for rank, size in enumerate(sizes))
 
 
 def default_stages(
@@ -159,7 +165,9 @@ def default_stages(
 ) -> tuple[tuple[int, ...], ...] | None:
     """A split that suits a schedule where nothing is known of costs; None where a chunk would be empty."""
     if in_step and vpp > 1 and layers >= pp * vpp:
-        return next(iter(level_splits(layers, pp, vpp)), None) or balanced_stages(layers, pp, vpp)
+        splits = level_splits(layers, pp, vpp)
+        if splits:
+            return splits[0]
     return balanced_stages(layers, pp, vpp)
 
 

@@ -44,6 +44,24 @@ FORMULAS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("activations", "s b h (34 + 5 a s / h) bytes a layer, less what is fused or recomputed",
          "Korthikanti et al. 2022, arXiv 2205.05198, section 4"),
     ),
+    "overlap": (
+        ("overlap ratio", "R = T_comm / T_comp; up to 1 all can be hidden", "the guides' convention"),
+        ("step", "T = max(T_comp, T_comm) + T_sync", "the guides' convention"),
+        ("chunks", "time of c chunks: c α + n β", "alpha-beta, Thakur 2005"),
+        ("best chunks", "exposed c α + n β / c is least at c = sqrt(n β / α)", "its derivative is zero"),
+        ("ring-attention buffer", "2 S/N H bytes", "Liu et al. 2023, arXiv 2310.01889, section 3"),
+    ),
+    "volumes": (
+        ("states", "2 N weights + 2 N gradients + 12 N optimizer, each over the ranks that ZeRO shards it on",
+         "Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1"),
+        ("data parallelism", "2 N elements a step; ZeRO-3: 3 N",
+         "Rajbhandari et al. 2020, arXiv 1910.02054, section 7"),
+        ("activations", "s b h (34 + 5 a s / h) L", "Korthikanti et al. 2022, arXiv 2205.05198, equation 1"),
+        ("tensor parallelism", "4 x 2 (T-1)/T b s h x 2 bytes a layer",
+         "Shoeybi et al. 2019, arXiv 1909.08053, section 3"),
+        ("expert parallelism", "4 b s k h x 2 (E-1)/E bytes a layer", "dispatch and combine, both passes"),
+        ("pipeline boundary", "2 b s h x 2 bytes a micro-batch", NARAYANAN),
+    ),
 }  # fmt: skip
 """By calculator: (what, formula, source)."""
 

@@ -10,10 +10,14 @@ import numpy as np
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.pipeline.schedules import SCHEDULE_NAMES, in_flight, schedule_named
 from meshwright.costmodel.pipeline.simulator import simulate
+from meshwright.costmodel.ratios import bubble_of_ideal, bubble_of_step
 from meshwright.errors import InputError
 
 MOST_PASSES = 200_000
 MOST_PASS_S = 1e6
+TARGET = 0.8
+"""Efficiency below which a pipeline is advised on."""
+_ROUNDING = 1e-9
 
 
 def pipeline_document(
@@ -25,6 +29,7 @@ def pipeline_document(
     forward_s: float = 1.0,
     backward_s: float = 2.0,
     weight_share: float = 0.5,
+    boundary_bytes: float | None = None,
 ) -> dict[str, Any]:
     """A step of a schedule on even chunks: how long it takes, its bubble, activations in flight.
 
@@ -40,11 +45,14 @@ def pipeline_document(
     weight_share
         The part of a backward pass that gradients of weights take, from 0 to below 1, for schedules that run
         it apart.
+    boundary_bytes
+        Activations of one micro-batch between two stages; None where transfers are not asked for.
 
     Returns
     -------
     dict
-        Seconds of the step, of its work and of its bubble, and the micro-batches in flight on every rank.
+        Seconds of the step, of its work and of its bubble, the micro-batches in flight on every rank, what
+        would raise an efficiency below `TARGET`, and with `boundary_bytes` the speed that boundaries need.
 
     Raises
     ------
@@ -83,7 +91,53 @@ def pipeline_document(
         "work_seconds": work_s,
         "bubble_seconds": timeline.seconds - work_s,
         "bubble_of_step": 1.0 - work_s / timeline.seconds,
+        "bubble_of_ideal": timeline.seconds / work_s - 1.0,
+        "efficiency": work_s / timeline.seconds,
+        "textbook": {
+            "bubble_of_step": float(bubble_of_step(pp, num_micro_batches, vpp)),
+            "bubble_of_ideal": float(bubble_of_ideal(pp, num_micro_batches, vpp)),
+        },
+        "advice": _advice(pp, num_micro_batches, vpp, work_s / timeline.seconds),
         "in_flight": [float(micro_batches) for micro_batches in active],
+        "transfer": _transfer(boundary_bytes, pp, num_micro_batches, work_s, float(np.max(active))),
+    }
+
+
+def _advice(pp: int, num_micro_batches: int, vpp: int, efficiency: float) -> list[dict[str, Any]]:
+    """The least doubling of micro-batches, and the least cut of stages, that reach the target."""
+    if efficiency >= TARGET:
+        return []
+    more, fewer = num_micro_batches, pp
+    while bubble_of_step(pp, more, vpp) > 1.0 - TARGET + _ROUNDING:
+        more *= 2
+    while bubble_of_step(fewer, num_micro_batches, vpp) > 1.0 - TARGET + _ROUNDING:
+        fewer -= 1
+    changes = [("micro-batches", num_micro_batches, more), ("stages", pp, fewer)]
+    shapes = {"micro-batches": (pp, more), "stages": (fewer, num_micro_batches)}
+    return [
+        {
+            "change": what,
+            "from": before,
+            "to": after,
+            "efficiency": 1.0 - float(bubble_of_step(*shapes[what], vpp)),
+        }
+        for what, before, after in changes
+        if after != before
+    ]
+
+
+def _transfer(
+    boundary_bytes: float | None, pp: int, num_micro_batches: int, work_s: float, active: float
+) -> dict[str, float] | None:
+    """Bytes over one boundary in a step, and the speed at which they fit beside the compute."""
+    if boundary_bytes is None or pp < 2:
+        return None
+    one_way = num_micro_batches * boundary_bytes
+    return {
+        "bytes_one_way": one_way,
+        "bytes_both_ways": 2.0 * one_way,
+        "needed_gbit_per_s": 2.0 * one_way * 8.0 / work_s / 1e9,
+        "peak_activation_bytes": active * boundary_bytes,
     }
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 LEFT, TOP, WIDTH, HEIGHT = 80.0, 50.0, 640.0, 380.0
 RIGHT, BOTTOM = 220.0, 60.0
+_BASE, _MIDDLE = TOP + HEIGHT, LEFT + WIDTH / 2
+_PICTURE_HEIGHT = TOP + HEIGHT + BOTTOM
 _GRID, _TITLE_INK = "#e2e5ea", "#1b1e23"
 _COLOURS = 41
 """Of a map: enough that steps are not seen, few enough that equal neighbours are drawn as one box."""
@@ -42,8 +44,9 @@ class LogScale:
     @staticmethod
     def of_twos(values: Sequence[float]) -> LogScale:
         """The powers of two that enclose the values, at least one apart."""
-        low, high = floor(log2(min(values))), ceil(log2(max(values)))
-        powers = [2.0**power for power in range(low, max(high, low + 1) + 1)]
+        low = floor(log2(min(values)))
+        high = max(ceil(log2(max(values))), low + 1)
+        powers = [2.0**power for power in range(low, high + 1)]
         return LogScale(powers[0], powers[-1], tuple(powers))
 
     @staticmethod
@@ -52,7 +55,8 @@ class LogScale:
         low, high = min(values) / margin, max(values) * margin
         decades = range(floor(log10(low)), ceil(log10(high)) + 1)
         ticks = [first * 10.0**decade for decade in decades for first in (1, 2, 5)]
-        return LogScale(low, high, tuple(tick for tick in ticks if low <= tick <= high))
+        inside = [tick for tick in ticks if low <= tick <= high]
+        return LogScale(low, high, tuple(inside))
 
     def place(self, value: float) -> float:
         """Where a value lies: 0 at `low`, 1 at `high`."""
@@ -72,39 +76,43 @@ class Chart:
     _names: int = 0
 
     def __post_init__(self) -> None:
-        self.drawing.text(LEFT, 26, self.title, size=15, ink=_TITLE_INK, bold=True)
+        _draw_title(self.drawing, self.title)
         for tick in self.across.ticks:
-            x, _ = self.spot((tick, self.down.low))
-            self.drawing.path([(x, TOP), (x, TOP + HEIGHT)], stroke=_GRID)
-            self.drawing.text(x, TOP + HEIGHT + 18, f"{tick:g}", anchor="middle")
+            x, _ = self.position((tick, self.down.low))
+            self.drawing.path([(x, TOP), (x, _BASE)], stroke=_GRID)
+            self.drawing.text(x, _BASE + 18, f"{tick:g}", anchor="middle")
         for tick in self.down.ticks:
-            _, y = self.spot((self.across.low, tick))
+            _, y = self.position((self.across.low, tick))
             self.drawing.path([(LEFT, y), (LEFT + WIDTH, y)], stroke=_GRID)
             self.drawing.text(LEFT - 8, y + 4, f"{tick:g}", anchor="end")
-        middle, base = LEFT + WIDTH / 2, TOP + HEIGHT + 42
-        self.drawing.text(middle, base, self.across_title, anchor="middle")
+        self.drawing.text(_MIDDLE, _BASE + 42, self.across_title, anchor="middle")
         self.drawing.text(LEFT, TOP - 12, self.down_title, anchor="end")
 
-    def spot(self, point: Point) -> Point:
+    def position(self, point: Point) -> Point:
         """(x, y) of a point in the picture; larger values lie to the right and above."""
-        x = LEFT + self.across.place(point[0]) * WIDTH
-        return x, TOP + HEIGHT - self.down.place(point[1]) * HEIGHT
+        across, down = point
+        x = LEFT + self.across.place(across) * WIDTH
+        y = _BASE - self.down.place(down) * HEIGHT
+        return x, y
 
     def dot(
         self, point: Point, colour: str, *, size: float = 5, hollow: bool = False, tip: str = ""
     ) -> None:
         """A dot at a point."""
         fill = "#ffffff" if hollow else colour
-        self.drawing.circle(*self.spot(point), size, fill=fill, stroke=colour, tip=tip or None)
+        x, y = self.position(point)
+        self.drawing.circle(x, y, size, fill=fill, stroke=colour, tip=tip or None)
 
     def line(self, points: Sequence[Point], colour: str) -> None:
         """Straight lines from point to point."""
         if len(points) > 1:
-            self.drawing.path(list(map(self.spot, points)), stroke=colour, stroke_width=1.5)
+            positions = [self.position(point) for point in points]
+            self.drawing.path(positions, stroke=colour, stroke_width=1.5)
 
     def area(self, points: Sequence[Point], colour: str) -> None:
         """A filled polygon."""
-        self.drawing.polygon(list(map(self.spot, points)), fill=colour)
+        positions = [self.position(point) for point in points]
+        self.drawing.polygon(positions, fill=colour)
 
     def name(self, words: str, colour: str) -> None:
         """A line of the legend."""
@@ -115,15 +123,19 @@ class Chart:
 
     def document(self) -> str:
         """The SVG text."""
-        return self.drawing.document(TOP + HEIGHT + BOTTOM, self.title)
+        return self.drawing.document(_PICTURE_HEIGHT, self.title)
 
 
 def empty_chart(title: str, words: str) -> str:
     """The SVG text of a chart without points, and why there are none."""
     drawing = Drawing(LEFT + WIDTH + RIGHT)
-    drawing.text(LEFT, 26, title, size=15, ink=_TITLE_INK, bold=True)
+    _draw_title(drawing, title)
     drawing.text(LEFT, TOP + 20, words)
-    return drawing.document(TOP + HEIGHT + BOTTOM, title)
+    return drawing.document(_PICTURE_HEIGHT, title)
+
+
+def _draw_title(drawing: Drawing, title: str) -> None:
+    drawing.text(LEFT, 26, title, size=15, ink=_TITLE_INK, bold=True)
 
 
 def value_map(
@@ -148,32 +160,37 @@ def value_map(
     rows, columns = values.shape
     spread = max(float(abs(values - middle).max()), 0.01)
     drawing = Drawing(LEFT + WIDTH + RIGHT)
-    drawing.text(LEFT, 26, title, size=15, ink=_TITLE_INK, bold=True)
-    cell_width, cell_height = WIDTH / columns, HEIGHT / rows
+    _draw_title(drawing, title)
+    height = HEIGHT / rows
     steps = ((values - middle) / spread + 1) / 2 * (_COLOURS - 1)
     for row, colours in enumerate(steps.round().astype(int).tolist()):
-        y, column = TOP + row * cell_height, 0
-        for colour, run in groupby(colours):
-            length = len(list(run))
-            x = LEFT + column * cell_width
-            fill = diverging_colour(colour, _COLOURS)
-            drawing.rect(x, y, length * cell_width, cell_height, fill=fill)
-            column += length
-    drawing.text(LEFT + WIDTH / 2, TOP + HEIGHT + 42, across_title, anchor="middle")
+        _draw_row(drawing, colours, TOP + row * height, height)
+    drawing.text(_MIDDLE, _BASE + 42, across_title, anchor="middle")
     drawing.text(LEFT - 8, TOP + HEIGHT / 2, down_title, anchor="end")
-    for value, position in ((0, LEFT), (columns - 1, LEFT + WIDTH)):
-        drawing.text(position, TOP + HEIGHT + 18, str(value), anchor="middle")
+    drawing.text(LEFT, _BASE + 18, "0", anchor="middle")
+    drawing.text(LEFT + WIDTH, _BASE + 18, str(columns - 1), anchor="middle")
     drawing.text(LEFT - 8, TOP + 10, "0", anchor="end")
-    drawing.text(LEFT - 8, TOP + HEIGHT, str(rows - 1), anchor="end")
+    drawing.text(LEFT - 8, _BASE, str(rows - 1), anchor="end")
     _colour_bar(drawing, middle, spread)
-    return drawing.document(TOP + HEIGHT + BOTTOM, title)
+    return drawing.document(_PICTURE_HEIGHT, title)
+
+
+def _draw_row(drawing: Drawing, colours: Sequence[int], y: float, height: float) -> None:
+    """A row of a map; neighbours of one colour are one box."""
+    width = WIDTH / len(colours)
+    column = 0
+    for colour, run in groupby(colours):
+        length = len(list(run))
+        fill = diverging_colour(colour, _COLOURS)
+        drawing.rect(LEFT + column * width, y, length * width, height, fill=fill)
+        column += length
 
 
 def _colour_bar(drawing: Drawing, middle: float, spread: float) -> None:
     """What the colours of a map stand for, right of it."""
     x, step = LEFT + WIDTH + 30, HEIGHT / _COLOURS
     for colour in range(_COLOURS):
-        y = TOP + HEIGHT - (colour + 1) * step
+        y = _BASE - (colour + 1) * step
         drawing.rect(x, y, 18, step, fill=diverging_colour(colour, _COLOURS))
     for part in (-1, 0, 1):
         y = TOP + HEIGHT * (1 - part) / 2

@@ -11,6 +11,9 @@ FONT = "Inter, 'Helvetica Neue', Arial, sans-serif"
 LETTER_WIDTH = 0.61
 """Width of an average letter of a wide sans-serif font, in font sizes."""
 
+Colour = tuple[int, int, int]
+"""Red, green and blue, 0 to 255."""
+
 _GOLDEN = 0.618033988749895
 
 # Nine steps of matplotlib's viridis (CC0), even to the eye, also without colour vision; the ends are cut off.
@@ -25,41 +28,46 @@ _RAMP = (
     (180, 222, 44),
     (223, 227, 24),
 )
-_BLUE, _RED = (33, 102, 172), (178, 24, 43)
+_BLUE, _RED, _WHITE = (33, 102, 172), (178, 24, 43), (255, 255, 255)
 
 
 def ramp_colour(index: int, count: int) -> str:
     """Colour `index` of `count` in order, as #rrggbb."""
     place = (len(_RAMP) - 1) * index / max(1, count - 1)
     lower = min(int(place), len(_RAMP) - 2)
-    part = place - lower
-    mixed = (round(a + (b - a) * part) for a, b in zip(_RAMP[lower], _RAMP[lower + 1], strict=True))
-    return "#" + "".join(f"{value:02x}" for value in mixed)
+    return _mixed(_RAMP[lower], _RAMP[lower + 1], place - lower)
 
 
 def diverging_colour(index: int, count: int) -> str:
     """Colour `index` of `count` from blue over white to red, as #rrggbb."""
     place = 2 * index / max(1, count - 1) - 1
-    end = _BLUE if place < 0 else _RED
-    mixed = (round(255 + (part - 255) * abs(place)) for part in end)
-    return "#" + "".join(f"{value:02x}" for value in mixed)
+    return _mixed(_WHITE, _BLUE if place < 0 else _RED, abs(place))
+
+
+def _mixed(first: Colour, second: Colour, part: float) -> str:
+    """A colour between two, as #rrggbb: the first where `part` is 0, the second where it is 1."""
+    mixed = [round(a + (b - a) * part) for a, b in zip(first, second, strict=True)]
+    return "#{:02x}{:02x}{:02x}".format(*mixed)
 
 
 def distinct_colour(index: int) -> str:
     """A colour for things without an order: hues step by the golden ratio, so neighbours lie far apart."""
     hue = (index * _GOLDEN + 0.58) % 1
-    rgb = colorsys.hls_to_rgb(hue, (0.52, 0.66, 0.42)[index % 3], 0.55)
-    return "#" + "".join(f"{round(value * 255):02x}" for value in rgb)
+    lightness = (0.52, 0.66, 0.42)[index % 3]
+    red, green, blue = (round(part * 255) for part in colorsys.hls_to_rgb(hue, lightness, 0.55))
+    return f"#{red:02x}{green:02x}{blue:02x}"
 
 
 def ink_on(background: str) -> str:
     """White or near-black, whichever stands out more on a colour (relative luminance, WCAG 2)."""
-    linear = [
-        (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4)
-        for c in (int(background[k : k + 2], 16) / 255 for k in (1, 3, 5))
-    ]
-    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    red, green, blue = (_linear(int(background[k : k + 2], 16) / 255) for k in (1, 3, 5))
+    luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
     return "#0f172a" if luminance > 0.22 else "#ffffff"
+
+
+def _linear(part: float) -> float:
+    """A part of an sRGB colour, 0 to 1, in proportion to light."""
+    return part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
 
 
 def text_width(text: str, size: float) -> float:
@@ -73,7 +81,8 @@ def shortened(text: str, width: float, size: float) -> str:
     if len(text) <= room:
         return text
     head = (room - 1) // 3
-    return f"{text[:head]}…{text[len(text) - (room - 1 - head) :]}" if room > 1 else "…"
+    tail = room - 1 - head
+    return f"{text[:head]}…{text[len(text) - tail :]}"
 
 
 @dataclass
@@ -180,7 +189,8 @@ def flowed(
 def _stroke(colour: str | None, width: float) -> str:
     if colour is None:
         return ""
-    return f' stroke="{colour}"' + (f' stroke-width="{_n(width)}"' if width != 1 else "")
+    line = f' stroke="{colour}"'
+    return line if width == 1 else f'{line} stroke-width="{_n(width)}"'
 
 
 def _n(number: float) -> str:
@@ -189,4 +199,5 @@ def _n(number: float) -> str:
 
 def _text(words: str) -> str:
     """Escaped, and without the control characters that XML cannot hold."""
-    return escape("".join(letter if letter.isprintable() else " " for letter in words))
+    printable = [letter if letter.isprintable() else " " for letter in words]
+    return escape("".join(printable))

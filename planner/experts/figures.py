@@ -9,14 +9,29 @@ from numpy.typing import NDArray
 
 from meshwright.planner.experts.balance.packing import SlotPacking, has_duplicates
 from meshwright.planner.experts.balance.rows import Solved
+from meshwright.planner.experts.case import PlacementCase
 from meshwright.planner.experts.files.routing import Routing
 from meshwright.planner.experts.moves.placement import Moved, count_moves
 from meshwright.planner.experts.problem import Loads, Slots
 from meshwright.planner.experts.request import ExpertRequest, Ground
 from meshwright.planner.experts.traffic.affinity import cross_node_share
-from meshwright.planner.experts.traffic.flows import Flows
 from meshwright.planner.experts.traffic.swap_terms import Apart, replica_pairs
 from meshwright.planner.experts.traffic.touched import blocks_per_token, distinct, slot_choices
+
+OPTIONAL_FIGURES = (
+    "held_out_node_balance",
+    "nodes_per_token",
+    "leaves_per_token",
+    "nodes_per_token_touched",
+    "pairs_apart_share",
+    "cross_node_share",
+    "cross_node_bytes",
+    "all_to_all_s",
+    "all_to_all_deduplicated_s",
+    "held_out_balance",
+    "held_out_nodes_per_token",
+)
+"""Figures of a layer that need a trace, pairs, source ranks, a model or a half held out."""
 
 
 def gpu_share(loads: Loads, slots: Slots) -> Loads:
@@ -26,36 +41,18 @@ def gpu_share(loads: Loads, slots: Slots) -> Loads:
     return np.asarray((gpu / gpu.mean(axis=2, keepdims=True)).max(axis=1))
 
 
-def layer_row(
-    layer: int,
-    routing: Routing,
-    *,
-    flows: Flows,
-    held_out: Routing | None,
-    solved: Solved,
-    current: Slots | None,
-    ground: Ground,
-    request: ExpertRequest,
-) -> dict[str, Any]:
+def layer_row(case: PlacementCase, layer: int, solved: Solved) -> dict[str, Any]:
+    """The figures of one layer; None for what its files do not tell."""
+    routing, ground, flows = case.routing, case.ground, case.flows
     slots = solved.slots[layer]
     experts = routing.loads.shape[2]
-    near = near_gpus(request, ground)
+    current = case.current
     row: dict[str, Any] = {
         "balance": float(gpu_share(routing.loads[:, layer : layer + 1], slots[None]).max()),
         "bound": float(solved.bound[layer]),
         "gap": float(solved.gap[layer]),
         "node_balance": node_balance(routing.loads[:, layer], slots, ground.shape.nodes),
-        "held_out_node_balance": None,
-        "nodes_per_token": None,
-        "leaves_per_token": None,
-        "nodes_per_token_touched": None,
-        "pairs_apart_share": None,
-        "cross_node_share": None,
-        "cross_node_bytes": None,
-        "all_to_all_s": None,
-        "all_to_all_deduplicated_s": None,
-        "held_out_balance": None,
-        "held_out_nodes_per_token": None,
+        **dict.fromkeys(OPTIONAL_FIGURES),
         "permutation_density": float((slots.ravel() != np.arange(slots.size) % experts).mean()),
         "duplicates": int(has_duplicates(slots[None]).sum()),
         "moves": None if current is None else count_moves(current[layer], slots),
@@ -63,20 +60,32 @@ def layer_row(
     if flows.sources is not None:
         row["cross_node_share"] = cross_node_share(slots, flows.sources[layer], ground.shape.nodes)
     if flows.tokens is not None:
-        row.update(traffic_row(flows.tokens[layer], slots, experts, ground, request))
+        row.update(traffic_row(flows.tokens[layer], slots, experts, ground, case.request))
     if flows.pairs is not None:
         row["pairs_apart_share"] = pairs_apart(flows.pairs[layer], slots, ground.shape.node_gpus)
-    if held_out is not None:
-        row["held_out_balance"] = float(
-            gpu_share(held_out.loads[:, layer : layer + 1], slots[None]).max()
+    if case.held_out is not None:
+        row.update(_held_out_row(case, case.held_out, layer, slots))
+    return row
+
+
+def _held_out_row(
+    case: PlacementCase, held_out: Routing, layer: int, slots: Slots
+) -> dict[str, float]:
+    """The same of the half that was not placed for."""
+    ground = case.ground
+    loads = held_out.loads[:, layer : layer + 1]
+    row = {
+        "held_out_balance": float(gpu_share(loads, slots[None]).max()),
+        "held_out_node_balance": node_balance(loads[:, 0], slots, ground.shape.nodes),
+    }
+    if held_out.tokens is not None:
+        row["held_out_nodes_per_token"] = blocks_per_token(
+            held_out.tokens[layer],
+            slots,
+            held_out.loads.shape[2],
+            ground.shape.node_gpus,
+            near_gpus(case.request, ground),
         )
-        row["held_out_node_balance"] = node_balance(
-            held_out.loads[:, layer], slots, ground.shape.nodes
-        )
-        if held_out.tokens is not None:
-            row["held_out_nodes_per_token"] = blocks_per_token(
-                held_out.tokens[layer], slots, experts, ground.shape.node_gpus, near
-            )
     return row
 
 
@@ -138,17 +147,13 @@ def node_balance(loads: Loads, slots: Slots, nodes: int) -> float:
 
 
 def change_from(
-    loads: Loads,
-    current: Slots,
-    document: dict[str, Any],
-    request: ExpertRequest,
-    moved: Moved | None,
+    case: PlacementCase, current: Slots, document: dict[str, Any], moved: Moved | None
 ) -> dict[str, Any]:
     """What `from` tells: moves made, balance before, and the bound where moves were limited."""
-    before = gpu_share(loads, current).max(axis=1)
+    before = gpu_share(case.routing.loads, current).max(axis=1)
     return {
         "moves": sum(row["moves"] for row in document["layers"]),
-        "max_moves": request.max_moves,
+        "max_moves": case.request.max_moves,
         "balance_before_mean": float(before.mean()),
         "balance_before_max": float(before.max()),
         "balance_bound_mean": None if moved is None else moved.mean_bound,

@@ -61,6 +61,44 @@ class Ground:
 
 def read_ground(request: ExpertRequest, experts: int) -> Ground:
     """The cluster's GPUs and nodes, and as many slots as experts (rounded up to whole GPUs) unless asked."""
+    _check_options(request)
+    cluster = read_cluster(request.cluster, request.gpus)
+    gpus = allocated_gpus(cluster, request.gpus)
+    used = {count for _, count in expand_nodes(cluster, gpus)}
+    if len(used) > 1:
+        raise InputError(
+            f"gpus: {gpus} leave a node part-filled ({sorted(used)} GPUs); use whole nodes"
+        )
+    nodes = gpus // used.pop()
+    slots = request.slots if request.slots is not None else -(-experts // gpus) * gpus
+    shape = SlotShape(slots=slots, gpus=gpus, nodes=nodes)
+    model = read_model(request.model) if request.model is not None else None
+    if model is not None:
+        _check_memory(model, cluster, shape, experts, request.weight_bytes)
+    return Ground(
+        cluster=cluster,
+        shape=shape,
+        levels=_levels(cluster, gpus, shape.node_gpus),
+        gb_per_s=cluster.nic_gbps_per_gpu / 8,
+        model=model,
+    )
+
+
+def _levels(cluster: ClusterSpec, gpus: int, node_gpus: int) -> tuple[Level, ...]:
+    """Nodes, then larger blocks of the fabric, weighted by how much slower their links are."""
+    fabric = fabric_levels(cluster, gpus)
+    rates = fabric.gb_per_s
+    levels = [Level(name="node", gpus=node_gpus, weight=1.0)]
+    for name, block, rate in zip(
+        fabric.names[1:], fabric.blocks[:-1].tolist(), rates[1:].tolist(), strict=True
+    ):
+        if block > levels[-1].gpus and block < gpus:
+            levels.append(Level(name=name, gpus=block, weight=float(rates[1] / rate)))
+    return tuple(levels)
+
+
+def _check_options(request: ExpertRequest) -> None:
+    """Raises InputError for an option outside its range."""
     for name, value, low, high in (
         ("balance", request.balance, 1.0, 1000.0),
         ("cvar-share", request.cvar_share, 0.001, 1.0),
@@ -82,34 +120,6 @@ def read_ground(request: ExpertRequest, experts: int) -> Ground:
         )
     if request.robust == "cvar" and request.max_moves is not None:
         raise InputError("robust: cvar does not go with --max-moves, which lowers the worst window")
-    cluster = read_cluster(request.cluster, request.gpus)
-    gpus = allocated_gpus(cluster, request.gpus)
-    used = {count for _, count in expand_nodes(cluster, gpus)}
-    if len(used) > 1:
-        raise InputError(
-            f"gpus: {gpus} leave a node part-filled ({sorted(used)} GPUs); use whole nodes"
-        )
-    nodes = gpus // used.pop()
-    slots = request.slots if request.slots is not None else -(-experts // gpus) * gpus
-    shape = SlotShape(slots=slots, gpus=gpus, nodes=nodes)
-    fabric = fabric_levels(cluster, gpus)
-    rates = fabric.gb_per_s
-    levels = [Level(name="node", gpus=shape.node_gpus, weight=1.0)]
-    for name, block, rate in zip(
-        fabric.names[1:], fabric.blocks[:-1].tolist(), rates[1:].tolist(), strict=True
-    ):
-        if block > levels[-1].gpus and block < gpus:
-            levels.append(Level(name=name, gpus=block, weight=float(rates[1] / rate)))
-    model = read_model(request.model) if request.model is not None else None
-    if model is not None:
-        _check_memory(model, cluster, shape, experts, request.weight_bytes)
-    return Ground(
-        cluster=cluster,
-        shape=shape,
-        levels=tuple(levels),
-        gb_per_s=cluster.nic_gbps_per_gpu / 8,
-        model=model,
-    )
 
 
 def _check_memory(

@@ -15,18 +15,34 @@ from meshwright.planner.experts.balance.place import place_layers
 from meshwright.planner.experts.balance.robust import cvar, drift_row, place_robustly
 from meshwright.planner.experts.balance.rows import Solved, State, by_layer
 from meshwright.planner.experts.balance.solve import PlacementEffort
+from meshwright.planner.experts.case import PlacementCase, layer_numbers, read_case
 from meshwright.planner.experts.figures import change_from, gpu_share, layer_row
 from meshwright.planner.experts.files.inputs import read_routing
-from meshwright.planner.experts.files.placement_reader import read_placement
-from meshwright.planner.experts.files.routing import Routing, token_loads
 from meshwright.planner.experts.files.writers import PlacementFile
-from meshwright.planner.experts.moves.placement import improve_from
-from meshwright.planner.experts.problem import Loads, PlacementLimits, Slots, SlotShape, check_shape
-from meshwright.planner.experts.request import ExpertRequest, Ground, limits_of, read_ground
+from meshwright.planner.experts.moves.placement import Moved, improve_from
+from meshwright.planner.experts.problem import Loads, Slots
+from meshwright.planner.experts.request import ExpertRequest
 from meshwright.planner.experts.traffic.affinity import near_sources
-from meshwright.planner.experts.traffic.flows import Flows, read_flows
 from meshwright.planner.experts.traffic.grouped_traffic import less_grouped_traffic
 from meshwright.planner.experts.traffic.less_traffic import layer_caps, less_traffic
+
+DEFAULT_CAP = 1.02
+"""Mean balance up to which traffic is lowered where the request names none."""
+MEAN_FIGURES = (
+    "nodes_per_token",
+    "nodes_per_token_touched",
+    "leaves_per_token",
+    "pairs_apart_share",
+    "cross_node_bytes",
+    "all_to_all_s",
+    "all_to_all_deduplicated_s",
+    "node_balance",
+    "cross_node_share",
+    "held_out_balance",
+    "held_out_node_balance",
+    "held_out_nodes_per_token",
+)
+"""Figures of a layer whose means over the layers stand in the document."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,91 +67,61 @@ def plan_experts(
     first: dict[str, float] = {}
 
     def on_first(state: State) -> None:
-        first["balance"], first["wall_s"] = float(state.value.mean()), time.monotonic() - start
+        first["balance"] = float(state.value.mean())
+        first["wall_s"] = time.monotonic() - start
         if progress is not None:
-            progress(
-                f"first answer: balance {first['balance']:.4f}, bound {state.bound.mean():.4f}"
-            )
+            bound = state.bound.mean()
+            progress(f"first answer: balance {first['balance']:.4f}, bound {bound:.4f}")
 
-    routing = read_routing(request.loads, windows=request.windows, split=request.split)
-    held_out = None
-    if request.hold_out:
-        routing, held_out = _halves(routing)
-    _, layers, experts = routing.loads.shape
-    ground = read_ground(request, experts)
-    limits = limits_of(request, routing.groups, ground.model, ground.shape.nodes)
-    check_shape(experts, ground.shape, limits)
-    effort = PlacementEffort(
-        gap=request.gap,
-        time_limit_s=request.time_limit_s,
-        seed=request.seed,
-        workers=request.workers,
-        on_first=on_first,
-    )
-    flows = read_flows(routing, request.co_activation, ground.shape)
-    current, moved = None, None
-    if request.current is not None:
-        current = read_placement(
-            request.current,
-            layers=layers,
-            gpus=ground.shape.gpus,
-            experts=experts,
-            layer_ids=layer_numbers(routing, ground),
-        )
-    if request.max_moves is not None:
-        if current is None:
-            raise InputError("max-moves: needs the current placement; give it with --from FILE")
-        moved = improve_from(
-            routing.loads,
-            current,
-            ground.shape,
-            request.max_moves,
-            limits=limits,
+    case = read_case(request)
+    moved = None
+    if request.max_moves is None:
+        effort = PlacementEffort(
+            gap=request.gap,
             time_limit_s=request.time_limit_s,
             seed=request.seed,
+            workers=request.workers,
+            on_first=on_first,
         )
-        solved = moved.solved
+        solved = _placed(case, effort)
     else:
-        solved = _placed(request, routing, flows, ground=ground, limits=limits, effort=effort)
-    plan = _scored(
-        request,
-        routing,
-        flows=flows,
-        held_out=held_out,
-        solved=solved,
-        current=current,
-        ground=ground,
-        limits=limits,
-        start=start,
-    )
-    plan.document["first_answer"] = first or None
-    plan.document["from"] = None
-    if current is not None:
-        plan.document["from"] = change_from(routing.loads, current, plan.document, request, moved)
-    plan.document["drift"] = (
-        drift(request, routing, solved.slots, ground.shape, limits)
-        if request.score_windows
-        else None
-    )
+        moved = _moved(case, request.max_moves)
+        solved = moved.solved
+    plan = _scored(case, solved)
+    document = plan.document
+    document["wall_s"] = time.monotonic() - start
+    document["first_answer"] = first or None
+    document["from"] = None
+    if case.current is not None:
+        document["from"] = change_from(case, case.current, document, moved)
+    document["drift"] = drift(case, solved.slots) if request.score_windows else None
     return plan
 
 
-def drift(
-    request: ExpertRequest,
-    routing: Routing,
-    slots: Slots,
-    shape: SlotShape,
-    limits: PlacementLimits,
-) -> list[dict[str, Any]]:
+def _moved(case: PlacementCase, max_moves: int) -> Moved:
+    if case.current is None:
+        raise InputError("max-moves: needs the current placement; give it with --from FILE")
+    return improve_from(
+        case.routing.loads,
+        case.current,
+        case.ground.shape,
+        max_moves,
+        limits=case.limits,
+        time_limit_s=case.request.time_limit_s,
+        seed=case.request.seed,
+    )
+
+
+def drift(case: PlacementCase, slots: Slots) -> list[dict[str, Any]]:
     """Balance on windows that were not placed on: of this placement, and of each window placed alone."""
+    request, routing = case.request, case.routing
     effort = PlacementEffort(
         gap=request.gap, time_limit_s=request.time_limit_s, exact=False, workers=request.workers
     )
-    alone = [
-        place_layers(routing.loads[k : k + 1], shape, limits, effort).slots
-        for k in range(len(routing.loads))
-    ]
-    by_name = dict(zip(routing.windows, alone, strict=True))
+    alone = {
+        name: place_layers(window[None], case.ground.shape, case.limits, effort).slots
+        for name, window in zip(routing.windows, routing.loads, strict=True)
+    }
     rows = []
     for name in request.score_windows:
         loads = read_routing(request.loads, windows=(name,)).loads
@@ -143,115 +129,66 @@ def drift(
             raise InputError(
                 f"score-window: {name} has another shape than the windows that are placed on"
             )
-        rows.append(drift_row(name, loads, slots, by_name))
+        rows.append(drift_row(name, loads, slots, alone))
     return rows
 
 
-def _halves(routing: Routing) -> tuple[Routing, Routing]:
-    """First and second half of a trace's tokens, or of the windows."""
-    experts = routing.loads.shape[2]
-    if routing.tokens is not None:
-        middle = routing.tokens.shape[1] // 2
-        if not middle:
-            raise InputError("hold-out: a trace of one token cannot be halved")
-        parts = (routing.tokens[:, :middle], routing.tokens[:, middle:])
-        first, second = (
-            replace(routing, tokens=p, loads=token_loads(p, experts)[None]) for p in parts
-        )
-        return first, second
-    middle = len(routing.loads) // 2
-    if not middle:
-        raise InputError("hold-out: needs a token trace or several windows; cut steps with --split")
-    return (
-        replace(routing, loads=routing.loads[:middle], windows=routing.windows[:middle]),
-        replace(routing, loads=routing.loads[middle:], windows=routing.windows[middle:]),
-    )
-
-
-def _placed(
-    request: ExpertRequest,
-    routing: Routing,
-    flows: Flows,
-    *,
-    ground: Ground,
-    limits: PlacementLimits,
-    effort: PlacementEffort,
-) -> Solved:
+def _placed(case: PlacementCase, effort: PlacementEffort) -> Solved:
     """Balance first; then, where it is known which ways tokens take, less traffic under the cap."""
-    lower = flows.known and ground.shape.nodes > 1
+    request, flows, shape = case.request, case.flows, case.ground.shape
+    lower_traffic = flows.known and shape.nodes > 1
     # Under a cap the last permille of balance is given up for traffic anyway: no proof is needed first.
     solved = place_robustly(
-        routing.loads,
-        ground.shape,
-        limits,
-        replace(effort, exact=not lower),
+        case.routing.loads,
+        shape,
+        case.limits,
+        replace(effort, exact=not lower_traffic),
         objective=request.robust,
         share=request.cvar_share,
     )
-    if not lower:
+    if not lower_traffic:
         return solved
     # Leaves are not alike to a token that touches several nodes: with a trace over leaves the order stays.
-    nodes_alike = len(ground.levels) == 1 or not flows.by_token
-    if flows.sources is not None and nodes_alike:
-        solved = near_sources(solved, flows.sources, ground.shape)
-    cap = request.balance or 1.02
-    loads = by_layer(routing.loads, ground.shape.gpus)
-    if limits.groups == 1:
-        return less_traffic(
-            flows,
-            loads,
-            solved,
-            shape=ground.shape,
-            levels=ground.levels,
-            cap=cap,
-            spread=limits.spread,
-            workers=request.workers,
-            near=request.replica_choice == "touched",
-            time_limit_s=request.time_limit_s,
-        )
+    nodes_alike = len(case.ground.levels) == 1 or not flows.by_token
+    sources = flows.sources if nodes_alike else None
+    if sources is not None:
+        solved = near_sources(solved, sources, shape)
+    if case.limits.groups == 1:
+        return _less_traffic(case, solved)
     solved = less_grouped_traffic(
         flows,
-        loads,
+        by_layer(case.routing.loads, shape.gpus),
+        solved,
+        shape=shape,
+        limits=case.limits,
+        effort=effort,
+        levels=case.ground.levels,
+        caps=layer_caps(solved.value, request.balance or DEFAULT_CAP),
+    )
+    return solved if sources is None else near_sources(solved, sources, shape)
+
+
+def _less_traffic(case: PlacementCase, solved: Solved) -> Solved:
+    request, ground = case.request, case.ground
+    return less_traffic(
+        case.flows,
+        by_layer(case.routing.loads, ground.shape.gpus),
         solved,
         shape=ground.shape,
-        limits=limits,
-        effort=effort,
         levels=ground.levels,
-        caps=layer_caps(solved.value, cap),
-    )
-    return (
-        near_sources(solved, flows.sources, ground.shape)
-        if flows.sources is not None and nodes_alike
-        else solved
+        cap=request.balance or DEFAULT_CAP,
+        spread=case.limits.spread,
+        workers=request.workers,
+        near=request.replica_choice == "touched",
+        time_limit_s=request.time_limit_s,
     )
 
 
-def _scored(
-    request: ExpertRequest,
-    routing: Routing,
-    *,
-    flows: Flows,
-    held_out: Routing | None,
-    solved: Solved,
-    current: Slots | None,
-    ground: Ground,
-    limits: PlacementLimits,
-    start: float,
-) -> ExpertPlan:
+def _scored(case: PlacementCase, solved: Solved) -> ExpertPlan:
+    """The placement's figures: layer by layer, and their means."""
+    routing, shape = case.routing, case.ground.shape
     share = gpu_share(routing.loads, solved.slots)
-    rows = [
-        layer_row(
-            layer,
-            routing,
-            flows=flows,
-            held_out=held_out,
-            solved=solved,
-            current=current,
-            ground=ground,
-            request=request,
-        )
-        for layer in range(len(share))
-    ]
+    rows = [layer_row(case, layer, solved) for layer in range(len(share))]
     balance = np.array([row["balance"] for row in rows])
     document: dict[str, Any] = {
         "layers": rows,
@@ -261,63 +198,48 @@ def _scored(
         "gap_mean": float(solved.gap.mean()),
         "gap_max": float(solved.gap.max()),
         "duplicates": int(has_duplicates(solved.slots).sum()),
-        "slots": ground.shape.slots,
-        "gpus": ground.shape.gpus,
-        "nodes": ground.shape.nodes,
-        "groups": limits.groups,
+        "slots": shape.slots,
+        "gpus": shape.gpus,
+        "nodes": shape.nodes,
+        "groups": case.limits.groups,
         "windows": list(routing.windows),
-        "robust": request.robust,
-        "cvar_mean": float(_layer_cvar(routing.loads, solved.slots, request.cvar_share).mean()),
-        "wall_s": time.monotonic() - start,
+        "robust": case.request.robust,
+        "cvar_mean": _mean_cvar(routing.loads, solved.slots, case.request.cvar_share),
+        "wall_s": None,
     }
-    for key in (
-        "nodes_per_token",
-        "nodes_per_token_touched",
-        "leaves_per_token",
-        "pairs_apart_share",
-        "cross_node_bytes",
-        "all_to_all_s",
-        "all_to_all_deduplicated_s",
-        "node_balance",
-        "cross_node_share",
-        "held_out_balance",
-        "held_out_node_balance",
-        "held_out_nodes_per_token",
-    ):
+    for key in MEAN_FIGURES:
         values = [row[key] for row in rows if row[key] is not None]
         document[f"{key}_mean"] = float(np.mean(values)) if values else None
-    ids = layer_numbers(routing, ground) or tuple(range(len(rows)))
-    sums = {key: document[key] for key in ("balance_mean", "balance_max", "bound_mean", "gap_max")}
+    summary = ("balance_mean", "balance_max", "bound_mean", "gap_max")
     placed = PlacementFile(
         slots=solved.slots,
         experts=routing.loads.shape[2],
-        nodes=ground.shape.nodes,
-        layer_ids=ids,
-        summary=sums,
+        nodes=shape.nodes,
+        layer_ids=layer_numbers(routing, case.ground) or tuple(range(len(rows))),
+        summary={key: document[key] for key in summary},
     )
+    warnings = _warnings(case, float(balance.mean()), float(solved.bound.mean()))
+    return ExpertPlan(placed=placed, document=document, gpu_share=share, warnings=warnings)
+
+
+def _warnings(case: PlacementCase, balance: float, bound: float) -> tuple[str, ...]:
+    """What the user asked for or the file states and the placement does not keep to."""
+    request, groups = case.request, case.routing.groups
     warnings = []
-    if request.groups is None and limits.groups == 1 and routing.groups > 1:
+    if request.groups is None and case.limits.groups == 1 and groups > 1:
         warnings.append(
-            f"the {routing.groups} routing groups of the loads are not kept whole: they do not divide over "
-            f"{ground.shape.nodes} nodes"
+            f"the {groups} routing groups of the loads are not kept whole: they do not divide over "
+            f"{case.ground.shape.nodes} nodes"
         )
-    if request.balance is not None and balance.mean() > request.balance * (1 + 1e-9):
+    if request.balance is not None and balance > request.balance * (1 + 1e-9):
         warnings.append(
-            f"mean balance {balance.mean():.4f} is above --balance {request.balance:g}; the proven bounds "
-            f"have the mean {solved.bound.mean():.4f}"
+            f"mean balance {balance:.4f} is above --balance {request.balance:g}; the proven bounds "
+            f"have the mean {bound:.4f}"
         )
-    return ExpertPlan(placed=placed, document=document, gpu_share=share, warnings=tuple(warnings))
+    return tuple(warnings)
 
 
-def layer_numbers(routing: Routing, ground: Ground) -> tuple[int, ...]:
-    """The model's layer of each row: the file's, else those after the model's dense ones; () if not known."""
-    ids = routing.layer_ids or tuple(
-        range(ground.model.dense_layers, ground.model.layers) if ground.model else ()
-    )
-    return ids if len(ids) == routing.loads.shape[1] else ()
-
-
-def _layer_cvar(loads: Loads, slots: Slots, share: float) -> Loads:
-    """CVaR of the balance over the windows, [layers]."""
-    each = [gpu_share(window[None], slots).max(axis=1) for window in loads]
-    return cvar(np.stack(each, axis=1), share)
+def _mean_cvar(loads: Loads, slots: Slots, share: float) -> float:
+    """CVaR of the balance over the windows, mean over layers."""
+    by_window = [gpu_share(window[None], slots).max(axis=1) for window in loads]
+    return float(cvar(np.stack(by_window, axis=1), share).mean())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwright.planner.mapping.problem import IntArray, MappingProblem
+
+BlockCounts = tuple[tuple[int, int], ...]
+"""(block, slots in it), by block."""
 
 
 def assignment_of(problem: MappingProblem, counts: IntArray) -> IntArray:
@@ -20,7 +23,7 @@ def assignment_of(problem: MappingProblem, counts: IntArray) -> IntArray:
     size = max(problem.traffic.expert_slots, problem.traffic.context_slots)
     if size == 1:
         return _single_slots(problem, counts)
-    before = _flat(_groups(problem, counts[:, 0], size))
+    before = np.array(_groups(problem, counts[:, 0], size), dtype=np.int64).ravel()
     rows = [before]
     for stage in range(1, problem.stages):
         groups = _groups(problem, counts[:, stage], size)
@@ -30,7 +33,10 @@ def assignment_of(problem: MappingProblem, counts: IntArray) -> IntArray:
 
 
 def _single_slots(problem: MappingProblem, counts: IntArray) -> IntArray:
-    """Slot by slot: who can stays, those first that began here, so that virtual stages wrap round at home."""
+    """Slot by slot: what can stay stays, so that few neighbours lie apart.
+
+    First come slots that are where they were in the first stage: virtual stages then wrap round in one leaf.
+    """
     origin = np.repeat(np.arange(len(counts)), counts[:, 0])
     rows = [origin]
     for stage in range(1, problem.stages):
@@ -41,34 +47,31 @@ def _single_slots(problem: MappingProblem, counts: IntArray) -> IntArray:
 def _next_row(
     problem: MappingProblem, origin: IntArray, before: IntArray, free: IntArray
 ) -> IntArray:
-    """A leaf for every slot of the next stage; `left` are the slots of that stage in each leaf."""
+    """A leaf for every slot of the next stage; `free` are the slots of that stage in each leaf."""
     row = np.full(len(before), -1, dtype=np.int64)
     pod = problem.pod_of
-
-    def settle(wanted: IntArray, who: NDArray[np.bool_]) -> None:
-        for slot in np.flatnonzero(who & (row < 0)):
-            if free[wanted[slot]] > 0:
-                row[slot] = wanted[slot]
-                free[wanted[slot]] -= 1
-
     everyone = np.ones(len(before), dtype=bool)
-    settle(before, before == origin)
-    settle(before, everyone)
-    settle(origin, pod[origin] == pod[before])
-    waiting = {
-        p: [leaf for leaf in np.flatnonzero(pod == p) for _ in range(free[leaf])] for p in set(pod)
-    }
+    # (the leaf that each slot would go to, which slots would), in the order in which they are served.
+    wishes = (
+        (before, before == origin),
+        (before, everyone),
+        (origin, pod[origin] == pod[before]),
+    )
+    for leaves, wishing in wishes:
+        for slot in np.flatnonzero(wishing & (row < 0)):
+            leaf = leaves[slot]
+            if free[leaf] > 0:
+                row[slot] = leaf
+                free[leaf] -= 1
+    waiting: dict[int, list[int]] = {number: [] for number in range(problem.pods)}
+    for leaf in np.flatnonzero(free).tolist():
+        waiting[problem.leaf_pod[leaf]] += [leaf] * int(free[leaf])
     for slot in np.flatnonzero(row < 0):
-        if waiting[pod[before[slot]]]:
-            row[slot] = waiting[pod[before[slot]]].pop(0)
-    rest = [leaf for p in sorted(waiting) for leaf in waiting[p]]
-    for slot in np.flatnonzero(row < 0):
-        row[slot] = rest.pop(0)
+        in_pod = waiting[int(pod[before[slot]])]
+        if in_pod:
+            row[slot] = in_pod.pop(0)
+    row[row < 0] = [leaf for in_pod in waiting.values() for leaf in in_pod]
     return row
-
-
-def _flat(groups: list[list[int]]) -> IntArray:
-    return np.array([leaf for group in groups for leaf in group], dtype=np.int64)
 
 
 def _groups(problem: MappingProblem, counts: IntArray, size: int) -> list[list[int]]:
@@ -92,95 +95,97 @@ def _groups(problem: MappingProblem, counts: IntArray, size: int) -> list[list[i
 def _packed(
     rests: list[tuple[int, int]], size: int, *, whole_only: bool
 ) -> tuple[list[list[int]], list[tuple[int, int]]]:
-    """Groups from rests (slots, leaf), the largest fitting rest next; and what is left over."""
-    waiting = sorted(rests, key=lambda rest: (-rest[0], rest[1]))
+    """Groups from rests (slots, leaf), the largest fitting rest next; and the rests of no group."""
+    waiting = sorted(rests, key=_largest_first)
     groups: list[list[int]] = []
-    while sum(rest[0] for rest in waiting) >= size:
+    while sum(slots for slots, _ in waiting) >= size:
         room, group, taken = size, [], []
         for rest in list(waiting):
-            if rest[0] <= room:
+            slots, leaf = rest
+            if slots <= room:
                 waiting.remove(rest)
                 taken.append(rest)
-                group += [rest[1]] * rest[0]
-                room -= rest[0]
+                group += [leaf] * slots
+                room -= slots
         if room and whole_only and not waiting:
-            return groups, [*waiting, *taken]
+            return groups, taken
         if room:  # no rest fits as it is: split the smallest
             slots, leaf = waiting.pop()
             group += [leaf] * room
             if slots > room:
                 waiting.append((slots - room, leaf))
-                waiting.sort(key=lambda rest: (-rest[0], rest[1]))
+                waiting.sort(key=_largest_first)
         groups.append(group)
     return groups, waiting
 
 
+def _largest_first(rest: tuple[int, int]) -> tuple[int, int]:
+    slots, leaf = rest
+    return -slots, leaf
+
+
 def _matched(problem: MappingProblem, before: IntArray, groups: list[list[int]]) -> IntArray:
     """The groups in the order of the stage before, and inside a group slot by slot."""
-    matched: list[list[int] | None] = [None] * len(before)
+    number_at = [-1] * len(before)
     free = list(range(len(groups)))
-    for key in (_leaves, _pods):
-        waiting: dict[tuple[tuple[int, int], ...], list[int]] = {}
-        for place in free:
-            waiting.setdefault(key(problem, groups[place]), []).append(place)
-        for place in range(len(before)):
-            same = waiting.get(key(problem, before[place].tolist()))
-            if matched[place] is None and same:
-                matched[place] = groups[same.pop(0)]
-        free = [place for rest in waiting.values() for place in rest]
-        if before.shape[1] > 1 and key is _leaves:
-            free = _closest(before, groups, matched, free)
+    for block_of in _blocks_of_leaves(problem):
+        waiting: dict[BlockCounts, list[int]] = {}
+        for number in free:
+            waiting.setdefault(_counted(groups[number], block_of), []).append(number)
+        for place, group in enumerate(before.tolist()):
+            alike = waiting.get(_counted(group, block_of))
+            if number_at[place] < 0 and alike:
+                number_at[place] = alike.pop(0)
+        free = [number for alike in waiting.values() for number in alike]
+        if block_of is not problem.leaf_pod:
+            free = _closest(before, groups, number_at, free)
     free.sort()
-    for place in range(len(before)):
-        if matched[place] is None:
-            matched[place] = groups[free.pop(0)]
-    return _flat(
-        [
-            _aligned(problem, old.tolist(), new or [])
-            for old, new in zip(before, matched, strict=True)
-        ]
-    )
+    flat: list[int] = []
+    for place, group in enumerate(before.tolist()):
+        number = number_at[place] if number_at[place] >= 0 else free.pop(0)
+        flat += _aligned(problem, group, groups[number])
+    return np.array(flat, dtype=np.int64)
 
 
 def _closest(
-    before: IntArray, groups: list[list[int]], matched: list[list[int] | None], free: list[int]
+    before: IntArray, groups: list[list[int]], number_at: list[int], free: list[int]
 ) -> list[int]:
-    """Gives cut groups the places where most of their slots have their neighbour."""
+    """Gives cut groups the places where most of their slots have their neighbour; what is free then."""
     pairs = []
-    for place in range(len(before)):
-        if matched[place] is None:
-            before_leaves = Counter(before[place].tolist())
+    for place, group in enumerate(before.tolist()):
+        if number_at[place] < 0:
             for candidate in free:
-                overlap = sum((before_leaves & Counter(groups[candidate])).values())
+                overlap = (Counter(group) & Counter(groups[candidate])).total()
                 if overlap:
                     pairs.append((-overlap, place, candidate))
     unplaced = set(free)
     for _, place, candidate in sorted(pairs):
-        if matched[place] is None and candidate in unplaced:
-            matched[place] = groups[candidate]
+        if number_at[place] < 0 and candidate in unplaced:
+            number_at[place] = candidate
             unplaced.discard(candidate)
     return sorted(unplaced)
 
 
-def _leaves(problem: MappingProblem, group: list[int]) -> tuple[tuple[int, int], ...]:
-    del problem
-    return tuple(sorted(Counter(group).items()))
+def _blocks_of_leaves(problem: MappingProblem) -> tuple[Sequence[int], Sequence[int]]:
+    """The block of every leaf: first the leaf itself, then its pod."""
+    return range(len(problem.leaf_pod)), problem.leaf_pod
 
 
-def _pods(problem: MappingProblem, group: list[int]) -> tuple[tuple[int, int], ...]:
-    return tuple(sorted(Counter(problem.leaf_pod[leaf] for leaf in group).items()))
+def _counted(group: list[int], block_of: Sequence[int]) -> BlockCounts:
+    """(block, slots in it) of a group."""
+    return tuple(sorted(Counter(block_of[leaf] for leaf in group).items()))
 
 
-def _aligned(problem: MappingProblem, old: list[int], new: list[int]) -> list[int]:
+def _aligned(problem: MappingProblem, before: list[int], group: list[int]) -> list[int]:
     """The slots of a group next to those of the same leaf, then of the same pod, in the group before it."""
-    aligned: list[int | None] = [None] * len(old)
-    unplaced = list(new)
-    for same in (lambda a, b: a == b, lambda a, b: problem.leaf_pod[a] == problem.leaf_pod[b]):
-        for place, leaf in enumerate(old):
-            leaf_alike = next(
-                (x for x in unplaced if aligned[place] is None and same(leaf, x)), None
-            )
-            if leaf_alike is not None:
-                aligned[place] = leaf_alike
-                unplaced.remove(leaf_alike)
-    return [unplaced.pop(0) if leaf is None else leaf for leaf in aligned]
+    aligned = [-1] * len(before)
+    unplaced = list(group)
+    for block_of in _blocks_of_leaves(problem):
+        for place, neighbour in enumerate(before):
+            if aligned[place] >= 0:
+                continue
+            alike = [leaf for leaf in unplaced if block_of[leaf] == block_of[neighbour]]
+            if alike:
+                aligned[place] = alike[0]
+                unplaced.remove(alike[0])
+    return [unplaced.pop(0) if leaf < 0 else leaf for leaf in aligned]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import gcd
 
 import numpy as np
@@ -148,26 +149,21 @@ def ranks_of(instance: Instance, assignment: IntArray) -> list[Place]:
     tp, cp, dp, pp = (int(getattr(layout, axis)) for axis in ("tp", "cp", "dp", "pp"))
     choice = slot_choice(instance, assignment)
     ranks: list[Place] = []
-    for p in range(pp):
-        for d in range(dp):
-            for c in range(cp):
-                stage, column = p // inside.pp, c // inside.cp + cp // inside.cp * (d // inside.dp)
-                slot = instance.slots.places[int(assignment[stage, column])][
-                    int(choice[stage, column])
-                ]
-                first = c % inside.cp + inside.cp * (d % inside.dp + inside.dp * (p % inside.pp))
-                ranks += [slot[t + tp * first] for t in range(tp)]
+    for p, d, c in product(range(pp), range(dp), range(cp)):
+        stage, column = p // inside.pp, c // inside.cp + cp // inside.cp * (d // inside.dp)
+        leaf = instance.slots.places[int(assignment[stage, column])]
+        slot = leaf[int(choice[stage, column])]
+        group = c % inside.cp + inside.cp * (d % inside.dp + inside.dp * (p % inside.pp))
+        ranks += slot[tp * group : tp * (group + 1)]
     return ranks
 
 
 def assignment_of_ranks(instance: Instance, ranks: Sequence[Place]) -> IntArray:
     """The leaf of every slot under a mapping. Raises InfeasibleError where a slot's ranks are on several."""
-    leaf_of = {
-        place: leaf
-        for leaf, slots in enumerate(instance.slots.places)
-        for slot in slots
-        for place in slot
-    }
+    leaf_of: dict[Place, int] = {}
+    for leaf, slots in enumerate(instance.slots.places):
+        for slot in slots:
+            leaf_of |= dict.fromkeys(slot, leaf)
     layout, inside, problem = instance.layout, instance.inside, instance.problem
     tp, cp, dp = (int(getattr(layout, axis)) for axis in ("tp", "cp", "dp"))
     assignment = np.full((problem.stages, problem.slots), -1, dtype=np.int64)
@@ -187,6 +183,8 @@ def assignment_of_ranks(instance: Instance, ranks: Sequence[Place]) -> IntArray:
 def idle_nodes(cluster: ClusterSpec, ranks: list[Place]) -> list[int]:
     """Nodes with free GPUs of which none is used."""
     used = {node for node, _ in ranks}
-    count = len(cluster.nodes) or -(-cluster.gpus // cluster.gpus_per_node)
-    free = (n for n in range(count) if not cluster.nodes or cluster.nodes[n].free_gpus != 0)
+    if cluster.nodes:
+        free = [number for number, node in enumerate(cluster.nodes) if node.free_gpus != 0]
+    else:
+        free = list(range(-(-cluster.gpus // cluster.gpus_per_node)))
     return [node for node in free if node not in used]

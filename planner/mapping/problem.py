@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,15 +116,24 @@ class MappingProblem:
         return self.host_order[: self.needed].reshape(self.stages, self.slots)
 
     def group_bytes(self, largest: int) -> FloatArray:
-        """The least that n slots of one stage in one block send up, without the pipeline; shape [most + 1].
+        """The least that n slots of one stage in one block send up, without the pipeline.
 
         Exact where every group is one slot. Slots of a cut group are best together: k (E - k) is concave.
+
+        Parameters
+        ----------
+        largest
+            The largest n, at least 0.
+
+        Returns
+        -------
+        FloatArray
+            Bytes by n, shape [largest + 1].
         """
         t, n = self.traffic, np.arange(largest + 1)
         cut = (n > 0) & (n < self.slots)
-        sent = np.where(cut, t.ring_bytes, 0.0) + np.where(
-            n % t.context_slots > 0, t.context_bytes, 0.0
-        )
+        sent = np.where(cut, t.ring_bytes, 0.0)
+        sent = sent + np.where(n % t.context_slots > 0, t.context_bytes, 0.0)
         if t.expert_slots > 1 or t.expert_ring_bytes:
             sent = sent + np.where(cut, [self._expert_bytes(int(k)) for k in n], 0.0)
         return np.asarray(sent, dtype=np.float64)
@@ -139,10 +149,12 @@ class MappingProblem:
         def cut(k: int) -> float:
             return t.expert_bytes * k * (t.expert_slots - k) / t.expert_slots
 
-        return min(
-            n // m * cut(m) + cut(n % m) + max(m - n // groups, 0) * t.expert_ring_bytes
-            for m in range(1, max(min(n, t.expert_slots), 1) + 1)
-        )
+        least = inf
+        for m in range(1, max(min(n, t.expert_slots), 1) + 1):
+            all_to_all = n // m * cut(m) + cut(n % m)
+            cut_rings = max(m - n // groups, 0)
+            least = min(least, all_to_all + cut_rings * t.expert_ring_bytes)
+        return least
 
     @property
     def table_states(self) -> int:
@@ -189,7 +201,13 @@ class Loads:
 
 
 def loads_of(problem: MappingProblem, assignment: IntArray) -> Loads:
-    """What an assignment [stages, slots] of leaves sends over every up-link, group by group."""
+    """What an assignment sends over every up-link, group by group.
+
+    Parameters
+    ----------
+    assignment
+        The leaf of every slot, shape [stages, slots].
+    """
     leaf_bytes = _sent_up(problem, assignment, len(problem.leaf_slots))
     pod_bytes = _sent_up(problem, problem.pod_of[assignment], problem.pods)
     return Loads(
@@ -218,9 +236,8 @@ def _sent_up(problem: MappingProblem, where: IntArray, blocks: int) -> FloatArra
         sent += t.context_bytes * cut_groups(where.reshape(-1, t.context_slots), blocks)
     if t.expert_slots > 1:
         members = held_by(where.reshape(-1, t.expert_slots), blocks)
-        sent += (
-            t.expert_bytes * np.sum(members * (t.expert_slots - members), axis=0) / t.expert_slots
-        )
+        pairs = np.sum(members * (t.expert_slots - members), axis=0)
+        sent += t.expert_bytes * pairs / t.expert_slots
     if t.expert_ring_bytes:
         rings = where.reshape(stages, -1, t.expert_slots).transpose(0, 2, 1)
         sent += t.expert_ring_bytes * cut_groups(rings.reshape(-1, slots // t.expert_slots), blocks)

@@ -17,7 +17,8 @@ def regular_orders(problem: MappingProblem) -> Iterator[IntArray]:
     """
     size = max(problem.traffic.expert_slots, problem.traffic.context_slots)
     by_pod = np.argsort(problem.pod_of, kind="stable")
-    leaves = np.repeat(by_pod, np.array(problem.leaf_slots)[by_pod])[: problem.needed]
+    free = np.array(problem.leaf_slots)[by_pod]
+    leaves = np.repeat(by_pod, free)[: problem.needed]
     for together in range(1, problem.stages + 1):
         if problem.stages % together == 0:
             shape = (problem.stages // together, problem.slots // size, together, size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import combinations_with_replacement
 from math import comb
 
@@ -11,15 +12,25 @@ from meshwright.errors import InfeasibleError
 from meshwright.planner.mapping.instance import Instance, idle_nodes, ranks_of
 from meshwright.planner.mapping.solution import MappingSolution
 
-MOST_CHOICES = 40
-"""Ways to take the spare nodes from the leaves that are all tried; beyond, one node after the other."""
-
 Solved = tuple[Instance, MappingSolution]
 Solver = Callable[[ClusterSpec, int], Solved]
 """Maps onto a cluster with some slots' worth of nodes left over."""
 
 
-def with_spares(cluster: ClusterSpec, spares: int, solve: Solver) -> Solved:
+@dataclass(frozen=True, kw_only=True)
+class SpareParams:
+    """How many choices of spare nodes are mapped."""
+
+    most_choices: int = 40
+    """Ways to take the nodes from the leaves that are all tried; beyond, one node after the other."""
+
+
+DEFAULT_SPARES = SpareParams()
+
+
+def with_spares(
+    cluster: ClusterSpec, spares: int, solve: Solver, params: SpareParams = DEFAULT_SPARES
+) -> Solved:
     """The best mapping that leaves so many whole nodes without a rank.
 
     Slots that are nodes leave nodes free by themselves, and which ones is part of the mapping. Where a node
@@ -30,7 +41,7 @@ def with_spares(cluster: ClusterSpec, spares: int, solve: Solver) -> Solved:
     if spares == 0 or _whole_nodes_free(cluster, solved) >= spares:
         return solved
     leaves = _whole_nodes(cluster)
-    if comb(len(leaves) + spares - 1, spares) <= MOST_CHOICES:
+    if comb(len(leaves) + spares - 1, spares) <= params.most_choices:
         tried = _tried(
             cluster, leaves, combinations_with_replacement(sorted(leaves), spares), solve
         )

@@ -7,10 +7,13 @@ from typing import Any
 
 from meshwright.planner.drawing.quantities import count, counted, gigabytes, percent, seconds
 from meshwright.planner.report.view import (
+    BAR,
     BYTES,
     COUNT,
     NUMBER,
+    PERCENT,
     SECONDS,
+    Bullets,
     Column,
     Facts,
     Heading,
@@ -126,43 +129,163 @@ def _sweep(document: Document) -> View:
 
 
 def roofline_view(document: Document) -> View:
-    """A matrix product under the roof of its device."""
+    """A matrix product under the roof of its device, and data parallelism under those of the network."""
+    product = [_product(document)] if "m" in document else []
+    network = _network_view(document["network"]) if "network" in document else []
+    return [*product, *network]
+
+
+def _product(document: Document) -> Facts:
     shape = f"[{document['m']}, {document['k']}] x [{document['k']}, {document['n']}]"
     share = document["attainable_tflops"] / document["peak_tflops"]
     attainable = f"{document['attainable_tflops']:.1f} TFLOP/s, {percent(share)} of the peak"
-    return [
-        Facts(
-            [
-                ("product", f"{shape}, {document['precision']}"),
-                ("device", document["device"]),
-                ("work", f"{document['flop'] / 1e9:,.1f} GFLOP, {gigabytes(document['bytes'])}"),
-                ("intensity", f"{document['flop_per_byte']:.1f} FLOP/byte"),
-                ("ridge point", f"{document['ridge_flop_per_byte']:.1f} FLOP/byte"),
-                ("bound by", document["bound"]),
-                ("attainable", attainable),
-                ("least time", seconds(document["least_seconds"])),
-            ]
-        )
+    return Facts(
+        [
+            ("product", f"{shape}, {document['precision']}"),
+            ("device", document["device"]),
+            ("work", f"{document['flop'] / 1e9:,.1f} GFLOP, {gigabytes(document['bytes'])}"),
+            ("intensity", f"{document['flop_per_byte']:.1f} FLOP/byte"),
+            ("ridge point", f"{document['ridge_flop_per_byte']:.1f} FLOP/byte"),
+            ("bound by", document["bound"]),
+            ("attainable", attainable),
+            ("least time", seconds(document["least_seconds"])),
+        ]
+    )
+
+
+def _network_view(network: Document) -> View:
+    """Ridge of every level, and what bounds each batch there."""
+    levels = [
+        Column("level"),
+        Column("GB/s a GPU", _PLAIN),
+        Column("ridge", COUNT, unit="FLOP/byte"),
+        Column("critical batch", decimals(2)),
     ]
+    names = ("level", "gb_per_s", "ridge_flop_per_byte", "critical_batch")
+    view: View = [
+        Heading(f"Gradients of data parallelism at {network['peak_tflops']:,.1f} TFLOP/s"),
+        Table(levels, [[level[name] for name in names] for level in network["levels"]]),
+    ]
+    batches = {
+        "batch": Column("batch", _PLAIN),
+        "flop_per_byte": Column("FLOP/byte", COUNT),
+        "regime": Column("regime"),
+        "efficiency_overlapped": Column("overlapped", PERCENT),
+        "efficiency_serial": Column("one after the other", PERCENT),
+    }
+    for level in network["levels"]:
+        rows = [[row[name] for name in batches] for row in level["batches"]]
+        advice = {row["regime"]: row["advice"] for row in level["batches"]}
+        view += [
+            Heading(f"Batches of a rank over {level['level']}"),
+            Table(list(batches.values()), rows),
+            Bullets([f"{regime}: {words}" for regime, words in advice.items()]),
+        ]
+    return view
 
 
 def pipeline_view(document: Document) -> View:
-    """The step of a schedule, and what each rank holds."""
+    """The step of a schedule, what each rank holds, and what would shorten its bubble."""
     shape = f"{counted(document['pp'], 'rank')} of {counted(document['vpp'], 'virtual stage')}"
-    bubble = f"{seconds(document['bubble_seconds'])}, {percent(document['bubble_of_step'])}"
+    of_step, of_ideal = percent(document["bubble_of_step"]), percent(document["bubble_of_ideal"])
+    bubble = f"{seconds(document['bubble_seconds'])}: {of_step} of the step, {of_ideal} of the work"
     ranks = list(enumerate(document["in_flight"]))[:MOST_RANKS_SHOWN]
+    facts = [
+        ("schedule", f"{document['schedule']}, {shape}"),
+        ("micro-batches", count(document["num_micro_batches"])),
+        ("step", seconds(document["seconds"])),
+        ("bubble", bubble),
+        ("efficiency", percent(document["efficiency"])),
+    ]
+    transfer = document["transfer"]
+    if transfer is not None:
+        sent = gigabytes(transfer["bytes_both_ways"])
+        facts += [
+            ("transfer of a step", f"{sent} over each boundary, both directions"),
+            ("needed speed", f"{transfer['needed_gbit_per_s']:.2f} Gb/s, both directions"),
+            ("peak activation", gigabytes(transfer["peak_activation_bytes"])),
+        ]
+    advice = [
+        f"{row['change']} from {row['from']} to {row['to']}: efficiency {percent(row['efficiency'])}"
+        for row in document["advice"]
+    ]
+    remedies: View = [Heading("What would help"), Bullets(advice)] if advice else []
     return [
-        Facts(
-            [
-                ("schedule", f"{document['schedule']}, {shape}"),
-                ("micro-batches", count(document["num_micro_batches"])),
-                ("step", seconds(document["seconds"])),
-                ("bubble", bubble),
-            ]
-        ),
+        Facts(facts),
+        *remedies,
         Heading("Micro-batches whose activations a rank holds"),
         Table([Column("rank"), Column("in flight", _PLAIN)], ranks),
     ]
+
+
+def overlap_view(document: Document) -> View:
+    """What hides beside compute, the chunks, and the ring-attention buffer, as far as asked."""
+    view: View = []
+    if "step" in document:
+        step = document["step"]
+        step_s, serial_s = seconds(step["step_s"]), seconds(step["serial_s"])
+        facts = [
+            ("overlap ratio", f"{step['overlap_ratio']:.3f}"),
+            ("can be hidden", "all of it" if step["can_hide"] else percent(step["hidden_share"])),
+            ("step", f"{step_s} overlapped, {serial_s} one after the other"),
+        ]
+        view.append(Facts(facts))
+    if "chunks" in document:
+        view += _chunks(document["chunks"])
+    if "ring_attention" in document:
+        view += _ring_attention(document["ring_attention"])
+    return view
+
+
+def _chunks(chunks: Document) -> View:
+    share = chunks["share_of_compute"]
+    of_compute = "" if share is None else f", {percent(share, 2)} of the compute"
+    sizes = f"{chunks['chunks']} of {gigabytes(chunks['chunk_bytes'])}"
+    best = f"{chunks['best_chunks']} of {gigabytes(chunks['best_chunk_bytes'])}"
+    facts = [
+        ("chunks", f"{sizes}, {seconds(chunks['chunk_s'])} each"),
+        ("in all", f"{chunks['seconds'] * 1e3:.2f} ms{of_compute}"),
+        ("not hidden", seconds(chunks["exposed_s"])),
+        ("best", f"{best}: {seconds(chunks['best_exposed_s'])} not hidden"),
+    ]
+    return [Facts(facts)]
+
+
+def _ring_attention(ring: Document) -> View:
+    """The buffer, and a bar for a pass with one buffer and with two."""
+    buffer = Facts([("ring-attention buffer", gigabytes(ring["buffer_bytes"]))])
+    longest = ring["single_buffer_s"]
+    if not longest:
+        return [buffer]
+    rows: list[list[object]] = [
+        [words, ring[name], ring[name] / longest]
+        for words, name in (
+            ("one buffer", "single_buffer_s"),
+            ("double buffering", "double_buffer_s"),
+        )
+    ]
+    columns = [Column("pass"), Column("time", SECONDS), Column("", BAR)]
+    return [buffer, Table(columns, rows)]
+
+
+def volumes_view(document: Document) -> View:
+    """States and traffic by ZeRO stage, and what activations take and make each axis send."""
+    view: View = []
+    if "states_bytes" in document:
+        sent = document["data_parallel_bytes"]
+        rows = [[stage, size, sent[stage]] for stage, size in document["states_bytes"].items()]
+        columns = [Column("stage"), Column("states", BYTES), Column("sent a step", BYTES)]
+        view.append(Table(columns, rows))
+    facts = []
+    if "activation_bytes" in document:
+        facts.append(("activations", gigabytes(document["activation_bytes"])))
+    for axis in ("tensor_parallel", "expert_parallel"):
+        if axis in document:
+            layer, model = (gigabytes(document[axis][name]) for name in ("layer_bytes", "bytes"))
+            facts.append((axis.replace("_", " "), f"{layer} a layer, {model} in all"))
+    if "pipeline_boundary_bytes" in document:
+        facts.append(("pipeline boundary", gigabytes(document["pipeline_boundary_bytes"])))
+    return [*view, Facts(facts)] if facts else view
 
 
 def memory_view(document: Document) -> View:

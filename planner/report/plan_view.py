@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from meshwright.costmodel.layout import AXES
 from meshwright.costmodel.memory.footprint import usable_hbm_gib
+from meshwright.planner.analysis.grades import grades
 from meshwright.planner.drawing.quantities import count, percent, seconds
 from meshwright.planner.plan.document import Binding, IdleDoc, Plan, Robustness, Scenario
 from meshwright.planner.plan.placement import workload_of_plan
@@ -53,7 +54,18 @@ def plan_view(plan: Plan) -> View:
         view += execution_view(plan)
     if plan.predicted is not None:
         view += prediction_view(plan.predicted, workload_of_plan(plan))
+        view += grades_view(plan)
     return [*view, *binding_view(plan.binding), *robustness_view(plan), *alternatives_view(plan)]
+
+
+def grades_view(plan: Plan) -> View:
+    """The plan against the usual targets."""
+    rows = []
+    for grade in grades(plan):
+        write = percent if grade.is_share else "{:.1f}".format
+        rows.append([grade.what, write(grade.value), write(grade.target), grade.mark])
+    columns = [Column("figure"), Column("plan"), Column("target"), Column("mark")]
+    return [Heading("Against the usual targets"), Table(columns, rows)]
 
 
 def inputs_view(inputs: PlanInputs) -> View:

@@ -60,16 +60,21 @@ def _levels(levels: list[Document]) -> Block:
 
 
 def _axes(axes: Mapping[str, Document]) -> View:
-    columns = [Column("axis"), Column("pattern"), Column("fan-out", NUMBER), Column("when")]
-    rows = [
-        [axis, kind["pattern"], kind["fan_out"], kind["predictability"]]
-        for axis, kind in axes.items()
+    names = {
+        "pattern": Column("pattern"),
+        "fan_out": Column("fan-out", NUMBER),
+        "operations_per_step": Column("operations", COUNT),
+        "predictability": Column("when"),
+    }
+    columns = [Column("axis"), *names.values()]
+    rows = [[axis, *(kind[name] for name in names)] for axis, kind in axes.items()]
+    risks = [
+        [axis, kind["incast"], kind["ecmp"], kind["suits_network"]] for axis, kind in axes.items()
     ]
-    risks = [[axis, kind["incast"], kind["ecmp"]] for axis, kind in axes.items()]
     view: View = [
         Table(columns, rows),
         line(),
-        Table([Column("axis"), Column("incast"), Column("ECMP")], risks),
+        Table([Column("axis"), Column("incast"), Column("ECMP"), Column("ECMP and PFC")], risks),
     ]
     imbalance = axes.get("ep", {}).get("busiest_receiver_over_mean", 1.0)
     if imbalance > 1:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from meshwright.costmodel import ratios
 from meshwright.costmodel.collectives import alpha_beta as ab
-from tests.costmodel.textbook_volumes import data_parallel_elements, unfused_activation_bytes
 
 UNIT = ab.Link(alpha_s=1.0, bytes_per_s=1.0)
 """Start-ups and bytes count as seconds, so that a formula's two terms can be read off."""
@@ -205,7 +204,9 @@ def test_pipeline_of_the_efficiency_modeler() -> None:
 
 
 def test_activations_of_gpt3_without_recomputation() -> None:
-    assert unfused_activation_bytes(2048, 2048, 12_288, 96, 96) == pytest.approx(275e9, rel=5e-3)
+    assert ratios.unfused_activation_bytes(2048, 2048, 12_288, 96, 96) == pytest.approx(
+        275e9, rel=5e-3
+    )
 
 
 def test_ring_attention_buffers() -> None:
@@ -214,7 +215,7 @@ def test_ring_attention_buffers() -> None:
 
 
 def test_volumes_of_data_parallelism() -> None:
-    moved = np.asarray(data_parallel_elements(7e9, np.array([0, 1, 2, 3])))
+    moved = np.asarray(ratios.data_parallel_elements(7e9, np.array([0, 1, 2, 3])))
     assert moved.tolist() == [14e9, 14e9, 14e9, 21e9]
 
 

@@ -25,11 +25,11 @@ from meshwright.costmodel.memory.footprint import (
 from meshwright.costmodel.memory.states import rank_parameters, state_bytes_per_parameter
 from meshwright.costmodel.pipeline.schedules import in_flight
 from meshwright.costmodel.pipeline.split import layer_counts
+from meshwright.costmodel.ratios import unfused_activation_bytes
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.catalog import load_catalog_model
 from meshwright.model_specs.parameters import embedding_parameters, mtp_parameters, parameter_count
 from meshwright.model_specs.schema import ModelSpec, MoeSpec
-from tests.costmodel.textbook_volumes import unfused_activation_bytes
 
 ALL = 10**6
 SetProfile = Callable[..., None]

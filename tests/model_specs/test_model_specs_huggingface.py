@@ -15,7 +15,9 @@ from meshwright.model_specs.catalog import load_catalog_model
 from meshwright.model_specs.huggingface import known_model_types, model_from_huggingface
 from meshwright.model_specs.parameters import (
     active_parameter_count,
+    embedding_parameters,
     head_parameters,
+    mtp_parameters,
     parameter_count,
 )
 from meshwright.model_specs.reader import read_model
@@ -193,9 +195,14 @@ def test_experts_of_glm_and_minimax() -> None:
     glm = read(config("glm-4.5-air"))
     assert glm.moe is not None
     assert (glm.moe.dense_layers, glm.moe.shared_width, glm.moe.router_bias) == (1, 1408, True)
+    assert (glm.moe.router_score, glm.rope.fraction) == ("sigmoid", 0.5)
     assert (glm.attention_bias, glm.attention_output_bias, glm.qk_norm) == (True, False, False)
     assert glm.mtp_layers == 1
+    # The hub's 110.5B hold the module for multi-token prediction too, with copies of embedding and head.
+    copies = embedding_parameters(glm) + head_parameters(glm)
+    assert parameter_count(glm) + mtp_parameters(glm) + copies == pytest.approx(110.5e9, rel=1e-3)
     minimax = read(config("minimax-m2.5"))
+    assert minimax.rope.fraction == 0.5
     assert (minimax.qk_norm_full_width, minimax.mtp_layers) == (True, 3)
     # 12B (arXiv 2508.06471, table 1) and 10B (model card) activated, without word embeddings and the head.
     for model, activated in ((glm, 12e9), (minimax, 10e9)):
@@ -236,7 +243,8 @@ def test_olmo_three_has_a_full_layer_in_four_unless_it_says() -> None:
         ({"model_type": "jamba", "mamba_d_state": 16}, "mamba_d_state: state-space layers"),
         ({"model_type": "qwen3_next", "linear_num_value_heads": 32}, "heads: .*linear attention"),
         ({"model_type": "deepseek_v32", "index_topk": 2048}, "index_topk: .*an indexer chooses"),
-        ({"model_type": "vit", "image_size": 224}, "image_size: vision models"),
+        ({"model_type": "vit", "image_size": 224}, "image_size: vision towers"),
+        ({"model_type": "qwen2_5_vl", "vision_config": {}}, "vision_config: vision towers"),
         (
             {"model_type": "mllama", "text_config": {"cross_attention_layers": [3]}},
             "text_config.cross_attention_layers: layers that attend to another model",

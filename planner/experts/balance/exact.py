@@ -62,13 +62,7 @@ def solve_exactly(
     chosen, on = replica_literals(model, layer)
     post_packing(model, layer, chosen, on)
     top = model.new_int_var(0, int(np.ceil(below * MEAN_LOAD)) + layer.slots, "top")
-    weights = np.floor(layer.loads * MEAN_LOAD).astype(np.int64)
-    keys = list(chosen)
-    for gpu in range(layer.gpus):
-        held_here = [on[e, c, gpu] for e, c in keys]
-        for window in weights:
-            parts = [int(window[e] // c) for e, c in keys]
-            model.add(cp_model.LinearExpr.weighted_sum(held_here, parts) <= top)
+    post_top(model, layer, on, top)
     model.minimize(top)
     if layer.spread_nodes == 1:
         hint = _hottest_first(model, layer, chosen, on, hint)
@@ -81,9 +75,8 @@ def solve_exactly(
         raise RuntimeError(
             f"CP-SAT ended with {solver.status_name(status)} on a packing that has a solution"
         )
-    gpu_experts = [[e for e, c in keys if solver.value(on[e, c, gpu])] for gpu in range(layer.gpus)]
     return ExactPacking(
-        slots=np.array(gpu_experts, dtype=np.int64),
+        slots=solution_slots(solver, layer, on),
         bound=solver.best_objective_bound / MEAN_LOAD,
         optimal=status == cp_model.OPTIMAL,
     )
@@ -120,6 +113,28 @@ def post_packing(model: cp_model.CpModel, layer: Layer, chosen: Chosen, on: On) 
             model.add(sum(here) <= -(-c // layer.spread_nodes))
     for gpu in range(gpus):
         model.add(sum(on[e, c, gpu] for e, c in chosen) == per_gpu)
+
+
+def post_top(model: cp_model.CpModel, layer: Layer, on: On, top: cp_model.IntVar) -> None:
+    """No GPU's load is above `top`, in any window."""
+    from ortools.sat.python import cp_model
+
+    weights = np.floor(layer.loads * MEAN_LOAD).astype(np.int64)
+    for gpu in range(layer.gpus):
+        replicas = [(e, c, literal) for (e, c, g), literal in on.items() if g == gpu]
+        literals_here = [literal for _, _, literal in replicas]
+        for window in weights:
+            shares = [int(window[e] // c) for e, c, _ in replicas]
+            model.add(cp_model.LinearExpr.weighted_sum(literals_here, shares) <= top)
+
+
+def solution_slots(solver: cp_model.CpSolver, layer: Layer, on: On) -> Slots:
+    """Slots [gpus, slots of a GPU] of the solver's solution."""
+    by_gpu: list[list[int]] = [[] for _ in range(layer.gpus)]
+    for (expert, _, gpu), literal in on.items():
+        if solver.value(literal):
+            by_gpu[gpu].append(expert)
+    return np.array(by_gpu, dtype=np.int64)
 
 
 def _hottest_first(

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.documents.reader import read_mapping
 from meshwright.errors import InputError
 from meshwright.planner.experts.files.routing import (
     LARGEST_TEXT_BYTES,
     MOST_EXPERTS,
-    bounded_bytes,
     number_array,
-    parsed_json,
 )
 from meshwright.planner.experts.problem import Slots
 
@@ -30,8 +29,8 @@ def read_placement(
     Our own JSON, SGLang's, TensorRT-LLM's YAML, vLLM-ascend's JSON, a Megatron permutation. `layer_ids` are
     the model's layers with experts, where known.
     """
-    document = _document(path)
-    key = next((name for name in _KEYS if isinstance(document, Mapping) and name in document), None)
+    document = read_mapping(path, LARGEST_TEXT_BYTES)
+    key = next((name for name in _KEYS if name in document), None)
     if key is None:
         raise InputError(
             f"{path}: no {', '.join(_KEYS[:-1])} or {_KEYS[-1]}; give a placement written by `experts`"
@@ -61,18 +60,6 @@ def read_placement(
         if missing:
             raise InputError(f"{where}[{layer}]: expert {missing[0]} is in no slot")
     return np.asarray(table, dtype=np.int64).reshape(layers, gpus, -1)
-
-
-def _document(path: Path) -> Any:
-    data = bounded_bytes(path, LARGEST_TEXT_BYTES)
-    if path.suffix.lower() not in (".yaml", ".yml"):
-        return parsed_json(data, str(path))
-    import yaml
-
-    try:
-        return yaml.safe_load(data.decode("utf-8-sig"))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{path}: not valid YAML ({str(error).splitlines()[0][:100]})") from None
 
 
 def _numbered(assignments: Mapping[Any, Any], where: str) -> list[Any]:

@@ -90,6 +90,34 @@ def read_statistics_folder(path: Path, split: int) -> Routing:
         raise InputError(f"{path}: no rank*.safetensors beside meta_info.json")
     iterations = sorted({key[0] for key in counts})
     layers = sorted({key[1] for key in counts})
+    _check_counts(counts, iterations, layers, stated, path)
+    table = np.stack([[counts[i, layer] for layer in layers] for i in iterations])
+    loads = cut_steps(table, split)
+    check_loads(loads, str(path))
+    same = (
+        trace is not None
+        and trace.layer_ids == tuple(layers)
+        and trace.loads.shape[2] == table.shape[2]
+    )
+    return Routing(
+        loads=loads,
+        windows=window_names(len(loads)),
+        tokens=trace.tokens if trace is not None and same else None,
+        co_activation=_pair_counts(path, layers, table.shape[2]),
+        affinity=_by_rank(files, layers) if len(files) > 1 else None,
+        affinity_recorded=True,
+        layer_ids=tuple(layers),
+    )
+
+
+def _check_counts(
+    counts: Mapping[tuple[int, int], NDArray[Any]],
+    iterations: list[int],
+    layers: list[int],
+    stated: object,
+    path: Path,
+) -> None:
+    """Raises InputError unless every iteration and layer has one count for each of the stated experts."""
     missing = [(i, layer) for i in iterations for layer in layers if (i, layer) not in counts]
     if missing:
         raise InputError(f"{path}: no tensor for iteration {missing[0][0]}, layer {missing[0][1]}")
@@ -102,30 +130,19 @@ def read_statistics_folder(path: Path, split: int) -> Routing:
         raise InputError(
             f"{path}: tensors must have one count per expert, num_experts is {str(stated)[:20]}"
         )
-    table = np.stack([[counts[i, layer] for layer in layers] for i in iterations])
-    loads = cut_steps(table, split)
-    check_loads(loads, str(path))
-    pairs = _summed(sorted(path.glob("cooccurrence_rank*.safetensors")))
-    together = (
-        [sum(v for (_, k), v in pairs.items() if k == layer) for layer in layers] if pairs else []
-    )
-    good = together and all(np.shape(t) == (table.shape[2],) * 2 for t in together)
-    same = (
-        trace is not None
-        and trace.layer_ids == tuple(layers)
-        and trace.loads.shape[2] == table.shape[2]
-    )
-    return Routing(
-        loads=loads,
-        windows=window_names(len(loads)),
-        tokens=trace.tokens if trace is not None and same else None,
-        co_activation=np.stack([np.asarray(t, dtype=np.float64) for t in together])
-        if good
-        else None,
-        affinity=_by_rank(files, layers) if len(files) > 1 else None,
-        affinity_recorded=True,
-        layer_ids=tuple(layers),
-    )
+
+
+def _pair_counts(path: Path, layers: list[int], experts: int) -> Loads | None:
+    """Pair counts [layers, experts, experts] of all iterations; None where a layer has none of that shape."""
+    totals = np.zeros((len(layers), experts, experts))
+    counted = set()
+    for (_, layer), pairs in _summed(sorted(path.glob("cooccurrence_rank*.safetensors"))).items():
+        if layer in layers:
+            if pairs.shape != (experts, experts):
+                return None
+            totals[layers.index(layer)] += pairs
+            counted.add(layer)
+    return totals if len(counted) == len(layers) else None
 
 
 def _by_rank(files: list[Path], layers: list[int]) -> Loads:

@@ -12,7 +12,9 @@ from meshwright.planner.experts.balance.exact import (
     hint_at,
     literals,
     post_packing,
+    post_top,
     replica_literals,
+    solution_slots,
 )
 from meshwright.planner.experts.params import MOVES
 from meshwright.planner.experts.problem import Loads, Slots
@@ -66,18 +68,12 @@ def solve_moves(
         chosen, on = replica_literals(model, layer)
         post_packing(model, layer, chosen, on)
         top = model.new_int_var(0, gpus * MEAN_LOAD, "")
-        weights = np.floor(layer.loads * MEAN_LOAD).astype(np.int64)
-        keys = list(chosen)
-        for gpu in range(gpus):
-            here = [on[e, c, gpu] for e, c in keys]
-            for window in weights:
-                parts = [int(window[e] // c) for e, c in keys]
-                model.add(cp_model.LinearExpr.weighted_sum(here, parts) <= top)
+        post_top(model, layer, on, top)
         hint_at(model, layer, chosen, on, start)
         gpu_experts = [set(row.tolist()) for row in slots]
         new += [literal for (e, _, g), literal in on.items() if e not in gpu_experts[g]]
         tops.append(top)
-        places.append((keys, on))
+        places.append((layer, on))
     model.add(sum(new) <= max_moves)
     model.minimize(sum(tops))
     solver = repeatable_solver(seed, work=work)
@@ -88,12 +84,8 @@ def solve_moves(
         raise RuntimeError(
             f"CP-SAT ended with {solver.status_name(status)} on moves that may be none"
         )
-    slots = [
-        [[e for e, c in keys if solver.value(on[e, c, gpu])] for gpu in range(gpus)]
-        for keys, on in places
-    ]
     return ExactMoves(
-        slots=np.array(slots, dtype=np.int64),
+        slots=np.stack([solution_slots(solver, layer, on) for layer, on in places]),
         bound=solver.best_objective_bound / MEAN_LOAD / len(loads),
         optimal=status == cp_model.OPTIMAL,
     )

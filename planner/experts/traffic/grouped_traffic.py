@@ -108,8 +108,28 @@ def less_grouped_traffic(
         )
         for layer in range(layers)
     ]
-    slots = solved.slots.copy()
-    pending = list(range(layers))
+    slots = _first_within_caps(
+        candidates, loads, solved.slots, caps, shape=shape, limits=limits, effort=effort
+    )
+    for layer in range(layers):
+        slots[layer] = nodes_to_leaves(flows, layer, slots[layer], shape, levels)
+    value = SlotPacking(slots=slots, loads=loads).gpu_loads().max(axis=(1, 2))
+    return Solved(slots=slots, value=value, bound=np.minimum(solved.bound, value))
+
+
+def _first_within_caps(
+    candidates: list[list[Slots]],
+    loads: Loads,
+    slots: Slots,
+    caps: Loads,
+    *,
+    shape: SlotShape,
+    limits: PlacementLimits,
+    effort: PlacementEffort,
+) -> Slots:
+    """Slots with the first candidate of every layer whose packing keeps to the cap; else as they are."""
+    slots = slots.copy()
+    pending = list(range(len(loads)))
     for turn in range(TRAFFIC.partitions_tried):
         pending = [layer for layer in pending if turn < len(candidates[layer])]
         if not pending:
@@ -120,10 +140,7 @@ def less_grouped_traffic(
         for i in np.flatnonzero(good).tolist():
             slots[pending[i]] = np.sort(packed_slots[i], axis=1)
         pending = [layer for i, layer in enumerate(pending) if not good[i]]
-    for layer in range(layers):
-        slots[layer] = nodes_to_leaves(flows, layer, slots[layer], shape, levels)
-    value = SlotPacking(slots=slots, loads=loads).gpu_loads().max(axis=(1, 2))
-    return Solved(slots=slots, value=value, bound=np.minimum(solved.bound, value))
+    return slots
 
 
 def _candidates(

@@ -31,9 +31,17 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 
-LARGEST_PACKING = 20_000
-"""Counts of a grid that CP-SAT is asked about; booleans where groups span slots, which are harder."""
-LARGEST_GROUPED = 300
+@dataclass(frozen=True, kw_only=True)
+class GridParams:
+    """Which grids CP-SAT is asked about."""
+
+    most_counts: int = 20_000
+    """Counts of slots by leaf and stage, where groups are single slots."""
+    most_booleans: int = 300
+    """Slots by leaf, where groups span several slots; these are harder."""
+
+
+DEFAULT_GRID = GridParams()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +81,8 @@ class Grid:
     @property
     def askable(self) -> bool:
         """Whether CP-SAT is asked about its mappings."""
-        return self.cells <= (LARGEST_PACKING if self.single else LARGEST_GROUPED)
+        most = DEFAULT_GRID.most_counts if self.single else DEFAULT_GRID.most_booleans
+        return self.cells <= most
 
     @cached_property
     def pod_leaves(self) -> tuple[tuple[int, ...], ...]:
@@ -86,7 +95,7 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the blocks of one level may do at the most. `None` leaves it open; tuples are by block."""
+    """What the blocks of one level may do at the most. `None` is no limit; tuples are by block."""
 
     rings: tuple[int, ...] | None = None
     """Stages of which a block holds some but not all slots."""
@@ -148,25 +157,28 @@ class Cells:
         """What needs share: the cuts of one kind in one block."""
         self._slots = self._by_slot(used) if not grid.single else None
         self.leaves = self._counts(used)
-        self.pods = [[sum(column) for column in zip(*(self.leaves[leaf] for leaf in pod), strict=True)]
-                     for pod in grid.pod_leaves]  # fmt: skip
+        self.pods = [self._pod_counts(pod) for pod in grid.pod_leaves]
+
+    def _pod_counts(self, pod: Sequence[int]) -> list[Any]:
+        """Slots of each stage in a pod, from those in its leaves."""
+        rows = [self.leaves[leaf] for leaf in pod]
+        return [sum(column) for column in zip(*rows, strict=True)]
 
     def _by_slot(self, used: Any) -> list[list[list[cp_model.IntVar]]]:
-        """held[leaf][stage][slot]: every slot on one leaf."""
+        """Whether a slot is on a leaf, [leaf][stage][slot]: every slot is on one."""
         grid, model = self.grid, self._model
-        on_leaf = [
-            [[model.new_bool_var("") for _ in range(grid.slots)] for _ in range(grid.stages)]
-            for _ in grid.leaf_slots
-        ]
+        stages, slots = range(grid.stages), range(grid.slots)
+        on_leaf = []
+        for _ in grid.leaf_slots:
+            on_leaf.append([[model.new_bool_var("") for _ in slots] for _ in stages])
         for stage in range(grid.stages):
             for slot in range(grid.slots):
                 model.add(sum(leaf[stage][slot] for leaf in on_leaf) == used)
         size = max(grid.context_slots, grid.expert_slots)
         in_first_leaf = on_leaf[0][0]
         first = [sum(in_first_leaf[slot : slot + size]) for slot in range(0, grid.slots, size)]
-        for group, after in pairwise(
-            first
-        ):  # groups are alike: those with more in the first leaf come first
+        # Groups are alike: those with more in the first leaf come first.
+        for group, after in pairwise(first):
             model.add(group >= after)
         return on_leaf
 

@@ -20,12 +20,22 @@ from meshwright.planner.mapping.problem import (
 from meshwright.planner.mapping.regular_orders import regular_orders
 from meshwright.planner.solvers.cp_sat import repeatable_solver
 
-QUESTION_WORK = 0.5
-"""Deterministic time, about a second each on an idle core, for one question, and for all of them."""
-ALL_WORK = 30.0
-LARGEST_CHOICE = 2_000
-"""Variables of a grid over which the least traffic is looked for."""
-TRAFFIC_UNITS = 10**6
+
+@dataclass(frozen=True, kw_only=True)
+class PackingParams:
+    """How long CP-SAT is asked. Work is its deterministic time, about seconds on an idle core."""
+
+    question_work: float = 0.5
+    """For one question."""
+    all_work: float = 30.0
+    """For all questions of a search."""
+    largest_choice: int = 2_000
+    """Variables of a grid over which the least traffic is looked for."""
+    traffic_units: int = 10**6
+    """Range of that objective: the busy seconds of hostname order."""
+
+
+DEFAULT_PACKING = PackingParams()
 
 
 @dataclass
@@ -40,11 +50,11 @@ class _Answers:
 class Packing:
     """Answers for all layouts of a search; layouts with the same grid share them."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, params: PackingParams = DEFAULT_PACKING) -> None:
         self._answers: dict[Grid, _Answers] = {}
-        self._seed, self._work_left = seed, ALL_WORK
+        self._seed, self._params, self._work_left = seed, params, params.all_work
 
-    def learn(self, instance: Instance, assignment: IntArray) -> None:
+    def add(self, instance: Instance, assignment: IntArray) -> None:
         """Adds a mapping that is known from elsewhere."""
         check_assignment(instance.problem, assignment)
         self.mappings(instance).append(assignment)
@@ -87,14 +97,15 @@ class Packing:
         return solution
 
     def _solved(self, instance: Instance, need: Need) -> tuple[IntArray | None, bool]:
-        """(mapping, whether the question is settled)."""
+        """(mapping, whether the question is decided)."""
         from ortools.sat.python import cp_model
 
         model = cp_model.CpModel()
         always = model.new_constant(1)
         cells = Cells(model, need.grid, always)
         cells.post(need, always)
-        solver = repeatable_solver(self._seed, work=min(QUESTION_WORK, self._work_left))
+        work = min(self._params.question_work, self._work_left)
+        solver = repeatable_solver(self._seed, work=work)
         status = solver.solve(model)
         self._work_left -= solver.response_proto.deterministic_time
         if status == cp_model.INFEASIBLE:
@@ -110,20 +121,22 @@ class Packing:
         return assignment, True
 
 
-def least_traffic_within(instance: Instance, need: Need) -> list[IntArray]:
+def least_traffic_within(
+    instance: Instance, need: Need, params: PackingParams = DEFAULT_PACKING
+) -> list[IntArray]:
     """The mapping with the least traffic among those that keep a need's limits, as far as it is found."""
     from ortools.sat.python import cp_model
 
     problem = instance.problem
     everything_s = loads_of(problem, problem.hostname_assignment()).total_s
-    if need.grid.cells > LARGEST_CHOICE or everything_s <= 0:
+    if need.grid.cells > params.largest_choice or everything_s <= 0:
         return []
     model = cp_model.CpModel()
     always = model.new_constant(1)
     cells = Cells(model, need.grid, always)
     cells.post(need, always)
-    model.minimize(sum(cells.uplink_seconds(problem, everything_s / TRAFFIC_UNITS)))
-    solver = repeatable_solver(work=QUESTION_WORK)
+    model.minimize(sum(cells.uplink_seconds(problem, everything_s / params.traffic_units)))
+    solver = repeatable_solver(work=params.question_work)
     if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return []
     return [cells.assignment(problem, solver.value)]

@@ -38,15 +38,25 @@ from meshwright.planner.mapping.regular_orders import regular_orders
 
 FloatArray = NDArray[np.float64]
 
-MAPPING_LIMIT_S = 2.0
 PROFILE = "profile"
 """The table of a layout's mappings has one column: the profile's number."""
 DEGREES = ("tp", "cp", "dp", "pp", "ep", "etp")
 SAME = 1.0 + 1e-12
-PROMISING = 1.05
-"""Of the best price: within this a layout that cannot be proven gets the mapping with the least traffic."""
-TRIES = 3
-"""Mappings that are priced where profiles stand for others too, so that none meets its profile's price."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceParams:
+    """How much is tried for one layout."""
+
+    promising: float = 1.05
+    """Of the best price: within this an unproven layout gets the mapping with the least traffic."""
+    tries: int = 3
+    """Mappings priced where profiles stand for others too, so that none meets its profile's price."""
+    mapping_limit_s: float = 2.0
+    """Processor seconds for the mapping with the least traffic."""
+
+
+DEFAULT_CHOICE = ChoiceParams()
 
 
 @dataclass(kw_only=True, eq=False)
@@ -118,7 +128,7 @@ class MappedPricing(CostModelPricing):
         """Takes the mapping that a model of layouts and mappings together has found."""
         space = self._space(layout)
         if space is not None:
-            self._packing.learn(space.instance, cells.assignment(space.instance.problem, value))
+            self._packing.add(space.instance, cells.assignment(space.instance.problem, value))
 
     def mapping_bounds(self, layouts: Layout) -> list[MappingBounds]:
         """The bound under each profile; infinite where no mapping is known to keep it."""
@@ -171,7 +181,7 @@ class MappedPricing(CostModelPricing):
             if real is not None and real.step_time_s <= priced.step_time_s * SAME:
                 return best
             self._undecided_s = min(self._undecided_s, priced.step_time_s)
-            if tries >= TRIES:
+            if tries >= DEFAULT_CHOICE.tries:
                 return best
             bound_s[row] = inf
 
@@ -185,10 +195,10 @@ class MappedPricing(CostModelPricing):
     def _tried(self, space: _MappingSpace, layout: Layout, cutoff_s: float) -> Priced | None:
         """Under the known mappings and, where these come close, the one with the least traffic."""
         self._undecided_s = float(self._bounds_of(layout, 0.0).least_s)
-        best = self._at_once(space, layout, cutoff_s * PROMISING)
+        best = self._at_once(space, layout, cutoff_s * DEFAULT_CHOICE.promising)
         if best is not None and np.isfinite(cutoff_s) and not space.probed:
             space.probed = True
-            self._packing.learn(space.instance, _solved(space.instance.problem))
+            self._packing.add(space.instance, _solved(space.instance.problem))
             best = self._at_once(space, layout, cutoff_s)
         return best if best is not None and best.step_time_s < cutoff_s else None
 
@@ -199,18 +209,15 @@ class MappedPricing(CostModelPricing):
         space.probed = True
         strength, needs = space.profiles.strength, space.profiles.needs
         for axis in range(strength.shape[1]):
-            other_axes = np.delete(strength, axis, axis=1) - np.delete(strength, axis, axis=1).min(
-                axis=0
-            )
+            other_axes = np.delete(strength, axis, axis=1)
+            other_axes = other_axes - other_axes.min(axis=0)
             alone = [
                 int(rows[np.argmin(other_axes[rows].sum(axis=1))])
                 for value in np.unique(strength[:, axis])[1:]
                 for rows in [np.flatnonzero(strength[:, axis] == value)]
             ]
-            low, high = (
-                0,
-                len(alone),
-            )  # a mapping keeps those before `low`, none those from `high` on
+            # A mapping keeps those before `low`, none those from `high` on.
+            low, high = 0, len(alone)
             while low < high:
                 middle = (low + high) // 2
                 if self._packing.find(space.instance, needs[alone[middle]]) is not None:
@@ -270,11 +277,8 @@ class MappedPricing(CostModelPricing):
 
     def _seconds(self, priced: Priced, placement: Placement) -> float:
         workload = self._workload.on(int(priced.layout.gpus))
-        return float(
-            np.asarray(
-                estimate_layout(workload, priced.layout, placement, priced.stages).step_time_s
-            )
-        )
+        estimate = estimate_layout(workload, priced.layout, placement, priced.stages)
+        return float(np.asarray(estimate.step_time_s))
 
     def _best_of(
         self, space: _MappingSpace, assignments: Sequence[IntArray], layout: Layout, cutoff_s: float
@@ -336,4 +340,4 @@ def seconds_in_best_order(workload: Workload, layout: Layout, stages: Stages) ->
 
 @lru_cache(maxsize=256)
 def _solved(problem: MappingProblem) -> IntArray:
-    return least_traffic(problem, time_limit_s=MAPPING_LIMIT_S).assignment
+    return least_traffic(problem, time_limit_s=DEFAULT_CHOICE.mapping_limit_s).assignment

@@ -27,16 +27,23 @@ from meshwright.planner.mapping.choice.joint import Grid, Limits, Need
 from meshwright.planner.mapping.instance import Instance
 from meshwright.planner.mapping.problem import IntArray
 
-MOST_PROFILES = 4_000
-"""Of one layout, before those with equal prices are joined."""
-FINENESS = (1_000, 8, 5, 4, 3, 2)
-"""Values of an axis and level that are told apart, in turn until there are few enough profiles."""
-
 PRICED_AXES = ("cp", "pp", "dp_cp")
 PRICED_EXPERT_AXES = ("ep", "edp")
 
-LARGEST_SHARED = 64
-"""Slots of a block up to which the shares of an all-to-all that can leave it are enumerated."""
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileParams:
+    """How many profiles are told apart."""
+
+    most_profiles: int = 4_000
+    """Of one layout, before those with equal prices are joined."""
+    fineness: tuple[int, ...] = (1_000, 8, 5, 4, 3, 2)
+    """Values of an axis and level that are told apart, in turn until there are few enough profiles."""
+    largest_shared: int = 64
+    """Slots of a block up to which the shares of an all-to-all that can leave it are enumerated."""
+
+
+DEFAULT_PROFILES = ProfileParams()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,17 +90,18 @@ def profiles_of(workload: Workload, instance: Instance) -> Profiles:
     """
     leaf_gpus, pod_gpus = free_gpus(instance)
     leaf_seen, pod_seen = levels_seen(workload)
-    fineness = FINENESS if Grid.of(instance.problem).askable else ()
+    fineness = DEFAULT_PROFILES.fineness if Grid.of(instance.problem).askable else ()
     leaves = [_packed(instance, leaf_gpus) if leaf_seen else _unseen(instance)]
     pods = [_packed(instance, pod_gpus) if pod_seen else _unseen(instance)]
     rows = np.zeros((1, 2), dtype=np.int64)
+    most = DEFAULT_PROFILES.most_profiles
     for values in fineness:
         leaves = _options(instance, leaf_gpus, values) if leaf_seen else [_unseen(instance)]
         pods = _options(instance, pod_gpus, values) if pod_seen else [_unseen(instance)]
-        if max(len(leaves), len(pods)) > MOST_PROFILES:
+        if max(len(leaves), len(pods)) > most:
             continue
         rows = _pairs(leaves, pods)
-        if len(rows) <= MOST_PROFILES:
+        if len(rows) <= most:
             break
     reaches = (_taken(leaves, rows[:, 0]), _taken(pods, rows[:, 1]))
     placement = placement_with(workload, instance, *reaches)
@@ -271,7 +279,7 @@ def _experts(instance: Instance, free: IntArray) -> list[tuple[int, Share]]:
     if slots == 1:
         return [(size, None)]
     largest = max(free.tolist()) // instance.slots.gpus
-    if largest > LARGEST_SHARED:
+    if largest > DEFAULT_PROFILES.largest_shared:
         values = set(range(max(1, size // slots), size + 1))
     else:
         shares = _shares(slots, largest)

@@ -31,7 +31,11 @@ from meshwright.planner.mapping.crossing.flows import (
     between_halves,
     level_flow,
 )
-from meshwright.planner.mapping.crossing.standing import Stand, Standing, stand
+from meshwright.planner.mapping.crossing.positions import (
+    LevelPositions,
+    RankPositions,
+    rank_positions,
+)
 from meshwright.planner.mapping.problem import FloatArray, IntArray
 
 ROUNDING = 1.0 + 1e-9
@@ -41,7 +45,7 @@ ROUNDING = 1.0 + 1e-9
 class LevelUse:
     """One level under a mapping."""
 
-    standing: Standing
+    positions: LevelPositions
     attained: float
     """Of nominal rates."""
     detour: float
@@ -57,7 +61,7 @@ class MappingUse:
     """What a mapping does to the fabric."""
 
     context: Context
-    stand: Stand
+    positions: RankPositions
     axes: tuple[AxisFlow, ...]
     levels: tuple[LevelUse, ...]
     cuts: tuple[CutUse, ...]
@@ -74,24 +78,21 @@ def mapping_use(
 ) -> MappingUse:
     """Every group of a layout on the GPUs `places`, level by level, and every cut that something crosses."""
     context = make_context(workload, layout, placement)
-    on = stand(workload.cluster, places)
+    on = rank_positions(workload.cluster, places)
     axes = axis_flows(context, stages)
     attained, shares = _rates(workload, on)
-    levels = tuple(
-        LevelUse(
-            standing=standing,
-            attained=float(attained[standing.depth]),
-            detour=1.0 / float(shares[standing.depth]) if standing.joint.direct else 1.0,
-            bytes_per_s=float(
-                on.levels.gb_per_s[standing.depth]
-                * 1e9
-                * attained[standing.depth]
-                * shares[standing.depth]
-            ),
-            flows={flow.axis: level_flow(context, flow, on, standing) for flow in axes},
+    levels = []
+    for positions in on.by_level:
+        depth = positions.depth
+        nominal_bytes_per_s = on.levels.gb_per_s[depth] * 1e9
+        use = LevelUse(
+            positions=positions,
+            attained=float(attained[depth]),
+            detour=1.0 / float(shares[depth]) if positions.joint.direct else 1.0,
+            bytes_per_s=float(nominal_bytes_per_s * attained[depth] * shares[depth]),
+            flows={flow.axis: level_flow(context, flow, on, positions) for flow in axes},
         )
-        for standing in on.standings
-    )
+        levels.append(use)
     parts = {name: float(np.asarray(s)) for name, s in priced.breakdown_s.items()}
     phases = phase_seconds(context, parts)
     cuts = [
@@ -100,10 +101,12 @@ def mapping_use(
         for phase in phases
         for cut in _cuts(context, axes, use, phase, phases[phase])
     ]
-    return MappingUse(context=context, stand=on, axes=tuple(axes), levels=levels, cuts=tuple(cuts))
+    return MappingUse(
+        context=context, positions=on, axes=tuple(axes), levels=tuple(levels), cuts=tuple(cuts)
+    )
 
 
-def _rates(workload: Workload, on: Stand) -> tuple[FloatArray, FloatArray]:
+def _rates(workload: Workload, on: RankPositions) -> tuple[FloatArray, FloatArray]:
     """(share of the nominal rate that rings attain without detours, what detours leave), by level."""
     levels = on.levels
     links = links_of(levels, constants_for(workload))
@@ -124,7 +127,7 @@ def _cuts(
 
 
 def _busiest_uplink(use: LevelUse, axes: Sequence[AxisFlow], phase: str, phase_s: float) -> CutUse:
-    standing, unit, links = use.standing, use.standing.unit, use.standing.links_gb_per_s
+    positions, unit, links = use.positions, use.positions.unit, use.positions.links_gb_per_s
     sent, with_detours = np.zeros(len(links)), np.zeros(len(links))
     for flow in axes:
         load = np.bincount(unit, weights=use.flows[flow.axis].leaving, minlength=len(sent))
@@ -133,10 +136,10 @@ def _busiest_uplink(use: LevelUse, axes: Sequence[AxisFlow], phase: str, phase_s
     seconds = with_detours / (links * 1e9 * use.attained)
     worst = int(np.argmax(seconds))
     return CutUse(
-        level=standing.level,
+        level=positions.level,
         cut="uplink",
         phase=phase,
-        block=standing.unit_name(worst),
+        block=positions.unit_name(worst),
         bytes_per_gpu=float(sent[worst]) / max(int(np.sum(unit == worst)), 1),
         gb_per_s=float(links[worst]),
         busy_s=float(seconds[worst]),
@@ -148,13 +151,13 @@ def _busiest_halves(
     c: Context, use: LevelUse, axes: Sequence[AxisFlow], phase: str, phase_s: float
 ) -> list[CutUse]:
     """The block whose halves are busiest; the sum of links finds it, the graph has the cut."""
-    standing, halves = use.standing, _halves(use.standing)
+    positions, halves = use.positions, _halves(use.positions)
     crossing = np.zeros(halves.blocks)
     for flow in axes:
-        crossing += between_halves(c, flow, halves.side, standing, halves.blocks)
+        crossing += between_halves(c, flow, halves.side, positions, halves.blocks)
     if not np.any(crossing > 0):
         return []
-    links = standing.sub_links_gb_per_s[halves.subs]
+    links = positions.sub_links_gb_per_s[halves.subs]
     sums = [
         np.bincount(halves.sub_block[on], weights=links[on], minlength=halves.blocks)
         for on in (halves.sub_side == 0, halves.sub_side == 1)
@@ -165,17 +168,17 @@ def _busiest_halves(
     first, second = (
         tuple(sorted(links[in_worst & (halves.sub_side == side)].tolist())) for side in (0, 1)
     )
-    capacity = halves_cut_gb_per_s(first, second, standing.joint)
-    name = standing.level
+    capacity = halves_cut_gb_per_s(first, second, positions.joint)
+    name = positions.level
     if halves.blocks > 1:
         name += f" {worst + 1} of {halves.blocks}"
     return [
         CutUse(
-            level=standing.level,
+            level=positions.level,
             cut="bisection",
             phase=phase,
             block=name,
-            bytes_per_gpu=2 * float(crossing[worst]) / int(np.sum(standing.block == worst)),
+            bytes_per_gpu=2 * float(crossing[worst]) / int(np.sum(positions.block == worst)),
             gb_per_s=capacity,
             busy_s=float(crossing[worst]) / (capacity * 1e9 * use.attained),
             phase_s=phase_s,
@@ -196,22 +199,21 @@ class _Halves:
     sub_block: IntArray
 
 
-def _halves(standing: Standing) -> _Halves:
+def _halves(positions: LevelPositions) -> _Halves:
     """Sub-blocks go to the first half in turn while it holds at most half of the block's ranks."""
-    blocks = int(standing.block.max()) + 1
+    blocks = int(positions.block.max()) + 1
     subs, first, back, counts = np.unique(
-        standing.sub, return_index=True, return_inverse=True, return_counts=True
+        positions.sub, return_index=True, return_inverse=True, return_counts=True
     )
-    block = standing.block[first]
+    block = positions.block[first]
     order = np.lexsort((subs, block))
     total = np.bincount(block, weights=counts, minlength=blocks)
     before = np.cumsum(total) - total
     run = np.cumsum(counts[order]) - before[block[order]]
     second = np.zeros(len(subs), dtype=np.int64)
     second[order] = run > total[block[order]] / 2
-    second[order[np.flatnonzero(np.diff(block[order], prepend=-1))]] = (
-        0  # the first is never alone outside
-    )
+    # The first sub-block of a block is never alone outside.
+    second[order[np.flatnonzero(np.diff(block[order], prepend=-1))]] = 0
     return _Halves(
         side=second[back.reshape(-1)], blocks=blocks, subs=subs, sub_side=second, sub_block=block
     )

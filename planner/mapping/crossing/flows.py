@@ -17,7 +17,7 @@ from meshwright.costmodel.estimate import Stages
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.experts import routed_copies
 from meshwright.costmodel.traffic.group_traffic import group_traffic
-from meshwright.planner.mapping.crossing.standing import Stand, Standing
+from meshwright.planner.mapping.crossing.positions import LevelPositions, RankPositions
 from meshwright.planner.mapping.problem import FloatArray, IntArray
 from meshwright.planner.mapping.process_groups import process_groups
 
@@ -95,53 +95,55 @@ def axis_flows(c: Context, stages: Stages) -> list[AxisFlow]:
     return [flow for flow in flows if flow.members > 1 and flow.volume > 0]
 
 
-def level_flow(c: Context, flow: AxisFlow, stand: Stand, standing: Standing) -> LevelFlow:
+def level_flow(
+    c: Context, flow: AxisFlow, positions: RankPositions, level: LevelPositions
+) -> LevelFlow:
     """What each rank of an axis sends over a level."""
     if flow.kind == "chain":
-        return _chain(flow, standing)
+        return _chain(flow, level)
     members = flow.members
-    in_sub, in_block = _held(flow, standing.sub), _held(flow, standing.block)
+    in_sub, in_block = _members_beside(flow, level.sub), _members_beside(flow, level.block)
     if flow.kind == "ring":
         leaving = np.where(in_sub < members, flow.volume / in_sub, 0.0)
     else:
-        leaving = flow.volume * _copies(c, flow, in_sub) * (members - in_sub) / members
+        sent = flow.volume * _copies(c, flow, in_sub)
+        leaving = sent * (members - in_sub) / members
     crossing = np.where(in_block > in_sub, leaving, 0.0)
-    if flow.kind == "all-to-all" and standing.rail_apart and not flow.relayed:
-        detoured = (
-            flow.volume
-            * _copies(c, flow, in_sub)
-            * _on_other_rails(flow, stand, standing)
-            / members
-        )
+    if flow.kind == "all-to-all" and level.rail_apart and not flow.relayed:
+        detoured = sent * _on_other_rails(flow, positions, level) / members
         leaving, crossing = leaving + detoured, crossing + detoured
+    ranks = len(level.sub)
     return LevelFlow(
-        crossing=_by_rank(flow, crossing, len(standing.sub)),
-        leaving=_by_rank(flow, leaving, len(standing.sub)),
+        crossing=_by_rank(flow, crossing, ranks), leaving=_by_rank(flow, leaving, ranks)
     )
 
 
 def _copies(c: Context, flow: AxisFlow, in_sub: IntArray) -> FloatArray | float:
     """Copies of a token for all blocks of a group, one for each that holds a receiver."""
-    return (
-        routed_copies(c.workload, flow.members / in_sub, c.layout.ep) if flow.axis == "ep" else 1.0
-    )
+    if flow.axis != "ep":
+        return 1.0
+    return routed_copies(c.workload, flow.members / in_sub, c.layout.ep)
 
 
-def _chain(flow: AxisFlow, standing: Standing) -> LevelFlow:
-    leaving, crossing = np.zeros(len(standing.sub)), np.zeros(len(standing.sub))
-    hops = [
-        (flow.groups[:, k], flow.groups[:, k + 1], flow.volume) for k in range(flow.members - 1)
-    ]
-    for first, second, volume in [*hops, (flow.groups[:, -1], flow.groups[:, 0], flow.wrap)]:
-        apart = standing.sub[first] != standing.sub[second]
-        here = apart & (standing.block[first] == standing.block[second])
+def _chain(flow: AxisFlow, level: LevelPositions) -> LevelFlow:
+    leaving, crossing = np.zeros(len(level.sub)), np.zeros(len(level.sub))
+    for before, after, volume in _hops(flow):
+        first, second = flow.groups[:, before], flow.groups[:, after]
+        apart = level.sub[first] != level.sub[second]
+        here = apart & (level.block[first] == level.block[second])
         for end in (first, second):
             np.add.at(leaving, end[apart], volume)
             np.add.at(crossing, end[here], volume)
     return LevelFlow(crossing=crossing, leaving=leaving)
 
 
-def _held(flow: AxisFlow, *of: IntArray) -> IntArray:
+def _hops(flow: AxisFlow) -> list[tuple[int, int, float]]:
+    """(member, next member, bytes between them) of a chain; the last one leads back to the first."""
+    hops = [(member, member + 1, flow.volume) for member in range(flow.members - 1)]
+    return [*hops, (-1, 0, flow.wrap)]
+
+
+def _members_beside(flow: AxisFlow, *of: IntArray) -> IntArray:
     """For every member, how many of its group share its block (of several kinds at once); groups' shape."""
     key = np.repeat(np.arange(len(flow.groups)), flow.members)
     for blocks in of:
@@ -150,12 +152,12 @@ def _held(flow: AxisFlow, *of: IntArray) -> IntArray:
     return np.asarray(counts[back.reshape(-1)], dtype=np.int64).reshape(flow.groups.shape)
 
 
-def _on_other_rails(flow: AxisFlow, stand: Stand, standing: Standing) -> IntArray:
+def _on_other_rails(flow: AxisFlow, positions: RankPositions, level: LevelPositions) -> IntArray:
     """For every member, those of its group in the sub-block that are on another node and another rail."""
-    sub, rail, node = standing.sub, standing.rail, stand.node
+    sub, rail, node = level.sub, level.rail, positions.node
     assert rail is not None
-    on_other_nodes = _held(flow, sub) - _held(flow, sub, node)
-    on_same_rail = _held(flow, sub, rail) - _held(flow, sub, node, rail)
+    on_other_nodes = _members_beside(flow, sub) - _members_beside(flow, sub, node)
+    on_same_rail = _members_beside(flow, sub, rail) - _members_beside(flow, sub, node, rail)
     return on_other_nodes - on_same_rail
 
 
@@ -166,42 +168,35 @@ def _by_rank(flow: AxisFlow, per_member: FloatArray, ranks: int) -> FloatArray:
 
 
 def between_halves(
-    c: Context, flow: AxisFlow, side: IntArray, standing: Standing, blocks: int
+    c: Context, flow: AxisFlow, side: IntArray, level: LevelPositions, blocks: int
 ) -> FloatArray:
     """Bytes from the first half of every block to its second, shape [blocks]; `side` is 0 or 1 by rank.
 
     A ring passes from one half to the other once, however often the halves alternate along it.
     """
-    block = standing.block[flow.groups]
+    block = level.block[flow.groups]
     second = side[flow.groups]
     if flow.kind == "chain":
         crossing = np.zeros(blocks)
-        ends = [(k, k + 1, flow.volume) for k in range(flow.members - 1)] + [(-1, 0, flow.wrap)]
-        for first, last, volume in ends:
+        for first, last, volume in _hops(flow):
             apart = (block[:, first] == block[:, last]) & (second[:, first] != second[:, last])
             np.add.at(crossing, block[apart, first], volume)
         return crossing
     group = np.repeat(np.arange(len(flow.groups)), flow.members)
-    held_keys, back, counts = np.unique(
+    group_blocks, back, counts = np.unique(
         group * blocks + block.ravel(), return_inverse=True, return_counts=True
     )
     back = back.reshape(-1)
-    on_second = np.bincount(back, weights=second.ravel(), minlength=len(held_keys))
+    on_second = np.bincount(back, weights=second.ravel(), minlength=len(group_blocks))
     if flow.kind == "ring":
         cut = (on_second > 0) & (on_second < counts)
-        return np.asarray(
-            flow.volume * np.bincount(held_keys[cut] % blocks, minlength=blocks), dtype=np.float64
-        )
-    sent = (
-        flow.volume
-        * _copies(c, flow, _held(flow, standing.sub))
-        / flow.members
-        * np.ones(flow.groups.shape)
-    )
+        cut_rings = np.bincount(group_blocks[cut] % blocks, minlength=blocks)
+        return np.asarray(flow.volume * cut_rings, dtype=np.float64)
+    copies = _copies(c, flow, _members_beside(flow, level.sub))
+    sent = flow.volume * copies / flow.members * np.ones(flow.groups.shape)
     passed = np.where(second.ravel() == 0, sent.ravel() * on_second[back], 0.0)
-    return np.asarray(
-        np.bincount(block.ravel(), weights=passed, minlength=blocks), dtype=np.float64
-    )
+    bytes_of_blocks = np.bincount(block.ravel(), weights=passed, minlength=blocks)
+    return np.asarray(bytes_of_blocks, dtype=np.float64)
 
 
 def by_axis(flows: Mapping[str, FloatArray]) -> dict[str, float]:

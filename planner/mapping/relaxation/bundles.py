@@ -19,12 +19,18 @@ from meshwright.planner.mapping.problem import FloatArray, IntArray, MappingProb
 from meshwright.planner.mapping.relaxation.partitions import ENDS, INNER, stages_of_classes
 from meshwright.planner.mapping.relaxation.patterns import BlockKind, pattern_bytes
 
-MOST_PERMUTED = 5
-"""Inner parts of which all orders are tried; 6 would be 720 orders."""
+
+@dataclass(frozen=True, kw_only=True)
+class BundleParams:
+    """How much is listed."""
+
+    most_examined: int = 200_000
+    """Bundles looked at in one listing, about a second."""
+    most_permuted: int = 5
+    """Inner parts of which all orders are tried; 6 would be 720 orders."""
 
 
-MOST_EXAMINED = 200_000
-"""Bundles looked at in one listing, about a second."""
+DEFAULT_BUNDLES = BundleParams()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +86,7 @@ def bundles_within(
     limit: int,
     *,
     most_s: float = inf,
+    params: BundleParams = DEFAULT_BUNDLES,
 ) -> list[Bundle] | None:
     """Every bundle whose reduced cost is at most its kind's ceiling; None above `limit`.
 
@@ -102,7 +109,7 @@ def bundles_within(
             examined += 1
             if bundle.cost_s <= most_s:
                 listed.append(bundle)
-            if len(listed) > limit or examined > MOST_EXAMINED:
+            if len(listed) > limit or examined > params.most_examined:
                 return None
     return listed
 
@@ -140,16 +147,20 @@ class _Enumeration:
     def within(self, ceiling_s: float) -> Iterator[Bundle]:
         """Those of at most this reduced cost."""
         largest = self._largest
-        for last in range(largest + 1) if self._stages > 1 else range(1):
+        largest_last = largest if self._stages > 1 else 0
+        for last in range(largest_last + 1):
             for first in range(last, min(largest, self._room - last) + 1):
-                ends = (first, last)
-                rest = self._room - first - last
-                cost_s = self._end_s[first] + self._end_s[last] + self._wrap_s * (first - last)
-                if first and self._reduced_s(ends, (), cost_s) <= ceiling_s:
-                    yield self._bundle(ends, ())
-                if self._inner_stages:
-                    for high in range(1, min(largest, rest) + 1):
-                        yield from self._with_largest(ends, high, rest - high, cost_s, ceiling_s)
+                yield from self._with_ends((first, last), ceiling_s)
+
+    def _with_ends(self, ends: tuple[int, int], ceiling_s: float) -> Iterator[Bundle]:
+        first, last = ends
+        rest = self._room - first - last
+        cost_s = self._end_s[first] + self._end_s[last] + self._wrap_s * (first - last)
+        if first and self._reduced_s(ends, (), cost_s) <= ceiling_s:
+            yield self._bundle(ends, ())
+        if self._inner_stages:
+            for high in range(1, min(self._largest, rest) + 1):
+                yield from self._with_largest(ends, high, rest - high, cost_s, ceiling_s)
 
     def _with_largest(
         self, ends: tuple[int, int], high: int, rest: int, cost_s: float, ceiling_s: float
@@ -159,9 +170,8 @@ class _Enumeration:
             # Every inner stage may have a part here.
             hops = min(hops, 2 * max(*ends, high) - sum(ends))
         ceiling_of_parts = ceiling_s - self._hop_s * hops
-        waiting: list[tuple[int, float, tuple[int, ...]]] = [
-            (rest, cost_s + self._inner_s[high], (high,))
-        ]
+        waiting: list[tuple[int, float, tuple[int, ...]]] = []
+        waiting.append((rest, cost_s + self._inner_s[high], (high,)))
         while waiting:
             rest, cost_s, inner = waiting.pop()
             smallest = inner[-1]
@@ -183,13 +193,16 @@ class _Enumeration:
         return Bundle(kind=self._kind, ends=ends, inner=inner, cost_s=cost_s)
 
 
-def patterns_of(problem: MappingProblem, bundle: Bundle) -> IntArray:
+def patterns_of(
+    problem: MappingProblem, bundle: Bundle, params: BundleParams = DEFAULT_BUNDLES
+) -> IntArray:
     """The patterns of a bundle that cost no more than it, shape [patterns, stages], without repeats."""
     stages, inner = problem.stages, bundle.inner
     if stages == 1:
         return np.array([bundle.ends[:1]], dtype=np.int64)
-    permuted = len(inner) <= MOST_PERMUTED
-    orders = set(permutations(inner)) if permuted else {inner, inner[::-1]}
+    orders = {inner, inner[::-1]}
+    if len(inner) <= params.most_permuted:
+        orders = set(permutations(inner))
     rows = []
     for first, last in {bundle.ends, bundle.ends[::-1]}:
         for order in orders:

@@ -19,6 +19,9 @@ from meshwright.planner.mapping.problem import FloatArray, IntArray, MappingProb
 ENDS, INNER = 0, 1
 STAGE_CLASSES = (ENDS, INNER)
 
+SizeCounts = tuple[tuple[int, int], ...]
+"""(size, parts of that size) of a partition."""
+
 
 def class_of_stages(stages: int) -> IntArray:
     """The class of each stage, shape [stages]."""
@@ -58,9 +61,9 @@ def cheapest_partition(values: FloatArray, slots: int, most_parts: int) -> tuple
     most_parts
         Parts at most.
     """
-    totals = np.arange(slots + 1)
-    before = totals[:, None] - np.arange(1, len(values))
-    least_value = np.where(totals > 0, np.inf, 0.0)
+    before = np.arange(slots + 1)[:, None] - np.arange(1, len(values))
+    least_value = np.full(slots + 1, np.inf)
+    least_value[0] = 0.0
     choices: list[IntArray] = []
     for _ in range(most_parts):
         reached = least_value[np.maximum(before, 0)] + values[1:]
@@ -91,10 +94,8 @@ def partitions_within(
     """
     sizes = list(range(min(len(values) - 1, slots), 0, -1))
     least_rest = _least_rest(values, sizes, slots)
-    complete: list[tuple[tuple[int, int], ...]] = []
-    waiting: list[tuple[int, int, int, float, tuple[tuple[int, int], ...]]] = [
-        (0, slots, most_parts, 0.0, ())
-    ]
+    complete: list[SizeCounts] = []
+    waiting: list[tuple[int, int, int, float, SizeCounts]] = [(0, slots, most_parts, 0.0, ())]
     while waiting:
         depth, rest, parts, value, chosen = waiting.pop()
         if depth == len(sizes):
@@ -107,7 +108,9 @@ def partitions_within(
             next_value = value + count * float(values[size])
             next_rest = rest - count * size
             if next_value + least_rest[depth + 1][next_rest] <= ceiling:
-                extended = (*chosen, (size, count)) if count else chosen
+                extended = chosen
+                if count:
+                    extended = (*chosen, (size, count))
                 waiting.append((depth + 1, next_rest, parts - count, next_value, extended))
     partitions = np.zeros((len(complete), len(values)), dtype=np.int64)
     for row, chosen in enumerate(complete):

@@ -54,8 +54,9 @@ class _PatternMaster:
         self._known.add(key)
         sent = float(pattern_bytes(self._problem, pattern[None])[0])
         cost_s = sent * self.kinds[kind].s_per_byte
-        entries = [(self._stage_rows[stage], pattern[stage]) for stage in np.flatnonzero(pattern)]
-        self._program.add_column(cost_s * self._scale, [(self._block_rows[kind], 1.0), *entries])
+        entries = [(self._block_rows[kind], 1.0)]
+        entries += [(self._stage_rows[stage], pattern[stage]) for stage in np.flatnonzero(pattern)]
+        self._program.add_column(cost_s * self._scale, entries)
         return True
 
     def solve(self) -> float | None:

@@ -14,13 +14,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from meshwright.planner.solvers.cp_sat import repeatable_solver
 
-MOST_STEPS = 64
-"""Values of c by r; beyond it they are taken in steps, which keeps the bound valid."""
-WORK = 4.0
-"""CP-SAT's deterministic time for one pair of limits."""
+
+@dataclass(frozen=True, kw_only=True)
+class ReachBoundParams:
+    """How fine and how long the counting is."""
+
+    most_steps: int = 64
+    """Values of c by r; beyond it they are taken in steps, which keeps the bound valid."""
+    work: float = 4.0
+    """CP-SAT's deterministic time for one pair of limits, about seconds."""
+
+
+DEFAULT_REACH_BOUND = ReachBoundParams()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +60,19 @@ Reach = tuple[int, int]
 class ReachBound:
     """Which reaches are possible at one level, as far as counting says."""
 
-    def __init__(self, blocks: Sequence[int], stages: int, slots: int) -> None:
+    def __init__(
+        self,
+        blocks: Sequence[int],
+        stages: int,
+        slots: int,
+        params: ReachBoundParams = DEFAULT_REACH_BOUND,
+    ) -> None:
+        """`blocks` are the free slots of each block; the job has `slots` in each of its stages."""
         self._free = sorted((free for free in blocks if free), reverse=True)
         self.stages, self.slots = stages, slots
+        self._most = (min(len(self._free), slots), min(len(self._free), stages))
+        """Blocks that a stage and a replica touch where each slot is in a block of its own."""
+        self._params = params
         self._refuted: list[Reach] = []
 
     def least(self, weights: ReachWeights) -> Reach:
@@ -62,22 +81,22 @@ class ReachBound:
         first = 0
         while True:
             level = weights.key(pairs[first])[0]
-            last = first
-            while last + 1 < len(pairs) and weights.key(pairs[last + 1])[0] == level:
-                last += 1
-            corner = tuple(max(pair[kind] for pair in pairs[: last + 1]) for kind in (0, 1))
-            if last + 1 == len(pairs) or self.possible((corner[0], corner[1])):
-                for pair in pairs[first : last + 1]:
+            end = first
+            while end < len(pairs) and weights.key(pairs[end])[0] == level:
+                end += 1
+            # Where even the most of both kinds is refuted, so is every pair up to this level.
+            corner = (max(row for row, _ in pairs[:end]), max(column for _, column in pairs[:end]))
+            if end == len(pairs) or self.possible(corner):
+                for pair in pairs[first:end]:
                     if self.possible(pair):
                         return pair
-            first = last + 1
+            first = end
 
     def _pairs(self) -> Iterator[Reach]:
         """Every reach that single groups allow: a stage and a replica need so many of the largest blocks."""
-        rows = range(self._fewest(self.slots), min(len(self._free), self.slots) + 1)
-        for row in rows:
-            for column in range(self._fewest(self.stages), min(len(self._free), self.stages) + 1):
-                yield row, column
+        rows = range(self._fewest(self.slots), self._most[0] + 1)
+        columns = range(self._fewest(self.stages), self._most[1] + 1)
+        return product(rows, columns)
 
     def _fewest(self, members: int) -> int:
         slots = 0
@@ -89,9 +108,7 @@ class ReachBound:
 
     def possible(self, reach: Reach) -> bool:
         """False where counting refutes it."""
-        if reach[0] >= min(len(self._free), self.slots) and reach[1] >= min(
-            len(self._free), self.stages
-        ):
+        if reach[0] >= self._most[0] and reach[1] >= self._most[1]:
             return True
         if any(reach[0] <= row and reach[1] <= column for row, column in self._refuted):
             return False
@@ -106,19 +123,19 @@ class ReachBound:
         model = cp_model.CpModel()
         rows, columns, hosted = [], [], []
         idle = sum(self._free) - self.stages * self.slots
-        for free, alike in Counter(self._free).items():
-            chosen = []
+        for free, blocks in Counter(self._free).items():
+            numbers = []
             for r, c, slots in self._choices(free, idle):
-                number = model.new_int_var(0, alike, "")
-                chosen.append(number)
+                number = model.new_int_var(0, blocks, "")
+                numbers.append(number)
                 rows.append(r * number)
                 columns.append(c * number)
                 hosted.append(slots * number)
-            model.add(sum(chosen) <= alike)
+            model.add(sum(numbers) <= blocks)
         model.add(sum(rows) <= self.stages * reach[0])
         model.add(sum(columns) <= self.slots * reach[1])
         model.add(sum(hosted) >= self.stages * self.slots)
-        solver = repeatable_solver(work=WORK)
+        solver = repeatable_solver(work=self._params.work)
         return solver.solve(model) == cp_model.INFEASIBLE
 
     def _choices(self, free: int, idle: int) -> Iterator[tuple[int, int, int]]:
@@ -126,6 +143,6 @@ class ReachBound:
         for r in range(1, min(self.stages, free) + 1):
             largest = min(-(-free // r), self.slots)
             fewest = max(1, -(-(free - idle) // r))
-            step = max(1, (largest - fewest + 1) // MOST_STEPS)
+            step = max(1, (largest - fewest + 1) // self._params.most_steps)
             for c in range(fewest, largest + 1, step):
                 yield r, c, min(free, r * min(c + step - 1, largest))

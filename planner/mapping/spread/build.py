@@ -13,20 +13,33 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.mapping.problem import IntArray, MappingProblem
+from meshwright.planner.mapping.problem import FloatArray, IntArray, MappingProblem
 from meshwright.planner.mapping.spread.bound import Reach
 
 Bits = NDArray[np.bool_]
-Piece = tuple[int, int]
+LeafSlots = tuple[int, int]
 """(leaf, slots of it)."""
 
-ORDERS, ORDERS_TRIED = 16, 400
-LEAF_COUNTS = 4.0
-"""What a leaf more or fewer than meant counts, beside a slot by which a pod's share is uneven."""
-CUTS = 2.0
-"""Replicas that are cut between two pods of a band, about, for each that is not its last."""
-WINDOW, LEAF_WINDOW = 12, 2
-"""Slots and leaves by which a pod's share of a strip may differ from an even one."""
+
+@dataclass(frozen=True, kw_only=True)
+class BandParams:
+    """How bands are built."""
+
+    orders: int = 16
+    """Orders of the pods that are kept for each number of bands and size of strips: the best ones."""
+    orders_tried: int = 400
+    """Random orders, from a fixed seed, of which they are the best."""
+    cuts_per_pod: float = 2.0
+    """Replicas that are cut between two pods of a band, about, for each pod that is not its last."""
+    leaf_weight: float = 4.0
+    """What a leaf more or fewer than meant counts, beside a slot by which a pod's share is uneven."""
+    slot_window: int = 12
+    """Slots by which a pod's share of a strip may differ from an even one."""
+    leaf_window: int = 2
+    """Leaves by which it may differ."""
+
+
+DEFAULT_BANDS = BandParams()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +47,12 @@ class PodShare:
     """What a band or a strip has of one pod."""
 
     pod: int
-    pieces: tuple[Piece, ...]
+    leaves: tuple[LeafSlots, ...]
 
     @property
     def slots(self) -> int:
         """All of them."""
-        return sum(slots for _, slots in self.pieces)
+        return sum(slots for _, slots in self.leaves)
 
 
 def trimmed(problem: MappingProblem, multiple: int) -> IntArray | None:
@@ -75,43 +88,65 @@ class Order:
     pods: tuple[int, ...]
     touched: int
     """Pods of a band at most."""
+    cut_replicas: float
+    """About how many are cut inside a band, less those that are in one pod in two bands."""
     crowd: float
     """Leaves of a band by its stages, at most."""
 
 
 def good_orders(
-    problem: MappingProblem, caps: IntArray, heights: Sequence[int], keep: int
+    problem: MappingProblem, caps: IntArray, heights: Sequence[int], params: BandParams
 ) -> list[Order]:
-    """Orders of the pods in which a band touches few of them and bands are about equal in leaves."""
+    """Orders of the pods in which a band touches few of them and bands are about equal in leaves.
+
+    Parameters
+    ----------
+    caps
+        Slots of each leaf that are used, shape [leaves].
+    heights
+        Stages of each band.
+    """
     room = np.bincount(problem.pod_of, weights=caps, minlength=problem.pods).astype(np.int64)
     leaves = np.bincount(problem.pod_of[caps > 0], minlength=problem.pods)
     # By size, so that what the pods are called changes nothing.
     used = np.flatnonzero(room)
     used = used[np.lexsort((leaves[used], room[used]))]
-    rng = np.random.default_rng(0)
-    ends = np.cumsum([height * problem.slots for height in heights])
-    starts = ends - [height * problem.slots for height in heights]
-    ranked = []
-    for order in [
-        used,
-        *(rng.permutation(used) for _ in range(ORDERS_TRIED if len(used) > 1 else 0)),
-    ]:
-        after = np.cumsum(room[order])
-        hosted = np.minimum(after, ends[:, None]) - np.maximum(after - room[order], starts[:, None])
-        hosted = np.maximum(hosted, 0)
-        crowd = np.max((hosted / room[order] * leaves[order]).sum(axis=1) / np.asarray(heights))
+    permutations = [used]
+    if len(used) > 1:
+        rng = np.random.default_rng(0)
+        permutations += [rng.permutation(used) for _ in range(params.orders_tried)]
+    orders = []
+    for pods in permutations:
+        hosted = _hosted(room[pods], np.asarray(heights) * problem.slots)
+        shares = hosted / room[pods]
+        crowd = np.max((shares * leaves[pods]).sum(axis=1) / np.asarray(heights))
         touched = (hosted > 0).sum(axis=1)
-        # Replicas that are in one pod in two bands make up for those that are cut inside a band.
-        shared = np.sum(
-            np.minimum(hosted[:-1], hosted[1:]) / np.maximum(heights[:-1], heights[1:])[:, None]
+        cut_replicas = params.cuts_per_pod * float(np.sum(touched - 1))
+        order = Order(
+            pods=tuple(pods.tolist()),
+            touched=int(np.max(touched)),
+            cut_replicas=max(0.0, cut_replicas - _replicas_in_two_bands(hosted, heights)),
+            crowd=float(crowd),
         )
-        wanting = max(0.0, CUTS * float(np.sum(touched - 1)) - float(shared))
-        candidate = Order(
-            pods=tuple(order.tolist()), touched=int(np.max(touched)), crowd=float(crowd)
-        )
-        ranked.append((candidate.touched, wanting, candidate.crowd, candidate))
-    ranked.sort(key=lambda entry: entry[:3])
-    return [order for *_, order in ranked[:keep]]
+        orders.append(order)
+    orders.sort(key=lambda order: (order.touched, order.cut_replicas, order.crowd))
+    return orders[: params.orders]
+
+
+def _hosted(room: IntArray, slots: IntArray) -> IntArray:
+    """Slots of each band in each pod, [bands, pods], where pods of this room fill the bands in turn."""
+    band_ends = np.cumsum(slots)[:, None]
+    band_starts = band_ends - slots[:, None]
+    pod_ends = np.cumsum(room)
+    hosted = np.minimum(pod_ends, band_ends) - np.maximum(pod_ends - room, band_starts)
+    return np.asarray(np.maximum(hosted, 0))
+
+
+def _replicas_in_two_bands(hosted: IntArray, heights: Sequence[int]) -> float:
+    """Replicas that are in one pod in two bands; they make up for those that are cut inside a band."""
+    in_both = np.minimum(hosted[:-1], hosted[1:])
+    taller = np.maximum(heights[:-1], heights[1:])
+    return float(np.sum(in_both / taller[:, None]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,165 +160,199 @@ class Shape:
     """Leaves give multiples of this many slots."""
 
     @property
-    def hoped(self) -> tuple[Reach, Reach]:
+    def expected_reach(self) -> tuple[Reach, Reach]:
         """About how far groups reach, pods and leaves, where no replica is cut in a band or a strip."""
         strips = sum(-(-height // self.strip) for height in self.heights)
-        pods = (self.order.touched, min(len(self.heights), len(self.order.pods)))
-        return pods, (int(self.order.crowd * self.strip), strips)
+        bands = min(len(self.heights), len(self.order.pods))
+        leaves_of_stage = int(self.order.crowd * self.strip)
+        return (self.order.touched, bands), (leaves_of_stage, strips)
 
 
-def shapes(problem: MappingProblem) -> Iterator[Shape]:
+def shapes(problem: MappingProblem, params: BandParams = DEFAULT_BANDS) -> Iterator[Shape]:
     """Every number of bands and size of strips, each with the best orders of the pods."""
     stages = np.arange(problem.stages)
-    for bands in range(1, problem.stages + 1 if problem.pods > 1 else 2):
+    most_bands = problem.stages if problem.pods > 1 else 1
+    for bands in range(1, most_bands + 1):
         heights = tuple(len(part) for part in np.array_split(stages, bands))
-        strips = range(1, max(heights) + 1)
-        for multiple in strips:
+        for multiple in range(1, max(heights) + 1):
             caps = trimmed(problem, multiple)
             if caps is None:
                 continue
-            for order in good_orders(problem, caps, heights, ORDERS):
-                for strip in strips if multiple == 1 else (multiple,):
+            strips = range(1, max(heights) + 1) if multiple == 1 else (multiple,)
+            for order in good_orders(problem, caps, heights, params):
+                for strip in strips:
                     yield Shape(heights=heights, strip=strip, order=order, multiple=multiple)
 
 
-def banded(problem: MappingProblem, shape: Shape) -> IntArray:
-    """The assignment of a shape."""
+def banded(problem: MappingProblem, shape: Shape, params: BandParams = DEFAULT_BANDS) -> IntArray:
+    """The assignment of a shape, [stages, slots]."""
     caps = trimmed(problem, shape.multiple)
     assert caps is not None
-    heights, strip = shape.heights, shape.strip
     assignment = np.full((problem.stages, problem.slots), -1, dtype=np.int64)
     first = 0
-    for band_number, band in enumerate(_bands(problem, caps, heights, shape.order.pods)):
-        shares, rows = list(band), heights[band_number]
-        sizes = [len(part) for part in np.array_split(np.arange(rows), -(-rows // strip))]
-        for done, size in enumerate(sizes):
-            taken, shares = _strip(shares, size * problem.slots, size / sum(sizes[done:]))
-            cells = np.concatenate([np.repeat(*np.array(share.pieces).T) for share in taken])
-            filled = cells.reshape(problem.slots, size).T
-            assignment[first : first + size] = filled[:, ::-1] if band_number % 2 else filled
+    for number, shares in enumerate(_bands(problem, caps, shape, params)):
+        stages = np.arange(shape.heights[number])
+        strips = np.array_split(stages, -(-len(stages) // shape.strip))
+        sizes = [len(strip) for strip in strips]
+        rest = shares
+        for index, size in enumerate(sizes):
+            part = size / sum(sizes[index:])
+            taken, rest = _strip(rest, size * problem.slots, part, params)
+            filled = _filled(taken, size)
+            assignment[first : first + size] = filled[:, ::-1] if number % 2 else filled
             first += size
     return assignment
 
 
+def _filled(shares: Sequence[PodShare], stages: int) -> IntArray:
+    """The leaf of every slot of a strip, [stages, slots], column by column."""
+    leaves = [leaf for share in shares for leaf, _ in share.leaves]
+    sizes = [slots for share in shares for _, slots in share.leaves]
+    return np.repeat(np.array(leaves), sizes).reshape(-1, stages).T
+
+
 def _bands(
-    problem: MappingProblem, caps: IntArray, heights: Sequence[int], order: Sequence[int]
+    problem: MappingProblem, caps: IntArray, shape: Shape, params: BandParams
 ) -> Iterator[list[PodShare]]:
     """What each band has of each pod; a pod that does not fit a band is cut between leaves if it can be."""
     waiting = []
-    for pod in order:
-        leaves = np.flatnonzero((problem.pod_of == pod) & (caps > 0))
-        waiting.append(
-            PodShare(pod=pod, pieces=tuple((int(leaf), int(caps[leaf])) for leaf in leaves))
-        )
-    leaves_left, stages = sum(len(share.pieces) for share in waiting), problem.stages
-    for height in heights:
-        need, band = height * problem.slots, list[PodShare]()
-        meant = leaves_left * height / stages
+    for pod in shape.order.pods:
+        leaves = np.flatnonzero((problem.pod_of == pod) & (caps > 0)).tolist()
+        waiting.append(PodShare(pod=pod, leaves=tuple((leaf, int(caps[leaf])) for leaf in leaves)))
+    leaves_left, stages_left = _leaf_count(waiting), problem.stages
+    for height in shape.heights:
+        band: list[PodShare] = []
+        need = height * problem.slots
+        meant = leaves_left * height / stages_left
         while need:
             share = waiting.pop(0)
             if share.slots > need:
-                count = meant - sum(len(share_taken.pieces) for share_taken in band)
-                (share,), (rest,) = _cut([share], [need], need, max(count, 1.0))
+                count = max(meant - _leaf_count(band), 1.0)
+                (share,), (rest,) = _cut([share], [need], need, count, params)
                 waiting.insert(0, rest)
             band.append(share)
             need -= share.slots
-        leaves_left, stages = (
-            leaves_left - sum(len(share.pieces) for share in band),
-            stages - height,
-        )
+        leaves_left -= _leaf_count(band)
+        stages_left -= height
         yield band
 
 
-def _strip(shares: list[PodShare], need: int, part: float) -> tuple[list[PodShare], list[PodShare]]:
+def _leaf_count(shares: Sequence[PodShare]) -> int:
+    return sum(len(share.leaves) for share in shares)
+
+
+def _strip(
+    shares: list[PodShare], need: int, part: float, params: BandParams
+) -> tuple[list[PodShare], list[PodShare]]:
     """What one strip takes of each pod, about its part of it, and what it leaves."""
     if part >= 1:
         return shares, []
     targets = [share.slots * part for share in shares]
-    count = sum(len(share.pieces) for share in shares) * part
-    taken, rest = _cut(shares, targets, need, count)
-    return [share for share in taken if share.pieces], [share for share in rest if share.pieces]
+    taken, rest = _cut(shares, targets, need, _leaf_count(shares) * part, params)
+    return [share for share in taken if share.leaves], [share for share in rest if share.leaves]
 
 
 def _cut(
-    shares: Sequence[PodShare], targets: Sequence[float], need: int, count: float
+    shares: Sequence[PodShare],
+    targets: Sequence[float],
+    need: int,
+    count: float,
+    params: BandParams,
 ) -> tuple[list[PodShare], list[PodShare]]:
     """Takes `need` slots in whole leaves, about the target of each pod; where none add up, cuts some."""
-    total, wanted = _whole_leaves(shares, targets, need, count)
-    short, taken, rest = need - total, list[PodShare](), list[PodShare]()
-    for share, wanted_leaves in zip(shares, wanted, strict=True):
-        taken_parts, rest_parts = list[Piece](), list[Piece]()
-        for (leaf, slots), yes in zip(share.pieces, wanted_leaves, strict=True):
-            part = slots if yes else min(short, slots)
-            short -= 0 if yes else part
+    total, chosen = _whole_leaves(shares, targets, need, count, params)
+    short = need - total
+    taken: list[PodShare] = []
+    rest: list[PodShare] = []
+    for share, whole in zip(shares, chosen, strict=True):
+        taken_leaves: list[LeafSlots] = []
+        rest_leaves: list[LeafSlots] = []
+        for (leaf, slots), is_whole in zip(share.leaves, whole, strict=True):
+            part = slots if is_whole else min(short, slots)
+            if not is_whole:
+                short -= part
             if part:
-                taken_parts.append((leaf, part))
+                taken_leaves.append((leaf, part))
             if part < slots:
-                rest_parts.append((leaf, slots - part))
-        taken.append(PodShare(pod=share.pod, pieces=tuple(taken_parts)))
-        rest.append(PodShare(pod=share.pod, pieces=tuple(rest_parts)))
+                rest_leaves.append((leaf, slots - part))
+        taken.append(PodShare(pod=share.pod, leaves=tuple(taken_leaves)))
+        rest.append(PodShare(pod=share.pod, leaves=tuple(rest_leaves)))
     return taken, rest
 
 
 def _whole_leaves(
-    shares: Sequence[PodShare], targets: Sequence[float], need: int, count: float
+    shares: Sequence[PodShare],
+    targets: Sequence[float],
+    need: int,
+    count: float,
+    params: BandParams,
 ) -> tuple[int, list[list[bool]]]:
     """Leaves that add up to as much of `need` as they can, pods near their targets, about `count` of them.
 
     Dynamic programming, pod by pod, over (slots, leaves) so far.
     """
-    most_leaves = min(int(np.ceil(count)) + 4, sum(len(share.pieces) for share in shares))
-    tables = [_subset_tables([slots for _, slots in share.pieces], most_leaves) for share in shares]
+    most_leaves = min(int(np.ceil(count)) + 4, _leaf_count(shares))
+    tables = [_subset_tables(share, most_leaves) for share in shares]
     cost = np.full((need + 1, most_leaves + 1), np.inf)
     cost[0, 0] = 0.0
-    steps: list[tuple[list[tuple[int, int]], IntArray]] = []
+    options: list[list[LeafSlots]] = []
+    choices: list[IntArray] = []
     for share, table, target in zip(shares, tables, targets, strict=True):
-        leaves = len(share.pieces) * target / share.slots
-        near = [
-            (int(slots), int(number))
-            for slots, number in np.argwhere(table[-1])
-            if len(shares) == 1
-            or (abs(slots - target) <= WINDOW and abs(number - leaves) <= LEAF_WINDOW)
-        ]
-        options = sorted({(0, 0), *near})
-        best, choice = np.full_like(cost, np.inf), np.full(cost.shape, -1, dtype=np.int64)
-        for option, (slots, number) in enumerate(options):
-            if slots > need or number > most_leaves:
-                continue
-            moved = cost[: need + 1 - slots, : most_leaves + 1 - number] + abs(slots - target)
-            view, mark = best[slots:, number:], choice[slots:, number:]
-            better = moved < view
-            view[better], mark[better] = moved[better], option
-        cost = best
-        steps.append((options, choice))
-    total = int(np.flatnonzero(np.isfinite(cost).any(axis=1))[-1])
-    number = int(np.argmin(cost[total] + LEAF_COUNTS * np.abs(np.arange(most_leaves + 1) - count)))
+        sums = np.argwhere(table[-1])
+        if len(shares) > 1:
+            uneven_leaves = np.abs(sums[:, 1] - len(share.leaves) * target / share.slots)
+            even = np.abs(sums[:, 0] - target) <= params.slot_window
+            sums = sums[even & (uneven_leaves <= params.leaf_window)]
+        options.append(sorted({(0, 0), *((slots, number) for slots, number in sums.tolist())}))
+        cost, choice = _with_pod(cost, options[-1], target)
+        choices.append(choice)
+    slots = total = int(np.flatnonzero(np.isfinite(cost).any(axis=1))[-1])
+    uneven = np.abs(np.arange(most_leaves + 1) - count)
+    number = int(np.argmin(cost[total] + params.leaf_weight * uneven))
     chosen: list[list[bool]] = []
-    slots = total
-    for share, table, (options, choice) in reversed(list(zip(shares, tables, steps, strict=True))):
-        took = options[int(choice[slots, number])]
-        chosen.insert(0, _subset(table, [size for _, size in share.pieces], *took))
-        slots, number = slots - took[0], number - took[1]
+    for pod in reversed(range(len(shares))):
+        pod_slots, pod_leaves = options[pod][int(choices[pod][slots, number])]
+        chosen.insert(0, _subset(tables[pod], shares[pod], pod_slots, pod_leaves))
+        slots -= pod_slots
+        number -= pod_leaves
     return total, chosen
 
 
-def _subset_tables(sizes: Sequence[int], most_sizes: int) -> list[Bits]:
-    """Whether the first i sizes have a subset of n with this sum, [sum, n], for every i."""
-    most_sizes = min(most_sizes, len(sizes))
-    tables = [np.zeros((sum(sizes) + 1, most_sizes + 1), dtype=np.bool_)]
+def _with_pod(
+    cost: FloatArray, options: Sequence[tuple[int, int]], target: float
+) -> tuple[FloatArray, IntArray]:
+    """Least cost of (slots, leaves) with one pod more, and the option that it takes; both [slots, leaves]."""
+    best = np.full_like(cost, np.inf)
+    choice = np.full(cost.shape, -1, dtype=np.int64)
+    rows, columns = cost.shape
+    for option, (slots, leaves) in enumerate(options):
+        if slots >= rows or leaves >= columns:
+            continue
+        moved = cost[: rows - slots, : columns - leaves] + abs(slots - target)
+        view, mark = best[slots:, leaves:], choice[slots:, leaves:]
+        better = moved < view
+        view[better], mark[better] = moved[better], option
+    return best, choice
+
+
+def _subset_tables(share: PodShare, most_leaves: int) -> list[Bits]:
+    """Whether the first i leaves have a subset of n with this sum of slots, [sum, n], for every i."""
+    most_leaves = min(most_leaves, len(share.leaves))
+    tables = [np.zeros((share.slots + 1, most_leaves + 1), dtype=np.bool_)]
     tables[0][0, 0] = True
-    for size in sizes:
+    for _, slots in share.leaves:
         table = tables[-1].copy()
-        table[size:, 1:] |= tables[-1][: len(table) - size, :-1]
+        table[slots:, 1:] |= tables[-1][: len(table) - slots, :-1]
         tables.append(table)
     return tables
 
 
-def _subset(tables: Sequence[Bits], sizes: Sequence[int], total: int, number: int) -> list[bool]:
-    """A subset with this sum and number."""
-    chosen = [False] * len(sizes)
-    for index in range(len(sizes) - 1, -1, -1):
+def _subset(tables: Sequence[Bits], share: PodShare, total: int, number: int) -> list[bool]:
+    """A subset of the leaves with this sum of slots and number."""
+    chosen = [False] * len(share.leaves)
+    for index in range(len(share.leaves) - 1, -1, -1):
         if not tables[index][total, number]:
             chosen[index] = True
-            total, number = total - sizes[index], number - 1
+            total -= share.leaves[index][1]
+            number -= 1
     return chosen

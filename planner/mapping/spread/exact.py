@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from meshwright.planner.mapping.problem import IntArray, MappingProblem, loads_of
-from meshwright.planner.mapping.slot_model import UNITS, SlotModel
+from meshwright.planner.mapping.slot_model import SlotModel, least_sum_in
 from meshwright.planner.mapping.spread.bound import Reach, ReachWeights
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exact:
-    """What the model found."""
+class ExactReach:
+    """The assignment that the model ends with, and what is proven of it."""
 
     assignment: IntArray
     levels_proven: int
@@ -39,10 +39,17 @@ def least_reach(
     *,
     reached: Sequence[Reach],
     known: Sequence[Reach],
-) -> Exact:
-    """Level by level from a start, then traffic.
+) -> ExactReach:
+    """The least reach level by level, pods first, and then the least traffic.
 
-    `reached` is how far the start's groups reach, [pods, leaves]; none reach less far than `known`.
+    Parameters
+    ----------
+    start
+        An assignment to begin with, shape [stages, slots].
+    reached
+        How far its groups reach, [pods, leaves].
+    known
+        Bounds: no assignment comes before them in the order of the weights, [pods, leaves].
     """
     slots = SlotModel(problem)
     reaches = [_LevelKey(slots, weights, blocks) for blocks in slots.levels]
@@ -52,7 +59,7 @@ def least_reach(
         if moved or weights.key(reach) != weights.key(bound):
             solution = slots.search(key.expression, best)
             if solution is None or solution[1] != solution[2]:
-                return Exact(assignment=best, levels_proven=level, traffic_bound_s=None)
+                return ExactReach(assignment=best, levels_proven=level, traffic_bound_s=None)
             best, value, moved = solution[0], round(solution[1]), True
         slots.model.add(key.expression <= value)
     return _with_traffic(slots, best)
@@ -94,19 +101,16 @@ def _touches(
     return touches
 
 
-def _with_traffic(slots: SlotModel, best: IntArray) -> Exact:
+def _with_traffic(slots: SlotModel, best: IntArray) -> ExactReach:
     """The least traffic within the reach that the model now keeps to."""
     problem = slots.problem
     most_s = loads_of(problem, best).total_s
     if most_s <= 0:
-        return Exact(assignment=best, levels_proven=2, traffic_bound_s=0.0)
-    unit_s = most_s / UNITS
-    terms = [term for block in slots.sent_up(unit_s) for term in block]
-    solution = slots.search(sum(terms), best)
+        return ExactReach(assignment=best, levels_proven=2, traffic_bound_s=0.0)
+    solution = least_sum_in(slots, best, most_s)
     if solution is None:
-        return Exact(assignment=best, levels_proven=2, traffic_bound_s=None)
-    assignment = min(
-        (solution[0], best), key=lambda candidate: loads_of(problem, candidate).total_s
-    )
-    bound_s = max(0.0, (solution[2] - 0.5 * len(terms)) * unit_s)
-    return Exact(assignment=assignment, levels_proven=2, traffic_bound_s=bound_s)
+        return ExactReach(assignment=best, levels_proven=2, traffic_bound_s=None)
+    assignment, bound_s = solution
+    if loads_of(problem, assignment).total_s > most_s:
+        assignment = best
+    return ExactReach(assignment=assignment, levels_proven=2, traffic_bound_s=bound_s)

@@ -25,13 +25,26 @@ from meshwright.planner.mapping.regular_orders import regular_orders
 from meshwright.planner.mapping.slot_model import is_small
 from meshwright.planner.mapping.solution import MappingSolution
 from meshwright.planner.mapping.spread.bound import Reach, ReachBound, ReachWeights
-from meshwright.planner.mapping.spread.build import Shape, banded, shapes
+from meshwright.planner.mapping.spread.build import DEFAULT_BANDS, BandParams, Shape, banded, shapes
 from meshwright.planner.mapping.spread.exact import least_reach
 from meshwright.planner.mapping.spread.swaps import gathered
 
 EQUAL = ReachWeights()
-MOST_TRIED = 20
-"""Shapes that are built."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpreadParams:
+    """How much is tried."""
+
+    shapes_tried: int = 20
+    """Shapes that are built, those first that may reach least far."""
+    bands: BandParams = DEFAULT_BANDS
+
+
+DEFAULT_SPREAD = SpreadParams()
+
+LEVELS = (0, 1)
+"""Pods and leaves, in the order in which they are minimised."""
 
 Key = tuple[int, int, int, int]
 """What is minimised: the most and both together, of pods, then of leaves."""
@@ -41,12 +54,13 @@ Key = tuple[int, int, int, int]
 class LevelReach:
     """How far groups reach at one level: data-parallel groups, pipelines."""
 
-    found: Reach
+    reached: Reach
+    """By the mapping."""
     hostname: Reach
     bound: Reach
     """In the order of the weights, no assignment comes before it."""
     proven: bool
-    """Whether none comes before `found`, given the reach at the level above."""
+    """Whether none comes before `reached`, given the reach at the level above."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,34 +100,57 @@ def reach_of(problem: MappingProblem, assignment: IntArray) -> tuple[Reach, Reac
 
 
 def least_spread(
-    problem: MappingProblem, *, weights: ReachWeights = EQUAL, time_limit_s: float = TIME_LIMIT_S
+    problem: MappingProblem,
+    *,
+    weights: ReachWeights = EQUAL,
+    time_limit_s: float = TIME_LIMIT_S,
+    params: SpreadParams = DEFAULT_SPREAD,
 ) -> SpreadSolution:
     """The mapping of the least spread that is found; exact where one CP-SAT model holds the instance.
 
-    Never worse than hostname order by its own measure. `time_limit_s` is processor time.
+    Never worse than hostname order by its own measure.
+
+    Parameters
+    ----------
+    problem
+        With any number of pods.
+    weights
+        What a block counts that a data-parallel group, or a pipeline, touches.
+    time_limit_s
+        Processor seconds.
+    params
+        How much is tried.
+
+    Raises
+    ------
+    InfeasibleError
+        Where fewer slots are free than needed.
     """
     start, deadline = time.monotonic(), time.process_time() + time_limit_s
     problem.check_room()
     hostname = problem.hostname_assignment()
     bounds = _bounds(problem, weights)
     best = _Best(problem, weights, bounds, [hostname, *regular_orders(problem)])
-    best.bands(deadline)
+    best.bands(deadline, params)
     reached = reach_of(problem, best.assignment)
-    proven = [
-        weights.key(reach) == weights.key(bound)
-        for reach, bound in zip(reached, bounds, strict=True)
-    ]
+    proven = [weights.key(reached[level]) == weights.key(bounds[level]) for level in LEVELS]
     bound_s = 0.0
     if is_small(problem):
         exact = least_reach(problem, best.assignment, weights, reached=reached, known=bounds)
         best.consider(exact.assignment)
-        proven = [
-            proven_before or level < exact.levels_proven
-            for level, proven_before in enumerate(proven)
-        ]
+        proven = [proven[level] or level < exact.levels_proven for level in LEVELS]
         bound_s = exact.traffic_bound_s or 0.0
-    reached, before = reach_of(problem, best.assignment), reach_of(problem, hostname)
     check_assignment(problem, best.assignment)
+    reached, before = reach_of(problem, best.assignment), reach_of(problem, hostname)
+    pods, leaves = (
+        LevelReach(
+            reached=reached[level],
+            hostname=before[level],
+            bound=bounds[level],
+            proven=proven[level],
+        )
+        for level in LEVELS
+    )
     loads = loads_of(problem, best.assignment)
     return SpreadSolution(
         objective="spread",
@@ -124,18 +161,18 @@ def least_spread(
         rounds=(),
         wall_s=time.monotonic() - start,
         weights=weights,
-        pods=LevelReach(found=reached[0], hostname=before[0], bound=bounds[0], proven=proven[0]),
-        leaves=LevelReach(found=reached[1], hostname=before[1], bound=bounds[1], proven=proven[1]),
+        pods=pods,
+        leaves=leaves,
     )
 
 
 def _bounds(problem: MappingProblem, weights: ReachWeights) -> list[Reach]:
     """What counting says of pods and of leaves, each for itself."""
-    rooms = np.bincount(problem.pod_of, weights=problem.leaf_slots, minlength=problem.pods).astype(
-        int
-    )
-    blocks = (rooms.tolist(), list(problem.leaf_slots))
-    return [ReachBound(rooms, problem.stages, problem.slots).least(weights) for rooms in blocks]
+    rooms = np.bincount(problem.pod_of, weights=problem.leaf_slots, minlength=problem.pods)
+    bounds = []
+    for blocks in (rooms.astype(int).tolist(), problem.leaf_slots):
+        bounds.append(ReachBound(blocks, problem.stages, problem.slots).least(weights))
+    return bounds
 
 
 class _Best:
@@ -149,8 +186,7 @@ class _Best:
         starts: list[IntArray],
     ) -> None:
         self._problem, self._weights = problem, weights
-        pods, leaves = (weights.key(bound) for bound in bounds)
-        self._bound: Key = (*pods, *leaves)
+        self._bound = _key(weights, bounds)
         self.assignment = starts[0]
         self._key = self._key_of(starts[0])
         self._total_s = loads_of(problem, starts[0]).total_s
@@ -158,8 +194,7 @@ class _Best:
             self.consider(start)
 
     def _key_of(self, assignment: IntArray) -> Key:
-        pods, leaves = (self._weights.key(reach) for reach in reach_of(self._problem, assignment))
-        return *pods, *leaves
+        return _key(self._weights, reach_of(self._problem, assignment))
 
     def consider(self, assignment: IntArray) -> None:
         """Takes an assignment if it is better."""
@@ -169,41 +204,52 @@ class _Best:
             if (key, total_s) < (self._key, self._total_s):
                 self.assignment, self._key, self._total_s = assignment, key, total_s
 
-    def bands(self, deadline: float) -> None:
+    def bands(self, deadline: float, params: SpreadParams) -> None:
         """Bands of stages, those first that may reach least far; ends early at the bounds."""
         if self._key == self._bound:
             return
-        hopes = [
-            (self._hope(shape), number, shape) for number, shape in enumerate(shapes(self._problem))
+        candidates = [
+            (self._optimistic_key(shape), shape) for shape in shapes(self._problem, params.bands)
         ]
+        candidates.sort(key=lambda candidate: candidate[0])
         tried = 0
-        for hope, _, shape in sorted(hopes, key=lambda entry: entry[:2]):
-            if time.process_time() > deadline or tried == MOST_TRIED or self._key == self._bound:
+        for key, shape in candidates:
+            finished = tried == params.shapes_tried or self._key == self._bound
+            if finished or time.process_time() > deadline:
                 break
-            if hope <= self._key:
-                self.consider(self._gathered(banded(self._problem, shape), shape.heights))
+            if key <= self._key:
+                assignment = banded(self._problem, shape, params.bands)
+                self.consider(self._gathered(assignment, shape.heights))
                 tried += 1
 
-    def _hope(self, shape: Shape) -> Key:
-        """The key of a shape if all goes well; its bounds where that is too good to be true."""
-        pods, leaves = (self._weights.key(reach) for reach in shape.hoped)
-        return *max(pods, self._bound[:2]), *max(leaves, self._bound[2:])
+    def _optimistic_key(self, shape: Shape) -> Key:
+        """The key of a shape if no replica is cut; the bounds where these are larger."""
+        key = _key(self._weights, shape.expected_reach)
+        pods, leaves = max(key[:2], self._bound[:2]), max(key[2:], self._bound[2:])
+        return *pods, *leaves
 
-    def _gathered(self, made: IntArray, heights: Sequence[int]) -> IntArray:
+    def _gathered(self, assignment: IntArray, heights: Sequence[int]) -> IntArray:
         """Replicas that touch the most pods, then leaves, made to touch fewer, as far as swaps go."""
         problem = self._problem
-        pods, leaves = reach_of(problem, made)
+        pods, _ = reach_of(problem, assignment)
         while pods[1] > 1:
-            tighter = gathered(problem, made, (pods[1] - 1, problem.stages), heights)
+            tighter = gathered(problem, assignment, (pods[1] - 1, problem.stages), heights)
             if tighter is None:
                 break
-            made, pods = tighter, (pods[0], pods[1] - 1)
+            assignment, pods = tighter, (pods[0], pods[1] - 1)
         if self._weights.key(pods) > self._key[:2]:
-            return made
-        _, leaves = reach_of(problem, made)
-        while leaves[1] > pods[1]:
-            tighter = gathered(problem, made, (pods[1], leaves[1] - 1), heights)
+            return assignment
+        leaves_of_pipeline = reach_of(problem, assignment)[1][1]
+        while leaves_of_pipeline > pods[1]:
+            limits = (pods[1], leaves_of_pipeline - 1)
+            tighter = gathered(problem, assignment, limits, heights)
             if tighter is None:
                 break
-            made, leaves = tighter, (leaves[0], leaves[1] - 1)
-        return made
+            assignment, leaves_of_pipeline = tighter, leaves_of_pipeline - 1
+        return assignment
+
+
+def _key(weights: ReachWeights, reaches: Sequence[Reach]) -> Key:
+    """What is minimised, from the reaches of pods and of leaves."""
+    pods, leaves = (weights.key(reach) for reach in reaches)
+    return *pods, *leaves

@@ -153,7 +153,7 @@ def test_groups_add_up_to_the_levels_of_the_cost_model(
         use = use_of(work, layout, matrix)
         placement = placement_from_matrix(layout, {axis: np.array(r) for axis, r in matrix.items()})
         priced = estimate_layout(work, layout, placement, split(work, layout))
-        assert [level.standing.level for level in use.levels] == [
+        assert [level.positions.level for level in use.levels] == [
             one.level for one in priced.level_traffic
         ]
         for level, known in zip(use.levels, priced.level_traffic, strict=True):
@@ -186,9 +186,9 @@ def test_groups_add_up_to_the_up_links_of_the_mapping(
     )
     loads = loads_of(instance.problem, assignment)
     for name, expected in (("pod", loads.leaf_bytes), ("core", loads.pod_bytes)):
-        level = next(one for one in use.levels if one.standing.level == name)
+        level = next(one for one in use.levels if one.positions.level == name)
         sent = sum(
-            np.bincount(level.standing.sub, weights=flow.leaving) for flow in level.flows.values()
+            np.bincount(level.positions.sub, weights=flow.leaving) for flow in level.flows.values()
         )
         assert sorted(np.asarray(sent).tolist()) == pytest.approx(sorted(expected.tolist()))
 
@@ -384,8 +384,8 @@ def test_175_b_on_2048_gpus_is_256_nodes_32_a_stage() -> None:
     layout = layout_with(tp=8, dp=32, pp=8)
     work = workload(load_cluster("dgx-h100"), layout, "gpt3-175b")
     use = use_of(work, layout, {"tp": (8, 1), "cp": (1, 1), "dp": (1, 32), "pp": (1, 8)})
-    assert len(np.unique(use.stand.node)) == 256
-    stage = use.stand.node.reshape(8, 256)
+    assert len(np.unique(use.positions.node)) == 256
+    stage = use.positions.node.reshape(8, 256)
     assert [len(np.unique(nodes)) for nodes in stage] == [32] * 8
 
 
@@ -405,6 +405,8 @@ def test_the_axes_of_a_plan_are_those_of_the_write_ups() -> None:
     assert "hot experts" in kinds["ep"].incast
     assert "none" in kinds["pp"].incast
     assert "spread well" in kinds["ep"].ecmp
+    assert kinds["ep"].suits_network.startswith("poor: hot destinations")
+    assert all(kinds[axis].suits_network.startswith("good") for axis in ("dp", "pp"))
     assert "burst" not in axis_pattern("dp", layout, burst=False).predictability
 
 

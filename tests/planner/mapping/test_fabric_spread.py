@@ -17,7 +17,7 @@ from meshwright.planner.mapping.problem import (
 from meshwright.planner.mapping.spread.bound import ReachBound, ReachWeights
 from meshwright.planner.mapping.spread.build import banded, shapes
 from meshwright.planner.mapping.spread.least import least_spread, reach_of
-from meshwright.planner.mapping.spread.swaps import gathered, settled, tidied
+from meshwright.planner.mapping.spread.swaps import gathered, shorter_hops, with_short_pipelines
 from tests.planner.mapping.test_fabric_mapping import every_assignment, random_problem
 
 WEIGHTS = (500, 300, 0, 1000, 700)
@@ -91,10 +91,10 @@ def test_pods_are_shared_by_neighbouring_stages_where_that_reaches_less_far() ->
     )
     found = least_spread(problem)
     assert found.pods.hostname == (1, 4)
-    assert found.pods.found == found.pods.bound == (2, 2)
+    assert found.pods.reached == found.pods.bound == (2, 2)
     assert found.proven
     pipelines = least_spread(problem, weights=ReachWeights(data_parallel=0))
-    assert pipelines.pods.found == (4, 1)
+    assert pipelines.pods.reached == (4, 1)
 
 
 @settings(max_examples=8, deadline=None)
@@ -150,7 +150,7 @@ def test_bands_place_every_slot_once(seed: int) -> None:
 def test_swaps_change_no_stage(seed: int) -> None:
     problem = scattered(3, 4, 6, 15, seed)
     before = problem.hostname_assignment()
-    after = settled(problem, before)
+    after = shorter_hops(problem, before)
     assert loads_of(problem, after).total_s < loads_of(problem, before).total_s
     assert reach_of(problem, after)[0][1] <= reach_of(problem, before)[0][1]
     most = reach_of(problem, before)[0][1] - 1
@@ -164,8 +164,8 @@ def test_swaps_change_no_stage(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_ties_go_to_pipelines_that_touch_less(seed: int) -> None:
     problem = scattered(3, 4, 6, 15, seed)
-    before = settled(problem, problem.hostname_assignment())
-    after = tidied(problem, before)
+    before = shorter_hops(problem, problem.hostname_assignment())
+    after = with_short_pipelines(problem, before)
     assert loads_of(problem, after).total_s <= loads_of(problem, before).total_s * (1 + 1e-9)
     assert np.array_equal(np.sort(after, axis=1), np.sort(before, axis=1))
     assert reach_of(problem, after)[0][1] <= reach_of(problem, before)[0][1]
@@ -185,6 +185,6 @@ def test_a_tie_by_hand() -> None:
         pod_s_per_byte=(1.0,) * 3,
     )
     before = np.array([[0, 1], [2, 2], [1, 0]])
-    after = tidied(problem, before)
+    after = with_short_pipelines(problem, before)
     assert (reach_of(problem, before)[0], reach_of(problem, after)[0]) == ((2, 3), (2, 2))
     assert loads_of(problem, after).total_s == loads_of(problem, before).total_s

@@ -63,7 +63,11 @@ def every_execution(request: PlanRequest) -> list[Execution]:
         {"moe_dispatch": d, "ep_overlap": o, "cuda_graph": g, "cp_comm": e}
         for d, o, g, e in product(dispatchers, overlaps, graphs, exchanges)
     ]
-    hidden: dict[str, Any] = {"dp_overlap": True, "pp_overlap": True, "tp_overlap": request.model.attention is None}
+    hidden: dict[str, Any] = {
+        "dp_overlap": True,
+        "pp_overlap": True,
+        "tp_overlap": request.model.attention is None,
+    }
     return [Execution(**one, **hidden) for one in choices]
 
 

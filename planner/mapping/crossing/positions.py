@@ -19,12 +19,12 @@ from meshwright.planner.mapping.problem import FloatArray, IntArray
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class LevelPositions:
     """One level: the blocks that ranks are in, and the sub-blocks that the level joins."""
 
     level: str
     depth: int
-    """Its place among the levels of `Stand`; of the level below where the allocation does not span it."""
+    """Its place among the fabric's levels; of the level below where the allocation does not span it."""
     joint: Joint
     sub: IntArray
     """The sub-block of every rank, shape [ranks]; at the innermost level a GPU."""
@@ -58,11 +58,11 @@ class Standing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stand:
+class RankPositions:
     """A mapping on a fabric."""
 
     levels: FabricLevels
-    standings: tuple[Standing, ...]
+    by_level: tuple[LevelPositions, ...]
     """From the inside out."""
     node: IntArray
     """The node of every rank."""
@@ -83,11 +83,11 @@ class _Outer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Ground:
+class _NodesInUse:
     """The nodes in use, and which of them every rank is in."""
 
     levels: FabricLevels
-    at: IntArray
+    node: IntArray
     """The node of every rank, counted through those in use."""
     within: IntArray
     """Its GPU there."""
@@ -98,25 +98,24 @@ class _Ground:
     outer: tuple[_Outer, ...]
 
 
-def stand(cluster: ClusterSpec, places: Sequence[Place]) -> Stand:
+def rank_positions(cluster: ClusterSpec, places: Sequence[Place]) -> RankPositions:
     """The levels that a mapping touches; `places[r]` is the GPU of rank r.
 
     Links are those of `node_graph` where nodes are listed with their leaves, of `fabric_graph` otherwise.
     """
     listed = any(node.leaf is not None for node in cluster.nodes)
-    ground = _listed(cluster, places) if listed else _regular(cluster, places)
-    standings = [*_inside(ground), *_outside(ground)]
-    standings += _joining(cluster, standings, len(places))
+    in_use = _listed(cluster, places) if listed else _regular(cluster, places)
+    levels = [*_inside(in_use), *_outside(in_use)]
+    levels += _joining(cluster, levels, len(places))
     gpu = np.array([gpu for _, gpu in places], dtype=np.int64)
     railed = tuple(
-        _with_rails(cluster, standing, gpu, standings[:depth])
-        for depth, standing in enumerate(standings)
+        _with_rails(cluster, level, gpu, levels[:depth]) for depth, level in enumerate(levels)
     )
     node = np.array([node for node, _ in places], dtype=np.int64)
-    return Stand(levels=ground.levels, standings=railed, node=node)
+    return RankPositions(levels=in_use.levels, by_level=railed, node=node)
 
 
-def _regular(cluster: ClusterSpec, places: Sequence[Place]) -> _Ground:
+def _regular(cluster: ClusterSpec, places: Sequence[Place]) -> _NodesInUse:
     gpus, per_node = len(places), cluster.gpus_per_node
     outline = outline_of(cluster, gpus)
     order = {place: index for index, place in enumerate(allocated_places(cluster, gpus))}
@@ -138,9 +137,9 @@ def _regular(cluster: ClusterSpec, places: Sequence[Place]) -> _Ground:
             )
         )
         below = block
-    return _Ground(
+    return _NodesInUse(
         levels=outline.levels,
-        at=position // size,
+        node=position // size,
         within=position % size,
         size=size,
         nodes=len(first),
@@ -149,7 +148,7 @@ def _regular(cluster: ClusterSpec, places: Sequence[Place]) -> _Ground:
     )
 
 
-def _listed(cluster: ClusterSpec, places: Sequence[Place]) -> _Ground:
+def _listed(cluster: ClusterSpec, places: Sequence[Place]) -> _NodesInUse:
     graph, levels = node_graph(cluster), full_levels(cluster)
     used = sorted({node for node, _ in places})
     index = {node: index for index, node in enumerate(used)}
@@ -179,9 +178,9 @@ def _listed(cluster: ClusterSpec, places: Sequence[Place]) -> _Ground:
                 name_of=_listed_name(subs),
             )
         )
-    return _Ground(
+    return _NodesInUse(
         levels=levels,
-        at=np.array([index[node] for node, _ in places], dtype=np.int64),
+        node=np.array([index[node] for node, _ in places], dtype=np.int64),
         within=np.array([gpu for _, gpu in places], dtype=np.int64),
         size=cluster.gpus_per_node,
         nodes=len(names),
@@ -206,54 +205,54 @@ def _outer_depths(cluster: ClusterSpec, levels: FabricLevels, joints: int) -> li
     return [*(reached[min(step, len(reached) - 1)] for step in range(joints - 1)), last]
 
 
-def _inside(ground: _Ground) -> list[Standing]:
+def _inside(in_use: _NodesInUse) -> list[LevelPositions]:
     """Levels up to the node; sub-blocks count through the nodes in use."""
-    standings, below = [], 1
-    blocks, rates = ground.levels.blocks.tolist(), ground.levels.gb_per_s.tolist()
-    for depth in range(min((level.depth for level in ground.outer), default=len(blocks))):
-        block = min(blocks[depth], ground.size)
-        each = -(-ground.size // below)
-        what = "GPU" if below == 1 else ground.levels.names[depth - 1]
-        standings.append(
-            Standing(
-                level=ground.levels.names[depth],
+    levels, below = [], 1
+    blocks, rates = in_use.levels.blocks.tolist(), in_use.levels.gb_per_s.tolist()
+    for depth in range(min((level.depth for level in in_use.outer), default=len(blocks))):
+        block = min(blocks[depth], in_use.size)
+        each = -(-in_use.size // below)
+        what = "GPU" if below == 1 else in_use.levels.names[depth - 1]
+        levels.append(
+            LevelPositions(
+                level=in_use.levels.names[depth],
                 depth=depth,
-                joint=Joint(level=ground.levels.names[depth]),
-                sub=ground.at * each + ground.within // below,
-                block=ground.at * -(-ground.size // block) + ground.within // block,
-                sub_links_gb_per_s=np.full(ground.nodes * each, below * rates[depth]),
-                name_of=_part_of(ground, what, each),
+                joint=Joint(level=in_use.levels.names[depth]),
+                sub=in_use.node * each + in_use.within // below,
+                block=in_use.node * -(-in_use.size // block) + in_use.within // block,
+                sub_links_gb_per_s=np.full(in_use.nodes * each, below * rates[depth]),
+                name_of=_part_of(in_use, what, each),
             )
         )
         below = block
-    return standings
+    return levels
 
 
-def _part_of(ground: _Ground, what: str, each: int) -> Callable[[int], str]:
-    return lambda sub: f"{ground.node_name(sub // each)} {what} {sub % each}"
+def _part_of(in_use: _NodesInUse, what: str, each: int) -> Callable[[int], str]:
+    return lambda sub: f"{in_use.node_name(sub // each)} {what} {sub % each}"
 
 
-def _outside(ground: _Ground) -> list[Standing]:
+def _outside(in_use: _NodesInUse) -> list[LevelPositions]:
     """Levels that join nodes and what lies around them."""
-    standings = []
-    for outer in ground.outer:
-        sub, links, name_of = outer.sub[ground.at], outer.links_gb_per_s, outer.name_of
+    levels = []
+    for outer in in_use.outer:
+        sub, links, name_of = outer.sub[in_use.node], outer.links_gb_per_s, outer.name_of
         if outer.depth == 0:  # NVLink reaches beyond the node: what it joins are GPUs, not nodes
-            sub = ground.at * ground.size + ground.within
-            links = np.full(ground.nodes * ground.size, float(ground.levels.gb_per_s[0]))
-            name_of = _part_of(ground, "GPU", ground.size)
-        standings.append(
-            Standing(
-                level=ground.levels.names[outer.depth],
+            sub = in_use.node * in_use.size + in_use.within
+            links = np.full(in_use.nodes * in_use.size, float(in_use.levels.gb_per_s[0]))
+            name_of = _part_of(in_use, "GPU", in_use.size)
+        levels.append(
+            LevelPositions(
+                level=in_use.levels.names[outer.depth],
                 depth=outer.depth,
                 joint=outer.joint,
                 sub=sub,
-                block=outer.block[ground.at],
+                block=outer.block[in_use.node],
                 sub_links_gb_per_s=links,
                 name_of=name_of,
             )
         )
-    return standings
+    return levels
 
 
 def _shown(vertex: str) -> str:
@@ -265,15 +264,17 @@ def _shown(vertex: str) -> str:
     return pod or vertex if kind == "pod" else vertex
 
 
-def _joining(cluster: ClusterSpec, standings: Sequence[Standing], ranks: int) -> list[Standing]:
+def _joining(
+    cluster: ClusterSpec, levels: Sequence[LevelPositions], ranks: int
+) -> list[LevelPositions]:
     """The level that joins rails, where the allocation lies inside one set of them and does not span it."""
-    last = standings[-1]
+    last = levels[-1]
     if cluster.crosses_rails_inside or last.joint.rails == 1:
         return []
     outer_level = next(k for k, level in enumerate(cluster.levels) if level.rails == 1)
     all_ranks = np.zeros(ranks, dtype=np.int64)
     return [
-        Standing(
+        LevelPositions(
             level=cluster.levels[outer_level].name,
             depth=last.depth,
             joint=Joint(level=cluster.levels[outer_level].name),
@@ -286,12 +287,12 @@ def _joining(cluster: ClusterSpec, standings: Sequence[Standing], ranks: int) ->
 
 
 def _with_rails(
-    cluster: ClusterSpec, standing: Standing, gpu: IntArray, inner: Sequence[Standing]
-) -> Standing:
+    cluster: ClusterSpec, level: LevelPositions, gpu: IntArray, inner: Sequence[LevelPositions]
+) -> LevelPositions:
     """Up-links by rail, where the sub-blocks have rails or hang on some."""
     below = inner[-1].joint.rails if inner else 1
-    rails = below if below > 1 else standing.joint.rails
+    rails = below if below > 1 else level.joint.rails
     if rails == 1 or not inner:
-        return standing
-    apart = below > 1 and standing.joint.rails == 1 and not cluster.crosses_rails_inside
-    return replace(standing, rails=rails, rail=gpu % rails, rail_apart=apart)
+        return level
+    apart = below > 1 and level.joint.rails == 1 and not cluster.crosses_rails_inside
+    return replace(level, rails=rails, rail=gpu % rails, rail_apart=apart)

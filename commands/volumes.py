@@ -1,0 +1,103 @@
+"""Calculators of overlap and of textbook volumes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from meshwright.commands.calculators import answer, why_option
+from meshwright.commands.terminal import common
+
+
+@click.command()
+@click.option("--compute", metavar="T", help="Compute of a step: 100ms.")
+@click.option("--comm", metavar="T", help="Communication that may run beside it.")
+@click.option("--sync", default="0", metavar="T", help="What can run beside nothing.")
+@click.option("--bytes", "size", metavar="N", help="Gradients of a rank, sent in chunks.")
+@click.option("--alpha", default="5us", show_default=True, metavar="T", help="Start of a chunk.")
+@click.option("--beta", metavar="R", help="Rate of the link: 300GB/s.")
+@click.option("--chunks", type=int, metavar="C", help="The best count when absent.")
+@click.option(
+    "--passes",
+    type=click.IntRange(1, 2),
+    default=2,
+    show_default=True,
+    help="2: an all-reduce. 1: a reduce-scatter.",
+)
+@click.option("--seq-len", type=int, metavar="S", help="Ring attention: tokens of a sequence.")
+@click.option("--cp", type=int, default=1, metavar="N", help="Ring attention: ranks.")
+@click.option("--width", type=int, metavar="H", help="Ring attention: width of keys.")
+@click.option("--element-bytes", type=float, default=2.0, show_default=True, metavar="B")
+@why_option
+@common
+def overlap(
+    *,
+    compute: str | None,
+    comm: str | None,
+    sync: str,
+    size: str | None,
+    alpha: str,
+    beta: str | None,
+    chunks: int | None,
+    passes: int,
+    seq_len: int | None,
+    cp: int,
+    width: int | None,
+    element_bytes: float,
+    why: bool,
+    as_json: bool,
+) -> None:
+    """Say what communication hides beside compute, in how many chunks, and in which buffers.
+
+    Give --compute and --comm; or --bytes and --beta; or --seq-len, --cp and --width.
+    """
+    from meshwright.costmodel.collectives.alpha_beta import Link
+    from meshwright.planner.calculators import overlap as documents
+    from meshwright.planner.calculators.sizes import read_bytes, read_rate, read_seconds
+    from meshwright.planner.report.calculators_view import overlap_view
+
+    compute_s = None if compute is None else read_seconds(compute, "--compute")
+    rate = None if beta is None else read_rate(beta, "--beta")
+    document: dict[str, Any] = {}
+    if compute_s is not None and comm is not None:
+        exchange_s, sync_s = read_seconds(comm, "--comm"), read_seconds(sync, "--sync")
+        document["step"] = documents.overlap_document(compute_s, exchange_s, sync_s)
+    if size is not None and rate is not None:
+        link = Link(alpha_s=read_seconds(alpha, "--alpha"), bytes_per_s=rate)
+        document["chunks"] = documents.chunks_document(
+            read_bytes(size, "--bytes"), link, chunks=chunks, passes=passes, beside_s=compute_s
+        )
+    if seq_len is not None and width is not None:
+        document["ring_attention"] = documents.ring_attention_document(
+            seq_len, cp, width, element_bytes, compute_s=compute_s or 0.0, bytes_per_s=rate
+        )
+    if not document:
+        raise click.UsageError(
+            "give --compute and --comm, --bytes and --beta, or --seq-len, --cp and --width"
+        )
+    answer(document, overlap_view, "overlap", as_json=as_json, why=why)
+
+
+@click.command()
+@click.option(
+    "--params", default="0", metavar="N", help="Parameters of the model: 7e9.", type=float
+)
+@click.option("--layers", type=int, default=1, show_default=True, metavar="L")
+@click.option("--hidden", type=int, default=0, metavar="H", help="Width of the model.")
+@click.option("--heads", type=int, default=0, metavar="A", help="Attention heads.")
+@click.option("--seq-len", type=int, default=2048, show_default=True, metavar="S")
+@click.option("--micro-batch", type=int, default=1, show_default=True, metavar="B")
+@click.option("--dp", type=int, default=1, show_default=True, help="Ranks that ZeRO shards over.")
+@click.option("--tp", type=int, default=1, show_default=True, help="Tensor-parallel ranks.")
+@click.option("--ep", type=int, default=1, show_default=True, help="Expert-parallel ranks.")
+@click.option("--top-k", type=int, default=1, show_default=True, help="Experts of a token.")
+@why_option
+@common
+def volumes(*, why: bool, as_json: bool, **sizes: Any) -> None:
+    """Count by the textbook what a GPU holds, and what each kind of parallelism makes it send."""
+    from meshwright.planner.calculators.volumes import TransformerShape, volumes_document
+    from meshwright.planner.report.calculators_view import volumes_view
+
+    document = volumes_document(TransformerShape(**sizes))
+    answer(document, volumes_view, "volumes", as_json=as_json, why=why)

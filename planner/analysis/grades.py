@@ -1,0 +1,90 @@
+"""A plan against the targets that guides to distributed training set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from meshwright.planner.plan.document import Plan
+
+Mark = Literal["excellent", "good", "below target"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grade:
+    """One figure of a plan beside its target."""
+
+    what: str
+    value: float
+    target: float
+    is_share: bool
+    """Whether the figure is a fraction of 1, or else a ratio."""
+    mark: Mark
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradeTargets:
+    """Targets, as fractions, of the guides to distributed training that docs/worked_examples.md checks."""
+
+    mfu: float = 0.40
+    excellent_mfu: float = 0.50
+    bubble: float = 0.10
+    """Most of the step that a pipeline may idle."""
+    hidden: float = 0.80
+    """Least of the communication that should run beside compute."""
+    micro_batches_a_stage: float = 4.0
+
+
+def grades(plan: Plan, targets: GradeTargets | None = None) -> list[Grade]:
+    """Figures of a plan with their marks; none without a layout.
+
+    The hidden share is 1 - exposed communication / time that links are busy, over all levels.
+
+    Parameters
+    ----------
+    plan
+        A finished plan.
+    targets
+        The usual ones by default.
+
+    Returns
+    -------
+    list of Grade
+        MFU, then bubble and micro-batches a stage of a pipeline, then what is hidden, where anything is sent.
+    """
+    if plan.predicted is None or plan.layout is None:
+        return []
+    aims = targets or GradeTargets()
+    predicted, layout = plan.predicted, plan.layout
+    graded = [_at_least("MFU", predicted.mfu, aims.mfu, excellent=aims.excellent_mfu)]
+    if layout.pp > 1:
+        bubble = predicted.breakdown_s.get("pipeline_bubble", 0.0) / predicted.step_time_s
+        mark: Mark = "good" if bubble < aims.bubble else "below target"
+        ratio = layout.num_micro_batches / layout.pp
+        graded += [
+            Grade(
+                what="pipeline bubble", value=bubble, target=aims.bubble, is_share=True, mark=mark
+            ),
+            _at_least("micro-batches a stage", ratio, aims.micro_batches_a_stage, is_share=False),
+        ]
+    parts = predicted.breakdown_s.items()
+    exposed_s = sum(seconds for name, seconds in parts if name.endswith("_comm"))
+    busy_s = sum(level.busy_s for level in predicted.level_traffic)
+    if busy_s > 0:
+        hidden = 1.0 - min(exposed_s / busy_s, 1.0)
+        graded.append(_at_least("communication hidden", hidden, aims.hidden))
+    return graded
+
+
+def _at_least(
+    what: str,
+    value: float,
+    target: float,
+    *,
+    excellent: float = float("inf"),
+    is_share: bool = True,
+) -> Grade:
+    mark: Mark = "good" if value >= target else "below target"
+    if value >= excellent:
+        mark = "excellent"
+    return Grade(what=what, value=value, target=target, is_share=is_share, mark=mark)
