@@ -66,7 +66,7 @@ DEEPSPEED = Framework(
         flag="zero_optimization.zero_hpz_partition_size", source=ZERO, planned=False
     ),
     compilation=None,
-    attention={"flash": Setting(flag="--use-flash-attn-v2", source=ARGUMENTS, planned=False)},
+    attention={"flash": Setting(flag="--use-flash-attn-v2", source=ARGUMENTS)},
     rank_orders={"tp-dp-pp": Setting(source="deepspeed/runtime/pipe/topology.py")},
     rules=("deepspeed-pipeline-zero", "deepspeed-experts"),
     degrees_remedy="ds_config.json has no setting for it: keep cp, etp and vpp at 1 and sequence "

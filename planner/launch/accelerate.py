@@ -7,6 +7,8 @@ from typing import Any
 import yaml
 
 from meshwright.frameworks.fsdp2 import FSDP2
+from meshwright.model_specs.schema import ModelSpec
+from meshwright.model_specs.stated_fields import stated_fields
 from meshwright.planner.launch.launch_script import Program
 from meshwright.planner.launch.legal_launch import Launch
 from meshwright.planner.launch.writer import Start, Writer
@@ -79,6 +81,7 @@ def accelerate_start(launch: Launch) -> Start:
         before=before,
         notes=(
             f"The script's own batch size per process is {batch}, its sequence length {seq_len}.",
+            _model_note(launch.inputs.model),
         ),
     )
     return Start(
@@ -87,6 +90,12 @@ def accelerate_start(launch: Launch) -> Start:
         env=torchrun_env(launch, config),
         files={"accelerate.yaml": yaml.safe_dump(config, sort_keys=False)},
     )
+
+
+def _model_note(model: ModelSpec) -> str:
+    """What the model has to be, which a training script builds by itself."""
+    fields = ", ".join(f"{name} {value}" for name, value in stated_fields(model).items())
+    return f"The script builds the model; the plan's has {fields}."
 
 
 FSDP2_WRITER = Writer(framework=FSDP2, start=accelerate_start)

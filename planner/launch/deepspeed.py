@@ -10,12 +10,21 @@ from typing import Any
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.frameworks.deepspeed import DEEPSPEED
+from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.launch.flag_words import flag_words
 from meshwright.planner.launch.launch_script import Program
 from meshwright.planner.launch.legal_launch import Launch
-from meshwright.planner.launch.megatron_model import feed_forward_width
+from meshwright.planner.launch.model_notes import Shortfalls, notes_of
 from meshwright.planner.launch.writer import Start, Writer, json_file
 from meshwright.planner.runs.run_terms import balanced
+
+_NAMES = """
+layers hidden ffn_hidden heads kv_heads head_dim activation gelu_form tied_embeddings position max_positions
+rope.base rope.fraction norm norm_epsilon norm_zero_centered attention_bias attention_output_bias mlp_bias
+moe.experts moe.top_k moe.moe_ffn_hidden
+"""
+DEEPSPEED_SAYS = frozenset(_NAMES.split())
+"""Fields of a model that arguments carry, unless `deepspeed_shortfalls` has a sentence on them."""
 
 
 def deepspeed_config(launch: Launch, *, autotp: bool = False) -> dict[str, Any]:
@@ -55,15 +64,17 @@ def megatron_deepspeed_args(launch: Launch) -> list[str]:
         "--pipeline-model-parallel-size": layout.pp,
         "--num-layers": model.layers,
         "--hidden-size": model.hidden,
-        "--ffn-hidden-size": feed_forward_width(model),
+        "--ffn-hidden-size": model.moe.moe_ffn_hidden if model.moe else model.ffn_hidden,
         "--num-attention-heads": model.heads,
         "--num-key-value-heads": model.kv_heads,
+        "--kv-channels": model.v_head_dim,
         "--seq-length": inputs.seq_len,
         "--max-position-embeddings": max(inputs.seq_len, model.max_positions or 0),
         "--micro-batch-size": layout.micro_batch,
         "--global-batch-size": inputs.global_batch,
         "--zero-stage": layout.zero_stage,
         "--normalization": "rmsnorm" if model.norm == "rmsnorm" else "layernorm",
+        "--layernorm-epsilon": model.norm_epsilon,
         "--hidden-dropout": 0.0,
         "--attention-dropout": 0.0,
         "--optimizer": inputs.optimizer,
@@ -74,13 +85,19 @@ def megatron_deepspeed_args(launch: Launch) -> list[str]:
         flags["--topk"] = model.moe.top_k
         # Its default puts experts into every second layer.
         flags["--expert-interval"] = 1
+    exact_gelu = model.activation == "gelu" and model.gelu_form == "exact"
     return flag_words(
         flags
         | {
             f"--{inputs.precision}": True,
             "--swiglu": model.activation == "swiglu",
+            "--squared-relu": model.activation == "squared_relu",
+            "--no-bias-gelu-fusion": exact_gelu and model.mlp_bias,
+            "--apply-layernorm-1p": model.norm_zero_centered,
+            # Prices assume fused attention.
+            "--use-flash-attn-v2": True,
             "--disable-bias-linear": not model.mlp_bias,
-            "--use-rotary-position-embeddings": model.position == "rope",
+            **_rope_flags(model),
             "--untie-embeddings-and-output-weights": not model.tied_embeddings,
             "--no-pipeline-parallel": layout.pp == 1,
             "--deepspeed-activation-checkpointing": layout.recompute == "full",
@@ -88,6 +105,34 @@ def megatron_deepspeed_args(launch: Launch) -> list[str]:
             "--deepspeed": True,
         }
     )
+
+
+def _rope_flags(model: ModelSpec) -> dict[str, object]:
+    if model.position != "rope":
+        return {}
+    return {
+        "--use-rotary-position-embeddings": True,
+        "--rotary-position-embeddings-theta": int(model.rope.base),
+        "--rotary-percent": model.rope.fraction if model.rope.fraction != 1 else None,
+    }
+
+
+def deepspeed_shortfalls(model: ModelSpec) -> Shortfalls:
+    """Where the arguments train another network than the specification, for want of a switch."""
+    differing = {"vocab": f"The vocabulary is the tokenizer's: the plan counts on {model.vocab}."}
+    if model.activation in ("relu", "geglu"):
+        differing["activation"] = f"{model.activation} is not available: GELU stands in."
+    if model.position == "alibi":
+        differing["position"] = "ALiBi is not available: positions are learned."
+    if model.rope.base != int(model.rope.base):
+        differing["rope.base"] = f"The rope base is a whole number: {int(model.rope.base)}."
+    biases = (model.attention_bias, model.attention_output_bias, model.mlp_bias)
+    if len(set(biases)) > 1:
+        differing["biases"] = (
+            "One switch stands for the biases of all linear layers, which the plan has "
+            "into attention {}, out of it {}, in the feed-forward part {}.".format(*biases)
+        )
+    return differing
 
 
 def deepspeed_start(launch: Launch) -> Start:
@@ -98,6 +143,9 @@ def deepspeed_start(launch: Launch) -> Start:
         framework=DEEPSPEED.title,
         command='"$DEEPSPEED_ENTRY" --deepspeed_config "$here/ds_config.json"',
         usage="Set DEEPSPEED_ENTRY to its pretrain_gpt.py; add data, tokenizer and learning rate.",
+        notes=notes_of(
+            launch.inputs.model, DEEPSPEED_SAYS, deepspeed_shortfalls(launch.inputs.model)
+        ),
         before=': "${DEEPSPEED_ENTRY:?set it to Megatron-DeepSpeed pretrain_gpt.py}"\n',
     )
     files = {

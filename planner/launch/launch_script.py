@@ -107,7 +107,7 @@ class Program:
     variant: str = ""
     """What tells the model that is trained from others of its name."""
     notes: tuple[str, ...] = ()
-    """Single lines: where the run is another than the plan's, for want of a switch."""
+    """Single lines, printed at the start: where the run is another than the plan's, for want of a switch."""
     checks: str = ""
     """Shell lines ahead of the environment: they see to what the user must set."""
     data_arguments: str = ""
@@ -156,10 +156,24 @@ def launch_script(
         *exports,
         f"args=(\n{arguments})\n",
         _NODE_RANK,
+        _spoken(program.notes),
         program.before,
         _start(launch, program),
     ]
     return "".join(parts)
+
+
+def _spoken(notes: Sequence[str]) -> str:
+    """Shell lines that print the notes once, on the first node."""
+    if not notes:
+        return ""
+    sentences = " \\\n".join(f"    {shlex.quote(note)}" for note in notes)
+    return f"""\
+if [ "$node_rank" = 0 ]; then
+  printf 'launch.sh: note: %s\\n' \\
+{sentences} >&2
+fi
+"""
 
 
 def _title(launch: Launch, variant: str) -> str:

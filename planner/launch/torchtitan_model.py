@@ -10,7 +10,10 @@ from itertools import islice
 from textwrap import dedent, indent
 
 from meshwright.costmodel.pipeline.schedules import schedule_named, traits
+from meshwright.model_specs.catalog import load_catalog_model
 from meshwright.model_specs.schema import ModelSpec
+from meshwright.model_specs.stated_fields import stated_fields
+from meshwright.planner.launch.model_notes import Shortfalls, notes_of
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.predicted import LayoutDoc
 
@@ -50,7 +53,7 @@ LINEAR = {{"weight": NORMAL, "bias": nn.init.zeros_}}
 
 
 def norm(width):
-    return RMSNorm.Config(normalized_shape=width, param_init={{"weight": nn.init.ones_}})
+    return RMSNorm.Config(normalized_shape=width, eps={epsilon}, param_init={{"weight": nn.init.ones_}})
 
 
 def layer(index):
@@ -62,7 +65,7 @@ def layer(index):
         attention=make_gqa_config(
             dim=DIM, n_heads=HEADS, n_kv_heads=KV_HEADS, head_dim=HEAD_DIM, wqkv_param_init=LINEAR,
             wo_param_init=deep, inner_attention=get_attention_config("flex"), fuse_qkv=True,
-            rope={rope_class}.Config(dim=HEAD_DIM, max_seq_len={max_seq_len}, theta=500000.0),
+            rope={rope_class}.Config(dim=HEAD_DIM, max_seq_len={max_seq_len}, {rope}),
             qk_norm={qk_norm},
         ),
 {feed_forward}
@@ -99,8 +102,8 @@ _EXPERTS = """\
         moe=make_moe_config(
             num_experts={experts},
             router=make_router_config(
-                dim=DIM, num_experts={experts}, gate_param_init=LINEAR, top_k={top_k}, score_func="softmax",
-                route_norm=True,
+                dim=DIM, num_experts={experts}, gate_param_init=LINEAR, top_k={top_k}, score_func="{score}",
+                route_norm={normalized}, route_scale={scale},
             ),
             routed_experts=make_routed_experts_config(
                 dim=DIM, hidden_dim={width}, num_experts={experts}, top_k={top_k}, comm_backend="standard",
@@ -155,6 +158,29 @@ _FLAVORS = {
     (36, 2880, 128, False): ("gpt_oss", "120b"),
 }
 """By layers, width, experts and whether attention is latent."""
+_PUBLISHED = {
+    ("deepseek_v3", "671B"): "deepseek-v3",
+    ("deepseek_v3", "236B"): "deepseek-v2",
+    ("gpt_oss", "20b"): "gpt-oss-20b",
+    ("gpt_oss", "120b"): "gpt-oss-120b",
+}
+"""The catalog's name of what a flavor builds."""
+_EPSILON = {"norm_epsilon": "Norms add 1e-05 under the root (torchtitan's own registry)."}
+_REGISTRY_DEVIATIONS: dict[tuple[str, str], dict[str, str]] = {
+    ("deepseek_v3", "671B"): _EPSILON,
+    ("deepseek_v3", "236B"): _EPSILON
+    | {"rope.scaling.mscale": "YaRN's mscale is 1 (torchtitan's own registry)."},
+}
+"""Where torchtitan/models/deepseek_v3/__init__.py departs from the published configuration."""
+_NAMES = """
+layers hidden ffn_hidden heads kv_heads head_dim vocab tied_embeddings qk_norm full_attention_every
+norm_epsilon rope.base rope.scaling.type rope.scaling.factor rope.scaling.original_positions
+rope.scaling.low_freq_factor rope.scaling.high_freq_factor rope.scaling.beta_fast
+rope.scaling.beta_slow rope.scaling.whole_range moe.experts moe.top_k moe.moe_ffn_hidden
+moe.router_score moe.router_normalized moe.router_scaling_factor
+"""
+TORCHTITAN_SAYS = frozenset(_NAMES.split())
+"""Fields of a model that the registry module carries where it builds the model itself."""
 
 
 def registry_module(plan: Plan, layout: LayoutDoc) -> str:
@@ -190,14 +216,65 @@ def pipeline_modules(layout: LayoutDoc) -> list[list[str]] | None:
 
 def torchtitan_notes(model: ModelSpec) -> tuple[str, ...]:
     """Where the module trains another network than the specification."""
-    notes = ["The rotary embedding's base (theta) is no part of a plan: see the registry module."]
+    flavor = flavor_of(model)
+    if flavor is None:
+        return notes_of(model, TORCHTITAN_SAYS, _built_shortfalls(model))
+    published = stated_fields(load_catalog_model(_PUBLISHED[flavor]))
+    same = {name for name, value in stated_fields(model).items() if published.get(name) == value}
+    deviations = _REGISTRY_DEVIATIONS.get(flavor, {})
+    return notes_of(model, {*same, "mtp_layers"} - deviations.keys(), deviations)
+
+
+def _built_shortfalls(model: ModelSpec) -> Shortfalls:
+    differing = {}
     if model.norms_after_blocks:
-        notes.append("Norms come before attention and feed-forward, not after them.")
+        differing["norms_after_blocks"] = (
+            "Norms come before attention and feed-forward, not after them."
+        )
     if model.qk_norm_full_width:
-        notes.append("Query and key norms work head by head, not over all heads together.")
-    if model.sliding_window is not None and flavor_of(model) is None:
-        notes.append("Every layer attends in full: the sliding window is left out.")
-    return tuple(notes)
+        differing["qk_norm_full_width"] = (
+            "Query and key norms work head by head, not over all heads together."
+        )
+    if model.sliding_window is not None:
+        differing["sliding_window"] = "Every layer attends in full: the sliding window is left out."
+    scaling = model.rope.scaling
+    if scaling is not None and not _rope_scaling_arguments(model):
+        differing["rope.scaling"] = f"Rope scaling {scaling.type} is left out."
+    elif scaling is not None and scaling.type == "yarn":
+        differing["rope.scaling"] = "YaRN's temperature on the attention scores is left out."
+    return differing
+
+
+def _rope_arguments(model: ModelSpec) -> str:
+    return ", ".join((f"theta={model.rope.base}", *_rope_scaling_arguments(model)))
+
+
+def _rope_scaling_arguments(model: ModelSpec) -> tuple[str, ...]:
+    """Arguments of torchtitan's RoPE; none where it cannot scale so (torchtitan/models/common/rope.py)."""
+    scaling = model.rope.scaling
+    if scaling is not None and scaling.type == "llama3" and not _as_qwen(model):
+        return (
+            'scaling="llama"',
+            f"scaling_factor={scaling.factor}",
+            f"low_freq_factor={scaling.low_freq_factor}",
+            f"high_freq_factor={scaling.high_freq_factor}",
+            f"original_max_position_embeddings={scaling.original_positions}",
+        )
+    if scaling is not None and scaling.type == "yarn":
+        return (
+            'scaling="yarn"',
+            f"rope_factor={scaling.factor}",
+            f"beta_fast={scaling.beta_fast}",
+            f"beta_slow={scaling.beta_slow}",
+            f"original_seq_len={scaling.original_positions}",
+            f"truncate={scaling.whole_range}",
+        )
+    return ()
+
+
+def _as_qwen(model: ModelSpec) -> bool:
+    """Whether the model is built of Qwen3's parts, whose rope has no Llama scaling; else of Llama 3's."""
+    return model.qk_norm or model.moe is not None
 
 
 def flavor_of(model: ModelSpec) -> tuple[str, str] | None:
@@ -218,14 +295,19 @@ def _model_part(model: ModelSpec, seq_len: int) -> str:
 
 
 def _built_model(model: ModelSpec, seq_len: int) -> str:
-    qwen = model.qk_norm or model.moe is not None
+    qwen = _as_qwen(model)
     stem = "Qwen3" if qwen else "Llama3"
     moe = model.moe
     if moe is None:
         feed_forward = _DENSE.format(ffn=model.ffn_hidden)
     else:
         feed_forward = _EXPERTS.format(
-            experts=moe.experts, top_k=moe.top_k, width=moe.moe_ffn_hidden
+            experts=moe.experts,
+            top_k=moe.top_k,
+            width=moe.moe_ffn_hidden,
+            score=moe.router_score,
+            normalized=moe.router_normalized,
+            scale=moe.router_scaling_factor,
         )
     return dedent(_BUILT).format(
         family="qwen3" if qwen else "llama3",
@@ -241,6 +323,8 @@ def _built_model(model: ModelSpec, seq_len: int) -> str:
         vocab=model.vocab,
         layers=model.layers,
         max_seq_len=max(seq_len, 8192),
+        epsilon=model.norm_epsilon,
+        rope=_rope_arguments(model),
         qk_norm="norm(HEAD_DIM)" if model.qk_norm else "None",
         feed_forward=feed_forward,
         tied=model.tied_embeddings,

@@ -1,6 +1,6 @@
 """Puts launches through the frameworks' own parsers on a CPU. Runs in the oracles' environment, not in ours.
 
-usage: ask.py megatron|bridge|torchtitan|deepspeed|accelerate CASES.json
+usage: ask.py megatron|model|bridge|torchtitan|deepspeed|accelerate CASES.json
 CASES.json is a list of {"dir": folder of launch files, "world": GPUs, "arch": compute capability}; "also"
 holds further flags, "facts" the plan's numbers if the start is asked too (run_time.py). Each case gets a
 process of its own, forked after the imports. One JSON line per case: ok, what was read, and late: what the
@@ -348,6 +348,15 @@ def import_bridge() -> None:
 
 def ask_bridge(case: Case) -> dict[str, Any]:
     answer: dict[str, Any] = importlib.import_module("ask_bridge").ask_bridge(case)
+    return answer
+
+
+def import_model() -> None:
+    importlib.import_module("ask_model").import_model()
+
+
+def ask_model(case: Case) -> dict[str, Any]:
+    answer: dict[str, Any] = importlib.import_module("ask_model").ask_model(case)
     return answer
 
 

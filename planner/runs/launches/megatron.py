@@ -18,6 +18,14 @@ _SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3
 """ZeRO stages by Megatron-FSDP's sharding strategy."""
 _LAYOUT = "--pipeline-model-parallel-layout"
 
+_DEEPSPEED_FLASH = (
+    "--use-flash-attn",
+    "--use-flash-attn-v1",
+    "--use-flash-attn-v2",
+    "--use-flash-attn-triton",
+)
+"""Megatron-DeepSpeed's switches of fused attention, off by default (4efb479, megatron/arguments.py)."""
+
 _HARMLESS_NAMES = """
 use-mcore-models bf16 fp16 mock-data data-path split tokenizer-type tokenizer-model vocab-file
 merge-file train-iters train-samples lr min-lr lr-decay-style lr-warmup-iters lr-warmup-fraction
@@ -43,6 +51,8 @@ def from_megatron(line: CommandLine) -> LaunchRun:
     Raises InputError without sequence length or the sizes of the model, and for values of the wrong kind.
     """
     deepspeed = line.has("--deepspeed") or line.has("--deepspeed_config")
+    flash_flags = [flag for flag in _DEEPSPEED_FLASH if line.has(flag)]
+    deepspeed_stack = DEEPSPEED if flash_flags else MEGATRON_DEEPSPEED
     model = megatron_model(line)
     settings: dict[str, Any] = {
         "seq_len": line.integer("--seq-length", 0),
@@ -50,7 +60,7 @@ def from_megatron(line: CommandLine) -> LaunchRun:
         **{axis: line.integer(MEGATRON.axes[axis].flag, 1) for axis in _DEGREES},
         "sequence_parallel": line.has("--sequence-parallel"),
         "optimizer": line.text("--optimizer", "adam"),
-        "framework": MEGATRON_DEEPSPEED.name if deepspeed else MEGATRON.name,
+        "framework": deepspeed_stack.name if deepspeed else MEGATRON.name,
         "precision": _precision(line),
         "zero_stage": _zero_stage(line),
         "overlap": _overlap(line),

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from meshwright.errors import InfeasibleError
+from meshwright.frameworks.catalog import framework_named
+from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.catalog import catalog_names, load_catalog_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.model_specs.stated_fields import stated_fields
+from meshwright.planner.launch.deepspeed import deepspeed_start
 from meshwright.planner.launch.flag_words import flag_words
+from meshwright.planner.launch.legal_launch import Launch, legal_launch
+from meshwright.planner.launch.megatron import megatron_start
 from meshwright.planner.launch.megatron_model import model_flags
 from meshwright.planner.launch.megatron_shortfalls import MEGATRON_SAYS, megatron_shortfalls
 from meshwright.planner.launch.model_notes import notes_of
+from meshwright.planner.launch.torchtitan import torchtitan_start
+from meshwright.planner.launch.writer import Start
 from meshwright.planner.runs.launches.reader import read_launch
+from tests.plans import make_plan
 
 COMMON: dict[str, Any] = {
     "layers": 8,
@@ -161,6 +172,35 @@ def test_gpt_oss_has_the_gate_of_its_scripts() -> None:
     assert "--swiglu" not in text
     assert "--position-embedding-type yarn" in text
     assert "--rotary-base 150000" in text
+
+
+TARGETS: dict[str, tuple[FrameworkName, Callable[[Launch], Start]]] = {
+    "megatron": ("megatron", megatron_start),
+    "torchtitan": ("torchtitan", torchtitan_start),
+    "deepspeed": ("deepspeed", deepspeed_start),
+}
+
+
+def said_by(model: ModelSpec, target: str) -> tuple[str, ...] | None:
+    """Arguments, files and notes of a one-GPU launch of the model; None where its rules refuse it."""
+    framework, start = TARGETS[target]
+    try:
+        made = start(legal_launch(make_plan(model), framework_named(framework)))
+    except (InfeasibleError, ValidationError):
+        return None
+    return (*made.args, *made.files.values(), *made.program.notes)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("model", models(), ids=lambda model: model.name)
+def test_another_value_makes_another_launch_or_note(model: ModelSpec, target: str) -> None:
+    """No stated field can change without a change in arguments, files or notes of any target."""
+    said = said_by(model, target)
+    for name in stated_fields(model):
+        if said is None or not has_default(model, name) or name in SAME_EITHER_WAY:
+            continue
+        default = at_default(model, name)
+        assert said_by(default, target) != said, name
 
 
 def test_a_field_that_no_list_knows_is_noted() -> None:
