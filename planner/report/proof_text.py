@@ -25,6 +25,8 @@ def space_text(space: SpaceReport) -> str:
         "every micro-batch that divides",
         "virtual stages that deal layers evenly",
     ]
+    if len(space.executions) > 1:
+        parts.append(f"{len(space.executions)} combinations of execution choices")
     if len(space.schedules) > 2:
         parts.append(f"{len(space.schedules)} pipeline schedules")
     parts += [
