@@ -20,7 +20,7 @@ from meshwright.commands.planning import (
 )
 from meshwright.commands.terminal import Commands, debug, version_option
 from meshwright.commands.topology import topology
-from meshwright.commands.volumes import overlap, volumes
+from meshwright.commands.volumes import compress, overlap, volumes
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -57,6 +57,7 @@ for command in (
     pipeline,
     overlap,
     volumes,
+    compress,
     memory,
     map_,
     traffic,

@@ -1,4 +1,4 @@
-"""Calculators of overlap and of textbook volumes."""
+"""Calculators of overlap, of textbook volumes and of gradient compression."""
 
 from __future__ import annotations
 
@@ -101,3 +101,52 @@ def volumes(*, why: bool, as_json: bool, **sizes: Any) -> None:
 
     document = volumes_document(TransformerShape(**sizes))
     answer(document, volumes_view, "volumes", as_json=as_json, why=why)
+
+
+@click.command()
+@click.option("--bytes", "size", required=True, metavar="N", help="16-bit gradients of a rank.")
+@click.option("--ranks", type=int, required=True, metavar="P", help="Data-parallel ranks.")
+@click.option("--alpha", default="5us", show_default=True, metavar="T", help="Start of a message.")
+@click.option("--beta", required=True, metavar="R", help="Rate between members: 12.5GB/s.")
+@click.option(
+    "--codec",
+    default="500GB/s",
+    show_default=True,
+    metavar="R",
+    help="Rate of packing and unpacking.",
+)
+@click.option("--keep", type=float, default=0.01, show_default=True, help="Share that top-k sends.")
+@click.option("--rank", type=int, default=4, show_default=True, help="Of PowerSGD's factors.")
+@click.option("--width", type=int, default=4096, show_default=True, help="Edge of a gradient.")
+@why_option
+@common
+def compress(
+    *,
+    size: str,
+    ranks: int,
+    alpha: str,
+    beta: str,
+    codec: str,
+    keep: float,
+    rank: int,
+    width: int,
+    why: bool,
+    as_json: bool,
+) -> None:
+    """Say when compressed gradients are exchanged sooner: 8 and 4 bits, top-k, PowerSGD."""
+    from meshwright.costmodel.collectives.alpha_beta import Link
+    from meshwright.planner.calculators.compression import compression_document
+    from meshwright.planner.calculators.sizes import read_bytes, read_rate, read_seconds
+    from meshwright.planner.report.calculators_view import compression_view
+
+    link = Link(alpha_s=read_seconds(alpha, "--alpha"), bytes_per_s=read_rate(beta, "--beta"))
+    document = compression_document(
+        read_bytes(size, "--bytes"),
+        ranks,
+        link,
+        codec_bytes_per_s=read_rate(codec, "--codec"),
+        keep=keep,
+        rank=rank,
+        width=width,
+    )
+    answer(document, compression_view, "compress", as_json=as_json, why=why)

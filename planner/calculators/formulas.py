@@ -62,6 +62,15 @@ FORMULAS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("expert parallelism", "4 b s k h x 2 (E-1)/E bytes a layer", "dispatch and combine, both passes"),
         ("pipeline boundary", "2 b s h x 2 bytes a micro-batch", NARAYANAN),
     ),
+    "compress": (
+        ("pays", "t(codec) + t(compressed exchange) < 2(P-1)α + 2(P-1)/P n β",
+         "Agarwal et al. 2022, arXiv 2103.00543"),
+        ("quantised", "bits/16 of the bytes, all-reduced", "Alistarh et al. 2017, arXiv 1610.02132"),
+        ("top-k", "k values and k 4-byte indices of every rank, all-gathered",
+         "Lin et al. 2018, arXiv 1712.01887"),
+        ("PowerSGD", "2 r / width of the bytes, all-reduced as two factors",
+         "Vogels et al. 2019, arXiv 1905.13727"),
+    ),
 }  # fmt: skip
 """By calculator: (what, formula, source)."""
 

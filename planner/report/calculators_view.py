@@ -288,6 +288,24 @@ def volumes_view(document: Document) -> View:
     return [*view, Facts(facts)] if facts else view
 
 
+def compression_view(document: Document) -> View:
+    """Each way to compress gradients beside the plain exchange."""
+    columns = {
+        "method": Column("method"),
+        "bytes": Column("sent by a rank", BYTES),
+        "codec_s": Column("codec", SECONDS),
+        "exchange_s": Column("exchange", SECONDS),
+        "speed_up": Column("speed-up", decimals(2)),
+        "pays_below_gb_per_s": Column("pays below", decimals(1), unit="GB/s"),
+    }
+    rows = [[method[name] for name in columns] for method in document["methods"]]
+    plain = f"{gigabytes(document['bytes'])} over {document['ranks']} ranks"
+    return [
+        Facts([("plain exchange", f"{seconds(document['seconds'])} for {plain}")]),
+        Table(list(columns.values()), rows),
+    ]
+
+
 def memory_view(document: Document) -> View:
     """Components down, stages across: the first, the fullest and the last."""
     peaks, parts = document["memory_gib"], document["memory_parts_gib"]

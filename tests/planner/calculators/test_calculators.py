@@ -121,6 +121,15 @@ def test_a_sweep_is_drawn(tmp_path: Path) -> None:
     assert "pipelined-tree" in picture.read_text(encoding="utf-8")
 
 
+def test_compression_pays_on_slow_links_only() -> None:
+    for rate, pays in (("12.5GB/s", True), ("450GB/s", False)):
+        found = answer_of(f"compress --bytes 1GB --ranks 64 --alpha 0 --beta {rate} --why")
+        quantised = found["methods"][0]
+        assert quantised["pays"] is pays
+        assert (quantised["pays_below_gb_per_s"] > float(rate[:-4])) is pays
+        assert found["formulas"]
+
+
 @pytest.mark.parametrize("operation", ["broadcast", "reduce", "scatter", "gather"])
 def test_rooted_collectives_of_a_cluster(operation: str) -> None:
     """A pipelined broadcast passes every link once; a scatter's root sends all but its own share."""
@@ -196,6 +205,11 @@ def test_memory_of_a_run_by_component(tmp_path: Path) -> None:
         "roofline --device b200-sxm-180gb --m 128 --n 256 --k 512 --precision fp8",
         "pipeline --pp 4 --vpp 2 --micro-batches 16 --schedule zbv --forward-ms 3",
         "collective --op reduce --bytes 64MiB --ranks 16 --link roce --in-switch --why",
+        "compress --bytes 1GB --ranks 8 --beta 50GB/s --why",
+        "volumes --params 7e9 --hidden 4096 --heads 32 --why",
+        "overlap --compute 1s --comm 2s --bytes 1GB --beta 50GB/s --seq-len 8192 --cp 4 --width 512 --why",
+        "roofline --cluster dgx-h100 --device h100-sxm-80gb --m 64 --n 64 --k 64 --why",
+        "pipeline --pp 4 --micro-batches 8 --boundary-bytes 64MB --why",
     ],
 )
 def test_commands_show_and_print_one_document(words: str) -> None:
