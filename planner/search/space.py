@@ -292,7 +292,7 @@ def _narrowed(space: Space, request: PlanRequest, execution: Execution) -> Space
     cp, ep = space.cp, space.ep
     if execution.cp_comm == "a2a" and "p2p" in request.execution_options.cp_comm:
         cp = tuple(degree for degree in cp if degree > 1)
-    alone = execution.moe_dispatch != "alltoall" and not space.expert_tensor
+    alone = execution.moe_dispatch != "alltoall" and max(space.etp, default=1) == 1
     if execution.ep_overlap or alone:
         ep = tuple(degree for degree in ep if degree > 1)
     recompute = tuple(int(mask) for mask in masks[keep])
