@@ -47,7 +47,8 @@ def plan(
     forbid: Iterable[str] | str = (),
     reserve_gib: float = 0.0,
     expert_loads: FilePath | None = None,
-    moe_dispatch: str = "alltoall",
+    moe_dispatch: str | None = None,
+    without: Iterable[str] | str = (),
     method: str = "cp-sat",
     top: int = 1,
     time_limit_s: float | None = None,
@@ -84,7 +85,11 @@ def plan(
     expert_loads
         File of measured routing: experts are placed too, and their balance prices the layouts.
     moe_dispatch
-        alltoall, or deduplicated: one copy of a token to each block that holds its experts (DeepEP).
+        Pins the dispatcher of tokens: alltoall, deepep, hybridep, or deduplicated for either of the latter;
+        None leaves it to the plan.
+    without
+        Software that is not there, which the plan must not ask for: any of deepep, hybridep, ep-overlap,
+        tp-overlap, cuda-graph and cp-a2a.
     method
         cp-sat, or exhaustive: price every layout.
     top
@@ -136,6 +141,7 @@ def plan(
         reserve_gib=reserve_gib,
         expert_loads=None if expert_loads is None else Path(expert_loads),
         moe_dispatch=moe_dispatch,
+        without=without,
         method=method,
         top_k=top,
         time_limit_s=time_limit_s,

@@ -46,11 +46,16 @@ def plan_options(command: Command) -> Command:
                 metavar="FILE",
                 help="Measured routing: experts are placed too.",
             ),
-            _default(
+            click.option(
                 "--moe-dispatch",
-                type=ChoiceIn("planner.request.plan_request", "MOE_DISPATCHES"),
-                default="alltoall",
-                help="deduplicated sends one copy of a token to each block that holds its experts (DeepEP).",
+                type=ChoiceIn("costmodel.execution", "DISPATCHERS"),
+                help="Fix the dispatcher of tokens; deduplicated is deepep or hybridep, by device.",
+            ),
+            click.option(
+                "--without",
+                multiple=True,
+                metavar="A,...",
+                help="Software that is not there: deepep,hybridep,ep-overlap,tp-overlap,cuda-graph,cp-a2a.",
             ),
             _default(
                 "--method",

@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.constraints.columns import as_excess, column
-from meshwright.constraints.kinds import Divides, of
+from meshwright.constraints.kinds import Divides, When, of
 from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
+from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.record import Framework
 
 HEADS_BY_TENSOR = Divides(
@@ -21,6 +22,36 @@ HEADS_BY_TENSOR = Divides(
 )
 """Megatron's parser and torchtitan's decoder refuse it; transformers 5.23 (LlamaAttention.forward) and
 Megatron-DeepSpeed (4efb479, megatron/core/utils.py `divide`) fail as the model is built or run."""
+
+
+def _heads_swapped(workload: Workload) -> bool:
+    """Whether context parallelism swaps heads for tokens, as DeepSpeed Ulysses does."""
+    return workload.cp_comm == "a2a"
+
+
+HEADS_BY_CONTEXT = Divides(
+    name="heads-by-tp-cp",
+    sentence="heads mod (tp cp) = 0 where context parallelism swaps heads for tokens",
+    unit="heads left over",
+    binds=_heads_swapped,
+    when=(When("cp", least=2),),
+    number=of(number=lambda work: work.model.heads),
+    by=of("tp", "cp"),
+    words="{number} attention heads do not divide by tp {tp} x cp {cp}",
+    remedy="Lower cp or tp, or pass keys and values around a ring (p2p).",
+)
+KV_HEADS_BY_CONTEXT = Divides(
+    name="kv-heads-by-tp-cp",
+    sentence="kv_heads mod (tp cp) = 0 where context parallelism swaps heads for tokens",
+    unit="heads left over",
+    binds=_heads_swapped,
+    when=(When("cp", least=2),),
+    number=of(number=lambda work: work.model.kv_heads),
+    by=of("tp", "cp"),
+    words="{number} key-value heads do not divide by tp {tp} x cp {cp}",
+    remedy="Lower cp or tp, or pass keys and values around a ring (p2p).",
+)
+"""Transformer Engine's attention asserts both (AttnFuncWithCPAndQKVOA2A)."""
 
 
 class KvHeadsByTensor(Rule):

@@ -7,10 +7,11 @@ from numpy.typing import NDArray
 
 from meshwright.constraints.columns import as_excess, column
 from meshwright.constraints.experts import has_experts
-from meshwright.constraints.kinds import AtMost, Requires, When, of
+from meshwright.constraints.kinds import AtLeast, AtMost, Requires, When, of
 from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from meshwright.costmodel.layout import Recompute
 from meshwright.costmodel.workload import Workload
+from meshwright.frameworks.megatron import MEGATRON
 
 
 def has_linear_bias(workload: Workload) -> bool:
@@ -68,8 +69,129 @@ MEGATRON_EXPERT_BIAS_NEEDS_WHOLE_EXPERTS = AtMost(
 )
 
 
+MEGATRON_FLEX_NEEDS_EXPERT_RANKS = AtLeast(
+    name="megatron-flex-dispatcher",
+    sentence="ep etp >= 2 with DeepEP and HybridEP",
+    unit="ranks",
+    binds=lambda work: has_experts(work) and work.moe_dispatch != "alltoall",
+    value=of("ep", "etp"),
+    limit=of(number=2),
+    words="a flexible dispatcher for experts that one rank holds",
+    remedy="Raise ep, or dispatch with alltoall.",
+)
+"""megatron/core/transformer/moe/token_dispatcher.py asserts it."""
+
+MEGATRON_TENSOR_OVERLAP = AtMost(
+    name="megatron-tp-overlap",
+    sentence="tp <= 1 with tensor-parallel overlap under multi-head latent attention",
+    unit="ranks",
+    binds=lambda work: work.overlap.tp and work.model.attention is not None,
+    value=of("tp"),
+    words="tensor-parallel overlap at tp {tp} under multi-head latent attention",
+    remedy="Turn the overlap off, or set tp to 1.",
+)
+"""Transformer Engine has no user buffer for the down-projection of the queries
+(megatron/core/transformer/multi_latent_attention.py)."""
+
+
+class MegatronDispatcherDevice(Rule):
+    """DeepEP and HybridEP run on some devices only."""
+
+    name = "megatron-dispatcher-device"
+    unit = "dispatchers"
+
+    def applies(self, workload: Workload) -> bool:
+        return workload.model.moe is not None and workload.moe_dispatch in MEGATRON.dispatchers
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        work, device = table.workload, table.workload.cluster.device
+        missing = 0
+        if self.applies(work):
+            dispatcher = MEGATRON.dispatchers[work.moe_dispatch]
+            missing = 1 - int(dispatcher.runs_on(device.architecture, device.name))
+        return as_excess(np.full_like(column(table, "tp"), missing))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        work = plan.workload
+        name, device = work.moe_dispatch, work.cluster.device
+        if work.model.moe is None or name not in ("deepep", "hybridep"):
+            return None
+        superchip = name == "deepep" and device.name.lower()[:5] in ("gb200", "gb300")
+        if device.architecture in ("ampere", "hopper", "blackwell") and not superchip:
+            return None
+        return self.finding(
+            value=1,
+            words=f"{name} does not run on {device.name}",
+            remedy="Dispatch with alltoall, or on Blackwell superchips with hybridep.",
+        )
+
+
+def graphs_refuse(workload: Workload, mask: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which recomputation does not go with partial CUDA graphs of Megatron.
+
+    Parameters
+    ----------
+    workload : Workload
+        Run with a dispatcher and a precision.
+    mask : array of int, shape [n]
+        `Recompute` masks.
+
+    Returns
+    -------
+    array of bool, shape [n]
+    """
+    refused = (mask & int(Recompute.FULL)) > 0
+    if workload.model.moe is not None and not _preprocess_captured(workload):
+        refused = refused | ((mask & int(Recompute.LAYERNORM)) > 0)
+    return np.asarray(refused)
+
+
+def _preprocess_captured(workload: Workload) -> bool:
+    """Whether graphs hold the all-to-all's preparation, so that norms before experts can be recomputed."""
+    return workload.moe_dispatch == "alltoall" and workload.precision in ("bf16", "fp16")
+
+
+class MegatronPartialGraphs(Rule):
+    """CUDA graphs of attention and router go with no full recomputation, and mostly none of experts' norms.
+
+    megatron/core/transformer/transformer_config.py asserts the first. transformer_layer.py warns and turns
+    the second off, unless an all-to-all is prepared inside the graph: memory would not be as planned.
+    """
+
+    name = "megatron-partial-graphs"
+    unit = "settings"
+
+    def applies(self, workload: Workload) -> bool:
+        return workload.cuda_graph in ("feed_forward", "partial")
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        refused = graphs_refuse(table.workload, column(table, "recompute"))
+        return as_excess(refused & self.applies(table.workload))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        work, mask = plan.workload, int(plan.layout.recompute)
+        if work.cuda_graph not in ("feed_forward", "partial"):
+            return None
+        words = ""
+        if mask // 32 % 2 == 1:
+            words = "full recomputation"
+        norms = mask // 2 % 2 == 1 and work.model.moe is not None
+        quantised = work.precision in ("fp8", "mxfp8", "nvfp4")
+        if norms and (work.moe_dispatch != "alltoall" or quantised):
+            words = words or "recomputation of the norms before experts"
+        if not words:
+            return None
+        return self.finding(
+            value=1,
+            words=f"{words} does not go with CUDA graphs of attention and router",
+            remedy="Recompute other modules, or use no CUDA graphs.",
+        )
+
+
 class MegatronExpertOverlap(Rule):
-    """Hiding the expert all-to-all needs vpp > 1 with a pipeline, and no full recomputation."""
+    """Hiding the expert all-to-all needs ep > 1, vpp > 1 with a pipeline, no full recomputation and at most
+    one MTP module.
+    """
 
     name = "megatron-expert-overlap"
     unit = "conditions"
@@ -80,14 +202,20 @@ class MegatronExpertOverlap(Rule):
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         plain = (column(table, "pp") > 1) & (column(table, "vpp") == 1)
         full = (column(table, "recompute") & int(Recompute.FULL)) > 0
-        asked = self.applies(table.workload) & (column(table, "ep") > 1)
-        return as_excess((plain.astype(np.int64) + full) * asked)
+        single = column(table, "ep") == 1
+        modules = int(table.workload.model.mtp_layers > 1)
+        broken = plain.astype(np.int64) + full + single + modules
+        return as_excess(broken * self.applies(table.workload))
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         layout = plan.layout
-        if plan.workload.model.moe is None or not plan.workload.overlap.ep or int(layout.ep) == 1:
+        if plan.workload.model.moe is None or not plan.workload.overlap.ep:
             return None
         broken = []
+        if int(layout.ep) == 1:
+            broken.append("ep 1")
+        if plan.workload.model.mtp_layers > 1:
+            broken.append(f"{plan.workload.model.mtp_layers} MTP modules")
         if int(layout.pp) > 1 and int(layout.vpp) == 1:
             broken.append(f"pp {layout.pp} without virtual stages")
         if int(layout.recompute) // 32 % 2 == 1:
@@ -97,7 +225,7 @@ class MegatronExpertOverlap(Rule):
         return self.finding(
             value=len(broken),
             words=f"expert communication cannot overlap under {' and '.join(broken)}",
-            remedy="Set vpp to 2 or more, recompute single modules only, or turn the overlap off.",
+            remedy="Set ep and vpp to 2 or more, recompute single modules only, or turn the overlap off.",
         )
 
 
@@ -107,4 +235,8 @@ MEGATRON_RULES: tuple[Rule, ...] = (
     MEGATRON_EXPERTS_NEED_SEQUENCE_PARALLEL,
     MEGATRON_EXPERT_BIAS_NEEDS_WHOLE_EXPERTS,
     MegatronExpertOverlap(),
+    MEGATRON_FLEX_NEEDS_EXPERT_RANKS,
+    MegatronDispatcherDevice(),
+    MegatronPartialGraphs(),
+    MEGATRON_TENSOR_OVERLAP,
 )

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from functools import cache
 
-from meshwright.constraints.attention_heads import HEADS_BY_TENSOR, KvHeadsByTensor
+from meshwright.constraints.attention_heads import (
+    HEADS_BY_CONTEXT,
+    HEADS_BY_TENSOR,
+    KV_HEADS_BY_CONTEXT,
+    KvHeadsByTensor,
+)
 from meshwright.constraints.batch import BATCH_SPLIT
 from meshwright.constraints.deepspeed import DEEPSPEED_RULES
 from meshwright.constraints.experts import (
@@ -46,6 +51,8 @@ GENERAL: tuple[Rule, ...] = (
     ScaleUpDomain(("etp",)),
     HEADS_BY_TENSOR,
     KvHeadsByTensor(),
+    HEADS_BY_CONTEXT,
+    KV_HEADS_BY_CONTEXT,
     FeedForwardByTensor(),
     SEQUENCE_BY_CONTEXT,
     SEQUENCE_BY_TENSOR,

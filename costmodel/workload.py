@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, planned
-from meshwright.frameworks.record import Framework
+from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.model_specs.schema import ModelSpec
 
 
@@ -21,22 +20,6 @@ class Overlap:
     tp: bool = False
     pp: bool = False
     ep: bool = False
-
-
-def planned_overlap(framework: Framework) -> Overlap:
-    """What the launch files of a framework turn on, and so what the price of a plan assumes hidden.
-
-    Parameters
-    ----------
-    framework : Framework
-        Its record of overlaps.
-
-    Returns
-    -------
-    Overlap
-    """
-    hidden = planned(framework.overlaps)
-    return Overlap(dp="dp" in hidden, tp="tp" in hidden, pp="pp" in hidden, ep="ep" in hidden)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +46,7 @@ class Workload:
     cp_comm: str = "p2p"
     """How context parallelism moves keys and values: p2p (ring) or a2a (heads for tokens, Ulysses)."""
     moe_dispatch: str = "deduplicated"
-    """deduplicated (one copy per destination: DeepEP, HybridEP) or alltoall (one copy per chosen expert)."""
+    """alltoall (one copy per chosen expert), or one copy per destination: deepep, hybridep, deduplicated."""
     expert_imbalance: float = 1.0
     """Load of the busiest expert-parallel rank over the mean."""
     expert_imbalance_by_ep: tuple[tuple[int, float], ...] = ()

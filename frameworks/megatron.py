@@ -21,7 +21,9 @@ def _module(name: str, since: str, *, planned: bool = True) -> Setting:
     )
 
 
-def _flex(backend: str, since: str, *, planned: bool, installs: str) -> TokenDispatcher:
+def _flex(
+    backend: str, since: str, *, planned: bool, installs: str, not_on: tuple[str, ...] = ()
+) -> TokenDispatcher:
     return TokenDispatcher(
         flag="--moe-flex-dispatcher-backend",
         value=backend,
@@ -30,17 +32,23 @@ def _flex(backend: str, since: str, *, planned: bool, installs: str) -> TokenDis
         planned=planned,
         installs=installs,
         deduplicates=True,
+        architectures=("ampere", "hopper", "blackwell"),
+        not_on=not_on,
+        rules=("megatron-flex-dispatcher", "megatron-dispatcher-device"),
     )
 
 
-def _context(value: str, *, default: bool = False) -> Setting:
+def _context(
+    value: str, *, default: bool = False, planned: bool = True, rules: tuple[str, ...] = ()
+) -> Setting:
     return Setting(
         flag="--cp-comm-type",
         value=value,
         since="0.10.0",
         source=TRANSFORMER,
         default=default,
-        planned=default,
+        planned=planned,
+        rules=rules,
     )
 
 
@@ -157,8 +165,11 @@ MEGATRON = Framework(
             source=TRANSFORMER,
             planned=False,
         ),
-        "deepep": _flex("deepep", "0.12.0", planned=True, installs="DeepEP"),
-        "hybridep": _flex("hybridep", "0.16.0", planned=False, installs="HybridEP"),
+        # Devices as in megatron/bridge/training/flex_dispatcher_backend.py of megatron-bridge 0.6.2.
+        "deepep": _flex(
+            "deepep", "0.12.0", planned=True, installs="DeepEP", not_on=("gb200", "gb300")
+        ),
+        "hybridep": _flex("hybridep", "0.16.0", planned=True, installs="HybridEP"),
         "ncclep": _flex("ncclep", "", planned=False, installs="Transformer Engine with NCCL EP"),
     },
     overlaps={
@@ -168,25 +179,24 @@ MEGATRON = Framework(
             since="0.8.0",
             source=PARALLEL,
             installs="Transformer Engine's user buffers",
+            rules=("megatron-tp-overlap",),
         ),
         # The flag turns it off.
         "pp": Setting(
             flag="--no-overlap-p2p-communication", since="0.8.0", source=ARGUMENTS, default=True
         ),
-        # Stays off: it excludes layouts that are otherwise legal.
         "ep": Setting(
             flag="--overlap-moe-expert-parallel-comm",
             since="0.14.0",
             source=PARALLEL,
-            planned=False,
             rules=("megatron-expert-overlap",),
         ),
     },
     context_exchanges={
         "p2p": _context("p2p", default=True),
-        "a2a": _context("a2a"),
-        "all_gather": _context("all_gather"),
-        "a2a+p2p": _context("a2a+p2p"),
+        "a2a": _context("a2a", rules=("heads-by-tp-cp", "kv-heads-by-tp-cp")),
+        "all_gather": _context("all_gather", planned=False),
+        "a2a+p2p": _context("a2a+p2p", planned=False),
     },
     cuda_graphs={
         "none": Setting(flag="--cuda-graph-impl", value="none", source=TRANSFORMER, default=True),
@@ -195,7 +205,10 @@ MEGATRON = Framework(
             flag="--cuda-graph-modules", value="moe_router", source=TRANSFORMER, planned=False
         ),
         "partial": Setting(
-            flag="--cuda-graph-modules", value="attn", source=TRANSFORMER, planned=False
+            flag="--cuda-graph-modules",
+            value="attn",
+            source=TRANSFORMER,
+            rules=("megatron-partial-graphs",),
         ),
         "full": Setting(
             flag="--cuda-graph-impl", value="full_iteration", source=TRANSFORMER, planned=False
@@ -233,6 +246,10 @@ MEGATRON = Framework(
         "megatron-moe-tp-needs-sp",
         "megatron-expert-bias-needs-etp-1",
         "megatron-expert-overlap",
+        "megatron-flex-dispatcher",
+        "megatron-dispatcher-device",
+        "megatron-partial-graphs",
+        "megatron-tp-overlap",
     ),
 )
 """Read in megatron-core 0.19.2; `since` in 0.8, 0.10, 0.12, 0.14 and 0.16."""

@@ -53,6 +53,15 @@ class TokenDispatcher(Setting):
 
     deduplicates: bool = False
     """Whether a token travels once to each rank that holds some of its experts, not once for each expert."""
+    architectures: tuple[str, ...] = ()
+    """Of the devices that it runs on; empty where it runs on all."""
+    not_on: tuple[str, ...] = ()
+    """How the names of devices start that it does not run on."""
+
+    def runs_on(self, architecture: str, device: str) -> bool:
+        """Whether a device of this architecture and name can run it."""
+        known = not self.architectures or architecture in self.architectures
+        return known and not device.lower().startswith(self.not_on or ("\0",))
 
 
 @dataclass(frozen=True, kw_only=True)

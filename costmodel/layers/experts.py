@@ -21,9 +21,11 @@ from meshwright.costmodel.layers.layer_time import LayerTime, Parts, add, total
 from meshwright.costmodel.layout import Floats, Recompute
 from meshwright.costmodel.workload import Workload
 
-_PERMUTE_BYTES = {"deduplicated": 8.0, "alltoall": 12.0}
-"""Bytes for each copy of a token and element, in and out of the experts' order: a read and a write each way,
-or before, between and after the transfers of NCCL's all-to-all, which sorts by rank and then by expert
+_PERMUTE_BYTES = 8.0
+"""Bytes for each copy of a token and element, in and out of the experts' order: a read and a write each
+way."""
+_SORTED_TWICE_BYTES = 12.0
+"""The same before, between and after the transfers of NCCL's all-to-all, which sorts by rank, then by expert
 (Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py)."""
 _ROUTER_BYTES = 40.0
 """Scores, their sum or softmax, top k and its gradient, bytes a token and expert."""
@@ -130,7 +132,9 @@ def _moved_bytes(
     """Bytes of the memory-bound operators, forward and backward: norm, router, permutation, casts."""
     model = c.workload.model
     assert model.moe is not None
-    permute = _PERMUTE_BYTES[c.workload.moe_dispatch] * local.copies * model.hidden
+    plain = c.workload.moe_dispatch == "alltoall"
+    permute_bytes = _SORTED_TWICE_BYTES if plain else _PERMUTE_BYTES
+    permute = permute_bytes * local.copies * model.hidden
     norm = 10.0 * c.tokens * model.hidden / c.sequence_shards
     norm = norm + _ROUTER_BYTES * local.tokens * model.moe.experts
     cast_f = quantise_bytes(c, local.copies, model.hidden + local.width)

@@ -25,8 +25,8 @@ from meshwright.planner.bounds.matrices import matrices
 from meshwright.planner.bounds.stages import ALL_LAYERS, default_stages
 from meshwright.planner.mapping.choice.pricing import seconds_in_best_order
 from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.placement import workload_of_plan
 from meshwright.planner.runs.predicted import layout_from_document
-from meshwright.planner.runs.prediction import planned_workload
 
 _TRADES = (("tp", "dp"), ("pp", "dp"), ("cp", "dp"), ("tp", "pp"))
 
@@ -49,7 +49,7 @@ def neighbours(plan: Plan) -> list[Neighbour]:
     """Changes to a plan's layout, cheapest first, then those that a rule forbids; none without a layout."""
     if plan.layout is None or plan.predicted is None:
         return []
-    workload, layout = planned_workload(plan.inputs), layout_from_document(plan.layout)
+    workload, layout = workload_of_plan(plan), layout_from_document(plan.layout)
     priced = [
         _priced(workload, change, changed, plan) for change, changed in _changes(layout, workload)
     ]

@@ -22,6 +22,7 @@ from meshwright.planner.mapping.spread.bound import ReachWeights
 from meshwright.planner.mapping.spread.least import EQUAL, LevelReach, SpreadSolution, least_spread
 from meshwright.planner.mapping.spread.swaps import with_short_pipelines
 from meshwright.planner.plan.document import Mapping, Plan
+from meshwright.planner.plan.execution_document import execution_of
 from meshwright.planner.runs.predicted import layout_from_document
 from meshwright.planner.runs.prediction import planned_workload
 
@@ -108,7 +109,8 @@ def workload_of(plan: Plan, cluster: ClusterSpec, gpus: int) -> Workload:
         raise InfeasibleError(
             f"the layout needs {gpus} GPUs, cluster {cluster.name!r} has {cluster.gpus} free"
         )
-    return planned_workload(plan.inputs.model_copy(update={"cluster": cluster, "gpus": gpus}))
+    inputs = plan.inputs.model_copy(update={"cluster": cluster, "gpus": gpus})
+    return planned_workload(inputs, execution_of(plan.execution))
 
 
 def hostname_solution(instance: Instance, objective: str) -> MappingSolution:

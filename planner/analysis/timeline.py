@@ -21,9 +21,8 @@ from meshwright.costmodel.pipeline.simulator import Timeline, simulate
 from meshwright.costmodel.step_time import boundary_s, make_context
 from meshwright.errors import InputError
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.placement import plan_placement
+from meshwright.planner.plan.placement import plan_placement, workload_of_plan
 from meshwright.planner.runs.predicted import layout_from_document
-from meshwright.planner.runs.prediction import planned_workload
 
 Event = dict[str, Any]
 
@@ -91,7 +90,7 @@ def trace_of(plan: Plan, num_micro_batches: int | None = None) -> Trace:
 def _played(plan: Plan, m: int) -> Timeline:
     assert plan.layout is not None
     layout = layout_from_document(plan.layout)
-    workload = replace(planned_workload(plan.inputs), gpus=int(layout.gpus))
+    workload = replace(workload_of_plan(plan), gpus=int(layout.gpus))
     stages, placement = plan_placement(workload, layout, plan)
     context = make_context(workload, layout, placement)
     passes = chunk_passes(context, stages)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 
 import numpy as np
@@ -15,6 +15,7 @@ from meshwright.costmodel.estimate import (
     layer_costs,
     stage_memory_gib,
 )
+from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layout import Layout, Placement
 from meshwright.costmodel.placement import placement_from_matrix
 from meshwright.costmodel.step_time import StepTime, make_context, optimistic_step
@@ -41,6 +42,8 @@ class Priced:
     step_time_s: float
     ranks: tuple[tuple[int, int], ...] | None = None
     """On an irregular allocation, (node, local GPU) of every rank; the matrix is empty then."""
+    execution: Execution = field(default_factory=Execution)
+    """How it is run."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from meshwright.frameworks.megatron import MEGATRON
 from meshwright.planner.launch.legal_launch import Launch, legal_launch
-from meshwright.planner.launch.megatron import recompute_flags
+from meshwright.planner.launch.megatron import Flags, execution_flags, recompute_flags
 from meshwright.planner.launch.writer import json_file
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.pipeline_notation import layout_string
-from meshwright.planner.runs.predicted import LayoutDoc
 
 _MIXED_PRECISION = {
     "bf16": "bf16_mixed",
@@ -42,14 +41,15 @@ def bridge_overrides(plan: Plan) -> list[str]:
         "train.global_batch_size": inputs.global_batch,
         "ddp.use_distributed_optimizer": sharded,
         "optimizer.use_distributed_optimizer": sharded,
-        "ddp.overlap_grad_reduce": launch.overlap.dp,
-        "ddp.overlap_param_gather": launch.overlap.dp and sharded,
+        "ddp.overlap_grad_reduce": launch.execution.dp_overlap,
+        "ddp.overlap_param_gather": launch.execution.dp_overlap and sharded,
         "mixed_precision": _MIXED_PRECISION[inputs.precision],
     }
     if inputs.model.moe is not None:
         values["model.expert_model_parallel_size"] = layout.ep
         values["model.expert_tensor_parallel_size"] = layout.etp
-    values |= _recompute(layout)
+    values |= _of_model(recompute_flags(layout))
+    values |= _of_model(execution_flags(launch))
     return [f"{name}={_shown(value)}" for name, value in values.items()]
 
 
@@ -71,9 +71,8 @@ def _pipeline(launch: Launch) -> dict[str, object]:
     return {}
 
 
-def _recompute(layout: LayoutDoc) -> dict[str, object]:
+def _of_model(flags: Flags) -> dict[str, object]:
     """Megatron's flags, as fields of the recipe's model."""
-    flags = recompute_flags(layout)
     return {f"model.{name[2:].replace('-', '_')}": value for name, value in flags.items()}
 
 

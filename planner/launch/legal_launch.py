@@ -7,11 +7,14 @@ from dataclasses import dataclass, replace
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan
-from meshwright.costmodel.workload import Overlap, Workload, planned_overlap
+from meshwright.costmodel.execution import Execution
+from meshwright.costmodel.workload import Workload
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.record import Framework
 from meshwright.planner.launch.ranks.placed import PlacedRanks, placed_ranks, planned_layout
 from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.execution_document import execution_of
+from meshwright.planner.request.executions import execution_options
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.runs.predicted import LayoutDoc, layout_from_document
 from meshwright.planner.runs.prediction import planned_workload
@@ -23,8 +26,8 @@ class Launch:
 
     plan: Plan
     layout: LayoutDoc
-    overlap: Overlap
-    """Communication that the plan was priced to hide, so that the launch files ask for it."""
+    execution: Execution
+    """Overlaps, dispatcher and graphs that the price assumes, so that the launch files ask for them."""
     placed: PlacedRanks
 
     @property
@@ -52,13 +55,26 @@ def legal_launch(plan: Plan, framework: Framework) -> Launch:
         with its remedy.
     """
     layout = planned_layout(plan)
-    overlap = planned_overlap(framework)
-    workload = replace(planned_workload(plan.inputs), framework=framework.name, overlap=overlap)
+    execution = _execution(plan, framework)
+    workload = execution.applied(replace(planned_workload(plan.inputs), framework=framework.name))
     broken = _broken_rules(workload, layout)
     if broken:
         raise InfeasibleError(f"{framework.name} cannot start this plan.\n" + "\n".join(broken))
     placed = placed_ranks(plan, framework)
-    return Launch(plan=plan, layout=layout, overlap=overlap, placed=placed)
+    return Launch(plan=plan, layout=layout, execution=execution, placed=placed)
+
+
+def _execution(plan: Plan, framework: Framework) -> Execution:
+    """The plan's own; the plainest of the framework where it was made for another, or says nothing."""
+    own = execution_of(plan.execution)
+    inputs = plan.inputs
+    if own is not None and inputs.framework == framework.name:
+        return own
+    pins = {"moe_dispatch": inputs.pins["moe_dispatch"]} if "moe_dispatch" in inputs.pins else {}
+    pins = pins if inputs.framework == framework.name else {}
+    options = execution_options(framework, inputs.model, inputs.cluster, pins=pins, without=())
+    layout = layout_from_document(planned_layout(plan))
+    return options.executions()[0].of_layout(layout)
 
 
 def _broken_rules(workload: Workload, layout: LayoutDoc) -> list[str]:

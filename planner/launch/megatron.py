@@ -69,6 +69,7 @@ def megatron_args(launch: Launch) -> list[str]:
     flags |= _degree_flags(launch)
     flags |= _pipeline_flags(launch)
     flags |= _expert_flags(launch)
+    flags |= execution_flags(launch)
     flags["--micro-batch-size"] = launch.layout.micro_batch
     flags["--global-batch-size"] = inputs.global_batch
     flags |= recompute_flags(launch.layout)
@@ -86,7 +87,7 @@ def megatron_env(launch: Launch) -> dict[str, str]:
     layout = launch.layout
     if layout.zero_stage >= 2:
         return {}
-    if launch.overlap.ep and layout.ep > 1:
+    if launch.execution.ep_overlap:
         return {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
     blackwell = launch.inputs.cluster.device.architecture == "blackwell"
     if (layout.tp > 1 or layout.cp > 1) and not blackwell:
@@ -139,8 +140,6 @@ def _degree_flags(launch: Launch) -> Flags:
         "--pipeline-model-parallel-size": layout.pp,
         "--context-parallel-size": layout.cp,
         "--sequence-parallel": layout.sequence_parallel,
-        # The tensor-parallel overlap of Transformer Engine gathers and scatters along the sequence.
-        "--tp-comm-overlap": layout.sequence_parallel and launch.overlap.tp,
     }
     if launch.placed.pipeline_before_data:
         flags["--use-tp-pp-dp-mapping"] = True
@@ -163,7 +162,7 @@ def _pipeline_flags(launch: Launch) -> Flags:
         flags["--num-virtual-stages-per-pipeline-rank"] = layout.vpp
     # Megatron overlaps in the interleaved schedule of more than two stages, unless told not to.
     overlaps_alone = layout.vpp > 1 and layout.pp > 2
-    flags["--no-overlap-p2p-communication"] = overlaps_alone and not launch.overlap.pp
+    flags["--no-overlap-p2p-communication"] = overlaps_alone and not launch.execution.pp_overlap
     return flags
 
 
@@ -175,15 +174,39 @@ def _expert_flags(launch: Launch) -> Flags:
         "--expert-model-parallel-size": layout.ep,
         "--expert-tensor-parallel-size": layout.etp,
     }
-    if inputs.moe_dispatch == "alltoall" or layout.ep * layout.etp == 1:
-        flags["--moe-token-dispatcher-type"] = "alltoall"
-    else:
-        flags["--moe-token-dispatcher-type"] = "flex"
-        flags["--moe-flex-dispatcher-backend"] = "deepep"
     # Tokens per expert are padded to the tile that the format multiplies.
     flags["--moe-router-padding-for-quantization"] = inputs.precision in _QUANTIZED
-    flags["--overlap-moe-expert-parallel-comm"] = launch.overlap.ep and layout.ep > 1
     return flags
+
+
+def execution_flags(launch: Launch) -> Flags:
+    """Flags of the execution choices: overlaps, dispatcher, CUDA graphs, context parallelism."""
+    execution, model = launch.execution, launch.inputs.model
+    flags: Flags = {
+        # The tensor-parallel overlap of Transformer Engine gathers and scatters along the sequence.
+        "--tp-comm-overlap": launch.layout.sequence_parallel and execution.tp_overlap,
+    }
+    if execution.cp_comm != "p2p" and launch.layout.cp > 1:
+        flags["--cp-comm-type"] = execution.cp_comm
+    if execution.cuda_graph == "partial":
+        flags["--cuda-graph-impl"] = "transformer_engine"
+        flags["--cuda-graph-modules"] = _graph_modules(launch)
+    if model.moe is not None:
+        backend = execution.moe_dispatch
+        flags["--moe-token-dispatcher-type"] = "alltoall" if backend == "alltoall" else "flex"
+        if backend != "alltoall":
+            flags["--moe-flex-dispatcher-backend"] = backend
+        flags["--overlap-moe-expert-parallel-comm"] = execution.ep_overlap
+    return flags
+
+
+def _graph_modules(launch: Launch) -> tuple[str, ...]:
+    """What partial CUDA graphs capture. An all-to-all waits for its counts where tokens are padded."""
+    inputs = launch.inputs
+    if inputs.model.moe is None:
+        return ("attn", "mlp")
+    waits = launch.execution.moe_dispatch == "alltoall" and inputs.precision in _QUANTIZED
+    return ("attn", "moe_router") if waits else ("attn", "moe_router", "moe_preprocess")
 
 
 def _optimizer_flags(launch: Launch) -> Flags:
@@ -196,7 +219,7 @@ def _optimizer_flags(launch: Launch) -> Flags:
         flags["--data-parallel-sharding-strategy"] = strategy
         flags["--ckpt-format"] = "fsdp_dtensor"
         flags["--no-gradient-accumulation-fusion"] = True
-    overlaps = launch.overlap.dp and layout.dp * layout.cp > 1
+    overlaps = launch.execution.dp_overlap and layout.dp * layout.cp > 1
     flags["--overlap-grad-reduce"] = overlaps
     # Megatron's other optimizers gather parameters by layer, on their own.
     flags["--overlap-param-gather"] = overlaps and sharded and optimizer != "muon"

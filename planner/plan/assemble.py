@@ -6,6 +6,7 @@ import numpy as np
 
 from meshwright.cluster_specs.fabric import fabric_levels, is_irregular
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_parts_gib
+from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layout import AXES, Recompute
 from meshwright.costmodel.memory.footprint import context_gib
 from meshwright.costmodel.workload import Workload
@@ -18,6 +19,7 @@ from meshwright.planner.plan.document import (
     Objective,
     Plan,
 )
+from meshwright.planner.plan.execution_document import execution_document
 from meshwright.planner.plan.idle import idle_document
 from meshwright.planner.plan.infeasible_document import Infeasible
 from meshwright.planner.plan.placement import group_placement
@@ -27,6 +29,7 @@ from meshwright.planner.plan.solver_document import (
     SolverReport,
     SpaceReport,
 )
+from meshwright.planner.request.executions import EXECUTION_PINS, PLAIN
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import Predicted, layout_document, recompute_words
 from meshwright.planner.runs.prediction import (
@@ -69,7 +72,8 @@ def plan_from_outcome(
             }
         )
     best = outcome.best[0]
-    workload = space.workload.on(int(best.layout.gpus))
+    execution = best.execution.of_layout(best.layout)
+    workload = execution.applied(space.workload.on(int(best.layout.gpus)))
     predicted = predict(workload, best)
     idle = idle_document(request, best, full)
     return Plan.model_validate(
@@ -78,6 +82,7 @@ def plan_from_outcome(
             "status": outcome.status,
             "objective": objective,
             "layout": layout_document(best.layout, best.stages),
+            "execution": execution_document(execution),
             "predicted": predicted,
             "mapping": mapping_of_layout(workload, best),
             "expert_placement": request.expert_loads.document(int(best.layout.ep))
@@ -162,6 +167,7 @@ def alternative(other: Priced, best_s: float) -> dict[str, object]:
         "step_time_s": other.step_time_s,
         "slower_pct": 100.0 * (other.step_time_s / best_s - 1.0),
         **{name: getattr(doc, name) for name in names},
+        **{name: getattr(other.execution, name) for name in EXECUTION_PINS},
         "recompute_modules": list(doc.recompute_modules),
         "recompute_layers": doc.recompute_layers,
         "stages": doc.stages,
@@ -210,10 +216,17 @@ def space_report(request: PlanRequest, space: Space) -> SpaceReport:
         schedules=list(space.schedules),
         zero_stages=list(space.zero),
         recompute=[_recompute_name(mask) for mask in space.recompute],
+        executions=[_choices_made(one) for one in request.execution_options.executions()],
         gpus=space.workload.gpus,
         mapping="slots-to-leaves" if is_irregular(request.cluster) else "axes-to-levels",
         expert_gap=None if loads is None else loads.largest_gap,
     )
+
+
+def _choices_made(execution: Execution) -> dict[str, str | bool]:
+    """The choices of an execution that differ from plain."""
+    values = {name: getattr(execution, name) for name in EXECUTION_PINS}
+    return {name: value for name, value in values.items() if value != PLAIN[name]}
 
 
 def _recompute_name(mask: int) -> str:

@@ -203,7 +203,7 @@ def _priceable(layouts: Layout, request: PlanRequest) -> Layout:
 
 
 def _request_rules(request: PlanRequest) -> Iterator[Rule]:
-    for name, value in request.pins.items():
+    for name, value in request.layout_pins.items():
         yield RequestRule("pin", name, value, partial(_not_as_pinned, name, value))
     for ban in request.forbids:
         yield RequestRule("forbid", ban, None, partial(_as_forbidden, ban, request.gpus))

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from meshwright.planner.plan.execution_document import ExecutionChoice, ExecutionDoc
 from meshwright.planner.plan.infeasible_document import Infeasible
 from meshwright.planner.plan.solver_document import SolverReport
 from meshwright.planner.request.inputs import PlanInputs
@@ -112,6 +113,10 @@ class Plan(BaseModel):
     status: Status
     objective: Objective
     layout: LayoutDoc | None
+    execution: ExecutionDoc | None = None
+    """What the launch files set and the price assumes; null where it was not chosen yet."""
+    choices: list[ExecutionChoice] | None = None
+    """What each choice brings that is not plain, largest first; null where many plans are made at once."""
     predicted: Predicted | None
     mapping: Mapping | None
     expert_placement: dict[str, object] | None = None

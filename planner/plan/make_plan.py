@@ -8,26 +8,31 @@ from dataclasses import replace
 
 from meshwright.cluster_specs.allocation import first_gpus
 from meshwright.cluster_specs.fabric import is_irregular
-from meshwright.constraints.registry import rules_for
+from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.mapping.choice.pricing import MappedPricing
 from meshwright.planner.plan.assemble import plan_from_outcome
+from meshwright.planner.plan.choices import with_choices
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.idle import decide_on_idle_gpus
 from meshwright.planner.plan.infeasible import explain_infeasible
 from meshwright.planner.plan.robustness import with_robustness
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.search.exhaustive import search_exhaustively
-from meshwright.planner.search.loop import LayoutSearch, Outcome
+from meshwright.planner.search.executions import search_executions
+from meshwright.planner.search.loop import Outcome
 from meshwright.planner.search.space import space_of
 
 Progress = Callable[[str], None]
 
 
 def make_plan(
-    request: PlanRequest, *, robustness: bool = True, progress: Progress | None = None
+    request: PlanRequest,
+    *,
+    robustness: bool = True,
+    choices: bool = True,
+    progress: Progress | None = None,
 ) -> Plan:
     """The whole plan for a request: the fastest one, verified, and what becomes of it under errors of the
     cost model.
@@ -39,6 +44,8 @@ def make_plan(
     robustness
         Whether to search again under each error of the cost model; this takes about as long as the search
         itself. Left out where many plans are made at once.
+    choices
+        Whether to search for the best plan without each execution choice of this one.
     progress
         Called with one line whenever a better plan is found.
 
@@ -55,6 +62,8 @@ def make_plan(
         If the plan fails its own verification: a fault of the planner.
     """
     plan = fastest_plan(request, progress)
+    if choices:
+        plan = with_choices(request, plan, _searched_again)
     return with_robustness(request, plan) if robustness else plan
 
 
@@ -67,7 +76,7 @@ def fastest_plan(request: PlanRequest, progress: Progress | None = None) -> Plan
         request = replace(request, cluster=first_gpus(request.cluster, request.gpus))
     space = space_of(request)
     settled = decide_on_idle_gpus(request, lambda searched: _searched(searched, progress))
-    outcome = _with_least_traffic(space.workload, settled.outcome)
+    outcome = _with_least_traffic(request, settled.outcome)
     infeasible = (
         explain_infeasible(request, space.workload) if outcome.status == "infeasible" else None
     )
@@ -85,27 +94,18 @@ def pricing_of(workload: Workload) -> CostModelPricing:
 
 
 def _searched(request: PlanRequest, progress: Callable[[str], None] | None) -> Outcome:
-    space = space_of(request)
-    pricing, rules = pricing_of(space.workload), rules_for(space.workload)
-    if request.method == "exhaustive":
-        return search_exhaustively(
-            space, pricing, rules, top_k=request.top_k, time_limit_s=request.time_limit_s
-        )
-    return LayoutSearch(
-        space,
-        pricing,
-        rules,
-        top_k=request.top_k,
-        seed=request.seed,
-        time_limit_s=request.time_limit_s,
-        progress=progress,
-        routing=None if request.expert_loads is None else request.expert_loads.routing(),
-    ).run()
+    return search_executions(request, pricing_of, progress)
 
 
-def _with_least_traffic(workload: Workload, outcome: Outcome) -> Outcome:
+def _searched_again(request: PlanRequest, likely: Layout) -> Outcome:
+    return search_executions(request, pricing_of, begin_with=likely)
+
+
+def _with_least_traffic(request: PlanRequest, outcome: Outcome) -> Outcome:
     """The best layout under the mapping that sends least, of those with its price."""
-    pricing = pricing_of(workload)
+    if not outcome.best:
+        return outcome
+    pricing = pricing_of(request.workload(outcome.best[0].execution))
     if not isinstance(pricing, MappedPricing):
         return outcome
     return replace(

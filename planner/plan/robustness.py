@@ -17,7 +17,6 @@ import numpy as np
 from meshwright.cluster_specs.allocation import first_gpus
 from meshwright.cluster_specs.fabric import is_irregular
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.constraints.registry import rules_for
 from meshwright.costmodel.constants.measured import ErrorBand, error_band, memory_band
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import Layout
@@ -25,11 +24,12 @@ from meshwright.costmodel.memory.footprint import hbm_gib_for, usable_hbm_gib
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.plan.assemble import alternative
 from meshwright.planner.plan.document import Plan, Robustness, Scenario
+from meshwright.planner.plan.execution_document import execution_of
 from meshwright.planner.plan.placement import plan_placement
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import layout_from_document
-from meshwright.planner.search.loop import LayoutSearch, Outcome
-from meshwright.planner.search.space import space_of
+from meshwright.planner.search.executions import search_executions
+from meshwright.planner.search.loop import Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +192,7 @@ def _as_it_stands_s(changed: PlanRequest, plan: Plan) -> float | None:
     """The step of the plan, nothing in it moved; None where it no longer fits."""
     assert plan.layout is not None
     layout = layout_from_document(plan.layout)
-    workload = changed.workload().on(int(layout.gpus))
+    workload = changed.workload(execution_of(plan.execution)).on(int(layout.gpus))
     stages, placement = plan_placement(workload, layout, plan)
     if max(stage_memory_gib(workload, layout, stages)) > usable_hbm_gib(workload):
         return None
@@ -221,16 +221,12 @@ def _too_long(request: PlanRequest, plan: Plan) -> bool:
 
 def _searched_again(changed: PlanRequest, plan: Plan, left_s: float | None) -> Outcome:
     assert plan.layout is not None
-    space = space_of(changed)
-    return LayoutSearch(
-        space,
-        CostModelPricing(space.workload),
-        rules_for(space.workload),
-        seed=changed.seed,
-        time_limit_s=left_s,
+    return search_executions(
+        replace(changed, time_limit_s=left_s),
+        CostModelPricing,
         most_priced=PARAMS.most_priced,
         begin_with=_recompute_undecided(layout_from_document(plan.layout)),
-    ).run()
+    )
 
 
 def _recompute_undecided(layout: Layout) -> Layout:

@@ -28,6 +28,8 @@ class SpaceReport(BaseModel):
     zero_stages: list[int]
     recompute: list[str]
     """Kinds of recomputation: `none`, `full`, or modules joined by `+`."""
+    executions: list[dict[str, str | bool]] = []
+    """Combinations of execution choices: in each, those that differ from plain."""
     gpus: int
     """The most GPUs that a layout may use."""
     mapping: MappingRule

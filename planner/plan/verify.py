@@ -19,6 +19,7 @@ from meshwright.costmodel.placement import level_factors
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InternalError
 from meshwright.planner.plan.document import Mapping, Plan
+from meshwright.planner.plan.execution_document import execution_of
 from meshwright.planner.plan.placement import group_placement
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import LayoutDoc, Predicted, layout_from_document
@@ -41,7 +42,8 @@ def faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
             yield f"status {plan.status} without a layout"
         return
     layout = layout_from_document(plan.layout)
-    all_gpus = request.workload()
+    execution = execution_of(plan.execution)
+    all_gpus = request.workload() if execution is None else execution.applied(request.workload())
     workload = all_gpus.on(int(layout.gpus))
     yield from _split_faults(request, plan.layout)
     yield from _mapping_faults(workload, layout, plan.mapping)
@@ -165,7 +167,7 @@ def _rule_faults(
 
 
 def _wish_faults(request: PlanRequest, doc: LayoutDoc) -> Iterator[str]:
-    for name, value in request.pins.items():
+    for name, value in request.layout_pins.items():
         if getattr(doc, name) != value:
             yield f"{name} is {getattr(doc, name)}, pinned to {value}"
     used = doc.tp * doc.cp * doc.pp * doc.dp

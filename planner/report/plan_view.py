@@ -9,6 +9,7 @@ from meshwright.costmodel.memory.footprint import usable_hbm_gib
 from meshwright.planner.analysis.grades import grades
 from meshwright.planner.drawing.quantities import count, percent, seconds
 from meshwright.planner.plan.document import Binding, IdleDoc, Plan, Robustness, Scenario
+from meshwright.planner.plan.placement import workload_of_plan
 from meshwright.planner.report.prediction_view import layout_view, prediction_view
 from meshwright.planner.report.proof_text import proof_text, pruning_text, space_text
 from meshwright.planner.report.view import (
@@ -50,8 +51,9 @@ def plan_view(plan: Plan) -> View:
     view = [*inputs_view(plan.inputs), line(), *status_view(plan), *infeasible_view(plan)]
     if plan.layout is not None:
         view += layout_view(plan.layout, plan.mapping)
+        view += execution_view(plan)
     if plan.predicted is not None:
-        view += prediction_view(plan.predicted, planned_workload(plan.inputs))
+        view += prediction_view(plan.predicted, workload_of_plan(plan))
         view += grades_view(plan)
     return [*view, *binding_view(plan.binding), *robustness_view(plan), *alternatives_view(plan)]
 
@@ -79,6 +81,8 @@ def inputs_view(inputs: PlanInputs) -> View:
     ]
     if inputs.pins:
         rows.append(("pinned", ", ".join(f"{name}={value}" for name, value in inputs.pins.items())))
+    if inputs.without:
+        rows.append(("without", ", ".join(inputs.without)))
     if inputs.forbids:
         rows.append(("forbidden", ", ".join(inputs.forbids)))
     return [Facts(rows)]
@@ -123,6 +127,40 @@ def infeasible_view(plan: Plan) -> View:
     if changes:
         view += [Heading("Any one of these changes would do"), Bullets(changes)]
     return view
+
+
+def execution_view(plan: Plan) -> View:
+    """How the plan is run, and what each choice brings."""
+    if plan.execution is None:
+        return []
+    settings = plan.execution.model_dump()
+    words = [f"{name} {_setting(value)}" for name, value in settings.items()]
+    view: View = [line(), Facts([("execution", ", ".join(words))])]
+    if not plan.choices:
+        return view
+    columns = [
+        Column("choice"),
+        Column("value"),
+        Column("step time without it", SECONDS, absent="no plan"),
+        Column("proven"),
+        Column("needs installed"),
+    ]
+    rows = [
+        [
+            choice.choice,
+            _setting(choice.value),
+            choice.step_time_s_without,
+            "yes" if choice.proven else "no",
+            choice.installs,
+        ]
+        for choice in plan.choices
+    ]
+    return [*view, Heading("What each choice brings"), Table(columns, rows)]
+
+
+def _setting(value: str | bool) -> str:
+    """A setting as it is pinned."""
+    return ("off", "on")[value] if isinstance(value, bool) else value
 
 
 def binding_view(binding: Sequence[Binding]) -> View:

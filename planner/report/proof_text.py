@@ -27,6 +27,8 @@ def space_text(space: SpaceReport) -> str:
     ]
     if space.etp_may_be_tp:
         parts.insert(1, "etp 1 or tp")
+    if len(space.executions) > 1:
+        parts.append(f"{len(space.executions)} combinations of execution choices")
     if len(space.schedules) > 2:
         parts.append(f"{len(space.schedules)} pipeline schedules")
     parts += [

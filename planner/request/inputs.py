@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
@@ -46,4 +46,15 @@ class PlanInputs(BaseModel):
         tuple[Degree, Degree, Annotated[float, Field(ge=0, le=1e6)]], ...
     ] = ()
     """Measured blocks that a token touches: degree, equal blocks of the expert group, of them touched."""
-    moe_dispatch: Literal["alltoall", "deduplicated"] = "alltoall"
+    without: tuple[str, ...] = ()
+    """Software that is not there, or not wanted."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _dispatch_is_pinned(cls, data: Any) -> Any:
+        """Plans written before dispatchers were chosen carried the one that was given."""
+        if not isinstance(data, dict) or "moe_dispatch" not in data:
+            return data
+        others = {name: value for name, value in data.items() if name != "moe_dispatch"}
+        pins = {**(data.get("pins") or {}), "moe_dispatch": data["moe_dispatch"]}
+        return {**others, "pins": pins}

@@ -7,18 +7,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.pipeline.schedules import SCHEDULE_NAMES
-from meshwright.costmodel.workload import Workload, planned_overlap
+from meshwright.costmodel.workload import Workload
 from meshwright.errors import InputError, listed, near_miss, shown
 from meshwright.frameworks.catalog import (
     DEFAULT_FRAMEWORK,
     FRAMEWORK_NAMES,
-    RECORDS,
     framework_named,
-    planned,
 )
-from meshwright.frameworks.record import Framework, FrameworkName
+from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.request.executions import (
+    EXECUTION_PINS,
+    ExecutionOptions,
+    check_without,
+    execution_options,
+)
 from meshwright.planner.request.inputs import PlanInputs, Precision
 
 if TYPE_CHECKING:
@@ -30,7 +35,8 @@ METHODS = ("cp-sat", "exhaustive")
 
 NUMBER_PINS = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "zero_stage")
 RECOMPUTE_PINS = ("none", "selective", "full")
-PINS = (*NUMBER_PINS, "recompute", "schedule")
+LAYOUT_PINS = (*NUMBER_PINS, "recompute", "schedule")
+PINS = (*LAYOUT_PINS, *EXECUTION_PINS)
 
 FORBIDS = (
     "tp",
@@ -48,10 +54,6 @@ FORBIDS = (
     "zero-3",
     "idle-gpus",
 )
-
-MOE_DISPATCH = "alltoall"
-"""Every target's plain dispatcher, which its launch files ask for: others are not always installed."""
-MOE_DISPATCHES = ("alltoall", "deduplicated")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +86,8 @@ class PlanRequest:
     """What `expert_loads` makes of each degree; given alone when a plan is read back."""
     expert_copies_by_ep: tuple[tuple[int, int, float], ...] = ()
     """Blocks that a token touches by degree and blocks of the expert group, where a trace was given."""
-    moe_dispatch: str = MOE_DISPATCH
-    """alltoall, or deduplicated: one copy to each block that holds a token's experts (DeepEP)."""
+    without: tuple[str, ...] = ()
+    """Software that is not there, or not wanted: any of `executions.WITHOUT`."""
     method: str = "cp-sat"
     top_k: int = 1
     """How many of the best layouts to prove and report, the plan included."""
@@ -112,25 +114,43 @@ class PlanRequest:
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
         _one_of("framework", self.framework, FRAMEWORK_NAMES)
         _one_of("method", self.method, METHODS)
-        _one_of("moe_dispatch", self.moe_dispatch, MOE_DISPATCHES)
-        if self.moe_dispatch != MOE_DISPATCH and not _deduplicates(framework_named(self.framework)):
-            able = [record.name for record in RECORDS if _deduplicates(record)]
-            raise InputError(
-                f"moe_dispatch: {self.moe_dispatch} is only in the launch files of {', '.join(able)}, not of "
-                f"{self.framework}; use {MOE_DISPATCH}, or --framework {able[0]}"
-            )
         if self.expert_loads is not None:
             object.__setattr__(self, "expert_imbalance_by_ep", self.expert_loads.by_ep())
             object.__setattr__(self, "expert_copies_by_ep", self.expert_loads.copies_by_ep())
         for name in self.forbids:
             _one_of("forbid", name, FORBIDS)
+        for name in self.without:
+            check_without(name)
         object.__setattr__(
             self, "pins", {name: _pin(name, value) for name, value in self.pins.items()}
         )
+        object.__setattr__(self, "execution_options", self._execution_options())
 
-    def workload(self) -> Workload:
-        """What the cost model prices, on all GPUs asked for; made once for a plan and handed down."""
-        return Workload(
+    execution_options: ExecutionOptions = field(init=False, repr=False, compare=False)
+    """What the plan may choose beside its layout."""
+
+    def _execution_options(self) -> ExecutionOptions:
+        return execution_options(
+            framework_named(self.framework),
+            self.model,
+            self.cluster,
+            pins=self.pins,
+            without=self.without,
+        )
+
+    @property
+    def layout_pins(self) -> dict[str, int | str]:
+        """The pins that bind the layout, not its execution."""
+        return {name: value for name, value in self.pins.items() if name in LAYOUT_PINS}
+
+    @property
+    def plainest(self) -> Execution:
+        """The execution that asks least of the software; no other allows more layouts."""
+        return self.execution_options.executions()[0]
+
+    def workload(self, execution: Execution | None = None) -> Workload:
+        """What the cost model prices, on all GPUs, run as `execution` says or as plainly as can be."""
+        workload = Workload(
             model=self.model,
             cluster=self.cluster,
             gpus=self.gpus,
@@ -139,13 +159,12 @@ class PlanRequest:
             precision=self.precision,
             optimizer=self.optimizer,
             framework=self.framework,
-            overlap=planned_overlap(framework_named(self.framework)),
-            moe_dispatch=self.moe_dispatch,
             expert_imbalance=self.expert_imbalance,
             expert_imbalance_by_ep=self.expert_imbalance_by_ep,
             expert_copies_by_ep=self.expert_copies_by_ep,
             reserve_gib=self.reserve_gib,
         )
+        return (execution or self.plainest).applied(workload)
 
     def inputs(self) -> PlanInputs:
         """The part of the request that decides the plan, as the plan document carries it."""
@@ -164,15 +183,9 @@ class PlanRequest:
                 "forbids": self.forbids,
                 "expert_imbalance_by_ep": self.expert_imbalance_by_ep,
                 "expert_copies_by_ep": self.expert_copies_by_ep,
-                "moe_dispatch": self.moe_dispatch,
+                "without": self.without,
             }
         )
-
-
-def _deduplicates(framework: Framework) -> bool:
-    """Whether plans may ask the framework for a dispatcher that sends a token once to each rank."""
-    dispatchers = framework.dispatchers
-    return any(dispatchers[name].deduplicates for name in planned(dispatchers))
 
 
 def parse_pins(text: str) -> dict[str, int | str]:
@@ -207,6 +220,9 @@ def _pin(name: str, value: int | str) -> int | str:
         return value
     if name == "schedule":
         _one_of("pin schedule", value, SCHEDULE_NAMES)
+        return value
+    if name in EXECUTION_PINS:
+        _one_of(f"pin {name}", value, EXECUTION_PINS[name])
         return value
     low = 0 if name == "zero_stage" else 1
     high = 3 if name == "zero_stage" else 1_048_576

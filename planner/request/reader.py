@@ -12,6 +12,7 @@ from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.request.executions import parse_without
 from meshwright.planner.request.plan_request import PlanRequest, parse_forbids, parse_pins
 
 
@@ -22,6 +23,8 @@ def read_request(
     gpus: int | None,
     pin: Mapping[str, int | str] | str = "",
     forbid: Iterable[str] | str = (),
+    without: Iterable[str] | str = (),
+    moe_dispatch: str | None = None,
     expert_loads: Path | None = None,
     **options: Any,
 ) -> PlanRequest:
@@ -35,6 +38,10 @@ def read_request(
         `tp=8,pp=4`, or a mapping.
     forbid
         `cp,full-recompute`, or several such texts.
+    without
+        `deepep,cuda-graph`, or several such texts: software that is not there.
+    moe_dispatch
+        The dispatcher, as a pin; chosen when None.
     expert_loads
         File of measured routing.
     options
@@ -53,12 +60,16 @@ def read_request(
         from meshwright.planner.experts.training import read_expert_loads
 
         measured = read_expert_loads(expert_loads, model_spec, gpu_count)
+    pins = parse_pins(pin) if isinstance(pin, str) else dict(pin)
+    if moe_dispatch is not None:
+        pins["moe_dispatch"] = moe_dispatch
     return PlanRequest(
         model=model_spec,
         cluster=cluster_spec,
         gpus=gpu_count,
         expert_loads=measured,
-        pins=parse_pins(pin) if isinstance(pin, str) else pin,
+        pins=pins,
+        without=parse_without([without] if isinstance(without, str) else without),
         forbids=parse_forbids([forbid] if isinstance(forbid, str) else forbid),
         **options,
     )

@@ -14,6 +14,7 @@ from meshwright.constraints.rule import Finding, FinishedPlan
 from meshwright.costmodel.constants.measured import error_band
 from meshwright.costmodel.constants.rates import peak_flops
 from meshwright.costmodel.estimate import Estimate, Stages, estimate_layout, stage_memory_parts_gib
+from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layout import Placement
 from meshwright.costmodel.memory.footprint import context_gib
 from meshwright.costmodel.placement import nested_placement
@@ -54,14 +55,21 @@ class RunPrediction:
 
 _REQUESTED = (
     "model", "cluster", "gpus", "global_batch", "seq_len", "precision", "optimizer", "framework",
-    "expert_imbalance_by_ep", "expert_copies_by_ep", "moe_dispatch", "reserve_gib",
+    "expert_imbalance_by_ep", "expert_copies_by_ep", "reserve_gib",
 )  # fmt: skip
 """What decides prices, of a plan's inputs."""
 
 
-def planned_workload(inputs: PlanInputs) -> Workload:
-    """What a plan's inputs stand for in the cost model. Raises InputError for contradicting inputs."""
-    return PlanRequest(**{name: getattr(inputs, name) for name in _REQUESTED}).workload()
+def planned_workload(inputs: PlanInputs, execution: Execution | None = None) -> Workload:
+    """What a plan's inputs stand for in the cost model, run as its `execution` says.
+
+    Plans that say nothing of it were made before it was chosen: all but the dispatcher was plain. Raises
+    InputError for contradicting inputs.
+    """
+    dispatch = inputs.pins.get("moe_dispatch")
+    pins = {} if dispatch is None else {"moe_dispatch": dispatch}
+    fields = {name: getattr(inputs, name) for name in _REQUESTED}
+    return PlanRequest(**fields, pins=pins).workload(execution)
 
 
 def arrangement(run: Run) -> tuple[Stages, Placement]:

@@ -123,7 +123,7 @@ class SettingsDoc(BaseModel):
     reserve_gib: Annotated[float, Field(strict=True, ge=0, le=10_000, allow_inf_nan=False)] = 0.0
     cuda_graph: Literal["none", "feed_forward", "partial", "full"] | None = None
     cp_comm: Words | None = None
-    moe_dispatch: Literal["deduplicated", "alltoall"] | None = None
+    moe_dispatch: Literal["deduplicated", "alltoall", "deepep", "hybridep"] | None = None
     launch_blocking: Annotated[Flag, BeforeValidator(_said)] = False
     stages: list[list[Layers]] | None = Field(default=None, max_length=4096)
     """Transformer layers of each [pipeline rank][virtual stage]."""

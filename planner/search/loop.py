@@ -56,6 +56,8 @@ class Certificate:
     """Layouts priced exactly."""
     rounds: int = 0
     """CP-SAT models solved."""
+    executions: int = 1
+    """Combinations of execution choices, each with layouts of its own."""
     fewest_gpus: int = 1
     """Layouts on fewer GPUs than this cannot beat the plan; they were not enumerated."""
 
@@ -67,7 +69,10 @@ class Certificate:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a search ended. `best` is sorted by price; `lower_bound_s` is None where nothing is known."""
+    """How a search ended. `best` is sorted by price; `lower_bound_s` is None where nothing is known.
+
+    `status` is that of a plan, or slower: nothing beats the cutoff that was given.
+    """
 
     status: str
     best: tuple[Priced, ...]
@@ -93,6 +98,7 @@ class LayoutSearch:
         time_limit_s: float | None = None,
         any_plan: bool = False,
         most_priced: int | None = None,
+        cutoff_s: float = inf,
         begin_with: Layout | None = None,
         progress: Progress | None = None,
         routing: JointRouting | None = None,
@@ -102,7 +108,7 @@ class LayoutSearch:
         self._routing = routing
         self._any_plan, self._most_priced, self._begin_with = any_plan, most_priced, begin_with
         self._space, self._pricing, self._rules = space, pricing, tuple(rules)
-        self._top_k, self._seed = top_k, seed
+        self._top_k, self._seed, self._given_cutoff_s = top_k, seed, cutoff_s
         self._deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
         self._say = progress or (lambda _: None)
         self._best: list[tuple[float, int, Priced]] = []
@@ -130,6 +136,8 @@ class LayoutSearch:
             return self._outcome(
                 "feasible" if any_plan else "unknown", bound if bound > 0 else None
             )
+        if not self._best and np.isfinite(self._given_cutoff_s):
+            return self._outcome("slower", min(self._given_cutoff_s, self._undecided_s))
         if not self._best:
             return self._outcome("infeasible", None)
         bound = min(proven, self._undecided_s)
@@ -162,8 +170,10 @@ class LayoutSearch:
 
     @property
     def _cutoff_s(self) -> float:
-        """What a layout must beat to matter: the price of the k-th best."""
-        return self._best[self._top_k - 1][0] if len(self._best) >= self._top_k else inf
+        """What a layout must beat to matter: the price of the k-th best, here or in other spaces."""
+        known = len(self._best) >= self._top_k
+        own_s = self._best[self._top_k - 1][0] if known else inf
+        return min(own_s, self._given_cutoff_s)
 
     def _check_time(self) -> None:
         if self._deadline is not None and time.monotonic() > self._deadline:

@@ -21,6 +21,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.constraints.megatron import graphs_refuse
+from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.pipeline.schedules import (
     LEAST_BUBBLE_SHARE,
@@ -246,9 +248,13 @@ class Space:
         return table
 
 
-def space_of(request: PlanRequest) -> Space:
-    """The space that a request spans."""
-    workload, model = request.workload(), request.model
+def space_of(request: PlanRequest, execution: Execution | None = None) -> Space:
+    """The space that a request spans, run as `execution` says or as plainly as can be.
+
+    What an execution never goes with is left out. So is what another execution of the request always does
+    faster: CUDA graphs only take host time away, so layouts without them are those that they refuse.
+    """
+    workload, model = request.workload(execution), request.model
     framework = framework_named(request.framework)
     axes, forbids, pins = planned(framework.axes), request.forbids, request.pins
 
@@ -260,7 +266,7 @@ def space_of(request: PlanRequest) -> Space:
     zero = tuple(z for z in planned(framework.zero_stages) if f"zero-{z}" not in forbids)
     vpp, etp, size = pins.get("vpp"), pins.get("etp"), pins.get("micro_batch")
     experts = divisors(model.moe.experts) if model.moe is not None else [1]
-    return Space(
+    space = Space(
         workload=workload,
         tp=axis("tp", _tensor_degrees(workload)),
         cp=axis("cp", _context_degrees(workload)),
@@ -278,6 +284,29 @@ def space_of(request: PlanRequest) -> Space:
         fewest_gpus=request.gpus if "idle-gpus" in forbids else 1,
         schedules=_schedules(request),
     )
+    return space if execution is None else _narrowed(space, request, execution)
+
+
+def _narrowed(space: Space, request: PlanRequest, execution: Execution) -> Space:
+    """The layouts of a space that may have their price from this execution."""
+    masks = np.array(space.recompute, dtype=np.int64)
+    graphed = replace(space.workload, cuda_graph="partial")
+    refused = graphs_refuse(graphed, masks)
+    keep = np.ones(len(masks), dtype=bool)
+    if execution.cuda_graph == "partial":
+        keep &= ~refused
+    elif "partial" in request.execution_options.cuda_graph:
+        keep &= refused
+    if execution.ep_overlap:
+        keep &= (masks & int(Recompute.FULL)) == 0
+    cp, ep = space.cp, space.ep
+    if execution.cp_comm == "a2a" and "p2p" in request.execution_options.cp_comm:
+        cp = tuple(degree for degree in cp if degree > 1)
+    alone = execution.moe_dispatch != "alltoall" and not space.expert_tensor
+    if execution.ep_overlap or alone:
+        ep = tuple(degree for degree in ep if degree > 1)
+    recompute = tuple(int(mask) for mask in masks[keep])
+    return replace(space, cp=cp, ep=ep, recompute=recompute)
 
 
 def _schedules(request: PlanRequest) -> tuple[str, ...]:

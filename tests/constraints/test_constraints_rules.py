@@ -179,6 +179,15 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"ep": 2, "pp": 2, "vpp": 2},
         {"ep": 2, "pp": 2, "recompute": Recompute.FULL},
     ),
+    "heads-by-tp-cp": (workload(cp_comm="a2a"), {"tp": 2, "cp": 8}, {"tp": 2, "cp": 16}),
+    "kv-heads-by-tp-cp": (workload(cp_comm="a2a"), {"tp": 2, "cp": 2}, {"tp": 2, "cp": 4}),
+    "megatron-flex-dispatcher": (workload(MOE, moe_dispatch="deepep"), {"ep": 2}, {"dp": 2}),
+    "megatron-partial-graphs": (
+        workload(MOE, moe_dispatch="deepep", cuda_graph="partial"),
+        {"recompute": Recompute.MOE_ACTIVATION},
+        {"recompute": Recompute.LAYERNORM},
+    ),
+    "megatron-tp-overlap": (workload(MOE, overlap=Overlap(tp=True)), {"tp": 1}, {"tp": 2}),
     "torchtitan-kv-heads": (workload(), {"tp": 4}, {"tp": 8}),
     "torchtitan-sequence": (workload(seq_len=48), {"tp": 4, "cp": 6}, {"tp": 4, "cp": 4}),
     "torchtitan-tied-embeddings": (workload(TIED), {"pp": 1}, {"pp": 2}),
@@ -210,7 +219,8 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
 STRICT: tuple[Rule, ...] = (ScaleUpDomain(("tp", "cp")), ScaleUpDomain(("ep",)))
 OWN = [rule for record in RECORDS for rule in rules_of(record)]
 RULES = {rule.name: rule for rule in (*GENERAL, *STRICT, *OWN)}
-PRECISIONS = {
+OF_WORKLOADS = {
+    "megatron-dispatcher-device",
     "precision-on-device",
     "torchtitan-precision",
     "deepspeed-precision",
@@ -232,7 +242,7 @@ def feasible(rule: Rule, excess: NDArray[np.float64]) -> bool:
 def test_every_rule_has_a_case_and_its_own_name() -> None:
     count = len(GENERAL) + len(STRICT) + len(OWN)
     assert len(RULES) == count
-    assert set(RULES) == set(CASES) | PRECISIONS | {"torchtitan-architecture"}
+    assert set(RULES) == set(CASES) | OF_WORKLOADS | {"torchtitan-architecture"}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -454,3 +464,37 @@ def test_torchtitan_builds_some_architectures_only(
     assert rule.applies(work) is (word is not None)
     assert feasible(rule, excess) is (finding is None) is (word is None)
     assert word is None or (finding is not None and word in finding.words)
+
+
+@pytest.mark.parametrize(
+    ("dispatcher", "architecture", "device", "runs"),
+    [
+        ("deepep", "hopper", "h100", True),
+        ("deepep", "blackwell", "gb200", False),
+        ("hybridep", "blackwell", "gb300", True),
+        ("hybridep", "ada", "l40s", False),
+        ("alltoall", "ada", "l40s", True),
+    ],
+)
+def test_dispatchers_run_on_their_devices(
+    dispatcher: str, architecture: Architecture, device: str, runs: bool
+) -> None:
+    spec = cluster(architecture)
+    spec = spec.model_copy(update={"device": spec.device.model_copy(update={"name": device})})
+    work = workload(MOE, cluster=spec, moe_dispatch=dispatcher)
+    rule, layout = RULES["megatron-dispatcher-device"], Layout(dp=2, ep=2)
+    assert (rule.excess(as_table(work, [layout], [1.0]))[0] <= 0) == runs
+    assert (rule.check(finished(work, layout, 1.0)) is None) == runs
+
+
+@pytest.mark.parametrize("mask", [0, 2, 4, 6, 32])
+@pytest.mark.parametrize("dispatcher", ["alltoall", "deepep"])
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+@pytest.mark.parametrize("model", [DENSE, MOE])
+def test_graphs_refuse_the_same_recomputation_on_both_sides(
+    model: ModelSpec, precision: str, dispatcher: str, mask: int
+) -> None:
+    work = workload(model, precision=precision, moe_dispatch=dispatcher, cuda_graph="partial")
+    rule, layout = RULES["megatron-partial-graphs"], Layout(dp=2, recompute=mask)
+    legal = rule.excess(as_table(work, [layout], [1.0]))[0] <= 0
+    assert legal == (rule.check(finished(work, layout, 1.0)) is None)

@@ -12,6 +12,7 @@ from meshwright.frameworks.catalog import FRAMEWORK_NAMES, RECORDS
 from meshwright.frameworks.record import Framework, FrameworkName
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.execution_document import ExecutionDoc
 from tests.frameworks.test_records import settings_of
 from tests.oracles.random_plans import random_plan
 
@@ -20,17 +21,28 @@ FROM_MAPPINGS = "--use-tp-pp-dp-mapping"
 """Written where nodes hold different numbers of ranks, which no random plan has."""
 
 
+EXECUTIONS = tuple(
+    ExecutionDoc(moe_dispatch=dispatch, dp_overlap=True, pp_overlap=True, **choices)
+    for dispatch in ("alltoall", "deepep", "hybridep")
+    for choices in (
+        {"tp_overlap": True},
+        {"ep_overlap": True},
+        {"cuda_graph": "partial"},
+        {"cp_comm": "a2a"},
+    )
+)
+
+
 def some_plans(framework: FrameworkName) -> Iterator[Plan]:
-    """Random plans of a framework; every second one of Megatron asks for the other dispatcher."""
+    """Random plans of a framework; those of Megatron in turn with every execution choice."""
     rng = random.Random(4)
     for index in range(PLANS):
         drawn = random_plan(rng, framework, index)
         if drawn is None:
             continue
         plan = drawn[0]
-        if framework == "megatron" and index % 2:
-            inputs = plan.inputs.model_copy(update={"moe_dispatch": "deduplicated"})
-            plan = plan.model_copy(update={"inputs": inputs})
+        if framework == "megatron":
+            plan = plan.model_copy(update={"execution": EXECUTIONS[index % len(EXECUTIONS)]})
         yield plan
 
 

@@ -12,13 +12,11 @@ from meshwright.constraints.registry import FRAMEWORK_RULES, GENERAL, rules_of
 from meshwright.costmodel.constants.rates import framework_constants, framework_names
 from meshwright.costmodel.memory.profile import memory_profile
 from meshwright.costmodel.pipeline.schedules import SCHEDULE_NAMES
-from meshwright.costmodel.workload import Overlap, planned_overlap
 from meshwright.frameworks.catalog import (
     FRAMEWORK_NAMES,
     RECORDS,
     STACK_NAMES,
     binding_framework,
-    framework_named,
     framework_of_stack,
     planned,
     stack_in_words,
@@ -71,11 +69,6 @@ def test_every_stack_has_its_constants() -> None:
     for name in STACK_NAMES:
         framework_constants(name)
         memory_profile(name)
-
-
-def test_overlaps_are_those_of_the_launch_files() -> None:
-    assert planned_overlap(framework_named("megatron")) == Overlap(dp=True, tp=True, pp=True)
-    assert planned_overlap(framework_named("fsdp2")) == Overlap(dp=True)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,10 @@ class JobDoc(BaseModel):
     """`tp=8,pp=4`, or a mapping."""
     forbid: str | tuple[str, ...] = ()
     """`cp,full-recompute`, or a list."""
+    without: str | tuple[str, ...] = ()
+    """Software that is not there: `deepep,cuda-graph`, or a list."""
+    moe_dispatch: str | None = None
+    """Pins the dispatcher of tokens."""
     reserve_gib: Annotated[float, Field(ge=0, le=10_000)] = 0.0
     method: str = "cp-sat"
     top: Annotated[int, Field(ge=1, le=1000)] = 1

@@ -71,7 +71,7 @@ def _answer(request: PlanRequest) -> dict[str, Any]:
     from meshwright.planner.launch.plan_files import plan_files
     from meshwright.planner.plan.make_plan import make_plan
 
-    plan = make_plan(request, robustness=False)
+    plan = make_plan(request, robustness=False, choices=False)
     solver = plan.solver.model_copy(update={"wall_s": None})
     plan = plan.model_copy(update={"solver": solver})
     return {"figures": plan_figures(plan), "files": plan_files(plan) if plan.layout else {}}

@@ -12,6 +12,9 @@ from meshwright.errors import InputError
 MOST_WORDS = 200_000
 MOST_LETTERS = 4_000_000
 _ASSIGNMENT = re.compile(r"^(?:export\s+|local\s+)?([A-Za-z_]\w*)(\+?)=(.*)$")
+_SBATCH = re.compile(
+    r"^#SBATCH\s+(?:--(nodes|gpus-per-node)=|-(N)\s*)(?:\w+:)?(\d{1,6})\b", re.MULTILINE
+)
 _REFERENCE = re.compile(r"\$\{?([A-Za-z_]\w*)(?:\[@\])?\}?")
 
 
@@ -24,10 +27,15 @@ class CommandLine:
         Of a shell, without quotes; `--flag=value` counts as two.
     where
         The file's name, for messages.
+    job
+        `nodes`, and `gpus` of each, that the script's batch job asks for.
     """
 
-    def __init__(self, words: Iterable[str], where: str) -> None:
+    def __init__(
+        self, words: Iterable[str], where: str, job: Mapping[str, int] | None = None
+    ) -> None:
         self.where = where
+        self._job = dict(job or {})
         self.words: list[str] = []
         for word in words:
             name, sign, value = word.partition("=")
@@ -40,7 +48,7 @@ class CommandLine:
     def with_dashes(self) -> CommandLine:
         """The same words, none read yet, with dashes for underscores in the names of flags."""
         words = [word.replace("_", "-") if word.startswith("--") else word for word in self.words]
-        return CommandLine(words, self.where)
+        return CommandLine(words, self.where, self._job)
 
     def has(self, flag: str) -> bool:
         """Whether a flag is there; it counts as read."""
@@ -84,14 +92,16 @@ class CommandLine:
         return values
 
     def torchrun_gpus(self) -> int | None:
-        """Nodes times processes of each, where torchrun's flags give both as numbers."""
+        """Nodes times processes of each, where torchrun's flags or the batch job's give both as numbers."""
         counts = []
+        sizes = {"--nnodes": self._job.get("nodes"), "--nproc-per-node": self._job.get("gpus")}
         for flag in ("--nnodes", "--nproc-per-node"):
             older = "--" + flag.removeprefix("--").replace("-", "_")
             value = self.text(flag) or self.text(older) or ""
-            if not value.isdigit():
+            count = int(value) if value.isdigit() else sizes[flag]
+            if count is None:
                 return None
-            counts.append(int(value))
+            counts.append(count)
         return counts[0] * counts[1]
 
     def unread(self, harmless: Collection[str]) -> list[str]:
@@ -128,7 +138,15 @@ def words_of(script: str, where: str) -> CommandLine:
         letters = sum(map(len, variables.values()))
         if len(words) > MOST_WORDS or letters > MOST_LETTERS:
             raise InputError(f"more than {MOST_WORDS} words", where=where)
-    return CommandLine(filter(None, words), where)
+    return CommandLine(filter(None, words), where, _batch_job(script))
+
+
+def _batch_job(script: str) -> dict[str, int]:
+    """Nodes, and GPUs of each, in the #SBATCH lines of a script, as far as they are plain numbers."""
+    job = {}
+    for name, _, count in _SBATCH.findall(script):
+        job["gpus" if name == "gpus-per-node" else "nodes"] = int(count)
+    return job
 
 
 def _with_variables(line: str, variables: Mapping[str, str]) -> str:

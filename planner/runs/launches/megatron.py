@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from meshwright.costmodel.execution import DISPATCHERS
 from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import DEEPSPEED, MEGATRON_DEEPSPEED
 from meshwright.frameworks.megatron import MEGATRON
@@ -12,6 +13,7 @@ from meshwright.planner.runs.launches.flags import CommandLine
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.launches.megatron_model import megatron_model
 from meshwright.planner.runs.pipeline_notation import layers_of_layout
+from meshwright.planner.runs.run_terms import cuda_graph_kind
 
 _DEGREES: tuple[Axis, ...] = ("tp", "pp", "cp")
 _SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
@@ -76,10 +78,17 @@ def from_megatron(line: CommandLine) -> LaunchRun:
         settings["global_batch"] = batch
     if (line.text("--cp-comm-type") or "p2p").startswith("a2a"):
         settings["cp_comm"] = "a2a"
+    settings["cuda_graph"] = _cuda_graph(line)
     gpus = line.torchrun_gpus()
     if gpus:
         settings["gpus"] = gpus
     return LaunchRun(settings=settings, model=model, unread=tuple(line.unread(_HARMLESS)))
+
+
+def _cuda_graph(line: CommandLine) -> str:
+    modules = line.several("--cuda-graph-modules") or None
+    recipe = {"cuda_graph_impl": line.text("--cuda-graph-impl"), "cuda_graph_scope": modules}
+    return cuda_graph_kind(recipe)
 
 
 def _overlap(line: CommandLine) -> dict[str, bool]:
@@ -95,11 +104,13 @@ def _overlap(line: CommandLine) -> dict[str, bool]:
 def _experts(line: CommandLine, default_etp: int) -> dict[str, Any]:
     deepspeed_ep = line.integer(DEEPSPEED.axes["ep"].flag, 1)
     dispatcher = line.text("--moe-token-dispatcher-type", "allgather")
-    line.text("--moe-flex-dispatcher-backend")
+    backend = line.text("--moe-flex-dispatcher-backend") or "deepep"
+    if backend not in DISPATCHERS:
+        backend = "deduplicated"
     return {
         "ep": line.integer(MEGATRON.axes["ep"].flag, deepspeed_ep),
         "etp": line.integer(MEGATRON.axes["etp"].flag, default_etp),
-        "moe_dispatch": "deduplicated" if dispatcher == "flex" else "alltoall",
+        "moe_dispatch": backend if dispatcher == "flex" else "alltoall",
     }
 
 

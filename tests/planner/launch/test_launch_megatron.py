@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from meshwright.cluster_specs.schema import NodeSpec
-from meshwright.costmodel.workload import Overlap
+from meshwright.costmodel.execution import Execution
 from meshwright.documents.output_files import write_files
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.megatron import MEGATRON
@@ -26,6 +26,8 @@ from meshwright.planner.launch.megatron import MEGATRON_WRITER, megatron_args
 from meshwright.planner.launch.megatron_model import model_flags
 from meshwright.planner.launch.megatron_shortfalls import megatron_shortfalls
 from meshwright.planner.plan.document import Mapping, Plan
+from meshwright.planner.plan.execution_document import ExecutionDoc
+from meshwright.planner.runs.launches.reader import read_launch
 from meshwright.planner.runs.pipeline_notation import layers_of_layout, layout_string
 from tests.plans import make_plan
 
@@ -213,15 +215,14 @@ def test_overlap_flags() -> None:
         "mixtral-8x7b", tp=2, pp=4, vpp=2, dp=4, ep=4, num_micro_batches=4, sequence_parallel=True
     )
     launch = legal_launch(plan, MEGATRON)
-    all_on = megatron_args(replace(launch, overlap=Overlap(dp=True, tp=True, pp=True, ep=True)))
+    overlaps = Execution(dp_overlap=True, tp_overlap=True, pp_overlap=True, ep_overlap=True)
+    all_on = megatron_args(replace(launch, execution=overlaps))
     assert {
         "--tp-comm-overlap",
         "--overlap-grad-reduce",
         "--overlap-moe-expert-parallel-comm",
     } <= set(all_on)
-    inputs = plan.inputs.model_copy(update={"moe_dispatch": "deduplicated"})
-    launch = legal_launch(plan.model_copy(update={"inputs": inputs}), MEGATRON)
-    off = megatron_args(replace(launch, overlap=Overlap()))
+    off = megatron_args(replace(launch, execution=Execution(moe_dispatch="deepep")))
     assert not {arg for arg in off if arg.startswith("--overlap") or arg == "--tp-comm-overlap"}
     assert "--no-overlap-p2p-communication" in off
     assert value(off, "--moe-flex-dispatcher-backend") == "deepep"
@@ -362,3 +363,36 @@ def test_under_slurm_the_hostfile_sets_the_order(tmp_path: Path) -> None:
     assert words[0] == str(tmp_path / "hostfile")
     assert {"--distribution=arbitrary", "--nodes=2", "--ntasks=2"} <= set(words)
     assert words[-3:] == ["node", "--seed", "7"]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+@pytest.mark.parametrize("dispatch", ["alltoall", "deepep", "hybridep"])
+@pytest.mark.parametrize("switched_on", [True, False])
+def test_execution_choices_are_read_back(
+    tmp_path: Path, switched_on: bool, dispatch: Any, precision: str
+) -> None:
+    plan = make_plan(
+        "mixtral-8x7b",
+        tp=2, pp=4, vpp=2, dp=4, cp=2, ep=4, num_micro_batches=4, sequence_parallel=True,
+        precision=precision,
+    )  # fmt: skip
+    execution = ExecutionDoc(
+        moe_dispatch=dispatch,
+        ep_overlap=switched_on,
+        tp_overlap=switched_on,
+        dp_overlap=switched_on,
+        pp_overlap=switched_on,
+        cuda_graph="partial" if switched_on else "none",
+        cp_comm="a2a" if switched_on else "p2p",
+    )
+    args = MEGATRON_WRITER.files(plan.model_copy(update={"execution": execution}))
+    path = tmp_path / "megatron_args.json"
+    path.write_text(args["megatron_args.json"], encoding="utf-8")
+    settings = read_launch(path).settings
+    assert settings["moe_dispatch"] == dispatch
+    assert set(settings["overlap"].values()) == {switched_on}
+    assert settings["cuda_graph"] == execution.cuda_graph
+    assert settings.get("cp_comm", "p2p") == execution.cp_comm
+    captured = "moe_preprocess" in args["megatron_args.json"]
+    padded = dispatch == "alltoall" and precision == "fp8"
+    assert captured == (switched_on and not padded)

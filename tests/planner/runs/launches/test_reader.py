@@ -165,3 +165,16 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         list(price_launch(path, []))
     with pytest.raises(InputError, match="NAME=VALUE"):
         list(price_launch(path, ["modle=x"]))
+
+
+def test_a_batch_jobs_nodes_give_the_gpus(tmp_path: Path) -> None:
+    """`#SBATCH --nodes=32` was passed over as a comment."""
+    flags = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 128"
+    for head in ("--nodes=32", "-N 32"):
+        script = tmp_path / "job.sh"
+        script.write_text(
+            f"#!/bin/bash\n#SBATCH {head}\n#SBATCH --gpus-per-node=h100:8\n"
+            f"srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=8 pretrain_gpt.py {flags}\n",
+            encoding="utf-8",
+        )
+        assert read_launch(script).settings["gpus"] == 256

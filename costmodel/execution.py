@@ -1,0 +1,78 @@
+"""How software runs a layout: the settings of a launch file that change the price and not the arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.workload import Overlap, Workload
+
+Dispatcher = Literal["alltoall", "deduplicated", "deepep", "hybridep"]
+GraphScope = Literal["none", "feed_forward", "partial", "full"]
+ContextExchange = Literal["p2p", "a2a"]
+DISPATCHERS: tuple[str, ...] = get_args(Dispatcher)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """Every execution setting of a plan, once."""
+
+    moe_dispatch: Dispatcher = "alltoall"
+    """NCCL's all-to-all (a copy of a token for each expert), or one per destination: DeepEP, HybridEP."""
+    ep_overlap: bool = False
+    """The expert all-to-all of one micro-batch runs under another's compute."""
+    tp_overlap: bool = False
+    """GEMMs run beside their tensor-parallel transfers."""
+    dp_overlap: bool = False
+    """Gradients are reduced under the last backward passes."""
+    pp_overlap: bool = False
+    """Interleaved stages send under compute."""
+    cuda_graph: GraphScope = "none"
+    """What CUDA graphs launch: nothing, the feed-forward part, attention and router, the whole step."""
+    cp_comm: ContextExchange = "p2p"
+    """Context parallelism passes keys and values around a ring (p2p), or swaps heads for tokens (a2a)."""
+
+    def applied(self, workload: Workload) -> Workload:
+        """The workload run so.
+
+        Parameters
+        ----------
+        workload : Workload
+            Its own execution settings are replaced.
+
+        Returns
+        -------
+        Workload
+        """
+        overlap = Overlap(
+            dp=self.dp_overlap, tp=self.tp_overlap, pp=self.pp_overlap, ep=self.ep_overlap
+        )
+        return replace(
+            workload,
+            overlap=overlap,
+            moe_dispatch=self.moe_dispatch,
+            cuda_graph=self.cuda_graph,
+            cp_comm=self.cp_comm,
+        )
+
+    def of_layout(self, layout: Layout) -> Execution:
+        """What a launch file of one layout sets: nothing is overlapped that is not sent.
+
+        Parameters
+        ----------
+        layout : Layout
+            Of plain numbers.
+
+        Returns
+        -------
+        Execution
+            With the same price.
+        """
+        replicas = int(layout.dp) * int(layout.cp)
+        return replace(
+            self,
+            tp_overlap=self.tp_overlap and bool(layout.sequence_parallel),
+            dp_overlap=self.dp_overlap and replicas > 1,
+            pp_overlap=self.pp_overlap and int(layout.vpp) > 1,
+        )

@@ -1,0 +1,67 @@
+"""What each execution choice of a plan brings: the proven best plan with the plain value in its place."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from math import inf
+
+from meshwright.costmodel.layout import Layout
+from meshwright.frameworks.catalog import framework_named
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.execution_document import ExecutionChoice
+from meshwright.planner.request.executions import EXECUTION_PINS, PLAIN, SWITCH
+from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.runs.predicted import layout_from_document
+from meshwright.planner.search.loop import Outcome
+
+Search = Callable[[PlanRequest, Layout], Outcome]
+"""The best plan for a request; the layout is likely good and priced first."""
+
+
+def with_choices(request: PlanRequest, plan: Plan, search: Search) -> Plan:
+    """The plan with what each of its execution choices brings, the largest gain first.
+
+    Pinned choices are left out: there is no plan without them.
+    """
+    if plan.layout is None or plan.execution is None:
+        return plan
+    choices = list(_choices(request, plan, search))
+    choices.sort(key=lambda choice: -(choice.step_time_s_without or inf))
+    return plan.model_copy(update={"choices": choices})
+
+
+def _choices(request: PlanRequest, plan: Plan, search: Search) -> Iterator[ExecutionChoice]:
+    assert plan.layout is not None
+    began, spent_s = time.monotonic(), plan.solver.wall_s or 0.0
+    likely = replace(layout_from_document(plan.layout), recompute_layers=0)
+    for name, values in EXECUTION_PINS.items():
+        value, plain = getattr(plan.execution, name), PLAIN[name]
+        if value == plain or name in request.pins:
+            continue
+        left_s = request.time_limit_s
+        if left_s is not None:
+            left_s = max(left_s - spent_s - (time.monotonic() - began), 0.0)
+        word = "off" if values == SWITCH else str(plain)
+        pins = {**request.pins, name: word}
+        outcome = search(replace(request, pins=pins, time_limit_s=left_s, top_k=1), likely)
+        yield ExecutionChoice(
+            choice=name,
+            value=value,
+            step_time_s_without=outcome.best[0].step_time_s if outcome.best else None,
+            proven=outcome.status in ("optimal", "infeasible"),
+            installs=_installs(request.framework, name, str(value)),
+        )
+
+
+def _installs(framework: str, choice: str, value: str) -> str:
+    """What a choice needs beside the framework."""
+    record = framework_named(framework)
+    if choice == "moe_dispatch":
+        return record.dispatchers[value].installs if value in record.dispatchers else ""
+    if choice == "cuda_graph":
+        return record.cuda_graphs[value].installs
+    if choice == "cp_comm":
+        return record.context_exchanges[value].installs
+    return record.overlaps[choice.removesuffix("_overlap")].installs

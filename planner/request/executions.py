@@ -1,0 +1,160 @@
+"""Execution choices of a request: what may be chosen, pinned or done without, and every combination."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.execution import DISPATCHERS, Execution
+from meshwright.errors import InputError, listed, near_miss, shown
+from meshwright.frameworks.catalog import planned
+from meshwright.frameworks.record import Framework, TokenDispatcher
+from meshwright.model_specs.schema import ModelSpec
+
+SWITCH = ("on", "off")
+EXECUTION_PINS: Mapping[str, tuple[str, ...]] = {
+    "moe_dispatch": DISPATCHERS,
+    "ep_overlap": SWITCH,
+    "tp_overlap": SWITCH,
+    "cuda_graph": ("none", "partial"),
+    "cp_comm": ("p2p", "a2a"),
+}
+"""Execution choices that can be pinned, with their values. `deduplicated` is DeepEP or HybridEP."""
+
+WITHOUT = ("deepep", "hybridep", "ep-overlap", "tp-overlap", "cuda-graph", "cp-a2a")
+"""What a user may lack, or not want."""
+
+PLAIN: Mapping[str, object] = {
+    "moe_dispatch": "alltoall",
+    "ep_overlap": False,
+    "tp_overlap": False,
+    "cuda_graph": "none",
+    "cp_comm": "p2p",
+}
+"""The value of each choice that asks nothing of the software."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionOptions:
+    """The values that each choice may take, plain ones first."""
+
+    moe_dispatch: tuple[Any, ...]
+    ep_overlap: tuple[bool, ...]
+    tp_overlap: tuple[bool, ...]
+    cuda_graph: tuple[Any, ...]
+    cp_comm: tuple[Any, ...]
+    dp_overlap: bool
+    pp_overlap: bool
+
+    def executions(self) -> tuple[Execution, ...]:
+        """Every combination, the plainest first."""
+        names = tuple(EXECUTION_PINS)
+        return tuple(
+            Execution(
+                **dict(zip(names, values, strict=True)),
+                dp_overlap=self.dp_overlap,
+                pp_overlap=self.pp_overlap,
+            )
+            for values in product(*(getattr(self, name) for name in names))
+        )
+
+
+def execution_options(
+    framework: Framework,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    *,
+    pins: Mapping[str, int | str],
+    without: tuple[str, ...],
+) -> ExecutionOptions:
+    """What the search may choose.
+
+    DeepEP and HybridEP have the same price and the same rules besides their devices: the first that runs
+    stands for both. Overlaps other than that of experts are on wherever they are legal.
+
+    Raises
+    ------
+    InputError
+        If a pinned value does not exist in the framework, on the device, or beside `without`.
+    """
+    hidden = planned(framework.overlaps)
+    tensor = "tp" in hidden and model.attention is None and "tp-overlap" not in without
+    experts = model.moe is not None
+    expert_overlap = "ep" in hidden and experts and "ep-overlap" not in without
+    graphs = "partial" in planned(framework.cuda_graphs) and "cuda-graph" not in without
+    swaps = "a2a" in planned(framework.context_exchanges) and "cp-a2a" not in without
+    dispatchers = _dispatchers(framework, cluster, without) if experts else ()
+    values: dict[str, tuple[object, ...]] = {
+        "moe_dispatch": ("alltoall", *dispatchers),
+        "ep_overlap": (False, True) if expert_overlap and model.mtp_layers <= 1 else (False,),
+        "tp_overlap": (False, True) if tensor else (False,),
+        "cuda_graph": ("none", "partial") if graphs else ("none",),
+        "cp_comm": ("p2p", "a2a") if swaps else ("p2p",),
+    }
+    chosen: dict[str, tuple[Any, ...]] = {
+        name: _pinned(name, options, pins.get(name) if experts or name != "moe_dispatch" else None)
+        for name, options in values.items()
+    }
+    if "tp_overlap" not in pins:
+        chosen["tp_overlap"] = (tensor,)
+    if "moe_dispatch" not in pins:
+        chosen["moe_dispatch"] = chosen["moe_dispatch"][:2]
+    return ExecutionOptions(dp_overlap="dp" in hidden, pp_overlap="pp" in hidden, **chosen)
+
+
+def _dispatchers(
+    framework: Framework, cluster: ClusterSpec, without: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Dispatchers beside the plain one that the framework has and the device runs."""
+    device = cluster.device
+
+    def usable(name: str, dispatcher: TokenDispatcher) -> bool:
+        runs = dispatcher.runs_on(device.architecture, device.name)
+        return dispatcher.deduplicates and dispatcher.planned and runs and name not in without
+
+    return tuple(name for name, each in framework.dispatchers.items() if usable(name, each))
+
+
+def _pinned(name: str, options: tuple[object, ...], pin: int | str | None) -> tuple[object, ...]:
+    """The values that a pin leaves."""
+    if pin is None:
+        return options
+    value: object = pin == "on" if EXECUTION_PINS[name] == SWITCH else pin
+    if value == "deduplicated":
+        others = tuple(option for option in options if option != "alltoall")
+        if others:
+            return others[:1]
+    if value in options:
+        return (value,)
+    words = tuple(_word(option) for option in options)
+    raise InputError(
+        f"pin {name}: {shown(pin)} cannot be had with this framework, model, device and --without; "
+        f"allowed: {listed(words)}"
+    )
+
+
+def _word(option: object) -> str:
+    return ("off", "on")[option] if isinstance(option, bool) else str(option)
+
+
+def parse_without(texts: Iterable[str]) -> tuple[str, ...]:
+    """Comma-separated names to do without, checked and without repeats."""
+    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
+    for name in names:
+        check_without(name)
+    return tuple(dict.fromkeys(names))
+
+
+def check_without(name: str) -> None:
+    """Raises InputError for a name that is not in `WITHOUT`."""
+    if name not in WITHOUT:
+        raise InputError(
+            "is not known",
+            where="without",
+            value=name,
+            did_you_mean=near_miss(name, WITHOUT),
+            allowed=WITHOUT,
+        )

@@ -1,0 +1,167 @@
+"""Executions and layouts together against a brute force over both, and what a request may choose."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+
+from meshwright.constraints.registry import rules_for
+from meshwright.costmodel.execution import Execution
+from meshwright.errors import InputError
+from meshwright.planner.bounds.pricing import CostModelPricing
+from meshwright.planner.plan.make_plan import fastest_plan, make_plan
+from meshwright.planner.plan.verify import faults
+from meshwright.planner.request.executions import EXECUTION_PINS, PLAIN, parse_without
+from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.search.executions import search_executions
+from meshwright.planner.search.space import Space, space_of
+from tests.planner.search.test_planner_optimum import best_by_brute_force
+from tests.planner.search.test_planner_optimum import request as small_request
+
+CASES = 60
+SOME = (13, 16, 19)
+
+
+def asked(seed: int) -> PlanRequest:
+    """A small problem whose batch and layers are small enough for every execution."""
+    draw = random.Random(f"executions {seed}")
+    request = small_request(seed)
+    gpus = min(request.gpus, 4)
+    pins: dict[str, int | str] = {"zero_stage": 1, "micro_batch": 1, "cp": draw.choice([1, 2])}
+    if gpus % 2:
+        pins["cp"] = 1
+    if draw.random() < 0.4:
+        pins["recompute"] = draw.choice(["none", "full"])
+    without = tuple(
+        name for name in ("deepep", "ep-overlap", "cp-a2a", "cuda-graph") if draw.random() < 0.15
+    )
+    return replace(
+        request,
+        gpus=gpus,
+        model=request.model.model_copy(update={"layers": draw.choice([2, 3])}),
+        global_batch=4,
+        pins=pins,
+        forbids=("selective-recompute",) if draw.random() < 0.8 and "recompute" not in pins else (),
+        without=without,
+    )
+
+
+def every_execution(request: PlanRequest) -> list[Execution]:
+    """All combinations by plain words, without what the search knows of them."""
+    moe, without = request.model.moe is not None, request.without
+    dispatchers = ["alltoall"]
+    if moe:
+        dispatchers += [name for name in ("deepep", "hybridep") if name not in without]
+    overlaps = [False, True] if moe and "ep-overlap" not in without else [False]
+    graphs = ["none"] if "cuda-graph" in without else ["none", "partial"]
+    exchanges = ["p2p"] if "cp-a2a" in without else ["p2p", "a2a"]
+    choices: list[dict[str, Any]] = [
+        {"moe_dispatch": d, "ep_overlap": o, "cuda_graph": g, "cp_comm": e}
+        for d, o, g, e in product(dispatchers, overlaps, graphs, exchanges)
+    ]
+    hidden: dict[str, Any] = {
+        "dp_overlap": True,
+        "pp_overlap": True,
+        "tp_overlap": request.model.attention is None,
+    }
+    return [Execution(**one, **hidden) for one in choices]
+
+
+def brute_force(request: PlanRequest) -> float | None:
+    """The least step time over every execution and every layout that its rules allow."""
+    times = []
+    for execution in every_execution(request):
+        whole: Space = space_of(request)
+        best_s = best_by_brute_force(replace(whole, workload=request.workload(execution)))
+        if best_s is not None:
+            times.append(best_s)
+    return min(times, default=None)
+
+
+def compare(seed: int) -> None:
+    request = asked(seed)
+    outcome, best_s = search_executions(request, CostModelPricing), brute_force(request)
+    if best_s is None:
+        assert outcome.status == "infeasible"
+        return
+    assert outcome.status == "optimal"
+    assert outcome.best[0].step_time_s == pytest.approx(best_s, rel=1e-9)
+    assert outcome.lower_bound_s == pytest.approx(best_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", SOME)
+def test_the_plan_is_the_best_of_all_executions(seed: int) -> None:
+    compare(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [seed for seed in range(CASES) if seed not in SOME])
+def test_the_plan_is_always_the_best_of_all_executions(seed: int) -> None:
+    compare(seed)
+
+
+@pytest.mark.parametrize("seed", range(0, 40, 8))
+def test_plans_verify_with_their_execution(seed: int) -> None:
+    request = asked(seed)
+    plan = fastest_plan(request)
+    assert list(faults(request, plan)) == []
+
+
+def test_no_choice_makes_a_plan_slower() -> None:
+    request = asked(12)
+    assert request.model.moe is not None
+    plan = make_plan(request, robustness=False)
+    assert plan.choices is not None
+    assert plan.execution is not None
+    assert plan.objective.step_time_s is not None
+    named = {choice.choice for choice in plan.choices}
+    assert named == {
+        name for name in EXECUTION_PINS if getattr(plan.execution, name) != PLAIN[name]
+    }
+    for choice in plan.choices:
+        if choice.choice != "tp_overlap" and choice.step_time_s_without is not None:
+            assert choice.step_time_s_without >= plan.objective.step_time_s * (1 - 1e-9)
+    gains = [choice.step_time_s_without or float("inf") for choice in plan.choices]
+    assert gains == sorted(gains, reverse=True)
+
+
+def test_pins_and_without_are_kept() -> None:
+    request = replace(asked(12), without=(), pins={"moe_dispatch": "deduplicated", "cp": 1})
+    outcome = search_executions(request, CostModelPricing)
+    assert {priced.execution.moe_dispatch for priced in outcome.best} <= {"deepep"}
+    on_alltoall = replace(request, pins={"moe_dispatch": "alltoall"}, without=("ep-overlap",))
+    executions = on_alltoall.execution_options.executions()
+    assert {execution.moe_dispatch for execution in executions} == {"alltoall"}
+    assert {execution.ep_overlap for execution in executions} == {False}
+    second = replace(request, pins={}, without=("deepep",)).execution_options
+    assert second.moe_dispatch == ("alltoall", "hybridep")
+
+
+def test_what_cannot_be_had_is_refused() -> None:
+    request = asked(12)
+    with pytest.raises(InputError, match=r"pin moe_dispatch.*cannot be had"):
+        replace(request, pins={"moe_dispatch": "deepep"}, without=("deepep",))
+    with pytest.raises(InputError, match="allowed"):
+        replace(request, pins={"cuda_graph": "everything"})
+    with pytest.raises(InputError, match="did you mean 'deepep'"):
+        parse_without(["depep"])
+    with pytest.raises(InputError, match="cannot be had"):
+        replace(request, framework="torchtitan", pins={"moe_dispatch": "deepep"})
+
+
+def test_rules_that_bind_an_execution_are_searched_with() -> None:
+    request = replace(asked(12), without=())
+    names = {
+        rule.name
+        for execution in request.execution_options.executions()
+        for rule in rules_for(request.workload(execution))
+    }
+    assert {
+        "megatron-flex-dispatcher",
+        "megatron-expert-overlap",
+        "megatron-partial-graphs",
+    } <= names
