@@ -238,11 +238,14 @@ def _network_roofs(
     from meshwright.cluster_specs.catalog import load_device
     from meshwright.cluster_specs.reader import read_cluster
     from meshwright.costmodel.constants.rates import peak_flops
-    from meshwright.planner.calculators.network_roofline import level_rates, network_roofline
+    from meshwright.planner.calculators.network_roofline import (
+        network_roofline,
+        nominal_level_rates,
+    )
     from meshwright.planner.calculators.sizes import read_rate
 
     spec = None if cluster is None else read_cluster(cluster)
-    rates = {} if spec is None else level_rates(spec)
+    rates = {} if spec is None else nominal_level_rates(spec)
     if beta is not None:
         rates["network"] = read_rate(beta, "--beta")
     if peak_tflops is not None:

@@ -85,7 +85,7 @@ def _json_error(ctx: click.Context, message: str, exit_code: int) -> None:
 
 def print_json(document: dict[str, Any]) -> None:
     """The one JSON document of a command: what goes wrong after it is only said on standard error."""
-    from meshwright.planner.plan.texts import json_text
+    from meshwright.documents.json_text import json_text
 
     click.echo(json_text(document))
     click.get_current_context().meta[_JSON] = False

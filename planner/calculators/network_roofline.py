@@ -24,7 +24,7 @@ ADVICE = {
 """What helps, by regime."""
 
 
-def level_rates(cluster: ClusterSpec) -> dict[str, float]:
+def nominal_level_rates(cluster: ClusterSpec) -> dict[str, float]:
     """Nominal bytes a second of one GPU at every level of a cluster, one direction."""
     levels = fabric_levels(cluster, cluster.gpus)
     rates = zip(levels.names, levels.gb_per_s, strict=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from pydantic import ValidationError
 
 from meshwright.costmodel.layout import AXES
 from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_named, traits
+from meshwright.documents.json_text import finite
 from meshwright.documents.reader import LARGE_FILE_BYTES, path_text, read_mapping
 from meshwright.documents.validation import validation_message
 from meshwright.errors import InfeasibleError, InputError
@@ -43,22 +43,6 @@ def plan_document(plan: Plan, most_ranks: int = MOST_LISTED_RANKS) -> dict[str, 
         del mapping["ranks"]
     cleaned: dict[str, Any] = finite(data)
     return cleaned
-
-
-def finite(value: Any) -> Any:
-    """The same plain data with None in place of every number that JSON cannot hold."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: finite(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(part) for part in value]
-    return value
-
-
-def json_text(document: Mapping[str, Any]) -> str:
-    """One JSON document on one line, `"schema": 1` included whatever the mapping says of it."""
-    return json.dumps(finite({"schema": 1, **document}), ensure_ascii=False, allow_nan=False)
 
 
 def plan_text(plan: Plan) -> str:

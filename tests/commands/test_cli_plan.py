@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from meshwright import cli
+from meshwright.documents.json_text import json_text
 from meshwright.errors import InputError
 from meshwright.planner.analysis.neighbours import neighbours
 from meshwright.planner.bounds.matrices import order_name
@@ -29,7 +30,7 @@ from meshwright.planner.plan.document import (
 )
 from meshwright.planner.plan.infeasible_document import Infeasible
 from meshwright.planner.plan.solver_document import SolverReport
-from meshwright.planner.plan.texts import json_text, plan_document, plan_text, read_plan
+from meshwright.planner.plan.texts import plan_document, plan_text, read_plan
 from meshwright.planner.report.compare_view import comparison
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.request.plan_request import PlanRequest
