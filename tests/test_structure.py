@@ -14,6 +14,7 @@ import networkx as nx
 import pytest
 
 import meshwright
+from benchmarks.house import survey
 from meshwright import cli
 from meshwright.commands.parameters import ChoiceIn
 
@@ -210,6 +211,13 @@ def test_no_room_imports_in_a_circle() -> None:
     graph.remove_edges_from(list(nx.selfloop_edges(graph)))
     circles = [sorted(part) for part in nx.strongly_connected_components(graph) if len(part) > 1]
     assert circles == []
+
+
+def test_the_code_reads_as_it_should() -> None:
+    house = survey(ROOT)
+    assert house.doubled == {}
+    assert house.vague_share < 0.02
+    assert round(house.nodes_per_line, 1) <= 9.5
 
 
 def test_few_modules_lie_flat_in_the_planner() -> None:
