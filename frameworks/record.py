@@ -30,7 +30,10 @@ class Setting:
     """One value of a choice: how a launch file asks for it, and where that was read."""
 
     source: str
-    """The framework's file or page in which it was read, at the version of the record."""
+    """The framework's file or page in which it was read, at the version of the record.
+
+    Flag and value may stand in two files: both, with ` and ` between them.
+    """
     flag: str = ""
     """The flag or key of the launch file; empty where there is none."""
     value: str = ""

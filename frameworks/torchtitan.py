@@ -20,7 +20,7 @@ def _schedule(name: str, *rules: str) -> Setting:
     return Setting(
         flag="--parallelism.pipeline-parallel-schedule",
         value=name,
-        source=TORCH_SCHEDULES,
+        source=f"{CONFIG} and {TORCH_SCHEDULES}",
         rules=rules,
     )
 

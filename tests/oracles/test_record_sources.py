@@ -35,9 +35,11 @@ def packages() -> Path:
 
 @cache
 def source_text(root: Path, source: str) -> str:
-    """The text of a file, or of all files of a folder, with underscores for hyphens."""
-    path = root / source
-    files = [path] if path.is_file() else sorted(path.rglob("*.py"))
+    """The text of files, or of all files of a folder, with underscores for hyphens."""
+    files: list[Path] = []
+    for name in source.split(" and "):
+        path = root / name
+        files += [path] if path.is_file() else sorted(path.rglob("*.py"))
     assert files, f"{source} is no file"
     return "\n".join(file.read_text(encoding="utf-8") for file in files).replace("-", "_")
 
