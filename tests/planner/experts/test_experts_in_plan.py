@@ -304,7 +304,7 @@ def test_a_plan_with_a_trace_carries_and_prices_what_tokens_touch(
     ]
     assert touched[0] == {1: 1.0, 2: 1.0, 4: 1.0}
     assert 1.3 < touched[1][2] < touched[1][4] < 2.0
-    assert near["inputs"]["moe_dispatch"] == "deduplicated"
+    assert near["execution"]["moe_dispatch"] == "deepep"
     code, _, problem = planned("--moe-dispatch", "dedup")
     assert code == 2
     assert "deduplicated" in problem

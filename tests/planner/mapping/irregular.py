@@ -87,6 +87,7 @@ def random_request(seed: int) -> PlanRequest:
         global_batch=int(rng.choice([8, 12, 24, 60])),
         seq_len=int(rng.choice([2048, 4096])),
         pins=pins,
+        without=("deepep", "hybridep", "ep-overlap", "cuda-graph", "cp-a2a"),
     )
 
 
