@@ -98,7 +98,7 @@ def test_the_plan_is_the_best_of_all_executions(seed: int) -> None:
     compare(seed)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", [seed for seed in range(CASES) if seed not in SOME])
 def test_the_plan_is_always_the_best_of_all_executions(seed: int) -> None:
     compare(seed)

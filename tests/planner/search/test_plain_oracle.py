@@ -50,13 +50,7 @@ def test_the_optimum_is_that_of_the_plain_oracle(seed: int) -> None:
     check(seed)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", range(8, 40))
 def test_the_optimum_is_that_of_the_plain_oracle_slow(seed: int) -> None:
-    check(seed)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", range(40, 200))
-def test_the_optimum_is_that_of_the_plain_oracle_many(seed: int) -> None:
     check(seed)

@@ -206,7 +206,7 @@ def test_search_equals_brute_force(seed: int) -> None:
     compare(seed)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", range(240))
 def test_search_equals_brute_force_many(seed: int) -> None:
     compare(seed)
@@ -251,7 +251,7 @@ def test_search_over_schedules_equals_brute_force(seed: int) -> None:
     check_against_brute_force(pipelined(seed))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", range(4, 40))
 def test_search_over_schedules_equals_brute_force_many(seed: int) -> None:
     check_against_brute_force(pipelined(seed))
