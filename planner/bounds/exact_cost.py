@@ -71,8 +71,6 @@ class LayoutPricing:
         """Whether memory kept some mapping from its fastest split."""
         self.nothing_fits = False
         """Whether no split at all was found to fit."""
-        self.too_slow = False
-        """Whether every mapping is too slow by its bound, which more recomputed layers only raise."""
 
     def best(self, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
         """The best mapping and split; None where none fits or beats `cutoff_s`."""
@@ -80,8 +78,8 @@ class LayoutPricing:
         bound_s = mappings.bound_s[keep]
         if int(self._layout.recompute_layers) and np.isfinite(bound_s).any():
             seconds = np.asarray(self._optimistic(pick(mappings.matrices, keep)).seconds)
-            keep, bound_s = keep[seconds < cutoff_s], seconds[seconds < cutoff_s]
-            self.too_slow = not len(keep)
+            better = seconds < cutoff_s
+            keep, bound_s = keep[better], seconds[better]
         if not len(keep):
             return None
         table = pick(mappings.matrices, keep)
@@ -164,13 +162,11 @@ class LayoutPricing:
         self, placed: Placement, costs: SplitCosts, cutoff_s: float
     ) -> list[tuple[Split, FloatArray]]:
         """The same for ranks in step, whose splits are few enough to look at one by one."""
-        splits = sorted(
-            (
-                Split(stages=stages, time_s=costs.stages_s(stages))
-                for stages in level_splits(costs.layers, costs.pp, costs.vpp)
-            ),
-            key=lambda split: split.time_s,
-        )
+        splits = []
+        for stages in level_splits(costs.layers, costs.pp, costs.vpp):
+            if not costs.partial or min(map(min, stages)) >= costs.recompute_layers:
+                splits.append(Split(stages=stages, time_s=costs.stages_s(stages)))
+        splits.sort(key=lambda split: split.time_s)
         priced_splits: list[tuple[Split, FloatArray]] = []
         limit_s = inf
         for split in splits:
@@ -199,9 +195,7 @@ class LayoutPricing:
         """How much a split with its parameters spread evenly could save over this one, at most."""
         parts = first.breakdown_s
         charged = np.asarray(parts["dp_comm"]) + np.asarray(parts["optimizer"])
-        if costs.recomputed_varies or (
-            costs.partial and costs.leading
-        ):  # what hides communication then depends on the split
+        if costs.partial and costs.leading:  # what hides communication then depends on the split
             return float(np.max(charged))
         context = make_context(self._workload, self._layout, placed)
         even = optimistic_step(context).parts

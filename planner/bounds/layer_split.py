@@ -126,8 +126,6 @@ class _Option:
     leading: int
     again: int
     """Leading layers that are recomputed, where that changes the sum over the ranks."""
-    recomputed: int
-    """All layers that are recomputed, where that differs between splits; else 0."""
     seconds: float
     load: float
     experts: int
@@ -135,15 +133,12 @@ class _Option:
 
 @dataclass(frozen=True)
 class _Caps:
-    """Limits that every rank must keep, and the layers recomputed over all ranks."""
+    """Limits that every rank must keep, and the leading layers recomputed over all ranks."""
 
     seconds: float
     load: float
     experts: float
     again: int
-    """Leading ones."""
-    recomputed: int | None = None
-    """All of them; None for any number."""
 
 
 def _capped(caps: _Caps, name: CapName, value: float) -> _Caps:
@@ -155,8 +150,7 @@ def _capped(caps: _Caps, name: CapName, value: float) -> _Caps:
 
 class _Ranks:
     """Choices of every rank, and which totals they reach: states are (leading covered, leading recomputed),
-    and what is reachable from a state is a bit mask: bit r W + n where n layers, r of them recomputed, can be
-    on the ranks from there on. r is 0 where all splits recompute equally many.
+    and the layer counts reachable from a state are a bit mask.
     """
 
     def __init__(self, costs: SplitCosts, fits: FitsRank | None) -> None:
@@ -164,11 +158,8 @@ class _Ranks:
         self._fits = fits
         self._options: dict[tuple[int, int], list[_Option]] = {}
         self._columns: dict[int, tuple[list[float], list[float], list[int]]] = {}
-        self._width = 2 * (costs.layers + 1)
-        counts = (1 << (costs.layers + 1)) - 1
-        rows = costs.layers + 1 if costs.recomputed_varies else 1
-        self._everything = sum(counts << (row * self._width) for row in range(rows))
-        self._totals: dict[_Caps, tuple[int, ...]] = {}
+        self._all_counts = (1 << (costs.layers + 1)) - 1
+        """A mask of all layer counts from 0."""
         options = [
             option for rank, covered in self._classes() for option in self._of(rank, covered)
         ]
@@ -210,25 +201,17 @@ class _Ranks:
                 layers,
                 leading,
                 min(costs.recompute_layers, leading) if costs.partial else 0,
-                self._recomputed(layers),
                 costs.rank_s(rank, layers, leading),
                 costs.rank_load(rank, layers, leading),
                 costs.rank_experts(rank, layers, leading),
             )
 
-    def _recomputed(self, layers: int) -> int:
-        """Layers of one rank that are recomputed, where their sum differs between splits."""
-        if not self.costs.recomputed_varies:
-            return 0
-        return min(self.costs.recompute_layers * self.costs.vpp, layers)
-
-    def _total_s(self, recomputed_leading: int, recomputed: int) -> float:
-        """Sum over the ranks of any split that recomputes so many layers, so many of them leading ones."""
+    def _total_s(self, recomputed_leading: int) -> float:
+        """Sum over the ranks of any split that recomputes so many leading layers."""
         costs = self.costs
         if not costs.partial:
             recomputed_leading = min(costs.recompute_layers, costs.leading)
-        if not costs.recomputed_varies:
-            recomputed = min(costs.recompute_layers * costs.vpp * costs.pp, costs.layers)
+        recomputed = min(costs.recompute_layers * costs.vpp * costs.pp, costs.layers)
         total = (costs.layers - costs.leading) * costs.layer_s + costs.leading * costs.leading_s
         again = (recomputed - recomputed_leading) * costs.layer_recompute_s
         again += recomputed_leading * costs.leading_recompute_s
@@ -236,80 +219,62 @@ class _Ranks:
 
     def frontier(self, slack_s: float) -> Iterator[Split]:
         """See the module's `frontier`."""
-        costs = self.costs
-        filled = costs.bubble_share / costs.vpp
-        weight = costs.num_micro_batches - filled
-        starts: list[tuple[float, int, int, int]] = []
-        for leading in range(costs.leading + 1) if costs.partial else (0,):
-            for recomputed, low in self._slowest_ranks(leading, weight, filled, slack_s):
-                total_s = self._total_s(leading, recomputed) * filled
-                starts.append((weight * self._seconds[low] + total_s, leading, recomputed, low))
+        most_recomputed = self.costs.leading if self.costs.partial else 0
+        starts: list[tuple[float, int, int]] = []
+        for recomputed_leading in range(most_recomputed + 1):
+            low = self._least("seconds", self._only_seconds(recomputed_leading=recomputed_leading))
+            if low is not None:
+                pipeline_s = self._pipeline_s(self._seconds[low], recomputed_leading)
+                starts.append((pipeline_s, recomputed_leading, low))
         if not starts:
             return
-        limit = (min(starts)[0] + slack_s) * (1 + 1e-12)
-        for _, leading, recomputed, low in sorted(starts):
-            total_s = self._total_s(leading, recomputed) * filled
-            pareto: list[tuple[int, int]] = []
-            for seconds in self._seconds[low:]:
-                if weight * seconds + total_s > limit:
-                    break
-                caps = self._only_seconds(seconds, leading, recomputed)
-                if not pareto or self._improves(caps, pareto):
-                    for load, experts in self._least_loads(caps):
-                        pareto.append((load, experts))
-                        yield self._split(
-                            replace(caps, load=self._loads[load], experts=self._experts[experts])
-                        )
-        self._totals.clear()
+        limit_s = (min(starts)[0] + slack_s) * (1 + 1e-12)
+        for _, recomputed_leading, low in sorted(starts):
+            yield from self._pareto(low, recomputed_leading, limit_s)
 
-    def _slowest_ranks(
-        self, leading: int, weight: float, filled: float, slack_s: float
-    ) -> Iterator[tuple[int, int]]:
-        """(recomputed layers, index of the least seconds of the slowest rank) of each number of recomputed
-        layers, as long as it can be within the slack of the fastest; `leading` of them are leading ones.
-        """
-        low = self._least("seconds", self._only_seconds(inf, leading))
-        if low is None:
-            return
-        if not self.costs.recomputed_varies:
-            yield 0, low
-            return
-        seen: set[int] = set()
-        least_s = self._total_s(leading, self.costs.fewest_recomputed) * filled
-        fastest_s = inf
-        for index in range(low, len(self._seconds)):
-            slowest_s = weight * self._seconds[index]
-            if slowest_s + least_s > (fastest_s + slack_s) * (1 + 1e-12):
-                return
-            for recomputed in self._reached(self._only_seconds(self._seconds[index], leading)):
-                if recomputed not in seen:
-                    seen.add(recomputed)
-                    total_s = self._total_s(leading, recomputed) * filled
-                    fastest_s = min(fastest_s, slowest_s + total_s)
-                    yield recomputed, index
+    def _pipeline_s(self, slowest_s: float, recomputed_leading: int) -> float:
+        """Seconds of the pipeline whose slowest rank takes so long for a micro-batch."""
+        filled = self.costs.bubble_share / self.costs.vpp
+        weight = self.costs.num_micro_batches - filled
+        return weight * slowest_s + self._total_s(recomputed_leading) * filled
 
-    def _only_seconds(self, seconds: float, leading: int, recomputed: int | None = None) -> _Caps:
-        """Caps on the slowest rank and on nothing else but what is recomputed."""
-        return _Caps(seconds, inf, 2 * self.costs.layers, leading, recomputed)
+    def _pareto(self, low: int, recomputed_leading: int, limit_s: float) -> Iterator[Split]:
+        """Splits that no other one within the limit beats in seconds, load and experts."""
+        pareto: list[tuple[int, int]] = []
+        for seconds in self._seconds[low:]:
+            if self._pipeline_s(seconds, recomputed_leading) > limit_s:
+                break
+            if not pareto or self._improves(seconds, recomputed_leading, pareto):
+                for load, experts in self._least_loads(seconds, recomputed_leading):
+                    pareto.append((load, experts))
+                    caps = _Caps(
+                        seconds, self._loads[load], self._experts[experts], recomputed_leading
+                    )
+                    yield self._split(caps)
 
-    def _improves(self, caps: _Caps, pareto: list[tuple[int, int]]) -> bool:
-        """Whether some split within the threshold has less of either kind of parameters than all known
-        ones.
-        """
+    def _only_seconds(self, seconds: float = inf, recomputed_leading: int = 0) -> _Caps:
+        """Caps on the slowest rank and on nothing else."""
+        return _Caps(seconds, inf, 2 * self.costs.layers, recomputed_leading)
+
+    def _improves(
+        self, seconds: float, recomputed_leading: int, pareto: list[tuple[int, int]]
+    ) -> bool:
+        """Whether a split within the threshold has less of a kind of parameters than all known ones."""
         load, experts = min(load for load, _ in pareto), min(experts for _, experts in pareto)
-        return bool(
-            (load and self._reachable(replace(caps, load=self._loads[load - 1])))
-            or (experts and self._reachable(replace(caps, experts=self._experts[experts - 1])))
-            or (
-                len(pareto) > 1
-                and self._reachable(
-                    replace(caps, load=self._loads[load], experts=self._experts[experts])
-                )
-            )
-        )
+        caps = self._only_seconds(seconds, recomputed_leading)
+        trials = []
+        if load:
+            trials.append(replace(caps, load=self._loads[load - 1]))
+        if experts:
+            trials.append(replace(caps, experts=self._experts[experts - 1]))
+        if len(pareto) > 1:
+            both = replace(caps, load=self._loads[load], experts=self._experts[experts])
+            trials.append(both)
+        return any(self._reachable(trial) is not None for trial in trials)
 
-    def _least_loads(self, caps: _Caps) -> Iterator[tuple[int, int]]:
+    def _least_loads(self, seconds: float, recomputed_leading: int) -> Iterator[tuple[int, int]]:
         """Indices of (load, experts) within a threshold on the slowest rank that none beats in both."""
+        caps = self._only_seconds(seconds, recomputed_leading)
         lightest, first = self._least("load", caps), self._least("experts", caps)
         if lightest is None or first is None:
             return
@@ -329,7 +294,7 @@ class _Ranks:
         end = high
         while low < high:
             middle = (low + high) // 2
-            if self._reachable(_capped(caps, name, values[middle])):
+            if self._reachable(_capped(caps, name, values[middle])) is not None:
                 high = middle
             else:
                 low = middle + 1
@@ -360,21 +325,8 @@ class _Ranks:
             bisect_right(columns[2], caps.experts),
         )
 
-    def _reachable(self, caps: _Caps) -> bool:
-        """Whether some split keeps the caps."""
-        reached = self._reached(replace(caps, recomputed=None))
-        return bool(reached) if caps.recomputed is None else caps.recomputed in reached
-
-    def _reached(self, caps: _Caps) -> tuple[int, ...]:
-        """Every number of recomputed layers of the splits that keep the other caps, read off one pass."""
-        if caps not in self._totals:
-            reached = self._masks(caps)[0].get((0, 0), 0) >> self.costs.layers
-            rows = range(-(-self._everything.bit_length() // self._width))
-            self._totals[caps] = tuple(r for r in rows if reached >> (r * self._width) & 1)
-        return self._totals[caps]
-
-    def _masks(self, caps: _Caps) -> list[dict[tuple[int, int], int]]:
-        """Masks [rank][state] of the layer counts that the ranks from `rank` on can take."""
+    def _reachable(self, caps: _Caps) -> list[dict[tuple[int, int], int]] | None:
+        """Masks [rank][state] of layer counts that the ranks from there on can take; None if not all."""
         costs = self.costs
         masks: list[dict[tuple[int, int], int]] = [{} for _ in range(costs.pp + 1)]
         masks[costs.pp] = {(costs.leading, caps.again): 1}
@@ -388,14 +340,14 @@ class _Ranks:
                     mask = 0
                     for option in options:
                         state = (covered + option.leading, again + option.again)
-                        shift = option.layers + option.recomputed * self._width
-                        mask |= after.get(state, 0) << shift
-                    mask &= self._everything
+                        mask |= after.get(state, 0) << option.layers
+                    mask &= self._all_counts
                     if mask:
                         here[covered, again] = mask
             if not here:
-                break
-        return masks
+                return None
+        all_layers = masks[0].get((0, 0), 0) >> costs.layers & 1
+        return masks if all_layers else None
 
     def _smeared(
         self, after: dict[tuple[int, int], int], choices: int
@@ -406,59 +358,38 @@ class _Ranks:
         masks: dict[tuple[int, int], int] = {}
         if not choices:
             return masks
-        fewest = self.costs.fewest
-        full = self._recomputed(self.costs.layers)
-        shorter = min(max(full - fewest, 0), choices)
         for state, mask in after.items():
             if state[0] == self.costs.leading:
-                grown = self._spread(
-                    mask << (fewest + shorter + full * self._width), choices - shorter
-                )
-                for layers in range(fewest, fewest + shorter):
-                    grown |= mask << (layers + layers * self._width)
-                grown &= self._everything
+                grown, width = mask << self.costs.fewest, 1
+                while width < choices:
+                    step = min(width, choices - width)
+                    grown |= grown << step
+                    width += step
+                grown &= self._all_counts
                 if grown:
                     masks[state] = grown
         return masks
 
-    def _spread(self, mask: int, choices: int) -> int:
-        """The mask with up to `choices` - 1 more layers; nothing without a choice."""
-        if not choices:
-            return 0
-        width = 1
-        while width < choices:
-            step = min(width, choices - width)
-            mask |= mask << step
-            width += step
-        return mask
-
     def _split(self, caps: _Caps) -> Split:
         """The most even split within the caps; there is one."""
-        masks = self._masks(caps)
-        costs, layers_left, covered, recomputed_leading = self.costs, self.costs.layers, 0, 0
-        recomputed_left = caps.recomputed or 0
+        masks = self._reachable(caps)
+        assert masks is not None
+        costs = self.costs
+        layers_left, covered, again = costs.layers, 0, 0
         stages: list[tuple[int, ...]] = []
         times: list[float] = []
         for rank in range(costs.pp):
             share = layers_left / (costs.pp - rank)
-            option = min(
-                (
-                    o
-                    for o in self._within(rank, covered, caps)
-                    if o.layers <= layers_left
-                    and o.recomputed <= recomputed_left
-                    and masks[rank + 1].get((covered + o.leading, recomputed_leading + o.again), 0)
-                    >> (layers_left - o.layers + (recomputed_left - o.recomputed) * self._width)
-                    & 1
-                ),
-                key=lambda o: (abs(o.layers - share), -o.layers),
-            )
+            options = []
+            for option in self._within(rank, covered, caps):
+                rest = layers_left - option.layers
+                state = (covered + option.leading, again + option.again)
+                if rest >= 0 and masks[rank + 1].get(state, 0) >> rest & 1:
+                    options.append((abs(option.layers - share), -option.layers, option))
+            _, _, option = min(options, key=lambda entry: entry[:2])
             stages.append(even_chunks(rank, option.layers, costs.vpp))
             times.append(option.seconds)
-            recomputed_left -= option.recomputed
-            layers_left, covered, recomputed_leading = (
-                layers_left - option.layers,
-                covered + option.leading,
-                recomputed_leading + option.again,
-            )
+            layers_left -= option.layers
+            covered += option.leading
+            again += option.again
         return Split(stages=tuple(stages), time_s=costs.time_s(times))

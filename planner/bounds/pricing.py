@@ -53,7 +53,7 @@ from meshwright.planner.bounds.exact_cost import LayoutPricing, MappingBounds, P
 from meshwright.planner.bounds.matrices import Matrices, matrices
 from meshwright.planner.bounds.memory_fit import hbm_limit_gib
 from meshwright.planner.bounds.room_bound import busiest_in_rooms_s
-from meshwright.planner.bounds.stages import ALL_LAYERS, longest_stage
+from meshwright.planner.bounds.stages import ALL_LAYERS
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -226,11 +226,9 @@ class CostModelPricing:
         return self._peak_with(layouts, np.where(full, ALL_LAYERS, 0))
 
     def _fewest_recomputed(self, layouts: Layout) -> tuple[IntArray, FloatArray]:
-        """Bisects the recomputed layers per virtual stage; ALL_LAYERS where only that can fit, or not even
-        that.
-        """
-        longest = longest_stage(self._workload.model.layers, layouts.pp, layouts.vpp)
-        low, high = np.ones(len(longest), dtype=np.int64), longest
+        """Bisects the recomputed layers per virtual stage; ALL_LAYERS where fewer cannot fit."""
+        shortest = self._workload.model.layers // (np.asarray(layouts.pp) * np.asarray(layouts.vpp))
+        low, high = np.ones(len(shortest), dtype=np.int64), np.maximum(shortest, 1)
         peak = self._peak_with(layouts, high)
         partial = peak <= self._limit_gib
         while np.any(high - low > 1):
@@ -285,19 +283,18 @@ class CostModelPricing:
         comes first: where that does not fit, nothing does.
         """
         best: Priced | None = None
-        memory_suffices = too_slow = False
+        memory_suffices = False
         amounts = list(self._recompute_amounts(layout))
         if not np.isfinite(cutoff_s) and len(amounts) > 1:
             amounts = [ALL_LAYERS, *amounts[:-1]]
         for recomputed_layers in amounts:
-            if (memory_suffices or too_slow) and recomputed_layers != ALL_LAYERS:
+            if memory_suffices and recomputed_layers != ALL_LAYERS:
                 continue
             limit = cutoff_s if best is None else min(cutoff_s, best.step_time_s)
             pricing = self._pricing_of(replace(layout, recompute_layers=recomputed_layers))
             priced = pricing.best(mappings, limit)
             if priced is not None and priced.step_time_s < limit:
                 best = priced
-            too_slow = too_slow or (pricing.too_slow and recomputed_layers != ALL_LAYERS)
             if pricing.nothing_fits and recomputed_layers == ALL_LAYERS:
                 return best
             if not pricing.memory_limits and recomputed_layers != ALL_LAYERS:
@@ -312,11 +309,10 @@ class CostModelPricing:
             yield 0
             return
         if self._some_layers:
-            _, fewest = self.least_memory_gib(
-                Layout(**{n: np.array([x]) for n, x in vars(layout).items()})
-            )
-            longest = longest_stage(self._workload.model.layers, layout.pp, layout.vpp)
-            yield from range(int(fewest[0]), int(longest))
+            one_row = Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
+            _, fewest = self.least_memory_gib(one_row)
+            shortest = self._workload.model.layers // (int(layout.pp) * int(layout.vpp))
+            yield from range(int(fewest[0]), shortest + 1)
         yield ALL_LAYERS
 
 

@@ -20,7 +20,7 @@ from meshwright.costmodel.pipeline.rank_load import least_busiest_in_rooms_s
 from meshwright.costmodel.pipeline.schedules import Schedule, last_rank
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
-from meshwright.planner.bounds.stages import ALL_LAYERS, longest_stage
+from meshwright.planner.bounds.stages import ALL_LAYERS
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -88,23 +88,19 @@ def busiest_in_rooms_s(
         recomputed = replace(layouts.take(rows), recompute_layers=largest[rows])
         rooms = main_layer_rooms(workload, recomputed, limit_gib)
         rooms = np.where(mirrored[rows], float(layers), rooms)
-        mapping_rows = np.flatnonzero(np.isin(owner, rows))
-        every = fewest[owner[mapping_rows]] == ALL_LAYERS
-        one_s = layer_s[mapping_rows] + np.where(every, again_s[mapping_rows], 0.0)
-        asked = np.where(every, 0, fewest[owner[mapping_rows]] * vpp[mapping_rows])
-        # A last rank with fewer layers than that recomputes only those it has, at least one a stage.
-        spared_end_s = np.maximum(asked - vpp[mapping_rows], 0) * again_s[mapping_rows]
+        mappings = np.flatnonzero(np.isin(owner, rows))
+        owners, mapping_again_s = owner[mappings], again_s[mappings]
+        every = fewest[owners] == ALL_LAYERS
         busiest_s = least_busiest_in_rooms_s(
-            rooms[np.searchsorted(rows, owner[mapping_rows])],
+            rooms[np.searchsorted(rows, owners)],
             layers,
-            one_s,
-            np.maximum(end_s[mapping_rows] - spared_end_s, 0.0),
-            end_rank[mapping_rows],
+            layer_s[mappings] + np.where(every, mapping_again_s, 0.0),
+            end_s[mappings],
+            end_rank[mappings],
         )
-        asked_s = again_s[mapping_rows] * np.minimum(asked, busiest_s / one_s)
-        best_s[mapping_rows] = np.minimum(
-            best_s[mapping_rows], busiest_s + np.maximum(asked_s - spared_s[mapping_rows], 0.0)
-        )
+        recomputed_layers = np.where(every, 0, fewest[owners] * vpp[mappings])
+        added_s = np.maximum(mapping_again_s * recomputed_layers - spared_s[mappings], 0.0)
+        best_s[mappings] = np.minimum(best_s[mappings], busiest_s + added_s)
     return best_s
 
 
@@ -126,20 +122,12 @@ def _amounts(
     framework = framework_of_stack(workload.framework)
     if framework.recompute_amount is None or not full.any():
         return
-    chunks = np.asarray(layouts.pp) * np.asarray(layouts.vpp)
-    even = workload.model.layers // chunks
-    longest = longest_stage(workload.model.layers, layouts.pp, layouts.vpp)
+    shortest = workload.model.layers // (np.asarray(layouts.pp) * np.asarray(layouts.vpp))
     low = np.asarray(layouts.recompute_layers)
-    step = np.maximum(-(-(even - low + 1) // params.recompute_ranges), 1)
+    step = np.maximum(-(-(shortest - low + 1) // params.recompute_ranges), 1)
     for _ in range(params.recompute_ranges):
-        remaining = full & (low <= even)
+        remaining = full & (low <= shortest)
         if remaining.any():
-            yield (
-                np.where(remaining, low, -1),
-                np.where(remaining, np.minimum(low + step - 1, even), -1),
-            )
+            high = np.minimum(low + step - 1, shortest)
+            yield np.where(remaining, low, -1), np.where(remaining, high, -1)
         low = low + step
-    low = np.maximum(np.asarray(layouts.recompute_layers), even + 1)
-    remaining = full & (low < longest)
-    if remaining.any():
-        yield np.where(remaining, low, -1), np.where(remaining, longest - 1, -1)

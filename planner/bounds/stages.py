@@ -16,13 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from meshwright.costmodel.layout import Ints
-
-IntArray = NDArray[np.int64]
-
 ALL_LAYERS = 1_000_000
 """`recompute_layers` that means every layer."""
 
@@ -54,7 +47,7 @@ class SplitCosts:
     layer_recompute_s: float = 0.0
     leading_recompute_s: float = 0.0
     recompute_layers: int = 0
-    """Layers of every virtual stage that are computed again; all of a shorter one."""
+    """Layers of every virtual stage that are computed again: 0, at most the shortest stage, or ALL_LAYERS."""
     layer_load: float = 0.0
     leading_load: float = 0.0
     first_load: float = 0.0
@@ -72,18 +65,7 @@ class SplitCosts:
     @property
     def fewest(self) -> int:
         """The fewest layers a rank may have."""
-        return self.vpp
-
-    @property
-    def recomputed_varies(self) -> bool:
-        """Whether the recomputed layers of all ranks depend on the split: some stage may be shorter."""
-        return self.partial and self.recompute_layers > 1
-
-    @property
-    def fewest_recomputed(self) -> int:
-        """The fewest layers that any split recomputes: all ranks but one as short as can be."""
-        of_one = min(self.recompute_layers * self.vpp, self.most)
-        return of_one + (self.pp - 1) * self.fewest
+        return self.vpp * max(1, self.recompute_layers if self.partial else 1)
 
     @property
     def most(self) -> int:
@@ -167,12 +149,6 @@ def even_chunks(rank: int, layers: int, vpp: int) -> tuple[int, ...]:
     short, longer = divmod(layers, vpp)
     counts = [short + 1] * longer + [short] * (vpp - longer)
     return tuple(counts if rank else reversed(counts))
-
-
-def longest_stage(layers: Ints, pp: Ints, vpp: Ints) -> IntArray:
-    """Most layers that a virtual stage can have where every rank has at least `vpp` layers."""
-    of_one_rank = np.asarray(layers) - (np.asarray(pp) - 1) * np.asarray(vpp)
-    return np.asarray(np.maximum(-(-of_one_rank // np.asarray(vpp)), 1), dtype=np.int64)
 
 
 def balanced_stages(layers: int, pp: int, vpp: int) -> tuple[tuple[int, ...], ...] | None:

@@ -32,7 +32,9 @@ def _all_splits(costs: SplitCosts) -> Iterator[tuple[Counts, Counts]]:
             return
         for n in range(1, left + 1):
             stages = even_chunks(rank, n, costs.vpp)
-            if min(stages) < 1:
+            if min(stages) < max(
+                1, costs.recompute_layers if costs.recompute_layers < costs.layers else 1
+            ):
                 continue
             d = min(max(costs.leading - before, 0), stages[0])
             yield from grow(rank + 1, left - n, before + stages[0], (*counts, n), (*leading, d))
@@ -65,7 +67,7 @@ def _random_costs(draw: random.Random) -> SplitCosts:
         last_s=draw.uniform(0, 3),
         layer_recompute_s=draw.uniform(0, 1),
         leading_recompute_s=draw.uniform(0, 1),
-        recompute_layers=draw.choice([0, 0, 1, 2, 3, 4, ALL_LAYERS]),
+        recompute_layers=draw.choice([0, 0, 1, 2, ALL_LAYERS]),
         layer_load=draw.uniform(1, 2),
         leading_load=draw.uniform(1, 2),
         first_load=draw.uniform(0, 2),

@@ -135,6 +135,8 @@ def _times(space: Space, layout: Layout) -> Iterator[float]:
     for again in [*range(1, layers + 1), ALL_LAYERS] if full else [0]:
         one = replace(layout, recompute_layers=again)
         for stages in splits:
+            if again < layers and again > min(min(rank) for rank in stages):
+                continue
             memory = stage_memory_gib(workload, one, stages)
             if max(memory) > usable_hbm_gib(workload) or not _legal(space, one, stages, memory):
                 continue
