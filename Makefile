@@ -16,8 +16,8 @@ PYTHON ?=
 
 help:
 	@echo "make plan      plan Llama-3.1-405B on 16,384 GPUs (installs into .venv the first time)"
-	@echo "make test      lint, types and the tests, under 8 minutes on 2 cores"
-	@echo "make check     the same without the slow tests, under 3 minutes"
+	@echo "make test      lint, types and the tests"
+	@echo "make check     the same without the slow tests, about 4 minutes on 2 cores"
 	@echo "make slow      the suites that take minutes each"
 	@echo "make lint | types | unit    one of them"
 	@echo "make oracles   launch files through the parsers of the real frameworks (installs them into .oracles)"
