@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import site
 import subprocess
 import sys
@@ -39,12 +40,9 @@ def done(*command: str, folder: Path) -> str:
 
 
 def sources(folder: Path) -> Path:
-    """The files that git knows or would take, copied: building leaves nothing in the repository."""
-    names = done("git", "ls-files", "-co", "--exclude-standard", "-z", folder=ROOT).split("\0")
-    for name in filter(None, names):
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes((ROOT / name).read_bytes())
+    """The tree, copied: building leaves nothing in the repository, nor needs its history."""
+    left_out = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
+    shutil.copytree(ROOT, folder, ignore=left_out)
     return folder
 
 
