@@ -123,10 +123,11 @@ def _layer_at_work(
     """
     model, tp = workload.model, np.asarray(layout.tp)
     matrices = 2.0 if model.gated else 1.0
-    widest = 2.0 * matrices * model.ffn_hidden
+    widest: Floats = 2.0 * matrices * model.ffn_hidden
     if model.moe is not None and model.moe_layers > 0:
-        per_copy = 2.0 * matrices * model.moe.moe_ffn_hidden + 2.0 * model.hidden
-        widest = model.moe.top_k * per_copy
+        gathered = 2.0 * model.hidden * np.asarray(layout.etp)
+        per_copy = 2.0 * matrices * model.moe.moe_ffn_hidden + gathered
+        widest = workload.imbalance(layout.ep) * model.moe.top_k * per_copy
     per_token = np.asarray(widest / tp + 2.0 * model.hidden)
     if not framework_constants(workload.framework).flash_attention:
         scores = 4.0 * model.heads / tp * workload.seq_len
