@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from meshwright.costmodel.constants.rates import framework_constants
 from meshwright.costmodel.layout import Bools, Floats, Layout, Recompute
 from meshwright.costmodel.memory.activations import SavedActivations, rank_tokens, sequence_shards
+from meshwright.costmodel.memory.graphs import graph_bytes
 from meshwright.costmodel.memory.profile import MemoryProfile, memory_profile
 from meshwright.costmodel.memory.states import layer_parameters_on_gpu, table_parameters
 from meshwright.costmodel.workload import Workload
@@ -38,7 +39,7 @@ class Transients:
     embedding_first: Floats
     """Gradient of the token table of one micro-batch, less the activations that are gone by then."""
     gathered: Floats
-    """Weights and placeholders that every rank holds."""
+    """Weights, placeholders and CUDA graphs that every rank holds."""
     gathered_table: Floats
     """The same for a token table or a head."""
     gathered_leading_first: Floats
@@ -85,7 +86,7 @@ def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> T
         head_input_last=2.0 * rank_tokens(workload, layout) * model.hidden + zero,
         layer=layer,
         embedding_first=embedding,
-        gathered=gathered,
+        gathered=gathered + graph_bytes(workload, layout),
         gathered_table=gathered_table,
         gathered_leading_first=gathered_leading,
         bucket=element * bucketed + zero,
