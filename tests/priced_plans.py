@@ -19,9 +19,8 @@ from tests.plans import make_plan
 def priced_plan(model: str = "llama-3-8b", cluster: str = "dgx-h100", **changes: Any) -> Plan:
     """A plan of `tests.plans.make_plan`, run plainly, under the first mapping of its fabric."""
     plan = make_plan(model, cluster, **changes)
+    plan = plan.model_copy(update={"execution": execution_document(Execution())})
     assert plan.layout is not None
-    execution = Execution()
-    plan = plan.model_copy(update={"execution": execution_document(execution)})
     workload, layout = workload_of_plan(plan), layout_from_document(plan.layout)
     table = matrices(
         layout, level_factors(workload.cluster, workload.gpus).tolist(), inside=("tp",)

@@ -66,8 +66,8 @@ def test_a_baseline_that_cannot_be_read_ends_before_the_search(folder: Path) -> 
 
 def test_a_plan_with_its_baseline(folder: Path) -> None:
     words = ("plan", "llama-3-8b", "--cluster", "dgx-h100", "--gpus", "8", "--seq-len", "4096")
-    words = (*words, "--global-batch", "64", "--pin", "tp=2,pp=1,cp=1,recompute=none")
-    done = run(*words, "--baseline", str(folder / "today.yaml"), "--json")
+    pins = ("--global-batch", "64", "--pin", "tp=2,pp=1,cp=1,recompute=none")
+    done = run(*words, *pins, "--baseline", str(folder / "today.yaml"), "--json")
     document = json.loads(done.stdout)
     assert document["baseline"]["kind"] == "run"
     difference_s = document["objective"]["step_time_s"] - document["baseline"]["step_time_s"]

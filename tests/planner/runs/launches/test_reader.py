@@ -181,7 +181,7 @@ def test_a_batch_jobs_nodes_give_the_gpus(tmp_path: Path) -> None:
 
 
 def test_the_order_of_ranks_is_read(tmp_path: Path) -> None:
-    """`--use-tp-pp-dp-mapping` was listed as unread: pipelines then lay across nodes, not data parallelism."""
+    """`--use-tp-pp-dp-mapping` was listed as unread, and priced as if it were not there."""
     flags = "--num-layers 8 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096"
     flags += " --pipeline-model-parallel-size 8 --global-batch-size 64 --use-distributed-optimizer"
     steps = []
