@@ -32,9 +32,7 @@ run: {seq_len: 4096, global_batch: 64, tp: 2, pp: 4, dp: 4, ep: 2, etp: 2, seque
 
 
 def planned(model: str) -> Plan:
-    request = read_request(
-        model=model, cluster="dgx-h100", gpus=32, global_batch=64, seq_len=4096
-    )
+    request = read_request(model=model, cluster="dgx-h100", gpus=32, global_batch=64, seq_len=4096)
     return fastest_plan(request)
 
 
