@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from meshwright.api import (
-        compare,
         estimate,
         place_experts,
         plan,
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from meshwright.errors import InfeasibleError, InputError, MeshwrightError
     from meshwright.model_specs.reader import read_model
     from meshwright.model_specs.schema import ModelSpec
+    from meshwright.planner.launch.compare import compare
     from meshwright.planner.plan.document import Plan
     from meshwright.planner.plan.make_plan import make_plan
     from meshwright.planner.plan.texts import read_plan
@@ -65,7 +65,7 @@ _MODULE_OF = {
     "ModelSpec": "model_specs.schema",
     "Plan": "planner.plan.document",
     "PlanRequest": "planner.request.plan_request",
-    "compare": "api",
+    "compare": "planner.launch.compare",
     "estimate": "api",
     "make_plan": "planner.plan.make_plan",
     "place_experts": "api",

@@ -157,61 +157,12 @@ def plan(
     )
     if baseline is None:
         return make_plan(request, robustness=robustness, progress=progress)
-    from meshwright.planner.analysis.baseline import read_baseline, with_baseline
-    from meshwright.planner.launch.script_diff import with_script_diff
+    from meshwright.planner.analysis.baseline import read_baseline
+    from meshwright.planner.launch.compare import against
 
     today = read_baseline(Path(baseline), request.inputs())
     found = make_plan(request, robustness=robustness, progress=progress)
-    if found.layout is None:
-        return found
-    return with_script_diff(
-        with_baseline(found, today, tokens=tokens, gpu_hour_price=gpu_hour_price)
-    )
-
-
-def compare(
-    plan: FilePath | Plan,
-    baseline: FilePath,
-    *,
-    tokens: float | None = None,
-    gpu_hour_price: float | None = None,
-) -> Plan:
-    """What a plan brings over what is run today.
-
-    Parameters
-    ----------
-    plan
-        A plan, its file or its folder.
-    baseline
-        A launch script, a run file of one run, or another plan.
-    tokens
-        Of the whole training, from 1: adds its days and GPU hours.
-    gpu_hour_price
-        Dollars: adds the price of the training.
-
-    Returns
-    -------
-    Plan
-        With `baseline`: the speed-up, what each change brings alone and in turn, and for a launch script the
-        smallest edit of it that reaches the plan.
-
-    Raises
-    ------
-    InputError
-        If a file cannot be read or priced, or trains another model.
-    InfeasibleError
-        If the plan has no layout.
-    """
-    from meshwright.planner.analysis.baseline import read_baseline, with_baseline
-    from meshwright.planner.launch.script_diff import with_script_diff
-    from meshwright.planner.plan.document import Plan as PlanDocument
-    from meshwright.planner.plan.texts import read_feasible_plan
-
-    compared = plan if isinstance(plan, PlanDocument) else read_feasible_plan(plan)
-    today = read_baseline(Path(baseline), compared.inputs)
-    return with_script_diff(
-        with_baseline(compared, today, tokens=tokens, gpu_hour_price=gpu_hour_price)
-    )
+    return against(found, today, tokens=tokens, gpu_hour_price=gpu_hour_price)
 
 
 def estimate(run: FilePath | Mapping[str, Any]) -> tuple[PricedRun, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+import meshwright
 from meshwright.commands.options import cost_flags, plan_options
 from meshwright.commands.parameters import ChoiceIn
 from meshwright.commands.terminal import (
@@ -202,7 +203,6 @@ def compare(
     FILE is another plan, or a launch script or run file: then the plan's speed-up comes first, what each
     change brings, and the smallest edit of the script that reaches it.
     """
-    from meshwright import api
     from meshwright.documents.output_files import write_files
     from meshwright.planner.analysis.baseline import is_plan
     from meshwright.planner.plan.texts import read_feasible_plan
@@ -216,7 +216,7 @@ def compare(
         else:
             show(compare_view((str(plan), str(other)), plans))
         return
-    compared = api.compare(plan, other, tokens=tokens, gpu_hour_price=gpu_hour_price)
+    compared = meshwright.compare(plan, other, tokens=tokens, gpu_hour_price=gpu_hour_price)
     if output is not None:
         write_files(output.parent, {output.name: patch_of(compared)}, force)
     if as_json:
