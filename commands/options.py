@@ -55,12 +55,8 @@ def plan_options(command: Command) -> Command:
                 "--without",
                 multiple=True,
                 metavar="A,...",
-<<<<<<< HEAD
-                help="Not there: deepep,hybridep,ep-overlap,tp-overlap,cuda-graph,full-graph,cp-a2a.",
-=======
                 help="Software that is not there: deepep,hybridep,ep-overlap,tp-overlap,"
                 "cuda-graph,full-graph,cp-a2a.",
->>>>>>> main
             ),
             _default(
                 "--method",

@@ -18,7 +18,10 @@ _STEPS = "gradient_accumulation_steps"
 _READ = "zero_optimization bf16 fp16 tensor_parallel activation_checkpointing"
 _HARMLESS = "gradient_clipping optimizer scheduler steps_per_print wall_clock_breakdown"
 """Keys that leave the time of a step as it is."""
-_ZERO_READ = "stage overlap_comm contiguous_gradients reduce_bucket_size allgather_bucket_size mics_shard_size"
+_ZERO_READ = """
+stage overlap_comm contiguous_gradients reduce_bucket_size allgather_bucket_size
+mics_shard_size
+"""
 
 
 def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
