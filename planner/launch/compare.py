@@ -52,7 +52,7 @@ def compare(
 def against(
     plan: Plan, today: Baseline, *, tokens: float | None = None, gpu_hour_price: float | None = None
 ) -> Plan:
-    """A plan with its `baseline`, edits included; as it is without a layout. Parameters are those of `compare`."""
+    """A plan with its `baseline`, edits included; as it is without a layout. Parameters as in `compare`."""
     if plan.layout is None:
         return plan
     priced = with_baseline(plan, today, tokens=tokens, gpu_hour_price=gpu_hour_price)

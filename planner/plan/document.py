@@ -135,3 +135,6 @@ class Plan(BaseModel):
     """Against what is run today, where that was given."""
     solver: SolverReport
     inputs: PlanInputs
+    digest: str | None = None
+    """SHA-256 of the rest as it was first written, without `solver.wall_s` and `mapping.ranks`: `verify`
+    finds edits by hand."""
