@@ -72,6 +72,7 @@ MEGATRON = Framework(
         Stack(name="megatron"),
         Stack(name="megatron-2022", written=r"megatron-lm 2022\b"),
         Stack(name="megatron-bridge", written=r"megatron-bridge\b"),
+        Stack(name="nemo-2024", written=r"nemo 24\.0[1-7]\b", bound=False),
         Stack(name="nemo", written=r"nemo\b", bound=False),
         MEGATRON_LM,
     ),

@@ -61,6 +61,8 @@ class FrameworkConstants:
     """Whether cross entropy is one kernel over 16-bit logits."""
     current_scaling: bool
     """Whether FP8 scales come from the tensor itself (a pass more) instead of the steps before."""
+    transposes_apart: bool
+    """Whether an FP8 operand's transpose is made in a kernel of its own."""
     narrow_gathers: bool
     """Whether parameters are gathered at the run's precision (FP8) instead of 16 bits."""
     eager_operators: bool
@@ -171,9 +173,12 @@ def of_run(stack: FrameworkConstants, workload: Workload) -> FrameworkConstants:
     FrameworkConstants
         The same where the run says nothing.
     """
-    if workload.attention_kernel is None and workload.gradient_bytes is None:
+    said = (workload.attention_kernel, workload.gradient_bytes, workload.fp8_parameters)
+    if said == (None, None, None):
         return stack
     changes: dict[str, Any] = {}
+    if workload.fp8_parameters is not None:
+        changes["narrow_gathers"] = workload.fp8_parameters
     kernel = workload.attention_kernel
     if kernel is not None:
         changes["flash_attention"] = kernel in _FLASH_GENERATIONS

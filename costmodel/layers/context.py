@@ -42,6 +42,7 @@ class Context:
             self.workload.precision,
             self.workload.cluster.device.architecture,
             current_scaling=self.constants.framework.current_scaling,
+            transposes_apart=self.constants.framework.transposes_apart,
         )
 
     @cached_property

@@ -88,6 +88,12 @@ def shard_group_size(words: object) -> int:
     return int(number[1]) if number else 0
 
 
+def fp8_parameters_kept(recipe: dict[str, Any]) -> bool | None:
+    """Whether a published recipe keeps and gathers weights in FP8; None where it does not say."""
+    kept = recipe.get("fp8_param_gather")
+    return kept if isinstance(kept, bool) else None
+
+
 def gradient_bytes_of(words: object) -> int | None:
     """Bytes of a reduced gradient element from a source's words; None where they name no type."""
     for name, size in GRADIENT_BYTES.items():
