@@ -179,6 +179,8 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
     stack, profile = stack_constants(workload), memory_profile(workload.framework)
     bf16 = workload.precision == "bf16"
     grad = float(stack.gradient_bytes) + (profile.bf16_gradient_copies_bytes if bf16 else 0.0)
+    if profile.sums_beside_gradients and stack.gradient_bytes == 4:
+        grad += 2.0
     copies = _quantised_bytes(workload) if profile.fp8_weight_copies else 0.0
     wide = 0.0 if workload.fp8_parameters and copies else 2.0
     step = 0.0 if bf16 else profile.step_bytes
