@@ -20,6 +20,8 @@ _SCORE_BYTES = 5.0
 """Of an attention score that is kept: softmax output, dropout output and its mask."""
 _PLAIN_SCORE_BYTES = 6.0
 """The same of PyTorch's operators: softmax output at 32 bits, and its 16-bit cast."""
+_EAGER_NORM_BYTES = 6.0
+"""Of an element under an RMSNorm of PyTorch's operators: the 32-bit input, and the product at 16 bits."""
 _DROPOUT_BYTES = 3.0
 """Of `_SCORE_BYTES`, what dropout keeps; models with rotary embeddings are trained without."""
 
@@ -180,6 +182,8 @@ def _kept_besides(workload: Workload, layout: Layout, *, experts: bool) -> Float
         if model.position == "rope" and model.attention is None:
             heads = model.heads / tp + np.maximum(model.kv_heads / tp, 1.0)
             kept = kept + 2.0 * heads * model.qk_head_dim
+        if model.norm == "rmsnorm" and not stack_constants(workload).fused_norm:
+            kept = kept + 2.0 * _EAGER_NORM_BYTES * model.hidden / sequence_shards(layout)
         if model.gated and not experts:
             kept = kept + 2.0 * model.ffn_hidden / tp
     if profile.keeps_gathered_inputs:

@@ -33,9 +33,9 @@ from meshwright.planner.runs.run_terms import (
     attention_kernel_kind,
     cp_comm_kind,
     cuda_graph_kind,
-    fp8_parameters_kept,
     gradient_bytes_of,
     moe_dispatch_kind,
+    recipe_switch,
     shard_group_size,
 )
 
@@ -161,7 +161,8 @@ def _run(doc: RunDoc, remarks: list[str], base: Path | None, default_id: str) ->
         attention_kernel=settings.attention_kernel or attention_kernel_kind(kernel_words),
         shard_group=settings.shard_group or shard_group_size(settings.recipe.get("zero1_group")),
         gradient_bytes=gradient_bytes_of(gradient_words),
-        fp8_parameters=fp8_parameters_kept(settings.recipe),
+        fused_norm=recipe_switch(settings.recipe, "fused_rmsnorm"),
+        fp8_parameters=recipe_switch(settings.recipe, "fp8_param_gather"),
         flushes=settings.flushes,
     )
     return Run(

@@ -88,10 +88,10 @@ def shard_group_size(words: object) -> int:
     return int(number[1]) if number else 0
 
 
-def fp8_parameters_kept(recipe: dict[str, Any]) -> bool | None:
-    """Whether a published recipe keeps and gathers weights in FP8; None where it does not say."""
-    kept = recipe.get("fp8_param_gather")
-    return kept if isinstance(kept, bool) else None
+def recipe_switch(recipe: dict[str, Any], name: str) -> bool | None:
+    """What a published recipe says of a switch; None where it says nothing."""
+    value = recipe.get(name)
+    return value if isinstance(value, bool) else None
 
 
 def gradient_bytes_of(words: object) -> int | None:
