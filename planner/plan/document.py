@@ -132,3 +132,6 @@ class Plan(BaseModel):
     """Left out where many plans are made at once."""
     solver: SolverReport
     inputs: PlanInputs
+    digest: str | None = None
+    """SHA-256 of the rest as it was first written, without `solver.wall_s` and `mapping.ranks`: `verify`
+    finds edits by hand."""
