@@ -78,7 +78,7 @@ MEGATRON = Framework(
         Stack(name="nemo-2024", written=r"nemo 24\.0[1-7]\b", bound=False),
         Stack(name="nemo", written=r"nemo\b", bound=False),
         MEGATRON_LM,
-        Stack(name="scaling", written=r"aa-scaling\b", bound=False),
+        Stack(name="aa-scaling", written=r"aa-scaling\b", bound=False),
         PYTORCH,
     ),
     measured_as=("megatron-lm", "megatron-bridge", "nemo"),

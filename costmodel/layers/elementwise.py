@@ -62,8 +62,8 @@ def element_bytes(
     matrices = 2.0 if model.gated else 1.0
     activation = 2.0 * matrices + 2.0, 4.0 * matrices + 2.0
     if eager:
-        apart = model.norm == "rmsnorm" and not fused_norm
-        norm = _EAGER_RMS_NORM if apart else _FUSED_NORM
+        eager_norm = model.norm == "rmsnorm" and not fused_norm
+        norm = _EAGER_RMS_NORM if eager_norm else _FUSED_NORM
         if model.gated:
             activation = (10.0, 18.0)
         return ElementBytes(norm, (6.0, 6.0), (20.0, 20.0), activation)

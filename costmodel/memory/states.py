@@ -201,7 +201,7 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
 
 
 def _quantised_bytes(workload: Workload) -> float:
-    """Quantised weight and its transpose; Blackwell's tensor cores take FP8 in either order, so it has one."""
+    """Quantised weight and its transpose; Blackwell takes FP8 in either order, so it can do with one."""
     if workload.precision == "fp8" and workload.cluster.device.architecture == "blackwell":
         return 1.0 if workload.fp8_parameters else 2.0
     return {"fp8": 2.0, "mxfp8": 2.0, "nvfp4": 1.0}.get(workload.precision, 0.0)

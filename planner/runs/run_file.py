@@ -50,6 +50,8 @@ SLIP = 0.9
 """An unknown key this similar to a known one is taken for a slip of the pen (difflib ratio)."""
 
 
+FIRST_RANK = "rank 0"
+"""A note on measured memory that says so is of the first pipeline rank, not of the fullest one."""
 DRIVER = "nvidia-smi"
 """A note on measured memory that says so was read from the driver."""
 
@@ -62,6 +64,8 @@ class Measured:
     memory_gib: float | None = None
     out_of_memory: bool = False
     """Whether the run ended out of memory; there is neither step nor peak then."""
+    first_rank: bool = False
+    """Whether memory is the first pipeline rank's, not the fullest one's."""
     from_driver: bool = False
     """Whether memory is what the driver shows (`nvidia-smi`), not what the allocator handed out."""
 
@@ -291,6 +295,7 @@ def _measurement(doc: MeasuredDoc, step_time_s: float | None) -> Measured:
         step_time_s=step_time_s,
         memory_gib=doc.memory_gib,
         out_of_memory=doc.out_of_memory,
+        first_rank=FIRST_RANK in (doc.memory_note or ""),
         from_driver=DRIVER in (doc.memory_note or ""),
     )
 
