@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.constants.calibration import Calibration, Factors
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.model_specs.schema import ModelSpec
 
@@ -55,6 +57,15 @@ class Workload:
     """Where a token's experts lie, measured: (ep, equal blocks of the expert group, of them touched)."""
     reserve_gib: float = 0.0
     """HBM that the plan must leave free."""
+    calibration: Calibration | None = None
+    """What the user's own runs say of the constants; None for the shipped ones."""
+
+    @cached_property
+    def factors(self) -> Factors | None:
+        """The factors of the calibration that hold for this device and this framework."""
+        if self.calibration is None:
+            return None
+        return self.calibration.factors_on(self.cluster.device.name, self.framework)
 
     def on(self, gpus: int) -> Workload:
         """The same training on another number of GPUs of the cluster.
