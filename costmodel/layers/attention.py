@@ -20,9 +20,12 @@ from meshwright.costmodel.layers.layer_time import LayerTime, Parts
 from meshwright.costmodel.layout import Floats, Recompute
 from meshwright.model_specs.parameters import attended_positions
 
-_SCORE_BYTES_FORWARD = 11.0
-"""Unfused attention: score written and read, masked softmax, dropout and its mask, per score."""
-_SCORE_BYTES_BACKWARD = 16.0
+_FUSED_SOFTMAX_BYTES = (11.0, 16.0)
+"""Score written and read, masked softmax, dropout and its mask, per score, forward and backward."""
+_UNFUSED_BYTES = (41.0, 43.0)
+"""The same one operator at a time (megatron/core/fusions/fused_softmax.py, forward_torch_softmax). Forward:
+score written (2), cast up (6), scaled (8), masked (9), softmax (8), cast down (6), read (2). Backward:
+gradient written (2), cast (6), softmax (12), mask (9), scale (8), cast (6)."""
 _ODD_HEAD_FACTOR = 5.0
 """Time of an unfused GEMM whose head width is not a multiple of 8: no tensor cores."""
 _QUERY_BLOCK = 256.0
@@ -233,7 +236,8 @@ def _core_attention(c: Context) -> _Core:
     odd = _ODD_HEAD_FACTOR if model.qk_head_dim % 8 != 0 else 1.0
     depth = model.qk_head_dim / (model.qk_head_dim + c.rates.gemm_half_k)
     gemm = flops / c.rates.head_gemm_flops * odd / depth
-    score_bytes = Passes(_SCORE_BYTES_FORWARD * scores, _SCORE_BYTES_BACKWARD * scores)
+    moved = _FUSED_SOFTMAX_BYTES if c.constants.framework.fused_softmax else _UNFUSED_BYTES
+    score_bytes = Passes(moved[0] * scores, moved[1] * scores)
     return _Core(Passes(gemm, 2.0 * gemm), score_bytes)
 
 

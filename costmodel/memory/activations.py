@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.costmodel.constants.rates import framework_constants
+from meshwright.costmodel.constants.stacks import stack_constants
 from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.memory.profile import memory_profile
 from meshwright.costmodel.workload import Workload
@@ -18,6 +18,10 @@ from meshwright.model_specs.schema import ModelSpec
 
 _SCORE_BYTES = 5.0
 """Of an attention score that is kept: softmax output, dropout output and its mask."""
+_PLAIN_SCORE_BYTES = 6.0
+"""The same of PyTorch's operators: softmax output at 32 bits, and its 16-bit cast."""
+_DROPOUT_BYTES = 3.0
+"""Of `_SCORE_BYTES`, what dropout keeps; models with rotary embeddings are trained without."""
 
 
 def rank_tokens(workload: Workload, layout: Layout) -> Floats:
@@ -166,8 +170,12 @@ def _attention_saved(workload: Workload, layout: Layout, narrow: float) -> Float
     kv_heads = 2.0 * np.maximum(model.kv_heads / tp, 1.0)
     keys, values = kv_heads * model.qk_head_dim, kv_heads * model.v_head_dim
     scores: Floats = 0.0
-    if not framework_constants(workload.framework).flash_attention:
-        score_bytes = _SCORE_BYTES * heads * workload.seq_len
+    stack = stack_constants(workload)
+    if not stack.flash_attention:
+        kept = _SCORE_BYTES if stack.fused_softmax else _PLAIN_SCORE_BYTES
+        if stack.fused_softmax and model.position == "rope":
+            kept -= _DROPOUT_BYTES
+        score_bytes = kept * heads * workload.seq_len
         scores = np.where(mask & Recompute.CORE_ATTENTION, 0.0, score_bytes)
     rotated = query + keys + values if model.position == "rope" and model.qk_norm else 0.0
     every_output = query + keys + values + rotated

@@ -12,11 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.constants.rates import framework_constants
+from meshwright.costmodel.constants.stacks import stack_constants
 from meshwright.costmodel.layout import Bools, Floats, Layout, Recompute
 from meshwright.costmodel.memory.activations import SavedActivations, rank_tokens, sequence_shards
 from meshwright.costmodel.memory.profile import MemoryProfile, memory_profile
-from meshwright.costmodel.memory.states import layer_parameters_on_gpu, table_parameters
+from meshwright.costmodel.memory.states import (
+    layer_parameters_on_gpu,
+    optimizer_shards,
+    table_parameters,
+)
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.parameters import dense_mlp_parameters, expert_parameters
 from meshwright.model_specs.schema import ModelSpec
@@ -148,7 +152,7 @@ def _layer_at_work(
         per_copy = 2.0 * matrices * model.moe.moe_ffn_hidden + 2.0 * model.hidden
         widest = model.moe.top_k * per_copy
     per_token = np.asarray(widest / tp + 2.0 * model.hidden)
-    if not framework_constants(workload.framework).flash_attention:
+    if not stack_constants(workload).flash_attention:
         scores = 4.0 * model.heads / tp * workload.seq_len
         per_token = np.maximum(per_token, scores)
     gradients = rank_tokens(workload, layout) * per_token
@@ -229,7 +233,7 @@ def _stranded_by_step(workload: Workload, layout: Layout) -> tuple[Floats, Float
     dense, rest, experts = layer_parameters_on_gpu(model, layout)
     layers = model.dense_layers * dense + model.moe_layers * (rest + experts)
     share = layers / layout.pp
-    shards = np.asarray(layout.dp) * layout.cp
+    shards, _ = optimizer_shards(workload, layout)
     copies = 12.0 * np.minimum(widest, share / shards)
     with_table = 12.0 * np.minimum(table, (share + table) / shards) + 2.0 * table
     return copies, np.maximum(with_table - copies, 0.0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.constants.rates import framework_constants
+from meshwright.costmodel.constants.stacks import framework_constants
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.memory import activations as activations_module
 from meshwright.costmodel.memory import states as states_module
@@ -61,7 +61,7 @@ def framework(monkeypatch: pytest.MonkeyPatch) -> SetProfile:
             activations_module,
             transients_module,
         ):
-            monkeypatch.setattr(module, "framework_constants", lambda name: fixed)
+            monkeypatch.setattr(module, "stack_constants", lambda workload: fixed)
 
     return set_profile
 
