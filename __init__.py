@@ -14,7 +14,15 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meshwright.api import estimate, place_experts, plan, plan_batch, recommend, validate
+    from meshwright.api import (
+        calibrate,
+        estimate,
+        place_experts,
+        plan,
+        plan_batch,
+        recommend,
+        validate,
+    )
     from meshwright.cluster_specs.reader import read_cluster
     from meshwright.cluster_specs.schema import ClusterSpec
     from meshwright.errors import InfeasibleError, InputError, MeshwrightError
@@ -36,6 +44,7 @@ __all__ = [
     "Plan",
     "PlanRequest",
     "__version__",
+    "calibrate",
     "estimate",
     "make_plan",
     "place_experts",
@@ -56,6 +65,7 @@ _MODULE_OF = {
     "ModelSpec": "model_specs.schema",
     "Plan": "planner.plan.document",
     "PlanRequest": "planner.request.plan_request",
+    "calibrate": "api",
     "estimate": "api",
     "make_plan": "planner.plan.make_plan",
     "place_experts": "api",

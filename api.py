@@ -21,12 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from meshwright.cluster_specs.schema import ClusterSpec
+    from meshwright.costmodel.constants.calibration import Calibration
     from meshwright.model_specs.schema import ModelSpec
     from meshwright.planner.experts.service import ExpertPlan
     from meshwright.planner.many.batch.service import BatchListener, BatchReport
     from meshwright.planner.many.recommend.answer import Recommendation
     from meshwright.planner.plan.document import Plan
+    from meshwright.planner.runs.calibration.report import CalibrationReport
     from meshwright.planner.runs.prediction import PricedRun
+    from meshwright.planner.runs.run_file import Run
     from meshwright.planner.runs.validation import ValidationReport
 
 FilePath = str | PathLike[str]
@@ -49,6 +52,7 @@ def plan(
     expert_loads: FilePath | None = None,
     moe_dispatch: str | None = None,
     without: Iterable[str] | str = (),
+    calibration: FilePath | Calibration | None = None,
     method: str = "cp-sat",
     top: int = 1,
     time_limit_s: float | None = None,
@@ -90,6 +94,8 @@ def plan(
     without
         Software that is not there, which the plan must not ask for: any of deepep, hybridep, ep-overlap,
         tp-overlap, cuda-graph and cp-a2a.
+    calibration
+        What `calibrate` learned of this stack, or its file.
     method
         cp-sat, or exhaustive: price every layout.
     top
@@ -142,6 +148,7 @@ def plan(
         expert_loads=None if expert_loads is None else Path(expert_loads),
         moe_dispatch=moe_dispatch,
         without=without,
+        calibration=calibration,
         method=method,
         top_k=top,
         time_limit_s=time_limit_s,
@@ -150,13 +157,17 @@ def plan(
     return make_plan(request, robustness=robustness, progress=progress)
 
 
-def estimate(run: FilePath | Mapping[str, Any]) -> tuple[PricedRun, ...]:
+def estimate(
+    run: FilePath | Mapping[str, Any], *, calibration: FilePath | Calibration | None = None
+) -> tuple[PricedRun, ...]:
     """Price fully given configurations: time, memory, traffic. No search.
 
     Parameters
     ----------
     run
         A run file, or the mapping that one holds (`meshwright schema run`).
+    calibration
+        What `calibrate` learned of this stack, or its file.
 
     Returns
     -------
@@ -177,21 +188,68 @@ def estimate(run: FilePath | Mapping[str, Any]) -> tuple[PricedRun, ...]:
     >>> len(priced.predicted.memory_gib)
     1
     """
+    from meshwright.planner.request.calibration_file import read_calibration
     from meshwright.planner.runs.prediction import price_run, price_runs
     from meshwright.planner.runs.run_file import run_from_mapping
 
+    stack = read_calibration(calibration)
     if isinstance(run, Mapping):
-        return (price_run(run_from_mapping(run, where="run"), Path("run")),)
-    return tuple(price_runs(Path(run)))
+        return (price_run(run_from_mapping(run, where="run", calibration=stack), Path("run")),)
+    return tuple(price_runs(Path(run), stack))
 
 
-def validate(runs: FilePath) -> ValidationReport:
+def calibrate(
+    *runs: FilePath | Run,
+    name: str | None = None,
+    like: str | None = None,
+    measure: bool = False,
+) -> CalibrationReport | None:
+    """Learn the constants of a stack from its own measured runs.
+
+    Parameters
+    ----------
+    runs
+        Run files whose rows have `measured`, logs of nccl-tests, and runs that were read before: 3 to 20 runs
+        of one framework on one kind of device.
+    name
+        Of the stack; what the runs call their framework when None.
+    like
+        The known stack to begin from; the runs' framework, or the nearest one, when None.
+    measure
+        Whether to run micro-benchmarks on this machine's GPUs too, under torchrun. Needs torch.
+
+    Returns
+    -------
+    CalibrationReport or None
+        `calibration` goes to `plan`, `estimate` and `validate`; errors before and after, what moved, and the
+        run to measure next. None on all ranks but the first with `measure`.
+
+    Raises
+    ------
+    InputError
+        If a file cannot be used, or runs are of several frameworks or devices.
+    """
+    from meshwright.planner.runs.calibration.service import calibrate_runs
+    from meshwright.planner.runs.calibration.sources import read_sources
+    from meshwright.planner.runs.run_file import Run
+
+    given = tuple(run for run in runs if isinstance(run, Run))
+    paths = [Path(run) for run in runs if not isinstance(run, Run)]
+    read, benchmarks = read_sources(paths, given)
+    return calibrate_runs(read, name=name, like=like, benchmarks=benchmarks)
+
+
+def validate(
+    runs: FilePath, *, calibration: FilePath | Calibration | None = None
+) -> ValidationReport:
     """Compare predicted with measured steps, row by row and summed up.
 
     Parameters
     ----------
     runs
         A run file whose rows have `measured` figures.
+    calibration
+        What `calibrate` learned of this stack, or its file.
 
     Returns
     -------
@@ -203,9 +261,10 @@ def validate(runs: FilePath) -> ValidationReport:
     InputError
         If not one row can be read.
     """
+    from meshwright.planner.request.calibration_file import read_calibration
     from meshwright.planner.runs.prediction import validation_report
 
-    return validation_report(Path(runs))
+    return validation_report(Path(runs), read_calibration(calibration))
 
 
 def place_experts(
@@ -265,6 +324,7 @@ def plan_batch(
     cache: FilePath | None = None,
     no_cache: bool = False,
     formats: Sequence[str] = ("csv", "json"),
+    calibration: FilePath | None = None,
     listener: BatchListener | None = None,
 ) -> BatchReport:
     """Plan many jobs, each a model on a cluster, in parallel processes.
@@ -289,6 +349,8 @@ def plan_batch(
         Folder of answers that are kept between batches, by default in the user's cache folder; or none.
     formats
         Of the results: csv, json, parquet.
+    calibration
+        File of what `calibrate` learned, for jobs that name none.
     listener
         Hears of every job that is done.
 
@@ -313,6 +375,7 @@ def plan_batch(
         strict=strict,
         cache=chosen_folder(None if cache is None else Path(cache), no_cache),
         formats=tuple(formats),
+        calibration=None if calibration is None else Path(calibration),
     )
     return run_batch(Path(jobs), Path(output), options, listener or SilentListener())
 
@@ -333,6 +396,7 @@ def recommend(
     forbid: Sequence[str] = (),
     sizes: Sequence[int] = (),
     reserve_gib: Sequence[float] = (),
+    calibration: FilePath | None = None,
     workers: int | None = None,
     cache: FilePath | None = None,
     no_cache: bool = False,
@@ -356,6 +420,8 @@ def recommend(
         GPUs to sweep over.
     reserve_gib
         GiB of HBM to keep free, each value swept over.
+    calibration
+        File of what `calibrate` learned.
     workers, cache, no_cache
         As for `plan_batch`.
     progress
@@ -393,6 +459,7 @@ def recommend(
             "framework": framework,
             "pin": pin,
             "forbid": forbid,
+            "calibration": None if calibration is None else str(calibration),
         },
     )
     return plan_sizes(request, progress or (lambda line: None))

@@ -80,6 +80,16 @@ def plan_options(command: Command) -> Command:
     )
 
 
+def calibration_option(command: Command) -> Command:
+    """Adds --calibration."""
+    return click.option(
+        "--calibration",
+        type=_PATH,
+        metavar="STACK.yaml",
+        help="What `calibrate` learned of your stack.",
+    )(command)
+
+
 def experts_options(command: Command) -> Command:
     """Adds the options of ExpertRequest, and of the files to write."""
     return _add([*_cluster_options(), *_expert_options(), *_expert_output_options()], command)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshwright.costmodel.constants.calibration import Factors
+from meshwright.costmodel.constants.measured import ErrorBand, error_band, memory_band
 from meshwright.costmodel.constants.rates import (
     Constants,
     DeviceConstants,
-    FrameworkConstants,
     constants_for,
 )
+from meshwright.costmodel.constants.stacks import FrameworkConstants
 from meshwright.costmodel.workload import Workload
 
 _GEMM = ("gemm_fraction_16bit", "gemm_fraction_fp8", "gemm_fraction_mxfp8", "gemm_fraction_fp4")
@@ -40,6 +41,46 @@ def calibrated_constants(workload: Workload) -> Constants:
     if workload.factors is None:
         return constants
     return calibrated(constants, workload.factors)
+
+
+def step_time_band(workload: Workload) -> ErrorBand:
+    """How far measured steps lie from predicted ones.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its device, its framework and its calibration are used.
+
+    Returns
+    -------
+    ErrorBand
+        Of the user's own runs where they are of this device and framework.
+    """
+    device, calibration = workload.cluster.device.name, workload.calibration
+    own = None
+    if calibration is not None and calibration.covers(device, workload.framework):
+        own = calibration.band("step_time")
+    return own or error_band(device, workload.framework)
+
+
+def peak_memory_band(workload: Workload) -> ErrorBand:
+    """How far measured peaks of memory lie from predicted ones.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its framework and its calibration are used.
+
+    Returns
+    -------
+    ErrorBand
+        Of the user's own runs where they are of this framework and say how much memory they took.
+    """
+    calibration = workload.calibration
+    own = None
+    if calibration is not None and calibration.runs_as(workload.framework):
+        own = calibration.band("memory")
+    return own or memory_band()
 
 
 def calibrated(constants: Constants, factors: Factors) -> Constants:

@@ -155,6 +155,7 @@ def lowest_coordinates() -> NDArray[np.float64]:
     return np.array(lowest)
 
 
+MEMORY_FACTORS = ("activation_memory", "state_memory", "loss_memory", "fixed_memory_gib")
 DEVICE_FACTORS = ("gemm", "attention", "hbm", "scale_up", "network")
 
 
@@ -237,9 +238,20 @@ class Calibration(BaseModel):
         -------
         bool
         """
-        return device == self.device and self._runs(framework)
+        return device == self.device and self.runs_as(framework)
 
-    def _runs(self, framework: str) -> bool:
+    def runs_as(self, framework: str) -> bool:
+        """Whether a framework is the one that was measured, in another version or not.
+
+        Parameters
+        ----------
+        framework : str
+            A software profile.
+
+        Returns
+        -------
+        bool
+        """
         return framework_of_stack(framework) is framework_of_stack(self.framework)
 
     def factors_on(self, device: str, framework: str) -> Factors:
@@ -257,7 +269,7 @@ class Calibration(BaseModel):
         kept = set()
         if device == self.device:
             kept |= set(DEVICE_FACTORS)
-        if self._runs(framework):
+        if self.runs_as(framework):
             kept |= set(NAMES) - set(DEVICE_FACTORS)
         return Factors(**{name: getattr(self.factors, name) for name in kept})
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshwright.costmodel.constants.calibration import (
+    MEMORY_FACTORS,
     MOST_SPREADS,
     NAMES,
     PRIORS,
@@ -135,13 +136,20 @@ class Evidence:
         -------
         array of float, shape [rows]
         """
+        marks = [_log_factor(mark, x) - math.log(mark.ratio) for mark in self.benchmarks]
+        parts = [self._step_errors(x), self._memory_errors(x), np.array(marks)]
+        return np.concatenate(parts) / self.noise
+
+    def _step_errors(self, x: Floats) -> Floats:
         calibration = self.calibration_at(x)
         steps = np.log([case.step_time_s(calibration) for case in self._steps])
+        return np.asarray(steps - self.step_logs)
+
+    def _memory_errors(self, x: Floats) -> Floats:
+        calibration = self.calibration_at(x)
         peaks = np.log([case.memory_gib(calibration) for case in self._peaks])
         beyond = [_beyond_limit(case, calibration) for case in self._limits]
-        marks = [_log_factor(mark, x) - math.log(mark.ratio) for mark in self.benchmarks]
-        parts = [steps - self.step_logs, peaks - self._peak_logs, beyond, marks]
-        return np.concatenate(parts) / self.noise
+        return np.concatenate([peaks - self._peak_logs, beyond])
 
     def slopes(self, x: Floats) -> Floats:
         """How the errors move with the coordinates.
@@ -154,13 +162,20 @@ class Evidence:
         -------
         array of float, shape [rows, len(NAMES)]
         """
-        base = self.errors(x)
-        columns = []
-        for index in range(len(NAMES)):
+        steps, memory = self._step_errors(x), self._memory_errors(x)
+        slopes = np.zeros((len(self.noise), len(NAMES)))
+        for index, name in enumerate(NAMES):
             moved = x.copy()
             moved[index] += _STEP
-            columns.append((self.errors(moved) - base) / _STEP)
-        return np.stack(columns, axis=1)
+            if name in MEMORY_FACTORS:
+                change = self._memory_errors(moved) - memory
+                slopes[len(steps) : len(steps) + len(memory), index] = change / _STEP
+            else:
+                slopes[: len(steps), index] = (self._step_errors(moved) - steps) / _STEP
+        for row, mark in enumerate(self.benchmarks, start=len(steps) + len(memory)):
+            index = NAMES.index(mark.factor)
+            slopes[row, index] = PRIORS[mark.factor].spread
+        return slopes / self.noise[:, None]
 
     def goal(self, rows: slice | Floats | None = None) -> Goal:
         """What a fit makes small, of all rows or of some.

@@ -1,14 +1,14 @@
 """Which run to measure next: the layout that leaves least doubt about all others.
 
 With J the slopes of the log step times of the candidates and C the posterior's covariance, measuring
-candidate i with noise s takes (J C J')[j, i]^2 / (s^2 + (J C J')[i, i]) off the variance of candidate j (Gaussian
-conditioning; MacKay 1992, Neural Computation 4, section 3). The sum over j decides.
+candidate i with noise s takes (J C J')[j, i]^2 / (s^2 + (J C J')[i, i]) off the variance of candidate j
+(Gaussian conditioning; MacKay 1992, Neural Computation 4, section 3). The sum over j decides.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +22,7 @@ from meshwright.planner.runs.prediction import predict_run
 from meshwright.planner.runs.run_file import Measured, Run
 from meshwright.planner.runs.run_terms import ALL_LAYERS
 
-MOST_CANDIDATES = 32
+MOST_CANDIDATES = 24
 SUGGESTED = 3
 _SETTINGS = ("tp", "pp", "dp", "micro_batch", "recompute")
 
@@ -50,11 +50,11 @@ def suggestions(
         return ()
     model = max(evidence.steps, key=lambda run: run.workload.gpus)
     known = {_key(run) for run in evidence.steps}
-    candidates = [run for run in _varied(model, calibration) if _key(run) not in known]
-    if not candidates:
+    varied = [run for run in _varied(model, calibration) if _key(run) not in known]
+    spaced = np.linspace(0, len(varied) - 1, min(len(varied), MOST_CANDIDATES))
+    chosen = list(_that_fit([varied[round(position)] for position in spaced]))
+    if not chosen:
         return ()
-    spaced = np.linspace(0, len(candidates) - 1, min(len(candidates), MOST_CANDIDATES))
-    chosen = [candidates[round(position)] for position in spaced]
     of_candidates = Evidence(chosen, calibration)
     slopes = of_candidates.slopes(fitted.x)[of_candidates.step_rows] * STEP_NOISE
     joint = slopes @ np.array(calibration.covariance) @ slopes.T
@@ -92,15 +92,20 @@ def _key(run: Run) -> tuple[int, ...]:
 
 
 def _varied(model: Run, calibration: Calibration) -> Iterator[Run]:
-    """Runs of the same model, GPUs and batch in other layouts, which fit into HBM; with their prediction."""
+    """Runs of the same model, GPUs and batch in other layouts."""
+    workload = replace(model.workload, framework=calibration.framework, calibration=calibration)
     for layout in _layouts(model):
-        workload = replace(model.workload, framework=calibration.framework, calibration=calibration)
-        run = replace(model, workload=workload, layout=layout, stages=None)
+        yield replace(model, workload=workload, layout=layout, stages=None)
+
+
+def _that_fit(runs: Sequence[Run]) -> Iterator[Run]:
+    """Those that fit into HBM, with their predicted step as if it were measured."""
+    for run in runs:
         try:
             predicted = predict_run(run)
         except (ValueError, ArithmeticError):
             continue
-        device = workload.cluster.device
+        device = run.workload.cluster.device
         if max(predicted.memory_gib) + predicted.context_gib <= device.hbm_gib:
             seconds = float(predicted.estimate.step_time_s)
             yield replace(run, measured=Measured(step_time_s=seconds))

@@ -70,8 +70,8 @@ class Fitted:
         array of float, shape [n, n]
         """
         weights = 1.0 / np.sqrt(1.0 + self.errors**2)
-        curvature = self.slopes.T @ (weights[:, None] * self.slopes)
-        return np.linalg.inv(curvature + np.eye(len(self.x)))
+        curvature = self.slopes.T @ (weights[:, None] * self.slopes) + np.eye(len(self.x))
+        return np.asarray(np.linalg.inv(curvature), dtype=np.float64)
 
 
 def fit(goal: Goal, start: Floats, slopes: Floats | None = None, *, exact: bool = True) -> Fitted:
@@ -196,7 +196,7 @@ def box_optimum(
         if outside.any():
             bound = np.where(wanted < low, low, high)
             share = np.full(len(x), np.inf)
-            share[outside] = ((bound - x) / (wanted - x))[outside]
+            share[outside] = (bound - x)[outside] / (wanted - x)[outside]
             first = int(np.argmin(share))
             x = np.clip(x + share[first] * (wanted - x), low, high)
             x[first] = bound[first]
