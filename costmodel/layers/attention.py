@@ -14,10 +14,11 @@ import numpy as np
 
 from meshwright.costmodel.layers.context import Context, quantise_bytes
 from meshwright.costmodel.layers.exposed import context_parallel_s, merge_bytes, tensor_parallel_s
-from meshwright.costmodel.layers.feed_forward import NORM_RECOMPUTE, Passes, linear
+from meshwright.costmodel.layers.feed_forward import Passes, linear
 from meshwright.costmodel.layers.kernels import attention_pair_flops, gemm_s, streamed_s
 from meshwright.costmodel.layers.layer_time import LayerTime, Parts
 from meshwright.costmodel.layout import Floats, Recompute
+from meshwright.costmodel.memory.activations import norm_before_attention_apart
 from meshwright.model_specs.parameters import attended_positions
 
 _FUSED_SOFTMAX_BYTES = (11.0, 16.0)
@@ -181,11 +182,14 @@ def _recomputed(
     """
     mask = np.asarray(c.layout.recompute)
     norm_bytes = c.element_bytes.norm[0] * c.hidden_elements
+    of_norm = mask & Recompute.OPERATORS
+    if norm_before_attention_apart(c.workload.model):
+        of_norm = mask & (Recompute.OPERATORS | Recompute.LAYERNORM)
     of_core = mask & Recompute.CORE_ATTENTION
     of_inner = mask & (Recompute.MLA_UP_PROJECTION | Recompute.OPERATORS)
     keys_s = gemms.inputs.forward * widths.keys / (widths.query + widths.key_value)
     every_second = gemms.output.forward + keys_s
-    streamed = np.where(mask & NORM_RECOMPUTE, streamed_s(norm_bytes, c.rates), 0.0)
+    streamed = np.where(of_norm, streamed_s(norm_bytes, c.rates), 0.0)
     streamed = streamed + np.where(of_core, streamed_s(core.score_bytes.forward, c.rates), 0.0)
     streamed = streamed + np.where(of_inner, streamed_s(inner_bytes, c.rates), 0.0)
     up_s = np.where(mask & Recompute.MLA_UP_PROJECTION, gemms.up_forward, 0.0)

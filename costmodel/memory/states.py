@@ -21,6 +21,7 @@ from meshwright.model_specs.parameters import (
     norm_parameters_per_layer,
     router_parameters,
     shared_expert_parameters,
+    whole_attention_parameters,
 )
 from meshwright.model_specs.schema import ModelSpec
 
@@ -48,7 +49,9 @@ def layer_parameters_on_gpu(model: ModelSpec, layout: Layout) -> tuple[Floats, F
         the model has no such layer.
     """
     tp, ep, etp = (np.asarray(x) for x in (layout.tp, layout.ep, layout.etp))
-    common = attention_parameters(model) / tp + norm_parameters_per_layer(model)
+    whole = whole_attention_parameters(model)
+    split = attention_parameters(model) - whole
+    common = split / tp + whole + norm_parameters_per_layer(model)
     dense = 0.0 * tp
     if model.dense_layers:
         dense = common + dense_mlp_parameters(model) / tp

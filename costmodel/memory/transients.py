@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from meshwright.costmodel.constants.stacks import stack_constants
 from meshwright.costmodel.layout import Bools, Floats, Layout, Recompute
 from meshwright.costmodel.memory.activations import SavedActivations, rank_tokens, sequence_shards
+from meshwright.costmodel.memory.graphs import graph_bytes
 from meshwright.costmodel.memory.profile import MemoryProfile, memory_profile
 from meshwright.costmodel.memory.states import (
     layer_parameters_on_gpu,
@@ -60,7 +61,7 @@ class Transients:
     embedding_first: Floats
     """Gradient of the token table of one micro-batch, less the activations that are gone by then."""
     gathered: Floats
-    """Weights and placeholders that every rank holds."""
+    """Weights, placeholders and CUDA graphs that every rank holds."""
     gathered_table: Floats
     """The same for a token table or a head."""
     gathered_leading_first: Floats
@@ -107,7 +108,7 @@ def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> T
         head_input_last=2.0 * rank_tokens(workload, layout) * model.hidden + zero,
         layer=layer,
         embedding_first=embedding,
-        gathered=gathered,
+        gathered=gathered + graph_bytes(workload, layout),
         gathered_table=gathered_table,
         gathered_leading_first=gathered_leading,
         bucket=element * bucketed + zero,
@@ -147,10 +148,11 @@ def _layer_at_work(
     """
     model, tp = workload.model, np.asarray(layout.tp)
     matrices = 2.0 if model.gated else 1.0
-    widest = 2.0 * matrices * model.ffn_hidden
+    widest: Floats = 2.0 * matrices * model.ffn_hidden
     if model.moe is not None and model.moe_layers > 0:
-        per_copy = 2.0 * matrices * model.moe.moe_ffn_hidden + 2.0 * model.hidden
-        widest = model.moe.top_k * per_copy
+        gathered = 2.0 * model.hidden * np.asarray(layout.etp)
+        per_copy = 2.0 * matrices * model.moe.moe_ffn_hidden + gathered
+        widest = workload.imbalance(layout.ep) * model.moe.top_k * per_copy
     per_token = np.asarray(widest / tp + 2.0 * model.hidden)
     if not stack_constants(workload).flash_attention:
         scores = 4.0 * model.heads / tp * workload.seq_len

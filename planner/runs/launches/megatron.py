@@ -35,7 +35,8 @@ lr-decay-iters weight-decay clip-grad adam-beta1 adam-beta2 adam-eps init-method
 log-interval save load save-interval eval-interval eval-iters tensorboard-dir wandb-project
 wandb-exp-name distributed-backend distributed-timeout-minutes use-flash-attn attention-backend
 transformer-impl attention-dropout hidden-dropout no-load-optim no-load-rng ckpt-format
-log-throughput exit-duration-in-mins
+log-throughput exit-duration-in-mins no-check-for-nan-in-loss-and-grad use-transformer-engine-op-fuser
+moe-expert-rank-capacity-factor moe-paged-stash
 make-vocab-size-divisible-by data-cache-path num-workers deepspeed deepspeed_config nnodes
 nproc-per-node nproc_per_node node-rank node_rank master-addr master_addr master-port master_port
 rdzv-backend rdzv-endpoint no-gradient-accumulation-fusion moe-permute-fusion moe-grouped-gemm
