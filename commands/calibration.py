@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from meshwright.commands.terminal import PATH, common, force_option, print_json, show, warn
+from meshwright.errors import InputError
 
 
 @click.command("calibrate")
@@ -41,6 +42,8 @@ def calibrate_command(
     from meshwright.planner.report.calibration_view import calibration_view
     from meshwright.planner.request.calibration_file import calibration_text
 
+    if output.exists() and not force:
+        raise InputError("is already there: choose another file, or say --force", where=str(output))
     learned = api.calibrate(*runs, name=name, like=like, measure=measure)
     if learned is None:
         return

@@ -23,7 +23,8 @@ def repriced(plan: Plan, calibration: Calibration | None) -> Plan:
     Returns
     -------
     Plan
-        Feasible, without a bound: the proof was made with other prices. The plan itself without a calibration.
+        Feasible, without a bound: the proof was made with other prices. The plan itself where there is
+        no calibration.
     """
     if calibration is None:
         return plan
