@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from meshwright.errors import InfeasibleError, InputError, MeshwrightError
     from meshwright.model_specs.reader import read_model
     from meshwright.model_specs.schema import ModelSpec
+    from meshwright.planner.launch.compare import compare
     from meshwright.planner.plan.document import Plan
     from meshwright.planner.plan.make_plan import make_plan
     from meshwright.planner.plan.texts import read_plan
@@ -45,6 +46,7 @@ __all__ = [
     "PlanRequest",
     "__version__",
     "calibrate",
+    "compare",
     "estimate",
     "make_plan",
     "place_experts",
@@ -66,6 +68,7 @@ _MODULE_OF = {
     "Plan": "planner.plan.document",
     "PlanRequest": "planner.request.plan_request",
     "calibrate": "api",
+    "compare": "planner.launch.compare",
     "estimate": "api",
     "make_plan": "planner.plan.make_plan",
     "place_experts": "api",

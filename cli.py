@@ -12,12 +12,13 @@ from meshwright.commands.many import batch, fleet, recommend_command
 from meshwright.commands.pages import report, trace
 from meshwright.commands.placement import experts_command
 from meshwright.commands.planning import (
-    compare,
+    compare_command,
     estimate_command,
     explain,
     launch,
     plan_command,
     validate_command,
+    verify_command,
 )
 from meshwright.commands.terminal import Commands, debug, version_option
 from meshwright.commands.topology import topology
@@ -47,8 +48,9 @@ for command in (
     schema,
     model,
     launch,
+    verify_command,
     explain,
-    compare,
+    compare_command,
     experts_command,
     topology,
     batch,

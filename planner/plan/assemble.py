@@ -10,6 +10,7 @@ from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layout import AXES, Recompute
 from meshwright.costmodel.memory.footprint import context_gib
 from meshwright.costmodel.workload import Workload
+from meshwright.documents.versions import program_version
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.matrices import MEGATRON_DEFAULT, order_name, ranks_on
 from meshwright.planner.plan.binding import bindings, cut_binding, warnings
@@ -188,6 +189,7 @@ def solver_report(
         workers=1,
         seed=request.seed,
         version=solver_version(),
+        program=program_version(),
         method=request.method,
         layouts_considered=certificate.layouts,
         space=space,
