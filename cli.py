@@ -17,6 +17,7 @@ from meshwright.commands.planning import (
     launch,
     plan_command,
     validate_command,
+    verify_command,
 )
 from meshwright.commands.terminal import Commands, debug, version_option
 from meshwright.commands.topology import topology
@@ -45,6 +46,7 @@ for command in (
     schema,
     model,
     launch,
+    verify_command,
     explain,
     compare,
     experts_command,

@@ -55,7 +55,8 @@ def plan_options(command: Command) -> Command:
                 "--without",
                 multiple=True,
                 metavar="A,...",
-                help="Software that is not there: deepep,hybridep,ep-overlap,tp-overlap,cuda-graph,cp-a2a.",
+                help="Software that is not there: deepep,hybridep,ep-overlap,tp-overlap,"
+                "cuda-graph,full-graph,cp-a2a.",
             ),
             _default(
                 "--method",

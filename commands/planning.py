@@ -160,6 +160,30 @@ def launch(plan: Path, target: str | None, output: Path, force: bool, as_json: b
         click.echo("\n".join(str(path) for path in written))
 
 
+@click.command("verify")
+@click.argument("plan", type=PATH, metavar="PLAN")
+@click.argument("directory", type=PATH, metavar="[DIR]", required=False)
+@common
+@click.pass_context
+def verify_command(
+    ctx: click.Context, /, plan: Path, directory: Path | None, as_json: bool
+) -> None:
+    """Check a plan and its files again, without the solver.
+
+    Rules, memory, prices, the ranks group by group, and the launch files of DIR (the plan's folder when
+    absent). Exit code 1 where anything does not hold, and what.
+    """
+    from meshwright.planner.audit.audit import audit_document, audit_plan
+    from meshwright.planner.report.audit_view import audit_view
+
+    document = audit_document(audit_plan(plan, directory))
+    if as_json:
+        print_json(document)
+    else:
+        show(audit_view(document))
+    ctx.exit(ExitCode.DONE if document["passed"] else ExitCode.NO_ANSWER)
+
+
 @click.command()
 @click.argument("plan", type=PATH, metavar="PLAN")
 @common

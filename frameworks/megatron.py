@@ -211,7 +211,10 @@ MEGATRON = Framework(
             rules=("megatron-partial-graphs",),
         ),
         "full": Setting(
-            flag="--cuda-graph-impl", value="full_iteration", source=TRANSFORMER, planned=False
+            flag="--cuda-graph-impl",
+            value="full_iteration",
+            source=TRANSFORMER,
+            rules=("megatron-full-graph",),
         ),
     },
     offloads={
@@ -249,6 +252,7 @@ MEGATRON = Framework(
         "megatron-flex-dispatcher",
         "megatron-dispatcher-device",
         "megatron-partial-graphs",
+        "megatron-full-graph",
         "megatron-tp-overlap",
     ),
 )

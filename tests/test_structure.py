@@ -50,6 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "planner.plan": SEARCH,
     "planner.analysis": PLAN,
     "planner.launch": PLAN | DRAWN,
+    "planner.audit": LAUNCH,
     "planner.many": LAUNCH,
     "planner.calculators": COSTS,
     "planner.report": LAUNCH | {"planner.analysis", "planner.many", "planner.calculators"},

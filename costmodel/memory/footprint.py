@@ -22,6 +22,7 @@ from meshwright.costmodel.memory.activations import (
 from meshwright.costmodel.memory.profile import memory_profile
 from meshwright.costmodel.memory.states import (
     layer_parameters_on_gpu,
+    optimizer_shards,
     rank_parameters,
     state_bytes,
     state_bytes_per_parameter,
@@ -104,8 +105,9 @@ def _tables_on_rank(
 def _states(workload: Workload, layout: Layout, stages: Stages) -> dict[str, Floats]:
     """Weights, gradients and optimizer states of every rank."""
     dense, expert = rank_parameters(workload.model, layout, stages)
-    of_dense = state_bytes(workload, layout, np.asarray(layout.dp) * np.asarray(layout.cp))
-    of_expert = state_bytes(workload, layout, layout.edp)
+    dense_shards, expert_shards = optimizer_shards(workload, layout)
+    of_dense = state_bytes(workload, layout, dense_shards)
+    of_expert = state_bytes(workload, layout, expert_shards)
     names = ("weights", "gradients", "optimizer")
     return {
         name: dense * np.asarray(of_dense[k]) + expert * np.asarray(of_expert[k])
@@ -365,12 +367,12 @@ def layer_bytes(workload: Workload, layout: Layout) -> LayerBytes:
     """
     model = workload.model
     dense, rest, experts = layer_parameters_on_gpu(model, layout)
-    shards = np.asarray(layout.dp) * np.asarray(layout.cp)
-    per_dense = state_bytes_per_parameter(workload, layout, shards)
+    dense_shards, expert_shards = optimizer_shards(workload, layout)
+    per_dense = state_bytes_per_parameter(workload, layout, dense_shards)
     leading = (dense * per_dense, *activation_bytes_per_layer(workload, layout, experts=False))
     main = leading
     if model.moe_layers:
-        per_expert = state_bytes_per_parameter(workload, layout, layout.edp)
+        per_expert = state_bytes_per_parameter(workload, layout, expert_shards)
         states = rest * per_dense + experts * per_expert
         main = (states, *activation_bytes_per_layer(workload, layout, experts=True))
     shape = layout.broadcast_shape()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.costmodel.constants.rates import framework_constants
+from meshwright.costmodel.constants.stacks import stack_constants
 from meshwright.costmodel.layout import Floats, Ints, Layout
 from meshwright.costmodel.memory.profile import memory_profile
 from meshwright.costmodel.pipeline.schedules import has_trait, last_rank, on_both_ranks
@@ -21,6 +21,7 @@ from meshwright.model_specs.parameters import (
     norm_parameters_per_layer,
     router_parameters,
     shared_expert_parameters,
+    whole_attention_parameters,
 )
 from meshwright.model_specs.schema import ModelSpec
 
@@ -48,7 +49,9 @@ def layer_parameters_on_gpu(model: ModelSpec, layout: Layout) -> tuple[Floats, F
         the model has no such layer.
     """
     tp, ep, etp = (np.asarray(x) for x in (layout.tp, layout.ep, layout.etp))
-    common = attention_parameters(model) / tp + norm_parameters_per_layer(model)
+    whole = whole_attention_parameters(model)
+    split = attention_parameters(model) - whole
+    common = split / tp + whole + norm_parameters_per_layer(model)
     dense = 0.0 * tp
     if model.dense_layers:
         dense = common + dense_mlp_parameters(model) / tp
@@ -125,6 +128,31 @@ def _mtp_join_parameters(model: ModelSpec) -> int:
     return mtp_parameters(model) - model.mtp_layers * layer
 
 
+def optimizer_shards(workload: Workload, layout: Layout) -> tuple[Ints, Ints]:
+    """Ranks that share the optimizer states of a parameter, and under ZeRO 3 the parameter itself.
+
+    All replicas, or those of a shard group, innermost ranks first (HSDP; InternEvo's zero1 size; Megatron
+    --num-distributed-optimizer-instances, which splits the replicas of experts into as many groups).
+
+    Parameters
+    ----------
+    workload : Workload
+        Its shard group is used.
+    layout : Layout
+        One layout, or many of shape [n].
+
+    Returns
+    -------
+    tuple of two int or arrays of int
+        Of dense parameters, and of experts; at least 1.
+    """
+    dense, expert = np.asarray(layout.dp) * np.asarray(layout.cp), np.asarray(layout.edp)
+    if not workload.shard_group:
+        return dense, expert
+    groups = np.maximum(dense // workload.shard_group, 1)
+    return np.minimum(dense, workload.shard_group), np.maximum(expert // groups, 1)
+
+
 def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
     """Weights, gradients and optimizer states of one parameter on one GPU.
 
@@ -148,7 +176,7 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
     tuple of three floats or arrays
         Bytes of weights, of gradients, of optimizer states.
     """
-    stack, profile = framework_constants(workload.framework), memory_profile(workload.framework)
+    stack, profile = stack_constants(workload), memory_profile(workload.framework)
     bf16 = workload.precision == "bf16"
     grad = float(stack.gradient_bytes) + (profile.bf16_gradient_copies_bytes if bf16 else 0.0)
     copies = 0.0

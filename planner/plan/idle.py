@@ -75,7 +75,7 @@ def idle_document(request: PlanRequest, best: Priced, full: Outcome | None) -> I
     full_s = full.best[0].step_time_s if full is not None and full.best else None
     return IdleDoc(
         gpus=gpus,
-        nodes=_nodes(request, best),
+        nodes=unused_nodes(request, best),
         full_step_time_s=full_s,
         full_lower_bound_s=None if full is None else full.lower_bound_s,
         reason=_reason(request, best, full),
@@ -102,7 +102,7 @@ def _reason(request: PlanRequest, best: Priced, full: Outcome | None) -> str:
     )
 
 
-def _nodes(request: PlanRequest, best: Priced) -> list[str]:
+def unused_nodes(request: PlanRequest, best: Priced) -> list[str]:
     """Nodes of the allocation without a rank: of the blocks in use, as many of each as of the others."""
     cluster = request.cluster
     if best.ranks is not None:

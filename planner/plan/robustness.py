@@ -165,7 +165,7 @@ def _left_s(request: PlanRequest, plan: Plan, spent_s: float) -> float | None:
 
 def _scenario(request: PlanRequest, plan: Plan, change: Change, left_s: float | None) -> Scenario:
     changed = replace(request, cluster=change.cluster, top_k=1)
-    now_s = _as_it_stands_s(changed, plan)
+    now_s = step_as_it_stands_s(request, plan, change)
     bound_s = _monotone_bound_s(plan, change)
     best_s, winner, searched = now_s, None, False
     settled = now_s is not None and bound_s >= now_s * (1 - PARAMS.same)
@@ -188,10 +188,11 @@ def _scenario(request: PlanRequest, plan: Plan, change: Change, left_s: float | 
     )
 
 
-def _as_it_stands_s(changed: PlanRequest, plan: Plan) -> float | None:
-    """The step of the plan, nothing in it moved; None where it no longer fits."""
+def step_as_it_stands_s(request: PlanRequest, plan: Plan, change: Change) -> float | None:
+    """The step of the plan under a change, nothing in it moved; None where it no longer fits."""
     assert plan.layout is not None
     layout = layout_from_document(plan.layout)
+    changed = replace(request, cluster=change.cluster)
     workload = changed.workload(execution_of(plan.execution)).on(int(layout.gpus))
     stages, placement = plan_placement(workload, layout, plan)
     if max(stage_memory_gib(workload, layout, stages)) > usable_hbm_gib(workload):

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from meshwright.costmodel.layout import AXES
 from meshwright.costmodel.memory.footprint import usable_hbm_gib
-from meshwright.planner.analysis.grades import grades
 from meshwright.planner.drawing.quantities import count, percent, seconds
 from meshwright.planner.plan.document import Binding, IdleDoc, Plan, Robustness, Scenario
 from meshwright.planner.plan.placement import workload_of_plan
@@ -61,7 +60,7 @@ def plan_view(plan: Plan) -> View:
 def grades_view(plan: Plan) -> View:
     """The plan against the usual targets."""
     rows = []
-    for grade in grades(plan):
+    for grade in plan.grades:
         write = percent if grade.is_share else "{:.1f}".format
         rows.append([grade.what, write(grade.value), write(grade.target), grade.mark])
     columns = [Column("figure"), Column("plan"), Column("target"), Column("mark")]

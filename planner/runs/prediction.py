@@ -11,7 +11,7 @@ import numpy as np
 
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import Finding, FinishedPlan
-from meshwright.costmodel.constants.measured import error_band
+from meshwright.costmodel.constants.measured import error_band, fit_probability
 from meshwright.costmodel.constants.rates import peak_flops
 from meshwright.costmodel.estimate import Estimate, Stages, estimate_layout, stage_memory_parts_gib
 from meshwright.costmodel.execution import Execution
@@ -34,6 +34,9 @@ from meshwright.planner.runs.predicted import (
 from meshwright.planner.runs.run_file import Run, UnreadRow, read_rows, read_runs
 from meshwright.planner.runs.validation import Prediction, ValidationReport, score
 
+_LEAST_ROOM_GIB = 1e-3
+"""Taken for no room at all, of which there is no logarithm."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunPrediction:
@@ -51,6 +54,11 @@ class RunPrediction:
     def memory_gib(self) -> tuple[float, ...]:
         """Peak of one GPU of each pipeline rank."""
         return tuple(sum(parts.values()) for parts in self.memory_parts_gib)
+
+    def fit_probability(self, workload: Workload) -> float:
+        """How likely the fullest GPU is to hold its peak beside the context, 0 to 1."""
+        room_gib = workload.cluster.device.hbm_gib - workload.reserve_gib - self.context_gib
+        return fit_probability(max(self.memory_gib), max(room_gib, _LEAST_ROOM_GIB))
 
 
 _REQUESTED = (
@@ -160,7 +168,11 @@ def prediction_of(run: Run) -> Prediction:
     peak_gib = max(prediction.memory_gib)
     if run.measured is not None and run.measured.from_driver:
         peak_gib += prediction.context_gib
-    return Prediction(step_time_s=float(prediction.estimate.step_time_s), memory_gib=peak_gib)
+    return Prediction(
+        step_time_s=float(prediction.estimate.step_time_s),
+        memory_gib=peak_gib,
+        fit_probability=prediction.fit_probability(run.workload),
+    )
 
 
 def broken_rules(run: Run, prediction: RunPrediction) -> list[Finding]:
@@ -219,7 +231,7 @@ def run_document(priced: PricedRun) -> dict[str, Any]:
     run, predicted = priced.run, priced.predicted
     measured = run.measured
     error_pct = None
-    if measured is not None:
+    if measured is not None and measured.step_time_s is not None:
         error_pct = 100.0 * (predicted.step_time_s / measured.step_time_s - 1.0)
     return {
         "id": run.id,
@@ -227,6 +239,7 @@ def run_document(priced: PricedRun) -> dict[str, Any]:
         "predicted": predicted.model_dump(mode="json"),
         "measured": None if measured is None else dict(vars(measured)),
         "error_pct": error_pct,
+        "fit_probability": priced.prediction.fit_probability(run.workload),
         "broken_rules": [dict(vars(finding)) for finding in priced.broken],
         "remarks": list(run.remarks),
     }

@@ -23,15 +23,19 @@ from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.run_schema import MeasuredDoc, RunDoc, SettingsDoc
 from meshwright.planner.runs.run_settings import (
     Stages,
+    check_shard_group,
     gpus_and_dp,
     run_layout,
     software_profile,
     stages_of,
 )
 from meshwright.planner.runs.run_terms import (
+    attention_kernel_kind,
     cp_comm_kind,
     cuda_graph_kind,
+    gradient_bytes_of,
     moe_dispatch_kind,
+    shard_group_size,
 )
 
 MAX_FILE_BYTES = 16 * 2**20
@@ -51,10 +55,12 @@ DRIVER = "nvidia-smi"
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a source measured: seconds of one optimizer step, and the peak memory of one GPU in GiB."""
+    """What a source measured: seconds of one optimizer step, peak memory of one GPU in GiB, or neither."""
 
-    step_time_s: float
+    step_time_s: float | None
     memory_gib: float | None = None
+    out_of_memory: bool = False
+    """Whether the run ended out of memory; there is neither step nor peak then."""
     from_driver: bool = False
     """Whether memory is what the driver shows (`nvidia-smi`), not what the allocator handed out."""
 
@@ -136,8 +142,11 @@ def _run(doc: RunDoc, remarks: list[str], base: Path | None, default_id: str) ->
     gpus, dp = gpus_and_dp(settings, cluster)
     layout, layout_remarks = run_layout(settings, model, dp, published=published)
     stages, stage_remarks = stages_of(settings, model)
+    check_shard_group(settings, dp)
     profile, profile_remarks = software_profile(settings, published=published)
     recipe_dispatch = moe_dispatch_kind(settings.recipe, published=published)
+    kernel_words = settings.recipe.get("attention_kernel", "")
+    gradient_words = settings.gradient_dtype or settings.recipe.get("gradient_sync", "")
     workload = Workload(
         **{name: getattr(settings, name) for name in _SAME_IN_WORKLOAD},
         model=model,
@@ -148,6 +157,10 @@ def _run(doc: RunDoc, remarks: list[str], base: Path | None, default_id: str) ->
         cuda_graph=settings.cuda_graph or cuda_graph_kind(settings.recipe),
         cp_comm=cp_comm_kind(settings.cp_comm),
         moe_dispatch=settings.moe_dispatch or recipe_dispatch,
+        attention_kernel=settings.attention_kernel or attention_kernel_kind(kernel_words),
+        shard_group=settings.shard_group or shard_group_size(settings.recipe.get("zero1_group")),
+        gradient_bytes=gradient_bytes_of(gradient_words),
+        flushes=settings.flushes,
     )
     return Run(
         id=doc.id or default_id,
@@ -256,17 +269,27 @@ def _measured(doc: MeasuredDoc | None, workload: Workload) -> Measured | None:
     if doc is None:
         return None
     step_time_s = doc.step_time_s
-    if step_time_s is None:
-        if doc.tokens_per_s_per_gpu is None:
-            raise InputError("measured: needs step_time_s or tokens_per_s_per_gpu")
+    if step_time_s is None and doc.tokens_per_s_per_gpu is not None:
         tokens = workload.global_batch * workload.seq_len
         step_time_s = tokens / (doc.tokens_per_s_per_gpu * workload.gpus)
-    return _measurement(doc, step_time_s)
+    measured = _measurement(doc, step_time_s)
+    figures = step_time_s is not None or doc.memory_gib is not None
+    if doc.out_of_memory and figures:
+        raise InputError("measured: out_of_memory goes with neither a step time nor memory")
+    if not doc.out_of_memory and not figures:
+        raise InputError(
+            "measured: needs step_time_s, tokens_per_s_per_gpu, memory_gib or out_of_memory"
+        )
+    return measured
 
 
-def _measurement(doc: MeasuredDoc, step_time_s: float) -> Measured:
-    from_driver = DRIVER in (doc.memory_note or "")
-    return Measured(step_time_s=step_time_s, memory_gib=doc.memory_gib, from_driver=from_driver)
+def _measurement(doc: MeasuredDoc, step_time_s: float | None) -> Measured:
+    return Measured(
+        step_time_s=step_time_s,
+        memory_gib=doc.memory_gib,
+        out_of_memory=doc.out_of_memory,
+        from_driver=DRIVER in (doc.memory_note or ""),
+    )
 
 
 def _measured_if_valid(row: object) -> Measured | None:
@@ -277,7 +300,7 @@ def _measured_if_valid(row: object) -> Measured | None:
         doc = MeasuredDoc.model_validate(row.get("measured"))
     except ValidationError:
         return None
-    return None if doc.step_time_s is None else _measurement(doc, doc.step_time_s)
+    return _measurement(doc, doc.step_time_s)
 
 
 def _plain_remarks(doc: RunDoc) -> list[str]:

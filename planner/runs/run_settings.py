@@ -54,6 +54,15 @@ def gpus_and_dp(settings: SettingsDoc, cluster: ClusterSpec) -> tuple[int, int]:
     return gpus, dp
 
 
+def check_shard_group(settings: SettingsDoc, dp: int) -> None:
+    """Raises InputError where the replicas do not split into groups of `shard_group`."""
+    group, replicas = settings.shard_group, dp * settings.cp
+    if group is not None and replicas % group:
+        raise InputError(
+            f"run.shard_group: {group} does not divide the dp {dp} * cp {settings.cp} = {replicas} replicas"
+        )
+
+
 def run_layout(
     settings: SettingsDoc, model: ModelSpec, dp: int, *, published: bool
 ) -> tuple[Layout, list[str]]:

@@ -33,6 +33,7 @@ from meshwright.planner.many.fleet.sharing import (
 )
 from meshwright.planner.many.fleet.sizes import JobSize, SizedJob, candidate_units, faster_sizes
 from meshwright.planner.many.fleet.units import FreeUnits, Unit, free_units
+from meshwright.planner.plan.digest import with_digest
 from meshwright.planner.plan.document import Plan
 
 Progress = Callable[[int, int], None]
@@ -283,4 +284,4 @@ def _plan_on_units(cluster: ClusterSpec, files: Mapping[str, str], units: Sequen
     )
     fields = {"nodes": nodes, "gpus": len(nodes) * cluster.gpus_per_node, "elastic": False}
     inputs = plan.inputs.model_copy(update={"cluster": cluster.model_copy(update=fields)})
-    return plan.model_copy(update={"inputs": inputs})
+    return with_digest(plan.model_copy(update={"inputs": inputs}))
