@@ -54,6 +54,9 @@ def plan(
     time_limit_s: float | None = None,
     seed: int = 0,
     robustness: bool = True,
+    baseline: FilePath | None = None,
+    tokens: float | None = None,
+    gpu_hour_price: float | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """Find the fastest layout of a model on a cluster, with a proof.
@@ -101,6 +104,11 @@ def plan(
     robustness
         Whether to search again with the cost model off by its measured error, which takes about as long as
         the search itself.
+    baseline
+        File of what is run today: a launch script, a run file or a plan. The plan's `baseline` says what it
+        brings over that.
+    tokens, gpu_hour_price
+        As for `compare`.
     progress
         Called with a line whenever a better plan is found.
 
@@ -147,7 +155,14 @@ def plan(
         time_limit_s=time_limit_s,
         seed=seed,
     )
-    return make_plan(request, robustness=robustness, progress=progress)
+    if baseline is None:
+        return make_plan(request, robustness=robustness, progress=progress)
+    from meshwright.planner.analysis.baseline import read_baseline
+    from meshwright.planner.launch.compare import against
+
+    today = read_baseline(Path(baseline), request.inputs())
+    found = make_plan(request, robustness=robustness, progress=progress)
+    return against(found, today, tokens=tokens, gpu_hour_price=gpu_hour_price)
 
 
 def estimate(run: FilePath | Mapping[str, Any]) -> tuple[PricedRun, ...]:

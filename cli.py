@@ -11,7 +11,7 @@ from meshwright.commands.many import batch, fleet, recommend_command
 from meshwright.commands.pages import report, trace
 from meshwright.commands.placement import experts_command
 from meshwright.commands.planning import (
-    compare,
+    compare_command,
     estimate_command,
     explain,
     launch,
@@ -48,7 +48,7 @@ for command in (
     launch,
     verify_command,
     explain,
-    compare,
+    compare_command,
     experts_command,
     topology,
     batch,

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from meshwright.commands.options import plan_options
+import meshwright
+from meshwright.commands.options import cost_flags, plan_options
 from meshwright.commands.parameters import ChoiceIn
 from meshwright.commands.terminal import (
     PATH,
@@ -202,16 +203,47 @@ def explain(plan: Path, as_json: bool) -> None:
         show(explain_view(explained, changes))
 
 
-@click.command()
-@click.argument("plans", type=PATH, nargs=2, metavar="PLAN PLAN")
+@click.command("compare")
+@click.argument("plan", type=PATH, metavar="PLAN")
+@click.argument("other", type=PATH, metavar="FILE")
+@cost_flags
+@click.option(
+    "-o", "--output", type=PATH, metavar="FILE", help="Write the edits of the script as a patch."
+)
+@force_option
 @common
-def compare(plans: tuple[Path, Path], as_json: bool) -> None:
-    """Show where two plans differ, and what that costs."""
+def compare_command(
+    *,
+    plan: Path,
+    other: Path,
+    tokens: float | None,
+    gpu_hour_price: float | None,
+    output: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Show where two plans differ, or what PLAN brings over what is run today.
+
+    FILE is another plan, or a launch script or run file: then the plan's speed-up comes first, what each
+    change brings, and the smallest edit of the script that reaches it.
+    """
+    from meshwright.documents.output_files import write_files
+    from meshwright.planner.analysis.baseline import is_plan
     from meshwright.planner.plan.texts import read_feasible_plan
+    from meshwright.planner.report.baseline_view import baseline_document, baseline_view, patch_of
     from meshwright.planner.report.compare_view import compare_view, comparison
 
-    first, second = (read_feasible_plan(path) for path in plans)
+    if is_plan(other):
+        plans = (read_feasible_plan(plan), read_feasible_plan(other))
+        if as_json:
+            print_json(comparison(plans))
+        else:
+            show(compare_view((str(plan), str(other)), plans))
+        return
+    compared = meshwright.compare(plan, other, tokens=tokens, gpu_hour_price=gpu_hour_price)
+    if output is not None:
+        write_files(output.parent, {output.name: patch_of(compared)}, force)
     if as_json:
-        print_json(comparison((first, second)))
+        print_json(baseline_document(compared))
     else:
-        show(compare_view((str(plans[0]), str(plans[1])), (first, second)))
+        show(baseline_view(compared))

@@ -81,7 +81,7 @@ def planned_workload(inputs: PlanInputs, execution: Execution | None = None) -> 
 
 
 def arrangement(run: Run) -> tuple[Stages, Placement]:
-    """The split of a run's layers, and the placement that tp, cp, dp and pp nested in this order give.
+    """The split of a run's layers, and the placement that its axes nested in its order give.
 
     Raises ValueError where the layers cannot be dealt out to the virtual stages.
     """
@@ -92,7 +92,7 @@ def arrangement(run: Run) -> tuple[Stages, Placement]:
             f"pp {layout.pp} * vpp {layout.vpp} virtual stages for {workload.model.layers} layers: "
             "some would have none"
         )
-    return stages, nested_placement(workload.cluster, layout)
+    return stages, nested_placement(workload.cluster, layout, run.rank_order)
 
 
 def predict_run(run: Run) -> RunPrediction:

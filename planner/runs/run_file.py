@@ -76,6 +76,8 @@ class Run:
     """Plain integers."""
     stages: Stages | None
     """Layers of each [pipeline rank][virtual stage]; None where the layers divide evenly."""
+    rank_order: tuple[str, ...] = ("tp", "cp", "dp", "pp")
+    """Axes as ranks run through them, innermost first."""
     measured: Measured | None = None
     tags: tuple[str, ...] = ()
     suspect: str | None = None
@@ -168,6 +170,7 @@ def _run(doc: RunDoc, remarks: list[str], base: Path | None, default_id: str) ->
         workload=workload,
         layout=layout,
         stages=stages,
+        rank_order=tuple(settings.rank_order.split("-")),
         measured=_measured(doc.measured, workload),
         tags=tuple(doc.tags),
         suspect=doc.suspect,
@@ -236,6 +239,8 @@ def _readable_part(
 
 
 def _model(doc: RunDoc, base: Path | None) -> ModelSpec:
+    if isinstance(doc.model, ModelSpec):
+        return doc.model
     if isinstance(doc.model, str):
         return read_model(_beside(doc.model, base))
     model = _with_sinks(model_from_mapping(doc.model, "model"))
@@ -251,6 +256,8 @@ def _with_sinks(model: ModelSpec) -> ModelSpec:
 
 
 def _cluster(doc: RunDoc, base: Path | None) -> ClusterSpec:
+    if isinstance(doc.cluster, ClusterSpec):
+        return doc.cluster
     if isinstance(doc.cluster, str):
         return read_cluster(_beside(doc.cluster, base))
     return cluster_from_mapping(doc.cluster, "cluster")
