@@ -10,7 +10,6 @@ import pytest
 
 from meshwright.cluster_specs.catalog import load_cluster
 from meshwright.cluster_specs.places import allocated_places, allocation_of
-from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.layout import Layout
 from meshwright.errors import InternalError
 from meshwright.planner.bounds.matrices import ranks_on
