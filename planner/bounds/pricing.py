@@ -46,7 +46,7 @@ from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import AXES, Layout, Placement, Recompute
 from meshwright.costmodel.pipeline.rank_load import least_busiest_s
-from meshwright.costmodel.placement import level_factors, placement_from_matrix
+from meshwright.costmodel.placement import level_factors, placement_on
 from meshwright.costmodel.step_time import make_context, optimistic_step
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
@@ -260,7 +260,7 @@ class CostModelPricing:
         each = layouts.take(np.repeat(np.arange(len(tables)), counts))
         bound = np.zeros(0)
         if sum(counts):
-            placement = placement_from_matrix(each, joined)
+            placement = placement_on(self._workload.cluster, each, joined)
             context = make_context(self._workload.on(gpus), each, placement)
             times = kind_times(context)
             busiest_s = busiest_in_rooms_s(context, times, layouts, counts, self._limit_gib)
