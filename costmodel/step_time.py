@@ -21,9 +21,9 @@ from meshwright.costmodel.collectives.on_levels import (
     members_inside,
     point_to_point_s,
 )
+from meshwright.costmodel.constants.calibrated import calibrated_constants
 from meshwright.costmodel.constants.rates import (
     Constants,
-    constants_for,
     fabric_links,
     kernel_rates,
 )
@@ -100,7 +100,7 @@ def make_context(
     -------
     Context
     """
-    calibrated = constants or constants_for(workload)
+    calibrated = constants or calibrated_constants(workload)
     return Context(
         workload=workload,
         layout=layout,

@@ -38,10 +38,10 @@ def test_megatron_leaves_one_bucket_exposed(dp: int, bucket: float) -> None:
     c = context(Layout(dp=dp, zero_stage=1))
     members = c.placement.dp_cp
     traffic = data_parallel_traffic(c, 8.03e9, 0.0)
-    tail_s = [long_ring_pass_s(size * bucket, members, c.links) for size in (4, 2)]
-    assert float(np.asarray(traffic.tail_s)) == pytest.approx(float(np.sum(tail_s)))
-    whole_s = sum(tail_s) * 8.03e9 / bucket
-    assert float(np.asarray(traffic.seconds)) == pytest.approx(float(np.asarray(whole_s)))
+    sizes = (4 * bucket, 2 * bucket)
+    tail_s = sum(float(np.asarray(long_ring_pass_s(size, members, c.links))) for size in sizes)
+    assert float(np.asarray(traffic.tail_s)) == pytest.approx(tail_s)
+    assert float(np.asarray(traffic.seconds)) == pytest.approx(tail_s * 8.03e9 / bucket)
 
 
 def test_long_rings_pay_their_hops() -> None:
