@@ -261,6 +261,13 @@ def calibrate(
     given = tuple(run for run in runs if isinstance(run, Run))
     paths = [Path(run) for run in runs if not isinstance(run, Run)]
     read, benchmarks = read_sources(paths, given)
+    if measure:
+        from meshwright.planner.runs.calibration.measure import benchmarks_of, measured_rates
+
+        rates = measured_rates()
+        if rates is None:
+            return None
+        benchmarks += benchmarks_of(rates, read)
     return calibrate_runs(read, name=name, like=like, benchmarks=benchmarks)
 
 
