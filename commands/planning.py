@@ -25,6 +25,13 @@ from meshwright.errors import ExitCode
 @click.command("plan")
 @click.argument("model")
 @plan_options
+@click.option(
+    "--objective",
+    type=ChoiceIn("planner.request.plan_request", "OBJECTIVES"),
+    default="nominal",
+    show_default=True,
+    help="expected: the mean over the posterior of --calibration.",
+)
 @calibration_option
 @force_option
 @common
