@@ -88,6 +88,16 @@ def plan_options(command: Command) -> Command:
     )
 
 
+def calibration_option(command: Command) -> Command:
+    """Adds --calibration."""
+    return click.option(
+        "--calibration",
+        type=_PATH,
+        metavar="STACK.yaml",
+        help="What `calibrate` learned of your stack.",
+    )(command)
+
+
 def cost_flags(command: Command) -> Command:
     """Adds what a whole training costs, of a comparison with a baseline."""
     return _add(_cost_options(), command)
