@@ -69,6 +69,10 @@ class Workload:
     replicate each other. 0: all of them."""
     gradient_bytes: int | None = None
     """Bytes of a gradient element when it is reduced, 2 or 4; None for what the software stack reduces."""
+    fused_norm: bool | None = None
+    """Whether each norm is one kernel; None for what the stack does."""
+    fp8_parameters: bool | None = None
+    """Whether weights are kept and gathered in FP8 (fp8_param_gather); None for what the stack does."""
     flushes: int = 1
     """Times that the pipeline fills and drains in a step."""
     calibration: Calibration | None = None

@@ -127,7 +127,8 @@ def _sharded(layout: Layout) -> Bools:
 def _loss_bytes(workload: Workload, layout: Layout, profile: MemoryProfile) -> Floats:
     """max(bytes of a logit x T V / t, logits' 16-bit gradient and the head's 16-bit gradient 2 V h / t)."""
     model, tp = workload.model, np.asarray(layout.tp)
-    logits = rank_tokens(workload, layout) * model.vocab / tp
+    shards = 1 if stack_constants(workload).whole_logits else tp
+    logits = rank_tokens(workload, layout) * model.vocab / shards
     logit_bytes = np.where(tp > 1, profile.split_logit_bytes, profile.logit_bytes) * logits
     head_gradient = 2.0 * model.vocab * model.hidden / tp
     peak = np.maximum(logit_bytes, 2.0 * logits + head_gradient)

@@ -36,6 +36,7 @@ from meshwright.planner.runs.run_terms import (
     cuda_graph_kind,
     gradient_bytes_of,
     moe_dispatch_kind,
+    recipe_switch,
     shard_group_size,
 )
 
@@ -50,6 +51,8 @@ SLIP = 0.9
 """An unknown key this similar to a known one is taken for a slip of the pen (difflib ratio)."""
 
 
+FIRST_RANK = "rank 0"
+"""A note on measured memory that says so is of the first pipeline rank, not of the fullest one."""
 DRIVER = "nvidia-smi"
 """A note on measured memory that says so was read from the driver."""
 
@@ -62,6 +65,8 @@ class Measured:
     memory_gib: float | None = None
     out_of_memory: bool = False
     """Whether the run ended out of memory; there is neither step nor peak then."""
+    first_rank: bool = False
+    """Whether memory is the first pipeline rank's, not the fullest one's."""
     from_driver: bool = False
     """Whether memory is what the driver shows (`nvidia-smi`), not what the allocator handed out."""
 
@@ -185,6 +190,8 @@ def _run(
         attention_kernel=settings.attention_kernel or attention_kernel_kind(kernel_words),
         shard_group=settings.shard_group or shard_group_size(settings.recipe.get("zero1_group")),
         gradient_bytes=gradient_bytes_of(gradient_words),
+        fused_norm=recipe_switch(settings.recipe, "fused_rmsnorm"),
+        fp8_parameters=recipe_switch(settings.recipe, "fp8_param_gather"),
         flushes=settings.flushes,
         calibration=calibration,
     )
@@ -320,6 +327,7 @@ def _measurement(doc: MeasuredDoc, step_time_s: float | None) -> Measured:
         step_time_s=step_time_s,
         memory_gib=doc.memory_gib,
         out_of_memory=doc.out_of_memory,
+        first_rank=FIRST_RANK in (doc.memory_note or ""),
         from_driver=DRIVER in (doc.memory_note or ""),
     )
 
