@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from meshwright.planner.plan.baseline_document import BaselineDoc
 from meshwright.planner.plan.execution_document import ExecutionChoice, ExecutionDoc
 from meshwright.planner.plan.infeasible_document import Infeasible
 from meshwright.planner.plan.solver_document import SolverReport
@@ -130,6 +131,8 @@ class Plan(BaseModel):
     alternatives: list[dict[str, object]] = Field(default_factory=list)
     robustness: Robustness | None = None
     """Left out where many plans are made at once."""
+    baseline: BaselineDoc | None = None
+    """Against what is run today, where that was given."""
     solver: SolverReport
     inputs: PlanInputs
     digest: str | None = None

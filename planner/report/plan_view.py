@@ -9,6 +9,7 @@ from meshwright.costmodel.memory.footprint import usable_hbm_gib
 from meshwright.planner.drawing.quantities import count, percent, seconds
 from meshwright.planner.plan.document import Binding, IdleDoc, Plan, Robustness, Scenario
 from meshwright.planner.plan.placement import workload_of_plan
+from meshwright.planner.report.baseline_view import baseline_view
 from meshwright.planner.report.prediction_view import layout_view, prediction_view
 from meshwright.planner.report.proof_text import proof_text, pruning_text, space_text
 from meshwright.planner.report.view import (
@@ -47,7 +48,8 @@ MOST_NODES_NAMED = 8
 
 def plan_view(plan: Plan) -> View:
     """The whole plan, or why there is none."""
-    view = [*inputs_view(plan.inputs), line(), *status_view(plan), *infeasible_view(plan)]
+    view = [*baseline_view(plan), line()] if plan.baseline is not None else []
+    view += [*inputs_view(plan.inputs), line(), *status_view(plan), *infeasible_view(plan)]
     if plan.layout is not None:
         view += layout_view(plan.layout, plan.mapping)
         view += execution_view(plan)

@@ -81,6 +81,8 @@ def from_megatron(line: CommandLine) -> LaunchRun:
     if (line.text("--cp-comm-type") or "p2p").startswith("a2a"):
         settings["cp_comm"] = "a2a"
     settings["cuda_graph"] = _cuda_graph(line)
+    if line.has("--use-tp-pp-dp-mapping"):
+        settings["rank_order"] = "tp-cp-pp-dp"
     gpus = line.torchrun_gpus()
     instances = line.integer(_OPTIMIZER_INSTANCES, 1)
     if gpus:

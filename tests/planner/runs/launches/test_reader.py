@@ -222,3 +222,17 @@ def test_a_batch_jobs_nodes_give_the_gpus(tmp_path: Path) -> None:
             encoding="utf-8",
         )
         assert read_launch(script).settings["gpus"] == 256
+
+
+def test_the_order_of_ranks_is_read(tmp_path: Path) -> None:
+    """`--use-tp-pp-dp-mapping` was listed as unread, and priced as if it were not there."""
+    flags = "--num-layers 8 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096"
+    flags += " --pipeline-model-parallel-size 8 --global-batch-size 64 --use-distributed-optimizer"
+    steps = []
+    for extra in ("", " --use-tp-pp-dp-mapping"):
+        script = tmp_path / "run.sh"
+        script.write_text(f"torchrun --nnodes 4 --nproc-per-node 8 x.py {flags}{extra}\n", "utf-8")
+        (priced,) = price_launch(script, ["cluster=dgx-h100"])
+        assert not priced.run.remarks
+        steps.append(priced.predicted.breakdown_s["dp_comm"])
+    assert steps[1] > steps[0]
