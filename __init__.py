@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from meshwright.api import (
+        calibrate,
         estimate,
         place_experts,
         plan,
@@ -44,6 +45,7 @@ __all__ = [
     "Plan",
     "PlanRequest",
     "__version__",
+    "calibrate",
     "compare",
     "estimate",
     "make_plan",
@@ -65,6 +67,7 @@ _MODULE_OF = {
     "ModelSpec": "model_specs.schema",
     "Plan": "planner.plan.document",
     "PlanRequest": "planner.request.plan_request",
+    "calibrate": "api",
     "compare": "planner.launch.compare",
     "estimate": "api",
     "make_plan": "planner.plan.make_plan",

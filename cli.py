@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from meshwright.commands.calculators import collective, memory, pipeline, roofline
+from meshwright.commands.calibration import calibrate_command
 from meshwright.commands.catalogs import catalog, model, schema
 from meshwright.commands.fabric import map_, traffic
 from meshwright.commands.many import batch, fleet, recommend_command
@@ -42,6 +43,7 @@ for command in (
     plan_command,
     estimate_command,
     validate_command,
+    calibrate_command,
     catalog,
     schema,
     model,

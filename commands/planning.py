@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 import meshwright
-from meshwright.commands.options import cost_flags, plan_options
+from meshwright.commands.options import calibration_option, cost_flags, plan_options
 from meshwright.commands.parameters import ChoiceIn
 from meshwright.commands.terminal import (
     PATH,
@@ -19,12 +19,13 @@ from meshwright.commands.terminal import (
     show,
     warn,
 )
-from meshwright.errors import ExitCode
+from meshwright.errors import ExitCode, InputError, near_miss
 
 
 @click.command("plan")
 @click.argument("model")
 @plan_options
+@calibration_option
 @force_option
 @common
 @click.pass_context
@@ -85,9 +86,16 @@ def plan_command(
 @click.option(
     "-o", "--output", type=PATH, metavar="FILE", help="Write a launch file's run file here."
 )
+@calibration_option
 @common
 def estimate_command(
-    run: Path, from_launch: bool, settings: tuple[str, ...], output: Path | None, as_json: bool
+    *,
+    run: Path,
+    from_launch: bool,
+    settings: tuple[str, ...],
+    output: Path | None,
+    calibration: Path | None,
+    as_json: bool,
 ) -> None:
     """Price one fully given configuration: time, memory, traffic. No search.
 
@@ -95,11 +103,16 @@ def estimate_command(
     """
     from meshwright import api
     from meshwright.planner.report.run_view import run_view
+    from meshwright.planner.request.calibration_file import read_calibration
     from meshwright.planner.runs.launches.reader import price_launch
     from meshwright.planner.runs.prediction import run_document
 
     documents = []
-    for priced in price_launch(run, settings, output) if from_launch else api.estimate(run):
+    if from_launch:
+        runs = price_launch(run, settings, output, read_calibration(calibration))
+    else:
+        runs = iter(api.estimate(run, calibration=calibration))
+    for priced in runs:
         documents.append(run_document(priced))
         warn("warning", priced.warnings)
         if not as_json:
@@ -113,8 +126,11 @@ def estimate_command(
 @click.argument("runs", type=PATH, metavar="RUNS.yaml")
 @click.option("--rows", "every_row", is_flag=True, help="Show every row, not only the worst.")
 @click.option("--plot", type=PATH, metavar="FILE", help="Draw predicted against measured: .svg.")
+@calibration_option
 @common
-def validate_command(runs: Path, every_row: bool, plot: Path | None, as_json: bool) -> None:
+def validate_command(
+    runs: Path, every_row: bool, plot: Path | None, calibration: Path | None, as_json: bool
+) -> None:
     """Compare predicted with measured steps, row by row and summed up."""
     from meshwright import api
     from meshwright.documents.output_files import write_files
@@ -123,7 +139,7 @@ def validate_command(runs: Path, every_row: bool, plot: Path | None, as_json: bo
 
     if plot is not None:
         check_picture(plot)
-    report = api.validate(runs)
+    report = api.validate(runs, calibration=calibration)
     if plot is not None:
         write_files(plot.parent, {plot.name: validation_svg(report)}, force=True)
     document = report.as_document()
@@ -186,14 +202,29 @@ def verify_command(
 
 
 @click.command()
-@click.argument("plan", type=PATH, metavar="PLAN")
+@click.argument("plan", type=PATH, metavar="PLAN|TERM")
 @common
 def explain(plan: Path, as_json: bool) -> None:
-    """Say why a plan is as it is, and what bounds it."""
+    """Say why a plan is as it is and what one change would cost, or what a term means.
+
+    TERM is a word of a plan's screen or of docs/glossary.md: explain scale.
+    """
     from meshwright.planner.analysis.neighbours import neighbours
     from meshwright.planner.plan.texts import read_feasible_plan
     from meshwright.planner.report.explain_view import explain_document, explain_view
+    from meshwright.planner.report.glossary import meaning_of, meanings
 
+    term = None if plan.exists() else meaning_of(str(plan))
+    if term is not None:
+        if as_json:
+            print_json({"term": term[0], "meaning": term[1]})
+        else:
+            click.echo(f"{term[0]}: {term[1]}")
+        return
+    if not plan.exists() and not plan.suffix and len(plan.parts) == 1:
+        near = near_miss(str(plan), tuple(meanings()))
+        what = "neither a plan's file or folder nor a term of the glossary"
+        raise InputError(what, where="explain", value=str(plan), did_you_mean=near)
     explained = read_feasible_plan(plan)
     changes = neighbours(explained)
     if as_json:

@@ -17,7 +17,8 @@ import numpy as np
 from meshwright.cluster_specs.allocation import first_gpus
 from meshwright.cluster_specs.fabric import is_irregular
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.costmodel.constants.measured import ErrorBand, error_band, memory_band
+from meshwright.costmodel.constants.calibrated import peak_memory_band, step_time_band
+from meshwright.costmodel.constants.measured import ErrorBand
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.memory.footprint import hbm_gib_for, usable_hbm_gib
@@ -82,8 +83,8 @@ def with_robustness(request: PlanRequest, plan: Plan) -> Plan:
         return plan
     if is_irregular(request.cluster):
         request = replace(request, cluster=first_gpus(request.cluster, request.gpus))
-    band = error_band(request.cluster.device.name, request.framework)
-    memory = memory_band()
+    workload = request.workload()
+    band, memory = step_time_band(workload), peak_memory_band(workload)
     began = time.monotonic()
     scenarios = []
     for change in changes(request, band, memory):

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from meshwright.costmodel.constants.calibration import Calibration
 from meshwright.documents.output_files import write_files
 from meshwright.documents.reader import read_text
 from meshwright.errors import InputError
@@ -37,7 +38,10 @@ _INTEGERS = frozenset(
 
 
 def price_launch(
-    path: Path, additions: Sequence[str], output: Path | None = None
+    path: Path,
+    additions: Sequence[str],
+    output: Path | None = None,
+    calibration: Calibration | None = None,
 ) -> Iterator[PricedRun]:
     """Prices the run of a launch file.
 
@@ -49,6 +53,8 @@ def price_launch(
         `name=value` pairs for what the file leaves open.
     output
         Where to write the run file, if anywhere.
+    calibration
+        What the user's own runs say of the constants.
 
     Raises
     ------
@@ -57,7 +63,13 @@ def price_launch(
     """
     launch = read_launch(path)
     mapping = complete(launch, additions, str(path))
-    run = run_from_mapping(mapping, where=str(path), base=path.parent, default_id=path.stem)
+    run = run_from_mapping(
+        mapping,
+        where=str(path),
+        base=path.parent,
+        default_id=path.stem,
+        calibration=calibration,
+    )
     unread = [f"{path.name}: {name} is not read" for name in launch.unread]
     if output is not None:
         text = yaml.safe_dump({"schema": 1, **mapping}, sort_keys=False)
