@@ -8,6 +8,7 @@ from typing import Any, Self
 from meshwright.costmodel.execution_names import ContextExchange, Dispatcher, GraphScope
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Overlap, Workload
+from meshwright.frameworks.catalog import as_compiled, framework_of_stack, stack_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,8 @@ class Execution:
     """What CUDA graphs launch: nothing, the feed-forward part, attention and router, the whole step."""
     cp_comm: ContextExchange = "p2p"
     """Context parallelism passes keys and values around a ring (p2p), or swaps heads for tokens (a2a)."""
+    compiled: bool = False
+    """Layers run under torch.compile, where the framework leaves that open."""
 
     def applied(self, workload: Workload) -> Workload:
         """The workload run so.
@@ -50,6 +53,7 @@ class Execution:
             moe_dispatch=self.moe_dispatch,
             cuda_graph=self.cuda_graph,
             cp_comm=self.cp_comm,
+            framework=as_compiled(workload.framework, compiled=self.compiled),
         )
 
     @classmethod
@@ -71,6 +75,8 @@ class Execution:
                 values[setting.name] = getattr(workload.overlap, axis)
             elif hasattr(workload, setting.name):
                 values[setting.name] = getattr(workload, setting.name)
+        has_both = bool(framework_of_stack(workload.framework).eager_stack)
+        values["compiled"] = has_both and stack_named(workload.framework).compiled
         return cls(**values)
 
     def of_layout(self, layout: Layout) -> Execution:

@@ -66,6 +66,7 @@ DEEPSPEED = Framework(
         flag="zero_optimization.zero_hpz_partition_size", source=ZERO, planned=False
     ),
     compilation=None,
+    eager_stack="",
     attention={"flash": Setting(flag="--use-flash-attn-v2", source=ARGUMENTS)},
     rank_orders={"tp-dp-pp": Setting(source="deepspeed/runtime/pipe/topology.py")},
     rules=("deepspeed-pipeline-zero", "deepspeed-experts"),

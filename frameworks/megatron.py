@@ -238,6 +238,7 @@ MEGATRON = Framework(
         planned=False,
     ),
     compilation=None,
+    eager_stack="",
     attention={
         "auto": _attention("auto", default=True),
         "flash": _attention("flash"),

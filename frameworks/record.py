@@ -128,6 +128,8 @@ class Framework:
     shard_groups: Setting | None
     """Sharding within groups of replicas smaller than dp (HSDP, partial distributed optimizer)."""
     compilation: Setting | None
+    eager_stack: str
+    """Stack with whose constants runs are priced that are not compiled; empty where none can be."""
     attention: Mapping[str, Setting]
     """Attention kernels that can be asked for by name."""
     rank_orders: Mapping[str, Setting]

@@ -42,7 +42,7 @@ TORCHTITAN = Framework(
     package="torchtitan",
     version="0.3.0",
     stacks=(
-        Stack(name="torchtitan"),
+        Stack(name="torchtitan", compiled=True),
         Stack(name="torchtitan-eager", written=r"torchtitan\b.*\beager\b"),
         TORCHTITAN_COMPILED,
     ),
@@ -131,6 +131,7 @@ TORCHTITAN = Framework(
         flag="--parallelism.data-parallel-replicate-degree", source=CONFIG, planned=False
     ),
     compilation=Setting(flag="--compile.enable", source=CONFIG),
+    eager_stack="torchtitan-eager",
     attention={
         "flex": Setting(flag="get_attention_config", value="flex", source=EXPERTS),
         "flex_flash": Setting(

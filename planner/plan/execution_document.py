@@ -24,6 +24,7 @@ class ExecutionDoc(BaseModel):
     pp_overlap: bool = False
     cuda_graph: GraphScope = "none"
     cp_comm: ContextExchange = "p2p"
+    compiled: bool = False
 
 
 class ExecutionChoice(BaseModel):

@@ -140,6 +140,7 @@ class PlanRequest:
             framework_named(self.framework),
             self.model,
             self.cluster,
+            self.precision,
             pins=self.pins,
             without=self.without,
         )

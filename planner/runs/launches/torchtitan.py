@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.frameworks.torchtitan import TORCHTITAN, TORCHTITAN_COMPILED
+from meshwright.frameworks.catalog import as_compiled
+from meshwright.frameworks.torchtitan import TORCHTITAN
 from meshwright.planner.runs.launches.flags import CommandLine
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 
@@ -43,7 +44,7 @@ def from_torchtitan(command_line: CommandLine) -> LaunchRun:
     one_sequence = line.has("--parallelism.no-enable-sequence-parallel")
     settings["sequence_parallel"] = settings["tp"] > 1 and not one_sequence
     compiled = line.has("--compile.enable")
-    settings["framework"] = TORCHTITAN_COMPILED.name if compiled else TORCHTITAN.name
+    settings["framework"] = as_compiled(TORCHTITAN.name, compiled=compiled)
     settings |= _sharding(line, pp) | _batch(line, pp) | _schedule(line, pp)
     gpus = line.torchrun_gpus()
     if gpus:
