@@ -53,7 +53,7 @@ class FrameworkConstants:
     """Share of the steady-state pipeline transfers that the schedule waits for."""
     launch_blocking_s: float
     """Extra gap per layer and pass under CUDA_LAUNCH_BLOCKING=1."""
-    gradient_bytes: int
+    gradient_bytes: float
     """Bytes of a gradient element when it is reduced."""
     weight_gradient_bytes: float
     """Bytes that a weight-gradient GEMM moves per element of its result."""
