@@ -149,6 +149,7 @@ TORCHTITAN = Framework(
         "torchtitan-kv-heads",
         "torchtitan-sequence",
         "torchtitan-tied-embeddings",
+        "torchtitan-context-shards",
         "torchtitan-architecture",
         "torchtitan-expert-shards",
         "torchtitan-mtp",
