@@ -46,6 +46,7 @@ def plan(
     pin: Mapping[str, int | str] | str = "",
     forbid: Iterable[str] | str = (),
     reserve_gib: float = 0.0,
+    memory_risk: float = 0.05,
     expert_loads: FilePath | None = None,
     moe_dispatch: str | None = None,
     without: Iterable[str] | str = (),
@@ -82,6 +83,9 @@ def plan(
         Choices that are excluded, such as `["full-recompute", "cp"]`.
     reserve_gib
         HBM to leave free on every GPU, GiB, 0 to 10,000.
+    memory_risk
+        Share of the measured errors of predicted memory with which the plan may not fit, up to 0.5, which
+        takes the prediction as it stands.
     expert_loads
         File of measured routing: experts are placed too, and their balance prices the layouts.
     moe_dispatch
@@ -139,6 +143,7 @@ def plan(
         pin=pin,
         forbid=forbid,
         reserve_gib=reserve_gib,
+        memory_risk=memory_risk,
         expert_loads=None if expert_loads is None else Path(expert_loads),
         moe_dispatch=moe_dispatch,
         without=without,
@@ -333,6 +338,7 @@ def recommend(
     forbid: Sequence[str] = (),
     sizes: Sequence[int] = (),
     reserve_gib: Sequence[float] = (),
+    memory_risk: float = 0.05,
     workers: int | None = None,
     cache: FilePath | None = None,
     no_cache: bool = False,
@@ -342,7 +348,7 @@ def recommend(
 
     Parameters
     ----------
-    model, precision, optimizer, framework, pin, forbid, global_batch, seq_len
+    model, precision, optimizer, framework, pin, forbid, global_batch, seq_len, memory_risk
         As for `plan`.
     cluster
         Name or YAML of one cluster, or of several to compare.
@@ -393,6 +399,7 @@ def recommend(
             "framework": framework,
             "pin": pin,
             "forbid": forbid,
+            "memory_risk": memory_risk,
         },
     )
     return plan_sizes(request, progress or (lambda line: None))

@@ -231,6 +231,13 @@ def _workload_options() -> Options:
         default="megatron",
         help="Decides what a layout may use.",
     )
+    yield _default(
+        "--memory-risk",
+        type=float,
+        default=0.05,
+        metavar="R",
+        help="Share of measured errors of memory with which the plan may not fit; 0.5: as predicted.",
+    )
     yield option(
         "--pin", multiple=True, metavar="A=X,...", help="Fix choices: tp=8,recompute=none."
     )

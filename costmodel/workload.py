@@ -60,6 +60,8 @@ class Workload:
     """Where a token's experts lie, measured: (ep, equal blocks of the expert group, of them touched)."""
     reserve_gib: float = 0.0
     """HBM that the plan must leave free."""
+    memory_margin: float = 1.0
+    """Measured over predicted peak that the plan must have room for, at least 1."""
     attention_kernel: AttentionKernel | None = None
     """Of the run; None for the one that the software stack has."""
     shard_group: int = 0

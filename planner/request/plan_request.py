@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.constants.measured import POINT_ESTIMATE, memory_margin
 from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.pipeline.schedules import SCHEDULE_NAMES
 from meshwright.costmodel.workload import Workload
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 OPTIMIZERS = ("adam", "sgd", "muon")
+DEFAULT_MEMORY_RISK = 0.05
 METHODS = ("cp-sat", "exhaustive")
 
 NUMBER_PINS = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "zero_stage")
@@ -78,6 +80,9 @@ class PlanRequest:
     """Choices that are excluded: any of `FORBIDS`."""
     reserve_gib: float = 0.0
     """HBM that the plan must leave free."""
+    memory_risk: float = DEFAULT_MEMORY_RISK
+    """Share of measured errors of memory with which the plan may not fit; 0.5 takes the prediction as it
+    stands."""
     expert_imbalance: float = 1.0
     """Load of the busiest expert-parallel rank over the mean."""
     expert_loads: ExpertLoads | None = None
@@ -105,6 +110,7 @@ class PlanRequest:
         _within("global_batch", self.global_batch, 1, 10_000_000, "sequences per step")
         _within("seq_len", self.seq_len, 1, 16_777_216, "tokens per sequence")
         _within("reserve_gib", self.reserve_gib, 0, 10_000, "GiB")
+        _within("memory_risk", self.memory_risk, 1e-6, POINT_ESTIMATE, "share of runs")
         _within("expert_imbalance", self.expert_imbalance, 1, 1000, "busiest over mean load")
         _within("top_k", self.top_k, 1, 1000, "layouts")
         _within("seed", self.seed, 0, 2**31 - 1, "the solver's random seed")
@@ -163,6 +169,7 @@ class PlanRequest:
             expert_imbalance_by_ep=self.expert_imbalance_by_ep,
             expert_copies_by_ep=self.expert_copies_by_ep,
             reserve_gib=self.reserve_gib,
+            memory_margin=memory_margin(self.memory_risk),
         )
         return (execution or self.plainest).applied(workload)
 
@@ -179,6 +186,7 @@ class PlanRequest:
                 "optimizer": self.optimizer,
                 "framework": cast("FrameworkName", self.framework),
                 "reserve_gib": self.reserve_gib,
+                "memory_risk": self.memory_risk,
                 "pins": dict(self.pins),
                 "forbids": self.forbids,
                 "expert_imbalance_by_ep": self.expert_imbalance_by_ep,
