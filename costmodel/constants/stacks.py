@@ -53,7 +53,7 @@ class FrameworkConstants:
     """Share of the steady-state pipeline transfers that the schedule waits for."""
     launch_blocking_s: float
     """Extra gap per layer and pass under CUDA_LAUNCH_BLOCKING=1."""
-    gradient_bytes: int
+    gradient_bytes: float
     """Bytes of a gradient element when it is reduced."""
     weight_gradient_bytes: float
     """Bytes that a weight-gradient GEMM moves per element of its result."""
@@ -61,8 +61,22 @@ class FrameworkConstants:
     """Whether cross entropy is one kernel over 16-bit logits."""
     current_scaling: bool
     """Whether FP8 scales come from the tensor itself (a pass more) instead of the steps before."""
+    transposes_apart: bool
+    """Whether an FP8 operand's transpose is made in a kernel of its own."""
     narrow_gathers: bool
     """Whether parameters are gathered at the run's precision (FP8) instead of 16 bits."""
+    bucket_parameters: float
+    """Parameters of one data-parallel collective, at the least; 0: those of a layer."""
+    bucket_parameters_per_rank: float
+    """The same for each data-parallel rank."""
+    reduces_each_micro_batch: bool
+    """Whether gradients of ZeRO 2 and 3 are reduced after each micro-batch, not once a step."""
+    gathers_each_micro_batch: bool
+    """Whether parameters of ZeRO 2 are gathered for each micro-batch, and in a pipeline once a step."""
+    fused_norm: bool
+    """Whether each norm is one kernel, also where other operators are not."""
+    whole_logits: bool
+    """Whether tensor-parallel ranks gather the logits and take the loss of all of them."""
     eager_operators: bool
     """Whether norms, rotary embeddings and activations run operator by operator, as the model's code says."""
     fused_elementwise: bool
@@ -171,9 +185,16 @@ def of_run(stack: FrameworkConstants, workload: Workload) -> FrameworkConstants:
     FrameworkConstants
         The same where the run says nothing.
     """
-    if workload.attention_kernel is None and workload.gradient_bytes is None:
+    said = (
+        workload.attention_kernel, workload.gradient_bytes, workload.fused_norm, workload.fp8_parameters,
+    )  # fmt: skip
+    if said == (None, None, None, None):
         return stack
     changes: dict[str, Any] = {}
+    if workload.fused_norm is not None:
+        changes["fused_norm"] = workload.fused_norm
+    if workload.fp8_parameters is not None:
+        changes["narrow_gathers"] = workload.fp8_parameters
     kernel = workload.attention_kernel
     if kernel is not None:
         changes["flash_attention"] = kernel in _FLASH_GENERATIONS

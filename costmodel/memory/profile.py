@@ -23,6 +23,12 @@ class MemoryProfile:
     fp8_saved_inputs: bool
     keeps_unread_outputs: bool
     """Whether operator-level recomputation stores outputs that no backward pass reads."""
+    separate_operators: bool
+    """Whether rotary embeddings and gates keep what each of their operators reads."""
+    keeps_gathered_inputs: bool
+    """Whether sequence parallelism keeps the gathered inputs of column-parallel products."""
+    sums_beside_gradients: bool
+    """Whether fp32 sums of gradients lie beside the 16-bit gradients of a micro-batch."""
     keeps_stage_outputs: bool
     """Whether a pipeline stage keeps what it sent until the backward pass."""
     stranding: Literal["none", "forward", "step"]
@@ -36,6 +42,8 @@ class MemoryProfile:
     """Further bytes of a gradient element that stages 0 to 2 keep in bf16."""
     unsharded_in_pipeline: bool
     """Whether ZeRO 3 under pipeline parallelism keeps 16-bit weights and fp32 gradients whole for a step."""
+    whole_while_accumulating: bool
+    """Whether ZeRO 2 and 3 keep 16-bit gradients whole until the last micro-batch."""
     bucket_elements: float
     """Elements of the buffer in which gradients are reduced under stages 0 to 2."""
 

@@ -179,24 +179,38 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
     stack, profile = stack_constants(workload), memory_profile(workload.framework)
     bf16 = workload.precision == "bf16"
     grad = float(stack.gradient_bytes) + (profile.bf16_gradient_copies_bytes if bf16 else 0.0)
-    copies = 0.0
-    if profile.fp8_weight_copies:
-        copies = {"fp8": 2.0, "mxfp8": 2.0, "nvfp4": 1.0}.get(workload.precision, 0.0)
+    if profile.sums_beside_gradients and stack.gradient_bytes == 4:
+        grad += 2.0
+    copies = _quantised_bytes(workload) if profile.fp8_weight_copies else 0.0
+    wide = 0.0 if workload.fp8_parameters and copies else 2.0
     step = 0.0 if bf16 else profile.step_bytes
     optimizer = _OPTIMIZER_BYTES[workload.optimizer]
     d = np.asarray(shards, dtype=np.float64)
     stage = np.asarray(layout.zero_stage)
     fsdp = stage == 3
-    weights: Floats = np.where(fsdp, (4.0 + copies) / d, 2.0 + copies)
+    weights: Floats = np.where(fsdp, (4.0 + copies) / d, wide + copies)
     unsharded = np.where(stage == 2, grad / d, grad)
     gradients: Floats = np.where(fsdp, 4.0 / d, unsharded)
     if profile.unsharded_in_pipeline:
         in_full = fsdp & (np.asarray(layout.pp) > 1) & (d > 1)
         weights = weights + np.where(in_full, 2.0, 0.0)
         gradients = gradients + np.where(in_full, 4.0, 0.0)
+    if profile.whole_while_accumulating:
+        accumulates = (stage >= 2) & (np.asarray(layout.num_micro_batches) > 1) & (d > 1)
+        gradients = np.maximum(gradients, np.where(accumulates, 2.0, 0.0))
     share = np.where(stage == 0, 1.0, 1.0 / d)
     states: Floats = np.where(fsdp, (optimizer - 4.0) / d, optimizer * share + step / d)
+    if workload.factors is not None:
+        factor = workload.factors.state_memory
+        return weights * factor, gradients * factor, states * factor
     return weights, gradients, states
+
+
+def _quantised_bytes(workload: Workload) -> float:
+    """Quantised weight and its transpose; Blackwell takes FP8 in either order, so it can do with one."""
+    if workload.precision == "fp8" and workload.cluster.device.architecture == "blackwell":
+        return 1.0 if workload.fp8_parameters else 2.0
+    return {"fp8": 2.0, "mxfp8": 2.0, "nvfp4": 1.0}.get(workload.precision, 0.0)
 
 
 def state_bytes_per_parameter(workload: Workload, layout: Layout, shards: Ints) -> Floats:

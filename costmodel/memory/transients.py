@@ -30,6 +30,24 @@ FIXED_BYTES = 0.25 * 2**30
 """GEMM and attention workspaces, rotary tables, masks (cuBLAS: 32 MiB a stream on Hopper)."""
 
 
+def workspace_bytes(workload: Workload) -> float:
+    """Memory of every GPU that no tensor of the model explains.
+
+    Parameters
+    ----------
+    workload : Workload
+        What its own runs say is used.
+
+    Returns
+    -------
+    float
+        Bytes.
+    """
+    if workload.factors is None:
+        return FIXED_BYTES
+    return FIXED_BYTES + workload.factors.fixed_memory_gib * 2**30
+
+
 @dataclass(frozen=True)
 class Transients:
     """Bytes on one GPU; `first`, `last` mark what only the rank with the token table, or the head, has."""
@@ -109,11 +127,14 @@ def _sharded(layout: Layout) -> Bools:
 def _loss_bytes(workload: Workload, layout: Layout, profile: MemoryProfile) -> Floats:
     """max(bytes of a logit x T V / t, logits' 16-bit gradient and the head's 16-bit gradient 2 V h / t)."""
     model, tp = workload.model, np.asarray(layout.tp)
-    logits = rank_tokens(workload, layout) * model.vocab / tp
+    shards = 1 if stack_constants(workload).whole_logits else tp
+    logits = rank_tokens(workload, layout) * model.vocab / shards
     logit_bytes = np.where(tp > 1, profile.split_logit_bytes, profile.logit_bytes) * logits
     head_gradient = 2.0 * model.vocab * model.hidden / tp
     peak = np.maximum(logit_bytes, 2.0 * logits + head_gradient)
     with_mtp: Floats = peak + logit_bytes * model.mtp_layers
+    if workload.factors is not None:
+        return with_mtp * workload.factors.loss_memory
     return with_mtp
 
 

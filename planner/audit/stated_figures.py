@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import isclose
 
-from meshwright.costmodel.constants.measured import error_band, memory_band
+from meshwright.costmodel.constants.calibrated import peak_memory_band, step_time_band
 from meshwright.errors import shown
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.plan.assemble import mapping_of_layout, predict
@@ -126,8 +126,8 @@ def _robustness_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
     robustness = plan.robustness
     if robustness is None:
         return
-    band = error_band(request.cluster.device.name, request.framework)
-    memory = memory_band()
+    workload = request.workload()
+    band, memory = step_time_band(workload), peak_memory_band(workload)
     stated = [list(robustness.step_time_band), list(robustness.memory_band)]
     measured = [[band.low, band.high], [memory.low, memory.high]]
     yield from _differences("robustness: bands", stated, measured)

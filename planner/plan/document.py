@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from meshwright.planner.plan.baseline_document import BaselineDoc
 from meshwright.planner.plan.execution_document import ExecutionChoice, ExecutionDoc
 from meshwright.planner.plan.infeasible_document import Infeasible
 from meshwright.planner.plan.solver_document import SolverReport
@@ -124,6 +125,28 @@ class MemoryRisk(BaseModel):
     """Whether no layout that fits by the prediction as it stands is faster than `step_time_s_without`."""
 
 
+class Expected(BaseModel):
+    """The mean step time over scenarios of the constants, and what planning for the nominal ones costs."""
+
+    model_config = _DOC
+
+    scenarios: int
+    step_time_s: float
+    """Least mean of a plan that was found."""
+    lower_bound_s: float
+    """No plan has a lower mean: the mean of the scenarios' own optima."""
+    gap: float
+    nominal_step_time_s: float
+    """Mean of the plan that is fastest with the nominal constants."""
+    regret: float | None
+    """Of that plan, against knowing the constants: its mean over the bound, less 1."""
+    same_as_nominal: bool
+    winners: int
+    """Different plans that win a scenario."""
+    chosen: str
+    """Degrees of the plan of the least mean."""
+
+
 class Plan(BaseModel):
     """One plan: a layout with its proof and its reasons, or the reason why there is none."""
 
@@ -150,6 +173,10 @@ class Plan(BaseModel):
     memory_risk: MemoryRisk | None = None
     robustness: Robustness | None = None
     """Left out where many plans are made at once."""
+    baseline: BaselineDoc | None = None
+    """Against what is run today, where that was given."""
+    expected: Expected | None = None
+    """With a calibration; left out where many plans are made at once for the nominal constants."""
     solver: SolverReport
     inputs: PlanInputs
     digest: str | None = None

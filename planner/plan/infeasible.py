@@ -10,7 +10,7 @@ from meshwright.constraints.gpu_budget import GPU_BUDGET
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.pipeline_schedules import AllowedSchedules
 from meshwright.constraints.registry import rules_for
-from meshwright.costmodel.constants.measured import POINT_ESTIMATE, memory_margin
+from meshwright.costmodel.constants.measured import POINT_ESTIMATE
 from meshwright.costmodel.memory.footprint import ALLOCATOR_SHARE, usable_hbm_gib
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.pricing import CostModelPricing
@@ -97,7 +97,7 @@ def _hbm_needed_gib(request: PlanRequest, conflict: Conflict) -> float | None:
     for row, limit in enumerate(conflict.limits):
         over = conflict.excess[row][conflict.only_missed(row)]
         if isinstance(limit, HbmCapacity) and len(over):
-            more_gib = float(over.min()) * memory_margin(request.memory_risk)
+            more_gib = float(over.min()) * request.workload().memory_margin
             return request.cluster.device.hbm_gib + more_gib / ALLOCATOR_SHARE
     return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from meshwright.costmodel.constants.calibrated import peak_memory_band
 from meshwright.costmodel.constants.measured import POINT_ESTIMATE, fit_probability
 from meshwright.costmodel.memory.footprint import usable_hbm_gib
 from meshwright.planner.plan.document import MemoryRisk, Plan
@@ -18,8 +19,10 @@ _LEAST_GIB = 1e-3
 
 def memory_risk_document(request: PlanRequest, predicted: Predicted) -> MemoryRisk:
     """The risk that remains, by the measured errors of predicted memory."""
-    room_gib = usable_hbm_gib(_as_predicted(request).workload())
-    fits = fit_probability(max(predicted.memory_gib), max(room_gib, _LEAST_GIB))
+    workload = _as_predicted(request).workload()
+    room_gib = usable_hbm_gib(workload)
+    peak_gib = max(predicted.memory_gib)
+    fits = fit_probability(peak_gib, max(room_gib, _LEAST_GIB), peak_memory_band(workload))
     return MemoryRisk(asked=request.memory_risk, remains=1.0 - fits, room_gib=room_gib)
 
 

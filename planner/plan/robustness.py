@@ -17,13 +17,8 @@ import numpy as np
 from meshwright.cluster_specs.allocation import first_gpus
 from meshwright.cluster_specs.fabric import is_irregular
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.costmodel.constants.measured import (
-    POINT_ESTIMATE,
-    ErrorBand,
-    error_band,
-    memory_band,
-    memory_margin,
-)
+from meshwright.costmodel.constants.calibrated import peak_memory_band, step_time_band
+from meshwright.costmodel.constants.measured import POINT_ESTIMATE, ErrorBand
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.memory.footprint import hbm_gib_for, usable_hbm_gib
@@ -95,8 +90,8 @@ def with_robustness(request: PlanRequest, plan: Plan) -> Plan:
         return plan
     if is_irregular(request.cluster):
         request = replace(request, cluster=first_gpus(request.cluster, request.gpus))
-    band = error_band(request.cluster.device.name, request.framework)
-    memory = memory_band()
+    workload = request.workload()
+    band, memory = step_time_band(workload), peak_memory_band(workload)
     began = time.monotonic()
 
     def searched(wanted: PlanRequest) -> Outcome:
@@ -223,7 +218,7 @@ def _monotone_bound_s(request: PlanRequest, plan: Plan, change: Change) -> float
     """
     bound_s = plan.objective.lower_bound_s or 0.0
     if change.memory:
-        margin = memory_margin(request.memory_risk)
+        margin = request.workload().memory_margin
         return bound_s if change.factor >= margin * (1 - _ROUNDING) else 0.0
     return bound_s if change.factor >= 1 else bound_s * change.factor
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.constants.calibrated import peak_memory_band
+from meshwright.costmodel.constants.calibration import Calibration
 from meshwright.costmodel.constants.measured import POINT_ESTIMATE, memory_margin
 from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.pipeline.schedules import SCHEDULE_NAMES
@@ -26,14 +28,16 @@ from meshwright.planner.request.executions import (
     execution_options,
 )
 from meshwright.planner.request.inputs import PlanInputs, Precision
+from meshwright.planner.request.names import (
+    DEFAULT_MEMORY_RISK,
+    METHODS,
+    OBJECTIVES,
+    OPTIMIZERS,
+    PRECISIONS,
+)
 
 if TYPE_CHECKING:
     from meshwright.planner.experts.training import ExpertLoads
-
-PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
-OPTIMIZERS = ("adam", "sgd", "muon")
-DEFAULT_MEMORY_RISK = 0.05
-METHODS = ("cp-sat", "exhaustive")
 
 NUMBER_PINS = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "zero_stage")
 RECOMPUTE_PINS = ("none", "selective", "full")
@@ -93,6 +97,10 @@ class PlanRequest:
     """Blocks that a token touches by degree and blocks of the expert group, where a trace was given."""
     without: tuple[str, ...] = ()
     """Software that is not there, or not wanted: any of `executions.WITHOUT`."""
+    calibration: Calibration | None = None
+    """What the user's own runs say of the constants."""
+    objective: str = "nominal"
+    """The step time with the nominal constants, or its mean over the posterior of a calibration."""
     method: str = "cp-sat"
     top_k: int = 1
     """How many of the best layouts to prove and report, the plan included."""
@@ -120,6 +128,10 @@ class PlanRequest:
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
         _one_of("framework", self.framework, FRAMEWORK_NAMES)
         _one_of("method", self.method, METHODS)
+        _one_of("objective", self.objective, OBJECTIVES)
+        if self.objective == "expected" and self.calibration is None:
+            what = "is over the posterior of a calibration: give one with --calibration"
+            raise InputError(what, where="objective", value=self.objective)
         if self.expert_loads is not None:
             object.__setattr__(self, "expert_imbalance_by_ep", self.expert_loads.by_ep())
             object.__setattr__(self, "expert_copies_by_ep", self.expert_loads.copies_by_ep())
@@ -169,8 +181,10 @@ class PlanRequest:
             expert_imbalance_by_ep=self.expert_imbalance_by_ep,
             expert_copies_by_ep=self.expert_copies_by_ep,
             reserve_gib=self.reserve_gib,
-            memory_margin=memory_margin(self.memory_risk),
+            calibration=self.calibration,
         )
+        margin = memory_margin(self.memory_risk, peak_memory_band(workload))
+        workload = replace(workload, memory_margin=margin)
         return (execution or self.plainest).applied(workload)
 
     def inputs(self) -> PlanInputs:
@@ -192,6 +206,8 @@ class PlanRequest:
                 "expert_imbalance_by_ep": self.expert_imbalance_by_ep,
                 "expert_copies_by_ep": self.expert_copies_by_ep,
                 "without": self.without,
+                "calibration": self.calibration,
+                "objective": self.objective,
             }
         )
 

@@ -18,7 +18,7 @@ from meshwright.documents.validation import validation_message
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.model_specs.catalog import catalog_names
-from meshwright.planner.request.plan_request import DEFAULT_MEMORY_RISK
+from meshwright.planner.request.names import DEFAULT_MEMORY_RISK
 
 MOST_JOBS = 100_000
 LONGEST_NAME = 120
@@ -56,6 +56,10 @@ class JobDoc(BaseModel):
     """Software that is not there: `deepep,cuda-graph`, or a list."""
     moe_dispatch: str | None = None
     """Pins the dispatcher of tokens."""
+    calibration: Text | None = None
+    """A stack file that `meshwright calibrate` wrote; a relative path starts at the jobs file."""
+    objective: str = "nominal"
+    """Or `expected`: the mean over the posterior of the calibration."""
     reserve_gib: Annotated[float, Field(ge=0, le=10_000)] = 0.0
     memory_risk: Annotated[float, Field(ge=1e-6, le=0.5)] = DEFAULT_MEMORY_RISK
     """Share of measured errors of memory with which the plan may not fit."""
@@ -88,10 +92,14 @@ class Job:
     mistake: str | None
 
 
-def read_jobs(path: Path, kind: type[JobDoc] = JobDoc) -> list[Job]:
+def read_jobs(
+    path: Path, kind: type[JobDoc] = JobDoc, calibration: Path | None = None
+) -> list[Job]:
     """The jobs of a file in its order, those of `matrix` after `jobs`; no two names are equal, case ignored.
 
-    `kind` is the document of one job. A job with a bad field is returned with its mistake. Raises InputError
+    `kind` is the document of one job, `calibration` the stack file of jobs that name none.
+
+    A job with a bad field is returned with its mistake. Raises InputError
     where the file as a whole cannot be used, or a name is bad or given twice.
     """
     where = path_text(path)
@@ -100,6 +108,9 @@ def read_jobs(path: Path, kind: type[JobDoc] = JobDoc) -> list[Job]:
         document = JobsDoc.model_validate(data)
     except ValidationError as error:
         raise InputError(validation_message(error, where, JobsDoc)) from None
+    if calibration is not None:
+        defaults = {"calibration": str(calibration.absolute()), **document.defaults}
+        document = document.model_copy(update={"defaults": defaults})
     entries = [*_listed(document), *_multiplied(document, where)]
     if not entries:
         raise InputError(
@@ -206,6 +217,8 @@ def _job(where: str, fields: dict[str, Any], folder: Path, kind: type[JobDoc]) -
         "model": _path(document.model, folder, catalog_names()),
         "cluster": _path(document.cluster, folder, cluster_names()),
     }
+    if document.calibration is not None:
+        beside["calibration"] = _path(document.calibration, folder, ())
     return Job(name=name, fields=fields, document=document.model_copy(update=beside), mistake=None)
 
 

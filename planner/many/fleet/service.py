@@ -59,6 +59,8 @@ class FleetOptions:
     time_limit_s: float | None = None
     """For each goal of the sharing."""
     seed: int = 0
+    calibration: Path | None = None
+    """The stack file of jobs that name none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +135,7 @@ def run_fleet(path: Path, options: FleetOptions, progress: Progress) -> Fleet:
         )
     cluster = read_cluster(options.cluster, options.gpus)
     free = free_units(cluster, allocated_gpus(cluster, options.gpus), options.busy)
-    jobs = read_fleet(path, options.cluster)
+    jobs = read_fleet(path, options.cluster, options.calibration)
     if options.objective != "throughput":
         _require_tokens(jobs, path, options.objective)
     began = time.monotonic()
