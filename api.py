@@ -49,6 +49,7 @@ def plan(
     expert_loads: FilePath | None = None,
     moe_dispatch: str | None = None,
     without: Iterable[str] | str = (),
+    allow: Iterable[str] | str = (),
     method: str = "cp-sat",
     top: int = 1,
     time_limit_s: float | None = None,
@@ -89,7 +90,10 @@ def plan(
         None leaves it to the plan.
     without
         Software that is not there, which the plan must not ask for: any of deepep, hybridep, ep-overlap,
-        tp-overlap, cuda-graph and cp-a2a.
+        tp-overlap, cuda-graph, full-graph and cp-a2a.
+    allow
+        What may change the numbers of the run: any of bf16-grads, bf16-moments, fp8-params and te-loss, or
+        all.
     method
         cp-sat, or exhaustive: price every layout.
     top
@@ -142,6 +146,7 @@ def plan(
         expert_loads=None if expert_loads is None else Path(expert_loads),
         moe_dispatch=moe_dispatch,
         without=without,
+        allow=allow,
         method=method,
         top_k=top,
         time_limit_s=time_limit_s,

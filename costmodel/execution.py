@@ -11,6 +11,8 @@ from meshwright.costmodel.workload import Overlap, Workload
 Dispatcher = Literal["alltoall", "deduplicated", "deepep", "hybridep"]
 GraphScope = Literal["none", "feed_forward", "partial", "full"]
 ContextExchange = Literal["p2p", "a2a"]
+StateType = Literal["fp32", "bf16"]
+_TYPE_BYTES = {"fp32": 4, "bf16": 2}
 DISPATCHERS: tuple[str, ...] = get_args(Dispatcher)
 
 
@@ -32,6 +34,14 @@ class Execution:
     """What CUDA graphs launch: nothing, the feed-forward part, attention and router, the whole step."""
     cp_comm: ContextExchange = "p2p"
     """Context parallelism passes keys and values around a ring (p2p), or swaps heads for tokens (a2a)."""
+    gradient_dtype: StateType | None = None
+    """Type in which gradients are added up and reduced; None where the framework leaves no choice."""
+    moment_dtype: StateType = "fp32"
+    """Type of the optimizer's moments."""
+    fp8_params: bool = False
+    """Parameters are kept and gathered at the narrow precision, without a 16-bit copy."""
+    te_loss: bool | None = None
+    """Cross entropy is Transformer Engine's one kernel over 16-bit logits; None for the framework's own."""
 
     def applied(self, workload: Workload) -> Workload:
         """The workload run so.
@@ -54,6 +64,10 @@ class Execution:
             moe_dispatch=self.moe_dispatch,
             cuda_graph=self.cuda_graph,
             cp_comm=self.cp_comm,
+            gradient_bytes=_TYPE_BYTES[self.gradient_dtype] if self.gradient_dtype else None,
+            moment_bytes=_TYPE_BYTES[self.moment_dtype],
+            fp8_parameters=self.fp8_params,
+            fused_loss=self.te_loss,
         )
 
     def of_layout(self, layout: Layout) -> Execution:

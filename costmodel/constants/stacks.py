@@ -62,7 +62,7 @@ class FrameworkConstants:
     current_scaling: bool
     """Whether FP8 scales come from the tensor itself (a pass more) instead of the steps before."""
     narrow_gathers: bool
-    """Whether parameters are gathered at the run's precision (FP8) instead of 16 bits."""
+    """Whether parameters are kept and gathered at the run's precision (FP8) instead of 16 bits."""
     eager_operators: bool
     """Whether norms, rotary embeddings and activations run operator by operator, as the model's code says."""
     fused_elementwise: bool
@@ -147,7 +147,7 @@ def stack_constants(workload: Workload) -> FrameworkConstants:
     Parameters
     ----------
     workload : Workload
-        Its framework, attention kernel and gradient bytes are used.
+        Its framework and its settings of kernels, gradients and parameters are used.
 
     Returns
     -------
@@ -157,21 +157,27 @@ def stack_constants(workload: Workload) -> FrameworkConstants:
 
 
 def of_run(stack: FrameworkConstants, workload: Workload) -> FrameworkConstants:
-    """Constants of a software stack with what the run itself says of its kernels and gradients.
+    """Constants of a software stack with what the run says of its kernels, gradients and parameters.
 
     Parameters
     ----------
     stack : FrameworkConstants
         Of the workload's framework.
     workload : Workload
-        Its attention kernel and gradient bytes are used.
+        Its settings of kernels, gradients and parameters are used.
 
     Returns
     -------
     FrameworkConstants
         The same where the run says nothing.
     """
-    if workload.attention_kernel is None and workload.gradient_bytes is None:
+    said = (
+        workload.attention_kernel,
+        workload.gradient_bytes,
+        workload.fp8_parameters,
+        workload.fused_loss,
+    )
+    if all(setting is None for setting in said):
         return stack
     changes: dict[str, Any] = {}
     kernel = workload.attention_kernel
@@ -183,4 +189,8 @@ def of_run(stack: FrameworkConstants, workload: Workload) -> FrameworkConstants:
         changes["gradient_bytes"] = workload.gradient_bytes
         if stack.weight_gradient_bytes > _WRITTEN_ONCE_BYTES:
             changes["weight_gradient_bytes"] = 2.0 * workload.gradient_bytes
+    if workload.fp8_parameters is not None:
+        changes["narrow_gathers"] = workload.fp8_parameters
+    if workload.fused_loss is not None:
+        changes["fused_loss"] = workload.fused_loss
     return replace(stack, **changes)

@@ -6,7 +6,13 @@ from dataclasses import asdict
 
 from pydantic import BaseModel, ConfigDict
 
-from meshwright.costmodel.execution import ContextExchange, Dispatcher, Execution, GraphScope
+from meshwright.costmodel.execution import (
+    ContextExchange,
+    Dispatcher,
+    Execution,
+    GraphScope,
+    StateType,
+)
 
 _DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -23,6 +29,10 @@ class ExecutionDoc(BaseModel):
     pp_overlap: bool = False
     cuda_graph: GraphScope = "none"
     cp_comm: ContextExchange = "p2p"
+    gradient_dtype: StateType | None = None
+    moment_dtype: StateType = "fp32"
+    fp8_params: bool = False
+    te_loss: bool | None = None
 
 
 class ExecutionChoice(BaseModel):

@@ -83,6 +83,8 @@ def inputs_view(inputs: PlanInputs) -> View:
         rows.append(("pinned", ", ".join(f"{name}={value}" for name, value in inputs.pins.items())))
     if inputs.without:
         rows.append(("without", ", ".join(inputs.without)))
+    if inputs.allow:
+        rows.append(("allowed", ", ".join(inputs.allow)))
     if inputs.forbids:
         rows.append(("forbidden", ", ".join(inputs.forbids)))
     return [Facts(rows)]

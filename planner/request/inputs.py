@@ -48,6 +48,8 @@ class PlanInputs(BaseModel):
     """Measured blocks that a token touches: degree, equal blocks of the expert group, of them touched."""
     without: tuple[str, ...] = ()
     """Software that is not there, or not wanted."""
+    allow: tuple[str, ...] = ()
+    """What may change the numbers of the run."""
 
     @model_validator(mode="before")
     @classmethod

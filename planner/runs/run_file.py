@@ -30,6 +30,7 @@ from meshwright.planner.runs.run_settings import (
     stages_of,
 )
 from meshwright.planner.runs.run_terms import (
+    GRADIENT_BYTES,
     attention_kernel_kind,
     cp_comm_kind,
     cuda_graph_kind,
@@ -160,6 +161,9 @@ def _run(doc: RunDoc, remarks: list[str], base: Path | None, default_id: str) ->
         attention_kernel=settings.attention_kernel or attention_kernel_kind(kernel_words),
         shard_group=settings.shard_group or shard_group_size(settings.recipe.get("zero1_group")),
         gradient_bytes=gradient_bytes_of(gradient_words),
+        moment_bytes=GRADIENT_BYTES[settings.moment_dtype],
+        fp8_parameters=_fp8_parameters(settings),
+        fused_loss=settings.fused_loss,
         flushes=settings.flushes,
     )
     return Run(
@@ -173,6 +177,12 @@ def _run(doc: RunDoc, remarks: list[str], base: Path | None, default_id: str) ->
         suspect=doc.suspect,
         remarks=(*remarks, *layout_remarks, *stage_remarks, *profile_remarks, *_plain_remarks(doc)),
     )
+
+
+def _fp8_parameters(settings: SettingsDoc) -> bool | None:
+    """Whether parameters live in FP8, from the run or the flags of its recipe; None where neither says."""
+    said = settings.recipe.get("fp8_param_gather")
+    return said if settings.fp8_params is None and isinstance(said, bool) else settings.fp8_params
 
 
 def _named_rows(path: Path) -> list[tuple[str, object]]:
