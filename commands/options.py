@@ -76,6 +76,13 @@ def plan_options(command: Command) -> Command:
             _time_limit("Seconds for the search."),
             _seed(),
             click.option(
+                "--baseline",
+                type=_PATH,
+                metavar="FILE",
+                help="What runs today, to compare with: a launch script, a run file or a plan.",
+            ),
+            *_cost_options(),
+            click.option(
                 "-o",
                 "--output",
                 type=_PATH,
@@ -84,6 +91,36 @@ def plan_options(command: Command) -> Command:
             ),
         ],
         command,
+    )
+
+
+def calibration_option(command: Command) -> Command:
+    """Adds --calibration."""
+    return click.option(
+        "--calibration",
+        type=_PATH,
+        metavar="STACK.yaml",
+        help="What `calibrate` learned of your stack.",
+    )(command)
+
+
+def cost_flags(command: Command) -> Command:
+    """Adds what a whole training costs, of a comparison with a baseline."""
+    return _add(_cost_options(), command)
+
+
+def _cost_options() -> Options:
+    yield click.option(
+        "--tokens",
+        type=click.FloatRange(min=1, max=1e18),
+        metavar="T",
+        help="Tokens of the training, for its days against the baseline's.",
+    )
+    yield click.option(
+        "--gpu-hour-price",
+        type=click.FloatRange(min=0, max=1e6),
+        metavar="P",
+        help="Dollars of a GPU hour, for the training's price; with --tokens.",
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, Self, get_args
 
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Overlap, Workload
@@ -69,6 +69,27 @@ class Execution:
             fp8_parameters=self.fp8_params,
             fused_loss=self.te_loss,
         )
+
+    @classmethod
+    def within(cls, workload: Workload) -> Self:
+        """The settings that a workload holds: what `applied` puts there.
+
+        Parameters
+        ----------
+        workload : Workload
+
+        Returns
+        -------
+        Execution
+        """
+        values: dict[str, Any] = {}
+        for setting in fields(cls):
+            axis = setting.name.removesuffix("_overlap")
+            if axis != setting.name and hasattr(workload.overlap, axis):
+                values[setting.name] = getattr(workload.overlap, axis)
+            elif hasattr(workload, setting.name):
+                values[setting.name] = getattr(workload, setting.name)
+        return cls(**values)
 
     def of_layout(self, layout: Layout) -> Execution:
         """What a launch file of one layout sets: nothing is overlapped that is not sent.

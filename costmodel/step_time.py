@@ -24,9 +24,9 @@ from meshwright.costmodel.collectives.on_levels import (
     point_to_point_s,
     ring_pass_s,
 )
+from meshwright.costmodel.constants.calibrated import calibrated_constants
 from meshwright.costmodel.constants.rates import (
     Constants,
-    constants_for,
     fabric_links,
     kernel_rates,
 )
@@ -100,7 +100,7 @@ def make_context(
     -------
     Context
     """
-    calibrated = constants or constants_for(workload)
+    calibrated = constants or calibrated_constants(workload)
     return Context(
         workload=workload,
         layout=layout,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.constants.calibration import Calibration, Factors
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.model_specs.schema import ModelSpec
 
@@ -76,6 +78,15 @@ class Workload:
     """Whether cross entropy is one kernel over 16-bit logits; None for the software stack's."""
     flushes: int = 1
     """Times that the pipeline fills and drains in a step."""
+    calibration: Calibration | None = None
+    """What the user's own runs say of the constants; None for the shipped ones."""
+
+    @cached_property
+    def factors(self) -> Factors | None:
+        """The factors of the calibration that hold for this device and this framework."""
+        if self.calibration is None:
+            return None
+        return self.calibration.factors_on(self.cluster.device.name, self.framework)
 
     def on(self, gpus: int) -> Workload:
         """The same training on another number of GPUs of the cluster.

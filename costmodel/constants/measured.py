@@ -109,7 +109,7 @@ def error_band(device_name: str, framework: str) -> ErrorBand:
     return ErrorBand(**of_device.get(framework, of_device[OTHER]))
 
 
-def fit_probability(predicted_gib: float, room_gib: float) -> float:
+def fit_probability(predicted_gib: float, room_gib: float, band: ErrorBand | None = None) -> float:
     """How likely a run is to fit, from how far measured peaks lie from predicted ones.
 
     The logarithm of measured over predicted is taken as normal, with the 5th and 95th percentile of the
@@ -121,14 +121,16 @@ def fit_probability(predicted_gib: float, room_gib: float) -> float:
         Predicted peak of the fullest GPU, above 0.
     room_gib : float
         What is there for it, above 0.
+    band : ErrorBand, optional
+        Measured over predicted peaks; `memory_band` by default.
 
     Returns
     -------
     float
         0 to 1; more than a half says that it fits.
     """
-    band = memory_band()
-    low, high = math.log(band.low), math.log(band.high)
+    of_peaks = band or memory_band()
+    low, high = math.log(of_peaks.low), math.log(of_peaks.high)
     spread = (high - low) / (2.0 * _Z95)
     away = (math.log(room_gib / predicted_gib) - (low + high) / 2.0) / spread
     return 0.5 * math.erfc(-away / math.sqrt(2.0))

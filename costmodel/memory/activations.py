@@ -101,6 +101,8 @@ def activation_bytes_per_layer(
         mlp = between + normed + _dense_saved(model.ffn_hidden, model, layout, narrow)
         mlp = np.where(mask & Recompute.MLP, block_input, mlp)
     tokens = rank_tokens(workload, layout)
+    if workload.factors is not None:
+        tokens = tokens * workload.factors.activation_memory
     return tokens * (attention + mlp), tokens * 2.0 * model.hidden / sequence
 
 

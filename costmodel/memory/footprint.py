@@ -28,7 +28,7 @@ from meshwright.costmodel.memory.states import (
     state_bytes_per_parameter,
     v_shaped,
 )
-from meshwright.costmodel.memory.transients import FIXED_BYTES, transients
+from meshwright.costmodel.memory.transients import transients, workspace_bytes
 from meshwright.costmodel.pipeline.schedules import in_flight, last_rank, on_both_ranks
 from meshwright.costmodel.pipeline.split import Stages, layer_counts, recomputed_layers
 from meshwright.costmodel.workload import Workload
@@ -88,7 +88,7 @@ def stage_memory_parts_gib(
         "work": np.maximum(work - logits, 0.0),
         "buffers": buffers,
         "fragmentation": extra.stranded + np.minimum(tables, 1) * extra.stranded_table,
-        "workspace": FIXED_BYTES,
+        "workspace": workspace_bytes(workload),
     }
     return {name: np.broadcast_to(np.asarray(part) / GIB, (pp,)) for name, part in parts.items()}
 
@@ -240,7 +240,9 @@ def peak_memory_gib(workload: Workload, layout: Layout) -> Floats:
         flying = np.asarray(in_flight(flat.take(rows).with_axis(), np.arange(degree)))
         peak[rows] = _least_peak(workload, flat.take(rows), layer.rows(rows), flying, leading)
     fixed = _fixed_bytes(workload, flat)
-    return np.asarray((peak + fixed + FIXED_BYTES) / GIB).reshape(layout.broadcast_shape())
+    return np.asarray((peak + fixed + workspace_bytes(workload)) / GIB).reshape(
+        layout.broadcast_shape()
+    )
 
 
 def _least_peak(
@@ -275,7 +277,7 @@ def _least_peak(
 
 
 def _fixed_bytes(workload: Workload, layout: Layout) -> NDArray[np.float64]:
-    """What every rank holds beside states, saved activations and `FIXED_BYTES`."""
+    """What every rank holds beside states, saved activations and `workspace_bytes`."""
     extra = transients(workload, layout, saved_activations(workload, layout))
     return np.asarray(extra.gathered + extra.layer + extra.bucket + extra.stranded)
 
@@ -307,7 +309,7 @@ def main_layer_rooms(workload: Workload, layout: Layout, limit_gib: float) -> ND
     full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
     per_stage = np.broadcast_to(np.where(full, layout.recompute_layers, 0), shape)
     recomputed = per_stage[:, None] * vpp
-    fixed = _fixed_bytes(workload, layout) + FIXED_BYTES
+    fixed = _fixed_bytes(workload, layout) + workspace_bytes(workload)
     flying = np.asarray(in_flight(layout.with_axis(), ranks))
     flying = np.broadcast_to(flying, (*shape, len(ranks)))
     room = np.broadcast_to(limit_gib * GIB - fixed, shape)[:, None]

@@ -200,6 +200,9 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
         gradients = gradients + np.where(in_full, 4.0, 0.0)
     share = np.where(stage == 0, 1.0, 1.0 / d)
     states: Floats = np.where(fsdp, (optimizer - 4.0) / d, optimizer * share + step / d)
+    if workload.factors is not None:
+        factor = workload.factors.state_memory
+        return weights * factor, gradients * factor, states * factor
     return weights, gradients, states
 
 

@@ -34,6 +34,24 @@ _FUSED_LOGIT_BYTES, _PLAIN_LOGIT_BYTES = 2.0, 6.0
 Engine's cross entropy."""
 
 
+def workspace_bytes(workload: Workload) -> float:
+    """Memory of every GPU that no tensor of the model explains.
+
+    Parameters
+    ----------
+    workload : Workload
+        What its own runs say is used.
+
+    Returns
+    -------
+    float
+        Bytes.
+    """
+    if workload.factors is None:
+        return FIXED_BYTES
+    return FIXED_BYTES + workload.factors.fixed_memory_gib * 2**30
+
+
 @dataclass(frozen=True)
 class Transients:
     """Bytes on one GPU; `first`, `last` mark what only the rank with the token table, or the head, has."""
@@ -121,6 +139,8 @@ def _loss_bytes(workload: Workload, layout: Layout, profile: MemoryProfile) -> F
     head_gradient = 2.0 * model.vocab * model.hidden / tp
     peak = np.maximum(logit_bytes, 2.0 * logits + head_gradient)
     with_mtp: Floats = peak + logit_bytes * model.mtp_layers
+    if workload.factors is not None:
+        return with_mtp * workload.factors.loss_memory
     return with_mtp
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from meshwright.costmodel.layout import AXES
 from meshwright.costmodel.memory.footprint import usable_hbm_gib
-from meshwright.planner.analysis.grades import grades
 from meshwright.planner.drawing.quantities import count, percent, seconds
 from meshwright.planner.plan.document import Binding, IdleDoc, Plan, Robustness, Scenario
 from meshwright.planner.plan.placement import workload_of_plan
+from meshwright.planner.report.baseline_view import baseline_view
 from meshwright.planner.report.prediction_view import layout_view, prediction_view
 from meshwright.planner.report.proof_text import proof_text, pruning_text, space_text
 from meshwright.planner.report.view import (
@@ -48,7 +48,8 @@ MOST_NODES_NAMED = 8
 
 def plan_view(plan: Plan) -> View:
     """The whole plan, or why there is none."""
-    view = [*inputs_view(plan.inputs), line(), *status_view(plan), *infeasible_view(plan)]
+    view = [*baseline_view(plan), line()] if plan.baseline is not None else []
+    view += [*inputs_view(plan.inputs), line(), *status_view(plan), *infeasible_view(plan)]
     if plan.layout is not None:
         view += layout_view(plan.layout, plan.mapping)
         view += execution_view(plan)
@@ -61,7 +62,7 @@ def plan_view(plan: Plan) -> View:
 def grades_view(plan: Plan) -> View:
     """The plan against the usual targets."""
     rows = []
-    for grade in grades(plan):
+    for grade in plan.grades:
         write = percent if grade.is_share else "{:.1f}".format
         rows.append([grade.what, write(grade.value), write(grade.target), grade.mark])
     columns = [Column("figure"), Column("plan"), Column("target"), Column("mark")]

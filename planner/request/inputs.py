@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.constants.calibration import Calibration
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.schema import ModelSpec
@@ -50,6 +51,8 @@ class PlanInputs(BaseModel):
     """Software that is not there, or not wanted."""
     allow: tuple[str, ...] = ()
     """What may change the numbers of the run."""
+    calibration: Calibration | None = None
+    """What the user's own runs say of the constants; None for the shipped ones."""
 
     @model_validator(mode="before")
     @classmethod

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.constants.calibration import Calibration
 from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.pipeline.schedules import SCHEDULE_NAMES
 from meshwright.costmodel.workload import Workload
@@ -92,6 +93,8 @@ class PlanRequest:
     """Software that is not there, or not wanted: any of `executions.WITHOUT`."""
     allow: tuple[str, ...] = ()
     """What may change the numbers of the run: any of `executions.ALLOW`."""
+    calibration: Calibration | None = None
+    """What the user's own runs say of the constants."""
     method: str = "cp-sat"
     top_k: int = 1
     """How many of the best layouts to prove and report, the plan included."""
@@ -170,6 +173,7 @@ class PlanRequest:
             expert_imbalance_by_ep=self.expert_imbalance_by_ep,
             expert_copies_by_ep=self.expert_copies_by_ep,
             reserve_gib=self.reserve_gib,
+            calibration=self.calibration,
         )
         return (execution or self.plainest).applied(workload)
 
@@ -192,6 +196,7 @@ class PlanRequest:
                 "expert_copies_by_ep": self.expert_copies_by_ep,
                 "without": self.without,
                 "allow": self.allow,
+                "calibration": self.calibration,
             }
         )
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.constants.calibration import Calibration
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Overlap, Workload
 from meshwright.documents.reader import parse_mapping, read_text
@@ -77,12 +78,16 @@ class Run:
     """Plain integers."""
     stages: Stages | None
     """Layers of each [pipeline rank][virtual stage]; None where the layers divide evenly."""
+    rank_order: tuple[str, ...] = ("tp", "cp", "dp", "pp")
+    """Axes as ranks run through them, innermost first."""
     measured: Measured | None = None
     tags: tuple[str, ...] = ()
     suspect: str | None = None
     """Why the source's row looks odd beside its neighbours."""
     remarks: tuple[str, ...] = ()
     """Where the row says something that the cost model only approximates or leaves out."""
+    framework_words: str = ""
+    """What the file calls the framework."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,17 +99,20 @@ class UnreadRow:
     measured: Measured | None = None
 
 
-def read_runs(path: Path) -> tuple[Run, ...]:
-    """All runs of a file: a single run, or a list under `runs:`. Raises InputError at the first bad row."""
+def read_runs(path: Path, calibration: Calibration | None = None) -> tuple[Run, ...]:
+    """All runs of a file: a single run, or a list under `runs:`. Raises InputError at the first bad row.
+
+    A calibration prices them, and its name may stand for their framework.
+    """
     runs = []
-    for row in read_rows(path):
+    for row in read_rows(path, calibration):
         if isinstance(row, UnreadRow):
             raise InputError(row.reason)
         runs.append(row)
     return tuple(runs)
 
 
-def read_rows(path: Path) -> Iterator[Run | UnreadRow]:
+def read_rows(path: Path, calibration: Calibration | None = None) -> Iterator[Run | UnreadRow]:
     """Yields the rows of a file one by one; a bad row does not keep the others from being read.
 
     Raises InputError when the file itself cannot be used.
@@ -112,14 +120,23 @@ def read_rows(path: Path) -> Iterator[Run | UnreadRow]:
     for name, row in _named_rows(path):
         try:
             yield run_from_mapping(
-                row, where=f"{path}: {name}", base=path.parent, default_id=path.stem
+                row,
+                where=f"{path}: {name}",
+                base=path.parent,
+                default_id=path.stem,
+                calibration=calibration,
             )
         except InputError as error:
             yield UnreadRow(id=name, reason=str(error), measured=_measured_if_valid(row))
 
 
 def run_from_mapping(
-    row: object, *, where: str, base: Path | None = None, default_id: str = "run"
+    row: object,
+    *,
+    where: str,
+    base: Path | None = None,
+    default_id: str = "run",
+    calibration: Calibration | None = None,
 ) -> Run:
     """One run from the mapping of a run file.
 
@@ -130,21 +147,29 @@ def run_from_mapping(
     cleaned, remarks = _without_unknown_words(_without_nulls(row))
     try:
         doc = RunDoc.model_validate(cleaned)
-        return _run(doc, remarks, base, default_id)
+        return _run(doc, remarks, base, default_id, calibration)
     except ValidationError as error:
         raise InputError(validation_message(error, where, RunDoc)) from None
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
 
 
-def _run(doc: RunDoc, remarks: list[str], base: Path | None, default_id: str) -> Run:
+def _run(
+    doc: RunDoc,
+    remarks: list[str],
+    base: Path | None,
+    default_id: str,
+    calibration: Calibration | None,
+) -> Run:
     settings, model, cluster = doc.run, _model(doc, base), _cluster(doc, base)
     published = doc.measured is not None
     gpus, dp = gpus_and_dp(settings, cluster)
     layout, layout_remarks = run_layout(settings, model, dp, published=published)
     stages, stage_remarks = stages_of(settings, model)
     check_shard_group(settings, dp)
-    profile, profile_remarks = software_profile(settings, published=published)
+    profile, profile_remarks = software_profile(
+        settings, published=published, calibration=calibration
+    )
     recipe_dispatch = moe_dispatch_kind(settings.recipe, published=published)
     kernel_words = settings.recipe.get("attention_kernel", "")
     gradient_words = settings.gradient_dtype or settings.recipe.get("gradient_sync", "")
@@ -165,6 +190,7 @@ def _run(doc: RunDoc, remarks: list[str], base: Path | None, default_id: str) ->
         fp8_parameters=_fp8_parameters(settings),
         fused_loss=settings.fused_loss,
         flushes=settings.flushes,
+        calibration=calibration,
     )
     return Run(
         id=doc.id or default_id,
@@ -172,10 +198,12 @@ def _run(doc: RunDoc, remarks: list[str], base: Path | None, default_id: str) ->
         workload=workload,
         layout=layout,
         stages=stages,
+        rank_order=tuple(settings.rank_order.split("-")),
         measured=_measured(doc.measured, workload),
         tags=tuple(doc.tags),
         suspect=doc.suspect,
         remarks=(*remarks, *layout_remarks, *stage_remarks, *profile_remarks, *_plain_remarks(doc)),
+        framework_words=settings.framework,
     )
 
 
@@ -246,6 +274,8 @@ def _readable_part(
 
 
 def _model(doc: RunDoc, base: Path | None) -> ModelSpec:
+    if isinstance(doc.model, ModelSpec):
+        return doc.model
     if isinstance(doc.model, str):
         return read_model(_beside(doc.model, base))
     model = _with_sinks(model_from_mapping(doc.model, "model"))
@@ -261,6 +291,8 @@ def _with_sinks(model: ModelSpec) -> ModelSpec:
 
 
 def _cluster(doc: RunDoc, base: Path | None) -> ClusterSpec:
+    if isinstance(doc.cluster, ClusterSpec):
+        return doc.cluster
     if isinstance(doc.cluster, str):
         return read_cluster(_beside(doc.cluster, base))
     return cluster_from_mapping(doc.cluster, "cluster")

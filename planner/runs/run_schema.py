@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.workload import AttentionKernel
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
+from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.inputs import ScheduleName
 
 MOST_LAYERS = 2000
@@ -50,7 +52,7 @@ def _said(value: object) -> object:
 
 
 def _name_or_mapping(value: object) -> object:
-    if isinstance(value, dict):
+    if isinstance(value, dict | ModelSpec | ClusterSpec):
         return value
     if isinstance(value, str) and 0 < len(value) <= LONGEST_WORDS:
         return value
@@ -163,6 +165,8 @@ class SettingsDoc(BaseModel):
     launch_blocking: Annotated[Flag, BeforeValidator(_said)] = False
     stages: list[list[Layers]] | None = Field(default=None, max_length=4096)
     """Transformer layers of each [pipeline rank][virtual stage]."""
+    rank_order: Literal["tp-cp-dp-pp", "tp-cp-pp-dp"] = "tp-cp-dp-pp"
+    """How ranks run through the axes, innermost first."""
     layer_split: Words | None = None
     pp_layout: WordsOrLayers = None
     moe_routing: Words | None = None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.constants.calibration import Calibration
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_named, traits
 from meshwright.errors import InputError, near_miss
@@ -182,9 +183,16 @@ def _by_rank(chunks: Sequence[int], pp: int) -> Stages:
     return tuple(tuple(chunks[rank::pp]) for rank in range(pp))
 
 
-def software_profile(settings: SettingsDoc, *, published: bool) -> tuple[str, list[str]]:
-    """Name of the software profile, and remarks; a general one for an unknown framework if `published`."""
+def software_profile(
+    settings: SettingsDoc, *, published: bool, calibration: Calibration | None = None
+) -> tuple[str, list[str]]:
+    """Name of the software profile, and remarks; a general one for an unknown framework if `published`.
+
+    The name of a calibration stands for the profile that it begins from.
+    """
     text = settings.framework
+    if calibration is not None and text == calibration.name:
+        return calibration.framework, []
     stack = stack_in_words(text)
     if stack is not None:
         return stack.name, []

@@ -79,7 +79,7 @@ def test_a_group_of_all_ranks_changes_nothing() -> None:
 
 
 def test_gathers_within_a_node_spare_a_slow_network() -> None:
-    """Over NICs go two gathers and a scatter of ZeRO 3, or one 16-bit all-reduce: 6 or 4 bytes."""
+    """NICs carry two gathers and a scatter of ZeRO 3, or an all-reduce in 16 bits: 6 or 4 bytes."""
     layout = replace(LAYOUT, zero_stage=3)
     slow = replace(WORK, cluster=read_cluster("jean-zay-a100"), gradient_bytes=2)
     assert step_s(replace(slow, shard_group=8), layout) < step_s(slow, layout)

@@ -18,6 +18,7 @@ from meshwright.planner.runs.run_terms import cuda_graph_kind
 _DEGREES: tuple[Axis, ...] = ("tp", "pp", "cp")
 _SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """ZeRO stages by Megatron-FSDP's sharding strategy."""
+_OPTIMIZER_INSTANCES = "--num-distributed-optimizer-instances"
 _LAYOUT = "--pipeline-model-parallel-layout"
 
 _DEEPSPEED_FLASH = (
@@ -81,9 +82,14 @@ def from_megatron(line: CommandLine) -> LaunchRun:
     if (line.text("--cp-comm-type") or "p2p").startswith("a2a"):
         settings["cp_comm"] = "a2a"
     settings["cuda_graph"] = _cuda_graph(line)
+    if line.has("--use-tp-pp-dp-mapping"):
+        settings["rank_order"] = "tp-cp-pp-dp"
     gpus = line.torchrun_gpus()
+    instances = line.integer(_OPTIMIZER_INSTANCES, 1)
     if gpus:
         settings["gpus"] = gpus
+        if instances > 1:
+            settings["shard_group"] = gpus // (settings["tp"] * settings["pp"] * instances)
     return LaunchRun(settings=settings, model=model, unread=tuple(line.unread(_HARMLESS)))
 
 
