@@ -48,7 +48,7 @@ def plan_options(command: Command) -> Command:
             ),
             click.option(
                 "--moe-dispatch",
-                type=ChoiceIn("costmodel.execution", "DISPATCHERS"),
+                type=ChoiceIn("costmodel.execution_names", "DISPATCHERS"),
                 help="Fix the dispatcher of tokens; deduplicated is deepep or hybridep, by device.",
             ),
             click.option(
@@ -66,7 +66,7 @@ def plan_options(command: Command) -> Command:
             ),
             _default(
                 "--method",
-                type=ChoiceIn("planner.request.plan_request", "METHODS"),
+                type=ChoiceIn("planner.request.names", "METHODS"),
                 default="cp-sat",
                 help="exhaustive prices every layout.",
             ),
@@ -258,13 +258,13 @@ def _workload_options() -> Options:
     yield option("--seq-len", type=int, required=True, metavar="S", help="Tokens per sequence.")
     yield _default(
         "--precision",
-        type=ChoiceIn("planner.request.plan_request", "PRECISIONS"),
+        type=ChoiceIn("planner.request.names", "PRECISIONS"),
         default="bf16",
         help="Of the matrix products.",
     )
     yield _default(
         "--optimizer",
-        type=ChoiceIn("planner.request.plan_request", "OPTIMIZERS"),
+        type=ChoiceIn("planner.request.names", "OPTIMIZERS"),
         default="adam",
         help="Decides the optimizer state.",
     )

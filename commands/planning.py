@@ -19,7 +19,7 @@ from meshwright.commands.terminal import (
     show,
     warn,
 )
-from meshwright.errors import ExitCode
+from meshwright.errors import ExitCode, InputError, near_miss
 
 
 @click.command("plan")
@@ -202,14 +202,29 @@ def verify_command(
 
 
 @click.command()
-@click.argument("plan", type=PATH, metavar="PLAN")
+@click.argument("plan", type=PATH, metavar="PLAN|TERM")
 @common
 def explain(plan: Path, as_json: bool) -> None:
-    """Say why a plan is as it is, and what bounds it."""
+    """Say why a plan is as it is and what one change would cost, or what a term means.
+
+    TERM is a word of a plan's screen or of docs/glossary.md: explain scale.
+    """
     from meshwright.planner.analysis.neighbours import neighbours
     from meshwright.planner.plan.texts import read_feasible_plan
     from meshwright.planner.report.explain_view import explain_document, explain_view
+    from meshwright.planner.report.glossary import meaning_of, meanings
 
+    term = None if plan.exists() else meaning_of(str(plan))
+    if term is not None:
+        if as_json:
+            print_json({"term": term[0], "meaning": term[1]})
+        else:
+            click.echo(f"{term[0]}: {term[1]}")
+        return
+    if not plan.exists() and not plan.suffix and len(plan.parts) == 1:
+        near = near_miss(str(plan), tuple(meanings()))
+        what = "neither a plan's file or folder nor a term of the glossary"
+        raise InputError(what, where="explain", value=str(plan), did_you_mean=near)
     explained = read_feasible_plan(plan)
     changes = neighbours(explained)
     if as_json:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self
 
+from meshwright.costmodel.execution_names import (
+    ContextExchange,
+    Dispatcher,
+    GraphScope,
+    StateType,
+)
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Overlap, Workload
 
-Dispatcher = Literal["alltoall", "deduplicated", "deepep", "hybridep"]
-GraphScope = Literal["none", "feed_forward", "partial", "full"]
-ContextExchange = Literal["p2p", "a2a"]
-StateType = Literal["fp32", "bf16"]
 _TYPE_BYTES = {"fp32": 4, "bf16": 2}
-DISPATCHERS: tuple[str, ...] = get_args(Dispatcher)
 
 
 @dataclass(frozen=True, kw_only=True)

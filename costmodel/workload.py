@@ -76,6 +76,8 @@ class Workload:
     None for what the software stack does."""
     fused_loss: bool | None = None
     """Whether cross entropy is one kernel over 16-bit logits; None for the software stack's."""
+    fused_norm: bool | None = None
+    """Whether each norm is one kernel; None for what the stack does."""
     flushes: int = 1
     """Times that the pipeline fills and drains in a step."""
     calibration: Calibration | None = None

@@ -61,8 +61,14 @@ class FrameworkConstants:
     """Whether cross entropy is one kernel over 16-bit logits."""
     current_scaling: bool
     """Whether FP8 scales come from the tensor itself (a pass more) instead of the steps before."""
+    transposes_apart: bool
+    """Whether an FP8 operand's transpose is made in a kernel of its own."""
     narrow_gathers: bool
     """Whether parameters are kept and gathered at the run's precision (FP8) instead of 16 bits."""
+    fused_norm: bool
+    """Whether each norm is one kernel, also where other operators are not."""
+    whole_logits: bool
+    """Whether tensor-parallel ranks gather the logits and take the loss of all of them."""
     eager_operators: bool
     """Whether norms, rotary embeddings and activations run operator by operator, as the model's code says."""
     fused_elementwise: bool
@@ -176,10 +182,13 @@ def of_run(stack: FrameworkConstants, workload: Workload) -> FrameworkConstants:
         workload.gradient_bytes,
         workload.fp8_parameters,
         workload.fused_loss,
+        workload.fused_norm,
     )
     if all(setting is None for setting in said):
         return stack
     changes: dict[str, Any] = {}
+    if workload.fused_norm is not None:
+        changes["fused_norm"] = workload.fused_norm
     kernel = workload.attention_kernel
     if kernel is not None:
         changes["flash_attention"] = kernel in _FLASH_GENERATIONS

@@ -20,6 +20,8 @@ _SCORE_BYTES = 5.0
 """Of an attention score that is kept: softmax output, dropout output and its mask."""
 _PLAIN_SCORE_BYTES = 6.0
 """The same of PyTorch's operators: softmax output at 32 bits, and its 16-bit cast."""
+_EAGER_NORM_BYTES = 6.0
+"""Of an element under an RMSNorm of PyTorch's operators: the 32-bit input, and the product at 16 bits."""
 _DROPOUT_BYTES = 3.0
 """Of `_SCORE_BYTES`, what dropout keeps; models with rotary embeddings are trained without."""
 
@@ -103,7 +105,8 @@ def activation_bytes_per_layer(
     tokens = rank_tokens(workload, layout)
     if workload.factors is not None:
         tokens = tokens * workload.factors.activation_memory
-    return tokens * (attention + mlp), tokens * 2.0 * model.hidden / sequence
+    saved = attention + mlp + _kept_besides(workload, layout, experts=experts)
+    return tokens * saved, tokens * 2.0 * model.hidden / sequence
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,30 @@ def _operator_outputs(workload: Workload, layout: Layout) -> Floats:
     last = width if memory_profile(workload.framework).keeps_unread_outputs else 0.0
     saved: Floats = scattered + last
     return saved
+
+
+def _kept_besides(workload: Workload, layout: Layout, *, experts: bool) -> Floats:
+    """Bytes a token that eager stacks keep beside what fused kernels do.
+
+    Rotary embeddings and a gate each run on their own: queries and keys from before and after the first, and
+    what the activation function returns (nanotron, models/llama.py, GLUActivation). Sequence parallelism that
+    does not gather again for the backward pass keeps the gathered inputs of both column-parallel products
+    (nanotron, parallel/tensor_parallel/functional.py, tp_recompute_allgather).
+    """
+    model, tp, profile = workload.model, np.asarray(layout.tp), memory_profile(workload.framework)
+    kept: Floats = 0.0
+    if profile.separate_operators:
+        if model.position == "rope" and model.attention is None:
+            heads = model.heads / tp + np.maximum(model.kv_heads / tp, 1.0)
+            kept = kept + 2.0 * heads * model.qk_head_dim
+        if model.norm == "rmsnorm" and not stack_constants(workload).fused_norm:
+            kept = kept + 2.0 * _EAGER_NORM_BYTES * model.hidden / sequence_shards(layout)
+        if model.gated and not experts:
+            kept = kept + 2.0 * model.ffn_hidden / tp
+    if profile.keeps_gathered_inputs:
+        rest = 1.0 - 1.0 / sequence_shards(layout)
+        kept = kept + 2.0 * 2.0 * model.hidden * rest
+    return kept
 
 
 def _attention_saved(workload: Workload, layout: Layout, narrow: float) -> Floats:

@@ -182,6 +182,8 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
     stack, profile = stack_constants(workload), memory_profile(workload.framework)
     bf16 = workload.precision == "bf16"
     grad = float(stack.gradient_bytes) + (profile.bf16_gradient_copies_bytes if bf16 else 0.0)
+    if profile.sums_beside_gradients and stack.gradient_bytes == 4:
+        grad += 2.0
     copies, weight = 0.0, 2.0
     if profile.fp8_weight_copies and workload.precision in OPERAND_BYTES:
         copies = _narrow_weight_bytes(workload)

@@ -131,7 +131,8 @@ def _sharded(layout: Layout) -> Bools:
 def _loss_bytes(workload: Workload, layout: Layout, profile: MemoryProfile) -> Floats:
     """max(bytes of a logit x T V / t, logits' 16-bit gradient and the head's 16-bit gradient 2 V h / t)."""
     model, tp = workload.model, np.asarray(layout.tp)
-    logits = rank_tokens(workload, layout) * model.vocab / tp
+    shards = 1 if stack_constants(workload).whole_logits else tp
+    logits = rank_tokens(workload, layout) * model.vocab / shards
     per_logit = np.where(tp > 1, profile.split_logit_bytes, profile.logit_bytes)
     if workload.fused_loss is not None:
         per_logit = np.asarray(_FUSED_LOGIT_BYTES if workload.fused_loss else _PLAIN_LOGIT_BYTES)

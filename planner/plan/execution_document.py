@@ -6,10 +6,10 @@ from dataclasses import asdict
 
 from pydantic import BaseModel, ConfigDict
 
-from meshwright.costmodel.execution import (
+from meshwright.costmodel.execution import Execution
+from meshwright.costmodel.execution_names import (
     ContextExchange,
     Dispatcher,
-    Execution,
     GraphScope,
     StateType,
 )

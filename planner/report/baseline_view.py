@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.planner.drawing.quantities import count, counted, percent, seconds
+from meshwright.planner.drawing.quantities import count, counted, percent, rounded_seconds
 from meshwright.planner.plan.baseline_document import BaselineDoc, ScriptDiff
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.texts import plan_document
@@ -33,7 +33,7 @@ def headline(plan: Plan) -> str:
     baseline, predicted = plan.baseline, plan.predicted
     assert baseline is not None
     assert predicted is not None
-    today, planned = seconds(baseline.step_time_s), seconds(predicted.step_time_s)
+    today, planned = rounded_seconds(baseline.step_time_s), rounded_seconds(predicted.step_time_s)
     speed_up = f"{baseline.speed_up:.2f} x"
     if baseline.tokens_per_step != plan.inputs.global_batch * plan.inputs.seq_len:
         planned_rate = predicted.tokens_per_s_per_gpu * plan.inputs.gpus

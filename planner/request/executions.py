@@ -8,7 +8,8 @@ from itertools import product
 from typing import Any
 
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.costmodel.execution import DISPATCHERS, Execution
+from meshwright.costmodel.execution import Execution
+from meshwright.costmodel.execution_names import DISPATCHERS
 from meshwright.errors import InputError, listed, near_miss, shown
 from meshwright.frameworks.catalog import RECORDS, planned
 from meshwright.frameworks.record import Framework, TokenDispatcher

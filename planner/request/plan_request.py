@@ -28,13 +28,10 @@ from meshwright.planner.request.executions import (
     execution_options,
 )
 from meshwright.planner.request.inputs import PlanInputs, Precision
+from meshwright.planner.request.names import METHODS, OPTIMIZERS, PRECISIONS
 
 if TYPE_CHECKING:
     from meshwright.planner.experts.training import ExpertLoads
-
-PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
-OPTIMIZERS = ("adam", "sgd", "muon")
-METHODS = ("cp-sat", "exhaustive")
 
 NUMBER_PINS = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "zero_stage")
 RECOMPUTE_PINS = ("none", "selective", "full")

@@ -163,13 +163,16 @@ def validation_report(path: Path, calibration: Calibration | None = None) -> Val
 
 
 def prediction_of(run: Run) -> Prediction:
-    """The two figures that `validate` compares: seconds of a step, and GiB of the fullest pipeline rank.
+    """What `validate` compares: seconds of a step, GiB of the fullest pipeline rank, and the chance to fit.
 
-    Where the driver was read, with the context that it shows besides.
+    Memory is the first rank's where only that was measured. Where the driver was read, with the context that
+    it shows besides.
     """
     prediction = predict_run(run)
-    peak_gib = max(prediction.memory_gib)
-    if run.measured is not None and run.measured.from_driver:
+    peak_gib, measured = max(prediction.memory_gib), run.measured
+    if measured is not None and measured.first_rank:
+        peak_gib = prediction.memory_gib[0]
+    if measured is not None and measured.from_driver:
         peak_gib += prediction.context_gib
     return Prediction(
         step_time_s=float(prediction.estimate.step_time_s),

@@ -37,6 +37,7 @@ from meshwright.planner.runs.run_terms import (
     cuda_graph_kind,
     gradient_bytes_of,
     moe_dispatch_kind,
+    recipe_switch,
     shard_group_size,
 )
 
@@ -51,6 +52,8 @@ SLIP = 0.9
 """An unknown key this similar to a known one is taken for a slip of the pen (difflib ratio)."""
 
 
+FIRST_RANK = "rank 0"
+"""A note on measured memory that says so is of the first pipeline rank, not of the fullest one."""
 DRIVER = "nvidia-smi"
 """A note on measured memory that says so was read from the driver."""
 
@@ -63,6 +66,8 @@ class Measured:
     memory_gib: float | None = None
     out_of_memory: bool = False
     """Whether the run ended out of memory; there is neither step nor peak then."""
+    first_rank: bool = False
+    """Whether memory is the first pipeline rank's, not the fullest one's."""
     from_driver: bool = False
     """Whether memory is what the driver shows (`nvidia-smi`), not what the allocator handed out."""
 
@@ -187,6 +192,7 @@ def _run(
         shard_group=settings.shard_group or shard_group_size(settings.recipe.get("zero1_group")),
         gradient_bytes=gradient_bytes_of(gradient_words),
         moment_bytes=GRADIENT_BYTES[settings.moment_dtype],
+        fused_norm=recipe_switch(settings.recipe, "fused_rmsnorm"),
         fp8_parameters=_fp8_parameters(settings),
         fused_loss=settings.fused_loss,
         flushes=settings.flushes,
@@ -209,8 +215,9 @@ def _run(
 
 def _fp8_parameters(settings: SettingsDoc) -> bool | None:
     """Whether parameters live in FP8, from the run or the flags of its recipe; None where neither says."""
-    said = settings.recipe.get("fp8_param_gather")
-    return said if settings.fp8_params is None and isinstance(said, bool) else settings.fp8_params
+    if settings.fp8_params is not None:
+        return settings.fp8_params
+    return recipe_switch(settings.recipe, "fp8_param_gather")
 
 
 def _named_rows(path: Path) -> list[tuple[str, object]]:
@@ -330,6 +337,7 @@ def _measurement(doc: MeasuredDoc, step_time_s: float | None) -> Measured:
         step_time_s=step_time_s,
         memory_gib=doc.memory_gib,
         out_of_memory=doc.out_of_memory,
+        first_rank=FIRST_RANK in (doc.memory_note or ""),
         from_driver=DRIVER in (doc.memory_note or ""),
     )
 

@@ -10,8 +10,7 @@ from meshwright.costmodel.constants.calibration import Calibration
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_named, traits
 from meshwright.errors import InputError, near_miss
-from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, STACK_NAMES, stack_in_words
-from meshwright.frameworks.fsdp2 import FSDP2
+from meshwright.frameworks.catalog import STACK_NAMES, nearest_stack, stack_in_words
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.run_schema import SettingsDoc
 from meshwright.planner.runs.run_terms import (
@@ -186,7 +185,7 @@ def _by_rank(chunks: Sequence[int], pp: int) -> Stages:
 def software_profile(
     settings: SettingsDoc, *, published: bool, calibration: Calibration | None = None
 ) -> tuple[str, list[str]]:
-    """Name of the software profile, and remarks; a general one for an unknown framework if `published`.
+    """Name of the software profile, and remarks; the nearest one for an unknown framework if `published`.
 
     The name of a calibration stands for the profile that it begins from.
     """
@@ -204,5 +203,5 @@ def software_profile(
             did_you_mean=near_miss(text, STACK_NAMES),
             allowed=STACK_NAMES,
         )
-    fallback = FSDP2.name if settings.zero_stage == 3 else DEFAULT_FRAMEWORK
-    return fallback, [f"framework {text!r} is not known, priced as {fallback}"]
+    fallback = nearest_stack(text, settings.zero_stage).name
+    return fallback, [f"framework {text!r} is not known, priced as its nearest stack, {fallback}"]

@@ -88,6 +88,12 @@ def shard_group_size(words: object) -> int:
     return int(number[1]) if number else 0
 
 
+def recipe_switch(recipe: dict[str, Any], name: str) -> bool | None:
+    """What a published recipe says of a switch; None where it says nothing."""
+    value = recipe.get(name)
+    return value if isinstance(value, bool) else None
+
+
 def gradient_bytes_of(words: object) -> int | None:
     """Bytes of a reduced gradient element from a source's words; None where they name no type."""
     for name, size in GRADIENT_BYTES.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.costmodel.execution import DISPATCHERS
+from meshwright.costmodel.execution_names import DISPATCHERS
 from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import DEEPSPEED, MEGATRON_DEEPSPEED
 from meshwright.frameworks.megatron import MEGATRON

@@ -232,6 +232,7 @@ def test_the_document_is_plain_json() -> None:
             "step_time_s": 4.0,
             "memory_gib": 10.0,
             "out_of_memory": False,
+            "first_rank": False,
             "from_driver": False,
         },
         "error_s": 0.0,
