@@ -64,6 +64,7 @@ def plan(
     without: Iterable[str] | str = (),
     allow: Iterable[str] | str = (),
     calibration: FilePath | Calibration | None = None,
+    objective: str = "nominal",
     method: str = "cp-sat",
     top: int = 1,
     time_limit_s: float | None = None,
@@ -114,6 +115,8 @@ def plan(
         tp-overlap, cuda-graph and cp-a2a.
     calibration
         What `calibrate` learned of this stack, or its file.
+    objective
+        nominal, or expected: the mean step time over the posterior of `calibration`.
     method
         cp-sat, or exhaustive: price every layout.
     top
@@ -173,6 +176,7 @@ def plan(
         without=without,
         allow=allow,
         calibration=calibration,
+        objective=objective,
         method=method,
         top_k=top,
         time_limit_s=time_limit_s,
@@ -267,6 +271,13 @@ def calibrate(
     given = tuple(run for run in runs if isinstance(run, Run))
     paths = [Path(run) for run in runs if not isinstance(run, Run)]
     read, benchmarks = read_sources(paths, given)
+    if measure:
+        from meshwright.planner.runs.calibration.measure import benchmarks_of, measured_rates
+
+        rates = measured_rates()
+        if rates is None:
+            return None
+        benchmarks += benchmarks_of(rates, read)
     return calibrate_runs(read, name=name, like=like, benchmarks=benchmarks)
 
 

@@ -53,7 +53,7 @@ class FrameworkConstants:
     """Share of the steady-state pipeline transfers that the schedule waits for."""
     launch_blocking_s: float
     """Extra gap per layer and pass under CUDA_LAUNCH_BLOCKING=1."""
-    gradient_bytes: int
+    gradient_bytes: float
     """Bytes of a gradient element when it is reduced."""
     weight_gradient_bytes: float
     """Bytes that a weight-gradient GEMM moves per element of its result."""
@@ -64,7 +64,19 @@ class FrameworkConstants:
     transposes_apart: bool
     """Whether an FP8 operand's transpose is made in a kernel of its own."""
     narrow_gathers: bool
+<<<<<<< HEAD
     """Whether parameters are kept and gathered at the run's precision (FP8) instead of 16 bits."""
+=======
+    """Whether parameters are gathered at the run's precision (FP8) instead of 16 bits."""
+    bucket_parameters: float
+    """Parameters of one data-parallel collective, at the least; 0: those of a layer."""
+    bucket_parameters_per_rank: float
+    """The same for each data-parallel rank."""
+    reduces_each_micro_batch: bool
+    """Whether gradients of ZeRO 2 and 3 are reduced after each micro-batch, not once a step."""
+    gathers_each_micro_batch: bool
+    """Whether parameters of ZeRO 2 are gathered for each micro-batch, and in a pipeline once a step."""
+>>>>>>> main
     fused_norm: bool
     """Whether each norm is one kernel, also where other operators are not."""
     whole_logits: bool

@@ -53,6 +53,7 @@ class PlanInputs(BaseModel):
     """What may change the numbers of the run."""
     calibration: Calibration | None = None
     """What the user's own runs say of the constants; None for the shipped ones."""
+    objective: Literal["nominal", "expected"] = "nominal"
 
     @model_validator(mode="before")
     @classmethod
