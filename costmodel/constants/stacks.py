@@ -64,10 +64,7 @@ class FrameworkConstants:
     transposes_apart: bool
     """Whether an FP8 operand's transpose is made in a kernel of its own."""
     narrow_gathers: bool
-<<<<<<< HEAD
     """Whether parameters are kept and gathered at the run's precision (FP8) instead of 16 bits."""
-=======
-    """Whether parameters are gathered at the run's precision (FP8) instead of 16 bits."""
     bucket_parameters: float
     """Parameters of one data-parallel collective, at the least; 0: those of a layer."""
     bucket_parameters_per_rank: float
@@ -76,7 +73,6 @@ class FrameworkConstants:
     """Whether gradients of ZeRO 2 and 3 are reduced after each micro-batch, not once a step."""
     gathers_each_micro_batch: bool
     """Whether parameters of ZeRO 2 are gathered for each micro-batch, and in a pipeline once a step."""
->>>>>>> main
     fused_norm: bool
     """Whether each norm is one kernel, also where other operators are not."""
     whole_logits: bool
