@@ -63,6 +63,7 @@ def plan(
     expert_loads: FilePath | None = None,
     moe_dispatch: str | None = None,
     without: Iterable[str] | str = (),
+    allow: Iterable[str] | str = (),
     calibration: FilePath | Calibration | None = None,
     objective: str = "nominal",
     method: str = "cp-sat",
@@ -111,6 +112,10 @@ def plan(
         None leaves it to the plan.
     without
         Software that is not there, which the plan must not ask for: any of deepep, hybridep, ep-overlap,
+        tp-overlap, cuda-graph, full-graph and cp-a2a.
+    allow
+        What may change the numbers of the run: any of bf16-grads, bf16-moments, fp8-params and te-loss, or
+        all.
         tp-overlap, cuda-graph and cp-a2a.
     calibration
         What `calibrate` learned of this stack, or its file.
@@ -174,6 +179,7 @@ def plan(
         expert_loads=None if expert_loads is None else Path(expert_loads),
         moe_dispatch=moe_dispatch,
         without=without,
+        allow=allow,
         calibration=calibration,
         objective=objective,
         method=method,

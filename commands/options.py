@@ -55,8 +55,14 @@ def plan_options(command: Command) -> Command:
                 "--without",
                 multiple=True,
                 metavar="A,...",
-                help="Software that is not there: deepep,hybridep,ep-overlap,tp-overlap,"
-                "cuda-graph,full-graph,cp-a2a.",
+                help="Software that is not there: deepep,hybridep,ep-overlap,tp-overlap,cuda-graph,"
+                "full-graph,cp-a2a.",
+            ),
+            click.option(
+                "--allow",
+                multiple=True,
+                metavar="A,...",
+                help="What may change the run's numbers: bf16-grads,bf16-moments,fp8-params,te-loss|all.",
             ),
             _default(
                 "--method",

@@ -52,6 +52,8 @@ class PlanInputs(BaseModel):
     """Measured blocks that a token touches: degree, equal blocks of the expert group, of them touched."""
     without: tuple[str, ...] = ()
     """Software that is not there, or not wanted."""
+    allow: tuple[str, ...] = ()
+    """What may change the numbers of the run."""
     calibration: Calibration | None = None
     """What the user's own runs say of the constants; None for the shipped ones."""
     objective: Literal["nominal", "expected"] = "nominal"

@@ -22,9 +22,11 @@ from meshwright.frameworks.catalog import (
 from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.executions import (
+    ALLOW,
     EXECUTION_PINS,
+    WITHOUT,
     ExecutionOptions,
-    check_without,
+    check_names,
     execution_options,
 )
 from meshwright.planner.request.inputs import PlanInputs, Precision
@@ -97,6 +99,8 @@ class PlanRequest:
     """Blocks that a token touches by degree and blocks of the expert group, where a trace was given."""
     without: tuple[str, ...] = ()
     """Software that is not there, or not wanted: any of `executions.WITHOUT`."""
+    allow: tuple[str, ...] = ()
+    """What may change the numbers of the run: any of `executions.ALLOW`."""
     calibration: Calibration | None = None
     """What the user's own runs say of the constants."""
     objective: str = "nominal"
@@ -137,8 +141,8 @@ class PlanRequest:
             object.__setattr__(self, "expert_copies_by_ep", self.expert_loads.copies_by_ep())
         for name in self.forbids:
             _one_of("forbid", name, FORBIDS)
-        for name in self.without:
-            check_without(name)
+        check_names("without", self.without, WITHOUT)
+        check_names("allow", self.allow, ALLOW)
         object.__setattr__(
             self, "pins", {name: _pin(name, value) for name, value in self.pins.items()}
         )
@@ -154,6 +158,9 @@ class PlanRequest:
             self.cluster,
             pins=self.pins,
             without=self.without,
+            allow=self.allow,
+            precision=self.precision,
+            optimizer=self.optimizer,
         )
 
     @property
@@ -206,6 +213,7 @@ class PlanRequest:
                 "expert_imbalance_by_ep": self.expert_imbalance_by_ep,
                 "expert_copies_by_ep": self.expert_copies_by_ep,
                 "without": self.without,
+                "allow": self.allow,
                 "calibration": self.calibration,
                 "objective": self.objective,
             }

@@ -54,6 +54,8 @@ class JobDoc(BaseModel):
     """`cp,full-recompute`, or a list."""
     without: str | tuple[str, ...] = ()
     """Software that is not there: `deepep,cuda-graph`, or a list."""
+    allow: str | tuple[str, ...] = ()
+    """What may change the numbers of the run: `bf16-grads,fp8-params`, `all`, or a list."""
     moe_dispatch: str | None = None
     """Pins the dispatcher of tokens."""
     calibration: Text | None = None
