@@ -62,6 +62,7 @@ FSDP2 = Framework(
         source=LAUNCH,
         planned=False,
     ),
+    numerics={},
     compilation=Setting(flag="dynamo_backend", source=LAUNCH, planned=False),
     eager_stack="",
     attention={},
