@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.collectives.on_levels import (
     all_reduce_s,
+    chain_latency_s,
     members_inside,
     point_to_point_s,
     ring_pass_s,
@@ -216,7 +217,7 @@ def _compose(c: Context, worst: Parts, work: Floats, step: _Step) -> StepTime:
     parts: Parts = {name: seconds * m for name, seconds in worst.items()}
     parts["pipeline_bubble"] = step.share * (work - busiest) / vpp + m * step.pace_excess_s
     parts["pipeline_p2p"] = _pipeline_p2p_s(c, step.chunk_s)
-    parts["dp_comm"] = _exposed_s(c, step.traffic_s, work / pp)
+    parts["dp_comm"] = _exposed_s(c, step.traffic_s, work / pp) + _broadcast_latency_s(c)
     parts["optimizer"] = _optimizer_s(c, step.dense, step.expert)
     parts["step_overhead"] = c.constants.framework.step_overhead_s + 0.0 * busiest
     cluster = c.workload.cluster
@@ -302,6 +303,18 @@ def _data_parallel_s(c: Context, dense: Floats, expert: Floats) -> Floats:
         [reduced_s, per_micro_batch * c.layout.num_micro_batches],
         scattered + gather_s,
     )
+
+
+def _broadcast_latency_s(c: Context) -> Floats:
+    """Latency of broadcasts, one a shard, each of which passes all ranks of the shard group in a chain."""
+    stage = np.asarray(c.layout.zero_stage)
+    if not c.constants.framework.broadcasts_shards:
+        return 0.0
+    shards, _ = optimizer_shards(c.workload, c.layout)
+    size = np.asarray(shards)
+    members = np.minimum(c.placement.dp_cp, size[..., None])
+    each = chain_latency_s(members, c.links)
+    return np.where((stage == 1) | (stage == 2), size * each, 0.0)
 
 
 def _between_groups_s(

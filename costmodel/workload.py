@@ -69,6 +69,8 @@ class Workload:
     replicate each other. 0: all of them."""
     gradient_bytes: int | None = None
     """Bytes of a gradient element when it is reduced, 2 or 4; None for what the software stack reduces."""
+    fp8_attention: bool = False
+    """Whether attention's matrix products run in FP8 too."""
     fused_norm: bool | None = None
     """Whether each norm is one kernel; None for what the stack does."""
     fp8_parameters: bool | None = None

@@ -79,6 +79,7 @@ MEGATRON = Framework(
         Stack(name="nemo", written=r"nemo\b", bound=False),
         MEGATRON_LM,
         Stack(name="aa-scaling", written=r"aa-scaling\b", bound=False),
+        Stack(name="internevo", written=r"internevo\b", bound=False),
         PYTORCH,
     ),
     measured_as=("megatron-lm", "megatron-bridge", "nemo"),

@@ -190,6 +190,7 @@ def _run(
         attention_kernel=settings.attention_kernel or attention_kernel_kind(kernel_words),
         shard_group=settings.shard_group or shard_group_size(settings.recipe.get("zero1_group")),
         gradient_bytes=gradient_bytes_of(gradient_words),
+        fp8_attention=recipe_switch(settings.recipe, "fp8_attention") is True,
         fused_norm=recipe_switch(settings.recipe, "fused_rmsnorm"),
         fp8_parameters=recipe_switch(settings.recipe, "fp8_param_gather"),
         flushes=settings.flushes,
