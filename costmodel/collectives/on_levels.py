@@ -257,7 +257,7 @@ def cross_rail_bytes(
 def chain_latency_s(members: NDArray[np.int64], links: Links) -> Floats:
     """Latency of a message that passes every member of a group one after the other.
 
-    Of the P - 1 hops, P / inside - P / members cross each level: a ring leaves each block once (NCCL adds
+    Of the P - 1 hops, P / inside - P / members cross each level (NCCL adds
     hops so, `nsteps` of src/graph/tuning.cc).
 
     Parameters
