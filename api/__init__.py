@@ -63,6 +63,7 @@ def plan(
     moe_dispatch: str | None = None,
     without: Iterable[str] | str = (),
     calibration: FilePath | Calibration | None = None,
+    objective: str = "nominal",
     method: str = "cp-sat",
     top: int = 1,
     time_limit_s: float | None = None,
@@ -109,6 +110,8 @@ def plan(
         tp-overlap, cuda-graph and cp-a2a.
     calibration
         What `calibrate` learned of this stack, or its file.
+    objective
+        nominal, or expected: the mean step time over the posterior of `calibration`.
     method
         cp-sat, or exhaustive: price every layout.
     top
@@ -167,6 +170,7 @@ def plan(
         moe_dispatch=moe_dispatch,
         without=without,
         calibration=calibration,
+        objective=objective,
         method=method,
         top_k=top,
         time_limit_s=time_limit_s,
@@ -261,6 +265,13 @@ def calibrate(
     given = tuple(run for run in runs if isinstance(run, Run))
     paths = [Path(run) for run in runs if not isinstance(run, Run)]
     read, benchmarks = read_sources(paths, given)
+    if measure:
+        from meshwright.planner.runs.calibration.measure import benchmarks_of, measured_rates
+
+        rates = measured_rates()
+        if rates is None:
+            return None
+        benchmarks += benchmarks_of(rates, read)
     return calibrate_runs(read, name=name, like=like, benchmarks=benchmarks)
 
 

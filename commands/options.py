@@ -77,6 +77,11 @@ def plan_options(command: Command) -> Command:
             ),
             *_cost_options(),
             click.option(
+                "--sweep",
+                metavar="A=X,...",
+                help="A plan for each of several values: gpus=256:2048:x2,precision=bf16+fp8.",
+            ),
+            click.option(
                 "-o",
                 "--output",
                 type=_PATH,

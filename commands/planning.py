@@ -25,6 +25,13 @@ from meshwright.errors import ExitCode, InputError, near_miss
 @click.command("plan")
 @click.argument("model")
 @plan_options
+@click.option(
+    "--objective",
+    type=ChoiceIn("planner.request.names", "OBJECTIVES"),
+    default="nominal",
+    show_default=True,
+    help="expected: the mean over the posterior of --calibration.",
+)
 @calibration_option
 @force_option
 @common
@@ -35,6 +42,7 @@ def plan_command(
     *,
     model: str,
     pin: tuple[str, ...],
+    sweep: str | None,
     output: Path | None,
     force: bool,
     as_json: bool,
@@ -43,8 +51,13 @@ def plan_command(
     """Find the fastest layout of MODEL on a cluster, with a proof.
 
     Degrees, pipeline split, recomputation and the GPU of every rank are chosen together. With -o the plan and
-    the files that start it are written to a folder.
+    the files that start it are written to a folder. With --sweep there is a table of many plans instead.
     """
+    if sweep is not None:
+        _show_sweep(
+            model, sweep, output, force=force, as_json=as_json, pin=",".join(pin), **options
+        )
+        return
     from meshwright import api
     from meshwright.documents.output_files import write_files
     from meshwright.planner.launch.plan_files import next_step, plan_files, refuse_taken
@@ -69,6 +82,30 @@ def plan_command(
         click.echo(f"\n{next_step(plan, output)}")
     exit_codes = {"infeasible": ExitCode.NO_ANSWER, "unknown": ExitCode.NO_TIME}
     ctx.exit(exit_codes.get(plan.status, ExitCode.DONE))
+
+
+def _show_sweep(
+    model: str, over: str, output: Path | None, *, force: bool, as_json: bool, **options: Any
+) -> None:
+    """Plans every combination of a sweep; a table, a document or files come out."""
+    from meshwright.documents.output_files import write_files
+    from meshwright.planner.report.sweep_view import sweep_files, sweep_view
+
+    for name in ("baseline", "tokens", "gpu_hour_price"):
+        if options.pop(name) is not None:
+            raise InputError("does not go with --sweep", where=f"--{name.replace('_', '-')}")
+    options["top_k"] = options.pop("top")
+    progress = ProgressLine()
+    try:
+        report = meshwright.sweep(model, over=over, progress=progress, **options)
+    finally:
+        progress.clear()
+    if output is not None:
+        write_files(output, sweep_files(report), force)
+    if as_json:
+        print_json(report.document())
+    else:
+        show(sweep_view(report))
 
 
 @click.command("estimate")

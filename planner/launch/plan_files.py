@@ -36,6 +36,7 @@ TARGETS = (*_WRITERS, *_RECIPES, *_SCHEDULERS)
 NAMES = (
     "plan.yaml",
     "hostfile",
+    "hostfile.template",
     "megatron_args.json",
     "torchtitan_args.json",
     "ds_config.json",

@@ -106,6 +106,28 @@ class Robustness(BaseModel):
     scenarios: list[Scenario]
 
 
+class Expected(BaseModel):
+    """The mean step time over scenarios of the constants, and what planning for the nominal ones costs."""
+
+    model_config = _DOC
+
+    scenarios: int
+    step_time_s: float
+    """Least mean of a plan that was found."""
+    lower_bound_s: float
+    """No plan has a lower mean: the mean of the scenarios' own optima."""
+    gap: float
+    nominal_step_time_s: float
+    """Mean of the plan that is fastest with the nominal constants."""
+    regret: float | None
+    """Of that plan, against knowing the constants: its mean over the bound, less 1."""
+    same_as_nominal: bool
+    winners: int
+    """Different plans that win a scenario."""
+    chosen: str
+    """Degrees of the plan of the least mean."""
+
+
 class Plan(BaseModel):
     """One plan: a layout with its proof and its reasons, or the reason why there is none."""
 
@@ -133,6 +155,8 @@ class Plan(BaseModel):
     """Left out where many plans are made at once."""
     baseline: BaselineDoc | None = None
     """Against what is run today, where that was given."""
+    expected: Expected | None = None
+    """With a calibration; left out where many plans are made at once for the nominal constants."""
     solver: SolverReport
     inputs: PlanInputs
     digest: str | None = None

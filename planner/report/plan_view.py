@@ -44,8 +44,8 @@ def plan_view(plan: Plan) -> View:
     if plan.predicted is not None:
         view += prediction_view(plan.predicted, workload_of_plan(plan))
         view += grades_view(plan)
-    view += [*binding_view(plan.binding), *robustness_view(plan), *alternatives_view(plan)]
-    return [*view, *proof_view(plan)]
+    view += [*binding_view(plan.binding), *robustness_view(plan), *expected_view(plan)]
+    return [*view, *alternatives_view(plan), *proof_view(plan)]
 
 
 def grades_view(plan: Plan) -> View:
@@ -135,6 +135,29 @@ def binding_view(binding: Sequence[Binding]) -> View:
     }
     rows = [[getattr(item, name) for name in columns] for item in binding]
     return [Heading("What holds the plan back"), Table(list(columns.values()), rows)]
+
+
+def expected_view(plan: Plan) -> View:
+    """How the plan does over the posterior of a calibration, and whether another does better on average."""
+    expected = plan.expected
+    if expected is None:
+        return []
+    head = f"Over {expected.scenarios} samples of your constants: {seconds(expected.step_time_s)} on average"
+    bound = (
+        f"no plan averages below {seconds(expected.lower_bound_s)} (gap {percent(expected.gap, 2)})"
+    )
+    lines = [line(bound)]
+    if expected.regret is not None:
+        words = "the fastest plan by the nominal constants loses at most"
+        lines.append(line(f"{words} {percent(expected.regret, 2)} to knowing them"))
+    if not expected.same_as_nominal:
+        words = (
+            "Chosen for its mean"
+            if plan.inputs.objective == "expected"
+            else "--objective expected chooses"
+        )
+        lines.append(line(f"{words}: {expected.chosen}"))
+    return [Heading(head), *lines]
 
 
 def robustness_view(plan: Plan) -> View:

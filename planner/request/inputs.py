@@ -51,6 +51,7 @@ class PlanInputs(BaseModel):
     """Software that is not there, or not wanted."""
     calibration: Calibration | None = None
     """What the user's own runs say of the constants; None for the shipped ones."""
+    objective: Literal["nominal", "expected"] = "nominal"
 
     @model_validator(mode="before")
     @classmethod

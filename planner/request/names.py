@@ -5,3 +5,4 @@ from __future__ import annotations
 PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 OPTIMIZERS = ("adam", "sgd", "muon")
 METHODS = ("cp-sat", "exhaustive")
+OBJECTIVES = ("nominal", "expected")

@@ -26,7 +26,7 @@ from meshwright.planner.request.executions import (
     execution_options,
 )
 from meshwright.planner.request.inputs import PlanInputs, Precision
-from meshwright.planner.request.names import METHODS, OPTIMIZERS, PRECISIONS
+from meshwright.planner.request.names import METHODS, OBJECTIVES, OPTIMIZERS, PRECISIONS
 
 if TYPE_CHECKING:
     from meshwright.planner.experts.training import ExpertLoads
@@ -88,6 +88,8 @@ class PlanRequest:
     """Software that is not there, or not wanted: any of `executions.WITHOUT`."""
     calibration: Calibration | None = None
     """What the user's own runs say of the constants."""
+    objective: str = "nominal"
+    """The step time with the nominal constants, or its mean over the posterior of a calibration."""
     method: str = "cp-sat"
     top_k: int = 1
     """How many of the best layouts to prove and report, the plan included."""
@@ -114,6 +116,10 @@ class PlanRequest:
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
         _one_of("framework", self.framework, FRAMEWORK_NAMES)
         _one_of("method", self.method, METHODS)
+        _one_of("objective", self.objective, OBJECTIVES)
+        if self.objective == "expected" and self.calibration is None:
+            what = "is over the posterior of a calibration: give one with --calibration"
+            raise InputError(what, where="objective", value=self.objective)
         if self.expert_loads is not None:
             object.__setattr__(self, "expert_imbalance_by_ep", self.expert_loads.by_ep())
             object.__setattr__(self, "expert_copies_by_ep", self.expert_loads.copies_by_ep())
@@ -186,6 +192,7 @@ class PlanRequest:
                 "expert_copies_by_ep": self.expert_copies_by_ep,
                 "without": self.without,
                 "calibration": self.calibration,
+                "objective": self.objective,
             }
         )
 

@@ -281,7 +281,7 @@ def test_a_plan_is_printed_and_written(tmp_path: Path, service: Callable[[Answer
     files = {path.name for path in (tmp_path / "out").iterdir()}
     assert files == {
         "plan.yaml",
-        "hostfile",
+        "hostfile.template",
         "megatron_args.json",
         "env.json",
         "launch.sh",
@@ -330,10 +330,9 @@ def test_files_in_the_way_are_seen_before_the_search(
     assert (tmp_path / "hostfile").read_text(encoding="utf-8") == "mine\n"
     assert run(*ASK, "-o", tmp_path / "hostfile").exit_code == 2
     assert run(*ASK, "-o", tmp_path, "--force").exit_code == 0
-    assert (tmp_path / "hostfile").read_text(encoding="utf-8").splitlines() == [
-        "node-00001",
-        "node-00002",
-    ]
+    assert (tmp_path / "hostfile").read_text(encoding="utf-8") == "mine\n"
+    template = (tmp_path / "hostfile.template").read_text(encoding="utf-8")
+    assert template.splitlines()[2:] == ["node-00001", "node-00002"]
 
 
 def test_a_folder_that_cannot_be_written_leaves_nothing_behind(

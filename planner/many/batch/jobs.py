@@ -57,6 +57,8 @@ class JobDoc(BaseModel):
     """Pins the dispatcher of tokens."""
     calibration: Text | None = None
     """A stack file that `meshwright calibrate` wrote; a relative path starts at the jobs file."""
+    objective: str = "nominal"
+    """Or `expected`: the mean over the posterior of the calibration."""
     reserve_gib: Annotated[float, Field(ge=0, le=10_000)] = 0.0
     method: str = "cp-sat"
     top: Annotated[int, Field(ge=1, le=1000)] = 1
