@@ -67,6 +67,14 @@ class FrameworkConstants:
     """Whether an FP8 operand's transpose is made in a kernel of its own."""
     narrow_gathers: bool
     """Whether parameters are gathered at the run's precision (FP8) instead of 16 bits."""
+    bucket_parameters: float
+    """Parameters of one data-parallel collective, at the least; 0: those of a layer."""
+    bucket_parameters_per_rank: float
+    """The same for each data-parallel rank."""
+    reduces_each_micro_batch: bool
+    """Whether gradients of ZeRO 2 and 3 are reduced after each micro-batch, not once a step."""
+    gathers_each_micro_batch: bool
+    """Whether parameters of ZeRO 2 are gathered for each micro-batch, and in a pipeline once a step."""
     fused_norm: bool
     """Whether each norm is one kernel, also where other operators are not."""
     whole_logits: bool

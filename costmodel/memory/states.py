@@ -195,6 +195,9 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
         in_full = fsdp & (np.asarray(layout.pp) > 1) & (d > 1)
         weights = weights + np.where(in_full, 2.0, 0.0)
         gradients = gradients + np.where(in_full, 4.0, 0.0)
+    if profile.whole_while_accumulating:
+        accumulates = (stage >= 2) & (np.asarray(layout.num_micro_batches) > 1) & (d > 1)
+        gradients = np.maximum(gradients, np.where(accumulates, 2.0, 0.0))
     share = np.where(stage == 0, 1.0, 1.0 / d)
     states: Floats = np.where(fsdp, (optimizer - 4.0) / d, optimizer * share + step / d)
     if workload.factors is not None:
