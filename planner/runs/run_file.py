@@ -29,6 +29,7 @@ from meshwright.planner.runs.run_settings import (
     run_layout,
     software_profile,
     stages_of,
+    with_whole_domains,
 )
 from meshwright.planner.runs.run_terms import (
     attention_kernel_kind,
@@ -171,6 +172,8 @@ def _run(
     layout, layout_remarks = run_layout(settings, model, dp, published=published)
     stages, stage_remarks = stages_of(settings, model)
     check_shard_group(settings, dp)
+    if published:
+        cluster = with_whole_domains(cluster, gpus)
     profile, profile_remarks = software_profile(
         settings, published=published, calibration=calibration
     )
