@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshwright.frameworks.catalog import stack_named
 from meshwright.planner.runs.prediction import prediction_of
 from meshwright.planner.runs.run_file import Run, read_runs
 from meshwright.planner.runs.validation import (
@@ -23,8 +24,8 @@ from meshwright.planner.runs.validation import (
     summarise_memory,
 )
 
-NVIDIA = ("nemo", "nemo-2024", "megatron-lm", "megatron-bridge")
-"""Stacks of one maker, which the fit knows in other releases."""
+NVIDIA = "NVIDIA"
+"""Maker of stacks which the fit knows in other releases."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def fit_or_not(files: Sequence[Unseen]) -> Feasibility:
 
 
 def _is_nvidia(run: Run) -> bool:
-    return run.workload.framework in NVIDIA
+    return stack_named(run.workload.framework).maker == NVIDIA
 
 
 def _suspect(row: ScoredRow) -> bool:

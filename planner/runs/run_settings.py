@@ -59,7 +59,7 @@ def with_whole_domains(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
     """The machine around a published run, where its source names only the GPUs that the run took.
 
     Jobs take equal parts of NVLink domains, 64 GPUs of racks of 72: 512 GPUs stand in eight racks, not in
-    seven and a ninth.
+    seven and a piece.
     """
     domain = cluster.nvlink_domain
     whole = cluster.gpus != gpus or gpus <= domain or gpus % domain == 0
