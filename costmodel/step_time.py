@@ -50,8 +50,10 @@ from meshwright.costmodel.pipeline.schedules import last_rank, pace_excess_s, sh
 from meshwright.costmodel.pipeline.split import Stages
 from meshwright.costmodel.workload import Workload
 
-_ADAM_BYTES = 30.0
-"""Adam on fp32 states: reads parameter, gradient, two moments; writes three of them and the 2-byte weight."""
+_ADAM_BYTES = 14.0
+"""Adam on fp32 parameters: reads parameter and gradient, writes the parameter and the 2-byte weight."""
+_MOMENT_PASSES = 4.0
+"""Two moments, read and written."""
 
 
 @dataclass(frozen=True)
@@ -290,4 +292,5 @@ def _optimizer_s(c: Context, dense: Floats, expert: Floats) -> Floats:
     sharded = np.asarray(layout.zero_stage) >= 1
     of_dense, of_expert = optimizer_shards(c.workload, layout)
     parameters = dense / np.where(sharded, of_dense, 1) + expert / np.where(sharded, of_expert, 1)
-    return _ADAM_BYTES * parameters / c.rates.hbm_bytes_per_s
+    moved = _ADAM_BYTES + _MOMENT_PASSES * c.workload.moment_bytes
+    return moved * parameters / c.rates.hbm_bytes_per_s

@@ -32,6 +32,7 @@ from meshwright.planner.runs.run_settings import (
     with_whole_domains,
 )
 from meshwright.planner.runs.run_terms import (
+    GRADIENT_BYTES,
     attention_kernel_kind,
     cp_comm_kind,
     cuda_graph_kind,
@@ -194,8 +195,10 @@ def _run(
         shard_group=settings.shard_group or shard_group_size(settings.recipe.get("zero1_group")),
         gradient_bytes=gradient_bytes_of(gradient_words),
         fp8_attention=recipe_switch(settings.recipe, "fp8_attention") is True,
+        moment_bytes=GRADIENT_BYTES[settings.moment_dtype],
         fused_norm=recipe_switch(settings.recipe, "fused_rmsnorm"),
-        fp8_parameters=recipe_switch(settings.recipe, "fp8_param_gather"),
+        fp8_parameters=_fp8_parameters(settings),
+        fused_loss=settings.fused_loss,
         flushes=settings.flushes,
         calibration=calibration,
     )
@@ -212,6 +215,13 @@ def _run(
         remarks=(*remarks, *layout_remarks, *stage_remarks, *profile_remarks, *_plain_remarks(doc)),
         framework_words=settings.framework,
     )
+
+
+def _fp8_parameters(settings: SettingsDoc) -> bool | None:
+    """Whether parameters live in FP8, from the run or the flags of its recipe; None where neither says."""
+    if settings.fp8_params is not None:
+        return settings.fp8_params
+    return recipe_switch(settings.recipe, "fp8_param_gather")
 
 
 def _named_rows(path: Path) -> list[tuple[str, object]]:
