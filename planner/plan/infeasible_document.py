@@ -37,7 +37,14 @@ class SmallestChange(BaseModel):
     model_config = _DOC
 
     change: Literal[
-        "pin", "drop-pin", "allow", "precision", "reserve-gib", "gpus", "device-hbm-gib"
+        "pin",
+        "drop-pin",
+        "allow",
+        "precision",
+        "reserve-gib",
+        "memory-risk",
+        "gpus",
+        "device-hbm-gib",
     ]
     field: str | None = None
     """The pin that is changed or dropped, or the choice that is allowed."""
@@ -104,6 +111,11 @@ def change_sentence(change: SmallestChange) -> str:
             words = f"train in {change.value}, not {change.asked}"
         case "reserve-gib":
             words = f"reserve {change.value:.1f} GiB or less, not {change.asked:g}"
+        case "memory-risk":
+            words = (
+                f"take a memory risk of {change.value:g} (the prediction as it stands), "
+                f"not {change.asked:g}"
+            )
         case "gpus":
             words = f"take {change.value} GPUs, not {change.asked}"
         case "device-hbm-gib":

@@ -110,6 +110,8 @@ def _memory(plan: Plan, predicted: Predicted) -> str:
     """The fullest GPU, and whether the cost model's error in memory would overfill it."""
     usable_gib, peak_gib = usable_hbm_gib(workload_of_plan(plan)), max(predicted.memory_gib)
     words = f"{peak_gib:.1f} of {usable_gib:.1f} usable GiB ({percent(peak_gib / usable_gib, 0)})"
+    if plan.memory_risk is not None:
+        return f"{words}; risk of running out {percent(plan.memory_risk.remains, 0)}"
     if plan.robustness is None:
         return words
     factor = plan.robustness.memory_band[1]
@@ -133,6 +135,8 @@ def _question(inputs: PlanInputs) -> list[tuple[str, str]]:
         rows.append(("pinned", ", ".join(f"{name}={value}" for name, value in inputs.pins.items())))
     if inputs.without:
         rows.append(("without", ", ".join(inputs.without)))
+    if inputs.allow:
+        rows.append(("allowed", ", ".join(inputs.allow)))
     if inputs.forbids:
         rows.append(("forbidden", ", ".join(inputs.forbids)))
     return rows

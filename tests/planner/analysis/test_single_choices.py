@@ -10,6 +10,7 @@ from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.reader import read_request
 
 
+@pytest.mark.slow
 def test_the_best_plan_with_a_choice_is_the_pinned_plan() -> None:
     """Searched on its own, `tp 4` loses what a plan pinned to it loses; kept, it cannot lose less."""
     asked = {"model": "llama-3-8b", "cluster": "dgx-h100", "gpus": 8}

@@ -27,6 +27,7 @@ def asked(cluster: str = "dgx-h100", pin: str = "", precision: str = "bf16") -> 
     )
 
 
+@pytest.mark.slow
 def test_the_nearest_pins_are_named_and_work() -> None:
     request = asked(pin="dp=3")
     answer = fastest_plan(request).infeasible
