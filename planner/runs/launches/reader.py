@@ -41,6 +41,7 @@ _ACCUMULATION = re.compile(
 )
 """In our launch scripts for accelerate, which have their settings in variables and in accelerate.yaml."""
 _DEEPSPEED_FILE = "ds_config.json"
+_TOML_SECTION = re.compile(r"\s*(?:#[^\n]*\n\s*)*\[[A-Za-z_][\w.]*\]\s*(?:\n|$)")
 _TOP_FIELDS = ("model", "cluster")
 _FIELDS = (*_TOP_FIELDS, *SettingsDoc.model_fields)
 _INTEGERS = frozenset(
@@ -212,6 +213,12 @@ def _micro_batch(count: int, settings: dict[str, Any], where: str) -> dict[str, 
 
 def launch_document(path: Path, text: str) -> object:
     """The file as JSON or YAML where it is one; None for a script or a command line."""
+    if _TOML_SECTION.match(text):
+        what = (
+            "this is a TOML file; of torchtitan, flags are read, as in "
+            "--parallelism.tensor-parallel-degree 8, from a script or a JSON list"
+        )
+        raise InputError(what, where=str(path))
     try:
         if path.suffix == ".json" or text.lstrip()[:1] in ("[", "{"):
             return json.loads(text)
