@@ -14,12 +14,21 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meshwright.api import estimate, place_experts, plan, plan_batch, recommend, validate
+    from meshwright.api import (
+        calibrate,
+        estimate,
+        place_experts,
+        plan,
+        plan_batch,
+        recommend,
+        validate,
+    )
     from meshwright.cluster_specs.reader import read_cluster
     from meshwright.cluster_specs.schema import ClusterSpec
     from meshwright.errors import InfeasibleError, InputError, MeshwrightError
     from meshwright.model_specs.reader import read_model
     from meshwright.model_specs.schema import ModelSpec
+    from meshwright.planner.launch.compare import compare
     from meshwright.planner.plan.document import Plan
     from meshwright.planner.plan.make_plan import make_plan
     from meshwright.planner.plan.texts import read_plan
@@ -36,6 +45,8 @@ __all__ = [
     "Plan",
     "PlanRequest",
     "__version__",
+    "calibrate",
+    "compare",
     "estimate",
     "make_plan",
     "place_experts",
@@ -56,6 +67,8 @@ _MODULE_OF = {
     "ModelSpec": "model_specs.schema",
     "Plan": "planner.plan.document",
     "PlanRequest": "planner.request.plan_request",
+    "calibrate": "api",
+    "compare": "planner.launch.compare",
     "estimate": "api",
     "make_plan": "planner.plan.make_plan",
     "place_experts": "api",

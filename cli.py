@@ -5,18 +5,20 @@ from __future__ import annotations
 import click
 
 from meshwright.commands.calculators import collective, memory, pipeline, roofline
+from meshwright.commands.calibration import calibrate_command
 from meshwright.commands.catalogs import catalog, model, schema
 from meshwright.commands.fabric import map_, traffic
 from meshwright.commands.many import batch, fleet, recommend_command
 from meshwright.commands.pages import report, trace
 from meshwright.commands.placement import experts_command
 from meshwright.commands.planning import (
-    compare,
+    compare_command,
     estimate_command,
     explain,
     launch,
     plan_command,
     validate_command,
+    verify_command,
 )
 from meshwright.commands.terminal import Commands, debug, version_option
 from meshwright.commands.topology import topology
@@ -41,12 +43,14 @@ for command in (
     plan_command,
     estimate_command,
     validate_command,
+    calibrate_command,
     catalog,
     schema,
     model,
     launch,
+    verify_command,
     explain,
-    compare,
+    compare_command,
     experts_command,
     topology,
     batch,

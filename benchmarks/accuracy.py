@@ -25,12 +25,9 @@ from benchmarks.cross_validation import FAMILIES, LeftOut, family_of, leave_out,
 from benchmarks.error_bands import Outcome, error_bands
 from meshwright.cluster_specs.catalog import device_names, load_device
 from meshwright.costmodel.constants.measured import device_class, device_classes
-from meshwright.costmodel.constants.rates import (
-    device_prefixes,
-    framework_names,
-    framework_prefixes,
-)
+from meshwright.costmodel.constants.rates import device_prefixes
 from meshwright.costmodel.constants.records import constant_records, effective_paths
+from meshwright.costmodel.constants.stacks import framework_names, framework_prefixes
 from meshwright.planner.report.validation_plot import scatter_svg
 from meshwright.planner.runs.prediction import prediction_of
 from meshwright.planner.runs.run_file import Run, read_runs

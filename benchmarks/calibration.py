@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.constants.rates import (
     Constants,
+    as_run,
     device_prefixes,
-    framework_prefixes,
     named_constants,
 )
 from meshwright.costmodel.constants.records import ConstantRecord, ConstantValue, effective_paths
+from meshwright.costmodel.constants.stacks import framework_prefixes
 from meshwright.costmodel.layout import Placement
 from meshwright.costmodel.pipeline.split import Stages
 from meshwright.costmodel.step_time import exact_step, make_context
@@ -70,10 +71,11 @@ class Problem:
     """The rows of a calibration, with all that does not depend on the constants worked out once."""
 
     def __init__(self, runs: Sequence[Run], free: Sequence[ConstantRecord]) -> None:
-        known = [run for run in runs if run.measured is not None]
+        steps = [(run, run.measured.step_time_s) for run in runs if run.measured is not None]
+        known = [run for run, step_s in steps if step_s is not None]
         self.runs = tuple(known)
         self.free = tuple(free)
-        self.measured_s = np.array([run.measured.step_time_s for run in known if run.measured])
+        self.measured_s = np.array([step_s for _, step_s in steps if step_s is not None])
         self._cases = [_case(run) for run in known]
 
     @property
@@ -108,7 +110,8 @@ class Problem:
             if rows is None or rows[index]:
                 if case.stack not in tables:
                     tables[case.stack] = named_constants(*case.stack, overrides)
-                seconds.append(case.step_time_s(tables[case.stack]))
+                constants = as_run(tables[case.stack], case.run.workload)
+                seconds.append(case.step_time_s(constants))
         return np.array(seconds)
 
     @cached_property

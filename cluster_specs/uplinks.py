@@ -80,7 +80,7 @@ def link_gb_per_s(cluster: ClusterSpec, level: int) -> float:
     return nominal_nic_gb_per_s(cluster) / worst
 
 
-class _Same:
+class SameCluster:
     """A cluster as a key: the same object is the same cluster, without hashing its nodes."""
 
     def __init__(self, cluster: ClusterSpec) -> None:
@@ -90,7 +90,7 @@ class _Same:
         return id(self.cluster)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.cluster is other.cluster
+        return isinstance(other, SameCluster) and self.cluster is other.cluster
 
 
 def uplinks(cluster: ClusterSpec) -> Uplinks:
@@ -99,11 +99,11 @@ def uplinks(cluster: ClusterSpec) -> Uplinks:
     Without a `background`, a job has the share of its free GPUs: the others' GPUs use theirs. With one it has
     what that leaves of the whole link, but no more than the NICs of its free GPUs.
     """
-    return _uplinks(_Same(cluster))
+    return _uplinks(SameCluster(cluster))
 
 
 @lru_cache(maxsize=16)
-def _uplinks(same: _Same) -> Uplinks:
+def _uplinks(same: SameCluster) -> Uplinks:
     cluster = same.cluster
     gpus_per_node, nic = cluster.gpus_per_node, cluster.slowest_nic_gbps_per_gpu / 8
     first = first_outside_a_leaf(cluster)

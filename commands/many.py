@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from meshwright.commands.options import batch_options, fleet_options, recommend_options
+from meshwright.commands.options import (
+    batch_options,
+    calibration_option,
+    fleet_options,
+    recommend_options,
+)
 from meshwright.commands.terminal import (
     PATH,
     ProgressLine,
@@ -71,6 +76,7 @@ class _Progress:
 @click.command()
 @click.argument("jobs", type=PATH, metavar="JOBS.yaml")
 @batch_options
+@calibration_option
 @common
 @click.pass_context
 def batch(
@@ -126,6 +132,7 @@ def batch(
 @click.command()
 @click.argument("jobs", type=PATH, metavar="JOBS.yaml")
 @fleet_options
+@calibration_option
 @force_option
 @common
 def fleet(jobs: Path, output: Path | None, force: bool, as_json: bool, **options: Any) -> None:
@@ -169,6 +176,7 @@ def fleet(jobs: Path, output: Path | None, force: bool, as_json: bool, **options
 @click.command("recommend")
 @click.argument("model")
 @recommend_options
+@calibration_option
 @force_option
 @common
 @click.pass_context

@@ -48,18 +48,19 @@ def plan_options(command: Command) -> Command:
             ),
             click.option(
                 "--moe-dispatch",
-                type=ChoiceIn("costmodel.execution", "DISPATCHERS"),
+                type=ChoiceIn("costmodel.execution_names", "DISPATCHERS"),
                 help="Fix the dispatcher of tokens; deduplicated is deepep or hybridep, by device.",
             ),
             click.option(
                 "--without",
                 multiple=True,
                 metavar="A,...",
-                help="Software that is not there: deepep,hybridep,ep-overlap,tp-overlap,cuda-graph,cp-a2a.",
+                help="Software that is not there: deepep,hybridep,ep-overlap,tp-overlap,"
+                "cuda-graph,full-graph,cp-a2a.",
             ),
             _default(
                 "--method",
-                type=ChoiceIn("planner.request.plan_request", "METHODS"),
+                type=ChoiceIn("planner.request.names", "METHODS"),
                 default="cp-sat",
                 help="exhaustive prices every layout.",
             ),
@@ -69,6 +70,13 @@ def plan_options(command: Command) -> Command:
             _time_limit("Seconds for the search."),
             _seed(),
             click.option(
+                "--baseline",
+                type=_PATH,
+                metavar="FILE",
+                help="What runs today, to compare with: a launch script, a run file or a plan.",
+            ),
+            *_cost_options(),
+            click.option(
                 "-o",
                 "--output",
                 type=_PATH,
@@ -77,6 +85,36 @@ def plan_options(command: Command) -> Command:
             ),
         ],
         command,
+    )
+
+
+def calibration_option(command: Command) -> Command:
+    """Adds --calibration."""
+    return click.option(
+        "--calibration",
+        type=_PATH,
+        metavar="STACK.yaml",
+        help="What `calibrate` learned of your stack.",
+    )(command)
+
+
+def cost_flags(command: Command) -> Command:
+    """Adds what a whole training costs, of a comparison with a baseline."""
+    return _add(_cost_options(), command)
+
+
+def _cost_options() -> Options:
+    yield click.option(
+        "--tokens",
+        type=click.FloatRange(min=1, max=1e18),
+        metavar="T",
+        help="Tokens of the training, for its days against the baseline's.",
+    )
+    yield click.option(
+        "--gpu-hour-price",
+        type=click.FloatRange(min=0, max=1e6),
+        metavar="P",
+        help="Dollars of a GPU hour, for the training's price; with --tokens.",
     )
 
 
@@ -214,13 +252,13 @@ def _workload_options() -> Options:
     yield option("--seq-len", type=int, required=True, metavar="S", help="Tokens per sequence.")
     yield _default(
         "--precision",
-        type=ChoiceIn("planner.request.plan_request", "PRECISIONS"),
+        type=ChoiceIn("planner.request.names", "PRECISIONS"),
         default="bf16",
         help="Of the matrix products.",
     )
     yield _default(
         "--optimizer",
-        type=ChoiceIn("planner.request.plan_request", "OPTIMIZERS"),
+        type=ChoiceIn("planner.request.names", "OPTIMIZERS"),
         default="adam",
         help="Decides the optimizer state.",
     )

@@ -6,21 +6,25 @@ from pathlib import Path
 
 import click
 
+from meshwright.commands.options import calibration_option
 from meshwright.commands.terminal import PATH, common, force_option, print_json
 
 
 @click.command()
 @click.argument("plan", type=PATH, metavar="PLAN")
 @click.option("-o", "--output", type=PATH, metavar="FILE", required=True, help="The page, HTML.")
+@calibration_option
 @force_option
 @common
-def report(plan: Path, output: Path, force: bool, as_json: bool) -> None:
+def report(plan: Path, output: Path, calibration: Path | None, force: bool, as_json: bool) -> None:
     """Write a plan as one page: figures, pictures, reasons. It loads nothing and runs nothing."""
     from meshwright.documents.output_files import write_files
+    from meshwright.planner.plan.repriced import repriced
     from meshwright.planner.plan.texts import read_feasible_plan
     from meshwright.planner.report.plan_page import plan_page
+    from meshwright.planner.request.calibration_file import read_calibration
 
-    text = plan_page(read_feasible_plan(plan))
+    text = plan_page(repriced(read_feasible_plan(plan), read_calibration(calibration)))
     write_files(output.parent, {output.name: text}, force)
     if as_json:
         print_json({"file": str(output), "bytes": len(text.encode())})

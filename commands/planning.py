@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from meshwright.commands.options import plan_options
+import meshwright
+from meshwright.commands.options import calibration_option, cost_flags, plan_options
 from meshwright.commands.parameters import ChoiceIn
 from meshwright.commands.terminal import (
     PATH,
@@ -18,12 +19,13 @@ from meshwright.commands.terminal import (
     show,
     warn,
 )
-from meshwright.errors import ExitCode
+from meshwright.errors import ExitCode, InputError, near_miss
 
 
 @click.command("plan")
 @click.argument("model")
 @plan_options
+@calibration_option
 @force_option
 @common
 @click.pass_context
@@ -84,9 +86,16 @@ def plan_command(
 @click.option(
     "-o", "--output", type=PATH, metavar="FILE", help="Write a launch file's run file here."
 )
+@calibration_option
 @common
 def estimate_command(
-    run: Path, from_launch: bool, settings: tuple[str, ...], output: Path | None, as_json: bool
+    *,
+    run: Path,
+    from_launch: bool,
+    settings: tuple[str, ...],
+    output: Path | None,
+    calibration: Path | None,
+    as_json: bool,
 ) -> None:
     """Price one fully given configuration: time, memory, traffic. No search.
 
@@ -94,11 +103,16 @@ def estimate_command(
     """
     from meshwright import api
     from meshwright.planner.report.run_view import run_view
+    from meshwright.planner.request.calibration_file import read_calibration
     from meshwright.planner.runs.launches.reader import price_launch
     from meshwright.planner.runs.prediction import run_document
 
     documents = []
-    for priced in price_launch(run, settings, output) if from_launch else api.estimate(run):
+    if from_launch:
+        runs = price_launch(run, settings, output, read_calibration(calibration))
+    else:
+        runs = iter(api.estimate(run, calibration=calibration))
+    for priced in runs:
         documents.append(run_document(priced))
         warn("warning", priced.warnings)
         if not as_json:
@@ -112,8 +126,11 @@ def estimate_command(
 @click.argument("runs", type=PATH, metavar="RUNS.yaml")
 @click.option("--rows", "every_row", is_flag=True, help="Show every row, not only the worst.")
 @click.option("--plot", type=PATH, metavar="FILE", help="Draw predicted against measured: .svg.")
+@calibration_option
 @common
-def validate_command(runs: Path, every_row: bool, plot: Path | None, as_json: bool) -> None:
+def validate_command(
+    runs: Path, every_row: bool, plot: Path | None, calibration: Path | None, as_json: bool
+) -> None:
     """Compare predicted with measured steps, row by row and summed up."""
     from meshwright import api
     from meshwright.documents.output_files import write_files
@@ -122,7 +139,7 @@ def validate_command(runs: Path, every_row: bool, plot: Path | None, as_json: bo
 
     if plot is not None:
         check_picture(plot)
-    report = api.validate(runs)
+    report = api.validate(runs, calibration=calibration)
     if plot is not None:
         write_files(plot.parent, {plot.name: validation_svg(report)}, force=True)
     document = report.as_document()
@@ -160,15 +177,54 @@ def launch(plan: Path, target: str | None, output: Path, force: bool, as_json: b
         click.echo("\n".join(str(path) for path in written))
 
 
-@click.command()
+@click.command("verify")
 @click.argument("plan", type=PATH, metavar="PLAN")
+@click.argument("directory", type=PATH, metavar="[DIR]", required=False)
+@common
+@click.pass_context
+def verify_command(
+    ctx: click.Context, /, plan: Path, directory: Path | None, as_json: bool
+) -> None:
+    """Check a plan and its files again, without the solver.
+
+    Rules, memory, prices, the ranks group by group, and the launch files of DIR (the plan's folder when
+    absent). Exit code 1 where anything does not hold, and what.
+    """
+    from meshwright.planner.audit.audit import audit_document, audit_plan
+    from meshwright.planner.report.audit_view import audit_view
+
+    document = audit_document(audit_plan(plan, directory))
+    if as_json:
+        print_json(document)
+    else:
+        show(audit_view(document))
+    ctx.exit(ExitCode.DONE if document["passed"] else ExitCode.NO_ANSWER)
+
+
+@click.command()
+@click.argument("plan", type=PATH, metavar="PLAN|TERM")
 @common
 def explain(plan: Path, as_json: bool) -> None:
-    """Say why a plan is as it is, and what bounds it."""
+    """Say why a plan is as it is and what one change would cost, or what a term means.
+
+    TERM is a word of a plan's screen or of docs/glossary.md: explain scale.
+    """
     from meshwright.planner.analysis.neighbours import neighbours
     from meshwright.planner.plan.texts import read_feasible_plan
     from meshwright.planner.report.explain_view import explain_document, explain_view
+    from meshwright.planner.report.glossary import meaning_of, meanings
 
+    term = None if plan.exists() else meaning_of(str(plan))
+    if term is not None:
+        if as_json:
+            print_json({"term": term[0], "meaning": term[1]})
+        else:
+            click.echo(f"{term[0]}: {term[1]}")
+        return
+    if not plan.exists() and not plan.suffix and len(plan.parts) == 1:
+        near = near_miss(str(plan), tuple(meanings()))
+        what = "neither a plan's file or folder nor a term of the glossary"
+        raise InputError(what, where="explain", value=str(plan), did_you_mean=near)
     explained = read_feasible_plan(plan)
     changes = neighbours(explained)
     if as_json:
@@ -178,16 +234,47 @@ def explain(plan: Path, as_json: bool) -> None:
         show(explain_view(explained, changes))
 
 
-@click.command()
-@click.argument("plans", type=PATH, nargs=2, metavar="PLAN PLAN")
+@click.command("compare")
+@click.argument("plan", type=PATH, metavar="PLAN")
+@click.argument("other", type=PATH, metavar="FILE")
+@cost_flags
+@click.option(
+    "-o", "--output", type=PATH, metavar="FILE", help="Write the edits of the script as a patch."
+)
+@force_option
 @common
-def compare(plans: tuple[Path, Path], as_json: bool) -> None:
-    """Show where two plans differ, and what that costs."""
+def compare_command(
+    *,
+    plan: Path,
+    other: Path,
+    tokens: float | None,
+    gpu_hour_price: float | None,
+    output: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Show where two plans differ, or what PLAN brings over what is run today.
+
+    FILE is another plan, or a launch script or run file: then the plan's speed-up comes first, what each
+    change brings, and the smallest edit of the script that reaches it.
+    """
+    from meshwright.documents.output_files import write_files
+    from meshwright.planner.analysis.baseline import is_plan
     from meshwright.planner.plan.texts import read_feasible_plan
+    from meshwright.planner.report.baseline_view import baseline_document, baseline_view, patch_of
     from meshwright.planner.report.compare_view import compare_view, comparison
 
-    first, second = (read_feasible_plan(path) for path in plans)
+    if is_plan(other):
+        plans = (read_feasible_plan(plan), read_feasible_plan(other))
+        if as_json:
+            print_json(comparison(plans))
+        else:
+            show(compare_view((str(plan), str(other)), plans))
+        return
+    compared = meshwright.compare(plan, other, tokens=tokens, gpu_hour_price=gpu_hour_price)
+    if output is not None:
+        write_files(output.parent, {output.name: patch_of(compared)}, force)
     if as_json:
-        print_json(comparison((first, second)))
+        print_json(baseline_document(compared))
     else:
-        show(compare_view((str(plans[0]), str(plans[1])), (first, second)))
+        show(baseline_view(compared))

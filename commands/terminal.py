@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 import meshwright
+from meshwright.commands.examples import GROUPS, example_of
 from meshwright.errors import ExitCode, InfeasibleError, message_of, near_miss
 
 if TYPE_CHECKING:
@@ -30,6 +31,26 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 class Commands(click.Group):
     """Says what a mistyped command may have meant, and turns every error into a message and an exit code."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands in groups, with their first sentences whole and an example of each group."""
+        named = {name for examples in GROUPS.values() for name in examples}
+        others = [name for name in self.list_commands(ctx) if name not in named]
+        for title, examples in {**GROUPS, "Others": dict.fromkeys(others, "")}.items():
+            rows = [(name, _first_sentence(self.commands[name])) for name in examples]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+        formatter.write_paragraph()
+        formatter.write_text("Each command's --help has an example. Begin with:")
+        formatter.write(f"{example_of('plan')}\n")
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        """Adds a command; its example stands under its help."""
+        example = example_of(name or cmd.name or "")
+        if example and not cmd.epilog:
+            cmd.epilog = f"\b\nExample:\n{example}"
+        super().add_command(cmd, name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -69,6 +90,13 @@ class Commands(click.Group):
             if ctx.meta.get(_DEBUG) and not isinstance(error, InfeasibleError):
                 raise
             _fail(ctx, *message_of(error))
+
+
+def _first_sentence(command: click.Command) -> str:
+    """What a command does, in the first sentence of its help."""
+    words = " ".join((command.help or "").split())
+    sentence = words.partition(". ")[0]
+    return sentence if sentence.endswith(".") else f"{sentence}."
 
 
 def _fail(ctx: click.Context, message: str, exit_code: int) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
 from meshwright.commands.calculators import answer, why_option
-from meshwright.commands.terminal import common
+from meshwright.commands.terminal import PATH, common
 
 
 @click.command()
+@click.argument("plan", type=PATH, required=False)
 @click.option("--compute", metavar="T", help="Compute of a step: 100ms.")
 @click.option("--comm", metavar="T", help="Communication that may run beside it.")
 @click.option("--sync", default="0", metavar="T", help="What can run beside nothing.")
@@ -33,6 +35,7 @@ from meshwright.commands.terminal import common
 @common
 def overlap(
     *,
+    plan: Path | None,
     compute: str | None,
     comm: str | None,
     sync: str,
@@ -50,7 +53,8 @@ def overlap(
 ) -> None:
     """Say what communication hides beside compute, in how many chunks, and in which buffers.
 
-    Give --compute and --comm; or --bytes and --beta; or --seq-len, --cp and --width.
+    Give a PLAN, for every axis of it; or --compute and --comm; or --bytes and --beta;
+    or --seq-len, --cp and --width.
     """
     from meshwright.costmodel.collectives.alpha_beta import Link
     from meshwright.planner.calculators import overlap as documents
@@ -60,6 +64,11 @@ def overlap(
     compute_s = None if compute is None else read_seconds(compute, "--compute")
     rate = None if beta is None else read_rate(beta, "--beta")
     document: dict[str, Any] = {}
+    if plan is not None:
+        from meshwright.planner.analysis.overlap import plan_overlap
+        from meshwright.planner.plan.texts import read_feasible_plan
+
+        document["plan"] = plan_overlap(read_feasible_plan(plan))
     if compute_s is not None and comm is not None:
         exchange_s, sync_s = read_seconds(comm, "--comm"), read_seconds(sync, "--sync")
         document["step"] = documents.overlap_document(compute_s, exchange_s, sync_s)
@@ -74,7 +83,7 @@ def overlap(
         )
     if not document:
         raise click.UsageError(
-            "give --compute and --comm, --bytes and --beta, or --seq-len, --cp and --width"
+            "give a plan, --compute and --comm, --bytes and --beta, or --seq-len, --cp and --width"
         )
     answer(document, overlap_view, "overlap", as_json=as_json, why=why)
 

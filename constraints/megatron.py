@@ -188,6 +188,72 @@ class MegatronPartialGraphs(Rule):
         )
 
 
+def full_graph_refuses(workload: Workload) -> bool:
+    """Whether experts keep a step from being captured whole, whatever the layout.
+
+    Their dispatcher must not ask the host for counts: HybridEP with a budget of tokens, into the fused
+    grouped MLP of Transformer Engine, which takes gated activations in MXFP8 (megatron-core 0.19.2,
+    transformer_config.py, moe_expert_rank_capacity_factor; moe/experts.py, _is_fused_impl_supported).
+
+    Parameters
+    ----------
+    workload : Workload
+        Run with a dispatcher and a precision.
+
+    Returns
+    -------
+    bool
+    """
+    model = workload.model
+    if model.moe is None:
+        return False
+    dispatched = workload.moe_dispatch in ("hybridep", "deduplicated")
+    return not (dispatched and workload.precision == "mxfp8" and model.gated)
+
+
+class MegatronFullGraph(Rule):
+    """A CUDA graph of the whole step holds experts under HybridEP in MXFP8 only, at etp 1, recomputing
+    neither their activations nor whole layers.
+    """
+
+    name = "megatron-full-graph"
+    unit = "conditions"
+
+    def applies(self, workload: Workload) -> bool:
+        return workload.model.moe is not None and workload.cuda_graph == "full"
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        refused = int(full_graph_refuses(table.workload))
+        again = int(Recompute.FULL | Recompute.MOE_ACTIVATION)
+        recomputed = (column(table, "recompute") & again) > 0
+        cut = column(table, "etp") > 1
+        broken = refused + recomputed.astype(np.int64) + cut
+        return as_excess(broken * self.applies(table.workload))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        work, layout = plan.workload, plan.layout
+        if work.model.moe is None or work.cuda_graph != "full":
+            return None
+        broken = []
+        if work.moe_dispatch in {"alltoall", "deepep"}:
+            broken.append(f"the {work.moe_dispatch} dispatcher")
+        elif work.precision != "mxfp8":
+            broken.append(f"experts in {work.precision}")
+        elif not work.model.gated:
+            broken.append("experts without a gate")
+        if int(layout.etp) > 1:
+            broken.append(f"etp {layout.etp}")
+        if int(layout.recompute) // 32 % 2 == 1 or int(layout.recompute) // 4 % 2 == 1:
+            broken.append("recomputed experts")
+        if not broken:
+            return None
+        return self.finding(
+            value=len(broken),
+            words=f"a CUDA graph of the whole step cannot hold {' and '.join(broken)}",
+            remedy="Dispatch with hybridep in mxfp8 at etp 1, or capture attention and router only.",
+        )
+
+
 class MegatronExpertOverlap(Rule):
     """Hiding the expert all-to-all needs ep > 1, vpp > 1 with a pipeline, no full recomputation and at most
     one MTP module.
@@ -238,5 +304,6 @@ MEGATRON_RULES: tuple[Rule, ...] = (
     MEGATRON_FLEX_NEEDS_EXPERT_RANKS,
     MegatronDispatcherDevice(),
     MegatronPartialGraphs(),
+    MegatronFullGraph(),
     MEGATRON_TENSOR_OVERLAP,
 )

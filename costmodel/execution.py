@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
+from meshwright.costmodel.execution_names import ContextExchange, Dispatcher, GraphScope
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Overlap, Workload
-
-Dispatcher = Literal["alltoall", "deduplicated", "deepep", "hybridep"]
-GraphScope = Literal["none", "feed_forward", "partial", "full"]
-ContextExchange = Literal["p2p", "a2a"]
-DISPATCHERS: tuple[str, ...] = get_args(Dispatcher)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +51,27 @@ class Execution:
             cuda_graph=self.cuda_graph,
             cp_comm=self.cp_comm,
         )
+
+    @classmethod
+    def within(cls, workload: Workload) -> Self:
+        """The settings that a workload holds: what `applied` puts there.
+
+        Parameters
+        ----------
+        workload : Workload
+
+        Returns
+        -------
+        Execution
+        """
+        values: dict[str, Any] = {}
+        for setting in fields(cls):
+            axis = setting.name.removesuffix("_overlap")
+            if axis != setting.name and hasattr(workload.overlap, axis):
+                values[setting.name] = getattr(workload.overlap, axis)
+            elif hasattr(workload, setting.name):
+                values[setting.name] = getattr(workload, setting.name)
+        return cls(**values)
 
     def of_layout(self, layout: Layout) -> Execution:
         """What a launch file of one layout sets: nothing is overlapped that is not sent.

@@ -14,9 +14,11 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cluster_specs.fabric import fabric_levels
+from meshwright.cluster_specs.fabric import fabric_levels, is_irregular
+from meshwright.cluster_specs.places import AllocatedBlocks, allocation_of
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.costmodel.layout import Layout, Placement
+from meshwright.costmodel.counted_members import counted_members, members_by_level
+from meshwright.costmodel.layout import AXES, Layout, Placement
 
 ParallelismMatrix = Mapping[str, NDArray[np.int64]]
 """Row of each axis of `AXES`, entries of shape [..., levels]."""
@@ -50,7 +52,7 @@ def level_factors(cluster: ClusterSpec, gpus: int) -> NDArray[np.int64]:
 
 
 def placement_from_matrix(layout: Layout, matrix: ParallelismMatrix) -> Placement:
-    """Members inside a block of each level, from a parallelism matrix.
+    """Members inside a block of each level, from a parallelism matrix whose blocks hold groups alike.
 
     Inside a level the axes nest in Megatron's order (tp, cp, dp, pp from the inside). The expert axes are
     carved out of the dense rank index t + tp (c + cp d) in the order etp, ep, edp (megatron-core
@@ -68,11 +70,84 @@ def placement_from_matrix(layout: Layout, matrix: ParallelismMatrix) -> Placemen
     Placement
         Arrays of shape [..., levels].
     """
-    tp, cp, dp, pp = (
-        np.cumprod(np.asarray(matrix[axis], dtype=np.int64), axis=-1)
-        for axis in ("tp", "cp", "dp", "pp")
-    )
-    return _with_experts(layout, tp, cp, dp, pp)
+    return _with_experts(layout, **_inside(matrix))
+
+
+def _inside(matrix: ParallelismMatrix) -> dict[str, NDArray[np.int64]]:
+    """Members of the dense groups inside a block of each level."""
+    return {axis: np.cumprod(np.asarray(matrix[axis], dtype=np.int64), axis=-1) for axis in AXES}
+
+
+def placement_on(cluster: ClusterSpec, layout: Layout, matrix: ParallelismMatrix) -> Placement:
+    """Members inside a block of each level, as the ranks of a parallelism matrix stand on a machine.
+
+    Those of `placement_from_matrix`, but counted rank by rank (`counted_members`) where expert groups do not
+    nest in the factors, or blocks of the allocation share a block of the machine.
+
+    Parameters
+    ----------
+    cluster : ClusterSpec
+        The machine.
+    layout : Layout
+        Degrees, all on one number of GPUs: one layout, or as many as the matrix has rows.
+    matrix : mapping of axis to array of int, shape [..., levels]
+        As `placement_from_matrix` takes it.
+
+    Returns
+    -------
+    Placement
+        Arrays of shape [..., levels].
+    """
+    inside = _inside(matrix)
+    placement = _with_experts(layout, **inside)
+    if not inside["tp"].size:
+        return placement
+    gpus = int(np.prod([inside[axis].reshape(-1)[-1] for axis in AXES]))
+    allocation = allocation_of(cluster, gpus)
+    nests = _experts_nest(layout, inside) & allocation.even
+    if np.all(nests):
+        return placement
+    shape = inside["tp"].shape[:-1]
+    return _counted(placement, layout, matrix, np.broadcast_to(nests, shape), allocation)
+
+
+def _counted(
+    placement: Placement,
+    layout: Layout,
+    rows: ParallelismMatrix,
+    nests: NDArray[np.bool_],
+    allocation: AllocatedBlocks,
+) -> Placement:
+    """A placement with the members of every mapping that does not nest counted."""
+    levels = np.asarray(rows["tp"]).shape[-1]
+    columns = {
+        name: np.array(np.broadcast_to(members, (*nests.shape, levels))).reshape(-1, levels)
+        for name, members in vars(placement).items()
+    }
+    etp = np.broadcast_to(np.asarray(layout.etp), nests.shape).reshape(-1)
+    ep = np.broadcast_to(np.asarray(layout.ep), nests.shape).reshape(-1)
+    flat = {axis: np.asarray(rows[axis]).reshape(-1, levels) for axis in AXES}
+    for row in np.flatnonzero(~nests.reshape(-1)).tolist():
+        mapping = tuple(tuple(flat[axis][row].tolist()) for axis in AXES)
+        members = counted_members(mapping, int(etp[row]), int(ep[row]), allocation)
+        for name, of_levels in members.items():
+            columns[name][row] = of_levels
+    shape = (*nests.shape, levels)
+    return Placement(**{name: column.reshape(shape) for name, column in columns.items()})
+
+
+def _experts_nest(layout: Layout, inside: ParallelismMatrix) -> NDArray[np.bool_]:
+    """Whether the groups of the lowest dense ranks fill whole factors of tp, then of cp, then of dp."""
+    nests: NDArray[np.bool_] = np.ones((), dtype=np.bool_)
+    for size in (layout.etp, layout.etp * layout.ep):
+        rest = np.asarray(size, dtype=np.int64)[..., None]
+        for axis in ("tp", "cp", "dp"):
+            part = np.gcd(rest, inside[axis][..., -1:])
+            whole = (part == rest) | (part == inside[axis][..., -1:])
+            divides = (part % inside[axis] == 0) | (inside[axis] % part == 0)
+            nests = nests & np.all(whole & divides, axis=-1)
+            rest = rest // part
+    return nests
 
 
 def _with_experts(
@@ -141,4 +216,32 @@ def nested_placement(
         divided = np.where(inside % stride == 0, np.maximum(inside // stride, 1), 1)
         members[axis] = np.where(blocks >= gpus[..., None], degree, divided)
         stride = stride * degree
-    return _with_experts(layout, members["tp"], members["cp"], members["dp"], members["pp"])
+    placement = _with_experts(layout, **members)
+    if gpus.ndim or is_irregular(cluster):
+        return placement
+    allocation = allocation_of(cluster, int(gpus))
+    if allocation.even and _dense_nest(layout, blocks, order) and _experts_nest(layout, members):
+        return placement
+    position = _position_of_ranks(layout, order)
+    where = allocation.blocks[:, position]
+    degrees = (int(layout.tp), int(layout.cp), int(layout.dp), int(layout.pp))
+    return Placement(**members_by_level(where, degrees, int(layout.etp), int(layout.ep)))
+
+
+def _dense_nest(layout: Layout, blocks: NDArray[np.int64], order: tuple[str, ...]) -> bool:
+    """Whether every block holds whole parts of the axes nested in `order`."""
+    stride = 1
+    for axis in order:
+        stride *= int(getattr(layout, axis))
+        if not all(block % stride == 0 or stride % block == 0 for block in blocks.tolist()):
+            return False
+    return True
+
+
+def _position_of_ranks(layout: Layout, order: tuple[str, ...]) -> NDArray[np.int64]:
+    """The position of every rank, counted tp, cp, dp, pp, when the axes nest in `order`."""
+    outermost_first = tuple(reversed(order))
+    shape = [int(getattr(layout, axis)) for axis in outermost_first]
+    positions = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape)
+    counted = ("pp", "dp", "cp", "tp")
+    return positions.transpose([outermost_first.index(axis) for axis in counted]).reshape(-1)

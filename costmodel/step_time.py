@@ -12,7 +12,7 @@ from below over all splits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,9 +24,9 @@ from meshwright.costmodel.collectives.on_levels import (
     point_to_point_s,
     ring_pass_s,
 )
+from meshwright.costmodel.constants.calibrated import calibrated_constants
 from meshwright.costmodel.constants.rates import (
     Constants,
-    constants_for,
     fabric_links,
     kernel_rates,
 )
@@ -34,7 +34,7 @@ from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.kinds import KindTimes, kind_times
 from meshwright.costmodel.layers.layer_time import Parts, total
 from meshwright.costmodel.layout import Floats, Layout, Placement
-from meshwright.costmodel.memory.states import rank_parameters
+from meshwright.costmodel.memory.states import optimizer_shards, rank_parameters
 from meshwright.costmodel.pipeline.chunk_work import chunk_loads, layer_bubble_share
 from meshwright.costmodel.pipeline.rank_load import (
     cheapest_layer_s,
@@ -74,7 +74,7 @@ class _Step:
     traffic_s: Floats
     """Data-parallel traffic of a step, hidden or not."""
     share: Floats
-    """Bubble share of the schedule."""
+    """Bubble share of the schedule, of all its flushes."""
     pace_excess_s: Floats = 0.0
 
 
@@ -98,7 +98,7 @@ def make_context(
     -------
     Context
     """
-    calibrated = constants or constants_for(workload)
+    calibrated = constants or calibrated_constants(workload)
     return Context(
         workload=workload,
         layout=layout,
@@ -147,7 +147,7 @@ def exact_step(c: Context, stages: Stages) -> StepTime:
         dense=dense,
         expert=expert,
         traffic_s=_data_parallel_s(c, dense, expert),
-        share=layer_bubble_share(c, times),
+        share=c.workload.flushes * layer_bubble_share(c, times),
         pace_excess_s=pace_excess_s(chunk_loads(c, times, stages), c.layout.schedule),
     )
     return _compose(c, worst, np.sum(loads, axis=-1), step)
@@ -234,7 +234,7 @@ def _with_parameters_spread(c: Context, times: KindTimes) -> _Step:
         dense=dense,
         expert=expert,
         traffic_s=_data_parallel_s(c, dense, expert),
-        share=layer_bubble_share(c, times),
+        share=c.workload.flushes * layer_bubble_share(c, times),
     )
 
 
@@ -265,11 +265,11 @@ def _pipeline_p2p_s(c: Context, chunk_s: Floats) -> Floats:
     """
     layout, framework = c.layout, c.constants.framework
     pp, vpp, m = (np.asarray(x) for x in (layout.pp, layout.vpp, layout.num_micro_batches))
-    once = 2.0 * boundary_s(c)
+    once, flushes = 2.0 * boundary_s(c), c.workload.flushes
     beside = np.maximum(once - chunk_s, framework.dp_interference * once)
     hidden = (vpp > 1) & c.workload.overlap.pp
     steady = np.where(hidden, beside, framework.p2p_exposed * once)
-    return np.where(pp > 1, steady * m * vpp + once * (pp - 1), 0.0)
+    return np.where(pp > 1, steady * m * vpp + flushes * once * (pp - 1), 0.0)
 
 
 def boundary_s(c: Context) -> Floats:
@@ -297,20 +297,33 @@ def _data_parallel_s(c: Context, dense: Floats, expert: Floats) -> Floats:
     `dense` and `expert` are parameters on one GPU before data-parallel sharding. ZeRO 0 all-reduces
     gradients; 1 and 2 reduce-scatter them and gather parameters (Rajbhandari et al. 2020, arXiv 1910.02054,
     section 7); 3 gathers for the forward and the backward pass of each micro-batch and reduces after each.
+    With shard groups, passes stay within one, and what is scattered is all-reduced over the groups besides
+    (Zhang et al. 2022, MiCS, arXiv 2205.00119, section 3.4; PyTorch HSDP).
     """
     framework = c.constants.framework
     grad, weight = float(framework.gradient_bytes), c.gathered_weight_bytes
+    groups = [(dense, c.placement.dp_cp)]
+    if c.workload.model.moe is not None:
+        groups.append((expert, c.placement.edp))
 
     def seconds(collective: Callable[..., Floats], element_bytes: float) -> Floats:
         """Of one collective over the dense and the expert parameters, each in their groups."""
-        of_dense = collective(element_bytes * dense, c.placement.dp_cp, c.links)
-        if c.workload.model.moe is None:
-            return of_dense
-        both: Floats = of_dense + collective(element_bytes * expert, c.placement.edp, c.links)
-        return both
+        times = [collective(element_bytes * params, members, c.links) for params, members in groups]
+        return np.asarray(sum(times, start=np.float64(0.0)))
 
-    reduced_s, scatter_s = seconds(all_reduce_s, grad), seconds(ring_pass_s, grad)
-    gather_s = seconds(ring_pass_s, weight)
+    def within(element_bytes: float) -> Floats:
+        """One pass within the shard groups."""
+        if not c.workload.shard_group:
+            return seconds(ring_pass_s, element_bytes)
+        shards = optimizer_shards(c.workload, c.layout)
+        passes = [
+            ring_pass_s(element_bytes * params, np.minimum(members, size[..., None]), c.links)
+            for (params, members), size in zip(groups, map(np.asarray, shards), strict=False)
+        ]
+        return np.asarray(sum(passes, start=np.float64(0.0)))
+
+    reduced_s, gather_s = seconds(all_reduce_s, grad), within(weight)
+    scatter_s = within(grad) + _between_groups_s(c, groups, grad)
     stage = np.asarray(c.layout.zero_stage)
     scattered = reduced_s if framework.zero1_all_reduces else scatter_s
     per_micro_batch = 2.0 * gather_s + scatter_s
@@ -319,6 +332,20 @@ def _data_parallel_s(c: Context, dense: Floats, expert: Floats) -> Floats:
         [reduced_s, per_micro_batch * c.layout.num_micro_batches],
         scattered + gather_s,
     )
+
+
+def _between_groups_s(
+    c: Context, groups: Sequence[tuple[Floats, NDArray[np.int64]]], element_bytes: float
+) -> Floats:
+    """All-reduce of each rank's shard of the gradients over the groups that replicate each other."""
+    if not c.workload.shard_group:
+        return 0.0
+    seconds: Floats = np.float64(0.0)
+    sizes = map(np.asarray, optimizer_shards(c.workload, c.layout))
+    for (parameters, members), size in zip(groups, sizes, strict=False):
+        copies = np.maximum(members // size[..., None], 1)
+        seconds = seconds + all_reduce_s(element_bytes * parameters / size, copies, c.links)
+    return seconds
 
 
 def _exposed_s(c: Context, traffic_s: Floats, window_s: Floats) -> Floats:
@@ -357,7 +384,6 @@ def _optimizer_s(c: Context, dense: Floats, expert: Floats) -> Floats:
     """Streaming of the optimizer's states, sharded from ZeRO 1 on."""
     layout = c.layout
     sharded = np.asarray(layout.zero_stage) >= 1
-    dense_shards = np.where(sharded, np.asarray(layout.dp) * layout.cp, 1)
-    expert_shards = np.where(sharded, layout.edp, 1)
-    parameters = dense / dense_shards + expert / expert_shards
+    of_dense, of_expert = optimizer_shards(c.workload, layout)
+    parameters = dense / np.where(sharded, of_dense, 1) + expert / np.where(sharded, of_expert, 1)
     return _ADAM_BYTES * parameters / c.rates.hbm_bytes_per_s

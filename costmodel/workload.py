@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.constants.calibration import Calibration, Factors
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.model_specs.schema import ModelSpec
+
+AttentionKernel = Literal["unfused", "fused-softmax", "flash-1", "flash-2", "flash-3"]
+"""PyTorch's operators one by one; Megatron's fused softmax between two matrix products; FlashAttention 1
+to 3, where 3 also stands for cuDNN's kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +62,28 @@ class Workload:
     """Where a token's experts lie, measured: (ep, equal blocks of the expert group, of them touched)."""
     reserve_gib: float = 0.0
     """HBM that the plan must leave free."""
+    attention_kernel: AttentionKernel | None = None
+    """Of the run; None for the one that the software stack has."""
+    shard_group: int = 0
+    """Data-parallel ranks over which optimizer states, and under ZeRO 3 weights, are sharded; the groups
+    replicate each other. 0: all of them."""
+    gradient_bytes: int | None = None
+    """Bytes of a gradient element when it is reduced, 2 or 4; None for what the software stack reduces."""
+    fused_norm: bool | None = None
+    """Whether each norm is one kernel; None for what the stack does."""
+    fp8_parameters: bool | None = None
+    """Whether weights are kept and gathered in FP8 (fp8_param_gather); None for what the stack does."""
+    flushes: int = 1
+    """Times that the pipeline fills and drains in a step."""
+    calibration: Calibration | None = None
+    """What the user's own runs say of the constants; None for the shipped ones."""
+
+    @cached_property
+    def factors(self) -> Factors | None:
+        """The factors of the calibration that hold for this device and this framework."""
+        if self.calibration is None:
+            return None
+        return self.calibration.factors_on(self.cluster.device.name, self.framework)
 
     def on(self, gpus: int) -> Workload:
         """The same training on another number of GPUs of the cluster.

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from meshwright.frameworks.deepspeed import DEEPSPEED
 from meshwright.frameworks.fsdp2 import FSDP2
-from meshwright.frameworks.megatron import MEGATRON
+from meshwright.frameworks.megatron import MEGATRON, PYTORCH
 from meshwright.frameworks.record import Framework, FrameworkName, Setting, Stack
 from meshwright.frameworks.torchtitan import TORCHTITAN
 
@@ -63,6 +63,22 @@ def stack_in_words(text: str) -> Stack | None:
             if stack.written and re.match(stack.written, words):
                 return stack
     return None
+
+
+def nearest_stack(text: str, zero_stage: int) -> Stack:
+    """The stack that an unknown framework is priced as, from its words and the ZeRO stage that it runs.
+
+    Those that shard weights are taken for FSDP, descendants of Megatron for Megatron, all others for a loop
+    over eager PyTorch.
+
+    >>> nearest_stack("nanotron (eager PyTorch)", 1).name
+    'pytorch'
+    """
+    if zero_stage == 3:
+        return FSDP2.stacks[0]
+    if MEGATRON.name in text.lower():
+        return MEGATRON.stacks[0]
+    return PYTORCH
 
 
 @cache

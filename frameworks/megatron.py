@@ -14,6 +14,9 @@ OPTIMIZER = "megatron/core/optimizer/optimizer_config.py"
 
 MEGATRON_LM = Stack(name="megatron-lm", written=r"(megatron-lm|megatron-core|megatron core)\b")
 
+PYTORCH = Stack(name="pytorch", written=r"pytorch 3d\b", bound=False)
+"""A training loop of its own over eager PyTorch, with Megatron's axes: InternEvo, nanotron, scaling, ..."""
+
 
 def _module(name: str, since: str, *, planned: bool = True) -> Setting:
     return Setting(
@@ -72,8 +75,11 @@ MEGATRON = Framework(
         Stack(name="megatron"),
         Stack(name="megatron-2022", written=r"megatron-lm 2022\b"),
         Stack(name="megatron-bridge", written=r"megatron-bridge\b"),
+        Stack(name="nemo-2024", written=r"nemo 24\.0[1-7]\b", bound=False),
         Stack(name="nemo", written=r"nemo\b", bound=False),
         MEGATRON_LM,
+        Stack(name="aa-scaling", written=r"aa-scaling\b", bound=False),
+        PYTORCH,
     ),
     measured_as=("megatron-lm", "megatron-bridge", "nemo"),
     axes={
@@ -211,7 +217,10 @@ MEGATRON = Framework(
             rules=("megatron-partial-graphs",),
         ),
         "full": Setting(
-            flag="--cuda-graph-impl", value="full_iteration", source=TRANSFORMER, planned=False
+            flag="--cuda-graph-impl",
+            value="full_iteration",
+            source=TRANSFORMER,
+            rules=("megatron-full-graph",),
         ),
     },
     offloads={
@@ -249,6 +258,7 @@ MEGATRON = Framework(
         "megatron-flex-dispatcher",
         "megatron-dispatcher-device",
         "megatron-partial-graphs",
+        "megatron-full-graph",
         "megatron-tp-overlap",
     ),
 )

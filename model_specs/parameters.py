@@ -65,6 +65,23 @@ def attention_parameters(model: ModelSpec) -> int:
     return parameters
 
 
+def whole_attention_parameters(model: ModelSpec) -> int:
+    """Of `attention_parameters`, those that every tensor-parallel rank holds whole.
+
+    MLA's down-projections (megatron/core/extensions/transformer_engine.py, TELinear, parallel_mode
+    "duplicated"; torchtitan/models/deepseek_v3/sharding.py, replicate_weight), norms and the output's bias.
+    """
+    mla = model.attention
+    whole = model.hidden if model.attention_output_bias else 0
+    if mla is not None:
+        rank = mla.kv_lora_rank + (mla.q_lora_rank or 0)
+        down = rank + mla.qk_rope_head_dim
+        return whole + rank + down * (model.hidden + (1 if model.attention_bias else 0))
+    if model.qk_norm and model.qk_norm_weights and not model.qk_norm_full_width:
+        whole += 2 * model.qk_head_dim
+    return whole
+
+
 def attention_matmul_parameters(model: ModelSpec) -> int:
     """The projection matrices of one layer's attention, without biases and norms."""
     if model.attention is not None:

@@ -30,7 +30,7 @@ REQUEST = BOUNDS | {"planner.experts", "planner.request"}
 RUNS = REQUEST | {"planner.runs"}
 SEARCH = RUNS | {"planner.mapping", "planner.search"}
 PLAN = SEARCH | {"planner.plan"}
-LAUNCH = PLAN | DRAWN | {"planner.launch"}
+LAUNCH = PLAN | DRAWN | {"planner.analysis", "planner.launch"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "documents": {"errors"},
@@ -49,7 +49,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "planner.search": RUNS | {"planner.mapping"},
     "planner.plan": SEARCH,
     "planner.analysis": PLAN,
-    "planner.launch": PLAN | DRAWN,
+    "planner.launch": PLAN | DRAWN | {"planner.analysis"},
+    "planner.audit": LAUNCH,
     "planner.many": LAUNCH,
     "planner.calculators": COSTS,
     "planner.report": LAUNCH | {"planner.analysis", "planner.many", "planner.calculators"},

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from meshwright.costmodel.constants.data_files import data_table
 
 OTHER = "other"
 """Device classes without measured runs, and frameworks, share the bands of this name."""
+_Z95 = 1.6448536269514722
+"""Standard deviations from the middle of a normal distribution to its 95th percentile."""
 GEMM_BITS = {"fp8": 8, "mxfp8": 8, "nvfp4": 4}
 
 
@@ -104,6 +107,33 @@ def error_band(device_name: str, framework: str) -> ErrorBand:
     bands = data_table("error_bands.yaml")["bands"]
     of_device = bands.get(device_class(device_name), bands[OTHER])
     return ErrorBand(**of_device.get(framework, of_device[OTHER]))
+
+
+def fit_probability(predicted_gib: float, room_gib: float, band: ErrorBand | None = None) -> float:
+    """How likely a run is to fit, from how far measured peaks lie from predicted ones.
+
+    The logarithm of measured over predicted is taken as normal, with the 5th and 95th percentile of the
+    memory band.
+
+    Parameters
+    ----------
+    predicted_gib : float
+        Predicted peak of the fullest GPU, above 0.
+    room_gib : float
+        What is there for it, above 0.
+    band : ErrorBand, optional
+        Measured over predicted peaks; `memory_band` by default.
+
+    Returns
+    -------
+    float
+        0 to 1; more than a half says that it fits.
+    """
+    of_peaks = band or memory_band()
+    low, high = math.log(of_peaks.low), math.log(of_peaks.high)
+    spread = (high - low) / (2.0 * _Z95)
+    away = (math.log(room_gib / predicted_gib) - (low + high) / 2.0) / spread
+    return 0.5 * math.erfc(-away / math.sqrt(2.0))
 
 
 def memory_band() -> ErrorBand:

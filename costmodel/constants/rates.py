@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -10,7 +10,12 @@ import numpy as np
 from meshwright.cluster_specs.fabric import FabricLevels, fabric_levels
 from meshwright.cluster_specs.schema import DeviceSpec
 from meshwright.costmodel.collectives.on_levels import Links
-from meshwright.costmodel.constants.records import Overrides, layered_values, names_in
+from meshwright.costmodel.constants.records import Overrides, layered_values
+from meshwright.costmodel.constants.stacks import (
+    FrameworkConstants,
+    named_framework_constants,
+    of_run,
+)
 from meshwright.costmodel.layers.kernels import Rates
 from meshwright.costmodel.layers.precision import OPERAND_BYTES
 from meshwright.costmodel.workload import Workload
@@ -48,59 +53,6 @@ class DeviceConstants:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrameworkConstants:
-    """What one software stack adds; see `frameworks.yaml`."""
-
-    flash_attention: bool
-    """Fused attention; without it every score is written to HBM."""
-    flash_generation: int
-    """1: FlashAttention; 2: FlashAttention-2 or PyTorch's own kernel; 3: FlashAttention-3 or cuDNN."""
-    launch_layer_s: float
-    """Host time to launch the forward pass of one dense layer (the backward pass costs twice that)."""
-    launch_moe_layer_s: float
-    """The same for a layer with experts."""
-    piece_launch_s: float
-    """Host time of one piece of a GEMM beside its transfer, or of one step of ring attention."""
-    moe_sync_s: float
-    """Wait of an expert layer and micro-batch for token counts; none where a graph holds the attention."""
-    serial_launch_s: float
-    """Launch gaps that even a busy GPU does not hide, per layer and pass."""
-    recompute_fraction: float
-    """Part of a layer's forward pass that full recomputation runs again."""
-    dp_interference: float
-    """Slow-down of compute and communication that run at the same time: share of the lesser of the two."""
-    tp_hidden: float
-    """Share of tensor-parallel communication that user buffers hide."""
-    ep_hidden: float
-    """Share of the expert all-to-all that overlap hides."""
-    step_overhead_s: float
-    collective_wait_s: float
-    """Wait at a blocking tensor-parallel collective for the slowest rank and two stream hand-overs."""
-    async_tensor_backward: bool
-    """Whether backward collectives of column-parallel products run beside its GEMMs."""
-    zero1_all_reduces: bool
-    """Whether ZeRO-1 all-reduces gradients (DeepSpeed) instead of scattering them."""
-    p2p_exposed: float
-    """Share of the steady-state pipeline transfers that the schedule waits for."""
-    launch_blocking_s: float
-    """Extra gap per layer and pass under CUDA_LAUNCH_BLOCKING=1."""
-    gradient_bytes: int
-    """Bytes of a gradient element when it is reduced."""
-    weight_gradient_bytes: float
-    """Bytes that a weight-gradient GEMM moves per element of its result."""
-    fused_loss: bool
-    """Whether cross entropy is one kernel over 16-bit logits."""
-    current_scaling: bool
-    """Whether FP8 scales come from the tensor itself (a pass more) instead of the steps before."""
-    narrow_gathers: bool
-    """Whether parameters are gathered at the run's precision (FP8) instead of 16 bits."""
-    eager_operators: bool
-    """Whether norms, rotary embeddings and activations run operator by operator, as the model's code says."""
-    fused_elementwise: bool
-    """Whether norms, biases, activations and residual adds run as fused kernels."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Constants:
     """Everything calibrated that one workload needs."""
 
@@ -130,22 +82,6 @@ def device_prefixes(name: str, architecture: str) -> tuple[str, ...]:
     return "device_defaults", f"architectures.{architecture}", f"devices.{name}"
 
 
-def framework_prefixes(name: str) -> tuple[str, ...]:
-    """Where a software profile's constants stand: its own entry, over the defaults.
-
-    Parameters
-    ----------
-    name : str
-        Of the profile.
-
-    Returns
-    -------
-    tuple of str
-        For `records.layered_values`.
-    """
-    return "framework_defaults", f"frameworks.{name}"
-
-
 def device_constants(
     name: str, architecture: str, overrides: Overrides | None = None
 ) -> DeviceConstants:
@@ -166,44 +102,6 @@ def device_constants(
     return DeviceConstants(**values)
 
 
-def framework_names() -> tuple[str, ...]:
-    """Every software profile.
-
-    Returns
-    -------
-    tuple of str
-        In alphabetical order.
-    """
-    return names_in("frameworks")
-
-
-@cache
-def framework_constants(name: str) -> FrameworkConstants:
-    """Constants of a software profile.
-
-    Parameters
-    ----------
-    name : str
-        One of `framework_names()`.
-
-    Returns
-    -------
-    FrameworkConstants
-
-    Raises
-    ------
-    KeyError
-        For another name, with those that there are.
-    """
-    return _framework_constants(name, None)
-
-
-def _framework_constants(name: str, overrides: Overrides | None) -> FrameworkConstants:
-    if name not in framework_names():
-        raise KeyError(f"no software profile {name!r}: known are {', '.join(framework_names())}")
-    return FrameworkConstants(**layered_values(*framework_prefixes(name), overrides=overrides))
-
-
 def constants_for(workload: Workload, overrides: Overrides | None = None) -> Constants:
     """The calibrated constants of a workload's device and framework.
 
@@ -221,8 +119,31 @@ def constants_for(workload: Workload, overrides: Overrides | None = None) -> Con
     """
     device = workload.cluster.device
     if overrides:
-        return named_constants(device.name, device.architecture, workload.framework, overrides)
-    return _constants(device.name, device.architecture, workload.framework)
+        of_stack = named_constants(device.name, device.architecture, workload.framework, overrides)
+    else:
+        of_stack = _constants(device.name, device.architecture, workload.framework)
+    return as_run(of_stack, workload)
+
+
+def as_run(of_stack: Constants, workload: Workload) -> Constants:
+    """The constants of a software stack with what the run itself says of its kernels and gradients.
+
+    Parameters
+    ----------
+    of_stack : Constants
+        Of the workload's device and framework.
+    workload : Workload
+        Its attention kernel and gradient bytes are used.
+
+    Returns
+    -------
+    Constants
+        The same where the run says nothing.
+    """
+    framework = of_run(of_stack.framework, workload)
+    if framework is of_stack.framework:
+        return of_stack
+    return replace(of_stack, framework=framework)
 
 
 @cache
@@ -250,7 +171,7 @@ def named_constants(
     """
     return Constants(
         device=device_constants(device, architecture, overrides),
-        framework=_framework_constants(framework, overrides),
+        framework=named_framework_constants(framework, overrides),
         shared=layered_values("shared", overrides=overrides),
     )
 

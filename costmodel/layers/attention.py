@@ -14,15 +14,19 @@ import numpy as np
 
 from meshwright.costmodel.layers.context import Context, quantise_bytes
 from meshwright.costmodel.layers.exposed import context_parallel_s, merge_bytes, tensor_parallel_s
-from meshwright.costmodel.layers.feed_forward import NORM_RECOMPUTE, Passes, linear
+from meshwright.costmodel.layers.feed_forward import Passes, linear
 from meshwright.costmodel.layers.kernels import attention_pair_flops, gemm_s, streamed_s
 from meshwright.costmodel.layers.layer_time import LayerTime, Parts
 from meshwright.costmodel.layout import Floats, Recompute
+from meshwright.costmodel.memory.activations import norm_before_attention_apart
 from meshwright.model_specs.parameters import attended_positions
 
-_SCORE_BYTES_FORWARD = 11.0
-"""Unfused attention: score written and read, masked softmax, dropout and its mask, per score."""
-_SCORE_BYTES_BACKWARD = 16.0
+_FUSED_SOFTMAX_BYTES = (11.0, 16.0)
+"""Score written and read, masked softmax, dropout and its mask, per score, forward and backward."""
+_UNFUSED_BYTES = (41.0, 43.0)
+"""The same one operator at a time (megatron/core/fusions/fused_softmax.py, forward_torch_softmax). Forward:
+score written (2), cast up (6), scaled (8), masked (9), softmax (8), cast down (6), read (2). Backward:
+gradient written (2), cast (6), softmax (12), mask (9), scale (8), cast (6)."""
 _ODD_HEAD_FACTOR = 5.0
 """Time of an unfused GEMM whose head width is not a multiple of 8: no tensor cores."""
 _QUERY_BLOCK = 256.0
@@ -178,11 +182,14 @@ def _recomputed(
     """
     mask = np.asarray(c.layout.recompute)
     norm_bytes = c.element_bytes.norm[0] * c.hidden_elements
+    of_norm = mask & Recompute.OPERATORS
+    if norm_before_attention_apart(c.workload.model):
+        of_norm = mask & (Recompute.OPERATORS | Recompute.LAYERNORM)
     of_core = mask & Recompute.CORE_ATTENTION
     of_inner = mask & (Recompute.MLA_UP_PROJECTION | Recompute.OPERATORS)
     keys_s = gemms.inputs.forward * widths.keys / (widths.query + widths.key_value)
     every_second = gemms.output.forward + keys_s
-    streamed = np.where(mask & NORM_RECOMPUTE, streamed_s(norm_bytes, c.rates), 0.0)
+    streamed = np.where(of_norm, streamed_s(norm_bytes, c.rates), 0.0)
     streamed = streamed + np.where(of_core, streamed_s(core.score_bytes.forward, c.rates), 0.0)
     streamed = streamed + np.where(of_inner, streamed_s(inner_bytes, c.rates), 0.0)
     up_s = np.where(mask & Recompute.MLA_UP_PROJECTION, gemms.up_forward, 0.0)
@@ -233,7 +240,8 @@ def _core_attention(c: Context) -> _Core:
     odd = _ODD_HEAD_FACTOR if model.qk_head_dim % 8 != 0 else 1.0
     depth = model.qk_head_dim / (model.qk_head_dim + c.rates.gemm_half_k)
     gemm = flops / c.rates.head_gemm_flops * odd / depth
-    score_bytes = Passes(_SCORE_BYTES_FORWARD * scores, _SCORE_BYTES_BACKWARD * scores)
+    moved = _FUSED_SOFTMAX_BYTES if c.constants.framework.fused_softmax else _UNFUSED_BYTES
+    score_bytes = Passes(moved[0] * scores, moved[1] * scores)
     return _Core(Passes(gemm, 2.0 * gemm), score_bytes)
 
 

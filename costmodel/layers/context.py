@@ -42,6 +42,7 @@ class Context:
             self.workload.precision,
             self.workload.cluster.device.architecture,
             current_scaling=self.constants.framework.current_scaling,
+            transposes_apart=self.constants.framework.transposes_apart,
         )
 
     @cached_property
@@ -49,7 +50,10 @@ class Context:
         """Bytes that the stack's memory-bound operators move."""
         stack = self.constants.framework
         return element_bytes(
-            self.workload, fused=stack.fused_elementwise, eager=stack.eager_operators
+            self.workload,
+            fused=stack.fused_elementwise,
+            eager=stack.eager_operators,
+            fused_norm=stack.fused_norm,
         )
 
     @property

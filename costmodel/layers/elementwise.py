@@ -37,7 +37,9 @@ class ElementBytes:
         return self.norm[0] + self.residual[0], self.norm[1] + self.residual[1]
 
 
-def element_bytes(workload: Workload, *, fused: bool, eager: bool) -> ElementBytes:
+def element_bytes(
+    workload: Workload, *, fused: bool, eager: bool, fused_norm: bool
+) -> ElementBytes:
     """Bytes that a software stack moves per element of its memory-bound operators.
 
     Parameters
@@ -48,6 +50,8 @@ def element_bytes(workload: Workload, *, fused: bool, eager: bool) -> ElementByt
         Whether each operator is one kernel.
     eager : bool
         Whether they run one PyTorch operator at a time; goes before `fused`.
+    fused_norm : bool
+        Whether norms are one kernel all the same.
 
     Returns
     -------
@@ -58,7 +62,8 @@ def element_bytes(workload: Workload, *, fused: bool, eager: bool) -> ElementByt
     matrices = 2.0 if model.gated else 1.0
     activation = 2.0 * matrices + 2.0, 4.0 * matrices + 2.0
     if eager:
-        norm = _EAGER_RMS_NORM if model.norm == "rmsnorm" else _FUSED_NORM
+        eager_norm = model.norm == "rmsnorm" and not fused_norm
+        norm = _EAGER_RMS_NORM if eager_norm else _FUSED_NORM
         if model.gated:
             activation = (10.0, 18.0)
         return ElementBytes(norm, (6.0, 6.0), (20.0, 20.0), activation)

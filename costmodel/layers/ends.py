@@ -52,7 +52,7 @@ def head(c: Context) -> LayerTime:
     gemm_b = gemm_s(tokens, model.hidden, vocab, c.rates, sixteen_bit=True)
     gemm_b = gemm_b + weight_gradient_s(model.hidden, vocab, tokens, c.rates, sixteen_bit=True)
     norm = 4.0 * tokens * model.hidden / c.sequence_shards
-    logits = tokens * vocab
+    logits = tokens * (model.vocab if c.constants.framework.whole_logits else vocab)
     loss_f, loss_b = _FUSED_LOSS_BYTES if c.constants.framework.fused_loss else _LOSS_BYTES
     forward: Parts = {
         "gemm": gemm_f,

@@ -96,13 +96,20 @@ def moe_mlp(c: Context) -> LayerTime:
         "memory_bound": streamed_s(moved_b, c.rates),
         "ep_comm": exchange_s,
     }
-    again_mask = np.asarray(layout.recompute) & Recompute.MOE_ACTIVATION
-    activation_s = np.where(again_mask, streamed_s(activation_f, c.rates), 0.0)
-    recompute: Parts = {"memory_bound": activation_s}
+    recompute: Parts = {"memory_bound": streamed_s(_recomputed_bytes(c, activation_f), c.rates)}
     if moe.shared_width:
         shared = dense_mlp(c, moe.shared_width, norm=False)
         forward, backward = add(forward, shared.forward), add(backward, shared.backward)
     return LayerTime(forward, backward, recompute)
+
+
+def _recomputed_bytes(c: Context, activation_bytes: Floats) -> Floats:
+    """Bytes of the memory-bound operators that selective recomputation runs again."""
+    mask = np.asarray(c.layout.recompute)
+    of_norm = mask & (Recompute.LAYERNORM | Recompute.OPERATORS)
+    norm_bytes = c.element_bytes.norm[0] * c.hidden_elements
+    again = np.where(mask & Recompute.MOE_ACTIVATION, activation_bytes, 0.0)
+    return again + np.where(of_norm, norm_bytes, 0.0)
 
 
 def _expert_gemms_s(c: Context, local: _Local) -> tuple[Floats, Floats]:

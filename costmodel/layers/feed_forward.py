@@ -12,9 +12,6 @@ from meshwright.costmodel.layers.kernels import gemm_s, streamed_s, weight_gradi
 from meshwright.costmodel.layers.layer_time import LayerTime, Parts, add, scaled
 from meshwright.costmodel.layout import Floats, Recompute
 
-NORM_RECOMPUTE = Recompute.LAYERNORM | Recompute.OPERATORS
-"""Choices that run norms again."""
-
 
 class Passes(NamedTuple):
     """A forward and a backward amount, seconds or bytes."""
@@ -55,7 +52,7 @@ def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
     width : float
         Of the feed-forward over all tensor ranks, more than 0.
     norm : bool
-        Whether norm, residual and tensor-parallel transfers are its own.
+        Whether norm and residual are its own.
 
     Returns
     -------
@@ -74,9 +71,7 @@ def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
     cast_f = quantise_bytes(c, tokens, model.hidden + local)
     cast_b = quantise_bytes(c, tokens, matrices * local + model.hidden)
     gemm_f, gemm_b = up.forward + down.forward, up.backward + down.backward
-    tp_f = tp_b = 0.0 * up.forward
-    if norm:
-        tp_f, tp_b = tensor_parallel_s(c, gemm_f, gemm_b, 0.5 * up.backward)
+    tp_f, tp_b = tensor_parallel_s(c, gemm_f, gemm_b, 0.5 * up.backward)
     forward: Parts = {
         "gemm": gemm_f,
         "memory_bound": streamed_s(moved.around[0] * elements + activation_f + cast_f, c.rates),
@@ -101,8 +96,7 @@ def _recomputed(
     """
     mask = np.asarray(c.layout.recompute)
     by_operators = mask & Recompute.OPERATORS
-    streamed = np.where(mask & NORM_RECOMPUTE, norm_bytes, 0.0)
-    streamed = streamed + np.where(by_operators, activation_bytes, 0.0)
+    streamed = np.where(by_operators, norm_bytes + activation_bytes, 0.0)
     gemm = 0.0 * up_s
     if c.workload.model.gated:
         gemm = np.where(by_operators, 0.5 * up_s, 0.0)

@@ -10,7 +10,9 @@ GATHERED_SHARE = {precision: size / 2.0 for precision, size in OPERAND_BYTES.ite
 at 16 bits."""
 
 
-def cast_bytes_per_element(precision: str, architecture: str, *, current_scaling: bool) -> float:
+def cast_bytes_per_element(
+    precision: str, architecture: str, *, current_scaling: bool, transposes_apart: bool = False
+) -> float:
     """Bytes that moving one element to a narrower format costs, reads and writes.
 
     FP8 reads 2 and writes 1, and once more transposed before Blackwell, whose FP8 GEMMs take either order; a
@@ -26,6 +28,8 @@ def cast_bytes_per_element(precision: str, architecture: str, *, current_scaling
         Of the device, such as hopper or blackwell.
     current_scaling : bool
         Whether FP8 scales come from the tensor itself instead of the steps before.
+    transposes_apart : bool
+        Whether the transpose is made in a kernel of its own, which reads the FP8 tensor once more.
 
     Returns
     -------
@@ -35,7 +39,8 @@ def cast_bytes_per_element(precision: str, architecture: str, *, current_scaling
     if precision == "fp8":
         written = 1.0 if architecture == "blackwell" else 2.0
         maximum = 2.0 if current_scaling else 0.0
-        return 2.0 + written + maximum
+        again = 1.0 if transposes_apart and written > 1.0 else 0.0
+        return 2.0 + written + again + maximum
     reads = {"mxfp8": 2.0, "nvfp4": 6.0}
     if precision not in reads:
         return 0.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.costmodel.constants.rates import framework_constants
+from meshwright.costmodel.constants.stacks import stack_constants
 from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.memory.profile import memory_profile
 from meshwright.costmodel.workload import Workload
@@ -18,6 +18,12 @@ from meshwright.model_specs.schema import ModelSpec
 
 _SCORE_BYTES = 5.0
 """Of an attention score that is kept: softmax output, dropout output and its mask."""
+_PLAIN_SCORE_BYTES = 6.0
+"""The same of PyTorch's operators: softmax output at 32 bits, and its 16-bit cast."""
+_EAGER_NORM_BYTES = 6.0
+"""Of an element under an RMSNorm of PyTorch's operators: the 32-bit input, and the product at 16 bits."""
+_DROPOUT_BYTES = 3.0
+"""Of `_SCORE_BYTES`, what dropout keeps; models with rotary embeddings are trained without."""
 
 
 def rank_tokens(workload: Workload, layout: Layout) -> Floats:
@@ -86,18 +92,21 @@ def activation_bytes_per_layer(
     sequence, narrow = sequence_shards(layout), _saved_input_bytes(workload)
     by_operators = (mask & Recompute.OPERATORS) != 0
     block_input = 2.0 * model.hidden / sequence
-    normed = np.where(mask & Recompute.LAYERNORM, 0.0, narrow * model.hidden) / sequence
-    kept_normed = np.where(by_operators, 0.0, normed)
-    attention = block_input + kept_normed + _attention_saved(workload, layout, narrow)
+    normed = np.where(by_operators, 0.0, narrow * model.hidden) / sequence
+    kept_apart = np.where(mask & Recompute.LAYERNORM, 0.0, normed)
+    before_attention = kept_apart if norm_before_attention_apart(model) else normed
+    attention = block_input + before_attention + _attention_saved(workload, layout, narrow)
     between = np.where(by_operators, _operator_outputs(workload, layout), block_input)
-    mlp = between + kept_normed
     if experts:
-        mlp = mlp + _moe_saved(model, layout, narrow)
+        mlp = between + kept_apart + _moe_saved(workload, layout, narrow)
     else:
-        mlp = mlp + _dense_saved(model.ffn_hidden, model, layout, narrow)
+        mlp = between + normed + _dense_saved(model.ffn_hidden, model, layout, narrow)
         mlp = np.where(mask & Recompute.MLP, block_input, mlp)
     tokens = rank_tokens(workload, layout)
-    return tokens * (attention + mlp), tokens * 2.0 * model.hidden / sequence
+    if workload.factors is not None:
+        tokens = tokens * workload.factors.activation_memory
+    saved = attention + mlp + _kept_besides(workload, layout, experts=experts)
+    return tokens * saved, tokens * 2.0 * model.hidden / sequence
 
 
 @dataclass(frozen=True)
@@ -130,6 +139,24 @@ def saved_activations(workload: Workload, layout: Layout) -> SavedActivations:
     return SavedActivations(dense, activation_bytes_per_layer(workload, layout, experts=True))
 
 
+def norm_before_attention_apart(model: ModelSpec) -> bool:
+    """Whether the norm ahead of attention is a module of its own, which alone can be recomputed.
+
+    Transformer Engine fuses it into the product behind it, as it does with that of a dense feed-forward
+    (megatron/core/models/gpt/gpt_layer_specs.py, IdentityOp), but for MLA; that of experts stands apart.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        The model.
+
+    Returns
+    -------
+    bool
+    """
+    return model.attention is not None
+
+
 def _operator_outputs(workload: Workload, layout: Layout) -> Floats:
     """Bytes a token that operator-level recomputation keeps besides attention and every second GEMM.
 
@@ -141,6 +168,30 @@ def _operator_outputs(workload: Workload, layout: Layout) -> Floats:
     last = width if memory_profile(workload.framework).keeps_unread_outputs else 0.0
     saved: Floats = scattered + last
     return saved
+
+
+def _kept_besides(workload: Workload, layout: Layout, *, experts: bool) -> Floats:
+    """Bytes a token that eager stacks keep beside what fused kernels do.
+
+    Rotary embeddings and a gate each run on their own: queries and keys from before and after the first, and
+    what the activation function returns (nanotron, models/llama.py, GLUActivation). Sequence parallelism that
+    does not gather again for the backward pass keeps the gathered inputs of both column-parallel products
+    (nanotron, parallel/tensor_parallel/functional.py, tp_recompute_allgather).
+    """
+    model, tp, profile = workload.model, np.asarray(layout.tp), memory_profile(workload.framework)
+    kept: Floats = 0.0
+    if profile.separate_operators:
+        if model.position == "rope" and model.attention is None:
+            heads = model.heads / tp + np.maximum(model.kv_heads / tp, 1.0)
+            kept = kept + 2.0 * heads * model.qk_head_dim
+        if model.norm == "rmsnorm" and not stack_constants(workload).fused_norm:
+            kept = kept + 2.0 * _EAGER_NORM_BYTES * model.hidden / sequence_shards(layout)
+        if model.gated and not experts:
+            kept = kept + 2.0 * model.ffn_hidden / tp
+    if profile.keeps_gathered_inputs:
+        rest = 1.0 - 1.0 / sequence_shards(layout)
+        kept = kept + 2.0 * 2.0 * model.hidden * rest
+    return kept
 
 
 def _attention_saved(workload: Workload, layout: Layout, narrow: float) -> Floats:
@@ -164,8 +215,12 @@ def _attention_saved(workload: Workload, layout: Layout, narrow: float) -> Float
     kv_heads = 2.0 * np.maximum(model.kv_heads / tp, 1.0)
     keys, values = kv_heads * model.qk_head_dim, kv_heads * model.v_head_dim
     scores: Floats = 0.0
-    if not framework_constants(workload.framework).flash_attention:
-        score_bytes = _SCORE_BYTES * heads * workload.seq_len
+    stack = stack_constants(workload)
+    if not stack.flash_attention:
+        kept = _SCORE_BYTES if stack.fused_softmax else _PLAIN_SCORE_BYTES
+        if stack.fused_softmax and model.position == "rope":
+            kept -= _DROPOUT_BYTES
+        score_bytes = kept * heads * workload.seq_len
         scores = np.where(mask & Recompute.CORE_ATTENTION, 0.0, score_bytes)
     rotated = query + keys + values if model.position == "rope" and model.qk_norm else 0.0
     every_output = query + keys + values + rotated
@@ -182,16 +237,22 @@ def _dense_saved(width: float, model: ModelSpec, layout: Layout, narrow: float) 
     return saved
 
 
-def _moe_saved(model: ModelSpec, layout: Layout, narrow: float) -> Floats:
-    """Routed activations scale with top_k and do not shrink with ep: what leaves comes back from others."""
-    moe, mask = model.moe, np.asarray(layout.recompute)
+def _moe_saved(workload: Workload, layout: Layout, narrow: float) -> Floats:
+    """Routed activations scale with top_k and do not shrink with ep: what leaves comes back from others.
+
+    Those of the rank whose experts are chosen most. Expert-tensor ranks each keep the tokens gathered from
+    all of them (megatron/core/transformer/moe/token_dispatcher.py, gather_from_sequence_parallel_region).
+    """
+    model, mask = workload.model, np.asarray(layout.recompute)
+    moe = model.moe
     assert moe is not None
     tp = np.asarray(layout.tp)
     matrices = 2.0 if model.gated else 1.0
     width = moe.moe_ffn_hidden
     activated = np.where(mask & Recompute.MOE_ACTIVATION, 0.0, narrow * width)
-    per_copy = narrow * model.hidden + 2.0 * matrices * width + activated
-    saved: Floats = moe.top_k / tp * per_copy
+    gathered = narrow * model.hidden * np.asarray(layout.etp)
+    per_copy = gathered + 2.0 * matrices * width + activated
+    saved: Floats = workload.imbalance(layout.ep) * moe.top_k / tp * per_copy
     router = 8.0 * moe.experts / tp
     shared = _dense_saved(moe.shared_width, model, layout, narrow) if moe.shared_width else 0.0
     return saved + router + shared

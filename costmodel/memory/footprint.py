@@ -22,12 +22,13 @@ from meshwright.costmodel.memory.activations import (
 from meshwright.costmodel.memory.profile import memory_profile
 from meshwright.costmodel.memory.states import (
     layer_parameters_on_gpu,
+    optimizer_shards,
     rank_parameters,
     state_bytes,
     state_bytes_per_parameter,
     v_shaped,
 )
-from meshwright.costmodel.memory.transients import FIXED_BYTES, transients
+from meshwright.costmodel.memory.transients import transients, workspace_bytes
 from meshwright.costmodel.pipeline.schedules import in_flight, last_rank, on_both_ranks
 from meshwright.costmodel.pipeline.split import Stages, layer_counts, recomputed_layers
 from meshwright.costmodel.workload import Workload
@@ -87,7 +88,7 @@ def stage_memory_parts_gib(
         "work": np.maximum(work - logits, 0.0),
         "buffers": buffers,
         "fragmentation": extra.stranded + np.minimum(tables, 1) * extra.stranded_table,
-        "workspace": FIXED_BYTES,
+        "workspace": workspace_bytes(workload),
     }
     return {name: np.broadcast_to(np.asarray(part) / GIB, (pp,)) for name, part in parts.items()}
 
@@ -104,8 +105,9 @@ def _tables_on_rank(
 def _states(workload: Workload, layout: Layout, stages: Stages) -> dict[str, Floats]:
     """Weights, gradients and optimizer states of every rank."""
     dense, expert = rank_parameters(workload.model, layout, stages)
-    of_dense = state_bytes(workload, layout, np.asarray(layout.dp) * np.asarray(layout.cp))
-    of_expert = state_bytes(workload, layout, layout.edp)
+    dense_shards, expert_shards = optimizer_shards(workload, layout)
+    of_dense = state_bytes(workload, layout, dense_shards)
+    of_expert = state_bytes(workload, layout, expert_shards)
     names = ("weights", "gradients", "optimizer")
     return {
         name: dense * np.asarray(of_dense[k]) + expert * np.asarray(of_expert[k])
@@ -238,7 +240,9 @@ def peak_memory_gib(workload: Workload, layout: Layout) -> Floats:
         flying = np.asarray(in_flight(flat.take(rows).with_axis(), np.arange(degree)))
         peak[rows] = _least_peak(workload, flat.take(rows), layer.rows(rows), flying, leading)
     fixed = _fixed_bytes(workload, flat)
-    return np.asarray((peak + fixed + FIXED_BYTES) / GIB).reshape(layout.broadcast_shape())
+    return np.asarray((peak + fixed + workspace_bytes(workload)) / GIB).reshape(
+        layout.broadcast_shape()
+    )
 
 
 def _least_peak(
@@ -273,7 +277,7 @@ def _least_peak(
 
 
 def _fixed_bytes(workload: Workload, layout: Layout) -> NDArray[np.float64]:
-    """What every rank holds beside states, saved activations and `FIXED_BYTES`."""
+    """What every rank holds beside states, saved activations and `workspace_bytes`."""
     extra = transients(workload, layout, saved_activations(workload, layout))
     return np.asarray(extra.gathered + extra.layer + extra.bucket + extra.stranded)
 
@@ -305,7 +309,7 @@ def main_layer_rooms(workload: Workload, layout: Layout, limit_gib: float) -> ND
     full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
     per_stage = np.broadcast_to(np.where(full, layout.recompute_layers, 0), shape)
     recomputed = per_stage[:, None] * vpp
-    fixed = _fixed_bytes(workload, layout) + FIXED_BYTES
+    fixed = _fixed_bytes(workload, layout) + workspace_bytes(workload)
     flying = np.asarray(in_flight(layout.with_axis(), ranks))
     flying = np.broadcast_to(flying, (*shape, len(ranks)))
     room = np.broadcast_to(limit_gib * GIB - fixed, shape)[:, None]
@@ -365,12 +369,12 @@ def layer_bytes(workload: Workload, layout: Layout) -> LayerBytes:
     """
     model = workload.model
     dense, rest, experts = layer_parameters_on_gpu(model, layout)
-    shards = np.asarray(layout.dp) * np.asarray(layout.cp)
-    per_dense = state_bytes_per_parameter(workload, layout, shards)
+    dense_shards, expert_shards = optimizer_shards(workload, layout)
+    per_dense = state_bytes_per_parameter(workload, layout, dense_shards)
     leading = (dense * per_dense, *activation_bytes_per_layer(workload, layout, experts=False))
     main = leading
     if model.moe_layers:
-        per_expert = state_bytes_per_parameter(workload, layout, layout.edp)
+        per_expert = state_bytes_per_parameter(workload, layout, expert_shards)
         states = rest * per_dense + experts * per_expert
         main = (states, *activation_bytes_per_layer(workload, layout, experts=True))
     shape = layout.broadcast_shape()

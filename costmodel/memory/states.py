@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.costmodel.constants.rates import framework_constants
+from meshwright.costmodel.constants.stacks import stack_constants
 from meshwright.costmodel.layout import Floats, Ints, Layout
 from meshwright.costmodel.memory.profile import memory_profile
 from meshwright.costmodel.pipeline.schedules import has_trait, last_rank, on_both_ranks
@@ -21,6 +21,7 @@ from meshwright.model_specs.parameters import (
     norm_parameters_per_layer,
     router_parameters,
     shared_expert_parameters,
+    whole_attention_parameters,
 )
 from meshwright.model_specs.schema import ModelSpec
 
@@ -48,7 +49,9 @@ def layer_parameters_on_gpu(model: ModelSpec, layout: Layout) -> tuple[Floats, F
         the model has no such layer.
     """
     tp, ep, etp = (np.asarray(x) for x in (layout.tp, layout.ep, layout.etp))
-    common = attention_parameters(model) / tp + norm_parameters_per_layer(model)
+    whole = whole_attention_parameters(model)
+    split = attention_parameters(model) - whole
+    common = split / tp + whole + norm_parameters_per_layer(model)
     dense = 0.0 * tp
     if model.dense_layers:
         dense = common + dense_mlp_parameters(model) / tp
@@ -125,6 +128,31 @@ def _mtp_join_parameters(model: ModelSpec) -> int:
     return mtp_parameters(model) - model.mtp_layers * layer
 
 
+def optimizer_shards(workload: Workload, layout: Layout) -> tuple[Ints, Ints]:
+    """Ranks that share the optimizer states of a parameter, and under ZeRO 3 the parameter itself.
+
+    All replicas, or those of a shard group, innermost ranks first (HSDP; InternEvo's zero1 size; Megatron
+    --num-distributed-optimizer-instances, which splits the replicas of experts into as many groups).
+
+    Parameters
+    ----------
+    workload : Workload
+        Its shard group is used.
+    layout : Layout
+        One layout, or many of shape [n].
+
+    Returns
+    -------
+    tuple of two int or arrays of int
+        Of dense parameters, and of experts; at least 1.
+    """
+    dense, expert = np.asarray(layout.dp) * np.asarray(layout.cp), np.asarray(layout.edp)
+    if not workload.shard_group:
+        return dense, expert
+    groups = np.maximum(dense // workload.shard_group, 1)
+    return np.minimum(dense, workload.shard_group), np.maximum(expert // groups, 1)
+
+
 def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
     """Weights, gradients and optimizer states of one parameter on one GPU.
 
@@ -148,18 +176,19 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
     tuple of three floats or arrays
         Bytes of weights, of gradients, of optimizer states.
     """
-    stack, profile = framework_constants(workload.framework), memory_profile(workload.framework)
+    stack, profile = stack_constants(workload), memory_profile(workload.framework)
     bf16 = workload.precision == "bf16"
     grad = float(stack.gradient_bytes) + (profile.bf16_gradient_copies_bytes if bf16 else 0.0)
-    copies = 0.0
-    if profile.fp8_weight_copies:
-        copies = {"fp8": 2.0, "mxfp8": 2.0, "nvfp4": 1.0}.get(workload.precision, 0.0)
+    if profile.sums_beside_gradients and stack.gradient_bytes == 4:
+        grad += 2.0
+    copies = _quantised_bytes(workload) if profile.fp8_weight_copies else 0.0
+    wide = 0.0 if workload.fp8_parameters and copies else 2.0
     step = 0.0 if bf16 else profile.step_bytes
     optimizer = _OPTIMIZER_BYTES[workload.optimizer]
     d = np.asarray(shards, dtype=np.float64)
     stage = np.asarray(layout.zero_stage)
     fsdp = stage == 3
-    weights: Floats = np.where(fsdp, (4.0 + copies) / d, 2.0 + copies)
+    weights: Floats = np.where(fsdp, (4.0 + copies) / d, wide + copies)
     unsharded = np.where(stage == 2, grad / d, grad)
     gradients: Floats = np.where(fsdp, 4.0 / d, unsharded)
     if profile.unsharded_in_pipeline:
@@ -168,7 +197,17 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
         gradients = gradients + np.where(in_full, 4.0, 0.0)
     share = np.where(stage == 0, 1.0, 1.0 / d)
     states: Floats = np.where(fsdp, (optimizer - 4.0) / d, optimizer * share + step / d)
+    if workload.factors is not None:
+        factor = workload.factors.state_memory
+        return weights * factor, gradients * factor, states * factor
     return weights, gradients, states
+
+
+def _quantised_bytes(workload: Workload) -> float:
+    """Quantised weight and its transpose; Blackwell takes FP8 in either order, so it can do with one."""
+    if workload.precision == "fp8" and workload.cluster.device.architecture == "blackwell":
+        return 1.0 if workload.fp8_parameters else 2.0
+    return {"fp8": 2.0, "mxfp8": 2.0, "nvfp4": 1.0}.get(workload.precision, 0.0)
 
 
 def state_bytes_per_parameter(workload: Workload, layout: Layout, shards: Ints) -> Floats:

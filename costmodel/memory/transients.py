@@ -12,17 +12,40 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.constants.rates import framework_constants
+from meshwright.costmodel.constants.stacks import stack_constants
 from meshwright.costmodel.layout import Bools, Floats, Layout, Recompute
 from meshwright.costmodel.memory.activations import SavedActivations, rank_tokens, sequence_shards
+from meshwright.costmodel.memory.graphs import graph_bytes
 from meshwright.costmodel.memory.profile import MemoryProfile, memory_profile
-from meshwright.costmodel.memory.states import layer_parameters_on_gpu, table_parameters
+from meshwright.costmodel.memory.states import (
+    layer_parameters_on_gpu,
+    optimizer_shards,
+    table_parameters,
+)
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.parameters import dense_mlp_parameters, expert_parameters
 from meshwright.model_specs.schema import ModelSpec
 
 FIXED_BYTES = 0.25 * 2**30
 """GEMM and attention workspaces, rotary tables, masks (cuBLAS: 32 MiB a stream on Hopper)."""
+
+
+def workspace_bytes(workload: Workload) -> float:
+    """Memory of every GPU that no tensor of the model explains.
+
+    Parameters
+    ----------
+    workload : Workload
+        What its own runs say is used.
+
+    Returns
+    -------
+    float
+        Bytes.
+    """
+    if workload.factors is None:
+        return FIXED_BYTES
+    return FIXED_BYTES + workload.factors.fixed_memory_gib * 2**30
 
 
 @dataclass(frozen=True)
@@ -38,7 +61,7 @@ class Transients:
     embedding_first: Floats
     """Gradient of the token table of one micro-batch, less the activations that are gone by then."""
     gathered: Floats
-    """Weights and placeholders that every rank holds."""
+    """Weights, placeholders and CUDA graphs that every rank holds."""
     gathered_table: Floats
     """The same for a token table or a head."""
     gathered_leading_first: Floats
@@ -85,7 +108,7 @@ def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> T
         head_input_last=2.0 * rank_tokens(workload, layout) * model.hidden + zero,
         layer=layer,
         embedding_first=embedding,
-        gathered=gathered,
+        gathered=gathered + graph_bytes(workload, layout),
         gathered_table=gathered_table,
         gathered_leading_first=gathered_leading,
         bucket=element * bucketed + zero,
@@ -104,11 +127,14 @@ def _sharded(layout: Layout) -> Bools:
 def _loss_bytes(workload: Workload, layout: Layout, profile: MemoryProfile) -> Floats:
     """max(bytes of a logit x T V / t, logits' 16-bit gradient and the head's 16-bit gradient 2 V h / t)."""
     model, tp = workload.model, np.asarray(layout.tp)
-    logits = rank_tokens(workload, layout) * model.vocab / tp
+    shards = 1 if stack_constants(workload).whole_logits else tp
+    logits = rank_tokens(workload, layout) * model.vocab / shards
     logit_bytes = np.where(tp > 1, profile.split_logit_bytes, profile.logit_bytes) * logits
     head_gradient = 2.0 * model.vocab * model.hidden / tp
     peak = np.maximum(logit_bytes, 2.0 * logits + head_gradient)
     with_mtp: Floats = peak + logit_bytes * model.mtp_layers
+    if workload.factors is not None:
+        return with_mtp * workload.factors.loss_memory
     return with_mtp
 
 
@@ -123,12 +149,13 @@ def _layer_at_work(
     """
     model, tp = workload.model, np.asarray(layout.tp)
     matrices = 2.0 if model.gated else 1.0
-    widest = 2.0 * matrices * model.ffn_hidden
+    widest: Floats = 2.0 * matrices * model.ffn_hidden
     if model.moe is not None and model.moe_layers > 0:
-        per_copy = 2.0 * matrices * model.moe.moe_ffn_hidden + 2.0 * model.hidden
-        widest = model.moe.top_k * per_copy
+        gathered = 2.0 * model.hidden * np.asarray(layout.etp)
+        per_copy = 2.0 * matrices * model.moe.moe_ffn_hidden + gathered
+        widest = workload.imbalance(layout.ep) * model.moe.top_k * per_copy
     per_token = np.asarray(widest / tp + 2.0 * model.hidden)
-    if not framework_constants(workload.framework).flash_attention:
+    if not stack_constants(workload).flash_attention:
         scores = 4.0 * model.heads / tp * workload.seq_len
         per_token = np.maximum(per_token, scores)
     gradients = rank_tokens(workload, layout) * per_token
@@ -209,7 +236,7 @@ def _stranded_by_step(workload: Workload, layout: Layout) -> tuple[Floats, Float
     dense, rest, experts = layer_parameters_on_gpu(model, layout)
     layers = model.dense_layers * dense + model.moe_layers * (rest + experts)
     share = layers / layout.pp
-    shards = np.asarray(layout.dp) * layout.cp
+    shards, _ = optimizer_shards(workload, layout)
     copies = 12.0 * np.minimum(widest, share / shards)
     with_table = 12.0 * np.minimum(table, (share + table) / shards) + 2.0 * table
     return copies, np.maximum(with_table - copies, 0.0)

@@ -15,7 +15,7 @@ from meshwright.cluster_specs.fabric import fabric_levels
 from meshwright.costmodel.collectives.on_levels import Links, cross_rail_bytes, members_inside
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.experts import dispatch_links, routed_copies
-from meshwright.costmodel.memory.states import rank_parameters
+from meshwright.costmodel.memory.states import optimizer_shards, rank_parameters
 from meshwright.costmodel.pipeline.split import Stages
 from meshwright.costmodel.traffic.volumes import (
     context_volume,
@@ -154,11 +154,21 @@ def _bytes_by_axis(c: Context, stages: Stages) -> dict[str, FloatArray]:
 
 
 def _data_parallel_bytes(c: Context, stages: Stages, micro_batches: int) -> FloatArray:
-    """Of the rank with the most parameters."""
+    """Of the rank with the most parameters; over groups of shards each reduces its own once more."""
     dense, expert = (float(np.max(x)) for x in rank_parameters(c.workload.model, c.layout, stages))
     element = gradient_element_bytes(c, micro_batches)
-    of_dense = ring_bytes(dense * element, c.placement.dp_cp)
-    return of_dense + ring_bytes(expert * element, c.placement.edp)
+    groups = ((dense, c.placement.dp_cp), (expert, c.placement.edp))
+    if not c.workload.shard_group:
+        return np.asarray(sum(ring_bytes(params * element, members) for params, members in groups))
+    is_sharded = int(np.asarray(c.layout.zero_stage)) == 3
+    reductions = micro_batches if is_sharded else 1
+    reduced = 2.0 * c.constants.framework.gradient_bytes * reductions
+    sent = np.zeros(c.placement.dp_cp.shape)
+    shards = (int(np.asarray(size)) for size in optimizer_shards(c.workload, c.layout))
+    for (parameters, members), size in zip(groups, shards, strict=True):
+        sent = sent + ring_bytes(parameters * element, np.minimum(members, size))
+        sent = sent + ring_bytes(parameters * reduced / size, np.maximum(members // size, 1))
+    return sent
 
 
 def _pipeline_bytes(c: Context, payload: float, micro_batches: int) -> FloatArray:

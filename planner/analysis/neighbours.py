@@ -18,7 +18,7 @@ from meshwright.constraints.rule import Finding, FinishedPlan
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_named, traits
-from meshwright.costmodel.placement import level_factors, placement_from_matrix
+from meshwright.costmodel.placement import level_factors, placement_on
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import binding_framework, framework_of_stack, planned
 from meshwright.planner.bounds.matrices import matrices
@@ -155,7 +155,7 @@ def _priced(workload: Workload, change: str, layout: Layout, plan: Plan) -> Neig
         )
         if len(table["tp"]):
             times = estimate_layout(
-                workload, layout, placement_from_matrix(layout, table), stages
+                workload, layout, placement_on(workload.cluster, layout, table), stages
             ).step_time_s
             seconds = float(np.min(times))
         else:

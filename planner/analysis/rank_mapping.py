@@ -21,6 +21,7 @@ from meshwright.planner.mapping.spares import with_spares
 from meshwright.planner.mapping.spread.bound import ReachWeights
 from meshwright.planner.mapping.spread.least import EQUAL, LevelReach, SpreadSolution, least_spread
 from meshwright.planner.mapping.spread.swaps import with_short_pipelines
+from meshwright.planner.plan.digest import with_digest
 from meshwright.planner.plan.document import Mapping, Plan
 from meshwright.planner.plan.execution_document import execution_of
 from meshwright.planner.runs.predicted import layout_from_document
@@ -82,7 +83,7 @@ def map_plan(
         update={"cluster": cluster, "gpus": min(cluster.gpus, plan.inputs.gpus)}
     )
     return MappedPlan(
-        plan=plan.model_copy(update={"mapping": mapping, "inputs": inputs}),
+        plan=with_digest(plan.model_copy(update={"mapping": mapping, "inputs": inputs})),
         instance=instance,
         solution=solution,
         ranks=ranks,

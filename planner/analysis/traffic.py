@@ -11,7 +11,7 @@ from meshwright.cluster_specs.fabric import fabric_levels, is_irregular
 from meshwright.cluster_specs.places import Place, allocated_places
 from meshwright.costmodel.estimate import Stages, estimate_layout
 from meshwright.costmodel.layout import Layout, Placement
-from meshwright.costmodel.placement import nested_placement, placement_from_matrix
+from meshwright.costmodel.placement import nested_placement, placement_on
 from meshwright.costmodel.traffic.group_traffic import GroupTraffic, group_traffic
 from meshwright.costmodel.traffic.level_traffic import LevelBytes
 from meshwright.costmodel.traffic.phases import AxisPattern, CutUse, axis_pattern
@@ -109,7 +109,7 @@ def _mapped(plan: Plan, workload: Workload, layout: Layout) -> tuple[Placement, 
     if mapping is not None and mapping.matrix:
         rows = {axis: tuple(row) for axis, row in mapping.matrix.items()}
         places = list(mapping.ranks) if mapping.ranks is not None else ranks_on(cluster, rows)
-        return placement_from_matrix(layout, matrix_arrays(rows)), places
+        return placement_on(cluster, layout, matrix_arrays(rows)), places
     if mapping is not None and mapping.ranks is not None:
         doc = plan.layout
         assert doc is not None

@@ -25,7 +25,7 @@ from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.pipeline.schedules import Schedule, has_trait, traits
-from meshwright.costmodel.placement import placement_from_matrix
+from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.step_time import StepTime, loaded_step, make_context
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.degree_bound import loads
@@ -75,7 +75,7 @@ def combination_costs(
     list of CombinationCosts
         n of them.
     """
-    placement = placement_from_matrix(layouts, table)
+    placement = placement_on(workload.cluster, layouts, table)
     context = make_context(workload, layouts, placement)
     times, costs = kind_times(context), layer_costs(workload, layouts, placement)
     count = layouts.broadcast_shape()[0]

@@ -13,7 +13,8 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.constants.rates import constants_for, fabric_links
+from meshwright.costmodel.constants.calibrated import calibrated_constants
+from meshwright.costmodel.constants.rates import fabric_links
 from meshwright.costmodel.estimate import LayerCosts, layer_costs
 from meshwright.costmodel.layout import Layout, Placement
 from meshwright.costmodel.pipeline.rank_load import least_busiest_s
@@ -196,7 +197,7 @@ def innermost(workload: Workload, layouts: Layout) -> Placement:
 
 
 def _innermost_is_fastest(workload: Workload) -> bool:
-    links = fabric_links(workload, constants_for(workload))
+    links = fabric_links(workload, calibrated_constants(workload))
     return bool(
         np.all(links.bytes_per_s[0] >= links.bytes_per_s)
         and np.all(links.all_to_all_bytes_per_s[0] >= links.all_to_all_bytes_per_s)

@@ -17,7 +17,7 @@ from meshwright.costmodel.estimate import (
 )
 from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layout import Layout, Placement
-from meshwright.costmodel.placement import placement_from_matrix
+from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.step_time import StepTime, make_context, optimistic_step
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.layer_split import frontier, least_busiest_rank_s
@@ -216,7 +216,7 @@ class LayoutPricing:
 
     def _placed(self, table: Matrices) -> Placement:
         """The placements of some mappings, arrays [k, levels]."""
-        return placement_from_matrix(self._layout, table)
+        return placement_on(self._workload.cluster, self._layout, table)
 
     def _estimate(self, placed: Placement, stages: Stages) -> Estimate:
         """One split under k placements: an array field gives every part of the step its axis of k."""

@@ -38,12 +38,13 @@ from numpy.typing import NDArray
 
 from meshwright.cluster_specs.fabric import full_levels
 from meshwright.costmodel.collectives.on_levels import best_beyond
-from meshwright.costmodel.constants.rates import constants_for, links_of
+from meshwright.costmodel.constants.calibrated import calibrated_constants
+from meshwright.costmodel.constants.rates import links_of
 from meshwright.costmodel.estimate import peak_memory_gib
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import AXES, Layout, Placement, Recompute
-from meshwright.costmodel.placement import level_factors, placement_from_matrix
+from meshwright.costmodel.placement import level_factors, placement_on
 from meshwright.costmodel.step_time import make_context, optimistic_step
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
@@ -105,7 +106,7 @@ class CostModelPricing:
     def lower_bound_s(self, layouts: Layout) -> FloatArray:
         """All allocations at once, on the fabric at its full size: no allocation packs groups better."""
         levels = full_levels(self._workload.cluster)
-        links = best_beyond(links_of(levels, constants_for(self._workload)))
+        links = best_beyond(links_of(levels, calibrated_constants(self._workload)))
         count = layouts.broadcast_shape()[0]
         bound_s = np.empty(count)
         for part in np.array_split(np.arange(count), max(1, -(-count // self._params.chunk))):
@@ -177,7 +178,7 @@ class CostModelPricing:
         each = layouts.take(np.repeat(np.arange(len(tables)), counts))
         bound = np.zeros(0)
         if sum(counts):
-            placement = placement_from_matrix(each, joined)
+            placement = placement_on(self._workload.cluster, each, joined)
             context = make_context(self._workload.on(gpus), each, placement)
             times = kind_times(context)
             busiest_s = busiest_in_rooms_s(context, times, layouts, counts, self._limit_gib)

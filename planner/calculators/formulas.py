@@ -46,6 +46,8 @@ FORMULAS: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "overlap": (
         ("overlap ratio", "R = T_comm / T_comp; up to 1 all can be hidden", "the guides' convention"),
+        ("hidden share of an axis", "1 - exposed / time that links carry it",
+         "parts of the step's price"),
         ("step", "T = max(T_comp, T_comm) + T_sync", "the guides' convention"),
         ("chunks", "time of c chunks: c α + n β", "alpha-beta, Thakur 2005"),
         ("best chunks", "exposed c α + n β / c is least at c = sqrt(n β / α)", "its derivative is zero"),

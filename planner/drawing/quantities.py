@@ -36,6 +36,16 @@ def seconds(value_s: float) -> str:
     return f"{value_s * 1e6:.1f} us"
 
 
+def rounded_seconds(value_s: float) -> str:
+    """A duration to the four digits that a prediction can claim: 27.95 s, 118.4 s."""
+    if value_s >= 1000:
+        return f"{value_s:,.0f} s"
+    for least_s, digits in ((100.0, 1), (10.0, 2), (1.0, 3)):
+        if value_s >= least_s:
+            return f"{value_s:.{digits}f} s"
+    return seconds(value_s)
+
+
 def hours(value_s: float) -> str:
     """A time of a schedule in days, hours, minutes or seconds: 3.2 h."""
     for size_s, name in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):

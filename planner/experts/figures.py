@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from meshwright.planner.experts.balance.packing import SlotPacking, has_duplicates
 from meshwright.planner.experts.balance.rows import Solved
 from meshwright.planner.experts.case import PlacementCase
+from meshwright.planner.experts.exchange import exchange_row
 from meshwright.planner.experts.files.routing import Routing
 from meshwright.planner.experts.moves.placement import Moved, count_moves
 from meshwright.planner.experts.problem import Loads, Slots
@@ -53,7 +54,8 @@ def layer_row(case: PlacementCase, layer: int, solved: Solved) -> dict[str, Any]
         "gap": float(solved.gap[layer]),
         "node_balance": node_balance(routing.loads[:, layer], slots, ground.shape.nodes),
         **dict.fromkeys(OPTIONAL_FIGURES),
-        "permutation_density": float((slots.ravel() != np.arange(slots.size) % experts).mean()),
+        **exchange_row(case, routing.loads[:, layer], slots),
+        "moved_share": float((slots.ravel() != np.arange(slots.size) % experts).mean()),
         "duplicates": int(has_duplicates(slots[None]).sum()),
         "moves": None if current is None else count_moves(current[layer], slots),
     }

@@ -41,6 +41,11 @@ MEAN_FIGURES = (
     "held_out_balance",
     "held_out_node_balance",
     "held_out_nodes_per_token",
+    "permutation_density",
+    "inside_node_share",
+    "inside_leaf_share",
+    "even_all_to_all_s",
+    "straggler_all_to_all_s",
 )
 """Figures of a layer whose means over the layers stand in the document."""
 

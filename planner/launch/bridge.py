@@ -50,6 +50,9 @@ def bridge_overrides(plan: Plan) -> list[str]:
         values["model.expert_tensor_parallel_size"] = layout.etp
     values |= _of_model(recompute_flags(layout))
     values |= _of_model(execution_flags(launch))
+    if launch.execution.cuda_graph == "full":
+        values["rerun_state_machine.check_for_nan_in_loss"] = False
+        values["ddp.check_for_nan_in_grad"] = False
     return [f"{name}={_shown(value)}" for name, value in values.items()]
 
 

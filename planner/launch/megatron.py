@@ -32,6 +32,9 @@ _PRECISIONS: dict[str, Flags] = {
     "nvfp4": {"--bf16": True, "--fp4-format": "e2m1", "--fp4-recipe": "nvfp4"},
 }
 _QUANTIZED = ("fp8", "mxfp8", "nvfp4")
+_EXPERT_BUDGET = 1.5
+"""Least budget of tokens of a rank's experts over the even share (Megatron-Bridge, perf_recipes/deepseek).
+A step that needs more is run again without (megatron/core/transformer/moe/paged_stash.py)."""
 
 _USAGE = """\
 Set MEGATRON_ENTRY to Megatron-LM's pretrain_gpt.py, and
@@ -74,6 +77,8 @@ def megatron_args(launch: Launch) -> list[str]:
     flags["--global-batch-size"] = inputs.global_batch
     flags |= recompute_flags(launch.layout)
     flags |= _PRECISIONS[inputs.precision]
+    # A check would make the host wait inside the graph.
+    flags["--no-check-for-nan-in-loss-and-grad"] = launch.execution.cuda_graph == "full"
     flags |= _optimizer_flags(launch)
     return flag_words(flags)
 
@@ -84,15 +89,21 @@ def megatron_env(launch: Launch) -> dict[str, str]:
     Before Blackwell, tensor and context parallelism rely on kernels starting in the order they are issued,
     which one hardware queue brings about; FSDP and the expert overlap need several.
     """
-    layout = launch.layout
-    if layout.zero_stage >= 2:
-        return {}
-    if launch.execution.ep_overlap:
-        return {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+    layout, variables = launch.layout, _graph_env(launch)
     blackwell = launch.inputs.cluster.device.architecture == "blackwell"
+    if layout.zero_stage >= 2:
+        return variables
+    if launch.execution.ep_overlap:
+        return {"CUDA_DEVICE_MAX_CONNECTIONS": "32", **variables}
     if (layout.tp > 1 or layout.cp > 1) and not blackwell:
-        return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    return {}
+        return {"CUDA_DEVICE_MAX_CONNECTIONS": "1", **variables}
+    return variables
+
+
+def _graph_env(launch: Launch) -> dict[str, str]:
+    """What the fused grouped MLP of a graph of the whole step is switched on by."""
+    captured = launch.execution.cuda_graph == "full" and launch.inputs.model.moe is not None
+    return {"NVTE_CUTEDSL_FUSED_GROUPED_MLP": "1"} if captured else {}
 
 
 def megatron_start(launch: Launch) -> Start:
@@ -188,9 +199,7 @@ def execution_flags(launch: Launch) -> Flags:
     }
     if execution.cp_comm != "p2p" and launch.layout.cp > 1:
         flags["--cp-comm-type"] = execution.cp_comm
-    if execution.cuda_graph == "partial":
-        flags["--cuda-graph-impl"] = "transformer_engine"
-        flags["--cuda-graph-modules"] = _graph_modules(launch)
+    flags |= _graph_flags(launch)
     if model.moe is not None:
         backend = execution.moe_dispatch
         flags["--moe-token-dispatcher-type"] = "alltoall" if backend == "alltoall" else "flex"
@@ -198,6 +207,30 @@ def execution_flags(launch: Launch) -> Flags:
             flags["--moe-flex-dispatcher-backend"] = backend
         flags["--overlap-moe-expert-parallel-comm"] = execution.ep_overlap
     return flags
+
+
+def _graph_flags(launch: Launch) -> Flags:
+    """Flags of CUDA graphs. Experts in a graph of the whole step have buffers for a budget of tokens."""
+    scope = launch.execution.cuda_graph
+    if scope == "partial":
+        return {
+            "--cuda-graph-impl": "transformer_engine",
+            "--cuda-graph-modules": _graph_modules(launch),
+        }
+    if scope != "full":
+        return {}
+    flags: Flags = {"--cuda-graph-impl": "full_iteration"}
+    if launch.inputs.model.moe is not None:
+        flags["--use-transformer-engine-op-fuser"] = True
+        flags["--moe-expert-rank-capacity-factor"] = _expert_budget(launch)
+        flags["--moe-paged-stash"] = True
+    return flags
+
+
+def _expert_budget(launch: Launch) -> float:
+    """Tokens that the experts of a rank have buffers for, over the even share: 10 % over measured loads."""
+    measured = [load for _, load in launch.inputs.expert_imbalance_by_ep]
+    return max(_EXPERT_BUDGET, round(1.1 * max(measured, default=1.0), 2))
 
 
 def _graph_modules(launch: Launch) -> tuple[str, ...]:

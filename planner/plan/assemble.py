@@ -10,6 +10,7 @@ from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layout import AXES, Recompute
 from meshwright.costmodel.memory.footprint import context_gib
 from meshwright.costmodel.workload import Workload
+from meshwright.documents.versions import program_version
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.matrices import MEGATRON_DEFAULT, order_name, ranks_on
 from meshwright.planner.plan.binding import bindings, cut_binding, warnings
@@ -31,6 +32,7 @@ from meshwright.planner.plan.solver_document import (
 )
 from meshwright.planner.request.executions import EXECUTION_PINS, PLAIN
 from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.runs.grades import grades
 from meshwright.planner.runs.predicted import Predicted, layout_document, recompute_words
 from meshwright.planner.runs.prediction import (
     RunPrediction,
@@ -76,14 +78,16 @@ def plan_from_outcome(
     workload = execution.applied(space.workload.on(int(best.layout.gpus)))
     predicted = predict(workload, best)
     idle = idle_document(request, best, full)
+    layout = layout_document(best.layout, best.stages)
     return Plan.model_validate(
         {
             "schema": 1,
             "status": outcome.status,
             "objective": objective,
-            "layout": layout_document(best.layout, best.stages),
+            "layout": layout,
             "execution": execution_document(execution),
             "predicted": predicted,
+            "grades": grades(layout, predicted),
             "mapping": mapping_of_layout(workload, best),
             "expert_placement": request.expert_loads.document(int(best.layout.ep))
             if request.expert_loads is not None
@@ -185,6 +189,7 @@ def solver_report(
         workers=1,
         seed=request.seed,
         version=solver_version(),
+        program=program_version(),
         method=request.method,
         layouts_considered=certificate.layouts,
         space=space,

@@ -6,10 +6,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from meshwright.planner.plan.baseline_document import BaselineDoc
 from meshwright.planner.plan.execution_document import ExecutionChoice, ExecutionDoc
 from meshwright.planner.plan.infeasible_document import Infeasible
 from meshwright.planner.plan.solver_document import SolverReport
 from meshwright.planner.request.inputs import PlanInputs
+from meshwright.planner.runs.grades import Grade
 from meshwright.planner.runs.predicted import LayoutDoc, Predicted
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
@@ -118,6 +120,8 @@ class Plan(BaseModel):
     choices: list[ExecutionChoice] | None = None
     """What each choice brings that is not plain, largest first; null where many plans are made at once."""
     predicted: Predicted | None
+    grades: list[Grade] = Field(default_factory=list)
+    """Figures beside the targets that guides to distributed training set."""
     mapping: Mapping | None
     expert_placement: dict[str, object] | None = None
     idle: IdleDoc | None = None
@@ -127,5 +131,10 @@ class Plan(BaseModel):
     alternatives: list[dict[str, object]] = Field(default_factory=list)
     robustness: Robustness | None = None
     """Left out where many plans are made at once."""
+    baseline: BaselineDoc | None = None
+    """Against what is run today, where that was given."""
     solver: SolverReport
     inputs: PlanInputs
+    digest: str | None = None
+    """SHA-256 of the rest as it was first written, without `solver.wall_s` and `mapping.ranks`: `verify`
+    finds edits by hand."""

@@ -6,7 +6,8 @@ from dataclasses import asdict
 
 from pydantic import BaseModel, ConfigDict
 
-from meshwright.costmodel.execution import ContextExchange, Dispatcher, Execution, GraphScope
+from meshwright.costmodel.execution import Execution
+from meshwright.costmodel.execution_names import ContextExchange, Dispatcher, GraphScope
 
 _DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from meshwright.cluster_specs.allocation import expand_nodes
+from meshwright.cluster_specs.fabric import full_levels
 from meshwright.cluster_specs.naming import node_name
+from meshwright.cluster_specs.places import allocation_of
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.mapping.instance import idle_nodes
 from meshwright.planner.plan.document import IdleDoc
@@ -73,7 +75,7 @@ def idle_document(request: PlanRequest, best: Priced, full: Outcome | None) -> I
     full_s = full.best[0].step_time_s if full is not None and full.best else None
     return IdleDoc(
         gpus=gpus,
-        nodes=_nodes(request, best),
+        nodes=unused_nodes(request, best),
         full_step_time_s=full_s,
         full_lower_bound_s=None if full is None else full.lower_bound_s,
         reason=_reason(request, best, full),
@@ -100,10 +102,23 @@ def _reason(request: PlanRequest, best: Priced, full: Outcome | None) -> str:
     )
 
 
-def _nodes(request: PlanRequest, best: Priced) -> list[str]:
-    """Nodes of the allocation without a rank."""
+def unused_nodes(request: PlanRequest, best: Priced) -> list[str]:
+    """Nodes of the allocation without a rank: of the blocks in use, as many of each as of the others."""
     cluster = request.cluster
     if best.ranks is not None:
         return [node_name(cluster, node) for node in idle_nodes(cluster, list(best.ranks))]
-    used = dict(expand_nodes(cluster, int(best.layout.gpus)))
-    return [name for name, _ in expand_nodes(cluster, request.gpus) if name not in used]
+    gpus = int(best.layout.gpus)
+    allocation = allocation_of(cluster, gpus)
+    used = set(allocation.places[:, 0].tolist())
+    full = full_levels(cluster)
+    larger = full.blocks[full.blocks > cluster.gpus_per_node]
+    block = int(larger[0]) if len(larger) else cluster.gpus
+    touched = {node * cluster.gpus_per_node // block for node in used}
+    in_block: Counter[int] = Counter()
+    turns = []
+    for node in idle_nodes(cluster, [(node, 0) for node in used]):
+        number = node * cluster.gpus_per_node // block
+        turns.append((number not in touched, in_block[number], node))
+        in_block[number] += 1
+    idle = (request.gpus - gpus) // cluster.gpus_per_node
+    return [node_name(cluster, node) for node in sorted(node for *_, node in sorted(turns)[:idle])]

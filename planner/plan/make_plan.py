@@ -14,6 +14,7 @@ from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.mapping.choice.pricing import MappedPricing
 from meshwright.planner.plan.assemble import plan_from_outcome
 from meshwright.planner.plan.choices import with_choices
+from meshwright.planner.plan.digest import with_digest
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.idle import decide_on_idle_gpus
 from meshwright.planner.plan.infeasible import explain_infeasible
@@ -64,7 +65,8 @@ def make_plan(
     plan = fastest_plan(request, progress)
     if choices:
         plan = with_choices(request, plan, _searched_again)
-    return with_robustness(request, plan) if robustness else plan
+    plan = with_robustness(request, plan) if robustness else plan
+    return with_digest(plan)
 
 
 def fastest_plan(request: PlanRequest, progress: Progress | None = None) -> Plan:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshwright.costmodel.layout import Layout, Placement
-from meshwright.costmodel.placement import placement_from_matrix
+from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.exact_cost import Matrix, Stages
 from meshwright.planner.bounds.matrices import Matrices
@@ -38,7 +38,7 @@ def group_placement(
 ) -> Placement:
     """Where groups lie: by the matrix, or rank by rank where there is none."""
     if matrix or ranks is None:
-        return placement_from_matrix(layout, matrix_arrays(matrix))
+        return placement_on(workload.cluster, layout, matrix_arrays(matrix))
     instance = instance_of(workload, layout, stages)
     return placement_of(workload, instance, assignment_of_ranks(instance, ranks))
 

@@ -17,7 +17,8 @@ import numpy as np
 from meshwright.cluster_specs.allocation import first_gpus
 from meshwright.cluster_specs.fabric import is_irregular
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.costmodel.constants.measured import ErrorBand, error_band, memory_band
+from meshwright.costmodel.constants.calibrated import peak_memory_band, step_time_band
+from meshwright.costmodel.constants.measured import ErrorBand
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.memory.footprint import hbm_gib_for, usable_hbm_gib
@@ -82,8 +83,8 @@ def with_robustness(request: PlanRequest, plan: Plan) -> Plan:
         return plan
     if is_irregular(request.cluster):
         request = replace(request, cluster=first_gpus(request.cluster, request.gpus))
-    band = error_band(request.cluster.device.name, request.framework)
-    memory = memory_band()
+    workload = request.workload()
+    band, memory = step_time_band(workload), peak_memory_band(workload)
     began = time.monotonic()
     scenarios = []
     for change in changes(request, band, memory):
@@ -165,7 +166,7 @@ def _left_s(request: PlanRequest, plan: Plan, spent_s: float) -> float | None:
 
 def _scenario(request: PlanRequest, plan: Plan, change: Change, left_s: float | None) -> Scenario:
     changed = replace(request, cluster=change.cluster, top_k=1)
-    now_s = _as_it_stands_s(changed, plan)
+    now_s = step_as_it_stands_s(request, plan, change)
     bound_s = _monotone_bound_s(plan, change)
     best_s, winner, searched = now_s, None, False
     settled = now_s is not None and bound_s >= now_s * (1 - PARAMS.same)
@@ -188,10 +189,11 @@ def _scenario(request: PlanRequest, plan: Plan, change: Change, left_s: float | 
     )
 
 
-def _as_it_stands_s(changed: PlanRequest, plan: Plan) -> float | None:
-    """The step of the plan, nothing in it moved; None where it no longer fits."""
+def step_as_it_stands_s(request: PlanRequest, plan: Plan, change: Change) -> float | None:
+    """The step of the plan under a change, nothing in it moved; None where it no longer fits."""
     assert plan.layout is not None
     layout = layout_from_document(plan.layout)
+    changed = replace(request, cluster=change.cluster)
     workload = changed.workload(execution_of(plan.execution)).on(int(layout.gpus))
     stages, placement = plan_placement(workload, layout, plan)
     if max(stage_memory_gib(workload, layout, stages)) > usable_hbm_gib(workload):

@@ -80,6 +80,9 @@ class SolverReport(BaseModel):
     workers: int
     seed: int
     version: str
+    """Of the solver."""
+    program: str | None = None
+    """Which meshwright made the plan; null in plans of versions that did not write it."""
     method: str = "cp-sat"
     layouts_considered: int = 0
     space: SpaceReport | None = None

@@ -85,11 +85,7 @@ def read_plan(path: str | PathLike[str]) -> Plan:
     InputError
         If there is no such file, or what it holds is no plan or contradicts itself.
     """
-    path = Path(path)
-    try:
-        path = path / "plan.yaml" if path.is_dir() else path
-    except (OSError, ValueError):
-        raise InputError("no such file", where=path_text(path)) from None
+    path = plan_path(Path(path))
     where = path_text(path)
     data = read_mapping(path, LARGE_FILE_BYTES)
     if "status" not in data or "solver" not in data:
@@ -108,6 +104,14 @@ def read_plan(path: str | PathLike[str]) -> Plan:
     for path_in_plan, wrong in _contradictions(plan):
         raise InputError(wrong, where=f"{where}: {path_in_plan}")
     return plan
+
+
+def plan_path(path: Path) -> Path:
+    """The `plan.yaml` of a folder, else the path. Raises InputError for an impossible path."""
+    try:
+        return path / "plan.yaml" if path.is_dir() else path
+    except (OSError, ValueError):
+        raise InputError("no such file", where=path_text(path)) from None
 
 
 def read_feasible_plan(path: str | PathLike[str]) -> Plan:

@@ -18,9 +18,11 @@ from meshwright.costmodel.layout import AXES, Layout, Placement
 from meshwright.costmodel.placement import level_factors
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InternalError
+from meshwright.planner.bounds.matrices import ranks_on
 from meshwright.planner.plan.document import Mapping, Plan
 from meshwright.planner.plan.execution_document import execution_of
 from meshwright.planner.plan.placement import group_placement
+from meshwright.planner.plan.recount import recounted_placement
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import LayoutDoc, Predicted, layout_from_document
 
@@ -51,6 +53,7 @@ def faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
     stages = tuple(tuple(rank) for rank in plan.layout.stages)
     placement = group_placement(workload, layout, stages, rows, plan.mapping.ranks)
     yield from _price_faults(workload, layout, placement, plan.layout, plan.predicted)
+    yield from _recount_faults(workload, layout, placement, plan)
     yield from _rule_faults(all_gpus, layout, placement, plan.layout)
     yield from _wish_faults(request, plan.layout)
 
@@ -145,6 +148,39 @@ def _price_faults(
     memory = stage_memory_gib(workload, layout, stages)
     if not np.allclose(memory, predicted.memory_gib, rtol=TOLERANCE, atol=0):
         yield "the memory of the stages is not what the layout needs"
+
+
+def recounted(workload: Workload, layout: Layout, mapping: Mapping) -> Placement:
+    """Where the groups of a mapping lie, counted from its rank list alone."""
+    matrix = {axis: tuple(row) for axis, row in mapping.matrix.items()}
+    ranks = mapping.ranks or ranks_on(workload.cluster, matrix)
+    return recounted_placement(workload.cluster, layout, ranks)
+
+
+def _recount_faults(
+    workload: Workload, layout: Layout, placement: Placement, plan: Plan
+) -> Iterator[str]:
+    """Groups that lie elsewhere than priced, by the rank list."""
+    assert plan.layout is not None
+    assert plan.mapping is not None
+    if not plan.mapping.matrix and workload.gpus < workload.cluster.gpus:
+        return  # the share of the links that is free beside them is priced too
+    counted = recounted(workload, layout, plan.mapping)
+    stages = tuple(tuple(rank) for rank in plan.layout.stages)
+    seconds = [
+        float(np.asarray(estimate_layout(workload, layout, where, stages).step_time_s))
+        for where in (placement, counted)
+    ]
+    if not _same(*seconds):
+        different = [
+            f"{name} {getattr(placement, name).tolist()} for {members.tolist()}"
+            for name, members in vars(counted).items()
+            if not np.array_equal(members, getattr(placement, name))
+        ]
+        yield (
+            f"by its rank list the step takes {seconds[1]} s, not {seconds[0]} s: members by level, priced "
+            f"for counted: {', '.join(different)}"
+        )
 
 
 def _rule_faults(

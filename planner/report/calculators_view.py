@@ -221,6 +221,8 @@ def pipeline_view(document: Document) -> View:
 def overlap_view(document: Document) -> View:
     """What hides beside compute, the chunks, and the ring-attention buffer, as far as asked."""
     view: View = []
+    if "plan" in document:
+        view += _overlap_by_axis(document["plan"])
     if "step" in document:
         step = document["step"]
         step_s, serial_s = seconds(step["step_s"]), seconds(step["serial_s"])
@@ -235,6 +237,18 @@ def overlap_view(document: Document) -> View:
     if "ring_attention" in document:
         view += _ring_attention(document["ring_attention"])
     return view
+
+
+def _overlap_by_axis(plan: Document) -> View:
+    columns = {
+        "communication_s": Column("links busy", SECONDS),
+        "overlap_ratio": Column("overlap ratio", decimals(3)),
+        "exposed_s": Column("exposed", SECONDS),
+        "hidden_share": Column("hidden", PERCENT),
+    }
+    rows = [[axis, *(row[name] for name in columns)] for axis, row in plan["axes"].items()]
+    compute = Facts([("compute of a step", seconds(plan["compute_s"]))])
+    return [compute, Table([Column("axis"), *columns.values()], rows)]
 
 
 def _chunks(chunks: Document) -> View:

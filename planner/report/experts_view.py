@@ -31,6 +31,9 @@ _MEANS = {
     "held_out_balance_mean": "held-out balance",
     "held_out_node_balance_mean": "held-out balance of nodes",
     "held_out_nodes_per_token_mean": "held-out nodes per token",
+    "permutation_density_mean": "permutation density",
+    "inside_node_share_mean": "choices inside the node",
+    "inside_leaf_share_mean": "choices inside the leaf",
 }
 
 
@@ -67,6 +70,16 @@ def _balance(document: Document) -> Pairs:
 
 
 def _traffic(document: Document) -> Pairs:
+    even_s = document["even_all_to_all_s_mean"]
+    if even_s is None:
+        return []
+    waits_s = document["straggler_all_to_all_s_mean"]
+    straggler = f"{seconds(even_s)} if even, {seconds(waits_s)} with its busiest GPU"
+    return [("all-to-all of a layer", straggler), *_traced(document)]
+
+
+def _traced(document: Document) -> Pairs:
+    """What only a token trace tells."""
     each_expert_s = document["all_to_all_s_mean"]
     if each_expert_s is None:
         return []
@@ -106,7 +119,7 @@ def _widest_gaps(layers: list[Document]) -> Block:
         "gap": Column("gap", percents(2)),
         "nodes_per_token": Column("nodes/token", decimals(3)),
         "held_out_balance": Column("held out", decimals(3)),
-        "permutation_density": Column("moved", percents(0)),
+        "moved_share": Column("moved", percents(0)),
     }
     by_gap = sorted(
         range(len(layers)), key=lambda layer: (-layers[layer]["gap"], -layers[layer]["balance"])

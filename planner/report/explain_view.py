@@ -10,12 +10,12 @@ from meshwright.planner.analysis.neighbours import Neighbour
 from meshwright.planner.drawing.quantities import percent, seconds
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.texts import plan_document
+from meshwright.planner.report.first_screen import first_screen
 from meshwright.planner.report.plan_view import (
     alternatives_view,
     binding_view,
     infeasible_view,
-    inputs_view,
-    status_view,
+    proof_view,
 )
 from meshwright.planner.report.prediction_view import layout_view
 from meshwright.planner.report.view import (
@@ -41,14 +41,15 @@ SMALLEST_SHARE = 0.001
 
 def explain_view(plan: Plan, changes: Sequence[Neighbour] = ()) -> View:
     """The proof, what holds the plan back, what bounds its speed, and what else there was."""
-    view = [*inputs_view(plan.inputs), line(), *status_view(plan), *infeasible_view(plan)]
+    view = [*first_screen(plan), *infeasible_view(plan)]
     if plan.layout is not None:
         view += layout_view(plan.layout, plan.mapping)
         view += binding_view(plan.binding) or [
             Heading("What holds the plan back"),
             line("No rule is at its limit: only the times decide."),
         ]
-    return [*view, *reasons_view(plan), *neighbours_view(changes), *alternatives_view(plan)]
+    view += [*reasons_view(plan), *neighbours_view(changes), *alternatives_view(plan)]
+    return [*view, *proof_view(plan)]
 
 
 def explain_document(plan: Plan, changes: Sequence[Neighbour]) -> dict[str, Any]:

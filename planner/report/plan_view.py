@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from meshwright.costmodel.layout import AXES
 from meshwright.costmodel.memory.footprint import usable_hbm_gib
-from meshwright.planner.analysis.grades import grades
-from meshwright.planner.drawing.quantities import count, percent, seconds
-from meshwright.planner.plan.document import Binding, IdleDoc, Plan, Robustness, Scenario
+from meshwright.planner.drawing.quantities import counted, percent, seconds
+from meshwright.planner.plan.document import Binding, Plan, Robustness, Scenario
 from meshwright.planner.plan.placement import workload_of_plan
+from meshwright.planner.report.baseline_view import baseline_view
+from meshwright.planner.report.first_screen import first_screen
 from meshwright.planner.report.prediction_view import layout_view, prediction_view
 from meshwright.planner.report.proof_text import proof_text, pruning_text, space_text
 from meshwright.planner.report.view import (
@@ -22,100 +23,56 @@ from meshwright.planner.report.view import (
     Kind,
     Table,
     View,
-    Words,
     decimals,
     line,
 )
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.runs.prediction import planned_workload
 
-STATUS_STYLES = {
-    "optimal": "bold green",
-    "feasible": "bold yellow",
-    "infeasible": "bold red",
-    "unknown": "bold red",
-}
-_MEANINGS = {
-    "optimal": "no layout in this space is faster under this cost model",
-    "feasible": "a plan that works; that it is the fastest was not proven",
-    "infeasible": "no layout in this space keeps every rule",
-    "unknown": "the time limit ended the search before any plan was found",
-}
 HARMLESS = 0.001
 """A share of the step time; what may be lost beyond it is shown."""
-MOST_NODES_NAMED = 8
 
 
 def plan_view(plan: Plan) -> View:
-    """The whole plan, or why there is none."""
-    view = [*inputs_view(plan.inputs), line(), *status_view(plan), *infeasible_view(plan)]
+    """The whole plan, or why there is none: the answer first, the proof last."""
+    view = [*first_screen(plan), *infeasible_view(plan)]
+    if plan.baseline is not None:
+        view += [Heading("Against today"), *baseline_view(plan)[1:]]
     if plan.layout is not None:
         view += layout_view(plan.layout, plan.mapping)
         view += execution_view(plan)
     if plan.predicted is not None:
         view += prediction_view(plan.predicted, workload_of_plan(plan))
         view += grades_view(plan)
-    return [*view, *binding_view(plan.binding), *robustness_view(plan), *alternatives_view(plan)]
+    view += [*binding_view(plan.binding), *robustness_view(plan), *alternatives_view(plan)]
+    return [*view, *proof_view(plan)]
 
 
 def grades_view(plan: Plan) -> View:
     """The plan against the usual targets."""
     rows = []
-    for grade in grades(plan):
+    for grade in plan.grades:
         write = percent if grade.is_share else "{:.1f}".format
         rows.append([grade.what, write(grade.value), write(grade.target), grade.mark])
     columns = [Column("figure"), Column("plan"), Column("target"), Column("mark")]
     return [Heading("Against the usual targets"), Table(columns, rows)]
 
 
-def inputs_view(inputs: PlanInputs) -> View:
-    """What was asked for."""
-    cluster = inputs.cluster
-    tokens = inputs.global_batch * inputs.seq_len
-    batch = f"{count(inputs.global_batch)} sequences x {count(inputs.seq_len)} tokens"
-    rows = [
-        ("model", inputs.model.name),
-        ("cluster", f"{cluster.name}: {count(inputs.gpus)} GPUs, {cluster.device.name}"),
-        ("batch", f"{batch} = {count(tokens)} a step"),
-        ("training", f"{inputs.precision}, {inputs.optimizer}, {inputs.framework}"),
-    ]
-    if inputs.pins:
-        rows.append(("pinned", ", ".join(f"{name}={value}" for name, value in inputs.pins.items())))
-    if inputs.without:
-        rows.append(("without", ", ".join(inputs.without)))
-    if inputs.forbids:
-        rows.append(("forbidden", ", ".join(inputs.forbids)))
-    return [Facts(rows)]
-
-
-def status_view(plan: Plan) -> View:
-    """The status and what it rests on."""
+def proof_view(plan: Plan) -> View:
+    """What the status rests on: bound and price, the space, what was left out of it."""
     solver = plan.solver
     effort = solver.method
     if solver.wall_s is not None:
         effort = f"{seconds(solver.wall_s)} with {solver.method}"
     if solver.layouts_considered:
-        effort += f", {count(solver.layouts_considered)} layouts considered"
+        effort += f", {counted(solver.layouts_considered, 'layout')} considered"
     rows = [
         ("proof", proof_text(plan)),
         ("space", "" if solver.space is None else space_text(solver.space)),
         ("search", effort),
         ("pruning", pruning_text(solver)),
-        ("idle", "" if plan.idle is None else _idle_text(plan.idle)),
     ]
-    status = Words(plan.status, STATUS_STYLES[plan.status])
-    return [
-        line(status, f": {_MEANINGS[plan.status]}"),
-        Facts([(name, words) for name, words in rows if words]),
-    ]
-
-
-def _idle_text(idle: IdleDoc) -> str:
-    where = ""
-    if idle.nodes:
-        dots = ", ..." if len(idle.nodes) > MOST_NODES_NAMED else ""
-        where = f" ({', '.join(idle.nodes[:MOST_NODES_NAMED])}{dots})"
-    return f"{count(idle.gpus)} GPUs{where}: {idle.reason}"
+    return [Heading("Proof"), Facts([(name, words) for name, words in rows if words])]
 
 
 def infeasible_view(plan: Plan) -> View:

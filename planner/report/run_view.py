@@ -63,9 +63,11 @@ def run_view(priced: PricedRun) -> View:
 
 def _measured(run: Run, step_time_s: float, memory_gib: float) -> View:
     measured = run.measured
-    if measured is None:
+    if measured is None or measured.out_of_memory:
         return []
-    rows = [_beside("step time", seconds, step_time_s, measured.step_time_s)]
+    rows = []
+    if measured.step_time_s is not None:
+        rows.append(_beside("step time", seconds, step_time_s, measured.step_time_s))
     if measured.memory_gib is not None:
         rows.append(_beside("memory", "{:.1f} GiB".format, memory_gib, measured.memory_gib))
     columns = [
@@ -98,6 +100,7 @@ def validation_view(document: Document, *, every_row: bool) -> View:
     if memory["count"]:
         view += [Heading("Memory, error of the prediction"), _sums({"all rows": memory})]
         view += _sums_by_kind("Memory by", memory)
+    view += _feasibility(summary["feasibility"])
     view += _regret(document["regret"], summary["regret"])
     return [*view, *_rows(document["rows"], every_row=every_row)]
 
@@ -122,6 +125,19 @@ def _sums(groups: Mapping[str, Document]) -> Block:
         errors = [sums[error] for error in _ERRORS]
         rows.append([label, sums["count"], sums["failed"], *errors, sums["bias_pct"]])
     return Table(columns, rows)
+
+
+def _feasibility(sums: Document) -> View:
+    """How many rows are told right, where some ran out of memory."""
+    if not sums["out_of_memory"]:
+        return []
+    ran = f"{count(sums['ran_told_fit'])} of {count(sums['ran'])} runs that ran are told to fit"
+    told, all_rows = count(sums["out_of_memory_told"]), count(sums["out_of_memory"])
+    return [
+        Heading("Fit or not"),
+        line(ran),
+        line(f"{told} of {all_rows} runs that ran out of memory are told not to"),
+    ]
 
 
 def _regret(groups: list[Document], sums: Document) -> View:

@@ -42,13 +42,17 @@ def validation_svg(report: ValidationReport) -> str:
     dots = [
         (device(row.run), row.measured.step_time_s, row.predicted.step_time_s)
         for row in report.rows
-        if row.run is not None and row.measured is not None and row.predicted is not None
+        if row.run is not None
+        and row.measured is not None
+        and row.predicted is not None
+        and row.measured.step_time_s is not None
     ]
     if not dots:
         raise InputError(
             "no row has both a measured and a predicted step, there is nothing to draw"
         )
-    missing = sum(row.measured is not None for row in report.rows) - len(dots)
+    measured = [row.measured for row in report.rows if row.measured is not None]
+    missing = sum(known.step_time_s is not None for known in measured) - len(dots)
     failed = f", {missing} failed" if missing else ""
     return scatter_svg(dots, f"Step time of {len(dots)} measured runs{failed}")
 

@@ -8,7 +8,8 @@ from itertools import product
 from typing import Any
 
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.costmodel.execution import DISPATCHERS, Execution
+from meshwright.costmodel.execution import Execution
+from meshwright.costmodel.execution_names import DISPATCHERS
 from meshwright.errors import InputError, listed, near_miss, shown
 from meshwright.frameworks.catalog import planned
 from meshwright.frameworks.record import Framework, TokenDispatcher
@@ -19,12 +20,20 @@ EXECUTION_PINS: Mapping[str, tuple[str, ...]] = {
     "moe_dispatch": DISPATCHERS,
     "ep_overlap": SWITCH,
     "tp_overlap": SWITCH,
-    "cuda_graph": ("none", "partial"),
+    "cuda_graph": ("none", "partial", "full"),
     "cp_comm": ("p2p", "a2a"),
 }
 """Execution choices that can be pinned, with their values. `deduplicated` is DeepEP or HybridEP."""
 
-WITHOUT = ("deepep", "hybridep", "ep-overlap", "tp-overlap", "cuda-graph", "cp-a2a")
+WITHOUT = (
+    "deepep",
+    "hybridep",
+    "ep-overlap",
+    "tp-overlap",
+    "cuda-graph",
+    "full-graph",
+    "cp-a2a",
+)
 """What a user may lack, or not want."""
 
 PLAIN: Mapping[str, object] = {
@@ -72,8 +81,9 @@ def execution_options(
 ) -> ExecutionOptions:
     """What the search may choose.
 
-    DeepEP and HybridEP have the same price and the same rules besides their devices: the first that runs
-    stands for both. Overlaps other than that of experts are on wherever they are legal.
+    DeepEP and HybridEP have the same price, and graphs of the whole step hold the second alone: where both
+    run, HybridEP stands for both if such graphs may be chosen, else DeepEP. Overlaps other than that of
+    experts are on wherever they are legal.
 
     Raises
     ------
@@ -84,14 +94,14 @@ def execution_options(
     tensor = "tp" in hidden and model.attention is None and "tp-overlap" not in without
     experts = model.moe is not None
     expert_overlap = "ep" in hidden and experts and "ep-overlap" not in without
-    graphs = "partial" in planned(framework.cuda_graphs) and "cuda-graph" not in without
+    graphs = _graphs(framework, without)
     swaps = "a2a" in planned(framework.context_exchanges) and "cp-a2a" not in without
     dispatchers = _dispatchers(framework, cluster, without) if experts else ()
     values: dict[str, tuple[object, ...]] = {
         "moe_dispatch": ("alltoall", *dispatchers),
         "ep_overlap": (False, True) if expert_overlap and model.mtp_layers <= 1 else (False,),
         "tp_overlap": (False, True) if tensor else (False,),
-        "cuda_graph": ("none", "partial") if graphs else ("none",),
+        "cuda_graph": graphs,
         "cp_comm": ("p2p", "a2a") if swaps else ("p2p",),
     }
     chosen: dict[str, tuple[Any, ...]] = {
@@ -100,9 +110,18 @@ def execution_options(
     }
     if "tp_overlap" not in pins:
         chosen["tp_overlap"] = (tensor,)
-    if "moe_dispatch" not in pins:
-        chosen["moe_dispatch"] = chosen["moe_dispatch"][:2]
+    if "moe_dispatch" not in pins and len(dispatchers) > 1:
+        captured = "full" in chosen["cuda_graph"]
+        chosen["moe_dispatch"] = ("alltoall", dispatchers[-1 if captured else 0])
     return ExecutionOptions(dp_overlap="dp" in hidden, pp_overlap="pp" in hidden, **chosen)
+
+
+def _graphs(framework: Framework, without: tuple[str, ...]) -> tuple[str, ...]:
+    """What CUDA graphs may hold, nothing first."""
+    names = planned(framework.cuda_graphs)
+    if "cuda-graph" in without:
+        return names[:1]
+    return tuple(name for name in names if name != "full" or "full-graph" not in without)
 
 
 def _dispatchers(

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.constants.calibration import Calibration
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.schema import ModelSpec
@@ -48,6 +49,8 @@ class PlanInputs(BaseModel):
     """Measured blocks that a token touches: degree, equal blocks of the expert group, of them touched."""
     without: tuple[str, ...] = ()
     """Software that is not there, or not wanted."""
+    calibration: Calibration | None = None
+    """What the user's own runs say of the constants; None for the shipped ones."""
 
     @model_validator(mode="before")
     @classmethod

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.constants.calibration import Calibration
 from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.pipeline.schedules import SCHEDULE_NAMES
 from meshwright.costmodel.workload import Workload
@@ -25,13 +26,10 @@ from meshwright.planner.request.executions import (
     execution_options,
 )
 from meshwright.planner.request.inputs import PlanInputs, Precision
+from meshwright.planner.request.names import METHODS, OPTIMIZERS, PRECISIONS
 
 if TYPE_CHECKING:
     from meshwright.planner.experts.training import ExpertLoads
-
-PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
-OPTIMIZERS = ("adam", "sgd", "muon")
-METHODS = ("cp-sat", "exhaustive")
 
 NUMBER_PINS = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "zero_stage")
 RECOMPUTE_PINS = ("none", "selective", "full")
@@ -88,6 +86,8 @@ class PlanRequest:
     """Blocks that a token touches by degree and blocks of the expert group, where a trace was given."""
     without: tuple[str, ...] = ()
     """Software that is not there, or not wanted: any of `executions.WITHOUT`."""
+    calibration: Calibration | None = None
+    """What the user's own runs say of the constants."""
     method: str = "cp-sat"
     top_k: int = 1
     """How many of the best layouts to prove and report, the plan included."""
@@ -163,6 +163,7 @@ class PlanRequest:
             expert_imbalance_by_ep=self.expert_imbalance_by_ep,
             expert_copies_by_ep=self.expert_copies_by_ep,
             reserve_gib=self.reserve_gib,
+            calibration=self.calibration,
         )
         return (execution or self.plainest).applied(workload)
 
@@ -184,6 +185,7 @@ class PlanRequest:
                 "expert_imbalance_by_ep": self.expert_imbalance_by_ep,
                 "expert_copies_by_ep": self.expert_copies_by_ep,
                 "without": self.without,
+                "calibration": self.calibration,
             }
         )
 

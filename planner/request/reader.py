@@ -10,8 +10,10 @@ from typing import Any
 from meshwright.cluster_specs.allocation import allocated_gpus
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.constants.calibration import Calibration
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.request.calibration_file import read_calibration
 from meshwright.planner.request.executions import parse_without
 from meshwright.planner.request.plan_request import PlanRequest, parse_forbids, parse_pins
 
@@ -26,6 +28,7 @@ def read_request(
     without: Iterable[str] | str = (),
     moe_dispatch: str | None = None,
     expert_loads: Path | None = None,
+    calibration: str | PathLike[str] | Calibration | None = None,
     **options: Any,
 ) -> PlanRequest:
     """The request for a model and a cluster, each a name, a file or a spec.
@@ -44,6 +47,8 @@ def read_request(
         The dispatcher, as a pin; chosen when None.
     expert_loads
         File of measured routing.
+    calibration
+        A stack file, or what one holds.
     options
         Further fields of PlanRequest.
 
@@ -68,6 +73,7 @@ def read_request(
         cluster=cluster_spec,
         gpus=gpu_count,
         expert_loads=measured,
+        calibration=read_calibration(calibration),
         pins=pins,
         without=parse_without([without] if isinstance(without, str) else without),
         forbids=parse_forbids([forbid] if isinstance(forbid, str) else forbid),

@@ -11,7 +11,9 @@ import numpy as np
 
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import Finding, FinishedPlan
-from meshwright.costmodel.constants.measured import error_band
+from meshwright.costmodel.constants.calibrated import peak_memory_band, step_time_band
+from meshwright.costmodel.constants.calibration import Calibration
+from meshwright.costmodel.constants.measured import fit_probability
 from meshwright.costmodel.constants.rates import peak_flops
 from meshwright.costmodel.estimate import Estimate, Stages, estimate_layout, stage_memory_parts_gib
 from meshwright.costmodel.execution import Execution
@@ -34,6 +36,9 @@ from meshwright.planner.runs.predicted import (
 from meshwright.planner.runs.run_file import Run, UnreadRow, read_rows, read_runs
 from meshwright.planner.runs.validation import Prediction, ValidationReport, score
 
+_LEAST_ROOM_GIB = 1e-3
+"""Taken for no room at all, of which there is no logarithm."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunPrediction:
@@ -52,10 +57,16 @@ class RunPrediction:
         """Peak of one GPU of each pipeline rank."""
         return tuple(sum(parts.values()) for parts in self.memory_parts_gib)
 
+    def fit_probability(self, workload: Workload) -> float:
+        """How likely the fullest GPU is to hold its peak beside the context, 0 to 1."""
+        room_gib = workload.cluster.device.hbm_gib - workload.reserve_gib - self.context_gib
+        band = peak_memory_band(workload)
+        return fit_probability(max(self.memory_gib), max(room_gib, _LEAST_ROOM_GIB), band)
+
 
 _REQUESTED = (
     "model", "cluster", "gpus", "global_batch", "seq_len", "precision", "optimizer", "framework",
-    "expert_imbalance_by_ep", "expert_copies_by_ep", "reserve_gib",
+    "expert_imbalance_by_ep", "expert_copies_by_ep", "reserve_gib", "calibration",
 )  # fmt: skip
 """What decides prices, of a plan's inputs."""
 
@@ -73,7 +84,7 @@ def planned_workload(inputs: PlanInputs, execution: Execution | None = None) -> 
 
 
 def arrangement(run: Run) -> tuple[Stages, Placement]:
-    """The split of a run's layers, and the placement that tp, cp, dp and pp nested in this order give.
+    """The split of a run's layers, and the placement that its axes nested in its order give.
 
     Raises ValueError where the layers cannot be dealt out to the virtual stages.
     """
@@ -84,7 +95,7 @@ def arrangement(run: Run) -> tuple[Stages, Placement]:
             f"pp {layout.pp} * vpp {layout.vpp} virtual stages for {workload.model.layers} layers: "
             "some would have none"
         )
-    return stages, nested_placement(workload.cluster, layout)
+    return stages, nested_placement(workload.cluster, layout, run.rank_order)
 
 
 def predict_run(run: Run) -> RunPrediction:
@@ -123,9 +134,9 @@ class PricedRun:
         return [f"{finding.rule}: {finding.words}. {finding.remedy}" for finding in self.broken]
 
 
-def price_runs(path: Path) -> Iterator[PricedRun]:
+def price_runs(path: Path, calibration: Calibration | None = None) -> Iterator[PricedRun]:
     """Prices the runs of a file one by one. Raises InputError for one that cannot be read or priced."""
-    for run in read_runs(path):
+    for run in read_runs(path, calibration):
         yield price_run(run, path)
 
 
@@ -139,9 +150,9 @@ def price_run(run: Run, path: Path) -> PricedRun:
     return PricedRun(run=run, prediction=prediction, broken=tuple(broken_rules(run, prediction)))
 
 
-def validation_report(path: Path) -> ValidationReport:
+def validation_report(path: Path, calibration: Calibration | None = None) -> ValidationReport:
     """Predicted against measured for the rows of a file. Raises InputError if not one row can be read."""
-    rows = list(read_rows(path))
+    rows = list(read_rows(path, calibration))
     reasons = [row.reason for row in rows if isinstance(row, UnreadRow)]
     if len(reasons) < len(rows):
         return score(rows, prediction_of)
@@ -152,15 +163,22 @@ def validation_report(path: Path) -> ValidationReport:
 
 
 def prediction_of(run: Run) -> Prediction:
-    """The two figures that `validate` compares: seconds of a step, and GiB of the fullest pipeline rank.
+    """What `validate` compares: seconds of a step, GiB of the fullest pipeline rank, and the chance to fit.
 
-    Where the driver was read, with the context that it shows besides.
+    Memory is the first rank's where only that was measured. Where the driver was read, with the context that
+    it shows besides.
     """
     prediction = predict_run(run)
-    peak_gib = max(prediction.memory_gib)
-    if run.measured is not None and run.measured.from_driver:
+    peak_gib, measured = max(prediction.memory_gib), run.measured
+    if measured is not None and measured.first_rank:
+        peak_gib = prediction.memory_gib[0]
+    if measured is not None and measured.from_driver:
         peak_gib += prediction.context_gib
-    return Prediction(step_time_s=float(prediction.estimate.step_time_s), memory_gib=peak_gib)
+    return Prediction(
+        step_time_s=float(prediction.estimate.step_time_s),
+        memory_gib=peak_gib,
+        fit_probability=prediction.fit_probability(run.workload),
+    )
 
 
 def broken_rules(run: Run, prediction: RunPrediction) -> list[Finding]:
@@ -199,7 +217,7 @@ def predicted_document(workload: Workload, prediction: RunPrediction) -> Predict
         LevelTraffic(**{name: getattr(level, name) for name in LevelTraffic.model_fields})
         for level in estimated.level_traffic
     ]
-    band = error_band(workload.cluster.device.name, workload.framework)
+    band = step_time_band(workload)
     return Predicted(
         step_time_s=step_time_s,
         tflops_per_gpu=flops_per_s / 1e12,
@@ -219,7 +237,7 @@ def run_document(priced: PricedRun) -> dict[str, Any]:
     run, predicted = priced.run, priced.predicted
     measured = run.measured
     error_pct = None
-    if measured is not None:
+    if measured is not None and measured.step_time_s is not None:
         error_pct = 100.0 * (predicted.step_time_s / measured.step_time_s - 1.0)
     return {
         "id": run.id,
@@ -227,6 +245,7 @@ def run_document(priced: PricedRun) -> dict[str, Any]:
         "predicted": predicted.model_dump(mode="json"),
         "measured": None if measured is None else dict(vars(measured)),
         "error_pct": error_pct,
+        "fit_probability": priced.prediction.fit_probability(run.workload),
         "broken_rules": [dict(vars(finding)) for finding in priced.broken],
         "remarks": list(run.remarks),
     }

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.constants.calibration import Calibration
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Overlap, Workload
 from meshwright.documents.reader import parse_mapping, read_text
@@ -23,15 +24,20 @@ from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.run_schema import MeasuredDoc, RunDoc, SettingsDoc
 from meshwright.planner.runs.run_settings import (
     Stages,
+    check_shard_group,
     gpus_and_dp,
     run_layout,
     software_profile,
     stages_of,
 )
 from meshwright.planner.runs.run_terms import (
+    attention_kernel_kind,
     cp_comm_kind,
     cuda_graph_kind,
+    gradient_bytes_of,
     moe_dispatch_kind,
+    recipe_switch,
+    shard_group_size,
 )
 
 MAX_FILE_BYTES = 16 * 2**20
@@ -45,16 +51,22 @@ SLIP = 0.9
 """An unknown key this similar to a known one is taken for a slip of the pen (difflib ratio)."""
 
 
+FIRST_RANK = "rank 0"
+"""A note on measured memory that says so is of the first pipeline rank, not of the fullest one."""
 DRIVER = "nvidia-smi"
 """A note on measured memory that says so was read from the driver."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a source measured: seconds of one optimizer step, and the peak memory of one GPU in GiB."""
+    """What a source measured: seconds of one optimizer step, peak memory of one GPU in GiB, or neither."""
 
-    step_time_s: float
+    step_time_s: float | None
     memory_gib: float | None = None
+    out_of_memory: bool = False
+    """Whether the run ended out of memory; there is neither step nor peak then."""
+    first_rank: bool = False
+    """Whether memory is the first pipeline rank's, not the fullest one's."""
     from_driver: bool = False
     """Whether memory is what the driver shows (`nvidia-smi`), not what the allocator handed out."""
 
@@ -70,12 +82,16 @@ class Run:
     """Plain integers."""
     stages: Stages | None
     """Layers of each [pipeline rank][virtual stage]; None where the layers divide evenly."""
+    rank_order: tuple[str, ...] = ("tp", "cp", "dp", "pp")
+    """Axes as ranks run through them, innermost first."""
     measured: Measured | None = None
     tags: tuple[str, ...] = ()
     suspect: str | None = None
     """Why the source's row looks odd beside its neighbours."""
     remarks: tuple[str, ...] = ()
     """Where the row says something that the cost model only approximates or leaves out."""
+    framework_words: str = ""
+    """What the file calls the framework."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,17 +103,20 @@ class UnreadRow:
     measured: Measured | None = None
 
 
-def read_runs(path: Path) -> tuple[Run, ...]:
-    """All runs of a file: a single run, or a list under `runs:`. Raises InputError at the first bad row."""
+def read_runs(path: Path, calibration: Calibration | None = None) -> tuple[Run, ...]:
+    """All runs of a file: a single run, or a list under `runs:`. Raises InputError at the first bad row.
+
+    A calibration prices them, and its name may stand for their framework.
+    """
     runs = []
-    for row in read_rows(path):
+    for row in read_rows(path, calibration):
         if isinstance(row, UnreadRow):
             raise InputError(row.reason)
         runs.append(row)
     return tuple(runs)
 
 
-def read_rows(path: Path) -> Iterator[Run | UnreadRow]:
+def read_rows(path: Path, calibration: Calibration | None = None) -> Iterator[Run | UnreadRow]:
     """Yields the rows of a file one by one; a bad row does not keep the others from being read.
 
     Raises InputError when the file itself cannot be used.
@@ -105,14 +124,23 @@ def read_rows(path: Path) -> Iterator[Run | UnreadRow]:
     for name, row in _named_rows(path):
         try:
             yield run_from_mapping(
-                row, where=f"{path}: {name}", base=path.parent, default_id=path.stem
+                row,
+                where=f"{path}: {name}",
+                base=path.parent,
+                default_id=path.stem,
+                calibration=calibration,
             )
         except InputError as error:
             yield UnreadRow(id=name, reason=str(error), measured=_measured_if_valid(row))
 
 
 def run_from_mapping(
-    row: object, *, where: str, base: Path | None = None, default_id: str = "run"
+    row: object,
+    *,
+    where: str,
+    base: Path | None = None,
+    default_id: str = "run",
+    calibration: Calibration | None = None,
 ) -> Run:
     """One run from the mapping of a run file.
 
@@ -123,21 +151,32 @@ def run_from_mapping(
     cleaned, remarks = _without_unknown_words(_without_nulls(row))
     try:
         doc = RunDoc.model_validate(cleaned)
-        return _run(doc, remarks, base, default_id)
+        return _run(doc, remarks, base, default_id, calibration)
     except ValidationError as error:
         raise InputError(validation_message(error, where, RunDoc)) from None
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
 
 
-def _run(doc: RunDoc, remarks: list[str], base: Path | None, default_id: str) -> Run:
+def _run(
+    doc: RunDoc,
+    remarks: list[str],
+    base: Path | None,
+    default_id: str,
+    calibration: Calibration | None,
+) -> Run:
     settings, model, cluster = doc.run, _model(doc, base), _cluster(doc, base)
     published = doc.measured is not None
     gpus, dp = gpus_and_dp(settings, cluster)
     layout, layout_remarks = run_layout(settings, model, dp, published=published)
     stages, stage_remarks = stages_of(settings, model)
-    profile, profile_remarks = software_profile(settings, published=published)
+    check_shard_group(settings, dp)
+    profile, profile_remarks = software_profile(
+        settings, published=published, calibration=calibration
+    )
     recipe_dispatch = moe_dispatch_kind(settings.recipe, published=published)
+    kernel_words = settings.recipe.get("attention_kernel", "")
+    gradient_words = settings.gradient_dtype or settings.recipe.get("gradient_sync", "")
     workload = Workload(
         **{name: getattr(settings, name) for name in _SAME_IN_WORKLOAD},
         model=model,
@@ -148,6 +187,13 @@ def _run(doc: RunDoc, remarks: list[str], base: Path | None, default_id: str) ->
         cuda_graph=settings.cuda_graph or cuda_graph_kind(settings.recipe),
         cp_comm=cp_comm_kind(settings.cp_comm),
         moe_dispatch=settings.moe_dispatch or recipe_dispatch,
+        attention_kernel=settings.attention_kernel or attention_kernel_kind(kernel_words),
+        shard_group=settings.shard_group or shard_group_size(settings.recipe.get("zero1_group")),
+        gradient_bytes=gradient_bytes_of(gradient_words),
+        fused_norm=recipe_switch(settings.recipe, "fused_rmsnorm"),
+        fp8_parameters=recipe_switch(settings.recipe, "fp8_param_gather"),
+        flushes=settings.flushes,
+        calibration=calibration,
     )
     return Run(
         id=doc.id or default_id,
@@ -155,10 +201,12 @@ def _run(doc: RunDoc, remarks: list[str], base: Path | None, default_id: str) ->
         workload=workload,
         layout=layout,
         stages=stages,
+        rank_order=tuple(settings.rank_order.split("-")),
         measured=_measured(doc.measured, workload),
         tags=tuple(doc.tags),
         suspect=doc.suspect,
         remarks=(*remarks, *layout_remarks, *stage_remarks, *profile_remarks, *_plain_remarks(doc)),
+        framework_words=settings.framework,
     )
 
 
@@ -223,6 +271,8 @@ def _readable_part(
 
 
 def _model(doc: RunDoc, base: Path | None) -> ModelSpec:
+    if isinstance(doc.model, ModelSpec):
+        return doc.model
     if isinstance(doc.model, str):
         return read_model(_beside(doc.model, base))
     model = _with_sinks(model_from_mapping(doc.model, "model"))
@@ -238,6 +288,8 @@ def _with_sinks(model: ModelSpec) -> ModelSpec:
 
 
 def _cluster(doc: RunDoc, base: Path | None) -> ClusterSpec:
+    if isinstance(doc.cluster, ClusterSpec):
+        return doc.cluster
     if isinstance(doc.cluster, str):
         return read_cluster(_beside(doc.cluster, base))
     return cluster_from_mapping(doc.cluster, "cluster")
@@ -256,17 +308,28 @@ def _measured(doc: MeasuredDoc | None, workload: Workload) -> Measured | None:
     if doc is None:
         return None
     step_time_s = doc.step_time_s
-    if step_time_s is None:
-        if doc.tokens_per_s_per_gpu is None:
-            raise InputError("measured: needs step_time_s or tokens_per_s_per_gpu")
+    if step_time_s is None and doc.tokens_per_s_per_gpu is not None:
         tokens = workload.global_batch * workload.seq_len
         step_time_s = tokens / (doc.tokens_per_s_per_gpu * workload.gpus)
-    return _measurement(doc, step_time_s)
+    measured = _measurement(doc, step_time_s)
+    figures = step_time_s is not None or doc.memory_gib is not None
+    if doc.out_of_memory and figures:
+        raise InputError("measured: out_of_memory goes with neither a step time nor memory")
+    if not doc.out_of_memory and not figures:
+        raise InputError(
+            "measured: needs step_time_s, tokens_per_s_per_gpu, memory_gib or out_of_memory"
+        )
+    return measured
 
 
-def _measurement(doc: MeasuredDoc, step_time_s: float) -> Measured:
-    from_driver = DRIVER in (doc.memory_note or "")
-    return Measured(step_time_s=step_time_s, memory_gib=doc.memory_gib, from_driver=from_driver)
+def _measurement(doc: MeasuredDoc, step_time_s: float | None) -> Measured:
+    return Measured(
+        step_time_s=step_time_s,
+        memory_gib=doc.memory_gib,
+        out_of_memory=doc.out_of_memory,
+        first_rank=FIRST_RANK in (doc.memory_note or ""),
+        from_driver=DRIVER in (doc.memory_note or ""),
+    )
 
 
 def _measured_if_valid(row: object) -> Measured | None:
@@ -277,7 +340,7 @@ def _measured_if_valid(row: object) -> Measured | None:
         doc = MeasuredDoc.model_validate(row.get("measured"))
     except ValidationError:
         return None
-    return None if doc.step_time_s is None else _measurement(doc, doc.step_time_s)
+    return _measurement(doc, doc.step_time_s)
 
 
 def _plain_remarks(doc: RunDoc) -> list[str]:

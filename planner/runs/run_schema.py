@@ -7,7 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.workload import AttentionKernel
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
+from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.inputs import ScheduleName
 
 MOST_LAYERS = 2000
@@ -49,7 +52,7 @@ def _said(value: object) -> object:
 
 
 def _name_or_mapping(value: object) -> object:
-    if isinstance(value, dict):
+    if isinstance(value, dict | ModelSpec | ClusterSpec):
         return value
     if isinstance(value, str) and 0 < len(value) <= LONGEST_WORDS:
         return value
@@ -124,9 +127,33 @@ class SettingsDoc(BaseModel):
     cuda_graph: Literal["none", "feed_forward", "partial", "full"] | None = None
     cp_comm: Words | None = None
     moe_dispatch: Literal["deduplicated", "alltoall", "deepep", "hybridep"] | None = None
+    attention_kernel: AttentionKernel | None = Field(
+        default=None,
+        description="Attention of the run, where it is not the software stack's own: unfused (PyTorch's "
+        "operators), fused-softmax (Megatron), flash-1, flash-2, flash-3 (also cuDNN). Rows of sources "
+        "may say it in words, as recipe.attention_kernel.",
+    )
+    shard_group: Degree | None = Field(
+        default=None,
+        description="Data-parallel ranks over which optimizer states (ZeRO 3: also weights) are sharded; "
+        "groups of so many replicate each other. HSDP's shard size, InternEvo's zero1 size, dp * cp over "
+        "Megatron's --num-distributed-optimizer-instances. All ranks where absent; rows of sources: "
+        "recipe.zero1_group.",
+    )
+    gradient_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
+        default=None,
+        description="Type in which gradients are kept and reduced; the software stack's where absent. That "
+        "they are not reduced beside the backward pass is overlap.dp: false.",
+    )
+    flushes: Degree = Field(
+        default=1,
+        description="Times that the pipeline fills and drains in a step, for instance once a local batch.",
+    )
     launch_blocking: Annotated[Flag, BeforeValidator(_said)] = False
     stages: list[list[Layers]] | None = Field(default=None, max_length=4096)
     """Transformer layers of each [pipeline rank][virtual stage]."""
+    rank_order: Literal["tp-cp-dp-pp", "tp-cp-pp-dp"] = "tp-cp-dp-pp"
+    """How ranks run through the axes, innermost first."""
     layer_split: Words | None = None
     pp_layout: WordsOrLayers = None
     moe_routing: Words | None = None
@@ -141,7 +168,9 @@ class SettingsDoc(BaseModel):
 
 
 class MeasuredDoc(BaseModel):
-    """What was measured. `step_time_s`, or `tokens_per_s_per_gpu` to derive it from, is needed."""
+    """What was measured: a step (`step_time_s`, or `tokens_per_s_per_gpu` to derive it from), memory, or
+    both; or that the run ended out of memory.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
@@ -149,6 +178,9 @@ class MeasuredDoc(BaseModel):
     tokens_per_s_per_gpu: Positive | None = None
     memory_gib: Positive | None = None
     memory_note: Words | None = None
+    out_of_memory: Flag = Field(
+        default=False, description="The run did not fit into HBM: there is no step and no peak."
+    )
 
 
 class RunDoc(BaseModel):

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.constants.calibration import Calibration
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_named, traits
 from meshwright.errors import InputError, near_miss
-from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, STACK_NAMES, stack_in_words
-from meshwright.frameworks.fsdp2 import FSDP2
+from meshwright.frameworks.catalog import STACK_NAMES, nearest_stack, stack_in_words
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.run_schema import SettingsDoc
 from meshwright.planner.runs.run_terms import (
@@ -52,6 +52,15 @@ def gpus_and_dp(settings: SettingsDoc, cluster: ClusterSpec) -> tuple[int, int]:
             f"run.dp: {degrees} * dp {dp} = {gpus} GPUs, but the cluster has {cluster.gpus}"
         )
     return gpus, dp
+
+
+def check_shard_group(settings: SettingsDoc, dp: int) -> None:
+    """Raises InputError where the replicas do not split into groups of `shard_group`."""
+    group, replicas = settings.shard_group, dp * settings.cp
+    if group is not None and replicas % group:
+        raise InputError(
+            f"run.shard_group: {group} does not divide the dp {dp} * cp {settings.cp} = {replicas} replicas"
+        )
 
 
 def run_layout(
@@ -173,9 +182,16 @@ def _by_rank(chunks: Sequence[int], pp: int) -> Stages:
     return tuple(tuple(chunks[rank::pp]) for rank in range(pp))
 
 
-def software_profile(settings: SettingsDoc, *, published: bool) -> tuple[str, list[str]]:
-    """Name of the software profile, and remarks; a general one for an unknown framework if `published`."""
+def software_profile(
+    settings: SettingsDoc, *, published: bool, calibration: Calibration | None = None
+) -> tuple[str, list[str]]:
+    """Name of the software profile, and remarks; the nearest one for an unknown framework if `published`.
+
+    The name of a calibration stands for the profile that it begins from.
+    """
     text = settings.framework
+    if calibration is not None and text == calibration.name:
+        return calibration.framework, []
     stack = stack_in_words(text)
     if stack is not None:
         return stack.name, []
@@ -187,5 +203,5 @@ def software_profile(settings: SettingsDoc, *, published: bool) -> tuple[str, li
             did_you_mean=near_miss(text, STACK_NAMES),
             allowed=STACK_NAMES,
         )
-    fallback = FSDP2.name if settings.zero_stage == 3 else DEFAULT_FRAMEWORK
-    return fallback, [f"framework {text!r} is not known, priced as {fallback}"]
+    fallback = nearest_stack(text, settings.zero_stage).name
+    return fallback, [f"framework {text!r} is not known, priced as its nearest stack, {fallback}"]

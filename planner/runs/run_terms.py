@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwright.costmodel.layout import Recompute
+from meshwright.costmodel.workload import AttentionKernel
 from meshwright.planner.runs.pipeline_notation import MOST_CHUNKS, layers_of_layout
 from meshwright.planner.runs.predicted import RECOMPUTED
 
@@ -30,6 +31,16 @@ OPERATOR_LEVEL = ("op", "sac")
 """torchtitan's selective checkpointing by operator."""
 EVERY_SECOND_LAYER = "layer"
 """torchtitan's selective checkpointing by layer, with its default of every second layer."""
+
+_ATTENTION_WORDS: tuple[tuple[str, AttentionKernel], ...] = (
+    (r"flash\D*1", "flash-1"),
+    (r"flash\D*2", "flash-2"),
+    (r"flash\D*[34]|cudnn", "flash-3"),
+    (r"fused|megatron", "fused-softmax"),
+    (r"torch|unfused|eager", "unfused"),
+)
+"""How sources begin what they call their attention kernels."""
+GRADIENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 MODULE_NAMES = (*MODULES, EVERY_SECOND_LAYER)
 
@@ -56,6 +67,39 @@ def moe_dispatch_kind(recipe: dict[str, Any], *, published: bool) -> str:
     """
     named = recipe.get("moe_dispatcher", "alltoall" if published else None)
     return "alltoall" if named == "alltoall" else "deduplicated"
+
+
+def attention_kernel_kind(words: object) -> AttentionKernel | None:
+    """The attention kernel that a source's words name; None for words that name none of ours.
+
+    >>> attention_kernel_kind("flash_attentionv1.0.8")
+    'flash-1'
+    """
+    text = str(words).strip().lower().replace("_", " ").replace("-", " ")
+    for pattern, kernel in _ATTENTION_WORDS:
+        if re.match(pattern, text):
+            return kernel
+    return None
+
+
+def shard_group_size(words: object) -> int:
+    """Ranks of an optimizer shard group from a source's words, such as '8 ranks (within a node)'; 0: all."""
+    number = re.match(r"\s*(\d{1,7})\b", str(words))
+    return int(number[1]) if number else 0
+
+
+def recipe_switch(recipe: dict[str, Any], name: str) -> bool | None:
+    """What a published recipe says of a switch; None where it says nothing."""
+    value = recipe.get(name)
+    return value if isinstance(value, bool) else None
+
+
+def gradient_bytes_of(words: object) -> int | None:
+    """Bytes of a reduced gradient element from a source's words; None where they name no type."""
+    for name, size in GRADIENT_BYTES.items():
+        if name in str(words).lower():
+            return size
+    return None
 
 
 def cp_comm_kind(words: str | None) -> str:

@@ -18,6 +18,8 @@ from meshwright.planner.runs.run_file import Measured, Run, UnreadRow
 
 FAILED_ERROR_PCT = 100.0
 """A row that cannot be predicted counts with this error, so that failing never looks better than guessing."""
+EQUAL = 1.0 + 1e-9
+"""Predicted times this close are tied: the prediction does not tell these rows apart."""
 REGRET_GROUP = 4
 """Rows that share model, cluster, sequence length and global batch form a group from this many on."""
 
@@ -28,6 +30,8 @@ class Prediction:
 
     step_time_s: float
     memory_gib: float | None = None
+    fit_probability: float | None = None
+    """How likely the run is to fit into HBM."""
 
 
 Predict = Callable[[Run], Prediction]
@@ -66,6 +70,16 @@ class ErrorSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Feasibility:
+    """Rows by what happened, and of them those that were told so."""
+
+    ran: int
+    ran_told_fit: int
+    out_of_memory: int
+    out_of_memory_told: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class RegretGroup:
     """Alternatives for one model, cluster and batch, and what the one predicted fastest would have cost."""
 
@@ -81,7 +95,7 @@ class RegretGroup:
     """Rows with that same predicted time, the chosen one included."""
     fastest: str
     regret_pct: float
-    """Measured time of the chosen row over the best measured time, minus 1."""
+    """Measured time of the chosen row, or the mean of the tied ones, over the best measured time, minus 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +122,7 @@ class ValidationReport:
             **step_time,
             "memory": _plain(summarise_memory(rows)) | memory,
             "regret": _regret_sums(self.regret) | {"with_suspects": with_suspects},
+            "feasibility": _plain(feasibility(rows)),
         }
 
     def as_document(self) -> dict[str, Any]:
@@ -143,8 +158,9 @@ def _scored(row: Run | UnreadRow, predict: Predict) -> ScoredRow:
     measured = row.measured
     error_s = error_pct = memory_error_pct = None
     if measured is not None:
-        error_s = predicted.step_time_s - measured.step_time_s
-        error_pct = _error_pct(predicted.step_time_s, measured.step_time_s)
+        if measured.step_time_s is not None:
+            error_s = predicted.step_time_s - measured.step_time_s
+            error_pct = _error_pct(predicted.step_time_s, measured.step_time_s)
         if measured.memory_gib is not None and predicted.memory_gib is not None:
             memory_error_pct = _error_pct(predicted.memory_gib, measured.memory_gib)
     return ScoredRow(
@@ -160,11 +176,12 @@ def _scored(row: Run | UnreadRow, predict: Predict) -> ScoredRow:
 
 def _failed(name: str, run: Run | None, measured: Measured | None, reason: str) -> ScoredRow:
     has_memory = measured is not None and measured.memory_gib is not None
+    no_step = run is not None and (measured is None or measured.step_time_s is None)
     return ScoredRow(
         id=name,
         run=run,
         measured=measured,
-        error_pct=None if run is not None and measured is None else FAILED_ERROR_PCT,
+        error_pct=None if no_step else FAILED_ERROR_PCT,
         memory_error_pct=FAILED_ERROR_PCT if has_memory else None,
         failed=reason,
     )
@@ -203,17 +220,36 @@ def _sums(rows: Iterable[tuple[float | None, bool]]) -> ErrorSummary:
     )
 
 
+def feasibility(rows: Sequence[ScoredRow]) -> Feasibility:
+    """Of the rows that say whether they ran, how many are told right. A failed row is told wrong."""
+    fits = [(row.measured, _told_fit(row)) for row in rows if row.measured is not None]
+    out_of_memory = [told for measured, told in fits if measured.out_of_memory]
+    ran = [told for measured, told in fits if not measured.out_of_memory]
+    return Feasibility(
+        ran=len(ran),
+        ran_told_fit=sum(told is True for told in ran),
+        out_of_memory=len(out_of_memory),
+        out_of_memory_told=sum(told is False for told in out_of_memory),
+    )
+
+
+def _told_fit(row: ScoredRow) -> bool | None:
+    """Whether a row is predicted to fit; None where that is not known."""
+    if row.predicted is None or row.predicted.fit_probability is None:
+        return None
+    return row.predicted.fit_probability > 0.5
+
+
 def plan_regret(rows: Sequence[ScoredRow]) -> tuple[RegretGroup, ...]:
     """Regret of every group of at least REGRET_GROUP measured rows.
 
     A failed row is never ranked fastest; where every row of a group failed, the slowest counts as chosen.
     """
-    groups: defaultdict[tuple[object, ...], list[tuple[ScoredRow, Run, Measured]]] = defaultdict(
-        list
-    )
+    groups: defaultdict[tuple[object, ...], list[tuple[ScoredRow, Run, float]]] = defaultdict(list)
     for row in rows:
-        if row.run is not None and row.measured is not None:
-            groups[_group_key(row.run)].append((row, row.run, row.measured))
+        measured_s = None if row.measured is None else row.measured.step_time_s
+        if row.run is not None and measured_s is not None:
+            groups[_group_key(row.run)].append((row, row.run, measured_s))
     return tuple(_regret(group) for group in groups.values() if len(group) >= REGRET_GROUP)
 
 
@@ -227,17 +263,19 @@ def _group_key(run: Run) -> tuple[object, ...]:
     return model, cluster, work.gpus, work.seq_len, work.global_batch
 
 
-def _regret(group: Sequence[tuple[ScoredRow, Run, Measured]]) -> RegretGroup:
+def _regret(group: Sequence[tuple[ScoredRow, Run, float]]) -> RegretGroup:
     ranked = [
-        (row.predicted.step_time_s, row, measured) for row, _, measured in group if row.predicted
+        (row.predicted.step_time_s, row, measured_s)
+        for row, _, measured_s in group
+        if row.predicted
     ]
-    fastest_row, run, fastest = min(group, key=lambda member: member[2].step_time_s)
+    fastest_row, run, fastest_s = min(group, key=lambda member: member[2])
     if ranked:
-        predicted_s, chosen_row, chosen = min(ranked, key=lambda member: member[0])
-        tied = sum(time_s == predicted_s for time_s, _, _ in ranked)
+        predicted_s, chosen_row, _ = min(ranked, key=lambda member: member[0])
+        tied_s = [measured_s for time_s, _, measured_s in ranked if time_s <= predicted_s * EQUAL]
     else:
-        chosen_row, _, chosen = max(group, key=lambda member: member[2].step_time_s)
-        tied = len(group)
+        chosen_row, _, slowest_s = max(group, key=lambda member: member[2])
+        tied_s = [slowest_s]
     return RegretGroup(
         model=run.workload.model.name,
         device=run.workload.cluster.device.name,
@@ -246,9 +284,9 @@ def _regret(group: Sequence[tuple[ScoredRow, Run, Measured]]) -> RegretGroup:
         global_batch=run.workload.global_batch,
         rows=len(group),
         chosen=chosen_row.id,
-        tied=tied,
+        tied=len(tied_s),
         fastest=fastest_row.id,
-        regret_pct=100.0 * (chosen.step_time_s / fastest.step_time_s - 1.0),
+        regret_pct=100.0 * (float(np.mean(tied_s)) / fastest_s - 1.0),
     )
 
 

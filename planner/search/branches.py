@@ -29,6 +29,9 @@ from meshwright.planner.search.space import Space
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
+NARROWED = ("cp", "ep", "etp")
+"""Axes of which an execution may exclude degrees."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Branch:
@@ -52,8 +55,11 @@ class Branch:
 
     def has(self, degrees: Layout) -> NDArray[np.bool_]:
         """Which degrees of the space of all are in this branch's, [n]."""
-        in_cp = np.isin(np.asarray(degrees.cp), self.space.cp)
-        return np.asarray(in_cp & np.isin(np.asarray(degrees.ep), self.space.ep))
+        own = [
+            np.isin(np.asarray(getattr(degrees, name)), getattr(self.space, name))
+            for name in NARROWED
+        ]
+        return np.asarray(np.logical_and.reduce(own))
 
     def legal(
         self, layouts: Layout, memory_gib: FloatArray, certificate: Certificate
@@ -167,9 +173,10 @@ class DegreeScan:
     def layouts(self, rows: IntArray) -> int:
         """How many layouts some of the degrees have in all branches."""
         degrees = self._degrees.take(rows)
-        cp, ep, pp = (np.asarray(x, dtype=np.int64) for x in (degrees.cp, degrees.ep, degrees.pp))
-        variants = np.zeros((max(self._space.cp) + 1, max(self._space.ep) + 1), dtype=np.int64)
+        own = tuple(np.asarray(getattr(degrees, name)) for name in NARROWED)
+        sizes = [max(getattr(self._space, name), default=0) + 1 for name in NARROWED]
+        variants = np.zeros(sizes, dtype=np.int64)
         for branch in self._branches:
             kinds = len(branch.space.zero) * len(branch.space.recompute)
-            variants[np.ix_(branch.space.cp, branch.space.ep)] += kinds
-        return int((self._space.pipeline_counts[pp] * variants[cp, ep]).sum())
+            variants[np.ix_(*(getattr(branch.space, name) for name in NARROWED))] += kinds
+        return int((self._space.pipeline_counts[np.asarray(degrees.pp)] * variants[own]).sum())

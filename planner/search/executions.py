@@ -68,7 +68,7 @@ def branches_of(request: PlanRequest, pricing_of: PricingOf) -> list[Branch]:
     return [
         branch_of(space, pricing_of(space.workload), execution)
         for execution, space in spaces
-        if space.recompute and space.cp and space.ep
+        if space.recompute and space.cp and space.ep and space.etp
     ]
 
 

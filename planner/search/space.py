@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.constraints.megatron import graphs_refuse
+from meshwright.constraints.megatron import full_graph_refuses, graphs_refuse
 from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.pipeline.schedules import (
@@ -242,8 +242,7 @@ class Space:
 def space_of(request: PlanRequest, execution: Execution | None = None) -> Space:
     """The space that a request spans, run as `execution` says or as plainly as can be.
 
-    What an execution never goes with is left out. So is what another execution of the request always does
-    faster: CUDA graphs only take host time away, so layouts without them are those that they refuse.
+    What an execution never goes with is left out.
     """
     workload, model = request.workload(execution), request.model
     framework = framework_named(request.framework)
@@ -280,23 +279,23 @@ def space_of(request: PlanRequest, execution: Execution | None = None) -> Space:
 def _narrowed(space: Space, request: PlanRequest, execution: Execution) -> Space:
     """The layouts of a space that may have their price from this execution."""
     masks = np.array(space.recompute, dtype=np.int64)
-    graphed = replace(space.workload, cuda_graph="partial")
-    refused = graphs_refuse(graphed, masks)
     keep = np.ones(len(masks), dtype=bool)
     if execution.cuda_graph == "partial":
-        keep &= ~refused
-    elif "partial" in request.execution_options.cuda_graph:
-        keep &= refused
+        keep &= ~graphs_refuse(space.workload, masks)
     if execution.ep_overlap:
         keep &= (masks & int(Recompute.FULL)) == 0
-    cp, ep = space.cp, space.ep
+    cp, ep, etp = space.cp, space.ep, space.etp
+    if execution.cuda_graph == "full" and request.model.moe is not None:
+        keep &= (masks & int(Recompute.FULL | Recompute.MOE_ACTIVATION)) == 0
+        keep &= not full_graph_refuses(space.workload)
+        etp = tuple(degree for degree in etp if degree == 1)
     if execution.cp_comm == "a2a" and "p2p" in request.execution_options.cp_comm:
         cp = tuple(degree for degree in cp if degree > 1)
     alone = execution.moe_dispatch != "alltoall" and max(space.etp, default=1) == 1
     if execution.ep_overlap or alone:
         ep = tuple(degree for degree in ep if degree > 1)
     recompute = tuple(int(mask) for mask in masks[keep])
-    return replace(space, cp=cp, ep=ep, recompute=recompute)
+    return replace(space, cp=cp, ep=ep, etp=etp, recompute=recompute)
 
 
 def _schedules(request: PlanRequest) -> tuple[str, ...]:

@@ -121,7 +121,7 @@ def test_validate_scores_every_published_row() -> None:
     # A guess of one MFU per class of device, precision, MoE and recomputation reaches 18 %.
     assert data["summary"]["mean_error_pct"] < 18
     first = data["rows"][0]
-    assert set(first["predicted"]) == {"step_time_s", "memory_gib"}
+    assert set(first["predicted"]) == {"step_time_s", "memory_gib", "fit_probability"}
     assert first["measured"]["step_time_s"] == 1.42
 
 

@@ -187,6 +187,11 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"recompute": Recompute.MOE_ACTIVATION},
         {"recompute": Recompute.LAYERNORM},
     ),
+    "megatron-full-graph": (
+        workload(MOE, precision="mxfp8", moe_dispatch="hybridep", cuda_graph="full"),
+        {"recompute": Recompute.LAYERNORM},
+        {"recompute": Recompute.MOE_ACTIVATION},
+    ),
     "megatron-tp-overlap": (workload(MOE, overlap=Overlap(tp=True)), {"tp": 1}, {"tp": 2}),
     "torchtitan-kv-heads": (workload(), {"tp": 4}, {"tp": 8}),
     "torchtitan-sequence": (workload(seq_len=48), {"tp": 4, "cp": 6}, {"tp": 4, "cp": 4}),
@@ -498,3 +503,25 @@ def test_graphs_refuse_the_same_recomputation_on_both_sides(
     rule, layout = RULES["megatron-partial-graphs"], Layout(dp=2, recompute=mask)
     legal = rule.excess(as_table(work, [layout], [1.0]))[0] <= 0
     assert legal == (rule.check(finished(work, layout, 1.0)) is None)
+
+
+@pytest.mark.parametrize(
+    ("model", "dispatcher", "precision", "layout", "legal"),
+    [
+        (DENSE, "alltoall", "bf16", Layout(dp=2, recompute=32), True),
+        (MOE, "hybridep", "mxfp8", Layout(dp=2, ep=2, recompute=8), True),
+        (MOE, "deduplicated", "mxfp8", Layout(dp=2, ep=2), True),
+        (MOE, "alltoall", "mxfp8", Layout(dp=2, ep=2), False),
+        (MOE, "hybridep", "bf16", Layout(dp=2, ep=2), False),
+        (MOE, "hybridep", "mxfp8", Layout(dp=2, etp=2), False),
+        (MOE, "hybridep", "mxfp8", Layout(dp=2, ep=2, recompute=4), False),
+        (MOE, "hybridep", "mxfp8", Layout(dp=2, ep=2, recompute=32), False),
+    ],
+)
+def test_whole_step_graphs_hold_experts_without_questions_to_the_host(
+    model: ModelSpec, dispatcher: str, precision: str, layout: Layout, legal: bool
+) -> None:
+    work = workload(model, precision=precision, moe_dispatch=dispatcher, cuda_graph="full")
+    rule = RULES["megatron-full-graph"]
+    assert (rule.excess(as_table(work, [layout], [1.0]))[0] <= 0) == legal
+    assert (rule.check(finished(work, layout, 1.0)) is None) == legal

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.constants.rates import framework_constants
+from meshwright.costmodel.constants.stacks import framework_constants
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.memory import activations as activations_module
 from meshwright.costmodel.memory import states as states_module
@@ -22,13 +22,22 @@ from meshwright.costmodel.memory.footprint import (
     stage_memory_parts_gib,
     usable_hbm_gib,
 )
-from meshwright.costmodel.memory.states import rank_parameters, state_bytes_per_parameter
+from meshwright.costmodel.memory.states import (
+    layer_parameters_on_gpu,
+    rank_parameters,
+    state_bytes_per_parameter,
+)
 from meshwright.costmodel.pipeline.schedules import in_flight
 from meshwright.costmodel.pipeline.split import layer_counts
 from meshwright.costmodel.ratios import unfused_activation_bytes
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.catalog import load_catalog_model
-from meshwright.model_specs.parameters import embedding_parameters, mtp_parameters, parameter_count
+from meshwright.model_specs.parameters import (
+    embedding_parameters,
+    mtp_parameters,
+    parameter_count,
+    whole_attention_parameters,
+)
 from meshwright.model_specs.schema import ModelSpec, MoeSpec
 
 ALL = 10**6
@@ -61,7 +70,7 @@ def framework(monkeypatch: pytest.MonkeyPatch) -> SetProfile:
             activations_module,
             transients_module,
         ):
-            monkeypatch.setattr(module, "framework_constants", lambda name: fixed)
+            monkeypatch.setattr(module, "stack_constants", lambda workload: fixed)
 
     return set_profile
 
@@ -326,3 +335,51 @@ def test_bound_of_arrays_is_the_bound_of_each() -> None:
     assert np.asarray(peak_memory_gib(work, Layout())).shape == ()
     square = Layout(pp=pp.reshape(3, 6), ep=ep.reshape(3, 6), dp=64)
     assert np.asarray(peak_memory_gib(work, square)).shape == (3, 6)
+
+
+def saved_bytes(work: Workload, layout: Layout) -> float:
+    return float(np.asarray(activation_bytes_per_layer(work, layout, experts=True)[0]))
+
+
+def test_an_uneven_load_of_experts_takes_memory() -> None:
+    """At 1.6 times the mean load Mixtral's busiest rank keeps 0.6 of its routed activations more."""
+    work = workload("mixtral-8x7b")
+    layout = Layout(dp=64, ep=8)
+    routed = 2048 * 2 * (2 * 4096 + 2 * 2 * 14_336 + 2 * 14_336)
+    uneven = replace(work, expert_imbalance=1.6)
+    assert saved_bytes(uneven, layout) - saved_bytes(work, layout) == pytest.approx(0.6 * routed)
+
+
+def test_expert_tensor_ranks_keep_the_tokens_of_all_of_them() -> None:
+    work = workload("mixtral-8x7b")
+    plain, split = Layout(tp=2, dp=32, ep=8), Layout(tp=2, dp=32, ep=8, etp=2)
+    gathered = 2048 * 2 / 2 * 2 * 4096
+    assert saved_bytes(work, split) - saved_bytes(work, plain) == pytest.approx(gathered)
+
+
+def test_down_projections_of_latent_attention_are_whole_on_every_tensor_rank() -> None:
+    """DeepSeek-V3: queries to rank 1,536, keys and values to 512 and 64 shared, out of 7,168."""
+    model = load_catalog_model("deepseek-v3")
+    whole = 7168 * (1536 + 512 + 64) + 1536 + 512
+    assert whole_attention_parameters(model) == whole
+    _, one, _ = layer_parameters_on_gpu(model, Layout())
+    _, four, _ = layer_parameters_on_gpu(model, Layout(tp=4))
+    norms_and_router = 2 * 7168 + 256 * 7169
+    assert 4 * four - one == pytest.approx(3 * (whole + norms_and_router))
+
+
+@pytest.mark.parametrize(
+    ("name", "experts", "norms"),
+    [("llama-2-7b", False, 0), ("mixtral-8x7b", True, 1), ("deepseek-v3", True, 2)],
+)
+def test_norms_that_stand_apart_are_what_recomputing_them_saves(
+    name: str, experts: bool, norms: int
+) -> None:
+    """Not those that Transformer Engine fuses into the next product: the gain was two norms everywhere."""
+    work = workload(name)
+    plain, again = Layout(dp=64), Layout(dp=64, recompute=int(Recompute.LAYERNORM))
+    before, after = (
+        float(np.asarray(activation_bytes_per_layer(work, layout, experts=experts)[0]))
+        for layout in (plain, again)
+    )
+    assert before - after == norms * 2048 * 2 * work.model.hidden

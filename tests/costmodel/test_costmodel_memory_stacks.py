@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.constants.rates import framework_names
+from meshwright.costmodel.constants.stacks import framework_names
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.memory.activations import activation_bytes_per_layer
 from meshwright.costmodel.memory.footprint import (

@@ -297,8 +297,8 @@ def test_eager_operators_move_what_their_code_says() -> None:
     """Eager RMSNorm 36 bytes an element forward and 76 backward, residual 6 and 6, rotary 20, gate 10 and 18;
     one kernel each: 4 and 6, 6 and 6, 4, 6 and 10."""
     work = workload("llama-3-8b", gpus=8)
-    eager = element_bytes(work, fused=False, eager=True)
-    fused = element_bytes(work, fused=True, eager=False)
+    eager = element_bytes(work, fused=False, eager=True, fused_norm=False)
+    fused = element_bytes(work, fused=True, eager=False, fused_norm=True)
     assert (eager.around, eager.rotary, eager.activation) == ((42, 82), (20, 20), (10, 18))
     assert (fused.around, fused.rotary, fused.activation) == ((10, 12), (4, 4), (6, 10))
 
@@ -405,7 +405,31 @@ def test_recomputing_everything_costs_at_most_a_forward_pass_more() -> None:
         assert 0 < float(np.asarray(kind.recompute_s)) <= (whole - backward) * 1.001
 
 
-@pytest.mark.parametrize("flag", [Recompute.MLP, Recompute.LAYERNORM, Recompute.CORE_ATTENTION])
+def test_recomputing_norms_costs_time_where_they_stand_apart() -> None:
+    """Transformer Engine fuses the norms of dense layers without MLA: Megatron has IdentityOp for them."""
+    norms = Layout(dp=8, recompute=int(Recompute.LAYERNORM))
+    more = {}
+    for name in ("llama-2-7b", "mixtral-8x7b"):
+        work = workload(name, gpus=8)
+        plain, chosen = (kind_times(context(work, layout)) for layout in (Layout(dp=8), norms))
+        before, after = plain.dense or plain.moe, chosen.dense or chosen.moe
+        assert before is not None
+        assert after is not None
+        more[name] = float(np.asarray(after.seconds)) - float(np.asarray(before.seconds))
+    assert more["llama-2-7b"] == 0
+    assert more["mixtral-8x7b"] > 0
+
+
+def test_shared_experts_gather_and_scatter_their_tokens() -> None:
+    """Their two products are column- and row-parallel like those of a dense feed-forward."""
+    work = workload("deepseek-v2", gpus=8)
+    split = Layout(tp=8, ep=8, sequence_parallel=True)
+    assert seconds(dense_mlp(context(work, split), 3072, norm=False).forward)["tp_comm"] > 0
+    whole = Layout(dp=8, ep=8)
+    assert seconds(dense_mlp(context(work, whole), 3072, norm=False).forward)["tp_comm"] == 0
+
+
+@pytest.mark.parametrize("flag", [Recompute.MLP, Recompute.CORE_ATTENTION])
 def test_selective_recomputation_adds_some_time_and_less_than_a_full_one(flag: Recompute) -> None:
     work = workload("llama-2-7b", gpus=8)
     plain, chosen = (

@@ -12,7 +12,8 @@ from meshwright.costmodel.constants.measured import (
     device_classes,
     error_band,
 )
-from meshwright.costmodel.constants.rates import framework_names, peak_flops
+from meshwright.costmodel.constants.rates import peak_flops
+from meshwright.costmodel.constants.stacks import framework_names
 from meshwright.model_specs.parameters import flops_per_token
 from meshwright.planner.runs.prediction import prediction_of
 from meshwright.planner.runs.run_file import Run, read_runs
@@ -48,6 +49,7 @@ def test_the_bands_hold_what_they_promise_on_the_fitted_rows(runs: tuple[Run, ..
     inside = 0
     for run in runs:
         assert run.measured is not None
+        assert run.measured.step_time_s is not None
         band = error_band(run.workload.cluster.device.name, run.workload.framework)
         inside += band.low <= run.measured.step_time_s / prediction_of(run).step_time_s <= band.high
     assert inside > 0.9 * len(runs)
@@ -59,6 +61,7 @@ def test_the_best_measured_runs_are_the_best(runs: tuple[Run, ...]) -> None:
         work = run.workload
         name = device_class(work.cluster.device.name)
         assert run.measured is not None
+        assert run.measured.step_time_s is not None
         assert name is not None
         tokens_per_s = work.global_batch * work.seq_len / run.measured.step_time_s / work.gpus
         flops_per_s = tokens_per_s * flops_per_token(work.model, work.seq_len)

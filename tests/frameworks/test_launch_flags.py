@@ -28,6 +28,7 @@ EXECUTIONS = tuple(
         {"tp_overlap": True},
         {"ep_overlap": True},
         {"cuda_graph": "partial"},
+        {"cuda_graph": "full"},
         {"cp_comm": "a2a"},
     )
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cluster_specs.fabric import FabricLevels, fabric_levels
+from meshwright.cluster_specs.fabric import FabricLevels, fabric_levels, full_levels
 from meshwright.cluster_specs.schema import ClusterSpec
 
 
@@ -22,8 +22,8 @@ class HostPlace:
 def host_places(cluster: ClusterSpec, gpus: int, nodes: Sequence[int]) -> list[HostPlace]:
     """Places of nodes, given by their number in the cluster.
 
-    Nodes that the cluster file lists have the leaf and pod that it gives; otherwise the allocation of `gpus`
-    GPUs fills the blocks of the level table one after the other.
+    Nodes that the cluster file lists have the leaf and pod that it gives; otherwise they stand in the blocks
+    of the machine in turn, of which those count that part an allocation of `gpus` GPUs.
     """
     if cluster.nodes:
         listed = [cluster.nodes[node] for node in nodes]
@@ -49,5 +49,7 @@ def _switch_depths(cluster: ClusterSpec, levels: FabricLevels) -> list[int]:
 def _block(cluster: ClusterSpec, levels: FabricLevels, depth: int | None, node: int) -> str:
     if depth is None:
         return ""
-    number = node * cluster.gpus_per_node // int(levels.blocks[depth])
+    full = full_levels(cluster)
+    size = int(full.blocks[full.names.index(levels.names[depth])])
+    number = node * cluster.gpus_per_node // size
     return f"{levels.names[depth]} {number + 1}"

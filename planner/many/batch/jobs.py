@@ -55,6 +55,8 @@ class JobDoc(BaseModel):
     """Software that is not there: `deepep,cuda-graph`, or a list."""
     moe_dispatch: str | None = None
     """Pins the dispatcher of tokens."""
+    calibration: Text | None = None
+    """A stack file that `meshwright calibrate` wrote; a relative path starts at the jobs file."""
     reserve_gib: Annotated[float, Field(ge=0, le=10_000)] = 0.0
     method: str = "cp-sat"
     top: Annotated[int, Field(ge=1, le=1000)] = 1
@@ -85,10 +87,14 @@ class Job:
     mistake: str | None
 
 
-def read_jobs(path: Path, kind: type[JobDoc] = JobDoc) -> list[Job]:
+def read_jobs(
+    path: Path, kind: type[JobDoc] = JobDoc, calibration: Path | None = None
+) -> list[Job]:
     """The jobs of a file in its order, those of `matrix` after `jobs`; no two names are equal, case ignored.
 
-    `kind` is the document of one job. A job with a bad field is returned with its mistake. Raises InputError
+    `kind` is the document of one job, `calibration` the stack file of jobs that name none.
+
+    A job with a bad field is returned with its mistake. Raises InputError
     where the file as a whole cannot be used, or a name is bad or given twice.
     """
     where = path_text(path)
@@ -97,6 +103,9 @@ def read_jobs(path: Path, kind: type[JobDoc] = JobDoc) -> list[Job]:
         document = JobsDoc.model_validate(data)
     except ValidationError as error:
         raise InputError(validation_message(error, where, JobsDoc)) from None
+    if calibration is not None:
+        defaults = {"calibration": str(calibration.absolute()), **document.defaults}
+        document = document.model_copy(update={"defaults": defaults})
     entries = [*_listed(document), *_multiplied(document, where)]
     if not entries:
         raise InputError(
@@ -203,6 +212,8 @@ def _job(where: str, fields: dict[str, Any], folder: Path, kind: type[JobDoc]) -
         "model": _path(document.model, folder, catalog_names()),
         "cluster": _path(document.cluster, folder, cluster_names()),
     }
+    if document.calibration is not None:
+        beside["calibration"] = _path(document.calibration, folder, ())
     return Job(name=name, fields=fields, document=document.model_copy(update=beside), mistake=None)
 
 

@@ -52,7 +52,7 @@ class SilentListener:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions:
-    """How a batch is done; none of it changes its results, but for the formats they are written in."""
+    """How a batch is done; nothing but formats and calibration changes its results."""
 
     workers: int | None = None
     """Processes; one for every core when None."""
@@ -63,6 +63,8 @@ class BatchOptions:
     """Whether a job with a mistake stops the batch before it starts."""
     cache: Path | None = None
     formats: tuple[str, ...] = ("csv", "json")
+    calibration: Path | None = None
+    """The stack file of jobs that name none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +93,7 @@ def run_batch(
     """
     began = time.monotonic()
     check_formats(options.formats)
-    jobs = read_jobs(path)
+    jobs = read_jobs(path, calibration=options.calibration)
     if options.strict:
         _refuse_mistakes(jobs)
     if folder.exists() and not folder.is_dir():

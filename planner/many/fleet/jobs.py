@@ -32,9 +32,12 @@ class FleetJobDoc(JobDoc):
     """Whether the job may get nothing now; under makespan and deadlines every job may start later."""
 
 
-def read_fleet(path: Path, cluster: str) -> list[FleetJobDoc]:
-    """The jobs of a fleet, on its cluster. Raises InputError with every mistake."""
-    jobs = read_jobs(path, FleetJobDoc)
+def read_fleet(path: Path, cluster: str, calibration: Path | None = None) -> list[FleetJobDoc]:
+    """The jobs of a fleet, on its cluster. Raises InputError with every mistake.
+
+    `calibration` is the stack file of those that name none.
+    """
+    jobs = read_jobs(path, FleetJobDoc, calibration)
     mistakes = [words for job in jobs if (words := _mistake(job, str(path), cluster))]
     if mistakes:
         raise InputError("\n".join(mistakes[:20]))

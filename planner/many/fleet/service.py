@@ -33,6 +33,7 @@ from meshwright.planner.many.fleet.sharing import (
 )
 from meshwright.planner.many.fleet.sizes import JobSize, SizedJob, candidate_units, faster_sizes
 from meshwright.planner.many.fleet.units import FreeUnits, Unit, free_units
+from meshwright.planner.plan.digest import with_digest
 from meshwright.planner.plan.document import Plan
 
 Progress = Callable[[int, int], None]
@@ -58,6 +59,8 @@ class FleetOptions:
     time_limit_s: float | None = None
     """For each goal of the sharing."""
     seed: int = 0
+    calibration: Path | None = None
+    """The stack file of jobs that name none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +135,7 @@ def run_fleet(path: Path, options: FleetOptions, progress: Progress) -> Fleet:
         )
     cluster = read_cluster(options.cluster, options.gpus)
     free = free_units(cluster, allocated_gpus(cluster, options.gpus), options.busy)
-    jobs = read_fleet(path, options.cluster)
+    jobs = read_fleet(path, options.cluster, options.calibration)
     if options.objective != "throughput":
         _require_tokens(jobs, path, options.objective)
     began = time.monotonic()
@@ -283,4 +286,4 @@ def _plan_on_units(cluster: ClusterSpec, files: Mapping[str, str], units: Sequen
     )
     fields = {"nodes": nodes, "gpus": len(nodes) * cluster.gpus_per_node, "elastic": False}
     inputs = plan.inputs.model_copy(update={"cluster": cluster.model_copy(update=fields)})
-    return plan.model_copy(update={"inputs": inputs})
+    return with_digest(plan.model_copy(update={"inputs": inputs}))

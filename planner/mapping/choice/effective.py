@@ -140,7 +140,7 @@ def _within(instance: Instance, block: int) -> dict[str, int]:
         degrees[axis] = degree if block >= stride * degree else max(degrees[axis], 1)
         stride *= degree
     layout, dense = instance.layout, degrees["tp"] * degrees["cp"] * degrees["dp"]
-    etp = gcd(int(layout.etp), degrees["tp"])
+    etp = gcd(int(layout.etp), dense)
     expert = gcd(int(layout.etp) * int(layout.ep), dense)
     return degrees | {
         "etp": etp,

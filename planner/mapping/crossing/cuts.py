@@ -17,7 +17,8 @@ import numpy as np
 
 from meshwright.cluster_specs.graph import halves_cut_gb_per_s
 from meshwright.cluster_specs.places import Place
-from meshwright.costmodel.constants.rates import constants_for, links_of
+from meshwright.costmodel.constants.calibrated import calibrated_constants
+from meshwright.costmodel.constants.rates import links_of
 from meshwright.costmodel.estimate import Estimate, Stages
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layout import Layout, Placement
@@ -109,7 +110,7 @@ def mapping_use(
 def _rates(workload: Workload, on: RankPositions) -> tuple[FloatArray, FloatArray]:
     """(share of the nominal rate that rings attain without detours, what detours leave), by level."""
     levels = on.levels
-    links = links_of(levels, constants_for(workload))
+    links = links_of(levels, calibrated_constants(workload))
     shares = np.where(np.isnan(levels.attained), levels.neighbour_share, 1.0)
     return links.bytes_per_s / (levels.gb_per_s * 1e9 * shares), shares
 

@@ -60,6 +60,9 @@ def from_accelerate(document: dict[str, Any], where: str) -> LaunchRun:
         "recompute": "full" if fsdp.get("fsdp_activation_checkpointing") else "none",
         "overlap": {"dp": True},
     }
+    if sizes["dp_replicate"] > 1:
+        # Weights are sharded over dp_shard and cp together (accelerate/parallelism_config.py).
+        settings["shard_group"] = sizes["dp_shard"] * sizes["cp"]
     if document.get("mixed_precision") in _PRECISIONS:
         settings["precision"] = document["mixed_precision"]
     # Options that are off, and axes of one GPU, change nothing.

@@ -18,7 +18,10 @@ _STEPS = "gradient_accumulation_steps"
 _READ = "zero_optimization bf16 fp16 tensor_parallel activation_checkpointing"
 _HARMLESS = "gradient_clipping optimizer scheduler steps_per_print wall_clock_breakdown"
 """Keys that leave the time of a step as it is."""
-_ZERO_READ = "stage overlap_comm contiguous_gradients reduce_bucket_size allgather_bucket_size"
+_ZERO_READ = """
+stage overlap_comm contiguous_gradients reduce_bucket_size allgather_bucket_size
+mics_shard_size
+"""
 
 
 def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
@@ -54,6 +57,9 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
         settings["global_batch"] = batch
         if steps is not None and batch % (micro_batch * steps) == 0:
             settings["dp"] = batch // (micro_batch * steps)
+    shard_group = whole_number(zero, "mics_shard_size", where) or -1
+    if shard_group > 0:
+        settings["shard_group"] = shard_group
     if section_of(document, "fp16", where).get("enabled") is True:
         settings["precision"] = "fp16"
     if section_of(document, "activation_checkpointing", where).get("number_checkpoints"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.costmodel.execution import DISPATCHERS
+from meshwright.costmodel.execution_names import DISPATCHERS
 from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import DEEPSPEED, MEGATRON_DEEPSPEED
 from meshwright.frameworks.megatron import MEGATRON
@@ -18,6 +18,7 @@ from meshwright.planner.runs.run_terms import cuda_graph_kind
 _DEGREES: tuple[Axis, ...] = ("tp", "pp", "cp")
 _SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """ZeRO stages by Megatron-FSDP's sharding strategy."""
+_OPTIMIZER_INSTANCES = "--num-distributed-optimizer-instances"
 _LAYOUT = "--pipeline-model-parallel-layout"
 
 _DEEPSPEED_FLASH = (
@@ -35,7 +36,8 @@ lr-decay-iters weight-decay clip-grad adam-beta1 adam-beta2 adam-eps init-method
 log-interval save load save-interval eval-interval eval-iters tensorboard-dir wandb-project
 wandb-exp-name distributed-backend distributed-timeout-minutes use-flash-attn attention-backend
 transformer-impl attention-dropout hidden-dropout no-load-optim no-load-rng ckpt-format
-log-throughput exit-duration-in-mins
+log-throughput exit-duration-in-mins no-check-for-nan-in-loss-and-grad use-transformer-engine-op-fuser
+moe-expert-rank-capacity-factor moe-paged-stash
 make-vocab-size-divisible-by data-cache-path num-workers deepspeed deepspeed_config nnodes
 nproc-per-node nproc_per_node node-rank node_rank master-addr master_addr master-port master_port
 rdzv-backend rdzv-endpoint no-gradient-accumulation-fusion moe-permute-fusion moe-grouped-gemm
@@ -79,9 +81,14 @@ def from_megatron(line: CommandLine) -> LaunchRun:
     if (line.text("--cp-comm-type") or "p2p").startswith("a2a"):
         settings["cp_comm"] = "a2a"
     settings["cuda_graph"] = _cuda_graph(line)
+    if line.has("--use-tp-pp-dp-mapping"):
+        settings["rank_order"] = "tp-cp-pp-dp"
     gpus = line.torchrun_gpus()
+    instances = line.integer(_OPTIMIZER_INSTANCES, 1)
     if gpus:
         settings["gpus"] = gpus
+        if instances > 1:
+            settings["shard_group"] = gpus // (settings["tp"] * settings["pp"] * instances)
     return LaunchRun(settings=settings, model=model, unread=tuple(line.unread(_HARMLESS)))
 
 

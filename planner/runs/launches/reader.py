@@ -15,9 +15,11 @@ from typing import Any
 
 import yaml
 
+from meshwright.costmodel.constants.calibration import Calibration
 from meshwright.documents.output_files import write_files
 from meshwright.documents.reader import read_text
 from meshwright.errors import InputError
+from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.runs.launches.accelerate import from_accelerate
 from meshwright.planner.runs.launches.deepspeed import BATCH, MICRO_BATCH, from_deepspeed
 from meshwright.planner.runs.launches.flags import CommandLine, words_of
@@ -25,7 +27,7 @@ from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.launches.megatron import from_megatron
 from meshwright.planner.runs.launches.torchtitan import from_torchtitan
 from meshwright.planner.runs.prediction import PricedRun, price_run
-from meshwright.planner.runs.run_file import MAX_FILE_BYTES, run_from_mapping
+from meshwright.planner.runs.run_file import MAX_FILE_BYTES, Run, run_from_mapping
 from meshwright.planner.runs.run_schema import SettingsDoc
 
 _TOP_FIELDS = ("model", "cluster")
@@ -36,7 +38,10 @@ _INTEGERS = frozenset(
 
 
 def price_launch(
-    path: Path, additions: Sequence[str], output: Path | None = None
+    path: Path,
+    additions: Sequence[str],
+    output: Path | None = None,
+    calibration: Calibration | None = None,
 ) -> Iterator[PricedRun]:
     """Prices the run of a launch file.
 
@@ -48,6 +53,8 @@ def price_launch(
         `name=value` pairs for what the file leaves open.
     output
         Where to write the run file, if anywhere.
+    calibration
+        What the user's own runs say of the constants.
 
     Raises
     ------
@@ -56,7 +63,13 @@ def price_launch(
     """
     launch = read_launch(path)
     mapping = complete(launch, additions, str(path))
-    run = run_from_mapping(mapping, where=str(path), base=path.parent, default_id=path.stem)
+    run = run_from_mapping(
+        mapping,
+        where=str(path),
+        base=path.parent,
+        default_id=path.stem,
+        calibration=calibration,
+    )
     unread = [f"{path.name}: {name} is not read" for name in launch.unread]
     if output is not None:
         text = yaml.safe_dump({"schema": 1, **mapping}, sort_keys=False)
@@ -67,9 +80,16 @@ def price_launch(
 
 def read_launch(path: Path) -> LaunchRun:
     """What a launch file says. Raises InputError if it is of no known kind."""
+    return launch_of_text(read_text(path, MAX_FILE_BYTES), path)
+
+
+def launch_of_text(text: str, path: Path) -> LaunchRun:
+    """What the text of a launch file says; its path tells the kind and names it in messages.
+
+    Raises InputError if it is of no known kind.
+    """
     where = str(path)
-    text = read_text(path, MAX_FILE_BYTES)
-    document = _document(path, text)
+    document = launch_document(path, text)
     if isinstance(document, dict):
         return _from_document(document, where)
     line = _command_line(document, text, where)
@@ -135,7 +155,25 @@ def complete(launch: LaunchRun, additions: Sequence[str], where: str) -> dict[st
     return {"id": Path(where).stem, **top, "run": settings}
 
 
-def _document(path: Path, text: str) -> object:
+def run_of_inputs(launch: LaunchRun, inputs: PlanInputs, path: Path) -> Run:
+    """A launch file's run of a plan's model; what the file leaves open is as the plan's inputs have it.
+
+    Raises InputError where its settings do not fit together or to the plan's cluster.
+    """
+    settings: dict[str, Any] = {
+        "seq_len": inputs.seq_len,
+        "global_batch": inputs.global_batch,
+        "precision": inputs.precision,
+        "optimizer": inputs.optimizer,
+        **launch.settings,
+    }
+    if "gpus" not in settings and "dp" not in settings:
+        settings["gpus"] = inputs.gpus
+    mapping = {"model": inputs.model, "cluster": inputs.cluster, "run": settings}
+    return run_from_mapping(mapping, where=str(path), base=path.parent, default_id=path.stem)
+
+
+def launch_document(path: Path, text: str) -> object:
     """The file as JSON or YAML where it is one; None for a script or a command line."""
     try:
         if path.suffix == ".json" or text.lstrip()[:1] in ("[", "{"):

@@ -54,7 +54,11 @@ def from_torchtitan(command_line: CommandLine) -> LaunchRun:
 
 
 def _sharding(line: CommandLine, pp: int) -> dict[str, int]:
-    """ZeRO stage; the data-parallel degree where the flags give it (a shard degree of -1 is what is left)."""
+    """ZeRO stage; where the flags give them, the data-parallel degree and the groups that it shards within.
+
+    A shard degree of -1 is what is left. Weights are sharded over dp_shard and cp together
+    (torchtitan/distributed/fsdp.py, resolve_fsdp_mesh).
+    """
     shards = line.integer("--parallelism.data-parallel-shard-degree", -1)
     replicas = line.integer("--parallelism.data-parallel-replicate-degree", 1)
     reshard = line.text("--parallelism.fsdp-reshard-after-forward", "default")
@@ -64,6 +68,8 @@ def _sharding(line: CommandLine, pp: int) -> dict[str, int]:
         settings["zero_stage"] = 0
     if shards > 0:
         settings["dp"] = replicas * shards
+    if replicas > 1 and shards > 1:
+        settings["shard_group"] = shards * line.integer("--parallelism.context-parallel-degree", 1)
     return settings
 
 

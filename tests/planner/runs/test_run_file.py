@@ -390,10 +390,46 @@ def test_step_time_from_throughput() -> None:
     run = read(row() | measured)
     assert run.measured is not None
     assert run.measured.step_time_s == 8.0  # 64 * 2048 tokens / (1024 * 16 GPUs)
-    assert "needs step_time_s or tokens_per_s_per_gpu" in message(
-        row() | {"measured": {"memory_gib": 3.0}}
-    )
+    assert "needs step_time_s" in message(row() | {"measured": {}})
     assert "measured.step_time_s" in message(row() | {"measured": {"step_time_s": 0.0}})
+
+
+def test_memory_alone_or_a_run_that_did_not_fit() -> None:
+    run = read(row() | {"measured": {"memory_gib": 3.0}})
+    assert run.measured is not None
+    assert (run.measured.step_time_s, run.measured.memory_gib) == (None, 3.0)
+    run = read(row() | {"measured": {"out_of_memory": True}})
+    assert run.measured is not None
+    assert run.measured.out_of_memory
+    both = {"measured": {"out_of_memory": True, "step_time_s": 2.0}}
+    assert "neither a step time nor memory" in message(row() | both)
+
+
+@pytest.mark.parametrize(
+    ("words", "kernel"),
+    [
+        ("torch", "unfused"), ("fused", "fused-softmax"), ("flash_attentionv1.0.8", "flash-1"),
+        ("flash_attention2", "flash-2"), ("FlashAttention-3", "flash-3"), ("cuDNN", "flash-3"),
+        ("triton thing", None),
+    ],
+)  # fmt: skip
+def test_attention_kernels_in_words(words: str, kernel: str | None) -> None:
+    assert read(row(recipe={"attention_kernel": words})).workload.attention_kernel == kernel
+    assert read(row(attention_kernel="flash-1")).workload.attention_kernel == "flash-1"
+
+
+def test_what_shards_and_reduces() -> None:
+    group = {"zero1_group": "2 ranks (of a node), replicated across"}
+    assert read(row(recipe=group)).workload.shard_group == 2
+    everyone = {"zero1_group": "all data-parallel ranks"}
+    assert read(row(recipe=everyone)).workload.shard_group == 0
+    assert read(row(shard_group=2)).workload.shard_group == 2
+    assert "does not divide" in message(row(shard_group=3))
+    synced = {"gradient_sync": "DDP, fp32 all-reduce overlapped with the last backward"}
+    assert read(row(recipe=synced)).workload.gradient_bytes == 4
+    assert read(row(gradient_dtype="bf16")).workload.gradient_bytes == 2
+    assert read(row()).workload.gradient_bytes is None
+    assert read(row(flushes=4)).workload.flushes == 4
 
 
 def test_a_bad_row_does_not_hide_the_others(tmp_path: Path) -> None:

@@ -227,8 +227,14 @@ def test_the_document_is_plain_json() -> None:
     assert document["schema"] == 1
     assert document["rows"][0] == {
         "id": "a",
-        "predicted": {"step_time_s": 4.0, "memory_gib": 11.0},
-        "measured": {"step_time_s": 4.0, "memory_gib": 10.0, "from_driver": False},
+        "predicted": {"step_time_s": 4.0, "memory_gib": 11.0, "fit_probability": None},
+        "measured": {
+            "step_time_s": 4.0,
+            "memory_gib": 10.0,
+            "out_of_memory": False,
+            "first_rank": False,
+            "from_driver": False,
+        },
         "error_s": 0.0,
         "error_pct": 0.0,
         "memory_error_pct": pytest.approx(10.0),
@@ -239,18 +245,48 @@ def test_the_document_is_plain_json() -> None:
     assert document["regret"][0]["regret_pct"] == 0.0
 
 
+def measured_step_s(row: Run) -> float:
+    assert row.measured is not None
+    assert row.measured.step_time_s is not None
+    return row.measured.step_time_s
+
+
+def test_tied_rows_count_by_their_mean() -> None:
+    """Regression: the first in file order counted, so that regret hung on the order of the file."""
+    rows = [
+        run(name, seconds) for name, seconds in zip("abcd", (10.0, 14.0, 8.0, 20.0), strict=True)
+    ]
+    report = score(rows, predicting({"a": 7.0, "b": 7.0, "c": 9.0, "d": 9.0}))
+    assert report.regret[0].tied == 2
+    assert report.regret[0].regret_pct == pytest.approx(50.0)  # (10 + 14) / 2 over 8
+
+
+def test_rows_that_ran_out_of_memory_are_told_or_not() -> None:
+    ran, full = run("a", 10.0), run("b", None)
+    burst = replace(full, measured=Measured(step_time_s=None, out_of_memory=True))
+    chances = {"a": 0.9, "b": 0.2, "c": 0.8}
+    rows = [ran, burst, replace(burst, id="c"), replace(burst, id="d")]
+
+    def predict(row: Run) -> Prediction:
+        if row.id not in chances:
+            raise ValueError("no such layout")
+        return Prediction(step_time_s=10.0, memory_gib=70.0, fit_probability=chances[row.id])
+
+    summary = score(rows, predict).summary()
+    assert summary["feasibility"] == {
+        "ran": 1, "ran_told_fit": 1, "out_of_memory": 3, "out_of_memory_told": 1,
+    }  # fmt: skip
+    assert summary["count"] == 1, "rows without a step have no error of it"
+    assert summary["memory"]["count"] == 0
+
+
 def test_published_groups() -> None:
     rows = read_runs(PUBLISHED)
-    perfect = score(
-        rows, lambda row: Prediction(step_time_s=row.measured.step_time_s if row.measured else 1.0)
-    )
+    perfect = score(rows, lambda row: Prediction(step_time_s=measured_step_s(row)))
     assert perfect.summary()["mean_error_pct"] == 0.0
     assert (len(perfect.regret_with_suspects), len(perfect.regret)) == (33, 32)
     assert all(group.regret_pct == 0.0 for group in perfect.regret)
-    worst = score(
-        rows,
-        lambda row: Prediction(step_time_s=1.0 / row.measured.step_time_s if row.measured else 1.0),
-    )
+    worst = score(rows, lambda row: Prediction(step_time_s=1.0 / measured_step_s(row)))
     assert min(group.regret_pct for group in worst.regret) > 0.0
 
 

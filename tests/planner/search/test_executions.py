@@ -37,7 +37,9 @@ def asked(seed: int) -> PlanRequest:
     if draw.random() < 0.4:
         pins["recompute"] = draw.choice(["none", "full"])
     without = tuple(
-        name for name in ("deepep", "ep-overlap", "cp-a2a", "cuda-graph") if draw.random() < 0.15
+        name
+        for name in ("deepep", "ep-overlap", "cp-a2a", "cuda-graph", "full-graph")
+        if draw.random() < 0.15
     )
     return replace(
         request,
@@ -57,7 +59,9 @@ def every_execution(request: PlanRequest) -> list[Execution]:
     if moe:
         dispatchers += [name for name in ("deepep", "hybridep") if name not in without]
     overlaps = [False, True] if moe and "ep-overlap" not in without else [False]
-    graphs = ["none"] if "cuda-graph" in without else ["none", "partial"]
+    graphs = ["none"] if "cuda-graph" in without else ["none", "partial", "full"]
+    if "full-graph" in without:
+        graphs = graphs[:2]
     exchanges = ["p2p"] if "cp-a2a" in without else ["p2p", "a2a"]
     choices: list[dict[str, Any]] = [
         {"moe_dispatch": d, "ep_overlap": o, "cuda_graph": g, "cp_comm": e}
@@ -133,6 +137,11 @@ def test_pins_and_without_are_kept() -> None:
     request = replace(asked(12), without=(), pins={"moe_dispatch": "deduplicated", "cp": 1})
     outcome = search_executions(request, CostModelPricing)
     assert {priced.execution.moe_dispatch for priced in outcome.best} <= {"deepep"}
+    captured = replace(request, pins={}).execution_options
+    assert captured.moe_dispatch == ("alltoall", "hybridep")
+    uncaptured = replace(request, pins={}, without=("full-graph",)).execution_options
+    assert uncaptured.moe_dispatch == ("alltoall", "deepep")
+    assert uncaptured.cuda_graph == ("none", "partial")
     on_alltoall = replace(request, pins={"moe_dispatch": "alltoall"}, without=("ep-overlap",))
     executions = on_alltoall.execution_options.executions()
     assert {execution.moe_dispatch for execution in executions} == {"alltoall"}
@@ -164,4 +173,5 @@ def test_rules_that_bind_an_execution_are_searched_with() -> None:
         "megatron-flex-dispatcher",
         "megatron-expert-overlap",
         "megatron-partial-graphs",
+        "megatron-full-graph",
     } <= names

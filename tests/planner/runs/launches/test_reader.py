@@ -95,6 +95,50 @@ def test_what_we_write_is_read_back(plan: Plan, name: str, given: str, tmp_path:
         assert [list(rank) for rank in run.stages] == plan.layout.stages
 
 
+def hsdp_files(framework: str, groups: int, size: int) -> tuple[str, str]:
+    """Name and text of a launch file that shards over `size` ranks in each of `groups`."""
+    if framework == "torchtitan":
+        return "run.sh", (
+            "torchrun --nnodes=8 --nproc-per-node=8 -m torchtitan.train --module llama3 "
+            f"--config llama3_8b --parallelism.data-parallel-replicate-degree {groups} "
+            f"--parallelism.data-parallel-shard-degree {size} --training.global-batch-size 64 "
+            "--training.local-batch-size 1"
+        )
+    if framework == "fsdp2":
+        sizes = {"dp_replicate": groups, "dp_shard": size}
+        mesh = {f"parallelism_config_{axis}_size": value for axis, value in sizes.items()}
+        document: dict[str, Any] = {
+            "num_processes": 64,
+            "fsdp_config": {"fsdp_version": 2, "fsdp_reshard_after_forward": True},
+            "parallelism_config": mesh,
+        }
+        return "accelerate.json", json.dumps(document)
+    zero = {"stage": 3, "mics_shard_size": size if groups > 1 else -1}
+    return "ds_config.json", json.dumps(
+        {"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero}
+    )
+
+
+@pytest.mark.parametrize("framework", ["torchtitan", "fsdp2", "deepspeed"])
+def test_sharding_within_groups_is_not_sharding_over_all(framework: str, tmp_path: Path) -> None:
+    """8 groups of 8 hold 8 times the states of 64 in one, and gather inside a node."""
+    prices = []
+    for groups, size in ((8, 8), (1, 64)):
+        name, text = hsdp_files(framework, groups, size)
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        given = ["cluster=dgx-h100,model=llama-3-8b,gpus=64,seq_len=4096,global_batch=64"]
+        prices.append(next(price_launch(path, given)).predicted)
+    grouped, whole = prices
+    model = load_catalog_model("llama-3-8b")
+    states_gib = 16 * parameter_count(model) / 2**30
+    more_gib = max(grouped.memory_gib) - max(whole.memory_gib)
+    assert more_gib == pytest.approx(states_gib / 8 - states_gib / 64, rel=0.05)
+    assert grouped.step_time_s != whole.step_time_s
+    over_network = [price.level_traffic[-1].by_axis["dp"] for price in prices]
+    assert over_network[0] < over_network[1]
+
+
 @pytest.mark.parametrize("name", catalog_names())
 def test_every_catalog_model_comes_back_from_its_arguments(name: str) -> None:
     model = load_catalog_model(name)
@@ -178,3 +222,17 @@ def test_a_batch_jobs_nodes_give_the_gpus(tmp_path: Path) -> None:
             encoding="utf-8",
         )
         assert read_launch(script).settings["gpus"] == 256
+
+
+def test_the_order_of_ranks_is_read(tmp_path: Path) -> None:
+    """`--use-tp-pp-dp-mapping` was listed as unread, and priced as if it were not there."""
+    flags = "--num-layers 8 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096"
+    flags += " --pipeline-model-parallel-size 8 --global-batch-size 64 --use-distributed-optimizer"
+    steps = []
+    for extra in ("", " --use-tp-pp-dp-mapping"):
+        script = tmp_path / "run.sh"
+        script.write_text(f"torchrun --nnodes 4 --nproc-per-node 8 x.py {flags}{extra}\n", "utf-8")
+        (priced,) = price_launch(script, ["cluster=dgx-h100"])
+        assert not priced.run.remarks
+        steps.append(priced.predicted.breakdown_s["dp_comm"])
+    assert steps[1] > steps[0]

@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from meshwright.planner.plan.document import Plan
+from pydantic import BaseModel, ConfigDict
+
+from meshwright.planner.runs.predicted import LayoutDoc, Predicted
 
 Mark = Literal["excellent", "good", "below target"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Grade:
+class Grade(BaseModel):
     """One figure of a plan beside its target."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     what: str
     value: float
@@ -35,15 +38,17 @@ class GradeTargets:
     micro_batches_a_stage: float = 4.0
 
 
-def grades(plan: Plan, targets: GradeTargets | None = None) -> list[Grade]:
-    """Figures of a plan with their marks; none without a layout.
+def grades(
+    layout: LayoutDoc, predicted: Predicted, targets: GradeTargets | None = None
+) -> list[Grade]:
+    """Figures of a layout with their marks.
 
     The hidden share is 1 - exposed communication / time that links are busy, over all levels.
 
     Parameters
     ----------
-    plan
-        A finished plan.
+    layout, predicted
+        A layout, and what the cost model expects of it.
     targets
         The usual ones by default.
 
@@ -52,10 +57,7 @@ def grades(plan: Plan, targets: GradeTargets | None = None) -> list[Grade]:
     list of Grade
         MFU, then bubble and micro-batches a stage of a pipeline, then what is hidden, where anything is sent.
     """
-    if plan.predicted is None or plan.layout is None:
-        return []
     aims = targets or GradeTargets()
-    predicted, layout = plan.predicted, plan.layout
     graded = [_at_least("MFU", predicted.mfu, aims.mfu, excellent=aims.excellent_mfu)]
     if layout.pp > 1:
         bubble = predicted.breakdown_s.get("pipeline_bubble", 0.0) / predicted.step_time_s

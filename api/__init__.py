@@ -14,20 +14,33 @@ specs that were read before:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.api.many import plan_batch, recommend
+
 if TYPE_CHECKING:
     from meshwright.cluster_specs.schema import ClusterSpec
+    from meshwright.costmodel.constants.calibration import Calibration
     from meshwright.model_specs.schema import ModelSpec
     from meshwright.planner.experts.service import ExpertPlan
-    from meshwright.planner.many.batch.service import BatchListener, BatchReport
-    from meshwright.planner.many.recommend.answer import Recommendation
     from meshwright.planner.plan.document import Plan
+    from meshwright.planner.runs.calibration.report import CalibrationReport
     from meshwright.planner.runs.prediction import PricedRun
+    from meshwright.planner.runs.run_file import Run
     from meshwright.planner.runs.validation import ValidationReport
+
+__all__ = [
+    "calibrate",
+    "estimate",
+    "place_experts",
+    "plan",
+    "plan_batch",
+    "recommend",
+    "validate",
+]
 
 FilePath = str | PathLike[str]
 Progress = Callable[[str], None]
@@ -49,11 +62,15 @@ def plan(
     expert_loads: FilePath | None = None,
     moe_dispatch: str | None = None,
     without: Iterable[str] | str = (),
+    calibration: FilePath | Calibration | None = None,
     method: str = "cp-sat",
     top: int = 1,
     time_limit_s: float | None = None,
     seed: int = 0,
     robustness: bool = True,
+    baseline: FilePath | None = None,
+    tokens: float | None = None,
+    gpu_hour_price: float | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """Find the fastest layout of a model on a cluster, with a proof.
@@ -90,6 +107,8 @@ def plan(
     without
         Software that is not there, which the plan must not ask for: any of deepep, hybridep, ep-overlap,
         tp-overlap, cuda-graph and cp-a2a.
+    calibration
+        What `calibrate` learned of this stack, or its file.
     method
         cp-sat, or exhaustive: price every layout.
     top
@@ -101,6 +120,11 @@ def plan(
     robustness
         Whether to search again with the cost model off by its measured error, which takes about as long as
         the search itself.
+    baseline
+        File of what is run today: a launch script, a run file or a plan. The plan's `baseline` says what it
+        brings over that.
+    tokens, gpu_hour_price
+        As for `compare`.
     progress
         Called with a line whenever a better plan is found.
 
@@ -142,21 +166,33 @@ def plan(
         expert_loads=None if expert_loads is None else Path(expert_loads),
         moe_dispatch=moe_dispatch,
         without=without,
+        calibration=calibration,
         method=method,
         top_k=top,
         time_limit_s=time_limit_s,
         seed=seed,
     )
-    return make_plan(request, robustness=robustness, progress=progress)
+    if baseline is None:
+        return make_plan(request, robustness=robustness, progress=progress)
+    from meshwright.planner.analysis.baseline import read_baseline
+    from meshwright.planner.launch.compare import against
+
+    today = read_baseline(Path(baseline), request.inputs())
+    found = make_plan(request, robustness=robustness, progress=progress)
+    return against(found, today, tokens=tokens, gpu_hour_price=gpu_hour_price)
 
 
-def estimate(run: FilePath | Mapping[str, Any]) -> tuple[PricedRun, ...]:
+def estimate(
+    run: FilePath | Mapping[str, Any], *, calibration: FilePath | Calibration | None = None
+) -> tuple[PricedRun, ...]:
     """Price fully given configurations: time, memory, traffic. No search.
 
     Parameters
     ----------
     run
         A run file, or the mapping that one holds (`meshwright schema run`).
+    calibration
+        What `calibrate` learned of this stack, or its file.
 
     Returns
     -------
@@ -177,21 +213,68 @@ def estimate(run: FilePath | Mapping[str, Any]) -> tuple[PricedRun, ...]:
     >>> len(priced.predicted.memory_gib)
     1
     """
+    from meshwright.planner.request.calibration_file import read_calibration
     from meshwright.planner.runs.prediction import price_run, price_runs
     from meshwright.planner.runs.run_file import run_from_mapping
 
+    stack = read_calibration(calibration)
     if isinstance(run, Mapping):
-        return (price_run(run_from_mapping(run, where="run"), Path("run")),)
-    return tuple(price_runs(Path(run)))
+        return (price_run(run_from_mapping(run, where="run", calibration=stack), Path("run")),)
+    return tuple(price_runs(Path(run), stack))
 
 
-def validate(runs: FilePath) -> ValidationReport:
+def calibrate(
+    *runs: FilePath | Run,
+    name: str | None = None,
+    like: str | None = None,
+    measure: bool = False,
+) -> CalibrationReport | None:
+    """Learn the constants of a stack from its own measured runs.
+
+    Parameters
+    ----------
+    runs
+        Run files whose rows have `measured`, logs of nccl-tests, and runs that were read before: 3 to 20 runs
+        of one framework on one kind of device.
+    name
+        Of the stack; what the runs call their framework when None.
+    like
+        The known stack to begin from; the runs' framework, or the nearest one, when None.
+    measure
+        Whether to run micro-benchmarks on this machine's GPUs too, under torchrun. Needs torch.
+
+    Returns
+    -------
+    CalibrationReport or None
+        `calibration` goes to `plan`, `estimate` and `validate`; errors before and after, what moved, and the
+        run to measure next. None on all ranks but the first with `measure`.
+
+    Raises
+    ------
+    InputError
+        If a file cannot be used, or runs are of several frameworks or devices.
+    """
+    from meshwright.planner.runs.calibration.service import calibrate_runs
+    from meshwright.planner.runs.calibration.sources import read_sources
+    from meshwright.planner.runs.run_file import Run
+
+    given = tuple(run for run in runs if isinstance(run, Run))
+    paths = [Path(run) for run in runs if not isinstance(run, Run)]
+    read, benchmarks = read_sources(paths, given)
+    return calibrate_runs(read, name=name, like=like, benchmarks=benchmarks)
+
+
+def validate(
+    runs: FilePath, *, calibration: FilePath | Calibration | None = None
+) -> ValidationReport:
     """Compare predicted with measured steps, row by row and summed up.
 
     Parameters
     ----------
     runs
         A run file whose rows have `measured` figures.
+    calibration
+        What `calibrate` learned of this stack, or its file.
 
     Returns
     -------
@@ -203,9 +286,10 @@ def validate(runs: FilePath) -> ValidationReport:
     InputError
         If not one row can be read.
     """
+    from meshwright.planner.request.calibration_file import read_calibration
     from meshwright.planner.runs.prediction import validation_report
 
-    return validation_report(Path(runs))
+    return validation_report(Path(runs), read_calibration(calibration))
 
 
 def place_experts(
@@ -251,148 +335,3 @@ def place_experts(
 
     request = ExpertRequest(loads=Path(loads), cluster=cluster, gpus=gpus, slots=slots, **options)
     return plan_experts(request, progress)
-
-
-def plan_batch(
-    jobs: FilePath,
-    output: FilePath,
-    *,
-    workers: int | None = None,
-    engine: str = "local",
-    ray_address: str | None = None,
-    resume: bool = False,
-    strict: bool = False,
-    cache: FilePath | None = None,
-    no_cache: bool = False,
-    formats: Sequence[str] = ("csv", "json"),
-    listener: BatchListener | None = None,
-) -> BatchReport:
-    """Plan many jobs, each a model on a cluster, in parallel processes.
-
-    Parameters
-    ----------
-    jobs
-        The jobs file (`meshwright schema jobs`).
-    output
-        Folder for the journal, the plans and the results.
-    workers
-        Processes, 1 to 1024; one for each core when None.
-    engine
-        local or ray.
-    ray_address
-        With ray: auto, or HOST:PORT; None starts a cluster of its own.
-    resume
-        Go on with the batch in the folder.
-    strict
-        Start nothing while a job has a mistake.
-    cache, no_cache
-        Folder of answers that are kept between batches, by default in the user's cache folder; or none.
-    formats
-        Of the results: csv, json, parquet.
-    listener
-        Hears of every job that is done.
-
-    Returns
-    -------
-    BatchReport
-        `rows`, one for each job, and the sums.
-
-    Raises
-    ------
-    InputError
-        If file, folder or options cannot be used. A job that fails is a row, not an error.
-    """
-    from meshwright.planner.many.batch.cache import chosen_folder
-    from meshwright.planner.many.batch.service import BatchOptions, SilentListener, run_batch
-
-    options = BatchOptions(
-        workers=workers,
-        engine=engine,
-        ray_address=ray_address,
-        resume=resume,
-        strict=strict,
-        cache=chosen_folder(None if cache is None else Path(cache), no_cache),
-        formats=tuple(formats),
-    )
-    return run_batch(Path(jobs), Path(output), options, listener or SilentListener())
-
-
-def recommend(
-    model: str,
-    *,
-    cluster: str | Sequence[str],
-    gpus: int | None = None,
-    global_batch: int,
-    seq_len: int,
-    step_time_s: float | None = None,
-    tokens_per_s: float | None = None,
-    precision: str = "bf16",
-    optimizer: str = "adam",
-    framework: str = "megatron",
-    pin: Mapping[str, int | str] | str = "",
-    forbid: Sequence[str] = (),
-    sizes: Sequence[int] = (),
-    reserve_gib: Sequence[float] = (),
-    workers: int | None = None,
-    cache: FilePath | None = None,
-    no_cache: bool = False,
-    progress: Progress | None = None,
-) -> Recommendation:
-    """Find the fewest GPUs, or the cheapest cluster, on which a model reaches a target.
-
-    Parameters
-    ----------
-    model, precision, optimizer, framework, pin, forbid, global_batch, seq_len
-        As for `plan`.
-    cluster
-        Name or YAML of one cluster, or of several to compare.
-    gpus
-        At most so many GPUs; all of the cluster's when None.
-    step_time_s
-        Target: seconds of a step, at most.
-    tokens_per_s
-        Target: tokens per second, at least. Without a target, a sweep over sizes is made.
-    sizes
-        GPUs to sweep over.
-    reserve_gib
-        GiB of HBM to keep free, each value swept over.
-    workers, cache, no_cache
-        As for `plan_batch`.
-    progress
-        Called with a line for every plan.
-
-    Returns
-    -------
-    Recommendation
-        `reached`, the cheapest or smallest first, `missed`, `sweep` and its Pareto `front`.
-
-    Raises
-    ------
-    InputError
-        If an argument or a file cannot be used.
-    """
-    from meshwright.planner.many.batch.cache import chosen_folder
-    from meshwright.planner.many.recommend.request import read_size_request
-    from meshwright.planner.many.recommend.service import plan_sizes
-
-    request = read_size_request(
-        model=model,
-        clusters=(cluster,) if isinstance(cluster, str) else tuple(cluster),
-        gpus=gpus,
-        step_time_s=step_time_s,
-        tokens_per_s=tokens_per_s,
-        sizes=sizes,
-        reserves_gib=reserve_gib,
-        workers=workers,
-        cache=chosen_folder(None if cache is None else Path(cache), no_cache),
-        plan={
-            "global_batch": global_batch,
-            "seq_len": seq_len,
-            "precision": precision,
-            "optimizer": optimizer,
-            "framework": framework,
-            "pin": pin,
-            "forbid": forbid,
-        },
-    )
-    return plan_sizes(request, progress or (lambda line: None))

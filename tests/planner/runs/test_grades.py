@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from meshwright.cli import main
-from meshwright.planner.analysis.grades import GradeTargets, grades
 from meshwright.planner.plan.document import Plan
+from meshwright.planner.runs.grades import Grade, GradeTargets, grades
 from tests.plans import make_plan
 
 
@@ -21,9 +21,15 @@ def plan() -> Plan:
     return Plan.model_validate({k: v for k, v in json.loads(done.stdout).items() if k != "schema"})
 
 
+def marked(plan: Plan, targets: GradeTargets) -> list[Grade]:
+    assert plan.layout is not None
+    assert plan.predicted is not None
+    return grades(plan.layout, plan.predicted, targets)
+
+
 def test_a_pipeline_is_graded_by_every_target(plan: Plan) -> None:
     assert plan.predicted is not None
-    marks = {grade.what: grade for grade in grades(plan)}
+    marks = {grade.what: grade for grade in plan.grades}
     assert set(marks) == {
         "MFU", "pipeline bubble", "micro-batches a stage", "communication hidden"
     }  # fmt: skip
@@ -38,9 +44,9 @@ def test_marks_follow_the_targets(plan: Plan) -> None:
     hard = GradeTargets(
         mfu=1.0, excellent_mfu=1.0, bubble=0.0, hidden=1.1, micro_batches_a_stage=1e9
     )
-    assert [grade.mark for grade in grades(plan, easy)] == ["excellent", "good", "good", "good"]
-    assert {grade.mark for grade in grades(plan, hard)} == {"below target"}
+    assert [grade.mark for grade in marked(plan, easy)] == ["excellent", "good", "good", "good"]
+    assert {grade.mark for grade in marked(plan, hard)} == {"below target"}
 
 
 def test_nothing_is_graded_without_a_prediction() -> None:
-    assert grades(make_plan()) == []
+    assert make_plan().grades == []

@@ -1,0 +1,199 @@
+"""Constants of software stacks, and what a run itself says of its kernels and gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from meshwright.costmodel.constants.records import Overrides, layered_values, names_in
+from meshwright.costmodel.workload import Workload
+
+_FLASH_GENERATIONS = {"flash-1": 1, "flash-2": 2, "flash-3": 3}
+_WRITTEN_ONCE_BYTES = 2.0
+"""A weight gradient that is written and not added to; a kernel that adds reads and writes each element."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameworkConstants:
+    """What one software stack adds; see `frameworks.yaml`."""
+
+    flash_attention: bool
+    """Fused attention; without it every score is written to HBM."""
+    fused_softmax: bool
+    """Whether an attention that is not fused at least has scale, mask and softmax in one kernel."""
+    flash_generation: int
+    """1: FlashAttention; 2: FlashAttention-2 or PyTorch's own kernel; 3: FlashAttention-3 or cuDNN."""
+    launch_layer_s: float
+    """Host time to launch the forward pass of one dense layer (the backward pass costs twice that)."""
+    launch_moe_layer_s: float
+    """The same for a layer with experts."""
+    piece_launch_s: float
+    """Host time of one piece of a GEMM beside its transfer, or of one step of ring attention."""
+    moe_sync_s: float
+    """Wait of an expert layer and micro-batch for token counts; none where a graph holds the attention."""
+    serial_launch_s: float
+    """Launch gaps that even a busy GPU does not hide, per layer and pass."""
+    recompute_fraction: float
+    """Part of a layer's forward pass that full recomputation runs again."""
+    dp_interference: float
+    """Slow-down of compute and communication that run at the same time: share of the lesser of the two."""
+    tp_hidden: float
+    """Share of tensor-parallel communication that user buffers hide."""
+    ep_hidden: float
+    """Share of the expert all-to-all that overlap hides."""
+    step_overhead_s: float
+    collective_wait_s: float
+    """Wait at a blocking tensor-parallel collective for the slowest rank and two stream hand-overs."""
+    async_tensor_backward: bool
+    """Whether backward collectives of column-parallel products run beside its GEMMs."""
+    zero1_all_reduces: bool
+    """Whether ZeRO-1 all-reduces gradients (DeepSpeed) instead of scattering them."""
+    p2p_exposed: float
+    """Share of the steady-state pipeline transfers that the schedule waits for."""
+    launch_blocking_s: float
+    """Extra gap per layer and pass under CUDA_LAUNCH_BLOCKING=1."""
+    gradient_bytes: int
+    """Bytes of a gradient element when it is reduced."""
+    weight_gradient_bytes: float
+    """Bytes that a weight-gradient GEMM moves per element of its result."""
+    fused_loss: bool
+    """Whether cross entropy is one kernel over 16-bit logits."""
+    current_scaling: bool
+    """Whether FP8 scales come from the tensor itself (a pass more) instead of the steps before."""
+    transposes_apart: bool
+    """Whether an FP8 operand's transpose is made in a kernel of its own."""
+    narrow_gathers: bool
+    """Whether parameters are gathered at the run's precision (FP8) instead of 16 bits."""
+    fused_norm: bool
+    """Whether each norm is one kernel, also where other operators are not."""
+    whole_logits: bool
+    """Whether tensor-parallel ranks gather the logits and take the loss of all of them."""
+    eager_operators: bool
+    """Whether norms, rotary embeddings and activations run operator by operator, as the model's code says."""
+    fused_elementwise: bool
+    """Whether norms, biases, activations and residual adds run as fused kernels."""
+
+
+def framework_prefixes(name: str) -> tuple[str, ...]:
+    """Where a software profile's constants stand: its own entry, over the defaults.
+
+    Parameters
+    ----------
+    name : str
+        Of the profile.
+
+    Returns
+    -------
+    tuple of str
+        For `records.layered_values`.
+    """
+    return "framework_defaults", f"frameworks.{name}"
+
+
+def framework_names() -> tuple[str, ...]:
+    """Every software profile.
+
+    Returns
+    -------
+    tuple of str
+        In alphabetical order.
+    """
+    return names_in("frameworks")
+
+
+@cache
+def framework_constants(name: str) -> FrameworkConstants:
+    """Constants of a software profile.
+
+    Parameters
+    ----------
+    name : str
+        One of `framework_names()`.
+
+    Returns
+    -------
+    FrameworkConstants
+
+    Raises
+    ------
+    KeyError
+        For another name, with those that there are.
+    """
+    return named_framework_constants(name, {})
+
+
+def named_framework_constants(name: str, overrides: Overrides) -> FrameworkConstants:
+    """Constants of a software profile with other values for some of them; not cached.
+
+    Parameters
+    ----------
+    name : str
+        One of `framework_names()`.
+    overrides : mapping of str to float
+        Other values, by the path of the record.
+
+    Returns
+    -------
+    FrameworkConstants
+
+    Raises
+    ------
+    KeyError
+        For another name, with those that there are.
+    """
+    if name not in framework_names():
+        raise KeyError(f"no software profile {name!r}: known are {', '.join(framework_names())}")
+    return FrameworkConstants(**layered_values(*framework_prefixes(name), overrides=overrides))
+
+
+def stack_constants(workload: Workload) -> FrameworkConstants:
+    """Constants of the software profile that runs a workload, with the run's own settings.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its framework, attention kernel and gradient bytes are used.
+
+    Returns
+    -------
+    FrameworkConstants
+    """
+    return of_run(framework_constants(workload.framework), workload)
+
+
+def of_run(stack: FrameworkConstants, workload: Workload) -> FrameworkConstants:
+    """Constants of a software stack with what the run itself says of its kernels and gradients.
+
+    Parameters
+    ----------
+    stack : FrameworkConstants
+        Of the workload's framework.
+    workload : Workload
+        Its attention kernel and gradient bytes are used.
+
+    Returns
+    -------
+    FrameworkConstants
+        The same where the run says nothing.
+    """
+    said = (
+        workload.attention_kernel, workload.gradient_bytes, workload.fused_norm, workload.fp8_parameters,
+    )  # fmt: skip
+    if said == (None, None, None, None):
+        return stack
+    changes: dict[str, Any] = {}
+    if workload.fused_norm is not None:
+        changes["fused_norm"] = workload.fused_norm
+    if workload.fp8_parameters is not None:
+        changes["narrow_gathers"] = workload.fp8_parameters
+    kernel = workload.attention_kernel
+    if kernel is not None:
+        changes["flash_attention"] = kernel in _FLASH_GENERATIONS
+        changes["fused_softmax"] = kernel != "unfused"
+        changes["flash_generation"] = _FLASH_GENERATIONS.get(kernel, stack.flash_generation)
+    if workload.gradient_bytes is not None:
+        changes["gradient_bytes"] = workload.gradient_bytes
+        if stack.weight_gradient_bytes > _WRITTEN_ONCE_BYTES:
+            changes["weight_gradient_bytes"] = 2.0 * workload.gradient_bytes
+    return replace(stack, **changes)

@@ -1,0 +1,10 @@
+"""Names of execution settings. Importing them costs nothing, so that `--help` can show them."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+Dispatcher = Literal["alltoall", "deduplicated", "deepep", "hybridep"]
+GraphScope = Literal["none", "feed_forward", "partial", "full"]
+ContextExchange = Literal["p2p", "a2a"]
+DISPATCHERS: tuple[str, ...] = get_args(Dispatcher)

@@ -1,0 +1,323 @@
+"""From today's setup to the plan's, one change at a time: what each brings alone, and in turn.
+
+The changes are taken in the order of what they bring: each time the one that makes the step fastest now.
+Where none can be made alone (degrees that would not divide), several are made at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.estimate import Stages
+from meshwright.costmodel.execution import Execution
+from meshwright.costmodel.layout import Layout, Placement, Recompute
+from meshwright.costmodel.memory.footprint import usable_hbm_gib
+from meshwright.costmodel.pipeline.schedules import schedule_name, traits
+from meshwright.planner.analysis.setup import Setup, nested
+from meshwright.planner.bounds.stages import ALL_LAYERS, default_stages
+from meshwright.planner.plan.baseline_document import BaselineChange
+from meshwright.planner.runs.predicted import recompute_words
+
+State = dict[str, Any]
+"""Every setting that can change by itself, by name."""
+
+_AXES = ("tp", "cp", "pp", "ep", "etp")
+_LAYOUT = (*_AXES, "vpp", "schedule", "micro_batch", "zero_stage", "sequence_parallel")
+_WORK = ("precision", "optimizer", "framework")
+_EXECUTION = tuple(setting.name for setting in fields(Execution))
+NEUTRAL = 1e-9
+"""Relative change of a step below which a setting makes no difference."""
+
+
+@dataclass(frozen=True)
+class Waterfall:
+    """The changes in their order, and what they do together beyond their single effects."""
+
+    changes: list[BaselineChange]
+    difference_s: float
+    interactions_s: float
+
+
+def waterfall(today: Setup, planned: Setup) -> Waterfall:
+    """Single changes that lead from one setup to another, each priced alone and in turn.
+
+    Seconds are those of the plan's tokens of a step: where today's batch is another, its step is scaled.
+
+    Parameters
+    ----------
+    today
+        Where the way begins.
+    planned
+        Where it ends.
+
+    Returns
+    -------
+    Waterfall
+        `in_turn_s` of the changes add up to `difference_s`.
+    """
+    way = _Way(today, planned)
+    keys = way.changed_keys()
+    start_s = way.seconds(way.first)
+    end_s = way.seconds(way.last)
+    alone_s = {key: way.alone_s(key, start_s) for key in keys}
+    changes = []
+    state, now_s = way.first, start_s
+    while keys:
+        chosen = way.next_change(state, keys)
+        before, state = state, {**state, **{key: way.last[key] for key in chosen}}
+        step_s = way.seconds(state)
+        single_s = alone_s[chosen[0]] if len(chosen) == 1 else None
+        changes.append(way.document(before, state, chosen, single_s, step_s - now_s))
+        now_s = step_s
+        keys = [key for key in keys if key not in chosen]
+    alone = [change.alone_s for change in changes if change.alone_s is not None]
+    difference_s = end_s - start_s
+    return Waterfall(changes, difference_s, difference_s - sum(alone))
+
+
+class _Way:
+    """States between two setups, and their prices for the plan's tokens."""
+
+    def __init__(self, today: Setup, planned: Setup) -> None:
+        self._ends = (today, planned)
+        self.first, self.last = (
+            _state(setup, name) for setup, name in zip(self._ends, "ab", strict=True)
+        )
+        if _same_layout(self.first, self.last) and _same_places(today, planned):
+            self.first["mapping"] = self.last["mapping"]
+        self._seconds: dict[str, float | None] = {}
+
+    def changed_keys(self) -> list[str]:
+        """Settings that differ and make a difference to one end or the other."""
+        differing = [key for key in self.last if self.first[key] != self.last[key]]
+        return [key for key in differing if not self._is_neutral(key)]
+
+    def _is_neutral(self, key: str) -> bool:
+        """Whether neither end would be another with the other's value; then both take the plan's."""
+        taken = self._price({**self.first, key: self.last[key]})
+        given = self._price({**self.last, key: self.first[key]})
+        start, end = self._price(self.first), self._price(self.last)
+        if taken is None or given is None or start is None or end is None:
+            return False
+        neutral = abs(taken / start - 1) < NEUTRAL and abs(given / end - 1) < NEUTRAL
+        if neutral and self._memory(key):
+            self.first[key] = self.last[key]
+            return True
+        return False
+
+    def _memory(self, key: str) -> bool:
+        """Whether the fullest GPU stays as full, too."""
+        taken = self._setup({**self.first, key: self.last[key]})
+        start = self._setup(self.first)
+        assert taken is not None
+        assert start is not None
+        return abs(max(taken.memory_gib) - max(start.memory_gib)) < 1e-6
+
+    def seconds(self, state: State) -> float:
+        """Of a state that can be priced."""
+        price = self._price(state)
+        assert price is not None
+        return price
+
+    def alone_s(self, key: str, start_s: float) -> float | None:
+        """What one change does to today's step."""
+        price = self._price({**self.first, key: self.last[key]})
+        return None if price is None else price - start_s
+
+    def next_change(self, state: State, keys: list[str]) -> tuple[str, ...]:
+        """The change that makes the step fastest now: a single one, or the fewest that go together."""
+        for size in (1, 2):
+            best = self._fastest(state, combinations(keys, size))
+            if best:
+                return best
+        return tuple(keys)
+
+    def _fastest(self, state: State, candidates: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+        priced = []
+        for chosen in candidates:
+            price = self._price({**state, **{key: self.last[key] for key in chosen}})
+            if price is not None:
+                priced.append((price, chosen))
+        return min(priced)[1] if priced else ()
+
+    def document(
+        self,
+        before: State,
+        after: State,
+        chosen: tuple[str, ...],
+        alone_s: float | None,
+        in_turn_s: float,
+    ) -> BaselineChange:
+        """One bar of the waterfall."""
+        setup = self._setup(after)
+        assert setup is not None
+        memory_gib = max(setup.memory_gib)
+        return BaselineChange(
+            change=", ".join(_words(key, before, after) for key in chosen),
+            alone_s=alone_s,
+            in_turn_s=in_turn_s,
+            step_time_s=self.seconds(after),
+            memory_gib=memory_gib,
+            fits=memory_gib <= usable_hbm_gib(setup.workload),
+        )
+
+    def _price(self, state: State) -> float | None:
+        """Seconds of the plan's tokens; None where the state cannot be run."""
+        name = repr(sorted((key, _short(value)) for key, value in state.items()))
+        if name not in self._seconds:
+            setup = self._setup(state)
+            seconds = None
+            if setup is not None:
+                seconds = setup.step_time_s * self._ends[1].tokens / setup.tokens
+            self._seconds[name] = seconds
+        return self._seconds[name]
+
+    def _setup(self, state: State) -> Setup | None:
+        """The setup of a state; None where degrees do not divide or layers cannot be dealt out."""
+        for end, own in zip(self._ends, (self.first, self.last), strict=True):
+            if state == own:
+                return end
+        layout = _layout(state)
+        if layout is None or int(layout.gpus) > state["cluster"].gpus:
+            return None
+        stages = self._stages(state, layout)
+        if stages is None:
+            return None
+        workload = replace(
+            self._ends[1].workload,
+            **{name: state[name] for name in (*_WORK, "cluster", "gpus")},
+            global_batch=state["batch"][0],
+            seq_len=state["batch"][1],
+        )
+        execution = Execution(**{name: state[name] for name in _EXECUTION})
+        workload = execution.applied(workload)
+        placement = self._placement(state, layout) or nested(workload, layout)
+        return Setup(workload=workload, layout=layout, stages=stages, placement=placement)
+
+    def _stages(self, state: State, layout: Layout) -> Stages | None:
+        """The split that was chosen, where it goes with pp and vpp, or an even one."""
+        pp, vpp = int(layout.pp), int(layout.vpp)
+        stages: Stages = state["stages"]
+        if len(stages) == pp and len(stages[0]) == vpp:
+            return stages
+        in_step = traits(int(layout.schedule)).in_step
+        layers = self._ends[1].workload.model.layers
+        return default_stages(layers, pp, vpp, in_step=in_step)
+
+    def _placement(self, state: State, layout: Layout) -> Placement | None:
+        """That of an end, where the ranks are in its order and the groups are its own."""
+        end = self._ends["ab".index(state["mapping"])]
+        axes = (*_AXES, "dp")
+        same = all(int(getattr(layout, axis)) == int(getattr(end.layout, axis)) for axis in axes)
+        return end.placement if same and state["cluster"] == end.workload.cluster else None
+
+
+def _state(setup: Setup, name: str) -> State:
+    workload, layout = setup.workload, setup.layout
+    state: State = {axis: int(getattr(layout, axis)) for axis in _LAYOUT}
+    state["sequence_parallel"] = bool(layout.sequence_parallel)
+    state["recompute"] = (int(layout.recompute), int(layout.recompute_layers))
+    state |= {key: getattr(workload, key) for key in (*_WORK, "cluster", "gpus")}
+    state["batch"] = (workload.global_batch, workload.seq_len)
+    execution = Execution.within(workload)
+    state |= {key: getattr(execution, key) for key in _EXECUTION}
+    state["stages"] = setup.stages
+    state["mapping"] = name
+    return state
+
+
+def _same_layout(first: Mapping[str, Any], last: Mapping[str, Any]) -> bool:
+    return all(first[axis] == last[axis] for axis in (*_AXES, "gpus"))
+
+
+def _same_places(today: Setup, planned: Setup) -> bool:
+    """Whether the groups of both lie alike."""
+    if today.workload.cluster != planned.workload.cluster:
+        return False
+    for axis in fields(Placement):
+        first, last = (getattr(setup.placement, axis.name) for setup in (today, planned))
+        if not np.array_equal(first, last):
+            return False
+    return True
+
+
+def _layout(state: State) -> Layout | None:
+    """The layout of a state, dp taking the GPUs that are over; None where it does not divide."""
+    model_parallel = state["tp"] * state["cp"] * state["pp"]
+    dp, over = divmod(state["gpus"], model_parallel)
+    if over or dp == 0:
+        return None
+    micro_batches, odd = divmod(state["batch"][0], dp * state["micro_batch"])
+    ranks = state["tp"] * state["cp"] * dp
+    if odd or micro_batches == 0 or ranks % (state["ep"] * state["etp"]):
+        return None
+    schedule = state["schedule"]
+    if schedule and (
+        state["pp"] == 1 or traits(int(schedule)).faults(state["pp"], state["vpp"], micro_batches)
+    ):
+        return None
+    if state["vpp"] > 1 and state["pp"] == 1:
+        return None
+    values = {key: state[key] for key in _LAYOUT}
+    values["sequence_parallel"] = state["sequence_parallel"] and state["tp"] > 1
+    mask, layers = state["recompute"]
+    return Layout(
+        **values, dp=dp, num_micro_batches=micro_batches, recompute=mask, recompute_layers=layers
+    )
+
+
+def _short(value: Any) -> object:
+    """Something that stands for a value in the name of a state."""
+    return value.name if isinstance(value, ClusterSpec) else value
+
+
+def _words(key: str, before: State, after: State) -> str:
+    """A change as it is written: `tp 8 -> 4, dp 8 -> 16`."""
+    label = _LABELS.get(key, key.replace("_", " "))
+    words = f"{label} {_value(key, before)} -> {_value(key, after)}"
+    if key == "stages":
+        return "layers of the stages as planned"
+    if key == "mapping":
+        return "ranks placed as planned"
+    if key not in ("tp", "cp", "pp", "gpus"):
+        return words
+    first, last = _layout(before), _layout(after)
+    if first is None or last is None or first.dp == last.dp:
+        return words
+    return f"{words}, dp {first.dp} -> {last.dp}"
+
+
+def _value(key: str, state: State) -> str:
+    value = state[key]
+    if key == "batch":
+        return " x ".join(map(str, value))
+    if key == "cluster":
+        return str(value.name)
+    if key == "schedule":
+        return schedule_name(value, state["vpp"])
+    if key == "recompute":
+        return _recompute_text(state)
+    return ("off", "on")[value] if isinstance(value, bool) else str(value)
+
+
+def _recompute_text(state: State) -> str:
+    mask, layers = state["recompute"]
+    kind, modules, _ = recompute_words(Recompute(mask), layers)
+    if kind == "full" and layers < ALL_LAYERS:
+        return f"full of {layers} layers a stage"
+    return f"selective {'+'.join(modules)}" if modules else kind
+
+
+_LABELS = {
+    "batch": "global batch x sequence",
+    "micro_batch": "micro-batch",
+    "zero_stage": "ZeRO stage",
+    "sequence_parallel": "sequence parallel",
+    "gpus": "GPUs",
+}

@@ -1,0 +1,1 @@
+"""A finished plan and its files, checked again without the solver."""

@@ -1,0 +1,181 @@
+"""`ranks.csv` against the plan: every rank's place, and every group's members counted block by block."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from meshwright.cluster_specs.fabric import fabric_levels, full_levels, is_irregular
+from meshwright.cluster_specs.naming import node_name
+from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.documents.reader import LARGE_FILE_BYTES, path_text, read_text
+from meshwright.errors import InputError, shown
+from meshwright.planner.bounds.matrices import ranks_on
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.placement import plan_placement, workload_of_plan
+from meshwright.planner.runs.predicted import LayoutDoc, layout_from_document
+
+RANKS_FILE = "mapping/ranks.csv"
+DENSE = ("tp", "cp", "dp", "pp")
+EXPERTS = ("etp", "ep", "edp")
+Place = tuple[int, int]
+"""(node, local GPU), both from 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedRank:
+    """A line of the file."""
+
+    rank: int
+    place: Place
+    coordinates: Mapping[str, int]
+    """The rank's position on every axis."""
+
+
+def rank_list_faults(plan: Plan, path: Path) -> Iterator[str]:
+    """Where `ranks.csv` is not what the plan says and prices, in words.
+
+    Raises InputError if the file cannot be read.
+    """
+    assert plan.layout is not None
+    listed = read_rank_list(plan.inputs.cluster, path)
+    layout = plan.layout
+    world = layout.tp * layout.cp * layout.pp * layout.dp
+    if [entry.rank for entry in listed] != list(range(world)):
+        yield f"{path.name}: must list the ranks 0 to {world - 1} in turn"
+        return
+    places = Counter(entry.place for entry in listed)
+    for place, count in places.items():
+        if count > 1:
+            yield f"{path.name}: {count} ranks on GPU {place[1]} of node {place[0]}"
+    yield from _coordinate_faults(layout, listed, path.name)
+    yield from _place_faults(plan, listed, path.name)
+    yield from recount_faults(plan, listed)
+
+
+def read_rank_list(cluster: ClusterSpec, path: Path) -> list[ListedRank]:
+    """The lines of a `ranks.csv`. Raises InputError, naming the line."""
+    text = read_text(path, LARGE_FILE_BYTES)
+    count = len(cluster.nodes) or -(-cluster.gpus // cluster.gpus_per_node)
+    numbers = {node_name(cluster, node): node for node in range(count)}
+    return [
+        _listed_rank(row, numbers, f"{path_text(path)}: line {line}")
+        for line, row in enumerate(csv.DictReader(text.splitlines()), start=2)
+    ]
+
+
+def _listed_rank(row: Mapping[str, str], numbers: Mapping[str, int], where: str) -> ListedRank:
+    host = row.get("host") or ""
+    if host not in numbers:
+        raise InputError("is no node of the plan's cluster", where=f"{where}: host", value=host)
+    axes = [axis for axis in (*DENSE, *EXPERTS) if axis in row]
+    try:
+        return ListedRank(
+            rank=int(row["rank"]),
+            place=(numbers[host], int(row["gpu"])),
+            coordinates={axis: int(row[axis]) for axis in axes},
+        )
+    except (KeyError, TypeError, ValueError):
+        raise InputError("must have a number in every column", where=where, value=row) from None
+
+
+def _coordinate_faults(layout: LayoutDoc, listed: Sequence[ListedRank], name: str) -> Iterator[str]:
+    """Positions on the axes that do not follow from the rank, in either order of the axes."""
+    orders = (("tp", "cp", "dp", "pp"), ("tp", "cp", "pp", "dp"))
+    wrong = [[rank for rank in listed if not _is_at(layout, rank, order)] for order in orders]
+    fewest = min(wrong, key=len)
+    for entry in fewest:
+        yield f"{name}: rank {entry.rank} cannot be at {dict(entry.coordinates)} of the layout"
+
+
+def _is_at(layout: LayoutDoc, entry: ListedRank, order: Sequence[str]) -> bool:
+    """Whether a rank has the coordinates that counting in an order gives."""
+    expected: dict[str, int] = {}
+    rest = entry.rank
+    for axis in order:
+        rest, expected[axis] = divmod(rest, int(getattr(layout, axis)))
+    within = expected["tp"] + layout.tp * (expected["cp"] + layout.cp * expected["dp"])
+    if "ep" in entry.coordinates:
+        rest, expected["etp"] = divmod(within, layout.etp)
+        expected["edp"], expected["ep"] = divmod(rest, layout.ep)
+    return all(expected[axis] == position for axis, position in entry.coordinates.items())
+
+
+def _place_faults(plan: Plan, listed: Sequence[ListedRank], name: str) -> Iterator[str]:
+    """Ranks that do not run where the plan maps them."""
+    assert plan.layout is not None
+    layout, mapping = plan.layout, plan.mapping
+    if mapping is None or (mapping.ranks is None and not mapping.matrix):
+        return
+    mapped = mapping.ranks or ranks_on(plan.inputs.cluster, mapping.matrix)
+    for entry in listed:
+        at = entry.coordinates
+        rank = at["tp"] + layout.tp * (at["cp"] + layout.cp * (at["dp"] + layout.dp * at["pp"]))
+        if rank >= len(mapped) or tuple(mapped[rank]) != entry.place:
+            planned = mapped[rank] if rank < len(mapped) else None
+            yield (
+                f"{name}: rank {entry.rank} is on (node, GPU) {shown(entry.place)}, the plan maps it "
+                f"to {shown(planned)}"
+            )
+
+
+def recount_faults(plan: Plan, listed: Sequence[ListedRank]) -> Iterator[str]:
+    """Groups that reach further than their price assumes, counted from the list alone.
+
+    A price says how many members of a group of each axis share a block of each level. Where the leaves of a
+    cluster are unequal it speaks of the worst block, and the price itself is compared instead.
+    """
+    assert plan.layout is not None
+    cluster = plan.inputs.cluster
+    if is_irregular(cluster):
+        return
+    layout = layout_from_document(plan.layout)
+    workload = workload_of_plan(plan).on(int(layout.gpus))
+    _, placement = plan_placement(workload, layout, plan)
+    for depth, level in enumerate(fabric_levels(cluster, workload.gpus).names):
+        for axis in listed[0].coordinates:
+            priced = int(np.asarray(getattr(placement, axis))[depth])
+            fewest = _fewest_together(listed, axis, _blocks(cluster, listed, level))
+            if fewest < priced:
+                yield (
+                    f"a group of {axis} has {fewest} of its ranks in a block of {level}, "
+                    f"the price assumes {priced}"
+                )
+
+
+def _fewest_together(listed: Sequence[ListedRank], axis: str, blocks: Sequence[object]) -> int:
+    """Least members of a group that share one of the blocks that it touches."""
+    same = EXPERTS if axis in EXPERTS else ("tp", "cp", "dp")
+    others = [name for name in (*same, "pp") if name != axis]
+    members: Counter[tuple[object, ...]] = Counter()
+    for entry, block in zip(listed, blocks, strict=True):
+        group = tuple(entry.coordinates[name] for name in others)
+        members[(group, block)] += 1
+    return min(members.values())
+
+
+def _blocks(cluster: ClusterSpec, listed: Sequence[ListedRank], level: str) -> list[object]:
+    """The block of a level that every rank is in: by the names of a cluster file, else by counting GPUs."""
+    sizes = full_levels(cluster)
+    size = int(sizes.blocks[sizes.names.index(level)])
+    outside = [
+        name
+        for name, block in zip(sizes.names, sizes.blocks.tolist(), strict=True)
+        if block > max(cluster.gpus_per_node, cluster.nvlink_domain)
+    ]
+    depth = outside.index(level) if level in outside else -1
+    last = depth == len(outside) - 1
+    blocks: list[object] = []
+    for entry in listed:
+        node, gpu = entry.place
+        block: object = (node * cluster.gpus_per_node + gpu) // size
+        if cluster.nodes and depth >= 0:
+            spec = cluster.nodes[node]
+            block = 0 if last else (spec.pod, spec.leaf)[: 2 - depth] if depth < 2 else block
+        blocks.append(block)
+    return blocks

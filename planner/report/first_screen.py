@@ -1,0 +1,141 @@
+"""What a plan says first, in twenty lines at 80 columns: speed, layout, what it needs, how sure it is."""
+
+from __future__ import annotations
+
+from meshwright.costmodel.constants.rates import peak_flops
+from meshwright.costmodel.memory.footprint import usable_hbm_gib
+from meshwright.planner.drawing.quantities import count, counted, percent, rounded_seconds
+from meshwright.planner.plan.document import IdleDoc, Plan
+from meshwright.planner.plan.placement import workload_of_plan
+from meshwright.planner.report.baseline_view import headline
+from meshwright.planner.report.prediction_view import recompute_text
+from meshwright.planner.report.view import Facts, View, Words, line
+from meshwright.planner.request.inputs import PlanInputs
+from meshwright.planner.runs.predicted import LayoutDoc, Predicted
+
+STATUS_STYLES = {
+    "optimal": "bold green",
+    "feasible": "bold yellow",
+    "infeasible": "bold red",
+    "unknown": "bold red",
+}
+_MEANINGS = {
+    "optimal": "no layout in this space is faster under this cost model",
+    "feasible": "a plan that works; that it is the fastest was not proven",
+    "infeasible": "no layout in this space keeps every rule",
+    "unknown": "the time limit ended the search before any plan was found",
+}
+MOST_NODES_NAMED = 8
+
+
+def first_screen(plan: Plan) -> View:
+    """The answer in short; the sections that follow have the reasons."""
+    view: View = []
+    if plan.baseline is not None and plan.predicted is not None:
+        view.append(line(Words(headline(plan), "bold")))
+    view.append(line(Words(plan.status, STATUS_STYLES[plan.status]), f": {_MEANINGS[plan.status]}"))
+    rows = [] if plan.predicted is None else _answer(plan, plan.predicted)
+    if plan.idle is not None:
+        rows.append(("idle", _idle_text(plan.idle)))
+    return [*view, Facts([*rows, *_question(plan.inputs)])]
+
+
+def _answer(plan: Plan, predicted: Predicted) -> list[tuple[str, str]]:
+    device = plan.inputs.cluster.device
+    peak_tflops = peak_flops(device, plan.inputs.precision) / 1e12
+    per_gpu = predicted.tokens_per_s_per_gpu
+    low_s, high_s = (
+        predicted.step_time_s * edge
+        for edge in (predicted.error_band.low, predicted.error_band.high)
+    )
+    mfu = f"MFU {percent(predicted.mfu)} of {plan.inputs.precision}'s {peak_tflops:,.0f} TFLOP/s"
+    rows = [
+        ("step", f"{rounded_seconds(predicted.step_time_s)}"),
+        ("throughput", f"{count(per_gpu * plan.inputs.gpus)} tokens/s, {count(per_gpu)} a GPU"),
+        ("compute", f"{predicted.tflops_per_gpu:.0f} TFLOP/s a GPU, {mfu}"),
+    ]
+    if plan.layout is not None:
+        rows.append(("layout", layout_line(plan.layout, experts=plan.inputs.model.moe is not None)))
+        rows.append(("installs", _installs(plan)))
+        rows.append(("memory", _memory(plan, predicted)))
+    basis = f"90 % of {count(predicted.error_band.rows)} measured steps"
+    likely = f"{rounded_seconds(low_s)} to {rounded_seconds(high_s)}, as {basis}"
+    return [*rows, ("likely", likely)]
+
+
+def layout_line(layout: LayoutDoc, *, experts: bool) -> str:
+    """A layout in one line: `tp 4, pp 4 x 10, dp 16; 64 micro-batches of 1; ZeRO 1; no recompute`."""
+    pipeline = f"pp {layout.pp} x {layout.vpp}" if layout.vpp > 1 else f"pp {layout.pp}"
+    degrees = {
+        "tp": f"tp {layout.tp}",
+        "cp": f"cp {layout.cp}" if layout.cp > 1 else "",
+        "pp": pipeline if layout.pp > 1 else "",
+        "dp": f"dp {layout.dp}",
+        "ep": f"ep {layout.ep}" if experts else "",
+        "etp": f"etp {layout.etp}" if layout.etp > 1 else "",
+    }
+    micro_batches = counted(layout.num_micro_batches, "micro-batch", "micro-batches")
+    recompute = recompute_text(layout)
+    parts = [
+        ", ".join(degree for degree in degrees.values() if degree),
+        f"{micro_batches} of {layout.micro_batch}",
+        f"ZeRO {layout.zero_stage}",
+        "no recompute" if recompute == "none" else f"recompute {recompute}",
+    ]
+    return "; ".join(parts)
+
+
+def _installs(plan: Plan) -> str:
+    """Software beside the framework, with what is lost without it."""
+    if plan.choices is None or plan.predicted is None:
+        return "see the execution below"
+    parts = []
+    for choice in plan.choices:
+        if not choice.installs:
+            continue
+        without_s = choice.step_time_s_without
+        lost = "no plan without it"
+        if without_s is not None:
+            lost = f"{percent(without_s / plan.predicted.step_time_s - 1)} slower without"
+        parts.append(f"{choice.installs} ({lost})")
+    return "; ".join(parts) or f"nothing beside {plan.inputs.framework}"
+
+
+def _memory(plan: Plan, predicted: Predicted) -> str:
+    """The fullest GPU, and whether the cost model's error in memory would overfill it."""
+    usable_gib, peak_gib = usable_hbm_gib(workload_of_plan(plan)), max(predicted.memory_gib)
+    words = f"{peak_gib:.1f} of {usable_gib:.1f} usable GiB ({percent(peak_gib / usable_gib, 0)})"
+    if plan.robustness is None:
+        return words
+    factor = plan.robustness.memory_band[1]
+    if peak_gib * factor <= usable_gib:
+        return f"{words}; fits also if {percent(factor - 1, 0)} more is needed"
+    return f"{words}; at risk: 5 % of measured runs needed {percent(factor - 1, 0)} more"
+
+
+def _question(inputs: PlanInputs) -> list[tuple[str, str]]:
+    """What was asked for."""
+    cluster = inputs.cluster
+    tokens = inputs.global_batch * inputs.seq_len
+    batch = f"{count(inputs.global_batch)} sequences x {count(inputs.seq_len)} tokens"
+    rows = [
+        ("model", inputs.model.name),
+        ("cluster", f"{cluster.name}: {counted(inputs.gpus, 'GPU')}, {cluster.device.name}"),
+        ("batch", f"{batch} = {count(tokens)} a step"),
+        ("training", f"{inputs.precision}, {inputs.optimizer}, {inputs.framework}"),
+    ]
+    if inputs.pins:
+        rows.append(("pinned", ", ".join(f"{name}={value}" for name, value in inputs.pins.items())))
+    if inputs.without:
+        rows.append(("without", ", ".join(inputs.without)))
+    if inputs.forbids:
+        rows.append(("forbidden", ", ".join(inputs.forbids)))
+    return rows
+
+
+def _idle_text(idle: IdleDoc) -> str:
+    where = ""
+    if idle.nodes:
+        dots = ", ..." if len(idle.nodes) > MOST_NODES_NAMED else ""
+        where = f" ({', '.join(idle.nodes[:MOST_NODES_NAMED])}{dots})"
+    return f"{counted(idle.gpus, 'GPU')}{where}: {idle.reason}"

@@ -1,0 +1,223 @@
+"""What was measured on the user's cluster, beside what the cost model says of it under any factors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshwright.costmodel.constants.calibration import (
+    MEMORY_FACTORS,
+    MOST_SPREADS,
+    NAMES,
+    PRIORS,
+    Calibration,
+    factors_at,
+    lowest_coordinates,
+)
+from meshwright.costmodel.estimate import Stages
+from meshwright.costmodel.layout import Placement
+from meshwright.costmodel.memory.footprint import context_gib, stage_memory_gib
+from meshwright.costmodel.step_time import exact_step, make_context
+from meshwright.costmodel.workload import Workload
+from meshwright.planner.runs.calibration.robust_fit import Floats, Goal
+from meshwright.planner.runs.prediction import arrangement
+from meshwright.planner.runs.run_file import Run
+
+STEP_NOISE = 0.03
+"""Relative: releases with the same layout and flags differ by 2.6 % on average."""
+MEMORY_NOISE = 0.03
+"""Relative: what an allocator rounds up and keeps."""
+_STEP = 0.02
+"""Forward difference of a slope, in spreads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """A rate that a benchmark reached, over what the cost model takes for it with the shipped constants."""
+
+    factor: str
+    """One of `NAMES`."""
+    ratio: float
+    noise: float
+    """Relative: a benchmark alone is not a training step."""
+    words: str
+
+
+@dataclass(frozen=True)
+class _Case:
+    run: Run
+    stages: Stages
+    placement: Placement
+
+    def workload(self, draft: Calibration | None) -> Workload:
+        return replace(self.run.workload, calibration=draft)
+
+    def step_time_s(self, draft: Calibration | None) -> float:
+        context = make_context(self.workload(draft), self.run.layout, self.placement)
+        return float(np.asarray(exact_step(context, self.stages).seconds))
+
+    def memory_gib(self, draft: Calibration | None) -> float:
+        """As the run measured it: with the context where the driver was read."""
+        peak = stage_memory_gib(self.workload(draft), self.run.layout, self.stages).max()
+        if self.run.measured is not None and self.run.measured.from_driver:
+            peak += context_gib(self.run.layout)
+        return float(peak)
+
+
+class Evidence:
+    """Measured runs and benchmarks of one stack on one device, and their errors at any coordinates.
+
+    Rows are, in this order: steps, peaks of memory, runs that are only known to have run or not, benchmarks.
+    """
+
+    def __init__(
+        self, runs: Sequence[Run], draft: Calibration, benchmarks: Sequence[Benchmark] = ()
+    ) -> None:
+        cases = [_case(run, draft.framework) for run in runs]
+        self.draft = draft
+        self.benchmarks = tuple(benchmarks)
+        self._steps = [case for case in cases if _step_s(case.run) is not None]
+        self._peaks = [case for case in cases if _peak_gib(case.run) is not None]
+        self._limits = [case for case in cases if _peak_gib(case.run) is None]
+        self.step_logs = np.log([_step_s(case.run) or math.nan for case in self._steps])
+        self._peak_logs = np.log([_peak_gib(case.run) or math.nan for case in self._peaks])
+
+    @property
+    def steps(self) -> tuple[Run, ...]:
+        """Runs with a measured step."""
+        return tuple(case.run for case in self._steps)
+
+    @property
+    def peaks(self) -> tuple[Run, ...]:
+        """Runs with a measured peak of memory."""
+        return tuple(case.run for case in self._peaks)
+
+    @property
+    def step_rows(self) -> slice:
+        """Where steps stand among the rows."""
+        return slice(0, len(self._steps))
+
+    @property
+    def peak_rows(self) -> slice:
+        """Where peaks of memory stand among the rows."""
+        return slice(len(self._steps), len(self._steps) + len(self._peaks))
+
+    @property
+    def noise(self) -> Floats:
+        """Of every row, relative."""
+        steps = np.full(len(self._steps), STEP_NOISE)
+        memory = np.full(len(self._peaks) + len(self._limits), MEMORY_NOISE)
+        return np.concatenate([steps, memory, [mark.noise for mark in self.benchmarks]])
+
+    def calibration_at(self, x: Floats) -> Calibration:
+        """The stack with factors at some coordinates, not validated.
+
+        Parameters
+        ----------
+        x : array of float, shape [len(NAMES)]
+
+        Returns
+        -------
+        Calibration
+        """
+        return self.draft.model_copy(update={"factors": factors_at(x)})
+
+    def errors(self, x: Floats) -> Floats:
+        """Logarithms of predicted over measured, in units of their noise.
+
+        Parameters
+        ----------
+        x : array of float, shape [len(NAMES)]
+
+        Returns
+        -------
+        array of float, shape [rows]
+        """
+        marks = [_log_factor(mark, x) - math.log(mark.ratio) for mark in self.benchmarks]
+        parts = [self._step_errors(x), self._memory_errors(x), np.array(marks)]
+        return np.concatenate(parts) / self.noise
+
+    def _step_errors(self, x: Floats) -> Floats:
+        calibration = self.calibration_at(x)
+        steps = np.log([case.step_time_s(calibration) for case in self._steps])
+        return np.asarray(steps - self.step_logs)
+
+    def _memory_errors(self, x: Floats) -> Floats:
+        calibration = self.calibration_at(x)
+        peaks = np.log([case.memory_gib(calibration) for case in self._peaks])
+        beyond = [_beyond_limit(case, calibration) for case in self._limits]
+        return np.concatenate([peaks - self._peak_logs, beyond])
+
+    def slopes(self, x: Floats) -> Floats:
+        """How the errors move with the coordinates.
+
+        Parameters
+        ----------
+        x : array of float, shape [len(NAMES)]
+
+        Returns
+        -------
+        array of float, shape [rows, len(NAMES)]
+        """
+        steps, memory = self._step_errors(x), self._memory_errors(x)
+        slopes = np.zeros((len(self.noise), len(NAMES)))
+        for index, name in enumerate(NAMES):
+            moved = x.copy()
+            moved[index] += _STEP
+            if name in MEMORY_FACTORS:
+                change = self._memory_errors(moved) - memory
+                slopes[len(steps) : len(steps) + len(memory), index] = change / _STEP
+            else:
+                slopes[: len(steps), index] = (self._step_errors(moved) - steps) / _STEP
+        for row, mark in enumerate(self.benchmarks, start=len(steps) + len(memory)):
+            index = NAMES.index(mark.factor)
+            slopes[row, index] = PRIORS[mark.factor].spread
+        return slopes / self.noise[:, None]
+
+    def goal(self, rows: slice | Floats | None = None) -> Goal:
+        """What a fit makes small, of all rows or of some.
+
+        Parameters
+        ----------
+        rows : index, optional
+
+        Returns
+        -------
+        Goal
+        """
+        some = slice(None) if rows is None else rows
+        return Goal(
+            errors=lambda x: self.errors(x)[some],
+            slopes=lambda x: self.slopes(x)[some],
+            low=lowest_coordinates(),
+            high=np.full(len(NAMES), MOST_SPREADS),
+        )
+
+
+def _case(run: Run, framework: str) -> _Case:
+    stacked = replace(run, workload=replace(run.workload, framework=framework))
+    return _Case(stacked, *arrangement(stacked))
+
+
+def _step_s(run: Run) -> float | None:
+    return None if run.measured is None else run.measured.step_time_s
+
+
+def _peak_gib(run: Run) -> float | None:
+    return None if run.measured is None else run.measured.memory_gib
+
+
+def _beyond_limit(case: _Case, calibration: Calibration) -> float:
+    """Logarithm by which a run is on the wrong side of HBM; 0 on the right side."""
+    run = case.run
+    room_gib = run.workload.cluster.device.hbm_gib - float(np.asarray(context_gib(run.layout)))
+    over = math.log(case.memory_gib(calibration) / room_gib)
+    failed = run.measured is not None and run.measured.out_of_memory
+    return min(0.0, over) if failed else max(0.0, over)
+
+
+def _log_factor(mark: Benchmark, x: Floats) -> float:
+    return math.log(PRIORS[mark.factor].at(float(x[NAMES.index(mark.factor)])))

@@ -1,0 +1,295 @@
+"""From a user's own measured runs to a stack: `meshwright calibrate`.
+
+The posterior is normal round the most likely factors, with the shipped constants as its prior
+(`constants.calibration.PRIORS`); what is left out of the fit is worked out along its slopes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from meshwright.costmodel.constants.calibration import (
+    NAMES,
+    BandDoc,
+    Calibration,
+    Factors,
+    constants_digest,
+    factors_at,
+    lowest_coordinates,
+)
+from meshwright.errors import InputError
+from meshwright.frameworks.catalog import STACK_NAMES, stack_in_words
+from meshwright.planner.runs.calibration.evidence import Benchmark, Evidence
+from meshwright.planner.runs.calibration.meanings import MEANINGS, quantity, sentence
+from meshwright.planner.runs.calibration.next_run import suggestions
+from meshwright.planner.runs.calibration.report import CalibrationReport, Learned, RowErrors
+from meshwright.planner.runs.calibration.robust_fit import (
+    Fitted,
+    Floats,
+    fit,
+    robust_optimum,
+)
+from meshwright.planner.runs.run_file import Run
+
+MOST_RUNS = 200
+_PRIOR_ERROR = 0.05
+"""Relative: what is left of a stack's errors after a calibration, on the sweeps of docs/accuracy.md."""
+_PRIOR_RUNS = 3
+"""Runs that the prior error counts as."""
+_MOST_TO_COMPARE = 6
+"""Runs on which software profiles are compared."""
+_NEGLIGIBLE_PCT = 0.3
+"""Of the predicted steps: constants that move them less are not reported."""
+
+
+def calibrate_runs(
+    runs: Sequence[Run],
+    *,
+    name: str | None = None,
+    like: str | None = None,
+    benchmarks: Sequence[Benchmark] = (),
+    suggest: bool = True,
+) -> CalibrationReport:
+    """The stack that some measured runs and benchmarks speak of.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        At most `MOST_RUNS`, of one framework on one kind of device; those without a measurement are left out.
+    name : str, optional
+        Of the stack; what the runs call their framework by default.
+    like : str, optional
+        The software profile to begin from; by default the runs' framework, or where that is not known the
+        profile that explains the runs best.
+    benchmarks : sequence of Benchmark
+        Rates that were measured beside the runs.
+    suggest : bool
+        Whether to look for the run to measure next.
+
+    Returns
+    -------
+    CalibrationReport
+
+    Raises
+    ------
+    InputError
+        Without a measured run, and where runs are of several devices or frameworks.
+    """
+    measured = _measured(runs)
+    words, device = _same_stack(measured)
+    notes = []
+    framework = _profile(like, words)
+    if framework is None:
+        framework = _nearest(measured, words, device)
+        notes.append(f"framework {words!r} is not known: the stack begins from {framework}")
+    evidence = Evidence(measured, _draft(name or words, framework, device), benchmarks)
+    fitted = fit(evidence.goal(), np.zeros(len(NAMES)))
+    rows = _row_errors(evidence, fitted)
+    calibration = _finished(evidence, fitted, rows)
+    return CalibrationReport(
+        calibration=calibration,
+        rows=rows,
+        learned=_learned(evidence, fitted, calibration),
+        suggestions=suggestions(evidence, fitted, calibration) if suggest else (),
+        benchmarks=tuple(mark.words for mark in benchmarks),
+        notes=tuple(notes),
+    )
+
+
+def _measured(runs: Sequence[Run]) -> list[Run]:
+    measured = [run for run in runs if run.measured is not None]
+    if not 1 <= len(measured) <= MOST_RUNS:
+        raise InputError(
+            f"needs 1 to {MOST_RUNS} runs with `measured`, got {len(measured)} of {len(runs)}"
+        )
+    return measured
+
+
+def _same_stack(runs: Sequence[Run]) -> tuple[str, str]:
+    """What the runs call their framework, and their device. Raises InputError where there are several."""
+    frameworks = sorted({run.framework_words for run in runs})
+    devices = sorted({run.workload.cluster.device.name for run in runs})
+    for what, values in (("framework", frameworks), ("device", devices)):
+        if len(values) > 1:
+            raise InputError(
+                f"runs of several {what}s: {', '.join(values)}; calibrate them one by one",
+                where=f"run.{what}" if what == "framework" else "cluster.device",
+            )
+    return frameworks[0], devices[0]
+
+
+def _profile(like: str | None, words: str) -> str | None:
+    """The software profile that was asked for, or that the runs name; None where it is not known."""
+    stack = stack_in_words(like or words)
+    if stack is None and like is not None:
+        raise InputError("not a known stack", where="--like", value=like, allowed=STACK_NAMES)
+    return None if stack is None else stack.name
+
+
+def _draft(name: str, framework: str, device: str) -> Calibration:
+    size = len(NAMES)
+    return Calibration(
+        name=name,
+        framework=framework,
+        device=device,
+        constants=constants_digest(),
+        factors=Factors(),
+        mean=(0.0,) * size,
+        covariance=tuple(tuple(row) for row in np.eye(size).tolist()),
+        step_time=BandDoc(low=1.0, high=1.0, rows=0),
+    )
+
+
+def _nearest(runs: Sequence[Run], words: str, device: str) -> str:
+    """The software profile whose linearised fit is best; the first of equals."""
+    some = [runs[round(i)] for i in np.linspace(0, len(runs) - 1, min(len(runs), _MOST_TO_COMPARE))]
+    zero = np.zeros(len(NAMES))
+    best = (math.inf, "")
+    for framework in STACK_NAMES:
+        goal = Evidence(some, _draft(words, framework, device)).goal()
+        errors, slopes = goal.errors(zero), goal.slopes(zero)
+        x = robust_optimum(errors, slopes, zero, goal.low, goal.high)
+        value = goal.value(errors + slopes @ x, x)
+        if value < best[0] - 1e-9:
+            best = (value, framework)
+    return best[1]
+
+
+def _row_errors(evidence: Evidence, fitted: Fitted) -> tuple[RowErrors, ...]:
+    """Errors of every step and peak with the shipped constants, with the fitted, and left out."""
+    noise = evidence.noise
+    before = evidence.errors(np.zeros(len(NAMES))) * noise
+    after = fitted.errors * noise
+    left_out = _left_out(fitted) * noise
+    rows = []
+    parts = (
+        ("step time", evidence.steps, evidence.step_rows),
+        ("memory", evidence.peaks, evidence.peak_rows),
+    )
+    for what, runs, span in parts:
+        for index, run in zip(range(span.start, span.stop), runs, strict=True):
+            assert run.measured is not None
+            figures = {"step time": run.measured.step_time_s, "memory": run.measured.memory_gib}
+            rows.append(
+                RowErrors(
+                    id=run.id,
+                    what=what,
+                    measured=float(figures[what] or math.nan),
+                    before_pct=_percent(before[index]),
+                    after_pct=_percent(after[index]),
+                    left_out_pct=_percent(left_out[index]),
+                )
+            )
+    return tuple(rows)
+
+
+def _percent(log_error: float) -> float:
+    return 100.0 * math.expm1(float(log_error))
+
+
+def _left_out(fitted: Fitted) -> Floats:
+    """Errors of every row by a fit without it, along the slopes of the fit with all."""
+    low, high = lowest_coordinates(), np.full(len(NAMES), 3.0)
+    out = np.empty_like(fitted.errors)
+    for row in range(len(out)):
+        others = np.arange(len(out)) != row
+        x = robust_optimum(fitted.errors[others], fitted.slopes[others], fitted.x, low, high)
+        out[row] = fitted.errors[row] + fitted.slopes[row] @ (x - fitted.x)
+    return out
+
+
+def _finished(evidence: Evidence, fitted: Fitted, rows: Sequence[RowErrors]) -> Calibration:
+    steps = [row.left_out_pct for row in rows if row.what == "step time"]
+    peaks = [row.left_out_pct for row in rows if row.what == "memory"]
+    covariance = fitted.covariance()
+    symmetric = (covariance + covariance.T) / 2.0
+    draft = evidence.draft.model_dump()
+    draft |= {
+        "factors": factors_at(fitted.x).model_dump(),
+        "mean": tuple(float(x) for x in fitted.x),
+        "covariance": tuple(tuple(row) for row in symmetric.tolist()),
+        "step_time": error_band_of(steps).model_dump(),
+        "memory": error_band_of(peaks).model_dump() if peaks else None,
+    }
+    return Calibration.model_validate(draft)
+
+
+def error_band_of(left_out_pct: Sequence[float]) -> BandDoc:
+    """The 5th and 95th percentile of measured over predicted that a few left-out errors allow.
+
+    Their variance has a scaled inverse chi-square prior of `_PRIOR_RUNS` runs that are `_PRIOR_ERROR` off, so
+    that the next run follows Student's t (Gelman et al., Bayesian Data Analysis, section 2.6).
+
+    Parameters
+    ----------
+    left_out_pct : sequence of float
+        Predicted over measured minus 1, percent.
+
+    Returns
+    -------
+    BandDoc
+    """
+    errors = np.log1p(np.array(left_out_pct) / 100.0)
+    count = len(errors) + _PRIOR_RUNS
+    variance = (_PRIOR_RUNS * _PRIOR_ERROR**2 + float(errors @ errors)) / count
+    half = _student_95(count) * math.sqrt(variance)
+    return BandDoc(low=math.exp(-half), high=math.exp(half), rows=len(errors))
+
+
+def _student_95(freedom: int) -> float:
+    """The 95th percentile of Student's t (Abramowitz and Stegun 1964, 26.7.5), freedom at least 3."""
+    z = 1.6449
+    first = (z**3 + z) / 4.0
+    second = (5.0 * z**5 + 16.0 * z**3 + 3.0 * z) / 96.0
+    third = (3.0 * z**7 + 19.0 * z**5 + 17.0 * z**3 - 15.0 * z) / 384.0
+    return z + first / freedom + second / freedom**2 + third / freedom**3
+
+
+def _learned(evidence: Evidence, fitted: Fitted, calibration: Calibration) -> tuple[Learned, ...]:
+    """Every constant that moves a prediction, the largest effect first."""
+    run = max((*evidence.steps, *evidence.peaks), key=lambda run: run.workload.gpus, default=None)
+    if run is None:
+        return ()
+    shipped = replace(run.workload, framework=calibration.framework)
+    spreads = np.sqrt(np.diag(np.array(calibration.covariance)))
+    effects = _effects_pct(evidence, fitted)
+    learned = []
+    for index, name in enumerate(NAMES):
+        if abs(effects[index]) < _NEGLIGIBLE_PCT:
+            continue
+        values = []
+        for shift in (0.0, -spreads[index], spreads[index]):
+            moved = fitted.x.copy()
+            moved[index] += shift
+            tried = replace(shipped, calibration=evidence.calibration_at(moved))
+            values.append(quantity(name, tried))
+        assumed = quantity(name, shipped)
+        learned.append(
+            Learned(
+                name=name,
+                unit=MEANINGS[name].unit,
+                assumed=assumed,
+                value=values[0],
+                low=min(values),
+                high=max(values),
+                effect_pct=effects[index],
+                sentence=sentence(name, assumed, values[0]),
+            )
+        )
+    return tuple(sorted(learned, key=lambda constant: -abs(constant.effect_pct)))
+
+
+def _effects_pct(evidence: Evidence, fitted: Fitted) -> list[float]:
+    """Mean change of the steps, or of the peaks of memory, that the move of each constant makes."""
+    changes = 100.0 * fitted.slopes * fitted.x * evidence.noise[:, None]
+    effects = []
+    for index in range(len(NAMES)):
+        of_steps = changes[evidence.step_rows, index]
+        of_peaks = changes[evidence.peak_rows, index]
+        means = [float(part.mean()) for part in (of_steps, of_peaks) if len(part)]
+        effects.append(max(means, key=abs, default=0.0))
+    return effects

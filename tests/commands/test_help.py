@@ -1,0 +1,41 @@
+"""`--help`: every command stands in a group, no word is cut, every example parses."""
+
+from __future__ import annotations
+
+import shlex
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from meshwright import cli
+from meshwright.commands.examples import GROUPS, example_of
+
+EXAMPLES = {name: words for examples in GROUPS.values() for name, words in examples.items()}
+
+
+def test_every_command_is_in_one_group() -> None:
+    assert sorted(EXAMPLES) == sorted(cli.main.commands)
+    assert sum(map(len, GROUPS.values())) == len(EXAMPLES)
+
+
+def test_the_list_of_commands_cuts_no_word() -> None:
+    shown = CliRunner().invoke(cli.main, ["--help"], terminal_width=80).stdout
+    assert "..." not in shown.partition("Plan:")[2]
+    assert max(map(len, shown.splitlines())) <= 80
+    for name in EXAMPLES:
+        assert f"  {name} " in shown
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_parses_and_is_shown(name: str) -> None:
+    words = shlex.split(example_of(name).replace("\\\n", " "))
+    assert words[:2] == ["meshwright", name]
+    command: click.Command = cli.main.commands[name]
+    arguments = words[2:]
+    while isinstance(command, click.Group):
+        command = command.commands[arguments.pop(0)]
+    with command.make_context(name, arguments) as context:
+        assert context.params
+    shown = CliRunner().invoke(cli.main, [name, "--help"], terminal_width=100).stdout
+    assert example_of(name).splitlines()[0].strip() in shown

@@ -1,0 +1,101 @@
+"""What a run says of its own kernels, shard groups and flushes, priced: cases worked by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from meshwright.cluster_specs.reader import read_cluster
+from meshwright.costmodel.constants.measured import fit_probability, memory_band
+from meshwright.costmodel.constants.stacks import stack_constants
+from meshwright.costmodel.estimate import estimate_layout
+from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.memory.activations import activation_bytes_per_layer
+from meshwright.costmodel.memory.states import optimizer_shards, state_bytes
+from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.workload import AttentionKernel, Workload
+from meshwright.model_specs.reader import read_model
+
+WORK = Workload(
+    model=read_model("llama-2-7b"),
+    cluster=read_cluster("dgx-a100"),
+    gpus=64,
+    global_batch=512,
+    seq_len=4096,
+)
+LAYOUT = Layout(dp=64, micro_batch=1, num_micro_batches=8, zero_stage=1)
+
+
+def step_s(workload: Workload, layout: Layout) -> float:
+    placement = nested_placement(workload.cluster, layout)
+    chunk = workload.model.layers // int(layout.pp)
+    stages = ((chunk,),) * int(layout.pp)
+    return float(estimate_layout(workload, layout, placement, stages).step_time_s)
+
+
+def test_newer_attention_kernels_are_faster() -> None:
+    kernels: tuple[AttentionKernel, ...] = ("flash-2", "flash-1", "fused-softmax", "unfused")
+    times = [step_s(replace(WORK, attention_kernel=kernel), LAYOUT) for kernel in kernels]
+    assert times == sorted(times)
+    assert times[0] < times[-1]
+
+
+@pytest.mark.parametrize(("kernel", "score_bytes"), [("fused-softmax", 2.0), ("unfused", 6.0)])
+def test_scores_stay_where_attention_is_not_fused(
+    kernel: AttentionKernel, score_bytes: float
+) -> None:
+    """Llama has no dropout: 16-bit probabilities, and of PyTorch's softmax its 32-bit output too."""
+    kept, _ = activation_bytes_per_layer(
+        replace(WORK, attention_kernel=kernel), LAYOUT, experts=False
+    )
+    flash, _ = activation_bytes_per_layer(WORK, LAYOUT, experts=False)
+    assert np.asarray(kept) - flash == pytest.approx(score_bytes * 32 * 4096**2)
+
+
+def test_a_run_says_what_it_reduces() -> None:
+    assert stack_constants(WORK).gradient_bytes == 4
+    sixteen = replace(WORK, gradient_bytes=2)
+    assert stack_constants(sixteen).gradient_bytes == 2
+    assert stack_constants(sixteen).weight_gradient_bytes == 4.0
+    assert state_bytes(sixteen, LAYOUT, 64)[1] == 2.0
+    assert step_s(sixteen, LAYOUT) < step_s(WORK, LAYOUT)
+
+
+def test_states_are_divided_by_the_shard_group() -> None:
+    grouped = replace(WORK, shard_group=8)
+    assert [int(np.asarray(shards)) for shards in optimizer_shards(grouped, LAYOUT)] == [8, 8]
+    experts = Layout(dp=64, ep=4)
+    assert [int(np.asarray(shards)) for shards in optimizer_shards(grouped, experts)] == [8, 2]
+    assert optimizer_shards(WORK, LAYOUT)[0] == 64
+
+
+def test_a_group_of_all_ranks_changes_nothing() -> None:
+    for zero_stage in (1, 3):
+        layout = replace(LAYOUT, zero_stage=zero_stage)
+        whole = replace(WORK, shard_group=64)
+        assert step_s(whole, layout) == pytest.approx(step_s(WORK, layout))
+
+
+def test_gathers_within_a_node_spare_a_slow_network() -> None:
+    """NICs carry two gathers and a scatter of ZeRO 3, or an all-reduce in 16 bits: 6 or 4 bytes."""
+    layout = replace(LAYOUT, zero_stage=3)
+    slow = replace(WORK, cluster=read_cluster("jean-zay-a100"), gradient_bytes=2)
+    assert step_s(replace(slow, shard_group=8), layout) < step_s(slow, layout)
+
+
+def test_each_flush_fills_and_drains_the_pipeline() -> None:
+    layout = Layout(dp=16, pp=4, micro_batch=1, num_micro_batches=32, zero_stage=1)
+    once, four = (step_s(replace(WORK, flushes=flushes), layout) for flushes in (1, 4))
+    placement = nested_placement(WORK.cluster, layout)
+    parts = estimate_layout(WORK, layout, placement, ((8,),) * 4).breakdown_s
+    assert four - once > 2.9 * float(parts["pipeline_bubble"])
+
+
+def test_the_chance_to_fit_falls_with_what_is_needed() -> None:
+    chances = [fit_probability(needed, 77.0) for needed in (40.0, 74.0, 77.0, 80.0, 120.0)]
+    assert chances == sorted(chances, reverse=True)
+    assert chances[0] > 0.999
+    assert chances[-1] < 0.001
+    assert fit_probability(77.0 / memory_band().high, 77.0) == pytest.approx(0.95)

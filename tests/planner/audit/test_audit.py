@@ -1,0 +1,238 @@
+"""What `meshwright verify` passes, and what it finds."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import meshwright
+from meshwright import cli
+from meshwright.documents.output_files import write_files
+from meshwright.errors import InputError
+from meshwright.planner.audit.audit import audit_plan
+from meshwright.planner.audit.rank_list import ListedRank, recount_faults
+from meshwright.planner.launch.plan_files import plan_files
+from meshwright.planner.plan.digest import with_digest
+from meshwright.planner.plan.document import Mapping, Objective
+from meshwright.planner.plan.texts import plan_text, read_plan
+from tests.planner.audit.damage import damaged
+from tests.plans import make_plan
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "dense": {"model": "llama-2-7b", "cluster": "dgx-a100", "gpus": 16, "seq_len": 1024},
+    "experts": {"model": "olmoe-1b-7b", "cluster": "dgx-h100", "gpus": 16, "seq_len": 2048},
+    "torchtitan": {
+        "model": "llama-3-8b", "cluster": "dgx-h100", "gpus": 16, "seq_len": 4096,
+        "framework": "torchtitan",
+    },
+    "deepspeed": {
+        "model": "llama-3-8b", "cluster": "dgx-h100", "gpus": 16, "seq_len": 4096,
+        "framework": "deepspeed",
+    },
+    "fsdp2": {
+        "model": "llama-3-8b", "cluster": "dgx-h100", "gpus": 16, "seq_len": 4096,
+        "framework": "fsdp2",
+    },
+}  # fmt: skip
+
+
+def written(folder: Path, name: str, target: str | None = None, **changes: Any) -> Path:
+    """The folder of a plan's launch files."""
+    asked = {"global_batch": 64, "robustness": False} | REQUESTS[name] | changes
+    plan = meshwright.plan(asked.pop("model"), **asked)
+    write_files(folder / name, plan_files(plan, target))
+    return folder / name
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("plans"), "dense")
+
+
+@pytest.fixture
+def copied(dense: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(dense, tmp_path / "copy"))
+
+
+def verify(*words: str | Path) -> Result:
+    return CliRunner().invoke(cli.main, ["verify", *map(str, words)])
+
+
+def broken(folder: Path) -> dict[str, list[str]]:
+    """The faults by check."""
+    document = json.loads(verify(folder, "--json").stdout)
+    return {check["check"]: check["broken"] for check in document["checks"]}
+
+
+def replaced(path: Path, before: str, after: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert before in text
+    path.write_text(text.replace(before, after, 1), encoding="utf-8")
+
+
+def forged(folder: Path, section: str, **changes: Any) -> None:
+    """Changes a section of the plan and makes the digest fit."""
+    plan = read_plan(folder)
+    part = getattr(plan, section).model_copy(update=changes)
+    text = plan_text(with_digest(plan.model_copy(update={section: part})))
+    (folder / "plan.yaml").write_text(text, encoding="utf-8")
+
+
+def test_an_untouched_plan_holds(dense: Path) -> None:
+    result = verify(dense)
+    assert result.exit_code == 0
+    assert "The plan holds." in result.stdout
+    assert not any(broken(dense).values())
+
+
+def test_a_plan_without_files_is_checked_alone(dense: Path, tmp_path: Path) -> None:
+    alone = Path(shutil.copy(dense / "plan.yaml", tmp_path))
+    assert verify(alone).exit_code == 0
+    assert "nothing to check" in verify(alone).stdout
+    assert verify(alone, dense).exit_code == 0
+
+
+def test_a_degree_edited_by_hand_is_named(copied: Path) -> None:
+    replaced(copied / "plan.yaml", "zero_stage: 1", "zero_stage: 0")
+    faults = broken(copied)
+    assert "digest" in faults["edits by hand"][0]
+    assert any("memory" in fault for fault in faults["prices and rules"])
+    assert verify(copied).exit_code == 1
+
+
+def test_a_forged_price_is_worked_out_again(copied: Path) -> None:
+    step_time_s = read_plan(copied).objective.step_time_s
+    assert step_time_s is not None
+    forged(copied, "objective", step_time_s=step_time_s / 2, lower_bound_s=step_time_s / 2)
+    faults = broken(copied)
+    assert not faults["edits by hand"]
+    assert any("objective" in fault for fault in faults["prices and rules"])
+
+
+def test_contradicting_fields_are_a_fault_of_the_plan(copied: Path) -> None:
+    replaced(copied / "plan.yaml", "global_batch: 64", "global_batch: 63")
+    result = verify(copied)
+    assert result.exit_code == 1
+    assert "num_micro_batches" in result.stdout
+
+
+def test_ranks_are_compared_one_by_one(copied: Path) -> None:
+    path = copied / "mapping" / "ranks.csv"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    first, other = lines[1].split(","), lines[9].split(",")
+    first[1], other[1] = other[1], first[1]
+    lines[1], lines[9] = ",".join(first), ",".join(other)
+    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    assert any("rank 0 is on" in fault for fault in broken(copied)["ranks"])
+
+
+def test_flags_are_read_back(copied: Path) -> None:
+    replaced(copied / "launch.sh", "--seq-length 1024", "--seq-length 2048")
+    faults = broken(copied)["launch files"]
+    assert "launch.sh: seq_len is 2048, the plan says 1024" in faults
+
+
+def test_hosts_are_compared(copied: Path) -> None:
+    replaced(copied / "hostfile", "node-00002", "node-00007")
+    assert any(fault.startswith("hostfile: line 2") for fault in broken(copied)["launch files"])
+
+
+def test_another_version_is_named(copied: Path) -> None:
+    forged(copied, "solver", program="meshwright 0.0.1", version="OR-Tools 8.0")
+    faults = broken(copied)["versions"]
+    assert "meshwright 0.0.1" in faults[0]
+    assert "OR-Tools 8.0" in faults[1]
+
+
+def test_a_group_wider_than_priced_is_counted() -> None:
+    """Two ranks of a tensor group on two nodes, where the price has them in one."""
+    matrix = {"tp": [2, 1], "cp": [1, 1], "dp": [4, 2], "pp": [1, 1]}
+    mapping = Mapping(
+        order=["tp", "cp", "ep", "dp", "pp"], levels=["nvlink", "network"], matrix=matrix
+    )
+    plan = make_plan(tp=2, dp=8, mapping=mapping)
+
+    def faults(nodes: list[int]) -> list[str]:
+        listed = [
+            ListedRank(
+                rank=rank,
+                place=(nodes[rank], rank % 8),
+                coordinates={"tp": rank % 2, "cp": 0, "dp": rank // 2, "pp": 0},
+            )
+            for rank in range(16)
+        ]
+        return list(recount_faults(plan, listed))
+
+    whole = [rank // 8 for rank in range(16)]
+    assert not faults(whole)
+    (fault,) = faults([1, *whole[1:8], 0, *whole[9:]])
+    assert fault.startswith("a group of tp has 1 of its ranks")
+
+
+def test_what_is_no_plan_is_bad_input(dense: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text("a: 1\n", encoding="utf-8")
+    assert verify(other).exit_code == 2
+    assert verify(tmp_path / "none").exit_code == 2
+    assert verify(dense, tmp_path / "none").exit_code == 2
+
+
+def damage_is_caught(folder: Path, scratch: Path, seeds: range) -> None:
+    """Damages a copy of a folder again and again; every damage must be seen."""
+    missed = []
+    for seed in seeds:
+        copy = Path(shutil.copytree(folder, scratch / f"{folder.name} {seed}"))
+        words = damaged(random.Random(f"{folder.name} {seed}"), copy)
+        try:
+            if audit_plan(copy).passed:
+                missed.append(words)
+        except InputError:
+            pass
+        shutil.rmtree(copy)
+    assert not missed
+
+
+def test_damaged_plans_are_caught(dense: Path, tmp_path: Path) -> None:
+    damage_is_caught(dense, tmp_path, range(6))
+
+
+@pytest.mark.slow
+def test_twenty_damaged_plans_are_caught(dense: Path, tmp_path: Path) -> None:
+    damage_is_caught(dense, tmp_path, range(6, 26))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", REQUESTS)
+def test_sixty_damaged_plans_of_each_framework_are_caught(name: str, tmp_path: Path) -> None:
+    folder = written(tmp_path, name, robustness=True, top=2)
+    assert audit_plan(folder).passed
+    damage_is_caught(folder, tmp_path, range(100, 160))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["slurm", "openmpi", "kubernetes", "bridge"])
+def test_the_files_of_other_targets_hold(target: str, dense: Path, tmp_path: Path) -> None:
+    folder = written(tmp_path, "dense", target)
+    assert audit_plan(folder).passed
+    (own, *_) = sorted({path.name for path in folder.iterdir()} - set(os.listdir(dense)))
+    replaced(folder / own, "\n", "\n#\n")
+    assert f"{own}: line 2" in str(broken(folder)["launch files"])
+
+
+def test_infeasible_plans_are_checked_too(tmp_path: Path) -> None:
+    nothing = Objective(step_time_s=None, lower_bound_s=None, gap=None)
+    plan = make_plan().model_copy(
+        update={"status": "infeasible", "layout": None, "objective": nothing}
+    )
+    (tmp_path / "plan.yaml").write_text(plan_text(plan), encoding="utf-8")
+    assert not broken(tmp_path)["prices and rules"]
+    contradicting = plan.model_copy(update={"status": "optimal"})
+    (tmp_path / "plan.yaml").write_text(plan_text(contradicting), encoding="utf-8")
+    assert broken(tmp_path)["prices and rules"]

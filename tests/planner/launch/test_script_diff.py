@@ -1,0 +1,161 @@
+"""The edits of a user's own file: applied, they start the plan; and none of them is idle."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.model_specs.catalog import load_catalog_model
+from meshwright.planner.analysis.baseline import read_baseline, with_baseline
+from meshwright.planner.launch.flag_words import flag_words
+from meshwright.planner.launch.megatron_model import model_flags
+from meshwright.planner.launch.script_diff import script_diff, with_script_diff
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.request.reader import read_request
+from meshwright.planner.runs.launches.reader import price_launch
+
+MODEL = "llama-2-13b"
+MODEL_FLAGS = " ".join(flag_words(model_flags(load_catalog_model(MODEL), 4096)))
+SCRIPT = f"""\
+#!/bin/bash
+#SBATCH --nodes=4
+TP=8   # as in the first try
+MODEL_ARGS=(
+    {MODEL_FLAGS}
+)
+PARALLEL_ARGS=(
+    --tensor-model-parallel-size $TP
+    --sequence-parallel
+)
+# --micro-batch-size 4 ran out of memory
+torchrun --nnodes 4 --nproc-per-node 8 pretrain_gpt.py ${{MODEL_ARGS[@]}} ${{PARALLEL_ARGS[@]}} \\
+    --bf16 --use-distributed-optimizer --my-own-flag 7 \\
+    --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 \\
+    --micro-batch-size 1 --global-batch-size=64
+"""
+ONE_LINE = (
+    f'ARGS="{MODEL_FLAGS} --tensor-model-parallel-size=4 --pipeline-model-parallel-size=2"\n'
+    "torchrun --nnodes=4 --nproc_per_node=8 pretrain_gpt.py $ARGS --bf16 --global-batch-size 64"
+)
+
+
+def planned(framework: str = "megatron", **options: Any) -> Plan:
+    request = read_request(
+        model=MODEL,
+        cluster="dgx-h100",
+        gpus=32,
+        global_batch=64,
+        seq_len=4096,
+        framework=framework,
+        **options,
+    )
+    return fastest_plan(request)
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return planned()
+
+
+def price(path: Path, *additions: str) -> float:
+    (priced,) = price_launch(path, [f"model={MODEL}", "cluster=dgx-h100", *additions])
+    return priced.predicted.step_time_s
+
+
+def written(tmp_path: Path, text: str, name: str = "run.sh") -> Path:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def apply(patch: str, path: Path) -> None:
+    if shutil.which("patch") is None:
+        pytest.skip("needs the program patch")
+    done = subprocess.run(
+        ["patch", str(path)], input=patch, text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("text", [SCRIPT, ONE_LINE])
+def test_the_patched_script_has_the_plans_price(plan: Plan, text: str, tmp_path: Path) -> None:
+    path = written(tmp_path, text)
+    diff = script_diff(path, plan)
+    apply(diff.patch, path)
+    assert plan.predicted is not None
+    assert price(path) == pytest.approx(plan.predicted.step_time_s, rel=1e-3)
+    assert diff.step_time_s == pytest.approx(price(path), rel=1e-9)
+
+
+def test_what_the_user_wrote_besides_stays(plan: Plan, tmp_path: Path) -> None:
+    diff = script_diff(written(tmp_path, SCRIPT), plan)
+    removed = [
+        line for line in diff.patch.splitlines() if line.startswith("-") and line[1:4] != "-- "
+    ]
+    assert "--my-own-flag 7" in diff.patch
+    assert not any("as in the first try" in line and "TP=8" not in line for line in removed)
+    assert not any("ran out of memory" in line for line in removed)
+    assert all("num-layers 40" not in line for line in removed)
+
+
+def test_nothing_to_change_in_the_plans_own_script(plan: Plan, tmp_path: Path) -> None:
+    path = written(tmp_path, SCRIPT)
+    apply(script_diff(path, plan).patch, path)
+    again = script_diff(path, plan)
+    assert again.edits == []
+    assert again.patch == ""
+
+
+def test_a_list_of_arguments(plan: Plan, tmp_path: Path) -> None:
+    words = [*MODEL_FLAGS.split(), "--tensor-model-parallel-size", "8", "--sequence-parallel"]
+    words += ["--global-batch-size", "64", "--bf16"]
+    path = written(tmp_path, json.dumps(words), "args.json")
+    diff = script_diff(path, plan)
+    apply(diff.patch, path)
+    assert plan.predicted is not None
+    assert price(path, "gpus=32") == pytest.approx(plan.predicted.step_time_s, rel=1e-3)
+
+
+def test_a_deepspeed_configuration(tmp_path: Path) -> None:
+    plan = planned("deepspeed", pin="pp=1,tp=1,cp=1")
+    text = {
+        "train_batch_size": 64,
+        "train_micro_batch_size_per_gpu": 2,
+        "zero_optimization": {"stage": 3},
+        "bf16": {"enabled": True},
+    }
+    path = written(tmp_path, json.dumps(text, indent=2) + "\n", "ds.json")
+    diff = script_diff(path, plan)
+    names = {edit.name for edit in diff.edits}
+    assert plan.layout is not None
+    if plan.layout.zero_stage != 3:
+        assert "zero_optimization.stage" in names
+    assert names <= {
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "zero_optimization.stage",
+        "zero_optimization.overlap_comm",
+        "activation_checkpointing.number_checkpoints",
+        "tensor_parallel.autotp_size",
+    }
+
+
+def test_a_file_of_another_framework(plan: Plan, tmp_path: Path) -> None:
+    path = written(tmp_path, json.dumps({"train_micro_batch_size_per_gpu": 2}), "ds.json")
+    diff = script_diff(path, plan)
+    assert diff.edits == []
+    assert "deepspeed's" in diff.note
+
+
+def test_the_comparison_of_a_script_holds_its_edits(plan: Plan, tmp_path: Path) -> None:
+    path = written(tmp_path, SCRIPT)
+    both = with_script_diff(with_baseline(plan, read_baseline(path, plan.inputs)))
+    assert both.baseline is not None
+    assert both.baseline.diff == script_diff(path, plan)
+    assert "run.sh: --my-own-flag is not read" in both.baseline.remarks

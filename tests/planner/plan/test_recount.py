@@ -1,0 +1,135 @@
+"""The rank list of a plan against its price, by a counter of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from meshwright.cluster_specs.catalog import load_cluster
+from meshwright.cluster_specs.places import allocated_places, allocation_of
+from meshwright.costmodel.layout import Layout
+from meshwright.errors import InternalError
+from meshwright.planner.bounds.matrices import ranks_on
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.plan.placement import plan_placement, workload_of_plan
+from meshwright.planner.plan.recount import recounted_placement
+from meshwright.planner.plan.verify import verify
+from meshwright.planner.request.reader import read_request
+from meshwright.planner.runs.predicted import layout_from_document
+
+Place = tuple[int, int]
+
+
+def most_in_one_block(groups: Sequence[Sequence[int]], block_of: Sequence[int]) -> list[int]:
+    """The most members that a group has in one block, group by group."""
+    return [max(Counter(block_of[rank] for rank in group).values()) for group in groups]
+
+
+def ranks_of_plan(plan: Plan) -> list[Place]:
+    assert plan.mapping is not None
+    if plan.mapping.ranks is not None:
+        return list(plan.mapping.ranks)
+    matrix = {axis: tuple(row) for axis, row in plan.mapping.matrix.items()}
+    return ranks_on(plan.inputs.cluster, matrix)
+
+
+def differences(plan: Plan) -> list[str]:
+    """Axes of which the price assumes other members in a block than the rank list has."""
+    assert plan.layout is not None
+    layout = layout_from_document(plan.layout)
+    workload = workload_of_plan(plan).on(int(layout.gpus))
+    _, priced = plan_placement(workload, layout, plan)
+    counted = recounted_placement(workload.cluster, layout, ranks_of_plan(plan))
+    axes = [axis for axis in vars(counted) if axis not in ("dp", "pp")]
+    return [
+        f"{axis}: priced {getattr(priced, axis).tolist()}, is {getattr(counted, axis).tolist()}"
+        for axis in axes
+        if not np.array_equal(getattr(priced, axis), getattr(counted, axis))
+    ]
+
+
+def test_a_rack_gives_each_expert_group_64_of_its_72_gpus() -> None:
+    """144 GPUs, expert groups of 64: one group a rack, and 8 GPUs of both racks idle."""
+    asked = read_request(
+        model="deepseek-v3",
+        cluster="gb200-nvl72",
+        gpus=144,
+        global_batch=1024,
+        seq_len=4096,
+        pin="ep=64,tp=1,pp=2,micro_batch=1,schedule=1f1b",
+    )
+    plan = fastest_plan(asked)
+    ranks = ranks_of_plan(plan)
+    racks = [node // 18 for node, _ in ranks]
+    groups = [range(first, first + 64) for first in range(0, len(ranks), 64)]
+    assert most_in_one_block(groups, racks) == [64] * len(groups)
+    assert Counter(racks) == {0: 64, 1: 64}
+    assert plan.idle is not None
+    assert plan.idle.nodes == ["node-00017", "node-00018", "node-00035", "node-00036"]
+    assert differences(plan) == []
+
+
+@pytest.mark.parametrize(
+    ("cluster", "gpus", "nodes_of_a_block", "used_of_each"),
+    [
+        ("gb200-nvl72", 128, 18, [64, 64]),
+        ("superpod-a100", 1024, 20, [128] * 8),
+        ("superpod-h100", 1200, 32, [240] * 5),
+        ("llama3-24k", 4096, 384, [2048, 2048]),
+        ("h100-leaf-3to1", 720, 32, [240, 240, 240]),
+    ],
+)
+def test_blocks_take_equal_parts(
+    cluster: str, gpus: int, nodes_of_a_block: int, used_of_each: list[int]
+) -> None:
+    places = allocated_places(load_cluster(cluster), gpus)
+    held = Counter(node // nodes_of_a_block for node, _ in places)
+    assert list(held.values()) == used_of_each
+    assert len(set(places)) == gpus
+
+
+def test_blocks_share_a_block_of_the_machine_only_where_it_has_too_few() -> None:
+    """20,000 GPUs are 50 parts of 400, and there are 8 pods; 16,384 are 8 parts of 2,048."""
+    cluster = load_cluster("llama3-24k")
+    assert not allocation_of(cluster, 20_000).even
+    assert allocation_of(cluster, 16_384).even
+    assert len({node for node, _ in allocated_places(cluster, 20_000)}) == 2500
+
+
+def test_rings_and_exchanges_worked_by_hand() -> None:
+    """Nodes of 8 hold 8, 8 and 4 of 20 ranks; dp 10 of pairs: the last node has 2 members of each ring."""
+    cluster = load_cluster("dgx-h100")
+    layout = Layout(tp=2, dp=10)
+    counted = recounted_placement(cluster, layout, allocated_places(cluster, 20))
+    assert counted.tp.tolist() == [2, 2]
+    assert counted.dp_cp.tolist() == [2, 10]
+    # Experts in 2 groups of 10: the middle node has 2 of the first and 6 of the second group.
+    layout = Layout(dp=20, ep=10)
+    counted = recounted_placement(cluster, layout, allocated_places(cluster, 20))
+    # Kept: 64 of 80, 4 + 36 of 80, 16 of 40.
+    assert counted.ep.tolist() == [4, 10]
+    assert counted.edp.tolist() == [1, 2]
+
+
+def test_a_rank_list_that_is_not_what_was_priced_is_an_internal_error() -> None:
+    asked = read_request(
+        model="llama-3-8b",
+        cluster="dgx-h100",
+        gpus=32,
+        global_batch=64,
+        seq_len=4096,
+        pin="tp=2,pp=2,cp=1",
+    )
+    plan = fastest_plan(asked)
+    assert plan.mapping is not None
+    assert plan.mapping.ranks is not None
+    pairs = [plan.mapping.ranks[first : first + 2] for first in range(0, 32, 2)]
+    turned = [place for start in range(4) for pair in pairs[start::4] for place in pair]
+    moved = plan.mapping.model_copy(update={"ranks": turned})
+    verify(asked, plan)
+    with pytest.raises(InternalError, match="by its rank list"):
+        verify(asked, plan.model_copy(update={"mapping": moved}))

@@ -1,0 +1,155 @@
+"""What a calibration finds where the truth is known, and what wild rows do to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from meshwright.costmodel.constants.calibration import Calibration, Factors
+from meshwright.errors import InputError
+from meshwright.planner.runs.calibration.evidence import Benchmark
+from meshwright.planner.runs.calibration.report import CalibrationReport
+from meshwright.planner.runs.calibration.service import calibrate_runs, error_band_of
+from meshwright.planner.runs.prediction import prediction_of
+from meshwright.planner.runs.run_file import Measured, Run, run_from_mapping
+from tests.planner.runs.calibration.own_runs import document, measured_runs, stack
+
+TRUTH = Factors(gemm=0.9, hbm=0.8, scale_up=0.85, network=0.6)
+
+
+def errors_pct(runs: list[Run], calibration: Calibration) -> np.ndarray:
+    """Size of the errors of predicted steps under a calibration."""
+    errors = []
+    for run in runs:
+        priced = replace(run, workload=replace(run.workload, calibration=calibration))
+        assert run.measured is not None
+        assert run.measured.step_time_s is not None
+        errors.append(prediction_of(priced).step_time_s / run.measured.step_time_s - 1.0)
+    return 100.0 * np.abs(errors)
+
+
+def mean_pct(report: CalibrationReport, what: str, when: str) -> float:
+    """A mean error of a report that has one."""
+    mean = report.mean_error_pct(what, when)
+    assert mean is not None
+    return mean
+
+
+@pytest.mark.slow
+def test_a_few_runs_teach_what_the_others_take() -> None:
+    everything = measured_runs(TRUTH, 16)
+    report = calibrate_runs(everything[::2], suggest=False)
+    assert mean_pct(report, "step time", "before") > 5.0
+    rest = errors_pct(everything[1::2], report.calibration)
+    assert rest.mean() < 2.5
+    assert mean_pct(report, "step time", "left_out") < 4.0
+
+
+def test_the_network_is_named_with_its_rate() -> None:
+    """200 Gb/s are 25 GB/s, of which 0.9 were assumed; the truth is 0.6 of that."""
+    report = calibrate_runs(measured_runs(Factors(network=0.6), 8), suggest=False)
+    moved = next(constant for constant in report.learned if constant.name == "network")
+    assert moved.assumed == pytest.approx(22.5)
+    assert moved.low < 13.5 < moved.high
+    assert "your gradients leave at" in moved.sentence
+    assert "22.5 were assumed" in moved.sentence
+
+
+def test_runs_as_predicted_move_nothing() -> None:
+    report = calibrate_runs(measured_runs(Factors(), 6), suggest=False)
+    assert report.learned == ()
+    assert np.allclose(report.calibration.mean, 0.0, atol=1e-3)
+
+
+def test_three_rows_never_wreck_it() -> None:
+    """One of three took five times as long as it should: the others stay near their prediction."""
+    runs = measured_runs(Factors(), 3)
+    slow = replace(runs[0], measured=Measured(step_time_s=5.0 * prediction_of(runs[0]).step_time_s))
+    report = calibrate_runs([slow, *runs[1:]], suggest=False)
+    assert errors_pct(measured_runs(Factors(), 16), report.calibration).mean() < 8.0
+
+
+def test_memory_is_learned_from_peaks() -> None:
+    truth = Factors(activation_memory=1.2, fixed_memory_gib=2.0)
+    runs = measured_runs(truth, 12, memory=True)
+    report = calibrate_runs(runs[::2], suggest=False)
+    assert mean_pct(report, "memory", "before") > 8.0
+    assert mean_pct(report, "memory", "left_out") < 3.0
+    assert report.calibration.memory is not None
+
+
+def test_a_run_that_fell_out_of_memory_counts() -> None:
+    """A layout that is told to fit and did not: more memory is predicted afterwards."""
+    run = run_from_mapping(
+        document({"tp": 1, "pp": 1, "micro_batch": 2, "recompute": "none"}), where="test"
+    )
+    fails = replace(run, measured=Measured(step_time_s=None, out_of_memory=True))
+    told_gib = prediction_of(run).memory_gib
+    assert told_gib is not None
+    report = calibrate_runs([fails, *measured_runs(Factors(), 2)], suggest=False)
+    after = replace(run, workload=replace(run.workload, calibration=report.calibration))
+    now_gib = prediction_of(after).memory_gib
+    assert told_gib < 70.0
+    assert now_gib is not None
+    assert now_gib > 1.1 * told_gib
+
+
+@pytest.mark.slow
+def test_an_unknown_framework_becomes_a_stack_of_its_own() -> None:
+    runs = [replace(run, framework_words="my-stack") for run in measured_runs(TRUTH, 4)]
+    report = calibrate_runs(runs, suggest=False)
+    assert report.calibration.name == "my-stack"
+    assert "begins from" in report.notes[0]
+    settings = {"tp": 1, "pp": 1, "micro_batch": 1}
+    named = document(settings, framework="my-stack")
+    del named["measured"]
+    with pytest.raises(InputError, match="not a known framework"):
+        run_from_mapping(named, where="test")
+    read = run_from_mapping(named, where="test", calibration=report.calibration)
+    assert read.workload.framework == report.calibration.framework
+
+
+def test_runs_of_two_frameworks_are_refused() -> None:
+    runs = measured_runs(Factors(), 2)
+    other = replace(runs[1], framework_words="another")
+    with pytest.raises(InputError, match="several frameworks: another, megatron-lm"):
+        calibrate_runs([runs[0], other])
+
+
+def test_runs_without_a_measurement_are_refused() -> None:
+    with pytest.raises(InputError, match="needs 1 to 200 runs with `measured`"):
+        calibrate_runs([replace(run, measured=None) for run in measured_runs(Factors(), 2)])
+
+
+def test_a_benchmark_moves_its_factor() -> None:
+    mark = Benchmark(factor="network", ratio=0.7, noise=0.05, words="a log")
+    report = calibrate_runs(measured_runs(Factors(), 2), benchmarks=[mark], suggest=False)
+    assert 0.65 < report.calibration.factors.network < 0.85
+
+
+def test_the_suggested_run_takes_doubt_away() -> None:
+    report = calibrate_runs(measured_runs(TRUTH, 3))
+    best = report.suggestions[0]
+    assert best.spread_after_pct < best.spread_before_pct
+    afters = [suggestion.spread_after_pct for suggestion in report.suggestions]
+    assert len(afters) == 3
+
+
+def test_the_band_narrows_with_good_runs() -> None:
+    """No run: Student's t of 3 runs, 2.35 spreads of 5 %. Many that are 1 % off: little more than 1.6 %."""
+    none = error_band_of([])
+    assert none.high == pytest.approx(np.exp(2.353 * 0.05), rel=2e-3)
+    many = error_band_of([1.0, -1.0] * 100)
+    assert 1.015 < many.high < 1.03
+
+
+def test_factors_stay_with_what_they_belong_to() -> None:
+    calibration = stack(Factors(gemm=0.5, launch=2.0, state_memory=1.5))
+    own = calibration.factors_on("a100-sxm-80gb", "nemo")
+    assert own.gemm == 0.5
+    assert own.launch == 2.0
+    assert calibration.factors_on("h100-sxm-80gb", "nemo").gemm == 1.0
+    other = calibration.factors_on("a100-sxm-80gb", "torchtitan")
+    assert (other.launch, other.state_memory, other.gemm) == (1.0, 1.0, 0.5)
