@@ -205,7 +205,7 @@ def _innermost_is_fastest(workload: Workload) -> bool:
     )
 
 
-def distinct(layouts: Layout, names: Sequence[str]) -> tuple[IntArray, IntArray]:
+def rows_by_value(layouts: Layout, names: Sequence[str]) -> tuple[IntArray, IntArray]:
     """(rows with distinct values of some fields, which of them each layout equals)."""
     shape = layouts.broadcast_shape()
     key = np.zeros(shape, dtype=np.int64)

@@ -48,7 +48,7 @@ from meshwright.costmodel.placement import level_factors, placement_on
 from meshwright.costmodel.step_time import make_context, optimistic_step
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
-from meshwright.planner.bounds.degree_bound import distinct
+from meshwright.planner.bounds.degree_bound import rows_by_value
 from meshwright.planner.bounds.exact_cost import LayoutPricing, MappingBounds, Priced
 from meshwright.planner.bounds.matrices import Matrices, matrices
 from meshwright.planner.bounds.memory_fit import hbm_limit_gib
@@ -241,7 +241,7 @@ def _shared_times(context: Context) -> KindTimes | None:
     if not len(np.atleast_1d(np.asarray(layouts.tp))):
         return None
     names = ("tp", "cp", "ep", "etp", "micro_batch", "sequence_parallel", "recompute")
-    first, back = distinct(layouts, names)
+    first, back = rows_by_value(layouts, names)
     columns = vars(context.placement).items()
     placed = Placement(**{name: np.asarray(column)[first] for name, column in columns})
     few = replace(context, layout=layouts.take(first), placement=placed)
