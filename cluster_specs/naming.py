@@ -10,3 +10,12 @@ def node_name(cluster: ClusterSpec, index: int) -> str:
     if cluster.nodes:
         return cluster.nodes[index].name
     return cluster.node_name_pattern.format(index + 1)
+
+
+def names_are_known(cluster: ClusterSpec) -> bool:
+    """Whether node names are those of hosts: listed, or by a pattern of the cluster's own.
+
+    The default pattern only counts nodes: there are no hosts of these names.
+    """
+    default = ClusterSpec.model_fields["node_name_pattern"].default
+    return bool(cluster.nodes) or cluster.node_name_pattern != default

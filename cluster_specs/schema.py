@@ -16,7 +16,11 @@ BlockName = Annotated[str, Field(min_length=1, max_length=100)]
 
 Background = Annotated[float, Field(ge=0, le=0.99)]
 
-Architecture = Literal["volta", "ampere", "ada", "hopper", "blackwell", "cdna3"]
+Architecture = Literal[
+    "volta", "ampere", "ada", "hopper", "blackwell", "blackwell-rtx", "cdna3", "cdna4"
+]  # fmt: skip
+XGMI: tuple[Architecture, ...] = ("cdna3", "cdna4")
+"""Whose scale-up links are xGMI, a mesh without switches."""
 Medium = Literal["nvlink", "pcie", "xgmi", "infiniband", "roce", "efa", "omnipath", "slingshot"]
 
 MOST_DIRECT = 512
@@ -298,7 +302,7 @@ class ClusterSpec(BaseModel):
         """The names of all levels, inside out: the scale-up domain, the node over PCIe, the switches."""
         names = []
         if self.nvlink_domain > 1:
-            names.append("xgmi" if self.device.architecture == "cdna3" else "nvlink")
+            names.append("xgmi" if self.device.architecture in XGMI else "nvlink")
         if self.nvlink_domain < self.gpus_per_node or self.nvlink_domain == 1:
             names.append("node")
         return (*names, *([level.name for level in self.levels] or ["fabric"]))

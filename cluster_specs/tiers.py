@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from meshwright.cluster_specs.schema import ClusterSpec, FabricLevelSpec, Medium
+from meshwright.cluster_specs.schema import XGMI, ClusterSpec, FabricLevelSpec, Medium
 from meshwright.cluster_specs.uplinks import first_outside_a_leaf, link_gb_per_s, uplinks
 from meshwright.errors import InputError
 
@@ -69,7 +69,7 @@ def measured_tiers(cluster: ClusterSpec) -> Iterator[Tier]:
 def _tiers(cluster: ClusterSpec) -> Iterator[Tier]:
     device = cluster.device
     if cluster.nvlink_domain > 1:
-        medium: Medium = "xgmi" if device.architecture == "cdna3" else "nvlink"
+        medium: Medium = "xgmi" if device.architecture in XGMI else "nvlink"
         rate = cluster.nvlink_gb_per_s or device.scale_up_gb_per_s
         if rate is None:
             raise InputError(

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwright.planner.launch.legal_launch import Launch
+from meshwright.planner.launch.ranks.placed import PlacedRanks
 
 _HEADER = """\
 #!/usr/bin/env bash
 # Starts {framework} for {title}.
 #{notes}
-# In a Slurm allocation of the nodes in hostfile:  bash launch.sh slurm [{more}]
+# In a Slurm allocation of the plan's nodes:       bash launch.sh slurm [{more}]
 # By hand, on each of those nodes:                 bash launch.sh node [{more}]
 #
 # {usage}
@@ -22,7 +23,46 @@ _HEADER = """\
 set -euo pipefail
 
 here=$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)
-mapfile -t hosts < "$here/hostfile"
+"""
+
+_LISTED_HOSTS = 'mapfile -t hosts < "$here/hostfile"\n'
+
+JOB_HOSTS = """\
+# The plan's cluster names no hosts. They are those of hostfile, if you make one of hostfile.template; else
+# the job's, in the scheduler's order, and the planned nodes of every block stay next to each other.
+hosts=()
+if [ -s "$here/hostfile" ]; then
+  mapfile -t hosts < "$here/hostfile"
+else
+  allocated=()
+  if [ -n "${{SLURM_JOB_NODELIST:-}}" ]; then
+    mapfile -t allocated < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+  elif [ -n "${{PBS_NODEFILE:-}}" ]; then
+    mapfile -t allocated < <(awk '!seen[$0]++' "$PBS_NODEFILE")
+  fi
+  {turns}
+  if [ "${{#allocated[@]}}" -eq 0 ] && [ "${{#turns[@]}}" -eq 1 ]; then allocated=("$(hostname)"); fi
+  if [ "${{#allocated[@]}}" -gt 0 ] && [ "${{#allocated[@]}}" -ne "${{#turns[@]}}" ]; then
+    echo "the job has ${{#allocated[@]}} nodes, the plan needs ${{#turns[@]}}" >&2
+    exit 2
+  fi
+  if [ "${{#allocated[@]}}" -gt 0 ]; then
+    for turn in "${{turns[@]}}"; do hosts+=("${{allocated[$turn]}}"); done
+  fi
+fi
+"""
+"""Shell lines that fill `hosts`, for `turns_text`."""
+
+_CHECK_JOB_HOSTS = """\
+if [ "${{#hosts[@]}}" -eq 0 ] && {{ [ -z "${{NODE_RANK:-}}" ] || [ -z "${{MASTER_ADDR:-}}" ]; }}; then
+  echo "launch.sh: which hosts? Start inside a job, or make hostfile of hostfile.template," \\
+    "or set NODE_RANK and MASTER_ADDR on every node" >&2
+  exit 2
+fi
+if [ "${{#hosts[@]}}" -ne 0 ] && [ "${{#hosts[@]}}" -ne {hosts} ]; then
+  echo "launch.sh: there are ${{#hosts[@]}} hosts, the plan needs {hosts} nodes" >&2
+  exit 2
+fi
 """
 
 _CHECK_HOSTS = """\
@@ -37,8 +77,10 @@ mode=${{1:-}}
 if [ "$#" -gt 0 ]; then shift; fi
 case "$mode" in
   slurm)
-    # One task per line of hostfile, in its order; --nodelist would sort the names.
-    SLURM_HOSTFILE="$here/hostfile" exec srun --distribution=arbitrary --nodes={hosts} --ntasks={hosts} \\
+    # One task per host, in their order; --nodelist would sort the names.
+    ordered=$(mktemp)
+    printf '%s\\n' "${{hosts[@]}}" > "$ordered"
+    SLURM_HOSTFILE="$ordered" exec srun --distribution=arbitrary --nodes={hosts} --ntasks={hosts} \\
       --kill-on-bad-exit=1 bash "$here/launch.sh" node "$@"
     ;;
   node) ;;
@@ -150,7 +192,7 @@ def launch_script(
     arguments = "".join(f"  {line}\n" for line in _argument_lines(args))
     parts = [
         header,
-        _CHECK_HOSTS.format(hosts=hosts),
+        *_hosts(launch.placed),
         _SLURM.format(hosts=hosts),
         program.checks,
         *exports,
@@ -161,6 +203,25 @@ def launch_script(
         _start(launch, program),
     ]
     return "".join(parts)
+
+
+def _hosts(placed: PlacedRanks) -> tuple[str, str]:
+    """Shell lines that fill `hosts`, and that check their number."""
+    count = len(placed.hosts)
+    if placed.names_known:
+        return _LISTED_HOSTS, _CHECK_HOSTS.format(hosts=count)
+    return (
+        JOB_HOSTS.format(turns=turns_text(placed)),
+        _CHECK_JOB_HOSTS.format(hosts=count),
+    )
+
+
+def turns_text(placed: PlacedRanks) -> str:
+    """A shell line: the place of every planned node among the nodes of a job, in the order of ranks."""
+    turns = placed.turns
+    if turns == list(range(len(turns))):
+        return f"mapfile -t turns < <(seq 0 {len(turns) - 1})"
+    return f"turns=({' '.join(map(str, turns))})"
 
 
 def _spoken(notes: Sequence[str]) -> str:

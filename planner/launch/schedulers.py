@@ -6,11 +6,13 @@ Syntax read in Slurm 22.05 (`--segment` in 24.05), OpenMPI 4.1, JobSet v1alpha2 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Any
 
 import yaml
 
 from meshwright.errors import InfeasibleError
+from meshwright.planner.launch.launch_script import JOB_HOSTS, turns_text
 from meshwright.planner.launch.ranks.placed import PlacedRanks, placed_ranks
 from meshwright.planner.plan.document import Plan
 
@@ -22,7 +24,7 @@ _SBATCH = """\
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node={gpus}
 #SBATCH --exclusive
-{options}# sbatch sorts the nodes, so the job step inside takes their order from hostfile.
+{options}# sbatch sorts the nodes, so the job step inside is given their planned order.
 # Account, partition and time limit are yours: sbatch --account=... --partition=... --time=... job.sbatch
 set -euo pipefail
 
@@ -45,7 +47,11 @@ if [ "${{1:-}}" = rank ]; then
   export LOCAL_RANK="${{gpus[$RANK]}}"
   exec "$@"
 fi
-read -r master < "$here/hostfile"
+{hosts}master=${{hosts[0]:-}}
+if [ -z "${{MASTER_ADDR:-}}$master" ]; then
+  echo "mpi.sh: set MASTER_ADDR to the first host of the job" >&2
+  exit 2
+fi
 MASTER_ADDR="${{MASTER_ADDR:-$master}}" MASTER_PORT="${{MASTER_PORT:-29500}}" \\
   exec mpirun -np {world} --rankfile "$here/rankfile.openmpi" -x MASTER_ADDR -x MASTER_PORT \\
   bash "$here/mpi.sh" rank "$@"
@@ -56,7 +62,7 @@ def slurm_files(plan: Plan) -> dict[str, str]:
     """job.sbatch; where one NVLink domain spans several nodes the job asks for whole segments of it."""
     placed = placed_ranks(plan)
     hosts = len(placed.hosts)
-    segment = min(hosts, _nodes_per_domain(plan))
+    segment = _segment(plan, placed)
     options = []
     names = [host for host in placed.hosts if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", host)]
     if len(names) == hosts and plan.inputs.cluster.nodes:
@@ -72,7 +78,10 @@ def openmpi_files(plan: Plan) -> dict[str, str]:
     """rankfile.openmpi (rank r on its host, bound to the slot of its GPU) and mpi.sh."""
     placed = placed_ranks(plan)
     gpus = " ".join(str(gpu) for _, gpu in placed.places)
-    script = _MPI_SCRIPT.format(gpus=gpus, world=len(placed.places))
+    hosts = 'mapfile -t hosts < "$here/hostfile"\n'
+    if not placed.names_known:
+        hosts = JOB_HOSTS.format(turns=turns_text(placed))
+    script = _MPI_SCRIPT.format(gpus=gpus, world=len(placed.places), hosts=hosts)
     return {"rankfile.openmpi": placed.openmpi_rankfile(), "mpi.sh": script}
 
 
@@ -101,7 +110,7 @@ def job_name(plan: Plan) -> str:
 
 def _jobset(plan: Plan, placed: PlacedRanks, gpus: int) -> dict[str, Any]:
     name, hosts = job_name(plan), len(placed.hosts)
-    domain = min(hosts, _nodes_per_domain(plan))
+    domain = _segment(plan, placed)
     topology = {"kueue.x-k8s.io/podset-preferred-topology": "cloud.provider.com/topology-block"}
     if domain > 1 and hosts % domain == 0:
         topology |= {
@@ -143,5 +152,10 @@ def _jobset(plan: Plan, placed: PlacedRanks, gpus: int) -> dict[str, Any]:
     }
 
 
-def _nodes_per_domain(plan: Plan) -> int:
-    return max(1, plan.inputs.cluster.nvlink_domain // plan.inputs.cluster.gpus_per_node)
+def _segment(plan: Plan, placed: PlacedRanks) -> int:
+    """Nodes that the plan uses of every scale-up domain of several nodes; 1 where they differ."""
+    cluster = plan.inputs.cluster
+    domain = max(1, cluster.nvlink_domain // cluster.gpus_per_node)
+    in_domain = Counter(node // domain for node in placed.nodes)
+    nodes = set(in_domain.values())
+    return nodes.pop() if domain > 1 and len(nodes) == 1 else 1

@@ -37,7 +37,7 @@ class Writer:
     """Raises InfeasibleError for what no rule of the framework says."""
 
     def files(self, plan: Plan) -> dict[str, str]:
-        """Texts by file name: the framework's own, env.json, hostfile, launch.sh.
+        """Texts by file name: the framework's own, env.json, hostfile (or its template), launch.sh.
 
         Where ranks do not run through the nodes in turn there is a rankfile too. Raises InfeasibleError if
         the framework would refuse the plan.
@@ -47,7 +47,7 @@ class Writer:
         env = start.env | nccl_env(launch)
         files = start.files | {
             "env.json": json_file(dict(sorted(env.items()))),
-            "hostfile": launch.placed.hostfile(),
+            **launch.placed.hostfile(),
             "launch.sh": launch_script(launch, start.program, start.args, env),
         }
         if launch.placed.gpus_per_host is None:

@@ -13,7 +13,7 @@ from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import Finding, FinishedPlan
 from meshwright.costmodel.constants.calibrated import peak_memory_band, step_time_band
 from meshwright.costmodel.constants.calibration import Calibration
-from meshwright.costmodel.constants.measured import fit_probability
+from meshwright.costmodel.constants.measured import fit_probability, with_stragglers
 from meshwright.costmodel.constants.rates import peak_flops
 from meshwright.costmodel.estimate import Estimate, Stages, estimate_layout, stage_memory_parts_gib
 from meshwright.costmodel.execution import Execution
@@ -67,6 +67,7 @@ class RunPrediction:
 _REQUESTED = (
     "model", "cluster", "gpus", "global_batch", "seq_len", "precision", "optimizer", "framework",
     "expert_imbalance_by_ep", "expert_copies_by_ep", "reserve_gib", "calibration",
+    "memory_risk",
 )  # fmt: skip
 """What decides prices, of a plan's inputs."""
 
@@ -206,7 +207,7 @@ def predicted_document(workload: Workload, prediction: RunPrediction) -> Predict
 
     MFU counts model FLOP over the peak of the run's precision. `error_band` is measured over predicted step
     time on GPUs of this class with this framework, or with the group named in `basis`: 5th and 95th
-    percentile.
+    percentile, and above it the chance of slow nodes.
     """
     estimated = prediction.estimate
     step_time_s = float(estimated.step_time_s)
@@ -217,7 +218,8 @@ def predicted_document(workload: Workload, prediction: RunPrediction) -> Predict
         LevelTraffic(**{name: getattr(level, name) for name in LevelTraffic.model_fields})
         for level in estimated.level_traffic
     ]
-    band = step_time_band(workload)
+    nodes = workload.gpus / workload.cluster.gpus_per_node
+    band = with_stragglers(step_time_band(workload), nodes)
     return Predicted(
         step_time_s=step_time_s,
         tflops_per_gpu=flops_per_s / 1e12,

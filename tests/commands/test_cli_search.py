@@ -64,8 +64,8 @@ def test_a_plan_is_proven_and_written(folder: Path) -> None:
     assert len(predicted["memory_gib"]) == layout["pp"]
     assert len(printed["alternatives"]) == 2
     assert read_plan(folder / "small") == read_plan(folder / "printed.json")
-    hosts = (folder / "small" / "hostfile").read_text(encoding="utf-8").split()
-    assert len(hosts) == 2
+    template = (folder / "small" / "hostfile.template").read_text(encoding="utf-8")
+    assert template.splitlines()[2:] == ["node-00001", "node-00002"]
 
 
 def test_a_plan_is_explained_compared_and_launched(folder: Path, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_plan_is_explained_compared_and_launched(folder: Path, tmp_path: Path)
     assert meshwright("compare", plan, folder / "printed.json").returncode == 0
     launched = meshwright("launch", plan, "--target", "megatron", "-o", tmp_path / "out")
     assert launched.returncode == 0, launched.stderr
-    for name in ("megatron_args.json", "env.json", "hostfile", "launch.sh"):
+    for name in ("megatron_args.json", "env.json", "hostfile.template", "launch.sh"):
         assert (tmp_path / "out" / name).read_bytes() == (plan / name).read_bytes()
 
 

@@ -11,6 +11,7 @@ from meshwright.costmodel.constants.measured import (
     device_class,
     device_classes,
     error_band,
+    with_stragglers,
 )
 from meshwright.costmodel.constants.rates import peak_flops
 from meshwright.costmodel.constants.stacks import framework_names
@@ -38,10 +39,30 @@ def test_every_device_and_framework_has_a_band_and_says_whose_it_is() -> None:
 
 def test_the_band_of_a_pair_without_runs_is_that_of_a_wider_group() -> None:
     assert error_band("h100-sxm-80gb", "llm-foundry").basis == "h100 with llm-foundry"
-    assert error_band("h100-sxm-80gb", "unheard-of").basis == "h100 with any framework"
-    assert error_band("v100-sxm-32gb", "llm-foundry").basis == "any device with llm-foundry"
-    everything = error_band("unheard-of", "unheard-of")
-    assert (everything.basis, everything.rows) == ("any device and framework", 458)
+    assert error_band("h200-sxm-141gb", "megatron").rows < 458
+
+
+@pytest.mark.parametrize(
+    ("device", "framework", "where"),
+    [
+        ("h100-sxm-80gb", "unheard-of", "h100 with unheard-of"),
+        ("v100-sxm-32gb", "llm-foundry", "v100-sxm-32gb"),
+        ("mi355x", "megatron", "mi355x"),
+    ],
+)
+def test_a_band_says_where_nobody_has_measured(device: str, framework: str, where: str) -> None:
+    band = error_band(device, framework)
+    assert band.basis.endswith(f"none was measured on {where}")
+    measured = error_band("h100-sxm-80gb", "megatron")
+    assert band.high / band.low > measured.high / measured.low
+
+
+def test_slow_nodes_widen_the_band_of_many() -> None:
+    """Of 2,048 nodes at half a percent one is slow for certain: 10 %; of one in every two hundred runs."""
+    band = error_band("h100-sxm-80gb", "megatron")
+    assert with_stragglers(band, 2048).high == pytest.approx(1.1 * band.high, rel=1e-4)
+    assert with_stragglers(band, 1).high == pytest.approx((1 + 0.1 * 0.005) * band.high)
+    assert with_stragglers(band, 2048).low == band.low
 
 
 def test_the_bands_hold_what_they_promise_on_the_fitted_rows(runs: tuple[Run, ...]) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshwright.cluster_specs.naming import node_name
+from meshwright.cluster_specs.naming import names_are_known, node_name
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.catalog import framework_named
 from meshwright.frameworks.record import Framework
@@ -16,6 +16,12 @@ from meshwright.planner.runs.predicted import LayoutDoc
 
 RankPlace = tuple[int, int]
 """(node, local GPU), both from 0."""
+
+
+_TEMPLATE = (
+    "# The plan's cluster names no hosts: these lines only count its nodes. Put your hosts in their place\n"
+    "# and call the file {file}; or start inside a job, whose hosts are then taken.\n"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +35,8 @@ class PlacedRanks:
     """`nodes[i]` is the number of `hosts[i]` in the cluster, from 0."""
     pipeline_before_data: bool
     """Ranks count tp, cp, pp, dp from the inside (`--use-tp-pp-dp-mapping`), not tp, cp, dp, pp."""
+    names_known: bool = True
+    """Whether `hosts` are names of hosts; else they only count the nodes of the cluster."""
 
     @property
     def gpus_per_host(self) -> int | None:
@@ -48,19 +56,44 @@ class PlacedRanks:
         """One line per rank: rank, index of the node in the hostfile, local GPU."""
         return "".join(f"{rank} {host} {gpu}\n" for rank, (host, gpu) in enumerate(self.places))
 
-    def hostfile(self) -> str:
-        """One host a line, in the order of their first ranks."""
-        return "".join(f"{host}\n" for host in self.hosts)
+    @property
+    def turns(self) -> list[int]:
+        """The place of every host among the nodes in use, by their number: its place in an allocation."""
+        place = {node: turn for turn, node in enumerate(sorted(self.nodes))}
+        return [place[node] for node in self.nodes]
 
-    def slurm_hostfile(self) -> str:
-        """A host per rank, for SLURM_HOSTFILE and `srun --distribution=arbitrary` with a task each."""
-        return "".join(f"{self.hosts[host]}\n" for host, _ in self.places)
+    def hostfile(self) -> dict[str, str]:
+        """By file name: one host a line, in the order of their first ranks.
+
+        A template, which says so, where the names of the hosts are not known.
+        """
+        return self._by_name("hostfile", self.hosts)
+
+    def slurm_hostfile(self) -> dict[str, str]:
+        """By file name: a host per rank, for SLURM_HOSTFILE and `srun --distribution=arbitrary`."""
+        return self._by_name("slurm_hostfile", [self.hosts[host] for host, _ in self.places])
+
+    def _by_name(self, file: str, hosts: Sequence[str]) -> dict[str, str]:
+        text = "".join(f"{host}\n" for host in hosts)
+        return (
+            {file: text}
+            if self.names_known
+            else {f"{file}.template": _TEMPLATE.format(file=file) + text}
+        )
 
     def openmpi_rankfile(self) -> str:
         """A line per rank for `mpirun --rankfile`: its host, and the slot of its GPU.
 
-        Raises InfeasibleError for a host name that the file cannot hold.
+        Hosts whose names are not known are counted through the job's: `+n0` is the first (mpirun(1) of
+        OpenMPI 4.1, "relative host indices"). Raises InfeasibleError for a host name that the file cannot
+        hold.
         """
+        if not self.names_known:
+            turns = self.turns
+            return "".join(
+                f"rank {rank}=+n{turns[host]} slot={gpu}\n"
+                for rank, (host, gpu) in enumerate(self.places)
+            )
         for host in self.hosts:
             if re.search(r"[\s=#;]", host):
                 raise InfeasibleError(
@@ -149,6 +182,7 @@ def _on_hosts(
         nodes=tuple(nodes),
         places=tuple((index[node], gpu) for node, gpu in places),
         pipeline_before_data=pipeline_before_data,
+        names_known=names_are_known(plan.inputs.cluster),
     )
 
 

@@ -32,7 +32,8 @@ def mapping_files(plan: Plan, framework: Framework | None = None) -> dict[str, s
     ranks.csv          rank, host, GPU, and the rank's place on every axis
     nodes.csv          hosts in torchrun's order (`--node-rank`), leaf, pod, and CUDA_VISIBLE_DEVICES, whose
                        order makes LOCAL_RANK i the i-th rank of the node
-    slurm_hostfile     a host per rank, for SLURM_HOSTFILE and `srun --distribution=arbitrary`, a task each
+    slurm_hostfile     a host per rank, for SLURM_HOSTFILE and `srun --distribution=arbitrary`, a task each;
+                       a template where the names of hosts are not known
     rankfile.openmpi   for `mpirun --rankfile`
     groups.json        the process groups of every axis and of the products of axes that frameworks use
     fabric.svg         a picture of the ranks on the fabric
@@ -56,7 +57,7 @@ def mapping_files(plan: Plan, framework: Framework | None = None) -> dict[str, s
     files = {
         "ranks.csv": _ranks_table(placed, groups),
         "nodes.csv": _nodes_table(placed, places),
-        "slurm_hostfile": placed.slurm_hostfile(),
+        **placed.slurm_hostfile(),
         "rankfile.openmpi": placed.openmpi_rankfile(),
         "groups.json": _groups_text(groups),
         "fabric.svg": fabric_picture(plan, layout, placed, places, groups, idle=idle),

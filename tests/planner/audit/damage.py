@@ -161,7 +161,12 @@ def _flag_edited(rng: random.Random, folder: Path) -> str:
 
 def _host_edited(rng: random.Random, folder: Path) -> str:
     """A host renamed, lost or named twice, in one of the lists of hosts."""
-    names = ("hostfile", "mapping/slurm_hostfile", "mapping/nodes.csv", "mapping/rankfile.openmpi")
+    names = (
+        "hostfile.template",
+        "mapping/slurm_hostfile.template",
+        "mapping/nodes.csv",
+        "mapping/rankfile.openmpi",
+    )
     path = folder / rng.choice(names)
     lines = path.read_text(encoding="utf-8").splitlines()
     index = rng.randrange(len(lines))

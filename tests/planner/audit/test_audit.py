@@ -140,8 +140,10 @@ def test_flags_are_read_back(copied: Path) -> None:
 
 
 def test_hosts_are_compared(copied: Path) -> None:
-    replaced(copied / "hostfile", "node-00002", "node-00007")
-    assert any(fault.startswith("hostfile: line 2") for fault in broken(copied)["launch files"])
+    replaced(copied / "hostfile.template", "node-00002", "node-00007")
+    assert any(
+        fault.startswith("hostfile.template: line 4") for fault in broken(copied)["launch files"]
+    )
 
 
 def test_another_version_is_named(copied: Path) -> None:

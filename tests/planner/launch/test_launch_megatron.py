@@ -331,7 +331,7 @@ def test_the_script_passes_every_argument_unharmed(tmp_path: Path) -> None:
 
 
 def test_the_script_says_what_is_missing(tmp_path: Path) -> None:
-    write_files(tmp_path, MEGATRON_WRITER.files(make_plan(tp=8)))
+    write_files(tmp_path, MEGATRON_WRITER.files(on_nodes(make_plan(tp=8), ["elsewhere"])))
     assert "say 'slurm' or 'node'" in run_script(tmp_path).stderr
     assert "MEGATRON_ENTRY: set it" in run_script(tmp_path, "node").stderr
     assert "DATA_PATH: set it" in run_script(tmp_path, "node", MEGATRON_ENTRY="x").stderr
@@ -345,7 +345,8 @@ def test_the_script_says_what_is_missing(tmp_path: Path) -> None:
 def test_ranks_out_of_turn_are_started_one_by_one(tmp_path: Path) -> None:
     places = [(r % 2, r // 2) for r in range(4)]
     write_files(tmp_path, MEGATRON_WRITER.files(at(make_plan(tp=2, dp=2), places)))
-    done = run_script(tmp_path, "node", NODE_RANK="1", MOCK_DATA="1", MEGATRON_ENTRY="x")
+    asked = {"MOCK_DATA": "1", "MEGATRON_ENTRY": "x"}
+    done = run_script(tmp_path, "node", NODE_RANK="1", MASTER_ADDR="first", **asked)
     assert done.returncode == 0, done.stderr
     started = sorted(
         line.split(" master")[0] for line in done.stdout.splitlines() if line.startswith("rank=")
@@ -353,16 +354,57 @@ def test_ranks_out_of_turn_are_started_one_by_one(tmp_path: Path) -> None:
     assert started == ["rank=1 gpu=0", "rank=3 gpu=1"]
 
 
+def stand_in(folder: Path, name: str, script: str) -> None:
+    (folder / "bin").mkdir(exist_ok=True)
+    program = folder / "bin" / name
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+
+
 def test_under_slurm_the_hostfile_sets_the_order(tmp_path: Path) -> None:
-    write_files(tmp_path, MEGATRON_WRITER.files(make_plan(tp=8, dp=2)))
-    srun = tmp_path / "bin" / "srun"
-    srun.parent.mkdir()
-    srun.write_text('#!/bin/sh\necho "$SLURM_HOSTFILE" "$@"\n')
-    srun.chmod(0o755)
+    write_files(tmp_path, MEGATRON_WRITER.files(on_nodes(make_plan(tp=8, dp=2), ["b7", "a2"])))
+    stand_in(tmp_path, "srun", 'echo $(cat "$SLURM_HOSTFILE") "$@"')
     words = shlex.split(run_script(tmp_path, "slurm", "--seed", "7").stdout)
-    assert words[0] == str(tmp_path / "hostfile")
+    assert words[:2] == ["b7", "a2"]
     assert {"--distribution=arbitrary", "--nodes=2", "--ntasks=2"} <= set(words)
     assert words[-3:] == ["node", "--seed", "7"]
+
+
+def test_hosts_of_the_job_take_the_planned_order_where_the_cluster_names_none(
+    tmp_path: Path,
+) -> None:
+    """The first ranks run on the third node: the third host of the job leads."""
+    places = [(node, gpu) for node in (2, 0, 1) for gpu in range(8)]
+    files = MEGATRON_WRITER.files(at(make_plan(tp=8, dp=3, num_micro_batches=8), places))
+    assert "hostfile" not in files
+    template = files["hostfile.template"].splitlines()
+    assert "names no hosts" in template[0]
+    assert template[2:] == ["node-00003", "node-00001", "node-00002"]
+    write_files(tmp_path, files)
+    stand_in(tmp_path, "srun", 'echo $(cat "$SLURM_HOSTFILE") "$@"')
+    stand_in(tmp_path, "scontrol", '[ "$*" = "show hostnames h[1-3]" ] && printf "h1\\nh2\\nh3\\n"')
+    started = run_script(tmp_path, "slurm", SLURM_JOB_NODELIST="h[1-3]")
+    assert shlex.split(started.stdout)[:3] == ["h3", "h1", "h2"]
+    ready = {"MEGATRON_ENTRY": "x", "MOCK_DATA": "1"}
+    inside = run_script(
+        tmp_path, "node", SLURM_JOB_NODELIST="h[1-3]", SLURM_PROCID="1", **ready
+    ).stdout.splitlines()
+    assert {"--master-addr=h3", "--node-rank=1"} <= set(inside)
+    (tmp_path / "pbs").write_text("p1\np1\np2\np3\n")
+    by_pbs = run_script(
+        tmp_path, "node", PBS_NODEFILE=str(tmp_path / "pbs"), NODE_RANK="2", **ready
+    )
+    assert "--master-addr=p3" in by_pbs.stdout.splitlines()
+    nowhere = run_script(tmp_path, "node", **ready)
+    assert nowhere.returncode == 2
+    assert "which hosts?" in nowhere.stderr
+    stand_in(tmp_path, "scontrol", 'printf "h1\\nh2\\n"')
+    small = run_script(tmp_path, "slurm", SLURM_JOB_NODELIST="h[1-2]")
+    assert small.returncode == 2
+    assert "the job has 2 nodes, the plan needs 3" in small.stderr
+    (tmp_path / "hostfile").write_text("x\ny\nz\n")
+    own = run_script(tmp_path, "slurm", SLURM_JOB_NODELIST="h[1-2]")
+    assert shlex.split(own.stdout)[:3] == ["x", "y", "z"]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])

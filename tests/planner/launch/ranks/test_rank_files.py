@@ -135,7 +135,9 @@ def test_ranks_count_as_the_launch_does() -> None:
     files = plan_files(plan)
     assert "--use-tp-pp-dp-mapping" in json.loads(files["megatron_args.json"])
     assert json.loads(files["mapping/groups.json"])["pp"][0] == [0, 2, 4, 6]
-    assert files["hostfile"].split() == [row["host"] for row in table(files, "nodes.csv")]
+    hosts = files["hostfile.template"].splitlines()[2:]
+    assert hosts == [row["host"] for row in table(files, "nodes.csv")]
+    assert files["mapping/rankfile.openmpi"].startswith("rank 0=+n0 slot=0\n")
 
 
 def test_experts_have_their_axes() -> None:
@@ -151,7 +153,8 @@ def test_plan_o_and_launch_write_them(tmp_path: Path) -> None:
     written = write_files(tmp_path, plan_files(make_plan(tp=8, dp=2), "slurm"))
     names = {str(path.relative_to(tmp_path.resolve())) for path in written}
     assert {
-        f"mapping/{name}" for name in ("ranks.csv", "nodes.csv", "slurm_hostfile", "groups.json")
+        f"mapping/{name}"
+        for name in ("ranks.csv", "nodes.csv", "slurm_hostfile.template", "groups.json")
     } <= names
     assert "fabric.svg" in {path.name for path in (tmp_path / "mapping").iterdir()}
 
