@@ -29,6 +29,7 @@ from meshwright.costmodel.constants.rates import (
 )
 from meshwright.costmodel.data_parallel import (
     DataParallelTraffic,
+    broadcast_latency_s,
     data_parallel_traffic,
     exposed_s,
     largest_useful_window_s,
@@ -251,6 +252,7 @@ def _compose(c: Context, worst: Parts, work: Floats, step: _Step) -> StepTime:
     parts["pipeline_bubble"] = step.share * (work - busiest) / vpp + m * step.pace_excess_s
     parts["pipeline_p2p"] = _pipeline_p2p_s(c, step.chunk_s)
     parts["dp_comm"] = exposed_s(c, step.traffic, work / pp) + _tied_tables_s(c)
+    parts["dp_comm"] = parts["dp_comm"] + broadcast_latency_s(c)
     parts["optimizer"] = _optimizer_s(c, step.dense, step.expert)
     parts["step_overhead"] = c.constants.framework.step_overhead_s + 0.0 * busiest
     cluster = c.workload.cluster

@@ -79,6 +79,8 @@ class Stack:
     """Regular expression of how a source's lower-case text starts; empty where only the name is read."""
     bound: bool = True
     """Whether the rules of the record bind it. False for forks that left before the version of the record."""
+    maker: str = ""
+    """Who releases it, where several stacks share kernels and habits."""
     compiled: bool = False
     """Whether its layers run under torch.compile."""
 

@@ -47,6 +47,8 @@ class FrameworkConstants:
     """Wait at a blocking tensor-parallel collective for the slowest rank and two stream hand-overs."""
     async_tensor_backward: bool
     """Whether backward collectives of column-parallel products run beside its GEMMs."""
+    broadcasts_shards: bool
+    """Whether each rank broadcasts its shard of the parameters, one after the other, instead of a gather."""
     zero1_all_reduces: bool
     """Whether ZeRO-1 all-reduces gradients (DeepSpeed) instead of scattering them."""
     p2p_exposed: float
