@@ -4,7 +4,7 @@
 
 `--quick` refits along the slopes of the fit on all rows, which leaves the refits a little short of their optimum.
 Writes docs/accuracy.md with its plots, and costmodel/data/error_bands.yaml: the tables and the band on every plan
-are this script's output and nothing else. Needs scipy: `pip install '.[calibrate]'`.
+are this script's output and nothing else.
 """
 
 from __future__ import annotations

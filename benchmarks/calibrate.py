@@ -2,8 +2,7 @@
 
     python -m benchmarks.calibrate [--rows FILE] [--only PATTERN ...] [--from-priors] [--dry-run]
 
-`--only architectures.hopper.*` moves the constants whose path matches and leaves the rest. Needs scipy:
-`pip install '.[calibrate]'`.
+`--only architectures.hopper.*` moves the constants whose path matches and leaves the rest.
 """
 
 from __future__ import annotations
