@@ -237,6 +237,30 @@ MEGATRON = Framework(
         source=DATA_PARALLEL,
         planned=False,
     ),
+    numerics={
+        "bf16-grads": Setting(flag="--grad-reduce-in-bf16", source=ARGUMENTS),
+        "bf16-moments": Setting(
+            flag="--exp-avg-dtype",
+            value="bf16",
+            since="0.12.0",
+            source=OPTIMIZER,
+            installs="Transformer Engine's FusedAdam",
+            rules=("megatron-narrow-states",),
+        ),
+        "fp8-params": Setting(
+            flag="--fp8-param-gather",
+            since="0.10.0",
+            source=DATA_PARALLEL,
+            rules=("megatron-narrow-states",),
+        ),
+        # Megatron-LM's arguments refuse it, "due to stability issues": Megatron-Bridge alone starts it.
+        "te-loss": Setting(
+            flag="model.cross_entropy_fusion_impl",
+            value="te",
+            source="megatron/bridge/perf_recipes/_common.py",
+            installs="Megatron-Bridge",
+        ),
+    },
     compilation=None,
     attention={
         "auto": _attention("auto", default=True),
@@ -259,6 +283,7 @@ MEGATRON = Framework(
         "megatron-dispatcher-device",
         "megatron-partial-graphs",
         "megatron-full-graph",
+        "megatron-narrow-states",
         "megatron-tp-overlap",
     ),
 )

@@ -127,6 +127,8 @@ class Framework:
     """optimizer, activations, parameters: what can lie in the host's memory."""
     shard_groups: Setting | None
     """Sharding within groups of replicas smaller than dp (HSDP, partial distributed optimizer)."""
+    numerics: Mapping[str, Setting]
+    """What changes the numbers of a run, by the name in `--allow`: chosen only where it is allowed."""
     compilation: Setting | None
     attention: Mapping[str, Setting]
     """Attention kernels that can be asked for by name."""

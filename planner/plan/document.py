@@ -106,6 +106,25 @@ class Robustness(BaseModel):
     scenarios: list[Scenario]
 
 
+class MemoryRisk(BaseModel):
+    """How likely the plan is not to fit, by measured errors of predicted memory, and what safety costs."""
+
+    model_config = _DOC
+
+    asked: float
+    """At most this share; 0.5 takes the prediction as it stands."""
+    remains: float
+    """Share of measured errors with which the fullest GPU would not hold its peak."""
+    room_gib: float
+    """What a GPU has for the peak, without a margin."""
+    step_time_s_without: float | None = None
+    """Of the fastest layout that fits by the prediction as it stands; null where it was not searched for."""
+    cost: float | None = None
+    """Share by which the plan is slower than that."""
+    proven: bool = False
+    """Whether no layout that fits by the prediction as it stands is faster than `step_time_s_without`."""
+
+
 class Expected(BaseModel):
     """The mean step time over scenarios of the constants, and what planning for the nominal ones costs."""
 
@@ -151,6 +170,7 @@ class Plan(BaseModel):
     infeasible: Infeasible | None = None
     warnings: list[str] = Field(default_factory=list)
     alternatives: list[dict[str, object]] = Field(default_factory=list)
+    memory_risk: MemoryRisk | None = None
     robustness: Robustness | None = None
     """Left out where many plans are made at once."""
     baseline: BaselineDoc | None = None

@@ -10,6 +10,7 @@ from meshwright.constraints.gpu_budget import GPU_BUDGET
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.pipeline_schedules import AllowedSchedules
 from meshwright.constraints.registry import rules_for
+from meshwright.costmodel.constants.measured import POINT_ESTIMATE
 from meshwright.costmodel.memory.footprint import ALLOCATOR_SHARE, usable_hbm_gib
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.pricing import CostModelPricing
@@ -77,6 +78,10 @@ def _changes(request: PlanRequest, conflict: Conflict, more_gpus: bool) -> Itera
         yield SmallestChange(
             change="reserve-gib", value=_largest_reserve(request), asked=request.reserve_gib
         )
+    if request.memory_risk < POINT_ESTIMATE and _feasible(
+        replace(request, memory_risk=POINT_ESTIMATE)
+    ):
+        yield SmallestChange(change="memory-risk", value=POINT_ESTIMATE, asked=request.memory_risk)
     more_gpus_needed = _fewest_gpus(request) if more_gpus else None
     if more_gpus_needed is not None:
         yield SmallestChange(change="gpus", value=more_gpus_needed, asked=request.gpus)
@@ -92,7 +97,8 @@ def _hbm_needed_gib(request: PlanRequest, conflict: Conflict) -> float | None:
     for row, limit in enumerate(conflict.limits):
         over = conflict.excess[row][conflict.only_missed(row)]
         if isinstance(limit, HbmCapacity) and len(over):
-            return request.cluster.device.hbm_gib + float(over.min()) / ALLOCATOR_SHARE
+            more_gib = float(over.min()) * request.workload().memory_margin
+            return request.cluster.device.hbm_gib + more_gib / ALLOCATOR_SHARE
     return None
 
 

@@ -34,7 +34,7 @@ class SmallestChange(BaseModel):
 
     model_config = _DOC
 
-    change: Literal["drop-pin", "allow", "reserve-gib", "gpus", "device-hbm-gib"]
+    change: Literal["drop-pin", "allow", "reserve-gib", "memory-risk", "gpus", "device-hbm-gib"]
     field: str | None = None
     """The pin that is dropped, or the choice that is allowed."""
     value: int | float | None = None
@@ -93,6 +93,8 @@ def change_sentence(change: SmallestChange) -> str:
         return f"allow {change.field}"
     if change.change == "reserve-gib":
         return f"reserve {change.value:.1f} GiB or less, not {change.asked:g}"
+    if change.change == "memory-risk":
+        return f"take a memory risk of {change.value:g} (the prediction as it stands), not {change.asked:g}"
     if change.change == "gpus":
         return f"take {change.value} GPUs, not {change.asked}"
     return f"take GPUs with at least {change.value:.0f} GiB"

@@ -128,6 +128,8 @@ def _question(inputs: PlanInputs) -> list[tuple[str, str]]:
         rows.append(("pinned", ", ".join(f"{name}={value}" for name, value in inputs.pins.items())))
     if inputs.without:
         rows.append(("without", ", ".join(inputs.without)))
+    if inputs.allow:
+        rows.append(("allowed", ", ".join(inputs.allow)))
     if inputs.forbids:
         rows.append(("forbidden", ", ".join(inputs.forbids)))
     return rows

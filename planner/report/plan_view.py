@@ -44,7 +44,8 @@ def plan_view(plan: Plan) -> View:
     if plan.predicted is not None:
         view += prediction_view(plan.predicted, workload_of_plan(plan))
         view += grades_view(plan)
-    view += [*binding_view(plan.binding), *robustness_view(plan), *expected_view(plan)]
+    view += [*binding_view(plan.binding), *memory_risk_view(plan)]
+    view += [*robustness_view(plan), *expected_view(plan)]
     return [*view, *alternatives_view(plan), *proof_view(plan)]
 
 
@@ -135,6 +136,24 @@ def binding_view(binding: Sequence[Binding]) -> View:
     }
     rows = [[getattr(item, name) for name in columns] for item in binding]
     return [Heading("What holds the plan back"), Table(list(columns.values()), rows)]
+
+
+def memory_risk_view(plan: Plan) -> View:
+    """How likely the plan is not to fit, and what its margin costs."""
+    risk = plan.memory_risk
+    if risk is None:
+        return []
+    text = (
+        f"memory risk: {percent(risk.remains, 1)} of measured errors would not fit into the "
+        f"{risk.room_gib:.1f} GiB of a GPU, asked for at most {percent(risk.asked)}"
+    )
+    if risk.cost is not None and risk.step_time_s_without is not None:
+        without = seconds(risk.step_time_s_without)
+        costs = "costs nothing"
+        if risk.cost > 0:
+            costs = f"costs {percent(risk.cost, 2)} of the step ({without} without)"
+        text += f"; the safety {costs}"
+    return [line(text)]
 
 
 def expected_view(plan: Plan) -> View:

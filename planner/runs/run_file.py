@@ -31,6 +31,7 @@ from meshwright.planner.runs.run_settings import (
     stages_of,
 )
 from meshwright.planner.runs.run_terms import (
+    GRADIENT_BYTES,
     attention_kernel_kind,
     cp_comm_kind,
     cuda_graph_kind,
@@ -190,8 +191,10 @@ def _run(
         attention_kernel=settings.attention_kernel or attention_kernel_kind(kernel_words),
         shard_group=settings.shard_group or shard_group_size(settings.recipe.get("zero1_group")),
         gradient_bytes=gradient_bytes_of(gradient_words),
+        moment_bytes=GRADIENT_BYTES[settings.moment_dtype],
         fused_norm=recipe_switch(settings.recipe, "fused_rmsnorm"),
-        fp8_parameters=recipe_switch(settings.recipe, "fp8_param_gather"),
+        fp8_parameters=_fp8_parameters(settings),
+        fused_loss=settings.fused_loss,
         flushes=settings.flushes,
         calibration=calibration,
     )
@@ -208,6 +211,13 @@ def _run(
         remarks=(*remarks, *layout_remarks, *stage_remarks, *profile_remarks, *_plain_remarks(doc)),
         framework_words=settings.framework,
     )
+
+
+def _fp8_parameters(settings: SettingsDoc) -> bool | None:
+    """Whether parameters live in FP8, from the run or the flags of its recipe; None where neither says."""
+    if settings.fp8_params is not None:
+        return settings.fp8_params
+    return recipe_switch(settings.recipe, "fp8_param_gather")
 
 
 def _named_rows(path: Path) -> list[tuple[str, object]]:
