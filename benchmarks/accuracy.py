@@ -20,7 +20,7 @@ import yaml
 from benchmarks.accuracy_plots import group_bars_svg
 from benchmarks.accuracy_text import TEXT
 from benchmarks.calibrate import ROOT, RUNS, error_line, free_records, write_whole
-from benchmarks.calibration import Bools, Floats, Problem
+from benchmarks.calibration import Problem
 from benchmarks.cross_validation import FAMILIES, LeftOut, family_of, leave_out, members, source_of
 from benchmarks.error_bands import Outcome, error_bands
 from meshwright.cluster_specs.catalog import device_names, load_device
@@ -29,6 +29,7 @@ from meshwright.costmodel.constants.rates import device_prefixes
 from meshwright.costmodel.constants.records import constant_records, effective_paths
 from meshwright.costmodel.constants.stacks import framework_names, framework_prefixes
 from meshwright.planner.report.validation_plot import scatter_svg
+from meshwright.planner.runs.calibration.robust_fit import Bools, Floats
 from meshwright.planner.runs.prediction import prediction_of
 from meshwright.planner.runs.run_file import Run, read_runs
 from meshwright.planner.runs.validation import KINDS, ScoredRow, plan_regret, score

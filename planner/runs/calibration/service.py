@@ -43,8 +43,8 @@ _PRIOR_RUNS = 3
 _MOST_TO_COMPARE = 6
 """Runs on which software profiles are compared."""
 CLEARLY_BETTER = 4.0
-"""Of the sum that a fit makes small: what another software profile must gain over the one that the reader takes
-for a framework that it does not know, 2 in log likelihood."""
+"""Of the sum that a fit makes small: what another software profile must gain over the one that the reader
+takes for a framework that it does not know, 2 in log likelihood."""
 _NEGLIGIBLE_PCT = 0.3
 """Of the predicted steps: constants that move them less are not reported."""
 
