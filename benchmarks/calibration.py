@@ -28,7 +28,7 @@ from meshwright.costmodel.layout import Placement
 from meshwright.costmodel.pipeline.split import Stages
 from meshwright.costmodel.step_time import exact_step, make_context
 from meshwright.planner.runs.calibration import robust_fit
-from meshwright.planner.runs.calibration.robust_fit import Bools, Floats, Goal
+from meshwright.planner.runs.calibration.robust_fit import MOST_STEPS, Bools, Floats, Goal
 from meshwright.planner.runs.prediction import arrangement
 from meshwright.planner.runs.run_file import Run
 
@@ -176,10 +176,12 @@ def fit(
     start: Floats | None = None,
     known: Linearisation | None = None,
     exact: bool = True,
+    steps: int = MOST_STEPS,
 ) -> Floats:
     """Logarithms of the free constants that fit best; those outside `columns` stay at `start`.
 
-    `known` are slopes to begin with; without `exact` they are only corrected, never worked out anew.
+    `known` are slopes to begin with; without `exact` they are only corrected, never worked out anew. At most
+    `steps` are taken.
     Deterministic: the same rows, priors and start give the same values.
     """
     used = np.ones(len(problem.runs), dtype=bool) if rows is None else rows
@@ -208,7 +210,7 @@ def fit(
     )
     at_start = (begin[moving] - priors) / spreads
     slopes = None if known is None else in_spreads(known.slopes)
-    return logs_at(robust_fit.fit(goal, at_start, slopes, exact=exact).x)
+    return logs_at(robust_fit.fit(goal, at_start, slopes, exact=exact, steps=steps).x)
 
 
 def rounded(values: Mapping[str, float]) -> dict[str, float]:

@@ -248,13 +248,19 @@ def verify_command(
 
 @click.command()
 @click.argument("plan", type=PATH, metavar="PLAN|TERM")
+@click.option(
+    "--best/--no-best",
+    default=None,
+    help="Search for the best plan with each single choice; by default where that is quick.",
+)
 @common
-def explain(plan: Path, as_json: bool) -> None:
+def explain(plan: Path, best: bool | None, as_json: bool) -> None:
     """Say why a plan is as it is and what one change would cost, or what a term means.
 
     TERM is a word of a plan's screen or of docs/glossary.md: explain scale.
     """
     from meshwright.planner.analysis.neighbours import neighbours
+    from meshwright.planner.analysis.single_choices import searches_at_once, single_choices
     from meshwright.planner.plan.texts import read_feasible_plan
     from meshwright.planner.report.explain_view import explain_document, explain_view
     from meshwright.planner.report.glossary import meaning_of, meanings
@@ -272,11 +278,15 @@ def explain(plan: Path, as_json: bool) -> None:
         raise InputError(what, where="explain", value=str(plan), did_you_mean=near)
     explained = read_feasible_plan(plan)
     changes = neighbours(explained)
+    progress, choices = ProgressLine(), []
+    if best or (best is None and searches_at_once(explained)):
+        choices = single_choices(explained, changes, progress)
+        progress.clear()
     if as_json:
-        print_json(explain_document(explained, changes))
+        print_json(explain_document(explained, changes, choices))
     else:
         warn("warning", explained.warnings)
-        show(explain_view(explained, changes))
+        show(explain_view(explained, changes, choices))
 
 
 @click.command("compare")
