@@ -25,6 +25,9 @@ from meshwright.errors import ExitCode, InputError, near_miss
 @click.command("plan")
 @click.argument("model")
 @plan_options
+@click.option(
+    "--nodes", metavar="LIST|FILE", help="Use only these nodes (host list); else the Slurm job's."
+)
 @calibration_option
 @force_option
 @common

@@ -56,22 +56,22 @@ def decide_on_nodes(request: PlanRequest, searched: Searched) -> NodeDecision:
     usable = _without_full_links(cluster)
     gpus = min(request.gpus, usable.gpus)
     choices, complete = _choices(usable, gpus)
-    if request.time_limit_s is not None and len(choices) > 1:
+    if request.time_limit_s is not None and (len(choices) > 1 or not complete):
         request = replace(request, time_limit_s=request.time_limit_s / (len(choices) + 2))
     floor_s = None
-    if usable is not cluster or len(choices) > 1:
+    if usable is not cluster or len(choices) > 1 or not complete:
         floor_s = _in_one_leaf(replace(request, gpus=gpus), searched)
     decisions: list[NodeDecision] = []
     for nodes in choices:
         asked = replace(request, cluster=nodes, gpus=gpus)
         settled = decide_on_idle_gpus(asked, searched)
-        decisions.append(_on_nodes_in_use(asked, settled, searched))
+        decisions.append(NodeDecision(request=asked, settled=settled))
         best = min(decisions, key=_seconds)
         if floor_s is not None and _seconds(best) <= floor_s * CLOSE:
             complete = False
             break
     else:
-        if not complete:
+        if not complete and len(choices) > 1:
             decisions += _on_nodes_of_all(replace(request, cluster=usable, gpus=gpus), searched)
             best = min(decisions, key=_seconds)
     complete = complete and usable is cluster
@@ -87,20 +87,24 @@ def decide_on_nodes(request: PlanRequest, searched: Searched) -> NodeDecision:
 def _in_one_leaf(request: PlanRequest, searched: Searched) -> float | None:
     """What no choice of nodes beats: whole nodes on one switch of any size, all with the fastest adapter.
 
-    None where that says nothing: part of a node is asked for, or levels were measured.
+    Where part of a node is asked for, all GPUs in one scale-up domain. None where levels were measured: that
+    speaks of these levels alone.
     """
-    cluster = request.cluster
-    per_node = cluster.gpus_per_node
-    whole = all(free_of(node, per_node) in (0, per_node) for node in cluster.nodes)
-    if not whole or request.gpus % per_node or cluster.measured:
+    cluster, per_node = request.cluster, request.cluster.gpus_per_node
+    if cluster.measured:
         return None
     nics = [node.nic_gbps_per_gpu or cluster.nic_gbps_per_gpu for node in cluster.nodes]
+    nodes = -(-request.gpus // per_node)
+    domain = cluster.nvlink_domain
+    if request.gpus % per_node:
+        domain = max(domain, nodes * per_node)
     leaf = cluster.model_copy(
         update={
             "nodes": (),
             "blocks": (),
             "levels": (),
-            "gpus": request.gpus,
+            "gpus": nodes * per_node,
+            "nvlink_domain": domain,
             "nic_gbps_per_gpu": max(nics),
         }
     )
@@ -137,24 +141,6 @@ def _with_bound(
     if bound_s is not None and bound_s * ROUNDING >= price_s:
         return replace(outcome, status="optimal", lower_bound_s=price_s)
     return replace(outcome, status="feasible", lower_bound_s=bound_s)
-
-
-def _on_nodes_in_use(asked: PlanRequest, settled: IdleDecision, searched: Searched) -> NodeDecision:
-    """A layout that leaves GPUs idle, priced on its own: idle GPUs of a block lend it no links."""
-    best = settled.outcome.best
-    if not best or best[0].ranks is None or int(best[0].layout.gpus) == asked.cluster.gpus:
-        return NodeDecision(request=asked, settled=settled)
-    own = _only_on(asked, asked.cluster, best[0].ranks)
-    again = searched(own)
-    bound_s, full = settled.outcome.lower_bound_s, settled.full
-    if again.best and bound_s is not None:
-        proven = again.best[0].step_time_s <= bound_s * ROUNDING
-        status = "optimal" if proven else "feasible"
-        again = replace(again, status=status, lower_bound_s=min(bound_s, again.best[0].step_time_s))
-    again_s = again.best[0].step_time_s if again.best else float("inf")
-    if full is not None and full.best and full.best[0].step_time_s <= again_s:
-        return NodeDecision(request=asked, settled=IdleDecision(outcome=full, full=None))
-    return NodeDecision(request=own, settled=IdleDecision(outcome=again, full=None))
 
 
 def _only_on(request: PlanRequest, cluster: ClusterSpec, ranks: tuple[Place, ...]) -> PlanRequest:
