@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from meshwright.model_specs.reader import read_model
     from meshwright.model_specs.schema import ModelSpec
     from meshwright.planner.launch.compare import compare
+    from meshwright.planner.many.sweep.service import sweep
     from meshwright.planner.plan.document import Plan
     from meshwright.planner.plan.make_plan import make_plan
     from meshwright.planner.plan.texts import read_plan
@@ -56,6 +57,7 @@ __all__ = [
     "read_model",
     "read_plan",
     "recommend",
+    "sweep",
     "validate",
 ]
 
@@ -78,6 +80,7 @@ _MODULE_OF = {
     "read_model": "model_specs.reader",
     "read_plan": "planner.plan.texts",
     "recommend": "api",
+    "sweep": "planner.many.sweep.service",
     "validate": "api",
 }
 

@@ -59,10 +59,13 @@ def plan(
     pin: Mapping[str, int | str] | str = "",
     forbid: Iterable[str] | str = (),
     reserve_gib: float = 0.0,
+    memory_risk: float = 0.05,
     expert_loads: FilePath | None = None,
     moe_dispatch: str | None = None,
     without: Iterable[str] | str = (),
+    allow: Iterable[str] | str = (),
     calibration: FilePath | Calibration | None = None,
+    objective: str = "nominal",
     method: str = "cp-sat",
     top: int = 1,
     time_limit_s: float | None = None,
@@ -100,6 +103,9 @@ def plan(
         Choices that are excluded, such as `["full-recompute", "cp"]`.
     reserve_gib
         HBM to leave free on every GPU, GiB, 0 to 10,000.
+    memory_risk
+        Share of the measured errors of predicted memory with which the plan may not fit, up to 0.5, which
+        takes the prediction as it stands.
     expert_loads
         File of measured routing: experts are placed too, and their balance prices the layouts.
     moe_dispatch
@@ -107,9 +113,15 @@ def plan(
         None leaves it to the plan.
     without
         Software that is not there, which the plan must not ask for: any of deepep, hybridep, ep-overlap,
+        tp-overlap, cuda-graph, full-graph and cp-a2a.
+    allow
+        What may change the numbers of the run: any of bf16-grads, bf16-moments, fp8-params and te-loss, or
+        all.
         tp-overlap, cuda-graph and cp-a2a.
     calibration
         What `calibrate` learned of this stack, or its file.
+    objective
+        nominal, or expected: the mean step time over the posterior of `calibration`.
     method
         cp-sat, or exhaustive: price every layout.
     top
@@ -167,10 +179,13 @@ def plan(
         pin=pin,
         forbid=forbid,
         reserve_gib=reserve_gib,
+        memory_risk=memory_risk,
         expert_loads=None if expert_loads is None else Path(expert_loads),
         moe_dispatch=moe_dispatch,
         without=without,
+        allow=allow,
         calibration=calibration,
+        objective=objective,
         method=method,
         top_k=top,
         time_limit_s=time_limit_s,
@@ -181,10 +196,12 @@ def plan(
         return make_plan(request, robustness=robustness, progress=progress)
     from meshwright.planner.analysis.baseline import read_baseline
     from meshwright.planner.launch.compare import against
+    from meshwright.planner.plan.digest import with_digest
 
     today = read_baseline(Path(baseline), request.inputs())
     found = make_plan(request, robustness=robustness, progress=progress)
-    return against(found, today, tokens=tokens, gpu_hour_price=gpu_hour_price)
+    compared = against(found, today, tokens=tokens, gpu_hour_price=gpu_hour_price)
+    return with_digest(compared)
 
 
 def estimate(
@@ -266,6 +283,13 @@ def calibrate(
     given = tuple(run for run in runs if isinstance(run, Run))
     paths = [Path(run) for run in runs if not isinstance(run, Run)]
     read, benchmarks = read_sources(paths, given)
+    if measure:
+        from meshwright.planner.runs.calibration.measure import benchmarks_of, measured_rates
+
+        rates = measured_rates()
+        if rates is None:
+            return None
+        benchmarks += benchmarks_of(rates, read)
     return calibrate_runs(read, name=name, like=like, benchmarks=benchmarks)
 
 

@@ -98,6 +98,7 @@ def recommend(
     forbid: Sequence[str] = (),
     sizes: Sequence[int] = (),
     reserve_gib: Sequence[float] = (),
+    memory_risk: float = 0.05,
     calibration: str | PathLike[str] | None = None,
     workers: int | None = None,
     cache: str | PathLike[str] | None = None,
@@ -108,7 +109,7 @@ def recommend(
 
     Parameters
     ----------
-    model, precision, optimizer, framework, pin, forbid, global_batch, seq_len
+    model, precision, optimizer, framework, pin, forbid, global_batch, seq_len, memory_risk
         As for `plan`.
     cluster
         Name or YAML of one cluster, or of several to compare.
@@ -156,6 +157,7 @@ def recommend(
         plan={
             "global_batch": global_batch,
             "seq_len": seq_len,
+            "memory_risk": memory_risk,
             "precision": precision,
             "optimizer": optimizer,
             "framework": framework,

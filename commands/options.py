@@ -55,8 +55,14 @@ def plan_options(command: Command) -> Command:
                 "--without",
                 multiple=True,
                 metavar="A,...",
-                help="Software that is not there: deepep,hybridep,ep-overlap,tp-overlap,"
-                "cuda-graph,full-graph,cp-a2a.",
+                help="Software that is not there: deepep,hybridep,ep-overlap,tp-overlap,cuda-graph,"
+                "full-graph,cp-a2a.",
+            ),
+            click.option(
+                "--allow",
+                multiple=True,
+                metavar="A,...",
+                help="What may change the run's numbers: bf16-grads,bf16-moments,fp8-params,te-loss|all.",
             ),
             _default(
                 "--method",
@@ -76,6 +82,11 @@ def plan_options(command: Command) -> Command:
                 help="What runs today, to compare with: a launch script, a run file or a plan.",
             ),
             *_cost_options(),
+            click.option(
+                "--sweep",
+                metavar="A=X,...",
+                help="A plan for each of several values: gpus=256:2048:x2,precision=bf16+fp8.",
+            ),
             click.option(
                 "-o",
                 "--output",
@@ -267,6 +278,13 @@ def _workload_options() -> Options:
         type=ChoiceIn("frameworks.catalog", "FRAMEWORK_NAMES"),
         default="megatron",
         help="Decides what a layout may use.",
+    )
+    yield _default(
+        "--memory-risk",
+        type=float,
+        default=0.05,
+        metavar="R",
+        help="Share of measured errors of memory with which the plan may not fit; 0.5: as predicted.",
     )
     yield option(
         "--pin", multiple=True, metavar="A=X,...", help="Fix choices: tp=8,recompute=none."

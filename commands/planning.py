@@ -28,6 +28,13 @@ from meshwright.errors import ExitCode, InputError, near_miss
 @click.option(
     "--nodes", metavar="LIST|FILE", help="Use only these nodes (host list); else the Slurm job's."
 )
+@click.option(
+    "--objective",
+    type=ChoiceIn("planner.request.names", "OBJECTIVES"),
+    default="nominal",
+    show_default=True,
+    help="expected: the mean over the posterior of --calibration.",
+)
 @calibration_option
 @force_option
 @common
@@ -38,6 +45,7 @@ def plan_command(
     *,
     model: str,
     pin: tuple[str, ...],
+    sweep: str | None,
     output: Path | None,
     force: bool,
     as_json: bool,
@@ -46,8 +54,13 @@ def plan_command(
     """Find the fastest layout of MODEL on a cluster, with a proof.
 
     Degrees, pipeline split, recomputation and the GPU of every rank are chosen together. With -o the plan and
-    the files that start it are written to a folder.
+    the files that start it are written to a folder. With --sweep there is a table of many plans instead.
     """
+    if sweep is not None:
+        _show_sweep(
+            model, sweep, output, force=force, as_json=as_json, pin=",".join(pin), **options
+        )
+        return
     from meshwright import api
     from meshwright.documents.output_files import write_files
     from meshwright.planner.launch.plan_files import next_step, plan_files, refuse_taken
@@ -74,6 +87,30 @@ def plan_command(
     ctx.exit(exit_codes.get(plan.status, ExitCode.DONE))
 
 
+def _show_sweep(
+    model: str, over: str, output: Path | None, *, force: bool, as_json: bool, **options: Any
+) -> None:
+    """Plans every combination of a sweep; a table, a document or files come out."""
+    from meshwright.documents.output_files import write_files
+    from meshwright.planner.report.sweep_view import sweep_files, sweep_view
+
+    for name in ("baseline", "tokens", "gpu_hour_price"):
+        if options.pop(name) is not None:
+            raise InputError("does not go with --sweep", where=f"--{name.replace('_', '-')}")
+    options["top_k"] = options.pop("top")
+    progress = ProgressLine()
+    try:
+        report = meshwright.sweep(model, over=over, progress=progress, **options)
+    finally:
+        progress.clear()
+    if output is not None:
+        write_files(output, sweep_files(report), force)
+    if as_json:
+        print_json(report.document())
+    else:
+        show(sweep_view(report))
+
+
 @click.command("estimate")
 @click.argument("run", type=PATH, metavar="RUN.yaml")
 @click.option(
@@ -89,11 +126,15 @@ def plan_command(
 @click.option(
     "-o", "--output", type=PATH, metavar="FILE", help="Write a launch file's run file here."
 )
+@click.option(
+    "--compress", is_flag=True, help="Say also what compressed gradients would make of the step."
+)
 @calibration_option
 @common
 def estimate_command(
     *,
     run: Path,
+    compress: bool,
     from_launch: bool,
     settings: tuple[str, ...],
     output: Path | None,
@@ -105,8 +146,9 @@ def estimate_command(
     The ranks lie in Megatron's order: tp, cp, dp, pp from the inside.
     """
     from meshwright import api
-    from meshwright.planner.report.run_view import run_view
+    from meshwright.planner.report.run_view import compressed_view, run_view
     from meshwright.planner.request.calibration_file import read_calibration
+    from meshwright.planner.runs.compressed import compressed_steps
     from meshwright.planner.runs.launches.reader import price_launch
     from meshwright.planner.runs.prediction import run_document
 
@@ -116,11 +158,14 @@ def estimate_command(
     else:
         runs = iter(api.estimate(run, calibration=calibration))
     for priced in runs:
-        documents.append(run_document(priced))
+        document = run_document(priced)
+        documents.append(document)
         warn("warning", priced.warnings)
+        if compress:
+            document["compression"] = compressed_steps(priced)
         if not as_json:
             warn("note", priced.run.remarks)
-            show(run_view(priced))
+            show([*run_view(priced), *compressed_view(document.get("compression", []))])
     if as_json:
         print_json(documents[0] if len(documents) == 1 else {"runs": documents})
 
@@ -206,13 +251,19 @@ def verify_command(
 
 @click.command()
 @click.argument("plan", type=PATH, metavar="PLAN|TERM")
+@click.option(
+    "--best/--no-best",
+    default=None,
+    help="Search for the best plan with each single choice; by default where that is quick.",
+)
 @common
-def explain(plan: Path, as_json: bool) -> None:
+def explain(plan: Path, best: bool | None, as_json: bool) -> None:
     """Say why a plan is as it is and what one change would cost, or what a term means.
 
     TERM is a word of a plan's screen or of docs/glossary.md: explain scale.
     """
     from meshwright.planner.analysis.neighbours import neighbours
+    from meshwright.planner.analysis.single_choices import searches_at_once, single_choices
     from meshwright.planner.plan.texts import read_feasible_plan
     from meshwright.planner.report.explain_view import explain_document, explain_view
     from meshwright.planner.report.glossary import meaning_of, meanings
@@ -230,11 +281,15 @@ def explain(plan: Path, as_json: bool) -> None:
         raise InputError(what, where="explain", value=str(plan), did_you_mean=near)
     explained = read_feasible_plan(plan)
     changes = neighbours(explained)
+    progress, choices = ProgressLine(), []
+    if best or (best is None and searches_at_once(explained)):
+        choices = single_choices(explained, changes, progress)
+        progress.clear()
     if as_json:
-        print_json(explain_document(explained, changes))
+        print_json(explain_document(explained, changes, choices))
     else:
         warn("warning", explained.warnings)
-        show(explain_view(explained, changes))
+        show(explain_view(explained, changes, choices))
 
 
 @click.command("compare")

@@ -94,6 +94,27 @@ MEGATRON_TENSOR_OVERLAP = AtMost(
 (megatron/core/transformer/multi_latent_attention.py)."""
 
 
+def _narrow_states(workload: Workload) -> bool:
+    """Whether parameters live in FP8, or moments in 16 bits."""
+    return bool(workload.fp8_parameters) or workload.moment_bytes < _WIDE_MOMENT_BYTES
+
+
+_WIDE_MOMENT_BYTES = 4
+
+MEGATRON_NARROW_STATES = AtLeast(
+    name="megatron-narrow-states",
+    sentence="zero_stage >= 1 with FP8 parameters and with 16-bit moments",
+    unit="stages of ZeRO",
+    binds=_narrow_states,
+    value=of("zero_stage"),
+    limit=of(number=1),
+    words="ZeRO stage {zero_stage} with FP8 parameters or 16-bit moments",
+    remedy="Use ZeRO stage 1 (the distributed optimizer), or do not allow them.",
+)
+"""megatron/training/arguments.py (--fp8-param-gather) and megatron/core/optimizer/optimizer_config.py
+(--use-precision-aware-optimizer) assert it; the second wants Adam besides."""
+
+
 class MegatronDispatcherDevice(Rule):
     """DeepEP and HybridEP run on some devices only."""
 
@@ -305,5 +326,6 @@ MEGATRON_RULES: tuple[Rule, ...] = (
     MegatronDispatcherDevice(),
     MegatronPartialGraphs(),
     MegatronFullGraph(),
+    MEGATRON_NARROW_STATES,
     MEGATRON_TENSOR_OVERLAP,
 )

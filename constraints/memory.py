@@ -20,12 +20,15 @@ class HbmCapacity(Rule):
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         hbm, reserve = plan.workload.cluster.device.hbm_gib, plan.workload.reserve_gib
-        limit = ALLOCATOR_SHARE * hbm - CONTEXT_GIB - reserve
+        margin = plan.workload.memory_margin
+        limit = (ALLOCATOR_SHARE * hbm - CONTEXT_GIB - reserve) / margin
         fullest = max(range(len(plan.memory_gib)), key=lambda rank: plan.memory_gib[rank])
         peak = plan.memory_gib[fullest]
         if peak <= limit:
             return None
         reserved = f" and {reserve:g} GiB in reserve" if reserve else ""
+        if margin > 1:
+            reserved += f" and {margin - 1:.1%} for the error of the prediction"
         return self.finding(
             value=peak,
             limit=limit,

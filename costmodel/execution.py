@@ -5,9 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
-from meshwright.costmodel.execution_names import ContextExchange, Dispatcher, GraphScope
+from meshwright.costmodel.execution_names import (
+    ContextExchange,
+    Dispatcher,
+    GraphScope,
+    StateType,
+)
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Overlap, Workload
+
+_TYPE_BYTES = {"fp32": 4, "bf16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +35,14 @@ class Execution:
     """What CUDA graphs launch: nothing, the feed-forward part, attention and router, the whole step."""
     cp_comm: ContextExchange = "p2p"
     """Context parallelism passes keys and values around a ring (p2p), or swaps heads for tokens (a2a)."""
+    gradient_dtype: StateType | None = None
+    """Type in which gradients are added up and reduced; None where the framework leaves no choice."""
+    moment_dtype: StateType = "fp32"
+    """Type of the optimizer's moments."""
+    fp8_params: bool = False
+    """Parameters are kept and gathered at the narrow precision, without a 16-bit copy."""
+    te_loss: bool | None = None
+    """Cross entropy is Transformer Engine's one kernel over 16-bit logits; None for the framework's own."""
 
     def applied(self, workload: Workload) -> Workload:
         """The workload run so.
@@ -50,6 +65,10 @@ class Execution:
             moe_dispatch=self.moe_dispatch,
             cuda_graph=self.cuda_graph,
             cp_comm=self.cp_comm,
+            gradient_bytes=_TYPE_BYTES[self.gradient_dtype] if self.gradient_dtype else None,
+            moment_bytes=_TYPE_BYTES[self.moment_dtype],
+            fp8_parameters=self.fp8_params,
+            fused_loss=self.te_loss,
         )
 
     @classmethod

@@ -12,17 +12,14 @@ from below over all splits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.collectives.on_levels import (
-    all_reduce_s,
     members_inside,
     point_to_point_s,
-    ring_pass_s,
 )
 from meshwright.costmodel.constants.calibrated import calibrated_constants
 from meshwright.costmodel.constants.rates import (
@@ -30,11 +27,18 @@ from meshwright.costmodel.constants.rates import (
     fabric_links,
     kernel_rates,
 )
+from meshwright.costmodel.data_parallel import (
+    DataParallelTraffic,
+    broadcast_latency_s,
+    data_parallel_traffic,
+    exposed_s,
+    largest_useful_window_s,
+)
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.kinds import KindTimes, kind_times
 from meshwright.costmodel.layers.layer_time import Parts, total
 from meshwright.costmodel.layout import Floats, Layout, Placement
-from meshwright.costmodel.memory.states import optimizer_shards, rank_parameters
+from meshwright.costmodel.memory.states import optimizer_shards, rank_parameters, table_parameters
 from meshwright.costmodel.pipeline.chunk_work import chunk_loads, layer_bubble_share
 from meshwright.costmodel.pipeline.rank_load import (
     cheapest_layer_s,
@@ -46,8 +50,10 @@ from meshwright.costmodel.pipeline.schedules import last_rank, pace_excess_s, sh
 from meshwright.costmodel.pipeline.split import Stages
 from meshwright.costmodel.workload import Workload
 
-_ADAM_BYTES = 30.0
-"""Adam on fp32 states: reads parameter, gradient, two moments; writes three of them and the 2-byte weight."""
+_ADAM_BYTES = 14.0
+"""Adam on fp32 parameters: reads parameter and gradient, writes the parameter and the 2-byte weight."""
+_MOMENT_PASSES = 4.0
+"""Two moments, read and written."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +77,7 @@ class _Step:
     dense: Floats
     """Parameters on the rank that has most, before data-parallel sharding."""
     expert: Floats
-    traffic_s: Floats
-    """Data-parallel traffic of a step, hidden or not."""
+    traffic: DataParallelTraffic
     share: Floats
     """Bubble share of the schedule, of all its flushes."""
     pace_excess_s: Floats = 0.0
@@ -146,7 +151,7 @@ def exact_step(c: Context, stages: Stages) -> StepTime:
         chunk_s=cheapest_layer_s(times),
         dense=dense,
         expert=expert,
-        traffic_s=_data_parallel_s(c, dense, expert),
+        traffic=data_parallel_traffic(c, dense, expert),
         share=c.workload.flushes * layer_bubble_share(c, times),
         pace_excess_s=pace_excess_s(chunk_loads(c, times, stages), c.layout.schedule),
     )
@@ -192,17 +197,17 @@ def optimistic_step(
         chunk_s=cheapest_layer_s(times),
         dense=dense,
         expert=expert,
-        traffic_s=_data_parallel_s(c, dense, expert),
+        traffic=data_parallel_traffic(c, dense, expert),
         share=c.workload.flushes * layer_bubble_share(c, times),
     )
     pp = np.asarray(c.layout.pp)
     waits = step.share / c.layout.vpp
-    useful = _largest_useful_window_s(c, step.traffic_s) * pp
+    useful = largest_useful_window_s(c, step.traffic) * pp
     kink = np.clip(useful, least_work, np.maximum(busiest * pp, least_work))
 
     def cost(work: Floats) -> Floats:
         """What depends on the work of all ranks: the bubble, and the traffic that stays exposed."""
-        return work * waits + _exposed_s(c, step.traffic_s, work / pp)
+        return work * waits + exposed_s(c, step.traffic, work / pp)
 
     work = np.where(cost(kink) < cost(least_work), kink, least_work)
     return _compose(c, {"ranks": busiest}, work, step)
@@ -216,7 +221,8 @@ def _compose(c: Context, worst: Parts, work: Floats, step: _Step) -> StepTime:
     parts: Parts = {name: seconds * m for name, seconds in worst.items()}
     parts["pipeline_bubble"] = step.share * (work - busiest) / vpp + m * step.pace_excess_s
     parts["pipeline_p2p"] = _pipeline_p2p_s(c, step.chunk_s)
-    parts["dp_comm"] = _exposed_s(c, step.traffic_s, work / pp)
+    parts["dp_comm"] = exposed_s(c, step.traffic, work / pp) + _tied_tables_s(c)
+    parts["dp_comm"] = parts["dp_comm"] + broadcast_latency_s(c)
     parts["optimizer"] = _optimizer_s(c, step.dense, step.expert)
     parts["step_overhead"] = c.constants.framework.step_overhead_s + 0.0 * busiest
     cluster = c.workload.cluster
@@ -242,6 +248,21 @@ def _pipeline_p2p_s(c: Context, chunk_s: Floats) -> Floats:
     return np.where(pp > 1, steady * m * vpp + flushes * once * (pp - 1), 0.0)
 
 
+def _tied_tables_s(c: Context) -> Floats:
+    """All-reduce of the token table's gradient between the first and the last stage, which both hold it.
+
+    With tied embeddings or MTP modules, after everything else (megatron/core/distributed/
+    finalize_model_grads.py, _allreduce_embedding_grad; DeepSpeed runtime/pipe/engine.py, ReduceTiedGrads).
+    """
+    model = c.workload.model
+    if not model.tied_embeddings and not model.mtp_layers:
+        return 0.0
+    table = np.asarray(table_parameters(model, c.layout))
+    payload = float(c.constants.framework.gradient_bytes) * table
+    sent_s = point_to_point_s(payload, _outermost_level(c), c.links)
+    return np.where(np.asarray(c.layout.pp) > 1, sent_s, 0.0)
+
+
 def boundary_s(c: Context) -> Floats:
     """One micro-batch's activations from a stage to the next, over the outermost level that this crosses.
 
@@ -256,98 +277,13 @@ def boundary_s(c: Context) -> Floats:
         Seconds in one direction, in the common shape of layouts and placements.
     """
     payload = c.activation_bytes / c.layout.tp
+    return point_to_point_s(payload, _outermost_level(c), c.links)
+
+
+def _outermost_level(c: Context) -> NDArray[np.int64]:
+    """Index of the outermost level that a pipeline group crosses, 0 where it crosses none."""
     crossed = c.placement.pp > members_inside(c.placement.pp)
-    outermost = np.max(np.where(crossed, np.arange(crossed.shape[-1]), 0), axis=-1)
-    return point_to_point_s(payload, outermost, c.links)
-
-
-def _data_parallel_s(c: Context, dense: Floats, expert: Floats) -> Floats:
-    """Gradient reduction and parameter gathering over data-parallel groups in one step, hidden or not.
-
-    `dense` and `expert` are parameters on one GPU before data-parallel sharding. ZeRO 0 all-reduces
-    gradients; 1 and 2 reduce-scatter them and gather parameters (Rajbhandari et al. 2020, arXiv 1910.02054,
-    section 7); 3 gathers for the forward and the backward pass of each micro-batch and reduces after each.
-    With shard groups, passes stay within one, and what is scattered is all-reduced over the groups besides
-    (Zhang et al. 2022, MiCS, arXiv 2205.00119, section 3.4; PyTorch HSDP).
-    """
-    framework = c.constants.framework
-    grad, weight = float(framework.gradient_bytes), c.gathered_weight_bytes
-    groups = [(dense, c.placement.dp_cp)]
-    if c.workload.model.moe is not None:
-        groups.append((expert, c.placement.edp))
-
-    def seconds(collective: Callable[..., Floats], element_bytes: float) -> Floats:
-        """Of one collective over the dense and the expert parameters, each in their groups."""
-        times = [collective(element_bytes * params, members, c.links) for params, members in groups]
-        return np.asarray(sum(times, start=np.float64(0.0)))
-
-    def within(element_bytes: float) -> Floats:
-        """One pass within the shard groups."""
-        if not c.workload.shard_group:
-            return seconds(ring_pass_s, element_bytes)
-        shards = optimizer_shards(c.workload, c.layout)
-        passes = [
-            ring_pass_s(element_bytes * params, np.minimum(members, size[..., None]), c.links)
-            for (params, members), size in zip(groups, map(np.asarray, shards), strict=False)
-        ]
-        return np.asarray(sum(passes, start=np.float64(0.0)))
-
-    reduced_s, gather_s = seconds(all_reduce_s, grad), within(weight)
-    scatter_s = within(grad) + _between_groups_s(c, groups, grad)
-    stage = np.asarray(c.layout.zero_stage)
-    scattered = reduced_s if framework.zero1_all_reduces else scatter_s
-    per_micro_batch = 2.0 * gather_s + scatter_s
-    return np.select(
-        [stage == 0, stage == 3],
-        [reduced_s, per_micro_batch * c.layout.num_micro_batches],
-        scattered + gather_s,
-    )
-
-
-def _between_groups_s(
-    c: Context, groups: Sequence[tuple[Floats, NDArray[np.int64]]], element_bytes: float
-) -> Floats:
-    """All-reduce of each rank's shard of the gradients over the groups that replicate each other."""
-    if not c.workload.shard_group:
-        return 0.0
-    seconds: Floats = np.float64(0.0)
-    sizes = map(np.asarray, optimizer_shards(c.workload, c.layout))
-    for (parameters, members), size in zip(groups, sizes, strict=False):
-        copies = np.maximum(members // size[..., None], 1)
-        seconds = seconds + all_reduce_s(element_bytes * parameters / size, copies, c.links)
-    return seconds
-
-
-def _exposed_s(c: Context, traffic_s: Floats, window_s: Floats) -> Floats:
-    """Data-parallel seconds that compute does not hide; `window_s` is what a rank computes per micro-batch.
-
-    ZeRO-3 hides under all micro-batches. Otherwise gradients are reduced, and parameters gathered, next to
-    one micro-batch, and the last bucket (half a layer's) stays exposed. Both slow the compute that runs at
-    the same time.
-    """
-    layout, slow_down = c.layout, c.constants.framework.dp_interference
-    fsdp = np.asarray(layout.zero_stage) == 3
-    windows = np.where(fsdp, layout.num_micro_batches, float(c.workload.overlap.dp))
-    beside = windows * window_s
-    tail = np.where(fsdp, 0.0, traffic_s / _buckets(c))
-    longer = np.maximum(traffic_s - beside, tail)
-    exposed: Floats = longer + slow_down * np.minimum(traffic_s, beside)
-    return exposed
-
-
-def _largest_useful_window_s(c: Context, traffic_s: Floats) -> Floats:
-    """The window beyond which `_exposed_s` no longer falls."""
-    fsdp = np.asarray(c.layout.zero_stage) == 3
-    one_of_all = 1.0 / c.layout.num_micro_batches
-    all_but_last = 1.0 - 1.0 / _buckets(c)
-    window: Floats = traffic_s * np.where(fsdp, one_of_all, all_but_last)
-    return window
-
-
-def _buckets(c: Context) -> Floats:
-    """Buckets of gradients, two a layer of the rank."""
-    buckets: Floats = np.maximum(2.0 * c.workload.model.layers / c.layout.pp, 1.0)
-    return buckets
+    return np.asarray(np.max(np.where(crossed, np.arange(crossed.shape[-1]), 0), axis=-1))
 
 
 def _optimizer_s(c: Context, dense: Floats, expert: Floats) -> Floats:
@@ -356,4 +292,5 @@ def _optimizer_s(c: Context, dense: Floats, expert: Floats) -> Floats:
     sharded = np.asarray(layout.zero_stage) >= 1
     of_dense, of_expert = optimizer_shards(c.workload, layout)
     parameters = dense / np.where(sharded, of_dense, 1) + expert / np.where(sharded, of_expert, 1)
-    return _ADAM_BYTES * parameters / c.rates.hbm_bytes_per_s
+    moved = _ADAM_BYTES + _MOMENT_PASSES * c.workload.moment_bytes
+    return moved * parameters / c.rates.hbm_bytes_per_s

@@ -62,6 +62,8 @@ class Workload:
     """Where a token's experts lie, measured: (ep, equal blocks of the expert group, of them touched)."""
     reserve_gib: float = 0.0
     """HBM that the plan must leave free."""
+    memory_margin: float = 1.0
+    """Measured over predicted peak that the plan must have room for, at least 1."""
     attention_kernel: AttentionKernel | None = None
     """Of the run; None for the one that the software stack has."""
     shard_group: int = 0
@@ -69,10 +71,17 @@ class Workload:
     replicate each other. 0: all of them."""
     gradient_bytes: int | None = None
     """Bytes of a gradient element when it is reduced, 2 or 4; None for what the software stack reduces."""
+    fp8_attention: bool = False
+    """Whether attention's matrix products run in FP8 too."""
+    moment_bytes: int = 4
+    """Bytes of a moment of the optimizer, 2 or 4."""
+    fp8_parameters: bool | None = None
+    """Whether parameters are kept and gathered at the run's narrow precision only, without a 16-bit copy;
+    None for what the software stack does."""
+    fused_loss: bool | None = None
+    """Whether cross entropy is one kernel over 16-bit logits; None for the software stack's."""
     fused_norm: bool | None = None
     """Whether each norm is one kernel; None for what the stack does."""
-    fp8_parameters: bool | None = None
-    """Whether weights are kept and gathered in FP8 (fp8_param_gather); None for what the stack does."""
     flushes: int = 1
     """Times that the pipeline fills and drains in a step."""
     calibration: Calibration | None = None

@@ -65,6 +65,7 @@ DEEPSPEED = Framework(
     shard_groups=Setting(
         flag="zero_optimization.zero_hpz_partition_size", source=ZERO, planned=False
     ),
+    numerics={},
     compilation=None,
     attention={"flash": Setting(flag="--use-flash-attn-v2", source=ARGUMENTS)},
     rank_orders={"tp-dp-pp": Setting(source="deepspeed/runtime/pipe/topology.py")},

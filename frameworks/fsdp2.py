@@ -62,6 +62,7 @@ FSDP2 = Framework(
         source=LAUNCH,
         planned=False,
     ),
+    numerics={},
     compilation=Setting(flag="dynamo_backend", source=LAUNCH, planned=False),
     attention={},
     rank_orders={"tp-cp-dp": Setting(source=MESH)},

@@ -12,7 +12,9 @@ SCHEDULES = "megatron/core/pipeline_parallel/schedules.py"
 COMMON = "megatron/training/config/common_config.py"
 OPTIMIZER = "megatron/core/optimizer/optimizer_config.py"
 
-MEGATRON_LM = Stack(name="megatron-lm", written=r"(megatron-lm|megatron-core|megatron core)\b")
+MEGATRON_LM = Stack(
+    name="megatron-lm", maker="NVIDIA", written=r"(megatron-lm|megatron-core|megatron core)\b"
+)
 
 PYTORCH = Stack(name="pytorch", written=r"pytorch 3d\b", bound=False)
 """A training loop of its own over eager PyTorch, with Megatron's axes: InternEvo, nanotron, scaling, ..."""
@@ -72,13 +74,14 @@ MEGATRON = Framework(
     package="megatron-core",
     version="0.19.2",
     stacks=(
-        Stack(name="megatron"),
+        Stack(name="megatron", maker="NVIDIA"),
         Stack(name="megatron-2022", written=r"megatron-lm 2022\b"),
-        Stack(name="megatron-bridge", written=r"megatron-bridge\b"),
-        Stack(name="nemo-2024", written=r"nemo 24\.0[1-7]\b", bound=False),
-        Stack(name="nemo", written=r"nemo\b", bound=False),
+        Stack(name="megatron-bridge", maker="NVIDIA", written=r"megatron-bridge\b"),
+        Stack(name="nemo-2024", maker="NVIDIA", written=r"nemo 24\.0[1-7]\b", bound=False),
+        Stack(name="nemo", maker="NVIDIA", written=r"nemo\b", bound=False),
         MEGATRON_LM,
         Stack(name="aa-scaling", written=r"aa-scaling\b", bound=False),
+        Stack(name="internevo", written=r"internevo\b", bound=False),
         PYTORCH,
     ),
     measured_as=("megatron-lm", "megatron-bridge", "nemo"),
@@ -237,6 +240,30 @@ MEGATRON = Framework(
         source=DATA_PARALLEL,
         planned=False,
     ),
+    numerics={
+        "bf16-grads": Setting(flag="--grad-reduce-in-bf16", source=ARGUMENTS),
+        "bf16-moments": Setting(
+            flag="--exp-avg-dtype",
+            value="bf16",
+            since="0.12.0",
+            source=OPTIMIZER,
+            installs="Transformer Engine's FusedAdam",
+            rules=("megatron-narrow-states",),
+        ),
+        "fp8-params": Setting(
+            flag="--fp8-param-gather",
+            since="0.10.0",
+            source=DATA_PARALLEL,
+            rules=("megatron-narrow-states",),
+        ),
+        # Megatron-LM's arguments refuse it, "due to stability issues": Megatron-Bridge alone starts it.
+        "te-loss": Setting(
+            flag="model.cross_entropy_fusion_impl",
+            value="te",
+            source="megatron/bridge/perf_recipes/_common.py",
+            installs="Megatron-Bridge",
+        ),
+    },
     compilation=None,
     attention={
         "auto": _attention("auto", default=True),
@@ -259,6 +286,7 @@ MEGATRON = Framework(
         "megatron-dispatcher-device",
         "megatron-partial-graphs",
         "megatron-full-graph",
+        "megatron-narrow-states",
         "megatron-tp-overlap",
     ),
 )

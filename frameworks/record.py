@@ -79,6 +79,8 @@ class Stack:
     """Regular expression of how a source's lower-case text starts; empty where only the name is read."""
     bound: bool = True
     """Whether the rules of the record bind it. False for forks that left before the version of the record."""
+    maker: str = ""
+    """Who releases it, where several stacks share kernels and habits."""
     compiled: bool = False
     """Whether its layers run under torch.compile."""
 
@@ -127,6 +129,8 @@ class Framework:
     """optimizer, activations, parameters: what can lie in the host's memory."""
     shard_groups: Setting | None
     """Sharding within groups of replicas smaller than dp (HSDP, partial distributed optimizer)."""
+    numerics: Mapping[str, Setting]
+    """What changes the numbers of a run, by the name in `--allow`: chosen only where it is allowed."""
     compilation: Setting | None
     attention: Mapping[str, Setting]
     """Attention kernels that can be asked for by name."""

@@ -130,6 +130,7 @@ TORCHTITAN = Framework(
     shard_groups=Setting(
         flag="--parallelism.data-parallel-replicate-degree", source=CONFIG, planned=False
     ),
+    numerics={},
     compilation=Setting(flag="--compile.enable", source=CONFIG),
     attention={
         "flex": Setting(flag="get_attention_config", value="flex", source=EXPERTS),

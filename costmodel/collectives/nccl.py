@@ -20,9 +20,9 @@ from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.collectives.on_levels import (
     Links,
     all_to_all_s,
+    long_ring_pass_s,
     members_inside,
     point_to_point_s,
-    ring_pass_s,
 )
 from meshwright.costmodel.constants.data_files import data_table
 
@@ -261,12 +261,7 @@ def ring_s(buffer_bytes: float, members: NDArray[np.int64], links: Links) -> flo
     float
         Seconds. Thakur, Rabenseifner and Gropp 2005, section 4.1, with a latency for every level.
     """
-    size, inside = int(members[-1]), members_inside(members)
-    crossing = size / inside - np.append(size / members[:-1], 0.0)
-    hops = crossing * (size - 1) / size
-    moving = replace(links, latency_s=np.zeros_like(links.latency_s))
-    transfer = np.asarray(ring_pass_s(buffer_bytes, members, moving))
-    return float(np.sum(hops * links.latency_s) + transfer)
+    return float(np.asarray(long_ring_pass_s(buffer_bytes, members, links)))
 
 
 def double_tree_all_reduce_s(

@@ -11,7 +11,7 @@ on a flat network.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,6 +124,34 @@ def ring_pass_s(buffer_bytes: Floats, members: NDArray[np.int64], links: Links) 
     """
     size = members[..., -1:]
     return _pass_s(buffer_bytes, members, links, (size - 1) / size)
+
+
+def long_ring_pass_s(buffer_bytes: Floats, members: NDArray[np.int64], links: Links) -> Floats:
+    """`ring_pass_s` with the (P-1) hops of a ring, each over the level that it crosses.
+
+    NCCL gathers and scatters large buffers round rings only, however many ranks there are (src/graph/
+    tuning.cc). Of the P links of a ring P/inside - P/members cross a level (its outermost: P/inside).
+
+    Parameters
+    ----------
+    buffer_bytes : float or array, shape [...]
+        n, the gathered (or not yet scattered) buffer, at least 0.
+    members : array of int, shape [..., levels]
+        Members of the group inside one block of each level.
+    links : Links
+        Rates of the levels.
+
+    Returns
+    -------
+    float or array, shape [...]
+        Seconds; 0 for a group of one.
+    """
+    size, inside = members[..., -1:], members_inside(members)
+    beyond = np.where(members < size, size / members, 0.0)
+    crossing = np.where(members > inside, size / inside - beyond, 0.0)
+    hops = crossing * (size - 1) / size
+    moving = replace(links, latency_s=np.zeros_like(links.latency_s))
+    return _over_levels(np.add, hops * links.latency_s) + ring_pass_s(buffer_bytes, members, moving)
 
 
 def all_reduce_s(buffer_bytes: Floats, members: NDArray[np.int64], links: Links) -> Floats:
@@ -252,6 +280,29 @@ def cross_rail_bytes(
     within = np.maximum(volume[..., first] - beyond, 0.0)
     changing: NDArray[np.float64] = (1.0 - 1.0 / on_rails) * within + beyond
     return np.where(members[..., last] > in_node, changing, beyond)
+
+
+def chain_latency_s(members: NDArray[np.int64], links: Links) -> Floats:
+    """Latency of a message that passes every member of a group one after the other.
+
+    Of the P - 1 hops, P / inside - P / members cross each level (NCCL adds
+    hops so, `nsteps` of src/graph/tuning.cc).
+
+    Parameters
+    ----------
+    members : array of int, shape [..., levels]
+        Members of the group inside one block of each level.
+    links : Links
+        Latencies of the levels.
+
+    Returns
+    -------
+    float or array, shape [...]
+        Seconds; 0 for a group of one.
+    """
+    size, inside = members[..., -1:], members_inside(members)
+    hops = size / inside - size / members
+    return _over_levels(np.add, hops * links.latency_s)
 
 
 def point_to_point_s(payload_bytes: Floats, level: Ints, links: Links) -> Floats:

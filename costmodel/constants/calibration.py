@@ -226,6 +226,32 @@ class Calibration(BaseModel):
             raise ValueError("covariance: must be symmetric and positive semidefinite")
         return self
 
+    def scenarios(self, count: int, seed: int) -> tuple[Calibration, ...]:
+        """Samples of the posterior of time; memory stays as it is, so that the same plans fit.
+
+        Parameters
+        ----------
+        count : int
+            Even: samples come in pairs that mirror each other about the mean.
+        seed : int
+            The same seed gives the same samples.
+
+        Returns
+        -------
+        tuple of Calibration
+            Within the bounds of the priors.
+        """
+        values, vectors = np.linalg.eigh(np.array(self.covariance))
+        root = vectors * np.sqrt(np.maximum(values, 0.0))
+        draws = np.random.default_rng(seed).standard_normal((count // 2, len(NAMES))) @ root.T
+        timed = np.array([name not in MEMORY_FACTORS for name in NAMES])
+        low, mean = lowest_coordinates(), np.array(self.mean)
+        samples = []
+        for draw in np.concatenate([draws, -draws]):
+            x = np.clip(mean + draw * timed, low, MOST_SPREADS)
+            samples.append(self.model_copy(update={"factors": factors_at(x)}))
+        return tuple(samples)
+
     def covers(self, device: str, framework: str) -> bool:
         """Whether the runs say something of the device and of the framework.
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 from meshwright.costmodel.constants.data_files import data_table
 
 OTHER = "other"
 """Device classes without measured runs, and frameworks, share the bands of this name."""
+POINT_ESTIMATE = 0.5
+"""Memory risk at which a prediction is taken as it stands."""
 _Z95 = 1.6448536269514722
 """Standard deviations from the middle of a normal distribution to its 95th percentile."""
 _SLOW_NODES = 0.005
@@ -165,6 +168,30 @@ def fit_probability(predicted_gib: float, room_gib: float, band: ErrorBand | Non
     spread = (high - low) / (2.0 * _Z95)
     away = (math.log(room_gib / predicted_gib) - (low + high) / 2.0) / spread
     return 0.5 * math.erfc(-away / math.sqrt(2.0))
+
+
+def memory_margin(risk: float, band: ErrorBand | None = None) -> float:
+    """What measured over predicted peaks exceed in a given share of runs, taken as in `fit_probability`.
+
+    Parameters
+    ----------
+    risk : float
+        Share of runs that may exceed it, above 0, at most 0.5. At 0.5 the prediction is taken as it stands.
+    band : ErrorBand
+        Of the runs that count; `memory_band` when None.
+
+    Returns
+    -------
+    float
+        Measured over predicted GiB, at least 1: 1 at a risk of 0.5, the band's `high` at 0.05.
+    """
+    if risk >= POINT_ESTIMATE:
+        return 1.0
+    band = band or memory_band()
+    low, high = math.log(band.low), math.log(band.high)
+    spread = (high - low) / (2.0 * _Z95)
+    quantile = NormalDist((low + high) / 2.0, spread).inv_cdf(1.0 - risk)
+    return max(math.exp(quantile), 1.0)
 
 
 def memory_band() -> ErrorBand:

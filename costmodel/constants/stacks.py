@@ -47,13 +47,15 @@ class FrameworkConstants:
     """Wait at a blocking tensor-parallel collective for the slowest rank and two stream hand-overs."""
     async_tensor_backward: bool
     """Whether backward collectives of column-parallel products run beside its GEMMs."""
+    broadcasts_shards: bool
+    """Whether each rank broadcasts its shard of the parameters, one after the other, instead of a gather."""
     zero1_all_reduces: bool
     """Whether ZeRO-1 all-reduces gradients (DeepSpeed) instead of scattering them."""
     p2p_exposed: float
     """Share of the steady-state pipeline transfers that the schedule waits for."""
     launch_blocking_s: float
     """Extra gap per layer and pass under CUDA_LAUNCH_BLOCKING=1."""
-    gradient_bytes: int
+    gradient_bytes: float
     """Bytes of a gradient element when it is reduced."""
     weight_gradient_bytes: float
     """Bytes that a weight-gradient GEMM moves per element of its result."""
@@ -64,7 +66,15 @@ class FrameworkConstants:
     transposes_apart: bool
     """Whether an FP8 operand's transpose is made in a kernel of its own."""
     narrow_gathers: bool
-    """Whether parameters are gathered at the run's precision (FP8) instead of 16 bits."""
+    """Whether parameters are kept and gathered at the run's precision (FP8) instead of 16 bits."""
+    bucket_parameters: float
+    """Parameters of one data-parallel collective, at the least; 0: those of a layer."""
+    bucket_parameters_per_rank: float
+    """The same for each data-parallel rank."""
+    reduces_each_micro_batch: bool
+    """Whether gradients of ZeRO 2 and 3 are reduced after each micro-batch, not once a step."""
+    gathers_each_micro_batch: bool
+    """Whether parameters of ZeRO 2 are gathered for each micro-batch, and in a pipeline once a step."""
     fused_norm: bool
     """Whether each norm is one kernel, also where other operators are not."""
     whole_logits: bool
@@ -153,7 +163,7 @@ def stack_constants(workload: Workload) -> FrameworkConstants:
     Parameters
     ----------
     workload : Workload
-        Its framework, attention kernel and gradient bytes are used.
+        Its framework and its settings of kernels, gradients and parameters are used.
 
     Returns
     -------
@@ -163,14 +173,14 @@ def stack_constants(workload: Workload) -> FrameworkConstants:
 
 
 def of_run(stack: FrameworkConstants, workload: Workload) -> FrameworkConstants:
-    """Constants of a software stack with what the run itself says of its kernels and gradients.
+    """Constants of a software stack with what the run says of its kernels, gradients and parameters.
 
     Parameters
     ----------
     stack : FrameworkConstants
         Of the workload's framework.
     workload : Workload
-        Its attention kernel and gradient bytes are used.
+        Its settings of kernels, gradients and parameters are used.
 
     Returns
     -------
@@ -178,15 +188,17 @@ def of_run(stack: FrameworkConstants, workload: Workload) -> FrameworkConstants:
         The same where the run says nothing.
     """
     said = (
-        workload.attention_kernel, workload.gradient_bytes, workload.fused_norm, workload.fp8_parameters,
-    )  # fmt: skip
-    if said == (None, None, None, None):
+        workload.attention_kernel,
+        workload.gradient_bytes,
+        workload.fp8_parameters,
+        workload.fused_loss,
+        workload.fused_norm,
+    )
+    if all(setting is None for setting in said):
         return stack
     changes: dict[str, Any] = {}
     if workload.fused_norm is not None:
         changes["fused_norm"] = workload.fused_norm
-    if workload.fp8_parameters is not None:
-        changes["narrow_gathers"] = workload.fp8_parameters
     kernel = workload.attention_kernel
     if kernel is not None:
         changes["flash_attention"] = kernel in _FLASH_GENERATIONS
@@ -196,4 +208,8 @@ def of_run(stack: FrameworkConstants, workload: Workload) -> FrameworkConstants:
         changes["gradient_bytes"] = workload.gradient_bytes
         if stack.weight_gradient_bytes > _WRITTEN_ONCE_BYTES:
             changes["weight_gradient_bytes"] = 2.0 * workload.gradient_bytes
+    if workload.fp8_parameters is not None:
+        changes["narrow_gathers"] = workload.fp8_parameters
+    if workload.fused_loss is not None:
+        changes["fused_loss"] = workload.fused_loss
     return replace(stack, **changes)

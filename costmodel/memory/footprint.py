@@ -157,19 +157,21 @@ def stage_memory_gib(workload: Workload, layout: Layout, stages: Stages) -> NDAr
 
 
 def usable_hbm_gib(workload: Workload) -> float:
-    """What `stage_memory_gib` may reach on one GPU: HBM less fragments, context and the user's reserve.
+    """What `stage_memory_gib` may reach on one GPU: HBM less fragments, context and the user's reserve, over
+    the margin for the error of the prediction.
 
     Parameters
     ----------
     workload : Workload
-        Its device and reserve are used.
+        Its device, reserve and margin are used.
 
     Returns
     -------
     float
         GiB.
     """
-    return workload.cluster.device.hbm_gib * ALLOCATOR_SHARE - CONTEXT_GIB - workload.reserve_gib
+    room_gib = workload.cluster.device.hbm_gib * ALLOCATOR_SHARE - CONTEXT_GIB
+    return (room_gib - workload.reserve_gib) / workload.memory_margin
 
 
 def hbm_gib_for(workload: Workload, usable_gib: float) -> float:
@@ -178,7 +180,7 @@ def hbm_gib_for(workload: Workload, usable_gib: float) -> float:
     Parameters
     ----------
     workload : Workload
-        Its reserve is used.
+        Its reserve and margin are used.
     usable_gib : float
         GiB, at least 0.
 
@@ -187,7 +189,8 @@ def hbm_gib_for(workload: Workload, usable_gib: float) -> float:
     float
         GiB.
     """
-    return (usable_gib + CONTEXT_GIB + workload.reserve_gib) / ALLOCATOR_SHARE
+    room_gib = usable_gib * workload.memory_margin
+    return (room_gib + CONTEXT_GIB + workload.reserve_gib) / ALLOCATOR_SHARE
 
 
 def context_gib(layout: Layout) -> Floats:

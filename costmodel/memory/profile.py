@@ -42,6 +42,8 @@ class MemoryProfile:
     """Further bytes of a gradient element that stages 0 to 2 keep in bf16."""
     unsharded_in_pipeline: bool
     """Whether ZeRO 3 under pipeline parallelism keeps 16-bit weights and fp32 gradients whole for a step."""
+    whole_while_accumulating: bool
+    """Whether ZeRO 2 and 3 keep 16-bit gradients whole until the last micro-batch."""
     bucket_elements: float
     """Elements of the buffer in which gradients are reduced under stages 0 to 2."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.costmodel.constants.stacks import stack_constants
+from meshwright.costmodel.layers.precision import OPERAND_BYTES
 from meshwright.costmodel.layout import Floats, Ints, Layout
 from meshwright.costmodel.memory.profile import memory_profile
 from meshwright.costmodel.pipeline.schedules import has_trait, last_rank, on_both_ranks
@@ -28,8 +29,10 @@ from meshwright.model_specs.schema import ModelSpec
 StateBytes = tuple[Floats, Floats, Floats]
 """Bytes of weights, of gradients, of optimizer states."""
 
-_OPTIMIZER_BYTES = {"adam": 12.0, "sgd": 8.0, "muon": 8.0}
-"""fp32 master weight and moments: two for Adam, one for momentum SGD and Muon (arXiv 2502.16982)."""
+_MASTER_BYTES = 4.0
+"""The fp32 master weight."""
+_MOMENTS = {"adam": 2, "sgd": 1, "muon": 1}
+"""Moments of a parameter: two for Adam, one for momentum SGD and Muon (arXiv 2502.16982)."""
 
 
 def layer_parameters_on_gpu(model: ModelSpec, layout: Layout) -> tuple[Floats, Floats, Floats]:
@@ -160,7 +163,7 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
     the gradient in fp32 (4 bytes), stacks that reduce in 16 bits in 2 (Megatron-LM docs, dist_optimizer.md:
     6 + 12/d). Under ZeRO 3 the fp32 weight is the only one, but for stacks that keep 16-bit weights and fp32
     gradients whole between the micro-batches of a pipeline. FP8 kernels keep a quantised copy of the weight
-    and its transpose (1 byte each; half of that in FP4).
+    and mostly of its transpose, beside the 16-bit weight or, with FP8 parameters, instead of it.
 
     Parameters
     ----------
@@ -181,20 +184,25 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
     grad = float(stack.gradient_bytes) + (profile.bf16_gradient_copies_bytes if bf16 else 0.0)
     if profile.sums_beside_gradients and stack.gradient_bytes == 4:
         grad += 2.0
-    copies = _quantised_bytes(workload) if profile.fp8_weight_copies else 0.0
-    wide = 0.0 if workload.fp8_parameters and copies else 2.0
+    copies, weight = 0.0, 2.0
+    if profile.fp8_weight_copies and workload.precision in OPERAND_BYTES:
+        copies = _narrow_weight_bytes(workload)
+        weight = 0.0 if stack.narrow_gathers else 2.0
     step = 0.0 if bf16 else profile.step_bytes
-    optimizer = _OPTIMIZER_BYTES[workload.optimizer]
+    optimizer = _MASTER_BYTES + _MOMENTS[workload.optimizer] * workload.moment_bytes
     d = np.asarray(shards, dtype=np.float64)
     stage = np.asarray(layout.zero_stage)
     fsdp = stage == 3
-    weights: Floats = np.where(fsdp, (4.0 + copies) / d, wide + copies)
+    weights: Floats = np.where(fsdp, (4.0 + copies) / d, weight + copies)
     unsharded = np.where(stage == 2, grad / d, grad)
     gradients: Floats = np.where(fsdp, 4.0 / d, unsharded)
     if profile.unsharded_in_pipeline:
         in_full = fsdp & (np.asarray(layout.pp) > 1) & (d > 1)
         weights = weights + np.where(in_full, 2.0, 0.0)
         gradients = gradients + np.where(in_full, 4.0, 0.0)
+    if profile.whole_while_accumulating:
+        accumulates = (stage >= 2) & (np.asarray(layout.num_micro_batches) > 1) & (d > 1)
+        gradients = np.maximum(gradients, np.where(accumulates, 2.0, 0.0))
     share = np.where(stage == 0, 1.0, 1.0 / d)
     states: Floats = np.where(fsdp, (optimizer - 4.0) / d, optimizer * share + step / d)
     if workload.factors is not None:
@@ -203,11 +211,15 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
     return weights, gradients, states
 
 
-def _quantised_bytes(workload: Workload) -> float:
-    """Quantised weight and its transpose; Blackwell takes FP8 in either order, so it can do with one."""
-    if workload.precision == "fp8" and workload.cluster.device.architecture == "blackwell":
-        return 1.0 if workload.fp8_parameters else 2.0
-    return {"fp8": 2.0, "mxfp8": 2.0, "nvfp4": 1.0}.get(workload.precision, 0.0)
+def _narrow_weight_bytes(workload: Workload) -> float:
+    """Bytes of a parameter at the run's narrow precision, rows and columns.
+
+    One copy serves both on Blackwell, whose FP8 products take either order (Transformer Engine,
+    tensor/float8_tensor.py, is_non_tn_fp8_gemm_supported); blocks of MXFP8 and NVFP4 are scaled apart.
+    """
+    either_order = workload.cluster.device.architecture == "blackwell"
+    orders = 1.0 if workload.precision == "fp8" and either_order else 2.0
+    return orders * OPERAND_BYTES[workload.precision]
 
 
 def state_bytes_per_parameter(workload: Workload, layout: Layout, shards: Ints) -> Floats:

@@ -29,6 +29,10 @@ from meshwright.model_specs.schema import ModelSpec
 FIXED_BYTES = 0.25 * 2**30
 """GEMM and attention workspaces, rotary tables, masks (cuBLAS: 32 MiB a stream on Hopper)."""
 
+_FUSED_LOGIT_BYTES, _PLAIN_LOGIT_BYTES = 2.0, 6.0
+"""Of runs that name their loss: `logit_bytes` of `costmodel/data/memory.yaml` with and without Transformer
+Engine's cross entropy."""
+
 
 def workspace_bytes(workload: Workload) -> float:
     """Memory of every GPU that no tensor of the model explains.
@@ -129,7 +133,10 @@ def _loss_bytes(workload: Workload, layout: Layout, profile: MemoryProfile) -> F
     model, tp = workload.model, np.asarray(layout.tp)
     shards = 1 if stack_constants(workload).whole_logits else tp
     logits = rank_tokens(workload, layout) * model.vocab / shards
-    logit_bytes = np.where(tp > 1, profile.split_logit_bytes, profile.logit_bytes) * logits
+    per_logit = np.where(tp > 1, profile.split_logit_bytes, profile.logit_bytes)
+    if workload.fused_loss is not None:
+        per_logit = np.asarray(_FUSED_LOGIT_BYTES if workload.fused_loss else _PLAIN_LOGIT_BYTES)
+    logit_bytes = per_logit * logits
     head_gradient = 2.0 * model.vocab * model.hidden / tp
     peak = np.maximum(logit_bytes, 2.0 * logits + head_gradient)
     with_mtp: Floats = peak + logit_bytes * model.mtp_layers

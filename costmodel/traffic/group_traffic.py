@@ -71,7 +71,7 @@ def group_traffic(c: Context, stages: Stages, expert_blocks: int = 1) -> GroupTr
     cp, edp = int(np.asarray(layout.cp)), int(np.asarray(layout.edp))
     work = mean_rank_work(c, stages)
     dense, expert = (float(np.max(x)) for x in rank_parameters(c.workload.model, layout, stages))
-    element = gradient_element_bytes(c, work.micro_batches)
+    element = gradient_element_bytes(c)
     hop = work.activation_bytes / tp * work.micro_batches * vpp if pp > 1 else 0.0
     experts, expert_tensor = _expert_bytes(c, work, expert_blocks)
     return GroupTraffic(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from meshwright.cluster_specs.fabric import fabric_levels
 from meshwright.costmodel.collectives.on_levels import Links, cross_rail_bytes, members_inside
+from meshwright.costmodel.data_parallel import passes_of_a_step
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.experts import dispatch_links, routed_copies
 from meshwright.costmodel.memory.states import optimizer_shards, rank_parameters
@@ -137,7 +138,7 @@ def _bytes_by_axis(c: Context, stages: Stages) -> dict[str, FloatArray]:
     sent = {
         "tp": ring_bytes(work.activation_bytes, place.tp) * tensor_passes(c, work),
         "cp": context_bytes,
-        "dp": _data_parallel_bytes(c, stages, work.micro_batches),
+        "dp": _data_parallel_bytes(c, stages),
         "pp": _pipeline_bytes(c, work.activation_bytes / tp, work.micro_batches),
     }
     moe = c.workload.model.moe
@@ -153,16 +154,15 @@ def _bytes_by_axis(c: Context, stages: Stages) -> dict[str, FloatArray]:
     return sent
 
 
-def _data_parallel_bytes(c: Context, stages: Stages, micro_batches: int) -> FloatArray:
+def _data_parallel_bytes(c: Context, stages: Stages) -> FloatArray:
     """Of the rank with the most parameters; over groups of shards each reduces its own once more."""
     dense, expert = (float(np.max(x)) for x in rank_parameters(c.workload.model, c.layout, stages))
-    element = gradient_element_bytes(c, micro_batches)
+    element = gradient_element_bytes(c)
     groups = ((dense, c.placement.dp_cp), (expert, c.placement.edp))
     if not c.workload.shard_group:
         return np.asarray(sum(ring_bytes(params * element, members) for params, members in groups))
-    is_sharded = int(np.asarray(c.layout.zero_stage)) == 3
-    reductions = micro_batches if is_sharded else 1
-    reduced = 2.0 * c.constants.framework.gradient_bytes * reductions
+    _, reductions = passes_of_a_step(c)
+    reduced = 2.0 * c.constants.framework.gradient_bytes * float(np.asarray(reductions))
     sent = np.zeros(c.placement.dp_cp.shape)
     shards = (int(np.asarray(size)) for size in optimizer_shards(c.workload, c.layout))
     for (parameters, members), size in zip(groups, shards, strict=True):

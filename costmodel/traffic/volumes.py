@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.costmodel.data_parallel import passes_of_a_step
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.pipeline.rank_load import rank_counts
 from meshwright.costmodel.pipeline.split import Stages
@@ -73,12 +74,25 @@ def tensor_passes(c: Context, work: RankWork) -> float:
     Returns
     -------
     float
-        Passes at 16 bits; a gather of cast values counts less (Korthikanti et al. 2022, section 4.2.2).
+        Passes at 16 bits; a gather of cast values counts less. With sequence parallelism Megatron gathers the
+        saved input once more for the weight's gradient (Korthikanti et al. 2022, section 4.2.2;
+        megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication).
     """
-    narrow = float(c.gathered_share) if np.all(c.layout.sequence_parallel) else 1.0
-    blocks = 2.0 * work.layers - work.moe_layers
-    recomputed = 2.0 * work.recomputed - work.moe_recomputed
-    return (_TRANSFERS_PER_BLOCK / 2.0 * blocks + recomputed) * (1.0 + narrow)
+    by_sequence = bool(np.all(c.layout.sequence_parallel))
+    narrow = float(c.gathered_share) if by_sequence else 1.0
+    blocks, recomputed = _tensor_blocks(c, work)
+    passes = (_TRANSFERS_PER_BLOCK / 2.0 * blocks + recomputed) * (1.0 + narrow)
+    if by_sequence and c.constants.framework.async_tensor_backward:
+        passes += blocks * narrow
+    return passes
+
+
+def _tensor_blocks(c: Context, work: RankWork) -> tuple[float, float]:
+    """Blocks of a step that tensor parallelism splits, and those of them that run forward once more."""
+    moe = c.workload.model.moe
+    without = 1.0 if moe is not None and not moe.shared_width else 0.0
+    blocks = 2.0 * work.layers - without * work.moe_layers
+    return blocks, 2.0 * work.recomputed - without * work.moe_recomputed
 
 
 def expert_passes(work: RankWork) -> float:
@@ -141,29 +155,26 @@ def context_volume(c: Context, work: RankWork) -> float:
     return token_bytes * kv_heads * width * cp * (3.0 * work.layers + work.recomputed)
 
 
-def gradient_element_bytes(c: Context, micro_batches: int) -> float:
+def gradient_element_bytes(c: Context) -> float:
     """Bytes that pass round the data-parallel ring in a step for each parameter.
 
     Parameters
     ----------
     c : Context
         Workload and one layout.
-    micro_batches : int
-        Of a step, at least 1.
 
     Returns
     -------
     float
-        By ZeRO stage (Rajbhandari et al. 2020, arXiv 1910.02054, section 7).
+        By ZeRO stage (`data_parallel.data_parallel_traffic` has the sources).
     """
     framework, stage = c.constants.framework, int(np.asarray(c.layout.zero_stage))
     grad, weight = float(framework.gradient_bytes), c.gathered_weight_bytes
     if stage == 0:
         return 2.0 * grad
-    if stage == 3:
-        return (2.0 * weight + grad) * micro_batches
-    reduced = 2.0 * grad if framework.zero1_all_reduces else grad
-    return reduced + weight
+    gathers, reductions = (float(np.asarray(passes)) for passes in passes_of_a_step(c))
+    reduced = 2.0 * grad if stage < 3 and framework.zero1_all_reduces else grad
+    return gathers * weight + reductions * reduced
 
 
 def operations_of_a_step(c: Context, work: RankWork) -> dict[str, float]:
@@ -180,14 +191,15 @@ def operations_of_a_step(c: Context, work: RankWork) -> dict[str, float]:
     -------
     dict of str to float
         `tp`: gathers and scatters, two an all-reduce. `pp`: sends, forward and backward. `ep`: all-to-alls.
-        `dp`: ring passes of all gradients or weights, two of them, or with ZeRO-3 three a micro-batch.
+        `dp`: ring passes of all gradients or weights.
     """
     layout = c.layout
-    is_sharded = int(np.asarray(layout.zero_stage)) == 3
+    blocks, recomputed = _tensor_blocks(c, work)
+    gathers, reductions = (float(np.asarray(passes)) for passes in passes_of_a_step(c))
+    is_replicated = int(np.asarray(layout.zero_stage)) == 0
     return {
-        "tp": _TRANSFERS_PER_BLOCK * (2.0 * work.layers - work.moe_layers)
-        + 2.0 * (2.0 * work.recomputed - work.moe_recomputed),
+        "tp": _TRANSFERS_PER_BLOCK * blocks + 2.0 * recomputed,
         "pp": 2.0 * work.micro_batches * int(np.asarray(layout.vpp)),
         "ep": expert_passes(work),
-        "dp": 3.0 * work.micro_batches if is_sharded else 2.0,
+        "dp": 2.0 if is_replicated else gathers + reductions,
     }

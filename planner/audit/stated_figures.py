@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import isclose
 
-from meshwright.costmodel.constants.measured import error_band, memory_band
+from meshwright.costmodel.constants.calibrated import peak_memory_band, step_time_band
 from meshwright.errors import shown
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.plan.assemble import mapping_of_layout, predict
@@ -13,6 +13,7 @@ from meshwright.planner.plan.binding import bindings, cut_binding, warnings
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.execution_document import execution_document, execution_of
 from meshwright.planner.plan.idle import unused_nodes
+from meshwright.planner.plan.memory_risk import memory_risk_document
 from meshwright.planner.plan.robustness import changes, step_as_it_stands_s
 from meshwright.planner.plan.verify import faults
 from meshwright.planner.request.inputs import PlanInputs
@@ -80,6 +81,11 @@ def _figure_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
     if plan.mapping.ranks is None:
         mapping["ranks"] = None
     yield from _differences("mapping", plan.mapping.model_dump(), mapping)
+    if plan.memory_risk is not None:
+        expected = memory_risk_document(request, predicted)
+        for name in ("asked", "remains", "room_gib"):
+            stated_figure = getattr(plan.memory_risk, name)
+            yield from _differences(f"memory_risk.{name}", stated_figure, getattr(expected, name))
     yield from _idle_faults(request, plan, priced)
     reasons = [*bindings(request, workload, priced, predicted), *cut_binding(workload, priced)]
     yield from _differences(
@@ -120,8 +126,8 @@ def _robustness_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
     robustness = plan.robustness
     if robustness is None:
         return
-    band = error_band(request.cluster.device.name, request.framework)
-    memory = memory_band()
+    workload = request.workload()
+    band, memory = step_time_band(workload), peak_memory_band(workload)
     stated = [list(robustness.step_time_band), list(robustness.memory_band)]
     measured = [[band.low, band.high], [memory.low, memory.high]]
     yield from _differences("robustness: bands", stated, measured)

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.costmodel.collectives.alpha_beta import Link, textbook_s
+from meshwright.costmodel.collectives.compression import compressions
 from meshwright.errors import InputError
-
-_ELEMENT_BYTES, _INDEX_BYTES = 2.0, 4.0
 
 
 def compression_document(
@@ -55,21 +54,16 @@ def compression_document(
     if ranks < 2 or not 0 < keep <= 1 or min(rank, width) < 1:
         raise InputError("needs 2 ranks or more, a share up to 1, and sizes of 1 or more")
     plain_s = float(textbook_s("all-reduce", "ring", gradient_bytes, ranks, link))
-    ways = {
-        "8 bits": ("all-reduce", gradient_bytes / 2.0, 2.0),
-        "4 bits": ("all-reduce", gradient_bytes / 4.0, 2.0),
-        "top-k": ("all-gather", gradient_bytes * keep * (1 + _INDEX_BYTES / _ELEMENT_BYTES), 2.0),
-        "PowerSGD": ("all-reduce", gradient_bytes * min(1.0, 2.0 * rank / width), 4.0),
-    }
     methods = []
-    for name, (operation, sent_bytes, passes) in ways.items():
-        buffer_bytes = sent_bytes * ranks if operation == "all-gather" else sent_bytes
-        exchange_s = float(textbook_s(operation, "ring", buffer_bytes, ranks, link))
-        codec_s = passes * gradient_bytes / codec_bytes_per_s
+    for way in compressions(keep, rank, width):
+        sent_bytes = gradient_bytes * way.kept
+        buffer_bytes = sent_bytes * ranks if way.operation == "all-gather" else sent_bytes
+        exchange_s = float(textbook_s(way.operation, "ring", buffer_bytes, ranks, link))
+        codec_s = way.passes * gradient_bytes / codec_bytes_per_s
         saved_bytes = (plain_s - exchange_s) * link.bytes_per_s
         methods.append(
             {
-                "method": name,
+                "method": way.name,
                 "bytes": sent_bytes,
                 "codec_s": codec_s,
                 "exchange_s": exchange_s,

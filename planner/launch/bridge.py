@@ -12,12 +12,11 @@ from meshwright.planner.launch.writer import json_file
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.pipeline_notation import layout_string
 
-_MIXED_PRECISION = {
-    "bf16": "bf16_mixed",
-    "fp16": "fp16_mixed",
-    "fp8": "bf16_with_fp8_current_scaling_mixed",
-    "mxfp8": "bf16_with_mxfp8_mixed",
-    "nvfp4": "bf16_with_nvfp4_mixed",
+_SIXTEEN_BIT = {"bf16": "bf16_mixed", "fp16": "fp16_mixed"}
+_NARROW: dict[str, dict[str, object]] = {
+    "fp8": {"fp8": "hybrid", "fp8_recipe": "tensorwise"},
+    "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8"},
+    "nvfp4": {"fp4": "e2m1", "fp4_recipe": "nvfp4"},
 }
 
 
@@ -43,11 +42,11 @@ def bridge_overrides(plan: Plan) -> list[str]:
         "optimizer.use_distributed_optimizer": sharded,
         "ddp.overlap_grad_reduce": launch.execution.dp_overlap,
         "ddp.overlap_param_gather": launch.execution.dp_overlap and sharded,
-        "mixed_precision": _MIXED_PRECISION[inputs.precision],
     }
     if inputs.model.moe is not None:
         values["model.expert_model_parallel_size"] = layout.ep
         values["model.expert_tensor_parallel_size"] = layout.etp
+    values |= _numeric_values(launch)
     values |= _of_model(recompute_flags(layout))
     values |= _of_model(execution_flags(launch))
     if launch.execution.cuda_graph == "full":
@@ -59,6 +58,35 @@ def bridge_overrides(plan: Plan) -> list[str]:
 def bridge_files(plan: Plan) -> dict[str, str]:
     """bridge_overrides.json: a list of overrides for the recipe's command line."""
     return {"bridge_overrides.json": json_file(bridge_overrides(plan))}
+
+
+def _numeric_values(launch: Launch) -> dict[str, object]:
+    """Precision, types of gradients, moments and parameters, and the loss.
+
+    Bridge's named precisions fix the types of gradients and parameters. Where the plan has others, the
+    fields of the precision are set: the recipe must hold it as a configuration, as performance recipes do.
+    """
+    execution, precision = launch.execution, launch.inputs.precision
+    values: dict[str, object] = {
+        "model.cross_entropy_fusion_impl": "te" if execution.te_loss else "native",
+    }
+    fields: dict[str, object] = dict(_NARROW.get(precision, {}))
+    if fields:
+        four_bit = precision == "nvfp4"
+        fields["fp8_param_gather"] = execution.fp8_params and not four_bit
+        fields["fp4_param_gather"] = execution.fp8_params and four_bit
+        fields["reuse_grad_buf_for_mxfp8_param_ag"] = execution.fp8_params and precision == "mxfp8"
+        fields["first_last_layers_bf16"] = False
+    if fields or execution.gradient_dtype == "bf16":
+        fields["grad_reduce_in_fp32"] = execution.gradient_dtype != "bf16"
+        values |= {f"mixed_precision.{name}": value for name, value in fields.items()}
+    else:
+        values["mixed_precision"] = _SIXTEEN_BIT[precision]
+    if execution.moment_dtype == "bf16":
+        values["optimizer.use_precision_aware_optimizer"] = True
+        values["optimizer.exp_avg_dtype"] = "bf16"
+        values["optimizer.exp_avg_sq_dtype"] = "bf16"
+    return values
 
 
 def _pipeline(launch: Launch) -> dict[str, object]:

@@ -5,6 +5,7 @@ Flag names and rules were read in megatron-core 0.19.2 (`megatron.training.argum
 
 from __future__ import annotations
 
+from meshwright.errors import InfeasibleError
 from meshwright.frameworks.megatron import MEGATRON
 from meshwright.planner.launch.flag_words import flag_words
 from meshwright.planner.launch.launch_script import Program
@@ -64,9 +65,15 @@ fi
 def megatron_args(launch: Launch) -> list[str]:
     """Arguments of pretrain_gpt.py: architecture, parallelism, batch, precision, recomputation.
 
-    Left to the caller: data, tokenizer, learning rate, length of training, checkpoints.
+    Left to the caller: data, tokenizer, learning rate, length of training, checkpoints. Raises
+    InfeasibleError for Transformer Engine's loss.
     """
     inputs = launch.inputs
+    if launch.execution.te_loss:
+        raise InfeasibleError(
+            "Megatron-LM's arguments refuse Transformer Engine's cross entropy, which the plan was allowed: "
+            "launch it with --target bridge, or plan without --allow te-loss."
+        )
     flags: Flags = {"--use-mcore-models": True}
     flags |= model_flags(inputs.model, inputs.seq_len)
     flags |= _degree_flags(launch)
@@ -246,6 +253,7 @@ def _optimizer_flags(launch: Launch) -> Flags:
     layout, optimizer = launch.layout, launch.inputs.optimizer
     sharded = layout.zero_stage >= 1
     flags: Flags = {"--optimizer": optimizer, "--use-distributed-optimizer": sharded}
+    flags |= _numeric_flags(launch)
     if layout.zero_stage >= 2:
         strategy = "optim_grads" if layout.zero_stage == 2 else "optim_grads_params"
         flags["--use-megatron-fsdp"] = True
@@ -256,4 +264,19 @@ def _optimizer_flags(launch: Launch) -> Flags:
     flags["--overlap-grad-reduce"] = overlaps
     # Megatron's other optimizers gather parameters by layer, on their own.
     flags["--overlap-param-gather"] = overlaps and sharded and optimizer != "muon"
+    return flags
+
+
+def _numeric_flags(launch: Launch) -> Flags:
+    """Flags of the types of gradients, moments and parameters."""
+    execution, precision = launch.execution, launch.inputs.precision
+    flags: Flags = {"--grad-reduce-in-bf16": execution.gradient_dtype == "bf16"}
+    if execution.moment_dtype == "bf16":
+        flags["--use-precision-aware-optimizer"] = True
+        flags["--exp-avg-dtype"] = "bf16"
+        flags["--exp-avg-sq-dtype"] = "bf16"
+    if execution.fp8_params:
+        flags["--fp4-param-gather" if precision == "nvfp4" else "--fp8-param-gather"] = True
+        # MXFP8 is gathered at 16 bits, in the place of the gradients.
+        flags["--reuse-grad-buf-for-mxfp8-param-ag"] = precision == "mxfp8"
     return flags

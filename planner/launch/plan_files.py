@@ -57,7 +57,7 @@ def plan_files(plan: Plan, target: str | None = None) -> dict[str, str]:
     plan
         A plan with a layout.
     target
-        One of `TARGETS`; the plan's own framework by default.
+        One of `TARGETS`; by default the plan's own framework, or its recipes where only they can say it.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def plan_files(plan: Plan, target: str | None = None) -> dict[str, str]:
         An unknown target.
     """
     planned_layout(plan)
-    target = target or plan.inputs.framework
+    target = target or _own_target(plan)
     if target not in TARGETS:
         raise InputError("unknown target", where="--target", value=target, allowed=TARGETS)
     files = {"plan.yaml": plan_text(plan)}
@@ -79,6 +79,13 @@ def plan_files(plan: Plan, target: str | None = None) -> dict[str, str]:
     if target in _SCHEDULERS:
         files |= _SCHEDULERS[target](plan)
     return files | mapping_files(plan, writer.framework) | _long_rank_list(plan)
+
+
+def _own_target(plan: Plan) -> str:
+    """The target of a plan that names none."""
+    execution = plan.execution
+    only_bridge = execution is not None and execution.te_loss
+    return "bridge" if only_bridge else plan.inputs.framework
 
 
 def _long_rank_list(plan: Plan) -> dict[str, str]:

@@ -23,6 +23,7 @@ from meshwright.planner.plan.document import (
 from meshwright.planner.plan.execution_document import execution_document
 from meshwright.planner.plan.idle import idle_document
 from meshwright.planner.plan.infeasible_document import Infeasible
+from meshwright.planner.plan.memory_risk import memory_risk_document
 from meshwright.planner.plan.placement import group_placement
 from meshwright.planner.plan.solver_document import (
     ProofReport,
@@ -93,6 +94,7 @@ def plan_from_outcome(
             if request.expert_loads is not None
             else None,
             "idle": idle,
+            "memory_risk": memory_risk_document(request, predicted),
             "binding": [
                 *bindings(request, workload, best, predicted),
                 *cut_binding(workload, best),

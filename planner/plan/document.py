@@ -106,6 +106,47 @@ class Robustness(BaseModel):
     scenarios: list[Scenario]
 
 
+class MemoryRisk(BaseModel):
+    """How likely the plan is not to fit, by measured errors of predicted memory, and what safety costs."""
+
+    model_config = _DOC
+
+    asked: float
+    """At most this share; 0.5 takes the prediction as it stands."""
+    remains: float
+    """Share of measured errors with which the fullest GPU would not hold its peak."""
+    room_gib: float
+    """What a GPU has for the peak, without a margin."""
+    step_time_s_without: float | None = None
+    """Of the fastest layout that fits by the prediction as it stands; null where it was not searched for."""
+    cost: float | None = None
+    """Share by which the plan is slower than that."""
+    proven: bool = False
+    """Whether no layout that fits by the prediction as it stands is faster than `step_time_s_without`."""
+
+
+class Expected(BaseModel):
+    """The mean step time over scenarios of the constants, and what planning for the nominal ones costs."""
+
+    model_config = _DOC
+
+    scenarios: int
+    step_time_s: float
+    """Least mean of a plan that was found."""
+    lower_bound_s: float
+    """No plan has a lower mean: the mean of the scenarios' own optima."""
+    gap: float
+    nominal_step_time_s: float
+    """Mean of the plan that is fastest with the nominal constants."""
+    regret: float | None
+    """Of that plan, against knowing the constants: its mean over the bound, less 1."""
+    same_as_nominal: bool
+    winners: int
+    """Different plans that win a scenario."""
+    chosen: str
+    """Degrees of the plan of the least mean."""
+
+
 class Plan(BaseModel):
     """One plan: a layout with its proof and its reasons, or the reason why there is none."""
 
@@ -129,10 +170,13 @@ class Plan(BaseModel):
     infeasible: Infeasible | None = None
     warnings: list[str] = Field(default_factory=list)
     alternatives: list[dict[str, object]] = Field(default_factory=list)
+    memory_risk: MemoryRisk | None = None
     robustness: Robustness | None = None
     """Left out where many plans are made at once."""
     baseline: BaselineDoc | None = None
     """Against what is run today, where that was given."""
+    expected: Expected | None = None
+    """With a calibration; left out where many plans are made at once for the nominal constants."""
     solver: SolverReport
     inputs: PlanInputs
     digest: str | None = None

@@ -7,7 +7,12 @@ from dataclasses import asdict
 from pydantic import BaseModel, ConfigDict
 
 from meshwright.costmodel.execution import Execution
-from meshwright.costmodel.execution_names import ContextExchange, Dispatcher, GraphScope
+from meshwright.costmodel.execution_names import (
+    ContextExchange,
+    Dispatcher,
+    GraphScope,
+    StateType,
+)
 
 _DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -24,6 +29,10 @@ class ExecutionDoc(BaseModel):
     pp_overlap: bool = False
     cuda_graph: GraphScope = "none"
     cp_comm: ContextExchange = "p2p"
+    gradient_dtype: StateType | None = None
+    moment_dtype: StateType = "fp32"
+    fp8_params: bool = False
+    te_loss: bool | None = None
 
 
 class ExecutionChoice(BaseModel):

@@ -11,10 +11,11 @@ from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.mapping.choice.pricing import MappedPricing
-from meshwright.planner.plan.assemble import plan_from_outcome
+from meshwright.planner.plan.assemble import plan_from_outcome, predict
 from meshwright.planner.plan.choices import with_choices
 from meshwright.planner.plan.digest import with_digest
-from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.document import Expected, Plan
+from meshwright.planner.plan.expected import SCENARIOS, expectation, is_quick
 from meshwright.planner.plan.infeasible import explain_infeasible
 from meshwright.planner.plan.nodes import decide_on_nodes
 from meshwright.planner.plan.robustness import with_robustness
@@ -61,7 +62,7 @@ def make_plan(
     InternalError
         If the plan fails its own verification: a fault of the planner.
     """
-    plan = fastest_plan(request, progress)
+    plan = fastest_plan(request, progress, hedged=robustness)
     # On the nodes that were chosen.
     request = replace(request, cluster=plan.inputs.cluster, gpus=plan.inputs.gpus)
     if choices:
@@ -70,15 +71,20 @@ def make_plan(
     return with_digest(plan)
 
 
-def fastest_plan(request: PlanRequest, progress: Progress | None = None) -> Plan:
+def fastest_plan(
+    request: PlanRequest, progress: Progress | None = None, *, hedged: bool = False
+) -> Plan:
     """The fastest plan for a request, verified; or the reason why there is none. Parameters and errors are
-    those of `make_plan`.
+    those of `make_plan`. `hedged` says of a calibrated plan how it does over the posterior.
     """
     began = time.monotonic()
     decision = decide_on_nodes(request, lambda searched: _searched(searched, progress))
     request, settled = decision.request, decision.settled
     space = space_of(request)
     outcome = _with_least_traffic(request, settled.outcome)
+    expected = None
+    if outcome.best and (request.objective == "expected" or (hedged and is_quick(outcome))):
+        outcome, expected = _over_posterior(request, outcome)
     infeasible = (
         explain_infeasible(request, space.workload) if outcome.status == "infeasible" else None
     )
@@ -86,10 +92,26 @@ def fastest_plan(request: PlanRequest, progress: Progress | None = None) -> Plan
     plan = plan_from_outcome(
         request, outcome, space, wall_s, infeasible=infeasible, full=settled.full
     )
-    if decision.note is not None:
-        plan = plan.model_copy(update={"warnings": [*plan.warnings, decision.note]})
+    notes = [] if decision.note is None else [decision.note]
+    plan = plan.model_copy(update={"expected": expected, "warnings": [*plan.warnings, *notes]})
     verify(request, plan)
     return plan
+
+
+def _over_posterior(request: PlanRequest, outcome: Outcome) -> tuple[Outcome, Expected | None]:
+    """With a calibration, what its posterior says; the outcome is changed if that is the objective."""
+    if request.calibration is None:
+        return outcome, None
+    scenarios = request.calibration.scenarios(SCENARIOS, request.seed)
+    expected = expectation(request, outcome, _searched_again, scenarios)
+    if request.objective == "nominal" or expected.document.same_as_nominal:
+        return outcome, expected.document
+    workload = request.workload(expected.chosen.execution).on(int(expected.chosen.layout.gpus))
+    nominal_s = predict(workload, expected.chosen).step_time_s
+    chosen = replace(expected.chosen, step_time_s=nominal_s)
+    others = tuple(plan for plan in outcome.best if plan.step_time_s >= nominal_s)
+    changed = replace(outcome, status="feasible", best=(chosen, *others))
+    return changed, expected.document
 
 
 def pricing_of(workload: Workload) -> CostModelPricing:

@@ -18,7 +18,7 @@ from meshwright.cluster_specs.allocation import first_gpus
 from meshwright.cluster_specs.fabric import is_irregular
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.constants.calibrated import peak_memory_band, step_time_band
-from meshwright.costmodel.constants.measured import ErrorBand
+from meshwright.costmodel.constants.measured import POINT_ESTIMATE, ErrorBand
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.memory.footprint import hbm_gib_for, usable_hbm_gib
@@ -26,6 +26,7 @@ from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.plan.assemble import alternative
 from meshwright.planner.plan.document import Plan, Robustness, Scenario
 from meshwright.planner.plan.execution_document import execution_of
+from meshwright.planner.plan.memory_risk import with_cost_of_safety
 from meshwright.planner.plan.placement import plan_placement
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import layout_from_document
@@ -50,6 +51,7 @@ class RobustnessParams:
 
 
 PARAMS = RobustnessParams()
+_ROUNDING = 1e-9
 _RATES = (
     "peak_bf16_tflops",
     "peak_fp16_tflops",
@@ -67,6 +69,11 @@ class Change:
     factor: float
     cluster: ClusterSpec
     memory: bool = False
+
+    def applied(self, request: PlanRequest) -> PlanRequest:
+        """The request on the changed cluster; a known error of memory needs no margin for unknown ones."""
+        risk = POINT_ESTIMATE if self.memory else request.memory_risk
+        return replace(request, cluster=self.cluster, memory_risk=risk)
 
     @property
     def words(self) -> str:
@@ -86,6 +93,11 @@ def with_robustness(request: PlanRequest, plan: Plan) -> Plan:
     workload = request.workload()
     band, memory = step_time_band(workload), peak_memory_band(workload)
     began = time.monotonic()
+
+    def searched(wanted: PlanRequest) -> Outcome:
+        return _searched_again(wanted, plan, _left_s(request, plan, time.monotonic() - began))
+
+    plan = with_cost_of_safety(request, plan, None if _too_long(request, plan) else searched)
     scenarios = []
     for change in changes(request, band, memory):
         left_s = _left_s(request, plan, time.monotonic() - began)
@@ -131,8 +143,8 @@ def changes(request: PlanRequest, band: ErrorBand, memory: ErrorBand) -> Iterato
                     factor=factor,
                     cluster=cluster.model_copy(update={"levels": levels}),
                 )
+    workload = replace(request, memory_risk=POINT_ESTIMATE).workload()
     for factor in (memory.high, memory.low):
-        workload = request.workload()
         hbm_gib = hbm_gib_for(workload, usable_hbm_gib(workload) / factor)
         yield Change(
             what="memory",
@@ -165,9 +177,9 @@ def _left_s(request: PlanRequest, plan: Plan, spent_s: float) -> float | None:
 
 
 def _scenario(request: PlanRequest, plan: Plan, change: Change, left_s: float | None) -> Scenario:
-    changed = replace(request, cluster=change.cluster, top_k=1)
+    changed = replace(change.applied(request), top_k=1)
     now_s = step_as_it_stands_s(request, plan, change)
-    bound_s = _monotone_bound_s(plan, change)
+    bound_s = _monotone_bound_s(request, plan, change)
     best_s, winner, searched = now_s, None, False
     settled = now_s is not None and bound_s >= now_s * (1 - PARAMS.same)
     if not settled and not _too_long(request, plan):
@@ -193,22 +205,22 @@ def step_as_it_stands_s(request: PlanRequest, plan: Plan, change: Change) -> flo
     """The step of the plan under a change, nothing in it moved; None where it no longer fits."""
     assert plan.layout is not None
     layout = layout_from_document(plan.layout)
-    changed = replace(request, cluster=change.cluster)
-    workload = changed.workload(execution_of(plan.execution)).on(int(layout.gpus))
+    workload = change.applied(request).workload(execution_of(plan.execution)).on(int(layout.gpus))
     stages, placement = plan_placement(workload, layout, plan)
     if max(stage_memory_gib(workload, layout, stages)) > usable_hbm_gib(workload):
         return None
     return float(np.asarray(estimate_layout(workload, layout, placement, stages).step_time_s))
 
 
-def _monotone_bound_s(plan: Plan, change: Change) -> float:
+def _monotone_bound_s(request: PlanRequest, plan: Plan, change: Change) -> float:
     """Nothing is faster than before on slower parts or in less memory, nor by more than `factor` on faster
-    ones; with more memory nothing is known.
+    ones; with more memory than the plan was given nothing is known.
     """
     bound_s = plan.objective.lower_bound_s or 0.0
-    if change.factor >= 1:
-        return bound_s
-    return 0.0 if change.memory else bound_s * change.factor
+    if change.memory:
+        margin = request.workload().memory_margin
+        return bound_s if change.factor >= margin * (1 - _ROUNDING) else 0.0
+    return bound_s if change.factor >= 1 else bound_s * change.factor
 
 
 def _too_long(request: PlanRequest, plan: Plan) -> bool:

@@ -44,8 +44,9 @@ def plan_view(plan: Plan) -> View:
     if plan.predicted is not None:
         view += prediction_view(plan.predicted, workload_of_plan(plan))
         view += grades_view(plan)
-    view += [*binding_view(plan.binding), *robustness_view(plan), *alternatives_view(plan)]
-    return [*view, *proof_view(plan)]
+    view += [*binding_view(plan.binding), *memory_risk_view(plan)]
+    view += [*robustness_view(plan), *expected_view(plan)]
+    return [*view, *alternatives_view(plan), *proof_view(plan)]
 
 
 def grades_view(plan: Plan) -> View:
@@ -135,6 +136,47 @@ def binding_view(binding: Sequence[Binding]) -> View:
     }
     rows = [[getattr(item, name) for name in columns] for item in binding]
     return [Heading("What holds the plan back"), Table(list(columns.values()), rows)]
+
+
+def memory_risk_view(plan: Plan) -> View:
+    """How likely the plan is not to fit, and what its margin costs."""
+    risk = plan.memory_risk
+    if risk is None:
+        return []
+    text = (
+        f"memory risk: {percent(risk.remains, 1)} of measured errors would not fit into the "
+        f"{risk.room_gib:.1f} GiB of a GPU, asked for at most {percent(risk.asked)}"
+    )
+    if risk.cost is not None and risk.step_time_s_without is not None:
+        without = seconds(risk.step_time_s_without)
+        costs = "costs nothing"
+        if risk.cost > 0:
+            costs = f"costs {percent(risk.cost, 2)} of the step ({without} without)"
+        text += f"; the safety {costs}"
+    return [line(text)]
+
+
+def expected_view(plan: Plan) -> View:
+    """How the plan does over the posterior of a calibration, and whether another does better on average."""
+    expected = plan.expected
+    if expected is None:
+        return []
+    head = f"Over {expected.scenarios} samples of your constants: {seconds(expected.step_time_s)} on average"
+    bound = (
+        f"no plan averages below {seconds(expected.lower_bound_s)} (gap {percent(expected.gap, 2)})"
+    )
+    lines = [line(bound)]
+    if expected.regret is not None:
+        words = "the fastest plan by the nominal constants loses at most"
+        lines.append(line(f"{words} {percent(expected.regret, 2)} to knowing them"))
+    if not expected.same_as_nominal:
+        words = (
+            "Chosen for its mean"
+            if plan.inputs.objective == "expected"
+            else "--objective expected chooses"
+        )
+        lines.append(line(f"{words}: {expected.chosen}"))
+    return [Heading(head), *lines]
 
 
 def robustness_view(plan: Plan) -> View:

@@ -11,7 +11,7 @@ from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.execution_names import DISPATCHERS
 from meshwright.errors import InputError, listed, near_miss, shown
-from meshwright.frameworks.catalog import planned
+from meshwright.frameworks.catalog import RECORDS, planned
 from meshwright.frameworks.record import Framework, TokenDispatcher
 from meshwright.model_specs.schema import ModelSpec
 
@@ -36,6 +36,9 @@ WITHOUT = (
 )
 """What a user may lack, or not want."""
 
+ALLOW = tuple(dict.fromkeys(name for record in RECORDS for name in record.numerics))
+"""What changes the numbers of a run, so that a plan chooses it only where it is allowed."""
+
 PLAIN: Mapping[str, object] = {
     "moe_dispatch": "alltoall",
     "ep_overlap": False,
@@ -57,6 +60,8 @@ class ExecutionOptions:
     cp_comm: tuple[Any, ...]
     dp_overlap: bool
     pp_overlap: bool
+    numerics: Mapping[str, Any]
+    """Types of gradients, states and parameters, and the loss: what is allowed is never worse, so chosen."""
 
     def executions(self) -> tuple[Execution, ...]:
         """Every combination, the plainest first."""
@@ -66,6 +71,7 @@ class ExecutionOptions:
                 **dict(zip(names, values, strict=True)),
                 dp_overlap=self.dp_overlap,
                 pp_overlap=self.pp_overlap,
+                **self.numerics,
             )
             for values in product(*(getattr(self, name) for name in names))
         )
@@ -77,7 +83,10 @@ def execution_options(
     cluster: ClusterSpec,
     *,
     pins: Mapping[str, int | str],
-    without: tuple[str, ...],
+    without: tuple[str, ...] = (),
+    allow: tuple[str, ...] = (),
+    precision: str = "bf16",
+    optimizer: str = "adam",
 ) -> ExecutionOptions:
     """What the search may choose.
 
@@ -113,7 +122,35 @@ def execution_options(
     if "moe_dispatch" not in pins and len(dispatchers) > 1:
         captured = "full" in chosen["cuda_graph"]
         chosen["moe_dispatch"] = ("alltoall", dispatchers[-1 if captured else 0])
-    return ExecutionOptions(dp_overlap="dp" in hidden, pp_overlap="pp" in hidden, **chosen)
+    return ExecutionOptions(
+        dp_overlap="dp" in hidden,
+        pp_overlap="pp" in hidden,
+        numerics=_numerics(framework, pins, allow, precision, optimizer),
+        **chosen,
+    )
+
+
+def _numerics(
+    framework: Framework,
+    pins: Mapping[str, int | str],
+    allow: tuple[str, ...],
+    precision: str,
+    optimizer: str,
+) -> dict[str, Any]:
+    """Types of what is kept and reduced: the narrowest that the framework has and the request allows."""
+    names = [name for name in planned(framework.numerics) if name in allow]
+    sharded = pins.get("zero_stage") != 0
+    narrow = precision not in ("bf16", "fp16")
+    if not framework.numerics:
+        return {}
+    return {
+        "gradient_dtype": "bf16" if "bf16-grads" in names else "fp32",
+        "moment_dtype": (
+            "bf16" if "bf16-moments" in names and optimizer == "adam" and sharded else "fp32"
+        ),
+        "fp8_params": "fp8-params" in names and narrow and sharded,
+        "te_loss": "te-loss" in names,
+    }
 
 
 def _graphs(framework: Framework, without: tuple[str, ...]) -> tuple[str, ...]:
@@ -161,19 +198,29 @@ def _word(option: object) -> str:
 
 def parse_without(texts: Iterable[str]) -> tuple[str, ...]:
     """Comma-separated names to do without, checked and without repeats."""
-    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
+    return _parsed(texts, "without", WITHOUT)
+
+
+def parse_allow(texts: Iterable[str]) -> tuple[str, ...]:
+    """Comma-separated names that are allowed, checked and without repeats; `all` stands for each."""
+    names = _parsed(texts, "allow", (*ALLOW, "all"))
+    return ALLOW if "all" in names else names
+
+
+def check_names(option: str, names: Iterable[str], allowed: tuple[str, ...]) -> None:
+    """Raises InputError for a name of an option that is not allowed."""
     for name in names:
-        check_without(name)
+        if name not in allowed:
+            raise InputError(
+                "is not known",
+                where=option,
+                value=name,
+                did_you_mean=near_miss(name, allowed),
+                allowed=allowed,
+            )
+
+
+def _parsed(texts: Iterable[str], option: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
+    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
+    check_names(option, names, allowed)
     return tuple(dict.fromkeys(names))
-
-
-def check_without(name: str) -> None:
-    """Raises InputError for a name that is not in `WITHOUT`."""
-    if name not in WITHOUT:
-        raise InputError(
-            "is not known",
-            where="without",
-            value=name,
-            did_you_mean=near_miss(name, WITHOUT),
-            allowed=WITHOUT,
-        )

@@ -39,6 +39,9 @@ class PlanInputs(BaseModel):
     optimizer: Literal["adam", "sgd", "muon"] = "adam"
     framework: FrameworkName = DEFAULT_FRAMEWORK
     reserve_gib: Annotated[float, Field(ge=0, le=10_000)] = 0.0
+    memory_risk: Annotated[float, Field(ge=1e-6, le=0.5)] = 0.5
+    """Share of measured errors of memory with which the plan may not fit; plans that do not say took the
+    prediction as it stands."""
     pins: dict[str, int | str] = Field(default_factory=dict)
     forbids: tuple[str, ...] = ()
     expert_imbalance_by_ep: tuple[tuple[Degree, Annotated[float, Field(ge=1, le=1e6)]], ...] = ()
@@ -49,8 +52,11 @@ class PlanInputs(BaseModel):
     """Measured blocks that a token touches: degree, equal blocks of the expert group, of them touched."""
     without: tuple[str, ...] = ()
     """Software that is not there, or not wanted."""
+    allow: tuple[str, ...] = ()
+    """What may change the numbers of the run."""
     calibration: Calibration | None = None
     """What the user's own runs say of the constants; None for the shipped ones."""
+    objective: Literal["nominal", "expected"] = "nominal"
 
     @model_validator(mode="before")
     @classmethod

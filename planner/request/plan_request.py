@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.constants.calibrated import peak_memory_band
 from meshwright.costmodel.constants.calibration import Calibration
+from meshwright.costmodel.constants.measured import POINT_ESTIMATE, memory_margin
 from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.pipeline.schedules import SCHEDULE_NAMES
 from meshwright.costmodel.workload import Workload
@@ -20,13 +22,21 @@ from meshwright.frameworks.catalog import (
 from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.executions import (
+    ALLOW,
     EXECUTION_PINS,
+    WITHOUT,
     ExecutionOptions,
-    check_without,
+    check_names,
     execution_options,
 )
 from meshwright.planner.request.inputs import PlanInputs, Precision
-from meshwright.planner.request.names import METHODS, OPTIMIZERS, PRECISIONS
+from meshwright.planner.request.names import (
+    DEFAULT_MEMORY_RISK,
+    METHODS,
+    OBJECTIVES,
+    OPTIMIZERS,
+    PRECISIONS,
+)
 
 if TYPE_CHECKING:
     from meshwright.planner.experts.training import ExpertLoads
@@ -76,6 +86,9 @@ class PlanRequest:
     """Choices that are excluded: any of `FORBIDS`."""
     reserve_gib: float = 0.0
     """HBM that the plan must leave free."""
+    memory_risk: float = DEFAULT_MEMORY_RISK
+    """Share of measured errors of memory with which the plan may not fit; 0.5 takes the prediction as it
+    stands."""
     expert_imbalance: float = 1.0
     """Load of the busiest expert-parallel rank over the mean."""
     expert_loads: ExpertLoads | None = None
@@ -86,8 +99,12 @@ class PlanRequest:
     """Blocks that a token touches by degree and blocks of the expert group, where a trace was given."""
     without: tuple[str, ...] = ()
     """Software that is not there, or not wanted: any of `executions.WITHOUT`."""
+    allow: tuple[str, ...] = ()
+    """What may change the numbers of the run: any of `executions.ALLOW`."""
     calibration: Calibration | None = None
     """What the user's own runs say of the constants."""
+    objective: str = "nominal"
+    """The step time with the nominal constants, or its mean over the posterior of a calibration."""
     method: str = "cp-sat"
     top_k: int = 1
     """How many of the best layouts to prove and report, the plan included."""
@@ -105,6 +122,7 @@ class PlanRequest:
         _within("global_batch", self.global_batch, 1, 10_000_000, "sequences per step")
         _within("seq_len", self.seq_len, 1, 16_777_216, "tokens per sequence")
         _within("reserve_gib", self.reserve_gib, 0, 10_000, "GiB")
+        _within("memory_risk", self.memory_risk, 1e-6, POINT_ESTIMATE, "share of runs")
         _within("expert_imbalance", self.expert_imbalance, 1, 1000, "busiest over mean load")
         _within("top_k", self.top_k, 1, 1000, "layouts")
         _within("seed", self.seed, 0, 2**31 - 1, "the solver's random seed")
@@ -114,13 +132,17 @@ class PlanRequest:
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
         _one_of("framework", self.framework, FRAMEWORK_NAMES)
         _one_of("method", self.method, METHODS)
+        _one_of("objective", self.objective, OBJECTIVES)
+        if self.objective == "expected" and self.calibration is None:
+            what = "is over the posterior of a calibration: give one with --calibration"
+            raise InputError(what, where="objective", value=self.objective)
         if self.expert_loads is not None:
             object.__setattr__(self, "expert_imbalance_by_ep", self.expert_loads.by_ep())
             object.__setattr__(self, "expert_copies_by_ep", self.expert_loads.copies_by_ep())
         for name in self.forbids:
             _one_of("forbid", name, FORBIDS)
-        for name in self.without:
-            check_without(name)
+        check_names("without", self.without, WITHOUT)
+        check_names("allow", self.allow, ALLOW)
         object.__setattr__(
             self, "pins", {name: _pin(name, value) for name, value in self.pins.items()}
         )
@@ -136,6 +158,9 @@ class PlanRequest:
             self.cluster,
             pins=self.pins,
             without=self.without,
+            allow=self.allow,
+            precision=self.precision,
+            optimizer=self.optimizer,
         )
 
     @property
@@ -165,6 +190,8 @@ class PlanRequest:
             reserve_gib=self.reserve_gib,
             calibration=self.calibration,
         )
+        margin = memory_margin(self.memory_risk, peak_memory_band(workload))
+        workload = replace(workload, memory_margin=margin)
         return (execution or self.plainest).applied(workload)
 
     def inputs(self) -> PlanInputs:
@@ -180,12 +207,15 @@ class PlanRequest:
                 "optimizer": self.optimizer,
                 "framework": cast("FrameworkName", self.framework),
                 "reserve_gib": self.reserve_gib,
+                "memory_risk": self.memory_risk,
                 "pins": dict(self.pins),
                 "forbids": self.forbids,
                 "expert_imbalance_by_ep": self.expert_imbalance_by_ep,
                 "expert_copies_by_ep": self.expert_copies_by_ep,
                 "without": self.without,
+                "allow": self.allow,
                 "calibration": self.calibration,
+                "objective": self.objective,
             }
         )
 

@@ -18,7 +18,7 @@ from meshwright.errors import InputError
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.calibration_file import read_calibration
-from meshwright.planner.request.executions import parse_without
+from meshwright.planner.request.executions import parse_allow, parse_without
 from meshwright.planner.request.plan_request import PlanRequest, parse_forbids, parse_pins
 
 
@@ -30,6 +30,7 @@ def read_request(
     pin: Mapping[str, int | str] | str = "",
     forbid: Iterable[str] | str = (),
     without: Iterable[str] | str = (),
+    allow: Iterable[str] | str = (),
     moe_dispatch: str | None = None,
     expert_loads: Path | None = None,
     calibration: str | PathLike[str] | Calibration | None = None,
@@ -48,6 +49,8 @@ def read_request(
         `cp,full-recompute`, or several such texts.
     without
         `deepep,cuda-graph`, or several such texts: software that is not there.
+    allow
+        `bf16-grads,fp8-params`, `all`, or several such texts: what may change the numbers of the run.
     moe_dispatch
         The dispatcher, as a pin; chosen when None.
     expert_loads
@@ -83,6 +86,7 @@ def read_request(
         calibration=read_calibration(calibration),
         pins=pins,
         without=parse_without([without] if isinstance(without, str) else without),
+        allow=parse_allow([allow] if isinstance(allow, str) else allow),
         forbids=parse_forbids([forbid] if isinstance(forbid, str) else forbid),
         **options,
     )

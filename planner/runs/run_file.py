@@ -29,8 +29,10 @@ from meshwright.planner.runs.run_settings import (
     run_layout,
     software_profile,
     stages_of,
+    with_whole_domains,
 )
 from meshwright.planner.runs.run_terms import (
+    GRADIENT_BYTES,
     attention_kernel_kind,
     cp_comm_kind,
     cuda_graph_kind,
@@ -171,6 +173,8 @@ def _run(
     layout, layout_remarks = run_layout(settings, model, dp, published=published)
     stages, stage_remarks = stages_of(settings, model)
     check_shard_group(settings, dp)
+    if published:
+        cluster = with_whole_domains(cluster, gpus)
     profile, profile_remarks = software_profile(
         settings, published=published, calibration=calibration
     )
@@ -190,8 +194,11 @@ def _run(
         attention_kernel=settings.attention_kernel or attention_kernel_kind(kernel_words),
         shard_group=settings.shard_group or shard_group_size(settings.recipe.get("zero1_group")),
         gradient_bytes=gradient_bytes_of(gradient_words),
+        fp8_attention=recipe_switch(settings.recipe, "fp8_attention") is True,
+        moment_bytes=GRADIENT_BYTES[settings.moment_dtype],
         fused_norm=recipe_switch(settings.recipe, "fused_rmsnorm"),
-        fp8_parameters=recipe_switch(settings.recipe, "fp8_param_gather"),
+        fp8_parameters=_fp8_parameters(settings),
+        fused_loss=settings.fused_loss,
         flushes=settings.flushes,
         calibration=calibration,
     )
@@ -208,6 +215,13 @@ def _run(
         remarks=(*remarks, *layout_remarks, *stage_remarks, *profile_remarks, *_plain_remarks(doc)),
         framework_words=settings.framework,
     )
+
+
+def _fp8_parameters(settings: SettingsDoc) -> bool | None:
+    """Whether parameters live in FP8, from the run or the flags of its recipe; None where neither says."""
+    if settings.fp8_params is not None:
+        return settings.fp8_params
+    return recipe_switch(settings.recipe, "fp8_param_gather")
 
 
 def _named_rows(path: Path) -> list[tuple[str, object]]:

@@ -145,6 +145,19 @@ class SettingsDoc(BaseModel):
         description="Type in which gradients are kept and reduced; the software stack's where absent. That "
         "they are not reduced beside the backward pass is overlap.dp: false.",
     )
+    moment_dtype: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="Type of the optimizer's moments."
+    )
+    fp8_params: Flag | None = Field(
+        default=None,
+        description="Whether parameters are kept and gathered at the run's narrow precision, without a "
+        "16-bit copy (Megatron's --fp8-param-gather); the software stack's where absent.",
+    )
+    fused_loss: Flag | None = Field(
+        default=None,
+        description="Whether cross entropy is Transformer Engine's one kernel over 16-bit logits; the "
+        "software stack's where absent.",
+    )
     flushes: Degree = Field(
         default=1,
         description="Times that the pipeline fills and drains in a step, for instance once a local batch.",

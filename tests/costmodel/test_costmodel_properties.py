@@ -15,6 +15,7 @@ from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec, FabricLevelSpec
 from meshwright.costmodel import step_time as step_time_module
 from meshwright.costmodel.constants.rates import Constants, constants_for
+from meshwright.costmodel.data_parallel import DataParallelTraffic
 from meshwright.costmodel.estimate import estimate_layout, layer_costs
 from meshwright.costmodel.layout import AXES, Layout, Placement, Recompute
 from meshwright.costmodel.memory.footprint import peak_memory_gib, stage_memory_gib
@@ -297,10 +298,14 @@ def test_bound_only_grows_with_the_load_of_the_ranks(data: st.DataObject) -> Non
     constants = replace(case.constants, framework=framework)
     context = make_context(case.workload, case.layout, case.placement, constants)
     pp, traffic_s = int(case.layout.pp), data.draw(st.floats(1e-3, 10.0))
+    tail_share = data.draw(share)
 
     def seconds(busiest_s: float, whole_s: float) -> float:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(step_time_module, "_data_parallel_s", lambda c, dense, expert: traffic_s)
+            traffic = DataParallelTraffic(traffic_s, tail_share * traffic_s)
+            patch.setattr(
+                step_time_module, "data_parallel_traffic", lambda c, dense, expert: traffic
+            )
             patch.setattr(
                 step_time_module, "even_layout_load", lambda c, times: (busiest_s, whole_s)
             )

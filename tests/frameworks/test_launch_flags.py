@@ -29,6 +29,9 @@ EXECUTIONS = tuple(
         {"ep_overlap": True},
         {"cuda_graph": "partial"},
         {"cuda_graph": "full"},
+        {"gradient_dtype": "bf16", "moment_dtype": "bf16"},
+        {"fp8_params": True},
+        {"te_loss": True},
         {"cp_comm": "a2a"},
     )
 )

@@ -91,9 +91,13 @@ def ask_bridge(case: dict[str, Any]) -> dict[str, Any]:
         (Path(case["dir"]) / "bridge_overrides.json").read_text(encoding="utf-8")
     )
     known: dict[str, Any] = {section: dict.fromkeys(names) for section, names in sections().items()}
+    by_fields = any(override.startswith("mixed_precision.") for override in overrides)
+    named = any(override.startswith("mixed_precision=") for override in overrides)
+    precision = own_fields("training/mixed_precision.py", "MixedPrecisionConfig")
+    known["mixed_precision"] = dict.fromkeys(precision) if by_fields else None
     # The parser refuses fields that the configuration does not have.
-    read = parse_hydra_overrides(OmegaConf.create(known | {"mixed_precision": None}), overrides)
-    if read.mixed_precision not in recipes():
+    read = parse_hydra_overrides(OmegaConf.create(known), overrides)
+    if named and read.mixed_precision not in recipes():
         raise ValueError(f"{read.mixed_precision} is no mixed precision of Bridge")
     model = read.model
     answer = {

@@ -18,6 +18,7 @@ from meshwright.documents.validation import validation_message
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.model_specs.catalog import catalog_names
+from meshwright.planner.request.names import DEFAULT_MEMORY_RISK
 
 MOST_JOBS = 100_000
 LONGEST_NAME = 120
@@ -53,11 +54,17 @@ class JobDoc(BaseModel):
     """`cp,full-recompute`, or a list."""
     without: str | tuple[str, ...] = ()
     """Software that is not there: `deepep,cuda-graph`, or a list."""
+    allow: str | tuple[str, ...] = ()
+    """What may change the numbers of the run: `bf16-grads,fp8-params`, `all`, or a list."""
     moe_dispatch: str | None = None
     """Pins the dispatcher of tokens."""
     calibration: Text | None = None
     """A stack file that `meshwright calibrate` wrote; a relative path starts at the jobs file."""
+    objective: str = "nominal"
+    """Or `expected`: the mean over the posterior of the calibration."""
     reserve_gib: Annotated[float, Field(ge=0, le=10_000)] = 0.0
+    memory_risk: Annotated[float, Field(ge=1e-6, le=0.5)] = DEFAULT_MEMORY_RISK
+    """Share of measured errors of memory with which the plan may not fit."""
     method: str = "cp-sat"
     top: Annotated[int, Field(ge=1, le=1000)] = 1
     time_limit: Annotated[float, Field(ge=0, le=31_536_000)] | None = None

@@ -86,7 +86,7 @@ def calibrate_runs(
     if framework is None:
         framework = _nearest(measured, words, device)
         notes.append(f"framework {words!r} is not known: the stack begins from {framework}")
-    evidence = Evidence(measured, _draft(name or words, framework, device), benchmarks)
+    evidence = Evidence(measured, draft_stack(name or words, framework, device), benchmarks)
     fitted = fit(evidence.goal(), np.zeros(len(NAMES)))
     rows = _row_errors(evidence, fitted)
     calibration = _finished(evidence, fitted, rows)
@@ -130,7 +130,18 @@ def _profile(like: str | None, words: str) -> str | None:
     return None if stack is None else stack.name
 
 
-def _draft(name: str, framework: str, device: str) -> Calibration:
+def draft_stack(name: str, framework: str, device: str) -> Calibration:
+    """A stack of which no run was measured yet: every factor leaves things as they are.
+
+    Parameters
+    ----------
+    name, framework, device : str
+        As in a `Calibration`.
+
+    Returns
+    -------
+    Calibration
+    """
     size = len(NAMES)
     return Calibration(
         name=name,
@@ -150,7 +161,7 @@ def _nearest(runs: Sequence[Run], words: str, device: str) -> str:
     zero = np.zeros(len(NAMES))
     best = (math.inf, "")
     for framework in STACK_NAMES:
-        goal = Evidence(some, _draft(words, framework, device)).goal()
+        goal = Evidence(some, draft_stack(words, framework, device)).goal()
         errors, slopes = goal.errors(zero), goal.slopes(zero)
         x = robust_optimum(errors, slopes, zero, goal.low, goal.high)
         value = goal.value(errors + slopes @ x, x)

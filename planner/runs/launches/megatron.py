@@ -67,6 +67,7 @@ def from_megatron(line: CommandLine) -> LaunchRun:
         "framework": deepspeed_stack.name if deepspeed else MEGATRON.name,
         "precision": _precision(line),
         "zero_stage": _zero_stage(line),
+        **_numerics(line),
         "overlap": _overlap(line),
     }
     if settings["seq_len"] < 1:
@@ -119,6 +120,24 @@ def _experts(line: CommandLine, default_etp: int) -> dict[str, Any]:
         "etp": line.integer(MEGATRON.axes["etp"].flag, default_etp),
         "moe_dispatch": backend if dispatcher == "flex" else "alltoall",
     }
+
+
+def _numerics(line: CommandLine) -> dict[str, Any]:
+    """Types of gradients, moments and parameters. Without a flag gradients are those of the stack."""
+    settings: dict[str, Any] = {}
+    if line.has("--grad-reduce-in-bf16"):
+        settings["gradient_dtype"] = "bf16"
+    elif line.has("--accumulate-allreduce-grads-in-fp32"):
+        settings["gradient_dtype"] = "fp32"
+    line.has("--use-precision-aware-optimizer")
+    moments = {line.text("--exp-avg-dtype", "fp32"), line.text("--exp-avg-sq-dtype", "fp32")}
+    if moments == {"bf16"}:
+        settings["moment_dtype"] = "bf16"
+    line.has("--reuse-grad-buf-for-mxfp8-param-ag")
+    kept = [line.has(flag) for flag in ("--fp8-param-gather", "--fp4-param-gather")]
+    if any(kept):
+        settings["fp8_params"] = True
+    return settings
 
 
 def _precision(line: CommandLine) -> str:

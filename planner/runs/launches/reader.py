@@ -8,6 +8,7 @@ time is listed.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from meshwright.planner.runs.prediction import PricedRun, price_run
 from meshwright.planner.runs.run_file import MAX_FILE_BYTES, Run, run_from_mapping
 from meshwright.planner.runs.run_schema import SettingsDoc
 
+_TOML_SECTION = re.compile(r"\s*(?:#[^\n]*\n\s*)*\[[A-Za-z_][\w.]*\]\s*(?:\n|$)")
 _TOP_FIELDS = ("model", "cluster")
 _FIELDS = (*_TOP_FIELDS, *SettingsDoc.model_fields)
 _INTEGERS = frozenset(
@@ -175,6 +177,12 @@ def run_of_inputs(launch: LaunchRun, inputs: PlanInputs, path: Path) -> Run:
 
 def launch_document(path: Path, text: str) -> object:
     """The file as JSON or YAML where it is one; None for a script or a command line."""
+    if _TOML_SECTION.match(text):
+        what = (
+            "this is a TOML file; of torchtitan, flags are read, as in "
+            "--parallelism.tensor-parallel-degree 8, from a script or a JSON list"
+        )
+        raise InputError(what, where=str(path))
     try:
         if path.suffix == ".json" or text.lstrip()[:1] in ("[", "{"):
             return json.loads(text)

@@ -15,7 +15,13 @@ from meshwright.errors import InputError
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.plan.make_plan import fastest_plan, make_plan
 from meshwright.planner.plan.verify import faults
-from meshwright.planner.request.executions import EXECUTION_PINS, PLAIN, parse_without
+from meshwright.planner.request.executions import (
+    ALLOW,
+    EXECUTION_PINS,
+    PLAIN,
+    parse_allow,
+    parse_without,
+)
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.executions import search_executions
 from meshwright.planner.search.space import Space, space_of
@@ -148,6 +154,31 @@ def test_pins_and_without_are_kept() -> None:
     assert {execution.ep_overlap for execution in executions} == {False}
     second = replace(request, pins={}, without=("deepep",)).execution_options
     assert second.moe_dispatch == ("alltoall", "hybridep")
+
+
+def test_what_changes_numbers_is_chosen_only_where_it_is_allowed() -> None:
+    request = replace(asked(12), precision="fp8", without=())
+    plain = request.execution_options.executions()[0]
+    assert (plain.gradient_dtype, plain.moment_dtype) == ("fp32", "fp32")
+    assert (plain.fp8_params, plain.te_loss) == (False, False)
+    allowed = replace(request, allow=parse_allow(["all"])).execution_options.executions()
+    assert {run.gradient_dtype for run in allowed} == {"bf16"}
+    assert {(run.moment_dtype, run.fp8_params, run.te_loss) for run in allowed} == {
+        ("bf16", True, True)
+    }
+    replicated = replace(request, allow=("fp8-params", "bf16-moments"), pins={"zero_stage": 0})
+    assert replicated.execution_options.executions()[0] == plain
+    with pytest.raises(InputError, match="did you mean 'bf16-grads'"):
+        parse_allow(["bf16-grad"])
+
+
+@pytest.mark.parametrize("name", ALLOW)
+def test_what_is_allowed_never_makes_a_plan_slower(name: str) -> None:
+    request = replace(asked(12), precision="fp8", without=("cuda-graph",))
+    assert request.cluster.device.architecture in ("ada", "hopper", "blackwell")
+    plain = search_executions(request, CostModelPricing).best
+    allowed = search_executions(replace(request, allow=(name,)), CostModelPricing).best
+    assert allowed[0].step_time_s <= plain[0].step_time_s
 
 
 def test_what_cannot_be_had_is_refused() -> None:

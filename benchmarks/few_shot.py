@@ -1,0 +1,166 @@
+"""What a few own runs bring: the error of the other runs of a sweep after a calibration on some chosen at random.
+
+    python -m benchmarks.few_shot [--draws 20] [--runs 0,1,3,5,10] [SWEEP ...]
+
+Each draw picks the software profile that its own runs speak for, unless the sweep's framework is known.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from meshwright.costmodel.constants.calibration import NAMES, Calibration
+from meshwright.frameworks.catalog import STACK_NAMES, stack_in_words
+from meshwright.planner.runs.calibration.evidence import Evidence
+from meshwright.planner.runs.calibration.robust_fit import Floats, robust_optimum
+from meshwright.planner.runs.calibration.service import calibrate_runs, draft_stack
+from meshwright.planner.runs.prediction import prediction_of
+from meshwright.planner.runs.run_file import Run, UnreadRow, read_rows
+from meshwright.planner.runs.validation import FAILED_ERROR_PCT, Prediction, plan_regret, score
+
+DATA = Path(__file__).resolve().parent.parent / "tests" / "data" / "more_runs"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Some runs of one stack on one device."""
+
+    name: str
+    files: tuple[str, ...]
+    keeps: Callable[[Run], bool] = lambda run: True
+
+    def runs(self) -> list[Run]:
+        """The rows that are measured and not suspect."""
+        rows = [row for file in self.files for row in read_rows(DATA / f"{file}.yaml")]
+        read = [row for row in rows if not isinstance(row, UnreadRow)]
+        return [run for run in read if run.measured and not run.suspect and self.keeps(run)]
+
+
+ALEPH = ("aleph_alpha_layouts",)
+SWEEPS = (
+    Sweep("Aleph Alpha 13B, flash 2", ALEPH, lambda run: "attn-flash2" in run.tags),
+    Sweep("Aleph Alpha 13B", ALEPH),
+    Sweep("Aleph Alpha 13B, ran or not", (*ALEPH, "aleph_alpha_oom")),
+    Sweep("InternEvo 7B", ("internevo_7b_a100",)),
+    Sweep("nanotron, memory", ("nanotron_ultrascale_sample",)),
+)
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """Every row of a sweep as one software profile sees it, along its slopes."""
+
+    framework: str
+    goal_low: Floats
+    goal_high: Floats
+    errors: Floats
+    slopes: Floats
+
+    def value(self, rows: Sequence[int]) -> float:
+        """What a fit to some rows would reach."""
+        errors, slopes = self.errors[rows], self.slopes[rows]
+        zero = np.zeros(len(NAMES))
+        x = robust_optimum(errors, slopes, zero, self.goal_low, self.goal_high)
+        residuals = errors + slopes @ x
+        return float(np.sum(2.0 * (np.sqrt(1.0 + residuals**2) - 1.0)) + x @ x)
+
+
+def _profiles(runs: Sequence[Run]) -> list[_Linear]:
+    """The profiles that may stand for a sweep's framework."""
+    stack = stack_in_words(runs[0].framework_words)
+    names = STACK_NAMES if stack is None else (stack.name,)
+    device = runs[0].workload.cluster.device.name
+    profiles = []
+    for name in names:
+        evidence = Evidence(runs, draft_stack("sweep", name, device))
+        goal = evidence.goal()
+        zero = np.zeros(len(NAMES))
+        if len(names) == 1:
+            size = len(evidence.noise)
+            none = np.zeros((size, len(NAMES)))
+            profiles.append(_Linear(name, goal.low, goal.high, np.zeros(size), none))
+        else:
+            slopes = goal.slopes(zero)
+            profiles.append(_Linear(name, goal.low, goal.high, goal.errors(zero), slopes))
+    return profiles
+
+
+def _priced(run: Run, stack: Calibration) -> Prediction:
+    workload = replace(run.workload, framework=stack.framework, calibration=stack)
+    return prediction_of(replace(run, workload=workload))
+
+
+def _draw(
+    runs: list[Run], profiles: list[_Linear], order: Sequence[int], count: int
+) -> list[float]:
+    """Mean errors of steps and of memory, shares told right, and regret, of the runs that were not chosen."""
+    own, rest = [runs[i] for i in order[:count]], [runs[i] for i in order[count:]]
+    if count == 0:
+        report = score(rest, prediction_of)
+    else:
+        rows = _rows_of(runs, set(order[:count]))
+        best = min(profiles, key=lambda profile: profile.value(rows))
+        stack = calibrate_runs(own, like=best.framework, suggest=False).calibration
+        report = score(rest, lambda run: _priced(run, stack))
+    steps = [abs(row.error_pct) for row in report.rows if row.error_pct is not None]
+    peaks = [abs(row.memory_error_pct) for row in report.rows if row.memory_error_pct is not None]
+    feasible = report.summary()["feasibility"]
+    regrets = [group.regret_pct for group in plan_regret(report.rows)]
+    return [
+        _mean(steps),
+        _mean(peaks),
+        _share(feasible["ran_told_fit"], feasible["ran"]),
+        _share(feasible["out_of_memory_told"], feasible["out_of_memory"]),
+        _mean(regrets),
+    ]
+
+
+def _rows_of(runs: list[Run], chosen: set[int]) -> list[int]:
+    """Rows of an `Evidence` on all runs that belong to the chosen ones: steps, peaks, limits."""
+    steps = [i for i, run in enumerate(runs) if run.measured and run.measured.step_time_s]
+    peaks = [i for i, run in enumerate(runs) if run.measured and run.measured.memory_gib]
+    limits = [i for i in range(len(runs)) if i not in set(peaks)]
+    return [row for row, run in enumerate([*steps, *peaks, *limits]) if run in chosen]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else float("nan")
+
+
+def _share(told: int, of: int) -> float:
+    return FAILED_ERROR_PCT * told / of if of else float("nan")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Prints a table for every sweep."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.few_shot", description=__doc__)
+    parser.add_argument("sweeps", nargs="*", help="Beginnings of names; all without.")
+    parser.add_argument("--draws", type=int, default=20)
+    parser.add_argument("--runs", default="0,1,3,5,10")
+    given = parser.parse_args(arguments)
+    print(
+        "mean over draws of: own runs, error of steps, of memory %, told to fit, told not to %, regret %"
+    )
+    for sweep in SWEEPS:
+        if given.sweeps and not any(sweep.name.startswith(name) for name in given.sweeps):
+            continue
+        runs = sweep.runs()
+        profiles = _profiles(runs)
+        print(f"{sweep.name}: {len(runs)} runs")
+        for count in map(int, given.runs.split(",")):
+            random = np.random.default_rng(0)
+            draws = [
+                _draw(runs, profiles, [int(i) for i in random.permutation(len(runs))], count)
+                for _ in range(given.draws if count else 1)
+            ]
+            means = np.nanmean(np.array(draws), axis=0)
+            print(f"  {count:3d}  " + "  ".join(f"{mean:7.2f}" for mean in means), flush=True)
+
+
+if __name__ == "__main__":
+    main()

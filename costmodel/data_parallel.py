@@ -1,0 +1,259 @@
+"""Data-parallel traffic of a step: which collectives, in which buckets, and what compute does not hide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.costmodel.collectives.on_levels import (
+    all_reduce_s,
+    chain_latency_s,
+    long_ring_pass_s,
+)
+from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layout import Floats
+from meshwright.costmodel.memory.states import layer_parameters_on_gpu, optimizer_shards
+
+
+class DataParallelTraffic(NamedTuple):
+    """Seconds of a step's gradient reductions and parameter gathers, hidden or not."""
+
+    seconds: Floats
+    tail_s: Floats
+    """Of the last bucket, which no compute is left to hide."""
+
+
+class _Group(NamedTuple):
+    """Parameters that are reduced together."""
+
+    parameters: Floats
+    """On one GPU, before data-parallel sharding."""
+    members: NDArray[np.int64]
+    shards: Floats
+    """Ranks that share the states of one."""
+    bucket: Floats
+    """Parameters of one collective."""
+
+
+class _Pass(NamedTuple):
+    """One collective over all parameters: seconds, and those of its last bucket."""
+
+    seconds: Floats
+    bucket_s: Floats
+
+
+def data_parallel_traffic(c: Context, dense: Floats, expert: Floats) -> DataParallelTraffic:
+    """Gradient reduction and parameter gathering over data-parallel groups in one step.
+
+    ZeRO 0 all-reduces gradients; 1 and 2 reduce-scatter them and gather parameters (Rajbhandari et al. 2020,
+    arXiv 1910.02054, section 7); 3 gathers for the forward and the backward pass of each micro-batch. 2 and 3
+    reduce after each micro-batch (torchtitan/trainer.py has no no_sync; DeepSpeed stage_1_and_2.py), or once
+    (accelerate/accelerator.py, no_sync). PyTorch gathers again for each micro-batch under 2 too, and in a
+    pipeline keeps what it gathered and reduces once (torch/distributed/pipelining/stage.py). With shard
+    groups, passes stay within one, and what is scattered is all-reduced over the groups besides (Zhang et al.
+    2022, MiCS, arXiv 2205.00119, section 3.4; PyTorch HSDP).
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts, placements and links.
+    dense, expert : float or array
+        Parameters on one GPU before data-parallel sharding.
+
+    Returns
+    -------
+    DataParallelTraffic
+    """
+    framework, stage = c.constants.framework, np.asarray(c.layout.zero_stage)
+    grad, weight = float(framework.gradient_bytes), c.gathered_weight_bytes
+    groups = _groups(c, dense, expert)
+    reduced, gather = _passes(c, groups, all_reduce_s, grad), _within(c, groups, weight)
+    scatter = _scattered(c, groups, grad)
+    once = reduced if framework.zero1_all_reduces else scatter
+    gathers, reductions = passes_of_a_step(c)
+    seconds = np.select(
+        [stage == 0, stage == 3],
+        [reduced.seconds, gathers * gather.seconds + reductions * scatter.seconds],
+        reductions * once.seconds + gathers * gather.seconds,
+    )
+    tail_s = np.select(
+        [stage == 0, stage == 3],
+        [reduced.bucket_s, 0.0 * reduced.bucket_s],
+        once.bucket_s + gather.bucket_s,
+    )
+    return DataParallelTraffic(seconds, tail_s)
+
+
+def broadcast_latency_s(c: Context) -> Floats:
+    """Latency of broadcasts of parameters, one a shard, where the stack has them instead of a gather.
+
+    Each passes all ranks of the shard group one after the other (InternEvo, hybrid_zero_optim.py,
+    broadcast_params).
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts, placements and links.
+
+    Returns
+    -------
+    float or array
+        Seconds of a step under ZeRO 1 and 2, which no compute hides.
+    """
+    stage = np.asarray(c.layout.zero_stage)
+    if not c.constants.framework.broadcasts_shards:
+        return 0.0
+    shards, _ = optimizer_shards(c.workload, c.layout)
+    size = np.asarray(shards)
+    members = np.minimum(c.placement.dp_cp, size[..., None])
+    each_s = np.asarray(chain_latency_s(members, c.links))
+    return np.where((stage == 1) | (stage == 2), size * each_s, 0.0)
+
+
+def passes_of_a_step(c: Context) -> tuple[Floats, Floats]:
+    """Parameter gathers and gradient reductions of each parameter in a step.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and layouts.
+
+    Returns
+    -------
+    tuple of two floats or arrays
+        `data_parallel_traffic` has the sources; gathers count for ZeRO 1 to 3.
+    """
+    framework, stage = c.constants.framework, np.asarray(c.layout.zero_stage)
+    m = np.asarray(c.layout.num_micro_batches)
+    whole_step = framework.gathers_each_micro_batch & (np.asarray(c.layout.pp) > 1)
+    each = np.where(whole_step, 1, m)
+    again = each if framework.gathers_each_micro_batch else 1
+    gathers = np.select([stage == 3, stage == 2], [np.where(whole_step, m, 2 * m), again], 1)
+    often = each if framework.reduces_each_micro_batch else 1
+    return gathers, np.where(stage >= 2, often, 1)
+
+
+def exposed_s(c: Context, traffic: DataParallelTraffic, window_s: Floats) -> Floats:
+    """Data-parallel seconds that compute does not hide.
+
+    Passes of each micro-batch hide under all of them. Else gradients are reduced, and parameters gathered,
+    next to one micro-batch, and the last bucket stays exposed. Both slow the compute that runs beside.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts and constants.
+    traffic : DataParallelTraffic
+        Of the same layouts.
+    window_s : float or array
+        What a rank computes per micro-batch.
+
+    Returns
+    -------
+    float or array
+        Seconds of a step.
+    """
+    beside = _windows(c) * window_s
+    longer = np.maximum(traffic.seconds - beside, traffic.tail_s)
+    slow_down = c.constants.framework.dp_interference
+    exposed: Floats = longer + slow_down * np.minimum(traffic.seconds, beside)
+    return exposed
+
+
+def largest_useful_window_s(c: Context, traffic: DataParallelTraffic) -> Floats:
+    """The window beyond which `exposed_s` no longer falls.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and layouts.
+    traffic : DataParallelTraffic
+        Of the same layouts.
+
+    Returns
+    -------
+    float or array
+        Seconds.
+    """
+    window: Floats = (traffic.seconds - traffic.tail_s) / np.maximum(_windows(c), 1.0)
+    return window
+
+
+def _windows(c: Context) -> Floats:
+    """Micro-batches that the traffic of a step can hide under."""
+    fsdp = np.asarray(c.layout.zero_stage) == 3
+    _, reductions = passes_of_a_step(c)
+    overlapped: Floats = reductions * float(c.workload.overlap.dp)
+    return np.where(fsdp, c.layout.num_micro_batches, overlapped)
+
+
+def _groups(c: Context, dense: Floats, expert: Floats) -> list[_Group]:
+    """Dense and expert parameters, with their buckets.
+
+    Megatron's hold max(40 M, 1 M dp) parameters (megatron/core/distributed/distributed_data_parallel.py; all
+    of them without overlap; stages behind the first have one, and the slack to reduce it), DeepSpeed's 500 M
+    (reduce_bucket_size), PyTorch's a layer.
+    """
+    framework = c.constants.framework
+    of_dense, of_expert = (np.asarray(x) for x in optimizer_shards(c.workload, c.layout))
+    ranks = np.asarray(c.layout.dp) * c.layout.cp
+    size: Floats = framework.bucket_parameters
+    size = np.maximum(size, framework.bucket_parameters_per_rank * ranks)
+    layer, rest, experts = layer_parameters_on_gpu(c.workload.model, c.layout)
+    if not framework.bucket_parameters:
+        size = np.maximum(layer, rest)
+    elif not c.workload.overlap.dp:
+        size = np.inf
+    groups = [_Group(dense, c.placement.dp_cp, of_dense, size)]
+    if c.workload.model.moe is not None:
+        of_experts = size if framework.bucket_parameters else experts
+        groups.append(_Group(expert, c.placement.edp, of_expert, of_experts))
+    return groups
+
+
+def _passes(
+    c: Context,
+    groups: list[_Group],
+    collective: Callable[..., Floats],
+    element_bytes: float,
+) -> _Pass:
+    """One collective over the members of each group, bucket by bucket."""
+    seconds: Floats = np.float64(0.0)
+    bucket_s: Floats = np.float64(0.0)
+    for group in groups:
+        pieces = np.maximum(group.parameters / group.bucket, 1.0)
+        size = element_bytes * np.minimum(group.parameters, group.bucket)
+        each_s = collective(size, group.members, c.links)
+        seconds, bucket_s = seconds + pieces * each_s, bucket_s + each_s
+    return _Pass(seconds, bucket_s)
+
+
+def _within(c: Context, groups: list[_Group], element_bytes: float) -> _Pass:
+    """One pass within the shard groups."""
+    if not c.workload.shard_group:
+        return _passes(c, groups, long_ring_pass_s, element_bytes)
+    inner = [
+        group._replace(members=np.minimum(group.members, np.asarray(group.shards)[..., None]))
+        for group in groups
+    ]
+    return _passes(c, inner, long_ring_pass_s, element_bytes)
+
+
+def _scattered(c: Context, groups: list[_Group], element_bytes: float) -> _Pass:
+    """Reduce-scatter within the shard groups, and all-reduce of each rank's shard over those groups."""
+    within = _within(c, groups, element_bytes)
+    if not c.workload.shard_group:
+        return within
+    outer = [
+        group._replace(
+            parameters=group.parameters / group.shards,
+            members=np.maximum(group.members // np.asarray(group.shards)[..., None], 1),
+            bucket=group.bucket / group.shards,
+        )
+        for group in groups
+    ]
+    between = _passes(c, outer, all_reduce_s, element_bytes)
+    return _Pass(within.seconds + between.seconds, within.bucket_s + between.bucket_s)

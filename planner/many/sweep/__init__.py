@@ -1,0 +1,1 @@
+"""One plan for each combination of some options."""

@@ -1,0 +1,99 @@
+"""Data-parallel traffic by hand: buckets, how often gradients travel, tied token tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from meshwright.cluster_specs.reader import read_cluster
+from meshwright.costmodel.collectives.on_levels import long_ring_pass_s
+from meshwright.costmodel.data_parallel import data_parallel_traffic, passes_of_a_step
+from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.memory.states import state_bytes_per_parameter
+from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.step_time import exact_step, make_context
+from meshwright.costmodel.workload import Overlap, Workload
+from meshwright.model_specs.catalog import load_catalog_model
+
+
+def context(layout: Layout, framework: str = "megatron", model: str = "llama-3-8b") -> Context:
+    work = Workload(
+        model=load_catalog_model(model),
+        cluster=read_cluster("dgx-h100"),
+        gpus=int(layout.gpus),
+        global_batch=1024,
+        seq_len=4096,
+        framework=framework,
+        overlap=Overlap(dp=True),
+    )
+    return make_context(work, layout, nested_placement(work.cluster, layout))
+
+
+@pytest.mark.parametrize(("dp", "bucket"), [(8, 40e6), (64, 64e6), (8192, 8.03e9)])
+def test_megatron_leaves_one_bucket_exposed(dp: int, bucket: float) -> None:
+    """max(40 M, 1 M dp) parameters: of 8 billion on 8,192 ranks all in one, where half a layer was taken."""
+    c = context(Layout(dp=dp, zero_stage=1))
+    members = c.placement.dp_cp
+    traffic = data_parallel_traffic(c, 8.03e9, 0.0)
+    sizes = (4 * bucket, 2 * bucket)
+    tail_s = sum(float(np.asarray(long_ring_pass_s(size, members, c.links))) for size in sizes)
+    assert float(np.asarray(traffic.tail_s)) == pytest.approx(tail_s)
+    assert float(np.asarray(traffic.seconds)) == pytest.approx(tail_s * 8.03e9 / bucket)
+
+
+def test_long_rings_pay_their_hops() -> None:
+    """8,191 hops of which every eighth leaves the node; a tree would have 13."""
+    c = context(Layout(dp=8192))
+    inside_s, outside_s = c.links.latency_s
+    least_s = 7167.125 * inside_s + 1023.875 * outside_s
+    empty_s = float(np.asarray(long_ring_pass_s(0.0, c.placement.dp_cp, c.links)))
+    assert empty_s == pytest.approx(least_s)
+
+
+@pytest.mark.parametrize(
+    ("framework", "zero", "pp", "passes"),
+    [
+        ("megatron", 1, 1, (1, 1)),
+        ("torchtitan", 2, 1, (4, 4)),
+        ("torchtitan", 2, 2, (1, 1)),
+        ("torchtitan", 3, 1, (8, 4)),
+        ("torchtitan", 3, 2, (4, 1)),
+        ("fsdp2", 2, 1, (4, 1)),
+        ("fsdp2", 3, 1, (8, 1)),
+        ("deepspeed", 1, 1, (1, 1)),
+        ("deepspeed", 2, 1, (1, 4)),
+    ],
+)
+def test_gathers_and_reductions_of_four_micro_batches(
+    framework: str, zero: int, pp: int, passes: tuple[int, int]
+) -> None:
+    c = context(Layout(dp=8, pp=pp, zero_stage=zero, num_micro_batches=4), framework)
+    assert tuple(int(np.asarray(x)) for x in passes_of_a_step(c)) == passes
+
+
+def test_accelerate_keeps_gradients_whole_while_it_accumulates() -> None:
+    """2 bytes in 16 bits instead of 4 / 8 in fp32: no_sync leaves them on every rank."""
+    c = context(Layout(dp=8, zero_stage=3), "fsdp2")
+    several = replace(c.layout, num_micro_batches=2)
+    once, more = (
+        float(np.asarray(state_bytes_per_parameter(c.workload, layout, 8)))
+        for layout in (c.layout, several)
+    )
+    assert more - once == pytest.approx(2.0 - 4.0 / 8)
+
+
+def test_a_tied_table_is_reduced_between_first_and_last_stage() -> None:
+    """Its gradient, 50,257 x 1,600 of 4 bytes, crosses the node once, after the step's other traffic."""
+    c = context(Layout(pp=16, dp=1, num_micro_batches=16), model="gpt2-xl")
+    untied = replace(
+        c.workload, model=c.workload.model.model_copy(update={"tied_embeddings": False})
+    )
+    stages = ((3,),) * 16
+    tied_s = exact_step(c, stages).parts["dp_comm"]
+    apart_s = exact_step(replace(c, workload=untied), stages).parts["dp_comm"]
+    table_bytes = 4 * (50_257 + 1024) * 1600
+    sent_s = table_bytes / float(c.links.bytes_per_s[1])
+    assert float(np.asarray(tied_s - apart_s)) == pytest.approx(sent_s, rel=0.01)

@@ -1,0 +1,80 @@
+"""Bytes and seconds of parameters in FP8, 16-bit moments and a fused loss, worked by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from meshwright.cluster_specs.reader import read_cluster
+from meshwright.costmodel.constants.stacks import stack_constants
+from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.memory.footprint import stage_memory_parts_gib
+from meshwright.costmodel.memory.states import state_bytes
+from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.step_time import exact_step, make_context
+from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.catalog import load_catalog_model
+
+HOPPER = Workload(
+    model=load_catalog_model("llama-3-8b"),
+    cluster=read_cluster("dgx-h100"),
+    gpus=8,
+    global_batch=128,
+    seq_len=8192,
+    precision="fp8",
+)
+BLACKWELL = replace(HOPPER, cluster=read_cluster("dgx-b200"))
+LAYOUT = Layout(dp=8, zero_stage=1, num_micro_batches=16)
+STAGES = ((32,),)
+
+
+@pytest.mark.parametrize(
+    ("work", "precision", "kept", "wide"),
+    [
+        (HOPPER, "bf16", 2.0, 2.0),
+        (HOPPER, "fp8", 2.0, 4.0),
+        (BLACKWELL, "fp8", 1.0, 3.0),
+        (BLACKWELL, "mxfp8", 2.0625, 4.0625),
+        (BLACKWELL, "nvfp4", 1.125, 3.125),
+    ],
+)
+def test_weights_in_the_narrow_precision(
+    work: Workload, precision: str, kept: float, wide: float
+) -> None:
+    for fp8_parameters, expected in ((True, kept), (False, wide)):
+        asked = replace(work, precision=precision, fp8_parameters=fp8_parameters)
+        weights, _, _ = state_bytes(asked, LAYOUT, 8)
+        assert weights == pytest.approx(expected)
+
+
+def test_moments_of_sixteen_bits() -> None:
+    for moment_bytes, expected in ((4, 12.0), (2, 8.0)):
+        _, _, states = state_bytes(replace(HOPPER, moment_bytes=moment_bytes), LAYOUT, 8)
+        assert states == pytest.approx(expected / 8)
+
+
+def seconds(work: Workload, part: str) -> float:
+    placement = nested_placement(work.cluster, LAYOUT)
+    return float(exact_step(make_context(work, LAYOUT, placement), STAGES).parts[part])
+
+
+def test_what_moves_less_takes_less() -> None:
+    optimizer = seconds(HOPPER, "optimizer")
+    assert seconds(replace(HOPPER, moment_bytes=2), "optimizer") == pytest.approx(
+        optimizer * 22 / 30
+    )
+    gathered = seconds(replace(HOPPER, fp8_parameters=True), "dp_comm")
+    assert gathered < seconds(replace(HOPPER, fp8_parameters=False), "dp_comm")
+
+
+def test_a_fused_loss_holds_sixteen_bit_logits() -> None:
+    fused, plain = (replace(HOPPER, fused_loss=said) for said in (True, False))
+    assert stack_constants(fused).fused_loss
+    assert not stack_constants(plain).fused_loss
+    held = [stage_memory_parts_gib(work, LAYOUT, STAGES)["logits"][0] for work in (fused, plain)]
+    # Of 8,192 x 128,256 logits: 6 bytes each, or 2 and the 16-bit gradients of logits and head.
+    logits, head = 8192 * 128256, 128256 * 4096
+    assert held[1] * 2**30 == pytest.approx(6 * logits)
+    assert held[0] * 2**30 == pytest.approx(2 * logits + 2 * head)
+    assert seconds(fused, "head") < seconds(plain, "head")

@@ -1,0 +1,92 @@
+"""Sweeps: what the words mean, and that every row is the plan that `plan` would give."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import meshwright
+from meshwright import cli
+from meshwright.errors import InputError
+from meshwright.planner.many.sweep.axes import combinations_of, read_axes
+
+ASKED: dict[str, Any] = {"cluster": "dgx-h100", "global_batch": 64, "seq_len": 4096}
+WORDS = ["plan", "llama-3-8b", "--cluster", "dgx-h100", "--global-batch", "64", "--seq-len", "4096"]
+
+
+def test_ranges_and_lists() -> None:
+    axes = read_axes("gpus=8:40:x2, seq-len=4096:12288:+4096,precision=bf16+fp8,hbm_gib=80+141.5")
+    assert axes == {
+        "gpus": (8, 16, 32),
+        "seq_len": (4096, 8192, 12288),
+        "precision": ("bf16", "fp8"),
+        "hbm_gib": (80.0, 141.5),
+    }
+    assert len(combinations_of(axes)) == 36
+    assert combinations_of({"gpus": (8, 16), "precision": ("bf16", "fp8")})[1] == {
+        "gpus": 8,
+        "precision": "fp8",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("gpu=8", "did you mean 'gpus'"),
+        ("gpus", "OPTION=VALUES"),
+        ("gpus=8:64:x1", "must rise"),
+        ("gpus=64:8:x2", "must rise"),
+        ("gpus=many", "must be numbers"),
+        ("gpus=1:100000:+1", "combinations"),
+    ],
+)
+def test_what_cannot_be_swept(text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        read_axes(text)
+
+
+def test_a_row_is_the_plan_of_its_values() -> None:
+    report = meshwright.sweep("llama-3-8b", over={"gpus": [8, 16]}, pin="tp=2,pp=1", **ASKED)
+    alone = meshwright.plan("llama-3-8b", gpus=16, pin="tp=2,pp=1", robustness=False, **ASKED)
+    assert alone.predicted is not None
+    assert report.rows[1]["step_time_s"] == alone.predicted.step_time_s
+    assert report.rows[1]["gpus"] == 16
+
+
+def test_more_hbm_or_network_is_never_slower() -> None:
+    report = meshwright.sweep(
+        "llama-3-8b", over="hbm_gib=60+120,nic_gbps=100+400", gpus=16, pin="tp=2,pp=1", **ASKED
+    )
+    steps = [row["step_time_s"] for row in report.rows]
+    assert steps[0] >= steps[1]
+    assert steps[2] >= steps[3]
+    assert steps[0] >= steps[2]
+
+
+def test_the_table_and_the_files(tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    words = [*WORDS, "--pin", "tp=2,pp=1", "--sweep", "gpus=8:16:x2,precision=bf16+int3"]
+    done = CliRunner().invoke(cli.main, [*words, "-o", str(out), "--json"])
+    assert done.exit_code == 0, done.output
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["status"] for row in rows] == ["optimal", "failed", "optimal", "failed"]
+    assert "int3" in rows[1]["message"]
+    text = (out / "sweep.csv").read_text(encoding="utf-8")
+    written = list(csv.DictReader(text.splitlines()))
+    assert [row["gpus"] for row in written] == ["8", "8", "16", "16"]
+    assert json.loads((out / "sweep.json").read_text(encoding="utf-8"))["rows"] == rows
+    assert "tokens/s" in (out / "sweep.svg").read_text(encoding="utf-8")
+    shown = CliRunner().invoke(cli.main, words).stdout
+    assert "tokens/s a GPU" in shown
+
+
+def test_a_baseline_does_not_go_with_a_sweep(tmp_path: Path) -> None:
+    words = [*WORDS, "--sweep", "gpus=8", "--baseline", str(tmp_path / "x.sh")]
+    done = CliRunner().invoke(cli.main, words)
+    assert done.exit_code == 2
+    assert "--baseline" in done.stderr
