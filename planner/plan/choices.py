@@ -14,7 +14,7 @@ from meshwright.planner.plan.execution_document import ExecutionChoice
 from meshwright.planner.request.executions import EXECUTION_PINS, PLAIN, SWITCH
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import layout_from_document
-from meshwright.planner.search.loop import Outcome
+from meshwright.planner.search.certificate import Outcome
 
 Search = Callable[[PlanRequest, Layout], Outcome]
 """The best plan for a request; the layout is likely good and priced first."""
