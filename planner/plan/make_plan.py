@@ -92,8 +92,7 @@ def fastest_plan(
     plan = plan_from_outcome(
         request, outcome, space, wall_s, infeasible=infeasible, full=settled.full
     )
-    notes = [] if decision.note is None else [decision.note]
-    plan = plan.model_copy(update={"expected": expected, "warnings": [*plan.warnings, *notes]})
+    plan = plan.model_copy(update={"expected": expected, "left_out": decision.note})
     verify(request, plan)
     return plan
 

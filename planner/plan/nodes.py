@@ -20,7 +20,7 @@ from meshwright.cluster_specs.uplinks import Key, Uplink, free_of, uplinks
 from meshwright.planner.mapping.slots import Place
 from meshwright.planner.plan.idle import ROUNDING, IdleDecision, decide_on_idle_gpus
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.search.loop import Outcome
+from meshwright.planner.search.certificate import Outcome
 
 Searched = Callable[[PlanRequest], Outcome]
 

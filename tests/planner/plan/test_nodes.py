@@ -100,7 +100,8 @@ def test_a_leaf_that_others_fill_is_left_out() -> None:
     assert plan.mapping is not None
     assert plan.mapping.ranks is not None
     assert all(busy.nodes[node].leaf != leaf for node, _ in plan.mapping.ranks)
-    assert any("left out" in words for words in plan.warnings)
+    assert plan.left_out is not None
+    assert str(leaf) in plan.left_out
 
 
 def test_only_the_nodes_named_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
