@@ -12,7 +12,7 @@ DEV_READY := $(VENV)/.dev-ready
 # Override with: make PYTHON=/path/to/python3
 PYTHON ?=
 
-.PHONY: help plan test check lint types unit fuzz slow oracles ray accuracy calibrate clean
+.PHONY: help plan test check lint types unit fuzz slow oracles ray docs accuracy calibrate clean
 
 help:
 	@echo "make plan      plan Llama-3.1-405B on 16,384 GPUs (installs into .venv the first time)"
@@ -23,7 +23,8 @@ help:
 	@echo "make lint | types | unit    one of them"
 	@echo "make oracles   launch files through the parsers of the real frameworks (installs them into .oracles)"
 	@echo "make ray       batches on a local Ray cluster of two machines (installs Ray into .ray)"
-	@echo "make accuracy  the cost model against published, measured steps"
+	@echo "make docs      the documentation as a site, in build/site (installs MkDocs into .docs)"
+	@echo "make accuracy  the cost model against measured runs, left out of the fit in turn; writes docs/accuracy.md"
 	@echo "make calibrate refit the free constants on those steps, then score sources and families left out"
 	@echo "make clean     remove .venv and caches"
 
@@ -89,15 +90,26 @@ $(RAY)/.ready: pyproject.toml | $(BIN)/python
 	$(RAY)/bin/python -m pip install --quiet -e '.[dev,ray,parquet]'
 	@touch $@
 
-accuracy: $(RUN_READY)
-	$(BIN)/meshwright validate tests/data/published_runs.yaml
+SITE := .docs
+
+# Strict: a broken link is an error.
+docs: $(SITE)/.ready
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict
+
+$(SITE)/.ready: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m venv $(SITE)
+	$(SITE)/bin/python -m pip install --quiet -e '.[docs]'
+	@touch $@
+
+accuracy: $(DEV_READY)
+	$(BIN)/python -m benchmarks.accuracy --quick
 
 calibrate: $(DEV_READY)
 	$(BIN)/python -m benchmarks.calibrate
 	$(BIN)/python -m benchmarks.accuracy
 
 clean:
-	rm -rf $(VENV) $(ORACLES) $(RAY) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(ORACLES) $(RAY) $(SITE) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A venv that was only half made, say without ensurepip, must not look finished the next time.

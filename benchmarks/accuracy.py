@@ -21,8 +21,18 @@ from benchmarks.accuracy_plots import group_bars_svg
 from benchmarks.accuracy_text import TEXT
 from benchmarks.calibrate import ROOT, RUNS, error_line, free_records, write_whole
 from benchmarks.calibration import Bools, Floats, Problem
-from benchmarks.cross_validation import FAMILIES, LeftOut, family_of, leave_out, members, source_of
+from benchmarks.cross_validation import (
+    FAMILIES,
+    LeftOut,
+    family_of,
+    leave_out,
+    leave_out_both,
+    members,
+    source_of,
+    stack_of,
+)
 from benchmarks.error_bands import Outcome, error_bands
+from benchmarks.unseen import Unseen, fit_or_not, unseen_runs
 from meshwright.cluster_specs.catalog import device_names, load_device
 from meshwright.costmodel.constants.measured import device_class, device_classes
 from meshwright.costmodel.constants.rates import device_prefixes
@@ -31,9 +41,10 @@ from meshwright.costmodel.constants.stacks import framework_names, framework_pre
 from meshwright.planner.report.validation_plot import scatter_svg
 from meshwright.planner.runs.prediction import prediction_of
 from meshwright.planner.runs.run_file import Run, read_runs
-from meshwright.planner.runs.validation import KINDS, ScoredRow, plan_regret, score
+from meshwright.planner.runs.validation import KINDS, ErrorSummary, ScoredRow, plan_regret, score
 
 PLOTS = ROOT / "docs" / "accuracy"
+MORE = ROOT / "tests" / "data" / "more_runs"
 BANDS = ROOT / "costmodel" / "data" / "error_bands.yaml"
 Group = Callable[[Run], str]
 
@@ -47,7 +58,20 @@ class Scores:
     fitted_s: Floats
     by_source: LeftOut
     by_family: LeftOut
+    by_both: LeftOut
+    by_stack: LeftOut
     rows: tuple[ScoredRow, ...]
+    unseen: tuple[Unseen, ...]
+
+    @property
+    def left_out(self) -> dict[str, LeftOut]:
+        """Every way of leaving out, by its name."""
+        return {
+            "source left out": self.by_source,
+            "family left out": self.by_family,
+            "source and family left out": self.by_both,
+            "stack left out": self.by_stack,
+        }
 
 
 def scores(path: Path, *, exact: bool) -> Scores:
@@ -60,7 +84,10 @@ def scores(path: Path, *, exact: bool) -> Scores:
         fitted_s=known.seconds,
         by_source=leave_out(problem, source_of, problem.start, known, exact=exact),
         by_family=leave_out(problem, family_of, problem.start, known, exact=exact),
+        by_both=leave_out_both(problem, problem.start, known, exact=exact),
+        by_stack=leave_out(problem, stack_of, problem.start, known, exact=exact),
         rows=score(problem.runs, prediction_of).rows,
+        unseen=tuple(unseen_runs(MORE)),
     )
 
 
@@ -114,6 +141,43 @@ def _left_out_table(found: Scores, left_out: LeftOut, what: str) -> str:
         )
     head = f"| {what} | rows | fitted, mean % | left out, mean % | median % | 90th % | worst % | bias % |"
     return _table(head, lines)
+
+
+def _blind_table(found: Scores) -> str:
+    """One line for each way of leaving out, and the fit on all rows last."""
+    lines = [_line(name, way.seconds, found.measured_s) for name, way in found.left_out.items()]
+    lines.append(_line("fitted on all", found.fitted_s, found.measured_s))
+    return _table("| | rows | mean % | median % | 90th % | worst % | bias % |", lines)
+
+
+def _unseen_table(found: Scores) -> str:
+    lines = []
+    for file in found.unseen:
+        time, memory = file.step_time, file.memory
+        lines.append(f"| {file.name} | {_sums(time)} | {_sums(memory)} |")
+    head = (
+        "| | rows | step time, mean % | median % | 90th % | worst % | bias % | "
+        "with memory | mean % | median % | 90th % | worst % | bias % |"
+    )
+    return _table(head, lines)
+
+
+def _sums(sums: ErrorSummary) -> str:
+    if sums.mean_error_pct is None:
+        return "0 | | | | | "
+    figures = (
+        sums.mean_error_pct, sums.median_error_pct, sums.p90_error_pct, sums.worst_error_pct,
+    )  # fmt: skip
+    return f"{sums.count} | " + " | ".join(f"{x:.1f}" for x in figures) + f" | {sums.bias_pct:+.1f}"
+
+
+def _fit_words(found: Scores) -> str:
+    sums = fit_or_not(found.unseen[:-2])
+    ran, full = sums.ran_told_fit, sums.out_of_memory_told
+    return (
+        f"{ran} of {sums.ran} that ran are told to fit ({100 * ran / sums.ran:.1f} %), {full} of "
+        f"{sums.out_of_memory} that ran out of memory are told not to ({100 * full / sums.out_of_memory:.1f} %)"
+    )
 
 
 def _time_table(found: Scores) -> str:
@@ -171,6 +235,9 @@ def _document(found: Scores, *, exact: bool) -> str:
         rules=", ".join(f"{family} (`{pattern}`)" for pattern, family in FAMILIES),
         memory=_memory_table(found),
         regret=_regret_words(found),
+        blind=_blind_table(found),
+        unseen=_unseen_table(found),
+        fit=_fit_words(found),
         counts=counts,
     )
 
@@ -187,12 +254,27 @@ def _bands_text(found: Scores) -> str:
         "# Measured over predicted step time, 5th and 95th percentile, by device class and framework, of runs predicted\n"
         "# with their source left out, and of peak memory: `python -m benchmarks.accuracy`. `rows`, `basis`: whose runs.\n"
     )
-    lines = [f"memory: {_flow(_memory_band(found))}", "bands:"]
+    lines = [
+        f"unmeasured: {_flow(_unmeasured_band(found))}",
+        f"memory: {_flow(_memory_band(found))}",
+        "bands:",
+    ]
     for name, of_device in bands.items():
         lines.append(f"  {name}:")
         for framework, band in of_device.items():
             lines.append(f"    {framework}: {_flow(band)}")
     return head + "\n".join(lines) + "\n"
+
+
+def _unmeasured_band(found: Scores) -> dict[str, float | int | str]:
+    """Of measured over predicted steps of stacks that the fit had never seen."""
+    low, high = np.quantile(found.measured_s / found.by_stack.seconds, [0.05, 0.95])
+    return {
+        "low": round(float(low), 3),
+        "high": round(float(high), 3),
+        "rows": len(found.runs),
+        "basis": "stacks left out of the fit",
+    }
 
 
 def _memory_band(found: Scores) -> dict[str, float | int | str]:
@@ -241,16 +323,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="refits that stop a little short")
     exact = not parser.parse_args(arguments).quick
     found = scores(RUNS, exact=exact)
-    print(f"fitted            {error_line(found.fitted_s, found.measured_s)}")
-    for name, left_out in (
-        ("source left out", found.by_source),
-        ("family left out", found.by_family),
-    ):
-        print(f"{name:17} {error_line(left_out.seconds, found.measured_s)}")
+    print(f"fitted                     {error_line(found.fitted_s, found.measured_s)}")
+    for name, left_out in found.left_out.items():
+        print(f"{name:26} {error_line(left_out.seconds, found.measured_s)}")
         for group in sorted(set(left_out.groups)):
             inside = members(left_out.groups, group)
             line = error_line(left_out.seconds[inside], found.measured_s[inside])
             print(f"    {group[:44]:44} {line}")
+    print(f"memory\n{_memory_table(found)}")
+    print(f"regret: {_regret_words(found)}")
+    print(f"never seen\n{_unseen_table(found)}\nfit or not: {_fit_words(found)}")
     write_whole(BANDS, _bands_text(found))
     write_whole(ROOT / "docs" / "accuracy.md", _document(found, exact=exact))
     _plots(found)

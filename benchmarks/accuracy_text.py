@@ -6,6 +6,21 @@ Written by `python -m benchmarks.accuracy` from the {rows} published, measured s
 its source; suspects count). The error is predicted over measured, minus 1; mean, median and percentiles are of its size, bias is its mean.
 `meshwright validate tests/data/published_runs.yaml` prints every row; `--plot FILE.svg` draws them.
 
+## Blind figures first
+The fit has seen these rows; here each is predicted by constants that were fitted without it: without all rows of its source (who measured),
+of its model's family, of both together (nothing like it was seen: the nearest to a stranger's run), or of its software stack.
+
+{blind}
+
+## Runs that the fit has never seen
+`tests/data/more_runs`, without suspects: other stacks, sweeps, releases and records. No constant was fitted on them; frameworks that are not known are priced
+as the nearest stack. Time of nanotron is one noisy step each; its memory is exact.
+
+{unseen}
+
+Fit or not (layouts of one sweep that ran, and that ran out of memory): {fit}. A layout is told to fit where its peak is likelier than not to be below HBM less
+context and NCCL's buffers.
+
 ## How the constants were fitted
 `make calibrate` refits {free} of the {records} constants in `devices.yaml` and `frameworks.yaml` of `costmodel/data`; the others are measurements, data-sheet ratios or
 assumptions that say so. It makes least the sum over rows of 2 (sqrt(1 + (log(predicted / measured) / 0.03)^2) - 1) and over free
@@ -18,7 +33,7 @@ No constant belongs to a row, a model or a source.
 {time}
 
 Plan regret (rows that share model, cluster, sequence length and global batch; measured time of the row predicted fastest over the best, minus
-1; groups of four or more, suspects left out): {regret}.
+1; rows with equal predictions count by the mean of their times; groups of four or more, suspects left out): {regret}.
 
 ![Predicted against measured step time](accuracy/fitted.svg)
 

@@ -243,12 +243,13 @@ def fit(
     start: Floats | None = None,
     known: Linearisation | None = None,
     exact: bool = True,
+    steps: int = MOST_STEPS,
 ) -> Floats:
     """Logarithms of the free constants that fit best; those outside `columns` stay at `start`.
 
     Gauss-Newton steps, each the robust optimum of the linearised rows, each kept only if the true sum falls.
     After a step the slopes are corrected by what it changed, and worked out anew when steps gain nothing more,
-    or never without `exact`. `known` are slopes to begin with. Deterministic: the same rows, priors and start
+    or never without `exact`; at most `steps` are taken. `known` are slopes to begin with. Deterministic: the same rows, priors and start
     give the same values.
     """
     used = np.ones(len(problem.runs), dtype=bool) if rows is None else rows
@@ -260,7 +261,7 @@ def fit(
     fresh = known is None
     log_seconds = np.log(problem.predict(logs))
     value = goal.value(log_seconds, logs)
-    for _ in range(MOST_STEPS):
+    for _ in range(steps):
         step = goal.linear_optimum(log_seconds, slopes, logs) - logs
         before = log_seconds, logs
         gain, (value, log_seconds, logs) = _best_along(goal, step, (value, log_seconds, logs))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.calibration import Bools, Floats, Linearisation, Problem, fit
+from benchmarks.calibration import MOST_STEPS, Bools, Floats, Linearisation, Problem, fit
 from meshwright.planner.runs.run_file import Run
 from meshwright.planner.runs.validation import KINDS
 
@@ -32,6 +32,10 @@ the first digit. BLOOM is a GPT with ALiBi, measured by the same stack as most G
 test. Truncated and proxy models belong with the model that they stand for."""
 
 
+QUICK_STEPS = 3
+"""Steps of a refit along known slopes; further ones gain next to nothing."""
+
+
 def family_of(run: Run) -> str:
     """The model family of a run."""
     name = run.workload.model.name
@@ -44,6 +48,11 @@ def family_of(run: Run) -> str:
 def source_of(run: Run) -> str:
     """Who measured a run: what stands before the first semicolon of its source."""
     return KINDS["source"](run)
+
+
+def stack_of(run: Run) -> str:
+    """The software stack that a run is priced as."""
+    return KINDS["framework"](run)
 
 
 @dataclass(frozen=True)
@@ -72,9 +81,36 @@ def leave_out(
     seconds = np.zeros(len(groups))
     for name in sorted(set(groups)):
         inside = members(groups, name)
-        logs = fit(problem, ~inside, start=best, known=known, exact=exact)
+        logs = _refitted(problem, ~inside, best, known, exact=exact)
         seconds[inside] = problem.predict(logs, inside)
     return LeftOut(groups, seconds)
+
+
+def leave_out_both(
+    problem: Problem, best: Floats, known: Linearisation, *, exact: bool = False
+) -> LeftOut:
+    """Predicts each row with constants fitted on rows of neither its source nor its family.
+
+    The hardest of the three, and the nearest to a row of a stranger: nothing like it was fitted on.
+    """
+    sources = [source_of(run) for run in problem.runs]
+    families = [family_of(run) for run in problem.runs]
+    pairs = tuple(zip(sources, families, strict=True))
+    seconds = np.zeros(len(pairs))
+    for source, family in sorted(set(pairs)):
+        in_source, in_family = members(sources, source), members(families, family)
+        inside = in_source & in_family
+        logs = _refitted(problem, ~(in_source | in_family), best, known, exact=exact)
+        seconds[inside] = problem.predict(logs, inside)
+    return LeftOut(tuple(f"{source}, {family}" for source, family in pairs), seconds)
+
+
+def _refitted(
+    problem: Problem, rows: Bools, best: Floats, known: Linearisation, *, exact: bool
+) -> Floats:
+    """Constants fitted on some rows, from the fit on all of them."""
+    steps = MOST_STEPS if exact else QUICK_STEPS
+    return fit(problem, rows, start=best, known=known, exact=exact, steps=steps)
 
 
 def members(groups: Sequence[str], name: str) -> Bools:

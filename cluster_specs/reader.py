@@ -93,6 +93,7 @@ def cluster_from_mapping(data: Mapping[str, object], where: str = "cluster") -> 
     """
     stated = {key: value for key, value in data.items() if value is not None}
     fields: dict[str, object] = {**_base_fields(stated.pop("base", None), where), **stated}
+    _refuse_mixed_devices(fields, where)
     _expand_node_ranges(fields, where)
     fields["device"], catalog_device = _device(fields, where)
     _fill_from_node_kind(fields, catalog_device)
@@ -104,6 +105,19 @@ def cluster_from_mapping(data: Mapping[str, object], where: str = "cluster") -> 
         return ClusterSpec.model_validate(fields)
     except ValidationError as error:
         raise InputError(validation_message(error, where, ClusterSpec, ("base",))) from None
+
+
+def _refuse_mixed_devices(fields: dict[str, object], where: str) -> None:
+    """Raises InputError where nodes name devices of their own: every rank of a plan works as fast as any."""
+    nodes = fields.get("nodes")
+    for index, node in enumerate(nodes if isinstance(nodes, list) else []):
+        if isinstance(node, Mapping) and "device" in node:
+            raise InputError(
+                "all GPUs of a cluster are of one device; write a cluster file for each kind of node and "
+                "plan on each",
+                where=f"{where}: nodes[{index}].device",
+                value=node["device"],
+            )
 
 
 def _expand_node_ranges(fields: dict[str, object], where: str) -> None:

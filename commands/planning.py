@@ -26,6 +26,9 @@ from meshwright.errors import ExitCode, InputError, near_miss
 @click.argument("model")
 @plan_options
 @click.option(
+    "--nodes", metavar="LIST|FILE", help="Use only these nodes (host list); else the Slurm job's."
+)
+@click.option(
     "--objective",
     type=ChoiceIn("planner.request.names", "OBJECTIVES"),
     default="nominal",
@@ -74,7 +77,8 @@ def plan_command(
     if as_json:
         print_json(plan_document(plan))
     else:
-        warn("warning", plan.warnings)
+        left_out = [] if plan.left_out is None else [plan.left_out]
+        warn("warning", [*plan.warnings, *left_out])
         show(plan_view(plan))
     if output is not None and plan.layout is not None:
         write_files(output, plan_files(plan), force)
@@ -248,13 +252,19 @@ def verify_command(
 
 @click.command()
 @click.argument("plan", type=PATH, metavar="PLAN|TERM")
+@click.option(
+    "--best/--no-best",
+    default=None,
+    help="Search for the best plan with each single choice; by default where that is quick.",
+)
 @common
-def explain(plan: Path, as_json: bool) -> None:
+def explain(plan: Path, best: bool | None, as_json: bool) -> None:
     """Say why a plan is as it is and what one change would cost, or what a term means.
 
     TERM is a word of a plan's screen or of docs/glossary.md: explain scale.
     """
     from meshwright.planner.analysis.neighbours import neighbours
+    from meshwright.planner.analysis.single_choices import searches_at_once, single_choices
     from meshwright.planner.plan.texts import read_feasible_plan
     from meshwright.planner.report.explain_view import explain_document, explain_view
     from meshwright.planner.report.glossary import meaning_of, meanings
@@ -272,11 +282,15 @@ def explain(plan: Path, as_json: bool) -> None:
         raise InputError(what, where="explain", value=str(plan), did_you_mean=near)
     explained = read_feasible_plan(plan)
     changes = neighbours(explained)
+    progress, choices = ProgressLine(), []
+    if best or (best is None and searches_at_once(explained)):
+        choices = single_choices(explained, changes, progress)
+        progress.clear()
     if as_json:
-        print_json(explain_document(explained, changes))
+        print_json(explain_document(explained, changes, choices))
     else:
         warn("warning", explained.warnings)
-        show(explain_view(explained, changes))
+        show(explain_view(explained, changes, choices))
 
 
 @click.command("compare")

@@ -8,7 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.collectives.on_levels import all_reduce_s, long_ring_pass_s
+from meshwright.costmodel.collectives.on_levels import (
+    all_reduce_s,
+    chain_latency_s,
+    long_ring_pass_s,
+)
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layout import Floats
 from meshwright.costmodel.memory.states import layer_parameters_on_gpu, optimizer_shards
@@ -81,6 +85,32 @@ def data_parallel_traffic(c: Context, dense: Floats, expert: Floats) -> DataPara
         once.bucket_s + gather.bucket_s,
     )
     return DataParallelTraffic(seconds, tail_s)
+
+
+def broadcast_latency_s(c: Context) -> Floats:
+    """Latency of broadcasts of parameters, one a shard, where the stack has them instead of a gather.
+
+    Each passes all ranks of the shard group one after the other (InternEvo, hybrid_zero_optim.py,
+    broadcast_params).
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts, placements and links.
+
+    Returns
+    -------
+    float or array
+        Seconds of a step under ZeRO 1 and 2, which no compute hides.
+    """
+    stage = np.asarray(c.layout.zero_stage)
+    if not c.constants.framework.broadcasts_shards:
+        return 0.0
+    shards, _ = optimizer_shards(c.workload, c.layout)
+    size = np.asarray(shards)
+    members = np.minimum(c.placement.dp_cp, size[..., None])
+    each_s = np.asarray(chain_latency_s(members, c.links))
+    return np.where((stage == 1) | (stage == 2), size * each_s, 0.0)
 
 
 def passes_of_a_step(c: Context) -> tuple[Floats, Floats]:
@@ -157,6 +187,9 @@ def _windows(c: Context) -> Floats:
     fsdp = np.asarray(c.layout.zero_stage) == 3
     _, reductions = passes_of_a_step(c)
     overlapped: Floats = reductions * float(c.workload.overlap.dp)
+    if c.constants.framework.reduces_after_backward:
+        alone = (np.asarray(c.layout.pp) > 1) | (np.asarray(c.layout.zero_stage) == 0)
+        overlapped = np.where(alone, 0.0, overlapped)
     return np.where(fsdp, c.layout.num_micro_batches, overlapped)
 
 
@@ -175,7 +208,7 @@ def _groups(c: Context, dense: Floats, expert: Floats) -> list[_Group]:
     layer, rest, experts = layer_parameters_on_gpu(c.workload.model, c.layout)
     if not framework.bucket_parameters:
         size = np.maximum(layer, rest)
-    elif not c.workload.overlap.dp:
+    elif framework.bucket_parameters_per_rank and not c.workload.overlap.dp:
         size = np.inf
     groups = [_Group(dense, c.placement.dp_cp, of_dense, size)]
     if c.workload.model.moe is not None:

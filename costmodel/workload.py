@@ -71,6 +71,8 @@ class Workload:
     replicate each other. 0: all of them."""
     gradient_bytes: int | None = None
     """Bytes of a gradient element when it is reduced, 2 or 4; None for what the software stack reduces."""
+    fp8_attention: bool = False
+    """Whether attention's matrix products run in FP8 too."""
     moment_bytes: int = 4
     """Bytes of a moment of the optimizer, 2 or 4."""
     fp8_parameters: bool | None = None

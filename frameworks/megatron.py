@@ -12,7 +12,9 @@ SCHEDULES = "megatron/core/pipeline_parallel/schedules.py"
 COMMON = "megatron/training/config/common_config.py"
 OPTIMIZER = "megatron/core/optimizer/optimizer_config.py"
 
-MEGATRON_LM = Stack(name="megatron-lm", written=r"(megatron-lm|megatron-core|megatron core)\b")
+MEGATRON_LM = Stack(
+    name="megatron-lm", maker="NVIDIA", written=r"(megatron-lm|megatron-core|megatron core)\b"
+)
 
 PYTORCH = Stack(name="pytorch", written=r"pytorch 3d\b", bound=False)
 """A training loop of its own over eager PyTorch, with Megatron's axes: InternEvo, nanotron, scaling, ..."""
@@ -72,13 +74,14 @@ MEGATRON = Framework(
     package="megatron-core",
     version="0.19.2",
     stacks=(
-        Stack(name="megatron"),
+        Stack(name="megatron", maker="NVIDIA"),
         Stack(name="megatron-2022", written=r"megatron-lm 2022\b"),
-        Stack(name="megatron-bridge", written=r"megatron-bridge\b"),
-        Stack(name="nemo-2024", written=r"nemo 24\.0[1-7]\b", bound=False),
-        Stack(name="nemo", written=r"nemo\b", bound=False),
+        Stack(name="megatron-bridge", maker="NVIDIA", written=r"megatron-bridge\b"),
+        Stack(name="nemo-2024", maker="NVIDIA", written=r"nemo 24\.0[1-7]\b", bound=False),
+        Stack(name="nemo", maker="NVIDIA", written=r"nemo\b", bound=False),
         MEGATRON_LM,
         Stack(name="aa-scaling", written=r"aa-scaling\b", bound=False),
+        Stack(name="internevo", written=r"internevo\b", bound=False),
         PYTORCH,
     ),
     measured_as=("megatron-lm", "megatron-bridge", "nemo"),
@@ -262,6 +265,7 @@ MEGATRON = Framework(
         ),
     },
     compilation=None,
+    eager_stack="",
     attention={
         "auto": _attention("auto", default=True),
         "flash": _attention("flash"),

@@ -79,6 +79,8 @@ class Stack:
     """Regular expression of how a source's lower-case text starts; empty where only the name is read."""
     bound: bool = True
     """Whether the rules of the record bind it. False for forks that left before the version of the record."""
+    maker: str = ""
+    """Who releases it, where several stacks share kernels and habits."""
     compiled: bool = False
     """Whether its layers run under torch.compile."""
 
@@ -130,6 +132,8 @@ class Framework:
     numerics: Mapping[str, Setting]
     """What changes the numbers of a run, by the name in `--allow`: chosen only where it is allowed."""
     compilation: Setting | None
+    eager_stack: str
+    """Stack with whose constants runs are priced that are not compiled; empty where none can be."""
     attention: Mapping[str, Setting]
     """Attention kernels that can be asked for by name."""
     rank_orders: Mapping[str, Setting]

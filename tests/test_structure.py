@@ -295,6 +295,7 @@ def machine_paths(root: Path) -> list[str]:
         ".venv",
         ".oracles",
         ".ray",
+        ".docs",
         ".mypy_cache",
         ".ruff_cache",
         ".pytest_cache",

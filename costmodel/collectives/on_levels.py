@@ -282,6 +282,29 @@ def cross_rail_bytes(
     return np.where(members[..., last] > in_node, changing, beyond)
 
 
+def chain_latency_s(members: NDArray[np.int64], links: Links) -> Floats:
+    """Latency of a message that passes every member of a group one after the other.
+
+    Of the P - 1 hops, P / inside - P / members cross each level (NCCL adds
+    hops so, `nsteps` of src/graph/tuning.cc).
+
+    Parameters
+    ----------
+    members : array of int, shape [..., levels]
+        Members of the group inside one block of each level.
+    links : Links
+        Latencies of the levels.
+
+    Returns
+    -------
+    float or array, shape [...]
+        Seconds; 0 for a group of one.
+    """
+    size, inside = members[..., -1:], members_inside(members)
+    hops = size / inside - size / members
+    return _over_levels(np.add, hops * links.latency_s)
+
+
 def point_to_point_s(payload_bytes: Floats, level: Ints, links: Links) -> Floats:
     """One neighbour sends to the next: alpha + n / B.
 

@@ -61,6 +61,9 @@ class Constants:
     shared: dict[str, float]
 
 
+_FP8_ATTENTION_GAIN = 1.6
+"""Rate of attention in FP8 over that at 16 bits (FlashAttention-3, arXiv 2407.08608, figures 5 and 7: 1.2
+over 0.75 PFLOP/s)."""
 _SCALE_UP_MEDIA = ("nvlink", "xgmi", "pcie")
 _BLACKWELL_REFERENCE_W = 1200.0
 """Board power of a GB200, the middle of the family, against which `tdp_exponent` was fitted."""
@@ -235,6 +238,8 @@ def kernel_rates(workload: Workload, constants: Constants) -> Rates:
         power = (spec.tdp_w / _BLACKWELL_REFERENCE_W) ** device.tdp_exponent
     # Attention waits for exponentials more than for tensor cores, and draws less.
     forward = sixteen * by_generation[constants.framework.flash_generation - 1]
+    if workload.fp8_attention:
+        forward *= _FP8_ATTENTION_GAIN
     return Rates(
         gemm_flops=peak_flops(spec, workload.precision) * fraction * power,
         head_gemm_flops=sixteen * device.gemm_fraction_16bit * power,

@@ -47,6 +47,8 @@ class FrameworkConstants:
     """Wait at a blocking tensor-parallel collective for the slowest rank and two stream hand-overs."""
     async_tensor_backward: bool
     """Whether backward collectives of column-parallel products run beside its GEMMs."""
+    broadcasts_shards: bool
+    """Whether each rank broadcasts its shard of the parameters, one after the other, instead of a gather."""
     zero1_all_reduces: bool
     """Whether ZeRO-1 all-reduces gradients (DeepSpeed) instead of scattering them."""
     p2p_exposed: float
@@ -69,6 +71,8 @@ class FrameworkConstants:
     """Parameters of one data-parallel collective, at the least; 0: those of a layer."""
     bucket_parameters_per_rank: float
     """The same for each data-parallel rank."""
+    reduces_after_backward: bool
+    """Whether nothing hides gradients' reduction in a pipeline, or where no states are sharded."""
     reduces_each_micro_batch: bool
     """Whether gradients of ZeRO 2 and 3 are reduced after each micro-batch, not once a step."""
     gathers_each_micro_batch: bool

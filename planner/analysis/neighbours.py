@@ -28,6 +28,7 @@ from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.placement import workload_of_plan
 from meshwright.planner.runs.predicted import layout_from_document
 
+_NUMBERS = ("tp", "cp", "pp", "dp", "ep", "vpp", "micro_batch", "zero_stage")
 _TRADES = (("tp", "dp"), ("pp", "dp"), ("cp", "dp"), ("tp", "pp"))
 
 
@@ -43,6 +44,8 @@ class Neighbour:
     """Against the plan's step time; negative where faster."""
     broken: str | None
     """The first rule that is broken, in words."""
+    settings: dict[str, int | str]
+    """The choices that differ from the plan's, such as `{"tp": 4, "dp": 32}`."""
 
 
 def neighbours(plan: Plan) -> list[Neighbour]:
@@ -162,7 +165,27 @@ def _priced(workload: Workload, change: str, layout: Layout, plan: Plan) -> Neig
             broken = f"tp {layout.tp} does not fit into the innermost level of the fabric"
     now = plan.predicted.step_time_s
     slower = None if seconds is None else 100.0 * (seconds / now - 1.0)
-    return Neighbour(change=change, step_time_s=seconds, slower_pct=slower, broken=broken)
+    assert plan.layout is not None
+    return Neighbour(
+        change=change,
+        step_time_s=seconds,
+        slower_pct=slower,
+        broken=broken,
+        settings=_settings_of(layout, layout_from_document(plan.layout)),
+    )
+
+
+def _settings_of(layout: Layout, before: Layout) -> dict[str, int | str]:
+    """The choices of a layout that differ from those of another, by name."""
+    changed: dict[str, int | str] = {}
+    for name in _NUMBERS:
+        value = int(getattr(layout, name))
+        if value != int(getattr(before, name)):
+            changed[name] = value
+    if int(layout.recompute) != int(before.recompute):
+        kind = "full" if int(layout.recompute) & Recompute.FULL else "selective"
+        changed["recompute"] = kind if int(layout.recompute) else "none"
+    return changed
 
 
 def _broken(workload: Workload, layout: Layout, stages: tuple[tuple[int, ...], ...]) -> str | None:

@@ -41,6 +41,8 @@ class Conflict:
     limits: tuple[Rule, ...]
     excess: FloatArray
     """Shape [limits, candidates], at least 0, in each limit's unit."""
+    candidates: Layout
+    """The layouts, shape [candidates]."""
     core: tuple[int, ...]
     """Rows of a minimal set of limits that no candidate keeps; empty where some candidate keeps all."""
 
@@ -49,6 +51,15 @@ class Conflict:
         alone = self.only_missed(row)
         over = self.excess[row][alone if alone.any() else self.excess[row] > 0]
         return float(over.min()) if len(over) else None
+
+    def nearest_miss(self, row: int) -> Layout | None:
+        """The candidate that misses a limit by least, and no other where there is such a one."""
+        alone = self.only_missed(row)
+        missing = alone if alone.any() else self.excess[row] > 0
+        if not missing.any():
+            return None
+        over = np.where(missing, self.excess[row], np.inf)
+        return self.candidates.scalar(int(np.argmin(over)))
 
     def only_missed(self, row: int) -> NDArray[np.bool_]:
         """Candidates that break this limit and no other, shape [candidates]."""
@@ -62,7 +73,7 @@ def conflict_of(request: PlanRequest, workload: Workload) -> Conflict:
     limits = (*rules_for(workload), *_request_rules(request))
     excess = np.stack([np.maximum(limit.excess(candidates), 0.0) for limit in limits])
     core = _conflict(limits, excess[:, _representatives(excess)], request.seed)
-    return Conflict(limits=limits, excess=excess, core=tuple(core))
+    return Conflict(limits=limits, excess=excess, candidates=candidates.layouts, core=tuple(core))
 
 
 class RequestRule(Rule):

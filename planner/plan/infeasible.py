@@ -9,11 +9,13 @@ from meshwright.cluster_specs.fabric import is_irregular
 from meshwright.constraints.gpu_budget import GPU_BUDGET
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.pipeline_schedules import AllowedSchedules
-from meshwright.constraints.registry import rules_for
+from meshwright.constraints.precision import PrecisionOnDevice
+from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.constants.measured import POINT_ESTIMATE
 from meshwright.costmodel.memory.footprint import ALLOCATOR_SHARE, usable_hbm_gib
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.pricing import CostModelPricing
+from meshwright.planner.bounds.stages import balanced_stages
 from meshwright.planner.mapping.choice.pricing import MappedPricing
 from meshwright.planner.plan.conflict import Conflict, RequestRule, conflict_of, without_pin
 from meshwright.planner.plan.infeasible_document import (
@@ -24,9 +26,15 @@ from meshwright.planner.plan.infeasible_document import (
     rule_sentence,
 )
 from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.search.executions import branch_of
 from meshwright.planner.search.loop import LayoutSearch
 from meshwright.planner.search.space import space_of
 
+PRECISION_NAME = PrecisionOnDevice.name
+NEAREST_PINS = ("tp", "cp", "pp", "dp", "ep", "micro_batch")
+"""Pins of which the nearest values are tried."""
+MOST_TRIES = 8
+"""Values that are tried on each side of a pin."""
 TRIAL_PRICED = 30
 """Layouts that one trial of a change may price; a change that is not found to help by then is not offered."""
 
@@ -57,18 +65,36 @@ def _conflicting_rule(conflict: Conflict, row: int, workload: Workload) -> Confl
     if isinstance(limit, AllowedSchedules):
         return ConflictingRule(kind="rule", rule=limit.name, allowed=list(limit.allowed))
     usable_gib = usable_hbm_gib(workload) if isinstance(limit, HbmCapacity) else None
+    words = None if isinstance(limit, HbmCapacity) else _words(conflict, row, workload)
     return ConflictingRule(
         kind="rule",
         rule=limit.name,
         missed_by=conflict.least_excess(row),
         limit=usable_gib,
         unit=limit.unit,
+        words=words,
     )
+
+
+def _words(conflict: Conflict, row: int, workload: Workload) -> str | None:
+    """What the rule says of the layout that misses it by least; None where it can say nothing of one."""
+    layout = conflict.nearest_miss(row)
+    if layout is None:
+        return None
+    stages = balanced_stages(workload.model.layers, int(layout.pp), int(layout.vpp))
+    if stages is None:
+        return None
+    finished = FinishedPlan(
+        workload=workload, layout=layout, stages=stages, memory_gib=(), spans={}
+    )
+    finding = conflict.limits[row].check(finished)
+    return None if finding is None else f"{finding.words}. {finding.remedy}".rstrip(". ")
 
 
 def _changes(request: PlanRequest, conflict: Conflict, more_gpus: bool) -> Iterator[SmallestChange]:
     """Single changes, each tried before it is offered."""
     for name, value in request.pins.items():
+        yield from _nearest_pins(request, name, value)
         if _feasible(replace(request, pins=without_pin(request.pins, name))):
             yield SmallestChange(change="drop-pin", field=name, asked=value)
     for ban in request.forbids:
@@ -78,6 +104,11 @@ def _changes(request: PlanRequest, conflict: Conflict, more_gpus: bool) -> Itera
         yield SmallestChange(
             change="reserve-gib", value=_largest_reserve(request), asked=request.reserve_gib
         )
+    if PRECISION_NAME in {conflict.limits[row].name for row in conflict.core}:
+        for precision in ("bf16", "fp16"):
+            if _feasible(replace(request, precision=precision)):
+                yield SmallestChange(change="precision", value=precision, asked=request.precision)
+                break
     if request.memory_risk < POINT_ESTIMATE and _feasible(
         replace(request, memory_risk=POINT_ESTIMATE)
     ):
@@ -90,6 +121,20 @@ def _changes(request: PlanRequest, conflict: Conflict, more_gpus: bool) -> Itera
         yield SmallestChange(
             change="device-hbm-gib", value=hbm_gib, asked=request.cluster.device.hbm_gib
         )
+
+
+def _nearest_pins(request: PlanRequest, name: str, value: int | str) -> Iterator[SmallestChange]:
+    """The nearest values of a pinned number with which a plan is found, below and above."""
+    if name not in NEAREST_PINS or not isinstance(value, int):
+        return
+    below = range(value - 1, max(value - MOST_TRIES, 1) - 1, -1)
+    above = range(value + 1, min(value + MOST_TRIES, request.gpus) + 1)
+    for values in (below, above):
+        for nearest in values:
+            pins = {**request.pins, name: nearest}
+            if _feasible(replace(request, pins=pins)):
+                yield SmallestChange(change="pin", field=name, value=nearest, asked=value)
+                break
 
 
 def _hbm_needed_gib(request: PlanRequest, conflict: Conflict) -> float | None:
@@ -108,8 +153,7 @@ def _feasible(request: PlanRequest) -> bool:
     pricing = MappedPricing if is_irregular(request.cluster) else CostModelPricing
     search = LayoutSearch(
         space,
-        pricing(space.workload),
-        rules_for(space.workload),
+        [branch_of(space, pricing(space.workload))],
         any_plan=True,
         most_priced=TRIAL_PRICED,
         seed=request.seed,

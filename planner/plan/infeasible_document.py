@@ -25,6 +25,8 @@ class ConflictingRule(BaseModel):
     limit: float | None = None
     """In `unit`; null where the limit is part of the rule."""
     unit: str | None = None
+    words: str | None = None
+    """What the rule says of the layout that misses it by least, and what would mend that."""
     allowed: list[str] = Field(default_factory=list)
     """Values that the rule allows, where they can be listed."""
 
@@ -34,11 +36,20 @@ class SmallestChange(BaseModel):
 
     model_config = _DOC
 
-    change: Literal["drop-pin", "allow", "reserve-gib", "memory-risk", "gpus", "device-hbm-gib"]
+    change: Literal[
+        "pin",
+        "drop-pin",
+        "allow",
+        "precision",
+        "reserve-gib",
+        "memory-risk",
+        "gpus",
+        "device-hbm-gib",
+    ]
     field: str | None = None
-    """The pin that is dropped, or the choice that is allowed."""
-    value: int | float | None = None
-    """What to take: GiB or GPUs."""
+    """The pin that is changed or dropped, or the choice that is allowed."""
+    value: int | float | str | None = None
+    """What to take: a pin's value, a precision, GiB or GPUs."""
     asked: int | float | str | None = None
     """What the request has in its place."""
 
@@ -70,6 +81,8 @@ def rule_sentence(conflicting: ConflictingRule, framework: str, layers: int) -> 
         )
     if conflicting.allowed:
         return f"{name}: {framework} runs {', '.join(conflicting.allowed)}"
+    if conflicting.words is not None:
+        return f"{name}: {conflicting.words}"
     return name + _missed_text(conflicting)
 
 
@@ -87,14 +100,24 @@ def _missed_text(conflicting: ConflictingRule) -> str:
 
 def change_sentence(change: SmallestChange) -> str:
     """One line for a change, in the imperative."""
-    if change.change == "drop-pin":
-        return f"drop the pin {change.field}={change.asked}"
-    if change.change == "allow":
-        return f"allow {change.field}"
-    if change.change == "reserve-gib":
-        return f"reserve {change.value:.1f} GiB or less, not {change.asked:g}"
-    if change.change == "memory-risk":
-        return f"take a memory risk of {change.value:g} (the prediction as it stands), not {change.asked:g}"
-    if change.change == "gpus":
-        return f"take {change.value} GPUs, not {change.asked}"
-    return f"take GPUs with at least {change.value:.0f} GiB"
+    match change.change:
+        case "pin":
+            words = f"pin {change.field}={change.value}, not {change.asked}"
+        case "drop-pin":
+            words = f"drop the pin {change.field}={change.asked}"
+        case "allow":
+            words = f"allow {change.field}"
+        case "precision":
+            words = f"train in {change.value}, not {change.asked}"
+        case "reserve-gib":
+            words = f"reserve {change.value:.1f} GiB or less, not {change.asked:g}"
+        case "memory-risk":
+            words = (
+                f"take a memory risk of {change.value:g} (the prediction as it stands), "
+                f"not {change.asked:g}"
+            )
+        case "gpus":
+            words = f"take {change.value} GPUs, not {change.asked}"
+        case "device-hbm-gib":
+            words = f"take GPUs with at least {change.value:.0f} GiB"
+    return words

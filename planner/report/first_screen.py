@@ -65,6 +65,19 @@ def _answer(plan: Plan, predicted: Predicted) -> list[tuple[str, str]]:
 
 def layout_line(layout: LayoutDoc, *, experts: bool) -> str:
     """A layout in one line: `tp 4, pp 4 x 10, dp 16; 64 micro-batches of 1; ZeRO 1; no recompute`."""
+    micro_batches = counted(layout.num_micro_batches, "micro-batch", "micro-batches")
+    recompute = recompute_text(layout)
+    parts = [
+        degrees_text(layout, experts=experts),
+        f"{micro_batches} of {layout.micro_batch}",
+        f"ZeRO {layout.zero_stage}",
+        "no recompute" if recompute == "none" else f"recompute {recompute}",
+    ]
+    return "; ".join(parts)
+
+
+def degrees_text(layout: LayoutDoc, *, experts: bool) -> str:
+    """Degrees of a layout, those of 1 left out but for tp and dp: `tp 4, pp 4 x 10, dp 16`."""
     pipeline = f"pp {layout.pp} x {layout.vpp}" if layout.vpp > 1 else f"pp {layout.pp}"
     degrees = {
         "tp": f"tp {layout.tp}",
@@ -74,15 +87,7 @@ def layout_line(layout: LayoutDoc, *, experts: bool) -> str:
         "ep": f"ep {layout.ep}" if experts else "",
         "etp": f"etp {layout.etp}" if layout.etp > 1 else "",
     }
-    micro_batches = counted(layout.num_micro_batches, "micro-batch", "micro-batches")
-    recompute = recompute_text(layout)
-    parts = [
-        ", ".join(degree for degree in degrees.values() if degree),
-        f"{micro_batches} of {layout.micro_batch}",
-        f"ZeRO {layout.zero_stage}",
-        "no recompute" if recompute == "none" else f"recompute {recompute}",
-    ]
-    return "; ".join(parts)
+    return ", ".join(degree for degree in degrees.values() if degree)
 
 
 def _installs(plan: Plan) -> str:
@@ -105,6 +110,8 @@ def _memory(plan: Plan, predicted: Predicted) -> str:
     """The fullest GPU, and whether the cost model's error in memory would overfill it."""
     usable_gib, peak_gib = usable_hbm_gib(workload_of_plan(plan)), max(predicted.memory_gib)
     words = f"{peak_gib:.1f} of {usable_gib:.1f} usable GiB ({percent(peak_gib / usable_gib, 0)})"
+    if plan.memory_risk is not None:
+        return f"{words}; risk of running out {percent(plan.memory_risk.remains, 0)}"
     if plan.robustness is None:
         return words
     factor = plan.robustness.memory_band[1]

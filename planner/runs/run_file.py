@@ -29,6 +29,7 @@ from meshwright.planner.runs.run_settings import (
     run_layout,
     software_profile,
     stages_of,
+    with_whole_domains,
 )
 from meshwright.planner.runs.run_terms import (
     GRADIENT_BYTES,
@@ -172,6 +173,8 @@ def _run(
     layout, layout_remarks = run_layout(settings, model, dp, published=published)
     stages, stage_remarks = stages_of(settings, model)
     check_shard_group(settings, dp)
+    if published:
+        cluster = with_whole_domains(cluster, gpus)
     profile, profile_remarks = software_profile(
         settings, published=published, calibration=calibration
     )
@@ -191,6 +194,7 @@ def _run(
         attention_kernel=settings.attention_kernel or attention_kernel_kind(kernel_words),
         shard_group=settings.shard_group or shard_group_size(settings.recipe.get("zero1_group")),
         gradient_bytes=gradient_bytes_of(gradient_words),
+        fp8_attention=recipe_switch(settings.recipe, "fp8_attention") is True,
         moment_bytes=GRADIENT_BYTES[settings.moment_dtype],
         fused_norm=recipe_switch(settings.recipe, "fused_rmsnorm"),
         fp8_parameters=_fp8_parameters(settings),

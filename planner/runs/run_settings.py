@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from meshwright.cluster_specs.fabric import fabric_levels
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.constants.calibration import Calibration
 from meshwright.costmodel.layout import Layout
@@ -52,6 +53,20 @@ def gpus_and_dp(settings: SettingsDoc, cluster: ClusterSpec) -> tuple[int, int]:
             f"run.dp: {degrees} * dp {dp} = {gpus} GPUs, but the cluster has {cluster.gpus}"
         )
     return gpus, dp
+
+
+def with_whole_domains(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
+    """The machine around a published run, where its source names only the GPUs that the run took.
+
+    Jobs take equal parts of NVLink domains, 64 GPUs of racks of 72: 512 GPUs stand in eight racks, not in
+    seven and a piece.
+    """
+    domain = cluster.nvlink_domain
+    whole = cluster.gpus != gpus or gpus <= domain or gpus % domain == 0
+    if whole or cluster.levels or cluster.nodes:
+        return cluster
+    part = int(fabric_levels(cluster, gpus).blocks[0])
+    return cluster.model_copy(update={"gpus": gpus // part * domain})
 
 
 def check_shard_group(settings: SettingsDoc, dp: int) -> None:

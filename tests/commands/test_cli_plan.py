@@ -190,7 +190,7 @@ def test_a_plan_that_is_none_is_refused_by_name(
     with pytest.raises(InputError, match=r"plan\.yaml: ") as caught:
         read_plan(path)
     assert words in str(caught.value)
-    result = run("explain", path)
+    result = run("explain", path, "--no-best")
     assert (result.exit_code, result.stdout) == (2, "")
 
 
@@ -215,7 +215,7 @@ def test_a_plan_that_contradicts_itself_is_refused(
     data[part] |= change
     path = tmp_path / "plan.yaml"
     path.write_text(json.dumps(data), encoding="utf-8")
-    result = run("explain", path)
+    result = run("explain", path, "--no-best")
     assert result.exit_code == 2, result.output
     assert words in result.stderr
     assert "internal error" not in result.stderr
@@ -397,11 +397,11 @@ def test_every_command_says_the_same_of_a_plan_without_layout(
 def test_explain_names_what_holds_a_plan_back(tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     path.write_text(plan_text(sample()), encoding="utf-8")
-    shown = run("explain", path).stdout
+    shown = run("explain", path, "--no-best").stdout
     assert "scale-up-tp" in shown
     assert "What bounds its speed" in shown
     assert "2.500 s" in shown
-    data = document(run("explain", path, "--json"))
+    data = document(run("explain", path, "--json", "--no-best"))
     assert data["binding"][0]["slack"] == 0
     assert any("of the step" in reason for reason in data["bounds"])
 

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from meshwright.cluster_specs.reader import read_cluster
+from meshwright.costmodel.collectives.on_levels import chain_latency_s
 from meshwright.costmodel.constants.measured import fit_probability, memory_band
+from meshwright.costmodel.constants.rates import constants_for, fabric_links
 from meshwright.costmodel.constants.stacks import stack_constants
 from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.layout import Layout
@@ -99,3 +101,33 @@ def test_the_chance_to_fit_falls_with_what_is_needed() -> None:
     assert chances[0] > 0.999
     assert chances[-1] < 0.001
     assert fit_probability(77.0 / memory_band().high, 77.0) == pytest.approx(0.95)
+
+
+def test_broadcasts_wait_for_every_rank_of_the_group() -> None:
+    """Two nodes of 8: each of 16 broadcasts passes 14 hops inside nodes and 1 between."""
+    work = replace(WORK, framework="internevo", gpus=16)
+    layout = Layout(dp=16, num_micro_batches=8, zero_stage=1)
+    placement = nested_placement(work.cluster, layout)
+    links = fabric_links(work, constants_for(work))
+    hops = 14 * links.latency_s[0] + links.latency_s[1]
+    assert chain_latency_s(placement.dp_cp, links) == pytest.approx(hops)
+    gathered = replace(work, framework="pytorch")
+    assert step_s(work, layout) != step_s(gathered, layout)
+
+
+def test_fp8_attention_is_faster() -> None:
+    assert step_s(replace(WORK, fp8_attention=True), LAYOUT) < step_s(WORK, LAYOUT)
+
+
+@pytest.mark.parametrize("framework", ["aa-scaling", "pytorch"])
+def test_eager_stacks_keep_more(framework: str) -> None:
+    eager, _ = activation_bytes_per_layer(replace(WORK, framework=framework), LAYOUT, experts=False)
+    fused, _ = activation_bytes_per_layer(WORK, LAYOUT, experts=False)
+    assert np.asarray(eager) > np.asarray(fused)
+
+
+def test_weights_kept_in_fp8_need_no_wide_copy() -> None:
+    wide = replace(WORK, framework="nemo", precision="fp8", cluster=read_cluster("dgx-h100"))
+    kept = replace(wide, fp8_parameters=True)
+    assert float(np.asarray(state_bytes(wide, LAYOUT, 64)[0])) == 4.0
+    assert float(np.asarray(state_bytes(kept, LAYOUT, 64)[0])) == 2.0

@@ -1,0 +1,60 @@
+"""Why there is no plan, in a user's words; each change that is offered works, one step less does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from meshwright.cluster_specs.reader import cluster_from_mapping
+from meshwright.errors import InputError
+from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.request.reader import read_request
+from meshwright.planner.runs.launches.reader import read_launch
+
+
+def asked(cluster: str = "dgx-h100", pin: str = "", precision: str = "bf16") -> PlanRequest:
+    return read_request(
+        model="llama-3-8b",
+        cluster=cluster,
+        gpus=16,
+        global_batch=512,
+        seq_len=4096,
+        pin=pin,
+        precision=precision,
+    )
+
+
+@pytest.mark.slow
+def test_the_nearest_pins_are_named_and_work() -> None:
+    request = asked(pin="dp=3")
+    answer = fastest_plan(request).infeasible
+    assert answer is not None
+    assert any("dp 3" in words and "512" in words for words in answer.conflict)
+    assert answer.smallest_changes[:2] == ["pin dp=2, not 3", "pin dp=4, not 3"]
+    for change in answer.changes[:2]:
+        pins: dict[str, int | str] = {"dp": int(change.value or 0)}
+        assert fastest_plan(replace(request, pins=pins)).layout is not None
+
+
+def test_fp8_on_a_device_without_it() -> None:
+    answer = fastest_plan(asked("dgx-a100", precision="fp8")).infeasible
+    assert answer is not None
+    assert answer.conflict[0].startswith("precision-on-device: a100-sxm-80gb (ampere) has no fp8")
+    assert answer.smallest_changes == ["train in bf16, not fp8"]
+
+
+def test_a_cluster_of_two_devices() -> None:
+    nodes = [{"name": "a", "device": "h100-sxm-80gb"}, {"name": "b", "device": "a100-sxm-80gb"}]
+    mixed = {"name": "mixed", "device": "h100-sxm-80gb", "nodes": nodes}
+    with pytest.raises(InputError, match=r"nodes\[0\].device: all GPUs .* are of one device"):
+        cluster_from_mapping(mixed)
+
+
+def test_a_toml_file_is_told_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "train.toml"
+    path.write_text("# mine\n[parallelism]\ntensor_parallel_degree = 8\n", encoding="utf-8")
+    with pytest.raises(InputError, match="this is a TOML file"):
+        read_launch(path)

@@ -1,0 +1,63 @@
+"""The tutorial's commands run as they stand, one after the other, and the site's pages are all listed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from meshwright import cli
+from tests.places import ROOT
+
+PAGE = ROOT / "docs" / "tutorial.md"
+_BLOCK = re.compile(
+    r'^```(?P<kind>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```', re.M | re.S
+)
+
+
+def commands() -> list[list[str]]:
+    """The words of every command in the page's sh blocks."""
+    blocks = [
+        block["text"] for block in _BLOCK.finditer(PAGE.read_text("utf-8")) if block["kind"] == "sh"
+    ]
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [shlex.split(line) for line in lines if line.strip()]
+
+
+@pytest.mark.slow
+def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "qwen3-8b").mkdir()
+    shutil.copy(ROOT / "tests/data/hf_configs/qwen3-8b.json", tmp_path / "qwen3-8b/config.json")
+    for block in _BLOCK.finditer(PAGE.read_text("utf-8")):
+        if block["title"]:
+            (tmp_path / block["title"]).write_text(block["text"], encoding="utf-8")
+    assert len(commands()) >= 8
+    outputs = []
+    for words in commands():
+        assert words[0] == "meshwright"
+        done = CliRunner().invoke(cli.main, words[1:])
+        assert done.exit_code == 0, f"{words}\n{done.output}"
+        outputs.append(done.stdout)
+    compared = next(
+        text for words, text in zip(commands(), outputs, strict=True) if "compare" in words
+    )
+    assert " s today: " in compared.splitlines()[0]
+    assert (tmp_path / "today.diff").read_text(encoding="utf-8").startswith("--- today.sh")
+
+
+def test_every_page_is_in_the_sites_menu() -> None:
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    listed = [
+        page
+        for part in site["nav"]
+        for pages in part.values()
+        for page in (pages if isinstance(pages, list) else [pages])
+    ]
+    names = [next(iter(page.values())) if isinstance(page, dict) else page for page in listed]
+    assert sorted(names) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
