@@ -56,7 +56,7 @@ def plan_options(command: Command) -> Command:
                 multiple=True,
                 metavar="A,...",
                 help="Software that is not there: deepep,hybridep,ep-overlap,tp-overlap,cuda-graph,"
-                "full-graph,cp-a2a.",
+                "full-graph,cp-a2a,compile.",
             ),
             click.option(
                 "--allow",

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from meshwright.constraints.attention_heads import whole_kv_heads
 from meshwright.constraints.columns import as_excess, column
-from meshwright.constraints.kinds import AtMost, of
+from meshwright.constraints.kinds import AtMost, When, of
 from meshwright.constraints.pipeline_schedules import TORCHTITAN_SCHEDULE_RULES
 from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from meshwright.constraints.torchtitan_model import (
@@ -52,11 +52,23 @@ TORCHTITAN_TIED_EMBEDDINGS = AtMost(
     remedy="Set pp to 1, or train with untied embeddings.",
 )
 
+TORCHTITAN_CONTEXT_SHARDS = AtMost(
+    name="torchtitan-context-shards",
+    sentence="cp <= 1 where nothing is sharded: FSDP shards over context-parallel ranks too",
+    unit="context-parallel ranks",
+    when=(When("zero_stage", most=0),),
+    value=of("cp"),
+    words="ZeRO 0 on {cp} context-parallel ranks",
+    remedy="Shard with ZeRO 2 or 3, or set cp to 1.",
+)
+"""`ParallelDims.fsdp_enabled` of torchtitan/distributed/parallel_dims.py."""
+
 TORCHTITAN_RULES: tuple[Rule, ...] = (
     *TORCHTITAN_SCHEDULE_RULES,
     whole_kv_heads(TORCHTITAN),
     TorchtitanSequence(),
     TORCHTITAN_TIED_EMBEDDINGS,
+    TORCHTITAN_CONTEXT_SHARDS,
     TorchtitanArchitecture(),
     TorchtitanExpertShards(),
     TORCHTITAN_TOKEN_PREDICTION,

@@ -187,6 +187,9 @@ def _windows(c: Context) -> Floats:
     fsdp = np.asarray(c.layout.zero_stage) == 3
     _, reductions = passes_of_a_step(c)
     overlapped: Floats = reductions * float(c.workload.overlap.dp)
+    if c.constants.framework.reduces_after_backward:
+        alone = (np.asarray(c.layout.pp) > 1) | (np.asarray(c.layout.zero_stage) == 0)
+        overlapped = np.where(alone, 0.0, overlapped)
     return np.where(fsdp, c.layout.num_micro_batches, overlapped)
 
 
@@ -205,7 +208,7 @@ def _groups(c: Context, dense: Floats, expert: Floats) -> list[_Group]:
     layer, rest, experts = layer_parameters_on_gpu(c.workload.model, c.layout)
     if not framework.bucket_parameters:
         size = np.maximum(layer, rest)
-    elif not c.workload.overlap.dp:
+    elif framework.bucket_parameters_per_rank and not c.workload.overlap.dp:
         size = np.inf
     groups = [_Group(dense, c.placement.dp_cp, of_dense, size)]
     if c.workload.model.moe is not None:

@@ -13,6 +13,7 @@ from meshwright.costmodel.execution_names import (
 )
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Overlap, Workload
+from meshwright.frameworks.catalog import as_compiled, framework_of_stack, stack_named
 
 _TYPE_BYTES = {"fp32": 4, "bf16": 2}
 
@@ -35,6 +36,8 @@ class Execution:
     """What CUDA graphs launch: nothing, the feed-forward part, attention and router, the whole step."""
     cp_comm: ContextExchange = "p2p"
     """Context parallelism passes keys and values around a ring (p2p), or swaps heads for tokens (a2a)."""
+    compiled: bool = False
+    """Layers run under torch.compile, where the framework leaves that open."""
     gradient_dtype: StateType | None = None
     """Type in which gradients are added up and reduced; None where the framework leaves no choice."""
     moment_dtype: StateType = "fp32"
@@ -65,6 +68,7 @@ class Execution:
             moe_dispatch=self.moe_dispatch,
             cuda_graph=self.cuda_graph,
             cp_comm=self.cp_comm,
+            framework=as_compiled(workload.framework, compiled=self.compiled),
             gradient_bytes=_TYPE_BYTES[self.gradient_dtype] if self.gradient_dtype else None,
             moment_bytes=_TYPE_BYTES[self.moment_dtype],
             fp8_parameters=self.fp8_params,
@@ -90,8 +94,10 @@ class Execution:
             "cuda_graph": workload.cuda_graph,
             "cp_comm": workload.cp_comm,
         }
+        has_both = bool(framework_of_stack(workload.framework).eager_stack)
         return cls(
             **settings,
+            compiled=has_both and stack_named(workload.framework).compiled,
             ep_overlap=overlap.ep,
             tp_overlap=overlap.tp,
             dp_overlap=overlap.dp,

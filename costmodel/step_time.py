@@ -192,14 +192,7 @@ def optimistic_step(
     times = times or kind_times(c)
     busiest, least_work = even_layout_load(c, times)
     busiest = np.maximum(busiest, busiest_s)
-    dense, expert = rank_parameters(c.workload.model, c.layout, None)
-    step = _Step(
-        chunk_s=cheapest_layer_s(times),
-        dense=dense,
-        expert=expert,
-        traffic=data_parallel_traffic(c, dense, expert),
-        share=c.workload.flushes * layer_bubble_share(c, times),
-    )
+    step = _with_parameters_spread(c, times)
     pp = np.asarray(c.layout.pp)
     waits = step.share / c.layout.vpp
     useful = largest_useful_window_s(c, step.traffic) * pp
@@ -211,6 +204,43 @@ def optimistic_step(
 
     work = np.where(cost(kink) < cost(least_work), kink, least_work)
     return _compose(c, {"ranks": busiest}, work, step)
+
+
+def loaded_step(c: Context, times: KindTimes, busiest_s: Floats, work_s: Floats) -> StepTime:
+    """Never above `exact_step` of a split with this busiest rank and this work in all.
+
+    Parameters are spread evenly over the ranks, and ranks in step lose nothing on uneven chunks. Linear in
+    `busiest_s`.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts of shape [n] and placements.
+    times : KindTimes
+        `kind_times(c)`.
+    busiest_s : float or array, shape [n]
+        Seconds of the slowest rank and micro-batch.
+    work_s : float or array, shape [n]
+        Seconds of all ranks and a micro-batch.
+
+    Returns
+    -------
+    StepTime
+        Seconds by part, arrays of shape [n].
+    """
+    return _compose(c, {"ranks": busiest_s}, work_s, _with_parameters_spread(c, times))
+
+
+def _with_parameters_spread(c: Context, times: KindTimes) -> _Step:
+    """A step in which the rank with most parameters has as few as any split allows."""
+    dense, expert = rank_parameters(c.workload.model, c.layout, None)
+    return _Step(
+        chunk_s=cheapest_layer_s(times),
+        dense=dense,
+        expert=expert,
+        traffic=data_parallel_traffic(c, dense, expert),
+        share=c.workload.flushes * layer_bubble_share(c, times),
+    )
 
 
 def _compose(c: Context, worst: Parts, work: Floats, step: _Step) -> StepTime:

@@ -43,6 +43,14 @@ def framework_of_stack(name: str) -> Framework:
     return _stacks_by_name()[name][0]
 
 
+def as_compiled(stack_name: str, *, compiled: bool) -> str:
+    """The stack that runs compiled layers, or eager ones, where its framework has both."""
+    record = framework_of_stack(stack_name)
+    if not record.eager_stack:
+        return stack_name
+    return record.name if compiled else record.eager_stack
+
+
 def binding_framework(stack_name: str) -> Framework | None:
     """The record whose rules bind a software stack; None where those of no record do."""
     record, stack = _stacks_by_name()[stack_name]

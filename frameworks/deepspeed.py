@@ -67,6 +67,7 @@ DEEPSPEED = Framework(
     ),
     numerics={},
     compilation=None,
+    eager_stack="",
     attention={"flash": Setting(flag="--use-flash-attn-v2", source=ARGUMENTS)},
     rank_orders={"tp-dp-pp": Setting(source="deepspeed/runtime/pipe/topology.py")},
     rules=("deepspeed-pipeline-zero", "deepspeed-experts"),

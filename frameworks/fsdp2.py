@@ -64,6 +64,7 @@ FSDP2 = Framework(
     ),
     numerics={},
     compilation=Setting(flag="dynamo_backend", source=LAUNCH, planned=False),
+    eager_stack="",
     attention={},
     rank_orders={"tp-cp-dp": Setting(source=MESH)},
     rules=("fsdp2-shards", "fsdp2-kv-heads"),

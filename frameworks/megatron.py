@@ -265,6 +265,7 @@ MEGATRON = Framework(
         ),
     },
     compilation=None,
+    eager_stack="",
     attention={
         "auto": _attention("auto", default=True),
         "flash": _attention("flash"),

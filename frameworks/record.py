@@ -132,6 +132,8 @@ class Framework:
     numerics: Mapping[str, Setting]
     """What changes the numbers of a run, by the name in `--allow`: chosen only where it is allowed."""
     compilation: Setting | None
+    eager_stack: str
+    """Stack with whose constants runs are priced that are not compiled; empty where none can be."""
     attention: Mapping[str, Setting]
     """Attention kernels that can be asked for by name."""
     rank_orders: Mapping[str, Setting]

@@ -42,7 +42,7 @@ TORCHTITAN = Framework(
     package="torchtitan",
     version="0.3.0",
     stacks=(
-        Stack(name="torchtitan"),
+        Stack(name="torchtitan", compiled=True),
         Stack(name="torchtitan-eager", written=r"torchtitan\b.*\beager\b"),
         TORCHTITAN_COMPILED,
     ),
@@ -132,6 +132,7 @@ TORCHTITAN = Framework(
     ),
     numerics={},
     compilation=Setting(flag="--compile.enable", source=CONFIG),
+    eager_stack="torchtitan-eager",
     attention={
         "flex": Setting(flag="get_attention_config", value="flex", source=EXPERTS),
         "flex_flash": Setting(
@@ -149,6 +150,7 @@ TORCHTITAN = Framework(
         "torchtitan-kv-heads",
         "torchtitan-sequence",
         "torchtitan-tied-embeddings",
+        "torchtitan-context-shards",
         "torchtitan-architecture",
         "torchtitan-expert-shards",
         "torchtitan-mtp",

@@ -71,6 +71,8 @@ class FrameworkConstants:
     """Parameters of one data-parallel collective, at the least; 0: those of a layer."""
     bucket_parameters_per_rank: float
     """The same for each data-parallel rank."""
+    reduces_after_backward: bool
+    """Whether nothing hides gradients' reduction in a pipeline, or where no states are sharded."""
     reduces_each_micro_batch: bool
     """Whether gradients of ZeRO 2 and 3 are reduced after each micro-batch, not once a step."""
     gathers_each_micro_batch: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -18,6 +19,19 @@ from meshwright.planner.bounds.stages import SplitCosts, balanced_stages
 def hbm_limit_gib(workload: Workload) -> float:
     """What the peak on one GPU may reach."""
     return usable_hbm_gib(workload)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRow:
+    """What one pipeline rank holds, in GiB: `fixed + layer n + leading d - relief k`."""
+
+    fixed_gib: float
+    layer_gib: float
+    """Of each of the rank's n layers."""
+    leading_gib: float
+    """More, or less, for each of the d leading dense layers among them."""
+    relief_gib: float
+    """At most, for each of the k layers that are recomputed in full."""
 
 
 class MemoryFit:
@@ -75,6 +89,22 @@ class MemoryFit:
     def _recomputed_layers(self) -> int:
         full = int(self.layout.recompute) & Recompute.FULL
         return int(self.layout.recompute_layers) if full else 0
+
+    def rank_rows(self) -> list[RankRow]:
+        """The memory of every rank as a linear function of its layers."""
+        state, saved_gib, again_gib, state_l, kept_l, again_l = self._per_layer
+        relief_gib = saved_gib - again_gib
+        if self.leading:
+            relief_gib = max(relief_gib, kept_l - again_l)
+        return [
+            RankRow(
+                fixed_gib=fixed_gib,
+                layer_gib=state + saved_gib * flying,
+                leading_gib=state_l - state + (kept_l - saved_gib) * flying,
+                relief_gib=relief_gib * flying,
+            )
+            for fixed_gib, flying in zip(self._fixed_gib, self._in_flight, strict=True)
+        ]
 
     def rank_gib(self, rank: int, layers: int, leading: int) -> float:
         """Peak of one rank with `layers` layers, `leading` of them dense ones at the front of the model."""

@@ -31,7 +31,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -40,16 +39,16 @@ from numpy.typing import NDArray
 from meshwright.cluster_specs.fabric import full_levels
 from meshwright.costmodel.collectives.on_levels import best_beyond
 from meshwright.costmodel.constants.calibrated import calibrated_constants
-from meshwright.costmodel.constants.rates import fabric_links, links_of
-from meshwright.costmodel.estimate import LayerCosts, layer_costs, peak_memory_gib
+from meshwright.costmodel.constants.rates import links_of
+from meshwright.costmodel.estimate import peak_memory_gib
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import AXES, Layout, Placement, Recompute
-from meshwright.costmodel.pipeline.rank_load import least_busiest_s
 from meshwright.costmodel.placement import level_factors, placement_on
 from meshwright.costmodel.step_time import make_context, optimistic_step
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
+from meshwright.planner.bounds.degree_bound import rows_by_value
 from meshwright.planner.bounds.exact_cost import LayoutPricing, MappingBounds, Priced
 from meshwright.planner.bounds.matrices import Matrices, matrices
 from meshwright.planner.bounds.memory_fit import hbm_limit_gib
@@ -92,98 +91,17 @@ class CostModelPricing:
         """Every parallelism matrix is priced."""
         return float("inf")
 
+    @property
+    def prices_matrices(self) -> bool:
+        """Mappings are parallelism matrices."""
+        return True
+
     def needs(self, layout: Layout) -> Sequence[Any]:
         """Nothing: on a regular fabric every parallelism matrix can be had."""
         return ()
 
     def use_assignment(self, layout: Layout, cells: Any, value: Callable[[Any], int]) -> None:
         """Nothing: matrices need no slots."""
-
-    def compute_bound_s(self, degrees: Layout, smallest_bubble: FloatArray) -> FloatArray:
-        """Layers at their cheapest, with every group inside the scale-up domain, through an even pipeline.
-
-        Parameters
-        ----------
-        degrees
-            Shape [n].
-        smallest_bubble
-            Share of the other ranks' seconds that any schedule waits at the least, [n].
-
-        Returns
-        -------
-        FloatArray
-            Seconds of a step, [n].
-        """
-        model = self._workload.model
-        costs = self._shape_costs(degrees)
-        work_s, cheapest, end = _loads(model.dense_layers, model.moe_layers, costs)
-        micro_batches = np.asarray(degrees.num_micro_batches, dtype=np.float64)
-        pp = np.asarray(degrees.pp, dtype=np.float64)
-        main = costs.moe_layer_s if model.moe_layers else costs.dense_layer_s
-        busiest = np.maximum(work_s / pp, np.ceil(model.layers / pp) * cheapest)
-        busiest = np.maximum(busiest, end + cheapest)
-        split = least_busiest_s(model.moe_layers or model.dense_layers, main, end, pp)
-        busiest = np.maximum(busiest, split)
-        bubble_s = np.maximum(work_s - busiest, 0.0) * smallest_bubble
-        bound_s: FloatArray = micro_batches * busiest + bubble_s
-        return bound_s
-
-    def gpu_seconds(self, shapes: Layout) -> float:
-        """From the least that a sequence costs in any of the shapes; infinite without any."""
-        if not len(np.atleast_1d(np.asarray(shapes.tp))):
-            return float("inf")
-        model = self._workload.model
-        work_s, _, _ = _loads(model.dense_layers, model.moe_layers, self._shape_costs(shapes))
-        group = np.asarray(shapes.tp) * np.asarray(shapes.cp) / np.asarray(shapes.micro_batch)
-        return float(np.min(work_s * group)) * self._workload.global_batch
-
-    def _shape_costs(self, degrees: Layout) -> LayerCosts:
-        """Layer costs of all degrees; priced once per distinct (tp, cp, ep, etp, micro-batch)."""
-        names = ("tp", "cp", "ep", "etp", "micro_batch")
-        if not len(np.atleast_1d(np.asarray(degrees.tp))):
-            return LayerCosts(*(np.zeros(0) for _ in range(7)))
-        first, back = _distinct(degrees, names)
-        shapes = replace(
-            degrees.take(first),
-            pp=1,
-            vpp=1,
-            zero_stage=0,
-            recompute=0,
-            recompute_layers=0,
-            schedule=0,
-        )
-        costs = layer_costs(self._workload, shapes, self._innermost(shapes))
-        columns = [np.asarray(cost, dtype=np.float64) for cost in vars(costs).values()]
-        return LayerCosts(*(np.broadcast_to(column, first.shape)[back] for column in columns))
-
-    @cached_property
-    def _innermost_is_fastest(self) -> bool:
-        links = fabric_links(self._workload, calibrated_constants(self._workload))
-        return bool(
-            np.all(links.bytes_per_s[0] >= links.bytes_per_s)
-            and np.all(links.all_to_all_bytes_per_s[0] >= links.all_to_all_bytes_per_s)
-            and np.all(links.latency_s[0] <= links.latency_s)
-        )
-
-    def _innermost(self, layouts: Layout) -> Placement:
-        """Every group inside level 0; nothing to communicate where that level is not the fastest."""
-        levels = len(level_factors(self._workload.cluster, self._workload.gpus))
-
-        def inside_level_0(size: object) -> IntArray:
-            inside = np.asarray(size, dtype=np.int64)[..., None] * np.ones(levels, dtype=np.int64)
-            return inside if self._innermost_is_fastest else np.ones_like(inside)
-
-        single = inside_level_0(np.ones_like(np.asarray(layouts.tp)))
-        return Placement(
-            tp=inside_level_0(layouts.tp),
-            cp=inside_level_0(layouts.cp),
-            dp=single,
-            pp=single,
-            ep=inside_level_0(layouts.ep),
-            etp=inside_level_0(layouts.etp),
-            edp=single,
-            dp_cp=single,
-        )
 
     def lower_bound_s(self, layouts: Layout) -> FloatArray:
         """All allocations at once, on the fabric at its full size: no allocation packs groups better."""
@@ -317,38 +235,17 @@ class CostModelPricing:
         yield ALL_LAYERS
 
 
-def _distinct(layouts: Layout, names: tuple[str, ...]) -> tuple[IntArray, IntArray]:
-    """(rows with distinct values of some fields, which of them each layout equals)."""
-    shape = layouts.broadcast_shape()
-    key = np.zeros(shape, dtype=np.int64)
-    for name in names:
-        column = np.broadcast_to(np.asarray(getattr(layouts, name), dtype=np.int64), shape)
-        key = key * (int(column.max()) + 1) + column
-    _, first, back = np.unique(key, return_index=True, return_inverse=True)
-    return first, back
-
-
 def _shared_times(context: Context) -> KindTimes | None:
     """Layer times under a packed placement, priced once for layouts that a layer cannot tell apart."""
     layouts = context.layout
     if not len(np.atleast_1d(np.asarray(layouts.tp))):
         return None
     names = ("tp", "cp", "ep", "etp", "micro_batch", "sequence_parallel", "recompute")
-    first, back = _distinct(layouts, names)
+    first, back = rows_by_value(layouts, names)
     columns = vars(context.placement).items()
     placed = Placement(**{name: np.asarray(column)[first] for name, column in columns})
-    distinct = replace(context, layout=layouts.take(first), placement=placed)
-    return kind_times(distinct).rows(back, len(first))
-
-
-def _loads(dense: int, moe: int, costs: LayerCosts) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Per micro-batch: all layers together, the cheapest layer, and what else the last rank carries."""
-    ends = np.asarray(costs.head_s) + np.asarray(costs.mtp_s)
-    all_layers = dense * np.asarray(costs.dense_layer_s) + moe * np.asarray(costs.moe_layer_s)
-    cheapest = np.asarray(costs.dense_layer_s if dense else costs.moe_layer_s)
-    if dense and moe:
-        cheapest = np.minimum(cheapest, np.asarray(costs.moe_layer_s))
-    return all_layers + np.asarray(costs.embedding_s) + ends, cheapest, ends
+    few = replace(context, layout=layouts.take(first), placement=placed)
+    return kind_times(few).rows(back, len(first))
 
 
 def _by_gpus(layouts: Layout) -> Iterator[tuple[int, IntArray]]:

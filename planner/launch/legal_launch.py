@@ -72,7 +72,9 @@ def _execution(plan: Plan, framework: Framework) -> Execution:
         return own
     pins = {"moe_dispatch": inputs.pins["moe_dispatch"]} if "moe_dispatch" in inputs.pins else {}
     pins = pins if inputs.framework == framework.name else {}
-    options = execution_options(framework, inputs.model, inputs.cluster, pins=pins)
+    options = execution_options(
+        framework, inputs.model, inputs.cluster, pins=pins, precision=inputs.precision
+    )
     layout = layout_from_document(planned_layout(plan))
     return options.executions()[0].of_layout(layout)
 

@@ -45,7 +45,7 @@ def torchtitan_args(launch: Launch) -> list[str]:
     flags["--parallelism.no-enable-sequence-parallel"] = one_sequence
     # torchtitan cannot capture a graph around pipelines or the standard expert dispatcher.
     flags["--training.disable-cuda-graphs"] = piped or layout.ep > 1
-    flags["--compile.enable"] = inputs.precision != "bf16"
+    flags["--compile.enable"] = launch.execution.compiled
     # The subcommand comes last: what follows it would be read as its own flags.
     checkpointing = "full" if layout.recompute == "full" else "none"
     return [*flag_words(flags), f"activation-checkpoint:{checkpointing}"]

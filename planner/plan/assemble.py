@@ -39,7 +39,7 @@ from meshwright.planner.runs.prediction import (
     RunPrediction,
     predicted_document,
 )
-from meshwright.planner.search.loop import Outcome
+from meshwright.planner.search.certificate import Outcome
 from meshwright.planner.search.model import solver_version
 from meshwright.planner.search.space import Space
 

@@ -14,7 +14,7 @@ from meshwright.planner.plan.execution_document import ExecutionChoice
 from meshwright.planner.request.executions import EXECUTION_PINS, PLAIN, SWITCH
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import layout_from_document
-from meshwright.planner.search.loop import Outcome
+from meshwright.planner.search.certificate import Outcome
 
 Search = Callable[[PlanRequest, Layout], Outcome]
 """The best plan for a request; the layout is likely good and priced first."""
@@ -38,7 +38,8 @@ def _choices(request: PlanRequest, plan: Plan, search: Search) -> Iterator[Execu
     likely = replace(layout_from_document(plan.layout), recompute_layers=0)
     for name, values in EXECUTION_PINS.items():
         value, plain = getattr(plan.execution, name), PLAIN[name]
-        if value == plain or name in request.pins:
+        may_be_plain = plain in getattr(request.execution_options, name)
+        if value == plain or not may_be_plain or name in request.pins:
             continue
         left_s = request.time_limit_s
         if left_s is not None:
@@ -64,4 +65,6 @@ def _installs(framework: str, choice: str, value: str) -> str:
         return record.cuda_graphs[value].installs
     if choice == "cp_comm":
         return record.context_exchanges[value].installs
+    if choice == "compiled":
+        return record.compilation.installs if record.compilation else ""
     return record.overlaps[choice.removesuffix("_overlap")].installs

@@ -29,6 +29,7 @@ class ExecutionDoc(BaseModel):
     pp_overlap: bool = False
     cuda_graph: GraphScope = "none"
     cp_comm: ContextExchange = "p2p"
+    compiled: bool = False
     gradient_dtype: StateType | None = None
     moment_dtype: StateType = "fp32"
     fp8_params: bool = False

@@ -21,7 +21,7 @@ from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.plan.document import Expected
 from meshwright.planner.plan.placement import group_placement
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.search.loop import Outcome
+from meshwright.planner.search.certificate import Outcome
 
 Search = Callable[[PlanRequest, Layout], Outcome]
 """The best plan for a request; the layout is likely good and priced first."""

@@ -14,7 +14,7 @@ from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.mapping.instance import idle_nodes
 from meshwright.planner.plan.document import IdleDoc
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.search.loop import Outcome
+from meshwright.planner.search.certificate import Outcome
 
 ROUNDING = 1.0 + 1e-9
 SHARE_OF_TIME = 0.1

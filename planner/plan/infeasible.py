@@ -10,7 +10,6 @@ from meshwright.constraints.gpu_budget import GPU_BUDGET
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.pipeline_schedules import AllowedSchedules
 from meshwright.constraints.precision import PrecisionOnDevice
-from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.constants.measured import POINT_ESTIMATE
 from meshwright.costmodel.memory.footprint import ALLOCATOR_SHARE, usable_hbm_gib
@@ -27,6 +26,7 @@ from meshwright.planner.plan.infeasible_document import (
     rule_sentence,
 )
 from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.search.executions import branch_of
 from meshwright.planner.search.loop import LayoutSearch
 from meshwright.planner.search.space import space_of
 
@@ -153,8 +153,7 @@ def _feasible(request: PlanRequest) -> bool:
     pricing = MappedPricing if is_irregular(request.cluster) else CostModelPricing
     search = LayoutSearch(
         space,
-        pricing(space.workload),
-        rules_for(space.workload),
+        [branch_of(space, pricing(space.workload))],
         any_plan=True,
         most_priced=TRIAL_PRICED,
         seed=request.seed,

@@ -22,8 +22,8 @@ from meshwright.planner.plan.infeasible import explain_infeasible
 from meshwright.planner.plan.robustness import with_robustness
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.search.certificate import Outcome
 from meshwright.planner.search.executions import search_executions
-from meshwright.planner.search.loop import Outcome
 from meshwright.planner.search.space import space_of
 
 Progress = Callable[[str], None]

@@ -11,7 +11,7 @@ from meshwright.costmodel.memory.footprint import usable_hbm_gib
 from meshwright.planner.plan.document import MemoryRisk, Plan
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import Predicted
-from meshwright.planner.search.loop import Outcome
+from meshwright.planner.search.certificate import Outcome
 
 _LEAST_GIB = 1e-3
 """Room that is taken where a reserve leaves none: a probability needs a positive one."""

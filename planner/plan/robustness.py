@@ -30,8 +30,8 @@ from meshwright.planner.plan.memory_risk import with_cost_of_safety
 from meshwright.planner.plan.placement import plan_placement
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import layout_from_document
+from meshwright.planner.search.certificate import Outcome
 from meshwright.planner.search.executions import search_executions
-from meshwright.planner.search.loop import Outcome
 
 
 @dataclass(frozen=True, kw_only=True)

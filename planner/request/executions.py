@@ -22,6 +22,7 @@ EXECUTION_PINS: Mapping[str, tuple[str, ...]] = {
     "tp_overlap": SWITCH,
     "cuda_graph": ("none", "partial", "full"),
     "cp_comm": ("p2p", "a2a"),
+    "compiled": SWITCH,
 }
 """Execution choices that can be pinned, with their values. `deduplicated` is DeepEP or HybridEP."""
 
@@ -33,6 +34,7 @@ WITHOUT = (
     "cuda-graph",
     "full-graph",
     "cp-a2a",
+    "compile",
 )
 """What a user may lack, or not want."""
 
@@ -45,6 +47,7 @@ PLAIN: Mapping[str, object] = {
     "tp_overlap": False,
     "cuda_graph": "none",
     "cp_comm": "p2p",
+    "compiled": False,
 }
 """The value of each choice that asks nothing of the software."""
 
@@ -58,6 +61,7 @@ class ExecutionOptions:
     tp_overlap: tuple[bool, ...]
     cuda_graph: tuple[Any, ...]
     cp_comm: tuple[Any, ...]
+    compiled: tuple[bool, ...]
     dp_overlap: bool
     pp_overlap: bool
     numerics: Mapping[str, Any]
@@ -112,6 +116,7 @@ def execution_options(
         "tp_overlap": (False, True) if tensor else (False,),
         "cuda_graph": graphs,
         "cp_comm": ("p2p", "a2a") if swaps else ("p2p",),
+        "compiled": _compilations(framework, precision, without),
     }
     chosen: dict[str, tuple[Any, ...]] = {
         name: _pinned(name, options, pins.get(name) if experts or name != "moe_dispatch" else None)
@@ -151,6 +156,17 @@ def _numerics(
         "fp8_params": "fp8-params" in names and narrow and sharded,
         "te_loss": "te-loss" in names,
     }
+
+
+def _compilations(
+    framework: Framework, precision: str, without: tuple[str, ...]
+) -> tuple[bool, ...]:
+    """Eager, compiled, or either; quantised layers have to be compiled (torchtitan/trainer.py)."""
+    if not framework.eager_stack:
+        return (False,)
+    if precision != "bf16":
+        return (True,)
+    return (False,) if "compile" in without else (False, True)
 
 
 def _graphs(framework: Framework, without: tuple[str, ...]) -> tuple[str, ...]:

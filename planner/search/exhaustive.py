@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -18,7 +19,8 @@ from meshwright.costmodel.layout import Layout
 from meshwright.errors import InputError
 from meshwright.planner.bounds.exact_cost import MappingBounds, Priced
 from meshwright.planner.bounds.stages import balanced_stages
-from meshwright.planner.search.loop import Certificate, Outcome
+from meshwright.planner.search.branches import Branch
+from meshwright.planner.search.certificate import Certificate, Outcome
 from meshwright.planner.search.model import Candidates
 from meshwright.planner.search.pricing import Pricing
 from meshwright.planner.search.space import Space
@@ -27,31 +29,29 @@ LARGEST_SPACE = 20_000
 
 
 def search_exhaustively(
-    space: Space,
-    pricing: Pricing,
-    rules: Sequence[Rule],
-    *,
-    top_k: int = 1,
-    time_limit_s: float | None = None,
+    branches: Sequence[Branch], *, top_k: int = 1, time_limit_s: float | None = None
 ) -> Outcome:
     """Prices every legal layout. Raises InputError if the space has more than `LARGEST_SPACE` layouts."""
     deadline = inf if time_limit_s is None else time.monotonic() + time_limit_s
-    degrees = space.degrees(space.workload.gpus)
-    size = int(space.layouts_per_degrees(degrees).sum())
-    if size > LARGEST_SPACE:
+    every = [branch.space.degrees(branch.space.workload.gpus) for branch in branches]
+    sizes = [
+        int(branch.space.layouts_per_degrees(degrees).sum())
+        for branch, degrees in zip(branches, every, strict=True)
+    ]
+    if max(sizes) > LARGEST_SPACE:
         raise InputError(
-            f"method: exhaustive prices every layout one by one, and there are {size}; at most "
+            f"method: exhaustive prices every layout one by one, and there are {max(sizes)}; at most "
             f"{LARGEST_SPACE} are allowed. Pin some choices (--pin tp=8,pp=4), or use --method cp-sat"
         )
-    certificate = Certificate(layouts=size)
+    certificate = Certificate(layouts=sum(sizes), executions=len(branches))
     best: list[tuple[float, int, Priced]] = []
     status, undecided_s = "infeasible", inf
-    for layout in _layouts(_that_may_fit(space.layouts(degrees), pricing, certificate)):
+    for branch, layout in _all_layouts(branches, every, certificate):
         if time.monotonic() > deadline:
             status = "unknown"
             break
-        priced = _price(layout, space, pricing, rules, certificate)
-        undecided_s = min(undecided_s, pricing.undecided_s)
+        priced = _price(layout, branch, certificate)
+        undecided_s = min(undecided_s, branch.pricing.undecided_s)
         if priced is not None:
             best.append((priced.step_time_s, certificate.priced, priced))
             best = sorted(best, key=lambda entry: entry[:2])[:top_k]
@@ -66,16 +66,25 @@ def search_exhaustively(
     )
 
 
-def _price(
-    layout: Layout, space: Space, pricing: Pricing, rules: Sequence[Rule], certificate: Certificate
-) -> Priced | None:
+def _all_layouts(
+    branches: Sequence[Branch], degrees: Sequence[Layout], certificate: Certificate
+) -> Iterator[tuple[Branch, Layout]]:
+    """Every layout of every branch that may fit."""
+    for branch, own_degrees in zip(branches, degrees, strict=True):
+        layouts = branch.space.layouts(own_degrees)
+        for layout in _layouts(_that_may_fit(layouts, branch.pricing, certificate)):
+            yield branch, layout
+
+
+def _price(layout: Layout, branch: Branch, certificate: Certificate) -> Priced | None:
     """The price of one layout; None where a rule forbids it or no split of it fits."""
-    broken = _first_broken(layout, space, rules)
+    broken = _first_broken(layout, branch.space, branch.rules)
     if broken is None:
-        priced = pricing.exact(layout, _every_mapping(pricing, layout), inf)
+        mappings = _every_mapping(branch.pricing, layout)
+        priced = branch.pricing.exact(layout, mappings, inf)
         if priced is not None:
             certificate.priced += 1
-            return priced
+            return replace(priced, execution=branch.execution)
     certificate.rule_out(broken or HbmCapacity.name, 1)
     return None
 

@@ -15,11 +15,12 @@ FloatArray = NDArray[np.float64]
 
 
 class LayoutPool:
-    """Layouts with their memory and bounds. Rows stay valid until the next `drop`."""
+    """Layouts with their bounds. Rows stay valid until the next `drop`."""
 
     def __init__(self) -> None:
         self._columns: dict[str, NDArray[np.int64]] = {}
-        self.memory_gib: FloatArray = np.zeros(0)
+        self.branch: IntArray = np.zeros(0, dtype=np.int64)
+        """Which execution each layout is for."""
         self.bound_s: FloatArray = np.zeros(0)
         """Seconds; infinite once a layout is closed."""
         self.mappings: list[MappingBounds | None] = []
@@ -27,15 +28,15 @@ class LayoutPool:
     def __len__(self) -> int:
         return int(np.sum(np.isfinite(self.bound_s)))
 
-    def add(self, layouts: Layout, memory_gib: FloatArray, bound_s: FloatArray) -> None:
-        """Adds array layouts with their memory and bounds, shape [n] each."""
+    def add(self, branch: int, layouts: Layout, bound_s: FloatArray) -> None:
+        """Adds array layouts of one execution with their bounds, shape [n] each."""
         if not len(bound_s):
             return
         for f in fields(layouts):
             new = np.broadcast_to(np.asarray(getattr(layouts, f.name)), bound_s.shape)
             old = self._columns.get(f.name)
             self._columns[f.name] = new if old is None else np.concatenate([old, new])
-        self.memory_gib = np.concatenate([self.memory_gib, memory_gib])
+        self.branch = np.concatenate([self.branch, np.full(len(bound_s), branch)])
         self.bound_s = np.concatenate([self.bound_s, bound_s])
         self.mappings += [None] * len(bound_s)
 
@@ -73,7 +74,7 @@ class LayoutPool:
         dropped = int(np.sum(np.isfinite(self.bound_s) & ~keep))
         if not keep.all():
             self._columns = {name: column[keep] for name, column in self._columns.items()}
-            self.memory_gib, self.bound_s = self.memory_gib[keep], self.bound_s[keep]
+            self.branch, self.bound_s = self.branch[keep], self.bound_s[keep]
             self.mappings = [
                 bounds for bounds, stays in zip(self.mappings, keep, strict=True) if stays
             ]

@@ -10,7 +10,7 @@ class SearchParams:
     """Sizes of the search's steps, all at least 1."""
 
     first_batch: int = 128
-    """Degrees expanded at once, at first; small, so that an incumbent is there early."""
+    """Degrees of an execution expanded at once, at first; small, so that an incumbent is there early."""
     largest_batch: int = 4096
     """Degrees expanded at once, at most; batches double up to it."""
     priced_per_round: int = 8
@@ -20,6 +20,12 @@ class SearchParams:
     worthwhile: float = 0.995
     """Share of the last step time, 0 to 1: below it, pricing one more layout at once is worth while."""
     largest_master: int = 3000
-    """(Layout, mapping) pairs in one CP-SAT model; those with larger bounds wait for a later round."""
+    """Combinations in one CP-SAT model; those with larger bounds wait for a later round."""
+    first_candidates: int = 16
+    """Layouts that enter the CP-SAT model at once while better plans are still found."""
+    candidates_per_round: int = 128
+    """The same once all layouts are known."""
+    work: float = 4.0
+    """Of one CP-SAT model, in the solver's units, about a second each."""
     largest_cells: int = 2000
     """Counts of slots (leaf, stage) in one CP-SAT model; further mappings stand in it by their bounds."""

@@ -29,12 +29,9 @@ class Pricing(Protocol):
         """Of the layout priced last: no mapping that `exact` could not decide on is faster than this."""
         ...
 
-    def compute_bound_s(self, degrees: Layout, smallest_bubble: FloatArray) -> FloatArray:
-        """Lower bound on every layout that has these degrees, from its compute alone; shape [n]."""
-        ...
-
-    def gpu_seconds(self, shapes: Layout) -> float:
-        """What a step costs at the least, GPUs times seconds, whatever the number of GPUs."""
+    @property
+    def prices_matrices(self) -> bool:
+        """Whether mappings are parallelism matrices: on regular fabrics."""
         ...
 
     def lower_bound_s(self, layouts: Layout) -> FloatArray:

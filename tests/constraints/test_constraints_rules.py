@@ -196,6 +196,11 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
     "megatron-tp-overlap": (workload(MOE, overlap=Overlap(tp=True)), {"tp": 1}, {"tp": 2}),
     "torchtitan-kv-heads": (workload(), {"tp": 4}, {"tp": 8}),
     "torchtitan-sequence": (workload(seq_len=48), {"tp": 4, "cp": 6}, {"tp": 4, "cp": 4}),
+    "torchtitan-context-shards": (
+        workload(),
+        {"zero_stage": 2, "cp": 2},
+        {"zero_stage": 0, "cp": 2},
+    ),
     "torchtitan-tied-embeddings": (workload(TIED), {"pp": 1}, {"pp": 2}),
     "torchtitan-degrees": (workload(), {"zero_stage": 2}, {"zero_stage": 1}),
     "torchtitan-recompute": (

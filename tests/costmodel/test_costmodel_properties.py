@@ -279,8 +279,8 @@ def test_bounds_hold_however_much_overlap_slows_compute(case: Case, interference
         layout=replace(case.layout, zero_stage=3),
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pricing_module, "constants_for", lambda workload: constants)
-        patch.setattr(step_time_module, "constants_for", lambda workload: constants)
+        patch.setattr(pricing_module, "calibrated_constants", lambda workload: constants)
+        patch.setattr(step_time_module, "calibrated_constants", lambda workload: constants)
         bound = search_bound_s(case.workload, case.layout)
     assert bound <= case.seconds() * SLOWER
 

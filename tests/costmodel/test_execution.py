@@ -23,7 +23,12 @@ CHANGED: dict[str, Any] = {
 def test_a_workload_gives_back_what_was_applied(name: str) -> None:
     """A setting that `within` forgot would not be compared with a baseline's."""
     request = read_request(
-        model="llama-3-8b", cluster="dgx-h100", gpus=8, global_batch=64, seq_len=4096
+        model="llama-3-8b",
+        cluster="dgx-h100",
+        gpus=8,
+        global_batch=64,
+        seq_len=4096,
+        framework="torchtitan" if name == "compiled" else "megatron",
     )
     setting = replace(Execution(), **{name: CHANGED.get(name, True)})
     assert setting != Execution()

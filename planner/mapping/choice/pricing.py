@@ -85,6 +85,11 @@ class MappedPricing(CostModelPricing):
         """Of the layout priced last: no mapping that was neither priced nor excluded is faster than this."""
         return self._undecided_s
 
+    @property
+    def prices_matrices(self) -> bool:
+        """Mappings are assignments of slots to leaves."""
+        return False
+
     def instance(self, layout: Layout) -> Instance | None:
         """The mapping problem of a layout; None where its groups do not fit the free slots."""
         stages = balanced_stages(self.workload.model.layers, int(layout.pp), 1)

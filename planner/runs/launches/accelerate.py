@@ -59,6 +59,7 @@ def from_accelerate(document: dict[str, Any], where: str) -> LaunchRun:
         "zero_stage": 2 if keeps_parameters else 3,
         "recompute": "full" if fsdp.get("fsdp_activation_checkpointing") else "none",
         "overlap": {"dp": True},
+        "moe_dispatch": "alltoall",
     }
     if sizes["dp_replicate"] > 1:
         # Weights are sharded over dp_shard and cp together (accelerate/parallelism_config.py).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from meshwright.errors import InputError
@@ -22,6 +23,16 @@ _ZERO_READ = """
 stage overlap_comm contiguous_gradients reduce_bucket_size allgather_bucket_size
 mics_shard_size
 """
+
+
+def with_configuration(run: LaunchRun, document: dict[str, Any], where: str) -> LaunchRun:
+    """A run of Megatron-DeepSpeed's arguments with what only its ds_config.json says.
+
+    Raises InputError for a value of the wrong kind.
+    """
+    own = from_deepspeed(document, where).settings
+    said = {name: own[name] for name in ("overlap", "shard_group") if name in own}
+    return replace(run, settings=run.settings | said)
 
 
 def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
@@ -50,6 +61,7 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
         "framework": DEEPSPEED.name,
         "tp": whole_number(tensor_parallel, "autotp_size", where) or 1,
         "overlap": {"dp": bool(zero.get("overlap_comm", False))},
+        "moe_dispatch": "alltoall",
     }
     batch = whole_number(document, BATCH, where)
     steps = whole_number(document, _STEPS, where)

@@ -28,7 +28,7 @@ class CommandLine:
     where
         The file's name, for messages.
     job
-        `nodes`, and `gpus` of each, that the script's batch job asks for.
+        `nodes`, and `gpus` of each, that the script's batch job asks for; `world` processes that it starts.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class CommandLine:
             value = self.text(flag) or self.text(older) or ""
             count = int(value) if value.isdigit() else sizes[flag]
             if count is None:
-                return None
+                return self._job.get("world")
             counts.append(count)
         return counts[0] * counts[1]
 
@@ -131,14 +131,24 @@ def words_of(script: str, where: str) -> CommandLine:
     for line in _joined_arrays(lines):
         text = _with_variables(line, variables)
         assigned = _ASSIGNMENT.match(text)
-        if assigned is None:
+        if assigned is None or _before_a_command(assigned[3]):
             words += _split(text)
         else:
             _assign(variables, *assigned.groups())
         letters = sum(map(len, variables.values()))
         if len(words) > MOST_WORDS or letters > MOST_LETTERS:
             raise InputError(f"more than {MOST_WORDS} words", where=where)
-    return CommandLine(filter(None, words), where, _batch_job(script))
+    job = _batch_job(script)
+    if variables.get("WORLD_SIZE", "").isdigit():
+        job["world"] = int(variables["WORLD_SIZE"])
+    return CommandLine(filter(None, words), where, job)
+
+
+def _before_a_command(value: str) -> bool:
+    """Whether what follows `NAME=` is a value and a command that it is set for."""
+    if value.startswith("(") or "$(" in value or "`" in value:
+        return False
+    return len(_split(value)) > 1
 
 
 def _batch_job(script: str) -> dict[str, int]:

@@ -17,6 +17,8 @@ class LaunchRun:
     """The `run` section."""
     model: object = None
     """A mapping, a catalog name, or None where the file does not say."""
+    micro_batches: int | None = None
+    """Of a step, where the file says so and not how large they are."""
     unread: tuple[str, ...] = ()
     """Flags or keys that were not understood."""
     remarks: tuple[str, ...] = ()

@@ -18,11 +18,16 @@ import yaml
 
 from meshwright.costmodel.constants.calibration import Calibration
 from meshwright.documents.output_files import write_files
-from meshwright.documents.reader import read_text
+from meshwright.documents.reader import parse_mapping, read_text
 from meshwright.errors import InputError
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.runs.launches.accelerate import from_accelerate
-from meshwright.planner.runs.launches.deepspeed import BATCH, MICRO_BATCH, from_deepspeed
+from meshwright.planner.runs.launches.deepspeed import (
+    BATCH,
+    MICRO_BATCH,
+    from_deepspeed,
+    with_configuration,
+)
 from meshwright.planner.runs.launches.flags import CommandLine, words_of
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.launches.megatron import from_megatron
@@ -31,6 +36,11 @@ from meshwright.planner.runs.prediction import PricedRun, price_run
 from meshwright.planner.runs.run_file import MAX_FILE_BYTES, Run, run_from_mapping
 from meshwright.planner.runs.run_schema import SettingsDoc
 
+_ACCUMULATION = re.compile(
+    r"^export ACCELERATE_GRADIENT_ACCUMULATION_STEPS=(\d{1,6})$", re.MULTILINE
+)
+"""In our launch scripts for accelerate, which have their settings in variables and in accelerate.yaml."""
+_DEEPSPEED_FILE = "ds_config.json"
 _TOML_SECTION = re.compile(r"\s*(?:#[^\n]*\n\s*)*\[[A-Za-z_][\w.]*\]\s*(?:\n|$)")
 _TOP_FIELDS = ("model", "cluster")
 _FIELDS = (*_TOP_FIELDS, *SettingsDoc.model_fields)
@@ -96,8 +106,21 @@ def launch_of_text(text: str, path: Path) -> LaunchRun:
         return _from_document(document, where)
     line = _command_line(document, text, where)
     if line.has("--module") or any(word.startswith("--parallelism.") for word in line.words):
-        return from_torchtitan(line)
-    return from_megatron(line)
+        return from_torchtitan(line, path.parent)
+    steps = _ACCUMULATION.search(text)
+    if steps is not None:
+        run = from_accelerate(*_beside(path, "accelerate.yaml"))
+        return replace(run, micro_batches=int(steps[1]))
+    run = from_megatron(line)
+    if line.has("--deepspeed_config") and (path.parent / _DEEPSPEED_FILE).is_file():
+        return with_configuration(run, *_beside(path, _DEEPSPEED_FILE))
+    return run
+
+
+def _beside(path: Path, name: str) -> tuple[dict[str, Any], str]:
+    """A document that lies beside a launch script, and its name. Raises InputError if it is none."""
+    beside = path.parent / name
+    return parse_mapping(read_text(beside, MAX_FILE_BYTES), str(beside)), str(beside)
 
 
 def _from_document(document: dict[str, Any], where: str) -> LaunchRun:
@@ -147,6 +170,8 @@ def complete(launch: LaunchRun, additions: Sequence[str], where: str) -> dict[st
             top[name] = value
         else:
             settings[name] = int(value) if name in _INTEGERS and value.isdigit() else value
+    if launch.micro_batches is not None and "micro_batch" not in settings:
+        settings |= _micro_batch(launch.micro_batches, settings, where)
     missing = [name for name in _TOP_FIELDS if top[name] is None]
     missing += [name for name in ("seq_len", "global_batch") if name not in settings]
     if missing:
@@ -173,6 +198,17 @@ def run_of_inputs(launch: LaunchRun, inputs: PlanInputs, path: Path) -> Run:
         settings["gpus"] = inputs.gpus
     mapping = {"model": inputs.model, "cluster": inputs.cluster, "run": settings}
     return run_from_mapping(mapping, where=str(path), base=path.parent, default_id=path.stem)
+
+
+def _micro_batch(count: int, settings: dict[str, Any], where: str) -> dict[str, int]:
+    """Sequences of one of `count` micro-batches. Raises InputError where they do not divide."""
+    batch, replicas = settings.get("global_batch"), settings.get("dp")
+    if not isinstance(batch, int) or not replicas:
+        return {}
+    if batch % (count * replicas):
+        words = f"is not a multiple of {count} micro-batches on dp {replicas}"
+        raise InputError(words, where=f"{where}: global_batch", value=batch)
+    return {"micro_batch": batch // (count * replicas)}
 
 
 def launch_document(path: Path, text: str) -> object:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from meshwright.frameworks.torchtitan import TORCHTITAN, TORCHTITAN_COMPILED
+from meshwright.frameworks.catalog import as_compiled
+from meshwright.frameworks.torchtitan import TORCHTITAN
 from meshwright.planner.runs.launches.flags import CommandLine
 from meshwright.planner.runs.launches.launch_run import LaunchRun
+from meshwright.planner.runs.launches.torchtitan_registry import registry_settings
 
 _CATALOG_NAMES = {
     "llama3_8b": "llama-3-8b",
@@ -27,8 +30,11 @@ _SCHEDULES = {setting.value.lower(): name for name, setting in TORCHTITAN.schedu
 _HARMLESS = frozenset(("--training.disable-cuda-graphs", "--training.steps"))
 
 
-def from_torchtitan(command_line: CommandLine) -> LaunchRun:
-    """The run of a torchtitan command line. Raises InputError for a value of the wrong kind."""
+def from_torchtitan(command_line: CommandLine, folder: Path) -> LaunchRun:
+    """The run of a torchtitan command line, with the stages and the precision of a module of ours beside it.
+
+    Raises InputError for a value of the wrong kind.
+    """
     line = command_line.with_dashes()
     pp = line.integer("--parallelism.pipeline-parallel-degree", 1)
     settings: dict[str, Any] = {
@@ -38,13 +44,15 @@ def from_torchtitan(command_line: CommandLine) -> LaunchRun:
         "cp": line.integer("--parallelism.context-parallel-degree", 1),
         "ep": line.integer("--parallelism.expert-parallel-degree", 1),
         "recompute": "full" if "activation-checkpoint:full" in line.words else "none",
-        "overlap": {"dp": True},
+        "overlap": {"dp": True, "pp": True},
+        "moe_dispatch": "alltoall",
     }
     one_sequence = line.has("--parallelism.no-enable-sequence-parallel")
     settings["sequence_parallel"] = settings["tp"] > 1 and not one_sequence
     compiled = line.has("--compile.enable")
-    settings["framework"] = TORCHTITAN_COMPILED.name if compiled else TORCHTITAN.name
+    settings["framework"] = as_compiled(TORCHTITAN.name, compiled=compiled)
     settings |= _sharding(line, pp) | _batch(line, pp) | _schedule(line, pp)
+    settings |= registry_settings(folder, line.text("--module") or "", settings)
     gpus = line.torchrun_gpus()
     if gpus:
         settings["gpus"] = gpus
@@ -64,12 +72,13 @@ def _sharding(line: CommandLine, pp: int) -> dict[str, int]:
     reshard = line.text("--parallelism.fsdp-reshard-after-forward", "default")
     keeps_parameters = reshard == "never" or (reshard == "default" and pp > 1)
     settings = {"zero_stage": 2 if keeps_parameters else 3}
-    if shards == 1:
+    context = line.integer("--parallelism.context-parallel-degree", 1)
+    if shards * context == 1 and (replicas > 1 or keeps_parameters):
         settings["zero_stage"] = 0
     if shards > 0:
         settings["dp"] = replicas * shards
-    if replicas > 1 and shards > 1:
-        settings["shard_group"] = shards * line.integer("--parallelism.context-parallel-degree", 1)
+    if replicas > 1 and shards * context > 1:
+        settings["shard_group"] = shards * context
     return settings
 
 

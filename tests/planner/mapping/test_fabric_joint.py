@@ -82,7 +82,7 @@ def test_the_search_leaves_layouts_and_slots_to_one_model(monkeypatch: pytest.Mo
         posted.append(sum(need is not None for asked in arguments[3] for need in asked))
         return build_model(*arguments)
 
-    monkeypatch.setattr("meshwright.planner.search.master.build_model", counted)
+    monkeypatch.setattr("meshwright.planner.search.slot_choice.build_model", counted)
     for cells in (SearchParams().largest_cells, 0):
         params = SearchParams(largest_cells=cells)
         monkeypatch.setattr(

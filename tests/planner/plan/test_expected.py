@@ -16,8 +16,8 @@ from meshwright.planner.plan.make_plan import make_plan
 from meshwright.planner.plan.placement import group_placement
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
+from meshwright.planner.search.certificate import Outcome
 from meshwright.planner.search.executions import search_executions
-from meshwright.planner.search.loop import Outcome
 from tests.planner.runs.calibration.own_runs import stack
 
 SLOW_NETWORK, SLOW_NODES = Factors(network=0.05), Factors(scale_up=0.1)

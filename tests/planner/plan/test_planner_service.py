@@ -17,7 +17,7 @@ from meshwright.planner.plan.idle import decide_on_idle_gpus
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.verify import faults, verify
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.search.loop import Certificate, Outcome
+from meshwright.planner.search.certificate import Certificate, Outcome
 
 
 def request(**changes: Any) -> PlanRequest:

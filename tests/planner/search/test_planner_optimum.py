@@ -20,10 +20,14 @@ from meshwright.costmodel.memory.footprint import usable_hbm_gib
 from meshwright.costmodel.pipeline.schedules import schedule_name, traits
 from meshwright.costmodel.placement import level_factors, placement_from_matrix
 from meshwright.model_specs.schema import ModelSpec, MoeSpec
+from meshwright.planner.bounds.degree_bound import shape_table
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.bounds.stages import ALL_LAYERS, even_chunks, level_splits
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.search.loop import LayoutSearch, Outcome
+from meshwright.planner.search.branches import DegreeScan
+from meshwright.planner.search.certificate import Outcome
+from meshwright.planner.search.executions import branch_of
+from meshwright.planner.search.loop import LayoutSearch
 from meshwright.planner.search.model import Candidates, build_model, price_ns, solve
 from meshwright.planner.search.space import Space, space_of
 
@@ -183,9 +187,8 @@ def _matrices(layout: Layout, sizes: list[int]) -> Iterator[dict[str, NDArray[np
 
 def search(asked: PlanRequest, top_k: int = 1) -> Outcome:
     space = space_of(asked)
-    return LayoutSearch(
-        space, CostModelPricing(space.workload), rules_for(space.workload), top_k=top_k
-    ).run()
+    branches = [branch_of(space, CostModelPricing(space.workload))]
+    return LayoutSearch(space, branches, top_k=top_k).run()
 
 
 def compare(seed: int) -> None:
@@ -282,7 +285,9 @@ def test_bounds_are_bounds(seed: int) -> None:
     space = space_of(request(seed))
     pricing = CostModelPricing(space.workload)
     degrees = space.degrees(space.workload.gpus)
-    compute = pricing.compute_bound_s(degrees, space.smallest_bubble[np.asarray(degrees.pp)])
+    table = shape_table([space.workload], space.shapes())
+    branches = [branch_of(space, pricing)]
+    compute = DegreeScan(space, branches, table, degrees).bound_s
     layouts = space.layouts(degrees)
     rows = np.random.default_rng(seed).permutation(len(np.asarray(layouts.tp)))[:40]
     owner = np.repeat(np.arange(len(compute)), space.layouts_per_degrees(degrees))[rows]
@@ -386,8 +391,8 @@ def test_an_interrupted_search_knows_a_bound() -> None:
     space = space_of(asked)
     statuses = set()
     for limit_s in (0.0, 0.01, 0.02, 0.04, 0.08, 0.16, 10.0):
-        pricing, rules = CostModelPricing(space.workload), rules_for(space.workload)
-        outcome = LayoutSearch(space, pricing, rules, time_limit_s=limit_s).run()
+        branches = [branch_of(space, CostModelPricing(space.workload))]
+        outcome = LayoutSearch(space, branches, time_limit_s=limit_s).run()
         statuses.add(outcome.status)
         if outcome.lower_bound_s is not None:
             assert outcome.lower_bound_s <= best_s * (1 + 1e-9)

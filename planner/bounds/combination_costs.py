@@ -1,0 +1,209 @@
+"""What combinations of choices cost as linear functions of the split of the layers, never above the truth.
+
+A combination is a layout, an execution and a mapping. Its split is left open: n_r layers on pipeline rank r,
+d_r of them leading dense ones, k_r recomputed in full. With t_r the seconds of rank r and micro-batch and
+R = sum_r k_r,
+
+    t_r = layer n_r + (leading - layer) d_r + again k_r + ends_r
+    T  >= weight max_r t_r + rest_j + rest_again_j R        for every line j
+    HBM of rank r = fixed_r + layer_r n_r + leading_r d_r - relief_r k_r
+
+The lines are the lower convex hull of what the step takes beside the busiest rank: pipeline fill, exposed
+gradients, optimizer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.costmodel.estimate import LayerCosts, layer_costs
+from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layers.kinds import KindTimes, kind_times
+from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.pipeline.schedules import Schedule, has_trait, traits
+from meshwright.costmodel.placement import placement_on
+from meshwright.costmodel.step_time import StepTime, loaded_step, make_context
+from meshwright.costmodel.workload import Workload
+from meshwright.planner.bounds.degree_bound import loads
+from meshwright.planner.bounds.matrices import Matrices
+from meshwright.planner.bounds.memory_fit import MemoryFit, RankRow
+from meshwright.planner.bounds.stages import ALL_LAYERS
+
+FloatArray = NDArray[np.float64]
+Lines = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CombinationCosts:
+    """One combination. Seconds of a micro-batch, forward and backward, unless said."""
+
+    layer_s: float
+    leading_s: float
+    """Of a leading dense layer; that of any layer where there are none."""
+    again_s: float
+    """At the least, for a layer that is recomputed in full; 0 where the layout recomputes none so."""
+    first_s: float
+    """Of what rank 0 runs beside layers."""
+    last_s: float
+    """Of what the last rank runs beside layers; 0 where that is rank 0."""
+    weight: float
+    """Seconds of a step for a second of the busiest rank."""
+    lines: Lines
+    """(seconds of a step, the same for each recomputed layer)."""
+
+
+def combination_costs(
+    workload: Workload, layouts: Layout, table: Matrices
+) -> list[CombinationCosts]:
+    """Costs of combinations on one allocation.
+
+    Parameters
+    ----------
+    workload
+        Run as the combinations' execution says, on as many GPUs as the layouts use.
+    layouts
+        Shape [n].
+    table
+        Parallelism matrix of each layout, [n, levels] by axis.
+
+    Returns
+    -------
+    list of CombinationCosts
+        n of them.
+    """
+    placement = placement_on(workload.cluster, layouts, table)
+    context = make_context(workload, layouts, placement)
+    times, costs = kind_times(context), layer_costs(workload, layouts, placement)
+    count = layouts.broadcast_shape()[0]
+    columns = [
+        np.broadcast_to(np.asarray(x, dtype=np.float64), (count,)) for x in vars(costs).values()
+    ]
+    costs = LayerCosts(*columns)
+    model = workload.model
+    work_s, _, ends_s = loads(model.dense_layers, model.moe_layers, costs)
+    leading = model.dense_layers if model.moe_layers else 0
+    main_s, again_s = costs.moe_layer_s, costs.moe_recompute_s
+    if not model.moe_layers:
+        main_s, again_s = costs.dense_layer_s, costs.dense_recompute_s
+    full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
+    if leading:
+        again_s = np.minimum(again_s, costs.dense_recompute_s)
+    again_s = np.where(full, again_s, 0.0)
+    step = _Steps(context, times, count)
+    weight = step.seconds(1.0, work_s) - step.seconds(0.0, work_s)
+    lines = _lines(step, work_s, again_s, layers=model.layers, leading=leading)
+    in_front = np.asarray(has_trait(layouts.schedule, "v_shaped"))
+    # A DualPipe rank works for its mirror's stage too: its layers do not say how long it takes.
+    known = np.asarray(layouts.schedule) != Schedule.DUALPIPE
+    by_name = {
+        "layer_s": known * np.asarray(main_s),
+        "leading_s": known * np.asarray(costs.dense_layer_s if leading else main_s),
+        "again_s": known * again_s,
+        "first_s": known * (np.asarray(costs.embedding_s) + np.where(in_front, ends_s, 0.0)),
+        "last_s": known * np.where(in_front, 0.0, ends_s),
+        "weight": weight,
+    }
+    rows = zip(
+        *(np.broadcast_to(column, (count,)).tolist() for column in by_name.values()), strict=True
+    )
+    return [
+        CombinationCosts(**dict(zip(by_name, row, strict=True)), lines=line)
+        for row, line in zip(rows, lines, strict=True)
+    ]
+
+
+class _Steps:
+    """Seconds of a step from the busiest rank and the work of all ranks, for some combinations."""
+
+    def __init__(self, context: Context, times: KindTimes, count: int) -> None:
+        self._context, self._times, self._count = context, times, count
+
+    def seconds(self, busiest_s: float, work_s: FloatArray) -> FloatArray:
+        """Of the whole step, [n]."""
+        return self._all(self._step(busiest_s, work_s).seconds)
+
+    def without_gradients(self, work_s: FloatArray) -> FloatArray:
+        """Beside the busiest rank, and without exposed gradient traffic, [n]."""
+        parts = self._step(0.0, work_s).parts
+        before_s = sum(
+            np.asarray(seconds)
+            for name, seconds in parts.items()
+            if name not in ("dp_comm", "scale")
+        )
+        return self._all(before_s)
+
+    def _step(self, busiest_s: float, work_s: FloatArray) -> StepTime:
+        busiest = np.full(self._count, busiest_s)
+        return loaded_step(self._context, self._times, busiest, work_s)
+
+    def _all(self, seconds: object) -> FloatArray:
+        return np.broadcast_to(np.asarray(seconds, dtype=np.float64), (self._count,))
+
+
+def _lines(
+    step: _Steps, work_s: FloatArray, again_s: FloatArray, *, layers: int, leading: int
+) -> list[Lines]:
+    """The lower convex hull over the number of recomputed layers, for each combination.
+
+    Where leading layers may be among the recomputed ones, their number does not give the work, and less work
+    may hide less: gradients are left out.
+    """
+    rest_s = step.seconds(0.0, work_s)
+    lines: list[Lines] = [((float(seconds), 0.0),) for seconds in rest_s]
+    rows = np.flatnonzero(again_s > 0)
+    if not len(rows):
+        return lines
+    if leading:
+        least_s = step.without_gradients(work_s)
+        for row in rows:
+            lines[row] = ((float(least_s[row]), 0.0),)
+        return lines
+    by_amount = [step.seconds(0.0, work_s + again_s * amount) for amount in range(layers + 1)]
+    table = np.stack(by_amount, axis=1)
+    for row in rows:
+        lines[row] = _lower_hull(table[row])
+    return lines
+
+
+def _lower_hull(values: FloatArray) -> Lines:
+    """Lines (value at 0, slope) whose maximum is never above values[0], values[1], ..."""
+    hull: list[int] = []
+    for x in range(len(values)):
+        while len(hull) > 1 and _turns_down(values, hull[-2], hull[-1], x):
+            hull.pop()
+        hull.append(x)
+    lines = []
+    for left, right in pairwise(hull):
+        slope = float(values[right] - values[left]) / (right - left)
+        lines.append((float(values[left]) - slope * left, slope))
+    return tuple(lines) or ((float(values[0]), 0.0),)
+
+
+def _turns_down(values: FloatArray, first: int, middle: int, last: int) -> bool:
+    """Whether the middle point lies on or above the line between the others."""
+    before = (values[middle] - values[first]) * (last - first)
+    return bool(before >= (values[last] - values[first]) * (middle - first))
+
+
+def memory_rows(workload: Workload, layout: Layout) -> list[RankRow]:
+    """HBM of every pipeline rank of one layout, for any number of recomputed layers.
+
+    Empty where a rank's layers do not say what it holds: DualPipe ranks hold their mirror's stage too, and
+    V-shaped pipelines put leading dense layers elsewhere.
+    """
+    shape = traits(int(layout.schedule))
+    leading = workload.model.dense_layers and workload.model.moe_layers
+    if int(layout.schedule) == Schedule.DUALPIPE or (shape.v_shaped and leading):
+        return []
+    rows = MemoryFit(workload, replace(layout, recompute_layers=1)).rank_rows()
+    if not int(layout.recompute) & Recompute.FULL:
+        return rows
+    every = MemoryFit(workload, replace(layout, recompute_layers=ALL_LAYERS)).rank_rows()
+    return [
+        replace(row, fixed_gib=min(row.fixed_gib, other.fixed_gib))
+        for row, other in zip(rows, every, strict=True)
+    ]

@@ -1,0 +1,216 @@
+"""Lower bounds from degrees and micro-batch alone, for every way of running them at once.
+
+Layers are at their cheapest, every group lies inside the scale-up domain, the pipeline is even, and nothing
+comes after it. A layer's time depends on (tp, cp, ep, etp, micro-batch) alone: the shape. Shapes are few, so
+they are priced once for each execution, and degrees read them by index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.costmodel.constants.calibrated import calibrated_constants
+from meshwright.costmodel.constants.rates import fabric_links
+from meshwright.costmodel.estimate import LayerCosts, layer_costs
+from meshwright.costmodel.layout import Layout, Placement
+from meshwright.costmodel.pipeline.rank_load import least_busiest_s
+from meshwright.costmodel.placement import level_factors
+from meshwright.costmodel.workload import Workload
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+SHAPE = ("tp", "cp", "ep", "etp", "micro_batch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeTable:
+    """Layer costs of every shape."""
+
+    shapes: Layout
+    """Shape [shapes]."""
+    costs: tuple[LayerCosts, ...]
+    """Of each execution, [shapes]."""
+    least: LayerCosts
+    """The least of any execution, [shapes]."""
+
+    def rows(self, degrees: Layout) -> IntArray:
+        """Which shape each of some degrees [n] has, [n]."""
+        most = [int(np.max(getattr(self.shapes, name), initial=0)) + 1 for name in SHAPE]
+        keys = _keys(self.shapes, most)
+        order = np.argsort(keys)
+        return np.asarray(order[np.searchsorted(keys[order], _keys(degrees, most))])
+
+
+def shape_table(workloads: Sequence[Workload], shapes: Layout) -> ShapeTable:
+    """Prices shapes under each of some workloads.
+
+    Parameters
+    ----------
+    workloads
+        The same model and machine, run differently; at least one.
+    shapes
+        Every shape once, [shapes].
+
+    Returns
+    -------
+    ShapeTable
+    """
+    shapes = replace(shapes, pp=1, vpp=1, zero_stage=0, recompute=0, recompute_layers=0, schedule=0)
+    count = shapes.broadcast_shape()[0]
+    costs = tuple(_costs(workload, shapes, count) for workload in workloads)
+    names = [f.name for f in fields(LayerCosts)]
+    least = {name: np.min([getattr(each, name) for each in costs], axis=0) for name in names}
+    return ShapeTable(shapes=shapes, costs=costs, least=LayerCosts(**least))
+
+
+def _keys(layouts: Layout, most: Sequence[int]) -> IntArray:
+    """A number for each shape."""
+    key = np.zeros(layouts.broadcast_shape(), dtype=np.int64)
+    for name, size in zip(SHAPE, most, strict=True):
+        key = key * size + np.asarray(getattr(layouts, name), dtype=np.int64)
+    return key
+
+
+def _costs(workload: Workload, shapes: Layout, count: int) -> LayerCosts:
+    """Layer costs of shapes, arrays [count]."""
+    if not count:
+        return LayerCosts(*(np.zeros(0) for _ in fields(LayerCosts)))
+    costs = layer_costs(workload, shapes, innermost(workload, shapes))
+    columns = [np.asarray(cost, dtype=np.float64) for cost in vars(costs).values()]
+    return LayerCosts(*(np.broadcast_to(column, (count,)) for column in columns))
+
+
+def compute_bound_s(
+    workload: Workload, degrees: Layout, costs: LayerCosts, smallest_bubble: FloatArray
+) -> FloatArray:
+    """Layers at their cheapest, with every group inside the scale-up domain, through an even pipeline.
+
+    Parameters
+    ----------
+    workload
+        Its model counts.
+    degrees
+        Shape [n].
+    costs
+        Of a layer of each of the degrees, [n].
+    smallest_bubble
+        Share of the other ranks' seconds that any schedule waits at the least, [n].
+
+    Returns
+    -------
+    FloatArray
+        Seconds of a step, [n].
+    """
+    model = workload.model
+    work_s, cheapest, end = loads(model.dense_layers, model.moe_layers, costs)
+    micro_batches = np.asarray(degrees.num_micro_batches, dtype=np.float64)
+    pp = np.asarray(degrees.pp, dtype=np.float64)
+    main = costs.moe_layer_s if model.moe_layers else costs.dense_layer_s
+    busiest = np.maximum(work_s / pp, np.ceil(model.layers / pp) * cheapest)
+    busiest = np.maximum(busiest, end + cheapest)
+    split = least_busiest_s(model.moe_layers or model.dense_layers, main, end, pp)
+    busiest = np.maximum(busiest, split)
+    bubble_s = np.maximum(work_s - busiest, 0.0) * smallest_bubble
+    bound_s: FloatArray = micro_batches * busiest + bubble_s
+    return bound_s
+
+
+def gpu_seconds(workload: Workload, table: ShapeTable) -> float:
+    """What a step costs at the least, GPUs times seconds, whatever the number of GPUs.
+
+    From the least that a sequence costs in any of the shapes; infinite without any.
+    """
+    model, shapes = workload.model, table.shapes
+    work_s, _, _ = loads(model.dense_layers, model.moe_layers, table.least)
+    if not len(work_s):
+        return float("inf")
+    group = np.asarray(shapes.tp) * np.asarray(shapes.cp) / np.asarray(shapes.micro_batch)
+    return float(np.min(work_s * group)) * workload.global_batch
+
+
+def rows_of(costs: LayerCosts, rows: IntArray) -> LayerCosts:
+    """The costs at some indices."""
+    return LayerCosts(*(np.asarray(column)[rows] for column in vars(costs).values()))
+
+
+def loads(dense: int, moe: int, costs: LayerCosts) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Per micro-batch: all layers together, the cheapest layer, and what else the last rank carries.
+
+    Parameters
+    ----------
+    dense, moe
+        Layers of each kind.
+    costs
+        Seconds, [n].
+
+    Returns
+    -------
+    tuple of three arrays
+        Seconds, [n].
+    """
+    ends = np.asarray(costs.head_s) + np.asarray(costs.mtp_s)
+    all_layers = dense * np.asarray(costs.dense_layer_s) + moe * np.asarray(costs.moe_layer_s)
+    cheapest = np.asarray(costs.dense_layer_s if dense else costs.moe_layer_s)
+    if dense and moe:
+        cheapest = np.minimum(cheapest, np.asarray(costs.moe_layer_s))
+    return all_layers + np.asarray(costs.embedding_s) + ends, cheapest, ends
+
+
+def innermost(workload: Workload, layouts: Layout) -> Placement:
+    """Every group inside level 0; nothing to communicate where that level is not the fastest.
+
+    Parameters
+    ----------
+    workload
+        Its fabric counts.
+    layouts
+        Shape [n].
+
+    Returns
+    -------
+    Placement
+        Arrays [n, levels].
+    """
+    levels = len(level_factors(workload.cluster, workload.gpus))
+    is_fastest = _innermost_is_fastest(workload)
+
+    def inside_level_0(size: object) -> IntArray:
+        inside = np.asarray(size, dtype=np.int64)[..., None] * np.ones(levels, dtype=np.int64)
+        return inside if is_fastest else np.ones_like(inside)
+
+    single = inside_level_0(np.ones_like(np.asarray(layouts.tp)))
+    return Placement(
+        tp=inside_level_0(layouts.tp),
+        cp=inside_level_0(layouts.cp),
+        dp=single,
+        pp=single,
+        ep=inside_level_0(layouts.ep),
+        etp=inside_level_0(layouts.etp),
+        edp=single,
+        dp_cp=single,
+    )
+
+
+def _innermost_is_fastest(workload: Workload) -> bool:
+    links = fabric_links(workload, calibrated_constants(workload))
+    return bool(
+        np.all(links.bytes_per_s[0] >= links.bytes_per_s)
+        and np.all(links.all_to_all_bytes_per_s[0] >= links.all_to_all_bytes_per_s)
+        and np.all(links.latency_s[0] <= links.latency_s)
+    )
+
+
+def rows_by_value(layouts: Layout, names: Sequence[str]) -> tuple[IntArray, IntArray]:
+    """(rows with distinct values of some fields, which of them each layout equals)."""
+    shape = layouts.broadcast_shape()
+    key = np.zeros(shape, dtype=np.int64)
+    for name in names:
+        column = np.broadcast_to(np.asarray(getattr(layouts, name), dtype=np.int64), shape)
+        key = key * (int(column.max()) + 1) + column
+    _, first, back = np.unique(key, return_index=True, return_inverse=True)
+    return first, back

@@ -1,0 +1,182 @@
+"""Branches of the search: one execution each, with its layouts, prices and rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.constraints.memory import HbmCapacity
+from meshwright.constraints.precision import PrecisionOnDevice
+from meshwright.constraints.rule import Rule
+from meshwright.constraints.unsupported import AllowedPrecisions
+from meshwright.costmodel.estimate import LayerCosts
+from meshwright.costmodel.execution import Execution
+from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.planner.bounds.degree_bound import (
+    ShapeTable,
+    compute_bound_s,
+    rows_of,
+)
+from meshwright.planner.search.certificate import Certificate
+from meshwright.planner.search.model import Candidates
+from meshwright.planner.search.pricing import Pricing
+from meshwright.planner.search.space import Space
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+NARROWED = ("cp", "ep", "etp")
+"""Axes of which an execution may exclude degrees."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Branch:
+    """One execution. Its space is part of the space of all."""
+
+    execution: Execution
+    space: Space
+    pricing: Pricing
+    rules: tuple[Rule, ...]
+
+    def refused_outright(self) -> bool:
+        """Whether a rule refuses the workload itself, whatever the layout."""
+        default_layout = as_array(Layout())
+        table = Candidates(
+            workload=self.pricing.workload, layouts=default_layout, memory_gib=np.zeros(1)
+        )
+        whole = (
+            rule for rule in self.rules if isinstance(rule, PrecisionOnDevice | AllowedPrecisions)
+        )
+        return any(rule.excess(table)[0] > 0 for rule in whole)
+
+    def has(self, degrees: Layout) -> NDArray[np.bool_]:
+        """Which degrees of the space of all are in this branch's, [n]."""
+        own = [
+            np.isin(np.asarray(getattr(degrees, name)), getattr(self.space, name))
+            for name in NARROWED
+        ]
+        return np.asarray(np.logical_and.reduce(own))
+
+    def legal(
+        self, layouts: Layout, memory_gib: FloatArray, certificate: Certificate
+    ) -> NDArray[np.bool_]:
+        """Which layouts no rule forbids; the others are counted under the first rule that does."""
+        table = Candidates(workload=self.pricing.workload, layouts=layouts, memory_gib=memory_gib)
+        keep = np.ones(len(memory_gib), dtype=bool)
+        for rule in self.rules:
+            broken = keep & (rule.excess(table) > 0)
+            certificate.rule_out(rule.name, int(broken.sum()))
+            keep &= ~broken
+        return keep
+
+    def expanded(
+        self, degrees: Layout, cutoff_s: float, certificate: Certificate
+    ) -> tuple[Layout, FloatArray, FloatArray]:
+        """Legal layouts of some degrees that may beat the cutoff, with least memory and bound, [n]."""
+        variants = self._promising(self.space.variants(degrees), cutoff_s, certificate)
+        return self.promising_layouts(self.space.scheduled(variants), cutoff_s, certificate)
+
+    def promising_layouts(
+        self, layouts: Layout, cutoff_s: float, certificate: Certificate
+    ) -> tuple[Layout, FloatArray, FloatArray]:
+        """Those of some layouts that are legal and may beat the cutoff, with least memory and bound, [n]."""
+        memory_gib, recomputed_layers = self.pricing.least_memory_gib(layouts)
+        layouts = replace(layouts, recompute_layers=recomputed_layers)
+        legal = self.legal(layouts, memory_gib, certificate)
+        layouts, memory_gib = layouts.take(legal), memory_gib[legal]
+        if not len(memory_gib):
+            return layouts, memory_gib, memory_gib
+        bound_s = self.pricing.lower_bound_s(layouts)
+        good = bound_s < cutoff_s
+        certificate.bounded_out += int(np.sum(~good))
+        return layouts.take(good), memory_gib[good], bound_s[good]
+
+    def _promising(self, variants: Layout, cutoff_s: float, certificate: Certificate) -> Layout:
+        """Drops layouts that, however many virtual stages they get, cannot fit or beat the cutoff.
+
+        Neither virtual stages nor another schedule than 1F1B saves memory. Of the step T = m a + (S - a) x +
+        ..., with S <= pp a and x = 1 / v for 1F1B, others save at most the factor
+        (m + (pp - 1) x) / (m + (pp - 1) / 2) over two virtual stages.
+        """
+        counts = self.space.pipeline_counts[np.asarray(variants.pp)]
+        memory_gib = self.pricing.recomputed_memory_gib(variants)
+        table = Candidates(workload=self.pricing.workload, layouts=variants, memory_gib=memory_gib)
+        for rule in self.rules:
+            if rule.name == HbmCapacity.name:
+                fits = rule.excess(table) <= 0
+                certificate.rule_out(rule.name, int(counts[~fits].sum()))
+                variants, counts = variants.take(fits), counts[fits]
+        if not np.isfinite(cutoff_s) or not len(counts):
+            return variants
+        single = np.isin(np.asarray(variants.pp), self.space.single_stage)
+        bound_s = np.full(len(counts), inf)
+        full = (np.asarray(variants.recompute) & int(Recompute.FULL)) != 0
+        fewest_recomputed = replace(variants, recompute_layers=full.astype(np.int64))
+        bound_s[single] = self.pricing.lower_bound_s(fewest_recomputed.take(single))
+        bound_s = np.minimum(bound_s, self._interleaved_bound_s(variants))
+        good = bound_s < cutoff_s
+        certificate.bounded_out += int(counts[~good].sum())
+        return variants.take(good)
+
+    def _interleaved_bound_s(self, variants: Layout) -> FloatArray:
+        """A bound over two and more virtual stages; infinite where there can be one only."""
+        pp, m = (np.asarray(x, dtype=np.float64) for x in (variants.pp, variants.num_micro_batches))
+        bubble = self.space.smallest_bubble[np.asarray(variants.pp)]
+        rows = np.flatnonzero((bubble > 0) & (bubble < 1))
+        bound_s = np.full(len(pp), inf)
+        if len(rows):
+            full = (np.asarray(variants.recompute) & int(Recompute.FULL)) != 0
+            two_stages = replace(
+                variants, vpp=np.full(len(pp), 2), recompute_layers=full.astype(np.int64)
+            )
+            factor = (m + (pp - 1) * np.minimum(bubble, 0.5)) / (m + (pp - 1) / 2)
+            bound_s[rows] = self.pricing.lower_bound_s(two_stages.take(rows)) * factor[rows]
+        return bound_s
+
+
+def as_array(layout: Layout) -> Layout:
+    """One layout as an array of one."""
+    return Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
+
+
+class DegreeScan:
+    """Degrees of the space of all branches, bounded for all of them at once and for each of them."""
+
+    def __init__(
+        self, space: Space, branches: Sequence[Branch], table: ShapeTable, degrees: Layout
+    ) -> None:
+        self._space, self._branches, self._table, self._degrees = space, branches, table, degrees
+        self._shapes = table.rows(degrees)
+        self.bound_s = self._bounds_s(table.least, np.arange(len(self._shapes)))
+        """Of the fastest branch, [n]."""
+
+    def _bounds_s(self, costs: LayerCosts, rows: IntArray) -> FloatArray:
+        """Of some of the degrees."""
+        degrees = self._degrees.take(rows)
+        bubble = self._space.smallest_bubble[np.asarray(degrees.pp)]
+        own_costs = rows_of(costs, self._shapes[rows])
+        return compute_bound_s(self._space.workload, degrees, own_costs, bubble)
+
+    def by_branch(self, rows: IntArray, cutoff_s: float) -> Iterator[tuple[int, Layout, int]]:
+        """Each branch, its degrees among some rows that may beat the cutoff, and its other layouts."""
+        degrees = self._degrees.take(rows)
+        for index, branch in enumerate(self._branches):
+            has = branch.has(degrees)
+            good = has & (self._bounds_s(self._table.costs[index], rows) < cutoff_s)
+            others = degrees.take(has & ~good)
+            yield index, degrees.take(good), int(branch.space.layouts_per_degrees(others).sum())
+
+    def layouts(self, rows: IntArray) -> int:
+        """How many layouts some of the degrees have in all branches."""
+        degrees = self._degrees.take(rows)
+        own = tuple(np.asarray(getattr(degrees, name)) for name in NARROWED)
+        sizes = [max(getattr(self._space, name), default=0) + 1 for name in NARROWED]
+        variants = np.zeros(sizes, dtype=np.int64)
+        for branch in self._branches:
+            kinds = len(branch.space.zero) * len(branch.space.recompute)
+            variants[np.ix_(*(getattr(branch.space, name) for name in NARROWED))] += kinds
+        return int((self._space.pipeline_counts[np.asarray(degrees.pp)] * variants[own]).sum())

@@ -1,0 +1,108 @@
+"""Layouts with one execution each that may be the plan, and what is known of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from meshwright.costmodel.layout import Layout
+from meshwright.planner.bounds.exact_cost import MappingBounds, Priced
+from meshwright.planner.experts.joint import JointRouting
+from meshwright.planner.search.branches import Branch
+from meshwright.planner.search.certificate import Certificate
+from meshwright.planner.search.params import SearchParams
+
+
+@dataclass(eq=False)
+class Candidate:
+    """A layout with one execution, and the bounds of its mappings."""
+
+    branch: int
+    layout: Layout
+    """Plain numbers; the number of recomputed layers is open."""
+    mappings: MappingBounds
+    is_open: bool = True
+    """Whether it is neither priced nor proven to be no better than the cutoff."""
+    priced: Priced | None = None
+    """Its exact price, where that matters."""
+
+    @property
+    def bound_s(self) -> float:
+        """Of all its mappings."""
+        return self.mappings.least_s
+
+
+class Chooser(ABC):
+    """Chooses among candidates which one is priced next, and proves the last one."""
+
+    prices_beside: int = 0
+    """Further candidates that are priced with each chosen one, least bounds first."""
+
+    def __init__(
+        self,
+        branches: Sequence[Branch],
+        params: SearchParams,
+        routing: JointRouting | None,
+        seed: int,
+        certificate: Certificate,
+    ) -> None:
+        self._branches, self._params, self._routing = branches, params, routing
+        self._seed, self._certificate = seed, certificate
+        self.candidates: list[Candidate] = []
+        self.is_settled = False
+        """Whether nothing changed since no candidate was chosen."""
+
+    def add(
+        self, branch: int, layout: Layout, mappings: MappingBounds, cutoff_s: float
+    ) -> Candidate:
+        """Takes in a layout, of whose mappings those count that are bounded below the cutoff."""
+        del cutoff_s
+        self.is_settled = False
+        candidate = Candidate(branch=branch, layout=layout, mappings=mappings)
+        self.candidates.append(candidate)
+        return candidate
+
+    @property
+    def opened(self) -> list[Candidate]:
+        """Those that may be the next choice, least bounds first."""
+        waiting = [each for each in self.candidates if each.is_open]
+        return sorted(waiting, key=lambda each: each.bound_s)
+
+    def least_s(self) -> float:
+        """The least bound of those that may be the next choice; infinite without any."""
+        return min((each.bound_s for each in self.candidates if each.is_open), default=inf)
+
+    def learn(self, candidate: Candidate, priced: Priced | None) -> None:
+        """What an exact price says; None where no split fits or beats the cutoff."""
+        candidate.is_open, candidate.priced, self.is_settled = False, priced, False
+
+    def settle(self, candidates: Iterable[Candidate]) -> None:
+        """None of these beats the cutoff."""
+        self.is_settled = True
+        for each in candidates:
+            each.is_open = False
+
+    @abstractmethod
+    def choose(
+        self, cutoff_s: float, best: Sequence[Priced], wanted: int, time_limit_s: float | None
+    ) -> Candidate | None:
+        """The candidate to be priced next; None where none beats the cutoff.
+
+        Parameters
+        ----------
+        cutoff_s
+            Seconds that a candidate must beat.
+        best
+            The best prices so far, rising; the last of `wanted` is the cutoff.
+        wanted
+            How many best ones are asked for.
+        time_limit_s
+            Seconds that are left.
+
+        Raises
+        ------
+        OutOfTimeError
+            If that is too little.
+        """

@@ -1,0 +1,368 @@
+"""The choice of a plan as one CP-SAT model.
+
+    choose one combination                    sum_i combination_i = 1
+    of kernel, execution, recomputed modules and ZeRO stage
+                                              tp_8 = sum of its combinations; and so on for every choice
+    deal the layers out                       sum_r layers_r = L,  vpp <= layers_r on ranks r < pp, else 0
+    recompute some of them                    recomputed_r <= layers_r,  recomputed_r <= vpp K
+    no rank is slower than the busiest        busiest >= layer layers_r + again recomputed_r + ends_r
+    every rank fits into its HBM              hbm_r: fixed + layer_r layers_r - relief_r recomputed_r <= HBM
+    groups stay inside NVLink domains         nvlink_domain_a: members of a group outside one <= 0
+    cuts carry what is sent over them         bisection_l: seconds that the cut is busy <= use x phase
+    the step is as long as all that takes     step >= weight busiest + rest_j + again_j sum_r recomputed_r
+                                              step >= bound_i
+    so that it is shortest                    min step
+
+A kernel is the part of a layout that is enumerated: degrees, micro-batch, pipeline schedule and mapping.
+Times are integer nanoseconds and memory whole KiB, rounded so that no plan is lost. A combination that was
+priced exactly has its price as bound, and the split that goes with it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import ceil, floor, inf
+from typing import TYPE_CHECKING, Any
+
+from meshwright.costmodel.execution import Execution
+from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.pipeline.schedules import schedule_name
+from meshwright.errors import InternalError
+from meshwright.planner.bounds.combination_costs import CombinationCosts
+from meshwright.planner.bounds.exact_cost import Matrix, Priced
+from meshwright.planner.bounds.memory_fit import RankRow
+from meshwright.planner.experts.joint import AssumedImbalance, JointRouting, post_placements
+from meshwright.planner.search.model import NANOSECONDS, price_ns
+from meshwright.planner.solvers.cp_sat import repeatable_solver
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+KIB_PER_GIB = 2**20
+LARGEST_SUM = 2**60
+"""CP-SAT's sums are 64-bit integers."""
+KERNEL = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "schedule")
+
+
+@dataclass(eq=False)
+class Combination:
+    """A kernel with every choice but the split of the layers."""
+
+    layout: Layout
+    """Plain numbers; `recompute_layers` open."""
+    execution: Execution
+    matrix: Matrix
+    bound_s: float
+    """Of any split."""
+    costs: CombinationCosts
+    memory: Sequence[RankRow]
+    limit_gib: float
+    imbalance: AssumedImbalance | None = None
+    is_open: bool = True
+    """Whether it was not priced yet."""
+    priced: Priced | None = None
+    """Its exact price; None where it is not known, or where the combination is out."""
+
+    @cached_property
+    def kernel(self) -> Hashable:
+        """What is enumerated."""
+        degrees = tuple(getattr(self.layout, name) for name in KERNEL)
+        return degrees, tuple(self.matrix.items())
+
+    @cached_property
+    def full(self) -> bool:
+        """Whether it recomputes whole layers."""
+        return bool(int(self.layout.recompute) & Recompute.FULL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelChoice:
+    """What CP-SAT chose. `status` is optimal, feasible, infeasible or unknown."""
+
+    status: str
+    combination: Combination | None = None
+    bound_s: float = 0.0
+    """No combination of the model is faster."""
+    layers: tuple[int, ...] = ()
+    recomputed: tuple[int, ...] = ()
+
+
+@dataclass(eq=False)
+class KernelModel:
+    """One model, from its combinations to its answer."""
+
+    layers: int
+    leading: int
+    combinations: Sequence[Combination]
+    cutoff_s: float
+    """A combination that is not priced yet must be faster."""
+    routing: JointRouting | None = None
+    model: cp_model.CpModel = field(init=False)
+
+    def __post_init__(self) -> None:
+        from ortools.sat.python import cp_model
+
+        self.model = cp_model.CpModel()
+        self._ranks = max(int(each.layout.pp) for each in self.combinations)
+        self._variables()
+        self._choices()
+        self._layers()
+        self._recomputation()
+        self._busiest_rank()
+        self._hbm()
+        self._step()
+        self._prices()
+        self._placements()
+        self.model.minimize(self._step_ns)
+
+    def _variables(self) -> None:
+        model = self.model
+        busiest, longest = self._largest_ns()
+        self._step_ns = model.new_int_var(0, longest, "step_ns")
+        self._busiest_ns = model.new_int_var(0, busiest, "busiest_ns")
+        self._layers_r = self._per_rank("layers")
+        self._recomputed_r = self._per_rank("recomputed")
+        self._leading_r = self._per_rank("leading")[: max(self.leading, 0)]
+        self._amount = model.new_int_var(0, self.layers, "recomputed_per_stage")
+        self._literals = [
+            model.new_bool_var(f"combination_{index}") for index in range(len(self.combinations))
+        ]
+
+    def _largest_ns(self) -> tuple[int, int]:
+        """No split of any combination makes the busiest rank, or the step, longer."""
+        busiest_s, longest_s, weight = 0.0, 0.0, 1.0
+        for each in self.combinations:
+            costs = each.costs
+            slowest_s = max(costs.layer_s, costs.leading_s) + costs.again_s
+            rank_s = self.layers * slowest_s + costs.first_s + costs.last_s
+            rest_s = max(line + max(again, 0.0) * self.layers for line, again in costs.lines)
+            step_s = costs.weight * rank_s + max(rest_s, 0.0)
+            busiest_s, weight = max(busiest_s, rank_s), max(weight, costs.weight)
+            longest_s = max(longest_s, step_s, each.bound_s)
+            if each.priced is not None:
+                longest_s = max(longest_s, each.priced.step_time_s)
+        if self.cutoff_s < inf:
+            longest_s = self.cutoff_s
+        busiest, longest = price_ns(busiest_s) + self.layers, price_ns(longest_s)
+        largest = max(ceil(weight) * busiest, longest, 1)
+        self._fractions = 2 ** max(0, min(12, (LARGEST_SUM // largest).bit_length() - 1))
+        return busiest, longest
+
+    def _per_rank(self, name: str) -> list[cp_model.IntVar]:
+        return [
+            self.model.new_int_var(0, self.layers, f"{name}_r{rank}") for rank in range(self._ranks)
+        ]
+
+    def _choices(self) -> None:
+        """One combination; a literal for every value of every choice."""
+        self.model.add_exactly_one(self._literals)
+        numbers: dict[Hashable, int] = {}
+        for each in self.combinations:
+            numbers.setdefault(each.kernel, len(numbers))
+        self._named(lambda each: f"kernel_{numbers[each.kernel]}")
+        for name in (*KERNEL[:-1], "zero_stage"):
+            self._named(lambda each, name=name: f"{name}_{getattr(each.layout, name)}")  # type: ignore[misc]
+        self._named(
+            lambda each: (
+                f"schedule_{schedule_name(int(each.layout.schedule), int(each.layout.vpp))}"
+            )
+        )
+        self._named(
+            lambda each: f"recompute_{Recompute(int(each.layout.recompute)).name or 'none'}".lower()
+        )
+        for name in vars(self.combinations[0].execution):
+            self._named(lambda each, name=name: f"{name}_{getattr(each.execution, name)}")  # type: ignore[misc]
+
+    def _named(self, name_of: Callable[[Combination], str]) -> None:
+        """A literal for each name, true where a combination of that name is chosen."""
+        for name, indices in self._grouped(name_of).items():
+            literal = self.model.new_bool_var(str(name))
+            self.model.add(sum(self._literals[index] for index in indices) == literal)
+
+    def _grouped(self, key_of: Callable[[Combination], Hashable]) -> dict[Hashable, list[int]]:
+        groups: dict[Hashable, list[int]] = defaultdict(list)
+        for index, each in enumerate(self.combinations):
+            groups[key_of(each)].append(index)
+        return groups
+
+    def _families(
+        self, key_of: Callable[[Combination], Hashable]
+    ) -> Iterable[tuple[Combination, cp_model.IntVar]]:
+        """A combination of each group, and the literal that says that one of the group is chosen."""
+        for indices in self._grouped(key_of).values():
+            first = self.combinations[indices[0]]
+            if len(indices) == 1:
+                yield first, self._literals[indices[0]]
+                continue
+            literal = self.model.new_bool_var("")
+            self.model.add(sum(self._literals[index] for index in indices) == literal)
+            yield first, literal
+
+    def _layers(self) -> None:
+        """All layers on the ranks in use, at least one for each virtual stage."""
+        model = self.model
+        model.add(sum(self._layers_r) == self.layers).with_name("all_layers")
+        for rank, count in enumerate(self._layers_r):
+            using = [
+                index for index, each in enumerate(self.combinations) if int(each.layout.pp) > rank
+            ]
+            fewest = sum(int(self.combinations[i].layout.vpp) * self._literals[i] for i in using)
+            most = self.layers * sum(self._literals[i] for i in using)
+            model.add(count >= fewest).with_name(f"stages_r{rank}")
+            model.add(count <= most).with_name(f"used_r{rank}")
+        if self._leading_r:
+            model.add(sum(self._leading_r) == self.leading).with_name("all_leading_layers")
+        for count, leading in zip(self._layers_r, self._leading_r, strict=False):
+            model.add(leading <= count)
+
+    def _recomputation(self) -> None:
+        """As many layers of every virtual stage, or fewer where it is shorter."""
+        model = self.model
+        if not any(each.full for each in self.combinations):
+            model.add(self._amount == 0)
+        by_rank = model.new_int_var(0, self.layers * 64, "recomputed_per_rank")
+        for each, literal in self._families(lambda each: (each.full, int(each.layout.vpp))):
+            amount = int(each.layout.vpp) * self._amount if each.full else 0
+            model.add(by_rank == amount).only_enforce_if(literal)
+        for count, recomputed in zip(self._layers_r, self._recomputed_r, strict=True):
+            model.add(recomputed <= count)
+            model.add(recomputed <= by_rank)
+
+    def _busiest_rank(self) -> None:
+        """No rank works longer than the busiest."""
+        longest = self.model.new_int_var(0, self.layers, "most_layers")
+        self.model.add_max_equality(longest, self._layers_r)
+        for each, literal in self._families(_load_key):
+            layer, leading, again, first, last = (
+                _floor_ns(seconds) for seconds in _load_key(each)[:5]
+            )
+            end = int(each.layout.pp) - 1
+            lead = min(layer, leading) - layer
+            extra = lead * sum(self._leading_r) if lead else 0
+            rows = {"": layer * longest + extra}
+            for rank, ends in ((0, first), (end, last if end else first + last)):
+                rows[f"_{rank}"] = (
+                    layer * self._layers_r[rank] + ends + self._leads(rank, leading - layer)
+                )
+            if again:
+                for rank in range(end + 1):
+                    load = layer * self._layers_r[rank] + again * self._recomputed_r[rank]
+                    load = load + self._leads(rank, leading - layer)
+                    rows[f"_{rank}_again"] = load + first * (rank == 0) + last * (rank == end)
+            for load in rows.values():
+                self.model.add(self._busiest_ns >= load).only_enforce_if(literal)
+
+    def _leads(self, rank: int, difference: int) -> Any:
+        """What leading dense layers of a rank take beyond others."""
+        if rank >= len(self._leading_r) or not difference:
+            return 0
+        return difference * self._leading_r[rank]
+
+    def _hbm(self) -> None:
+        """What every rank holds fits."""
+        usable = ceil(max(each.limit_gib for each in self.combinations) * KIB_PER_GIB) + 1
+        families = list(self._families(_memory_key))
+        for rank, count in enumerate(self._layers_r):
+            used = self.model.new_int_var(-(2**50), 2**50, f"hbm_kib_r{rank}")
+            for each, literal in families:
+                if rank >= len(each.memory):
+                    continue
+                row = each.memory[rank]
+                sum_kib = _floor_kib(row.fixed_gib) + _floor_kib(row.layer_gib) * count
+                if rank < len(self._leading_r):
+                    sum_kib = sum_kib + _floor_kib(row.leading_gib) * self._leading_r[rank]
+                if each.full:
+                    relief = ceil(row.relief_gib * KIB_PER_GIB)
+                    sum_kib = sum_kib - relief * self._recomputed_r[rank]
+                self.model.add(used >= sum_kib).only_enforce_if(literal)
+            self.model.add(used <= usable).with_name(f"hbm_r{rank}")
+
+    def _step(self) -> None:
+        """The step by its parts, and no less than its bound."""
+        recomputed = sum(self._recomputed_r)
+        for each, literal in self._families(lambda each: (each.costs.weight, each.costs.lines)):
+            weight = floor(each.costs.weight * self._fractions)
+            for rest_s, again_s in each.costs.lines:
+                rest = floor(rest_s * NANOSECONDS * self._fractions) - self._fractions
+                load = weight * self._busiest_ns + rest
+                if each.full:
+                    load = load + floor(again_s * NANOSECONDS * self._fractions) * recomputed
+                self.model.add(self._fractions * self._step_ns >= load).only_enforce_if(literal)
+        bounds = [_floor_ns(each.bound_s * (1 - 1e-12)) for each in self.combinations]
+        total = sum(bound * x for bound, x in zip(bounds, self._literals, strict=True))
+        self.model.add(self._step_ns >= total).with_name("step_bound")
+
+    def _prices(self) -> None:
+        """What was priced costs that, with its split; what was not must be faster than all that was."""
+        model = self.model
+        for each, literal in zip(self.combinations, self._literals, strict=True):
+            if each.is_open:
+                if self.cutoff_s < inf:
+                    model.add(self._step_ns <= price_ns(self.cutoff_s) - 1).only_enforce_if(literal)
+            elif each.priced is None:
+                model.add(literal == 0)
+            else:
+                model.add(self._step_ns >= price_ns(each.priced.step_time_s)).only_enforce_if(
+                    literal
+                )
+                for rank, stage in enumerate(each.priced.stages):
+                    model.add(self._layers_r[rank] == sum(stage)).only_enforce_if(literal)
+                amount = min(int(each.priced.layout.recompute_layers), self.layers)
+                model.add(self._amount == amount).only_enforce_if(literal)
+
+    def _placements(self) -> None:
+        """Experts lie so that their ranks are as evenly loaded as the prices assume."""
+        if self.routing is None:
+            return
+        asked = [each.imbalance for each in self.combinations]
+        if self.routing.fits({each.ep for each in asked if each is not None}):
+            choices = [[literal] for literal in self._literals]
+            post_placements(self.model, choices, [[each] for each in asked], self.routing)
+
+    def solve(self, seed: int, time_limit_s: float | None, work: float) -> KernelChoice:
+        """The shortest step, with one worker and a fixed seed, within so much work."""
+        from ortools.sat.python import cp_model
+
+        solver = repeatable_solver(seed, work=work)
+        solver.parameters.linearization_level = 1
+        if time_limit_s is not None:
+            solver.parameters.max_time_in_seconds = max(time_limit_s, 0.01)
+        status = solver.solve(self.model)
+        if status == cp_model.INFEASIBLE:
+            return KernelChoice(status="infeasible", bound_s=inf)
+        bound_s = max(solver.best_objective_bound, 0.0) / NANOSECONDS
+        if status == cp_model.UNKNOWN:
+            return KernelChoice(status="unknown", bound_s=bound_s)
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            reason = self.model.validate() or "no reason given"
+            raise InternalError(f"CP-SAT answered {solver.status_name(status)}: {reason}")
+        index = next(i for i, literal in enumerate(self._literals) if solver.boolean_value(literal))
+        ranks = range(int(self.combinations[index].layout.pp))
+        return KernelChoice(
+            status="optimal" if status == cp_model.OPTIMAL else "feasible",
+            combination=self.combinations[index],
+            bound_s=bound_s,
+            layers=tuple(solver.value(self._layers_r[rank]) for rank in ranks),
+            recomputed=tuple(solver.value(self._recomputed_r[rank]) for rank in ranks),
+        )
+
+
+def _load_key(each: Combination) -> tuple[float, float, float, float, float, int]:
+    costs = each.costs
+    times = (costs.layer_s, costs.leading_s, costs.again_s, costs.first_s, costs.last_s)
+    return (*times, int(each.layout.pp))
+
+
+def _memory_key(each: Combination) -> Hashable:
+    return each.full, tuple(each.memory)
+
+
+def _floor_ns(seconds: float) -> int:
+    return floor(seconds * NANOSECONDS)
+
+
+def _floor_kib(gib: float) -> int:
+    return floor(gib * KIB_PER_GIB)

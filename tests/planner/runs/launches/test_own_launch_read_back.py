@@ -1,0 +1,94 @@
+"""A plan's own launch.sh, read back, has the plan's time and memory to the last digit, for every target."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from meshwright.errors import InfeasibleError
+from meshwright.frameworks.catalog import FRAMEWORK_NAMES, framework_named
+from meshwright.frameworks.record import FrameworkName
+from meshwright.planner.launch.legal_launch import legal_launch
+from meshwright.planner.launch.plan_files import plan_files
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.runs.launches.reader import complete, read_launch
+from meshwright.planner.runs.predicted import layout_from_document
+from meshwright.planner.runs.prediction import RunPrediction, planned_workload, predict_run
+from meshwright.planner.runs.run_file import Run, run_from_mapping
+from tests.oracles.random_plans import random_plan
+
+MOST_DRAWS = 20_000
+
+
+def legal_plans(framework: FrameworkName, count: int) -> list[Plan]:
+    """Random plans that the framework can start."""
+    rng, plans = random.Random(7), []
+    for index in range(MOST_DRAWS):
+        drawn = random_plan(rng, framework, index)
+        if drawn is None:
+            continue
+        plan = drawn[0].model_copy(update={"mapping": None})
+        try:
+            plan_files(plan)
+        except InfeasibleError:
+            continue
+        plans.append(plan)
+        if len(plans) == count:
+            return plans
+    raise AssertionError(f"{len(plans)} legal plans in {MOST_DRAWS} draws")
+
+
+def priced(plan: Plan) -> RunPrediction:
+    """The plan's price, from its document alone."""
+    assert plan.layout is not None
+    launch = legal_launch(plan, framework_named(plan.inputs.framework))
+    return predict_run(
+        Run(
+            id="plan",
+            source="",
+            workload=launch.execution.applied(planned_workload(plan.inputs)),
+            layout=layout_from_document(plan.layout),
+            stages=tuple(tuple(rank) for rank in plan.layout.stages),
+        )
+    )
+
+
+def read_back(plan: Plan, folder: Path) -> RunPrediction:
+    """The price of launch.sh, with the model and the batch that a script's user knows."""
+    for name, text in plan_files(plan).items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    model = folder / "model.json"
+    model.write_text(json.dumps(plan.inputs.model.model_dump(mode="json")), encoding="utf-8")
+    inputs = plan.inputs
+    given = [f"cluster={inputs.cluster.name}", f"model={model}"]
+    given += [f"seq_len={inputs.seq_len}", f"global_batch={inputs.global_batch}"]
+    script = folder / "launch.sh"
+    mapping = complete(read_launch(script), given, str(script))
+    return predict_run(run_from_mapping(mapping, where="launch.sh", base=folder))
+
+
+def check(framework: FrameworkName, count: int, folder: Path) -> None:
+    for index, plan in enumerate(legal_plans(framework, count)):
+        place = folder / str(index)
+        place.mkdir()
+        own, again = priced(plan), read_back(plan, place)
+        assert again.estimate.step_time_s == own.estimate.step_time_s, plan.layout
+        assert again.memory_gib == own.memory_gib, plan.layout
+
+
+@pytest.mark.parametrize("framework", FRAMEWORK_NAMES)
+def test_a_launch_has_the_price_of_its_plan(framework: FrameworkName, tmp_path: Path) -> None:
+    check(framework, 8, tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("framework", FRAMEWORK_NAMES)
+def test_many_launches_have_the_prices_of_their_plans(
+    framework: FrameworkName, tmp_path: Path
+) -> None:
+    check(framework, 300, tmp_path)
