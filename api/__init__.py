@@ -70,6 +70,7 @@ def plan(
     top: int = 1,
     time_limit_s: float | None = None,
     seed: int = 0,
+    nodes: str | None = None,
     robustness: bool = True,
     baseline: FilePath | None = None,
     tokens: float | None = None,
@@ -129,6 +130,9 @@ def plan(
         Seconds for the search; None searches until the proof.
     seed
         Seed of the solver, from 0. The same arguments give the same plan.
+    nodes
+        Slurm host list, or a file of them: only these nodes of the cluster file are used. When None, those
+        of the Slurm job that this runs in, if the cluster lists them.
     robustness
         Whether to search again with the cost model off by its measured error, which takes about as long as
         the search itself.
@@ -186,6 +190,7 @@ def plan(
         top_k=top,
         time_limit_s=time_limit_s,
         seed=seed,
+        nodes=nodes,
     )
     if baseline is None:
         return make_plan(request, robustness=robustness, progress=progress)

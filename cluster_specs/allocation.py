@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from meshwright.cluster_specs.naming import node_name
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.cluster_specs.uplinks import Key, Uplink, free_of, uplinks
-from meshwright.errors import InputError, shown
+from meshwright.errors import InputError, shown, suggestion
 
 
 def check_gpus(cluster: ClusterSpec, gpus: int) -> None:
@@ -88,6 +88,36 @@ def first_gpus(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
         node.model_copy(update={"free_gpus": used.get(node.name, 0)}) for node in cluster.nodes
     )
     return cluster.model_copy(update={"nodes": nodes, "gpus": gpus})
+
+
+def only_nodes(cluster: ClusterSpec, names: Collection[str]) -> ClusterSpec:
+    """The same cluster with only the nodes of these names free; they keep their places in the list.
+
+    Raises InputError where the cluster lists no nodes, or none of a name, or nothing of them is free.
+    """
+    listed_names = {node.name for node in cluster.nodes}
+    if not listed_names:
+        raise InputError(
+            f"cluster {cluster.name!r} lists no nodes to choose from: give a cluster file with `nodes`",
+            where="nodes",
+        )
+    for name in names:
+        if name not in listed_names:
+            near = suggestion(name, listed_names)
+            raise InputError(
+                f"cluster {cluster.name!r} has no node {shown(name)}{near}", where="nodes"
+            )
+    wanted = set(names)
+    nodes = tuple(
+        node if node.name in wanted else node.model_copy(update={"free_gpus": 0})
+        for node in cluster.nodes
+    )
+    free = sum(free_of(node, cluster.gpus_per_node) for node in nodes)
+    if not free:
+        raise InputError(
+            f"no GPU of these nodes of cluster {cluster.name!r} is free", where="nodes"
+        )
+    return cluster.model_copy(update={"nodes": nodes, "gpus": free})
 
 
 def _nodes(cluster: ClusterSpec, gpus: int) -> Iterator[tuple[str, int]]:

@@ -26,6 +26,9 @@ from meshwright.errors import ExitCode, InputError, near_miss
 @click.argument("model")
 @plan_options
 @click.option(
+    "--nodes", metavar="LIST|FILE", help="Use only these nodes (host list); else the Slurm job's."
+)
+@click.option(
     "--objective",
     type=ChoiceIn("planner.request.names", "OBJECTIVES"),
     default="nominal",
@@ -74,7 +77,8 @@ def plan_command(
     if as_json:
         print_json(plan_document(plan))
     else:
-        warn("warning", plan.warnings)
+        left_out = [] if plan.left_out is None else [plan.left_out]
+        warn("warning", [*plan.warnings, *left_out])
         show(plan_view(plan))
     if output is not None and plan.layout is not None:
         write_files(output, plan_files(plan), force)

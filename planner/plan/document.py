@@ -166,6 +166,8 @@ class Plan(BaseModel):
     mapping: Mapping | None
     expert_placement: dict[str, object] | None = None
     idle: IdleDoc | None = None
+    left_out: str | None = None
+    """Free nodes that were not considered, or GPUs asked for that are not used, and why."""
     binding: list[Binding] = Field(default_factory=list)
     infeasible: Infeasible | None = None
     warnings: list[str] = Field(default_factory=list)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from meshwright.cluster_specs.allocation import first_gpus
 from meshwright.cluster_specs.fabric import is_irregular
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Workload
@@ -17,8 +16,8 @@ from meshwright.planner.plan.choices import with_choices
 from meshwright.planner.plan.digest import with_digest
 from meshwright.planner.plan.document import Expected, Plan
 from meshwright.planner.plan.expected import SCENARIOS, expectation, is_quick
-from meshwright.planner.plan.idle import decide_on_idle_gpus
 from meshwright.planner.plan.infeasible import explain_infeasible
+from meshwright.planner.plan.nodes import decide_on_nodes
 from meshwright.planner.plan.robustness import with_robustness
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.request.plan_request import PlanRequest
@@ -64,6 +63,8 @@ def make_plan(
         If the plan fails its own verification: a fault of the planner.
     """
     plan = fastest_plan(request, progress, hedged=robustness)
+    # On the nodes that were chosen.
+    request = replace(request, cluster=plan.inputs.cluster, gpus=plan.inputs.gpus)
     if choices:
         plan = with_choices(request, plan, _searched_again)
     plan = with_robustness(request, plan) if robustness else plan
@@ -77,10 +78,9 @@ def fastest_plan(
     those of `make_plan`. `hedged` says of a calibrated plan how it does over the posterior.
     """
     began = time.monotonic()
-    if is_irregular(request.cluster):
-        request = replace(request, cluster=first_gpus(request.cluster, request.gpus))
+    decision = decide_on_nodes(request, lambda searched: _searched(searched, progress))
+    request, settled = decision.request, decision.settled
     space = space_of(request)
-    settled = decide_on_idle_gpus(request, lambda searched: _searched(searched, progress))
     outcome = _with_least_traffic(request, settled.outcome)
     expected = None
     if outcome.best and (request.objective == "expected" or (hedged and is_quick(outcome))):
@@ -92,7 +92,7 @@ def fastest_plan(
     plan = plan_from_outcome(
         request, outcome, space, wall_s, infeasible=infeasible, full=settled.full
     )
-    plan = plan.model_copy(update={"expected": expected})
+    plan = plan.model_copy(update={"expected": expected, "left_out": decision.note})
     verify(request, plan)
     return plan
 

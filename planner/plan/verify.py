@@ -163,8 +163,6 @@ def _recount_faults(
     """Groups that lie elsewhere than priced, by the rank list."""
     assert plan.layout is not None
     assert plan.mapping is not None
-    if not plan.mapping.matrix and workload.gpus < workload.cluster.gpus:
-        return  # the share of the links that is free beside them is priced too
     counted = recounted(workload, layout, plan.mapping)
     stages = tuple(tuple(rank) for rank in plan.layout.stages)
     seconds = [

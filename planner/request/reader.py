@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from meshwright.cluster_specs.allocation import allocated_gpus
-from meshwright.cluster_specs.reader import read_cluster
+from meshwright.cluster_specs.allocation import allocated_gpus, only_nodes
+from meshwright.cluster_specs.importers.hostlists import expand
+from meshwright.cluster_specs.reader import MOST_NODES, read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.constants.calibration import Calibration
+from meshwright.documents.reader import LARGE_FILE_BYTES, is_file, read_text
+from meshwright.errors import InputError
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.calibration_file import read_calibration
@@ -30,6 +34,7 @@ def read_request(
     moe_dispatch: str | None = None,
     expert_loads: Path | None = None,
     calibration: str | PathLike[str] | Calibration | None = None,
+    nodes: str | None = None,
     **options: Any,
 ) -> PlanRequest:
     """The request for a model and a cluster, each a name, a file or a spec.
@@ -52,6 +57,8 @@ def read_request(
         File of measured routing.
     calibration
         A stack file, or what one holds.
+    nodes
+        Host list, or a file of them, that the choice of nodes is limited to (`limited_to_nodes`).
     options
         Further fields of PlanRequest.
 
@@ -60,7 +67,7 @@ def read_request(
     InputError
         If a name, a file or a field cannot be used.
     """
-    cluster_spec = read_cluster(cluster, gpus)
+    cluster_spec = limited_to_nodes(read_cluster(cluster, gpus), nodes)
     model_spec = read_model(model)
     gpu_count = allocated_gpus(cluster_spec, gpus)
     measured = None
@@ -83,3 +90,37 @@ def read_request(
         forbids=parse_forbids([forbid] if isinstance(forbid, str) else forbid),
         **options,
     )
+
+
+def limited_to_nodes(cluster: ClusterSpec, nodes: str | None) -> ClusterSpec:
+    """The cluster with only some of its listed nodes free.
+
+    Parameters
+    ----------
+    cluster
+        The machine.
+    nodes
+        A Slurm host list such as `rack[0-1]n[00-15]`, or a file with one or several a line. When None, the
+        nodes of the Slurm job that this runs in ($SLURM_JOB_NODELIST), if the cluster lists all of them.
+
+    Raises
+    ------
+    InputError
+        If the text is no host list, or names a node that the cluster does not list.
+    """
+    if nodes is None:
+        job = os.environ.get("SLURM_JOB_NODELIST")
+        if not job or not cluster.nodes:
+            return cluster
+        names = expand(job, MOST_NODES)
+        listed_names = {node.name for node in cluster.nodes}
+        return only_nodes(cluster, names) if listed_names.issuperset(names) else cluster
+    text = nodes
+    if is_file(nodes):
+        lines = read_text(Path(nodes), LARGE_FILE_BYTES).splitlines()
+        text = ",".join(line.strip() for line in lines if line.strip() and line[0] != "#")
+    try:
+        names = expand(text, MOST_NODES)
+    except InputError as error:
+        raise InputError(f"no host list: {error}", where="nodes") from None
+    return only_nodes(cluster, names)

