@@ -12,12 +12,13 @@ DEV_READY := $(VENV)/.dev-ready
 # Override with: make PYTHON=/path/to/python3
 PYTHON ?=
 
-.PHONY: help plan test check lint types unit slow oracles ray docs accuracy calibrate clean
+.PHONY: help plan test check lint types unit fuzz slow oracles ray docs accuracy calibrate clean
 
 help:
 	@echo "make plan      plan Llama-3.1-405B on 16,384 GPUs (installs into .venv the first time)"
 	@echo "make test      lint, types and the tests"
 	@echo "make check     the same without the slow tests, about 4 minutes on 2 cores"
+	@echo "make fuzz      10,000 damaged files for every reader of users' files"
 	@echo "make slow      the suites that take minutes each"
 	@echo "make lint | types | unit    one of them"
 	@echo "make oracles   launch files through the parsers of the real frameworks (installs them into .oracles)"
@@ -50,6 +51,9 @@ types: $(DEV_READY)
 
 unit: $(DEV_READY)
 	$(PYTEST) -m "not slow and not soak and $(APART)"
+
+fuzz: $(DEV_READY)
+	MESHWRIGHT_FUZZ_CASES=$${MESHWRIGHT_FUZZ_CASES:-10000} $(PYTEST) -m slow tests/fuzz
 
 slow: $(DEV_READY)
 	$(PYTEST) -m "soak and $(APART)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from meshwright.costmodel.execution_names import (
@@ -87,16 +87,26 @@ class Execution:
         -------
         Execution
         """
-        values: dict[str, Any] = {}
-        for setting in fields(cls):
-            axis = setting.name.removesuffix("_overlap")
-            if axis != setting.name and hasattr(workload.overlap, axis):
-                values[setting.name] = getattr(workload.overlap, axis)
-            elif hasattr(workload, setting.name):
-                values[setting.name] = getattr(workload, setting.name)
+        types: dict[int | None, Any] = {size: name for name, size in _TYPE_BYTES.items()}
+        overlap = workload.overlap
+        settings: dict[str, Any] = {
+            "moe_dispatch": workload.moe_dispatch,
+            "cuda_graph": workload.cuda_graph,
+            "cp_comm": workload.cp_comm,
+        }
         has_both = bool(framework_of_stack(workload.framework).eager_stack)
-        values["compiled"] = has_both and stack_named(workload.framework).compiled
-        return cls(**values)
+        return cls(
+            **settings,
+            compiled=has_both and stack_named(workload.framework).compiled,
+            ep_overlap=overlap.ep,
+            tp_overlap=overlap.tp,
+            dp_overlap=overlap.dp,
+            pp_overlap=overlap.pp,
+            gradient_dtype=types.get(workload.gradient_bytes),
+            moment_dtype=types.get(workload.moment_bytes, "fp32"),
+            fp8_params=bool(workload.fp8_parameters),
+            te_loss=workload.fused_loss,
+        )
 
     def of_layout(self, layout: Layout) -> Execution:
         """What a launch file of one layout sets: nothing is overlapped that is not sent.

@@ -64,16 +64,16 @@ def _answer(plan: Plan, predicted: Predicted) -> list[tuple[str, str]]:
 
 
 def layout_line(layout: LayoutDoc, *, experts: bool) -> str:
-    """A layout in one line: `tp 4, pp 4 x 10, dp 16; 64 micro-batches of 1; ZeRO 1; no recompute`."""
+    """A layout in one line: `tp 4, pp 4 x 10, dp 16; 64 micro-batches of 1; ZeRO 1`."""
     micro_batches = counted(layout.num_micro_batches, "micro-batch", "micro-batches")
     recompute = recompute_text(layout)
     parts = [
         degrees_text(layout, experts=experts),
         f"{micro_batches} of {layout.micro_batch}",
         f"ZeRO {layout.zero_stage}",
-        "no recompute" if recompute == "none" else f"recompute {recompute}",
+        "" if recompute == "none" else f"recompute {recompute}",
     ]
-    return "; ".join(parts)
+    return "; ".join(filter(None, parts))
 
 
 def degrees_text(layout: LayoutDoc, *, experts: bool) -> str:

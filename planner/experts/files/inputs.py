@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import struct
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +36,32 @@ from meshwright.planner.experts.problem import Loads, check_loads
 
 _PICKLES = (".pkl", ".pickle", ".joblib")
 NOT_LOADS = ("num_groups", "topk", "top_k", "seed", "num_experts", "topk_groups", "token_topic")
+
+
+_DAMAGED_ARRAY = (
+    ArithmeticError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RecursionError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+    tokenize.TokenError,
+)
+"""What numpy raises on a damaged header, which it reads as a Python literal."""
+_DAMAGED_ARCHIVE = (
+    EOFError,
+    NotImplementedError,
+    OSError,
+    RuntimeError,
+    ValueError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def read_routing(path: Path, *, windows: tuple[str, ...] = (), split: int = 1) -> Routing:
@@ -99,14 +128,13 @@ def _refuse_pickle(data: bytes, path: Path) -> None:
 def _npy(data: bytes, where: str) -> NDArray[Any]:
     try:
         array = np.load(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, OSError, EOFError, MemoryError) as error:
+    except _DAMAGED_ARRAY as error:
         if "allow_pickle" in str(error):
             raise InputError(
                 f"{where}: holds pickled objects; pickles are refused, loading one can run any code"
             ) from None
-        raise InputError(
-            f"{where}: not a numpy array ({str(error).splitlines()[0][:100]})"
-        ) from None
+        reason = " ".join(str(error).split())[:100] or type(error).__name__
+        raise InputError(f"{where}: not a numpy array ({reason})") from None
     return np.asarray(array)
 
 
@@ -120,7 +148,9 @@ def _npz(data: bytes, path: Path) -> dict[str, NDArray[Any]]:
                 name.removesuffix(".npy"): _npy(archive.read(name), f"{path}: {name}")
                 for name in names[:256]
             }
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+    except InputError:
+        raise
+    except _DAMAGED_ARCHIVE as error:
         raise InputError(f"{path}: not an npz file ({str(error)[:100]})") from None
 
 

@@ -31,8 +31,10 @@ run: {seq_len: 4096, global_batch: 64, tp: 2, pp: 4, dp: 4, ep: 2, etp: 2, seque
 """
 
 
-def planned(model: str) -> Plan:
-    request = read_request(model=model, cluster="dgx-h100", gpus=32, global_batch=64, seq_len=4096)
+def planned(model: str, pin: str = "") -> Plan:
+    request = read_request(
+        model=model, cluster="dgx-h100", gpus=32, global_batch=64, seq_len=4096, pin=pin
+    )
     return fastest_plan(request)
 
 
@@ -68,8 +70,9 @@ def test_the_bars_add_up_to_the_difference(model: str, text: str, tmp_path: Path
     assert document.speed_up == pytest.approx(document.step_time_s / plan.predicted.step_time_s)
 
 
-def test_a_change_alone_is_the_price_of_the_run_with_it(plan: Plan, tmp_path: Path) -> None:
+def test_a_change_alone_is_the_price_of_the_run_with_it(tmp_path: Path) -> None:
     """`recompute full -> none` is the run file with that word changed, priced by `estimate`."""
+    plan = planned("llama-2-13b", "recompute=none,cp=1,pp=1")
     document = compared(plan, file_of(tmp_path, DENSE_RUN))
     bars = {bar.change: bar for bar in document.waterfall}
     bar = bars["recompute full -> none"]

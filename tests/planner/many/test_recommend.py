@@ -130,6 +130,7 @@ def test_the_command_writes_table_picture_and_plan(kept: Path, tmp_path: Path) -
         "64",
     ]
     line += ["--seq-len", "2048", "--step-time", "3", "--sizes", "8,16", "--reserve-gib", "30"]
+    line += ["--memory-risk", "0.5"]
     out = tmp_path / "out"
     done = CliRunner().invoke(
         main, [*line, "--workers", "1", "--cache", str(kept), "-o", str(out), "--json"]

@@ -1,0 +1,170 @@
+"""Every reader of users' files, with real files that its fuzzing begins from."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+import meshwright
+from meshwright.cluster_specs.importers.document import import_topology
+from meshwright.cluster_specs.reader import read_cluster
+from meshwright.model_specs.reader import read_model
+from meshwright.planner.experts.files.inputs import read_routing
+from meshwright.planner.experts.files.placement_reader import read_placement
+from meshwright.planner.launch.plan_files import plan_files
+from meshwright.planner.many.batch.jobs import read_jobs
+from meshwright.planner.many.fleet.jobs import read_fleet
+from meshwright.planner.plan.texts import read_plan
+from meshwright.planner.runs.launches.reader import price_launch
+from meshwright.planner.runs.prediction import price_runs
+from tests.places import DATA, ROOT
+from tests.plans import make_plan
+
+Seed = tuple[str, bytes]
+"""The end of the file's name, and what is in it."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A reader, and the files that are damaged for it."""
+
+    name: str
+    read: Callable[[Path], object]
+    make_seeds: Callable[[], Sequence[Seed]]
+
+    @cached_property
+    def seeds(self) -> Sequence[Seed]:
+        """Made once, when they are first needed."""
+        return self.make_seeds()
+
+
+def _files(folder: str, pattern: str, longest: int = 40_000) -> list[Seed]:
+    paths = sorted((DATA / folder).glob(pattern))
+    return [(path.name, path.read_bytes()) for path in paths if path.stat().st_size < longest]
+
+
+def _model() -> list[Seed]:
+    text = (ROOT / "model_specs" / "data" / "catalog.yaml").read_text(encoding="utf-8")
+    models = yaml.safe_load(text)
+    entries = models.get("models", models)
+    named = entries.items() if isinstance(entries, dict) else ((e["name"], e) for e in entries)
+    chosen = [(name, entry) for name, entry in named if name in ("llama-3-8b", "deepseek-v3")]
+    return [("m.yaml", yaml.safe_dump({"name": name, **entry}).encode()) for name, entry in chosen]
+
+
+def _run() -> list[Seed]:
+    run = {"seq_len": 2048, "global_batch": 64, "micro_batch": 1, "tp": 2, "pp": 2, "dp": 2}
+    document = {
+        "model": "llama-2-7b",
+        "cluster": {"device": "h100-sxm-80gb", "gpus": 8},
+        "run": run,
+    }
+    return [("r.yaml", yaml.safe_dump(document).encode()), *_files("more_runs", "*.yaml", 6000)]
+
+
+def _jobs() -> list[Seed]:
+    job = {"name": "a", "model": "llama-2-7b", "cluster": "dgx-a100", "gpus": 8}
+    job |= {"global_batch": 64, "seq_len": 2048, "pin": "tp=2", "forbid": "cp"}
+    matrix = {"model": ["llama-2-7b", "llama-3-8b"], "cluster": ["dgx-a100"], "gpus": [8, 16]}
+    matrix |= {"global_batch": [64], "seq_len": [2048]}
+    return [("j.yaml", yaml.safe_dump({"jobs": [job], "matrix": matrix}).encode())]
+
+
+def _fleet() -> list[Seed]:
+    job = {"name": "a", "model": "llama-2-7b", "global_batch": 64, "seq_len": 2048, "weight": 2.0}
+    job |= {"min_gpus": 8, "max_gpus": 16, "tokens": 1e9, "deadline_h": 5.0, "priority": 1}
+    return [("f.yaml", yaml.safe_dump({"jobs": [job]}).encode())]
+
+
+def _loads() -> list[Seed]:
+    counts = np.arange(1, 33, dtype=np.int64).reshape(2, 16)
+    packed, plain = io.BytesIO(), io.BytesIO()
+    np.savez(packed, loads=counts)
+    np.save(plain, counts)
+    rows = ["layer,expert,load"]
+    rows += [
+        f"{layer},{expert},{counts[layer, expert]}" for layer in (0, 1) for expert in range(16)
+    ]
+    return [
+        ("l.npz", packed.getvalue()),
+        ("l.npy", plain.getvalue()),
+        ("l.json", json.dumps({"loads": counts.tolist()}).encode()),
+        ("l.csv", "\n".join(rows).encode()),
+        *_files("plans", "olmoe_loads.json"),
+    ]
+
+
+def _trace() -> list[Seed]:
+    tokens = np.random.default_rng(0).integers(0, 8, (2, 20, 2))
+    packed = io.BytesIO()
+    np.savez(packed, tokens=tokens, num_experts=8)
+    return [
+        ("t.npz", packed.getvalue()),
+        ("t.json", json.dumps({"tokens": tokens.tolist()}).encode()),
+    ]
+
+
+def _placement() -> list[Seed]:
+    table = [[0, 1, 2, 3, 0, 1, 2, 3], [3, 2, 1, 0, 0, 1, 2, 3]]
+    own = {"schema": 1, "physical_to_logical_map": table}
+    return [("p.json", json.dumps(own).encode()), ("q.json", json.dumps(table).encode())]
+
+
+def _plan() -> tuple[Seed, ...]:
+    plan = meshwright.plan(
+        "llama-2-7b", cluster="dgx-a100", gpus=8, global_batch=8, seq_len=1024, robustness=False,
+        pin="tp=2,pp=1",
+    )  # fmt: skip
+    return (("plan.yaml", plan_files(plan)["plan.yaml"].encode()),)
+
+
+def _launch(framework: str) -> list[Seed]:
+    zero_stage = {"megatron": 1, "deepspeed": 1, "torchtitan": 3, "fsdp2": 3}[framework]
+    plan = make_plan(tp=1, dp=8, zero_stage=zero_stage)
+    inputs = plan.inputs.model_copy(update={"framework": framework})
+    files = plan_files(plan.model_copy(update={"inputs": inputs}))
+    kept = ("launch.sh", "megatron_args.json", "torchtitan_args.json", "ds_config.json")
+    return [(n, t.encode()) for n, t in files.items() if n in (*kept, "accelerate.yaml")]
+
+
+def _priced_launch(path: Path) -> object:
+    wanted = ["cluster=dgx-h100", "model=llama-3-8b", "seq_len=4096", "global_batch=4", "gpus=8"]
+    return list(price_launch(path, wanted))
+
+
+def _topology(form: str, path: Path) -> object:
+    node = {"nccl-xml": "dgx-h100", "nvidia-smi": "dgx-h100"}.get(form, "dgx-h100")
+    return import_topology(form, [path], node)
+
+
+_TOPOLOGIES = {
+    "slurm": "slurm*", "topograph": "topograph*", "nvidia-smi": "nvidia-smi*",
+    "ibnetdiscover": "ibnetdiscover*", "nccl-xml": "*.xml", "nccl-tests": "nccl-tests*",
+}  # fmt: skip
+READERS = (
+    Reader("model", read_model, _model),
+    Reader("config.json", read_model, lambda: _files("hf_configs", "*.json")),
+    Reader("cluster", read_cluster, lambda: _files("plans", "*.yaml")),
+    Reader("run", lambda path: list(price_runs(path)), _run),
+    Reader("jobs", read_jobs, _jobs),
+    Reader("fleet", lambda path: read_fleet(path, "dgx-a100"), _fleet),
+    Reader("loads", read_routing, _loads),
+    Reader("trace", read_routing, _trace),
+    Reader("placement", lambda path: read_placement(path, layers=2, experts=4, gpus=4), _placement),
+    Reader("plan", read_plan, _plan),
+    *(
+        Reader(f"{framework} launch", _priced_launch, partial(_launch, framework))
+        for framework in ("megatron", "torchtitan", "deepspeed", "fsdp2")
+    ),
+    *(
+        Reader(f"{form} topology", partial(_topology, form), partial(_files, "topologies", pattern))
+        for form, pattern in _TOPOLOGIES.items()
+    ),
+)

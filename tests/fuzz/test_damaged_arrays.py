@@ -1,0 +1,46 @@
+"""Damaged arrays that fuzzing found: each ended in a traceback before."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.planner.experts.files.inputs import read_routing
+
+
+def saved() -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, np.ones((2, 16), dtype=np.int64))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(saved().replace(b"16), }", b"16), })"), id="header is no literal"),
+        pytest.param(saved().replace(b"}", b"("), id="header does not end"),
+        pytest.param(b"", id="empty"),
+    ],
+)
+def test_a_damaged_header_is_named(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "loads.npy"
+    path.write_bytes(data)
+    with pytest.raises(InputError, match="not a numpy array"):
+        read_routing(path)
+
+
+def test_damaged_compressed_data_is_named(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("load.npy", saved())
+    data = bytearray(buffer.getvalue())
+    data[45:60] = b"\xff" * 15
+    path = tmp_path / "loads.npz"
+    path.write_bytes(bytes(data))
+    with pytest.raises(InputError, match="not an npz file"):
+        read_routing(path)
