@@ -206,6 +206,10 @@ def solver_report(
             incumbent_s=objective.step_time_s,
             lower_bound_s=objective.lower_bound_s,
             rounds=certificate.rounds,
+            model_bound_s=certificate.model_bound_s,
+            left_out_bound_s=objective.lower_bound_s if certificate.combinations else None,
+            combinations=certificate.combinations,
+            kernels=certificate.kernels,
         ),
     )
 

@@ -67,6 +67,14 @@ class ProofReport(BaseModel):
     """No layout of the space is faster; null where nothing is known."""
     rounds: int
     """CP-SAT models solved."""
+    model_bound_s: float | None = None
+    """What CP-SAT proved of the combinations in its last model; null on irregular fabrics."""
+    left_out_bound_s: float | None = None
+    """No combination outside that model is faster, by bounds; null where nothing is known."""
+    combinations: int = 0
+    """Of kernel, execution, recomputed modules and ZeRO stage in the last model."""
+    kernels: int = 0
+    """Degrees, micro-batches, schedules and mappings in it."""
 
 
 class SolverReport(BaseModel):

@@ -7,8 +7,6 @@
     recompute some of them                    recomputed_r <= layers_r,  recomputed_r <= vpp K
     no rank is slower than the busiest        busiest >= layer layers_r + again recomputed_r + ends_r
     every rank fits into its HBM              hbm_r: fixed + layer_r layers_r - relief_r recomputed_r <= HBM
-    groups stay inside NVLink domains         nvlink_domain_a: members of a group outside one <= 0
-    cuts carry what is sent over them         bisection_l: seconds that the cut is busy <= use x phase
     the step is as long as all that takes     step >= weight busiest + rest_j + again_j sum_r recomputed_r
                                               step >= bound_i
     so that it is shortest                    min step
