@@ -220,12 +220,39 @@ def kernel_rates(workload: Workload, constants: Constants) -> Rates:
     Rates
         FLOP/s, bytes per second and the shape constants of `kernels.gemm_s`.
     """
-    device, spec = constants.device, workload.cluster.device
+    rates = device_rates(workload.cluster.device, workload.precision, constants)
+    if not workload.fp8_attention:
+        return rates
+    return replace(
+        rates,
+        attention_forward_flops=rates.attention_forward_flops * _FP8_ATTENTION_GAIN,
+        attention_backward_flops=rates.attention_backward_flops * _FP8_ATTENTION_GAIN,
+    )
+
+
+def device_rates(spec: DeviceSpec, precision: str, constants: Constants) -> Rates:
+    """Attained kernel rates of a device.
+
+    Parameters
+    ----------
+    spec : DeviceSpec
+        With the maker's peaks.
+    precision : str
+        bf16, fp16, fp8, mxfp8 or nvfp4.
+    constants : Constants
+        Fractions of nominal peaks.
+
+    Returns
+    -------
+    Rates
+        FLOP/s, bytes per second and the shape constants of `kernels.gemm_s`.
+    """
+    device = constants.device
     fraction = {
         "fp8": device.gemm_fraction_fp8,
         "mxfp8": device.gemm_fraction_mxfp8,
         "nvfp4": device.gemm_fraction_fp4,
-    }.get(workload.precision, device.gemm_fraction_16bit)
+    }.get(precision, device.gemm_fraction_16bit)
     sixteen = peak_flops(spec, "bf16")
     by_generation = (
         device.attention_flash1_fraction,
@@ -238,15 +265,13 @@ def kernel_rates(workload: Workload, constants: Constants) -> Rates:
         power = (spec.tdp_w / _BLACKWELL_REFERENCE_W) ** device.tdp_exponent
     # Attention waits for exponentials more than for tensor cores, and draws less.
     forward = sixteen * by_generation[constants.framework.flash_generation - 1]
-    if workload.fp8_attention:
-        forward *= _FP8_ATTENTION_GAIN
     return Rates(
-        gemm_flops=peak_flops(spec, workload.precision) * fraction * power,
+        gemm_flops=peak_flops(spec, precision) * fraction * power,
         head_gemm_flops=sixteen * device.gemm_fraction_16bit * power,
         attention_forward_flops=forward,
         attention_backward_flops=forward * device.attention_backward_ratio,
         hbm_bytes_per_s=spec.hbm_gb_per_s * 1e9 * device.hbm_fraction,
-        operand_bytes=OPERAND_BYTES.get(workload.precision, 2.0),
+        operand_bytes=OPERAND_BYTES.get(precision, 2.0),
         weight_gradient_bytes=constants.framework.weight_gradient_bytes,
         sms=spec.sms,
         gemm_half_k=device.half_k,

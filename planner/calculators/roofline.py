@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.cluster_specs.catalog import load_device
-from meshwright.costmodel.constants.rates import peak_flops
+from meshwright.costmodel.constants.rates import device_rates, named_constants, peak_flops
+from meshwright.costmodel.layers.kernels import gemm_s
 from meshwright.costmodel.ratios import ridge_flop_per_byte
 from meshwright.errors import InputError
+from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 
 ELEMENT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "mxfp8": 1.0, "nvfp4": 0.5}
 """Of an input element, by precision."""
@@ -36,7 +38,7 @@ def roofline_document(device: str, m: int, n: int, k: int, precision: str) -> di
     -------
     dict
         FLOP, bytes moved once, FLOP per byte beside the ridge point, attainable TFLOP/s, and the least time
-        in seconds.
+        in seconds; under `attained` what such a product reaches in a training step, as `estimate` prices it.
 
     Raises
     ------
@@ -58,6 +60,9 @@ def roofline_document(device: str, m: int, n: int, k: int, precision: str) -> di
     peak, bytes_per_s = peak_flops(spec, precision), spec.hbm_gb_per_s * 1e9
     ridge = float(ridge_flop_per_byte(peak, bytes_per_s))
     attainable = min(peak, intensity * bytes_per_s)
+    constants = named_constants(spec.name, spec.architecture, DEFAULT_FRAMEWORK, {})
+    rates = device_rates(spec, precision, constants)
+    seconds = float(gemm_s(float(m), float(n), float(k), rates))
     return {
         "device": spec.name,
         "precision": precision,
@@ -73,4 +78,10 @@ def roofline_document(device: str, m: int, n: int, k: int, precision: str) -> di
         "hbm_gb_per_s": spec.hbm_gb_per_s,
         "attainable_tflops": attainable / 1e12,
         "least_seconds": flop / attainable,
+        "attained": {
+            "tflops": flop / seconds / 1e12,
+            "seconds": seconds,
+            "peak_tflops": rates.gemm_flops / 1e12,
+            "hbm_gb_per_s": rates.hbm_bytes_per_s / 1e9,
+        },
     }

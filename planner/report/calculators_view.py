@@ -149,8 +149,15 @@ def _product(document: Document) -> Facts:
             ("bound by", document["bound"]),
             ("attainable", attainable),
             ("least time", seconds(document["least_seconds"])),
+            ("in a training step", _attained(document["attained"])),
         ]
     )
+
+
+def _attained(attained: Document) -> str:
+    """What training reaches of the roof: rates of a large product and of streaming, and this product's."""
+    roof = f"{attained['peak_tflops']:.0f} TFLOP/s and {attained['hbm_gb_per_s']:,.0f} GB/s at best"
+    return f"{seconds(attained['seconds'])}, {attained['tflops']:.1f} TFLOP/s; {roof}"
 
 
 def _network_view(network: Document) -> View:

@@ -247,3 +247,12 @@ def test_bad_input_is_told_apart(words: str, message: str) -> None:
     done = meshwright(*words.split())
     assert done.exit_code == 2
     assert message in done.output
+
+
+def test_a_roofline_says_what_training_attains() -> None:
+    """The same rates as a step: a large product at the device's fraction of its peak, below the roof."""
+    document = roofline_document("h100-sxm-80gb", 8192, 8192, 8192, "bf16")
+    attained = document["attained"]
+    assert attained["seconds"] > document["least_seconds"]
+    assert 0.5 * attained["peak_tflops"] < attained["tflops"] < attained["peak_tflops"]
+    assert attained["hbm_gb_per_s"] < document["hbm_gb_per_s"]
