@@ -4,7 +4,7 @@
 
 `--quick` refits along the slopes of the fit on all rows, which leaves the refits a little short of their optimum.
 Writes docs/accuracy.md with its plots, and costmodel/data/error_bands.yaml: the tables and the band on every plan
-are this script's output and nothing else. Needs scipy: `pip install '.[calibrate]'`.
+are this script's output and nothing else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import yaml
 from benchmarks.accuracy_plots import group_bars_svg
 from benchmarks.accuracy_text import TEXT
 from benchmarks.calibrate import ROOT, RUNS, error_line, free_records, write_whole
-from benchmarks.calibration import Bools, Floats, Problem
+from benchmarks.calibration import Problem
 from benchmarks.cross_validation import (
     FAMILIES,
     LeftOut,
@@ -39,6 +39,7 @@ from meshwright.costmodel.constants.rates import device_prefixes
 from meshwright.costmodel.constants.records import constant_records, effective_paths
 from meshwright.costmodel.constants.stacks import framework_names, framework_prefixes
 from meshwright.planner.report.validation_plot import scatter_svg
+from meshwright.planner.runs.calibration.robust_fit import Bools, Floats
 from meshwright.planner.runs.prediction import prediction_of
 from meshwright.planner.runs.run_file import Run, read_runs
 from meshwright.planner.runs.validation import KINDS, ErrorSummary, ScoredRow, plan_regret, score

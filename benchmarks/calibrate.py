@@ -2,8 +2,7 @@
 
     python -m benchmarks.calibrate [--rows FILE] [--only PATTERN ...] [--from-priors] [--dry-run]
 
-`--only architectures.hopper.*` moves the constants whose path matches and leaves the rest. Needs scipy:
-`pip install '.[calibrate]'`.
+`--only architectures.hopper.*` moves the constants whose path matches and leaves the rest.
 """
 
 from __future__ import annotations
@@ -19,13 +18,14 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from benchmarks.calibration import Floats, Problem, fit, rounded
+from benchmarks.calibration import Problem, fit, rounded
 from meshwright.costmodel.constants.records import (
     FILES,
     PROVENANCE,
     ConstantRecord,
     constant_records,
 )
+from meshwright.planner.runs.calibration.robust_fit import Floats
 from meshwright.planner.runs.run_file import read_runs
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwright.costmodel.constants.rates import (
     Constants,
@@ -28,6 +27,8 @@ from meshwright.costmodel.constants.stacks import framework_prefixes
 from meshwright.costmodel.layout import Placement
 from meshwright.costmodel.pipeline.split import Stages
 from meshwright.costmodel.step_time import exact_step, make_context
+from meshwright.planner.runs.calibration import robust_fit
+from meshwright.planner.runs.calibration.robust_fit import MOST_STEPS, Bools, Floats, Goal
 from meshwright.planner.runs.prediction import arrangement
 from meshwright.planner.runs.run_file import Run
 
@@ -37,12 +38,6 @@ MOST_SPREADS = 3.0
 STEP = 1e-3
 """Forward difference, in the logarithm of a constant."""
 SIGNIFICANT_DIGITS = 4
-MOST_STEPS = 40
-ENOUGH_GAIN = 1e-5
-"""A step that gains less than this share of the sum is the last along these slopes."""
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -173,68 +168,6 @@ def _case(run: Run) -> _Case:
     return _Case(run, stages, placement, (device.name, device.architecture, run.workload.framework))
 
 
-def robust_loss(squares: Floats, rows: int) -> Floats:
-    """rho, rho', rho'' of squared residuals [3, n]: soft l1 for the first `rows`, the square for the priors."""
-    out = np.array([squares, np.ones_like(squares), np.zeros_like(squares)])
-    z = 1.0 + squares[:rows]
-    out[:, :rows] = 2.0 * (np.sqrt(z) - 1.0), z**-0.5, -0.5 * z**-1.5
-    return out
-
-
-@dataclass(frozen=True)
-class _Objective:
-    """The sum that a fit makes small, over some rows and constants of a problem."""
-
-    problem: Problem
-    rows: Bools
-    columns: list[int]
-
-    @property
-    def bounds(self) -> tuple[Floats, Floats]:
-        """Least and largest logarithm of each moving constant."""
-        priors, width = (
-            self.problem.priors[self.columns],
-            MOST_SPREADS * self.problem.spreads[self.columns],
-        )
-        return priors - width, priors + width
-
-    def residuals(self, log_seconds: Floats, logs: Floats) -> Floats:
-        """Of the rows, then of the priors; both arguments for all rows and all constants."""
-        errors = (log_seconds - np.log(self.problem.measured_s))[self.rows] / NOISE
-        strays = (logs - self.problem.priors) / self.problem.spreads
-        return np.concatenate([errors, strays[self.columns]])
-
-    def value(self, log_seconds: Floats, logs: Floats) -> float:
-        """The sum itself."""
-        squares = self.residuals(log_seconds, logs) ** 2
-        return float(robust_loss(squares, int(self.rows.sum()))[0].sum())
-
-    def linear_optimum(self, log_seconds: Floats, slopes: Floats, logs: Floats) -> Floats:
-        """Where the sum would be least if the predictions at `logs` moved along `slopes`."""
-        from scipy.optimize import least_squares
-
-        of_rows = slopes[:, self.columns]
-        jacobian = np.vstack(
-            [of_rows[self.rows] / NOISE, np.diag(1.0 / self.problem.spreads[self.columns])]
-        )
-
-        def full(x: Floats) -> Floats:
-            out = logs.copy()
-            out[self.columns] = x
-            return out
-
-        low, high = self.bounds
-        found = least_squares(
-            lambda x: self.residuals(log_seconds + of_rows @ (x - logs[self.columns]), full(x)),
-            np.clip(logs[self.columns], low + 1e-9, high - 1e-9),
-            lambda x: jacobian,
-            bounds=(low, high),
-            loss=lambda squares: robust_loss(squares, int(self.rows.sum())),
-            x_scale="jac",
-        )
-        return full(found.x)
-
-
 def fit(
     problem: Problem,
     rows: Bools | None = None,
@@ -247,52 +180,37 @@ def fit(
 ) -> Floats:
     """Logarithms of the free constants that fit best; those outside `columns` stay at `start`.
 
-    Gauss-Newton steps, each the robust optimum of the linearised rows, each kept only if the true sum falls.
-    After a step the slopes are corrected by what it changed, and worked out anew when steps gain nothing more,
-    or never without `exact`; at most `steps` are taken. `known` are slopes to begin with. Deterministic: the same rows, priors and start
-    give the same values.
+    `known` are slopes to begin with; without `exact` they are only corrected, never worked out anew. At most
+    `steps` are taken.
+    Deterministic: the same rows, priors and start give the same values.
     """
     used = np.ones(len(problem.runs), dtype=bool) if rows is None else rows
     moving = list(range(len(problem.free))) if columns is None else list(columns)
-    goal = _Objective(problem, used, moving)
-    logs = (problem.start if start is None else start).copy()
-    logs[moving] = np.clip(logs[moving], *goal.bounds)
-    slopes = known.slopes if known else problem.linearise(logs, moving, problem.touched).slopes
-    fresh = known is None
-    log_seconds = np.log(problem.predict(logs))
-    value = goal.value(log_seconds, logs)
-    for _ in range(steps):
-        step = goal.linear_optimum(log_seconds, slopes, logs) - logs
-        before = log_seconds, logs
-        gain, (value, log_seconds, logs) = _best_along(goal, step, (value, log_seconds, logs))
-        slopes = _corrected(slopes, log_seconds - before[0], logs - before[1])
-        if gain > ENOUGH_GAIN * value:
-            fresh = False
-        elif fresh or not exact:
-            break
-        else:
-            slopes, fresh = problem.linearise(logs, moving, problem.touched).slopes, True
-    return logs
+    begin = problem.start if start is None else start
+    priors, spreads = problem.priors[moving], problem.spreads[moving]
+    measured = np.log(problem.measured_s)
 
+    def logs_at(x: Floats) -> Floats:
+        logs = begin.copy()
+        logs[moving] = priors + spreads * x
+        return logs
 
-def _corrected(slopes: Floats, change: Floats, step: Floats) -> Floats:
-    """Slopes that agree with what a step really changed (Broyden 1965, Math. Comp. 19, equation 4.5)."""
-    length = float(step @ step)
-    return slopes if length == 0.0 else slopes + np.outer(change - slopes @ step, step) / length
+    def in_spreads(slopes: Floats) -> Floats:
+        return slopes[used][:, moving] * spreads / NOISE
 
+    def slopes_at(x: Floats) -> Floats:
+        return in_spreads(problem.linearise(logs_at(x), moving, problem.touched).slopes)
 
-def _best_along(
-    goal: _Objective, step: Floats, known: tuple[float, Floats, Floats]
-) -> tuple[float, tuple[float, Floats, Floats]]:
-    """The gain of a step, or of the first of its halves that gains, and where it leads."""
-    value, _, logs = known
-    for halvings in range(4):
-        tried = logs + step / 2.0**halvings
-        log_seconds = np.log(goal.problem.predict(tried))
-        found = goal.value(log_seconds, tried)
-        if found < value:
-            return value - found, (found, log_seconds, tried)
-    return 0.0, known
+    bound = np.full(len(moving), MOST_SPREADS)
+    goal = Goal(
+        errors=lambda x: (np.log(problem.predict(logs_at(x))) - measured)[used] / NOISE,
+        slopes=slopes_at,
+        low=-bound,
+        high=bound,
+    )
+    at_start = (begin[moving] - priors) / spreads
+    slopes = None if known is None else in_spreads(known.slopes)
+    return logs_at(robust_fit.fit(goal, at_start, slopes, exact=exact, steps=steps).x)
 
 
 def rounded(values: Mapping[str, float]) -> dict[str, float]:

@@ -18,7 +18,7 @@ from meshwright.costmodel.constants.calibration import NAMES, Calibration
 from meshwright.frameworks.catalog import STACK_NAMES, stack_in_words
 from meshwright.planner.runs.calibration.evidence import Evidence
 from meshwright.planner.runs.calibration.robust_fit import Floats, robust_optimum
-from meshwright.planner.runs.calibration.service import calibrate_runs, draft_stack
+from meshwright.planner.runs.calibration.service import CLEARLY_BETTER, calibrate_runs, draft_stack
 from meshwright.planner.runs.prediction import prediction_of
 from meshwright.planner.runs.run_file import Run, UnreadRow, read_rows
 from meshwright.planner.runs.validation import FAILED_ERROR_PCT, Prediction, plan_regret, score
@@ -104,8 +104,11 @@ def _draw(
         report = score(rest, prediction_of)
     else:
         rows = _rows_of(runs, set(order[:count]))
-        best = min(profiles, key=lambda profile: profile.value(rows))
-        stack = calibrate_runs(own, like=best.framework, suggest=False).calibration
+        values = {profile.framework: profile.value(rows) for profile in profiles}
+        if len(values) > 1:
+            values[runs[0].workload.framework] -= CLEARLY_BETTER
+        best = min(values, key=lambda framework: values[framework])
+        stack = calibrate_runs(own, like=best, suggest=False).calibration
         report = score(rest, lambda run: _priced(run, stack))
     steps = [abs(row.error_pct) for row in report.rows if row.error_pct is not None]
     peaks = [abs(row.memory_error_pct) for row in report.rows if row.memory_error_pct is not None]

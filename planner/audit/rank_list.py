@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meshwright.cluster_specs.fabric import fabric_levels, full_levels, is_irregular
+from meshwright.cluster_specs.fabric import fabric_levels
 from meshwright.cluster_specs.naming import node_name
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.documents.reader import LARGE_FILE_BYTES, path_text, read_text
@@ -18,6 +18,7 @@ from meshwright.errors import InputError, shown
 from meshwright.planner.bounds.matrices import ranks_on
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.placement import plan_placement, workload_of_plan
+from meshwright.planner.plan.recount import recounted_placement
 from meshwright.planner.runs.predicted import LayoutDoc, layout_from_document
 
 RANKS_FILE = "mapping/ranks.csv"
@@ -127,55 +128,23 @@ def _place_faults(plan: Plan, listed: Sequence[ListedRank], name: str) -> Iterat
 def recount_faults(plan: Plan, listed: Sequence[ListedRank]) -> Iterator[str]:
     """Groups that reach further than their price assumes, counted from the list alone.
 
-    A price says how many members of a group of each axis share a block of each level. Where the leaves of a
-    cluster are unequal it speaks of the worst block, and the price itself is compared instead.
+    A price says how many members of a group of each axis share the block of each level that paces it.
     """
     assert plan.layout is not None
-    cluster = plan.inputs.cluster
-    if is_irregular(cluster):
-        return
     layout = layout_from_document(plan.layout)
     workload = workload_of_plan(plan).on(int(layout.gpus))
     _, placement = plan_placement(workload, layout, plan)
-    for depth, level in enumerate(fabric_levels(cluster, workload.gpus).names):
-        for axis in listed[0].coordinates:
-            priced = int(np.asarray(getattr(placement, axis))[depth])
-            fewest = _fewest_together(listed, axis, _blocks(cluster, listed, level))
-            if fewest < priced:
+    in_turn = sorted(
+        listed, key=lambda entry: [entry.coordinates[axis] for axis in reversed(DENSE)]
+    )
+    ranks, coordinates = [entry.place for entry in in_turn], listed[0].coordinates
+    counted = recounted_placement(workload.cluster, layout, ranks)
+    for depth, level in enumerate(fabric_levels(workload.cluster, workload.gpus).names):
+        for axis in ("tp", "cp", "dp_cp", *(name for name in EXPERTS if name in coordinates)):
+            priced = int(np.broadcast_to(getattr(placement, axis), counted.tp.shape)[depth])
+            members = int(getattr(counted, axis)[depth])
+            if members < priced:
                 yield (
-                    f"a group of {axis} has {fewest} of its ranks in a block of {level}, "
+                    f"a group of {axis} has {members} of its ranks in a block of {level}, "
                     f"the price assumes {priced}"
                 )
-
-
-def _fewest_together(listed: Sequence[ListedRank], axis: str, blocks: Sequence[object]) -> int:
-    """Least members of a group that share one of the blocks that it touches."""
-    same = EXPERTS if axis in EXPERTS else ("tp", "cp", "dp")
-    others = [name for name in (*same, "pp") if name != axis]
-    members: Counter[tuple[object, ...]] = Counter()
-    for entry, block in zip(listed, blocks, strict=True):
-        group = tuple(entry.coordinates[name] for name in others)
-        members[(group, block)] += 1
-    return min(members.values())
-
-
-def _blocks(cluster: ClusterSpec, listed: Sequence[ListedRank], level: str) -> list[object]:
-    """The block of a level that every rank is in: by the names of a cluster file, else by counting GPUs."""
-    sizes = full_levels(cluster)
-    size = int(sizes.blocks[sizes.names.index(level)])
-    outside = [
-        name
-        for name, block in zip(sizes.names, sizes.blocks.tolist(), strict=True)
-        if block > max(cluster.gpus_per_node, cluster.nvlink_domain)
-    ]
-    depth = outside.index(level) if level in outside else -1
-    last = depth == len(outside) - 1
-    blocks: list[object] = []
-    for entry in listed:
-        node, gpu = entry.place
-        block: object = (node * cluster.gpus_per_node + gpu) // size
-        if cluster.nodes and depth >= 0:
-            spec = cluster.nodes[node]
-            block = 0 if last else (spec.pod, spec.leaf)[: 2 - depth] if depth < 2 else block
-        blocks.append(block)
-    return blocks

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from benchmarks.calibrate import free_records, main
-from benchmarks.calibration import Floats, Problem, fit, robust_loss, rounded
+from benchmarks.calibration import Problem, fit, rounded
 from benchmarks.cross_validation import family_of, leave_out, members, source_of
 from benchmarks.error_bands import OTHER, Outcome, error_bands
 from meshwright.costmodel.constants.records import ConstantRecord, constant_records
+from meshwright.planner.runs.calibration.robust_fit import Floats
 from meshwright.planner.runs.prediction import prediction_of
 from meshwright.planner.runs.run_file import Run, read_runs
 from tests.places import DATA
@@ -106,13 +107,6 @@ def test_a_group_left_out_is_predicted_from_the_others(runs: tuple[Run, ...], ex
     found = leave_out(slow, lambda run: names[run.id], best, slow.linearise(best), exact=exact)
     assert found.seconds[members(found.groups, "1")] == pytest.approx(nominal[odd], rel=0.01)
     assert (found.seconds[~odd] > 1.1 * nominal[~odd]).all()
-
-
-def test_the_loss_is_quadratic_near_zero_and_linear_far_out() -> None:
-    value, slope, bend = robust_loss(np.array([1e-4, 1e6, 9.0]), 2)
-    assert value[0] == pytest.approx(1e-4, rel=1e-4)
-    assert value[1] == pytest.approx(2e3, rel=1e-2)
-    assert (value[2], slope[2], bend[2]) == (9.0, 1.0, 0.0), "a prior stays quadratic"
 
 
 def test_families_and_sources_of_the_published_rows() -> None:

@@ -26,10 +26,12 @@ from meshwright.planner.runs.calibration.robust_fit import Floats, Goal
 from meshwright.planner.runs.prediction import arrangement
 from meshwright.planner.runs.run_file import Run
 
-STEP_NOISE = 0.03
-"""Relative: releases with the same layout and flags differ by 2.6 % on average."""
+STEP_NOISE = 0.05
+"""Relative: what is left between the layouts of one sweep once its constants are fitted (Aleph Alpha 13B)."""
 MEMORY_NOISE = 0.03
 """Relative: what an allocator rounds up and keeps."""
+LIMIT_NOISE = 0.1
+"""Relative, of what is only known to have run or not: how much room an allocator needs is not known."""
 _STEP = 0.02
 """Forward difference of a slope, in spreads."""
 
@@ -60,11 +62,15 @@ class _Case:
         return float(np.asarray(exact_step(context, self.stages).seconds))
 
     def memory_gib(self, draft: Calibration | None) -> float:
-        """As the run measured it: with the context where the driver was read."""
-        peak = stage_memory_gib(self.workload(draft), self.run.layout, self.stages).max()
-        if self.run.measured is not None and self.run.measured.from_driver:
-            peak += context_gib(self.run.layout)
-        return float(peak)
+        """As the run measured it: of the first rank where only that was, with the context of the driver."""
+        measured = self.run.measured
+        peaks = stage_memory_gib(self.workload(draft), self.run.layout, self.stages)
+        peak = float(peaks.max())
+        if measured is not None and measured.first_rank:
+            peak = float(peaks[0])
+        if measured is not None and measured.from_driver:
+            peak += float(np.asarray(context_gib(self.run.layout)))
+        return peak
 
 
 class Evidence:
@@ -109,8 +115,9 @@ class Evidence:
     def noise(self) -> Floats:
         """Of every row, relative."""
         steps = np.full(len(self._steps), STEP_NOISE)
-        memory = np.full(len(self._peaks) + len(self._limits), MEMORY_NOISE)
-        return np.concatenate([steps, memory, [mark.noise for mark in self.benchmarks]])
+        peaks = np.full(len(self._peaks), MEMORY_NOISE)
+        limits = np.full(len(self._limits), LIMIT_NOISE)
+        return np.concatenate([steps, peaks, limits, [mark.noise for mark in self.benchmarks]])
 
     def calibration_at(self, x: Floats) -> Calibration:
         """The stack with factors at some coordinates, not validated.

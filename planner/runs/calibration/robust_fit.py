@@ -74,7 +74,14 @@ class Fitted:
         return np.asarray(np.linalg.inv(curvature), dtype=np.float64)
 
 
-def fit(goal: Goal, start: Floats, slopes: Floats | None = None, *, exact: bool = True) -> Fitted:
+def fit(
+    goal: Goal,
+    start: Floats,
+    slopes: Floats | None = None,
+    *,
+    exact: bool = True,
+    steps: int = MOST_STEPS,
+) -> Fitted:
     """The coordinates that fit best.
 
     Gauss-Newton steps, each the robust optimum of the linearised rows, each kept only if the true sum falls.
@@ -92,6 +99,8 @@ def fit(goal: Goal, start: Floats, slopes: Floats | None = None, *, exact: bool 
         Known at `start`; worked out there by default.
     exact : bool
         Whether to work out the slopes anew before giving up.
+    steps : int
+        The most that are taken.
 
     Returns
     -------
@@ -101,7 +110,7 @@ def fit(goal: Goal, start: Floats, slopes: Floats | None = None, *, exact: bool 
     fresh = slopes is None
     along = goal.slopes(x) if slopes is None else slopes
     errors = goal.errors(x)
-    for _ in range(MOST_STEPS):
+    for _ in range(steps):
         value = goal.value(errors, x)
         step = robust_optimum(errors, along, x, goal.low, goal.high) - x
         moved_errors, moved = _first_that_gains(goal, step, errors, x)

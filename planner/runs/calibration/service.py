@@ -42,6 +42,9 @@ _PRIOR_RUNS = 3
 """Runs that the prior error counts as."""
 _MOST_TO_COMPARE = 6
 """Runs on which software profiles are compared."""
+CLEARLY_BETTER = 4.0
+"""Of the sum that a fit makes small: what another software profile must gain over the one that the reader
+takes for a framework that it does not know, 2 in log likelihood."""
 _NEGLIGIBLE_PCT = 0.3
 """Of the predicted steps: constants that move them less are not reported."""
 
@@ -156,18 +159,17 @@ def draft_stack(name: str, framework: str, device: str) -> Calibration:
 
 
 def _nearest(runs: Sequence[Run], words: str, device: str) -> str:
-    """The software profile whose linearised fit is best; the first of equals."""
+    """The reader's own software profile, or the one whose linearised fit is clearly better than its."""
     some = [runs[round(i)] for i in np.linspace(0, len(runs) - 1, min(len(runs), _MOST_TO_COMPARE))]
     zero = np.zeros(len(NAMES))
-    best = (math.inf, "")
+    values = {}
     for framework in STACK_NAMES:
         goal = Evidence(some, draft_stack(words, framework, device)).goal()
         errors, slopes = goal.errors(zero), goal.slopes(zero)
         x = robust_optimum(errors, slopes, zero, goal.low, goal.high)
-        value = goal.value(errors + slopes @ x, x)
-        if value < best[0] - 1e-9:
-            best = (value, framework)
-    return best[1]
+        values[framework] = goal.value(errors + slopes @ x, x)
+    values[runs[0].workload.framework] -= CLEARLY_BETTER
+    return min(values, key=lambda framework: values[framework])
 
 
 def _row_errors(evidence: Evidence, fitted: Fitted) -> tuple[RowErrors, ...]:

@@ -8,7 +8,6 @@ from itertools import combinations
 
 import pytest
 
-from meshwright.cluster_specs.reader import cluster_from_mapping
 from meshwright.cluster_specs.schema import BlockSpec, ClusterSpec
 from meshwright.errors import InputError
 from meshwright.planner.plan.document import Plan
@@ -16,34 +15,9 @@ from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import limited_to_nodes, read_request
 from tests.planner.plan.test_recount import differences
+from tests.scattered import scattered_cluster
 
 SMALL_PINS = "tp=8,cp=1,vpp=1,micro_batch=1,recompute=none,zero_stage=1"
-
-
-def scattered(
-    rng: random.Random, leaves: int, per_leaf: int, free: int | None = None
-) -> ClusterSpec:
-    """Nodes of 8 H100 here and there on leaves of two pods; `free` of them in all, or at random."""
-    slots = [(leaf, node) for leaf in range(leaves) for node in range(per_leaf)]
-    count = free if free is not None else rng.randint(2 * leaves, len(slots) - 1)
-    taken = sorted(rng.sample(slots, count))
-    pod = -(-leaves // 2) * per_leaf * 8
-    return cluster_from_mapping(
-        {
-            "name": "scattered",
-            "base": "dgx-h100",
-            "levels": [
-                {"name": "leaf", "gpus": per_leaf * 8},
-                {"name": "pod", "gpus": pod, "oversubscription": 2},
-                {"name": "core", "gpus": 2 * pod, "oversubscription": 4},
-            ],
-            "nodes": [
-                {"name": f"n{leaf}-{node:02d}", "leaf": f"l{leaf}", "pod": f"p{2 * leaf // leaves}"}
-                for leaf, node in taken
-            ],
-        },
-        "scattered",
-    )
 
 
 def small(cluster: ClusterSpec, gpus: int, batch: int, pin: str = SMALL_PINS) -> PlanRequest:
@@ -76,7 +50,7 @@ def on_nodes(request: PlanRequest, indices: tuple[int, ...]) -> float:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_no_choice_of_nodes_is_faster(seed: int) -> None:
     """Four of the nodes of three leaves, all combinations by hand."""
-    cluster = scattered(random.Random(seed), leaves=3, per_leaf=2, free=5)
+    cluster = scattered_cluster(random.Random(seed), leaves=3, per_leaf=2, free=5)
     request = small(cluster, 32, 32)
     plan = fastest_plan(request)
     brute_s = min(on_nodes(request, chosen) for chosen in combinations(range(5), 4))
@@ -88,7 +62,7 @@ def test_no_choice_of_nodes_is_faster(seed: int) -> None:
 
 
 def test_a_leaf_that_others_fill_is_left_out() -> None:
-    cluster = scattered(random.Random(3), leaves=3, per_leaf=3, free=7)
+    cluster = scattered_cluster(random.Random(3), leaves=3, per_leaf=3, free=7)
     leaf = cluster.nodes[0].leaf
     busy = cluster.model_copy(update={"blocks": (BlockSpec(leaf=leaf, background=0.99),)})
     rest = tuple(node for node in cluster.nodes if node.leaf != leaf)
@@ -105,7 +79,7 @@ def test_a_leaf_that_others_fill_is_left_out() -> None:
 
 
 def test_only_the_nodes_named_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = scattered(random.Random(4), leaves=2, per_leaf=3, free=6)
+    cluster = scattered_cluster(random.Random(4), leaves=2, per_leaf=3, free=6)
     named = limited_to_nodes(cluster, "n0-[00-01],n1-02")
     free = [node.name for node in named.nodes if node.free_gpus != 0]
     assert free == ["n0-00", "n0-01", "n1-02"]
@@ -125,7 +99,7 @@ def test_only_the_nodes_named_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.soak
 def test_the_best_64_of_100_scattered_nodes() -> None:
     for seed in range(50):
-        cluster = scattered(random.Random(seed), leaves=10, per_leaf=16, free=100)
+        cluster = scattered_cluster(random.Random(seed), leaves=10, per_leaf=16, free=100)
         request = small(cluster, 512, 512, "tp=8,cp=1,vpp=1,micro_batch=1")
         plan = fastest_plan(request)
         assert seconds(plan) <= on_nodes(request, tuple(range(64))) * (1 + 1e-9), seed

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from meshwright.cluster_specs.catalog import load_cluster
+from meshwright.cluster_specs.catalog import cluster_names, load_cluster
+from meshwright.cluster_specs.fabric import fabric_levels, full_levels
 from meshwright.cluster_specs.places import allocated_places, allocation_of
 from meshwright.costmodel.layout import Layout
 from meshwright.errors import InternalError
@@ -18,8 +20,10 @@ from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.placement import plan_placement, workload_of_plan
 from meshwright.planner.plan.recount import recounted_placement
 from meshwright.planner.plan.verify import verify
+from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.runs.predicted import layout_from_document
+from tests.scattered import scattered_cluster
 
 Place = tuple[int, int]
 
@@ -133,3 +137,74 @@ def test_a_rank_list_that_is_not_what_was_priced_is_an_internal_error() -> None:
     verify(asked, plan)
     with pytest.raises(InternalError, match="by its rank list"):
         verify(asked, plan.model_copy(update={"mapping": moved}))
+
+
+def fewest_in_one_block(groups: Sequence[Sequence[int]], block_of: Sequence[int]) -> int:
+    """The fewest members of a group in a block that it touches."""
+    return min(min(Counter(block_of[rank] for rank in group).values()) for group in groups)
+
+
+def uneven_request(rng: random.Random) -> PlanRequest:
+    """A catalog cluster and a number of its nodes that may divide no block of it."""
+    cluster = rng.choice(cluster_names())
+    spec = load_cluster(cluster)
+    gpus = spec.gpus_per_node * rng.randint(2, min(60, spec.gpus // spec.gpus_per_node))
+    replicas = gpus // spec.gpus_per_node
+    return read_request(
+        model=rng.choice(("llama-3-8b", "llama-2-7b", "qwen3-30b-a3b", "olmoe-1b-7b")),
+        cluster=cluster,
+        gpus=gpus,
+        global_batch=replicas * rng.choice((8, 16, 24)),
+        seq_len=2048,
+        pin="micro_batch=1,vpp=1,cp=1",
+        without="deepep,hybridep,ep-overlap,tp-overlap,cuda-graph,full-graph,cp-a2a",
+    )
+
+
+def held_against_ranks(plan: Plan) -> None:
+    """The price's members against the rank list, and where blocks are even, against a count of its own."""
+    if plan.layout is None:
+        return
+    assert differences(plan) == []
+    layout = layout_from_document(plan.layout)
+    workload = workload_of_plan(plan).on(int(layout.gpus))
+    cluster = workload.cluster
+    if cluster.nodes or not allocation_of(cluster, workload.gpus).even:
+        return
+    _, priced = plan_placement(workload, layout, plan)
+    ranks = ranks_of_plan(plan)
+    tp, dp = int(layout.tp), int(layout.dp) * int(layout.cp)
+    stages = [range(first, first + tp * dp) for first in range(0, len(ranks), tp * dp)]
+    rings = [stage[part::tp] for stage in stages for part in range(tp)]
+    full = full_levels(cluster)
+    for depth, name in enumerate(fabric_levels(cluster, len(ranks)).names[:-1]):
+        size = int(full.blocks[full.names.index(name)])
+        block_of = [(node * cluster.gpus_per_node + gpu) // size for node, gpu in ranks]
+        assert fewest_in_one_block(rings, block_of) == int(priced.dp_cp[depth]), name
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ranks_are_where_their_price_says(seed: int) -> None:
+    held_against_ranks(fastest_plan(uneven_request(random.Random(seed))))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(3, 203))
+def test_ranks_are_where_their_price_says_on_any_size(seed: int) -> None:
+    held_against_ranks(fastest_plan(uneven_request(random.Random(seed))))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(30))
+def test_ranks_are_where_their_price_says_on_scattered_nodes(seed: int) -> None:
+    rng = random.Random(seed)
+    cluster = scattered_cluster(rng, leaves=rng.choice((3, 5)), per_leaf=4)
+    request = read_request(
+        model=rng.choice(("llama-3-8b", "olmoe-1b-7b")),
+        cluster=cluster,
+        gpus=cluster.gpus,
+        global_batch=cluster.gpus * 2,
+        seq_len=2048,
+        pin="micro_batch=1,vpp=1,cp=1",
+    )
+    held_against_ranks(fastest_plan(request))

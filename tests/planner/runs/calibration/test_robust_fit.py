@@ -46,6 +46,15 @@ def test_the_robust_optimum_is_that_of_scipy(seed: int) -> None:
     assert goal.value(goal.errors(x), x) <= expected.fun + 1e-6
 
 
+def test_the_loss_is_quadratic_near_zero_and_linear_far_out() -> None:
+    bound = np.full(1, 3.0)
+    goal = Goal(errors=lambda x: x, slopes=lambda x: x, low=-bound, high=bound)
+    none = np.zeros(1)
+    assert goal.value(np.array([1e-2]), none) == pytest.approx(1e-4, rel=1e-4)
+    assert goal.value(np.array([1e3]), none) == pytest.approx(2e3, rel=1e-2)
+    assert goal.value(none, np.array([3.0])) == 9.0, "a prior stays quadratic"
+
+
 def test_a_curved_goal_is_fitted() -> None:
     """Rows exp(x) and exp(x + y) at 1 spread noise, measured far more sharply than the prior."""
 
