@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from google.protobuf import text_format
-from ortools.sat import cp_model_pb2
 from ortools.sat.python import cp_model
 
 from meshwright.cli import main
+from meshwright.planner.plan.exported_model import export_model
 from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.search.certificate import Certificate, Outcome
 from tests.planner.search.test_planner_optimum import request
 
 
@@ -34,34 +33,32 @@ def test_the_file_solved_again_gives_the_printed_bound(seed: int, tmp_path: Path
 def test_what_is_chosen_carries_names(tmp_path: Path) -> None:
     path = tmp_path / "model.txt"
     plan = fastest_plan(request(1007), model_file=path)
-    text = path.read_text(encoding="utf-8")
-    model = text_format.Parse(text, cp_model_pb2.CpModelProto())
-    variables = {variable.name for variable in model.variables}
+    model = cp_model.CpModel()
+    model.proto.parse_text_format(path.read_text(encoding="utf-8"))
+    variables = {variable.name for variable in model.proto.variables}
     assert plan.layout is not None
     assert plan.execution is not None
     axes = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "zero_stage")
     chosen = {f"{axis}_{getattr(plan.layout, axis)}" for axis in axes}
     assert chosen | {"step_ns", "layers_r0"} <= variables
-    assert {"hbm_r0", "all_layers", "step_bound"} <= {each.name for each in model.constraints}
+    assert {"hbm_r0", "all_layers", "step_bound"} <= {each.name for each in model.proto.constraints}
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (
-            {"method": "exhaustive", "pins": {"pp": 1, "micro_batch": 1}},
-            "exhaustive search solves none",
-        ),
-        ({"reserve_gib": 9_000.0}, "left no layout"),
-    ],
-)
-def test_without_a_model_nothing_is_written(
-    changes: dict[str, Any], words: str, tmp_path: Path
-) -> None:
+def test_without_a_layout_nothing_is_written(tmp_path: Path) -> None:
     path = tmp_path / "model.txt"
-    plan = fastest_plan(replace(request(1007), **changes), model_file=path)
+    plan = fastest_plan(replace(request(1007), reserve_gib=9_000.0), model_file=path)
     assert not path.exists()
-    assert words in plan.warnings[-1]
+    assert "left no layout" in plan.warnings[-1]
+
+
+def test_an_exhaustive_search_says_that_it_solves_no_model(tmp_path: Path) -> None:
+    path = tmp_path / "model.txt"
+    asked = replace(request(1007), method="exhaustive")
+    outcome = Outcome(status="optimal", best=(), lower_bound_s=None, certificate=Certificate())
+    words = export_model(asked, outcome, path)
+    assert words is not None
+    assert "an exhaustive search solves none" in words
+    assert not path.exists()
 
 
 def test_a_file_that_is_there_is_replaced_only_when_asked(tmp_path: Path) -> None:
