@@ -29,6 +29,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "launch": "launch run/plan.yaml --target slurm -o job",
         "estimate": "estimate today.sh --from-launch --with cluster=dgx-h100",
         "validate": "validate runs.yaml",
+        "calibrate": "calibrate runs.yaml -o stack.yaml",
     },
     "Single formulas": {
         "collective": "collective --op all-reduce --bytes 1G --ranks 64 --cluster dgx-h100",

@@ -69,6 +69,10 @@ def plan_command(
 
     if output is not None:
         refuse_taken(output, force)
+    model_file: Path | None = options["export_model"]
+    if model_file is not None and model_file.exists() and not force:
+        what = "is there already; choose another file, or say --force"
+        raise InputError(what, where="--export-model", value=str(model_file))
     progress = ProgressLine()
     try:
         plan = api.plan(model, pin=",".join(pin), progress=progress, **options)
@@ -95,7 +99,7 @@ def _show_sweep(
     from meshwright.documents.output_files import write_files
     from meshwright.planner.report.sweep_view import sweep_files, sweep_view
 
-    for name in ("baseline", "tokens", "gpu_hour_price"):
+    for name in ("baseline", "tokens", "gpu_hour_price", "export_model"):
         if options.pop(name) is not None:
             raise InputError("does not go with --sweep", where=f"--{name.replace('_', '-')}")
     options["top_k"] = options.pop("top")

@@ -51,7 +51,8 @@ KV_HEADS_BY_CONTEXT = Divides(
     words="{number} key-value heads do not divide by tp {tp} x cp {cp}",
     remedy="Lower cp or tp, or pass keys and values around a ring (p2p).",
 )
-"""Transformer Engine's attention asserts both (AttnFuncWithCPAndQKVOA2A)."""
+"""Transformer Engine asserts both of a tensor rank's heads (pytorch/attention/dot_product_attention/
+context_parallel.py, AttnFuncWithCPAndQKVOA2A.forward: num_heads % cp_size == 0 for Q, K, V)."""
 
 
 class KvHeadsByTensor(Rule):

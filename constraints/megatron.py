@@ -90,8 +90,9 @@ MEGATRON_TENSOR_OVERLAP = AtMost(
     words="tensor-parallel overlap at tp {tp} under multi-head latent attention",
     remedy="Turn the overlap off, or set tp to 1.",
 )
-"""Transformer Engine has no user buffer for the down-projection of the queries
-(megatron/core/transformer/multi_latent_attention.py)."""
+"""Layers whose user buffer is not called qkv, proj, fc1 or fc2 switch the overlap of the whole model off
+(megatron/core/extensions/transformer_engine.py, TELinear.__init__); those of multi-head latent attention are
+called q_down_proj and the like (megatron/core/transformer/multi_latent_attention.py)."""
 
 
 def _narrow_states(workload: Workload) -> bool:

@@ -19,6 +19,10 @@ AttentionKernel = Literal["unfused", "fused-softmax", "flash-1", "flash-2", "fla
 to 3, where 3 also stands for cuDNN's kernels."""
 
 
+Fp8Recipe = Literal["delayed", "tensorwise", "blockwise"]
+"""Scales from the steps before, from each tensor itself, or from each of its blocks of 128 elements."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
     """Which communication the run tries to hide under compute."""
@@ -71,6 +75,8 @@ class Workload:
     replicate each other. 0: all of them."""
     gradient_bytes: int | None = None
     """Bytes of a gradient element when it is reduced, 2 or 4; None for what the software stack reduces."""
+    fp8_recipe: Fp8Recipe | None = None
+    """How FP8 scales come about; None for what the software stack does."""
     fp8_attention: bool = False
     """Whether attention's matrix products run in FP8 too."""
     moment_bytes: int = 4

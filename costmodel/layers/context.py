@@ -38,10 +38,14 @@ class Context:
     @cached_property
     def cast_bytes(self) -> float:
         """Bytes moved per element of a GEMM operand that is cast to the run's precision."""
+        recipe, current = self.workload.fp8_recipe, self.constants.framework.current_scaling
+        if recipe is not None:
+            current = recipe == "tensorwise"
         return cast_bytes_per_element(
             self.workload.precision,
             self.workload.cluster.device.architecture,
-            current_scaling=self.constants.framework.current_scaling,
+            current_scaling=current,
+            in_blocks=recipe == "blockwise",
             transposes_apart=self.constants.framework.transposes_apart,
         )
 

@@ -11,13 +11,19 @@ at 16 bits."""
 
 
 def cast_bytes_per_element(
-    precision: str, architecture: str, *, current_scaling: bool, transposes_apart: bool = False
+    precision: str,
+    architecture: str,
+    *,
+    current_scaling: bool,
+    transposes_apart: bool = False,
+    in_blocks: bool = False,
 ) -> float:
     """Bytes that moving one element to a narrower format costs, reads and writes.
 
     FP8 reads 2 and writes 1, and once more transposed before Blackwell, whose FP8 GEMMs take either order; a
-    scale from the tensor's own maximum needs one more read of 2. MXFP8 writes rows and columns, each with its
-    scales. NVFP4 reads for the maximum, for the rows and for the Hadamard-rotated columns (Transformer Engine
+    scale from the tensor's own maximum needs one more read of 2. Blocks of 128 are read once and written by
+    rows and by columns, with 4 bytes of scale each. MXFP8 writes rows and columns, each with its scales.
+    NVFP4 reads for the maximum, for the rows and for the Hadamard-rotated columns (Transformer Engine
     documentation, "Low precision training").
 
     Parameters
@@ -31,11 +37,16 @@ def cast_bytes_per_element(
     transposes_apart : bool
         Whether the transpose is made in a kernel of its own, which reads the FP8 tensor once more.
 
+    in_blocks : bool
+        Whether FP8 scales are those of blocks.
+
     Returns
     -------
     float
         Bytes; 0 at 16 bits.
     """
+    if precision == "fp8" and in_blocks:
+        return 2.0 + 2.0 * (1.0 + 4.0 / 128.0)
     if precision == "fp8":
         written = 1.0 if architecture == "blackwell" else 2.0
         maximum = 2.0 if current_scaling else 0.0

@@ -80,6 +80,9 @@ def _figure_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
     mapping = mapping_of_layout(workload, priced).model_dump()
     if plan.mapping.ranks is None:
         mapping["ranks"] = None
+    if not plan.mapping.matrix and not plan.mapping.levels:
+        # `map` lists ranks alone.
+        mapping["levels"] = []
     yield from _differences("mapping", plan.mapping.model_dump(), mapping)
     if plan.memory_risk is not None:
         expected = memory_risk_document(request, predicted)

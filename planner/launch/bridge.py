@@ -46,6 +46,7 @@ def bridge_overrides(plan: Plan) -> list[str]:
     if inputs.model.moe is not None:
         values["model.expert_model_parallel_size"] = layout.ep
         values["model.expert_tensor_parallel_size"] = layout.etp
+    values |= _overlap_values(launch)
     values |= _numeric_values(launch)
     values |= _of_model(recompute_flags(layout))
     values |= _of_model(execution_flags(launch))
@@ -58,6 +59,21 @@ def bridge_overrides(plan: Plan) -> list[str]:
 def bridge_files(plan: Plan) -> dict[str, str]:
     """bridge_overrides.json: a list of overrides for the recipe's command line."""
     return {"bridge_overrides.json": json_file(bridge_overrides(plan))}
+
+
+def _overlap_values(launch: Launch) -> dict[str, object]:
+    """The overlaps once more, in the section that overrides those of model and ddp where a recipe has it.
+
+    megatron/bridge/training/comm_overlap.py, _apply_cfgs: what it does not name is off for tensor and expert
+    parallelism and on for data parallelism, whatever `model` and `ddp` say.
+    """
+    execution, sharded = launch.execution, launch.layout.zero_stage >= 1
+    return {
+        "comm_overlap.tp_comm_overlap": launch.layout.sequence_parallel and execution.tp_overlap,
+        "comm_overlap.overlap_moe_expert_parallel_comm": execution.ep_overlap,
+        "comm_overlap.overlap_grad_reduce": execution.dp_overlap,
+        "comm_overlap.overlap_param_gather": execution.dp_overlap and sharded,
+    }
 
 
 def _numeric_values(launch: Launch) -> dict[str, object]:

@@ -35,7 +35,7 @@ def deepspeed_config(launch: Launch, *, autotp: bool = False) -> dict[str, Any]:
     layout, inputs = launch.layout, launch.inputs
     zero: dict[str, Any] = {"stage": layout.zero_stage}
     if layout.zero_stage >= 1:
-        zero["overlap_comm"] = layout.pp == 1
+        zero["overlap_comm"] = launch.execution.dp_overlap and layout.pp == 1
         zero["contiguous_gradients"] = True
     document: dict[str, Any] = {
         "train_batch_size": inputs.global_batch,

@@ -45,7 +45,7 @@ from meshwright.planner.runs.run_terms import (
 MAX_FILE_BYTES = 16 * 2**20
 MAX_RUNS = 20_000
 _SAME_IN_WORKLOAD = (
-    "global_batch", "seq_len", "precision", "optimizer", "launch_blocking", "expert_imbalance",
+    "global_batch", "seq_len", "precision", "optimizer", "launch_blocking", "fp8_recipe", "expert_imbalance",
     "reserve_gib",
 )  # fmt: skip
 """Settings that a workload holds under the same name and meaning."""

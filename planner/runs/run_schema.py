@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.costmodel.workload import AttentionKernel
+from meshwright.costmodel.workload import AttentionKernel, Fp8Recipe
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.inputs import ScheduleName
@@ -127,6 +127,8 @@ class SettingsDoc(BaseModel):
     cuda_graph: Literal["none", "feed_forward", "partial", "full"] | None = None
     cp_comm: Words | None = None
     moe_dispatch: Literal["deduplicated", "alltoall", "deepep", "hybridep"] | None = None
+    fp8_recipe: Fp8Recipe | None = None
+    """How FP8 scales come about, where it is not the software stack's own way."""
     attention_kernel: AttentionKernel | None = Field(
         default=None,
         description="Attention of the run, where it is not the software stack's own: unfused (PyTorch's "

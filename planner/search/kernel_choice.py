@@ -140,6 +140,7 @@ class KernelChooser(Chooser):
             routing=self._routing,
         )
         self._certificate.rounds += 1
+        self._certificate.model = self.last.model
         self._certificate.combinations = len(rows)
         self._certificate.kernels = len({each.kernel for _, each in rows})
         choice = self.last.solve(self._seed, time_limit_s, self._params.work)

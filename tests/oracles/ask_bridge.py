@@ -74,6 +74,7 @@ def sections() -> dict[str, set[str]]:
     }
     fields["model"] |= own_fields("models/gpt_provider.py", "GPTModelProvider")
     fields["dataset"] = own_fields("training/config.py", "GPTDatasetConfig")
+    fields["comm_overlap"] = own_fields("training/comm_overlap.py", "CommOverlapConfig")
     container = own_fields("training/config.py", "ConfigContainer")
     missing = {*fields, "mixed_precision"} - container
     if missing:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from meshwright.costmodel.execution_names import DISPATCHERS
+from meshwright.costmodel.workload import Fp8Recipe
 from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import DEEPSPEED, MEGATRON_DEEPSPEED
 from meshwright.frameworks.megatron import MEGATRON
@@ -72,6 +73,10 @@ def from_megatron(line: CommandLine) -> LaunchRun:
     }
     if settings["seq_len"] < 1:
         raise InputError("is needed for the price of a step", where=f"{line.where}: --seq-length")
+    if settings["precision"] == "fp8":
+        # Megatron's default (megatron/core/transformer/transformer_config.py, fp8_recipe).
+        recipe = line.text("--fp8-recipe", "delayed")
+        settings["fp8_recipe"] = recipe if recipe in get_args(Fp8Recipe) else "delayed"
     settings |= _recompute(line)
     settings |= _stages(line, settings["pp"], model["layers"])
     if "moe" in model:

@@ -120,6 +120,8 @@ def launch_of_text(text: str, path: Path) -> LaunchRun:
 def _beside(path: Path, name: str) -> tuple[dict[str, Any], str]:
     """A document that lies beside a launch script, and its name. Raises InputError if it is none."""
     beside = path.parent / name
+    if not beside.is_file():
+        raise InputError(f"is read with {name}, which does not lie beside it", where=str(path))
     return parse_mapping(read_text(beside, MAX_FILE_BYTES), str(beside)), str(beside)
 
 

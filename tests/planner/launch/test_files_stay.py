@@ -94,7 +94,7 @@ def digests_of(plan: Plan) -> dict[str, str]:
             files[target] = "refused"
     digests = {name: digest(text) for name, text in files.items() if name not in OWN_ROOMS}
     with tempfile.TemporaryDirectory() as folder:
-        for name in set(READ_BACK) & set(files):
+        for name in sorted(set(READ_BACK) & set(files)):
             path = Path(folder) / name
             path.write_text(files[name], encoding="utf-8")
             digests[f"read back {name}"] = digest(read_back(path))

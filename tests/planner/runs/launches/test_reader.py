@@ -95,6 +95,20 @@ def test_what_we_write_is_read_back(plan: Plan, name: str, given: str, tmp_path:
         assert [list(rank) for rank in run.stages] == plan.layout.stages
 
 
+def test_fp8_is_priced_by_its_recipe(tmp_path: Path) -> None:
+    """Scales of each tensor take one more pass over it than those of the steps before; blocks take none."""
+    plan = with_framework("megatron", precision="fp8")
+    script = plan_files(plan)["launch.sh"]
+    seconds = {}
+    for recipe in ("tensorwise", "delayed", "blockwise"):
+        path = tmp_path / f"{recipe}.sh"
+        path.write_text(script.replace("tensorwise", recipe), encoding="utf-8")
+        priced = next(price_launch(path, ["cluster=dgx-h100"]))
+        assert priced.run.workload.fp8_recipe == recipe
+        seconds[recipe] = priced.predicted.step_time_s
+    assert seconds["delayed"] < seconds["blockwise"] < seconds["tensorwise"]
+
+
 def hsdp_files(framework: str, groups: int, size: int) -> tuple[str, str]:
     """Name and text of a launch file that shards over `size` ranks in each of `groups`."""
     if framework == "torchtitan":

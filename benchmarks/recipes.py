@@ -1,0 +1,238 @@
+"""The plan against every published recipe of Megatron's family, as priced and as measured.
+
+    python -m benchmarks.recipes [--groups WORD] [--seconds S] [--free] [-o docs/recipes.md]
+
+A group is a model, device, size, batch, sequence length and precision. Its plan may use whatever the makers of
+recipes do (`--allow all`). It is searched for with the degrees of the cheapest recipe pinned, which bounds the
+whole plan from above in seconds, and freely where that costs more than the recipe, or everywhere with `--free`.
+The faster of the two stands in the table, with the search that gave it. WORD keeps the groups whose name has it;
+S bounds each search.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+
+from meshwright.frameworks.catalog import framework_of_stack
+from meshwright.frameworks.megatron import MEGATRON
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.request.executions import ALLOW
+from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.runs.prediction import RunPrediction, broken_rules, predict_run
+from meshwright.planner.runs.run_file import Run, read_runs
+
+DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
+FILES = (DATA / "published_runs.yaml", *sorted((DATA / "recipes").glob("*.yaml")))
+FORKS = ("megatron-2022",)
+"""Stacks without flash attention: no plan of today is held against them."""
+
+Group = tuple[str, str, int, int, int, str]
+"""Model, device, GPUs, sequences, tokens and precision."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The plan of a group against its recipes, seconds of a step."""
+
+    group: Group
+    priced_s: float
+    """Of the recipe that is priced lowest."""
+    measured_s: float
+    """Of the recipe that ran fastest."""
+    rules: tuple[str, ...]
+    """That some recipe breaks."""
+    plan_s: float | None
+    status: str
+    """Of the search that gave the plan."""
+    search: str
+    """Which search gave the plan: free or pinned."""
+    words: str
+    saved: str
+    """What the plan saves against the recipe, largest parts first, as priced."""
+
+
+def recipes(files: Iterable[Path] = FILES) -> dict[Group, list[Run]]:
+    """Measured runs of Megatron's family, by group."""
+    groups = defaultdict(list)
+    for path in files:
+        for run in read_runs(path):
+            work = run.workload
+            of_megatron = framework_of_stack(work.framework) is MEGATRON
+            timed = run.measured is not None and run.measured.step_time_s is not None
+            if not of_megatron or work.framework in FORKS or not timed:
+                continue
+            device = work.cluster.device.name
+            batch = work.gpus, work.global_batch, work.seq_len, work.precision
+            groups[work.model.name, device, *batch].append(run)
+    return dict(groups)
+
+
+def compared(group: Group, runs: Sequence[Run], seconds: float | None, free: bool) -> Comparison:
+    """The plan of a group: every decision of a search takes at most so many seconds."""
+    predictions = [(run, predict_run(run)) for run in runs]
+    rules = {finding.rule for pair in predictions for finding in broken_rules(*pair)}
+    cheapest = min(predictions, key=lambda pair: float(pair[1].estimate.step_time_s))[0]
+    priced_s = min(float(predicted.estimate.step_time_s) for _, predicted in predictions)
+    plan = pinned = fastest_plan(replace(_request(cheapest, seconds), pins=_pins(cheapest)))
+    if free or _step_s(pinned) > priced_s:
+        plan = min((pinned, fastest_plan(_request(cheapest, seconds))), key=_step_s)
+    measured = [run.measured.step_time_s for run in runs if run.measured is not None]
+    return Comparison(
+        group=group,
+        priced_s=priced_s,
+        measured_s=min(step_s for step_s in measured if step_s is not None),
+        rules=tuple(sorted(rules)),
+        plan_s=plan.objective.step_time_s,
+        status=plan.status,
+        search="pinned" if plan is pinned else "free",
+        words=_words(plan),
+        saved=_saved(predictions, plan),
+    )
+
+
+def _step_s(plan: Plan) -> float:
+    step_s = plan.objective.step_time_s
+    return inf if step_s is None else step_s
+
+
+def _pins(run: Run) -> dict[str, int | str]:
+    """The degrees of a recipe."""
+    names = ["tp", "cp", "pp", "dp", "vpp", "micro_batch"]
+    if run.workload.model.moe is not None:
+        names += ["ep", "etp"]
+    return {name: int(getattr(run.layout, name)) for name in names}
+
+
+def _request(run: Run, seconds: float | None) -> PlanRequest:
+    work = run.workload
+    return PlanRequest(
+        model=work.model,
+        cluster=work.cluster,
+        gpus=work.gpus,
+        global_batch=work.global_batch,
+        seq_len=work.seq_len,
+        precision=work.precision,
+        optimizer=work.optimizer,
+        allow=ALLOW,
+        time_limit_s=seconds,
+    )
+
+
+def _saved(predictions: Sequence[tuple[Run, RunPrediction]], plan: Plan) -> str:
+    """Seconds by part that the plan spares the cheapest recipe."""
+    if plan.predicted is None:
+        return ""
+    cheapest = min(predictions, key=lambda pair: float(pair[1].estimate.step_time_s))[1]
+    ours = plan.predicted.breakdown_s
+    theirs = {name: float(part) for name, part in cheapest.estimate.breakdown_s.items()}
+    spared = {name: part - ours.get(name, 0.0) for name, part in theirs.items()}
+    largest = sorted(spared, key=lambda name: -spared[name])[:3]
+    return ", ".join(f"{name} {spared[name]:.3g} s" for name in largest if spared[name] > 0)
+
+
+def _words(plan: Plan) -> str:
+    """Degrees and execution choices of a plan in a few words."""
+    layout, execution = plan.layout, plan.execution
+    if layout is None or execution is None:
+        return "none"
+    names = ("tp", "cp", "pp", "vpp", "ep", "etp", "micro_batch")
+    degrees = [f"{name} {getattr(layout, name)}" for name in names if getattr(layout, name) > 1]
+    if layout.recompute != "none":
+        degrees.append(f"{layout.recompute} {' '.join(layout.recompute_modules)}".strip())
+    chosen = [f"graph {execution.cuda_graph}"] if execution.cuda_graph != "none" else []
+    if layout.ep > 1:
+        chosen.append(execution.moe_dispatch)
+        chosen += ["ep overlap"] if execution.ep_overlap else []
+    return ", ".join([*degrees, *chosen])
+
+
+def page(comparisons: Sequence[Comparison], seconds: float | None) -> str:
+    """The comparison as a Markdown page."""
+    planned = [each for each in comparisons if each.plan_s is not None]
+    prices = [each.plan_s / each.priced_s for each in planned if each.plan_s is not None]
+    clocks = [each.plan_s / each.measured_s for each in planned if each.plan_s is not None]
+    worse = sum(ratio > 1 + 1e-6 for ratio in prices)
+    limit = "" if seconds is None else f", each search cut off after {seconds:g} s"
+    head = f"""\
+# Plans against published recipes
+
+Written by `python -m benchmarks.recipes`{limit}. A group is a model, device, size, batch, sequence length and precision with a
+recipe of Megatron's family in `tests/data`; the plan is that of `plan --allow all` with the degrees of the cheapest recipe pinned, which bounds
+the whole plan from above, or searched for freely where that costs more. *Priced* is the cheapest recipe of the group as the cost model
+prices it, *measured* the fastest that ran.
+
+{len(comparisons)} groups; in {worse} the plan costs more than the recipe as priced. Median of plan over recipe {statistics.median(prices):.3f} as priced,
+{statistics.median(clocks):.3f} as measured.
+
+| model | device | GPUs | batch | tokens | precision | plan s | / priced | / measured | status | search | plan | rules that a recipe breaks |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|
+"""
+    ordered = sorted(comparisons, key=lambda each: each.group)
+    rows = [_row(each) for each in ordered]
+    far = [_far_row(each) for each in ordered if _is_far(each)]
+    return head + "\n".join(rows) + "\n" + _FAR + "\n".join(far) + "\n"
+
+
+_FAR_BELOW = 0.85
+_FAR = f"""
+## Plans under {_FAR_BELOW} of the fastest measurement
+
+What the plan spares the recipe, by part. Where the recipe itself is priced far under its measurement, the cost model is too fast there.
+*host* is what CUDA graphs take from the host's launches: no graph of expert layers was measured on Hopper, so a gain of more than a
+quarter from them there is to be tried before it is believed (Megatron-Bridge's guide reports up to 25 % off a step).
+
+| model | device | GPUs | batch | tokens | precision | plan / measured | recipe priced / measured | the plan spares |
+|---|---|---|---|---|---|---|---|---|
+"""
+
+
+def _is_far(each: Comparison) -> bool:
+    return each.plan_s is not None and each.plan_s < _FAR_BELOW * each.measured_s
+
+
+def _far_row(each: Comparison) -> str:
+    assert each.plan_s is not None
+    ratios = [f"{each.plan_s / each.measured_s:.3f}", f"{each.priced_s / each.measured_s:.3f}"]
+    return f"| {' | '.join([*map(str, each.group), *ratios, each.saved])} |"
+
+
+def _row(each: Comparison) -> str:
+    figures = ["", "", ""]
+    if each.plan_s is not None:
+        ratios = each.plan_s / each.priced_s, each.plan_s / each.measured_s
+        figures = [f"{each.plan_s:.3f}", *(f"{ratio:.3f}" for ratio in ratios)]
+    words = [each.status, each.search, each.words, ", ".join(each.rules)]
+    cells = [*map(str, each.group), *figures, *words]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Compares every group that is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--groups", default="")
+    parser.add_argument("--seconds", type=float)
+    parser.add_argument("--free", action="store_true")
+    parser.add_argument("-o", "--output", type=Path)
+    options = parser.parse_args()
+    comparisons = []
+    for group, runs in recipes().items():
+        if options.groups not in " ".join(map(str, group)):
+            continue
+        comparisons.append(compared(group, runs, options.seconds, options.free))
+        print(_row(comparisons[-1]), flush=True)
+    text = page(comparisons, options.seconds)
+    if options.output is None:
+        print(text)
+    else:
+        options.output.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
