@@ -89,12 +89,6 @@ def plan_options(command: Command) -> Command:
             ),
             *_cost_options(),
             click.option(
-                "--export-model",
-                type=_PATH,
-                metavar="FILE",
-                help="Write the search's last CP-SAT model, as text that OR-Tools reads.",
-            ),
-            click.option(
                 "--sweep",
                 metavar="A=X,...",
                 help="A plan for each of several values: gpus=256:2048:x2,precision=bf16+fp8.",
