@@ -149,7 +149,7 @@ class LayoutSearch:
             )
             for bounds in branch.pricing.mapping_bounds(layouts) if len(bound_s) else ():
                 self._remaining_s()
-                own = self.chooser.add(index, layouts.scalar(0), bounds, self._cutoff_s)
+                own = self.chooser.add(index, layouts.scalar(0), bounds)
                 self._price(own)
 
     def _scan_space(self) -> None:
@@ -208,7 +208,9 @@ class LayoutSearch:
             self._admit(self._params.first_candidates)
             remaining_s = self._remaining_s()
             before_s = self._price_s
-            chosen = self._chosen(remaining_s)
+            chosen = self.chooser.likely(
+                self._cutoff_s, self._best_prices(), self._top_k, remaining_s
+            )
             if chosen is None:
                 break
             self._price(chosen)
@@ -247,7 +249,7 @@ class LayoutSearch:
                 break
             if bounds.least_s < self._cutoff_s:
                 index, layout = int(self._pool.branch[row]), self._pool.scalar(int(row))
-                self.chooser.add(index, layout, bounds, self._cutoff_s)
+                self.chooser.add(index, layout, bounds)
             else:
                 self.certificate.bounded_out += 1
             self._pool.close(int(row))
