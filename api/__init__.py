@@ -64,6 +64,7 @@ def plan(
     moe_dispatch: str | None = None,
     without: Iterable[str] | str = (),
     allow: Iterable[str] | str = (),
+    inside_domain: Iterable[str] | str = (),
     calibration: FilePath | Calibration | None = None,
     objective: str = "nominal",
     method: str = "cp-sat",
@@ -118,7 +119,9 @@ def plan(
     allow
         What may change the numbers of the run: any of bf16-grads, bf16-moments, fp8-params and te-loss, or
         all.
-        tp-overlap, cuda-graph and cp-a2a.
+    inside_domain
+        Axes whose groups must each lie in one NVLink domain (in a node where there is none): any of tp, cp
+        and ep, as `"ep,cp"` or a list.
     calibration
         What `calibrate` learned of this stack, or its file.
     objective
@@ -188,6 +191,7 @@ def plan(
         moe_dispatch=moe_dispatch,
         without=without,
         allow=allow,
+        inside_domain=inside_domain,
         calibration=calibration,
         objective=objective,
         method=method,

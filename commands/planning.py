@@ -35,6 +35,12 @@ from meshwright.errors import ExitCode, InputError, near_miss
     show_default=True,
     help="expected: the mean over the posterior of --calibration.",
 )
+@click.option(
+    "--export-model",
+    type=PATH,
+    metavar="FILE",
+    help="Write the search's last CP-SAT model, as text that OR-Tools reads.",
+)
 @calibration_option
 @force_option
 @common
