@@ -64,6 +64,7 @@ def plan(
     moe_dispatch: str | None = None,
     without: Iterable[str] | str = (),
     allow: Iterable[str] | str = (),
+    inside_domain: Iterable[str] | str = (),
     calibration: FilePath | Calibration | None = None,
     objective: str = "nominal",
     method: str = "cp-sat",
@@ -75,6 +76,7 @@ def plan(
     baseline: FilePath | None = None,
     tokens: float | None = None,
     gpu_hour_price: float | None = None,
+    export_model: FilePath | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """Find the fastest layout of a model on a cluster, with a proof.
@@ -117,7 +119,9 @@ def plan(
     allow
         What may change the numbers of the run: any of bf16-grads, bf16-moments, fp8-params and te-loss, or
         all.
-        tp-overlap, cuda-graph and cp-a2a.
+    inside_domain
+        Axes whose groups must each lie in one NVLink domain (in a node where there is none): any of tp, cp
+        and ep, as `"ep,cp"` or a list.
     calibration
         What `calibrate` learned of this stack, or its file.
     objective
@@ -141,6 +145,9 @@ def plan(
         brings over that.
     tokens, gpu_hour_price
         As for `compare`.
+    export_model
+        Where to write the last CP-SAT model of the search, as text that OR-Tools reads; a file that is there
+        is replaced. Where the search had none, the plan's `warnings` say so.
     progress
         Called with a line whenever a better plan is found.
 
@@ -184,6 +191,7 @@ def plan(
         moe_dispatch=moe_dispatch,
         without=without,
         allow=allow,
+        inside_domain=inside_domain,
         calibration=calibration,
         objective=objective,
         method=method,
@@ -192,14 +200,15 @@ def plan(
         seed=seed,
         nodes=nodes,
     )
+    model_file = None if export_model is None else Path(export_model)
     if baseline is None:
-        return make_plan(request, robustness=robustness, progress=progress)
+        return make_plan(request, robustness=robustness, progress=progress, model_file=model_file)
     from meshwright.planner.analysis.baseline import read_baseline
     from meshwright.planner.launch.compare import against
     from meshwright.planner.plan.digest import with_digest
 
     today = read_baseline(Path(baseline), request.inputs())
-    found = make_plan(request, robustness=robustness, progress=progress)
+    found = make_plan(request, robustness=robustness, progress=progress, model_file=model_file)
     compared = against(found, today, tokens=tokens, gpu_hour_price=gpu_hour_price)
     return with_digest(compared)
 

@@ -64,6 +64,12 @@ def plan_options(command: Command) -> Command:
                 metavar="A,...",
                 help="What may change the run's numbers: bf16-grads,bf16-moments,fp8-params,te-loss|all.",
             ),
+            click.option(
+                "--inside-domain",
+                multiple=True,
+                metavar="A,...",
+                help="Axes whose groups must each lie in one NVLink domain: tp,cp,ep.",
+            ),
             _default(
                 "--method",
                 type=ChoiceIn("planner.request.names", "METHODS"),

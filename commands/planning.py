@@ -35,6 +35,12 @@ from meshwright.errors import ExitCode, InputError, near_miss
     show_default=True,
     help="expected: the mean over the posterior of --calibration.",
 )
+@click.option(
+    "--export-model",
+    type=PATH,
+    metavar="FILE",
+    help="Write the search's last CP-SAT model, as text that OR-Tools reads.",
+)
 @calibration_option
 @force_option
 @common
@@ -69,6 +75,10 @@ def plan_command(
 
     if output is not None:
         refuse_taken(output, force)
+    model_file: Path | None = options["export_model"]
+    if model_file is not None and model_file.exists() and not force:
+        what = "is there already; choose another file, or say --force"
+        raise InputError(what, where="--export-model", value=str(model_file))
     progress = ProgressLine()
     try:
         plan = api.plan(model, pin=",".join(pin), progress=progress, **options)
@@ -95,7 +105,7 @@ def _show_sweep(
     from meshwright.documents.output_files import write_files
     from meshwright.planner.report.sweep_view import sweep_files, sweep_view
 
-    for name in ("baseline", "tokens", "gpu_hour_price"):
+    for name in ("baseline", "tokens", "gpu_hour_price", "export_model"):
         if options.pop(name) is not None:
             raise InputError("does not go with --sweep", where=f"--{name.replace('_', '-')}")
     options["top_k"] = options.pop("top")

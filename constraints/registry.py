@@ -22,11 +22,12 @@ from meshwright.constraints.fsdp2 import FSDP2_RULES
 from meshwright.constraints.gpu_budget import GPU_BUDGET
 from meshwright.constraints.megatron import MEGATRON_RULES
 from meshwright.constraints.memory import HbmCapacity
+from meshwright.constraints.nvlink_domain import NvlinkDomain
 from meshwright.constraints.pipeline_schedules import AllowedSchedules, ScheduleShape
 from meshwright.constraints.precision import ARCHITECTURES, PrecisionOnDevice
 from meshwright.constraints.recomputation import FullRecomputeStandsAlone, RecomputedModulesExist
 from meshwright.constraints.rule import Rule
-from meshwright.constraints.scale_up import ScaleUpAxis, ScaleUpDomain
+from meshwright.constraints.scale_up import ScaleUpDomain
 from meshwright.constraints.schedule import INTERLEAVED_MICRO_BATCHES, INTERLEAVING_NEEDS_PIPELINE
 from meshwright.constraints.sequence import (
     SEQUENCE_BY_CONTEXT,
@@ -49,6 +50,7 @@ GENERAL: tuple[Rule, ...] = (
     GPU_BUDGET,
     ScaleUpDomain(("tp",)),
     ScaleUpDomain(("etp",)),
+    NvlinkDomain(),
     HEADS_BY_TENSOR,
     KvHeadsByTensor(),
     HEADS_BY_CONTEXT,
@@ -93,15 +95,8 @@ def rules_of(framework: Framework) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def rules_for(
-    workload: Workload, inside_domain: tuple[tuple[ScaleUpAxis, ...], ...] = ()
-) -> tuple[Rule, ...]:
-    """The rules that have something to say about a workload.
-
-    `inside_domain` names further products of degrees that may not leave the scale-up domain, such as
-    `(("tp", "cp"), ("ep",))`; tp and etp never may.
-    """
-    strict = tuple(ScaleUpDomain(axes) for axes in inside_domain)
+def rules_for(workload: Workload) -> tuple[Rule, ...]:
+    """The rules that have something to say about a workload."""
     framework = binding_framework(workload.framework)
     own = rules_of(framework) if framework is not None else ()
-    return tuple(rule for rule in GENERAL + strict + own if rule.applies(workload))
+    return tuple(rule for rule in GENERAL + own if rule.applies(workload))

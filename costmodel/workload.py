@@ -68,6 +68,8 @@ class Workload:
     """HBM that the plan must leave free."""
     memory_margin: float = 1.0
     """Measured over predicted peak that the plan must have room for, at least 1."""
+    inside_domain: tuple[str, ...] = ()
+    """Axes whose groups must each lie in one scale-up domain: any of tp, cp, ep."""
     attention_kernel: AttentionKernel | None = None
     """Of the run; None for the one that the software stack has."""
     shard_group: int = 0

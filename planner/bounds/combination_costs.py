@@ -123,8 +123,8 @@ class _Steps:
         self._context, self._times, self._count = context, times, count
 
     def seconds(self, busiest_s: float, work_s: FloatArray) -> FloatArray:
-        """Of the whole step, [n]."""
-        return self._all(self._step(busiest_s, work_s).seconds)
+        """Of the whole step, [..., n] for work of that shape."""
+        return np.broadcast_to(self._step(busiest_s, work_s).seconds, work_s.shape)
 
     def without_gradients(self, work_s: FloatArray) -> FloatArray:
         """Beside the busiest rank, and without exposed gradient traffic, [n]."""
@@ -134,14 +134,11 @@ class _Steps:
             for name, seconds in parts.items()
             if name not in ("dp_comm", "scale")
         )
-        return self._all(before_s)
+        return np.broadcast_to(before_s, work_s.shape)
 
     def _step(self, busiest_s: float, work_s: FloatArray) -> StepTime:
         busiest = np.full(self._count, busiest_s)
         return loaded_step(self._context, self._times, busiest, work_s)
-
-    def _all(self, seconds: object) -> FloatArray:
-        return np.broadcast_to(np.asarray(seconds, dtype=np.float64), (self._count,))
 
 
 def _lines(
@@ -162,10 +159,10 @@ def _lines(
         for row in rows:
             lines[row] = ((float(least_s[row]), 0.0),)
         return lines
-    by_amount = [step.seconds(0.0, work_s + again_s * amount) for amount in range(layers + 1)]
-    table = np.stack(by_amount, axis=1)
+    amounts = np.arange(layers + 1)[:, None]
+    by_amount = step.seconds(0.0, work_s + again_s * amounts)
     for row in rows:
-        lines[row] = _lower_hull(table[row])
+        lines[row] = _lower_hull(by_amount[:, row])
     return lines
 
 

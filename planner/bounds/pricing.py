@@ -37,6 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cluster_specs.fabric import full_levels
+from meshwright.constraints.nvlink_domain import keeps_inside
 from meshwright.costmodel.collectives.on_levels import best_beyond
 from meshwright.costmodel.constants.calibrated import calibrated_constants
 from meshwright.costmodel.constants.rates import links_of
@@ -50,7 +51,7 @@ from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.degree_bound import rows_by_value
 from meshwright.planner.bounds.exact_cost import LayoutPricing, MappingBounds, Priced
-from meshwright.planner.bounds.matrices import Matrices, matrices
+from meshwright.planner.bounds.matrices import Matrices, matrices, pick
 from meshwright.planner.bounds.memory_fit import hbm_limit_gib
 from meshwright.planner.bounds.room_bound import busiest_in_rooms_s
 from meshwright.planner.bounds.stages import ALL_LAYERS
@@ -172,7 +173,9 @@ class CostModelPricing:
         return [bounds for bounds in all_bounds if bounds is not None]
 
     def _bounds_on(self, gpus: int, layouts: Layout) -> Iterator[MappingBounds]:
-        tables = [self.mappings(layouts.scalar(row)) for row in range(layouts.broadcast_shape()[0])]
+        first, table_of = rows_by_value(layouts, AXES)
+        alike = [self.mappings(layouts.scalar(row)) for row in first]
+        tables = [alike[index] for index in table_of]
         counts = [len(table["tp"]) for table in tables]
         joined = {axis: np.concatenate([table[axis] for table in tables]) for axis in AXES}
         each = layouts.take(np.repeat(np.arange(len(tables)), counts))
@@ -190,9 +193,16 @@ class CostModelPricing:
             yield MappingBounds(matrices=table, bound_s=part)
 
     def mappings(self, layout: Layout) -> Matrices:
-        """Every parallelism matrix of a layout that keeps tensor groups inside the innermost level."""
+        """Every parallelism matrix of a layout that keeps tensor groups inside the innermost level, and those
+        that the workload names.
+        """
         factors = level_factors(self._workload.cluster, int(layout.gpus))
-        return matrices(layout, factors, inside=("tp",))
+        table = matrices(layout, factors, inside=("tp",))
+        if not self._workload.inside_domain:
+            return table
+        placement = placement_on(self._workload.cluster, layout, table)
+        keep = keeps_inside(self._workload, layout, placement)
+        return pick(table, np.flatnonzero(keep))
 
     def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
         """Tries the recomputed layers in rising order.

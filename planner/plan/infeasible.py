@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from meshwright.cluster_specs.fabric import is_irregular
 from meshwright.constraints.gpu_budget import GPU_BUDGET
 from meshwright.constraints.memory import HbmCapacity
+from meshwright.constraints.nvlink_domain import NvlinkDomain
 from meshwright.constraints.pipeline_schedules import AllowedSchedules
 from meshwright.constraints.precision import PrecisionOnDevice
 from meshwright.constraints.rule import FinishedPlan
@@ -35,6 +36,10 @@ NEAREST_PINS = ("tp", "cp", "pp", "dp", "ep", "micro_batch")
 """Pins of which the nearest values are tried."""
 MOST_TRIES = 8
 """Values that are tried on each side of a pin."""
+MAPPING_LIMITS = {
+    "inside-domain": (NvlinkDomain.name, "no mapping keeps the groups in one domain each"),
+}
+"""The rule that a change lifts, of those that bind mappings, and what it says of a layout without any."""
 TRIAL_PRICED = 30
 """Layouts that one trial of a change may price; a change that is not found to help by then is not offered."""
 
@@ -43,11 +48,13 @@ def explain_infeasible(request: PlanRequest, workload: Workload) -> Infeasible:
     """The conflict behind an infeasible request, and single changes that make it feasible."""
     conflict = conflict_of(request, workload)
     rules = [_conflicting_rule(conflict, row, workload) for row in conflict.core]
-    if not rules:
-        rules = [ConflictingRule(kind="layer-split", rule=HbmCapacity.name)]
     names = {conflict.limits[row].name for row in conflict.core}
     more_gpus = not names or bool(names & {HbmCapacity.name, GPU_BUDGET.name})
     changes = list(_changes(request, conflict, more_gpus))
+    if not rules:
+        rules = list(_rules_of_mappings(request, changes))
+    if not rules:
+        rules = [ConflictingRule(kind="layer-split", rule=HbmCapacity.name)]
     layers = request.model.layers
     return Infeasible(
         conflict=[rule_sentence(rule, request.framework, layers) for rule in rules],
@@ -55,6 +62,22 @@ def explain_infeasible(request: PlanRequest, workload: Workload) -> Infeasible:
         rules=rules,
         changes=changes,
     )
+
+
+def _rules_of_mappings(
+    request: PlanRequest, changes: Sequence[SmallestChange]
+) -> Iterator[ConflictingRule]:
+    """What no layout breaks before it is mapped: a rule is at fault where lifting it was found to help. A pin
+    whose change helps as well is part of the conflict.
+    """
+    at_fault = {change.change for change in changes} & set(MAPPING_LIMITS)
+    for kind in sorted(at_fault):
+        name, words = MAPPING_LIMITS[kind]
+        yield ConflictingRule(kind="rule", rule=name, words=words)
+    for change in changes:
+        if at_fault and change.change == "drop-pin":
+            name = str(change.field)
+            yield ConflictingRule(kind="pin", rule=name, pinned=request.pins[name])
 
 
 def _conflicting_rule(conflict: Conflict, row: int, workload: Workload) -> ConflictingRule:
@@ -109,6 +132,10 @@ def _changes(request: PlanRequest, conflict: Conflict, more_gpus: bool) -> Itera
             if _feasible(replace(request, precision=precision)):
                 yield SmallestChange(change="precision", value=precision, asked=request.precision)
                 break
+    if not conflict.core or NvlinkDomain.name in {
+        conflict.limits[row].name for row in conflict.core
+    }:
+        yield from _outside_domain(request)
     if request.memory_risk < POINT_ESTIMATE and _feasible(
         replace(request, memory_risk=POINT_ESTIMATE)
     ):
@@ -121,6 +148,23 @@ def _changes(request: PlanRequest, conflict: Conflict, more_gpus: bool) -> Itera
         yield SmallestChange(
             change="device-hbm-gib", value=hbm_gib, asked=request.cluster.device.hbm_gib
         )
+
+
+def _outside_domain(request: PlanRequest) -> Iterator[SmallestChange]:
+    """Each axis that may leave the domain while the others stay inside, or all where none alone helps."""
+    asked = request.inside_domain
+    helping: list[tuple[str, ...]] = [
+        (axis,) for axis in asked if _feasible(_without_inside(request, (axis,)))
+    ]
+    if not helping and len(asked) > 1 and _feasible(_without_inside(request, asked)):
+        helping = [asked]
+    for axes in helping:
+        yield SmallestChange(change="inside-domain", field=",".join(axes), asked=",".join(asked))
+
+
+def _without_inside(request: PlanRequest, axes: Sequence[str]) -> PlanRequest:
+    kept = tuple(axis for axis in request.inside_domain if axis not in axes)
+    return replace(request, inside_domain=kept)
 
 
 def _nearest_pins(request: PlanRequest, name: str, value: int | str) -> Iterator[SmallestChange]:

@@ -45,9 +45,10 @@ class SmallestChange(BaseModel):
         "memory-risk",
         "gpus",
         "device-hbm-gib",
+        "inside-domain",
     ]
     field: str | None = None
-    """The pin that is changed or dropped, or the choice that is allowed."""
+    """The pin that is changed or dropped, the choice that is allowed, or the axes that may leave a domain."""
     value: int | float | str | None = None
     """What to take: a pin's value, a precision, GiB or GPUs."""
     asked: int | float | str | None = None
@@ -120,4 +121,6 @@ def change_sentence(change: SmallestChange) -> str:
             words = f"take {change.value} GPUs, not {change.asked}"
         case "device-hbm-gib":
             words = f"take GPUs with at least {change.value:.0f} GiB"
+        case "inside-domain":
+            words = f"let the groups of {change.field} leave the NVLink domain"
     return words

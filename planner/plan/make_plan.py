@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from meshwright.cluster_specs.fabric import is_irregular
 from meshwright.costmodel.layout import Layout
@@ -16,6 +17,7 @@ from meshwright.planner.plan.choices import with_choices
 from meshwright.planner.plan.digest import with_digest
 from meshwright.planner.plan.document import Expected, Plan
 from meshwright.planner.plan.expected import SCENARIOS, expectation, is_quick
+from meshwright.planner.plan.exported_model import export_model
 from meshwright.planner.plan.infeasible import explain_infeasible
 from meshwright.planner.plan.nodes import decide_on_nodes
 from meshwright.planner.plan.robustness import with_robustness
@@ -34,6 +36,7 @@ def make_plan(
     robustness: bool = True,
     choices: bool = True,
     progress: Progress | None = None,
+    model_file: Path | None = None,
 ) -> Plan:
     """The whole plan for a request: the fastest one, verified, and what becomes of it under errors of the
     cost model.
@@ -49,6 +52,8 @@ def make_plan(
         Whether to search for the best plan without each execution choice of this one.
     progress
         Called with one line whenever a better plan is found.
+    model_file
+        Where to write the last CP-SAT model of the search; a warning of the plan says where there was none.
 
     Returns
     -------
@@ -62,7 +67,7 @@ def make_plan(
     InternalError
         If the plan fails its own verification: a fault of the planner.
     """
-    plan = fastest_plan(request, progress, hedged=robustness)
+    plan = fastest_plan(request, progress, hedged=robustness, model_file=model_file)
     # On the nodes that were chosen.
     request = replace(request, cluster=plan.inputs.cluster, gpus=plan.inputs.gpus)
     if choices:
@@ -72,7 +77,11 @@ def make_plan(
 
 
 def fastest_plan(
-    request: PlanRequest, progress: Progress | None = None, *, hedged: bool = False
+    request: PlanRequest,
+    progress: Progress | None = None,
+    *,
+    hedged: bool = False,
+    model_file: Path | None = None,
 ) -> Plan:
     """The fastest plan for a request, verified; or the reason why there is none. Parameters and errors are
     those of `make_plan`. `hedged` says of a calibrated plan how it does over the posterior.
@@ -94,6 +103,9 @@ def fastest_plan(
     )
     plan = plan.model_copy(update={"expected": expected, "left_out": decision.note})
     verify(request, plan)
+    unwritten = None if model_file is None else export_model(request, outcome, model_file)
+    if unwritten is not None:
+        plan = plan.model_copy(update={"warnings": [*plan.warnings, unwritten]})
     return plan
 
 

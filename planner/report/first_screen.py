@@ -137,6 +137,8 @@ def _question(inputs: PlanInputs) -> list[tuple[str, str]]:
         rows.append(("without", ", ".join(inputs.without)))
     if inputs.allow:
         rows.append(("allowed", ", ".join(inputs.allow)))
+    if inputs.inside_domain:
+        rows.append(("inside one NVLink domain", ", ".join(inputs.inside_domain)))
     if inputs.forbids:
         rows.append(("forbidden", ", ".join(inputs.forbids)))
     return rows

@@ -42,6 +42,8 @@ class PlanInputs(BaseModel):
     memory_risk: Annotated[float, Field(ge=1e-6, le=0.5)] = 0.5
     """Share of measured errors of memory with which the plan may not fit; plans that do not say took the
     prediction as it stands."""
+    inside_domain: tuple[Literal["tp", "cp", "ep"], ...] = ()
+    """Axes whose groups each lie in one NVLink domain, as was asked."""
     pins: dict[str, int | str] = Field(default_factory=dict)
     forbids: tuple[str, ...] = ()
     expert_imbalance_by_ep: tuple[tuple[Degree, Annotated[float, Field(ge=1, le=1e6)]], ...] = ()

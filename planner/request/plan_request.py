@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.constraints.nvlink_domain import INSIDE_DOMAIN
 from meshwright.costmodel.constants.calibrated import peak_memory_band
 from meshwright.costmodel.constants.calibration import Calibration
 from meshwright.costmodel.constants.measured import POINT_ESTIMATE, memory_margin
@@ -89,6 +90,8 @@ class PlanRequest:
     memory_risk: float = DEFAULT_MEMORY_RISK
     """Share of measured errors of memory with which the plan may not fit; 0.5 takes the prediction as it
     stands."""
+    inside_domain: tuple[str, ...] = ()
+    """Axes whose groups must each lie in one NVLink domain: any of `INSIDE_DOMAIN`."""
     expert_imbalance: float = 1.0
     """Load of the busiest expert-parallel rank over the mean."""
     expert_loads: ExpertLoads | None = None
@@ -141,6 +144,8 @@ class PlanRequest:
             object.__setattr__(self, "expert_copies_by_ep", self.expert_loads.copies_by_ep())
         for name in self.forbids:
             _one_of("forbid", name, FORBIDS)
+        for axis in self.inside_domain:
+            _one_of("inside_domain", axis, INSIDE_DOMAIN)
         check_names("without", self.without, WITHOUT)
         check_names("allow", self.allow, ALLOW)
         object.__setattr__(
@@ -188,6 +193,7 @@ class PlanRequest:
             expert_imbalance_by_ep=self.expert_imbalance_by_ep,
             expert_copies_by_ep=self.expert_copies_by_ep,
             reserve_gib=self.reserve_gib,
+            inside_domain=self.inside_domain,
             calibration=self.calibration,
         )
         margin = memory_margin(self.memory_risk, peak_memory_band(workload))
@@ -208,6 +214,7 @@ class PlanRequest:
                 "framework": cast("FrameworkName", self.framework),
                 "reserve_gib": self.reserve_gib,
                 "memory_risk": self.memory_risk,
+                "inside_domain": self.inside_domain,
                 "pins": dict(self.pins),
                 "forbids": self.forbids,
                 "expert_imbalance_by_ep": self.expert_imbalance_by_ep,
@@ -239,10 +246,19 @@ def parse_pins(text: str) -> dict[str, int | str]:
 
 def parse_forbids(texts: Iterable[str]) -> tuple[str, ...]:
     """Comma-separated names to forbid, checked and without repeats."""
-    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
-    for name in names:
-        _one_of("forbid", name, FORBIDS)
-    return tuple(dict.fromkeys(names))
+    return _parsed("forbid", texts, FORBIDS)
+
+
+def parse_inside_domain(texts: Iterable[str]) -> tuple[str, ...]:
+    """Comma-separated axes that stay inside a domain, checked and without repeats."""
+    return _parsed("inside_domain", texts, INSIDE_DOMAIN)
+
+
+def _parsed(name: str, texts: Iterable[str], allowed: Collection[str]) -> tuple[str, ...]:
+    words = [word.strip() for text in texts for word in text.split(",") if word.strip()]
+    for word in words:
+        _one_of(name, word, allowed)
+    return tuple(dict.fromkeys(words))
 
 
 def _pin(name: str, value: int | str) -> int | str:

@@ -19,7 +19,12 @@ from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.calibration_file import read_calibration
 from meshwright.planner.request.executions import parse_allow, parse_without
-from meshwright.planner.request.plan_request import PlanRequest, parse_forbids, parse_pins
+from meshwright.planner.request.plan_request import (
+    PlanRequest,
+    parse_forbids,
+    parse_inside_domain,
+    parse_pins,
+)
 
 
 def read_request(
@@ -31,6 +36,7 @@ def read_request(
     forbid: Iterable[str] | str = (),
     without: Iterable[str] | str = (),
     allow: Iterable[str] | str = (),
+    inside_domain: Iterable[str] | str = (),
     moe_dispatch: str | None = None,
     expert_loads: Path | None = None,
     calibration: str | PathLike[str] | Calibration | None = None,
@@ -51,6 +57,8 @@ def read_request(
         `deepep,cuda-graph`, or several such texts: software that is not there.
     allow
         `bf16-grads,fp8-params`, `all`, or several such texts: what may change the numbers of the run.
+    inside_domain
+        `ep,cp`, or several such texts: axes whose groups each lie in one NVLink domain.
     moe_dispatch
         The dispatcher, as a pin; chosen when None.
     expert_loads
@@ -88,6 +96,9 @@ def read_request(
         without=parse_without([without] if isinstance(without, str) else without),
         allow=parse_allow([allow] if isinstance(allow, str) else allow),
         forbids=parse_forbids([forbid] if isinstance(forbid, str) else forbid),
+        inside_domain=parse_inside_domain(
+            [inside_domain] if isinstance(inside_domain, str) else inside_domain
+        ),
         **options,
     )
 

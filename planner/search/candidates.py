@@ -54,11 +54,8 @@ class Chooser(ABC):
         self.is_settled = False
         """Whether nothing changed since no candidate was chosen."""
 
-    def add(
-        self, branch: int, layout: Layout, mappings: MappingBounds, cutoff_s: float
-    ) -> Candidate:
-        """Takes in a layout, of whose mappings those count that are bounded below the cutoff."""
-        del cutoff_s
+    def add(self, branch: int, layout: Layout, mappings: MappingBounds) -> Candidate:
+        """Takes in a layout with the bounds of its mappings."""
         self.is_settled = False
         candidate = Candidate(branch=branch, layout=layout, mappings=mappings)
         self.candidates.append(candidate)
@@ -83,6 +80,12 @@ class Chooser(ABC):
         self.is_settled = True
         for each in candidates:
             each.is_open = False
+
+    def likely(
+        self, cutoff_s: float, best: Sequence[Priced], wanted: int, time_limit_s: float | None
+    ) -> Candidate | None:
+        """A candidate that may beat the cutoff, as fast as can be; as `choose` otherwise."""
+        return self.choose(cutoff_s, best, wanted, time_limit_s)
 
     @abstractmethod
     def choose(

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from meshwright.planner.bounds.exact_cost import Priced
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
 
 
 @dataclass
@@ -31,6 +35,8 @@ class Certificate:
     """In the last CP-SAT model."""
     model_bound_s: float | None = None
     """What the last CP-SAT model proved of its combinations."""
+    model: cp_model.CpModel | None = field(default=None, repr=False, compare=False)
+    """The last CP-SAT model; None where none was built, and on irregular fabrics."""
 
     def rule_out(self, name: str, count: int) -> None:
         """Counts layouts under a rule."""

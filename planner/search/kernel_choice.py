@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from math import inf
 
 import numpy as np
 
 from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.workload import Workload
 from meshwright.errors import InternalError, OutOfTimeError
 from meshwright.planner.bounds.combination_costs import combination_costs, memory_rows
-from meshwright.planner.bounds.exact_cost import MappingBounds, Priced
-from meshwright.planner.bounds.matrices import pick
+from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.memory_fit import hbm_limit_gib
 from meshwright.planner.experts.joint import AssumedImbalance, JointRouting
 from meshwright.planner.search.branches import Branch
@@ -33,45 +34,84 @@ class KernelChooser(Chooser):
         certificate: Certificate,
     ) -> None:
         super().__init__(branches, params, routing, seed, certificate)
+        self._taken_in = 0
+        """Candidates whose combinations are known."""
         self._combinations: list[tuple[Candidate, Combination]] = []
         self.last: KernelModel | None = None
         """The model that was solved last."""
 
-    def add(
-        self, branch: int, layout: Layout, mappings: MappingBounds, cutoff_s: float
-    ) -> Candidate:
-        candidate = super().add(branch, layout, mappings, cutoff_s)
-        own = self._of(self._branches[branch], candidate, cutoff_s)
-        self._combinations += [(candidate, each) for each in own]
-        return candidate
+    def likely(
+        self, cutoff_s: float, best: Sequence[Priced], wanted: int, time_limit_s: float | None
+    ) -> Candidate | None:
+        """The candidate of the least bound: a price costs less than a model."""
+        promising = [each for each in self.opened if each.bound_s < cutoff_s]
+        return promising[0] if promising else None
 
-    def _of(self, branch: Branch, candidate: Candidate, cutoff_s: float) -> list[Combination]:
-        """One combination for each mapping whose bound is below the cutoff."""
-        layout, workload = candidate.layout, branch.pricing.workload.on(int(candidate.layout.gpus))
-        kept = np.flatnonzero(candidate.mappings.bound_s < cutoff_s)
-        table, count = pick(candidate.mappings.matrices, kept), len(kept)
-        if not count:
-            return []
-        columns = {name: np.full(count, value) for name, value in vars(layout).items()}
-        costs = combination_costs(workload, Layout(**columns), table)
-        memory = tuple(memory_rows(workload, layout))
-        imbalance = None
-        if self._routing is not None and int(layout.ep) > 1:
-            ep = int(layout.ep)
-            imbalance = AssumedImbalance(ep=ep, imbalance=float(workload.imbalance(ep)))
-        return [
-            Combination(
-                layout=layout,
-                execution=branch.execution,
-                matrix={axis: tuple(rows[position].tolist()) for axis, rows in table.items()},
-                bound_s=float(candidate.mappings.bound_s[row]),
-                costs=costs[position],
-                memory=memory,
-                limit_gib=hbm_limit_gib(workload),
-                imbalance=imbalance,
+    def _take_in(self, cutoff_s: float) -> None:
+        """Makes combinations of the candidates that have none yet, as far as they matter.
+
+        Layouts of one execution on as many GPUs are costed together.
+        """
+        groups: dict[tuple[int, int], list[Candidate]] = defaultdict(list)
+        for each in self.candidates[self._taken_in :]:
+            if each.priced or (each.is_open and each.bound_s < cutoff_s):
+                groups[each.branch, int(each.layout.gpus)].append(each)
+        self._taken_in = len(self.candidates)
+        for (branch, gpus), own in groups.items():
+            workload = self._branches[branch].pricing.workload.on(gpus)
+            self._combinations += self._of(self._branches[branch], workload, own, cutoff_s)
+
+    def _of(
+        self, branch: Branch, workload: Workload, candidates: Sequence[Candidate], cutoff_s: float
+    ) -> Iterator[tuple[Candidate, Combination]]:
+        """A combination for each mapping that was priced or whose bound is below the cutoff."""
+        owners, rows = [], []
+        for candidate in candidates:
+            for row in _kept_mappings(candidate, cutoff_s):
+                owners.append(candidate)
+                rows.append(row)
+        if not owners:
+            return
+        columns = {
+            name: np.array([getattr(owner.layout, name) for owner in owners])
+            for name in vars(owners[0].layout)
+        }
+        table = {
+            axis: np.stack(
+                [
+                    owner.mappings.matrices[axis][row]
+                    for owner, row in zip(owners, rows, strict=True)
+                ]
             )
-            for position, row in enumerate(kept)
-        ]
+            for axis in owners[0].mappings.matrices
+        }
+        costs = combination_costs(workload, Layout(**columns), table)
+        memory = {owner: tuple(memory_rows(workload, owner.layout)) for owner in set(owners)}
+        limit_gib = hbm_limit_gib(workload)
+        for position, (owner, row) in enumerate(zip(owners, rows, strict=True)):
+            yield (
+                owner,
+                Combination(
+                    layout=owner.layout,
+                    execution=branch.execution,
+                    matrix={
+                        axis: tuple(values[position].tolist()) for axis, values in table.items()
+                    },
+                    bound_s=float(owner.mappings.bound_s[row]),
+                    costs=costs[position],
+                    memory=memory[owner],
+                    limit_gib=limit_gib,
+                    imbalance=self._imbalance(workload, owner.layout),
+                    is_open=owner.is_open,
+                    priced=owner.priced,
+                ),
+            )
+
+    def _imbalance(self, workload: Workload, layout: Layout) -> AssumedImbalance | None:
+        ep = int(layout.ep)
+        if self._routing is None or ep == 1:
+            return None
+        return AssumedImbalance(ep=ep, imbalance=float(workload.imbalance(ep)))
 
     def learn(self, candidate: Candidate, priced: Priced | None) -> None:
         """Keeps the price of the best mapping; the candidate's others are no faster."""
@@ -86,6 +126,7 @@ class KernelChooser(Chooser):
     ) -> Candidate | None:
         """Solves the model. Without an answer within its work, the candidate of the least bound is next."""
         beaten = best[: wanted - 1]
+        self._take_in(cutoff_s)
         rows = self._in_model(cutoff_s, beaten)
         if not rows:
             self.settle([])
@@ -99,6 +140,7 @@ class KernelChooser(Chooser):
             routing=self._routing,
         )
         self._certificate.rounds += 1
+        self._certificate.model = self.last.model
         self._certificate.combinations = len(rows)
         self._certificate.kernels = len({each.kernel for _, each in rows})
         choice = self.last.solve(self._seed, time_limit_s, self._params.work)
@@ -128,8 +170,7 @@ class KernelChooser(Chooser):
         kept = [
             (candidate, each)
             for candidate, each in self._combinations
-            if not (each.is_open and each.bound_s >= cutoff_s)
-            and not any(each.priced is priced for priced in beaten)
+            if _matters(each, cutoff_s, beaten)
         ]
         kept.sort(key=lambda pair: (pair[1].priced is None, pair[1].bound_s))
         return kept[: self._params.largest_master]
@@ -146,6 +187,25 @@ class KernelChooser(Chooser):
             and abs(each.bound_s - chosen.bound_s) <= slack_s
         ]
         return min(alike, key=lambda candidate: candidate.branch)
+
+
+def _kept_mappings(candidate: Candidate, cutoff_s: float) -> list[int]:
+    """Rows of the mappings that matter: of a priced candidate the best one."""
+    mappings = candidate.mappings
+    if candidate.priced is None:
+        return [int(row) for row in np.flatnonzero(mappings.bound_s < cutoff_s)]
+    same = [
+        np.all(mappings.matrices[axis] == np.asarray(values), axis=1)
+        for axis, values in candidate.priced.matrix.items()
+    ]
+    return [int(row) for row in np.flatnonzero(np.logical_and.reduce(same))[:1]]
+
+
+def _matters(each: Combination, cutoff_s: float, beaten: Sequence[Priced]) -> bool:
+    """Whether a combination may be the choice."""
+    if each.is_open:
+        return each.bound_s < cutoff_s
+    return each.priced is not None and not any(each.priced is priced for priced in beaten)
 
 
 def _check(choice: KernelChoice) -> None:

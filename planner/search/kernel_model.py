@@ -300,9 +300,7 @@ class KernelModel:
             if each.is_open:
                 if self.cutoff_s < inf:
                     model.add(self._step_ns <= price_ns(self.cutoff_s) - 1).only_enforce_if(literal)
-            elif each.priced is None:
-                model.add(literal == 0)
-            else:
+            elif each.priced is not None:
                 model.add(self._step_ns >= price_ns(each.priced.step_time_s)).only_enforce_if(
                     literal
                 )

@@ -92,6 +92,11 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
     "gpu-budget": (workload(gpus=64), {"tp": 8, "pp": 4, "dp": 2}, {"tp": 8, "pp": 4, "dp": 3}),
     "scale-up-tp": (workload(), {"tp": 8}, {"tp": 16}),
     "scale-up-etp": (workload(cluster=cluster(nvlink_domain=1)), {"etp": 8}, {"etp": 9}),
+    "nvlink-domain": (
+        workload(MOE, inside_domain=("cp", "ep")),
+        {"tp": 2, "cp": 2, "dp": 4, "ep": 8},
+        {"tp": 2, "cp": 3, "dp": 4, "ep": 4},
+    ),
     "scale-up-tp-cp": (workload(), {"tp": 2, "cp": 4}, {"tp": 4, "cp": 4}),
     "scale-up-ep": (workload(cluster=cluster(nvlink_domain=16)), {"ep": 16}, {"ep": 24}),
     "heads-by-tp": (workload(), {"tp": 8}, {"tp": 6}),
@@ -431,8 +436,8 @@ def test_rules_for_takes_the_general_rules_and_those_of_the_framework() -> None:
     assert {"hbm", "scale-up-tp", "heads-by-tp", "megatron-zero-needs-pp-1"} <= names
     assert "experts-by-ep" not in names
     assert "expert-axes-need-experts" not in {rule.name for rule in rules_for(workload(MOE))}
-    strict = rules_for(workload(), inside_domain=(("tp", "cp"),))
-    assert "scale-up-tp-cp" in {rule.name for rule in strict}
+    asked = rules_for(replace(workload(), inside_domain=("cp",)))
+    assert "nvlink-domain" in {rule.name for rule in asked} - names
     torchtitan = {rule.name for rule in rules_for(workload(framework="torchtitan-compile"))}
     assert "torchtitan-kv-heads" in torchtitan
     assert not any(name.startswith("megatron") for name in torchtitan)

@@ -56,6 +56,8 @@ class JobDoc(BaseModel):
     """Software that is not there: `deepep,cuda-graph`, or a list."""
     allow: str | tuple[str, ...] = ()
     """What may change the numbers of the run: `bf16-grads,fp8-params`, `all`, or a list."""
+    inside_domain: str | tuple[str, ...] = ()
+    """Axes whose groups each lie in one NVLink domain: `ep,cp`, or a list."""
     moe_dispatch: str | None = None
     """Pins the dispatcher of tokens."""
     calibration: Text | None = None

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import compress
 from math import inf
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.constraints.nvlink_domain import keeps_inside
 from meshwright.costmodel.estimate import Stages, estimate_layout
 from meshwright.costmodel.layers.kinds import kind_times
 from meshwright.costmodel.layout import Layout, Placement
@@ -110,7 +112,7 @@ class MappedPricing(CostModelPricing):
 
     def _new_space(self, layout: Layout, instance: Instance) -> _MappingSpace:
         profiles = profiles_of(self._workload.on(int(layout.gpus)), instance)
-        impossible = np.zeros(len(profiles.needs), dtype=bool)
+        impossible = ~keeps_inside(self._workload, layout, profiles.placement)
         return _MappingSpace(instance=instance, profiles=profiles, excluded=impossible)
 
     def mappings(self, layout: Layout) -> Matrices:
@@ -269,6 +271,11 @@ class MappedPricing(CostModelPricing):
         if need is not None:
             assignments += least_traffic_within(instance, need)
         placements = [placement_of(workload, instance, assignment) for assignment in assignments]
+        kept = [bool(keeps_inside(workload, priced.layout, each)) for each in placements]
+        assignments, placements = (
+            list(compress(assignments, kept)),
+            list(compress(placements, kept)),
+        )
         seconds = [self._seconds(priced, placement) for placement in placements]
         least_s = min(seconds)
         alike = [
@@ -290,7 +297,11 @@ class MappedPricing(CostModelPricing):
     ) -> Priced | None:
         """Priced under the best of some mappings; None where none is better than the cutoff."""
         workload = self._workload.on(int(layout.gpus))
-        placed = [placement_of(workload, space.instance, placement) for placement in assignments]
+        pairs = [(each, placement_of(workload, space.instance, each)) for each in assignments]
+        pairs = [pair for pair in pairs if keeps_inside(workload, layout, pair[1])]
+        if not pairs:
+            return None
+        placed = [placement for _, placement in pairs]
         names = vars(placed[0])
         every = Placement(
             **{name: np.stack([getattr(placement, name) for placement in placed]) for name in names}
@@ -300,7 +311,7 @@ class MappedPricing(CostModelPricing):
         priced = PlacedAs(self._workload, every).exact(layout, table, cutoff_s)
         if priced is None:
             return None
-        best = assignments[priced.matrix[PROFILE][0]]
+        best, _ = pairs[priced.matrix[PROFILE][0]]
         return replace(priced, matrix={}, ranks=tuple(ranks_of(space.instance, best)))
 
 

@@ -1,0 +1,72 @@
+"""The exported model is solved again by stock OR-Tools, from its file alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from ortools.sat.python import cp_model
+
+from meshwright.cli import main
+from meshwright.planner.plan.exported_model import export_model
+from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.search.certificate import Certificate, Outcome
+from tests.planner.search.test_planner_optimum import request
+
+
+@pytest.mark.parametrize("seed", [1007, pytest.param(1019, marks=pytest.mark.slow)])
+def test_the_file_solved_again_gives_the_printed_bound(seed: int, tmp_path: Path) -> None:
+    path = tmp_path / "model.txt"
+    plan = fastest_plan(request(seed), model_file=path)
+    model = cp_model.CpModel()
+    assert model.proto.parse_text_format(path.read_text(encoding="utf-8"))
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    assert solver.solve(model) == cp_model.OPTIMAL
+    assert plan.solver.proof is not None
+    assert solver.objective_value / 1e9 == plan.solver.proof.model_bound_s
+    assert not [text for text in plan.warnings if "no model" in text]
+
+
+def test_what_is_chosen_carries_names(tmp_path: Path) -> None:
+    path = tmp_path / "model.txt"
+    plan = fastest_plan(request(1007), model_file=path)
+    model = cp_model.CpModel()
+    model.proto.parse_text_format(path.read_text(encoding="utf-8"))
+    variables = {variable.name for variable in model.proto.variables}
+    assert plan.layout is not None
+    assert plan.execution is not None
+    axes = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "zero_stage")
+    chosen = {f"{axis}_{getattr(plan.layout, axis)}" for axis in axes}
+    assert chosen | {"step_ns", "layers_r0"} <= variables
+    assert {"hbm_r0", "all_layers", "step_bound"} <= {each.name for each in model.proto.constraints}
+
+
+def test_without_a_layout_nothing_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "model.txt"
+    plan = fastest_plan(replace(request(1007), reserve_gib=9_000.0), model_file=path)
+    assert not path.exists()
+    assert "left no layout" in plan.warnings[-1]
+
+
+def test_an_exhaustive_search_says_that_it_solves_no_model(tmp_path: Path) -> None:
+    path = tmp_path / "model.txt"
+    asked = replace(request(1007), method="exhaustive")
+    outcome = Outcome(status="optimal", best=(), lower_bound_s=None, certificate=Certificate())
+    words = export_model(asked, outcome, path)
+    assert words is not None
+    assert "an exhaustive search solves none" in words
+    assert not path.exists()
+
+
+def test_a_file_that_is_there_is_replaced_only_when_asked(tmp_path: Path) -> None:
+    path = tmp_path / "model.txt"
+    path.write_text("mine", encoding="utf-8")
+    arguments = ["plan", "llama-2-7b", "--cluster", "dgx-a100", "--gpus", "8"]
+    arguments += ["--global-batch", "64", "--seq-len", "4096", "--export-model", str(path)]
+    refused = CliRunner().invoke(main, arguments)
+    assert refused.exit_code == 2
+    assert "--force" in refused.output
+    assert path.read_text(encoding="utf-8") == "mine"

@@ -1,0 +1,95 @@
+"""Groups that a user keeps inside one NVLink domain: mappings, plans, and the answer where there is none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from meshwright.costmodel.layout import AXES, Layout
+from meshwright.errors import InputError
+from meshwright.planner.bounds.matrices import matrices, ranks_on
+from meshwright.planner.bounds.pricing import CostModelPricing
+from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.request.reader import read_request
+
+PINS = {"tp": 1, "cp": 1, "pp": 1, "dp": 16, "micro_batch": 1, "zero_stage": 1, "vpp": 1}
+
+
+def asked(pins: dict[str, int | str], **options: Any) -> PlanRequest:
+    """A small mixture of experts on two nodes of 8 GPUs."""
+    request = read_request(
+        model="mixtral-8x7b", cluster="dgx-h100", gpus=16, global_batch=16, seq_len=1024, **options
+    )
+    model = request.model.model_copy(update={"layers": 4})
+    return replace(request, model=model, pins={**PINS, **pins}, without=("deepep", "cuda-graph"))
+
+
+def groups_leave_a_node(ranks: list[tuple[int, int]], stride: int, members: int) -> bool:
+    """Whether a group of ranks `stride` apart has members on several nodes; such groups tile the ranks."""
+    for first in range(0, len(ranks), stride * members):
+        for offset in range(stride):
+            own = range(first + offset, first + stride * members, stride)
+            if len({ranks[rank][0] for rank in own}) > 1:
+                return True
+    return False
+
+
+@pytest.mark.parametrize("ep", [2, 4, 8])
+@pytest.mark.parametrize("degrees", [(1, 2, 4, 4), (2, 2, 4, 2), (1, 4, 8, 1), (2, 4, 4, 1)])
+def test_mappings_are_those_whose_ranks_keep_groups_on_a_node(
+    degrees: tuple[int, int, int, int], ep: int
+) -> None:
+    """By arithmetic on rank lists alone: cp groups are tp apart, ep groups of etp 1 are neighbours."""
+    tp, cp, dp, pp = degrees
+    layout = Layout(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep)
+    work = replace(asked({}).workload(), gpus=32)
+    every = matrices(layout, (8, 4), inside=("tp",))
+    kept = CostModelPricing(replace(work, inside_domain=("cp", "ep"))).mappings(layout)
+    expected = set()
+    for row in range(len(every["tp"])):
+        matrix = {axis: tuple(every[axis][row].tolist()) for axis in AXES}
+        ranks = list(ranks_on(work.cluster, matrix))
+        if not groups_leave_a_node(ranks, tp, cp) and not groups_leave_a_node(ranks, 1, ep):
+            expected.add(tuple(matrix[axis] for axis in AXES))
+    rows = zip(*(kept[axis].tolist() for axis in AXES), strict=True)
+    assert {tuple(map(tuple, row)) for row in rows} == expected
+
+
+def test_the_plan_keeps_experts_inside_where_it_would_not() -> None:
+    free = fastest_plan(asked({"etp": 2}))
+    kept = fastest_plan(replace(asked({"etp": 2}), inside_domain=("ep",)))
+    assert free.layout is not None
+    assert kept.layout is not None
+    assert free.layout.ep * free.layout.etp > 8 >= kept.layout.ep * kept.layout.etp
+    assert kept.status == "optimal"
+    assert kept.objective.step_time_s is not None
+    assert free.objective.step_time_s is not None
+    assert kept.objective.step_time_s > free.objective.step_time_s
+    assert kept.inputs.inside_domain == ("ep",)
+
+
+def test_a_request_that_the_domain_refuses_names_it_and_the_change() -> None:
+    request = replace(asked({"etp": 2, "ep": 8}), inside_domain=("tp", "ep"))
+    plan = fastest_plan(request)
+    assert plan.status == "infeasible"
+    assert plan.infeasible is not None
+    assert {rule.rule for rule in plan.infeasible.rules} == {"nvlink-domain", "ep", "etp"}
+    assert plan.infeasible.conflict[0].startswith("nvlink-domain: groups of tp, ep tie 16 GPUs")
+    change = next(each for each in plan.infeasible.changes if each.change == "inside-domain")
+    assert (change.field, change.asked) == ("ep", "tp,ep")
+    assert fastest_plan(replace(request, inside_domain=("tp",))).layout is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "axes"), [("ep, cp,ep", ("ep", "cp")), (["tp", "ep"], ("tp", "ep"))]
+)
+def test_axes_are_read_once_each(text: str | list[str], axes: tuple[str, ...]) -> None:
+    assert asked({}, inside_domain=text).inside_domain == axes
+
+
+def test_other_axes_are_refused() -> None:
+    with pytest.raises(InputError, match="inside_domain: 'pp' is not known; allowed: tp, cp, ep"):
+        asked({}, inside_domain="pp")
