@@ -21,7 +21,8 @@ as the nearest stack. Time of nanotron is one noisy step each; its memory is exa
 Fit or not (layouts of one sweep that ran, and that ran out of memory): {fit}. A layout is told to fit where its peak is likelier than not to be below HBM less
 context and NCCL's buffers.
 
-## Beside the peers
+## Few own runs, and beside the peers
+How the error falls as `meshwright calibrate` sees a few runs of a stack: [a few own runs](few_runs.md), by `python -m benchmarks.few_shot`.
 Calculon on the same rows, with its regret and its speed: [beside the peers](peers.md), by `python -m benchmarks.peers --calculon DIR`.
 
 ## How the constants were fitted

@@ -49,7 +49,8 @@ Written by `python -m benchmarks.few_shot {arguments}` from `tests/data/more_run
 shipped constants were fitted. Some runs of a sweep are drawn at random, `meshwright calibrate` sees them, and the others are
 predicted: means over {draws} draws (one prediction of all with 0 own runs), suspects left out. A layout is told to fit
 where that is likelier than not. Regret is that of the pick among the others, in groups of four or more that share
-cluster, sequence and batch, ties counted by their mean.
+cluster, sequence and batch, ties counted by their mean. Means over few draws scatter by about a percentage point:
+[beside the peers](peers.md) has 20 draws of five runs on the first of these sweeps.
 
 | sweep | runs | own runs | step time, mean error % | memory, mean error % | ran, told to fit % | out of memory, told so % | regret, mean % |
 |---|---|---|---|---|---|---|---|
