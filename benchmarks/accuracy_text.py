@@ -21,6 +21,9 @@ as the nearest stack. Time of nanotron is one noisy step each; its memory is exa
 Fit or not (layouts of one sweep that ran, and that ran out of memory): {fit}. A layout is told to fit where its peak is likelier than not to be below HBM less
 context and NCCL's buffers.
 
+## Beside the peers
+Calculon on the same rows, with its regret and its speed: [beside the peers](peers.md), by `python -m benchmarks.peers --calculon DIR`.
+
 ## How the constants were fitted
 `make calibrate` refits {free} of the {records} constants in `devices.yaml` and `frameworks.yaml` of `costmodel/data`; the others are measurements, data-sheet ratios or
 assumptions that say so. It makes least the sum over rows of 2 (sqrt(1 + (log(predicted / measured) / 0.03)^2) - 1) and over free

@@ -54,18 +54,17 @@ def shape_table(workloads: Sequence[Workload], shapes: Layout) -> ShapeTable:
     workloads
         The same model and machine, run differently; at least one.
     shapes
-        Every shape once, [shapes].
+        Every shape once; fields may broadcast.
 
     Returns
     -------
     ShapeTable
     """
     shapes = replace(shapes, pp=1, vpp=1, zero_stage=0, recompute=0, recompute_layers=0, schedule=0)
-    count = shapes.broadcast_shape()[0]
-    costs = tuple(_costs(workload, shapes, count) for workload in workloads)
+    costs = tuple(_costs(workload, shapes) for workload in workloads)
     names = [f.name for f in fields(LayerCosts)]
     least = {name: np.min([getattr(each, name) for each in costs], axis=0) for name in names}
-    return ShapeTable(shapes=shapes, costs=costs, least=LayerCosts(**least))
+    return ShapeTable(shapes=shapes.flat(), costs=costs, least=LayerCosts(**least))
 
 
 def _keys(layouts: Layout, most: Sequence[int]) -> IntArray:
@@ -76,13 +75,14 @@ def _keys(layouts: Layout, most: Sequence[int]) -> IntArray:
     return key
 
 
-def _costs(workload: Workload, shapes: Layout, count: int) -> LayerCosts:
-    """Layer costs of shapes, arrays [count]."""
-    if not count:
+def _costs(workload: Workload, shapes: Layout) -> LayerCosts:
+    """Layer costs of shapes, one after the other."""
+    size = shapes.broadcast_shape()
+    if not np.prod(size):
         return LayerCosts(*(np.zeros(0) for _ in fields(LayerCosts)))
     costs = layer_costs(workload, shapes, innermost(workload, shapes))
     columns = [np.asarray(cost, dtype=np.float64) for cost in vars(costs).values()]
-    return LayerCosts(*(np.broadcast_to(column, (count,)) for column in columns))
+    return LayerCosts(*(np.broadcast_to(column, size).ravel() for column in columns))
 
 
 def compute_bound_s(

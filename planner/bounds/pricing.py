@@ -176,7 +176,9 @@ class CostModelPricing:
         return [bounds for bounds in all_bounds if bounds is not None]
 
     def _bounds_on(self, gpus: int, layouts: Layout) -> Iterator[MappingBounds]:
-        tables = [self.mappings(layouts.scalar(row)) for row in range(layouts.broadcast_shape()[0])]
+        first, table_of = rows_by_value(layouts, AXES)
+        alike = [self.mappings(layouts.scalar(row)) for row in first]
+        tables = [alike[index] for index in table_of]
         counts = [len(table["tp"]) for table in tables]
         joined = {axis: np.concatenate([table[axis] for table in tables]) for axis in AXES}
         each = layouts.take(np.repeat(np.arange(len(tables)), counts))

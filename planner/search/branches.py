@@ -151,10 +151,10 @@ class DegreeScan:
     ) -> None:
         self._space, self._branches, self._table, self._degrees = space, branches, table, degrees
         self._shapes = table.rows(degrees)
-        self.bound_s = self._bounds_s(table.least, np.arange(len(self._shapes)))
+        self.bound_s = self._bounds_s(table.least, slice(None))
         """Of the fastest branch, [n]."""
 
-    def _bounds_s(self, costs: LayerCosts, rows: IntArray) -> FloatArray:
+    def _bounds_s(self, costs: LayerCosts, rows: IntArray | slice) -> FloatArray:
         """Of some of the degrees."""
         degrees = self._degrees.take(rows)
         bubble = self._space.smallest_bubble[np.asarray(degrees.pp)]

@@ -207,7 +207,7 @@ class LayoutSearch:
     def _improve(self) -> None:
         """Prices promising candidates, so that the cutoff falls early."""
         for _ in range(self._params.priced_per_round):
-            self._admit(self._params.first_candidates)
+            self._admit(self._params.first_candidates, self._params.bounded_together)
             remaining_s = self._remaining_s()
             before_s = self._price_s
             chosen = self.chooser.likely(
@@ -221,9 +221,11 @@ class LayoutSearch:
 
     def _close(self) -> None:
         """Prices what the model chooses until nothing is left that may beat the cutoff."""
+        together = self._params.bounded_together
         while True:
             remaining_s = self._remaining_s()
-            self._admit(self._params.candidates_per_round)
+            before_s = self._cutoff_s
+            self._admit(self._params.candidates_per_round, together)
             chosen = self._chosen(remaining_s)
             if chosen is not None:
                 self._price(chosen)
@@ -233,18 +235,23 @@ class LayoutSearch:
                         self._price(beside)
             elif self._pool.least_s() >= self._cutoff_s or not len(self._pool):
                 return
+            if self._cutoff_s == before_s:
+                together = min(2 * together, self._params.largest_batch)
 
     def _chosen(self, remaining_s: float | None) -> Candidate | None:
         if self.chooser.is_settled:
             return None
         return self.chooser.choose(self._cutoff_s, self._best_prices(), self._top_k, remaining_s)
 
-    def _admit(self, most: int) -> None:
-        """Makes the layouts of the least bounds candidates, as far as they may beat the cutoff."""
+    def _admit(self, most: int, together: int) -> None:
+        """Makes the layouts of the least bounds candidates, as far as they may beat the cutoff.
+
+        Mappings of so many layouts are bounded `together`.
+        """
         self.certificate.bounded_out += self._pool.drop(self._cutoff_s)
         opened = sum(each.bound_s < self._cutoff_s for each in self.chooser.opened)
         for _ in range(2):  # bounds of mappings change the order
-            self._bound_mappings(self._pool.by_bound()[: self._params.bounded_together])
+            self._bound_mappings(self._pool.by_bound()[:together])
         for row in self._pool.by_bound()[: max(most - opened, 0)]:
             bounds = self._pool.mappings[row]
             if bounds is None:

@@ -152,17 +152,25 @@ class Space:
                 yield np.stack([*columns, sizes[index[3]]], axis=1)
 
     def shapes(self) -> Layout:
-        """Every (tp, cp, ep, etp, micro_batch) once, on as few GPUs as it needs."""
+        """Every (tp, cp, ep, etp, micro_batch) once, on as few GPUs as it needs.
+
+        Fields broadcast to [(tp, cp), (ep, etp), micro_batch]: what does not depend on experts is priced for
+        the others alone.
+        """
         sizes = sorted({size for dp in self.dp for size in self.micro_batches(dp)})
-        rows = [
-            (tp, cp, 1, ep * etp, ep, etp, size)
-            for tp in self.tp
-            for cp in self.cp
-            for ep in self.ep
-            for etp in self.etp
-            for size in sizes
-        ]
-        return _layouts(np.array(rows, dtype=np.int64).reshape(-1, 7), self)
+        dense = np.array([(tp, cp) for tp in self.tp for cp in self.cp]).reshape(-1, 2)
+        experts = np.array([(ep, etp) for ep in self.ep for etp in self.etp]).reshape(-1, 2)
+        tp, cp = dense.T[:, :, None, None]
+        ep, etp = experts.T[:, None, :, None]
+        return Layout(
+            tp=tp,
+            cp=cp,
+            dp=ep * etp,
+            ep=ep,
+            etp=etp,
+            micro_batch=np.array(sizes, dtype=np.int64),
+            sequence_parallel=(tp > 1) & self.sequence_parallel,
+        )
 
     def variants(self, degrees: Layout) -> Layout:
         """Every ZeRO stage and recomputation of the given degrees, without virtual stages; arrays of shape

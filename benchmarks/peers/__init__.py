@@ -1,0 +1,1 @@
+"""Other cost models on the same measured runs: `python -m benchmarks.peers`."""
