@@ -256,7 +256,7 @@ MEGATRON = Framework(
             source=DATA_PARALLEL,
             rules=("megatron-narrow-states",),
         ),
-        # No argument of Megatron-LM sets it (megatron/training/arguments.py lists it among those without one).
+        # Set by Megatron-Bridge alone (megatron/training/arguments.py: "no CLI argument exists").
         "fp8-attention": Setting(
             flag="mixed_precision.fp8_dot_product_attention",
             value="true",

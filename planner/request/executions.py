@@ -133,7 +133,9 @@ def execution_options(
     return ExecutionOptions(
         dp_overlap="dp" in hidden,
         pp_overlap="pp" in hidden,
-        numerics=_numerics(framework, cluster, pins, allow, precision, optimizer),
+        numerics=_numerics(
+            framework, cluster, pins, allow, precision=precision, optimizer=optimizer
+        ),
         **chosen,
     )
 
@@ -143,6 +145,7 @@ def _numerics(
     cluster: ClusterSpec,
     pins: Mapping[str, int | str],
     allow: tuple[str, ...],
+    *,
     precision: str,
     optimizer: str,
 ) -> dict[str, Any]:
