@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
+from meshwright.costmodel.constants.stacks import stack_constants
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.frameworks.megatron import MEGATRON
 from meshwright.planner.plan.document import Plan
@@ -30,9 +31,6 @@ from meshwright.planner.runs.run_file import Run, read_runs
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
 FILES = (DATA / "published_runs.yaml", *sorted((DATA / "recipes").glob("*.yaml")))
-FORKS = ("megatron-2022",)
-"""Stacks without flash attention: no plan of today is held against them."""
-
 Group = tuple[str, str, int, int, int, str]
 """Model, device, GPUs, sequences, tokens and precision."""
 
@@ -66,7 +64,9 @@ def recipes(files: Iterable[Path] = FILES) -> dict[Group, list[Run]]:
             work = run.workload
             of_megatron = framework_of_stack(work.framework) is MEGATRON
             timed = run.measured is not None and run.measured.step_time_s is not None
-            if not of_megatron or work.framework in FORKS or not timed:
+            # No plan of today is held against software without flash attention.
+            of_today = stack_constants(replace(work, attention_kernel=None)).flash_attention
+            if not of_megatron or not of_today or not timed:
                 continue
             device = work.cluster.device.name
             batch = work.gpus, work.global_batch, work.seq_len, work.precision

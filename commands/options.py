@@ -62,7 +62,8 @@ def plan_options(command: Command) -> Command:
                 "--allow",
                 multiple=True,
                 metavar="A,...",
-                help="What may change the run's numbers: bf16-grads,bf16-moments,fp8-params,te-loss|all.",
+                help="What may change the run's numbers: bf16-grads,bf16-moments,fp8-params,"
+                "fp8-attention,te-loss|all.",
             ),
             click.option(
                 "--inside-domain",

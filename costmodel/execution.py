@@ -44,6 +44,8 @@ class Execution:
     """Type of the optimizer's moments."""
     fp8_params: bool = False
     """Parameters are kept and gathered at the narrow precision, without a 16-bit copy."""
+    fp8_attention: bool = False
+    """The matrix products of attention run in FP8 beside those of the layers."""
     te_loss: bool | None = None
     """Cross entropy is Transformer Engine's one kernel over 16-bit logits; None for the framework's own."""
 
@@ -72,6 +74,7 @@ class Execution:
             gradient_bytes=_TYPE_BYTES[self.gradient_dtype] if self.gradient_dtype else None,
             moment_bytes=_TYPE_BYTES[self.moment_dtype],
             fp8_parameters=self.fp8_params,
+            fp8_attention=self.fp8_attention,
             fused_loss=self.te_loss,
         )
 
@@ -105,6 +108,7 @@ class Execution:
             gradient_dtype=types.get(workload.gradient_bytes),
             moment_dtype=types.get(workload.moment_bytes, "fp32"),
             fp8_params=bool(workload.fp8_parameters),
+            fp8_attention=workload.fp8_attention,
             te_loss=workload.fused_loss,
         )
 

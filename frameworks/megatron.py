@@ -256,6 +256,13 @@ MEGATRON = Framework(
             source=DATA_PARALLEL,
             rules=("megatron-narrow-states",),
         ),
+        # Set by Megatron-Bridge alone (megatron/training/arguments.py: "no CLI argument exists").
+        "fp8-attention": Setting(
+            flag="mixed_precision.fp8_dot_product_attention",
+            value="true",
+            source="megatron/bridge/training/mixed_precision.py",
+            installs="Megatron-Bridge",
+        ),
         # Megatron-LM's arguments refuse it, "due to stability issues": Megatron-Bridge alone starts it.
         "te-loss": Setting(
             flag="model.cross_entropy_fusion_impl",

@@ -87,6 +87,9 @@ class CostModelPricing:
         """What is priced."""
         return self._workload
 
+    def stop_at(self, deadline: float) -> None:
+        """Nothing: no price waits for a solver."""
+
     @property
     def undecided_s(self) -> float:
         """Every parallelism matrix is priced."""

@@ -92,6 +92,7 @@ def _numeric_values(launch: Launch) -> dict[str, object]:
         fields["fp8_param_gather"] = execution.fp8_params and not four_bit
         fields["fp4_param_gather"] = execution.fp8_params and four_bit
         fields["reuse_grad_buf_for_mxfp8_param_ag"] = execution.fp8_params and precision == "mxfp8"
+        fields["fp8_dot_product_attention"] = execution.fp8_attention
         fields["first_last_layers_bf16"] = False
     if fields or execution.gradient_dtype == "bf16":
         fields["grad_reduce_in_fp32"] = execution.gradient_dtype != "bf16"

@@ -66,13 +66,18 @@ def megatron_args(launch: Launch) -> list[str]:
     """Arguments of pretrain_gpt.py: architecture, parallelism, batch, precision, recomputation.
 
     Left to the caller: data, tokenizer, learning rate, length of training, checkpoints. Raises
-    InfeasibleError for Transformer Engine's loss.
+    InfeasibleError for Transformer Engine's loss and for attention in FP8.
     """
     inputs = launch.inputs
     if launch.execution.te_loss:
         raise InfeasibleError(
             "Megatron-LM's arguments refuse Transformer Engine's cross entropy, which the plan was allowed: "
             "launch it with --target bridge, or plan without --allow te-loss."
+        )
+    if launch.execution.fp8_attention:
+        raise InfeasibleError(
+            "Megatron-LM has no argument for attention in FP8, which the plan was allowed: "
+            "launch it with --target bridge, or plan without --allow fp8-attention."
         )
     flags: Flags = {"--use-mcore-models": True}
     flags |= model_flags(inputs.model, inputs.seq_len)

@@ -84,7 +84,7 @@ def plan_files(plan: Plan, target: str | None = None) -> dict[str, str]:
 def _own_target(plan: Plan) -> str:
     """The target of a plan that names none."""
     execution = plan.execution
-    only_bridge = execution is not None and execution.te_loss
+    only_bridge = execution is not None and (execution.te_loss or execution.fp8_attention)
     return "bridge" if only_bridge else plan.inputs.framework
 
 

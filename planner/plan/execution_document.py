@@ -33,6 +33,7 @@ class ExecutionDoc(BaseModel):
     gradient_dtype: StateType | None = None
     moment_dtype: StateType = "fp32"
     fp8_params: bool = False
+    fp8_attention: bool = False
     te_loss: bool | None = None
 
 

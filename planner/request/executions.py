@@ -41,6 +41,9 @@ WITHOUT = (
 ALLOW = tuple(dict.fromkeys(name for record in RECORDS for name in record.numerics))
 """What changes the numbers of a run, so that a plan chooses it only where it is allowed."""
 
+FP8_ATTENTION_ON = ("hopper", "blackwell")
+"""Architectures on which cuDNN attends in FP8 (cuDNN Frontend, Attention, support matrix of 9.18.1)."""
+
 PLAIN: Mapping[str, object] = {
     "moe_dispatch": "alltoall",
     "ep_overlap": False,
@@ -130,15 +133,19 @@ def execution_options(
     return ExecutionOptions(
         dp_overlap="dp" in hidden,
         pp_overlap="pp" in hidden,
-        numerics=_numerics(framework, pins, allow, precision, optimizer),
+        numerics=_numerics(
+            framework, cluster, pins, allow, precision=precision, optimizer=optimizer
+        ),
         **chosen,
     )
 
 
 def _numerics(
     framework: Framework,
+    cluster: ClusterSpec,
     pins: Mapping[str, int | str],
     allow: tuple[str, ...],
+    *,
     precision: str,
     optimizer: str,
 ) -> dict[str, Any]:
@@ -146,6 +153,7 @@ def _numerics(
     names = [name for name in planned(framework.numerics) if name in allow]
     sharded = pins.get("zero_stage") != 0
     narrow = precision not in ("bf16", "fp16")
+    attends = narrow and cluster.device.architecture in FP8_ATTENTION_ON
     if not framework.numerics:
         return {}
     return {
@@ -154,6 +162,7 @@ def _numerics(
             "bf16" if "bf16-moments" in names and optimizer == "adam" and sharded else "fp32"
         ),
         "fp8_params": "fp8-params" in names and narrow and sharded,
+        "fp8_attention": "fp8-attention" in names and attends,
         "te_loss": "te-loss" in names,
     }
 

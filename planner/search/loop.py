@@ -72,6 +72,8 @@ class LayoutSearch:
         self._branches = [branch for branch in branches if not branch.refused_outright()]
         self._top_k = top_k
         self._deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
+        for branch in self._branches:
+            branch.pricing.stop_at(inf if self._deadline is None else self._deadline)
         self._say = progress or (lambda _: None)
         self._best: list[tuple[float, int, Priced]] = []
         self._pool = LayoutPool()

@@ -24,6 +24,10 @@ class Pricing(Protocol):
     @property
     def workload(self) -> Workload: ...
 
+    def stop_at(self, deadline: float) -> None:
+        """Solvers are not asked behind this time, on the clock of `time.monotonic`."""
+        ...
+
     @property
     def undecided_s(self) -> float:
         """Of the layout priced last: no mapping that `exact` could not decide on is faster than this."""

@@ -29,6 +29,14 @@ class SlotChooser(Chooser):
 
     prices_beside = 7
 
+    def likely(
+        self, cutoff_s: float, best: Sequence[Priced], wanted: int, time_limit_s: float | None
+    ) -> Candidate | None:
+        """The candidate of the least bound: its price costs less than a model of them all."""
+        del best, wanted, time_limit_s
+        waiting = self.opened
+        return waiting[0] if waiting and waiting[0].bound_s < cutoff_s else None
+
     def choose(
         self, cutoff_s: float, best: Sequence[Priced], wanted: int, time_limit_s: float | None
     ) -> Candidate | None:

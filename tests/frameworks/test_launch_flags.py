@@ -31,7 +31,7 @@ EXECUTIONS = tuple(
         {"cuda_graph": "full"},
         {"gradient_dtype": "bf16", "moment_dtype": "bf16"},
         {"fp8_params": True},
-        {"te_loss": True},
+        {"te_loss": True, "fp8_attention": True},
         {"cp_comm": "a2a"},
     )
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
+from math import inf
 
 import numpy as np
 
@@ -53,6 +55,8 @@ class Packing:
     def __init__(self, seed: int = 0, params: PackingParams = DEFAULT_PACKING) -> None:
         self._answers: dict[Grid, _Answers] = {}
         self._seed, self._params, self._work_left = seed, params, params.all_work
+        self.deadline = inf
+        """On the clock of `time.monotonic`; no question is asked behind it."""
 
     def add(self, instance: Instance, assignment: IntArray) -> None:
         """Adds a mapping that is known from elsewhere."""
@@ -83,7 +87,7 @@ class Packing:
         answers = self._answers[need.grid]
         if self.impossible(need) or any(need.implies(refuted) for refuted in answers.undecided):
             return None
-        if not need.grid.askable or self._work_left <= 0:
+        if not need.grid.askable or self._work_left <= 0 or time.monotonic() >= self.deadline:
             answers.undecided.append(need)
             return None
         solution, decided = self._solved(instance, need)
@@ -106,6 +110,8 @@ class Packing:
         cells.post(need, always)
         work = min(self._params.question_work, self._work_left)
         solver = repeatable_solver(self._seed, work=work)
+        if np.isfinite(self.deadline):
+            solver.parameters.max_time_in_seconds = max(self.deadline - time.monotonic(), 0.01)
         status = solver.solve(model)
         self._work_left -= solver.response_proto.deterministic_time
         if status == cp_model.INFEASIBLE:

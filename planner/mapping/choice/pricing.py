@@ -82,6 +82,10 @@ class MappedPricing(CostModelPricing):
         self._spaces: dict[tuple[int, ...], _MappingSpace | None] = {}
         self._undecided_s = inf
 
+    def stop_at(self, deadline: float) -> None:
+        """Whether a mapping exists is not asked behind this time, and bounds stay where they are."""
+        self._packing.deadline = deadline
+
     @property
     def undecided_s(self) -> float:
         """Of the layout priced last: no mapping that was neither priced nor excluded is faster than this."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from meshwright.cluster_specs.catalog import load_cluster
 from meshwright.constraints.registry import rules_for
 from meshwright.costmodel.execution import Execution
 from meshwright.errors import InputError
@@ -166,6 +167,11 @@ def test_what_changes_numbers_is_chosen_only_where_it_is_allowed() -> None:
     assert {(run.moment_dtype, run.fp8_params, run.te_loss) for run in allowed} == {
         ("bf16", True, True)
     }
+    assert {run.fp8_attention for run in allowed} == {True}
+    sixteen = replace(request, precision="bf16", allow=("fp8-attention",))
+    assert sixteen.execution_options.executions()[0] == plain
+    ada = replace(request, cluster=load_cluster("l40s-pcie"), allow=("fp8-attention",))
+    assert not any(run.fp8_attention for run in ada.execution_options.executions())
     replicated = replace(request, allow=("fp8-params", "bf16-moments"), pins={"zero_stage": 0})
     assert replicated.execution_options.executions()[0] == plain
     with pytest.raises(InputError, match="did you mean 'bf16-grads'"):
