@@ -65,6 +65,7 @@ def plan(
     without: Iterable[str] | str = (),
     allow: Iterable[str] | str = (),
     inside_domain: Iterable[str] | str = (),
+    max_cut_use: float = 1.0,
     calibration: FilePath | Calibration | None = None,
     objective: str = "nominal",
     method: str = "cp-sat",
@@ -122,6 +123,9 @@ def plan(
     inside_domain
         Axes whose groups must each lie in one NVLink domain (in a node where there is none): any of tp, cp
         and ep, as `"ep,cp"` or a list.
+    max_cut_use
+        Share of the capacity of every cut of the fabric that this job and others together may use in a phase,
+        above 0 to 1, which limits nothing; below 1 for fabrics whose leaves are alike.
     calibration
         What `calibrate` learned of this stack, or its file.
     objective
@@ -192,6 +196,7 @@ def plan(
         without=without,
         allow=allow,
         inside_domain=inside_domain,
+        max_cut_use=max_cut_use,
         calibration=calibration,
         objective=objective,
         method=method,

@@ -36,6 +36,14 @@ from meshwright.errors import ExitCode, InputError, near_miss
     help="expected: the mean over the posterior of --calibration.",
 )
 @click.option(
+    "--max-cut-use",
+    type=float,
+    default=1.0,
+    show_default=True,
+    metavar="X",
+    help="Share of every cut of the fabric that may be used, by others too.",
+)
+@click.option(
     "--export-model",
     type=PATH,
     metavar="FILE",

@@ -11,6 +11,7 @@ from meshwright.constraints.attention_heads import (
     KvHeadsByTensor,
 )
 from meshwright.constraints.batch import BATCH_SPLIT
+from meshwright.constraints.bisection import Bisection
 from meshwright.constraints.deepspeed import DEEPSPEED_RULES
 from meshwright.constraints.experts import (
     EXPERT_AXES_NEED_EXPERTS,
@@ -51,6 +52,7 @@ GENERAL: tuple[Rule, ...] = (
     ScaleUpDomain(("tp",)),
     ScaleUpDomain(("etp",)),
     NvlinkDomain(),
+    Bisection(),
     HEADS_BY_TENSOR,
     KvHeadsByTensor(),
     HEADS_BY_CONTEXT,

@@ -43,6 +43,8 @@ class FinishedPlan:
     """Peak per pipeline rank, recomputed by the caller."""
     spans: dict[str, tuple[int, ...]]
     """For each axis the members of its widest-spread group inside one block of every fabric level."""
+    cut_use: float | None = None
+    """The largest share of a cut's capacity that is used in a phase; None where it was not counted."""
 
 
 class LayoutTable(Protocol):

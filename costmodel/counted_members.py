@@ -37,6 +37,11 @@ def counted_members(
         Expert degrees.
     allocation
         Where the GPUs stand.
+
+    Returns
+    -------
+    dict of str to array of int
+        At least 1 each, shape [levels], never fewer further out.
     """
     tp, cp, dp, pp = (prod(row) for row in matrix)
     where = allocation.blocks[:, position_of_ranks(matrix)]
@@ -46,14 +51,40 @@ def counted_members(
 def members_by_level(
     where: IntArray, degrees: tuple[int, int, int, int], etp: int, ep: int
 ) -> dict[str, IntArray]:
-    """`members_in` of every level, for the block `where[level, r]` of every rank; arrays [levels]."""
+    """`members_in` of every level.
+
+    Parameters
+    ----------
+    where
+        The block of every rank, [levels, ranks], levels inside out.
+    degrees
+        Of tp, cp, dp and pp.
+    etp, ep
+        Expert degrees.
+
+    Returns
+    -------
+    dict of str to array of int
+        By axis, shape [levels], never fewer further out.
+    """
     rows = [members_in(of_level, degrees, etp, ep) for of_level in where]
     columns = {name: np.array([row[name] for row in rows], dtype=np.int64) for name in rows[0]}
     return {name: np.maximum.accumulate(column) for name, column in columns.items()}
 
 
 def position_of_ranks(matrix: MatrixRows) -> IntArray:
-    """The position among the allocation's GPUs of every rank in Megatron's default order."""
+    """The position among the allocation's GPUs of every rank in Megatron's default order.
+
+    Parameters
+    ----------
+    matrix
+        The parallelism matrix, rows tp, cp, dp, pp.
+
+    Returns
+    -------
+    array of int
+        From 0, shape [ranks].
+    """
     levels = len(matrix[0])
     shape = [row[level] for level in range(levels) for row in matrix]
     positions = np.arange(prod(shape), dtype=np.int64).reshape(shape[::-1])
@@ -70,9 +101,21 @@ def position_of_ranks(matrix: MatrixRows) -> IntArray:
 def members_in(
     where: IntArray, degrees: tuple[int, int, int, int], etp: int, ep: int
 ) -> dict[str, int]:
-    """Members inside a block of one level, for the block `where[r]` of every rank.
+    """Members of a group inside a block of one level.
 
-    `degrees` are those of tp, cp, dp and pp; ranks count in this order.
+    Parameters
+    ----------
+    where
+        The block of every rank, [ranks]; ranks count by tp, cp, dp, pp.
+    degrees
+        Of tp, cp, dp and pp.
+    etp, ep
+        Expert degrees.
+
+    Returns
+    -------
+    dict of str to int
+        By axis of `Placement`, at least 1.
     """
     tp, cp, dp, pp = degrees
     dense = where.reshape(pp, dp, cp, tp)
@@ -91,7 +134,18 @@ def members_in(
 
 
 def ring_members(groups: IntArray) -> int:
-    """Of rings, for the block of every member [groups, members]."""
+    """Members of a ring inside the block that paces it.
+
+    Parameters
+    ----------
+    groups
+        The block of every member, [groups, members].
+
+    Returns
+    -------
+    int
+        All members where no group is cut, else from 1 to all but one.
+    """
     size = int(groups.shape[1])
     blocks, counts = _held(groups)
     cut = blocks[counts < size]
@@ -104,7 +158,18 @@ def ring_members(groups: IntArray) -> int:
 
 
 def exchange_members(groups: IntArray) -> int:
-    """Of all-to-alls, for the block of every member [groups, members]."""
+    """Members of an all-to-all inside the block that paces it.
+
+    Parameters
+    ----------
+    groups
+        The block of every member, [groups, members].
+
+    Returns
+    -------
+    int
+        All members where no group is cut, else from 1 to all but one.
+    """
     size = int(groups.shape[1])
     blocks, counts = _held(groups)
     if np.all(counts == size):
@@ -117,7 +182,18 @@ def exchange_members(groups: IntArray) -> int:
 
 
 def chain_members(chains: IntArray) -> int:
-    """Of pipelines, for the block of every stage [stages, pipelines]: the mean of the one most often cut."""
+    """Stages of a pipeline inside a block: the mean of the pipeline that is cut most often.
+
+    Parameters
+    ----------
+    chains
+        The block of every stage, [stages, pipelines].
+
+    Returns
+    -------
+    int
+        From 1 to all stages.
+    """
     stages = len(chains)
     crossings = int(np.max(np.sum(chains[1:] != chains[:-1], axis=0), initial=0))
     return stages // (crossings + 1)

@@ -70,6 +70,8 @@ class Workload:
     """Measured over predicted peak that the plan must have room for, at least 1."""
     inside_domain: tuple[str, ...] = ()
     """Axes whose groups must each lie in one scale-up domain: any of tp, cp, ep."""
+    max_cut_use: float = 1.0
+    """Share of the capacity of every cut of the fabric that may be used in a phase; 1 limits nothing."""
     attention_kernel: AttentionKernel | None = None
     """Of the run; None for the one that the software stack has."""
     shard_group: int = 0

@@ -33,6 +33,11 @@ class Compression:
         ----------
         ranks
             P, at least 2.
+
+        Returns
+        -------
+        float
+            Above 0; more than 1 where compressing sends more.
         """
         return self.kept * (ranks / 2.0 if self.operation == "all-gather" else 1.0)
 

@@ -30,6 +30,13 @@ class CutUse:
     """Nominal capacity of the cut, one direction, as far as it is the job's."""
     busy_s: float
     phase_s: float
+    others_share: float = 0.0
+    """Of the cut's links, what other jobs use, where the cluster's levels state it."""
+
+    @property
+    def total_use(self) -> float:
+        """Share of the whole links that this job and others use in the phase."""
+        return self.others_share + (1.0 - self.others_share) * self.utilisation
 
     @property
     def utilisation(self) -> float:

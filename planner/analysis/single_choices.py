@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from meshwright.costmodel.layout import Layout
 from meshwright.planner.analysis.neighbours import Neighbour
 from meshwright.planner.bounds.exact_cost import Priced
+from meshwright.planner.mapping.choice.cut_limit import pricing_of
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.make_plan import pricing_of
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import LayoutDoc, layout_document, layout_from_document

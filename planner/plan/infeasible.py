@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 
-from meshwright.cluster_specs.fabric import is_irregular
+from meshwright.constraints.bisection import Bisection
 from meshwright.constraints.gpu_budget import GPU_BUDGET
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.nvlink_domain import NvlinkDomain
@@ -15,9 +15,8 @@ from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.constants.measured import POINT_ESTIMATE
 from meshwright.costmodel.memory.footprint import ALLOCATOR_SHARE, usable_hbm_gib
 from meshwright.costmodel.workload import Workload
-from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.bounds.stages import balanced_stages
-from meshwright.planner.mapping.choice.pricing import MappedPricing
+from meshwright.planner.mapping.choice.cut_limit import pricing_of
 from meshwright.planner.plan.conflict import Conflict, RequestRule, conflict_of, without_pin
 from meshwright.planner.plan.infeasible_document import (
     ConflictingRule,
@@ -38,6 +37,7 @@ MOST_TRIES = 8
 """Values that are tried on each side of a pin."""
 MAPPING_LIMITS = {
     "inside-domain": (NvlinkDomain.name, "no mapping keeps the groups in one domain each"),
+    "max-cut-use": (Bisection.name, "every mapping that fits uses some cut more than is allowed"),
 }
 """The rule that a change lifts, of those that bind mappings, and what it says of a layout without any."""
 TRIAL_PRICED = 30
@@ -116,6 +116,7 @@ def _words(conflict: Conflict, row: int, workload: Workload) -> str | None:
 
 def _changes(request: PlanRequest, conflict: Conflict, more_gpus: bool) -> Iterator[SmallestChange]:
     """Single changes, each tried before it is offered."""
+    names = {conflict.limits[row].name for row in conflict.core}
     for name, value in request.pins.items():
         yield from _nearest_pins(request, name, value)
         if _feasible(replace(request, pins=without_pin(request.pins, name))):
@@ -127,15 +128,12 @@ def _changes(request: PlanRequest, conflict: Conflict, more_gpus: bool) -> Itera
         yield SmallestChange(
             change="reserve-gib", value=_largest_reserve(request), asked=request.reserve_gib
         )
-    if PRECISION_NAME in {conflict.limits[row].name for row in conflict.core}:
+    if PRECISION_NAME in names:
         for precision in ("bf16", "fp16"):
             if _feasible(replace(request, precision=precision)):
                 yield SmallestChange(change="precision", value=precision, asked=request.precision)
                 break
-    if not conflict.core or NvlinkDomain.name in {
-        conflict.limits[row].name for row in conflict.core
-    }:
-        yield from _outside_domain(request)
+    yield from _of_mappings(request, names)
     if request.memory_risk < POINT_ESTIMATE and _feasible(
         replace(request, memory_risk=POINT_ESTIMATE)
     ):
@@ -143,11 +141,20 @@ def _changes(request: PlanRequest, conflict: Conflict, more_gpus: bool) -> Itera
     more_gpus_needed = _fewest_gpus(request) if more_gpus else None
     if more_gpus_needed is not None:
         yield SmallestChange(change="gpus", value=more_gpus_needed, asked=request.gpus)
-    hbm_gib = _hbm_needed_gib(request, conflict)
+    is_unbound = request.max_cut_use == 1 and not request.inside_domain
+    hbm_gib = _hbm_needed_gib(request, conflict) if names or is_unbound else None
     if hbm_gib is not None:
         yield SmallestChange(
             change="device-hbm-gib", value=hbm_gib, asked=request.cluster.device.hbm_gib
         )
+
+
+def _of_mappings(request: PlanRequest, conflicting: Set[str]) -> Iterator[SmallestChange]:
+    """Changes of what binds mappings; rules that leave no layout at all are no fault of these."""
+    if not conflicting or NvlinkDomain.name in conflicting:
+        yield from _outside_domain(request)
+    if not conflicting and request.max_cut_use < 1:
+        yield from _fuller_cuts(request)
 
 
 def _outside_domain(request: PlanRequest) -> Iterator[SmallestChange]:
@@ -160,6 +167,18 @@ def _outside_domain(request: PlanRequest) -> Iterator[SmallestChange]:
         helping = [asked]
     for axes in helping:
         yield SmallestChange(change="inside-domain", field=",".join(axes), asked=",".join(asked))
+
+
+def _fuller_cuts(request: PlanRequest) -> Iterator[SmallestChange]:
+    """The least share of cuts with which a plan is found, to a hundredth."""
+    low, high = int(100 * request.max_cut_use), 100
+    if not _feasible(replace(request, max_cut_use=1.0)):
+        return
+    while high - low > 1:
+        middle = (low + high) // 2
+        is_enough = _feasible(replace(request, max_cut_use=middle / 100))
+        low, high = (low, middle) if is_enough else (middle, high)
+    yield SmallestChange(change="max-cut-use", value=high / 100, asked=request.max_cut_use)
 
 
 def _without_inside(request: PlanRequest, axes: Sequence[str]) -> PlanRequest:
@@ -194,10 +213,9 @@ def _hbm_needed_gib(request: PlanRequest, conflict: Conflict) -> float | None:
 def _feasible(request: PlanRequest) -> bool:
     """Whether a plan is found with little effort."""
     space = space_of(request)
-    pricing = MappedPricing if is_irregular(request.cluster) else CostModelPricing
     search = LayoutSearch(
         space,
-        [branch_of(space, pricing(space.workload))],
+        [branch_of(space, pricing_of(space.workload))],
         any_plan=True,
         most_priced=TRIAL_PRICED,
         seed=request.seed,

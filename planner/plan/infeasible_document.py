@@ -46,6 +46,7 @@ class SmallestChange(BaseModel):
         "gpus",
         "device-hbm-gib",
         "inside-domain",
+        "max-cut-use",
     ]
     field: str | None = None
     """The pin that is changed or dropped, the choice that is allowed, or the axes that may leave a domain."""
@@ -123,4 +124,6 @@ def change_sentence(change: SmallestChange) -> str:
             words = f"take GPUs with at least {change.value:.0f} GiB"
         case "inside-domain":
             words = f"let the groups of {change.field} leave the NVLink domain"
+        case "max-cut-use":
+            words = f"let cuts be used to {change.value:g} of their capacity, not {change.asked:g}"
     return words

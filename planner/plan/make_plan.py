@@ -7,10 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from meshwright.cluster_specs.fabric import is_irregular
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.workload import Workload
-from meshwright.planner.bounds.pricing import CostModelPricing
+from meshwright.planner.mapping.choice.cut_limit import pricing_of
 from meshwright.planner.mapping.choice.pricing import MappedPricing
 from meshwright.planner.plan.assemble import plan_from_outcome, predict
 from meshwright.planner.plan.choices import with_choices
@@ -123,11 +121,6 @@ def _over_posterior(request: PlanRequest, outcome: Outcome) -> tuple[Outcome, Ex
     others = tuple(plan for plan in outcome.best if plan.step_time_s >= nominal_s)
     changed = replace(outcome, status="feasible", best=(chosen, *others))
     return changed, expected.document
-
-
-def pricing_of(workload: Workload) -> CostModelPricing:
-    """Prices by every mapping of a regular fabric, or by a mapping of each layout on an irregular one."""
-    return MappedPricing(workload) if is_irregular(workload.cluster) else CostModelPricing(workload)
 
 
 def _searched(request: PlanRequest, progress: Callable[[str], None] | None) -> Outcome:

@@ -22,7 +22,7 @@ from meshwright.costmodel.constants.measured import POINT_ESTIMATE, ErrorBand
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.memory.footprint import hbm_gib_for, usable_hbm_gib
-from meshwright.planner.bounds.pricing import CostModelPricing
+from meshwright.planner.mapping.choice.cut_limit import pricing_of
 from meshwright.planner.plan.assemble import alternative
 from meshwright.planner.plan.document import Plan, Robustness, Scenario
 from meshwright.planner.plan.execution_document import execution_of
@@ -237,7 +237,7 @@ def _searched_again(changed: PlanRequest, plan: Plan, left_s: float | None) -> O
     assert plan.layout is not None
     return search_executions(
         replace(changed, time_limit_s=left_s),
-        CostModelPricing,
+        pricing_of,
         most_priced=PARAMS.most_priced,
         begin_with=_recompute_undecided(layout_from_document(plan.layout)),
     )

@@ -18,7 +18,9 @@ from meshwright.costmodel.layout import AXES, Layout, Placement
 from meshwright.costmodel.placement import level_factors
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InternalError
+from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.matrices import ranks_on
+from meshwright.planner.mapping.choice.cut_limit import largest_cut_use
 from meshwright.planner.plan.document import Mapping, Plan
 from meshwright.planner.plan.execution_document import execution_of
 from meshwright.planner.plan.placement import group_placement
@@ -54,7 +56,11 @@ def faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
     placement = group_placement(workload, layout, stages, rows, plan.mapping.ranks)
     yield from _price_faults(workload, layout, placement, plan.layout, plan.predicted)
     yield from _recount_faults(workload, layout, placement, plan)
-    yield from _rule_faults(all_gpus, layout, placement, plan.layout)
+    cut_use = None
+    if all_gpus.max_cut_use < 1:
+        priced = Priced(layout=layout, matrix=rows, stages=stages, step_time_s=0.0)
+        cut_use = largest_cut_use(all_gpus, priced)
+    yield from _rule_faults(all_gpus, layout, placement, plan.layout, cut_use)
     yield from _wish_faults(request, plan.layout)
 
 
@@ -182,7 +188,11 @@ def _recount_faults(
 
 
 def _rule_faults(
-    workload: Workload, layout: Layout, placement: Placement, doc: LayoutDoc
+    workload: Workload,
+    layout: Layout,
+    placement: Placement,
+    doc: LayoutDoc,
+    cut_use: float | None,
 ) -> Iterator[str]:
     stages = tuple(tuple(rank) for rank in doc.stages)
     finished = FinishedPlan(
@@ -193,6 +203,7 @@ def _rule_faults(
         spans={
             f.name: tuple(int(m) for m in getattr(placement, f.name)) for f in fields(placement)
         },
+        cut_use=cut_use,
     )
     for rule in rules_for(workload):
         finding = rule.check(finished)

@@ -139,6 +139,8 @@ def _question(inputs: PlanInputs) -> list[tuple[str, str]]:
         rows.append(("allowed", ", ".join(inputs.allow)))
     if inputs.inside_domain:
         rows.append(("inside one NVLink domain", ", ".join(inputs.inside_domain)))
+    if inputs.max_cut_use < 1:
+        rows.append(("cuts used to at most", percent(inputs.max_cut_use, 0)))
     if inputs.forbids:
         rows.append(("forbidden", ", ".join(inputs.forbids)))
     return rows

@@ -44,6 +44,8 @@ class PlanInputs(BaseModel):
     prediction as it stands."""
     inside_domain: tuple[Literal["tp", "cp", "ep"], ...] = ()
     """Axes whose groups each lie in one NVLink domain, as was asked."""
+    max_cut_use: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the capacity of every cut that may be used in a phase, as was asked."""
     pins: dict[str, int | str] = Field(default_factory=dict)
     forbids: tuple[str, ...] = ()
     expert_imbalance_by_ep: tuple[tuple[Degree, Annotated[float, Field(ge=1, le=1e6)]], ...] = ()

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
+from meshwright.cluster_specs.fabric import is_irregular
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.constraints.nvlink_domain import INSIDE_DOMAIN
 from meshwright.costmodel.constants.calibrated import peak_memory_band
@@ -92,6 +93,8 @@ class PlanRequest:
     stands."""
     inside_domain: tuple[str, ...] = ()
     """Axes whose groups must each lie in one NVLink domain: any of `INSIDE_DOMAIN`."""
+    max_cut_use: float = 1.0
+    """Share of the capacity of every cut of the fabric that may be used in a phase; 1 limits nothing."""
     expert_imbalance: float = 1.0
     """Load of the busiest expert-parallel rank over the mean."""
     expert_loads: ExpertLoads | None = None
@@ -126,6 +129,7 @@ class PlanRequest:
         _within("seq_len", self.seq_len, 1, 16_777_216, "tokens per sequence")
         _within("reserve_gib", self.reserve_gib, 0, 10_000, "GiB")
         _within("memory_risk", self.memory_risk, 1e-6, POINT_ESTIMATE, "share of runs")
+        _within("max_cut_use", self.max_cut_use, 1e-6, 1, "share of a cut's capacity")
         _within("expert_imbalance", self.expert_imbalance, 1, 1000, "busiest over mean load")
         _within("top_k", self.top_k, 1, 1000, "layouts")
         _within("seed", self.seed, 0, 2**31 - 1, "the solver's random seed")
@@ -139,6 +143,9 @@ class PlanRequest:
         if self.objective == "expected" and self.calibration is None:
             what = "is over the posterior of a calibration: give one with --calibration"
             raise InputError(what, where="objective", value=self.objective)
+        if self.max_cut_use < 1 and (is_irregular(self.cluster) or self.objective == "expected"):
+            what = "below 1 it takes a fabric whose leaves are alike, and the nominal objective"
+            raise InputError(what, where="max_cut_use", value=self.max_cut_use)
         if self.expert_loads is not None:
             object.__setattr__(self, "expert_imbalance_by_ep", self.expert_loads.by_ep())
             object.__setattr__(self, "expert_copies_by_ep", self.expert_loads.copies_by_ep())
@@ -194,6 +201,7 @@ class PlanRequest:
             expert_copies_by_ep=self.expert_copies_by_ep,
             reserve_gib=self.reserve_gib,
             inside_domain=self.inside_domain,
+            max_cut_use=self.max_cut_use,
             calibration=self.calibration,
         )
         margin = memory_margin(self.memory_risk, peak_memory_band(workload))
@@ -215,6 +223,7 @@ class PlanRequest:
                 "reserve_gib": self.reserve_gib,
                 "memory_risk": self.memory_risk,
                 "inside_domain": self.inside_domain,
+                "max_cut_use": self.max_cut_use,
                 "pins": dict(self.pins),
                 "forbids": self.forbids,
                 "expert_imbalance_by_ep": self.expert_imbalance_by_ep,

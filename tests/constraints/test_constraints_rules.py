@@ -241,6 +241,7 @@ OF_WORKLOADS = {
     "torchtitan-precision",
     "deepspeed-precision",
     "fsdp2-precision",
+    "bisection",
 }
 
 

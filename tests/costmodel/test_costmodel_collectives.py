@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.cluster_specs.fabric import fabric_levels
+from meshwright.cluster_specs.fabric import fabric_levels, full_levels
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.collectives import alpha_beta
 from meshwright.costmodel.collectives.on_levels import (
@@ -208,10 +208,10 @@ def test_nested_orders_on_nodes_of_8() -> None:
     assert (outer.tp.tolist(), outer.dp.tolist(), outer.pp.tolist()) == ([4, 4], [1, 8], [2, 2])
 
 
-def test_groups_that_straddle_nodes_count_by_what_they_always_share() -> None:
-    """tp 6 on nodes of 8: ranks 6 to 11 lie 2 and 4 on two nodes, so a node is sure of pieces of 2."""
+def test_rings_that_straddle_nodes_share_the_links_of_the_node_that_most_leave() -> None:
+    """tp 6 on nodes of 8: the two rings that leave the middle node share the links of its 8 GPUs."""
     placement = nested_placement(read_cluster("dgx-h100"), Layout(tp=6, dp=4))
-    assert placement.tp.tolist() == [2, 6]
+    assert placement.tp.tolist() == [4, 6]
     assert placement.dp.tolist() == [1, 4]
 
 
@@ -267,7 +267,9 @@ def test_packed_placements_bound_every_other(data: st.DataObject) -> None:
         tp=data.draw(degree), cp=data.draw(degree), dp=data.draw(degree), pp=data.draw(degree)
     )
     layout = replace(layout, ep=int(layout.tp) * int(layout.dp))
-    packed = packed_placement(layout, fabric_levels(cluster, int(layout.gpus)).blocks)
+    whole, used = full_levels(cluster), fabric_levels(cluster, int(layout.gpus))
+    blocks = [int(whole.blocks[whole.names.index(name)]) for name in used.names]
+    packed = packed_placement(layout, np.array([*blocks[:-1], int(layout.gpus)]))
     order = ("tp", *data.draw(st.sampled_from(list(permutations(AXES[1:])))))
     placement = nested_placement(cluster, layout, order)
     for name, members in vars(placement).items():

@@ -127,7 +127,8 @@ def test_eager_stacks_keep_more(framework: str) -> None:
 
 
 def test_weights_kept_in_fp8_need_no_wide_copy() -> None:
-    wide = replace(WORK, framework="nemo", precision="fp8", cluster=read_cluster("dgx-h100"))
+    stack = replace(WORK, framework="nemo", precision="fp8", cluster=read_cluster("dgx-h100"))
+    wide = replace(stack, fp8_parameters=False)
     kept = replace(wide, fp8_parameters=True)
     assert float(np.asarray(state_bytes(wide, LAYOUT, 64)[0])) == 4.0
     assert float(np.asarray(state_bytes(kept, LAYOUT, 64)[0])) == 2.0

@@ -58,6 +58,8 @@ class JobDoc(BaseModel):
     """What may change the numbers of the run: `bf16-grads,fp8-params`, `all`, or a list."""
     inside_domain: str | tuple[str, ...] = ()
     """Axes whose groups each lie in one NVLink domain: `ep,cp`, or a list."""
+    max_cut_use: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the capacity of every cut of the fabric that may be used in a phase."""
     moe_dispatch: str | None = None
     """Pins the dispatcher of tokens."""
     calibration: Text | None = None

@@ -11,7 +11,7 @@ flow over the fabric's graph. The busiest of each kind stands for its level.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -97,7 +97,7 @@ def mapping_use(
     parts = {name: float(np.asarray(s)) for name, s in priced.breakdown_s.items()}
     phases = phase_seconds(context, parts)
     cuts = [
-        cut
+        replace(cut, others_share=_others_share(workload, use.positions.level))
         for use in levels
         for phase in phases
         for cut in _cuts(context, axes, use, phase, phases[phase])
@@ -105,6 +105,14 @@ def mapping_use(
     return MappingUse(
         context=context, positions=on, axes=tuple(axes), levels=tuple(levels), cuts=tuple(cuts)
     )
+
+
+def _others_share(workload: Workload, level: str) -> float:
+    """What other jobs use of the links that a level joins blocks with: the `background` of those blocks."""
+    inside = [entry.background for entry in workload.cluster.levels]
+    names = [entry.name for entry in workload.cluster.levels]
+    below = names.index(level) - 1 if level in names else -1
+    return inside[below] or 0.0 if below >= 0 else 0.0
 
 
 def _rates(workload: Workload, on: RankPositions) -> tuple[FloatArray, FloatArray]:
