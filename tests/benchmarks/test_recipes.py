@@ -15,7 +15,10 @@ def test_every_recipe_of_the_family_is_in_a_group() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "precision"), [("Llama-3-8B", "bf16"), ("Llama-3.1-8B", "fp8"), ("Llama-3.1-8B", "nvfp4")])
+@pytest.mark.parametrize(
+    ("model", "precision"),
+    [("Llama-3-8B", "bf16"), ("Llama-3.1-8B", "fp8"), ("Llama-3.1-8B", "nvfp4")],
+)
 def test_a_plan_costs_at_most_its_recipe(model: str, precision: str) -> None:
     named = [group for group in recipes() if (group[0], group[-1]) == (model, precision)]
     small = [group for group in named if group[2] <= 8]
