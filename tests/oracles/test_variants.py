@@ -41,6 +41,8 @@ JUSTIFIED: dict[FrameworkName, dict[str, str]] = {
         "vpp-needs-pp": "no pipeline is built at pp 1: the plan would not be what runs",
         "scale-up-tp": "choice: it starts, slowly; priced by no plan",
         "expert-axes-need-experts": "ep has no effect on a dense model: the plan would not be what runs",
+        "experts-by-ep": "token_dispatcher.py gives each rank num_experts // ep experts: some would be lost",
+        "torchtitan-context-shards": "weights are sharded over cp all the same: the plan would not be what runs",
     },
     "deepspeed": {
         "deepspeed-degrees": "Megatron-DeepSpeed (4efb479) gives its pipeline engine no such degree",
