@@ -42,7 +42,7 @@ JUSTIFIED: dict[FrameworkName, dict[str, str]] = {
         "scale-up-tp": "choice: it starts, slowly; priced by no plan",
         "expert-axes-need-experts": "ep has no effect on a dense model: the plan would not be what runs",
         "experts-by-ep": "token_dispatcher.py gives each rank num_experts // ep experts: some would be lost",
-        "torchtitan-context-shards": "weights are sharded over cp all the same: the plan would not be what runs",
+        "torchtitan-context-shards": "weights are sharded over cp anyway: the plan would not be what runs",
     },
     "deepspeed": {
         "deepspeed-degrees": "Megatron-DeepSpeed (4efb479) gives its pipeline engine no such degree",
