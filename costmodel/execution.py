@@ -126,9 +126,10 @@ class Execution:
             With the same price.
         """
         replicas = int(layout.dp) * int(layout.cp)
+        sends_gradients = replicas > 1 or int(layout.edp) > 1
         return replace(
             self,
             tp_overlap=self.tp_overlap and bool(layout.sequence_parallel),
-            dp_overlap=self.dp_overlap and replicas > 1,
+            dp_overlap=self.dp_overlap and sends_gradients,
             pp_overlap=self.pp_overlap and int(layout.vpp) > 1,
         )

@@ -265,7 +265,7 @@ def _optimizer_flags(launch: Launch) -> Flags:
         flags["--data-parallel-sharding-strategy"] = strategy
         flags["--ckpt-format"] = "fsdp_dtensor"
         flags["--no-gradient-accumulation-fusion"] = True
-    overlaps = launch.execution.dp_overlap and layout.dp * layout.cp > 1
+    overlaps = launch.execution.dp_overlap
     flags["--overlap-grad-reduce"] = overlaps
     # Megatron's other optimizers gather parameters by layer, on their own.
     flags["--overlap-param-gather"] = overlaps and sharded and optimizer != "muon"
