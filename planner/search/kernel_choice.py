@@ -10,7 +10,7 @@ import numpy as np
 
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Workload
-from meshwright.errors import InternalError, OutOfTimeError
+from meshwright.errors import InternalError
 from meshwright.planner.bounds.combination_costs import combination_costs, memory_rows
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.memory_fit import hbm_limit_gib
@@ -148,8 +148,6 @@ class KernelChooser(Chooser):
         if choice.status == "infeasible":
             self.settle(candidate for candidate, _ in rows)
             return None
-        if choice.status == "unknown" and time_limit_s is not None:
-            raise OutOfTimeError
         chosen = choice.combination
         if chosen is not None and chosen.is_open:
             return self._plainest(chosen)

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 KIB_PER_GIB = 2**20
+MOST_CONFLICTS = 1000
+"""Of one attempt: conflicts that raise the bound by a nanosecond each count as hardly any work."""
 LARGEST_SUM = 2**60
 """CP-SAT's sums are 64-bit integers."""
 KERNEL = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "schedule")
@@ -323,10 +325,15 @@ class KernelModel:
         from ortools.sat.python import cp_model
 
         solver = repeatable_solver(seed, work=work)
-        solver.parameters.linearization_level = 1
         if time_limit_s is not None:
             solver.parameters.max_time_in_seconds = max(time_limit_s, 0.01)
-        status = solver.solve(self.model)
+        # Of either level some models crawl that the other solves at once.
+        for level in (1, 2):
+            solver.parameters.linearization_level = level
+            solver.parameters.max_number_of_conflicts = MOST_CONFLICTS
+            status = solver.solve(self.model)
+            if status in (cp_model.OPTIMAL, cp_model.INFEASIBLE):
+                break
         if status == cp_model.INFEASIBLE:
             return KernelChoice(status="infeasible", bound_s=inf)
         bound_s = max(solver.best_objective_bound, 0.0) / NANOSECONDS
