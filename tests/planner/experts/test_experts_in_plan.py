@@ -163,6 +163,8 @@ def planned(*more: str) -> tuple[int, str, str]:
         "32",
         "--seq-len",
         "2048",
+        "--memory-risk",
+        "0.5",
     ]
     done = CliRunner().invoke(
         main,
