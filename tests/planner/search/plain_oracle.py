@@ -18,7 +18,7 @@ from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import AXES, Layout, Recompute
 from meshwright.costmodel.memory.footprint import usable_hbm_gib
-from meshwright.costmodel.placement import level_factors, placement_from_matrix
+from meshwright.costmodel.placement import level_factors, placement_on
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.request.plan_request import PlanRequest
 
@@ -107,7 +107,7 @@ def step_times_s(workload: Workload, layout: Layout) -> Iterator[float]:
     if not tables:
         return
     stacked = {axis: np.array([table[axis] for table in tables]) for axis in AXES}
-    placements = placement_from_matrix(layout, stacked)
+    placements = placement_on(on.cluster, layout, stacked)
     for stages in splits(workload.model.layers, int(layout.pp)):
         for amount in amounts(layout, stages):
             sized = Layout(

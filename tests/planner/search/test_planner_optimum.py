@@ -18,7 +18,7 @@ from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import AXES, Layout, Recompute
 from meshwright.costmodel.memory.footprint import usable_hbm_gib
 from meshwright.costmodel.pipeline.schedules import schedule_name, traits
-from meshwright.costmodel.placement import level_factors, placement_from_matrix
+from meshwright.costmodel.placement import level_factors, placement_on
 from meshwright.model_specs.schema import ModelSpec, MoeSpec
 from meshwright.planner.bounds.degree_bound import shape_table
 from meshwright.planner.bounds.pricing import CostModelPricing
@@ -145,7 +145,7 @@ def _times(space: Space, layout: Layout) -> Iterator[float]:
             if max(memory) > usable_hbm_gib(workload) or not _legal(space, one, stages, memory):
                 continue
             for matrix in _matrices(one, level_factors(workload.cluster, workload.gpus).tolist()):
-                placement = placement_from_matrix(one, matrix)
+                placement = placement_on(workload.cluster, one, matrix)
                 yield float(
                     np.asarray(estimate_layout(workload, one, placement, stages).step_time_s)
                 )
