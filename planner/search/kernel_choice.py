@@ -37,6 +37,8 @@ class KernelChooser(Chooser):
         self._taken_in = 0
         """Candidates whose combinations are known."""
         self._combinations: list[tuple[Candidate, Combination]] = []
+        self._unsolved = 0
+        """Models that were given up."""
         self.last: KernelModel | None = None
         """The model that was solved last."""
 
@@ -125,6 +127,9 @@ class KernelChooser(Chooser):
         self, cutoff_s: float, best: Sequence[Priced], wanted: int, time_limit_s: float | None
     ) -> Candidate | None:
         """Solves the model. Without an answer within its work, the candidate of the least bound is next."""
+        promising = [each for each in self.opened if each.bound_s < cutoff_s]
+        if promising and self._unsolved >= self._params.most_unsolved:
+            return promising[0]
         beaten = best[: wanted - 1]
         self._take_in(cutoff_s)
         rows = self._in_model(cutoff_s, beaten)
@@ -145,6 +150,7 @@ class KernelChooser(Chooser):
         self._certificate.kernels = len({each.kernel for _, each in rows})
         choice = self.last.solve(self._seed, time_limit_s, self._params.work)
         self._certificate.model_bound_s = None if choice.bound_s == inf else choice.bound_s
+        self._unsolved += choice.status in ("unknown", "feasible")
         if choice.status == "infeasible":
             self.settle(candidate for candidate, _ in rows)
             return None
@@ -155,7 +161,6 @@ class KernelChooser(Chooser):
             _check(choice)
             self.settle(candidate for candidate, _ in rows)
             return None
-        promising = [each for each in self.opened if each.bound_s < cutoff_s]
         return promising[0] if promising else None
 
     def _in_model(

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 KIB_PER_GIB = 2**20
 MOST_CONFLICTS = 1000
 """Of one attempt: conflicts that raise the bound by a nanosecond each count as hardly any work."""
+LONGEST_ATTEMPT_S = 2.0
+"""Wall clock of one attempt: a guard where the solver's own count of work stands still."""
 LARGEST_SUM = 2**60
 """CP-SAT's sums are 64-bit integers."""
 KERNEL = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "schedule")
@@ -325,8 +327,10 @@ class KernelModel:
         from ortools.sat.python import cp_model
 
         solver = repeatable_solver(seed, work=work)
-        if time_limit_s is not None:
-            solver.parameters.max_time_in_seconds = max(time_limit_s, 0.01)
+        limit_s = (
+            LONGEST_ATTEMPT_S if time_limit_s is None else min(time_limit_s, LONGEST_ATTEMPT_S)
+        )
+        solver.parameters.max_time_in_seconds = max(limit_s, 0.01)
         # Of either level some models crawl that the other solves at once.
         for level in (1, 2):
             solver.parameters.linearization_level = level

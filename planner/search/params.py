@@ -27,5 +27,7 @@ class SearchParams:
     """The same once all layouts are known."""
     work: float = 4.0
     """Of one CP-SAT model, in the solver's units, about a second each."""
+    most_unsolved: int = 2
+    """CP-SAT models given up before candidates are priced in the order of their bounds alone."""
     largest_cells: int = 2000
     """Counts of slots (leaf, stage) in one CP-SAT model; further mappings stand in it by their bounds."""
