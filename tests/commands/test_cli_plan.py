@@ -133,7 +133,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], None]:
 
     def put(answer: Answer) -> None:
         module = ModuleType("meshwright.planner.plan.make_plan")
-        vars(module)["make_plan"] = lambda request, robustness, progress: answer(request)
+        vars(module)["make_plan"] = lambda request, **_: answer(request)
         monkeypatch.setitem(sys.modules, "meshwright.planner.plan.make_plan", module)
 
     return put
