@@ -16,7 +16,7 @@ from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.kernels import gemm_s
 
 
-class Product(NamedTuple):
+class KernelShape(NamedTuple):
     """`groups` products [rows, depth] x [depth, columns] of one micro-batch on one GPU."""
 
     name: str
@@ -51,7 +51,7 @@ def roofline_of(c: Context) -> dict[str, Any]:
     }
 
 
-def products_of(c: Context) -> Iterator[Product]:
+def products_of(c: Context) -> Iterator[KernelShape]:
     """The large products of a layer and the LM head; of latent attention the output alone."""
     model, layout = c.workload.model, c.layout
     tokens, tp = float(np.asarray(c.tokens)), int(layout.tp)
@@ -59,24 +59,24 @@ def products_of(c: Context) -> Iterator[Product]:
     if model.attention is None:
         query = heads * model.qk_head_dim
         keys = max(model.kv_heads / tp, 1.0) * (model.qk_head_dim + model.v_head_dim)
-        yield Product("attention inputs", tokens, query + keys, hidden)
-    yield Product("attention output", tokens, hidden, heads * model.v_head_dim)
+        yield KernelShape("attention inputs", tokens, query + keys, hidden)
+    yield KernelShape("attention output", tokens, hidden, heads * model.v_head_dim)
     matrices = 2 if model.gated else 1
     moe = model.moe
     if moe is None or moe.dense_layers:
         width = model.ffn_hidden / tp
-        yield Product("MLP up", tokens, matrices * width, hidden)
-        yield Product("MLP down", tokens, hidden, width)
+        yield KernelShape("MLP up", tokens, matrices * width, hidden)
+        yield KernelShape("MLP down", tokens, hidden, width)
     if moe is not None:
         etp, experts = int(layout.etp), moe.experts / int(layout.ep)
         rows = tokens / tp * moe.top_k * etp / experts
         width = moe.moe_ffn_hidden / etp
-        yield Product("experts up", rows, matrices * width, hidden, experts)
-        yield Product("experts down", rows, hidden, width, experts)
-    yield Product("LM head", tokens, model.vocab / tp, hidden, sixteen_bit=True)
+        yield KernelShape("experts up", rows, matrices * width, hidden, experts)
+        yield KernelShape("experts down", rows, hidden, width, experts)
+    yield KernelShape("LM head", tokens, model.vocab / tp, hidden, sixteen_bit=True)
 
 
-def _point(product: Product, c: Context) -> dict[str, Any]:
+def _point(product: KernelShape, c: Context) -> dict[str, Any]:
     name, rows, columns, depth, groups, sixteen_bit = product
     seconds = gemm_s(rows, columns, depth, c.rates, groups=groups, sixteen_bit=sixteen_bit)
     operand_bytes = 2.0 if sixteen_bit else c.rates.operand_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from math import isclose
 
 from meshwright.costmodel.constants.calibrated import peak_memory_band, step_time_band
@@ -11,7 +12,6 @@ from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.plan.assemble import mapping_of_layout, predict
 from meshwright.planner.plan.binding import bindings, cut_binding, warnings
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.execution_document import execution_document, execution_of
 from meshwright.planner.plan.idle import unused_nodes
 from meshwright.planner.plan.memory_risk import memory_risk_document
 from meshwright.planner.plan.robustness import changes, step_as_it_stands_s
@@ -68,8 +68,8 @@ def _figure_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
         layout_document(priced.layout, priced.stages).model_dump(),
     )
     if plan.execution is not None:
-        stated = plan.execution.model_dump()
-        yield from _differences("execution", stated, execution_document(execution).model_dump())
+        stated = asdict(plan.execution)
+        yield from _differences("execution", stated, asdict(execution))
     yield from _differences("predicted", plan.predicted.model_dump(), predicted.model_dump())
     mapping = mapping_of_layout(workload, priced).model_dump()
     if plan.mapping.ranks is None:
@@ -105,7 +105,7 @@ def _priced(plan: Plan) -> Priced:
         stages=tuple(tuple(rank) for rank in plan.layout.stages),
         step_time_s=plan.objective.step_time_s or 0.0,
         ranks=None if matrix or ranks is None else tuple(ranks),
-        execution=execution_of(plan.execution) or PlanRequest.of_inputs(plan.inputs).plainest,
+        execution=plan.execution or PlanRequest.of_inputs(plan.inputs).plainest,
     )
 
 

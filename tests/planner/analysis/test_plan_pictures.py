@@ -11,7 +11,7 @@ from meshwright.costmodel.layers.experts import moe_mlp
 from meshwright.costmodel.layers.feed_forward import dense_mlp
 from meshwright.costmodel.layers.kernels import gemm_s
 from meshwright.model_specs.catalog import load_catalog_model
-from meshwright.planner.analysis.plan_roofline import Product, products_of, roofline_of
+from meshwright.planner.analysis.plan_roofline import KernelShape, products_of, roofline_of
 from meshwright.planner.analysis.rank_grid import rank_grid
 from meshwright.planner.analysis.traffic import PlanTraffic, plan_traffic
 from meshwright.planner.analysis.traffic_matrix import traffic_matrix
@@ -62,7 +62,7 @@ def test_every_gpu_has_its_rank(traffic: PlanTraffic) -> None:
     assert "cp" not in grid["axes"]
 
 
-def seconds(products: list[Product], traffic: PlanTraffic) -> float:
+def seconds(products: list[KernelShape], traffic: PlanTraffic) -> float:
     return sum(
         float(
             np.asarray(
