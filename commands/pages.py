@@ -69,14 +69,15 @@ def report(
 def trace(
     plan: Path, output: Path, num_micro_batches: int | None, force: bool, as_json: bool
 ) -> None:
-    """Draw a plan's step: every forward and backward pass on every pipeline rank.
+    """Draw a plan's step: every pass on every pipeline rank, communication, the optimizer and memory.
 
     FILE is in Chrome's trace format: open it in Perfetto (ui.perfetto.dev) or chrome://tracing.
     """
     import json
 
     from meshwright.documents.output_files import write_files
-    from meshwright.planner.analysis.timeline import trace_document, trace_of
+    from meshwright.planner.analysis.timeline import trace_of
+    from meshwright.planner.analysis.trace_events import trace_document
     from meshwright.planner.drawing.quantities import counted, seconds
     from meshwright.planner.plan.texts import read_feasible_plan
 
