@@ -13,10 +13,12 @@ from meshwright.costmodel.collectives.on_levels import (
     chain_latency_s,
     long_ring_pass_s,
 )
+from meshwright.costmodel.constants.stacks import FrameworkConstants
 from meshwright.costmodel.layers.context import Context
-from meshwright.costmodel.layout import Floats
+from meshwright.costmodel.layout import Floats, Layout
 from meshwright.costmodel.memory.states import layer_parameters_on_gpu, optimizer_shards
 from meshwright.costmodel.pipeline.schedules import has_trait
+from meshwright.costmodel.workload import Workload
 
 
 class DataParallelTraffic(NamedTuple):
@@ -219,23 +221,49 @@ def _chunk_by_chunk(c: Context) -> NDArray[np.bool_]:
     return np.asarray(chunks & (np.asarray(c.layout.zero_stage) < 3) & (not per_layer))
 
 
+def bucket_parameters(workload: Workload, framework: FrameworkConstants, layout: Layout) -> Floats:
+    """Parameters whose gradients are reduced together, where buckets are of a set size.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its `bucket_mb` is taken where it has one.
+    framework : FrameworkConstants
+        Of its software stack.
+    layout : Layout
+        One layout, or many of shape [n]; dp and cp are used.
+
+    Returns
+    -------
+    float or array, shape [n]
+        What the run says, or the stack's own max(fixed, per rank * dp * cp); 0 where its buckets are not of a
+        set size. `_groups` has the sources.
+    """
+    if workload.bucket_mb is not None:
+        return 1e6 * workload.bucket_mb / framework.gradient_bytes
+    ranks = np.asarray(layout.dp) * layout.cp
+    size: Floats = np.maximum(
+        framework.bucket_parameters, framework.bucket_parameters_per_rank * ranks
+    )
+    return size
+
+
 def _groups(c: Context, dense: Floats, expert: Floats) -> list[_Group]:
     """Dense and expert parameters, with their buckets.
 
-    Megatron's hold max(40 M, 1 M dp) parameters (megatron/core/distributed/distributed_data_parallel.py; all
-    of them without overlap; stages behind the first have one, and the slack to reduce it), DeepSpeed's 500 M
-    (reduce_bucket_size), PyTorch's a layer.
+    Megatron's hold max(40 M, 1 M dp) parameters, or what `--ddp-bucket-size` says (megatron/core/distributed/
+    distributed_data_parallel.py; all of them without overlap; stages behind the first have one, and the slack
+    to reduce it), DeepSpeed's 500 M (reduce_bucket_size), PyTorch's a layer.
     """
     framework = c.constants.framework
     of_dense, of_expert = (np.asarray(x) for x in optimizer_shards(c.workload, c.layout))
-    ranks = np.asarray(c.layout.dp) * c.layout.cp
-    size: Floats = framework.bucket_parameters
-    size = np.maximum(size, framework.bucket_parameters_per_rank * ranks)
     layer, rest, experts = layer_parameters_on_gpu(c.workload.model, c.layout)
     if not framework.bucket_parameters:
-        size = np.maximum(layer, rest)
+        size: Floats = np.maximum(layer, rest)
     elif framework.bucket_parameters_per_rank and not c.workload.overlap.dp:
         size = np.inf
+    else:
+        size = bucket_parameters(c.workload, framework, c.layout)
     groups = [_Group(dense, c.placement.dp_cp, of_dense, size)]
     if c.workload.model.moe is not None:
         of_experts = size if framework.bucket_parameters else experts

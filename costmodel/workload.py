@@ -95,6 +95,9 @@ class Workload:
     keeps_gathered_inputs: bool = False
     """Whether sequence parallelism keeps the gathered inputs of column-parallel products for the backward
     pass, instead of gathering them again."""
+    bucket_mb: float | None = None
+    """Gradients that are reduced together, MB of 10^6 bytes, above 0; None for the software stack's own.
+    Counts where the stack has buckets of a set size."""
     flushes: int = 1
     """Times that the pipeline fills and drains in a step."""
     calibration: Calibration | None = None

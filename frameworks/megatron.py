@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.frameworks.record import Framework, Setting, Stack, TokenDispatcher
+from meshwright.frameworks.record import Framework, GradientBuckets, Setting, Stack, TokenDispatcher
 
 ARGUMENTS = "megatron/training/arguments.py"
 PARALLEL = "megatron/core/model_parallel_config.py"
@@ -202,6 +202,9 @@ MEGATRON = Framework(
             rules=("megatron-expert-overlap",),
         ),
     },
+    gradient_buckets=GradientBuckets(
+        flag="--ddp-bucket-size", source=ARGUMENTS, zero_stages=(0, 1)
+    ),
     context_exchanges={
         "p2p": _context("p2p", default=True),
         "a2a": _context("a2a", rules=("heads-by-tp-cp", "kv-heads-by-tp-cp")),
