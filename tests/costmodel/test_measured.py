@@ -66,7 +66,7 @@ def test_slow_nodes_widen_the_band_of_many() -> None:
 
 
 def test_the_bands_hold_what_they_promise_on_the_fitted_rows(runs: tuple[Run, ...]) -> None:
-    """90 % of runs that are predicted with their source left out, and so about that of fitted rows, lie inside."""
+    """90 % of runs predicted with their source left out lie inside, and so about that of fitted rows."""
     inside = 0
     for run in runs:
         assert run.measured is not None
