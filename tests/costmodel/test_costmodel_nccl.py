@@ -177,7 +177,8 @@ def test_time_grows_with_the_buffer_and_never_vanishes(operation: Any) -> None:
 
 def test_what_was_measured_on_a_machine_goes_before_its_kind() -> None:
     """As in a step (`rates.links_of`): nccl-tests at half the nominal rate across nodes."""
-    level = {"level": "fabric", "collective": "all_gather", "gpus": 16, "bus_gb_per_s": 200.0}
-    level |= {"attained_fraction": 0.5, "latency_us": 5.0}
-    own = cluster("h100").model_copy(update={"measured": (MeasuredLevelSpec(**level),)})
+    level = MeasuredLevelSpec(
+        level="fabric", collective="all_gather", gpus=16, bus_gb_per_s=200.0, attained_fraction=0.5
+    )
+    own = cluster("h100").model_copy(update={"measured": (level,)})
     assert isolated_fabric(own, 16).links.bytes_per_s[1] == pytest.approx(0.5 * 50 * GB)
