@@ -32,7 +32,7 @@ def rows_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def test_the_greedy_by_hand() -> None:
-    """Four experts, two GPUs of three slots: 8 gets three replicas (8 / 2 = 4 ties with 4, the first wins)."""
+    """Four experts, two GPUs of three slots: 8 gets three replicas (8 / 2 ties with 4, the first wins)."""
     slots = greedy_placement(np.array([8.0, 4.0, 2.0, 1.0]), SlotShape(slots=6, gpus=2, nodes=1))
     assert sorted(slots.ravel().tolist()) == [0, 0, 0, 1, 2, 3]
     loads = np.array([8 / 3, 4.0, 2.0, 1.0])[slots].sum(axis=1)
