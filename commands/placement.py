@@ -43,6 +43,10 @@ def experts_command(
         print_json(plan.document)
     else:
         show(experts_view(plan.document))
+    if output is not None and not as_json:
+        from meshwright.planner.experts.files.writers import READERS
+
+        click.echo(f"\n{output}, for {READERS[form].replace('FILE', str(output))}")
 
 
 def _check_output(output: Path | None, heat_map: Path | None, force: bool) -> None:

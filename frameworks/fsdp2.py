@@ -45,6 +45,7 @@ FSDP2 = Framework(
     },
     dispatchers={"alltoall": TokenDispatcher(source=MESH)},
     overlaps={"dp": Setting(source=PLUGIN)},
+    gradient_buckets=None,
     context_exchanges={"p2p": Setting(source=MESH)},
     cuda_graphs={"none": Setting(source=LAUNCH)},
     offloads={

@@ -23,7 +23,6 @@ from meshwright.planner.mapping.spread.least import EQUAL, LevelReach, SpreadSol
 from meshwright.planner.mapping.spread.swaps import with_short_pipelines
 from meshwright.planner.plan.digest import with_digest
 from meshwright.planner.plan.document import Mapping, Plan
-from meshwright.planner.plan.execution_document import execution_of
 from meshwright.planner.runs.predicted import layout_from_document
 from meshwright.planner.runs.prediction import planned_workload
 from meshwright.planner.solvers.clock import within
@@ -113,7 +112,7 @@ def workload_of(plan: Plan, cluster: ClusterSpec, gpus: int) -> Workload:
             f"the layout needs {gpus} GPUs, cluster {cluster.name!r} has {cluster.gpus} free"
         )
     inputs = plan.inputs.model_copy(update={"cluster": cluster, "gpus": gpus})
-    return planned_workload(inputs, execution_of(plan.execution))
+    return planned_workload(inputs, plan.execution)
 
 
 def hostname_solution(instance: Instance, objective: str) -> MappingSolution:

@@ -20,7 +20,6 @@ from meshwright.planner.plan.document import (
     Objective,
     Plan,
 )
-from meshwright.planner.plan.execution_document import execution_document
 from meshwright.planner.plan.idle import idle_document
 from meshwright.planner.plan.infeasible_document import Infeasible
 from meshwright.planner.plan.memory_risk import memory_risk_document
@@ -86,7 +85,7 @@ def plan_from_outcome(
             "status": outcome.status,
             "objective": objective,
             "layout": layout,
-            "execution": execution_document(execution),
+            "execution": execution,
             "predicted": predicted,
             "grades": grades(layout, predicted),
             "mapping": mapping_of_layout(workload, best),

@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import inf
 
+import numpy as np
+
+from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.layout import Layout
 from meshwright.frameworks.catalog import framework_named
-from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.execution_document import ExecutionChoice
+from meshwright.planner.plan.document import ExecutionChoice, Plan
+from meshwright.planner.plan.placement import plan_placement, workload_of_plan
 from meshwright.planner.request.executions import EXECUTION_PINS, PLAIN, SWITCH
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import layout_from_document
@@ -27,7 +30,7 @@ def with_choices(request: PlanRequest, plan: Plan, search: Search) -> Plan:
     """
     if plan.layout is None or plan.execution is None:
         return plan
-    choices = list(_choices(request, plan, search))
+    choices = [*_choices(request, plan, search), *_bucket_choice(plan)]
     choices.sort(key=lambda choice: -(choice.step_time_s_without or inf))
     return plan.model_copy(update={"choices": choices})
 
@@ -53,6 +56,24 @@ def _choices(request: PlanRequest, plan: Plan, search: Search) -> Iterator[Execu
             proven=outcome is not None and outcome.status in ("optimal", "infeasible"),
             installs=_installs(request.framework, name, str(value)),
         )
+
+
+def _bucket_choice(plan: Plan) -> Iterator[ExecutionChoice]:
+    """What buckets of the chosen size bring: the search itself was made with the framework's own."""
+    assert plan.layout is not None
+    assert plan.execution is not None
+    if plan.execution.bucket_mb is None:
+        return
+    layout = layout_from_document(plan.layout)
+    workload = replace(workload_of_plan(plan).on(int(layout.gpus)), bucket_mb=None)
+    stages, placement = plan_placement(workload, layout, plan)
+    estimate = estimate_layout(workload, layout, placement, stages)
+    yield ExecutionChoice(
+        choice="bucket_mb",
+        value=plan.execution.bucket_mb,
+        step_time_s_without=float(np.asarray(estimate.step_time_s)),
+        proven=plan.status == "optimal",
+    )
 
 
 def _installs(framework: str, choice: str, value: str) -> str:

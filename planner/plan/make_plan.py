@@ -16,6 +16,7 @@ from meshwright.planner.plan.digest import with_digest
 from meshwright.planner.plan.document import Expected, Plan
 from meshwright.planner.plan.expected import SCENARIOS, expectation, is_quick
 from meshwright.planner.plan.exported_model import export_model
+from meshwright.planner.plan.gradient_buckets import with_gradient_buckets
 from meshwright.planner.plan.infeasible import explain_infeasible
 from meshwright.planner.plan.nodes import decide_on_nodes
 from meshwright.planner.plan.robustness import with_robustness
@@ -133,11 +134,12 @@ def _over_posterior(request: PlanRequest, outcome: Outcome) -> tuple[Outcome, Ex
 
 
 def _searched(request: PlanRequest, progress: Callable[[str], None] | None) -> Outcome:
-    return search_executions(request, pricing_of, progress)
+    return with_gradient_buckets(request, search_executions(request, pricing_of, progress))
 
 
 def _searched_again(request: PlanRequest, likely: Layout) -> Outcome:
-    return search_executions(request, pricing_of, begin_with=likely)
+    outcome = search_executions(request, pricing_of, begin_with=likely)
+    return with_gradient_buckets(request, outcome)
 
 
 def _with_least_traffic(request: PlanRequest, outcome: Outcome) -> Outcome:

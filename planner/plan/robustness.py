@@ -24,7 +24,7 @@ from meshwright.costmodel.memory.footprint import hbm_gib_for, usable_hbm_gib
 from meshwright.planner.mapping.choice.cut_limit import pricing_of
 from meshwright.planner.plan.assemble import alternative
 from meshwright.planner.plan.document import Plan, Robustness, Scenario
-from meshwright.planner.plan.execution_document import execution_of
+from meshwright.planner.plan.gradient_buckets import with_gradient_buckets
 from meshwright.planner.plan.memory_risk import with_cost_of_safety
 from meshwright.planner.plan.placement import plan_placement
 from meshwright.planner.request.plan_request import PlanRequest
@@ -195,7 +195,7 @@ def step_as_it_stands_s(request: PlanRequest, plan: Plan, change: Change) -> flo
     """The step of the plan under a change, nothing in it moved; None where it no longer fits."""
     assert plan.layout is not None
     layout = layout_from_document(plan.layout)
-    workload = change.applied(request).workload(execution_of(plan.execution)).on(int(layout.gpus))
+    workload = change.applied(request).workload(plan.execution).on(int(layout.gpus))
     stages, placement = plan_placement(workload, layout, plan)
     if max(stage_memory_gib(workload, layout, stages)) > usable_hbm_gib(workload):
         return None
@@ -228,12 +228,13 @@ def _too_long(request: PlanRequest, plan: Plan) -> bool:
 
 def _searched_again(changed: PlanRequest, plan: Plan) -> Outcome:
     assert plan.layout is not None
-    return search_executions(
+    outcome = search_executions(
         replace(changed, time_limit_s=limit_left_s()),
         pricing_of,
         most_priced=PARAMS.most_priced,
         begin_with=_recompute_undecided(layout_from_document(plan.layout)),
     )
+    return with_gradient_buckets(changed, outcome)
 
 
 def _recompute_undecided(layout: Layout) -> Layout:

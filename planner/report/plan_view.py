@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from meshwright.costmodel.layout import AXES
 from meshwright.costmodel.memory.footprint import usable_hbm_gib
@@ -91,8 +92,9 @@ def execution_view(plan: Plan) -> View:
     """How the plan is run, and what each choice brings."""
     if plan.execution is None:
         return []
-    settings = plan.execution.model_dump()
-    words = [f"{name} {_setting(value)}" for name, value in settings.items()]
+    settings = asdict(plan.execution)
+    set_ones = {name: value for name, value in settings.items() if value is not None}
+    words = [f"{name} {_setting(value)}" for name, value in set_ones.items()]
     view: View = [line(), Facts([("execution", ", ".join(words))])]
     if not plan.choices:
         return view
@@ -116,9 +118,11 @@ def execution_view(plan: Plan) -> View:
     return [*view, Heading("What each choice brings"), Table(columns, rows)]
 
 
-def _setting(value: str | bool) -> str:
+def _setting(value: str | bool | float) -> str:
     """A setting as it is pinned."""
-    return ("off", "on")[value] if isinstance(value, bool) else value
+    if isinstance(value, bool):
+        return ("off", "on")[value]
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def binding_view(binding: Sequence[Binding]) -> View:

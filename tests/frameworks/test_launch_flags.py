@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from meshwright.costmodel.execution import Execution
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.catalog import FRAMEWORK_NAMES, RECORDS
 from meshwright.frameworks.record import Framework, FrameworkName
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.execution_document import ExecutionDoc
 from tests.frameworks.test_records import settings_of
 from tests.oracles.random_plans import random_plan
 
@@ -22,10 +22,10 @@ FROM_MAPPINGS = "--use-tp-pp-dp-mapping"
 
 
 EXECUTIONS = tuple(
-    ExecutionDoc(moe_dispatch=dispatch, dp_overlap=True, pp_overlap=True, **choices)
+    Execution(moe_dispatch=dispatch, dp_overlap=True, pp_overlap=True, **choices)
     for dispatch in ("alltoall", "deepep", "hybridep")
     for choices in (
-        {"tp_overlap": True},
+        {"tp_overlap": True, "bucket_mb": 400.0},
         {"ep_overlap": True},
         {"cuda_graph": "partial"},
         {"cuda_graph": "full"},
@@ -47,6 +47,8 @@ def some_plans(framework: FrameworkName) -> Iterator[Plan]:
         plan = drawn[0]
         if framework == "megatron":
             plan = plan.model_copy(update={"execution": EXECUTIONS[index % len(EXECUTIONS)]})
+        if framework == "deepspeed":
+            plan = plan.model_copy(update={"execution": Execution(bucket_mb=400.0)})
         yield plan
 
 

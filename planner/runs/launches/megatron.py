@@ -71,6 +71,9 @@ def from_megatron(line: CommandLine) -> LaunchRun:
         **_numerics(line),
         "overlap": _overlap(line),
     }
+    bucket = line.integer("--ddp-bucket-size", 0)
+    if bucket > 0:
+        settings["bucket_parameters"] = bucket
     if settings["seq_len"] < 1:
         raise InputError("is needed for the price of a step", where=f"{line.where}: --seq-length")
     if settings["precision"] == "fp8":
