@@ -56,7 +56,7 @@ def operation_word(text: str) -> str:
 @click.option(
     "--op",
     "operation",
-    type=ChoiceIn("costmodel.collectives.nccl", "OPERATIONS", operation_word),
+    type=ChoiceIn("costmodel.collectives.alpha_beta", "OPERATIONS", operation_word),
     required=True,
     help="Also as nccl-tests writes it: all_reduce, alltoall.",
 )
@@ -349,7 +349,7 @@ def memory(run: Path, why: bool, as_json: bool) -> None:
         for priced in price_runs(run)
     ]
     if as_json and len(documents) > 1:
-        print_json({"runs": documents})
+        answer({"runs": documents}, memory_view, "memory", as_json=True, why=why)
         return
     for document in documents:
         answer(document, memory_view, "memory", as_json=as_json, why=why)
