@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from meshwright.commands.options import calibration_option
 from meshwright.commands.parameters import ChoiceIn, NumberList
 from meshwright.commands.terminal import PATH, common, print_json, show
 
@@ -86,6 +87,7 @@ def operation_word(text: str) -> str:
 @click.option("--in-switch", is_flag=True, help="The link's switches reduce (NVLS, SHARP).")
 @click.option("--nccl", is_flag=True, help="All-to-all by NCCL, not DeepEP's kernels.")
 @click.option("--picture", type=PATH, metavar="FILE.svg", help="Draw the sweep.")
+@calibration_option
 @why_option
 @common
 def collective(
@@ -98,6 +100,7 @@ def collective(
     cluster: str | None,
     nccl: bool,
     picture: Path | None,
+    calibration: Path | None,
     why: bool,
     as_json: bool,
     **network: Any,
@@ -115,9 +118,15 @@ def collective(
         document = textbook_document(operation, sizes_bytes, ranks, _network(**network))
     else:
         from meshwright.planner.calculators.collective import collective_document
+        from meshwright.planner.request.calibration_file import read_calibration
 
         document = collective_document(
-            operation, sizes_bytes, ranks, cluster, deduplicated=not nccl
+            operation,
+            sizes_bytes,
+            ranks,
+            cluster,
+            deduplicated=not nccl,
+            calibration=read_calibration(calibration),
         )
     if picture is not None:
         from meshwright.documents.output_files import write_files

@@ -391,7 +391,8 @@ def _expert_output_options() -> Options:
         "form",
         type=ChoiceIn("planner.experts.files.writers", "PLACEMENT_FORMATS"),
         default="json",
-        help="Who reads the placement.",
+        help="Who reads the file: us (--from); SGLang (--init-expert-location); TensorRT-LLM (moe_config's "
+        "load_balancer); vLLM on Ascend (expert_map_path); Megatron checkpoints, permuted by it.",
     )
     yield option("-o", "--output", type=_PATH, metavar="FILE", help="The placement file.")
     yield option("--heat-map", type=_PATH, metavar="FILE", help="Picture of the GPU loads, SVG.")

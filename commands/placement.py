@@ -44,6 +44,10 @@ def experts_command(
     _write(plan, form, output, heat_map, force)
     warn("warning", plan.warnings)
     answer(plan.document, experts_view, "experts", as_json=as_json, why=why)
+    if output is not None and not as_json:
+        from meshwright.planner.experts.files.writers import READERS
+
+        click.echo(f"\n{output}, for {READERS[form].replace('FILE', str(output))}")
 
 
 def _check_output(output: Path | None, heat_map: Path | None, force: bool) -> None:

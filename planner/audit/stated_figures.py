@@ -16,7 +16,6 @@ from meshwright.planner.plan.idle import unused_nodes
 from meshwright.planner.plan.memory_risk import memory_risk_document
 from meshwright.planner.plan.robustness import changes, step_as_it_stands_s
 from meshwright.planner.plan.verify import faults
-from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import layout_document, layout_from_document
 
@@ -30,7 +29,7 @@ def stated_figure_faults(plan: Plan) -> Iterator[str]:
     The rules, sums and the price are those of `planner.plan.verify`; beyond them every figure that is
     printed is worked out again and compared.
     """
-    request = request_of_inputs(plan.inputs)
+    request = PlanRequest.of_inputs(plan.inputs)
     yield from faults(request, plan)
     yield from _objective_faults(plan)
     if plan.layout is None or plan.mapping is None or plan.predicted is None:
@@ -38,11 +37,6 @@ def stated_figure_faults(plan: Plan) -> Iterator[str]:
     yield from _figure_faults(request, plan)
     yield from _robustness_faults(request, plan)
     yield from _alternative_faults(plan)
-
-
-def request_of_inputs(inputs: PlanInputs) -> PlanRequest:
-    """The request that a plan's inputs were written from. Raises InputError where they contradict."""
-    return PlanRequest(**{name: getattr(inputs, name) for name in PlanInputs.model_fields})
 
 
 def _objective_faults(plan: Plan) -> Iterator[str]:
@@ -111,7 +105,7 @@ def _priced(plan: Plan) -> Priced:
         stages=tuple(tuple(rank) for rank in plan.layout.stages),
         step_time_s=plan.objective.step_time_s or 0.0,
         ranks=None if matrix or ranks is None else tuple(ranks),
-        execution=plan.execution or request_of_inputs(plan.inputs).plainest,
+        execution=plan.execution or PlanRequest.of_inputs(plan.inputs).plainest,
     )
 
 

@@ -16,7 +16,7 @@ from meshwright.planner.experts.balance.robust import cvar, drift_row, place_rob
 from meshwright.planner.experts.balance.rows import Solved, State, by_layer
 from meshwright.planner.experts.balance.solve import PlacementEffort
 from meshwright.planner.experts.case import PlacementCase, layer_numbers, read_case
-from meshwright.planner.experts.figures import change_from, gpu_share, layer_row
+from meshwright.planner.experts.figures import change_from, compared, gpu_share, layer_row
 from meshwright.planner.experts.files.inputs import read_routing
 from meshwright.planner.experts.files.writers import PlacementFile
 from meshwright.planner.experts.moves.placement import Moved, improve_from
@@ -94,6 +94,8 @@ def plan_experts(
         solved = moved.solved
     plan = _scored(case, solved)
     document = plan.document
+    ungrouped = _without_groups(case) if case.limits.groups > 1 else None
+    document["compared"] = compared(case, solved.slots, ungrouped)
     document["wall_s"] = time.monotonic() - start
     document["first_answer"] = first or None
     document["from"] = None
@@ -101,6 +103,19 @@ def plan_experts(
         document["from"] = change_from(case, case.current, document, moved)
     document["drift"] = drift(case, solved.slots) if request.score_windows else None
     return plan
+
+
+def _without_groups(case: PlacementCase) -> Slots:
+    """What a tenth of the work finds where groups may be torn apart."""
+    request = case.request
+    effort = PlacementEffort(
+        gap=request.gap,
+        time_limit_s=0.1 * request.time_limit_s,
+        exact=False,
+        workers=request.workers,
+    )
+    limits = replace(case.limits, groups=1)
+    return place_layers(case.routing.loads, case.ground.shape, limits, effort).slots
 
 
 def _moved(case: PlacementCase, max_moves: int) -> Moved:

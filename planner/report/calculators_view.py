@@ -50,6 +50,8 @@ def collective_view(document: Document) -> View:
     ]
     if "bus_gb_per_s" in document:
         facts.append(("bus bandwidth", f"{document['bus_gb_per_s']:.1f} GB/s"))
+    if document.get("step_seconds"):
+        facts.append(("in a training step, by a ring", seconds(document["step_seconds"])))
     if document.get("hierarchical_s"):
         facts.append(("by hierarchy, three calls", seconds(document["hierarchical_s"])))
     links = _levels(document["levels"]) if "levels" in document else _own_link(document)

@@ -92,7 +92,7 @@ def _planned(
             changes[name] = options.pop(name)
     gpus = options.pop("gpus", None)
     try:
-        spec = _changed(read_cluster(options.pop("cluster", cluster), gpus), changes)
+        spec = changed_cluster(read_cluster(options.pop("cluster", cluster), gpus), changes)
         request = read_request(model=model, cluster=spec, gpus=gpus, **options)
         plan = make_plan(request, robustness=False, choices=False)
     except MeshwrightError as error:
@@ -103,8 +103,8 @@ def _planned(
     return {**names, **asked, **plan_figures(plan)}, plan
 
 
-def _changed(cluster: ClusterSpec, changes: Mapping[str, float]) -> ClusterSpec:
-    """A cluster with other HBM or another network."""
+def changed_cluster(cluster: ClusterSpec, changes: Mapping[str, float]) -> ClusterSpec:
+    """A cluster with other HBM (`hbm_gib`) or another network (`nic_gbps`, of a GPU)."""
     if "hbm_gib" in changes:
         device = cluster.device.model_copy(update={"hbm_gib": changes["hbm_gib"]})
         cluster = cluster.model_copy(update={"device": device})
