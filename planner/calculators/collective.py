@@ -11,8 +11,8 @@ import numpy as np
 from meshwright.cluster_specs.fabric import fabric_levels
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.collectives.alpha_beta import OPERATIONS
 from meshwright.costmodel.collectives.nccl import (
-    OPERATIONS,
     IsolatedFabric,
     collective_time,
     isolated_fabric,
@@ -39,7 +39,7 @@ def collective_document(
     Parameters
     ----------
     operation
-        One of `costmodel.collectives.nccl.OPERATIONS`, such as `all-reduce`.
+        One of `costmodel.collectives.alpha_beta.OPERATIONS`, such as `all-reduce`.
     sizes_bytes
         Full buffers as nccl-tests counts them, each above 0; the first is shown in full.
     ranks
