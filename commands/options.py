@@ -80,7 +80,7 @@ def plan_options(command: Command) -> Command:
             click.option(
                 "--top", type=int, default=1, metavar="K", help="Report the best K layouts, proven."
             ),
-            _time_limit("Seconds for the search."),
+            _time_limit("Seconds; what is best by then is the plan."),
             _seed(),
             click.option(
                 "--baseline",
@@ -185,7 +185,7 @@ def fleet_options(command: Command) -> Command:
                 "--busy", multiple=True, metavar="NODE,...", help="Nodes that are in use already."
             ),
             _workers(),
-            _time_limit("Seconds for each proof."),
+            _time_limit("Seconds in all; sizes not planned by then are left out."),
             _seed(),
             *_cache_options(),
             click.option(
@@ -376,7 +376,7 @@ def _expert_options() -> Options:
         type=float,
         default=30.0,
         metavar="S",
-        help="Work of about so many seconds on 2 cores.",
+        help="Seconds, at most; work is shared out for 2 cores.",
     )
     yield _default(
         "--workers", type=int, default=2, metavar="N", help="Processes, by rows of layers."

@@ -280,7 +280,29 @@ def data_parallel_elements(parameters: Floats, zero_stage: Ints) -> Floats:
     return elements
 
 
-def adam_state_bytes(parameters: Floats, zero_stage: Ints, shards: Ints) -> Floats:
+def hybrid_sharded_elements(parameters: Floats, shard_group: Ints) -> tuple[Floats, Floats]:
+    """Elements a rank moves in a step of hybrid sharding: 3 N in its group, 2 N / shards between groups.
+
+    Parameters
+    ----------
+    parameters : float or array
+        N, of one rank before sharding.
+    shard_group : int or array
+        Ranks over which weights are sharded, at least 1; the groups replicate each other.
+
+    Returns
+    -------
+    tuple of two floats or arrays
+        Elements inside the group (two gathers and a scatter) and between groups, where each rank's shard is
+        all-reduced (Zhao et al. 2023, PyTorch FSDP, arXiv 2304.11277, section 3.2.2).
+    """
+    size = np.asarray(parameters)
+    return 3.0 * size, 2.0 * size / np.asarray(shard_group)
+
+
+def adam_state_bytes(
+    parameters: Floats, zero_stage: Ints, shards: Ints, gradient_bytes: float = 2.0
+) -> Floats:
     """Weights, gradients and optimizer states of mixed-precision Adam on a rank: 2 N + 2 N + 12 N bytes.
 
     Stage 1 divides the 12 N by the ranks, stage 2 the gradients too, stage 3 the weights as well.
@@ -293,6 +315,8 @@ def adam_state_bytes(parameters: Floats, zero_stage: Ints, shards: Ints) -> Floa
         0 to 3.
     shards : int or array
         Data-parallel ranks, at least 1.
+    gradient_bytes : float
+        Of a gradient as it is added up: 2, or 4.
 
     Returns
     -------
@@ -301,7 +325,7 @@ def adam_state_bytes(parameters: Floats, zero_stage: Ints, shards: Ints) -> Floa
     """
     stage, share = np.asarray(zero_stage), 1.0 / np.asarray(shards)
     optimizer = 12.0 * np.where(stage >= 1, share, 1.0)
-    gradients = 2.0 * np.where(stage >= 2, share, 1.0)
+    gradients = gradient_bytes * np.where(stage >= 2, share, 1.0)
     weights = 2.0 * np.where(stage >= 3, share, 1.0)
     held: Floats = np.asarray(parameters) * (weights + gradients + optimizer)
     return held

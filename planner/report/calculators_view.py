@@ -50,6 +50,8 @@ def collective_view(document: Document) -> View:
     ]
     if "bus_gb_per_s" in document:
         facts.append(("bus bandwidth", f"{document['bus_gb_per_s']:.1f} GB/s"))
+    if document.get("step_seconds"):
+        facts.append(("in a training step, by a ring", seconds(document["step_seconds"])))
     if document.get("hierarchical_s"):
         facts.append(("by hierarchy, three calls", seconds(document["hierarchical_s"])))
     links = _levels(document["levels"]) if "levels" in document else _own_link(document)
@@ -132,7 +134,39 @@ def roofline_view(document: Document) -> View:
     """A matrix product under the roof of its device, and data parallelism under those of the network."""
     product = [_product(document)] if "m" in document else []
     network = _network_view(document["network"]) if "network" in document else []
-    return [*product, *network]
+    planned = _roofs_of_plan(document["plan"]) if "plan" in document else []
+    return [*planned, *product, *network]
+
+
+def _roofs_of_plan(plan: Document) -> View:
+    """The products of a plan under its device's roof, and its gradients under those of the network."""
+    ridge = f"{plan['memory_ridge_flop_per_byte']:,.0f} FLOP/byte"
+    peak = f"{plan['peak_tflops']:,.1f} TFLOP/s of {plan['precision']}"
+    columns = [
+        Column("product of a micro-batch"),
+        Column("FLOP/byte", COUNT),
+        Column("bound by"),
+        Column("attainable", COUNT, unit="TFLOP/s"),
+        Column("in a step", COUNT, unit="TFLOP/s"),
+    ]
+    rows = [
+        [
+            row["what"],
+            row["flop_per_byte"],
+            row["bound"],
+            row["attainable_tflops"],
+            row["attained"]["tflops"],
+        ]
+        for row in plan["products"]
+    ]
+    facts = [
+        ("device", plan["device"]),
+        ("peak", peak),
+        ("ridge of memory", ridge),
+        ("batch of a rank", f"{plan['batch_of_a_rank']:g} sequences a step"),
+    ]
+    network = plan["network"]
+    return [Facts(facts), Table(columns, rows), *(_network_view(network) if network else [])]
 
 
 def _product(document: Document) -> Facts:
@@ -253,9 +287,23 @@ def _overlap_by_axis(plan: Document) -> View:
         "exposed_s": Column("exposed", SECONDS),
         "hidden_share": Column("hidden", PERCENT),
     }
-    rows = [[axis, *(row[name] for name in columns)] for axis, row in plan["axes"].items()]
-    compute = Facts([("compute of a step", seconds(plan["compute_s"]))])
-    return [compute, Table([Column("axis"), *columns.values()], rows)]
+    table = [[axis, *(row[name] for name in columns)] for axis, row in plan["axes"].items()]
+    facts = [("compute of a step", seconds(plan["compute_s"]))]
+    buckets = plan["gradient_buckets"]
+    if buckets is not None:
+        size = f"{buckets['count']} of {buckets['bucket_mb']:,.0f} MB"
+        facts.append(("gradient buckets", f"{size}, {buckets['chosen_by']}"))
+    bars = [
+        [f"{axis} {words}", row[name], row[name] / longest_s]
+        for longest_s in [max(row["communication_s"] for row in plan["axes"].values())]
+        for axis, row in plan["axes"].items()
+        for words, name in (("all", "communication_s"), ("exposed", "exposed_s"))
+    ]
+    return [
+        Facts(facts),
+        Table([Column("axis"), *columns.values()], table),
+        Table([Column("time of links"), Column("", SECONDS), Column("", BAR)], bars),
+    ]
 
 
 def _chunks(chunks: Document) -> View:
@@ -297,6 +345,10 @@ def volumes_view(document: Document) -> View:
         rows = [[stage, size, sent[stage]] for stage, size in document["states_bytes"].items()]
         columns = [Column("stage"), Column("states", BYTES), Column("sent a step", BYTES)]
         view.append(Table(columns, rows))
+    if "hybrid_sharded" in document:
+        hybrid = document["hybrid_sharded"]
+        inside, between = (gigabytes(hybrid[f"{where}_bytes"]) for where in ("inside", "between"))
+        view.append(Facts([("hybrid", f"{inside} inside a shard group, {between} between groups")]))
     facts = []
     if "activation_bytes" in document:
         facts.append(("activations", gigabytes(document["activation_bytes"])))
