@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from pydantic import BaseModel
 
 from meshwright.cli import main
 from meshwright.planner.runs.run_schema import MeasuredDoc, OverlapDoc, RunDoc, SettingsDoc
 from tests.places import ROOT
 
 TEXT = (ROOT / "docs" / "run_files.md").read_text(encoding="utf-8")
-SECTIONS = {"A run": RunDoc, "Settings": SettingsDoc, "Measured": MeasuredDoc}
+SECTIONS: dict[str, type[BaseModel]] = {"A run": RunDoc, "Settings": SettingsDoc, "Measured": MeasuredDoc}
 
 
 def rows(title: str) -> dict[str, str]:
