@@ -14,7 +14,11 @@ from meshwright.planner.runs.run_schema import MeasuredDoc, OverlapDoc, RunDoc, 
 from tests.places import ROOT
 
 TEXT = (ROOT / "docs" / "run_files.md").read_text(encoding="utf-8")
-SECTIONS: dict[str, type[BaseModel]] = {"A run": RunDoc, "Settings": SettingsDoc, "Measured": MeasuredDoc}
+SECTIONS: dict[str, type[BaseModel]] = {
+    "A run": RunDoc,
+    "Settings": SettingsDoc,
+    "Measured": MeasuredDoc,
+}
 
 
 def rows(title: str) -> dict[str, str]:
