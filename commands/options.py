@@ -77,7 +77,7 @@ def _search_options() -> Options:
         help="exhaustive prices every layout.",
     )
     yield _value("--top", int, "K", "Report the best K layouts, proven.", default=1)
-    yield _time_limit("Seconds for the search.")
+    yield _time_limit("Seconds; what is best by then is the plan.")
     yield _seed()
     yield _value(
         "--baseline",
@@ -168,7 +168,7 @@ def fleet_options(command: Command) -> Command:
             "--busy", multiple=True, metavar="NODE,...", help="Nodes that are in use already."
         ),
         _workers(),
-        _time_limit("Seconds for each proof."),
+        _time_limit("Seconds in all; sizes not planned by then are left out."),
         _seed(),
         *_cache_options(),
         _value("-o --output", _PATH, "DIR", "Folder for the answer, pictures and plans."),
@@ -303,7 +303,7 @@ def _effort_options() -> Options:
         type=float,
         default=30.0,
         metavar="S",
-        help="Work of about so many seconds on 2 cores.",
+        help="Seconds, at most; work is shared out for 2 cores.",
     )
     yield _default(
         "--workers", type=int, default=2, metavar="N", help="Processes, by rows of layers."
