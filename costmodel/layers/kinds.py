@@ -43,7 +43,7 @@ class KindTime:
         index : array of int, shape [k]
             Positions, 0 to size - 1.
         size : int
-            Layouts that the times are of.
+            Layouts that the times are of, at least 1.
 
         Returns
         -------
@@ -80,7 +80,7 @@ class KindTimes:
         index : array of int, shape [k]
             Positions, 0 to size - 1.
         size : int
-            Layouts that the times are of.
+            Layouts that the times are of, at least 1.
 
         Returns
         -------
@@ -98,6 +98,8 @@ class KindTimes:
 
 def kind_times(c: Context) -> KindTimes:
     """Prices every kind of layer of the model.
+
+    docs/cost_model.md, "One layer", has the source.
 
     Parameters
     ----------

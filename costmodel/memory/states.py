@@ -38,6 +38,8 @@ _MOMENTS = {"adam": 2, "sgd": 1, "muon": 1}
 def layer_parameters_on_gpu(model: ModelSpec, layout: Layout) -> tuple[Floats, Floats, Floats]:
     """Parameters of one layer on one GPU, before data-parallel sharding.
 
+    docs/cost_model.md, "Memory", has the sources.
+
     Parameters
     ----------
     model : ModelSpec
@@ -110,6 +112,8 @@ def rank_parameters(
 
 def v_shaped(layout: Layout) -> bool:
     """Whether the chunks of a layout, or of some of many, run down the ranks and up again.
+
+    docs/cost_model.md, "Pipeline schedules", has the sources.
 
     Parameters
     ----------
@@ -225,6 +229,8 @@ def _narrow_weight_bytes(workload: Workload) -> float:
 def state_bytes_per_parameter(workload: Workload, layout: Layout, shards: Ints) -> Floats:
     """Weights, gradients and optimizer states of one parameter on one GPU, together.
 
+    docs/cost_model.md, "Memory", has the sources.
+
     Parameters
     ----------
     workload : Workload
@@ -246,6 +252,8 @@ def state_bytes_per_parameter(workload: Workload, layout: Layout, shards: Ints) 
 
 def table_parameters(model: ModelSpec, layout: Layout) -> Floats:
     """Parameters of one token table or head on one GPU.
+
+    docs/cost_model.md, "Memory", has the sources.
 
     Parameters
     ----------
