@@ -60,6 +60,18 @@ def test_a_recipe_is_priced_without_further_words(tmp_path: Path) -> None:
     assert json.loads(again.stdout)["predicted"]["step_time_s"] == pytest.approx(first)
 
 
+@pytest.mark.slow
+def test_a_recipe_is_a_baseline(tmp_path: Path) -> None:
+    asked = ["plan", "llama-3-8b", "--cluster", "dgx-h100", "--gpus", "8", "--global-batch", "128"]
+    asked += ["--seq-len", "8192", "--pin", "tp=1,pp=1,micro_batch=1,recompute=none", "--json"]
+    recipe = "llama3_8b_pretrain_8gpu_h100_bf16_config"
+    done = CliRunner().invoke(main, [*asked, "--baseline", recipe])
+    assert done.exit_code == 0, done.output
+    baseline = json.loads(done.stdout)["baseline"]
+    assert baseline["layout"]["cp"] == recipe_run(recipe).settings["cp"]
+    assert "launch --target bridge" in baseline["diff"]["note"]
+
+
 def test_an_unknown_name_has_its_nearest() -> None:
     with pytest.raises(InputError, match=LLAMA):
         read_launch(Path(LLAMA.replace("h100", "h10")))
