@@ -17,7 +17,7 @@ MEGATRON_LM = Stack(
 )
 
 PYTORCH = Stack(name="pytorch", written=r"pytorch 3d\b", bound=False)
-"""A training loop of its own over eager PyTorch, with Megatron's axes: InternEvo, nanotron, scaling, ..."""
+"""A training loop of its own over eager PyTorch, with Megatron's axes, where no stack of its own is known."""
 
 
 def _module(name: str, since: str, *, planned: bool = True) -> Setting:
@@ -82,6 +82,7 @@ MEGATRON = Framework(
         MEGATRON_LM,
         Stack(name="aa-scaling", written=r"aa-scaling\b", bound=False),
         Stack(name="internevo", written=r"internevo\b", bound=False),
+        Stack(name="nanotron", written=r"nanotron\b", bound=False),
         PYTORCH,
     ),
     measured_as=("megatron-lm", "megatron-bridge", "nemo"),

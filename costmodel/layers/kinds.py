@@ -52,7 +52,7 @@ class KindTime:
         index : array of int, shape [k]
             Positions, 0 to size - 1.
         size : int
-            Layouts that the times are of.
+            Layouts that the times are of, at least 1.
 
         Returns
         -------
@@ -89,7 +89,7 @@ class KindTimes:
         index : array of int, shape [k]
             Positions, 0 to size - 1.
         size : int
-            Layouts that the times are of.
+            Layouts that the times are of, at least 1.
 
         Returns
         -------
@@ -109,6 +109,7 @@ def kind_times(c: Context) -> KindTimes:
     """Prices every kind of layer of the model.
 
     Layers that differ in their attention alone, by a window or by linear attention, have their mean time.
+    docs/cost_model.md, "One layer", has the source.
 
     Parameters
     ----------

@@ -49,7 +49,7 @@ def scaled(parts: Parts, factor: Floats) -> Parts:
     parts : dict of str to float or array
         Seconds by part.
     factor : float or array
-        A number without unit.
+        A number without unit, at least 0.
 
     Returns
     -------

@@ -177,7 +177,8 @@ def _kept_besides(workload: Workload, layout: Layout, *, experts: bool) -> Float
     Rotary embeddings and a gate each run on their own: queries and keys from before and after the first, and
     what the activation function returns (nanotron, models/llama.py, GLUActivation). Sequence parallelism that
     does not gather again for the backward pass keeps the gathered inputs of both column-parallel products
-    (nanotron, parallel/tensor_parallel/functional.py, tp_recompute_allgather).
+    (nanotron, parallel/tensor_parallel/functional.py, tp_recompute_allgather; huggingface/nanotron pull
+    request 208: 69 GB instead of 61).
     """
     model, tp, profile = workload.model, np.asarray(layout.tp), memory_profile(workload.framework)
     kept: Floats = 0.0
@@ -189,7 +190,7 @@ def _kept_besides(workload: Workload, layout: Layout, *, experts: bool) -> Float
             kept = kept + 2.0 * _EAGER_NORM_BYTES * model.hidden / sequence_shards(layout)
         if model.gated and not experts:
             kept = kept + 2.0 * model.ffn_hidden / tp
-    if profile.keeps_gathered_inputs:
+    if workload.keeps_gathered_inputs:
         rest = 1.0 - 1.0 / sequence_shards(layout)
         kept = kept + 2.0 * 2.0 * model.hidden * rest
     return kept

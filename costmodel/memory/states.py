@@ -41,6 +41,7 @@ def layer_parameters_on_gpu(model: ModelSpec, layout: Layout) -> tuple[Floats, F
     """Parameters of one layer on one GPU, before data-parallel sharding.
 
     Where layers differ in their attention it is their mean.
+    docs/cost_model.md, "Memory", has the sources.
 
     Parameters
     ----------
@@ -120,6 +121,8 @@ def rank_parameters(
 
 def v_shaped(layout: Layout) -> bool:
     """Whether the chunks of a layout, or of some of many, run down the ranks and up again.
+
+    docs/cost_model.md, "Pipeline schedules", has the sources.
 
     Parameters
     ----------
@@ -235,6 +238,8 @@ def _narrow_weight_bytes(workload: Workload) -> float:
 def state_bytes_per_parameter(workload: Workload, layout: Layout, shards: Ints) -> Floats:
     """Weights, gradients and optimizer states of one parameter on one GPU, together.
 
+    docs/cost_model.md, "Memory", has the sources.
+
     Parameters
     ----------
     workload : Workload
@@ -256,6 +261,8 @@ def state_bytes_per_parameter(workload: Workload, layout: Layout, shards: Ints) 
 
 def table_parameters(model: ModelSpec, layout: Layout) -> Floats:
     """Parameters of one token table or head on one GPU.
+
+    docs/cost_model.md, "Memory", has the sources.
 
     Parameters
     ----------

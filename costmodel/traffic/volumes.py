@@ -36,6 +36,8 @@ class RankWork:
 def mean_rank_work(c: Context, stages: Stages) -> RankWork:
     """Layers that the mean pipeline rank runs in a step.
 
+    docs/cost_model.md, "The step", has the sources.
+
     Parameters
     ----------
     c : Context
@@ -98,6 +100,8 @@ def _tensor_blocks(c: Context, work: RankWork) -> tuple[float, float]:
 def expert_passes(work: RankWork) -> float:
     """Transfers of routed tokens in a step: dispatch and combine, forward, backward and recomputed.
 
+    docs/cost_model.md, "Collectives", has the sources.
+
     Parameters
     ----------
     work : RankWork
@@ -112,6 +116,8 @@ def expert_passes(work: RankWork) -> float:
 
 def routed_bytes(c: Context, work: RankWork) -> float:
     """What a rank sends in one transfer to the experts, one copy of each token.
+
+    docs/cost_model.md, "Collectives", has the sources.
 
     Parameters
     ----------
@@ -164,6 +170,8 @@ def context_volume(c: Context, work: RankWork) -> float:
 def gradient_element_bytes(c: Context) -> float:
     """Bytes that pass round the data-parallel ring in a step for each parameter.
 
+    docs/cost_model.md, "The step", has the sources.
+
     Parameters
     ----------
     c : Context
@@ -185,6 +193,8 @@ def gradient_element_bytes(c: Context) -> float:
 
 def operations_of_a_step(c: Context, work: RankWork) -> dict[str, float]:
     """Operations that the mean rank starts in a step, by axis.
+
+    docs/cost_model.md, "The step", has the sources.
 
     Parameters
     ----------

@@ -200,6 +200,8 @@ def _run(
         fused_norm=recipe_switch(settings.recipe, "fused_rmsnorm"),
         fp8_parameters=_fp8_parameters(settings),
         fused_loss=settings.fused_loss,
+        keeps_gathered_inputs=settings.keeps_gathered_inputs
+        or recipe_switch(settings.recipe, "tp_recompute_allgather") is False,
         flushes=settings.flushes,
         calibration=calibration,
     )

@@ -49,7 +49,7 @@ UNKNOWN_TO_BRIDGE = (
 )
 """Families of which Megatron-Bridge 0.6.2 says that it does not support them."""
 NOT_LOCAL = {"deepseek-v2-lite", "gemma-2-2b", "gemma-3-1b", "gemma-3-4b", "qwen3-next-80b-a3b"}
-"""Latent attention without a query latent, and layers of Bridge's own: Transformer Engine alone builds them."""
+"""Latent attention without a query latent, and layers of Bridge's own: they need Transformer Engine."""
 
 
 def built_count(answer: dict[str, Any]) -> int:
