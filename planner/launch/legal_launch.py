@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from meshwright.constraints.memory import HbmCapacity
-from meshwright.constraints.registry import rules_for
+from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.workload import Workload
@@ -87,11 +87,4 @@ def _broken_rules(workload: Workload, layout: LayoutDoc) -> list[str]:
         memory_gib=(),
         spans={},
     )
-    broken = []
-    for rule in rules_for(workload):
-        if isinstance(rule, HbmCapacity):
-            continue
-        finding = rule.check(finished)
-        if finding is not None:
-            broken.append(rule.explain(finding))
-    return broken
+    return [finding.line for finding in findings(finished) if finding.rule != HbmCapacity.name]
