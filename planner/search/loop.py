@@ -233,7 +233,7 @@ class LayoutSearch:
                     self._remaining_s()
                     if beside.bound_s < self._cutoff_s:
                         self._price(beside)
-            elif self._pool.least_s() >= self._cutoff_s or not len(self._pool):
+            elif self.chooser.is_settled and self._pool.least_s() >= self._cutoff_s:
                 return
             if self._cutoff_s == before_s:
                 together = min(2 * together, self._params.largest_batch)
