@@ -130,41 +130,45 @@ class KernelChooser(Chooser):
         promising = [each for each in self.opened if each.bound_s < cutoff_s]
         if promising and self._unsolved >= self._params.most_unsolved:
             return promising[0]
-        beaten = best[: wanted - 1]
         self._take_in(cutoff_s)
-        rows = self._in_model(cutoff_s, beaten)
-        if not rows:
+        rows = self._in_model(cutoff_s, best[: wanted - 1])
+        choice = self._solved([each for _, each in rows], cutoff_s, time_limit_s)
+        chosen = choice.combination
+        if chosen is not None and chosen.is_open:
+            return self._plainest(chosen)
+        if choice.status in ("optimal", "infeasible"):
+            if chosen is not None:
+                _check(choice)
             self._settle(rows, cutoff_s)
-            return None
+        elif promising:
+            return promising[0]
+        else:
+            self._settle([], cutoff_s)
+        return None
+
+    def _solved(
+        self, combinations: Sequence[Combination], cutoff_s: float, time_limit_s: float | None
+    ) -> KernelChoice:
+        """The answer of a model of some combinations; without any, nothing is feasible."""
+        if not combinations:
+            return KernelChoice(status="infeasible", bound_s=inf)
         model = self._branches[0].pricing.workload.model
         self.last = KernelModel(
             layers=model.layers,
             leading=model.dense_layers if model.moe_layers else 0,
-            combinations=[each for _, each in rows],
+            combinations=combinations,
             cutoff_s=cutoff_s,
             routing=self._routing,
         )
-        self._certificate.rounds += 1
-        self._certificate.model = self.last.model
-        self._certificate.combinations = len(rows)
-        self._certificate.kernels = len({each.kernel for _, each in rows})
         choice = self.last.solve(self._seed, time_limit_s, self._params)
-        self._certificate.model_bound_s = None if choice.bound_s == inf else choice.bound_s
         self._unsolved += choice.status in ("unknown", "feasible")
-        if choice.status == "infeasible":
-            self._settle(rows, cutoff_s)
-            return None
-        chosen = choice.combination
-        if chosen is not None and chosen.is_open:
-            return self._plainest(chosen)
-        if choice.status == "optimal":
-            _check(choice)
-            self._settle(rows, cutoff_s)
-            return None
-        if promising:
-            return promising[0]
-        self._settle([], cutoff_s)
-        return None
+        certificate = self._certificate
+        certificate.rounds += 1
+        certificate.model = self.last.model
+        certificate.combinations = len(combinations)
+        certificate.kernels = len({each.kernel for each in combinations})
+        certificate.model_bound_s = None if choice.bound_s == inf else choice.bound_s
+        return choice
 
     def _in_model(
         self, cutoff_s: float, beaten: Sequence[Priced]

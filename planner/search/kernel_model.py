@@ -18,6 +18,7 @@ priced exactly has its price as bound, and the split that goes with it.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -326,12 +327,15 @@ class KernelModel:
         from ortools.sat.python import cp_model
 
         solver = repeatable_solver(seed, work=params.work)
-        if time_limit_s is not None:
-            solver.parameters.max_time_in_seconds = max(time_limit_s, 0.01)
+        deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
         solver.parameters.max_number_of_conflicts = params.most_conflicts
-        # Of either level some models crawl that the other solves at once.
-        for level in (1, 2):
+        # Other searches crawl on some models, from one solution to the next or from bound to bound.
+        quick_restarts = cp_model.PORTFOLIO_WITH_QUICK_RESTART_SEARCH
+        for branching, level in ((quick_restarts, 1), (cp_model.AUTOMATIC_SEARCH, 2)):
+            solver.parameters.search_branching = branching
             solver.parameters.linearization_level = level
+            if deadline is not None:
+                solver.parameters.max_time_in_seconds = max(deadline - time.monotonic(), 0.01)
             status = solver.solve(self.model)
             if status in (cp_model.OPTIMAL, cp_model.INFEASIBLE):
                 break
