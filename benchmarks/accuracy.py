@@ -210,7 +210,13 @@ def _regret_words(found: Scores) -> str:
         [row for row in found.rows if row.run is not None and row.run.suspect is None]
     )
     regrets = [group.regret_pct for group in groups]
-    return f"{len(regrets)} groups, mean {np.mean(regrets):.2f} %, worst {max(regrets):.2f} %"
+    least = [group.least_pct for group in groups]
+    worst = max(groups, key=lambda group: group.regret_pct)
+    return (
+        f"{len(regrets)} groups, mean {np.mean(regrets):.2f} %, worst {max(regrets):.2f} % "
+        f"({worst.model} on {worst.gpus} GPUs). With the best order of these predictions: mean {np.mean(least):.2f} %, "
+        f"worst {max(least):.2f} %"
+    )
 
 
 REFITS = {

@@ -1,7 +1,6 @@
 """Expert placement against the greedy balancer on the cases of its baseline file: `LOADS_FOLDER [SECONDS]`.
 
-The folder holds eplb_baseline.json and the npz files it names. The greedy is written from its description (sort by
-load, least loaded GPU with room; hottest replica first), without a ban on duplicates, to compare layer by layer.
+The folder holds eplb_baseline.json and the npz files it names.
 """
 
 from __future__ import annotations
@@ -14,47 +13,20 @@ from pathlib import Path
 
 import numpy as np
 
-from meshwright.planner.experts.balance.packing import greedy_counts
+from meshwright.planner.experts.balance.greedy import greedy_placement
+from meshwright.planner.experts.balance.packing import has_duplicates
 from meshwright.planner.experts.balance.place import place_layers
 from meshwright.planner.experts.balance.rows import State
 from meshwright.planner.experts.balance.solve import PlacementEffort
+from meshwright.planner.experts.figures import gpu_share
 from meshwright.planner.experts.problem import Loads, PlacementLimits, SlotShape
 
 
-def least_loaded(weights: Loads, bins: int) -> list[list[int]]:
-    """Items to bins of one size: falling weights, each to the lightest bin with room."""
-    held: list[list[int]] = [[] for _ in range(bins)]
-    load = np.zeros(bins)
-    for item in np.argsort(-weights, kind="stable"):
-        room = [b for b in range(bins) if len(held[b]) < len(weights) // bins]
-        target = min(room, key=lambda b: load[b])
-        held[target].append(int(item))
-        load[target] += weights[item]
-    return held
-
-
-def greedy_placement(load: Loads, shape: SlotShape, groups: int) -> tuple[float, bool]:
-    """Largest over mean GPU load of one layer under the greedy, and whether a GPU holds an expert twice.
-
-    Hierarchical if there are groups: whole groups to nodes, replicas within a node.
-    """
-    nodes = shape.nodes if groups > 1 else 1
-    size = len(load) // groups
-    parts = (
-        least_loaded(load.reshape(groups, -1).sum(axis=1), nodes)
-        if nodes > 1
-        else [list(range(groups))]
-    )
-    worst, twice = 0.0, False
-    for part in parts:
-        own = np.concatenate([load[g * size : (g + 1) * size] for g in part])
-        counts = greedy_counts(own[None], shape.slots // nodes, shape.slots)[0]
-        expert = np.repeat(np.arange(len(own)), counts)
-        replicas = (own / counts)[expert]
-        for gpu in least_loaded(replicas, shape.gpus // nodes):
-            worst = max(worst, float(replicas[gpu].sum()))
-            twice = twice or len(set(expert[gpu].tolist())) < len(gpu)
-    return worst * shape.gpus / float(load.sum()), twice
+def greedy_balance(load: Loads, shape: SlotShape, groups: int) -> tuple[float, bool]:
+    """Largest over mean GPU load of one layer under the greedy, and whether a GPU holds an expert twice."""
+    slots = greedy_placement(load, shape, groups)[None]
+    balance = gpu_share(load[None, None], slots).max()
+    return float(balance), bool(has_duplicates(slots).any())
 
 
 def _clock(marks: list[float]) -> Callable[[State], None]:
@@ -73,7 +45,7 @@ def main() -> None:
         load = data["load"].astype(float)
         shape = SlotShape(slots=case["replicas"], gpus=case["gpus"], nodes=case["nodes"])
         groups = int(data["num_groups"]) if case["policy"] == "hierarchical" else 1
-        greedy = [greedy_placement(row, shape, groups) for row in load]
+        greedy = [greedy_balance(row, shape, groups) for row in load]
         value = np.array([v for v, _ in greedy])
         twice = np.array([t for _, t in greedy])
         first: list[float] = []

@@ -56,6 +56,12 @@ cluster, sequence and batch, ties counted by their mean. Means over few draws sc
 |---|---|---|---|---|---|---|---|
 """
 
+
+def _paddle_on_80_gb(run: Run) -> bool:
+    device = run.workload.cluster.device.name
+    return "Paddle" in run.framework_words and device == "a100-sxm-80gb"
+
+
 ALEPH = ("aleph_alpha_layouts",)
 SWEEPS = (
     Sweep("Aleph Alpha 13B, flash 2", ALEPH, lambda run: "attn-flash2" in run.tags),
@@ -63,6 +69,7 @@ SWEEPS = (
     Sweep("Aleph Alpha 13B, ran or not", (*ALEPH, "aleph_alpha_oom")),
     Sweep("InternEvo 7B", ("internevo_7b_a100",)),
     Sweep("nanotron, memory", ("nanotron_ultrascale_sample",)),
+    Sweep("FlagPerf Paddle, memory", ("flagperf",), _paddle_on_80_gb),
 )
 
 

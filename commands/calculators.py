@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from meshwright.commands.options import calibration_option
 from meshwright.commands.parameters import ChoiceIn, NumberList
 from meshwright.commands.terminal import PATH, common, print_json, show
 
@@ -56,7 +57,7 @@ def operation_word(text: str) -> str:
 @click.option(
     "--op",
     "operation",
-    type=ChoiceIn("costmodel.collectives.nccl", "OPERATIONS", operation_word),
+    type=ChoiceIn("costmodel.collectives.alpha_beta", "OPERATIONS", operation_word),
     required=True,
     help="Also as nccl-tests writes it: all_reduce, alltoall.",
 )
@@ -86,6 +87,7 @@ def operation_word(text: str) -> str:
 @click.option("--in-switch", is_flag=True, help="The link's switches reduce (NVLS, SHARP).")
 @click.option("--nccl", is_flag=True, help="All-to-all by NCCL, not DeepEP's kernels.")
 @click.option("--picture", type=PATH, metavar="FILE.svg", help="Draw the sweep.")
+@calibration_option
 @why_option
 @common
 def collective(
@@ -98,6 +100,7 @@ def collective(
     cluster: str | None,
     nccl: bool,
     picture: Path | None,
+    calibration: Path | None,
     why: bool,
     as_json: bool,
     **network: Any,
@@ -115,9 +118,15 @@ def collective(
         document = textbook_document(operation, sizes_bytes, ranks, _network(**network))
     else:
         from meshwright.planner.calculators.collective import collective_document
+        from meshwright.planner.request.calibration_file import read_calibration
 
         document = collective_document(
-            operation, sizes_bytes, ranks, cluster, deduplicated=not nccl
+            operation,
+            sizes_bytes,
+            ranks,
+            cluster,
+            deduplicated=not nccl,
+            calibration=read_calibration(calibration),
         )
     if picture is not None:
         from meshwright.documents.output_files import write_files
@@ -161,6 +170,7 @@ def _network(
 
 
 @click.command()
+@click.argument("plan", type=PATH, required=False)
 @click.option("--device", metavar="D", help="Name from `meshwright catalog devices`.")
 @click.option("--m", type=int, metavar="M", help="Rows of the result.")
 @click.option("--n", type=int, metavar="N", help="Columns of the result.")
@@ -197,6 +207,7 @@ def _network(
 @common
 def roofline(
     *,
+    plan: Path | None,
     device: str | None,
     m: int | None,
     n: int | None,
@@ -207,17 +218,25 @@ def roofline(
     as_json: bool,
     **network: Any,
 ) -> None:
-    """Place a matrix product and data parallelism under the roofs of compute, memory and network."""
+    """Place a matrix product and data parallelism under the roofs of compute, memory and network.
+
+    Give a PLAN, for the products and gradients of it; or --device, --m, --n and --k; or a network.
+    """
     from meshwright.planner.calculators.roofline import roofline_document
-    from meshwright.planner.report.calculators_view import roofline_view
+    from meshwright.planner.report.roofline_view import roofline_view
 
     document: dict[str, Any] = {}
-    if m is not None and n is not None and k is not None:
+    if plan is not None:
+        from meshwright.planner.analysis.roofline import plan_roofline
+        from meshwright.planner.plan.texts import read_feasible_plan
+
+        document["plan"] = plan_roofline(read_feasible_plan(plan))
+    elif m is not None and n is not None and k is not None:
         if device is None:
             raise click.UsageError("a matrix product needs --device")
         document = roofline_document(device, m, n, k, precision)
     elif cluster is None and network["beta"] is None:
-        raise click.UsageError("give --m, --n and --k, or a network: --cluster or --beta")
+        raise click.UsageError("give a plan, --m, --n and --k, or a network: --cluster or --beta")
     if cluster is not None or network["beta"] is not None:
         document["network"] = _network_roofs(device, precision, cluster, **network)
     answer(document, roofline_view, "roofline", as_json=as_json, why=why)
@@ -339,7 +358,7 @@ def memory(run: Path, why: bool, as_json: bool) -> None:
         for priced in price_runs(run)
     ]
     if as_json and len(documents) > 1:
-        print_json({"runs": documents})
+        answer({"runs": documents}, memory_view, "memory", as_json=True, why=why)
         return
     for document in documents:
         answer(document, memory_view, "memory", as_json=as_json, why=why)

@@ -13,9 +13,12 @@ from meshwright.costmodel.collectives.on_levels import (
     chain_latency_s,
     long_ring_pass_s,
 )
+from meshwright.costmodel.constants.stacks import FrameworkConstants
 from meshwright.costmodel.layers.context import Context
-from meshwright.costmodel.layout import Floats
+from meshwright.costmodel.layout import Floats, Layout
 from meshwright.costmodel.memory.states import layer_parameters_on_gpu, optimizer_shards
+from meshwright.costmodel.pipeline.schedules import has_trait
+from meshwright.costmodel.workload import Workload
 
 
 class DataParallelTraffic(NamedTuple):
@@ -23,7 +26,7 @@ class DataParallelTraffic(NamedTuple):
 
     seconds: Floats
     tail_s: Floats
-    """Of the last bucket, which no compute is left to hide."""
+    """Of the last bucket or chunk, which no compute is left to hide."""
 
 
 class _Group(NamedTuple):
@@ -61,7 +64,7 @@ def data_parallel_traffic(c: Context, dense: Floats, expert: Floats) -> DataPara
     c : Context
         Workload, layouts, placements and links.
     dense, expert : float or array
-        Parameters on one GPU before data-parallel sharding.
+        Parameters on one GPU before data-parallel sharding, at least 0.
 
     Returns
     -------
@@ -84,6 +87,7 @@ def data_parallel_traffic(c: Context, dense: Floats, expert: Floats) -> DataPara
         [reduced.bucket_s, 0.0 * reduced.bucket_s],
         once.bucket_s + gather.bucket_s,
     )
+    tail_s = np.where(_chunk_by_chunk(c), seconds / c.layout.vpp, tail_s)
     return DataParallelTraffic(seconds, tail_s)
 
 
@@ -140,7 +144,10 @@ def exposed_s(c: Context, traffic: DataParallelTraffic, window_s: Floats) -> Flo
     """Data-parallel seconds that compute does not hide.
 
     Passes of each micro-batch hide under all of them. Else gradients are reduced, and parameters gathered,
-    next to one micro-batch, and the last bucket stays exposed. Both slow the compute that runs beside.
+    next to one micro-batch, or to what `_windows` says of several chunks, and the last bucket stays exposed.
+    Both slow the compute that runs beside.
+
+    docs/cost_model.md, "The step", has the sources.
 
     Parameters
     ----------
@@ -149,7 +156,7 @@ def exposed_s(c: Context, traffic: DataParallelTraffic, window_s: Floats) -> Flo
     traffic : DataParallelTraffic
         Of the same layouts.
     window_s : float or array
-        What a rank computes per micro-batch.
+        What a rank computes per micro-batch, seconds, at least 0.
 
     Returns
     -------
@@ -165,6 +172,8 @@ def exposed_s(c: Context, traffic: DataParallelTraffic, window_s: Floats) -> Flo
 
 def largest_useful_window_s(c: Context, traffic: DataParallelTraffic) -> Floats:
     """The window beyond which `exposed_s` no longer falls.
+
+    docs/cost_model.md, "The step", has the sources.
 
     Parameters
     ----------
@@ -182,34 +191,83 @@ def largest_useful_window_s(c: Context, traffic: DataParallelTraffic) -> Floats:
     return window
 
 
-def _windows(c: Context) -> Floats:
-    """Micro-batches that the traffic of a step can hide under."""
-    fsdp = np.asarray(c.layout.zero_stage) == 3
+def _windows(c: Context) -> NDArray[np.float64]:
+    """Micro-batches that the traffic of a step can hide under.
+
+    Of several chunks, the last one's gradients leave first, while the chunks before it still work through
+    the last group of min(p, m) micro-batches: (v - 1) / v of these (megatron/core/pipeline_parallel/
+    schedules.py, forward_backward_pipelining_with_interleaving, grad_sync_func and param_sync_func).
+    """
+    layout = c.layout
+    fsdp = np.asarray(layout.zero_stage) == 3
     _, reductions = passes_of_a_step(c)
-    overlapped: Floats = reductions * float(c.workload.overlap.dp)
+    vpp, m = np.asarray(layout.vpp), np.asarray(layout.num_micro_batches)
+    group = np.where(has_trait(layout.schedule, "in_groups"), np.minimum(layout.pp, m), m)
+    several = np.maximum(group * (vpp - 1.0) / vpp, 1.0)
+    windows = np.where(_chunk_by_chunk(c), several, reductions)
+    overlapped = windows * float(c.workload.overlap.dp)
     if c.constants.framework.reduces_after_backward:
-        alone = (np.asarray(c.layout.pp) > 1) | (np.asarray(c.layout.zero_stage) == 0)
+        alone = (np.asarray(layout.pp) > 1) | (np.asarray(layout.zero_stage) == 0)
         overlapped = np.where(alone, 0.0, overlapped)
-    return np.where(fsdp, c.layout.num_micro_batches, overlapped)
+    return np.where(fsdp, m, overlapped)
+
+
+def _chunk_by_chunk(c: Context) -> NDArray[np.bool_]:
+    """Whether the traffic of a rank's chunks goes chunk by chunk, each in buckets of its own.
+
+    Then that of the last chunk stays exposed: ranks reduce it together, when the schedule has ended
+    (`align_grad_reduce` of megatron/core/distributed/distributed_data_parallel_config.py; NeMo user guide,
+    Communication Overlap: 'the granularity of DP communication becomes the Transformer layers per virtual
+    pipeline stage').
+    """
+    chunks = has_trait(c.layout.schedule, "in_step") & (np.asarray(c.layout.vpp) > 1)
+    per_layer = not c.constants.framework.bucket_parameters
+    return np.asarray(chunks & (np.asarray(c.layout.zero_stage) < 3) & (not per_layer))
+
+
+def bucket_parameters(workload: Workload, framework: FrameworkConstants, layout: Layout) -> Floats:
+    """Parameters whose gradients are reduced together, where buckets are of a set size.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its `bucket_mb` is taken where it has one.
+    framework : FrameworkConstants
+        Of its software stack.
+    layout : Layout
+        One layout, or many of shape [n]; dp and cp are used.
+
+    Returns
+    -------
+    float or array, shape [n]
+        What the run says, or the stack's own max(fixed, per rank * dp * cp); 0 where its buckets are not of a
+        set size. `_groups` has the sources.
+    """
+    if workload.bucket_mb is not None:
+        return 1e6 * workload.bucket_mb / framework.gradient_bytes
+    ranks = np.asarray(layout.dp) * layout.cp
+    size: Floats = np.maximum(
+        framework.bucket_parameters, framework.bucket_parameters_per_rank * ranks
+    )
+    return size
 
 
 def _groups(c: Context, dense: Floats, expert: Floats) -> list[_Group]:
     """Dense and expert parameters, with their buckets.
 
-    Megatron's hold max(40 M, 1 M dp) parameters (megatron/core/distributed/distributed_data_parallel.py; all
-    of them without overlap; stages behind the first have one, and the slack to reduce it), DeepSpeed's 500 M
-    (reduce_bucket_size), PyTorch's a layer.
+    Megatron's hold max(40 M, 1 M dp) parameters, or what `--ddp-bucket-size` says (megatron/core/distributed/
+    distributed_data_parallel.py; all of them without overlap; stages behind the first have one, and the slack
+    to reduce it), DeepSpeed's 500 M (reduce_bucket_size), PyTorch's a layer.
     """
     framework = c.constants.framework
     of_dense, of_expert = (np.asarray(x) for x in optimizer_shards(c.workload, c.layout))
-    ranks = np.asarray(c.layout.dp) * c.layout.cp
-    size: Floats = framework.bucket_parameters
-    size = np.maximum(size, framework.bucket_parameters_per_rank * ranks)
     layer, rest, experts = layer_parameters_on_gpu(c.workload.model, c.layout)
     if not framework.bucket_parameters:
-        size = np.maximum(layer, rest)
+        size: Floats = np.maximum(layer, rest)
     elif framework.bucket_parameters_per_rank and not c.workload.overlap.dp:
         size = np.inf
+    else:
+        size = bucket_parameters(c.workload, framework, c.layout)
     groups = [_Group(dense, c.placement.dp_cp, of_dense, size)]
     if c.workload.model.moe is not None:
         of_experts = size if framework.bucket_parameters else experts

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from pydantic import Field
 
 from meshwright.costmodel.execution_names import (
     ContextExchange,
@@ -48,6 +50,8 @@ class Execution:
     """The matrix products of attention run in FP8 beside those of the layers."""
     te_loss: bool | None = None
     """Cross entropy is Transformer Engine's one kernel over 16-bit logits; None for the framework's own."""
+    bucket_mb: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = None
+    """Gradients that are reduced together, MB of 10^6 bytes; None for the framework's own size."""
 
     def applied(self, workload: Workload) -> Workload:
         """The workload run so.
@@ -76,6 +80,7 @@ class Execution:
             fp8_parameters=self.fp8_params,
             fp8_attention=self.fp8_attention,
             fused_loss=self.te_loss,
+            bucket_mb=self.bucket_mb,
         )
 
     @classmethod
@@ -110,6 +115,7 @@ class Execution:
             fp8_params=bool(workload.fp8_parameters),
             fp8_attention=workload.fp8_attention,
             te_loss=workload.fused_loss,
+            bucket_mb=workload.bucket_mb,
         )
 
     def of_layout(self, layout: Layout) -> Execution:
@@ -132,4 +138,5 @@ class Execution:
             tp_overlap=self.tp_overlap and bool(layout.sequence_parallel),
             dp_overlap=self.dp_overlap and sends_gradients,
             pp_overlap=self.pp_overlap and int(layout.vpp) > 1,
+            bucket_mb=self.bucket_mb if sends_gradients else None,
         )

@@ -92,6 +92,12 @@ class Workload:
     """Whether cross entropy is one kernel over 16-bit logits; None for the software stack's."""
     fused_norm: bool | None = None
     """Whether each norm is one kernel; None for what the stack does."""
+    keeps_gathered_inputs: bool = False
+    """Whether sequence parallelism keeps the gathered inputs of column-parallel products for the backward
+    pass, instead of gathering them again."""
+    bucket_mb: float | None = None
+    """Gradients that are reduced together, MB of 10^6 bytes, above 0; None for the software stack's own.
+    Counts where the stack has buckets of a set size."""
     flushes: int = 1
     """Times that the pipeline fills and drains in a step."""
     calibration: Calibration | None = None

@@ -79,7 +79,7 @@ def nearest_stack(text: str, zero_stage: int) -> Stack:
     Those that shard weights are taken for FSDP, descendants of Megatron for Megatron, all others for a loop
     over eager PyTorch.
 
-    >>> nearest_stack("nanotron (eager PyTorch)", 1).name
+    >>> nearest_stack("our own loop (eager PyTorch)", 1).name
     'pytorch'
     """
     if zero_stage == 3:

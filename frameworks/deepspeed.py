@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.frameworks.record import Framework, Setting, Stack, TokenDispatcher
+from meshwright.frameworks.record import Framework, GradientBuckets, Setting, Stack, TokenDispatcher
 
 ZERO = "deepspeed/runtime/zero/config.py"
 OFFLOAD = "deepspeed/runtime/zero/offload_config.py"
@@ -47,6 +47,10 @@ DEEPSPEED = Framework(
     },
     dispatchers={"alltoall": TokenDispatcher(source="deepspeed/moe/sharded_moe.py")},
     overlaps={"dp": Setting(flag="zero_optimization.overlap_comm", source=ZERO)},
+    # Without ZeRO its engine reduces 500 M at a time, whatever the configuration says.
+    gradient_buckets=GradientBuckets(
+        flag="zero_optimization.reduce_bucket_size", source=ZERO, zero_stages=(1, 2), reserved=True
+    ),
     context_exchanges={
         "a2a": Setting(source="deepspeed/runtime/sequence_parallel/ulysses_sp.py", planned=False)
     },
@@ -69,6 +73,7 @@ DEEPSPEED = Framework(
     compilation=None,
     eager_stack="",
     attention={"flash": Setting(flag="--use-flash-attn-v2", source=ARGUMENTS)},
+    linear_attention=None,
     rank_orders={"tp-dp-pp": Setting(source="deepspeed/runtime/pipe/topology.py")},
     rules=("deepspeed-pipeline-zero", "deepspeed-experts"),
     degrees_remedy="ds_config.json has no setting for it: keep cp, etp and vpp at 1 and sequence "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.frameworks.record import Framework, Setting, Stack, TokenDispatcher
+from meshwright.frameworks.record import Framework, GradientBuckets, Setting, Stack, TokenDispatcher
 
 ARGUMENTS = "megatron/training/arguments.py"
 PARALLEL = "megatron/core/model_parallel_config.py"
@@ -17,7 +17,7 @@ MEGATRON_LM = Stack(
 )
 
 PYTORCH = Stack(name="pytorch", written=r"pytorch 3d\b", bound=False)
-"""A training loop of its own over eager PyTorch, with Megatron's axes: InternEvo, nanotron, scaling, ..."""
+"""A training loop of its own over eager PyTorch, with Megatron's axes, where no stack of its own is known."""
 
 
 def _module(name: str, since: str, *, planned: bool = True) -> Setting:
@@ -82,6 +82,7 @@ MEGATRON = Framework(
         MEGATRON_LM,
         Stack(name="aa-scaling", written=r"aa-scaling\b", bound=False),
         Stack(name="internevo", written=r"internevo\b", bound=False),
+        Stack(name="nanotron", written=r"nanotron\b", bound=False),
         PYTORCH,
     ),
     measured_as=("megatron-lm", "megatron-bridge", "nemo"),
@@ -201,6 +202,9 @@ MEGATRON = Framework(
             rules=("megatron-expert-overlap",),
         ),
     },
+    gradient_buckets=GradientBuckets(
+        flag="--ddp-bucket-size", source=ARGUMENTS, zero_stages=(0, 1)
+    ),
     context_exchanges={
         "p2p": _context("p2p", default=True),
         "a2a": _context("a2a", rules=("heads-by-tp-cp", "kv-heads-by-tp-cp")),
@@ -280,6 +284,13 @@ MEGATRON = Framework(
         "unfused": _attention("unfused"),
         "local": _attention("local"),
     },
+    linear_attention=Setting(
+        flag="--experimental-attention-variant",
+        value="gated_delta_net",
+        source=TRANSFORMER,
+        installs="flash-linear-attention",
+        rules=("linear-heads-by-tp-cp",),
+    ),
     rank_orders={
         "tp-cp-ep-dp-pp": Setting(source=ARGUMENTS),
         "tp-cp-ep-pp-dp": Setting(flag="--use-tp-pp-dp-mapping", source=COMMON),

@@ -68,6 +68,16 @@ class TokenDispatcher(Setting):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GradientBuckets(Setting):
+    """How many parameters' gradients are reduced together, beside the passes that make the next ones."""
+
+    zero_stages: tuple[int, ...] = ()
+    """Stages under which the number counts."""
+    reserved: bool = False
+    """Whether a buffer of that size is kept in HBM, so that larger buckets take memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stack:
     """A software stack whose runs were measured, or that plans are made for.
 
@@ -122,6 +132,8 @@ class Framework:
 
     Planned ones are what the launch files turn on, and so what prices assume.
     """
+    gradient_buckets: GradientBuckets | None
+    """How their size is set; None where each layer, or each module, is a bucket."""
     context_exchanges: Mapping[str, Setting]
     """How context parallelism moves keys and values: p2p (ring), a2a (heads for tokens), all_gather, ..."""
     cuda_graphs: Mapping[str, Setting]
@@ -136,6 +148,8 @@ class Framework:
     """Stack with whose constants runs are priced that are not compiled; empty where none can be."""
     attention: Mapping[str, Setting]
     """Attention kernels that can be asked for by name."""
+    linear_attention: Setting | None
+    """Layers with Gated DeltaNet in place of attention; None where a model with them is refused."""
     rank_orders: Mapping[str, Setting]
     """Orders in which ranks are counted over the axes, innermost first."""
 

@@ -119,6 +119,7 @@ TORCHTITAN = Framework(
         "pp": Setting(source=TORCH_SCHEDULES),
         "tp": Setting(flag="--compile.enable-async-tensor-parallel", source=CONFIG, planned=False),
     },
+    gradient_buckets=None,
     context_exchanges={"p2p": Setting(source="torchtitan/distributed/context_parallel")},
     cuda_graphs={
         "none": Setting(flag="--training.disable-cuda-graphs", source=CONFIG),
@@ -142,6 +143,7 @@ TORCHTITAN = Framework(
             flag="get_attention_config", value="varlen", source=EXPERTS, planned=False
         ),
     },
+    linear_attention=None,
     rank_orders={"tp-cp-dp-pp": Setting(source="torchtitan/distributed/parallel_dims.py")},
     rules=(
         "torchtitan-1f1b-micro-batches",

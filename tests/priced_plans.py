@@ -10,7 +10,6 @@ from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.matrices import matrices
 from meshwright.planner.plan.assemble import mapping_of_layout, predict
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.execution_document import execution_document
 from meshwright.planner.plan.placement import workload_of_plan
 from meshwright.planner.runs.predicted import layout_from_document
 from tests.plans import make_plan
@@ -19,7 +18,7 @@ from tests.plans import make_plan
 def priced_plan(model: str = "llama-3-8b", cluster: str = "dgx-h100", **changes: Any) -> Plan:
     """A plan of `tests.plans.make_plan`, run plainly, under the first mapping of its fabric."""
     plan = make_plan(model, cluster, **changes)
-    plan = plan.model_copy(update={"execution": execution_document(Execution())})
+    plan = plan.model_copy(update={"execution": Execution()})
     assert plan.layout is not None
     workload, layout = workload_of_plan(plan), layout_from_document(plan.layout)
     table = matrices(

@@ -10,13 +10,13 @@ that is in the level's rate, (members inside) x (link of one GPU).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cluster_specs.fabric import FabricLevels, fabric_levels
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.collectives.alpha_beta import Operation
 from meshwright.costmodel.collectives.on_levels import (
     Links,
     all_to_all_s,
@@ -24,13 +24,9 @@ from meshwright.costmodel.collectives.on_levels import (
     members_inside,
     point_to_point_s,
 )
+from meshwright.costmodel.constants.calibration import Factors
 from meshwright.costmodel.constants.data_files import data_table
 
-Operation = Literal[
-    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "reduce", "scatter", "gather",
-    "send",
-]  # fmt: skip
-OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 _WHOLE_BUFFER = ("broadcast", "reduce", "send")
 """Operations whose bus bandwidth is n / t: the whole buffer goes through a link once."""
 _LEAST_IN_SWITCH = 3
@@ -87,7 +83,7 @@ def _value(section: str, *names: str) -> float:
 
 
 def isolated_fabric(
-    cluster: ClusterSpec, members: int, *, deduplicated: bool = True
+    cluster: ClusterSpec, members: int, *, deduplicated: bool = True, factors: Factors | None = None
 ) -> IsolatedFabric:
     """Rates for a group packed as far inside as it can be.
 
@@ -99,11 +95,14 @@ def isolated_fabric(
         GPUs in the group, 1 to the cluster's size.
     deduplicated : bool
         Whether all-to-alls run on kernels of their own (DeepEP), or else on NCCL's sends and receives.
+    factors : Factors, optional
+        What the user's own runs and logs say of links inside nodes and between them.
 
     Returns
     -------
     IsolatedFabric
-        Fractions of the nominal rates as `costmodel/data/collectives.yaml` has them, with their sources.
+        Fractions of the nominal rates as `costmodel/data/collectives.yaml` has them, with their sources, or
+        those that the cluster's own measurements gave.
 
     Raises
     ------
@@ -112,12 +111,17 @@ def isolated_fabric(
     """
     levels = fabric_levels(cluster, members)
     architecture = cluster.device.architecture
-    ring = np.array([_ring_fraction(medium, architecture) for medium in levels.media])
+    usual = np.array([_ring_fraction(medium, architecture) for medium in levels.media])
+    ring = np.where(np.isnan(levels.attained), usual, levels.attained)
     scale_up = np.array([medium in _SCALE_UP_MEDIA for medium in levels.media])
     network_exchange = np.where(ring < 0.5, ring, _value("exchange", "infiniband"))
     kernels = "nvlink" if deduplicated else "nccl"
-    exchange = np.where(scale_up, _value("exchange", kernels), network_exchange)
+    usual = np.where(scale_up, _value("exchange", kernels), network_exchange)
+    unmeasured = np.isnan(levels.all_to_all_attained)
+    exchange = np.where(unmeasured, usual, levels.all_to_all_attained)
+    own = factors or Factors()
     nominal = levels.gb_per_s * 1e9 * _mesh_share(levels, cluster)
+    nominal = nominal * np.where(scale_up, own.scale_up, own.network)
     packed = np.minimum(levels.blocks, members)
     relayed = deduplicated and cluster.nvlink_domain >= cluster.gpus_per_node > 1
     links = Links(

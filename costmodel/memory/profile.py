@@ -25,8 +25,6 @@ class MemoryProfile:
     """Whether operator-level recomputation stores outputs that no backward pass reads."""
     separate_operators: bool
     """Whether rotary embeddings and gates keep what each of their operators reads."""
-    keeps_gathered_inputs: bool
-    """Whether sequence parallelism keeps the gathered inputs of column-parallel products."""
     sums_beside_gradients: bool
     """Whether fp32 sums of gradients lie beside the 16-bit gradients of a micro-batch."""
     keeps_stage_outputs: bool

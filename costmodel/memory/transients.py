@@ -37,6 +37,8 @@ Engine's cross entropy."""
 def workspace_bytes(workload: Workload) -> float:
     """Memory of every GPU that no tensor of the model explains.
 
+    docs/cost_model.md, "Memory", has the sources.
+
     Parameters
     ----------
     workload : Workload
@@ -105,7 +107,10 @@ def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> T
     embedding = np.where(_sharded(layout), 0.0, np.maximum(table_gradient - freed, 0.0))
     gathered, gathered_table, gathered_leading = _weights_at_hand(workload, layout, profile)
     stranded, stranded_table = _stranded(workload, layout, profile)
-    bucketed = (np.asarray(layout.zero_stage) < 3) * profile.bucket_elements
+    elements = profile.bucket_elements
+    if elements and workload.bucket_mb is not None:
+        elements = 1e6 * workload.bucket_mb / stack_constants(workload).gradient_bytes
+    bucketed = (np.asarray(layout.zero_stage) < 3) * elements
     element = 4.0 if workload.precision == "bf16" else 2.0
     return Transients(
         loss_last=_loss_bytes(workload, layout, profile),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,8 @@ from meshwright.costmodel.pipeline.schedules import bubble_share, has_trait
 from meshwright.costmodel.pipeline.split import Stages, chunk_counts, recomputed_layers
 
 _GEMMS = ("gemm", "expert_gemm")
+_WAITS = ("tp_comm", "cp_comm", "ep_comm")
+"""Parts of a layer in which it waits for the other ranks of a group."""
 
 
 def _weight_gradient_s(kind: KindTime) -> Floats:
@@ -31,6 +34,8 @@ def layer_bubble_share(c: Context, times: KindTimes) -> Floats:
     """`schedules.bubble_share` of the average layer of the model.
 
     Recomputed layers run their forward pass again before they give gradients of inputs.
+
+    docs/cost_model.md, "Pipeline schedules", has the sources.
 
     Parameters
     ----------
@@ -65,6 +70,8 @@ def layer_bubble_share(c: Context, times: KindTimes) -> Floats:
 def chunk_loads(c: Context, times: KindTimes, stages: Stages) -> NDArray[np.float64]:
     """Forward and backward seconds per micro-batch of every chunk of a split.
 
+    docs/cost_model.md, "Pipeline schedules", has the sources.
+
     Parameters
     ----------
     c : Context
@@ -91,10 +98,14 @@ class ChunkPasses:
     """With what is computed again."""
     weight_s: NDArray[np.float64]
     """The part of the backward pass that gradients of weights take."""
+    waits_s: dict[str, NDArray[np.float64]]
+    """By part: what layers wait for others of their group, forward and backward together."""
 
 
 def chunk_passes(c: Context, stages: Stages) -> ChunkPasses:
     """Seconds per micro-batch of every chunk, pass by pass.
+
+    docs/cost_model.md, "Pipeline schedules", has the sources.
 
     Parameters
     ----------
@@ -114,7 +125,15 @@ def chunk_passes(c: Context, stages: Stages) -> ChunkPasses:
         c, times, stages, lambda kind: kind.backward_s, lambda kind: kind.recompute_s
     )
     weight = _over_chunks(c, times, stages, _weight_gradient_s, lambda _: 0.0)
-    return ChunkPasses(both - backward, backward, weight)
+    waits = {
+        name: _over_chunks(c, times, stages, partial(_part_s, name), lambda _: 0.0)
+        for name in _WAITS
+    }
+    return ChunkPasses(both - backward, backward, weight, waits)
+
+
+def _part_s(name: str, kind: KindTime) -> Floats:
+    return kind.parts.get(name, 0.0)
 
 
 def _over_chunks(

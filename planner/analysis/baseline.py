@@ -28,7 +28,6 @@ from meshwright.planner.plan.baseline_document import (
     Verdict,
 )
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.execution_document import execution_document
 from meshwright.planner.plan.texts import read_feasible_plan
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.runs.launches.launch_run import LaunchRun
@@ -134,7 +133,7 @@ def with_baseline(
         tokens_per_s=tokens_per_s,
         gpus=today.workload.gpus,
         layout=layout_document(today.layout, today.stages),
-        execution=execution_document(Execution.within(today.workload)),
+        execution=Execution.within(today.workload),
         memory_gib=list(today.memory_gib),
         usable_hbm_gib=usable_gib,
         fits=max(today.memory_gib) <= usable_gib,

@@ -15,7 +15,7 @@ import numpy as np
 from meshwright.cluster_specs.fabric import is_irregular
 from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import FinishedPlan
-from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
+from meshwright.costmodel.estimate import Stages, estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_named, traits
 from meshwright.costmodel.placement import level_factors, placement_on
@@ -54,7 +54,8 @@ def neighbours(plan: Plan) -> list[Neighbour]:
         return []
     workload, layout = workload_of_plan(plan), layout_from_document(plan.layout)
     priced = [
-        _priced(workload, change, changed, plan) for change, changed in _changes(layout, workload)
+        _neighbour(workload, change, changed, plan)
+        for change, changed in layout_changes(layout, workload)
     ]
     return sorted(
         priced,
@@ -66,8 +67,9 @@ def neighbours(plan: Plan) -> list[Neighbour]:
     )
 
 
-def _changes(layout: Layout, workload: Workload) -> Iterator[tuple[str, Layout]]:
-    """(words, changed layout); none that cannot even be written down (fractions, the same again)."""
+def layout_changes(layout: Layout, workload: Workload) -> Iterator[tuple[str, Layout]]:
+    """(words, changed layout) of each single change; none that cannot even be written down (fractions, the
+    same again)."""
     for up, down in (*_TRADES, *((b, a) for a, b in _TRADES)):
         have, give = int(getattr(layout, up)), int(getattr(layout, down))
         if give % 2 == 0:
@@ -137,42 +139,73 @@ def _with(
     )
 
 
-def _priced(workload: Workload, change: str, layout: Layout, plan: Plan) -> Neighbour:
+@dataclass(frozen=True, kw_only=True)
+class EvenPrice:
+    """A layout with its layers split evenly, under the best of all mappings."""
+
+    step_time_s: float | None
+    """None where a rule forbids it."""
+    memory_gib: float | None
+    """Of the fullest GPU; None where the layers cannot be split."""
+    broken: str | None
+    """The first rule that is broken, in words."""
+
+
+def _neighbour(workload: Workload, change: str, layout: Layout, plan: Plan) -> Neighbour:
     assert plan.predicted is not None
-    broken = None
-    seconds = None
-    in_step = traits(int(layout.schedule)).in_step
-    stages = default_stages(workload.model.layers, int(layout.pp), int(layout.vpp), in_step=in_step)
-    workload = workload.on(int(layout.gpus))
-    if stages is None:
-        chunks = int(layout.pp) * int(layout.vpp)
-        broken = f"pp x vpp = {chunks} virtual stages for {workload.model.layers} layers"
-    else:
-        broken = _broken(workload, layout, stages)
-    if broken is None and stages is not None and is_irregular(workload.cluster):
-        seconds = seconds_in_best_order(workload, layout, stages)
-        broken = "its groups do not fit the free nodes" if seconds is None else None
-    elif broken is None and stages is not None:
-        table = matrices(
-            layout, level_factors(workload.cluster, workload.gpus).tolist(), inside=("tp",)
-        )
-        if len(table["tp"]):
-            times = estimate_layout(
-                workload, layout, placement_on(workload.cluster, layout, table), stages
-            ).step_time_s
-            seconds = float(np.min(times))
-        else:
-            broken = f"tp {layout.tp} does not fit into the innermost level of the fabric"
-    now = plan.predicted.step_time_s
-    slower = None if seconds is None else 100.0 * (seconds / now - 1.0)
     assert plan.layout is not None
+    price = price_evenly(workload, layout)
+    slower = None
+    if price.step_time_s is not None:
+        slower = 100.0 * (price.step_time_s / plan.predicted.step_time_s - 1.0)
     return Neighbour(
         change=change,
-        step_time_s=seconds,
+        step_time_s=price.step_time_s,
         slower_pct=slower,
-        broken=broken,
+        broken=price.broken,
         settings=_settings_of(layout, layout_from_document(plan.layout)),
     )
+
+
+def price_evenly(workload: Workload, layout: Layout) -> EvenPrice:
+    """A layout's price and memory, its layers split evenly, under its best mapping.
+
+    Parameters
+    ----------
+    workload
+        What is trained; the layout's GPUs are the first of its cluster.
+    layout
+        One layout, in plain numbers.
+    """
+    in_step = traits(int(layout.schedule)).in_step
+    stages = default_stages(workload.model.layers, int(layout.pp), int(layout.vpp), in_step=in_step)
+    if stages is None:
+        chunks = int(layout.pp) * int(layout.vpp)
+        words = f"pp x vpp = {chunks} virtual stages for {workload.model.layers} layers"
+        return EvenPrice(step_time_s=None, memory_gib=None, broken=words)
+    workload = workload.on(int(layout.gpus))
+    memory_gib = tuple(float(gib) for gib in stage_memory_gib(workload, layout, stages))
+    broken = _broken(workload, layout, stages, memory_gib)
+    step_time_s = None
+    if broken is None:
+        step_time_s, broken = _best_mapping_s(workload, layout, stages)
+    return EvenPrice(step_time_s=step_time_s, memory_gib=max(memory_gib), broken=broken)
+
+
+def _best_mapping_s(
+    workload: Workload, layout: Layout, stages: Stages
+) -> tuple[float | None, str | None]:
+    """Seconds under the best mapping, or why there is none."""
+    if is_irregular(workload.cluster):
+        step_time_s = seconds_in_best_order(workload, layout, stages)
+        return step_time_s, None if step_time_s else "its groups do not fit the free nodes"
+    sizes = level_factors(workload.cluster, workload.gpus).tolist()
+    table = matrices(layout, sizes, inside=("tp",))
+    if not len(table["tp"]):
+        return None, f"tp {layout.tp} does not fit into the innermost level of the fabric"
+    placement = placement_on(workload.cluster, layout, table)
+    priced = estimate_layout(workload, layout, placement, stages)
+    return float(np.min(priced.step_time_s)), None
 
 
 def _settings_of(layout: Layout, before: Layout) -> dict[str, int | str]:
@@ -188,9 +221,10 @@ def _settings_of(layout: Layout, before: Layout) -> dict[str, int | str]:
     return changed
 
 
-def _broken(workload: Workload, layout: Layout, stages: tuple[tuple[int, ...], ...]) -> str | None:
-    memory = tuple(float(gib) for gib in stage_memory_gib(workload, layout, stages))
+def _broken(
+    workload: Workload, layout: Layout, stages: Stages, memory_gib: tuple[float, ...]
+) -> str | None:
     finished = FinishedPlan(
-        workload=workload, layout=layout, stages=stages, memory_gib=memory, spans={}
+        workload=workload, layout=layout, stages=stages, memory_gib=memory_gib, spans={}
     )
     return next((f"{finding.rule}: {finding.words}" for finding in findings(finished)), None)

@@ -23,9 +23,9 @@ from meshwright.planner.mapping.spread.least import EQUAL, LevelReach, SpreadSol
 from meshwright.planner.mapping.spread.swaps import with_short_pipelines
 from meshwright.planner.plan.digest import with_digest
 from meshwright.planner.plan.document import Mapping, Plan
-from meshwright.planner.plan.execution_document import execution_of
 from meshwright.planner.runs.predicted import layout_from_document
 from meshwright.planner.runs.prediction import planned_workload
+from meshwright.planner.solvers.clock import within
 
 OBJECTIVES: tuple[MappingObjective, ...] = ("traffic", "busiest", "spread")
 ORDERS = ("best", "hostname")
@@ -76,7 +76,8 @@ def map_plan(
             return instance, hostname_solution(instance, objective)
         return instance, _solved(instance, objective, weights, time_limit_s)
 
-    instance, solution = with_spares(cluster, spares, solved)
+    with within(time_limit_s):
+        instance, solution = with_spares(cluster, spares, solved)
     ranks = ranks_of(instance, solution.assignment)
     mapping = Mapping(order=list(MEGATRON_DEFAULT), levels=[], matrix={}, ranks=ranks)
     inputs = plan.inputs.model_copy(
@@ -111,7 +112,7 @@ def workload_of(plan: Plan, cluster: ClusterSpec, gpus: int) -> Workload:
             f"the layout needs {gpus} GPUs, cluster {cluster.name!r} has {cluster.gpus} free"
         )
     inputs = plan.inputs.model_copy(update={"cluster": cluster, "gpus": gpus})
-    return planned_workload(inputs, execution_of(plan.execution))
+    return planned_workload(inputs, plan.execution)
 
 
 def hostname_solution(instance: Instance, objective: str) -> MappingSolution:

@@ -10,7 +10,7 @@ from meshwright.planner.analysis.neighbours import Neighbour
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.mapping.choice.cut_limit import pricing_of
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.request.inputs import PlanInputs
+from meshwright.planner.plan.gradient_buckets import with_gradient_buckets
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import LayoutDoc, layout_document, layout_from_document
 from meshwright.planner.search.executions import search_executions
@@ -70,7 +70,9 @@ def single_choices(
     for name, value in _choices(plan, layout):
         if progress is not None:
             progress(f"the best plan with {name} {value}")
-        outcome = search_executions(_pinned(plan.inputs, name, value), pricing_of)
+        pins = {**plan.inputs.pins, name: value}
+        pinned = PlanRequest.of_inputs(plan.inputs, pins=pins)
+        outcome = with_gradient_buckets(pinned, search_executions(pinned, pricing_of))
         best = outcome.best[0] if outcome.best else None
         kept = _kept(name, value, changes)
         found.append(
@@ -104,12 +106,6 @@ def _choices(plan: Plan, layout: Layout) -> Iterator[tuple[str, int | str]]:
             yield name, now // 2
     if "recompute" not in pins:
         yield "recompute", "none" if int(layout.recompute) else "full"
-
-
-def _pinned(inputs: PlanInputs, name: str, value: int | str) -> PlanRequest:
-    """The request of a plan with one more pin."""
-    fields = {field: getattr(inputs, field) for field in PlanInputs.model_fields}
-    return PlanRequest(**{**fields, "pins": {**inputs.pins, name: value}})
 
 
 def _kept(name: str, value: int | str, changes: list[Neighbour]) -> Neighbour | None:

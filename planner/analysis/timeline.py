@@ -2,38 +2,30 @@
 
 Passes are played in the order of the schedule (`costmodel.pipeline.simulator`) with the times of the cost
 model's layers; the closed form that priced the plan may differ a little on uneven stages, and the document
-says both. The format is Chrome's trace events (complete events, microseconds), which Perfetto reads too.
+says both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.pipeline.chunk_work import chunk_passes
-from meshwright.costmodel.pipeline.orders import Work
 from meshwright.costmodel.pipeline.schedules import schedule_named, traits
 from meshwright.costmodel.pipeline.simulator import Timeline, simulate
 from meshwright.costmodel.step_time import boundary_s, make_context
 from meshwright.errors import InputError
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.placement import plan_placement, workload_of_plan
-from meshwright.planner.runs.predicted import layout_from_document
-
-Event = dict[str, Any]
+from meshwright.planner.runs.predicted import Predicted, layout_from_document
 
 MOST_PASSES = 400_000
 """Events in one file; a viewer takes a few hundred thousand."""
-_WORDS = {
-    Work.FORWARD: "forward",
-    Work.BACKWARD: "backward",
-    Work.INPUT: "backward, inputs",
-    Work.WEIGHT: "backward, weights",
-}
 _AFTERWARDS = ("dp_comm", "optimizer", "step_overhead", "scale")
 """Parts of the step that follow the pipeline, in this order."""
 
@@ -50,6 +42,12 @@ class Trace:
     """(part of the step, seconds) after the last pass."""
     step_time_s: float
     """That the plan predicts."""
+    waits_s: dict[str, list[float]] = field(default_factory=dict)
+    """By part of a layer, such as `tp_comm`: what one micro-batch waits in each chunk, both ways together."""
+    p2p_s: float = 0.0
+    """What a micro-batch takes from one pipeline rank to the next."""
+    memory_gib: tuple[tuple[float, float], ...] = ()
+    """Of each rank: what is there throughout, and the most that activations add."""
 
     @property
     def seconds(self) -> float:
@@ -78,8 +76,12 @@ def trace_of(plan: Plan, num_micro_batches: int | None = None) -> Trace:
             f"--micro-batches: {m} of them make {chunks * m * kinds:,} passes, at most {MOST_PASSES:,}; "
             f"draw the first {MOST_PASSES // (chunks * kinds)} or fewer"
         )
+    played = _played(plan, m)
     return Trace(
-        timeline=_played(plan, m),
+        timeline=played.timeline,
+        waits_s=played.waits_s,
+        p2p_s=played.p2p_s,
+        memory_gib=tuple(_memory(plan.predicted)),
         num_micro_batches=m,
         pp=int(layout.pp),
         afterwards=tuple((name, plan.predicted.breakdown_s.get(name, 0.0)) for name in _AFTERWARDS),
@@ -87,7 +89,19 @@ def trace_of(plan: Plan, num_micro_batches: int | None = None) -> Trace:
     )
 
 
-def _played(plan: Plan, m: int) -> Timeline:
+def _memory(predicted: Predicted) -> Iterator[tuple[float, float]]:
+    for peak_gib, parts in zip_longest(predicted.memory_gib, predicted.memory_parts_gib):
+        activations_gib = parts.get("activations", 0.0) if parts else 0.0
+        yield peak_gib - activations_gib, activations_gib
+
+
+class _Played(NamedTuple):
+    timeline: Timeline
+    waits_s: dict[str, list[float]]
+    p2p_s: float
+
+
+def _played(plan: Plan, m: int) -> _Played:
     assert plan.layout is not None
     layout = layout_from_document(plan.layout)
     workload = replace(workload_of_plan(plan), gpus=int(layout.gpus))
@@ -98,81 +112,24 @@ def _played(plan: Plan, m: int) -> Timeline:
     forward_s, backward_s, weight_s = (
         _in_model_order(x, v_shaped) for x in (passes.forward_s, passes.backward_s, passes.weight_s)
     )
+    waits_s = {name: _in_model_order(seconds, v_shaped) for name, seconds in passes.waits_s.items()}
+    p2p_s = float(np.asarray(boundary_s(context)))
     try:
-        return simulate(
+        timeline = simulate(
             forward_s,
             backward_s,
             pp=int(layout.pp),
             num_micro_batches=m,
             schedule=schedule_named(plan.layout.schedule),
             weight_s=weight_s,
-            p2p_s=float(np.asarray(boundary_s(context))),
+            p2p_s=p2p_s,
         )
     except ValueError as error:
         raise InputError(f"--micro-batches: {m} cannot be drawn alone: {error}") from error
+    return _Played(timeline, waits_s, p2p_s)
 
 
 def _in_model_order(by_rank: NDArray[np.float64], v_shaped: bool) -> list[float]:
     """Chunks [virtual stages, pp] one after the other: in turns, or down the ranks and up again."""
     rows = [row[::-1] if v_shaped and turn % 2 else row for turn, row in enumerate(by_rank)]
     return [float(seconds) for seconds in np.concatenate(rows)]
-
-
-def trace_document(trace: Trace) -> dict[str, Any]:
-    """The trace as Chrome's JSON object format."""
-    return {
-        "displayTimeUnit": "ms",
-        "otherData": {
-            "predicted_step_time_s": trace.step_time_s,
-            "drawn_s": trace.seconds,
-            "micro_batches": trace.num_micro_batches,
-        },
-        "traceEvents": list(_events(trace)),
-    }
-
-
-def _events(trace: Trace) -> Iterator[Event]:
-    timeline = trace.timeline
-    for rank, (order, starts, ends) in enumerate(
-        zip(timeline.passes, timeline.starts_s, timeline.ends_s, strict=True)
-    ):
-        name = {"name": f"pipeline rank {rank}"}
-        yield {"name": "process_name", "ph": "M", "pid": rank, "tid": 0, "args": name}
-        yield {
-            "name": "process_sort_index",
-            "ph": "M",
-            "pid": rank,
-            "tid": 0,
-            "args": {"sort_index": rank},
-        }
-        for played, start_s, end_s in zip(order, starts, ends, strict=True):
-            yield _event(
-                f"{played.work.value}{played.micro_batch}",
-                _WORDS[played.work],
-                rank,
-                start_s,
-                end_s - start_s,
-                micro_batch=played.micro_batch,
-                chunk=played.chunk,
-                virtual_stage=played.chunk // trace.pp,
-            )
-        now_s = timeline.seconds
-        for part, seconds in trace.afterwards:
-            if seconds > 0:
-                yield _event(part, "after the pipeline", rank, now_s, seconds)
-            now_s += seconds
-
-
-def _event(
-    name: str, category: str, rank: int, start_s: float, seconds: float, **arguments: int
-) -> Event:
-    return {
-        "name": name,
-        "cat": category,
-        "ph": "X",
-        "pid": rank,
-        "tid": 0,
-        "ts": start_s * 1e6,
-        "dur": seconds * 1e6,
-        "args": arguments,
-    }

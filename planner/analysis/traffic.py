@@ -45,6 +45,8 @@ class PlanTraffic:
     levels: tuple[LevelBytes, ...]
     """The mean over ranks, added up from the groups as they are mapped."""
     use: MappingUse
+    places: tuple[Place, ...]
+    """(node, local GPU) of every rank."""
     cuts: tuple[CutUse, ...]
     groups: GroupTraffic
     """What one GPU puts into each of its groups, wherever they lie."""
@@ -79,6 +81,7 @@ def plan_traffic(plan: Plan) -> PlanTraffic:
         layout=layout,
         levels=_level_bytes(use, float(np.asarray(priced.step_time_s))),
         use=use,
+        places=tuple(places),
         cuts=use.cuts,
         groups=group_traffic(use.context, stages),
         uplinks=None if mapping is None or mapping.matrix else _uplinks(plan, layout),

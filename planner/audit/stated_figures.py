@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from math import isclose
 
 from meshwright.costmodel.constants.calibrated import peak_memory_band, step_time_band
@@ -11,12 +12,10 @@ from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.plan.assemble import mapping_of_layout, predict
 from meshwright.planner.plan.binding import bindings, cut_binding, warnings
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.execution_document import execution_document, execution_of
 from meshwright.planner.plan.idle import unused_nodes
 from meshwright.planner.plan.memory_risk import memory_risk_document
 from meshwright.planner.plan.robustness import changes, step_as_it_stands_s
 from meshwright.planner.plan.verify import faults
-from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import layout_document, layout_from_document
 
@@ -30,7 +29,7 @@ def stated_figure_faults(plan: Plan) -> Iterator[str]:
     The rules, sums and the price are those of `planner.plan.verify`; beyond them every figure that is
     printed is worked out again and compared.
     """
-    request = request_of_inputs(plan.inputs)
+    request = PlanRequest.of_inputs(plan.inputs)
     yield from faults(request, plan)
     yield from _objective_faults(plan)
     if plan.layout is None or plan.mapping is None or plan.predicted is None:
@@ -38,11 +37,6 @@ def stated_figure_faults(plan: Plan) -> Iterator[str]:
     yield from _figure_faults(request, plan)
     yield from _robustness_faults(request, plan)
     yield from _alternative_faults(plan)
-
-
-def request_of_inputs(inputs: PlanInputs) -> PlanRequest:
-    """The request that a plan's inputs were written from. Raises InputError where they contradict."""
-    return PlanRequest(**{name: getattr(inputs, name) for name in PlanInputs.model_fields})
 
 
 def _objective_faults(plan: Plan) -> Iterator[str]:
@@ -74,8 +68,8 @@ def _figure_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
         layout_document(priced.layout, priced.stages).model_dump(),
     )
     if plan.execution is not None:
-        stated = plan.execution.model_dump()
-        yield from _differences("execution", stated, execution_document(execution).model_dump())
+        stated = asdict(plan.execution)
+        yield from _differences("execution", stated, asdict(execution))
     yield from _differences("predicted", plan.predicted.model_dump(), predicted.model_dump())
     mapping = mapping_of_layout(workload, priced).model_dump()
     if plan.mapping.ranks is None:
@@ -111,7 +105,7 @@ def _priced(plan: Plan) -> Priced:
         stages=tuple(tuple(rank) for rank in plan.layout.stages),
         step_time_s=plan.objective.step_time_s or 0.0,
         ranks=None if matrix or ranks is None else tuple(ranks),
-        execution=execution_of(plan.execution) or request_of_inputs(plan.inputs).plainest,
+        execution=plan.execution or PlanRequest.of_inputs(plan.inputs).plainest,
     )
 
 

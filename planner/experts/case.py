@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from meshwright.errors import InputError
+from meshwright.planner.experts.balance.greedy import in_order
 from meshwright.planner.experts.files.inputs import read_routing
 from meshwright.planner.experts.files.placement_reader import read_placement
 from meshwright.planner.experts.files.routing import Routing, token_loads
@@ -27,6 +28,14 @@ class PlacementCase:
     flows: Flows
     current: Slots | None
     """The placement in use, [layers, gpus, slots of a GPU]."""
+
+    @property
+    def start(self) -> Slots:
+        """What moves are counted from: the placement in use, else the experts in order."""
+        if self.current is not None:
+            return self.current
+        _, layers, experts = self.routing.loads.shape
+        return in_order(layers, experts, self.ground.shape)
 
 
 def read_case(request: ExpertRequest) -> PlacementCase:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.planner.experts.balance.greedy import greedy_placement
 from meshwright.planner.experts.balance.packing import SlotPacking, has_duplicates
 from meshwright.planner.experts.balance.rows import Solved
 from meshwright.planner.experts.case import PlacementCase
@@ -47,7 +48,7 @@ def layer_row(case: PlacementCase, layer: int, solved: Solved) -> dict[str, Any]
     routing, ground, flows = case.routing, case.ground, case.flows
     slots = solved.slots[layer]
     experts = routing.loads.shape[2]
-    current = case.current
+    moves = count_moves(case.start[layer], slots)
     row: dict[str, Any] = {
         "balance": float(gpu_share(routing.loads[:, layer : layer + 1], slots[None]).max()),
         "bound": float(solved.bound[layer]),
@@ -55,9 +56,9 @@ def layer_row(case: PlacementCase, layer: int, solved: Solved) -> dict[str, Any]
         "node_balance": node_balance(routing.loads[:, layer], slots, ground.shape.nodes),
         **dict.fromkeys(OPTIONAL_FIGURES),
         **exchange_row(case, routing.loads[:, layer], slots),
-        "moved_share": float((slots.ravel() != np.arange(slots.size) % experts).mean()),
+        "moved_share": moves / slots.size,
         "duplicates": int(has_duplicates(slots[None]).sum()),
-        "moves": None if current is None else count_moves(current[layer], slots),
+        "moves": moves,
     }
     if flows.sources is not None:
         row["cross_node_share"] = cross_node_share(slots, flows.sources[layer], ground.shape.nodes)
@@ -160,4 +161,31 @@ def change_from(
         "balance_before_max": float(before.max()),
         "balance_bound_mean": None if moved is None else moved.mean_bound,
         "optimal": None if moved is None else moved.optimal,
+    }
+
+
+def compared(case: PlacementCase, ours: Slots, ungrouped: Slots | None) -> list[dict[str, Any]]:
+    """Balance and moves of what is there at the start, of the greedy balancer, and of this placement.
+
+    With groups, `ungrouped` is a placement without them.
+    """
+    loads, shape, groups = case.routing.loads, case.ground.shape, case.limits.groups
+    mean_loads = loads.mean(axis=0)
+    greedy = np.stack([greedy_placement(load, shape, groups) for load in mean_loads])
+    start = "in use" if case.current is not None else "experts in order"
+    placements = [(start, case.start), ("greedy balancer", greedy), ("this placement", ours)]
+    if ungrouped is not None:
+        placements.append(("without groups", ungrouped))
+    return [_compared_row(name, case, slots) for name, slots in placements]
+
+
+def _compared_row(name: str, case: PlacementCase, slots: Slots) -> dict[str, Any]:
+    balance = gpu_share(case.routing.loads, slots).max(axis=1)
+    pairs = zip(case.start, slots, strict=True)
+    return {
+        "placement": name,
+        "balance_mean": float(balance.mean()),
+        "balance_max": float(balance.max()),
+        "moves": sum(count_moves(before, after) for before, after in pairs),
+        "duplicates": int(has_duplicates(slots).sum()),
     }

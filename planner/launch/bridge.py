@@ -65,10 +65,16 @@ def _overlap_values(launch: Launch) -> dict[str, object]:
     """The overlaps once more, in the section that overrides those of model and ddp where a recipe has it.
 
     megatron/bridge/training/comm_overlap.py, _apply_cfgs: what it does not name is off for tensor and expert
-    parallelism and on for data parallelism, whatever `model` and `ddp` say.
+    parallelism and on for data parallelism, whatever `model` and `ddp` say, and gradients are reduced 128 Mi
+    at a time.
     """
     execution, sharded = launch.execution, launch.layout.zero_stage >= 1
+    buckets = {}
+    if execution.dp_overlap:
+        size = launch.bucket_parameters
+        buckets = {"ddp.bucket_size": size, "comm_overlap.bucket_size": size}
     return {
+        **buckets,
         "comm_overlap.tp_comm_overlap": launch.layout.sequence_parallel and execution.tp_overlap,
         "comm_overlap.overlap_moe_expert_parallel_comm": execution.ep_overlap,
         "comm_overlap.overlap_grad_reduce": execution.dp_overlap,

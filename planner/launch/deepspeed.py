@@ -37,6 +37,11 @@ def deepspeed_config(launch: Launch, *, autotp: bool = False) -> dict[str, Any]:
     if layout.zero_stage >= 1:
         zero["overlap_comm"] = launch.execution.dp_overlap and layout.pp == 1
         zero["contiguous_gradients"] = True
+    buckets = DEEPSPEED.gradient_buckets
+    counts = buckets is not None and layout.zero_stage in buckets.zero_stages
+    if counts and launch.execution.bucket_mb is not None:
+        zero["reduce_bucket_size"] = launch.bucket_parameters
+        zero["allgather_bucket_size"] = launch.bucket_parameters
     document: dict[str, Any] = {
         "train_batch_size": inputs.global_batch,
         "train_micro_batch_size_per_gpu": layout.micro_batch,

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import FinishedPlan
+from meshwright.costmodel.constants.stacks import stack_constants
+from meshwright.costmodel.data_parallel import bucket_parameters
 from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.record import Framework
 from meshwright.planner.launch.ranks.placed import PlacedRanks, placed_ranks, planned_layout
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.execution_document import execution_of
 from meshwright.planner.request.executions import execution_options
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.runs.predicted import LayoutDoc, layout_from_document
@@ -29,6 +32,9 @@ class Launch:
     execution: Execution
     """Overlaps, dispatcher and graphs that the price assumes, so that the launch files ask for them."""
     placed: PlacedRanks
+    bucket_parameters: int
+    """Parameters whose gradients are reduced together, the framework's own number included; 0 where buckets
+    are not of a set size."""
 
     @property
     def inputs(self) -> PlanInputs:
@@ -60,13 +66,19 @@ def legal_launch(plan: Plan, framework: Framework) -> Launch:
     broken = _broken_rules(workload, layout)
     if broken:
         raise InfeasibleError(f"{framework.name} cannot start this plan.\n" + "\n".join(broken))
-    placed = placed_ranks(plan, framework)
-    return Launch(plan=plan, layout=layout, execution=execution, placed=placed)
+    bucket = bucket_parameters(workload, stack_constants(workload), layout_from_document(layout))
+    return Launch(
+        plan=plan,
+        layout=layout,
+        execution=execution,
+        placed=placed_ranks(plan, framework),
+        bucket_parameters=round(float(np.asarray(bucket))),
+    )
 
 
 def _execution(plan: Plan, framework: Framework) -> Execution:
     """The plan's own; the plainest of the framework where it was made for another, or says nothing."""
-    own = execution_of(plan.execution)
+    own = plan.execution
     inputs = plan.inputs
     if own is not None and inputs.framework == framework.name:
         return own

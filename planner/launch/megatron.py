@@ -267,6 +267,8 @@ def _optimizer_flags(launch: Launch) -> Flags:
         flags["--no-gradient-accumulation-fusion"] = True
     overlaps = launch.execution.dp_overlap
     flags["--overlap-grad-reduce"] = overlaps
+    if launch.execution.bucket_mb is not None:
+        flags["--ddp-bucket-size"] = launch.bucket_parameters
     # Megatron's other optimizers gather parameters by layer, on their own.
     flags["--overlap-param-gather"] = overlaps and sharded and optimizer != "muon"
     return flags

@@ -166,10 +166,16 @@ _PUBLISHED = {
 }
 """The catalog's name of what a flavor builds."""
 _EPSILON = {"norm_epsilon": "Norms add 1e-05 under the root (torchtitan's own registry)."}
+_BALANCE = {
+    "moe.router_bias": "Routers have a bias that balances experts (torchtitan's load_balance_coeff)."
+}
 _REGISTRY_DEVIATIONS: dict[tuple[str, str], dict[str, str]] = {
     ("deepseek_v3", "671B"): _EPSILON,
     ("deepseek_v3", "236B"): _EPSILON
+    | _BALANCE
     | {"rope.scaling.mscale": "YaRN's mscale is 1 (torchtitan's own registry)."},
+    ("gpt_oss", "20b"): _BALANCE,
+    ("gpt_oss", "120b"): _BALANCE,
 }
 """Where torchtitan/models/deepseek_v3/__init__.py departs from the published configuration."""
 _NAMES = """
@@ -226,7 +232,9 @@ def torchtitan_notes(model: ModelSpec) -> tuple[str, ...]:
 
 
 def _built_shortfalls(model: ModelSpec) -> Shortfalls:
-    differing = {}
+    differing: dict[str, str] = {}
+    if model.moe is not None and not model.moe.router_bias:
+        differing |= _BALANCE
     if model.norms_after_blocks:
         differing["norms_after_blocks"] = (
             "Norms come before attention and feed-forward, not after them."

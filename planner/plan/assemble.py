@@ -20,10 +20,10 @@ from meshwright.planner.plan.document import (
     Objective,
     Plan,
 )
-from meshwright.planner.plan.execution_document import execution_document
 from meshwright.planner.plan.idle import idle_document
 from meshwright.planner.plan.infeasible_document import Infeasible
 from meshwright.planner.plan.memory_risk import memory_risk_document
+from meshwright.planner.plan.placed_experts import placed_experts
 from meshwright.planner.plan.placement import group_placement
 from meshwright.planner.plan.solver_document import (
     ProofReport,
@@ -86,13 +86,11 @@ def plan_from_outcome(
             "status": outcome.status,
             "objective": objective,
             "layout": layout,
-            "execution": execution_document(execution),
+            "execution": execution,
             "predicted": predicted,
             "grades": grades(layout, predicted),
             "mapping": mapping_of_layout(workload, best),
-            "expert_placement": request.expert_loads.document(int(best.layout.ep))
-            if request.expert_loads is not None
-            else None,
+            "expert_placement": placed_experts(request, workload, best),
             "idle": idle,
             "memory_risk": memory_risk_document(request, predicted),
             "binding": [

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from meshwright.planner.plan.execution_document import ExecutionDoc
+from meshwright.costmodel.execution import Execution
 from meshwright.planner.runs.predicted import LayoutDoc
 
 BaselineKind = Literal["launch", "run", "plan"]
@@ -110,7 +110,7 @@ class BaselineDoc(BaseModel):
     tokens_per_s: float
     gpus: int
     layout: LayoutDoc
-    execution: ExecutionDoc
+    execution: Execution
     memory_gib: list[float]
     """Per pipeline stage, the peak on one GPU."""
     usable_hbm_gib: float

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from meshwright.costmodel.execution import Execution
 from meshwright.planner.plan.baseline_document import BaselineDoc
-from meshwright.planner.plan.execution_document import ExecutionChoice, ExecutionDoc
 from meshwright.planner.plan.infeasible_document import Infeasible
 from meshwright.planner.plan.solver_document import SolverReport
 from meshwright.planner.request.inputs import PlanInputs
@@ -147,6 +147,21 @@ class Expected(BaseModel):
     """Degrees of the plan of the least mean."""
 
 
+class ExecutionChoice(BaseModel):
+    """One choice that differs from plain, and the best plan without it."""
+
+    model_config = _DOC
+
+    choice: str
+    value: str | bool | float
+    step_time_s_without: float | None
+    """Of the fastest plan with the plain value of this choice; null where none was found."""
+    proven: bool
+    """Whether no plan without it is faster than that."""
+    installs: str = ""
+    """What has to be installed beside the framework."""
+
+
 class Plan(BaseModel):
     """One plan: a layout with its proof and its reasons, or the reason why there is none."""
 
@@ -156,7 +171,7 @@ class Plan(BaseModel):
     status: Status
     objective: Objective
     layout: LayoutDoc | None
-    execution: ExecutionDoc | None = None
+    execution: Execution | None = None
     """What the launch files set and the price assumes; null where it was not chosen yet."""
     choices: list[ExecutionChoice] | None = None
     """What each choice brings that is not plain, largest first; null where many plans are made at once."""

@@ -16,6 +16,7 @@ from meshwright.planner.plan.digest import with_digest
 from meshwright.planner.plan.document import Expected, Plan
 from meshwright.planner.plan.expected import SCENARIOS, expectation, is_quick
 from meshwright.planner.plan.exported_model import export_model
+from meshwright.planner.plan.gradient_buckets import with_gradient_buckets
 from meshwright.planner.plan.infeasible import explain_infeasible
 from meshwright.planner.plan.nodes import decide_on_nodes
 from meshwright.planner.plan.robustness import with_robustness
@@ -24,7 +25,10 @@ from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.certificate import Outcome
 from meshwright.planner.search.executions import search_executions
 from meshwright.planner.search.space import space_of
+from meshwright.planner.solvers.clock import within
 
+SEARCH_SHARE = 0.9
+"""Part of a time limit that the search may take; the rest is for verifying and writing the plan."""
 Progress = Callable[[str], None]
 
 
@@ -65,12 +69,13 @@ def make_plan(
     InternalError
         If the plan fails its own verification: a fault of the planner.
     """
-    plan = fastest_plan(request, progress, hedged=robustness, model_file=model_file)
-    # On the nodes that were chosen.
-    request = replace(request, cluster=plan.inputs.cluster, gpus=plan.inputs.gpus)
-    if choices:
-        plan = with_choices(request, plan, _searched_again)
-    plan = with_robustness(request, plan) if robustness else plan
+    with within(request.time_limit_s):
+        plan = fastest_plan(request, progress, hedged=robustness, model_file=model_file)
+        # On the nodes that were chosen.
+        request = replace(request, cluster=plan.inputs.cluster, gpus=plan.inputs.gpus)
+        if choices:
+            plan = with_choices(request, plan, _searched_again)
+        plan = with_robustness(request, plan) if robustness else plan
     return with_digest(plan)
 
 
@@ -85,6 +90,11 @@ def fastest_plan(
     those of `make_plan`. `hedged` says of a calibrated plan how it does over the posterior.
     """
     began = time.monotonic()
+    if request.time_limit_s is not None:
+        # Where the mean over a posterior counts, its scenarios are searched after the nominal one.
+        share = 0.5 if request.objective == "expected" and request.calibration else 1.0
+        limit_s = SEARCH_SHARE * share * request.time_limit_s
+        request = replace(request, time_limit_s=limit_s)
     decision = decide_on_nodes(request, lambda searched: _searched(searched, progress))
     request, settled = decision.request, decision.settled
     space = space_of(request)
@@ -124,11 +134,12 @@ def _over_posterior(request: PlanRequest, outcome: Outcome) -> tuple[Outcome, Ex
 
 
 def _searched(request: PlanRequest, progress: Callable[[str], None] | None) -> Outcome:
-    return search_executions(request, pricing_of, progress)
+    return with_gradient_buckets(request, search_executions(request, pricing_of, progress))
 
 
 def _searched_again(request: PlanRequest, likely: Layout) -> Outcome:
-    return search_executions(request, pricing_of, begin_with=likely)
+    outcome = search_executions(request, pricing_of, begin_with=likely)
+    return with_gradient_buckets(request, outcome)
 
 
 def _with_least_traffic(request: PlanRequest, outcome: Outcome) -> Outcome:

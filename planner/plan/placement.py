@@ -15,13 +15,12 @@ from meshwright.planner.mapping.choice.effective import placement_of
 from meshwright.planner.mapping.instance import assignment_of_ranks, instance_of
 from meshwright.planner.mapping.slots import Place
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.execution_document import execution_of
 from meshwright.planner.runs.prediction import planned_workload
 
 
 def workload_of_plan(plan: Plan) -> Workload:
     """What the cost model prices of a plan, run as it says, on all GPUs that were asked for."""
-    return planned_workload(plan.inputs, execution_of(plan.execution))
+    return planned_workload(plan.inputs, plan.execution)
 
 
 def matrix_arrays(matrix: Matrix) -> Matrices:

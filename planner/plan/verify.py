@@ -21,7 +21,6 @@ from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.matrices import ranks_on
 from meshwright.planner.mapping.choice.cut_limit import largest_cut_use
 from meshwright.planner.plan.document import Mapping, Plan
-from meshwright.planner.plan.execution_document import execution_of
 from meshwright.planner.plan.placement import group_placement
 from meshwright.planner.plan.recount import recounted_placement
 from meshwright.planner.request.plan_request import PlanRequest
@@ -45,7 +44,7 @@ def faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
             yield f"status {plan.status} without a layout"
         return
     layout = layout_from_document(plan.layout)
-    execution = execution_of(plan.execution)
+    execution = plan.execution
     all_gpus = request.workload() if execution is None else execution.applied(request.workload())
     workload = all_gpus.on(int(layout.gpus))
     yield from _split_faults(request, plan.layout)

@@ -7,6 +7,7 @@ from typing import Any
 
 from meshwright.planner.drawing.quantities import count, percent, seconds
 from meshwright.planner.report.view import (
+    COUNT,
     NUMBER,
     Block,
     Column,
@@ -15,12 +16,15 @@ from meshwright.planner.report.view import (
     Table,
     View,
     decimals,
+    line,
     percents,
 )
 
 Document = Mapping[str, Any]
 Pairs = list[tuple[str, str]]
 MOST_LAYERS = 12
+LEAST_GROUP_COST = 0.005
+"""Of balance: what groups cost below that is not worth a line."""
 _MEANS = {
     "nodes_per_token_mean": "nodes per token",
     "nodes_per_token_touched_mean": "the same, replicas by touched nodes",
@@ -53,7 +57,34 @@ def experts_view(document: Document) -> View:
     rows += [_drift(window) for window in document["drift"] or ()]
     layers = document["layers"]
     head = f"Layers ({min(MOST_LAYERS, len(layers))} of {len(layers)}, widest gaps)"
-    return [Facts(rows), Heading(head), _widest_gaps(layers)]
+    view: View = [Facts(rows), Heading("Against the start"), _compared(document["compared"])]
+    view += _groups_cost(document)
+    return [*view, Heading(head), _widest_gaps(layers)]
+
+
+def _compared(rows: list[Document]) -> Block:
+    columns = {
+        "placement": Column("placement"),
+        "balance_mean": Column("balance", decimals(4)),
+        "balance_max": Column("worst layer", decimals(4)),
+        "moves": Column("moves", COUNT),
+        "duplicates": Column("twice on a GPU", COUNT),
+    }
+    return Table(list(columns.values()), [[row[name] for name in columns] for row in rows])
+
+
+def _groups_cost(document: Document) -> View:
+    """What whole groups cost in balance, where that is no trifle."""
+    balance = {row["placement"]: row["balance_mean"] for row in document["compared"]}
+    without = balance.get("without groups")
+    if without is None or balance["this placement"] < without * (1 + LEAST_GROUP_COST):
+        return []
+    cost = percent(balance["this placement"] / without - 1)
+    words = (
+        f"{count(document['groups'])} groups kept whole cost {cost} of balance: {without:.4f} without them "
+        "(--groups 1), at more nodes a token"
+    )
+    return [line(words)]
 
 
 def _balance(document: Document) -> Pairs:

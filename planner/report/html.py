@@ -1,9 +1,15 @@
-"""Views as HTML, in a page that needs nothing else: it loads nothing and runs nothing."""
+"""Views as HTML, in a page that needs nothing else: it loads nothing, and runs what lies in it alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import hashlib
+import json
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
+from importlib import resources
+from typing import Any
 
 from meshwright.planner.report.view import (
     Bar,
@@ -17,45 +23,106 @@ from meshwright.planner.report.view import (
     View,
 )
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""Nothing is loaded and nothing runs."""
-_STYLE = """
-body{margin:0;background:#f8fafc;color:#0f172a;font:15px/1.5 Inter,'Helvetica Neue',Arial,sans-serif}
-main{max-width:1240px;margin:0 auto;padding:32px 24px 64px}
-h1{font-size:26px;margin:0 0 4px}h2{font-size:18px;margin:0 0 10px}
-p{margin:6px 0}section{background:#fff;border:1px solid #e2e8f0;border-radius:10px;padding:18px 20px;
-margin:18px 0;overflow-x:auto}
-.cards{display:flex;flex-wrap:wrap;gap:12px;margin:18px 0}
-.card{background:#fff;border:1px solid #e2e8f0;border-radius:10px;padding:12px 18px;min-width:130px}
-.card b{display:block;font-size:22px}.card span{color:#475569}
-table{border-collapse:collapse;font-variant-numeric:tabular-nums}
-th{text-align:right;font-weight:600;color:#475569;border-bottom:1px solid #cbd5e1}
-th,td{padding:4px 14px 4px 0;vertical-align:top}td{text-align:right}
-th.left,td.left{text-align:left}
-dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 18px;margin:6px 0}
-dt{color:#475569}dd{margin:0;overflow-wrap:anywhere}
-.bar{display:inline-block;width:160px;height:10px;background:#e2e8f0;border-radius:5px;overflow:hidden}
-.bar i{display:block;height:100%;background:#2563a8}.bar.over i{background:#b3261e}
-pre{font-size:12px;overflow-x:auto}summary{cursor:pointer;font-weight:600}svg{max-width:100%;height:auto}
-@media print{body{background:#fff}section,.card{break-inside:avoid}}
-"""
+LIBRARY, STYLE, SCRIPT = "echarts.min.js", "page.css", "page.js"
+"""Files of the `page` folder that every page holds; the first is Apache ECharts as it is published."""
 
 
-def page(title: str, words: str, cards: Sequence[tuple[str, str]], sections: Iterable[str]) -> str:
-    """A whole page: a title, a line under it, figures (what, value) and sections that are HTML already."""
-    figures = "".join(
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of a page under its title: a sentence, controls, charts, and tables that may be folded."""
+
+    key: str
+    """Of its place in the page."""
+    title: str
+    words: str = ""
+    before: str = ""
+    """HTML above the charts."""
+    charts: Sequence[tuple[str, int]] = ()
+    """(name in the page's script, height in pixels)."""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    """What the charts draw, by name."""
+    more: str = ""
+    """HTML below the charts; folded up where there are charts."""
+    folded: str = ""
+    """What the fold is called; by default `Tables`."""
+
+    def html(self) -> str:
+        """The text of the section."""
+        parts = [f"<h2>{escape(self.title)}</h2>"] if self.title else []
+        parts += [f"<p>{escape(self.words)}</p>"] if self.words else []
+        parts.append(self.before)
+        if self.charts:
+            label = escape(f"{self.title}. {self.words}", quote=True)
+            places = (
+                f'<div class="chart" id="chart-{name}" role="img" aria-label="{label}" '
+                f'style="height:{height}px"></div>'
+                for name, height in self.charts
+            )
+            parts.append(f'<div class="charts">{"".join(places)}</div>')
+        if self.more:
+            more = f'<div class="wide">{self.more}</div>'
+            name = self.folded or ("Tables" if self.charts else "")
+            kind = ' class="document"' if self.folded else ""
+            fold = f"<details{kind}><summary>{escape(name)}</summary>{more}</details>"
+            parts.append(fold if name else more)
+        return f'<section id="{self.key}">{"".join(parts)}</section>'
+
+
+def page(
+    title: str,
+    words: str,
+    headline: str,
+    cards: Sequence[tuple[str, str]],
+    parts: Sequence[Section],
+) -> str:
+    """A whole page.
+
+    Parameters
+    ----------
+    title, words
+        What it is about, in a few words and in a line.
+    headline
+        The answer, in a sentence.
+    cards
+        Figures: (what, value).
+    parts
+        The sections; where none has figures the page holds no script.
+    """
+    figures = {name: figure for part in parts for name, figure in part.figures.items()}
+    cards_html = "".join(
         f'<div class="card"><b>{escape(value)}</b><span>{escape(what)}</span></div>'
         for what, value in cards
     )
-    body = "\n".join(f"<section>{section}</section>" for section in sections)
+    links = "".join(
+        f'<li><a href="#{part.key}">{escape(part.title)}</a></li>' for part in parts if part.charts
+    )
+    body = "\n".join(part.html() for part in parts)
+    scripts = [_asset(LIBRARY), _asset(SCRIPT)] if figures else []
+    data = json.dumps(figures, separators=(",", ":")).replace("<", "\\u003c")
+    tail = f'<script type="application/json" id="figures">{data}</script>\n' if figures else ""
+    tail += "".join(f"<script>{script}</script>\n" for script in scripts)
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy(scripts)}">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n"
-        f'<body><main><h1>{escape(title)}</h1><p>{escape(words)}</p><div class="cards">{figures}</div>\n'
-        f"{body}\n</main></body></html>\n"
+        f"<title>{escape(title)}</title><style>{_asset(STYLE)}</style></head>\n"
+        f'<body><main><h1>{escape(title)}</h1><p class="soft">{escape(words)}</p>'
+        f'<p class="headline">{escape(headline)}</p><div class="cards">{cards_html}</div>\n'
+        f'<nav aria-label="Sections"><ul>{links}</ul></nav>\n'
+        f"{body}\n</main>\n{tail}</body></html>\n"
     )
+
+
+def _asset(name: str) -> str:
+    """A file of the `page` folder."""
+    return resources.files(__package__).joinpath("page", name).read_text(encoding="utf-8")
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    """Nothing is loaded, and nothing runs but these scripts."""
+    hashes = (b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes) or "'none'"
+    return f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}"
 
 
 def section_html(title: str, view: View) -> str:

@@ -1,38 +1,80 @@
-"""A plan as one page: figures, reasons, pictures, and the document itself."""
+"""A plan as one page for people: what it brings, charts, what-if controls, and all figures as tables.
+
+The page is whole in itself: the chart library (Apache ECharts) lies in it, nothing is loaded.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from html import escape
+from typing import Any
 
-from meshwright.errors import InfeasibleError, InputError
+from meshwright.errors import InfeasibleError
+from meshwright.planner.analysis.near_optimal import NearLayout, near_optimal
 from meshwright.planner.analysis.neighbours import neighbours
-from meshwright.planner.analysis.timeline import Trace, trace_of
-from meshwright.planner.analysis.traffic import plan_traffic, traffic_document
-from meshwright.planner.drawing.quantities import count, percent, seconds
-from meshwright.planner.launch.ranks.texts import plan_picture
+from meshwright.planner.analysis.traffic import PlanTraffic, plan_traffic, traffic_document
+from meshwright.planner.drawing.quantities import count, percent, rounded_seconds
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.texts import plan_text
-from meshwright.planner.report.explain_view import neighbours_view, reasons_view
-from meshwright.planner.report.html import page, section_html
+from meshwright.planner.report.baseline_view import baseline_view, headline
+from meshwright.planner.report.explain_view import bounds_in_words, neighbours_view, reasons_view
+from meshwright.planner.report.html import Section, page, section_html
+from meshwright.planner.report.page_figures import (
+    Figures,
+    breakdown_figures,
+    memory_figures,
+    near_figures,
+    pipeline_figures,
+    rank_figures,
+    roofline_figures,
+    traffic_figures,
+    waterfall_figures,
+    what_if_figures,
+)
 from meshwright.planner.report.plan_view import plan_view
-from meshwright.planner.report.timeline_picture import timeline_svg
 from meshwright.planner.report.traffic_view import traffic_view
 from meshwright.planner.report.view import Bullets, Heading, View, sections
 
-MOST_PASSES_DRAWN = 8_000
-MOST_RANKS_DRAWN = 16_384
+_FIGURES = (
+    ("step", "a step"),
+    ("throughput", "tokens/s"),
+    ("mfu", "MFU"),
+    ("memory", "GiB on the fullest GPU"),
+)
+"""Of a plan that was made beforehand, with their names on the page."""
 
 
-def plan_page(plan: Plan) -> str:
-    """The HTML text; nothing in it runs or is loaded from elsewhere."""
+def plan_page(plan: Plan, what_if: Mapping[str, Any] | None = None) -> str:
+    """The HTML text.
+
+    Parameters
+    ----------
+    plan
+        Of any status.
+    what_if
+        Plans for other inputs, as `planner.many.sweep.what_if` gives them: the page has controls over them.
+    """
     inputs = plan.inputs
     title = f"{inputs.model.name} on {inputs.cluster.name}"
     words = (
         f"{count(inputs.gpus)} GPUs ({inputs.cluster.device.name}), {count(inputs.global_batch)} sequences "
         f"of {count(inputs.seq_len)} tokens a step, {inputs.precision}, {inputs.framework}"
     )
-    return page(title, words, _cards(plan), _sections(plan))
+    charts = list(_charts(plan, what_if))
+    return page(title, words, _headline(plan), _cards(plan), [*charts, *_tables(plan)])
+
+
+def _headline(plan: Plan) -> str:
+    if plan.predicted is None:
+        return f"There is no plan: {plan.status}."
+    if plan.baseline is not None:
+        return f"{headline(plan)}."
+    predicted = plan.predicted
+    tokens = count(predicted.tokens_per_s_per_gpu * plan.inputs.gpus)
+    proof = "the fastest of all layouts under this cost model"
+    if plan.status != "optimal":
+        proof = "that it is the fastest is not proven"
+    return f"{rounded_seconds(predicted.step_time_s)} a step, {tokens} tokens/s; {proof}."
 
 
 def _cards(plan: Plan) -> list[tuple[str, str]]:
@@ -40,7 +82,7 @@ def _cards(plan: Plan) -> list[tuple[str, str]]:
     if plan.predicted is not None:
         predicted = plan.predicted
         cards += [
-            ("a step", seconds(predicted.step_time_s)),
+            ("a step", rounded_seconds(predicted.step_time_s)),
             ("tokens/s on a GPU", count(predicted.tokens_per_s_per_gpu)),
             ("TFLOP/s on a GPU", f"{predicted.tflops_per_gpu:.1f}"),
             ("MFU", percent(predicted.mfu)),
@@ -49,50 +91,183 @@ def _cards(plan: Plan) -> list[tuple[str, str]]:
     return cards
 
 
-def _sections(plan: Plan) -> Iterator[str]:
-    for title, blocks in sections([*_warnings(plan), *plan_view(plan)]):
-        yield section_html(title, blocks)
-        if title == "Layout":
-            yield from _pictures(plan)
-    reasons = reasons_view(plan)
+def _charts(plan: Plan, what_if: Mapping[str, Any] | None) -> Iterator[Section]:
+    """The sections with charts; none without a layout."""
+    if plan.layout is None or plan.predicted is None:
+        return
+    if plan.baseline is not None:
+        waterfall = waterfall_figures(plan.baseline)
+        bars = 0 if waterfall is None else len(waterfall["bars"])
+        yield Section(
+            key="today",
+            title="Against today",
+            words="From today's step to the plan's, one change after the other.",
+            charts=[("waterfall", 60 + 34 * bars)] if waterfall is not None else [],
+            figures={"waterfall": waterfall},
+            more=section_html("", baseline_view(plan)[1:]),
+        )
+    experts = plan.inputs.model.moe is not None
+    if what_if is not None:
+        yield _what_if_section(what_if_figures(what_if, experts=experts))
+    traffic = _traffic_of(plan)
+    parts = breakdown_figures(plan.predicted)
+    yield Section(
+        key="step",
+        title="Where the step goes",
+        words=_sentence(bounds_in_words(plan)[0]),
+        charts=[("breakdown", 50 + 28 * len(parts))],
+        figures={"breakdown": parts},
+    )
+    yield from _pipeline_section(plan)
+    memory = memory_figures(plan, plan.predicted)
+    yield Section(
+        key="memory",
+        title="Memory of each stage",
+        words=_sentence(bounds_in_words(plan)[-1]),
+        charts=[("memory", 360)],
+        figures={"memory": memory},
+    )
+    if traffic is not None:
+        yield from _fabric_sections(plan, traffic)
+    yield _near_section(near_optimal(plan), experts=experts)
+
+
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}."
+
+
+def _traffic_of(plan: Plan) -> PlanTraffic | None:
+    try:
+        return plan_traffic(plan)
+    except InfeasibleError:
+        return None
+
+
+def _what_if_section(figures: Figures) -> Section:
+    """Controls over the plans that were made beforehand, and what they come to."""
+    selects = []
+    for axis in figures["axes"]:
+        options = "".join(
+            f'<option value="{index}"{" selected" if index == axis["now"] else ""}>{escape(shown)}</option>'
+            for index, shown in enumerate(axis["shown"])
+        )
+        selects.append(f"<label>{escape(axis['title'])}<select>{options}</select></label>")
+    cards = "".join(
+        f'<div class="card"><b data-figure="{name}">-</b><span>{words}</span></div>'
+        for name, words in _FIGURES
+    )
+    return Section(
+        key="what-if",
+        title="What if",
+        words=(
+            "Each choice below is a plan of its own, made beforehand with the same formulas. Where two "
+            "changes were not planned together, the others go back to the plan's."
+        ),
+        before=(
+            f'<div class="controls" id="controls">{"".join(selects)}'
+            '<button type="button" id="what-if-reset">Back to the plan</button></div>'
+            f'<div class="cards" aria-live="polite">{cards}</div>'
+            '<p data-figure="layout">-</p><p class="soft" id="what-if-status"></p>'
+        ),
+        charts=[("variants", 300)],
+        figures={"what_if": figures},
+    )
+
+
+def _pipeline_section(plan: Plan) -> Iterator[Section]:
+    figures = pipeline_figures(plan)
+    if figures is None or plan.layout is None:
+        return
+    ranks = len(figures["busy_s"])
+    idle = 1 - sum(figures["busy_s"]) / (ranks * figures["seconds"])
+    words = f"Grey is idle: {percent(idle)} of the ranks' time in what is drawn."
+    if figures["period_s"] is not None:
+        turns = round(figures["steady_s"] / figures["period_s"])
+        words += f" Between warm-up and cool-down the period shown repeats {count(turns)} times."
+    if figures["micro_batches"] != plan.layout.num_micro_batches:
+        drawn, whole = count(figures["micro_batches"]), count(plan.layout.num_micro_batches)
+        words += f" Played with {drawn} of the {whole} micro-batches."
+    yield Section(
+        key="pipeline",
+        title="The pipeline",
+        words=words,
+        charts=[("pipeline", 110 + max(90, min(ranks * 18, 640)))],
+        figures={"pipeline": figures},
+    )
+
+
+def _fabric_sections(plan: Plan, traffic: PlanTraffic) -> Iterator[Section]:
+    grid = rank_figures(plan, traffic)
+    if grid is not None:
+        options = "".join(f"<option>{axis}</option>" for axis in grid["axes"])
+        rows = -(-len(grid["rank"]) // grid["columns"])
+        yield Section(
+            key="ranks",
+            title="The ranks on the fabric",
+            words=(
+                f"A cell is a GPU, {count(grid['columns'])} in a row, node after node; its colour is the "
+                "place of its rank on an axis."
+            ),
+            before=(
+                '<div class="controls"><label>colour by<select id="rank-axis">'
+                f"{options}</select></label></div>"
+            ),
+            charts=[("ranks", 90 + max(60, min(rows * 20, 520)))],
+            figures={"ranks": grid},
+        )
+    figures = traffic_figures(traffic)
+    if figures["levels"]:
+        yield Section(
+            key="traffic",
+            title="Traffic",
+            words=(
+                "Left, what one GPU sends over each level of the fabric, and the share of the step that its "
+                "links work. Right, who sends how much to whom, on a logarithmic scale."
+            ),
+            charts=[("levels", 110 + 40 * len(figures["levels"])), ("matrix", 440)],
+            figures={"traffic": figures},
+            more="\n".join(
+                section_html(title, blocks)
+                for title, blocks in sections(traffic_view(traffic_document(traffic)))
+            ),
+        )
+    yield Section(
+        key="roofline",
+        title="Roofline",
+        words=(
+            "The large matrix products of one micro-batch on one GPU, as the cost model prices them, under "
+            "the nominal peaks of the device."
+        ),
+        charts=[("roofline", 380)],
+        figures={"roofline": roofline_figures(traffic)},
+    )
+
+
+def _near_section(layouts: list[NearLayout], *, experts: bool) -> Section:
+    return Section(
+        key="near",
+        title="Layouts near the optimum",
+        words=(
+            f"{count(len(layouts))} layouts, a few changes away from the plan, that keep every rule; the "
+            "front are those that none beats in both time and memory. Only the plan is proven."
+        ),
+        charts=[("near", 400)],
+        figures={"near": near_figures(layouts, experts=experts)},
+    )
+
+
+def _tables(plan: Plan) -> Iterator[Section]:
+    """All figures as tables, and the document."""
+    view = [*_warnings(plan), *plan_view(plan), *reasons_view(plan)]
     if plan.layout is not None:
-        reasons += neighbours_view(neighbours(plan))
-        reasons += traffic_view(traffic_document(plan_traffic(plan)))
-    for title, blocks in sections(reasons):
-        yield section_html(title, blocks)
-    document = escape(plan_text(plan))
-    yield f"<details><summary>The plan's document</summary><pre>{document}</pre></details>"
+        view += neighbours_view(neighbours(plan))
+    drawn = ("Against today",)
+    for index, (title, blocks) in enumerate(sections(view)):
+        if title not in drawn:
+            yield Section(key=f"table-{index}", title=title, more=section_html("", blocks))
+    document = f"<pre>{escape(plan_text(plan))}</pre>"
+    yield Section(key="document", title="", more=document, folded="The plan's document")
 
 
 def _warnings(plan: Plan) -> View:
     return [Heading("Warnings"), Bullets(plan.warnings)] if plan.warnings else []
-
-
-def _pictures(plan: Plan) -> Iterator[str]:
-    trace = _drawable(plan)
-    if trace is not None and plan.layout is not None:
-        part = ""
-        if trace.num_micro_batches != plan.layout.num_micro_batches:
-            of_all = count(plan.layout.num_micro_batches)
-            part = f", the first {trace.num_micro_batches} of {of_all}"
-        yield f"<h2>The pipeline{part}</h2>{timeline_svg(trace)}"
-    if plan.inputs.gpus <= MOST_RANKS_DRAWN:
-        try:
-            picture = plan_picture(plan)
-        except InfeasibleError as error:
-            picture = f"<p>{escape(str(error))}</p>"
-        yield f"<h2>The ranks on the fabric</h2>{picture}"
-
-
-def _drawable(plan: Plan) -> Trace | None:
-    """As many micro-batches, in whole rounds of the ranks, as a picture takes; None without a pipeline."""
-    layout = plan.layout
-    if layout is None or layout.pp == 1:
-        return None
-    limit = MOST_PASSES_DRAWN // (3 * layout.pp * layout.vpp)
-    if layout.num_micro_batches <= limit:
-        return trace_of(plan)
-    try:
-        return trace_of(plan, max(1, limit // (2 * layout.pp)) * 2 * layout.pp)
-    except InputError:
-        return None

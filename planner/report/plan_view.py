@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from meshwright.costmodel.layout import AXES
 from meshwright.costmodel.memory.footprint import usable_hbm_gib
@@ -41,6 +42,7 @@ def plan_view(plan: Plan) -> View:
     if plan.layout is not None:
         view += layout_view(plan.layout, plan.mapping)
         view += execution_view(plan)
+        view += placed_experts_view(plan)
     if plan.predicted is not None:
         view += prediction_view(plan.predicted, workload_of_plan(plan))
         view += grades_view(plan)
@@ -91,8 +93,9 @@ def execution_view(plan: Plan) -> View:
     """How the plan is run, and what each choice brings."""
     if plan.execution is None:
         return []
-    settings = plan.execution.model_dump()
-    words = [f"{name} {_setting(value)}" for name, value in settings.items()]
+    settings = asdict(plan.execution)
+    set_ones = {name: value for name, value in settings.items() if value is not None}
+    words = [f"{name} {_setting(value)}" for name, value in set_ones.items()]
     view: View = [line(), Facts([("execution", ", ".join(words))])]
     if not plan.choices:
         return view
@@ -116,9 +119,25 @@ def execution_view(plan: Plan) -> View:
     return [*view, Heading("What each choice brings"), Table(columns, rows)]
 
 
-def _setting(value: str | bool) -> str:
+def _setting(value: str | bool | float) -> str:
     """A setting as it is pinned."""
-    return ("off", "on")[value] if isinstance(value, bool) else value
+    if isinstance(value, bool):
+        return ("off", "on")[value]
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+def placed_experts_view(plan: Plan) -> View:
+    """What the placement of experts brings in the step."""
+    steps = (plan.expert_placement or {}).get("step_time_s")
+    if not isinstance(steps, dict) or "in_order" not in steps:
+        return []
+    words = {
+        "in_order": "in their own order",
+        "by_load": "placed by load alone",
+        "as_placed": "as placed",
+    }
+    rows = [[text, steps[name]] for name, text in words.items()]
+    return [Heading("Where experts lie"), Table([Column("experts"), Column("step", SECONDS)], rows)]
 
 
 def binding_view(binding: Sequence[Binding]) -> View:

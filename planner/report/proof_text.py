@@ -35,6 +35,7 @@ def space_text(space: SpaceReport) -> str:
         f"up to {space.gpus} GPUs",
         _MAPPINGS[space.mapping],
         "every split of the layers (interleaved: those even in every virtual stage but for the ends)",
+        "gradient buckets of the framework's own size",
     ]
     if space.expert_gap is not None:
         parts.append(_experts_text(space.expert_gap))

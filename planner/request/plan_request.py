@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from meshwright.cluster_specs.fabric import is_irregular
 from meshwright.cluster_specs.schema import ClusterSpec
@@ -207,6 +207,15 @@ class PlanRequest:
         margin = memory_margin(self.memory_risk, peak_memory_band(workload))
         workload = replace(workload, memory_margin=margin)
         return (execution or self.plainest).applied(workload)
+
+    @staticmethod
+    def of_inputs(inputs: PlanInputs, **changes: Any) -> PlanRequest:
+        """The request that a plan's inputs were written from, with other fields where `changes` says so.
+
+        Raises InputError where they contradict.
+        """
+        fields = {name: getattr(inputs, name) for name in PlanInputs.model_fields}
+        return PlanRequest(**{**fields, **changes})
 
     def inputs(self) -> PlanInputs:
         """The part of the request that decides the plan, as the plan document carries it."""

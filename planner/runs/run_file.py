@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.constants.calibration import Calibration
+from meshwright.costmodel.constants.stacks import stack_constants
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Overlap, Workload
 from meshwright.documents.reader import parse_mapping, read_text
@@ -199,9 +200,14 @@ def _run(
         fused_norm=recipe_switch(settings.recipe, "fused_rmsnorm"),
         fp8_parameters=_fp8_parameters(settings),
         fused_loss=settings.fused_loss,
+        keeps_gathered_inputs=settings.keeps_gathered_inputs
+        or recipe_switch(settings.recipe, "tp_recompute_allgather") is False,
         flushes=settings.flushes,
         calibration=calibration,
     )
+    if settings.bucket_parameters is not None:
+        bucket_bytes = settings.bucket_parameters * stack_constants(workload).gradient_bytes
+        workload = replace(workload, bucket_mb=bucket_bytes / 1e6)
     return Run(
         id=doc.id or default_id,
         source=doc.source,

@@ -160,6 +160,16 @@ class SettingsDoc(BaseModel):
         description="Whether cross entropy is Transformer Engine's one kernel over 16-bit logits; the "
         "software stack's where absent.",
     )
+    keeps_gathered_inputs: Flag = Field(
+        default=False,
+        description="Whether sequence parallelism keeps the gathered inputs of column-parallel products; "
+        "rows of sources: recipe.tp_recompute_allgather: false (nanotron).",
+    )
+    bucket_parameters: Annotated[int, Field(strict=True, ge=1, le=10**12)] | None = Field(
+        default=None,
+        description="Parameters whose gradients are reduced together (Megatron's --ddp-bucket-size, "
+        "DeepSpeed's reduce_bucket_size); the software stack's own number where absent.",
+    )
     flushes: Degree = Field(
         default=1,
         description="Times that the pipeline fills and drains in a step, for instance once a local batch.",

@@ -96,6 +96,8 @@ class RegretGroup:
     fastest: str
     regret_pct: float
     """Measured time of the chosen row, or the mean of the tied ones, over the best measured time, minus 1."""
+    least_pct: float
+    """The least regret among all sets of tied rows: no order of these predictions would do better."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,10 +274,12 @@ def _regret(group: Sequence[tuple[ScoredRow, Run, float]]) -> RegretGroup:
     fastest_row, run, fastest_s = min(group, key=lambda member: member[2])
     if ranked:
         predicted_s, chosen_row, _ = min(ranked, key=lambda member: member[0])
-        tied_s = [measured_s for time_s, _, measured_s in ranked if time_s <= predicted_s * EQUAL]
+        tied_s = _tied_s(ranked, predicted_s)
+        least_s = min(float(np.mean(_tied_s(ranked, time_s))) for time_s, _, _ in ranked)
     else:
         chosen_row, _, slowest_s = max(group, key=lambda member: member[2])
         tied_s = [slowest_s]
+        least_s = slowest_s
     return RegretGroup(
         model=run.workload.model.name,
         device=run.workload.cluster.device.name,
@@ -287,7 +291,17 @@ def _regret(group: Sequence[tuple[ScoredRow, Run, float]]) -> RegretGroup:
         tied=len(tied_s),
         fastest=fastest_row.id,
         regret_pct=100.0 * (float(np.mean(tied_s)) / fastest_s - 1.0),
+        least_pct=100.0 * (least_s / fastest_s - 1.0),
     )
+
+
+def _tied_s(ranked: Sequence[tuple[float, ScoredRow, float]], predicted_s: float) -> list[float]:
+    """Measured times of the rows whose predicted time is this one."""
+    return [
+        measured_s
+        for time_s, _, measured_s in ranked
+        if predicted_s / EQUAL <= time_s <= predicted_s * EQUAL
+    ]
 
 
 def _regret_sums(groups: Sequence[RegretGroup]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from meshwright.planner.search.branches import Branch
 from meshwright.planner.search.certificate import Certificate, Outcome
 from meshwright.planner.search.exhaustive import search_exhaustively
 from meshwright.planner.search.loop import LayoutSearch, Progress
+from meshwright.planner.search.params import SearchParams
 from meshwright.planner.search.pricing import Pricing
 from meshwright.planner.search.space import Space, space_of
 
@@ -25,6 +26,7 @@ def search_executions(
     *,
     begin_with: Layout | None = None,
     most_priced: int | None = None,
+    params: SearchParams | None = None,
 ) -> Outcome:
     """The best layouts of a request under any execution that it may choose.
 
@@ -40,6 +42,8 @@ def search_executions(
         A layout that is likely good, priced first.
     most_priced
         Layouts that the search may price.
+    params
+        How far the search goes at a time.
     """
     branches = branches_of(request, pricing_of)
     if not branches:
@@ -55,6 +59,7 @@ def search_executions(
         begin_with=begin_with,
         most_priced=most_priced,
         progress=progress,
+        params=params,
         routing=None if request.expert_loads is None else request.expert_loads.routing(),
     ).run()
 

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.cluster_specs.schema import ClusterSpec, MeasuredLevelSpec
+from meshwright.costmodel.collectives.alpha_beta import OPERATIONS
 from meshwright.costmodel.collectives.nccl import (
-    OPERATIONS,
     IsolatedFabric,
     collective_time,
     double_tree_all_reduce_s,
@@ -173,3 +173,12 @@ def test_time_grows_with_the_buffer_and_never_vanishes(operation: Any) -> None:
         collective_time(operation, 0, fabric)
     with pytest.raises(ValueError, match="two members"):
         collective_time(operation, 1, replace(fabric, members=np.array([1])))
+
+
+def test_what_was_measured_on_a_machine_goes_before_its_kind() -> None:
+    """As in a step (`rates.links_of`): nccl-tests at half the nominal rate across nodes."""
+    level = MeasuredLevelSpec(
+        level="fabric", collective="all_gather", gpus=16, bus_gb_per_s=200.0, attained_fraction=0.5
+    )
+    own = cluster("h100").model_copy(update={"measured": (level,)})
+    assert isolated_fabric(own, 16).links.bytes_per_s[1] == pytest.approx(0.5 * 50 * GB)

@@ -9,10 +9,17 @@ import pytest
 
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.collectives.on_levels import long_ring_pass_s
-from meshwright.costmodel.data_parallel import data_parallel_traffic, passes_of_a_step
+from meshwright.costmodel.data_parallel import (
+    DataParallelTraffic,
+    data_parallel_traffic,
+    exposed_s,
+    largest_useful_window_s,
+    passes_of_a_step,
+)
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.memory.states import state_bytes_per_parameter
+from meshwright.costmodel.pipeline.schedules import Schedule
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import exact_step, make_context
 from meshwright.costmodel.workload import Overlap, Workload
@@ -97,3 +104,38 @@ def test_a_tied_table_is_reduced_between_first_and_last_stage() -> None:
     table_bytes = 4 * (50_257 + 1024) * 1600
     sent_s = table_bytes / float(c.links.bytes_per_s[1])
     assert float(np.asarray(tied_s - apart_s)) == pytest.approx(sent_s, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "vpp", "micro_batches", "beside"),
+    [
+        (Schedule.ONE_F_ONE_B, 1, 16, 1.0),
+        (Schedule.ONE_F_ONE_B, 4, 16, 6.0),  # 3 of 4 chunks of the last 8 micro-batches
+        (Schedule.ONE_F_ONE_B, 4, 4, 3.0),
+        (Schedule.BREADTH_FIRST, 4, 16, 12.0),
+        (Schedule.ZBV, 2, 16, 1.0),
+    ],
+)
+def test_gradients_of_a_chunk_leave_beside_the_chunks_before_it(
+    schedule: Schedule, vpp: int, micro_batches: int, beside: float
+) -> None:
+    """100 s of traffic beside micro-batches of 2 s each; an eighth of what is hidden slows the compute."""
+    layout = Layout(
+        pp=8, dp=8, zero_stage=1, vpp=vpp, num_micro_batches=micro_batches, schedule=int(schedule)
+    )
+    c = context(layout)
+    slow_down = c.constants.framework.dp_interference
+    seconds = float(np.asarray(exposed_s(c, DataParallelTraffic(100.0, 1.0), 2.0)))
+    assert seconds == pytest.approx(100.0 - (1.0 - slow_down) * 2.0 * beside)
+
+
+def test_traffic_of_the_last_chunk_stays_exposed() -> None:
+    """A quarter of it, where one chunk of a rank leaves a bucket of 40 M parameters, a hundredth."""
+    whole = context(Layout(pp=8, dp=8, zero_stage=1, num_micro_batches=16))
+    by_chunk = context(Layout(pp=8, dp=8, zero_stage=1, vpp=4, num_micro_batches=16))
+    one, several = (data_parallel_traffic(c, 4e9, 0.0) for c in (whole, by_chunk))
+    assert np.asarray(several.tail_s) == pytest.approx(np.asarray(several.seconds) / 4)
+    assert np.asarray(one.tail_s) == pytest.approx(np.asarray(one.seconds) / 100)
+    useful_s = largest_useful_window_s(by_chunk, several)
+    around = [np.asarray(exposed_s(by_chunk, several, x * useful_s)) for x in (0.9, 1.0, 1.1)]
+    assert around[1] < min(around[0], around[2])

@@ -132,3 +132,20 @@ def test_weights_kept_in_fp8_need_no_wide_copy() -> None:
     kept = replace(wide, fp8_parameters=True)
     assert float(np.asarray(state_bytes(wide, LAYOUT, 64)[0])) == 4.0
     assert float(np.asarray(state_bytes(kept, LAYOUT, 64)[0])) == 2.0
+
+
+def test_fp32_sums_lie_beside_16_bit_gradients() -> None:
+    """nanotron: 2 + 4 bytes, whether or not there is anyone to reduce them with."""
+    work = replace(WORK, framework="nanotron")
+    assert float(np.asarray(state_bytes(work, LAYOUT, 1)[1])) == 6.0
+
+
+def test_gathered_inputs_are_kept_where_the_run_says_so() -> None:
+    """Two products of a layer: 2 (1 - 1/8) of 2 bytes an element, whole instead of an eighth."""
+    layout = replace(LAYOUT, tp=8, sequence_parallel=True)
+    again = replace(WORK, framework="nanotron")
+    kept = replace(again, keeps_gathered_inputs=True)
+    more, less = (activation_bytes_per_layer(w, layout, experts=False)[0] for w in (kept, again))
+    tokens = layout.micro_batch * WORK.seq_len
+    extra = 2 * 2 * WORK.model.hidden * tokens * 7 / 8
+    assert np.asarray(more) - less == pytest.approx(extra)

@@ -7,14 +7,18 @@ from collections.abc import Iterator
 
 import pytest
 
+from meshwright.costmodel.execution import Execution
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.catalog import FRAMEWORK_NAMES, RECORDS
 from meshwright.frameworks.record import Framework, FrameworkName
+from meshwright.model_specs.reader import read_model
+from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.execution_document import ExecutionDoc
 from tests.frameworks.test_records import settings_of
 from tests.oracles.random_plans import random_plan
+from tests.places import DATA
+from tests.plans import make_plan
 
 PLANS = 250
 FROM_MAPPINGS = "--use-tp-pp-dp-mapping"
@@ -22,10 +26,10 @@ FROM_MAPPINGS = "--use-tp-pp-dp-mapping"
 
 
 EXECUTIONS = tuple(
-    ExecutionDoc(moe_dispatch=dispatch, dp_overlap=True, pp_overlap=True, **choices)
+    Execution(moe_dispatch=dispatch, dp_overlap=True, pp_overlap=True, **choices)
     for dispatch in ("alltoall", "deepep", "hybridep")
     for choices in (
-        {"tp_overlap": True},
+        {"tp_overlap": True, "bucket_mb": 400.0},
         {"ep_overlap": True},
         {"cuda_graph": "partial"},
         {"cuda_graph": "full"},
@@ -47,6 +51,8 @@ def some_plans(framework: FrameworkName) -> Iterator[Plan]:
         plan = drawn[0]
         if framework == "megatron":
             plan = plan.model_copy(update={"execution": EXECUTIONS[index % len(EXECUTIONS)]})
+        if framework == "deepspeed":
+            plan = plan.model_copy(update={"execution": Execution(bucket_mb=400.0)})
         yield plan
 
 
@@ -59,7 +65,14 @@ def launch_text(framework: FrameworkName) -> str:
         except InfeasibleError:
             continue
         texts += [text for name, text in files.items() if name != "plan.yaml"]
+    if framework == "megatron":
+        texts += plan_files(make_plan(linear_attention(), dp=8), framework).values()
     return "\n".join(texts)
+
+
+def linear_attention() -> ModelSpec:
+    """A model of the kind that no catalog entry is of."""
+    return read_model(DATA / "hf_configs" / "qwen3-next-80b-a3b.json")
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=FRAMEWORK_NAMES)

@@ -1,6 +1,6 @@
 """Puts launches through the frameworks' own parsers on a CPU. Runs in the oracles' environment, not in ours.
 
-usage: ask.py megatron|model|bridge|torchtitan|deepspeed|accelerate CASES.json
+usage: ask.py megatron|torchtitan|deepspeed|accelerate|groups|... CASES.json
 CASES.json is a list of {"dir": folder of launch files, "world": GPUs, "arch": compute capability}; "also"
 holds further flags, "facts" the plan's numbers if the start is asked too (run_time.py). Each case gets a
 process of its own, forked after the imports. One JSON line per case: ok, what was read, and late: what the
@@ -342,29 +342,29 @@ def ask_accelerate(case: Case) -> dict[str, Any]:
     }
 
 
-def import_bridge() -> None:
-    importlib.import_module("ask_bridge").import_bridge()
+_APART = {
+    "bridge": "ask_bridge",
+    "model": "ask_model",
+    "megatron_built": "ask_built",
+    "torchtitan_built": "ask_built",
+    "transformers_built": "ask_built",
+    "bridge_built": "ask_bridge_built",
+}
+"""Modules of the targets that are not asked here."""
 
 
-def ask_bridge(case: Case) -> dict[str, Any]:
-    answer: dict[str, Any] = importlib.import_module("ask_bridge").ask_bridge(case)
-    return answer
-
-
-def import_model() -> None:
-    importlib.import_module("ask_model").import_model()
-
-
-def ask_model(case: Case) -> dict[str, Any]:
-    answer: dict[str, Any] = importlib.import_module("ask_model").ask_model(case)
-    return answer
+def function_of(target: str, kind: str) -> Any:
+    """`import_TARGET`, once before all cases, or `ask_TARGET`."""
+    if target not in _APART:
+        return globals()[f"{kind}_{target}"]
+    return getattr(importlib.import_module(_APART[target]), f"{kind}_{target}")
 
 
 def answer(target: str, case: Case) -> dict[str, Any]:
     out, err = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            found = globals()[f"ask_{target}"](case)
+            found = function_of(target, "ask")(case)
     except BaseException as error:
         return {"ok": False} | _raised(error, err.getvalue())
     if "facts" not in case:
@@ -391,7 +391,7 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     os.environ.update(DS_ACCELERATOR="cpu", DS_BUILD_OPS="0", NO_VCS_VERSION="1")
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        globals()[f"import_{target}"]()
+        function_of(target, "import")()
     for case in cases:
         reader, writer = os.pipe()
         child = os.fork()

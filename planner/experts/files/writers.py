@@ -13,7 +13,19 @@ from meshwright.errors import InputError
 from meshwright.frameworks.megatron import MEGATRON
 from meshwright.planner.experts.problem import Slots
 
-PLACEMENT_FORMATS = ("json", "sglang", "trtllm", "vllm", MEGATRON.name)
+READERS = {
+    "json": "meshwright experts --from FILE",
+    "sglang": "SGLang: --init-expert-location FILE",
+    "trtllm": "TensorRT-LLM: moe_config: {load_balancer: FILE} in the YAML of --config",
+    "vllm": (
+        'vLLM on Ascend: --additional-config \'{"eplb_config": {"expert_map_path": "FILE"}}\' '
+        "(before vllm-ascend 0.13 without eplb_config)"
+    ),
+    MEGATRON.name: "Megatron checkpoints: no option; permute experts and router rows by it",
+}
+"""By format: the program that reads the file, and the option that loads it. nvidia.github.io/TensorRT-LLM
+(MoeConfig); docs.vllm.ai/projects/ascend (Additional Configuration); SGLang server arguments."""
+PLACEMENT_FORMATS = tuple(READERS)
 
 
 @dataclass(frozen=True, kw_only=True)

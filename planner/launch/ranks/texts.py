@@ -65,11 +65,6 @@ def mapping_files(plan: Plan, framework: Framework | None = None) -> dict[str, s
     return {f"{FOLDER}/{name}": text for name, text in files.items()}
 
 
-def plan_picture(plan: Plan) -> str:
-    """`fabric.svg` alone. Raises InfeasibleError as `mapping_files` does."""
-    return mapping_files(plan)[f"{FOLDER}/fabric.svg"]
-
-
 def _idle(
     plan: Plan, placed: PlacedRanks, places: Sequence[HostPlace]
 ) -> list[tuple[str, HostPlace]]:

@@ -31,7 +31,8 @@ def with_configuration(run: LaunchRun, document: dict[str, Any], where: str) -> 
     Raises InputError for a value of the wrong kind.
     """
     own = from_deepspeed(document, where).settings
-    said = {name: own[name] for name in ("overlap", "shard_group") if name in own}
+    only_here = ("overlap", "shard_group", "bucket_parameters")
+    said = {name: own[name] for name in only_here if name in own}
     return replace(run, settings=run.settings | said)
 
 
@@ -69,6 +70,11 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
         settings["global_batch"] = batch
         if steps is not None and batch % (micro_batch * steps) == 0:
             settings["dp"] = batch // (micro_batch * steps)
+    bucket = zero.get("reduce_bucket_size")
+    buckets = DEEPSPEED.gradient_buckets
+    counts = buckets is not None and settings["zero_stage"] in buckets.zero_stages
+    if counts and type(bucket) is int:
+        settings["bucket_parameters"] = bucket
     shard_group = whole_number(zero, "mics_shard_size", where) or -1
     if shard_group > 0:
         settings["shard_group"] = shard_group

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -13,13 +15,22 @@ from meshwright.cli import main
 from meshwright.cluster_specs.catalog import load_cluster
 from meshwright.errors import InputError
 from meshwright.model_specs.catalog import load_catalog_model
-from meshwright.planner.analysis.timeline import MOST_PASSES, trace_document, trace_of
+from meshwright.planner.analysis.timeline import MOST_PASSES, trace_of
+from meshwright.planner.analysis.trace_events import (
+    AFTERWARDS,
+    COMPUTE,
+    THREADS,
+    TRANSFERS,
+    WAITS,
+    trace_document,
+)
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.texts import plan_text
 from meshwright.planner.request.plan_request import PlanRequest
 
 
+@cache
 def piped(schedule: str, layers_pp: int = 4) -> Plan:
     request = PlanRequest(
         model=load_catalog_model("llama-3-8b"),
@@ -60,7 +71,7 @@ def test_what_is_drawn_takes_as_long_as_the_price(schedule: str) -> None:
         mine = [
             event
             for event in document["traceEvents"]
-            if event["pid"] == rank and event["ph"] == "X"
+            if (event["pid"], event["ph"]) == (rank, "X") and event["tid"] in (COMPUTE, AFTERWARDS)
         ]
         for before, after in itertools.pairwise(mine):
             assert before["ts"] + before["dur"] <= after["ts"] + 1e-3
@@ -115,8 +126,82 @@ def test_the_command_writes_a_file_once(plain: Plan, tmp_path: Path) -> None:
     told = json.loads(done.stdout)
     assert told["schema"] == 1
     assert told["events"] == len(written["traceEvents"])
-    assert {event["ph"] for event in written["traceEvents"]} == {"X", "M"}
+    assert {event["ph"] for event in written["traceEvents"]} == {"X", "M", "C"}
     again = CliRunner().invoke(main, line)
     assert again.exit_code == 2
     assert "already there" in again.stderr
     assert CliRunner().invoke(main, [*line, "--force"]).exit_code == 0
+
+
+def of_thread(document: dict[str, Any], thread: int) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = document["traceEvents"]
+    return [event for event in events if event["ph"] == "X" and event["tid"] == thread]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b", "zbv"])
+def test_it_is_what_viewers_read(schedule: str) -> None:
+    """The fields that Google's "Trace Event Format" asks for, by phase."""
+    document = json.loads(json.dumps(trace_document(trace_of(piped(schedule))), allow_nan=False))
+    needed = {"X": {"name", "cat", "ts", "dur"}, "M": {"name", "args"}, "C": {"name", "ts", "args"}}
+    for event in document["traceEvents"]:
+        assert needed[event["ph"]] | {"pid", "tid"} <= set(event)
+        assert event.get("ts", 0.0) >= 0
+        assert event.get("dur", 0.0) >= 0
+    named = {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in document["traceEvents"]
+        if event["name"] == "thread_name"
+    }
+    ranks = {event["pid"] for event in document["traceEvents"]}
+    assert named == {(rank, thread): name for rank in ranks for thread, name in THREADS.items()}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b", "zbv"])
+def test_communication_lies_inside_its_pass_and_adds_up(schedule: str) -> None:
+    trace = trace_of(piped(schedule))
+    document = trace_document(trace)
+    waits = of_thread(document, WAITS)
+    assert {event["name"] for event in waits} == {"tp_comm"}
+    expected_s = sum(trace.waits_s["tp_comm"]) * trace.num_micro_batches
+    assert sum(event["dur"] for event in waits) == pytest.approx(expected_s * 1e6)
+    passes = of_thread(document, COMPUTE)
+    for wait in waits:
+        inside = [
+            each
+            for each in passes
+            if each["pid"] == wait["pid"]
+            and each["ts"] - 1e-3 <= wait["ts"]
+            and wait["ts"] + wait["dur"] <= each["ts"] + each["dur"] + 1e-3
+        ]
+        assert inside
+
+
+def test_every_stage_but_the_last_sends_on(plain: Plan) -> None:
+    trace = trace_of(plain)
+    sent = of_thread(trace_document(trace), TRANSFERS)
+    m, hops = trace.num_micro_batches, trace.pp - 1
+    assert len(sent) == 2 * m * hops
+    assert {event["name"] for event in sent if event["pid"] == 0} == {"activations to rank 1"}
+    last = {event["name"] for event in sent if event["pid"] == hops}
+    assert last == {f"gradients to rank {hops - 1}"}
+    assert [event["dur"] for event in sent] == [trace.p2p_s * 1e6] * len(sent)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved-1f1b", "zb-h1", "zbv"])
+def test_memory_peaks_at_the_prediction_and_activations_go(schedule: str) -> None:
+    plan = piped(schedule)
+    assert plan.predicted is not None
+    events = trace_document(trace_of(plan))["traceEvents"]
+    for rank, peak_gib in enumerate(plan.predicted.memory_gib):
+        amounts = [e["args"] for e in events if e["ph"] == "C" and e["pid"] == rank]
+        totals = [each["static"] + each["activations"] for each in amounts]
+        assert max(totals) == pytest.approx(peak_gib)
+        assert min(each["activations"] for each in amounts) >= 0
+        assert amounts[-1]["activations"] == 0
+
+
+def test_the_optimizer_follows_the_pipeline(plain: Plan) -> None:
+    trace = trace_of(plain)
+    last = [e for e in of_thread(trace_document(trace), AFTERWARDS) if e["pid"] == 0]
+    assert "optimizer" in [event["name"] for event in last]
+    assert min(event["ts"] for event in last) == pytest.approx(trace.timeline.seconds * 1e6)

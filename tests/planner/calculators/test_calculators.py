@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from meshwright.cli import main
 from meshwright.commands.calculators import operation_word
 from meshwright.costmodel.collectives.alpha_beta import ALGORITHMS, Link
+from meshwright.costmodel.constants.calibration import Factors
 from meshwright.errors import InputError
 from meshwright.planner.calculators.collective import collective_document
 from meshwright.planner.calculators.pipeline import pipeline_document
 from meshwright.planner.calculators.roofline import roofline_document
 from meshwright.planner.calculators.sizes import read_bytes
 from meshwright.planner.calculators.textbook import Network, textbook_document
+from meshwright.planner.runs.calibration.service import draft_stack
 
 RUN = {
     "model": "llama-3-8b",
@@ -66,6 +68,22 @@ def test_collective_of_one_node() -> None:
     assert found["algorithm_gb_per_s"] == pytest.approx(found["bus_gb_per_s"] * 4 / 7)
     assert found["seconds"] == pytest.approx(2.0**33 / found["algorithm_gb_per_s"] / 1e9)
     assert [level["ranks_inside"] for level in found["levels"]] == [8]
+
+
+@pytest.mark.parametrize("key", ["seconds", "step_seconds"])
+def test_what_a_stack_learned_moves_collectives_alone_and_in_a_step(key: str) -> None:
+    """At half their rate the links between nodes pace the gather: twice as long, or nearly."""
+    shipped = draft_stack("ours", "megatron", "h100-sxm-80gb")
+    slow = shipped.model_copy(update={"factors": Factors(network=0.5)})
+    question = ("all-gather", [2.0**34], 64, "dgx-h100")
+    as_shipped = collective_document(*question)
+    assert collective_document(*question, calibration=shipped) == as_shipped
+    learned = collective_document(*question, calibration=slow)
+    assert learned[key] == pytest.approx(2 * as_shipped[key], rel=0.05)
+
+
+def test_a_step_has_no_ring_of_an_all_to_all() -> None:
+    assert collective_document("all-to-all", [2.0**30], 8, "dgx-h100")["step_seconds"] is None
 
 
 def answer_of(words: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.expert_placement import greedy_placement
+from benchmarks.expert_placement import greedy_balance
 from meshwright.cli import main
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.experts.balance.bound import balance_bound
@@ -379,7 +379,7 @@ def test_never_above_the_greedy_where_it_holds_no_expert_twice() -> None:
             (80, 16, 2, 1),
         ):
             shape = SlotShape(slots=slots, gpus=gpus, nodes=nodes)
-            greedy = [greedy_placement(row, shape, groups) for row in load]
+            greedy = [greedy_balance(row, shape, groups) for row in load]
             found = place_layers(
                 load[None],
                 shape,

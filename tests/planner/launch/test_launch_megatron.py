@@ -26,7 +26,6 @@ from meshwright.planner.launch.megatron import MEGATRON_WRITER, megatron_args
 from meshwright.planner.launch.megatron_model import model_flags
 from meshwright.planner.launch.megatron_shortfalls import megatron_shortfalls
 from meshwright.planner.plan.document import Mapping, Plan
-from meshwright.planner.plan.execution_document import ExecutionDoc
 from meshwright.planner.runs.launches.reader import read_launch
 from meshwright.planner.runs.pipeline_notation import layers_of_layout, layout_string
 from tests.plans import make_plan
@@ -418,7 +417,7 @@ def test_execution_choices_are_read_back(
         tp=2, pp=4, vpp=2, dp=4, cp=2, ep=4, num_micro_batches=4, sequence_parallel=True,
         precision=precision,
     )  # fmt: skip
-    execution = ExecutionDoc(
+    execution = Execution(
         moe_dispatch=dispatch,
         ep_overlap=switched_on,
         tp_overlap=switched_on,

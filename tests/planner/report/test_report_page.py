@@ -1,18 +1,25 @@
-"""The page of a plan: everything in it, nothing from elsewhere, nothing that runs."""
+"""The page of a plan: everything in it, nothing from elsewhere, no script but its own."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
+from base64 import b64encode
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from meshwright.cli import main
+from meshwright.planner.drawing.quantities import rounded_seconds
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.texts import plan_text
+from meshwright.planner.report import html
 from meshwright.planner.report.html import block_html
 from meshwright.planner.report.plan_page import plan_page
 from meshwright.planner.report.view import (
@@ -29,6 +36,8 @@ from meshwright.planner.report.view import (
 from tests.planner.analysis.test_trace import piped
 from tests.planner.plan.test_planner_service import request
 
+ECHARTS_6_1_0 = "b66b25aeb4df84e33199dc21694014d336d222cbd9deb0e5a7c14bd6aa0d0fd0"
+"""SHA-256 of dist/echarts.min.js of the npm package."""
 VOID = {"meta", "rect", "circle", "polyline", "path"}
 
 
@@ -69,37 +78,74 @@ def drawn() -> Plan:
     return piped("1f1b")
 
 
-def test_the_page_stands_alone(drawn: Plan) -> None:
-    read = Reader(plan_page(drawn))
-    assert not {"script", "link", "img", "iframe", "object"} & set(read.tags)
+@pytest.fixture(scope="module")
+def text(drawn: Plan) -> str:
+    return plan_page(drawn)
+
+
+def test_the_page_stands_alone(drawn: Plan, text: str) -> None:
+    read = Reader(text)
+    assert not {"link", "img", "iframe", "object"} & set(read.tags)
     names = {name for name, _ in read.attributes}
-    assert not {name for name in names if name.startswith("on")} | {"src", "href"} & names
+    assert not {name for name in names if name.startswith("on")} | {"src"} & names
+    targets = [value for name, value in read.attributes if name == "href"]
+    assert targets
+    assert all(target.startswith("#") for target in targets)
+    for title in ("Where the step goes", "The pipeline", "The ranks on the fabric", "Roofline"):
+        assert title in read.words
+    assert drawn.predicted is not None
+    assert rounded_seconds(drawn.predicted.step_time_s) in read.words
+    assert plan_text(drawn) in read.words
+    assert len(text.encode()) < 3_000_000
+
+
+def test_only_its_own_scripts_may_run(text: str) -> None:
+    read = Reader(text)
     policy = next(value for name, value in read.attributes if name == "content" and "src" in value)
     assert policy.startswith("default-src 'none'")
-    for title in (
-        "Layout",
-        "The pipeline",
-        "The ranks on the fabric",
-        "Predicted",
-        "Cuts, by phase",
-    ):
-        assert title in read.words
-    assert read.tags.count("svg") == 2
+    assert "unsafe-eval" not in policy
+    scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    assert len(scripts) == 2
+    for script in scripts:
+        digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in policy
+
+
+def test_the_library_is_as_it_was_published() -> None:
+    folder = Path(html.__file__).parent / "page"
+    library = (folder / html.LIBRARY).read_bytes()
+    assert hashlib.sha256(library).hexdigest() == ECHARTS_6_1_0
+    assert "Apache License" in (folder / "echarts.LICENSE").read_text(encoding="utf-8")
+    assert "Apache ECharts" in (folder / "echarts.NOTICE").read_text(encoding="utf-8")
+
+
+def test_the_figures_are_those_of_the_plan(drawn: Plan, text: str) -> None:
+    figures = figures_of(text)
     assert drawn.predicted is not None
-    assert f"{drawn.predicted.step_time_s:.3f} s" in read.words
-    assert plan_text(drawn) in read.words
+    parts = sum(part["seconds"] for part in figures["breakdown"])
+    assert parts == pytest.approx(drawn.predicted.step_time_s, rel=0.01)
+    peaks = [sum(stage.values()) for stage in figures["memory"]["stages"]]
+    assert peaks == pytest.approx(drawn.predicted.memory_gib)
+    assert sorted(figures["ranks"]["rank"]) == list(range(drawn.inputs.gpus))
+    assert "what_if" not in figures
 
 
-def test_the_same_plan_makes_the_same_page(drawn: Plan) -> None:
-    assert plan_page(drawn) == plan_page(drawn)
+def figures_of(text: str) -> dict[str, Any]:
+    (data,) = re.findall(r'id="figures">(.*?)</script>', text)
+    document: dict[str, Any] = json.loads(data)
+    return document
+
+
+def test_the_same_plan_makes_the_same_page(drawn: Plan, text: str) -> None:
+    assert plan_page(drawn) == text
 
 
 def test_names_from_outside_stay_text() -> None:
     evil = "</title><script>alert(1)</script>"
     asked = request(gpus=8, model=request().model.model_copy(update={"name": evil}))
-    read = Reader(plan_page(fastest_plan(asked)))
-    assert "script" not in read.tags
-    assert any(evil in words for words in read.words)
+    text = plan_page(fastest_plan(asked))
+    assert "<script>alert" not in text
+    assert any(evil in words for words in Reader(text).words)
 
 
 def test_a_plan_without_layout_has_a_page_too() -> None:
@@ -108,7 +154,7 @@ def test_a_plan_without_layout_has_a_page_too() -> None:
     assert found.status == "infeasible"
     read = Reader(plan_page(found))
     assert "These cannot all be kept" in read.words
-    assert "svg" not in read.tags
+    assert "script" not in read.tags
 
 
 def test_views_become_tables_lists_and_lines() -> None:
@@ -123,12 +169,12 @@ def test_views_become_tables_lists_and_lines() -> None:
     assert [title for title, _ in parts] == ["", "Title"]
 
 
-def test_the_command(drawn: Plan, tmp_path: Path) -> None:
+def test_the_command(drawn: Plan, text: str, tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").write_text(plan_text(drawn), encoding="utf-8")
     target = tmp_path / "page" / "plan.html"
     line_ = ["report", str(tmp_path / "plan.yaml"), "-o", str(target)]
     assert CliRunner().invoke(main, line_).exit_code == 0
-    assert target.read_text(encoding="utf-8") == plan_page(drawn)
+    assert target.read_text(encoding="utf-8") == text
     assert CliRunner().invoke(main, line_).exit_code == 2
     (tmp_path / "broken.yaml").write_text("schema: 1\n", encoding="utf-8")
     done = CliRunner().invoke(

@@ -259,6 +259,9 @@ def test_tied_rows_count_by_their_mean() -> None:
     report = score(rows, predicting({"a": 7.0, "b": 7.0, "c": 9.0, "d": 9.0}))
     assert report.regret[0].tied == 2
     assert report.regret[0].regret_pct == pytest.approx(50.0)  # (10 + 14) / 2 over 8
+    other = score(rows, predicting({"a": 7.0, "b": 7.0, "c": 5.0, "d": 5.0})).regret[0]
+    assert other.regret_pct == pytest.approx(75.0)  # (8 + 20) / 2 over 8
+    assert other.least_pct == pytest.approx(50.0)
 
 
 def test_rows_that_ran_out_of_memory_are_told_or_not() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,25 @@ def check(framework: FrameworkName, count: int, folder: Path) -> None:
 @pytest.mark.parametrize("framework", FRAMEWORK_NAMES)
 def test_a_launch_has_the_price_of_its_plan(framework: FrameworkName, tmp_path: Path) -> None:
     check(framework, 8, tmp_path)
+
+
+@pytest.mark.parametrize("framework", ["megatron", "deepspeed"])
+def test_a_bucket_size_is_read_back(framework: FrameworkName, tmp_path: Path) -> None:
+    """250 MB are 62.5 M gradients of 32 bits: the flag holds parameters, the plan bytes."""
+    buckets = framework_named(framework).gradient_buckets
+    assert buckets is not None
+    for index, plan in enumerate(legal_plans(framework, 8)):
+        assert plan.layout is not None
+        if plan.layout.zero_stage not in buckets.zero_stages:
+            continue
+        execution = legal_launch(plan, framework_named(framework)).execution
+        changed = {"execution": replace(execution, bucket_mb=250.0)}
+        bucketed = plan.model_copy(update=changed)
+        place = tmp_path / str(index)
+        place.mkdir()
+        own, again = priced(bucketed), read_back(bucketed, place)
+        assert again.estimate.step_time_s == own.estimate.step_time_s, plan.layout
+        assert again.memory_gib == own.memory_gib, plan.layout
 
 
 @pytest.mark.soak

@@ -1,0 +1,142 @@
+"""A headless Chromium, driven over its DevTools pipe: no driver and no further package.
+
+https://chromedevtools.github.io/devtools-protocol/: JSON messages, each ended by a zero byte, on the
+descriptors 3 and 4 of a browser that is started with --remote-debugging-pipe.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+PATIENCE_S = 120.0
+
+
+class Tab:
+    """One page of the browser."""
+
+    def __init__(self, requests: int, replies: int) -> None:
+        self._requests, self._replies, self._rest = requests, replies, b""
+        self._last_id = 0
+        self._session: str | None = None
+        self.troubles: list[str] = []
+        """Errors and warnings of the page's console, and what it could not load."""
+        self._events: list[str] = []
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        attached = self.ask("Target.attachToTarget", targetId=target, flatten=True)
+        self._session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.ask(f"{domain}.enable")
+
+    def ask(self, method: str, **params: Any) -> dict[str, Any]:
+        """What a method of the protocol returns."""
+        self._last_id += 1
+        message: dict[str, Any] = {"id": self._last_id, "method": method, "params": params}
+        if self._session is not None:
+            message["sessionId"] = self._session
+        os.write(self._requests, json.dumps(message).encode() + b"\0")
+        while True:
+            reply = self._next()
+            if reply.get("id") == self._last_id:
+                assert "error" not in reply, reply["error"]
+                result: dict[str, Any] = reply["result"]
+                return result
+
+    def _next(self) -> dict[str, Any]:
+        while b"\0" not in self._rest:
+            ready, _, _ = select.select([self._replies], [], [], PATIENCE_S)
+            assert ready, "the browser does not answer"
+            self._rest += os.read(self._replies, 1 << 20)
+        text, _, self._rest = self._rest.partition(b"\0")
+        reply: dict[str, Any] = json.loads(text)
+        self._note(reply.get("method", ""), reply.get("params", {}))
+        return reply
+
+    def _note(self, method: str, params: dict[str, Any]) -> None:
+        self._events.append(method)
+        if method == "Runtime.exceptionThrown":
+            self.troubles.append(json.dumps(params["exceptionDetails"]))
+        elif method == "Log.entryAdded" and params["entry"]["level"] != "verbose":
+            self.troubles.append(params["entry"]["text"])
+        elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning"):
+            self.troubles.append(json.dumps(params["args"]))
+        elif method == "Network.requestWillBeSent":
+            url = params["request"]["url"]
+            if not url.startswith(("file:", "data:", "about:")):
+                self.troubles.append(f"asked for {url}")
+
+    def open(self, page: Path, *, width: int = 1280, height: int = 900) -> None:
+        """Loads a page and waits until it is there."""
+        self.resize(width, height)
+        self._events.clear()
+        self.ask("Page.navigate", url=page.as_uri())
+        while "Page.loadEventFired" not in self._events:
+            self._next()
+
+    def resize(self, width: int, height: int = 900) -> None:
+        """Sets the size of the window."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.ask("Emulation.setDeviceMetricsOverride", **size)
+
+    def dark(self, *, on: bool) -> None:
+        """Says that the user prefers dark colours, or light ones."""
+        feature = {"name": "prefers-color-scheme", "value": "dark" if on else "light"}
+        self.ask("Emulation.setEmulatedMedia", features=[feature])
+
+    def run(self, script: str) -> Any:
+        """The value of an expression in the page."""
+        result = self.ask("Runtime.evaluate", expression=script, returnByValue=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
+
+    def press(self, key: str) -> None:
+        """Presses and releases a key, such as `Tab` or `ArrowDown`."""
+        codes = {"Tab": 9, "ArrowDown": 40, "ArrowUp": 38, "Enter": 13}
+        for kind in ("rawKeyDown", "keyUp"):
+            self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key,
+                     windowsVirtualKeyCode=codes[key])  # fmt: skip
+
+    def wait(self, script: str) -> None:
+        """Waits until an expression is true."""
+        end = time.monotonic() + PATIENCE_S
+        while not self.run(script):
+            assert time.monotonic() < end, f"never true: {script}"
+            time.sleep(0.02)
+
+
+@contextmanager
+def tab(folder: Path) -> Iterator[Tab]:
+    """A tab of a fresh browser, whose profile lies in a folder."""
+    assert BROWSER is not None
+    to_browser, requests = os.pipe()
+    replies, from_browser = os.pipe()
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe",
+               "--no-first-run", f"--user-data-dir={folder / 'profile'}"]  # fmt: skip
+    # The browser reads descriptor 3 and writes descriptor 4.
+    shell = ["sh", "-c", f'exec "$@" 3<&{to_browser} 4>&{from_browser}', "sh", *command]
+    process = subprocess.Popen(
+        shell,
+        pass_fds=(to_browser, from_browser),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(to_browser)
+    os.close(from_browser)
+    try:
+        yield Tab(requests, replies)
+    finally:
+        process.terminate()
+        process.wait(timeout=PATIENCE_S)
+        os.close(requests)
+        os.close(replies)

@@ -1,0 +1,169 @@
+"""The frameworks' own builders make models of as many parameters as the plan's.
+
+Runs in `make oracles` only.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.documents.output_files import write_files
+from meshwright.errors import InfeasibleError
+from meshwright.frameworks.record import FrameworkName
+from meshwright.model_specs.catalog import catalog_names, load_catalog_model
+from meshwright.model_specs.parameters import mtp_parameters, parameter_count
+from meshwright.model_specs.reader import read_model
+from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.launch.megatron_model import VOCAB_MULTIPLE
+from meshwright.planner.launch.megatron_shortfalls import megatron_shortfalls
+from meshwright.planner.launch.plan_files import plan_files
+from meshwright.planner.launch.torchtitan_model import torchtitan_notes
+from tests.oracles.test_frameworks import ask
+from tests.places import DATA
+from tests.plans import make_plan
+
+pytestmark = pytest.mark.oracle
+
+CONFIGS = DATA / "hf_configs"
+AS_LAUNCHED: dict[str, dict[str, object]] = {
+    "embedding_norm": {"embedding_norm": False},
+    "norms_per_layer": {"norms_per_layer": 2},
+    "qk_norm_full_width": {"qk_norm_full_width": False},
+}
+"""What the count is taken of where a launch file's note says that it trains another network."""
+UNKNOWN_TO_BRIDGE = (
+    "Falcon",
+    "GPT2",
+    "GPTNeoX",
+    "Llama4",
+    "Mixtral",
+    "OPT",
+    "Olmo2",
+    "Olmo3",
+    "Phi3",
+    "Qwen2Moe",
+)
+"""Families of which Megatron-Bridge 0.6.2 says that it does not support them."""
+NOT_LOCAL = {"deepseek-v2-lite", "gemma-2-2b", "gemma-3-1b", "gemma-3-4b", "qwen3-next-80b-a3b"}
+"""Latent attention without a query latent, and layers of Bridge's own: they need Transformer Engine."""
+
+
+def built_count(answer: dict[str, Any]) -> int:
+    return int(answer["weights"]) + int(answer["balance_biases"])
+
+
+def trained_count(model: ModelSpec, multiple: int = 1) -> int:
+    """Parameters, those of multi-token prediction and of a vocabulary padded to a multiple included."""
+    padding = -model.vocab % multiple * model.hidden * (1 if model.tied_embeddings else 2)
+    return parameter_count(model) + mtp_parameters(model) + padding
+
+
+def as_launched(model: ModelSpec, noted: set[str]) -> ModelSpec:
+    changes: dict[str, object] = {}
+    for field in noted & AS_LAUNCHED.keys():
+        changes |= AS_LAUNCHED[field]
+    return model.model_copy(update=changes)
+
+
+def planned_files(name: str, framework: FrameworkName, folder: Path) -> bool:
+    """Writes the launch files of a plan; False where the framework refuses the model."""
+    stage = 3 if framework == "torchtitan" else 1
+    # Learned position tables hold 1,024 rows or more; a longer sequence would make them longer.
+    plan = make_plan(name, dp=8, zero_stage=stage, seq_len=1024)
+    try:
+        files = plan_files(plan, framework)
+    except InfeasibleError:
+        return False
+    write_files(folder / name, files)
+    return True
+
+
+def answers_of(target: FrameworkName, folder: Path) -> dict[str, dict[str, Any]]:
+    names = [name for name in catalog_names() if planned_files(name, target, folder)]
+    cases = [{"dir": str(folder / name), "world": 8, "arch": 9} for name in names]
+    return dict(zip(names, ask(f"{target}_built", cases, folder), strict=True))
+
+
+def test_megatron_builds_every_catalog_model_whole(tmp_path: Path) -> None:
+    answers = answers_of("megatron", tmp_path)
+    assert len(answers) == len(catalog_names())
+    wrong = []
+    for name, answer in answers.items():
+        model = load_catalog_model(name)
+        launched = as_launched(model, set(megatron_shortfalls(model)))
+        if not answer["ok"] or built_count(answer) != trained_count(launched, VOCAB_MULTIPLE):
+            wrong.append(f"{name}: {answer}, not {trained_count(launched, VOCAB_MULTIPLE)}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_megatron_builds_linear_attention_whole(tmp_path: Path) -> None:
+    model = read_model(CONFIGS / "qwen3-next-80b-a3b.json")
+    write_files(tmp_path, plan_files(make_plan(model, dp=8), "megatron"))
+    (answer,) = ask("megatron_built", [{"dir": str(tmp_path), "world": 8, "arch": 9}], tmp_path)
+    assert answer["ok"], answer
+    assert built_count(answer) == trained_count(model, VOCAB_MULTIPLE)
+
+
+def test_torchtitan_builds_every_catalog_model_that_it_takes(tmp_path: Path) -> None:
+    answers = answers_of("torchtitan", tmp_path)
+    wrong = []
+    for name, answer in answers.items():
+        model = load_catalog_model(name)
+        notes = " ".join(torchtitan_notes(model))
+        noted = {"qk_norm_full_width"} if "over all heads together" in notes else set()
+        expected = trained_count(as_launched(model, noted))
+        if answer["ok"] and "Routers have a bias that balances experts" in notes:
+            assert answer.pop("balance_biases") > 0
+            answer["balance_biases"] = 0
+        if not answer["ok"] or built_count(answer) != expected:
+            wrong.append(f"{name}: {answer}, not {expected}")
+    assert not wrong, "\n".join(wrong)
+    assert len(answers) == 17
+
+
+def answers_of_configs(target: str, folder: Path) -> dict[str, dict[str, Any]]:
+    """What a target builds of every config.json among the tests' data."""
+    names = sorted(path.stem for path in CONFIGS.glob("*.json"))
+    cases = []
+    for name in names:
+        document = json.loads((CONFIGS / f"{name}.json").read_text(encoding="utf-8"))
+        # Kimi K2 runs the code of DeepSeek-V3, under a name of its own.
+        document["model_type"] = document["model_type"].replace("kimi_k2", "deepseek_v3")
+        path = folder / f"{name}.json"
+        path.write_text(json.dumps(document), encoding="utf-8")
+        cases.append({"file": str(path)})
+    return dict(zip(names, ask(target, cases, folder), strict=True))
+
+
+def test_transformers_builds_what_is_read_of_every_config_json(tmp_path: Path) -> None:
+    answers = answers_of_configs("transformers_built", tmp_path)
+    wrong = []
+    for name, answer in answers.items():
+        # Its classes for training leave multi-token prediction out.
+        expected = parameter_count(read_model(CONFIGS / f"{name}.json"))
+        if not answer["ok"] or built_count(answer) != expected:
+            wrong.append(f"{name}: {answer}, not {expected}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_bridge_builds_what_is_read_of_every_config_json_that_it_takes(tmp_path: Path) -> None:
+    answers = answers_of_configs("bridge_built", tmp_path)
+    wrong, equal = [], 0
+    for name, answer in answers.items():
+        unknown = not answer["ok"] and "support" in answer["error"]
+        if name in NOT_LOCAL or (unknown and any(f in answer["error"] for f in UNKNOWN_TO_BRIDGE)):
+            continue
+        # Bridge norms queries and keys head by head, and leaves MiniMax's extra modules out.
+        model = as_launched(read_model(CONFIGS / f"{name}.json"), {"qk_norm_full_width"})
+        if name.startswith("minimax"):
+            model = model.model_copy(update={"mtp_layers": 0})
+        expected = trained_count(model)
+        equal += answer["ok"] and built_count(answer) == expected
+        if not answer["ok"] or built_count(answer) != expected:
+            wrong.append(f"{name}: {answer}, not {expected}")
+    assert not wrong, "\n".join(wrong)
+    assert equal == 12

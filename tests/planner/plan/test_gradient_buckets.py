@@ -1,0 +1,140 @@
+"""The size of gradient buckets: as good as the best of a fine grid, never worse than the framework's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshwright.cluster_specs.reader import read_cluster
+from meshwright.costmodel.estimate import estimate_layout
+from meshwright.costmodel.execution import Execution
+from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.memory.states import table_parameters
+from meshwright.costmodel.placement import level_factors, placement_on
+from meshwright.model_specs.catalog import load_catalog_model
+from meshwright.planner.bounds.exact_cost import Priced
+from meshwright.planner.bounds.matrices import matrices
+from meshwright.planner.plan.gradient_buckets import with_gradient_buckets
+from meshwright.planner.plan.placement import matrix_arrays
+from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.search.certificate import Certificate, Outcome
+
+OVERLAPPED = Execution(dp_overlap=True, gradient_dtype="fp32")
+
+
+def request(gpus: int, framework: str = "megatron") -> PlanRequest:
+    return PlanRequest(
+        model=load_catalog_model("llama-3-8b"),
+        cluster=read_cluster("dgx-h100"),
+        gpus=gpus,
+        global_batch=1024,
+        seq_len=4096,
+        framework=framework,
+    )
+
+
+def price_s(wanted: PlanRequest, priced: Priced, execution: Execution) -> float:
+    workload = wanted.workload(execution)
+    placement = placement_on(workload.cluster, priced.layout, matrix_arrays(priced.matrix))
+    estimate = estimate_layout(workload, priced.layout, placement, priced.stages)
+    return float(np.asarray(estimate.step_time_s))
+
+
+def searched(wanted: PlanRequest, execution: Execution = OVERLAPPED, **degrees: Any) -> Outcome:
+    """A search that ends with one layout, priced with the framework's own buckets."""
+    layout = Layout(**degrees)
+    workload = wanted.workload(execution)
+    factors = level_factors(workload.cluster, workload.gpus).tolist()
+    table = matrices(layout, factors, inside=("tp",))
+    pp = int(layout.pp)
+    priced = Priced(
+        layout=layout,
+        matrix={axis: tuple(rows[0].tolist()) for axis, rows in table.items()},
+        stages=((32 // pp,),) * pp,
+        step_time_s=0.0,
+        execution=execution,
+    )
+    priced = replace(priced, step_time_s=price_s(wanted, priced, execution))
+    return Outcome(
+        status="optimal",
+        best=(priced,),
+        lower_bound_s=priced.step_time_s,
+        certificate=Certificate(),
+    )
+
+
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        {"dp": 512, "num_micro_batches": 2, "zero_stage": 1},
+        {"dp": 32, "tp": 2, "pp": 8, "num_micro_batches": 32, "zero_stage": 1},
+        {"dp": 256, "tp": 2, "num_micro_batches": 4, "zero_stage": 0},
+    ],
+    ids=str,
+)
+def test_no_size_of_a_fine_grid_is_better(degrees: dict[str, Any]) -> None:
+    wanted = request(512)
+    own = searched(wanted, **degrees)
+    chosen = with_gradient_buckets(wanted, own).best[0]
+    table_mb = 4e-6 * float(np.asarray(table_parameters(wanted.model, chosen.layout)))
+    grid = np.geomspace(max(160.0, table_mb), 32_000.0, 60)
+    best_s = min(
+        price_s(wanted, chosen, replace(OVERLAPPED, bucket_mb=float(size))) for size in grid
+    )
+    assert chosen.step_time_s <= own.best[0].step_time_s
+    assert chosen.step_time_s <= best_s * 1.001
+    assert chosen.step_time_s == price_s(wanted, chosen, chosen.execution)
+
+
+def test_the_bound_stays_at_or_below_the_plan() -> None:
+    wanted = request(512)
+    own = searched(wanted, dp=32, tp=2, pp=8, num_micro_batches=32, zero_stage=1)
+    outcome = with_gradient_buckets(wanted, own)
+    assert outcome.best[0].execution.bucket_mb is not None
+    assert outcome.lower_bound_s == outcome.best[0].step_time_s < own.best[0].step_time_s
+
+
+@pytest.mark.parametrize(
+    ("framework", "execution", "degrees"),
+    [
+        ("megatron", Execution(), {"zero_stage": 1}),
+        ("megatron", OVERLAPPED, {"zero_stage": 3}),
+        ("deepspeed", OVERLAPPED, {"zero_stage": 0}),
+        ("torchtitan", OVERLAPPED, {"zero_stage": 2}),
+    ],
+)
+def test_nothing_is_set_that_would_change_nothing(
+    framework: str, execution: Execution, degrees: dict[str, Any]
+) -> None:
+    wanted = request(512, framework)
+    own = searched(wanted, execution, dp=512, num_micro_batches=2, **degrees)
+    assert with_gradient_buckets(wanted, own).best == own.best
+
+
+def test_a_reserved_bucket_does_not_grow() -> None:
+    """DeepSpeed keeps room for 500 M gradients: more would not fit where the plan was found to."""
+    wanted = request(512, "deepspeed")
+    own = searched(wanted, dp=512, num_micro_batches=2, zero_stage=1)
+    chosen = with_gradient_buckets(wanted, own).best[0].execution
+    workload = wanted.workload(chosen)
+    assert chosen.bucket_mb is None or chosen.bucket_mb <= 500 * 4
+    assert workload.bucket_mb == chosen.bucket_mb
+
+
+@pytest.mark.slow
+def test_a_plan_sets_its_buckets_and_says_what_they_bring() -> None:
+    from meshwright import plan
+
+    made = plan(
+        "llama-3-70b", cluster="dgx-h100", gpus=256, global_batch=512, seq_len=4096,
+        robustness=False, pin="tp=4,pp=4,dp=16,cp=1",
+    )  # fmt: skip
+    assert made.execution is not None
+    assert made.execution.bucket_mb is not None
+    brings = {choice.choice: choice for choice in made.choices or []}["bucket_mb"]
+    assert brings.step_time_s_without is not None
+    assert made.objective.step_time_s is not None
+    assert brings.step_time_s_without > 1.005 * made.objective.step_time_s
