@@ -10,7 +10,7 @@ costs nothing.
 
 from __future__ import annotations
 
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -101,6 +101,8 @@ def __dir__() -> list[str]:
 
 
 def _version() -> str:
+    from importlib import metadata
+
     try:
         return metadata.version("meshwright")
     except metadata.PackageNotFoundError:

@@ -57,7 +57,7 @@ def operation_word(text: str) -> str:
 @click.option(
     "--op",
     "operation",
-    type=ChoiceIn("costmodel.collectives.nccl", "OPERATIONS", operation_word),
+    type=ChoiceIn("costmodel.collectives.alpha_beta", "OPERATIONS", operation_word),
     required=True,
     help="Also as nccl-tests writes it: all_reduce, alltoall.",
 )
@@ -170,6 +170,7 @@ def _network(
 
 
 @click.command()
+@click.argument("plan", type=PATH, required=False)
 @click.option("--device", metavar="D", help="Name from `meshwright catalog devices`.")
 @click.option("--m", type=int, metavar="M", help="Rows of the result.")
 @click.option("--n", type=int, metavar="N", help="Columns of the result.")
@@ -206,6 +207,7 @@ def _network(
 @common
 def roofline(
     *,
+    plan: Path | None,
     device: str | None,
     m: int | None,
     n: int | None,
@@ -216,17 +218,25 @@ def roofline(
     as_json: bool,
     **network: Any,
 ) -> None:
-    """Place a matrix product and data parallelism under the roofs of compute, memory and network."""
+    """Place a matrix product and data parallelism under the roofs of compute, memory and network.
+
+    Give a PLAN, for the products and gradients of it; or --device, --m, --n and --k; or a network.
+    """
     from meshwright.planner.calculators.roofline import roofline_document
-    from meshwright.planner.report.calculators_view import roofline_view
+    from meshwright.planner.report.roofline_view import roofline_view
 
     document: dict[str, Any] = {}
-    if m is not None and n is not None and k is not None:
+    if plan is not None:
+        from meshwright.planner.analysis.roofline import plan_roofline
+        from meshwright.planner.plan.texts import read_feasible_plan
+
+        document["plan"] = plan_roofline(read_feasible_plan(plan))
+    elif m is not None and n is not None and k is not None:
         if device is None:
             raise click.UsageError("a matrix product needs --device")
         document = roofline_document(device, m, n, k, precision)
     elif cluster is None and network["beta"] is None:
-        raise click.UsageError("give --m, --n and --k, or a network: --cluster or --beta")
+        raise click.UsageError("give a plan, --m, --n and --k, or a network: --cluster or --beta")
     if cluster is not None or network["beta"] is not None:
         document["network"] = _network_roofs(device, precision, cluster, **network)
     answer(document, roofline_view, "roofline", as_json=as_json, why=why)
@@ -348,7 +358,7 @@ def memory(run: Path, why: bool, as_json: bool) -> None:
         for priced in price_runs(run)
     ]
     if as_json and len(documents) > 1:
-        print_json({"runs": documents})
+        answer({"runs": documents}, memory_view, "memory", as_json=True, why=why)
         return
     for document in documents:
         answer(document, memory_view, "memory", as_json=as_json, why=why)

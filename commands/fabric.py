@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from meshwright.commands.calculators import answer, why_option
 from meshwright.commands.parameters import ChoiceIn
 from meshwright.commands.terminal import PATH, common, force_option, print_json, show, warn
 from meshwright.errors import ExitCode
@@ -85,9 +86,10 @@ def map_(
 
 @click.command()
 @click.argument("plan", type=PATH, metavar="PLAN")
+@why_option
 @common
 @click.pass_context
-def traffic(ctx: click.Context, /, plan: Path, as_json: bool) -> None:
+def traffic(ctx: click.Context, /, plan: Path, why: bool, as_json: bool) -> None:
     """Show what a plan sends over every level of the fabric: bytes, links busy, and what each cut allows.
 
     Exit code 1 where what must cross a cut within a phase takes longer than the phase.
@@ -97,10 +99,8 @@ def traffic(ctx: click.Context, /, plan: Path, as_json: bool) -> None:
     from meshwright.planner.report.traffic_view import traffic_view
 
     plan_use = plan_traffic(read_feasible_plan(plan))
-    document = traffic_document(plan_use)
-    if as_json:
-        print_json(document)
-    else:
+    if not as_json:
         warn("warning", plan_use.broken)
-        show(traffic_view(document))
+    document = traffic_document(plan_use)
+    answer(document, traffic_view, "traffic", as_json=as_json, why=why)
     ctx.exit(ExitCode.NO_ANSWER if plan_use.broken else ExitCode.DONE)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from meshwright.commands.calculators import answer, why_option
 from meshwright.commands.options import experts_options
-from meshwright.commands.terminal import PATH, ProgressLine, common, print_json, show, warn
+from meshwright.commands.terminal import PATH, ProgressLine, common, warn
 from meshwright.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,8 +19,11 @@ if TYPE_CHECKING:
 @click.command("experts")
 @click.argument("loads", type=PATH, metavar="LOADS")
 @experts_options
+@why_option
 @common
 def experts_command(
+    *,
+    why: bool,
     as_json: bool,
     form: str,
     output: Path | None,
@@ -39,10 +43,7 @@ def experts_command(
         progress.clear()
     _write(plan, form, output, heat_map, force)
     warn("warning", plan.warnings)
-    if as_json:
-        print_json(plan.document)
-    else:
-        show(experts_view(plan.document))
+    answer(plan.document, experts_view, "experts", as_json=as_json, why=why)
     if output is not None and not as_json:
         from meshwright.planner.experts.files.writers import READERS
 

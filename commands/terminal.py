@@ -17,6 +17,7 @@ import click
 
 import meshwright
 from meshwright.commands.examples import GROUPS, example_of
+from meshwright.commands.interrupts import end_children, interruptible
 from meshwright.errors import ExitCode, InfeasibleError, message_of, near_miss
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with ctx.scope(cleanup=False):
+            with interruptible(), ctx.scope(cleanup=False):
                 result = super().invoke(ctx)
                 sys.stdout.flush()
                 return result
@@ -79,6 +80,7 @@ class Commands(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(ExitCode.DONE)
         except KeyboardInterrupt:
+            end_children()
             click.echo("Interrupted.", err=True)
             ctx.exit(ExitCode.INTERRUPTED)
         except (click.exceptions.Exit, click.Abort):

@@ -98,6 +98,22 @@ def overlap(
 @click.option("--seq-len", type=int, default=2048, show_default=True, metavar="S")
 @click.option("--micro-batch", type=int, default=1, show_default=True, metavar="B")
 @click.option("--dp", type=int, default=1, show_default=True, help="Ranks that ZeRO shards over.")
+@click.option(
+    "--shard-group",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="G",
+    help="Ranks of a group of hybrid sharding (HSDP).",
+)
+@click.option(
+    "--gradient-bytes",
+    type=click.FloatRange(0.5, 8),
+    default=2.0,
+    show_default=True,
+    metavar="B",
+    help="Of a gradient as it is added up.",
+)
 @click.option("--tp", type=int, default=1, show_default=True, help="Tensor-parallel ranks.")
 @click.option("--ep", type=int, default=1, show_default=True, help="Expert-parallel ranks.")
 @click.option("--top-k", type=int, default=1, show_default=True, help="Experts of a token.")

@@ -8,6 +8,7 @@ from meshwright.constraints.attention_heads import (
     HEADS_BY_CONTEXT,
     HEADS_BY_TENSOR,
     KV_HEADS_BY_CONTEXT,
+    LINEAR_HEADS,
     KvHeadsByTensor,
 )
 from meshwright.constraints.batch import BATCH_SPLIT
@@ -40,6 +41,7 @@ from meshwright.constraints.torchtitan import TORCHTITAN_RULES
 from meshwright.constraints.unsupported import (
     AllowedDegrees,
     AllowedPrecisions,
+    NoLinearAttention,
     WholeModelRecompute,
 )
 from meshwright.costmodel.workload import Workload
@@ -57,6 +59,7 @@ GENERAL: tuple[Rule, ...] = (
     KvHeadsByTensor(),
     HEADS_BY_CONTEXT,
     KV_HEADS_BY_CONTEXT,
+    LINEAR_HEADS,
     FeedForwardByTensor(),
     SEQUENCE_BY_CONTEXT,
     SEQUENCE_BY_TENSOR,
@@ -92,6 +95,8 @@ def rules_of(framework: Framework) -> tuple[Rule, ...]:
         rules.append(degrees)
     if set(precisions.precisions) < set(ARCHITECTURES):
         rules.append(precisions)
+    if framework.linear_attention is None:
+        rules.append(NoLinearAttention(framework))
     if framework.recompute_amount is None:
         rules.append(WholeModelRecompute(framework))
     return tuple(rules)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from meshwright.errors import InputError
@@ -17,8 +19,9 @@ def write_files(
     """Writes texts (UTF-8) under a folder, by relative name, and returns their paths; `.sh` is executable.
 
     The folder is made if need be. Every text is first written beside its place under a temporary name, then
-    all are renamed, so a reader never sees half a file. Raises InputError if a name leads out of the folder
-    (also through a symbolic link), or if a file exists and `force` is not set.
+    all are renamed, so a reader never sees half a file, and an interrupt leaves all files or none. Raises
+    InputError if a name leads out of the folder (also through a symbolic link), or if a file exists and
+    `force` is not set.
     """
     root = _folder(Path(directory))
     targets = {name: _target(root, name) for name in files}
@@ -32,11 +35,35 @@ def write_files(
             raise InputError(
                 f"{targets[name]} is not a plain file: it is not replaced. Remove it first."
             )
+    with uninterrupted():
+        _write_all(root, {targets[name]: text for name, text in files.items()})
+    return list(targets.values())
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """SIGINT and SIGTERM wait until what is inside is done. Only the main thread hears them at all."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    waiting: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda n, _: waiting.append(n)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+        for heard in waiting:
+            signal.raise_signal(heard)
+
+
+def _write_all(root: Path, texts: Mapping[Path, str]) -> None:
     waiting: dict[Path, Path] = {}
     try:
-        for name, text in files.items():
-            targets[name].parent.mkdir(parents=True, exist_ok=True)
-            waiting[targets[name]] = _write_beside(targets[name], text)
+        for target, text in texts.items():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            waiting[target] = _write_beside(target, text)
         for target, temporary in waiting.items():
             temporary.replace(target)
     except OSError as error:
@@ -47,7 +74,6 @@ def write_files(
         for temporary in waiting.values():
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-    return list(targets.values())
 
 
 def _folder(directory: Path) -> Path:

@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "planner.runs": REQUEST,
     "planner.search": RUNS | {"planner.mapping"},
     "planner.plan": SEARCH,
-    "planner.analysis": PLAN,
+    "planner.analysis": PLAN | {"planner.calculators"},
     "planner.launch": PLAN | DRAWN | {"planner.analysis"},
     "planner.audit": LAUNCH,
     "planner.many": LAUNCH,

@@ -10,13 +10,13 @@ that is in the level's rate, (members inside) x (link of one GPU).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cluster_specs.fabric import FabricLevels, fabric_levels
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.collectives.alpha_beta import Operation
 from meshwright.costmodel.collectives.on_levels import (
     Links,
     all_to_all_s,
@@ -27,11 +27,6 @@ from meshwright.costmodel.collectives.on_levels import (
 from meshwright.costmodel.constants.calibration import Factors
 from meshwright.costmodel.constants.data_files import data_table
 
-Operation = Literal[
-    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "reduce", "scatter", "gather",
-    "send",
-]  # fmt: skip
-OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 _WHOLE_BUFFER = ("broadcast", "reduce", "send")
 """Operations whose bus bandwidth is n / t: the whole buffer goes through a link once."""
 _LEAST_IN_SWITCH = 3

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any
 
+import numpy as np
+
+from meshwright.costmodel.constants.stacks import stack_constants
+from meshwright.costmodel.data_parallel import bucket_parameters
+from meshwright.costmodel.memory.states import rank_parameters
 from meshwright.costmodel.ratios import overlap_ratio
 from meshwright.errors import InfeasibleError
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.runs.predicted import Predicted
+from meshwright.planner.plan.placement import workload_of_plan
+from meshwright.planner.runs.predicted import Predicted, layout_from_document
 
 COMPUTE_PARTS = ("gemm", "attention", "memory_bound", "head", "recompute", "optimizer")
 """Parts of the breakdown in which a GPU computes."""
@@ -36,7 +43,9 @@ def plan_overlap(plan: Plan) -> dict[str, Any]:
     Returns
     -------
     dict
-        `compute_s`, and under `axes` by axis `communication_s`, `exposed_s`, `overlap_ratio`, `hidden_share`.
+        `compute_s`; under `axes` by axis `communication_s`, which a step would wait for were nothing done at
+        once (for context parallelism: with a single buffer), `exposed_s`, `overlap_ratio` and `hidden_share`;
+        `gradient_buckets`, None where they are not of a set size.
 
     Raises
     ------
@@ -51,6 +60,25 @@ def plan_overlap(plan: Plan) -> dict[str, Any]:
     return {
         "compute_s": compute_s,
         "axes": {axis: _axis_row(predicted, axis, busy_s[axis], compute_s) for axis in busy_s},
+        "gradient_buckets": _gradient_buckets(plan),
+    }
+
+
+def _gradient_buckets(plan: Plan) -> dict[str, Any] | None:
+    """Size and number of the collectives that reduce a rank's gradients, and who chose the size."""
+    assert plan.layout is not None
+    layout = layout_from_document(plan.layout)
+    workload = workload_of_plan(plan).on(int(layout.gpus))
+    stack = stack_constants(workload)
+    parameters = float(np.asarray(bucket_parameters(workload, stack, layout)))
+    if not parameters or not workload.overlap.dp:
+        return None
+    stages = tuple(tuple(rank) for rank in plan.layout.stages)
+    most = max(float(np.max(part)) for part in rank_parameters(workload.model, layout, stages))
+    return {
+        "bucket_mb": min(parameters, most) * stack.gradient_bytes / 1e6,
+        "count": ceil(most / parameters),
+        "chosen_by": "framework" if workload.bucket_mb is None else "plan",
     }
 
 

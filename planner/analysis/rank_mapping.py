@@ -25,6 +25,7 @@ from meshwright.planner.plan.digest import with_digest
 from meshwright.planner.plan.document import Mapping, Plan
 from meshwright.planner.runs.predicted import layout_from_document
 from meshwright.planner.runs.prediction import planned_workload
+from meshwright.planner.solvers.clock import within
 
 OBJECTIVES: tuple[MappingObjective, ...] = ("traffic", "busiest", "spread")
 ORDERS = ("best", "hostname")
@@ -75,7 +76,8 @@ def map_plan(
             return instance, hostname_solution(instance, objective)
         return instance, _solved(instance, objective, weights, time_limit_s)
 
-    instance, solution = with_spares(cluster, spares, solved)
+    with within(time_limit_s):
+        instance, solution = with_spares(cluster, spares, solved)
     ranks = ranks_of(instance, solution.assignment)
     mapping = Mapping(order=list(MEGATRON_DEFAULT), levels=[], matrix={}, ranks=ranks)
     inputs = plan.inputs.model_copy(

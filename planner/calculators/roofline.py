@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.cluster_specs.catalog import load_device
+from meshwright.cluster_specs.schema import DeviceSpec
 from meshwright.costmodel.constants.rates import device_rates, named_constants, peak_flops
 from meshwright.costmodel.layers.kernels import gemm_s
 from meshwright.costmodel.ratios import ridge_flop_per_byte
@@ -53,19 +54,40 @@ def roofline_document(device: str, m: int, n: int, k: int, precision: str) -> di
             "no such precision", where="--precision", value=precision, allowed=ELEMENT_BYTES
         )
     spec = load_device(device)
+    product = product_under_roof(spec, (float(m), float(n), float(k)), precision)
+    return {"device": spec.name, "precision": precision, **product, "m": m, "n": n, "k": k}
+
+
+def product_under_roof(
+    spec: DeviceSpec, shape: tuple[float, float, float], precision: str
+) -> dict[str, Any]:
+    """One product under the roof of a device, and what such a product reaches in a training step.
+
+    Parameters
+    ----------
+    spec
+        The device.
+    shape
+        m, n, k: rows and columns of the result, and depth of the product; above 0.
+    precision
+        Of the inputs, one of `ELEMENT_BYTES`.
+
+    Returns
+    -------
+    dict
+        What `roofline_document` says of a product.
+    """
+    m, n, k = shape
     flop = 2.0 * m * n * k
-    input_bytes = ELEMENT_BYTES[precision] * (float(m) * k + float(k) * n)
-    moved_bytes = input_bytes + RESULT_BYTES * m * n
+    moved_bytes = ELEMENT_BYTES[precision] * (m * k + k * n) + RESULT_BYTES * m * n
     intensity = flop / moved_bytes
     peak, bytes_per_s = peak_flops(spec, precision), spec.hbm_gb_per_s * 1e9
     ridge = float(ridge_flop_per_byte(peak, bytes_per_s))
     attainable = min(peak, intensity * bytes_per_s)
     constants = named_constants(spec.name, spec.architecture, DEFAULT_FRAMEWORK, {})
     rates = device_rates(spec, precision, constants)
-    seconds = float(gemm_s(float(m), float(n), float(k), rates))
+    seconds = float(gemm_s(m, n, k, rates))
     return {
-        "device": spec.name,
-        "precision": precision,
         "m": m,
         "n": n,
         "k": k,

@@ -9,6 +9,7 @@ from meshwright.costmodel.ratios import (
     adam_state_bytes,
     data_parallel_elements,
     expert_parallel_layer_bytes,
+    hybrid_sharded_elements,
     pipeline_boundary_bytes,
     tensor_parallel_layer_bytes,
     unfused_activation_bytes,
@@ -32,6 +33,8 @@ class TransformerShape:
     tp: int = 1
     ep: int = 1
     top_k: int = 1
+    shard_group: int = 1
+    gradient_bytes: float = 2.0
 
 
 def volumes_document(shape: TransformerShape) -> dict[str, Any]:
@@ -45,7 +48,8 @@ def volumes_document(shape: TransformerShape) -> dict[str, Any]:
     Returns
     -------
     dict
-        Of 16-bit elements: `states_bytes` and `data_parallel_bytes` by ZeRO stage where `params` is given;
+        Of 16-bit elements: `states_bytes` and `data_parallel_bytes` by ZeRO stage where `params` is given,
+        and `hybrid_sharded` inside and between shard groups where there are some;
         `tensor_parallel`, `expert_parallel` and `pipeline_boundary_bytes` where `hidden` is, and
         `activation_bytes` where `heads` is too.
 
@@ -67,12 +71,20 @@ def volumes_document(shape: TransformerShape) -> dict[str, Any]:
 
 def _of_parameters(shape: TransformerShape) -> dict[str, Any]:
     """States, and what data parallelism moves in 16 bits, by ZeRO stage."""
-    states = {stage: float(adam_state_bytes(shape.params, stage, shape.dp)) for stage in _STAGES}
+    states = {
+        stage: float(adam_state_bytes(shape.params, stage, shape.dp, shape.gradient_bytes))
+        for stage in _STAGES
+    }
     sent = {stage: 2.0 * float(data_parallel_elements(shape.params, stage)) for stage in _STAGES}
-    return {
+    document: dict[str, Any] = {
         "states_bytes": {f"zero_{stage}": size for stage, size in states.items()},
         "data_parallel_bytes": {f"zero_{stage}": size for stage, size in sent.items()},
     }
+    if shape.shard_group > 1:
+        inside, between = hybrid_sharded_elements(shape.params, shape.shard_group)
+        hybrid = {"inside_bytes": 2.0 * float(inside), "between_bytes": 2.0 * float(between)}
+        document["hybrid_sharded"] = hybrid
+    return document
 
 
 def _of_tokens(shape: TransformerShape) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from meshwright.planner.experts.request import ExpertRequest
 from meshwright.planner.experts.traffic.affinity import near_sources
 from meshwright.planner.experts.traffic.grouped_traffic import less_grouped_traffic
 from meshwright.planner.experts.traffic.less_traffic import layer_caps, less_traffic
+from meshwright.planner.solvers.clock import within
 
 DEFAULT_CAP = 1.02
 """Mean balance up to which traffic is lowered where the request names none."""
@@ -78,20 +79,23 @@ def plan_experts(
             bound = state.bound.mean()
             progress(f"first answer: balance {first['balance']:.4f}, bound {bound:.4f}")
 
-    case = read_case(request)
-    moved = None
-    if request.max_moves is None:
-        effort = PlacementEffort(
-            gap=request.gap,
-            time_limit_s=request.time_limit_s,
-            seed=request.seed,
-            workers=request.workers,
-            on_first=on_first,
-        )
-        solved = _placed(case, effort)
-    else:
-        moved = _moved(case, request.max_moves)
-        solved = moved.solved
+    moved = drifted = None
+    with within(request.time_limit_s):
+        case = read_case(request)
+        if request.max_moves is None:
+            effort = PlacementEffort(
+                gap=request.gap,
+                time_limit_s=request.time_limit_s,
+                seed=request.seed,
+                workers=request.workers,
+                on_first=on_first,
+            )
+            solved = _placed(case, effort)
+        else:
+            moved = _moved(case, request.max_moves)
+            solved = moved.solved
+        if request.score_windows:
+            drifted = drift(case, solved.slots)
     plan = _scored(case, solved)
     document = plan.document
     ungrouped = _without_groups(case) if case.limits.groups > 1 else None
@@ -101,7 +105,7 @@ def plan_experts(
     document["from"] = None
     if case.current is not None:
         document["from"] = change_from(case, case.current, document, moved)
-    document["drift"] = drift(case, solved.slots) if request.score_windows else None
+    document["drift"] = drifted
     return plan
 
 

@@ -7,7 +7,7 @@ which multiplies the slowest rank's expert compute and what it receives.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from meshwright.errors import InputError
 from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.experts.balance.packing import SlotPacking
 from meshwright.planner.experts.balance.place import place_layers
 from meshwright.planner.experts.balance.rows import Solved, by_layer
 from meshwright.planner.experts.balance.solve import PlacementEffort
@@ -50,6 +51,8 @@ class DegreePlacement:
 
     copies: tuple[tuple[int, float], ...] = ()
     """With a trace: equal blocks of the ranks, and how many of them a token touches, mean of layers."""
+    by_load: Slots | None = None
+    """The slots before experts were exchanged for fewer blocks; None where none were."""
 
     @property
     def imbalance(self) -> float:
@@ -71,6 +74,16 @@ class DegreePlacement:
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class MeasuredOrder:
+    """What the loads and the trace say of one order of the experts."""
+
+    imbalance: float
+    """Mean over the layers of the largest over the mean rank load, at least 1."""
+    copies: tuple[tuple[int, float], ...]
+    """With a trace: equal blocks of the ranks, and how many of them a token touches."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExpertLoads:
     """Placements for every degree that a layout may have."""
@@ -78,6 +91,9 @@ class ExpertLoads:
     placements: tuple[DegreePlacement, ...]
     loads: Loads | None = None
     """[layers, experts] of small cases, whose placements stand in the planner's model too."""
+    measured: Loads | None = None
+    """[windows, layers, experts]."""
+    flows: Flows = field(default_factory=Flows)
 
     def routing(self) -> JointRouting | None:
         """Loads and placements for the planner's model; None where the case is not small."""
@@ -104,6 +120,25 @@ class ExpertLoads:
         """What the plan carries for the degree it chose; None where nothing is placed."""
         return next((p.document() for p in self.placements if p.ep == ep and ep > 1), None)
 
+    def other_orders(self, ep: int) -> dict[str, MeasuredOrder]:
+        """The experts of a degree in their own order (`in_order`), and placed by their loads alone
+        (`by_load`), whatever tokens they share.
+        """
+        placed = next(p for p in self.placements if p.ep == ep)
+        if self.measured is None:
+            return {}
+        layers, ranks, _ = placed.slots.shape
+        own = np.arange(self.measured.shape[2]).reshape(1, ranks, -1).repeat(layers, axis=0)
+        alone = placed.slots if placed.by_load is None else placed.by_load
+        rows = by_layer(self.measured, ep)
+        return {
+            name: MeasuredOrder(
+                imbalance=max(float(SlotPacking(slots=slots, loads=rows).balance().mean()), 1.0),
+                copies=touched_blocks(self.flows, slots),
+            )
+            for name, slots in (("in_order", own), ("by_load", alone))
+        }
+
 
 def read_expert_loads(path: Path, model: ModelSpec, gpus: int) -> ExpertLoads:
     """Places the model's experts for every degree. Raises InputError where the file is not the model's."""
@@ -122,11 +157,13 @@ def read_expert_loads(path: Path, model: ModelSpec, gpus: int) -> ExpertLoads:
     small = loads.shape[2] <= EXACT_EXPERTS
     effort = PlacementEffort(gap=0.0, time_limit_s=MOST_SECONDS) if small else None
     placed = [place_degree(loads, ep, effort) for ep in degrees]
+    flows = Flows(tokens=routing.tokens)
     if routing.tokens is not None:
-        flows = Flows(tokens=routing.tokens)
         placed = [less_copies(flows, loads, degree, time_limit_s=limit_s) for degree in placed]
     alone = small and len(loads) == 1 and routing.tokens is None
-    return ExpertLoads(placements=tuple(placed), loads=loads[0] if alone else None)
+    return ExpertLoads(
+        placements=tuple(placed), loads=loads[0] if alone else None, measured=loads, flows=flows
+    )
 
 
 def place_degree(loads: Loads, ep: int, effort: PlacementEffort | None = None) -> DegreePlacement:
@@ -168,12 +205,35 @@ def less_copies(
             time_limit_s=time_limit_s,
         )
         slots, balance, bound = solved.slots, solved.value, solved.bound
+    copies = touched_blocks(flows, slots)
+    return replace(
+        degree, slots=slots, balance=balance, bound=bound, copies=copies, by_load=degree.slots
+    )
+
+
+def touched_blocks(flows: Flows, slots: Slots) -> tuple[tuple[int, float], ...]:
+    """For every number of equal blocks of the ranks, how many a token touches, mean of layers.
+
+    Parameters
+    ----------
+    flows
+        With a token trace.
+    slots
+        Experts of each rank, [layers, ranks, experts of a rank].
+
+    Returns
+    -------
+    tuple of (blocks, touched)
+        The fewest blocks first; empty without a trace.
+    """
+    if flows.tokens is None:
+        return ()
+    _, ranks, each = slots.shape
+    sizes = [size for size in range(1, ranks + 1) if ranks % size == 0]
     touched = np.zeros(len(sizes))
     for layer, layer_slots in zip(flows.tokens, slots, strict=True):
-        choice = slot_choices(layer, layer_slots, experts)
-        touched += [distinct(choice // (size * layer_slots.shape[1])).mean() for size in sizes]
-    copies = [
-        (degree.ep // size, float(n))
-        for size, n in zip(sizes, touched / len(flows.tokens), strict=True)
-    ]
-    return replace(degree, slots=slots, balance=balance, bound=bound, copies=tuple(sorted(copies)))
+        choice = slot_choices(layer, layer_slots, ranks * each)
+        touched += [distinct(choice // (size * each)).mean() for size in sizes]
+    means = touched / len(flows.tokens)
+    pairs = [(ranks // size, float(mean)) for size, mean in zip(sizes, means, strict=True)]
+    return tuple(sorted(pairs))

@@ -29,6 +29,7 @@ from meshwright.planner.mapping.relaxation.selection import (
 )
 from meshwright.planner.mapping.slot_model import UNITS, SlotModel, is_small
 from meshwright.planner.mapping.solution import PROVEN, MappingSolution
+from meshwright.planner.solvers.clock import is_over
 from meshwright.planner.solvers.highs import TreeLimits
 
 
@@ -179,7 +180,7 @@ def _try_ceilings(
     leaves = problem.without_pods()
     relaxation = relax(leaves, [counts_of(problem, best.assignment)])
     for share in params.delta_shares:
-        if best.meets(bound_s) or time.process_time() > deadline:
+        if best.meets(bound_s) or time.process_time() > deadline or is_over():
             break
         delta_s = share * relaxation.value_s
         candidates = candidates_within(leaves, relaxation, delta_s, most_s=best.price_s)
@@ -212,7 +213,7 @@ def _bisect(
     tree = TreeLimits(nodes=params.tree_nodes, seconds=params.tree_s)
     low_s = bound_s
     for step in range(params.steps):
-        if best.meets(low_s) or time.process_time() > deadline:
+        if best.meets(low_s) or time.process_time() > deadline or is_over():
             break
         # At first just above the bound: where leaves have few patterns it is often met.
         ceiling_s = 0.5 * (low_s + best.price_s) if step else low_s * (1 + PROVEN)

@@ -8,6 +8,7 @@ from typing import Literal
 
 from meshwright.planner.mapping.assign import assignment_of
 from meshwright.planner.mapping.problem import IntArray, Loads, MappingProblem, loads_of
+from meshwright.planner.solvers.clock import is_over, remaining_s
 
 MappingObjective = Literal["traffic", "busiest", "spread"]
 PROVEN = 1e-6
@@ -78,7 +79,9 @@ class Incumbent:
 
 
 class WorkLimits:
-    """Where a search ends: processor seconds, so that a busy machine does not change the answer."""
+    """Where a search ends: processor seconds, so that a busy machine changes no answer but that of a command
+    with a time limit.
+    """
 
     def __init__(self, time_limit_s: float) -> None:
         now, self.limit_s = time.process_time(), time_limit_s
@@ -88,7 +91,7 @@ class WorkLimits:
     @property
     def left_s(self) -> float:
         """Processor seconds left."""
-        return self._deadline - time.process_time()
+        return min(self._deadline - time.process_time(), remaining_s())
 
     @property
     def elapsed_s(self) -> float:
@@ -97,4 +100,4 @@ class WorkLimits:
 
     def relaxed(self) -> bool:
         """Whether relaxations should end: at 40 % of the limit."""
-        return time.process_time() > self._relaxed
+        return time.process_time() > self._relaxed or is_over()

@@ -23,6 +23,7 @@ from meshwright.planner.plan.document import (
 from meshwright.planner.plan.idle import idle_document
 from meshwright.planner.plan.infeasible_document import Infeasible
 from meshwright.planner.plan.memory_risk import memory_risk_document
+from meshwright.planner.plan.placed_experts import placed_experts
 from meshwright.planner.plan.placement import group_placement
 from meshwright.planner.plan.solver_document import (
     ProofReport,
@@ -89,9 +90,7 @@ def plan_from_outcome(
             "predicted": predicted,
             "grades": grades(layout, predicted),
             "mapping": mapping_of_layout(workload, best),
-            "expert_placement": request.expert_loads.document(int(best.layout.ep))
-            if request.expert_loads is not None
-            else None,
+            "expert_placement": placed_experts(request, workload, best),
             "idle": idle,
             "memory_risk": memory_risk_document(request, predicted),
             "binding": [

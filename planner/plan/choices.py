@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import inf
@@ -18,6 +17,7 @@ from meshwright.planner.request.executions import EXECUTION_PINS, PLAIN, SWITCH
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import layout_from_document
 from meshwright.planner.search.certificate import Outcome
+from meshwright.planner.solvers.clock import is_over, limit_left_s
 
 Search = Callable[[PlanRequest, Layout], Outcome]
 """The best plan for a request; the layout is likely good and priced first."""
@@ -37,24 +37,23 @@ def with_choices(request: PlanRequest, plan: Plan, search: Search) -> Plan:
 
 def _choices(request: PlanRequest, plan: Plan, search: Search) -> Iterator[ExecutionChoice]:
     assert plan.layout is not None
-    began, spent_s = time.monotonic(), plan.solver.wall_s or 0.0
     likely = replace(layout_from_document(plan.layout), recompute_layers=0)
     for name, values in EXECUTION_PINS.items():
         value, plain = getattr(plan.execution, name), PLAIN[name]
         may_be_plain = plain in getattr(request.execution_options, name)
         if value == plain or not may_be_plain or name in request.pins:
             continue
-        left_s = request.time_limit_s
-        if left_s is not None:
-            left_s = max(left_s - spent_s - (time.monotonic() - began), 0.0)
         word = "off" if values == SWITCH else str(plain)
         pins = {**request.pins, name: word}
-        outcome = search(replace(request, pins=pins, time_limit_s=left_s, top_k=1), likely)
+        outcome = None
+        if not is_over():
+            asked = replace(request, pins=pins, time_limit_s=limit_left_s(), top_k=1)
+            outcome = search(asked, likely)
         yield ExecutionChoice(
             choice=name,
             value=value,
-            step_time_s_without=outcome.best[0].step_time_s if outcome.best else None,
-            proven=outcome.status in ("optimal", "infeasible"),
+            step_time_s_without=outcome.best[0].step_time_s if outcome and outcome.best else None,
+            proven=outcome is not None and outcome.status in ("optimal", "infeasible"),
             installs=_installs(request.framework, name, str(value)),
         )
 

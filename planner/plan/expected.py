@@ -22,6 +22,7 @@ from meshwright.planner.plan.document import Expected
 from meshwright.planner.plan.placement import group_placement
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.certificate import Outcome
+from meshwright.planner.solvers.clock import Shares
 
 Search = Callable[[PlanRequest, Layout], Outcome]
 """The best plan for a request; the layout is likely good and priced first."""
@@ -66,12 +67,10 @@ def expectation(
     likely = replace(nominal.layout, recompute_layers=0)
     candidates = list(outcome.best)
     bounds = []
-    share_s = None
-    if request.time_limit_s is not None:
-        share_s = request.time_limit_s / len(scenarios)
-    asked = replace(request, top_k=1, time_limit_s=share_s)
+    shares = Shares(len(scenarios))
     for scenario in scenarios:
-        found = search(replace(asked, calibration=scenario), likely)
+        asked = replace(request, top_k=1, time_limit_s=shares.next_s(), calibration=scenario)
+        found = search(asked, likely)
         candidates += found.best
         bounds.append(found.lower_bound_s or 0.0)
     unlike = list(_unlike(candidates))

@@ -43,6 +43,8 @@ def decide_on_idle_gpus(request: PlanRequest, searched: Searched) -> IdleDecisio
     if not outcome.best or int(outcome.best[0].layout.gpus) == request.gpus:
         return IdleDecision(outcome=outcome, full=None)
     remaining_s = None if limit is None else max(limit - (time.monotonic() - began), 0.0)
+    if remaining_s == 0:
+        return IdleDecision(outcome=outcome, full=None)
     every = replace(
         request, forbids=(*request.forbids, "idle-gpus"), time_limit_s=remaining_s, top_k=1
     )

@@ -29,6 +29,7 @@ from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.executions import branch_of
 from meshwright.planner.search.loop import LayoutSearch
 from meshwright.planner.search.space import space_of
+from meshwright.planner.solvers.clock import is_over, limit_left_s
 
 PRECISION_NAME = PrecisionOnDevice.name
 NEAREST_PINS = ("tp", "cp", "pp", "dp", "ep", "micro_batch")
@@ -211,7 +212,9 @@ def _hbm_needed_gib(request: PlanRequest, conflict: Conflict) -> float | None:
 
 
 def _feasible(request: PlanRequest) -> bool:
-    """Whether a plan is found with little effort."""
+    """Whether a plan is found with little effort; False behind the time limit."""
+    if is_over():
+        return False
     space = space_of(request)
     search = LayoutSearch(
         space,
@@ -219,6 +222,7 @@ def _feasible(request: PlanRequest) -> bool:
         any_plan=True,
         most_priced=TRIAL_PRICED,
         seed=request.seed,
+        time_limit_s=limit_left_s(),
     )
     return bool(search.run().best)
 

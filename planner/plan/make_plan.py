@@ -25,7 +25,10 @@ from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.certificate import Outcome
 from meshwright.planner.search.executions import search_executions
 from meshwright.planner.search.space import space_of
+from meshwright.planner.solvers.clock import within
 
+SEARCH_SHARE = 0.9
+"""Part of a time limit that the search may take; the rest is for verifying and writing the plan."""
 Progress = Callable[[str], None]
 
 
@@ -66,12 +69,13 @@ def make_plan(
     InternalError
         If the plan fails its own verification: a fault of the planner.
     """
-    plan = fastest_plan(request, progress, hedged=robustness, model_file=model_file)
-    # On the nodes that were chosen.
-    request = replace(request, cluster=plan.inputs.cluster, gpus=plan.inputs.gpus)
-    if choices:
-        plan = with_choices(request, plan, _searched_again)
-    plan = with_robustness(request, plan) if robustness else plan
+    with within(request.time_limit_s):
+        plan = fastest_plan(request, progress, hedged=robustness, model_file=model_file)
+        # On the nodes that were chosen.
+        request = replace(request, cluster=plan.inputs.cluster, gpus=plan.inputs.gpus)
+        if choices:
+            plan = with_choices(request, plan, _searched_again)
+        plan = with_robustness(request, plan) if robustness else plan
     return with_digest(plan)
 
 
@@ -86,6 +90,11 @@ def fastest_plan(
     those of `make_plan`. `hedged` says of a calibrated plan how it does over the posterior.
     """
     began = time.monotonic()
+    if request.time_limit_s is not None:
+        # Where the mean over a posterior counts, its scenarios are searched after the nominal one.
+        share = 0.5 if request.objective == "expected" and request.calibration else 1.0
+        limit_s = SEARCH_SHARE * share * request.time_limit_s
+        request = replace(request, time_limit_s=limit_s)
     decision = decide_on_nodes(request, lambda searched: _searched(searched, progress))
     request, settled = decision.request, decision.settled
     space = space_of(request)

@@ -21,6 +21,7 @@ from meshwright.planner.mapping.slots import Place
 from meshwright.planner.plan.idle import ROUNDING, IdleDecision, decide_on_idle_gpus
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.certificate import Outcome
+from meshwright.planner.solvers.clock import Shares
 
 Searched = Callable[[PlanRequest], Outcome]
 
@@ -56,14 +57,16 @@ def decide_on_nodes(request: PlanRequest, searched: Searched) -> NodeDecision:
     usable = _without_full_links(cluster)
     gpus = min(request.gpus, usable.gpus)
     choices, complete = _choices(usable, gpus)
-    if request.time_limit_s is not None and (len(choices) > 1 or not complete):
-        request = replace(request, time_limit_s=request.time_limit_s / (len(choices) + 2))
+    others = usable is not cluster or len(choices) > 1 or not complete
+    # One search for the bound, two for a mapping over everything free.
+    shares = Shares(len(choices) + (3 if others else 0))
     floor_s = None
-    if usable is not cluster or len(choices) > 1 or not complete:
-        floor_s = _in_one_leaf(replace(request, gpus=gpus), searched)
+    if others:
+        asked = replace(request, gpus=gpus, time_limit_s=shares.next_s())
+        floor_s = _in_one_leaf(asked, searched)
     decisions: list[NodeDecision] = []
     for nodes in choices:
-        asked = replace(request, cluster=nodes, gpus=gpus)
+        asked = replace(request, cluster=nodes, gpus=gpus, time_limit_s=shares.next_s())
         settled = decide_on_idle_gpus(asked, searched)
         decisions.append(NodeDecision(request=asked, settled=settled))
         best = min(decisions, key=_seconds)
@@ -72,7 +75,8 @@ def decide_on_nodes(request: PlanRequest, searched: Searched) -> NodeDecision:
             break
     else:
         if not complete and len(choices) > 1:
-            decisions += _on_nodes_of_all(replace(request, cluster=usable, gpus=gpus), searched)
+            asked = replace(request, cluster=usable, gpus=gpus)
+            decisions += _on_nodes_of_all(asked, searched, shares)
             best = min(decisions, key=_seconds)
     complete = complete and usable is cluster
     outcome = _with_bound(best, decisions, floor_s, complete)
@@ -111,12 +115,15 @@ def _in_one_leaf(request: PlanRequest, searched: Searched) -> float | None:
     return searched(replace(request, cluster=leaf)).lower_bound_s
 
 
-def _on_nodes_of_all(request: PlanRequest, searched: Searched) -> list[NodeDecision]:
+def _on_nodes_of_all(
+    request: PlanRequest, searched: Searched, shares: Shares
+) -> list[NodeDecision]:
     """The plan on the nodes that a mapping over everything free takes."""
-    everything = searched(request)
+    everything = searched(replace(request, time_limit_s=shares.next_s()))
     if not everything.best or everything.best[0].ranks is None:
         return []
     asked = _only_on(request, request.cluster, everything.best[0].ranks)
+    asked = replace(asked, time_limit_s=shares.next_s())
     return [NodeDecision(request=asked, settled=IdleDecision(outcome=searched(asked), full=None))]
 
 

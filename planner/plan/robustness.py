@@ -8,7 +8,6 @@ parts, and by no more than their factor on faster ones.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -32,6 +31,7 @@ from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import layout_from_document
 from meshwright.planner.search.certificate import Outcome
 from meshwright.planner.search.executions import search_executions
+from meshwright.planner.solvers.clock import is_over, limit_left_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,16 +92,12 @@ def with_robustness(request: PlanRequest, plan: Plan) -> Plan:
         request = replace(request, cluster=first_gpus(request.cluster, request.gpus))
     workload = request.workload()
     band, memory = step_time_band(workload), peak_memory_band(workload)
-    began = time.monotonic()
 
     def searched(wanted: PlanRequest) -> Outcome:
-        return _searched_again(wanted, plan, _left_s(request, plan, time.monotonic() - began))
+        return _searched_again(wanted, plan)
 
     plan = with_cost_of_safety(request, plan, None if _too_long(request, plan) else searched)
-    scenarios = []
-    for change in changes(request, band, memory):
-        left_s = _left_s(request, plan, time.monotonic() - began)
-        scenarios.append(_scenario(request, plan, change, left_s))
+    scenarios = [_scenario(request, plan, change) for change in changes(request, band, memory)]
     unchanged = [scenario.winner is None and scenario.proven for scenario in scenarios]
     robustness = Robustness(
         step_time_band=(band.low, band.high),
@@ -170,20 +166,14 @@ def _with_network(cluster: ClusterSpec, factor: float) -> ClusterSpec:
     )
 
 
-def _left_s(request: PlanRequest, plan: Plan, spent_s: float) -> float | None:
-    if request.time_limit_s is None:
-        return None
-    return max(0.0, request.time_limit_s - (plan.solver.wall_s or 0.0) - spent_s)
-
-
-def _scenario(request: PlanRequest, plan: Plan, change: Change, left_s: float | None) -> Scenario:
+def _scenario(request: PlanRequest, plan: Plan, change: Change) -> Scenario:
     changed = replace(change.applied(request), top_k=1)
     now_s = step_as_it_stands_s(request, plan, change)
     bound_s = _monotone_bound_s(request, plan, change)
     best_s, winner, searched = now_s, None, False
     settled = now_s is not None and bound_s >= now_s * (1 - PARAMS.same)
     if not settled and not _too_long(request, plan):
-        outcome = _searched_again(changed, plan, left_s)
+        outcome = _searched_again(changed, plan)
         bound_s = max(bound_s, outcome.lower_bound_s or 0.0)
         searched = outcome.status in ("optimal", "infeasible")
         if outcome.best and (
@@ -224,19 +214,22 @@ def _monotone_bound_s(request: PlanRequest, plan: Plan, change: Change) -> float
 
 
 def _too_long(request: PlanRequest, plan: Plan) -> bool:
-    """Whether searching again is left out; by work, so that the answer does not depend on the machine."""
+    """Whether searching again is left out: by work, so that the answer does not depend on the machine, and
+    where the time limit is over.
+    """
     solver = plan.solver
     return (
-        solver.layouts_considered > PARAMS.largest_space
+        is_over()
+        or solver.layouts_considered > PARAMS.largest_space
         or solver.bound_rounds > PARAMS.most_rounds
         or is_irregular(request.cluster)
     )
 
 
-def _searched_again(changed: PlanRequest, plan: Plan, left_s: float | None) -> Outcome:
+def _searched_again(changed: PlanRequest, plan: Plan) -> Outcome:
     assert plan.layout is not None
     outcome = search_executions(
-        replace(changed, time_limit_s=left_s),
+        replace(changed, time_limit_s=limit_left_s()),
         pricing_of,
         most_priced=PARAMS.most_priced,
         begin_with=_recompute_undecided(layout_from_document(plan.layout)),

@@ -130,69 +130,6 @@ def _sweep(document: Document) -> View:
     return [Heading("Sizes"), Table(columns, rows)]
 
 
-def roofline_view(document: Document) -> View:
-    """A matrix product under the roof of its device, and data parallelism under those of the network."""
-    product = [_product(document)] if "m" in document else []
-    network = _network_view(document["network"]) if "network" in document else []
-    return [*product, *network]
-
-
-def _product(document: Document) -> Facts:
-    shape = f"[{document['m']}, {document['k']}] x [{document['k']}, {document['n']}]"
-    share = document["attainable_tflops"] / document["peak_tflops"]
-    attainable = f"{document['attainable_tflops']:.1f} TFLOP/s, {percent(share)} of the peak"
-    return Facts(
-        [
-            ("product", f"{shape}, {document['precision']}"),
-            ("device", document["device"]),
-            ("work", f"{document['flop'] / 1e9:,.1f} GFLOP, {gigabytes(document['bytes'])}"),
-            ("intensity", f"{document['flop_per_byte']:.1f} FLOP/byte"),
-            ("ridge point", f"{document['ridge_flop_per_byte']:.1f} FLOP/byte"),
-            ("bound by", document["bound"]),
-            ("attainable", attainable),
-            ("least time", seconds(document["least_seconds"])),
-            ("in a training step", _attained(document["attained"])),
-        ]
-    )
-
-
-def _attained(attained: Document) -> str:
-    """What training reaches of the roof: rates of a large product and of streaming, and this product's."""
-    roof = f"{attained['peak_tflops']:.0f} TFLOP/s and {attained['hbm_gb_per_s']:,.0f} GB/s at best"
-    return f"{seconds(attained['seconds'])}, {attained['tflops']:.1f} TFLOP/s; {roof}"
-
-
-def _network_view(network: Document) -> View:
-    """Ridge of every level, and what bounds each batch there."""
-    levels = [
-        Column("level"),
-        Column("GB/s a GPU", _PLAIN),
-        Column("ridge", COUNT, unit="FLOP/byte"),
-        Column("critical batch", decimals(2)),
-    ]
-    names = ("level", "gb_per_s", "ridge_flop_per_byte", "critical_batch")
-    view: View = [
-        Heading(f"Gradients of data parallelism at {network['peak_tflops']:,.1f} TFLOP/s"),
-        Table(levels, [[level[name] for name in names] for level in network["levels"]]),
-    ]
-    batches = {
-        "batch": Column("batch", _PLAIN),
-        "flop_per_byte": Column("FLOP/byte", COUNT),
-        "regime": Column("regime"),
-        "efficiency_overlapped": Column("overlapped", PERCENT),
-        "efficiency_serial": Column("one after the other", PERCENT),
-    }
-    for level in network["levels"]:
-        rows = [[row[name] for name in batches] for row in level["batches"]]
-        advice = {row["regime"]: row["advice"] for row in level["batches"]}
-        view += [
-            Heading(f"Batches of a rank over {level['level']}"),
-            Table(list(batches.values()), rows),
-            Bullets([f"{regime}: {words}" for regime, words in advice.items()]),
-        ]
-    return view
-
-
 def pipeline_view(document: Document) -> View:
     """The step of a schedule, what each rank holds, and what would shorten its bubble."""
     shape = f"{counted(document['pp'], 'rank')} of {counted(document['vpp'], 'virtual stage')}"
@@ -255,9 +192,23 @@ def _overlap_by_axis(plan: Document) -> View:
         "exposed_s": Column("exposed", SECONDS),
         "hidden_share": Column("hidden", PERCENT),
     }
-    rows = [[axis, *(row[name] for name in columns)] for axis, row in plan["axes"].items()]
-    compute = Facts([("compute of a step", seconds(plan["compute_s"]))])
-    return [compute, Table([Column("axis"), *columns.values()], rows)]
+    table = [[axis, *(row[name] for name in columns)] for axis, row in plan["axes"].items()]
+    facts = [("compute of a step", seconds(plan["compute_s"]))]
+    buckets = plan["gradient_buckets"]
+    if buckets is not None:
+        size = f"{buckets['count']} of {buckets['bucket_mb']:,.0f} MB"
+        facts.append(("gradient buckets", f"{size}, {buckets['chosen_by']}"))
+    bars = [
+        [f"{axis} {words}", row[name], row[name] / longest_s]
+        for longest_s in [max(row["communication_s"] for row in plan["axes"].values())]
+        for axis, row in plan["axes"].items()
+        for words, name in (("all", "communication_s"), ("exposed", "exposed_s"))
+    ]
+    return [
+        Facts(facts),
+        Table([Column("axis"), *columns.values()], table),
+        Table([Column("time of links"), Column("", SECONDS), Column("", BAR)], bars),
+    ]
 
 
 def _chunks(chunks: Document) -> View:
@@ -299,6 +250,10 @@ def volumes_view(document: Document) -> View:
         rows = [[stage, size, sent[stage]] for stage, size in document["states_bytes"].items()]
         columns = [Column("stage"), Column("states", BYTES), Column("sent a step", BYTES)]
         view.append(Table(columns, rows))
+    if "hybrid_sharded" in document:
+        hybrid = document["hybrid_sharded"]
+        inside, between = (gigabytes(hybrid[f"{where}_bytes"]) for where in ("inside", "between"))
+        view.append(Facts([("hybrid", f"{inside} inside a shard group, {between} between groups")]))
     facts = []
     if "activation_bytes" in document:
         facts.append(("activations", gigabytes(document["activation_bytes"])))

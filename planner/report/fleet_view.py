@@ -67,7 +67,9 @@ def _objective(document: Document) -> str:
     jobs, objective = document["jobs"], document["objective"]
     value = objective["value"]
     proof = "optimal"
-    if objective["status"] != "optimal":
+    if document["sizes_left_out"]:
+        proof = f"of the sizes planned in time, {document['sizes_left_out']} were left out"
+    elif objective["status"] != "optimal":
         proof = f"within {percent(objective['gap'], 2)} of the best"
     results = {
         "throughput": f"weighted throughput {value:.4g}, {proof}",

@@ -42,6 +42,7 @@ def plan_view(plan: Plan) -> View:
     if plan.layout is not None:
         view += layout_view(plan.layout, plan.mapping)
         view += execution_view(plan)
+        view += placed_experts_view(plan)
     if plan.predicted is not None:
         view += prediction_view(plan.predicted, workload_of_plan(plan))
         view += grades_view(plan)
@@ -123,6 +124,20 @@ def _setting(value: str | bool | float) -> str:
     if isinstance(value, bool):
         return ("off", "on")[value]
     return value if isinstance(value, str) else f"{value:g}"
+
+
+def placed_experts_view(plan: Plan) -> View:
+    """What the placement of experts brings in the step."""
+    steps = (plan.expert_placement or {}).get("step_time_s")
+    if not isinstance(steps, dict) or "in_order" not in steps:
+        return []
+    words = {
+        "in_order": "in their own order",
+        "by_load": "placed by load alone",
+        "as_placed": "as placed",
+    }
+    rows = [[text, steps[name]] for name, text in words.items()]
+    return [Heading("Where experts lie"), Table([Column("experts"), Column("step", SECONDS)], rows)]
 
 
 def binding_view(binding: Sequence[Binding]) -> View:

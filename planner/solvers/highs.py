@@ -9,6 +9,8 @@ import datetime
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from meshwright.planner.solvers.clock import remaining_s
+
 if TYPE_CHECKING:
     from ortools.math_opt.python import mathopt
 
@@ -32,7 +34,7 @@ def solved_by_highs(model: mathopt.Model, limits: TreeLimits) -> mathopt.SolveRe
 
     parameters = mathopt.SolveParameters(
         node_limit=limits.nodes,
-        time_limit=datetime.timedelta(seconds=limits.seconds),
+        time_limit=datetime.timedelta(seconds=max(min(limits.seconds, remaining_s()), 0.01)),
         relative_gap_tolerance=RELATIVE_GAP,
     )
     return mathopt.solve(model, mathopt.SolverType.HIGHS, params=parameters)

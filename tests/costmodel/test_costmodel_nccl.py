@@ -12,8 +12,8 @@ import yaml
 
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec, MeasuredLevelSpec
+from meshwright.costmodel.collectives.alpha_beta import OPERATIONS
 from meshwright.costmodel.collectives.nccl import (
-    OPERATIONS,
     IsolatedFabric,
     collective_time,
     double_tree_all_reduce_s,

@@ -22,6 +22,7 @@ from tests.fuzz.readers import READERS, Reader
 
 CASES = int(os.environ.get("MESHWRIGHT_FUZZ_CASES", "100"))
 LONGEST_S = 10.0
+"""Processor seconds, so that a busy machine fails no file."""
 MOST_KIB = 2**20
 LONGEST_MESSAGE = 20_000
 
@@ -42,7 +43,7 @@ def check(reader: Reader, seed: int, value: Any, folder: Path) -> None:
     path = folder / name
     path.write_bytes(hostile(rng, data, value))
     before = set(os.listdir(folder))
-    began = time.monotonic()
+    began_s = time.process_time()
     refusal = None
     try:
         reader.read(path)
@@ -51,7 +52,7 @@ def check(reader: Reader, seed: int, value: Any, folder: Path) -> None:
     if refusal is not None:
         assert refusal.exit_code in (ExitCode.BAD_INPUT, ExitCode.NO_ANSWER)
         assert 0 < len(str(refusal)) < LONGEST_MESSAGE
-    assert time.monotonic() - began < LONGEST_S
+    assert time.process_time() - began_s < LONGEST_S
     assert set(os.listdir(folder)) == before
     assert not Path("fuzzed").exists()
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from functools import partial
 from types import TracebackType
 from typing import TypeVar
+
+from meshwright.planner.solvers.clock import current_end_s, until
+from meshwright.planner.solvers.processes import end_pool, process_pool
 
 Job = TypeVar("Job")
 JobResult = TypeVar("JobResult")
 
 
-def _one_thread_each() -> None:
-    """Before numpy is loaded: as many processes as cores need no threads below them."""
-    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, "1")
+def _done_until(end_s: float, work: Callable[[Job], JobResult], job: Job) -> JobResult:
+    """A job in another process, under the time limit of this one."""
+    with until(end_s):
+        return work(job)
 
 
 class Crew:
@@ -31,10 +33,10 @@ class Crew:
         if self.workers <= 1 or len(jobs) < 2:
             return [work(job) for job in jobs]
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(
-                self.workers, mp_context=get_context("spawn"), initializer=_one_thread_each
-            )
-        return list(self._pool.map(work, jobs))
+            self._pool = process_pool(self.workers)
+        done = partial(_done_until, current_end_s(), work)
+        futures = [self._pool.submit(done, job) for job in jobs]
+        return [future.result() for future in futures]
 
     def __enter__(self) -> Crew:
         return self
@@ -46,5 +48,6 @@ class Crew:
         trace: TracebackType | None,
     ) -> None:
         if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+            # No job is under way, or nobody wants its result any more.
+            end_pool(self._pool)
             self._pool = None

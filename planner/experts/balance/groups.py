@@ -21,6 +21,7 @@ from meshwright.planner.experts.balance.solve import (
 )
 from meshwright.planner.experts.params import BALANCE, GROUPS
 from meshwright.planner.experts.problem import Loads, PlacementLimits, Slots, SlotShape
+from meshwright.planner.solvers.clock import is_over
 
 Sets = tuple[tuple[int, ...], ...]
 
@@ -84,7 +85,7 @@ class _Search:
             )
         self._heuristic()
         for _ in range(GROUPS.exact_rounds if self._effort.exact else 0):
-            if not self._exact():
+            if is_over() or not self._exact():
                 break
             self._heuristic()
         if not np.isfinite(self._best).all():
@@ -133,7 +134,7 @@ class _Search:
             )
             promising = bounds.min(axis=1) * (1 + gap / 10) < self._best
             layers = np.flatnonzero(promising & ~good)
-            if not len(layers):
+            if not len(layers) or is_over():
                 return
             chosen = self._partitions[pick[layers]]
             new = {(int(k), int(s)) for k, sets in zip(layers, chosen, strict=True) for s in sets}

@@ -21,6 +21,7 @@ from meshwright.planner.experts.balance.repartition import split_pairs
 from meshwright.planner.experts.balance.rows import Rows, State, is_invalid, value_of
 from meshwright.planner.experts.params import BALANCE
 from meshwright.planner.experts.problem import Loads, Slots
+from meshwright.planner.solvers.clock import is_over
 
 _ROUNDING = 1e-9
 """Relative. A limit that is ruled out closes the row by a hair, not almost."""
@@ -83,7 +84,7 @@ def _try_limits(rows: Rows, state: State, gap: float, limits: int) -> None:
     tries = [(rule, fraction) for rule in SPARE_SLOT_RULES for fraction in BALANCE.limit_fractions]
     for rule, fraction in tries[:limits]:
         index = state.unsolved(rows, gap * BALANCE.search_share)
-        if not len(index):
+        if not len(index) or is_over():
             return
         low = state.target(rows, index)
         high = np.where(np.isfinite(state.value[index]), state.value[index], 2 * low)
@@ -122,6 +123,8 @@ def _bound_by_counts(
     hot = rows.loads[index].max(axis=(1, 2)) > BALANCE.hot_load
     index = index[np.isfinite(state.value[index]) & hot]
     for row in index.tolist() if steps else ():
+        if is_over():
+            break
         load = rows.loads[row, int(rows.loads[row].max(axis=1).argmax())]
         result = pair_bound(load, rows.slots, rows.gpus)
         if result is None:

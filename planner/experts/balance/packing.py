@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planner.experts.problem import Loads, Slots
+from meshwright.planner.solvers.clock import is_over
 
 _BIG = 1e30
 
@@ -162,7 +163,7 @@ def exchange_to_improve(
     for _ in range(rounds):
         gpu = weight[open_rows].sum(axis=3)
         open_rows = open_rows[gpu.max(axis=(1, 2)) > stop_at[open_rows]]
-        if not len(open_rows):
+        if not len(open_rows) or is_over():
             return
         open_rows = _round(
             packing.slots,

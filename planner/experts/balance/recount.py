@@ -22,6 +22,7 @@ from meshwright.planner.experts.balance.repartition import split_pairs
 from meshwright.planner.experts.balance.rows import Rows, State
 from meshwright.planner.experts.params import BALANCE, RECOUNT
 from meshwright.planner.experts.problem import Loads, Slots
+from meshwright.planner.solvers.clock import is_over
 
 _FORBIDDEN = 1e30
 
@@ -37,6 +38,8 @@ def recount(rows: Rows, state: State, gap: float, tries: int, seed: int) -> None
         return
     index = state.unsolved(rows, gap * BALANCE.search_share)
     for row in index[np.isfinite(state.value[index])].tolist():
+        if is_over():
+            return
         target = max(state.bound[row], rows.needed[row])
         load = rows.loads[row].max(axis=0)
         limit = max(target, state.value[row] * (1 - BALANCE.search_share * gap))
@@ -72,7 +75,7 @@ class _Recount:
         receivers = self._chance.choice(experts, (tries // 2, spare), p=probability)
         slots, value = self._best_packings(_added(fewest, receivers))
         for _ in range(RECOUNT.stages):
-            if value[0] <= self._stop_at:
+            if value[0] <= self._stop_at or is_over():
                 break
             parents = slots[: RECOUNT.parents]
             share = max(tries // (2 * RECOUNT.stages * len(parents)), 2)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from meshwright.planner.experts.balance.packing import SlotPacking, slot_loads
 from meshwright.planner.experts.problem import Loads, Slots
+from meshwright.planner.solvers.clock import is_over
 
 MOST_SLOTS_PER_GPU = 6
 """Slots per GPU above which the splits (462 at 6) are too many."""
@@ -43,7 +44,7 @@ def split_pairs(packing: SlotPacking, rounds: int, stop_at: Loads) -> None:
     for _ in range(rounds):
         top = weight[open_rows].sum(axis=3).max(axis=(1, 2))
         open_rows = open_rows[top > stop_at[open_rows]]
-        if not len(open_rows):
+        if not len(open_rows) or is_over():
             return
         parts = [open_rows[i : i + step] for i in range(0, len(open_rows), step)]
         open_rows = np.concatenate([_round(packing.slots, weight, rows) for rows in parts])

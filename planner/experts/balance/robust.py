@@ -12,6 +12,7 @@ from meshwright.planner.experts.balance.place import place_layers
 from meshwright.planner.experts.balance.rows import Solved, by_layer
 from meshwright.planner.experts.balance.solve import PlacementEffort
 from meshwright.planner.experts.problem import Loads, PlacementLimits, Slots, SlotShape
+from meshwright.planner.solvers.clock import is_over
 
 ROBUST_OBJECTIVES = ("guarded", "worst", "cvar")
 _ROUNDS = 200
@@ -90,7 +91,7 @@ def _exchanged(start: Slots, load: Loads, share: float, size: int) -> tuple[Slot
             for a in np.unique(gpu.argmax(axis=1))
         ]
         value, a, i, g, j = min(exchanges)
-        if value >= best * (1 - 1e-9):
+        if value >= best * (1 - 1e-9) or is_over():
             break
         slots[a, i], slots[g, j] = slots[g, j], slots[a, i]
     return slots, best

@@ -27,6 +27,7 @@ from meshwright.planner.experts.balance.heuristic import (
 from meshwright.planner.experts.balance.rows import LOAD_ROUNDING, Rows, Solved, State
 from meshwright.planner.experts.params import BALANCE
 from meshwright.planner.experts.problem import Slots
+from meshwright.planner.solvers.clock import is_over
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +92,7 @@ def improve_rows(rows: Rows, state: State, effort: PlacementEffort) -> None:
     split_gpu_pairs(rows, state, effort.gap)
     for step in (_search_limits, _search_counts):
         unsolved = state.unsolved(rows, effort.gap * BALANCE.search_share)
-        if not len(unsolved):
+        if not len(unsolved) or is_over():
             return
         budget = search_budget(rows, len(unsolved), effort)
         crew = effort.crew or Crew(1)
@@ -207,6 +208,6 @@ def _run(tasks: list[_Task | None], crew: Crew | None) -> list[ExactPacking | No
 
 
 def _solve(task: _Task | None) -> ExactPacking | None:
-    if task is None:
+    if task is None or is_over():
         return None
     return solve_exactly(task.layer, task.hint, task.below, work=task.work, seed=task.seed)

@@ -24,6 +24,7 @@ from meshwright.planner.experts.moves.search import Current, Step
 from meshwright.planner.experts.params import MOVES
 from meshwright.planner.experts.problem import Loads, PlacementLimits, Slots, SlotShape
 from meshwright.planner.experts.traffic.affinity import best_order
+from meshwright.planner.solvers.clock import is_over
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,6 +244,8 @@ def _curve(steps: Iterable[Step], most_steps: int) -> list[Step]:
     """The best step for 0 .. n moves, of the first `most_steps`; the first has no moves."""
     best: list[Step] = []
     for step in islice(steps, most_steps):
+        if best and is_over():
+            break
         while len(best) <= step.moves:
             best.append(best[-1] if best else step)
         for m in range(step.moves, len(best)):

@@ -22,6 +22,7 @@ from meshwright.planner.experts.traffic.swap_search import Cap, tabu_search
 from meshwright.planner.experts.traffic.swap_state import SwapState
 from meshwright.planner.experts.traffic.swap_terms import Apart, Term, Touched
 from meshwright.planner.experts.traffic.touched import Level
+from meshwright.planner.solvers.clock import is_over
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +133,7 @@ def _first_within_caps(
     pending = list(range(len(loads)))
     for turn in range(TRAFFIC.partitions_tried):
         pending = [layer for layer in pending if turn < len(candidates[layer])]
-        if not pending:
+        if not pending or is_over():
             break
         groups = np.stack([candidates[layer][turn] for layer in pending])
         packed_slots, value = solve_nodes(loads[pending], groups, shape, limits, effort)

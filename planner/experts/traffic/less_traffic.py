@@ -28,6 +28,7 @@ from meshwright.planner.experts.traffic.swap_terms import (
     replica_pairs,
 )
 from meshwright.planner.experts.traffic.touched import Level, slot_choices
+from meshwright.planner.solvers.clock import is_over
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +176,8 @@ def _steps(
 def _layer(job: tuple[NodeExchange, Slots, int]) -> Slots:
     search, slots, rounds = job
     for _ in range(rounds):
+        if is_over():
+            break
         slots = less_of(search, slots)
     return slots
 
@@ -246,6 +249,8 @@ class _Layer:
         # Where there are no nodes to decide first, this is the whole search.
         stages = TRAFFIC.mending if search.shape.nodes > 1 else ((0.0, 1.0),)
         for turn, (looser, share) in enumerate(stages):
+            if is_over():
+                break
             state = self._state(gpu)
             loads = ((1, search.cap + looser), (search.shape.node_gpus, self._node_load))
             steps = int(share * search.steps) + 5

@@ -9,6 +9,7 @@ import numpy as np
 from meshwright.planner.experts.params import TRAFFIC
 from meshwright.planner.experts.problem import Ids, Loads
 from meshwright.planner.experts.traffic.swap_state import Room, SwapState
+from meshwright.planner.solvers.clock import is_over
 
 _NONE = 1e-9
 _LEAST = 1e-9
@@ -62,7 +63,7 @@ def tabu_search(state: SwapState, cap: Cap, *, steps: int, patience: int, seed: 
     best = state.gpu.copy() if over <= _NONE else None
     least_cost = now if over <= _NONE else np.inf
     lowest, since, step = now + cap.price * over, 0, 0
-    while step < steps and since < patience:
+    while step < steps and since < patience and not is_over():
         step, since = step + 1, since + 1
         change, overload = state.change(), cap.overload_change(state)
         cost = _open(state, change + cap.price * overload, cap)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 from meshwright.planner.many.batch.rows import failed_row
 from meshwright.planner.many.batch.work import do_job
+from meshwright.planner.solvers.processes import end_pool, process_pool
 
 Task = tuple[int, Mapping[str, Any]]
 """(position of the job, its fields)."""
@@ -85,15 +85,11 @@ class _Pool:
                     pool = self._new_pool()
                     yield from self._given_up()
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            # All is done, or nobody wants the rest any more.
+            end_pool(pool)
 
     def _new_pool(self) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(
-            self._workers,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_one_thread,
-            max_tasks_per_child=JOBS_PER_PROCESS,
-        )
+        return process_pool(self._workers, JOBS_PER_PROCESS)
 
     def _fill(self, pool: ProcessPoolExecutor, waiting: Iterator[Task]) -> None:
         """Keeps every worker busy and one job waiting for each; a job under suspicion runs alone."""
@@ -120,12 +116,3 @@ class _Pool:
                 yield task[0], given_up(task[1], MOST_ATTEMPTS)
             else:
                 self._suspects.append(task)
-
-
-def _one_thread() -> None:
-    """Workers share the cores: no library starts threads of its own. Interrupts are for the parent."""
-    import signal
-
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = "1"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

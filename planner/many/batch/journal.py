@@ -67,12 +67,13 @@ class Journal:
             raise InputError(what, where=str(self._path))
 
     def add(self, position: int, row: dict[str, Any], *, cached: bool, seconds: float) -> None:
-        """Notes a finished job, whose files are in place."""
-        text = json.dumps(row)
-        self._connection.execute(
-            "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?)",
-            (position, int(cached), seconds, text),
-        )
+        """Notes a finished job, whose files are in place. Raises InputError where there is no room."""
+        values = (position, int(cached), seconds, json.dumps(row))
+        try:
+            self._connection.execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?)", values)
+        except sqlite3.OperationalError as error:
+            what = f"cannot be written to ({error}); make room, then --resume goes on"
+            raise InputError(what, where=str(self._path)) from None
 
     def done(self) -> set[int]:
         """Positions of the finished jobs."""

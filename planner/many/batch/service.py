@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from meshwright.documents.output_files import write_files
+from meshwright.documents.output_files import uninterrupted, write_files
 from meshwright.errors import InputError
 from meshwright.planner.many.batch.engines import Engine, Task, local_engine, usable_cores
 from meshwright.planner.many.batch.fingerprint import code_fingerprint
@@ -210,12 +210,17 @@ def _clear_staging(folder: Path) -> None:
 def _write_results(folder: Path, rows: list[dict[str, Any]], formats: tuple[str, ...]) -> list[str]:
     written = []
     for name in formats:
+        data = RESULT_FORMATS[name](rows)
         target = folder / f"results.{name}"
         temporary = folder / f".results.{name}.part"
-        with temporary.open("wb") as stream:
-            stream.write(RESULT_FORMATS[name](rows))
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(target)
+        try:
+            with uninterrupted():
+                with temporary.open("wb") as stream:
+                    stream.write(data)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
         written.append(str(target))
     return written

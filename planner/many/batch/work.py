@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ def do_job(fields: Mapping[str, Any], cache_folder: str | None) -> dict[str, Any
     try:
         request = request_of(job)
         cache = AnswerCache(Path(cache_folder)) if cache_folder else None
-        key = request_key(request)
+        # An answer that took its time is as good for a job with a time limit.
+        key = request_key(replace(request, time_limit_s=None))
         answer = cache.get(key) if cache else None
         cached = answer is not None
         if answer is None:

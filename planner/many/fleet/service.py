@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from meshwright.cluster_specs.allocation import allocated_gpus
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec, NodeSpec
 from meshwright.documents.tables import csv_text
-from meshwright.errors import InfeasibleError, InputError
+from meshwright.errors import InfeasibleError, InputError, OutOfTimeError
 from meshwright.planner.launch.plan_files import plan_files
-from meshwright.planner.many.batch.engines import local_engine, usable_cores
+from meshwright.planner.many.batch.engines import Task, local_engine, usable_cores
 from meshwright.planner.many.batch.jobs import JobDoc
 from meshwright.planner.many.fleet.jobs import FleetJobDoc, read_fleet
 from meshwright.planner.many.fleet.pictures import gantt_svg, nodes_svg
@@ -35,7 +35,10 @@ from meshwright.planner.many.fleet.sizes import JobSize, SizedJob, candidate_uni
 from meshwright.planner.many.fleet.units import FreeUnits, Unit, free_units
 from meshwright.planner.plan.digest import with_digest
 from meshwright.planner.plan.document import Plan
+from meshwright.planner.solvers.clock import limit_left_s, within
 
+SHARING_SHARE = 0.3
+"""Part of the time limit that is kept for sharing out, after the plans."""
 Progress = Callable[[int, int], None]
 """Hears (sizes planned, sizes in all)."""
 
@@ -57,7 +60,7 @@ class FleetOptions:
     cache: Path | None = None
     """Folder of kept answers; None keeps nothing."""
     time_limit_s: float | None = None
-    """For each goal of the sharing."""
+    """For everything: sizes that are not planned in time are left out. None for no limit."""
     seed: int = 0
     calibration: Path | None = None
     """The stack file of jobs that name none."""
@@ -75,6 +78,8 @@ class Fleet:
     cluster: ClusterSpec
     planned: int
     """Plans that were looked at."""
+    unplanned: int
+    """Sizes that the time limit left out: others might share out better."""
     planning_s: float
     solving_s: float
 
@@ -128,7 +133,14 @@ def run_fleet(path: Path, options: FleetOptions, progress: Progress) -> Fleet:
         For bad input.
     InfeasibleError
         Where a job has no plan at any size, or the jobs that must run do not fit together.
+    OutOfTimeError
+        Where the time limit came before a job had any plan.
     """
+    with within(options.time_limit_s):
+        return _run(path, options, progress)
+
+
+def _run(path: Path, options: FleetOptions, progress: Progress) -> Fleet:
     if options.objective not in OBJECTIVES:
         raise InputError(
             "unknown objective", where="--objective", value=options.objective, allowed=OBJECTIVES
@@ -139,9 +151,9 @@ def run_fleet(path: Path, options: FleetOptions, progress: Progress) -> Fleet:
     if options.objective != "throughput":
         _require_tokens(jobs, path, options.objective)
     began = time.monotonic()
-    sized_jobs, planned = _sized_jobs(jobs, free, options, progress)
+    sized_jobs, planned, unplanned = _sized_jobs(jobs, free, options, progress)
     priced = time.monotonic()
-    params = FleetParams(seed=options.seed, wall_s=options.time_limit_s)
+    params = FleetParams(seed=options.seed)
     if options.objective == "throughput":
         solution = share_throughput(sized_jobs, len(free.units), params)
     else:
@@ -154,6 +166,7 @@ def run_fleet(path: Path, options: FleetOptions, progress: Progress) -> Fleet:
         places=place_jobs(sized_jobs, solution.allocations, free, params),
         cluster=cluster,
         planned=planned,
+        unplanned=unplanned,
         planning_s=priced - began,
         solving_s=time.monotonic() - priced,
     )
@@ -168,8 +181,11 @@ def _require_tokens(jobs: Sequence[FleetJobDoc], path: Path, objective: str) -> 
 
 def _sized_jobs(
     jobs: Sequence[FleetJobDoc], free: FreeUnits, options: FleetOptions, progress: Progress
-) -> tuple[list[SizedJob], int]:
-    """(every job with the sizes at which it has a plan, plans made); equal questions are asked once."""
+) -> tuple[list[SizedJob], int, int]:
+    """(every job with the sizes at which it has a plan, plans made, plans left out for want of time).
+
+    Equal questions are asked once.
+    """
     positions: dict[str, int] = {}
     tasks: list[tuple[int, dict[str, Any]]] = []
     questions: list[list[tuple[int, int]]] = []
@@ -187,14 +203,44 @@ def _sized_jobs(
     cache = str(options.cache.absolute()) if options.cache else None
     engine = local_engine(min(options.workers or usable_cores(), max(1, len(tasks))), cache)
     results: dict[int, dict[str, Any]] = {}
-    for position, result in engine(tasks) if tasks else ():
+    for position, result in engine(_in_time(_one_of_each(questions), tasks)) if tasks else ():
         results[position] = result
         progress(len(results), len(tasks))
     sized_jobs = []
     for job, row in zip(jobs, questions, strict=True):
-        answers = [(units, results[position]) for units, position in row]
+        answers = [(units, results[position]) for units, position in row if position in results]
+        if row and not any(_is_answered(result) for _, result in answers):
+            words = "the time limit came before any plan; plans that were made are in the cache"
+            raise OutOfTimeError(f"{job.name}: {words}")
         sized_jobs.append(_sized_job(job, answers))
-    return sized_jobs, len(tasks)
+    unplanned = len(tasks) - sum(_is_answered(result) for result in results.values())
+    return sized_jobs, len(tasks), unplanned
+
+
+def _one_of_each(questions: Sequence[Sequence[tuple[int, int]]]) -> list[int]:
+    """Positions of the questions, each job's smallest size first, then each one's next."""
+    turns = ((turn, position) for row in questions for turn, (_, position) in enumerate(row))
+    return list(dict.fromkeys(position for _, position in sorted(turns)))
+
+
+def _in_time(positions: Sequence[int], tasks: Sequence[Task]) -> Iterator[Task]:
+    """The tasks in this order, while planning has time; two at once wait for each process."""
+    with_sharing_s = limit_left_s()
+    reserve_s = 0.0 if with_sharing_s is None else SHARING_SHARE * with_sharing_s
+    for position in positions:
+        left_s = limit_left_s()
+        if left_s is None:
+            yield tasks[position]
+            continue
+        if left_s <= reserve_s:
+            return
+        fields = {**tasks[position][1], "time_limit": (left_s - reserve_s) / 2}
+        yield position, fields
+
+
+def _is_answered(result: Mapping[str, Any]) -> bool:
+    """Whether a plan was found, or proven not to exist."""
+    return bool(result["row"]["status"] != "unknown")
 
 
 def _sized_job(job: FleetJobDoc, answers: Sequence[tuple[int, dict[str, Any]]]) -> SizedJob:
@@ -215,14 +261,16 @@ def _sized_job(job: FleetJobDoc, answers: Sequence[tuple[int, dict[str, Any]]]) 
 def fleet_document(fleet: Fleet) -> dict[str, Any]:
     """What `fleet --json` prints, without `schema`."""
     solution, places = fleet.solution, fleet.places
+    complete = not fleet.unplanned
     return {
         "objective": {
             "name": fleet.objective,
             "value": solution.value,
-            "bound": solution.bound,
-            "gap": solution.gap,
-            "status": "optimal" if solution.proven else "feasible",
+            "bound": solution.bound if complete else None,
+            "gap": solution.gap if complete else None,
+            "status": "optimal" if complete and solution.proven else "feasible",
         },
+        "sizes_left_out": fleet.unplanned,
         "gpus_per_unit": fleet.free.gpus_per_unit,
         "units": len(fleet.free.units),
         "units_used": len({unit for units in places.units for unit in units}),

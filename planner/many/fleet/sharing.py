@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
-from meshwright.errors import InfeasibleError
+from meshwright.errors import InfeasibleError, OutOfTimeError
 from meshwright.planner.many.fleet.sizes import SizedJob
+from meshwright.planner.solvers.clock import Shares, limit_left_s
+from meshwright.planner.solvers.cp_sat import interruptible_solver
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -33,8 +35,6 @@ class FleetParams:
 
     deterministic_s: float = 15.0
     """CP-SAT's own measure of work for each goal, not seconds of a clock: a slow machine finds the same."""
-    wall_s: float | None = None
-    """Seconds of the clock for each goal; what it cuts short depends on the machine."""
     seed: int = 0
     workers: int = 8
     """Search strategies that take turns; not threads, so that the answer is the same on any machine."""
@@ -102,7 +102,9 @@ def share_throughput(jobs: Sequence[SizedJob], units: int, params: FleetParams) 
     total = bound = 0.0
     proven = True
     solver = None
-    for priority in sorted({job.job.priority for job in jobs}, reverse=True):
+    priorities = sorted({job.job.priority for job in jobs}, reverse=True)
+    shares = Shares(len(priorities) + 1)
+    for priority in priorities:
         terms, values = [], []
         for job, row in zip(jobs, chosen, strict=True):
             if job.job.priority == priority:
@@ -111,7 +113,7 @@ def share_throughput(jobs: Sequence[SizedJob], units: int, params: FleetParams) 
         goal = cp_model.LinearExpr.weighted_sum(terms, values)
         model.maximize(goal)
         _hint(model, solver, literals)
-        solver = solve_fleet(model, params)
+        solver = solve_fleet(model, params, shares.next_s())
         total += solver.objective_value / params.value_scale
         bound += solver.best_objective_bound / params.value_scale
         proven = proven and solver.objective_value >= solver.best_objective_bound
@@ -163,10 +165,12 @@ def share_over_time(
     schedule = _Schedule(jobs, units, params)
     goals = schedule.lateness_goals() if objective == "deadlines" else []
     solver, proven, bound = None, True, 0.0
+    # One share is kept for placing.
+    shares = Shares(len(goals) + 2)
     for goal in [*goals, schedule.makespan]:
         schedule.model.minimize(goal)
         _hint(schedule.model, solver, schedule.hinted)
-        solver = solve_fleet(schedule.model, params)
+        solver = solve_fleet(schedule.model, params, shares.next_s())
         proven = proven and solver.objective_value <= solver.best_objective_bound
         bound = solver.best_objective_bound
         if goal is not schedule.makespan:
@@ -269,24 +273,29 @@ def _hint(
         model.add_hint(variable, solver.value(variable))
 
 
-def solve_fleet(model: cp_model.CpModel, params: FleetParams) -> cp_model.CpSolver:
-    """The solver after its work. Raises InfeasibleError where it has no solution."""
+def solve_fleet(
+    model: cp_model.CpModel, params: FleetParams, share_s: float | None = None
+) -> cp_model.CpSolver:
+    """The solver after its work, or after `share_s` seconds. Raises InfeasibleError without a solution,
+    OutOfTimeError where none was found in time.
+    """
     from ortools.sat.python import cp_model
 
-    solver = cp_model.CpSolver()
+    solver = interruptible_solver()
     solver.parameters.random_seed = params.seed
     solver.parameters.num_workers = params.workers
     solver.parameters.interleave_search = True
     solver.parameters.max_deterministic_time = params.deterministic_s
-    if params.wall_s is not None:
-        solver.parameters.max_time_in_seconds = params.wall_s
+    limit_s = limit_left_s() if share_s is None else share_s
+    if limit_s is not None:
+        solver.parameters.max_time_in_seconds = max(limit_s, 0.01)
     status = solver.solve(model)
     if status == cp_model.INFEASIBLE:
         raise InfeasibleError(
             "the jobs that must run do not fit the cluster together, even at their smallest sizes"
         )
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        raise InfeasibleError(
+        raise OutOfTimeError(
             f"no way to share the cluster was found in the time given ({solver.status_name(status)})"
         )
     return solver

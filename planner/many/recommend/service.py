@@ -14,7 +14,7 @@ from typing import Any
 from meshwright.cluster_specs.allocation import check_gpus
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.errors import InputError
+from meshwright.errors import InputError, OutOfTimeError
 from meshwright.planner.many.batch.engines import local_engine, usable_cores
 from meshwright.planner.many.batch.jobs import JobDoc
 from meshwright.planner.many.batch.work import do_job
@@ -44,6 +44,8 @@ def plan_sizes(request: SizeRequest, progress: Progress) -> Recommendation:
     ------
     InputError
         For a cluster that cannot be read, a size that it does not have, or a job that cannot be planned.
+    OutOfTimeError
+        Where the plan of a size has a time limit, and it came before any plan.
     """
     clusters = {name: read_cluster(name) for name in request.clusters}
     for cluster in clusters.values():
@@ -165,9 +167,10 @@ class _SizePlanner:
     def _keep(self, task: _Task, result: Mapping[str, Any]) -> None:
         name, size, reserve_gib = task
         row, cluster = result["row"], self._clusters[name]
-        if row["status"] in ("failed", "unknown"):
-            what = row["message"] or "the time limit came before any plan"
-            raise InputError(what, where=f"{name}, {size} GPUs")
+        if row["status"] == "unknown":
+            raise OutOfTimeError(f"{name}, {size} GPUs: the time limit came before any plan")
+        if row["status"] == "failed":
+            raise InputError(row["message"], where=f"{name}, {size} GPUs")
         price = cluster.usd_per_gpu_hour
         peak_gib = row.get("peak_memory_gib")
         self._plans[task] = SizedPlan(

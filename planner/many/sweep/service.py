@@ -17,6 +17,7 @@ from meshwright.planner.many.sweep.axes import Axes, Value, combinations_of, rea
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import make_plan
 from meshwright.planner.request.reader import read_request
+from meshwright.planner.solvers.clock import Shares, is_over, within
 
 _ASKED = ("global_batch", "seq_len", "precision", "framework")
 
@@ -57,7 +58,8 @@ def sweep(
     progress
         Called with a line for every plan.
     options
-        Further options of `plan`; those that are swept over may be left out.
+        Further options of `plan`; those that are swept over may be left out. `time_limit_s` is for all
+        plans together.
 
     Returns
     -------
@@ -72,13 +74,17 @@ def sweep(
     axes = read_axes(over)
     report = SweepReport(axes=axes)
     spec = read_model(model)
-    for values in combinations_of(axes):
-        words = ", ".join(f"{name} {value}" for name, value in values.items())
-        if progress is not None:
-            progress(words)
-        row, plan = _planned(spec, cluster, {**options, **values})
-        report.rows.append({**values, **row})
-        report.plans.append(plan)
+    combinations = list(combinations_of(axes))
+    shares = Shares(len(combinations))
+    with within(options.get("time_limit_s")):
+        for values in combinations:
+            words = ", ".join(f"{name} {value}" for name, value in values.items())
+            if progress is not None:
+                progress(words)
+            asked = {**options, **values, "time_limit_s": shares.next_s()}
+            row, plan = _planned(spec, cluster, asked)
+            report.rows.append({**values, **row})
+            report.plans.append(plan)
     return report
 
 
@@ -86,6 +92,8 @@ def _planned(
     model: ModelSpec, cluster: str | PathLike[str] | ClusterSpec, options: dict[str, Any]
 ) -> tuple[dict[str, Any], Plan | None]:
     """The figures of one plan, and the plan."""
+    if is_over():
+        return {"status": "unknown", "message": "the time limit came before this plan"}, None
     changes: dict[str, float] = {}
     for name in ("hbm_gib", "nic_gbps"):
         if name in options:

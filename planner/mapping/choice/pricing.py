@@ -37,6 +37,7 @@ from meshwright.planner.mapping.instance import Instance, assignment_of_ranks, i
 from meshwright.planner.mapping.least_traffic import least_traffic
 from meshwright.planner.mapping.problem import IntArray, MappingProblem, loads_of
 from meshwright.planner.mapping.regular_orders import regular_orders
+from meshwright.planner.solvers.clock import current_end_s
 
 FloatArray = NDArray[np.float64]
 
@@ -209,7 +210,7 @@ class MappedPricing(CostModelPricing):
         best = self._at_once(space, layout, cutoff_s * DEFAULT_CHOICE.promising)
         if best is not None and np.isfinite(cutoff_s) and not space.probed:
             space.probed = True
-            self._packing.add(space.instance, _solved(space.instance.problem))
+            self._packing.add(space.instance, _solved(space.instance.problem, current_end_s()))
             best = self._at_once(space, layout, cutoff_s)
         return best if best is not None and best.step_time_s < cutoff_s else None
 
@@ -270,7 +271,11 @@ class MappedPricing(CostModelPricing):
         instance = instance_of(workload, priced.layout, priced.stages)
         now = assignment_of_ranks(instance, priced.ranks)
         placement = placement_of(workload, instance, now)
-        assignments = [now, _solved(instance.problem), *self._packing.mappings(instance)]
+        assignments = [
+            now,
+            _solved(instance.problem, current_end_s()),
+            *self._packing.mappings(instance),
+        ]
         need = space.profiles.need_of(placement)
         if need is not None:
             assignments += least_traffic_within(instance, need)
@@ -359,5 +364,7 @@ def seconds_in_best_order(workload: Workload, layout: Layout, stages: Stages) ->
 
 
 @lru_cache(maxsize=256)
-def _solved(problem: MappingProblem) -> IntArray:
+def _solved(problem: MappingProblem, end_s: float) -> IntArray:
+    """Kept for the same `end_s` of the command's time only: what was cut short is no one else's answer."""
+    del end_s
     return least_traffic(problem, time_limit_s=DEFAULT_CHOICE.mapping_limit_s).assignment

@@ -28,6 +28,7 @@ from meshwright.planner.mapping.spread.bound import Reach, ReachBound, ReachWeig
 from meshwright.planner.mapping.spread.build import DEFAULT_BANDS, BandParams, Shape, banded, shapes
 from meshwright.planner.mapping.spread.exact import least_reach
 from meshwright.planner.mapping.spread.swaps import gathered
+from meshwright.planner.solvers.clock import is_over
 
 EQUAL = ReachWeights()
 
@@ -215,7 +216,7 @@ class _Best:
         tried = 0
         for key, shape in candidates:
             finished = tried == params.shapes_tried or self._key == self._bound
-            if finished or time.process_time() > deadline:
+            if finished or time.process_time() > deadline or is_over():
                 break
             if key <= self._key:
                 assignment = banded(self._problem, shape, params.bands)

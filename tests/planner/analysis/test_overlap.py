@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from click.testing import CliRunner
 
@@ -29,6 +31,9 @@ def test_parts_of_a_plan_are_taken_once() -> None:
     carried_s = sum(row["communication_s"] for row in answer["axes"].values())
     busy_s = sum(level.busy_s for level in plan.predicted.level_traffic)
     assert carried_s == pytest.approx(busy_s)
+    buckets = answer["gradient_buckets"]
+    assert buckets["count"] == math.ceil(8.03e9 / 2 * 4 / 1e6 / buckets["bucket_mb"])
+    assert buckets["chosen_by"] in ("plan", "framework")
     for axis, row in answer["axes"].items():
         exposed_s = sum(parts.get(name, 0.0) for name in EXPOSED_PARTS[axis])
         assert row["exposed_s"] == exposed_s

@@ -196,6 +196,9 @@ def test_the_plan_carries_the_placement_and_its_price(tmp_path: Path) -> None:
     balance = [loads[i][row].sum(axis=1).max() * 4 / loads[i].sum() for i, row in enumerate(slots)]
     assert placement["imbalance"] == pytest.approx(np.mean(balance))
     assert uneven["predicted"]["step_time_s"] > even["predicted"]["step_time_s"]
+    steps = placement["step_time_s"]
+    assert steps["as_placed"] == uneven["predicted"]["step_time_s"] == steps["by_load"]
+    assert steps["in_order"] > steps["as_placed"]
     exhaustive = json.loads(planned("--expert-loads", path, "--method", "exhaustive")[1])
     searched = json.loads(planned("--expert-loads", path)[1])
     assert searched["objective"]["step_time_s"] == pytest.approx(
@@ -307,6 +310,10 @@ def test_a_plan_with_a_trace_carries_and_prices_what_tokens_touch(
     assert touched[0] == {1: 1.0, 2: 1.0, 4: 1.0}
     assert 1.3 < touched[1][2] < touched[1][4] < 2.0
     assert near["execution"]["moe_dispatch"] == "deepep"
+    # Experts 0 and 1, 2 and 3, ... lie together in their own order: it is as good as any.
+    steps = near["expert_placement"]["step_time_s"]
+    assert steps["as_placed"] == near["predicted"]["step_time_s"] <= steps["by_load"]
+    assert steps["in_order"] == pytest.approx(steps["as_placed"])
     code, _, problem = planned("--moe-dispatch", "dedup")
     assert code == 2
     assert "deduplicated" in problem

@@ -1,0 +1,60 @@
+"""A plan under its roofs, by hand: 8 billion parameters, tensor groups of 2, 8 sequences a rank and step."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from meshwright.cli import main
+from meshwright.errors import InfeasibleError
+from meshwright.model_specs.parameters import attention_parameters, dense_mlp_parameters
+from meshwright.planner.analysis.roofline import plan_roofline, products_of_a_layer
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.report.roofline_view import roofline_view
+from tests.plans import make_plan
+
+REQUEST = (
+    "plan llama-3-8b --cluster dgx-h100 --gpus 16 --global-batch 64 --seq-len 4096 "
+    "--pin micro_batch=2,tp=2,pp=1,cp=1 --json"
+)
+
+
+def test_products_and_gradients_by_hand() -> None:
+    done = CliRunner().invoke(main, REQUEST.split())
+    assert done.exit_code == 0, done.output
+    document = plan_roofline(Plan.model_validate_json(done.stdout))
+    assert document["batch_of_a_rank"] == 64 / 8
+    down = {row["what"]: row for row in document["products"]}["feed-forward down"]
+    m, n, k = 2 * 4096, 4096, 14336 / 2
+    assert (down["m"], down["n"], down["k"]) == (m, n, k)
+    assert down["flop_per_byte"] == pytest.approx(2 * m * n * k / (2 * (m * k + k * n + m * n)))
+    assert down["bound"] == "compute"
+    levels = {level["level"]: level for level in document["network"]["levels"]}
+    assert set(levels) == {"nvlink", "fabric"}
+    own = levels["fabric"]["batches"][1]
+    # 3 tokens FLOP a byte of 32-bit gradients over 4 bytes, against 989 TFLOP/s over 50 GB/s.
+    assert own["flop_per_byte"] == 3 * 8 * 4096 / 4
+    assert levels["fabric"]["ridge_flop_per_byte"] == pytest.approx(989e12 / 50e9)
+    assert own["regime"] == "compute-bound"
+    assert roofline_view({"plan": document})
+    json.dumps(document)
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "gpt2-xl"])
+def test_the_products_hold_every_parameter_of_a_layer(name: str) -> None:
+    plan = make_plan(name)
+    assert plan.layout is not None
+    model = plan.inputs.model
+    whole = plan.layout.model_copy(update={"tp": 1})
+    shapes = products_of_a_layer(model, whole, 1024)
+    held = sum(n * k for what, (_, n, k) in shapes.items() if what != "output head")
+    biases = model.hidden * 20
+    assert abs(held - attention_parameters(model) - dense_mlp_parameters(model)) <= biases
+
+
+def test_a_plan_without_a_layout_has_no_roofs() -> None:
+    plan = make_plan().model_copy(update={"layout": None})
+    with pytest.raises(InfeasibleError, match="nothing is computed"):
+        plan_roofline(plan)
