@@ -180,6 +180,7 @@ def planned(*more: str) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_the_plan_carries_the_placement_and_its_price(tmp_path: Path) -> None:
     model = read_model(MIXTRAL)
     assert model.moe is not None
