@@ -51,7 +51,12 @@ def read_cluster(
     cluster
         Catalog name, path of a cluster YAML, or a spec, which is returned as it is.
     gpus
-        How many will be asked for: only checked against what the cluster has.
+        How many will be asked for, from 1: only checked against what the cluster has.
+
+    Returns
+    -------
+    ClusterSpec
+        The whole cluster, however many GPUs are asked for.
 
     Raises
     ------

@@ -223,7 +223,7 @@ def roofline(
     Give a PLAN, for the products and gradients of it; or --device, --m, --n and --k; or a network.
     """
     from meshwright.planner.calculators.roofline import roofline_document
-    from meshwright.planner.report.calculators_view import roofline_view
+    from meshwright.planner.report.roofline_view import roofline_view
 
     document: dict[str, Any] = {}
     if plan is not None:

@@ -22,6 +22,16 @@ def _add(options: Options, command: Command) -> Command:
     return command
 
 
+def _value(names: str, kind: Any, metavar: str, help: str, **settings: Any) -> Callable[[Any], Any]:
+    """An option that takes a value; `names` are the flag, and the parameter where it has another name."""
+    return click.option(*names.split(), type=kind, metavar=metavar, help=help, **settings)
+
+
+def _several(flag: str, help: str) -> Callable[[Any], Any]:
+    """An option that takes words with commas between them, as often as wanted."""
+    return click.option(flag, multiple=True, metavar="A,...", help=help)
+
+
 def _default(*names: str, default: object, help: str, **settings: Any) -> Callable[[Any], Any]:
     """An option whose default `--help` shows."""
     return click.option(*names, default=default, show_default=True, help=help, **settings)
@@ -29,91 +39,63 @@ def _default(*names: str, default: object, help: str, **settings: Any) -> Callab
 
 def plan_options(command: Command) -> Command:
     """Adds the options of a plan request, and the output folder."""
-    return _add(
-        [
-            *_cluster_options(),
-            *_workload_options(),
-            click.option(
-                "--reserve-gib",
-                type=float,
-                default=0.0,
-                metavar="G",
-                help="HBM to leave free on every GPU.",
-            ),
-            click.option(
-                "--expert-loads",
-                type=_PATH,
-                metavar="FILE",
-                help="Measured routing: experts are placed too.",
-            ),
-            click.option(
-                "--moe-dispatch",
-                type=ChoiceIn("costmodel.execution_names", "DISPATCHERS"),
-                help="Fix the dispatcher of tokens; deduplicated is deepep or hybridep, by device.",
-            ),
-            click.option(
-                "--without",
-                multiple=True,
-                metavar="A,...",
-                help="Software that is not there: deepep,hybridep,ep-overlap,tp-overlap,cuda-graph,"
-                "full-graph,cp-a2a,compile.",
-            ),
-            click.option(
-                "--allow",
-                multiple=True,
-                metavar="A,...",
-                help="What may change the run's numbers: bf16-grads,bf16-moments,fp8-params,"
-                "fp8-attention,te-loss|all.",
-            ),
-            click.option(
-                "--inside-domain",
-                multiple=True,
-                metavar="A,...",
-                help="Axes whose groups must each lie in one NVLink domain: tp,cp,ep.",
-            ),
-            _default(
-                "--method",
-                type=ChoiceIn("planner.request.names", "METHODS"),
-                default="cp-sat",
-                help="exhaustive prices every layout.",
-            ),
-            click.option(
-                "--top", type=int, default=1, metavar="K", help="Report the best K layouts, proven."
-            ),
-            _time_limit("Seconds; what is best by then is the plan."),
-            _seed(),
-            click.option(
-                "--baseline",
-                type=_PATH,
-                metavar="FILE",
-                help="What runs today, to compare with: a launch script, a run file or a plan.",
-            ),
-            *_cost_options(),
-            click.option(
-                "--sweep",
-                metavar="A=X,...",
-                help="A plan for each of several values: gpus=256:2048:x2,precision=bf16+fp8.",
-            ),
-            click.option(
-                "-o",
-                "--output",
-                type=_PATH,
-                metavar="DIR",
-                help="Folder for the plan and its launch files.",
-            ),
-        ],
-        command,
+    options = [
+        *_cluster_options(),
+        *_workload_options(),
+        *_leeway_options(),
+        *_search_options(),
+        *_cost_options(),
+        _value("-o --output", _PATH, "DIR", "Folder for the plan and its launch files."),
+    ]
+    return _add(options, command)
+
+
+def _leeway_options() -> Options:
+    """What a plan may use and must leave."""
+    software = "deepep,hybridep,ep-overlap,tp-overlap,cuda-graph,full-graph,cp-a2a,compile"
+    numbers = "bf16-grads,bf16-moments,fp8-params,fp8-attention,te-loss|all"
+    yield _value("--reserve-gib", float, "G", "HBM to leave free on every GPU.", default=0.0)
+    yield _value("--expert-loads", _PATH, "FILE", "Measured routing: experts are placed too.")
+    yield click.option(
+        "--moe-dispatch",
+        type=ChoiceIn("costmodel.execution_names", "DISPATCHERS"),
+        help="Fix the dispatcher of tokens; deduplicated is deepep or hybridep, by device.",
+    )
+    yield _several("--without", f"Software that is not there: {software}.")
+    yield _several("--allow", f"What may change the run's numbers: {numbers}.")
+    yield _several(
+        "--inside-domain", "Axes whose groups must each lie in one NVLink domain: tp,cp,ep."
+    )
+
+
+def _search_options() -> Options:
+    """How a plan is searched, and what it is compared with."""
+    yield _default(
+        "--method",
+        type=ChoiceIn("planner.request.names", "METHODS"),
+        default="cp-sat",
+        help="exhaustive prices every layout.",
+    )
+    yield _value("--top", int, "K", "Report the best K layouts, proven.", default=1)
+    yield _time_limit("Seconds; what is best by then is the plan.")
+    yield _seed()
+    yield _value(
+        "--baseline",
+        _PATH,
+        "FILE",
+        "What runs today, to compare with: a launch script, a run file or a plan.",
+    )
+    yield click.option(
+        "--sweep",
+        metavar="A=X,...",
+        help="A plan for each of several values: gpus=256:2048:x2,precision=bf16+fp8.",
     )
 
 
 def calibration_option(command: Command) -> Command:
     """Adds --calibration."""
-    return click.option(
-        "--calibration",
-        type=_PATH,
-        metavar="STACK.yaml",
-        help="What `calibrate` learned of your stack.",
-    )(command)
+    words = "What `calibrate` learned of your stack."
+    return _add([_value("--calibration", _PATH, "STACK.yaml", words)], command)
 
 
 def cost_flags(command: Command) -> Command:
@@ -122,152 +104,106 @@ def cost_flags(command: Command) -> Command:
 
 
 def _cost_options() -> Options:
-    yield click.option(
+    yield _value(
         "--tokens",
-        type=click.FloatRange(min=1, max=1e18),
-        metavar="T",
-        help="Tokens of the training, for its days against the baseline's.",
+        click.FloatRange(min=1, max=1e18),
+        "T",
+        "Tokens of the training, for its days against the baseline's.",
     )
-    yield click.option(
+    yield _value(
         "--gpu-hour-price",
-        type=click.FloatRange(min=0, max=1e6),
-        metavar="P",
-        help="Dollars of a GPU hour, for the training's price; with --tokens.",
+        click.FloatRange(min=0, max=1e6),
+        "P",
+        "Dollars of a GPU hour, for the training's price; with --tokens.",
     )
 
 
 def experts_options(command: Command) -> Command:
     """Adds the options of ExpertRequest, and of the files to write."""
-    return _add([*_cluster_options(), *_expert_options(), *_expert_output_options()], command)
+    options = [
+        *_cluster_options(),
+        *_placement_options(),
+        *_routing_options(),
+        *_effort_options(),
+        *_expert_output_options(),
+    ]
+    return _add(options, command)
 
 
 def batch_options(command: Command) -> Command:
     """Adds the options of BatchOptions, and the output folder."""
-    output_help = "Journal, plans, results."
-    return _add(
-        [
-            click.option(
-                "-o", "--output", type=_PATH, metavar="DIR", required=True, help=output_help
-            ),
-            _workers(),
-            _default(
-                "--engine",
-                type=NearMissChoice(["local", "ray"]),
-                default="local",
-                help="Where jobs run.",
-            ),
-            click.option(
-                "--ray-address",
-                metavar="A",
-                help="With ray: auto, or HOST:PORT; else a cluster of its own.",
-            ),
-            click.option("--resume", is_flag=True, help="Go on with the batch in the folder."),
-            click.option("--strict", is_flag=True, help="Start nothing while a job has a mistake."),
-            _default("--format", "formats", default="csv,json", help="Or parquet."),
-            *_cache_options(),
-        ],
-        command,
-    )
+    options = [
+        _value("-o --output", _PATH, "DIR", "Journal, plans, results.", required=True),
+        _workers(),
+        _default(
+            "--engine",
+            type=NearMissChoice(["local", "ray"]),
+            default="local",
+            help="Where jobs run.",
+        ),
+        click.option(
+            "--ray-address",
+            metavar="A",
+            help="With ray: auto, or HOST:PORT; else a cluster of its own.",
+        ),
+        click.option("--resume", is_flag=True, help="Go on with the batch in the folder."),
+        click.option("--strict", is_flag=True, help="Start nothing while a job has a mistake."),
+        _default("--format", "formats", default="csv,json", help="Or parquet."),
+        *_cache_options(),
+    ]
+    return _add(options, command)
 
 
 def fleet_options(command: Command) -> Command:
     """Adds the options of FleetOptions, and the output folder."""
-    return _add(
-        [
-            *_cluster_options(),
-            _default(
-                "--objective",
-                type=ChoiceIn("planner.many.fleet.sharing", "OBJECTIVES"),
-                default="throughput",
-                help="What the sharing is best in.",
-            ),
-            click.option(
-                "--busy", multiple=True, metavar="NODE,...", help="Nodes that are in use already."
-            ),
-            _workers(),
-            _time_limit("Seconds in all; sizes not planned by then are left out."),
-            _seed(),
-            *_cache_options(),
-            click.option(
-                "-o",
-                "--output",
-                type=_PATH,
-                metavar="DIR",
-                help="Folder for the answer, pictures and plans.",
-            ),
-        ],
-        command,
-    )
+    options = [
+        *_cluster_options(),
+        _default(
+            "--objective",
+            type=ChoiceIn("planner.many.fleet.sharing", "OBJECTIVES"),
+            default="throughput",
+            help="What the sharing is best in.",
+        ),
+        click.option(
+            "--busy", multiple=True, metavar="NODE,...", help="Nodes that are in use already."
+        ),
+        _workers(),
+        _time_limit("Seconds in all; sizes not planned by then are left out."),
+        _seed(),
+        *_cache_options(),
+        _value("-o --output", _PATH, "DIR", "Folder for the answer, pictures and plans."),
+    ]
+    return _add(options, command)
 
 
 def recommend_options(command: Command) -> Command:
     """Adds the options of `recommend`, and the output folder."""
-    return _add(
-        [
-            click.option(
-                "--cluster",
-                multiple=True,
-                required=True,
-                help="Name or YAML; more to compare.",
-            ),
-            click.option(
-                "--gpus",
-                type=int,
-                metavar="N",
-                help="At most N GPUs; all of the cluster's when absent.",
-            ),
-            click.option(
-                "--step-time",
-                "step_time_s",
-                type=float,
-                metavar="S",
-                help="Target: seconds of a step, at most.",
-            ),
-            click.option(
-                "--tokens-per-s",
-                type=float,
-                metavar="T",
-                help="Target: tokens per second, at least.",
-            ),
-            *_workload_options(),
-            click.option(
-                "--sizes",
-                type=NumberList(int),
-                multiple=True,
-                metavar="N,...",
-                help="GPUs to sweep over.",
-            ),
-            click.option(
-                "--reserve-gib",
-                type=NumberList(float),
-                multiple=True,
-                metavar="G,...",
-                help="HBM to keep free, to sweep.",
-            ),
-            _workers(),
-            *_cache_options(),
-            click.option(
-                "-o",
-                "--output",
-                type=_PATH,
-                metavar="DIR",
-                help="Folder for table, picture and the plan.",
-            ),
-        ],
-        command,
-    )
+    numbers, amounts = NumberList(int), NumberList(float)
+    options = [
+        click.option(
+            "--cluster", multiple=True, required=True, help="Name or YAML; more to compare."
+        ),
+        _value("--gpus", int, "N", "At most N GPUs; all of the cluster's when absent."),
+        _value("--step-time step_time_s", float, "S", "Target: seconds of a step, at most."),
+        _value("--tokens-per-s", float, "T", "Target: tokens per second, at least."),
+        *_workload_options(),
+        _value("--sizes", numbers, "N,...", "GPUs to sweep over.", multiple=True),
+        _value("--reserve-gib", amounts, "G,...", "HBM to keep free, to sweep.", multiple=True),
+        _workers(),
+        *_cache_options(),
+        _value("-o --output", _PATH, "DIR", "Folder for table, picture and the plan."),
+    ]
+    return _add(options, command)
 
 
 def _cluster_options() -> Options:
-    gpus_help = "Use the first N GPUs; all of the cluster's when absent."
     yield click.option("--cluster", required=True, help="Catalog name or cluster YAML.")
-    yield click.option("--gpus", type=int, metavar="N", help=gpus_help)
+    yield _value("--gpus", int, "N", "Use the first N GPUs; all of the cluster's when absent.")
 
 
 def _workload_options() -> Options:
-    option = click.option
-    yield option("--global-batch", type=int, required=True, metavar="B", help="Sequences per step.")
-    yield option("--seq-len", type=int, required=True, metavar="S", help="Tokens per sequence.")
+    yield _value("--global-batch", int, "B", "Sequences per step.", required=True)
+    yield _value("--seq-len", int, "S", "Tokens per sequence.", required=True)
     yield _default(
         "--precision",
         type=ChoiceIn("planner.request.names", "PRECISIONS"),
@@ -293,37 +229,28 @@ def _workload_options() -> Options:
         metavar="R",
         help="Share of measured errors of memory with which the plan may not fit; 0.5: as predicted.",
     )
-    yield option(
+    yield click.option(
         "--pin", multiple=True, metavar="A=X,...", help="Fix choices: tp=8,recompute=none."
     )
-    yield option(
-        "--forbid", multiple=True, metavar="A,...", help="Exclude choices: full-recompute,cp."
-    )
+    yield _several("--forbid", "Exclude choices: full-recompute,cp.")
 
 
-def _expert_options() -> Options:
-    option = click.option
-    yield option(
-        "--slots", type=int, metavar="N", help="Slots in all; more than experts are replicas."
+def _placement_options() -> Options:
+    """Slots, and how even they must be over which windows."""
+    yield _value("--slots", int, "N", "Slots in all; more than experts are replicas.")
+    yield _value("--groups", int, "N", "Routing groups kept whole on a node; 1 for none.")
+    yield click.option("--spread", is_flag=True, help="Replicas of an expert on different nodes.")
+    yield _value(
+        "--balance", float, "X", "Cap on the mean balance while traffic is lowered; 1.02 if absent."
     )
-    yield option(
-        "--groups", type=int, metavar="N", help="Routing groups kept whole on a node; 1 for none."
-    )
-    yield option("--spread", is_flag=True, help="Replicas of an expert on different nodes.")
-    yield option(
-        "--balance",
-        type=float,
-        metavar="X",
-        help="Cap on the mean balance while traffic is lowered; 1.02 if absent.",
-    )
-    yield option(
+    yield click.option(
         "--window",
         "windows",
         multiple=True,
         metavar="NAME",
         help="Array of the file that is a window.",
     )
-    yield option(
+    yield click.option(
         "--score-window",
         "score_windows",
         multiple=True,
@@ -343,24 +270,20 @@ def _expert_options() -> Options:
         metavar="X",
         help="Share of the windows, the worst ones, that the CVaR is the mean of.",
     )
-    yield option(
-        "--split", type=int, default=1, metavar="N", help="Cut recorded steps into N windows."
+    yield _value("--split", int, "N", "Cut recorded steps into N windows.", default=1)
+    yield click.option(
+        "--hold-out", is_flag=True, help="Place on the first half, report the second too."
     )
-    yield option("--hold-out", is_flag=True, help="Place on the first half, report the second too.")
-    yield option(
-        "--co-activation",
-        type=_PATH,
-        metavar="FILE",
-        help="Token trace, or counts of expert pairs.",
+
+
+def _routing_options() -> Options:
+    """Which experts go together, where they lie today, and what a token weighs."""
+    yield _value("--co-activation", _PATH, "FILE", "Token trace, or counts of expert pairs.")
+    yield _value("--from current", _PATH, "FILE", "The placement in use.")
+    yield _value("--max-moves", int, "N", "Most experts that may come to a GPU, all layers.")
+    yield click.option(
+        "--model", help="Model name or file: routing groups, dense layers, memory, bytes."
     )
-    yield option("--from", "current", type=_PATH, metavar="FILE", help="The placement in use.")
-    yield option(
-        "--max-moves",
-        type=int,
-        metavar="N",
-        help="Most experts that may come to a GPU, all layers.",
-    )
-    yield option("--model", help="Model name or file: routing groups, dense layers, memory, bytes.")
     yield _default("--weight-bytes", type=float, default=2.0, metavar="B", help="Per parameter.")
     yield _default("--tokens-per-gpu", type=int, default=4096, metavar="N", help="Per dispatch.")
     yield _default(
@@ -369,6 +292,10 @@ def _expert_options() -> Options:
         default="turns",
         help="Replica that a token takes: each in turn, or one in a node that it touches anyway.",
     )
+
+
+def _effort_options() -> Options:
+    """How long a placement is searched for."""
     yield _default("--gap", type=float, default=0.005, metavar="X", help="Gap to stop at.")
     yield _default(
         "--time-limit",
@@ -385,7 +312,6 @@ def _expert_options() -> Options:
 
 
 def _expert_output_options() -> Options:
-    option = click.option
     yield _default(
         "--format",
         "form",
@@ -394,14 +320,15 @@ def _expert_output_options() -> Options:
         help="Who reads the file: us (--from); SGLang (--init-expert-location); TensorRT-LLM (moe_config's "
         "load_balancer); vLLM on Ascend (expert_map_path); Megatron checkpoints, permuted by it.",
     )
-    yield option("-o", "--output", type=_PATH, metavar="FILE", help="The placement file.")
-    yield option("--heat-map", type=_PATH, metavar="FILE", help="Picture of the GPU loads, SVG.")
-    yield option("--force", is_flag=True, help="Replace files that are already there.")
+    yield _value("-o --output", _PATH, "FILE", "The placement file.")
+    yield _value("--heat-map", _PATH, "FILE", "Picture of the GPU loads, SVG.")
+    yield click.option("--force", is_flag=True, help="Replace files that are already there.")
 
 
 def _cache_options() -> Options:
-    folder_help = "Folder of kept answers; by default in the user's cache folder."
-    yield click.option("--cache", type=_PATH, metavar="DIR", help=folder_help)
+    yield _value(
+        "--cache", _PATH, "DIR", "Folder of kept answers; by default in the user's cache folder."
+    )
     yield click.option("--no-cache", is_flag=True, help="Keep no answers, use none.")
 
 

@@ -34,7 +34,7 @@ def counted_members(
     matrix
         The parallelism matrix, rows tp, cp, dp, pp; its product is the GPUs of the allocation.
     etp, ep
-        Expert degrees.
+        Expert degrees, at least 1; their product divides tp cp dp.
     allocation
         Where the GPUs stand.
 
@@ -58,9 +58,9 @@ def members_by_level(
     where
         The block of every rank, [levels, ranks], levels inside out.
     degrees
-        Of tp, cp, dp and pp.
+        Of tp, cp, dp and pp, at least 1 each.
     etp, ep
-        Expert degrees.
+        Expert degrees, at least 1; their product divides tp cp dp.
 
     Returns
     -------
@@ -108,9 +108,9 @@ def members_in(
     where
         The block of every rank, [ranks]; ranks count by tp, cp, dp, pp.
     degrees
-        Of tp, cp, dp and pp.
+        Of tp, cp, dp and pp, at least 1 each.
     etp, ep
-        Expert degrees.
+        Expert degrees, at least 1; their product divides tp cp dp.
 
     Returns
     -------

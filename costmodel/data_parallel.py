@@ -64,7 +64,7 @@ def data_parallel_traffic(c: Context, dense: Floats, expert: Floats) -> DataPara
     c : Context
         Workload, layouts, placements and links.
     dense, expert : float or array
-        Parameters on one GPU before data-parallel sharding.
+        Parameters on one GPU before data-parallel sharding, at least 0.
 
     Returns
     -------
@@ -147,6 +147,8 @@ def exposed_s(c: Context, traffic: DataParallelTraffic, window_s: Floats) -> Flo
     next to one micro-batch, or to what `_windows` says of several chunks, and the last bucket stays exposed.
     Both slow the compute that runs beside.
 
+    docs/cost_model.md, "The step", has the sources.
+
     Parameters
     ----------
     c : Context
@@ -154,7 +156,7 @@ def exposed_s(c: Context, traffic: DataParallelTraffic, window_s: Floats) -> Flo
     traffic : DataParallelTraffic
         Of the same layouts.
     window_s : float or array
-        What a rank computes per micro-batch.
+        What a rank computes per micro-batch, seconds, at least 0.
 
     Returns
     -------
@@ -170,6 +172,8 @@ def exposed_s(c: Context, traffic: DataParallelTraffic, window_s: Floats) -> Flo
 
 def largest_useful_window_s(c: Context, traffic: DataParallelTraffic) -> Floats:
     """The window beyond which `exposed_s` no longer falls.
+
+    docs/cost_model.md, "The step", has the sources.
 
     Parameters
     ----------

@@ -122,6 +122,8 @@ def layer_costs(
 ) -> LayerCosts:
     """Per-layer seconds under a placement, for splitting layers over stages.
 
+    docs/cost_model.md, "One layer", has the sources.
+
     Parameters
     ----------
     workload : Workload

@@ -22,6 +22,8 @@ def data_parallel_flop_per_byte(tokens: Floats, gradient_bytes: Floats = 2.0) ->
 
     The N parameters drop out; a ring all-reduce moves each gradient twice.
 
+    6 N FLOP a token are Kaplan et al. 2020, arXiv 2001.08361, section 2.1; a ring moves each gradient twice.
+
     Parameters
     ----------
     tokens : float or array
@@ -60,6 +62,8 @@ def ridge_flop_per_byte(peak_flops: Floats, bytes_per_s: Floats) -> Floats:
 def regime(flop_per_byte: float, ridge: float) -> Regime:
     """Where an intensity lies against the ridge point.
 
+    The guides' convention (docs/worked_examples.md).
+
     Parameters
     ----------
     flop_per_byte : float
@@ -83,6 +87,8 @@ def regime(flop_per_byte: float, ridge: float) -> Regime:
 def overlap_ratio(communication_s: Floats, compute_s: Floats) -> Floats:
     """R = T_comm / T_comp; up to 1 the communication can be hidden.
 
+    The guides' convention (docs/worked_examples.md).
+
     Parameters
     ----------
     communication_s : float or array
@@ -103,6 +109,8 @@ def overlapped_step_s(
     compute_s: Floats, communication_s: Floats, synchronisation_s: Floats = 0.0
 ) -> Floats:
     """A step whose communication overlaps fully: max(T_comp, T_comm) + T_sync.
+
+    The guides' convention (docs/worked_examples.md).
 
     Parameters
     ----------
@@ -129,13 +137,13 @@ def tensor_parallel_layer_bytes(
     Parameters
     ----------
     tokens : float or array
-        b s, of one micro-batch.
+        b s, of one micro-batch, at least 0.
     hidden : int or array
-        h.
+        h, the width of the model, at least 1.
     tp : int or array
         T, at least 1.
     element_bytes : float
-        Of an activation.
+        Of an activation, above 0; 2 for 16 bits.
 
     Returns
     -------
@@ -155,18 +163,20 @@ def expert_parallel_layer_bytes(
 
     4 x tokens x top_k x h x bytes x (E-1)/E: one copy per chosen expert, evenly routed.
 
+    Dispatch and combination of Lepikhin et al. 2020 (GShard), arXiv 2006.16668, in both passes.
+
     Parameters
     ----------
     tokens : float or array
-        Of one rank and micro-batch.
+        Of one rank and micro-batch, at least 0.
     top_k : int or array
-        Experts that a token goes to.
+        Experts that a token goes to, at least 1.
     hidden : int or array
-        h.
+        h, the width of the model, at least 1.
     ep : int or array
         E, at least 1.
     element_bytes : float
-        Of an activation.
+        Of an activation, above 0; 2 for 16 bits.
 
     Returns
     -------
@@ -182,14 +192,16 @@ def expert_parallel_layer_bytes(
 def pipeline_boundary_bytes(tokens: Floats, hidden: Ints, element_bytes: float = 2.0) -> Floats:
     """Over one boundary and micro-batch: an activation forward and its gradient backward.
 
+    Narayanan et al. 2021, arXiv 2104.04473, section 3.2.
+
     Parameters
     ----------
     tokens : float or array
-        Of one micro-batch.
+        Of one micro-batch, at least 0.
     hidden : int or array
-        Width of the model.
+        Width of the model, at least 1.
     element_bytes : float
-        Of an activation.
+        Of an activation, above 0; 2 for 16 bits.
 
     Returns
     -------
@@ -243,13 +255,13 @@ def ring_attention_buffer_bytes(
     Parameters
     ----------
     seq_len : int or array
-        S, tokens of a sequence.
+        S, tokens of a sequence, at least 1.
     cp : int or array
         N, ranks of the ring, at least 1.
     width : int or array
-        H, of keys or values of a token.
+        H, of keys or values of a token, at least 1.
     element_bytes : float
-        Of a key's element.
+        Of a key's element, above 0.
 
     Returns
     -------
@@ -267,7 +279,7 @@ def data_parallel_elements(parameters: Floats, zero_stage: Ints) -> Floats:
     Parameters
     ----------
     parameters : float or array
-        N, of one rank before sharding.
+        N, of one rank before sharding, at least 0.
     zero_stage : int or array
         0 to 3.
 
@@ -286,7 +298,7 @@ def hybrid_sharded_elements(parameters: Floats, shard_group: Ints) -> tuple[Floa
     Parameters
     ----------
     parameters : float or array
-        N, of one rank before sharding.
+        N, of one rank before sharding, at least 0.
     shard_group : int or array
         Ranks over which weights are sharded, at least 1; the groups replicate each other.
 
@@ -310,7 +322,7 @@ def adam_state_bytes(
     Parameters
     ----------
     parameters : float or array
-        N, before sharding.
+        N, before sharding, at least 0.
     zero_stage : int or array
         0 to 3.
     shards : int or array
@@ -339,9 +351,9 @@ def unfused_activation_bytes(
     Parameters
     ----------
     tokens : float or array
-        s b, of one micro-batch.
+        s b, of one micro-batch, at least 0.
     seq_len, hidden, heads, layers : int or array
-        s, h, a and L.
+        s, h, a and L, at least 1 each.
 
     Returns
     -------

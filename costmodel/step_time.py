@@ -175,6 +175,8 @@ def optimistic_step(
     adds to the bubble (vpp > pp, or ZeRO-3 in a pipeline). Up to a mean as large as the busiest rank the time
     falls, then rises, with the work: the least is at the kink or at the end.
 
+    docs/cost_model.md, "The step", has the sources.
+
     Parameters
     ----------
     c : Context
@@ -211,6 +213,8 @@ def loaded_step(c: Context, times: KindTimes, busiest_s: Floats, work_s: Floats)
 
     Parameters are spread evenly over the ranks, and ranks in step lose nothing on uneven chunks. Linear in
     `busiest_s`.
+
+    docs/cost_model.md, "The step", has the sources.
 
     Parameters
     ----------
@@ -295,6 +299,8 @@ def _tied_tables_s(c: Context) -> Floats:
 
 def boundary_s(c: Context) -> Floats:
     """One micro-batch's activations from a stage to the next, over the outermost level that this crosses.
+
+    docs/cost_model.md, "The step", has the sources.
 
     Parameters
     ----------

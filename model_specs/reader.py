@@ -30,6 +30,11 @@ def read_model(model: str | PathLike[str] | ModelSpec) -> ModelSpec:
         Catalog name, path of a model YAML or of a Hugging Face config.json or of its folder, or a spec, which
         is returned as it is. A catalog name wins over a file of the same name; write `./NAME` for the file.
 
+    Returns
+    -------
+    ModelSpec
+        Layers, widths, experts and what else prices need.
+
     Raises
     ------
     InputError

@@ -81,6 +81,7 @@ def test_functions_say_units_results_and_errors() -> None:
         if inspect.isfunction(function):
             documented = inspect.getdoc(function) or ""
             assert "Raises\n------" in documented, name
+            assert "Returns\n-------" in documented, name
             for parameter in inspect.signature(function).parameters:
                 assert re.search(rf"\b{parameter}\b", documented), (name, parameter)
 

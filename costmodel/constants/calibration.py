@@ -232,9 +232,9 @@ class Calibration(BaseModel):
         Parameters
         ----------
         count : int
-            Even: samples come in pairs that mirror each other about the mean.
+            Even, at least 2: samples come in pairs that mirror each other about the mean.
         seed : int
-            The same seed gives the same samples.
+            At least 0; the same seed gives the same samples.
 
         Returns
         -------

@@ -114,14 +114,16 @@ class Context:
 def quantise_bytes(c: Context, tokens: Floats, elements: Floats) -> Floats:
     """Bytes that casting GEMM operands to the run's narrower format moves.
 
+    docs/cost_model.md, "One layer", has the source.
+
     Parameters
     ----------
     c : Context
         Workload, layouts and rates.
     tokens : float or array
-        Rows of the operands.
+        Rows of the operands, at least 0.
     elements : float or array
-        Elements of all operands in a row.
+        Elements of all operands in a row, at least 0.
 
     Returns
     -------

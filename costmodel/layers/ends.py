@@ -16,6 +16,8 @@ the backward pass scales it (transformer_engine/pytorch/triton/cross_entropy.py)
 def embedding(c: Context) -> LayerTime:
     """Table look-up and its gradient scatter; with TP the partial rows are reduced.
 
+    docs/cost_model.md, "One layer", has the source.
+
     Parameters
     ----------
     c : Context

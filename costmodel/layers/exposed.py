@@ -26,9 +26,9 @@ def tensor_parallel_s(
     c : Context
         Workload, layouts, placements and rates.
     forward_gemm_s, backward_gemm_s : float or array
-        Seconds of the block's GEMMs in either pass.
+        Seconds of the block's GEMMs in either pass, at least 0.
     column_gemm_s : float or array
-        Seconds of one GEMM of the column-parallel product's backward pass.
+        Seconds of one GEMM of the column-parallel product's backward pass, at least 0.
 
     Returns
     -------
@@ -57,14 +57,16 @@ def less_hidden(
 ) -> tuple[Floats, Floats]:
     """Exposed seconds of a transfer that runs beside compute.
 
+    docs/cost_model.md, "One layer", has the source.
+
     Parameters
     ----------
     hidden_share : float
         Share of the transfer that can hide, 0 to 1; 0 without overlap.
     seconds : float or array
-        Of the transfer, in either pass.
+        Of the transfer, in either pass, at least 0.
     forward_s, backward_s : float or array
-        Seconds of the compute beside it.
+        Seconds of the compute beside it, at least 0.
 
     Returns
     -------
@@ -124,7 +126,7 @@ def merge_bytes(c: Context, q_width: Floats, out_width: Floats) -> tuple[Floats,
     c : Context
         Workload and layouts.
     q_width, out_width : float or array
-        Elements a token of queries and of the output, on one rank.
+        Elements a token of queries and of the output, on one rank, above 0.
 
     Returns
     -------

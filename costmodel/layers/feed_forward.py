@@ -28,14 +28,14 @@ def linear(c: Context, tokens: Floats, n: Floats, k: Floats) -> Passes:
     c : Context
         Its rates are used.
     tokens : float or array
-        Rows.
+        Rows, at least 0.
     n, k : float or array
-        Width of the output and of the input on one rank.
+        Width of the output and of the input on one rank, above 0.
 
     Returns
     -------
     Passes
-        Seconds; `kernels.gemm_s` has the formula.
+        Seconds; `kernels.gemm_s` and `kernels.weight_gradient_s` have the formula and its source.
     """
     forward = gemm_s(tokens, n, k, c.rates)
     backward = gemm_s(tokens, k, n, c.rates) + weight_gradient_s(k, n, tokens, c.rates)

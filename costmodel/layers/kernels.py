@@ -78,7 +78,7 @@ def gemm_s(
         Rows of the busiest rank over the mean `m`, at least 1. Tiles and waves are counted at the mean: where
         rows differ by expert and step their rounding averages out, and more rows never take less time.
     output_bytes : float
-        Bytes moved per element of the result.
+        Bytes moved per element of the result, at least 0.
 
     Returns
     -------
@@ -118,12 +118,14 @@ def weight_gradient_s(
 ) -> Floats:
     """The GEMM of a weight gradient, added to the gradient of earlier micro-batches.
 
+    `gemm_s` has the formula and its sources.
+
     Parameters
     ----------
     m, n : float or array
-        Rows and columns of the weight.
+        Rows and columns of the weight; counted as at least 1.
     k : float or array
-        Tokens.
+        Tokens; counted as at least 1.
     rates : Rates
         What the device attains; `weight_gradient_bytes` of it are moved per element of the gradient.
     sixteen_bit : bool
@@ -148,11 +150,11 @@ def attention_pair_flops(
     Parameters
     ----------
     seq_queries, seq_keys : float or array
-        Tokens, sq and sk.
+        Tokens, sq and sk, at least 0.
     heads : float or array
-        Query heads.
+        Query heads on the rank, above 0.
     qk_dim, v_dim : float or array
-        Width of a head's queries and keys, dqk, and of its values, dv.
+        Width of a head's queries and keys, dqk, and of its values, dv, above 0.
 
     Returns
     -------
@@ -165,6 +167,8 @@ def attention_pair_flops(
 
 def streamed_s(moved_bytes: Floats, rates: Rates) -> Floats:
     """A memory-bound kernel: its bytes over the attained HBM bandwidth.
+
+    docs/cost_model.md, "One layer", has the source.
 
     Parameters
     ----------

@@ -26,6 +26,8 @@ def cast_bytes_per_element(
     NVFP4 reads for the maximum, for the rows and for the Hadamard-rotated columns (Transformer Engine
     documentation, "Low precision training").
 
+    docs/cost_model.md, "One layer", has the source.
+
     Parameters
     ----------
     precision : str

@@ -138,6 +138,8 @@ def _in_all_micro_batches(
 def stage_memory_gib(workload: Workload, layout: Layout, stages: Stages) -> NDArray[np.float64]:
     """Peak memory of each pipeline rank.
 
+    docs/cost_model.md, "Memory", has the sources.
+
     Parameters
     ----------
     workload : Workload
@@ -160,6 +162,8 @@ def usable_hbm_gib(workload: Workload) -> float:
     """What `stage_memory_gib` may reach on one GPU: HBM less fragments, context and the user's reserve, over
     the margin for the error of the prediction.
 
+    docs/cost_model.md, "Memory", has the sources.
+
     Parameters
     ----------
     workload : Workload
@@ -176,6 +180,8 @@ def usable_hbm_gib(workload: Workload) -> float:
 
 def hbm_gib_for(workload: Workload, usable_gib: float) -> float:
     """The HBM of a GPU on which `usable_hbm_gib` is a given amount.
+
+    docs/cost_model.md, "Memory", has the sources.
 
     Parameters
     ----------
@@ -195,6 +201,8 @@ def hbm_gib_for(workload: Workload, usable_gib: float) -> float:
 
 def context_gib(layout: Layout) -> Floats:
     """What the driver shows beside the allocator's blocks.
+
+    docs/cost_model.md, "Memory", has the sources.
 
     Parameters
     ----------
@@ -220,6 +228,8 @@ def peak_memory_gib(workload: Workload, layout: Layout) -> Floats:
     sum_r 1 / B_r, C_r bytes of a leading dense layer. It holds with every layer recomputed, and with every
     layer kept, less what the recomputed layers of each rank save; the larger of the two counts. Embedding,
     head and MTP come on top on single ranks and are left out.
+
+    docs/cost_model.md, "Memory", has the sources.
 
     Parameters
     ----------
@@ -290,6 +300,8 @@ def main_layer_rooms(workload: Workload, layout: Layout, limit_gib: float) -> ND
 
     Leading dense layers, embedding and head are left out, so there may be less room.
 
+    docs/cost_model.md, "Memory", has the sources.
+
     Parameters
     ----------
     workload : Workload
@@ -297,7 +309,7 @@ def main_layer_rooms(workload: Workload, layout: Layout, limit_gib: float) -> ND
     layout : Layout
         Layouts of shape [n].
     limit_gib : float
-        What a rank may hold, GiB.
+        What a rank may hold, GiB, above 0.
 
     Returns
     -------
@@ -357,6 +369,8 @@ class LayerBytes(NamedTuple):
 
 def layer_bytes(workload: Workload, layout: Layout) -> LayerBytes:
     """Bytes of one main layer, and of one leading dense layer.
+
+    docs/cost_model.md, "Memory", has the sources.
 
     Parameters
     ----------

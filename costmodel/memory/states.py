@@ -17,12 +17,14 @@ from meshwright.model_specs.parameters import (
     dense_mlp_parameters,
     embedding_parameters,
     expert_parameters,
+    linear_attention_parameters,
     moe_layer_parameters,
     mtp_parameters,
     norm_parameters_per_layer,
     router_parameters,
     shared_expert_parameters,
     whole_attention_parameters,
+    whole_linear_attention_parameters,
 )
 from meshwright.model_specs.schema import ModelSpec
 
@@ -38,6 +40,9 @@ _MOMENTS = {"adam": 2, "sgd": 1, "muon": 1}
 def layer_parameters_on_gpu(model: ModelSpec, layout: Layout) -> tuple[Floats, Floats, Floats]:
     """Parameters of one layer on one GPU, before data-parallel sharding.
 
+    Where layers differ in their attention it is their mean.
+    docs/cost_model.md, "Memory", has the sources.
+
     Parameters
     ----------
     model : ModelSpec
@@ -52,8 +57,14 @@ def layer_parameters_on_gpu(model: ModelSpec, layout: Layout) -> tuple[Floats, F
         the model has no such layer.
     """
     tp, ep, etp = (np.asarray(x) for x in (layout.tp, layout.ep, layout.etp))
-    whole = whole_attention_parameters(model)
-    split = attention_parameters(model) - whole
+    whole: float = whole_attention_parameters(model)
+    split: float = attention_parameters(model) - whole
+    if model.linear_layers:
+        share = model.linear_fraction
+        linear_whole = whole_linear_attention_parameters(model)
+        linear_split = linear_attention_parameters(model) - linear_whole
+        whole = (1.0 - share) * whole + share * linear_whole
+        split = (1.0 - share) * split + share * linear_split
     common = split / tp + whole + norm_parameters_per_layer(model)
     dense = 0.0 * tp
     if model.dense_layers:
@@ -110,6 +121,8 @@ def rank_parameters(
 
 def v_shaped(layout: Layout) -> bool:
     """Whether the chunks of a layout, or of some of many, run down the ranks and up again.
+
+    docs/cost_model.md, "Pipeline schedules", has the sources.
 
     Parameters
     ----------
@@ -225,6 +238,8 @@ def _narrow_weight_bytes(workload: Workload) -> float:
 def state_bytes_per_parameter(workload: Workload, layout: Layout, shards: Ints) -> Floats:
     """Weights, gradients and optimizer states of one parameter on one GPU, together.
 
+    docs/cost_model.md, "Memory", has the sources.
+
     Parameters
     ----------
     workload : Workload
@@ -246,6 +261,8 @@ def state_bytes_per_parameter(workload: Workload, layout: Layout, shards: Ints) 
 
 def table_parameters(model: ModelSpec, layout: Layout) -> Floats:
     """Parameters of one token table or head on one GPU.
+
+    docs/cost_model.md, "Memory", has the sources.
 
     Parameters
     ----------

@@ -37,6 +37,8 @@ Engine's cross entropy."""
 def workspace_bytes(workload: Workload) -> float:
     """Memory of every GPU that no tensor of the model explains.
 
+    docs/cost_model.md, "Memory", has the sources.
+
     Parameters
     ----------
     workload : Workload

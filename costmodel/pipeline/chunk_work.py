@@ -35,6 +35,8 @@ def layer_bubble_share(c: Context, times: KindTimes) -> Floats:
 
     Recomputed layers run their forward pass again before they give gradients of inputs.
 
+    docs/cost_model.md, "Pipeline schedules", has the sources.
+
     Parameters
     ----------
     c : Context
@@ -68,6 +70,8 @@ def layer_bubble_share(c: Context, times: KindTimes) -> Floats:
 def chunk_loads(c: Context, times: KindTimes, stages: Stages) -> NDArray[np.float64]:
     """Forward and backward seconds per micro-batch of every chunk of a split.
 
+    docs/cost_model.md, "Pipeline schedules", has the sources.
+
     Parameters
     ----------
     c : Context
@@ -100,6 +104,8 @@ class ChunkPasses:
 
 def chunk_passes(c: Context, stages: Stages) -> ChunkPasses:
     """Seconds per micro-batch of every chunk, pass by pass.
+
+    docs/cost_model.md, "Pipeline schedules", has the sources.
 
     Parameters
     ----------

@@ -43,6 +43,8 @@ def rank_parts(
 ) -> Parts:
     """Seconds by part of each rank and micro-batch.
 
+    docs/cost_model.md, "The step", has the sources.
+
     Parameters
     ----------
     times : KindTimes
@@ -50,9 +52,9 @@ def rank_parts(
     counts : LayerCounts
         Layers of each rank, shape [pp].
     mtp_layers : int
-        Multi-token-prediction modules.
+        Multi-token-prediction modules, at least 0.
     head_rank : int
-        The rank that runs the head and the MTP modules; the last by default.
+        The rank that runs the head and the MTP modules, 0 to pp - 1; the last by default.
 
     Returns
     -------
@@ -86,6 +88,8 @@ def _on_ranks(parts: Parts, number: NDArray[np.float64]) -> Parts:
 def cheapest_layer_s(times: KindTimes) -> Floats:
     """One micro-batch, forward and backward, through the cheapest kind of layer.
 
+    docs/cost_model.md, "The step", has the sources.
+
     Parameters
     ----------
     times : KindTimes
@@ -108,6 +112,8 @@ def least_busiest_s(layers: int, layer_s: Floats, end_s: Floats, ranks: Ints | F
 
     With k layers on each other rank the last one is left with x = L - (pp - 1) k: max(k t, end + x t).
     More than ceil(L / pp) elsewhere pay only until k t covers the end, at k = (end / t + L) / pp.
+
+    docs/cost_model.md, "The step", has the sources.
 
     Parameters
     ----------
@@ -146,6 +152,8 @@ def least_busiest_in_rooms_s(
 
     In less than (k + 1) t every rank gets k layers at most, and the one with the end at most those that begin
     before (k + 1) t - end: the least k for which this makes L bounds the busiest rank by k t.
+
+    docs/cost_model.md, "The step", has the sources.
 
     Parameters
     ----------
@@ -195,6 +203,8 @@ def even_layout_load(c: Context, times: KindTimes) -> tuple[Floats, Floats]:
     Every virtual stage has a layer. So the busiest rank has at least the mean load, ceil(layers / pp) of the
     cheaper layers, and what the best split of the main layers alone gives; the last rank has at least one
     layer per virtual stage under the head.
+
+    docs/cost_model.md, "The step", has the sources.
 
     Parameters
     ----------

@@ -46,15 +46,8 @@ class Schedule(IntEnum):
 
 
 SCHEDULE_NAMES = (
-    "1f1b",
-    "interleaved-1f1b",
-    "gpipe",
-    "breadth-first",
-    "zb-h1",
-    "zbv",
-    "dualpipe-v",
-    "dualpipe",
-)
+    "1f1b", "interleaved-1f1b", "gpipe", "breadth-first", "zb-h1", "zbv", "dualpipe-v", "dualpipe",
+)  # fmt: skip
 """As plans, run files and pins write them."""
 
 _NAMED = dict(zip(SCHEDULE_NAMES, (Schedule.ONE_F_ONE_B, *Schedule), strict=True))
@@ -87,7 +80,7 @@ def schedule_name(schedule: int, vpp: int) -> str:
     Parameters
     ----------
     schedule : int
-        A `Schedule`.
+        A `Schedule`, 0 to 6.
     vpp : int
         Chunks of a rank, at least 1.
 
@@ -205,7 +198,7 @@ def traits(schedule: int) -> Traits:
     Parameters
     ----------
     schedule : int
-        A `Schedule`.
+        A `Schedule`, 0 to 6.
 
     Returns
     -------
@@ -220,7 +213,7 @@ def has_trait(schedule: Ints, trait: str) -> NDArray[np.bool_]:
     Parameters
     ----------
     schedule : int or array of int
-        Values of `Schedule`.
+        Values of `Schedule`, 0 to 6.
     trait : str
         A field of `Traits` that is a truth value.
 
@@ -239,7 +232,7 @@ def last_rank(schedule: Ints, pp: Ints) -> Ints:
     Parameters
     ----------
     schedule : int or array of int
-        Values of `Schedule`.
+        Values of `Schedule`, 0 to 6.
     pp : int or array of int
         Pipeline ranks, at least 1.
 
@@ -263,7 +256,7 @@ def bubble_share(
     Parameters
     ----------
     schedule : int or array of int
-        Values of `Schedule`.
+        Values of `Schedule`, 0 to 6.
     pp : int or array of int
         p, pipeline ranks, at least 1.
     forward_s : float or array
@@ -271,7 +264,7 @@ def bubble_share(
     backward_s : float or array
         i + w, seconds, more than 0.
     weight_s : float or array
-        w, the part of `backward_s` that gradients of weights take.
+        w, the part of `backward_s` that gradients of weights take, at least 0.
 
     Returns
     -------
@@ -348,7 +341,7 @@ def shared_by_mirrors(values: NDArray[np.float64], schedule: Ints) -> NDArray[np
     values : array of float, shape [..., pp]
         Seconds of each rank's stage.
     schedule : int
-        A `Schedule`.
+        A `Schedule`, 0 to 6.
 
     Returns
     -------
@@ -367,7 +360,7 @@ def on_both_ranks(values: NDArray[np.float64], schedule: Ints) -> NDArray[np.flo
     values : array of float, shape [..., pp]
         Amount of each rank's stage, in any unit.
     schedule : int
-        A `Schedule`.
+        A `Schedule`, 0 to 6.
 
     Returns
     -------
@@ -389,7 +382,7 @@ def pace_excess_s(chunk_s: NDArray[np.float64], schedule: Ints) -> Floats:
     chunk_s : array of float, shape [..., virtual stages, pp]
         t_vr, seconds per micro-batch of each chunk.
     schedule : int
-        A `Schedule`.
+        A `Schedule`, 0 to 6.
 
     Returns
     -------

@@ -49,10 +49,12 @@ def simulate(
 ) -> Timeline:
     """Plays a schedule.
 
+    docs/cost_model.md, "Pipeline schedules", has the sources.
+
     Parameters
     ----------
     forward_s, backward_s : sequence of float, length pp * vpp
-        Seconds per chunk and micro-batch, in model order.
+        Seconds per chunk and micro-batch, in model order, above 0.
     pp : int
         Pipeline ranks, at least 1.
     num_micro_batches : int
@@ -63,7 +65,7 @@ def simulate(
         What of `backward_s` weight gradients take, by default half: the schedules that split the backward
         pass run it apart.
     p2p_s : float
-        Seconds between chunks on different ranks; delays the receiver only.
+        Seconds between chunks on different ranks, at least 0; delays the receiver only.
 
     Returns
     -------

@@ -55,11 +55,11 @@ def layer_counts(
     Parameters
     ----------
     dense_layers : int
-        How many of the model's first layers are dense; the others have experts.
+        How many of the model's first layers are dense, from 0; the others have experts.
     stages : tuple of tuple of int
         Layers of each [pipeline rank][virtual stage].
     recomputed : int
-        How many of the first layers of every virtual stage are computed again in the backward pass.
+        How many of the first layers of every virtual stage are computed again in the backward pass, from 0.
     v_shaped : bool
         Whether the second half of the model runs back up the ranks.
 
@@ -81,11 +81,11 @@ def chunk_counts(
     Parameters
     ----------
     dense_layers : int
-        How many of the model's first layers are dense; the others have experts.
+        How many of the model's first layers are dense, from 0; the others have experts.
     stages : tuple of tuple of int
         Layers of each [pipeline rank][virtual stage].
     recomputed : int
-        How many of the first layers of every virtual stage are computed again in the backward pass.
+        How many of the first layers of every virtual stage are computed again in the backward pass, from 0.
     v_shaped : bool
         Whether the second half of the model runs back up the ranks.
 

@@ -51,6 +51,8 @@ def group_traffic(c: Context, stages: Stages, expert_blocks: int = 1) -> GroupTr
 
     Gradients are those of the rank with the most parameters, the others of the mean layer.
 
+    docs/cost_model.md, "Collectives", has the sources.
+
     Parameters
     ----------
     c : Context
@@ -58,8 +60,8 @@ def group_traffic(c: Context, stages: Stages, expert_blocks: int = 1) -> GroupTr
     stages : tuple of tuple of int
         Layers of each [pipeline rank][virtual stage].
     expert_blocks : int
-        Blocks (slots, nodes) that an expert group spans: tokens that go to several experts of a block are
-        sent there once.
+        Blocks (slots, nodes) that an expert group spans, at least 1: tokens that go to several experts of a
+        block are sent there once.
 
     Returns
     -------

@@ -45,6 +45,8 @@ class LevelBytes:
 def level_traffic(c: Context, stages: Stages, step_time_s: float) -> tuple[LevelBytes, ...]:
     """Bytes that one GPU sends over each fabric level in a step.
 
+    docs/cost_model.md, "Collectives", has the sources.
+
     Parameters
     ----------
     c : Context
@@ -76,7 +78,7 @@ def ring_bytes(volume: float, members: NDArray[np.int64]) -> FloatArray:
     Parameters
     ----------
     volume : float
-        Bytes of the buffer in all.
+        Bytes of the buffer in all, at least 0.
     members : array of int, shape [levels]
         Members of the group inside one block of each level.
 
@@ -95,14 +97,16 @@ def all_to_all_bytes(
 ) -> FloatArray:
     """Bytes a GPU sends over each level in an all-to-all.
 
+    docs/cost_model.md, "Collectives", has the sources.
+
     Parameters
     ----------
     sent : float
-        Bytes that the GPU sends in all, to itself too.
+        Bytes that the GPU sends in all, to itself too; at least 0.
     members : array of int, shape [levels]
         Members of the group inside one block of each level.
     copies : float or array, shape [levels]
-        How many times over they cross each level.
+        How many times over they cross each level, at least 0.
 
     Returns
     -------

@@ -51,6 +51,8 @@ def phase_seconds(c: Context, breakdown_s: dict[str, float]) -> dict[str, float]
 
     They overlap: gradients may be reduced beside the last micro-batch, with ZeRO-3 beside all of them.
 
+    docs/cost_model.md, "The step", has the sources.
+
     Parameters
     ----------
     c : Context

@@ -36,6 +36,8 @@ class RankWork:
 def mean_rank_work(c: Context, stages: Stages) -> RankWork:
     """Layers that the mean pipeline rank runs in a step.
 
+    docs/cost_model.md, "The step", has the sources.
+
     Parameters
     ----------
     c : Context
@@ -98,6 +100,8 @@ def _tensor_blocks(c: Context, work: RankWork) -> tuple[float, float]:
 def expert_passes(work: RankWork) -> float:
     """Transfers of routed tokens in a step: dispatch and combine, forward, backward and recomputed.
 
+    docs/cost_model.md, "Collectives", has the sources.
+
     Parameters
     ----------
     work : RankWork
@@ -112,6 +116,8 @@ def expert_passes(work: RankWork) -> float:
 
 def routed_bytes(c: Context, work: RankWork) -> float:
     """What a rank sends in one transfer to the experts, one copy of each token.
+
+    docs/cost_model.md, "Collectives", has the sources.
 
     Parameters
     ----------
@@ -149,14 +155,22 @@ def context_volume(c: Context, work: RankWork) -> float:
     heads, width = model.heads / tp, model.qk_head_dim + model.v_head_dim
     kv_heads = heads if model.attention is not None else max(model.kv_heads / tp, 1.0)
     token_bytes = 2.0 * float(np.asarray(c.tokens))
+    passes = 2.0 * work.layers + work.recomputed
+    full, linear = 1.0 - model.linear_fraction, model.linear_attention
+    swapped = 0.0
+    if linear is not None:
+        elements = (linear.projected_width + linear.value_width) / tp
+        swapped = model.linear_fraction * token_bytes * elements * passes
     if c.workload.cp_comm == "a2a":
-        passes = 2.0 * work.layers + work.recomputed
-        return token_bytes * (heads + kv_heads) * width * passes
-    return token_bytes * kv_heads * width * cp * (3.0 * work.layers + work.recomputed)
+        return full * token_bytes * (heads + kv_heads) * width * passes + swapped
+    ring_passes = 3.0 * work.layers + work.recomputed
+    return full * token_bytes * kv_heads * width * cp * ring_passes + swapped
 
 
 def gradient_element_bytes(c: Context) -> float:
     """Bytes that pass round the data-parallel ring in a step for each parameter.
+
+    docs/cost_model.md, "The step", has the sources.
 
     Parameters
     ----------
@@ -179,6 +193,8 @@ def gradient_element_bytes(c: Context) -> float:
 
 def operations_of_a_step(c: Context, work: RankWork) -> dict[str, float]:
     """Operations that the mean rank starts in a step, by axis.
+
+    docs/cost_model.md, "The step", has the sources.
 
     Parameters
     ----------

@@ -10,6 +10,7 @@ from meshwright.planner.analysis.neighbours import Neighbour
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.mapping.choice.cut_limit import pricing_of
 from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.gradient_buckets import with_gradient_buckets
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import LayoutDoc, layout_document, layout_from_document
 from meshwright.planner.search.executions import search_executions
@@ -71,7 +72,7 @@ def single_choices(
             progress(f"the best plan with {name} {value}")
         pins = {**plan.inputs.pins, name: value}
         pinned = PlanRequest.of_inputs(plan.inputs, pins=pins)
-        outcome = search_executions(pinned, pricing_of)
+        outcome = with_gradient_buckets(pinned, search_executions(pinned, pricing_of))
         best = outcome.best[0] if outcome.best else None
         kept = _kept(name, value, changes)
         found.append(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cluster_specs.fabric import fabric_levels
+from meshwright.cluster_specs.fabric import FabricLevels, fabric_levels
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.collectives.alpha_beta import OPERATIONS
@@ -70,7 +70,6 @@ def collective_document(
     if ranks < 2:
         raise InputError("a collective needs at least 2 ranks", where="--ranks", value=ranks)
     spec = read_cluster(cluster)
-    levels = fabric_levels(spec, ranks)
     factors = Factors()
     if calibration is not None:
         factors = calibration.factors_on(spec.device.name, DEFAULT_FRAMEWORK)
@@ -81,24 +80,12 @@ def collective_document(
         times = collective_time(name, size_bytes, fabric).by_algorithm_s
         sweep.append({"bytes": size_bytes, "seconds_by_algorithm": times})
     cost = collective_time(name, buffer_bytes, fabric)
-    rows = zip(
-        levels.names, levels.media, fabric.members, levels.gb_per_s, levels.latency_s, strict=True
-    )
     return {
         "operation": name,
         "bytes": buffer_bytes,
         "ranks": ranks,
         "cluster": spec.name,
-        "levels": [
-            {
-                "name": level,
-                "medium": medium,
-                "ranks_inside": int(members),
-                "nominal_gb_per_s": float(gb_per_s),
-                "crossover_bytes": float(latency_s * gb_per_s * 1e9),
-            }
-            for level, medium, members, gb_per_s, latency_s in rows
-        ],
+        "levels": _level_rows(fabric_levels(spec, ranks), fabric),
         "algorithm": cost.algorithm,
         "seconds": cost.seconds,
         "seconds_by_algorithm": cost.by_algorithm_s,
@@ -108,6 +95,23 @@ def collective_document(
         "bus_gb_per_s": cost.bus_bytes_per_s / 1e9,
         "sweep": sweep,
     }
+
+
+def _level_rows(levels: FabricLevels, fabric: IsolatedFabric) -> list[dict[str, Any]]:
+    """What every level is, and the size whose start-up takes as long as its transfer."""
+    rows = zip(
+        levels.names, levels.media, fabric.members, levels.gb_per_s, levels.latency_s, strict=True
+    )
+    return [
+        {
+            "name": level,
+            "medium": medium,
+            "ranks_inside": int(members),
+            "nominal_gb_per_s": float(gb_per_s),
+            "crossover_bytes": float(latency_s * gb_per_s * 1e9),
+        }
+        for level, medium, members, gb_per_s, latency_s in rows
+    ]
 
 
 def _step_s(

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.pipeline.schedules import SCHEDULE_NAMES, in_flight, schedule_named
+from meshwright.costmodel.pipeline.schedules import (
+    SCHEDULE_NAMES,
+    Schedule,
+    in_flight,
+    schedule_name,
+    schedule_named,
+)
 from meshwright.costmodel.pipeline.simulator import simulate
 from meshwright.costmodel.ratios import bubble_of_ideal, bubble_of_step
 from meshwright.errors import InputError
@@ -66,41 +72,52 @@ def pipeline_document(
             "share from 0 to below 1",
             where="--forward-ms, --backward-ms, --weight-share",
         )
-    kind, chunks = schedule_named(schedule), pp * vpp
-    backward_of_chunk_s = backward_s / vpp
-    try:
-        timeline = simulate(
-            [forward_s / vpp] * chunks,
-            [backward_of_chunk_s] * chunks,
-            pp=pp,
-            num_micro_batches=num_micro_batches,
-            schedule=kind,
-            weight_s=[weight_share * backward_of_chunk_s] * chunks,
-        )
-    except ValueError as error:
-        raise InputError(str(error), where=f"--schedule {schedule}") from error
+    layout = Layout(
+        pp=pp,
+        vpp=vpp,
+        num_micro_batches=num_micro_batches,
+        schedule=int(schedule_named(schedule)),
+    )
+    step_s = _step_s(layout, forward_s / vpp, backward_s / vpp, weight_share)
     work_s = num_micro_batches * (forward_s + backward_s)
-    layout = Layout(pp=pp, vpp=vpp, num_micro_batches=num_micro_batches, schedule=int(kind))
     active = np.broadcast_to(in_flight(layout, np.arange(pp)), (pp,))
     return {
         "schedule": schedule,
         "pp": pp,
         "vpp": vpp,
         "num_micro_batches": num_micro_batches,
-        "seconds": timeline.seconds,
+        "seconds": step_s,
         "work_seconds": work_s,
-        "bubble_seconds": timeline.seconds - work_s,
-        "bubble_of_step": 1.0 - work_s / timeline.seconds,
-        "bubble_of_ideal": timeline.seconds / work_s - 1.0,
-        "efficiency": work_s / timeline.seconds,
+        "bubble_seconds": step_s - work_s,
+        "bubble_of_step": 1.0 - work_s / step_s,
+        "bubble_of_ideal": step_s / work_s - 1.0,
+        "efficiency": work_s / step_s,
         "textbook": {
             "bubble_of_step": float(bubble_of_step(pp, num_micro_batches, vpp)),
             "bubble_of_ideal": float(bubble_of_ideal(pp, num_micro_batches, vpp)),
         },
-        "advice": _advice(pp, num_micro_batches, vpp, work_s / timeline.seconds),
+        "advice": _advice(pp, num_micro_batches, vpp, work_s / step_s),
         "in_flight": [float(micro_batches) for micro_batches in active],
         "transfer": _transfer(boundary_bytes, pp, num_micro_batches, work_s, float(np.max(active))),
     }
+
+
+def _step_s(layout: Layout, forward_s: float, backward_s: float, weight_share: float) -> float:
+    """Seconds of a step with equal chunks. Raises InputError where the schedule has no such shape."""
+    chunks, schedule = int(layout.pp) * int(layout.vpp), Schedule(int(layout.schedule))
+    try:
+        timeline = simulate(
+            [forward_s] * chunks,
+            [backward_s] * chunks,
+            pp=int(layout.pp),
+            num_micro_batches=int(layout.num_micro_batches),
+            schedule=schedule,
+            weight_s=[weight_share * backward_s] * chunks,
+        )
+    except ValueError as error:
+        name = schedule_name(schedule, int(layout.vpp))
+        raise InputError(str(error), where=f"--schedule {name}") from error
+    return timeline.seconds
 
 
 def _advice(pp: int, num_micro_batches: int, vpp: int, efficiency: float) -> list[dict[str, Any]]:

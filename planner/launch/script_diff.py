@@ -23,6 +23,7 @@ from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.launch.script_text import FlagEdit, edited_text
 from meshwright.planner.plan.baseline_document import ScriptDiff, ScriptEdit
 from meshwright.planner.plan.document import Plan
+from meshwright.planner.runs.launches.bridge_recipes import is_recipe_name
 from meshwright.planner.runs.launches.flags import CommandLine, words_of
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.launches.reader import (
@@ -63,7 +64,12 @@ def with_script_diff(plan: Plan) -> Plan:
     """
     if plan.baseline is None or plan.baseline.kind != "launch":
         return plan
-    diff = script_diff(Path(plan.baseline.file), plan)
+    path = Path(plan.baseline.file)
+    if is_recipe_name(path):
+        note = "a recipe is no file: launch --target bridge writes its overrides"
+        diff = ScriptDiff(note=note)
+    else:
+        diff = script_diff(path, plan)
     return plan.model_copy(update={"baseline": plan.baseline.model_copy(update={"diff": diff})})
 
 

@@ -16,6 +16,11 @@ import meshwright.costmodel
 ROOM = Path(meshwright.costmodel.__file__).parent
 FILES = sorted(ROOM.rglob("*.py"))
 SECTION = re.compile(r"^(Parameters|Returns|Raises)\n-+\n", flags=re.MULTILINE)
+NUMBER = re.compile(r"^(float|int|Floats|Ints)( \| \w+)*$")
+RANGE = re.compile(
+    r"\d|at least|at most|above|below|more than|less than|share|shape|None", flags=re.IGNORECASE
+)
+"""Words in which a description says what values a number may have."""
 EXAMPLES = ("meshwright.costmodel.estimate",)
 
 
@@ -62,6 +67,33 @@ def faults(name: str, function: ast.FunctionDef) -> list[str]:
     return missing
 
 
+def descriptions(function: ast.FunctionDef) -> dict[str, str]:
+    """What the docstring says of every parameter, its type left out."""
+    text = sections(ast.get_docstring(function) or "").get("Parameters", "")
+    entries = re.findall(r"^(\S[^\n]*)\n((?:[ \t]+[^\n]*\n?)+)", text, flags=re.MULTILINE)
+    described: dict[str, str] = {}
+    for heading, words in entries:
+        names, _, kind = heading.partition(" : ")
+        shape = kind.partition("shape")[1]
+        described |= {name.strip(): f"{shape} {words}" for name in names.split(",")}
+    return described
+
+
+def boundless(name: str, function: ast.FunctionDef) -> list[str]:
+    """Numbers of which the docstring does not say which values they may have."""
+    described = descriptions(function)
+    taken = (*function.args.args, *function.args.kwonlyargs)
+    numbers = [a.arg for a in taken if a.annotation and NUMBER.match(ast.unparse(a.annotation))]
+    return [f"{name}: {n} has no range" for n in numbers if not RANGE.search(described.get(n, ""))]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOM)))
+def test_numbers_have_their_range(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    lines = [line for name, node in public_functions(tree) for line in boundless(name, node)]
+    assert not lines, "\n".join(lines)
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOM)))
 def test_public_functions_are_documented(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -88,6 +120,7 @@ def f(a: int, *b: int) -> int:
         "f: does not say what it returns",
         "f: does not say what it raises",
     ]
+    assert boundless("f", function) == ["f: a has no range"]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

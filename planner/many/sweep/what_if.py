@@ -21,6 +21,7 @@ from meshwright.planner.many.sweep.service import changed_cluster
 from meshwright.planner.mapping.choice.cut_limit import pricing_of
 from meshwright.planner.plan.assemble import predict
 from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.gradient_buckets import with_gradient_buckets
 from meshwright.planner.plan.nodes import decide_on_nodes
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.request.plan_request import PlanRequest
@@ -210,4 +211,4 @@ def _figures(request: PlanRequest) -> dict[str, Any]:
 
 
 def _searched(request: PlanRequest) -> Outcome:
-    return search_executions(request, pricing_of, params=_WIDE)
+    return with_gradient_buckets(request, search_executions(request, pricing_of, params=_WIDE))

@@ -17,6 +17,8 @@ class LaunchRun:
     """The `run` section."""
     model: object = None
     """A mapping, a catalog name, or None where the file does not say."""
+    cluster: str | None = None
+    """A catalog name, where it says what it runs on."""
     micro_batches: int | None = None
     """Of a step, where the file says so and not how large they are."""
     unread: tuple[str, ...] = ()

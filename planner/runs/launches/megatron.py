@@ -10,6 +10,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import DEEPSPEED, MEGATRON_DEEPSPEED
 from meshwright.frameworks.megatron import MEGATRON
 from meshwright.frameworks.record import Axis
+from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.launches.flags import CommandLine
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.launches.megatron_model import megatron_model
@@ -50,15 +51,15 @@ no-rope-fusion kill-on-bad-exit distribution nodes ntasks
 _HARMLESS = frozenset(f"--{name}" for name in _HARMLESS_NAMES.split())
 
 
-def from_megatron(line: CommandLine) -> LaunchRun:
-    """The run of a Megatron command line.
+def from_megatron(line: CommandLine, known: ModelSpec | None = None) -> LaunchRun:
+    """The run of a Megatron command line; of a `known` model its flags say nothing.
 
     Raises InputError without sequence length or the sizes of the model, and for values of the wrong kind.
     """
     deepspeed = line.has("--deepspeed") or line.has("--deepspeed_config")
     flash_flags = [flag for flag in _DEEPSPEED_FLASH if line.has(flag)]
     deepspeed_stack = DEEPSPEED if flash_flags else MEGATRON_DEEPSPEED
-    model = megatron_model(line)
+    model = megatron_model(line) if known is None else known.model_dump(exclude_none=True)
     settings: dict[str, Any] = {
         "seq_len": line.integer("--seq-length", 0),
         "micro_batch": line.integer("--micro-batch-size", 1),

@@ -22,6 +22,7 @@ from meshwright.documents.reader import parse_mapping, read_text
 from meshwright.errors import InputError
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.runs.launches.accelerate import from_accelerate
+from meshwright.planner.runs.launches.bridge_recipes import is_recipe_name, recipe_run
 from meshwright.planner.runs.launches.deepspeed import (
     BATCH,
     MICRO_BATCH,
@@ -91,7 +92,12 @@ def price_launch(
 
 
 def read_launch(path: Path) -> LaunchRun:
-    """What a launch file says. Raises InputError if it is of no known kind."""
+    """What a launch file says, or a recipe of Megatron-Bridge by its name.
+
+    Raises InputError if it is of no known kind.
+    """
+    if is_recipe_name(path):
+        return recipe_run(str(path))
     return launch_of_text(read_text(path, MAX_FILE_BYTES), path)
 
 
@@ -161,7 +167,7 @@ def complete(launch: LaunchRun, additions: Sequence[str], where: str) -> dict[st
         A pair that no run file has, or a field that is still missing.
     """
     settings = dict(launch.settings)
-    top: dict[str, object] = {"model": launch.model, "cluster": None}
+    top: dict[str, object] = {"model": launch.model, "cluster": launch.cluster}
     for pair in (part for text in additions for part in text.split(",")):
         name, sign, value = pair.partition("=")
         if not sign or name not in _FIELDS:
