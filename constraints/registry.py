@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 
 from meshwright.constraints.attention_heads import (
@@ -28,7 +29,7 @@ from meshwright.constraints.nvlink_domain import NvlinkDomain
 from meshwright.constraints.pipeline_schedules import AllowedSchedules, ScheduleShape
 from meshwright.constraints.precision import ARCHITECTURES, PrecisionOnDevice
 from meshwright.constraints.recomputation import FullRecomputeStandsAlone, RecomputedModulesExist
-from meshwright.constraints.rule import Rule
+from meshwright.constraints.rule import Finding, FinishedPlan, Rule
 from meshwright.constraints.scale_up import ScaleUpDomain
 from meshwright.constraints.schedule import INTERLEAVED_MICRO_BATCHES, INTERLEAVING_NEEDS_PIPELINE
 from meshwright.constraints.sequence import (
@@ -100,6 +101,12 @@ def rules_of(framework: Framework) -> tuple[Rule, ...]:
     if framework.recompute_amount is None:
         rules.append(WholeModelRecompute(framework))
     return tuple(rules)
+
+
+def findings(plan: FinishedPlan) -> Iterator[Finding]:
+    """What the rules for a plan's workload find wrong with it, by their plain arithmetic."""
+    checked = (rule.check(plan) for rule in rules_for(plan.workload))
+    return (finding for finding in checked if finding is not None)
 
 
 def rules_for(workload: Workload) -> tuple[Rule, ...]:
