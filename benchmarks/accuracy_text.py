@@ -14,7 +14,7 @@ of its model's family, of both together (nothing like it was seen: the nearest t
 
 ## Runs that the fit has never seen
 `tests/data/more_runs`, without suspects: other stacks, sweeps, releases and records. No constant was fitted on them; frameworks that are not known are priced
-as the nearest stack. Time of nanotron is one noisy step each; its memory is exact.
+as the nearest stack. Time of nanotron is one noisy step each; of its memory, [a few own runs](few_runs.md) says what no row states.
 
 {unseen}
 

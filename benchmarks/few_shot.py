@@ -52,6 +52,10 @@ where that is likelier than not. Regret is that of the pick among the others, in
 cluster, sequence and batch, ties counted by their mean. Means over few draws scatter by about a percentage point:
 [beside the peers](peers.md) has 20 draws of five runs on the first of these sweeps.
 
+nanotron's step times are one noisy step each. Its peaks fall into two kinds that no row tells apart: with tensor parallelism, about half of them
+exceed the others by just what `tp_recompute_allgather: false` keeps (huggingface/nanotron, pull request 208), as two runs of 3.6B on 512 H100 that
+differ in ZeRO stage alone, 17.9 and 6.0 GiB. Were each row's kind known, the mean error with no own run would be 5.9 %.
+
 | sweep | runs | own runs | step time, mean error % | memory, mean error % | ran, told to fit % | out of memory, told so % | regret, mean % |
 |---|---|---|---|---|---|---|---|
 """

@@ -24,6 +24,12 @@ HEADS_BY_TENSOR = Divides(
 Megatron-DeepSpeed (4efb479, megatron/core/utils.py `divide`) fail as the model is built or run."""
 
 
+def linear_key_heads(workload: Workload) -> int:
+    """Heads of queries and keys in layers with linear attention; 0 without such layers."""
+    linear = workload.model.linear_attention
+    return 0 if linear is None else linear.key_heads
+
+
 def _heads_swapped(workload: Workload) -> bool:
     """Whether context parallelism swaps heads for tokens, as DeepSpeed Ulysses does."""
     return workload.cp_comm == "a2a"
@@ -53,6 +59,20 @@ KV_HEADS_BY_CONTEXT = Divides(
 )
 """Transformer Engine asserts both of a tensor rank's heads (pytorch/attention/dot_product_attention/
 context_parallel.py, AttnFuncWithCPAndQKVOA2A.forward: num_heads % cp_size == 0 for Q, K, V)."""
+
+
+LINEAR_HEADS = Divides(
+    name="linear-heads-by-tp-cp",
+    sentence="key heads of linear attention mod (tp cp) = 0",
+    unit="heads left over",
+    binds=lambda work: work.model.linear_attention is not None,
+    number=of(number=linear_key_heads),
+    by=of("tp", "cp"),
+    words="{number} key heads of linear attention do not divide by tp {tp} x cp {cp}",
+    remedy="Lower cp or tp.",
+)
+"""Asserted by Megatron's configuration, since context parallelism swaps tokens for these heads
+(megatron/core/transformer/transformer_config.py, linear_num_key_heads % tp_cp_size)."""
 
 
 class KvHeadsByTensor(Rule):

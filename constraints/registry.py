@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 
 from meshwright.constraints.attention_heads import (
     HEADS_BY_CONTEXT,
     HEADS_BY_TENSOR,
     KV_HEADS_BY_CONTEXT,
+    LINEAR_HEADS,
     KvHeadsByTensor,
 )
 from meshwright.constraints.batch import BATCH_SPLIT
@@ -27,7 +29,7 @@ from meshwright.constraints.nvlink_domain import NvlinkDomain
 from meshwright.constraints.pipeline_schedules import AllowedSchedules, ScheduleShape
 from meshwright.constraints.precision import ARCHITECTURES, PrecisionOnDevice
 from meshwright.constraints.recomputation import FullRecomputeStandsAlone, RecomputedModulesExist
-from meshwright.constraints.rule import Rule
+from meshwright.constraints.rule import Finding, FinishedPlan, Rule
 from meshwright.constraints.scale_up import ScaleUpDomain
 from meshwright.constraints.schedule import INTERLEAVED_MICRO_BATCHES, INTERLEAVING_NEEDS_PIPELINE
 from meshwright.constraints.sequence import (
@@ -40,6 +42,7 @@ from meshwright.constraints.torchtitan import TORCHTITAN_RULES
 from meshwright.constraints.unsupported import (
     AllowedDegrees,
     AllowedPrecisions,
+    NoLinearAttention,
     WholeModelRecompute,
 )
 from meshwright.costmodel.workload import Workload
@@ -57,6 +60,7 @@ GENERAL: tuple[Rule, ...] = (
     KvHeadsByTensor(),
     HEADS_BY_CONTEXT,
     KV_HEADS_BY_CONTEXT,
+    LINEAR_HEADS,
     FeedForwardByTensor(),
     SEQUENCE_BY_CONTEXT,
     SEQUENCE_BY_TENSOR,
@@ -92,9 +96,17 @@ def rules_of(framework: Framework) -> tuple[Rule, ...]:
         rules.append(degrees)
     if set(precisions.precisions) < set(ARCHITECTURES):
         rules.append(precisions)
+    if framework.linear_attention is None:
+        rules.append(NoLinearAttention(framework))
     if framework.recompute_amount is None:
         rules.append(WholeModelRecompute(framework))
     return tuple(rules)
+
+
+def findings(plan: FinishedPlan) -> Iterator[Finding]:
+    """What the rules for a plan's workload find wrong with it, by their plain arithmetic."""
+    checked = (rule.check(plan) for rule in rules_for(plan.workload))
+    return (finding for finding in checked if finding is not None)
 
 
 def rules_for(workload: Workload) -> tuple[Rule, ...]:

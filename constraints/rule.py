@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.layout import Layout, Placement
 from meshwright.costmodel.workload import Workload
 
 if TYPE_CHECKING:
@@ -30,6 +30,11 @@ class Finding:
     remedy: str
     """What to change."""
 
+    @property
+    def line(self) -> str:
+        """In one line: rule, value, limit, remedy."""
+        return f"{self.rule}: {self.words}. {self.remedy}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedPlan:
@@ -45,6 +50,14 @@ class FinishedPlan:
     """For each axis the members of its widest-spread group inside one block of every fabric level."""
     cut_use: float | None = None
     """The largest share of a cut's capacity that is used in a phase; None where it was not counted."""
+
+
+def spans_of(placement: Placement) -> dict[str, tuple[int, ...]]:
+    """`FinishedPlan.spans` of groups that lie so."""
+    return {
+        axis: tuple(int(count) for count in np.asarray(members))
+        for axis, members in vars(placement).items()
+    }
 
 
 class LayoutTable(Protocol):
@@ -111,4 +124,4 @@ class Rule(ABC):
 
     def explain(self, finding: Finding) -> str:
         """The finding in one line: value, limit, remedy."""
-        return f"{self.name}: {finding.words}. {finding.remedy}"
+        return finding.line

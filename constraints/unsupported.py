@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from meshwright.constraints.columns import as_excess, column
 from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from meshwright.costmodel.layout import Recompute
+from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, planned
 from meshwright.frameworks.record import Framework
 
@@ -75,6 +76,33 @@ class AllowedPrecisions(Rule):
             value=1,
             words=f"{self.framework.name} has no training in {wanted}",
             remedy=f"Choose one of {', '.join(self.precisions)}, or the {DEFAULT_FRAMEWORK} framework.",
+        )
+
+
+class NoLinearAttention(Rule):
+    """Every layer has attention: the framework's model has no layer with Gated DeltaNet."""
+
+    unit = "kinds of layers"
+
+    def __init__(self, framework: Framework) -> None:
+        self.name = f"{framework.name}-linear-attention"
+        self.framework = framework
+
+    def applies(self, workload: Workload) -> bool:
+        return workload.model.linear_attention is not None
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        missing = 0 if table.workload.model.linear_attention is None else 1
+        return as_excess(np.full_like(column(table, "tp"), missing))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        layers = plan.workload.model.linear_layers
+        if not layers:
+            return None
+        return self.finding(
+            value=1,
+            words=f"{self.framework.name} is not planned with the {layers} layers of linear attention",
+            remedy=f"Choose the {DEFAULT_FRAMEWORK} framework for this model.",
         )
 
 

@@ -73,6 +73,7 @@ DEEPSPEED = Framework(
     compilation=None,
     eager_stack="",
     attention={"flash": Setting(flag="--use-flash-attn-v2", source=ARGUMENTS)},
+    linear_attention=None,
     rank_orders={"tp-dp-pp": Setting(source="deepspeed/runtime/pipe/topology.py")},
     rules=("deepspeed-pipeline-zero", "deepspeed-experts"),
     degrees_remedy="ds_config.json has no setting for it: keep cp, etp and vpp at 1 and sequence "

@@ -67,6 +67,7 @@ FSDP2 = Framework(
     compilation=Setting(flag="dynamo_backend", source=LAUNCH, planned=False),
     eager_stack="",
     attention={},
+    linear_attention=None,
     rank_orders={"tp-cp-dp": Setting(source=MESH)},
     rules=("fsdp2-shards", "fsdp2-kv-heads"),
     degrees_remedy="Keep pp, vpp, ep and etp at 1 and sequence parallelism off; shard with "

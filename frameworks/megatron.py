@@ -284,6 +284,13 @@ MEGATRON = Framework(
         "unfused": _attention("unfused"),
         "local": _attention("local"),
     },
+    linear_attention=Setting(
+        flag="--experimental-attention-variant",
+        value="gated_delta_net",
+        source=TRANSFORMER,
+        installs="flash-linear-attention",
+        rules=("linear-heads-by-tp-cp",),
+    ),
     rank_orders={
         "tp-cp-ep-dp-pp": Setting(source=ARGUMENTS),
         "tp-cp-ep-pp-dp": Setting(flag="--use-tp-pp-dp-mapping", source=COMMON),

@@ -148,6 +148,8 @@ class Framework:
     """Stack with whose constants runs are priced that are not compiled; empty where none can be."""
     attention: Mapping[str, Setting]
     """Attention kernels that can be asked for by name."""
+    linear_attention: Setting | None
+    """Layers with Gated DeltaNet in place of attention; None where a model with them is refused."""
     rank_orders: Mapping[str, Setting]
     """Orders in which ranks are counted over the axes, innermost first."""
 

@@ -143,6 +143,7 @@ TORCHTITAN = Framework(
             flag="get_attention_config", value="varlen", source=EXPERTS, planned=False
         ),
     },
+    linear_attention=None,
     rank_orders={"tp-cp-dp-pp": Setting(source="torchtitan/distributed/parallel_dims.py")},
     rules=(
         "torchtitan-1f1b-micro-batches",

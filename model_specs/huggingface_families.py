@@ -18,9 +18,15 @@ from meshwright.model_specs.huggingface_parts import (
     attention_biases,
     gated_decoder,
     layer_norm_decoder,
-    qwen_windows,
     rope_fields,
     windows,
+)
+from meshwright.model_specs.huggingface_qwen import (
+    qwen2_fields,
+    qwen2_moe_fields,
+    qwen3_fields,
+    qwen3_moe_fields,
+    qwen3_next_fields,
 )
 
 
@@ -54,64 +60,6 @@ def _phi3(config: ConfigFields) -> Fields:
     return gated_decoder(config, norm_epsilon=1e-5) | windows(
         config, config.count("sliding_window", optional=True), 0
     )
-
-
-def _qwen2(config: ConfigFields) -> Fields:
-    return gated_decoder(config) | {"attention_bias": True} | qwen_windows(config)
-
-
-def _qwen3(config: ConfigFields) -> Fields:
-    return (
-        gated_decoder(config)
-        | {"head_dim": config.count("head_dim", 128), "qk_norm": True}
-        | attention_biases(config)
-        | qwen_windows(config)
-    )
-
-
-def _qwen_experts(config: ConfigFields) -> Fields:
-    experts = config.count("num_experts", least=0)
-    dense = _qwen_dense_layers(config)
-    if experts == 0 or dense == config.layers():
-        return {}
-    return {
-        "experts": experts,
-        "top_k": config.count("num_experts_per_tok"),
-        "moe_ffn_hidden": config.count("moe_intermediate_size"),
-        "dense_layers": dense,
-        "router_normalized": config.flag("norm_topk_prob", False),
-    }
-
-
-def _qwen_dense_layers(config: ConfigFields) -> int:
-    """How many layers have no experts; they must come first."""
-    step = config.count("decoder_sparse_step", 1)
-    listed: set[int] = set()
-    for layer in config.entries("mlp_only_layers"):
-        if isinstance(layer, bool) or not isinstance(layer, int):
-            raise config.fail("mlp_only_layers", "must list layer numbers", layer)
-        listed.add(layer)
-    dense = {layer for layer in range(config.layers()) if (layer + 1) % step or layer in listed}
-    if dense != set(range(len(dense))):
-        name = "decoder_sparse_step" if step > 1 else "mlp_only_layers"
-        raise config.fail(name, "dense layers are only supported before all layers with experts")
-    return len(dense)
-
-
-def _qwen2_moe(config: ConfigFields) -> Fields:
-    experts = _qwen_experts(config)
-    if not experts:
-        return _qwen2(config)
-    shared = {
-        "shared_experts": 1,
-        "shared_ffn_hidden": config.count("shared_expert_intermediate_size"),
-        "shared_expert_gate": True,
-    }
-    return _qwen2(config) | {"moe": experts | shared}
-
-
-def _qwen3_moe(config: ConfigFields) -> Fields:
-    return _qwen3(config) | {"moe": _qwen_experts(config) or None}
 
 
 def _olmoe(config: ConfigFields) -> Fields:
@@ -365,10 +313,11 @@ FAMILIES: dict[str, Callable[[ConfigFields], Fields]] = {
     "llama4_text": llama4_fields,
     "mistral": _mistral,
     "mixtral": _mixtral,
-    "qwen2": _qwen2,
-    "qwen2_moe": _qwen2_moe,
-    "qwen3": _qwen3,
-    "qwen3_moe": _qwen3_moe,
+    "qwen2": qwen2_fields,
+    "qwen2_moe": qwen2_moe_fields,
+    "qwen3": qwen3_fields,
+    "qwen3_moe": qwen3_moe_fields,
+    "qwen3_next": qwen3_next_fields,
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek_v3,
     "kimi_k2": _deepseek_v3,

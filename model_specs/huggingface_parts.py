@@ -149,11 +149,12 @@ def windows(
     if window is None or not (kinds or every != 1):
         return {}
     if kinds:
-        every = _full_every(config, kinds, layers, windowed)
+        every = full_every(config, kinds, layers, windowed)
     return {"sliding_window": window, "full_attention_every": every} if every != 1 else {}
 
 
-def _full_every(config: ConfigFields, kinds: list[object], layers: int, windowed: str) -> int:
+def full_every(config: ConfigFields, kinds: list[object], layers: int, windowed: str) -> int:
+    """The n of 'each n-th layer attends in full', of a list that calls the others `windowed`."""
     if len(kinds) != layers:
         raise config.fail("layer_types", f"must name all {layers} layers", kinds)
     for kind in kinds:

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from meshwright.errors import InputError, near_miss, shown
 
 _STATE_SPACE = (
-    "state-space layers (Mamba) are not supported: only attention and feed-forward layers "
-    "can be priced"
+    "state-space layers (Mamba) are not supported: only attention, Gated DeltaNet (Qwen3-Next) and "
+    "feed-forward layers can be priced"
 )
 _LINEAR_ATTENTION = (
-    "layers with linear attention are not supported: only softmax attention can be priced"
+    "layers with linear attention are not supported in this family: only Qwen3-Next's Gated DeltaNet "
+    "can be priced"
 )
 _VISION = (
     "vision towers are not supported; the language model beside one is read where it stands in a part "
@@ -144,6 +145,7 @@ ARCHITECTURES: dict[str, str] = {
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "Qwen3NextForCausalLM": "qwen3_next",
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v3",
     "GptOssForCausalLM": "gpt_oss",

@@ -20,6 +20,7 @@ def parameter_count(model: ModelSpec) -> int:
         + model.moe_layers * moe_layer_parameters(model)
         + norm_parameters(model)
         + head_parameters(model)
+        + model.linear_layers * (linear_attention_parameters(model) - attention_parameters(model))
     )
 
 
@@ -82,11 +83,39 @@ def whole_attention_parameters(model: ModelSpec) -> int:
     return whole
 
 
+def linear_attention_parameters(model: ModelSpec) -> int:
+    """Linear attention of one layer that has it; 0 in a model without.
+
+    Projections, a convolution over queries, keys and values, two numbers a value head (step and decay) and
+    the norm of a head's output (megatron/core/ssm/gated_delta_net/common.py, _GDNBase).
+    """
+    linear = model.linear_attention
+    if linear is None:
+        return 0
+    convolution = linear.conv_kernel * (2 * linear.key_width + linear.value_width)
+    heads = 2 * linear.value_heads
+    return linear_attention_matmul_parameters(model) + convolution + heads + linear.value_head_dim
+
+
+def whole_linear_attention_parameters(model: ModelSpec) -> int:
+    """Of `linear_attention_parameters`, those that every tensor-parallel rank holds whole: a head's norm."""
+    return 0 if model.linear_attention is None else model.linear_attention.value_head_dim
+
+
+def linear_attention_matmul_parameters(model: ModelSpec) -> int:
+    """The projection matrices of one layer with linear attention; 0 in a model without."""
+    linear = model.linear_attention
+    if linear is None:
+        return 0
+    return model.hidden * (linear.projected_width + linear.value_width)
+
+
 def attention_matmul_parameters(model: ModelSpec) -> int:
     """The projection matrices of one layer's attention, without biases and norms."""
     if model.attention is not None:
         return _mla_matrices(model, model.attention)
-    queries_and_output = 2 * model.heads * model.qk_head_dim
+    gates = 1 if model.attention_output_gate else 0
+    queries_and_output = (2 + gates) * model.heads * model.qk_head_dim
     keys_and_values = model.kv_heads * (model.qk_head_dim + model.v_head_dim)
     return model.hidden * (queries_and_output + keys_and_values)
 
@@ -190,9 +219,11 @@ def active_matmul_parameters(model: ModelSpec) -> int:
     head = model.vocab * model.hidden
     mtp_layer = moe_layer if model.moe_layers else dense_layer
     mtp_module = mtp_layer + 2 * model.hidden * model.hidden + head
+    linear = linear_attention_matmul_parameters(model) - attention
     return (
         model.dense_layers * dense_layer
         + model.moe_layers * moe_layer
+        + model.linear_layers * linear
         + head
         + model.mtp_layers * mtp_module
     )
@@ -222,13 +253,30 @@ def attended_positions(seq_len: int, window: int | None = None, *, chunked: bool
 
 
 def attention_flops_per_token(model: ModelSpec, seq_len: int) -> float:
-    """FLOPs of scores and weighted values, forward and backward, of one token in all layers; causal."""
+    """FLOPs of scores and weighted values, or of linear attention's states, of one token in all layers.
+
+    Forward and backward; causal.
+    """
     per_position = 2 * model.heads * (model.qk_head_dim + model.v_head_dim)
     full = model.full_attention_layers + model.mtp_layers
     positions = full * attended_positions(seq_len)
     windowed = attended_positions(seq_len, model.sliding_window, chunked=model.chunked_windows)
     positions += model.windowed_layers * windowed
-    return BACKWARD_AND_FORWARD * per_position * positions
+    linear = model.linear_layers * _linear_attention_flops(model)
+    return BACKWARD_AND_FORWARD * (per_position * positions + linear)
+
+
+def _linear_attention_flops(model: ModelSpec) -> float:
+    """Forward FLOPs of one token in the convolution and the delta rule of one layer with linear attention.
+
+    The rule makes four products with a head's state of key by value width, as Megatron-LM counts it
+    (megatron/training/training.py, gdn_layer_flops).
+    """
+    linear = model.linear_attention
+    if linear is None:
+        return 0.0
+    convolution = linear.conv_kernel * (2 * linear.key_width + linear.value_width)
+    return 2.0 * (convolution + 4 * linear.value_width * linear.key_head_dim)
 
 
 def flops_per_token(model: ModelSpec, seq_len: int) -> float:

@@ -31,6 +31,44 @@ class MlaSpec(BaseModel):
     v_head_dim: Count
 
 
+class GatedDeltaNetSpec(BaseModel):
+    """Gated DeltaNet (arXiv 2412.06464, section 3), which keeps a state of fixed size instead of all keys."""
+
+    model_config = _FROZEN
+
+    type: Literal["gated_delta_net"] = "gated_delta_net"
+    key_heads: Count
+    """Heads of queries and of keys; each serves `value_heads / key_heads` heads of values."""
+    value_heads: Count
+    key_head_dim: Count
+    value_head_dim: Count
+    conv_kernel: Annotated[int, Field(ge=1, le=64, strict=True)] = 4
+    """Positions that the convolution over queries, keys and values sees."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.value_heads % self.key_heads:
+            raise ValueError(
+                f"value_heads {self.value_heads} must be a multiple of key_heads {self.key_heads}"
+            )
+        return self
+
+    @property
+    def key_width(self) -> int:
+        """Elements a token of all keys, and of all queries."""
+        return self.key_heads * self.key_head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Elements a token of all values, and of the output gate."""
+        return self.value_heads * self.value_head_dim
+
+    @property
+    def projected_width(self) -> int:
+        """Outputs of the projection into a layer: queries, keys, values, gates of outputs and of heads."""
+        return 2 * (self.key_width + self.value_width + self.value_heads)
+
+
 class MoeSpec(BaseModel):
     """Mixture-of-experts feed-forward layers; `dense_layers` first layers stay dense."""
 
@@ -156,12 +194,16 @@ class ModelSpec(BaseModel):
     sliding_window: Count | None = None
     """Positions that a query of a windowed layer sees, its own included; no layer is windowed when absent."""
     full_attention_every: CountOrZero = 1
-    """With a window: every n-th layer attends in full and the others are windowed, so `layers // n` are full.
+    """With a window or linear attention: every n-th layer attends in full, so `layers // n` are full.
     1: every layer is full; 0: none is. A window without this field is refused: it would change nothing."""
     chunked_windows: Flag = False
     """Windowed layers cut the sequence into chunks of `sliding_window` positions, and a query sees those of
     its own chunk up to itself (Llama 4), instead of the last `sliding_window` positions."""
     attention: MlaSpec | None = None
+    attention_output_gate: Flag = False
+    """What attention returns is multiplied by a gate as wide as the queries (Qwen3-Next)."""
+    linear_attention: GatedDeltaNetSpec | None = None
+    """Stands in place of attention in all layers but each n-th, n being `full_attention_every`."""
     attention_note: str | None = Field(default=None, max_length=2000)
     mtp_layers: CountOrZero = 0
     """Multi-token-prediction modules (DeepSeek-V3, 2.2): one extra layer each, and the head once more. They
@@ -192,6 +234,8 @@ class ModelSpec(BaseModel):
                 "sliding_window needs full_attention_every: 0 where every layer is windowed, "
                 "n where each n-th layer attends in full"
             )
+        if self.linear_attention is not None:
+            self._check_linear_attention()
         if self.norms_after_blocks and self.norms_per_layer != 2:
             raise ValueError("norms_after_blocks needs norms_per_layer: 2")
         if self.chunked_windows and self.sliding_window is None:
@@ -199,6 +243,15 @@ class ModelSpec(BaseModel):
         if self.qk_norm_full_width and not self.qk_norm:
             raise ValueError("qk_norm_full_width needs qk_norm: true")
         return self
+
+    def _check_linear_attention(self) -> None:
+        if "full_attention_every" not in self.model_fields_set:
+            raise ValueError(
+                "linear_attention needs full_attention_every: n where each n-th layer attends in full"
+            )
+        for field in ("sliding_window", "attention", "mtp_layers"):
+            if getattr(self, field):
+                raise ValueError(f"linear_attention with {field} is not supported")
 
     @property
     def gated(self) -> bool:
@@ -230,14 +283,24 @@ class ModelSpec(BaseModel):
     @property
     def full_attention_layers(self) -> int:
         """Layers whose queries see every earlier position."""
-        if self.sliding_window is None:
+        if self.sliding_window is None and self.linear_attention is None:
             return self.layers
         return self.layers // self.full_attention_every if self.full_attention_every else 0
 
     @property
     def windowed_layers(self) -> int:
         """Layers whose queries see at most `sliding_window` positions."""
-        return self.layers - self.full_attention_layers
+        return 0 if self.sliding_window is None else self.layers - self.full_attention_layers
+
+    @property
+    def linear_layers(self) -> int:
+        """Layers with linear attention."""
+        return 0 if self.linear_attention is None else self.layers - self.full_attention_layers
+
+    @property
+    def linear_fraction(self) -> float:
+        """Layers with linear attention over all layers, from 0 to 1."""
+        return self.linear_layers / self.layers
 
     @property
     def full_attention_fraction(self) -> float:

@@ -70,8 +70,8 @@ def device_class(device_name: str) -> str | None:
     return None
 
 
-def best_measured_mfu(device_name: str, precision: str) -> MeasuredMfu | None:
-    """The best measured run of a device's class at a precision.
+def best_measured_mfu(device_name: str, precision: str, *, experts: bool) -> MeasuredMfu | None:
+    """The best measured run of a device's class, of one kind of model, at a precision.
 
     Parameters
     ----------
@@ -79,15 +79,21 @@ def best_measured_mfu(device_name: str, precision: str) -> MeasuredMfu | None:
         As in the catalog.
     precision : str
         bf16, fp16, fp8, mxfp8 or nvfp4.
+    experts : bool
+        Whether the model has experts.
 
     Returns
     -------
     MeasuredMfu or None
-        None where nobody has published one; `costmodel/data/best_measured.yaml` has the sources.
+        Of dense models where nobody has published one with experts; None where there is neither.
+        `costmodel/data/best_measured.yaml` has the sources.
     """
     name = device_class(device_name)
     runs = data_table("best_measured.yaml")["best"].get(name, {})
-    best = runs.get(GEMM_BITS.get(precision, 16))
+    bits = GEMM_BITS.get(precision, 16)
+    best = runs.get("dense", {}).get(bits)
+    if experts:
+        best = runs.get("experts", {}).get(bits, best)
     if name is None or best is None:
         return None
     return MeasuredMfu(mfu=best["mfu"], run=best["run"], device_class=name)

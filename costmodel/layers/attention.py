@@ -29,6 +29,9 @@ score written (2), cast up (6), scaled (8), masked (9), softmax (8), cast down (
 gradient written (2), cast (6), softmax (12), mask (9), scale (8), cast (6)."""
 _ODD_HEAD_FACTOR = 5.0
 """Time of an unfused GEMM whose head width is not a multiple of 8: no tensor cores."""
+_GATE_BYTES = (6.0, 10.0)
+"""An element of the output's gate: gate and output read, product written; backward three read, two written
+(megatron/core/transformer/attention.py, _apply_output_gate)."""
 _QUERY_BLOCK = 256.0
 """Queries of a head that one thread block of fused attention works on."""
 
@@ -41,6 +44,8 @@ class _Widths(NamedTuple):
     output: Floats
     keys: Floats
     """The keys among `key_value`."""
+    gate: Floats
+    """Of the gate on the output; 0 without."""
 
 
 class _Projections(NamedTuple):
@@ -112,6 +117,7 @@ def _widths(c: Context) -> _Widths:
         key_value=key_value,
         output=heads * model.v_head_dim,
         keys=key_value * model.qk_head_dim / both,
+        gate=heads * model.qk_head_dim * model.attention_output_gate,
     )
 
 
@@ -120,7 +126,8 @@ def _projections(c: Context, widths: _Widths) -> _Projections:
     if c.workload.model.attention is not None:
         inputs, up_forward = _latent_projections(c)
         return _Projections(inputs, output, up_forward)
-    inputs = linear(c, c.tokens, widths.query + widths.key_value, c.workload.model.hidden)
+    width = widths.query + widths.key_value + widths.gate
+    inputs = linear(c, c.tokens, width, c.workload.model.hidden)
     return _Projections(inputs, output, 0.0 * inputs.forward)
 
 
@@ -151,12 +158,13 @@ def _latent_projections(c: Context) -> tuple[Passes, Floats]:
 
 
 def _inner_bytes(c: Context, widths: _Widths) -> Passes:
-    """Bytes that rotary embeddings and the norms of queries, keys or latents move."""
+    """Bytes that rotary embeddings, the norms of queries, keys or latents, and the output's gate move."""
     moved = c.element_bytes
     rotary, normed = _rotary_elements(c, widths), _normed_elements(c, widths)
+    gate = _GATE_BYTES
     return Passes(
-        c.tokens * (moved.rotary[0] * rotary + moved.norm[0] * normed),
-        c.tokens * (moved.rotary[1] * rotary + moved.norm[1] * normed),
+        c.tokens * (moved.rotary[0] * rotary + moved.norm[0] * normed + gate[0] * widths.gate),
+        c.tokens * (moved.rotary[1] * rotary + moved.norm[1] * normed + gate[1] * widths.gate),
     )
 
 
@@ -165,7 +173,8 @@ def _streamed_bytes(c: Context, widths: _Widths, inner: Passes, score: Passes) -
     hidden, around = c.workload.model.hidden, c.element_bytes.around
     elements = c.hidden_elements
     cast_f = quantise_bytes(c, c.tokens, hidden + widths.output)
-    cast_b = quantise_bytes(c, c.tokens, widths.query + widths.key_value + hidden)
+    projected = widths.query + widths.key_value + widths.gate
+    cast_b = quantise_bytes(c, c.tokens, projected + hidden)
     merge_f, merge_b = merge_bytes(c, widths.query, widths.output)
     return Passes(
         around[0] * elements + inner.forward + cast_f + score.forward + merge_f,
@@ -187,7 +196,8 @@ def _recomputed(
         of_norm = mask & (Recompute.OPERATORS | Recompute.LAYERNORM)
     of_core = mask & Recompute.CORE_ATTENTION
     of_inner = mask & (Recompute.MLA_UP_PROJECTION | Recompute.OPERATORS)
-    keys_s = gemms.inputs.forward * widths.keys / (widths.query + widths.key_value)
+    projected = widths.query + widths.key_value + widths.gate
+    keys_s = gemms.inputs.forward * widths.keys / projected
     every_second = gemms.output.forward + keys_s
     streamed = np.where(of_norm, streamed_s(norm_bytes, c.rates), 0.0)
     streamed = streamed + np.where(of_core, streamed_s(core.score_bytes.forward, c.rates), 0.0)

@@ -13,7 +13,16 @@ from meshwright.costmodel.layers.ends import embedding, head
 from meshwright.costmodel.layers.experts import hide_expert_traffic, moe_mlp
 from meshwright.costmodel.layers.feed_forward import dense_mlp
 from meshwright.costmodel.layers.kernels import gemm_s, weight_gradient_s
-from meshwright.costmodel.layers.layer_time import LayerTime, Parts, add, joined, scaled, total
+from meshwright.costmodel.layers.layer_time import (
+    LayerTime,
+    Parts,
+    add,
+    joined,
+    scaled,
+    shared_out,
+    total,
+)
+from meshwright.costmodel.layers.linear_attention import linear_attention_block
 from meshwright.costmodel.layout import Floats
 
 
@@ -99,6 +108,7 @@ class KindTimes:
 def kind_times(c: Context) -> KindTimes:
     """Prices every kind of layer of the model.
 
+    Layers that differ in their attention alone, by a window or by linear attention, have their mean time.
     docs/cost_model.md, "One layer", has the source.
 
     Parameters
@@ -113,6 +123,9 @@ def kind_times(c: Context) -> KindTimes:
     """
     model, stack = c.workload.model, c.constants.framework
     attention = attention_block(c)
+    if model.linear_layers:
+        linear = linear_attention_block(c)
+        attention = shared_out(linear, attention, model.linear_fraction)
     dense = moe = mtp = None
     if model.dense_layers:
         dense_layer = joined(attention, dense_mlp(c, model.ffn_hidden))

@@ -94,3 +94,26 @@ def joined(*blocks: LayerTime) -> LayerTime:
         add(*(b.backward for b in blocks)),
         add(*(b.recompute for b in blocks)),
     )
+
+
+def shared_out(first: LayerTime, second: LayerTime, share: float) -> LayerTime:
+    """The mean of two blocks of which some layers have one and the others the other.
+
+    Parameters
+    ----------
+    first, second : LayerTime
+        The blocks.
+    share : float
+        Layers with the first over all, 0 to 1.
+
+    Returns
+    -------
+    LayerTime
+        Part-wise means.
+    """
+    rest = 1.0 - share
+    return LayerTime(
+        add(scaled(first.forward, share), scaled(second.forward, rest)),
+        add(scaled(first.backward, share), scaled(second.backward, rest)),
+        add(scaled(first.recompute, share), scaled(second.recompute, rest)),
+    )

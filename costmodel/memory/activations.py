@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.costmodel.constants.stacks import stack_constants
+from meshwright.costmodel.layers.linear_attention import CHUNK
 from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.memory.profile import memory_profile
 from meshwright.costmodel.workload import Workload
@@ -95,7 +96,7 @@ def activation_bytes_per_layer(
     normed = np.where(by_operators, 0.0, narrow * model.hidden) / sequence
     kept_apart = np.where(mask & Recompute.LAYERNORM, 0.0, normed)
     before_attention = kept_apart if norm_before_attention_apart(model) else normed
-    attention = block_input + before_attention + _attention_saved(workload, layout, narrow)
+    attention = block_input + before_attention + _mixer_saved(workload, layout, narrow)
     between = np.where(by_operators, _operator_outputs(workload, layout), block_input)
     if experts:
         mlp = between + kept_apart + _moe_saved(workload, layout, narrow)
@@ -195,6 +196,33 @@ def _kept_besides(workload: Workload, layout: Layout, *, experts: bool) -> Float
     return kept
 
 
+def _mixer_saved(workload: Workload, layout: Layout, narrow: float) -> Floats:
+    """Bytes a token of attention, in the mean over layers that attend in full and layers with linear one."""
+    model = workload.model
+    saved = _attention_saved(workload, layout, narrow)
+    if not model.linear_layers:
+        return saved
+    share = model.linear_fraction
+    return (1.0 - share) * saved + share * _linear_attention_saved(model, layout, narrow)
+
+
+def _linear_attention_saved(model: ModelSpec, layout: Layout, narrow: float) -> Floats:
+    """Bytes a token that one layer with Gated DeltaNet keeps.
+
+    Inputs and outputs of the convolution; queries and keys once for each head of values; the triangle of a
+    chunk, step and decay of a head; output, gate, and the input of the last projection
+    (megatron/core/ssm/gated_delta_net/gdn.py; fla/ops/gated_delta_rule/chunk.py, ctx.save_for_backward).
+    """
+    spec = model.linear_attention
+    assert spec is not None
+    convolved = 2.0 * spec.key_width + spec.value_width
+    copied = 2.0 * spec.value_heads * spec.key_head_dim
+    per_head = 2.0 * CHUNK + 8.0
+    saved = 2.0 * 2.0 * convolved + 2.0 * copied + per_head * spec.value_heads
+    saved += (2.0 + 2.0 + narrow) * spec.value_width
+    return saved / np.asarray(layout.tp)
+
+
 def _attention_saved(workload: Workload, layout: Layout, narrow: float) -> Floats:
     """Bytes a token: query, key, value, output, log-sum-exp; latents of MLA; scores of unfused attention.
 
@@ -226,7 +254,9 @@ def _attention_saved(workload: Workload, layout: Layout, narrow: float) -> Float
     rotated = query + keys + values if model.position == "rope" and model.qk_norm else 0.0
     every_output = query + keys + values + rotated
     projected = np.where(mask & Recompute.OPERATORS, query + values, every_output)
-    return projected + output + scores
+    # The gate, and its product with the output, which the last projection reads.
+    gated = (query + output) * model.attention_output_gate
+    return projected + output + scores + gated
 
 
 def _dense_saved(width: float, model: ModelSpec, layout: Layout, narrow: float) -> Floats:

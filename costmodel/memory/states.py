@@ -17,12 +17,14 @@ from meshwright.model_specs.parameters import (
     dense_mlp_parameters,
     embedding_parameters,
     expert_parameters,
+    linear_attention_parameters,
     moe_layer_parameters,
     mtp_parameters,
     norm_parameters_per_layer,
     router_parameters,
     shared_expert_parameters,
     whole_attention_parameters,
+    whole_linear_attention_parameters,
 )
 from meshwright.model_specs.schema import ModelSpec
 
@@ -38,6 +40,7 @@ _MOMENTS = {"adam": 2, "sgd": 1, "muon": 1}
 def layer_parameters_on_gpu(model: ModelSpec, layout: Layout) -> tuple[Floats, Floats, Floats]:
     """Parameters of one layer on one GPU, before data-parallel sharding.
 
+    Where layers differ in their attention it is their mean.
     docs/cost_model.md, "Memory", has the sources.
 
     Parameters
@@ -54,8 +57,14 @@ def layer_parameters_on_gpu(model: ModelSpec, layout: Layout) -> tuple[Floats, F
         the model has no such layer.
     """
     tp, ep, etp = (np.asarray(x) for x in (layout.tp, layout.ep, layout.etp))
-    whole = whole_attention_parameters(model)
-    split = attention_parameters(model) - whole
+    whole: float = whole_attention_parameters(model)
+    split: float = attention_parameters(model) - whole
+    if model.linear_layers:
+        share = model.linear_fraction
+        linear_whole = whole_linear_attention_parameters(model)
+        linear_split = linear_attention_parameters(model) - linear_whole
+        whole = (1.0 - share) * whole + share * linear_whole
+        split = (1.0 - share) * split + share * linear_split
     common = split / tp + whole + norm_parameters_per_layer(model)
     dense = 0.0 * tp
     if model.dense_layers:

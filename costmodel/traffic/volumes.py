@@ -155,10 +155,16 @@ def context_volume(c: Context, work: RankWork) -> float:
     heads, width = model.heads / tp, model.qk_head_dim + model.v_head_dim
     kv_heads = heads if model.attention is not None else max(model.kv_heads / tp, 1.0)
     token_bytes = 2.0 * float(np.asarray(c.tokens))
+    passes = 2.0 * work.layers + work.recomputed
+    full, linear = 1.0 - model.linear_fraction, model.linear_attention
+    swapped = 0.0
+    if linear is not None:
+        elements = (linear.projected_width + linear.value_width) / tp
+        swapped = model.linear_fraction * token_bytes * elements * passes
     if c.workload.cp_comm == "a2a":
-        passes = 2.0 * work.layers + work.recomputed
-        return token_bytes * (heads + kv_heads) * width * passes
-    return token_bytes * kv_heads * width * cp * (3.0 * work.layers + work.recomputed)
+        return full * token_bytes * (heads + kv_heads) * width * passes + swapped
+    ring_passes = 3.0 * work.layers + work.recomputed
+    return full * token_bytes * kv_heads * width * cp * ring_passes + swapped
 
 
 def gradient_element_bytes(c: Context) -> float:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from meshwright.cluster_specs.fabric import is_irregular
-from meshwright.constraints.registry import rules_for
-from meshwright.constraints.rule import Finding, FinishedPlan
+from meshwright.constraints.registry import findings
+from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.estimate import Stages, estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_named, traits
@@ -227,7 +227,4 @@ def _broken(
     finished = FinishedPlan(
         workload=workload, layout=layout, stages=stages, memory_gib=memory_gib, spans={}
     )
-    findings: Iterator[Finding | None] = (rule.check(finished) for rule in rules_for(workload))
-    return next(
-        (f"{finding.rule}: {finding.words}" for finding in findings if finding is not None), None
-    )
+    return next((f"{finding.rule}: {finding.words}" for finding in findings(finished)), None)

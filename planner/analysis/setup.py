@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshwright.constraints.registry import rules_for
-from meshwright.constraints.rule import Finding, FinishedPlan
+from meshwright.constraints.registry import findings
+from meshwright.constraints.rule import Finding, FinishedPlan, spans_of
 from meshwright.costmodel.estimate import Stages, estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import Layout, Placement, Recompute
-from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.stages import ALL_LAYERS
 from meshwright.planner.plan.document import Plan
@@ -57,19 +56,9 @@ class Setup:
             layout=self.layout,
             stages=self.stages,
             memory_gib=self.memory_gib,
-            spans=spans(self.placement),
+            spans=spans_of(self.placement),
         )
-        findings = (rule.check(finished) for rule in rules_for(self.workload))
-        return [finding for finding in findings if finding is not None]
-
-
-def spans(placement: Placement) -> dict[str, tuple[int, ...]]:
-    """Members of each axis' group inside one block of every fabric level."""
-    members: dict[str, tuple[int, ...]] = {}
-    for part in fields(placement):
-        counts = np.asarray(getattr(placement, part.name))
-        members[part.name] = tuple(int(count) for count in counts)
-    return members
+        return list(findings(finished))
 
 
 def setup_of_plan(plan: Plan) -> Setup:
@@ -105,8 +94,3 @@ def _with_all_layers(layout: Layout, stages: Stages) -> Layout:
     if full and int(layout.recompute_layers) >= longest:
         return replace(layout, recompute_layers=ALL_LAYERS)
     return layout
-
-
-def nested(workload: Workload, layout: Layout) -> Placement:
-    """Where groups lie when ranks follow Megatron's order."""
-    return nested_placement(workload.cluster, layout)

@@ -19,7 +19,8 @@ from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layout import Layout, Placement, Recompute
 from meshwright.costmodel.memory.footprint import usable_hbm_gib
 from meshwright.costmodel.pipeline.schedules import schedule_name, traits
-from meshwright.planner.analysis.setup import Setup, nested
+from meshwright.costmodel.placement import nested_placement
+from meshwright.planner.analysis.setup import Setup
 from meshwright.planner.bounds.stages import ALL_LAYERS, default_stages
 from meshwright.planner.plan.baseline_document import BaselineChange
 from meshwright.planner.runs.predicted import recompute_words
@@ -200,7 +201,7 @@ class _Way:
         if self._ends[0].workload.fp8_parameters is None and not execution.fp8_params:
             # Today's file leaves this to the software, as long as it is not changed.
             workload = replace(workload, fp8_parameters=None)
-        placement = self._placement(state, layout) or nested(workload, layout)
+        placement = self._placement(state, layout) or nested_placement(workload.cluster, layout)
         return Setup(workload=workload, layout=layout, stages=stages, placement=placement)
 
     def _stages(self, state: State, layout: Layout) -> Stages | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshwright.constraints.memory import HbmCapacity
-from meshwright.constraints.registry import rules_for
+from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.constants.stacks import stack_constants
 from meshwright.costmodel.data_parallel import bucket_parameters
@@ -99,11 +99,4 @@ def _broken_rules(workload: Workload, layout: LayoutDoc) -> list[str]:
         memory_gib=(),
         spans={},
     )
-    broken = []
-    for rule in rules_for(workload):
-        if isinstance(rule, HbmCapacity):
-            continue
-        finding = rule.check(finished)
-        if finding is not None:
-            broken.append(rule.explain(finding))
-    return broken
+    return [finding.line for finding in findings(finished) if finding.rule != HbmCapacity.name]

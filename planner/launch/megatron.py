@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.megatron import MEGATRON
+from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.launch.flag_words import flag_words
 from meshwright.planner.launch.launch_script import Program
 from meshwright.planner.launch.legal_launch import Launch
@@ -118,6 +119,14 @@ def _graph_env(launch: Launch) -> dict[str, str]:
     return {"NVTE_CUTEDSL_FUSED_GROUPED_MLP": "1"} if captured else {}
 
 
+def _installs(model: ModelSpec) -> tuple[str, ...]:
+    """What the model's layers need beside Megatron."""
+    setting = MEGATRON.linear_attention
+    if model.linear_attention is None or setting is None:
+        return ()
+    return (f"Layers of linear attention need {setting.installs}.",)
+
+
 def megatron_start(launch: Launch) -> Start:
     """pretrain_gpt.py with the plan's arguments; data and tokenizer come from the user's environment."""
     model = launch.inputs.model
@@ -127,7 +136,7 @@ def megatron_start(launch: Launch) -> Start:
         command='"$MEGATRON_ENTRY"',
         usage=_USAGE,
         variant=", with biases" if linear_bias(model) else "",
-        notes=notes_of(model, MEGATRON_SAYS, megatron_shortfalls(model)),
+        notes=(*notes_of(model, MEGATRON_SAYS, megatron_shortfalls(model)), *_installs(model)),
         checks=_DATA_CHECKS,
         data_arguments='"${data[@]}" "${train[@]}"',
         takes="more arguments of pretrain_gpt.py",

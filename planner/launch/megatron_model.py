@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from meshwright.frameworks.megatron import MEGATRON
 from meshwright.model_specs.rope import RopeScaling
-from meshwright.model_specs.schema import ModelSpec, MoeSpec
+from meshwright.model_specs.schema import GatedDeltaNetSpec, ModelSpec, MoeSpec
 from meshwright.planner.launch.megatron_shortfalls import linear_bias
-from meshwright.planner.runs.launches.megatron_names import ACTIVATIONS, LATENT_ATTENTION, POSITIONS
+from meshwright.planner.runs.launches.megatron_names import (
+    ACTIVATIONS,
+    LATENT_ATTENTION,
+    LINEAR_ATTENTION,
+    POSITIONS,
+)
 
 VOCAB_MULTIPLE = 128
 """Megatron pads the vocabulary to a multiple of this times tp."""
@@ -56,6 +62,9 @@ def _attention_flags(model: ModelSpec) -> dict[str, object]:
         flags["--num-query-groups"] = model.kv_heads
     # With MLA this switch is the norm on the two latents, which DeepSeek's models have.
     flags["--qk-layernorm"] = model.qk_norm or latent is not None
+    flags["--attention-output-gate"] = model.attention_output_gate
+    if model.linear_attention is not None:
+        flags |= _linear_attention_flags(model.linear_attention, model)
     if model.attention_sinks:
         flags["--softmax-type"] = "learnable"
     if model.sliding_window is not None and model.full_attention_every != 1:
@@ -63,6 +72,16 @@ def _attention_flags(model: ModelSpec) -> dict[str, object]:
         flags["--window-size"] = f"{model.sliding_window - 1},0"
         flags["--window-attn-skip-freq"] = model.full_attention_every or None
     return flags
+
+
+def _linear_attention_flags(linear: GatedDeltaNetSpec, model: ModelSpec) -> dict[str, object]:
+    setting = MEGATRON.linear_attention
+    assert setting is not None
+    flags: dict[str, object] = {setting.flag: setting.value}
+    every = model.full_attention_every
+    # A frequency of n makes each n-th layer attend in full; no number makes none do.
+    flags["--linear-attention-freq"] = every or f"([1]*{model.layers})"
+    return flags | {size.flag: getattr(linear, size.field) for size in LINEAR_ATTENTION}
 
 
 def _layer_flags(model: ModelSpec) -> dict[str, object]:

@@ -23,7 +23,8 @@ attention.q_lora_rank attention.kv_lora_rank attention.qk_nope_head_dim attentio
 attention.v_head_dim mtp_layers moe.experts moe.top_k moe.moe_ffn_hidden moe.shared_experts
 moe.shared_ffn_hidden moe.shared_expert_gate moe.dense_layers moe.router_groups
 moe.router_groups_per_token moe.router_bias moe.expert_bias moe.router_score moe.router_normalized
-moe.router_scaling_factor
+moe.router_scaling_factor attention_output_gate linear_attention.key_heads linear_attention.value_heads
+linear_attention.key_head_dim linear_attention.value_head_dim linear_attention.conv_kernel
 """
 MEGATRON_SAYS = frozenset(_NAMES.split())
 """Fields of a model that arguments carry, unless `megatron_shortfalls` has a sentence on them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshwright.frameworks.record import Framework
 from meshwright.planner.launch.launch_script import Program, launch_script
@@ -14,6 +14,8 @@ from meshwright.planner.plan.document import Plan
 _NVLS_DEVICES = ("hopper", "blackwell")
 """Architectures whose NVLink switch can reduce."""
 _LEAST_NVLS_TP = 4
+_DEALT_IN_ORDER = "it deals them out in their own order, whose step the plan names (in_order)"
+"""What frameworks do with experts whose placement they cannot be told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +47,14 @@ class Writer:
         launch = legal_launch(plan, self.framework)
         start = self.start(launch)
         env = start.env | nccl_env(launch)
+        program = start.program
+        if plan.expert_placement is not None:
+            note = f"{self.framework.title} takes no placement of experts: {_DEALT_IN_ORDER}."
+            program = replace(program, notes=(*program.notes, note))
         files = start.files | {
             "env.json": json_file(dict(sorted(env.items()))),
             **launch.placed.hostfile(),
-            "launch.sh": launch_script(launch, start.program, start.args, env),
+            "launch.sh": launch_script(launch, program, start.args, env),
         }
         if launch.placed.gpus_per_host is None:
             files["rankfile"] = launch.placed.rankfile()

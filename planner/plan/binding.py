@@ -114,12 +114,14 @@ def warnings(
         yield f"{idle.gpus} of {request.gpus} GPUs{nodes} stay idle: {idle.reason}"
     if request.cluster.assumed:
         yield f"the cluster's {', '.join(request.cluster.assumed)} are assumed, not stated"
-    best_known = best_measured_mfu(request.cluster.device.name, request.precision)
+    experts = request.model.moe is not None
+    best_known = best_measured_mfu(request.cluster.device.name, request.precision, experts=experts)
     reached = predicted.tflops_per_gpu * 1e12 / peak_flops(request.cluster.device, "bf16")
     if best_known is not None and reached > best_known.mfu:
+        kind = "a model with experts" if experts else "a dense model"
         yield (
             f"the predicted {predicted.tflops_per_gpu:.0f} TFLOP/s per GPU are {reached:.1%} of the 16-bit "
-            "peak, more than the best measured run on this class of device "
+            f"peak, more than the best measured run of {kind} on this class of device "
             f"({best_known.mfu:.1%}, {best_known.run}): "
             "trust the ranking of layouts more than the time"
         )

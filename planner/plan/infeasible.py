@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
+from math import ceil
 
 from meshwright.constraints.bisection import Bisection
 from meshwright.constraints.gpu_budget import GPU_BUDGET
@@ -41,6 +42,8 @@ MAPPING_LIMITS = {
     "max-cut-use": (Bisection.name, "every mapping that fits uses some cut more than is allowed"),
 }
 """The rule that a change lifts, of those that bind mappings, and what it says of a layout without any."""
+ROUNDING = 1e-9
+"""GiB."""
 TRIAL_PRICED = 30
 """Layouts that one trial of a change may price; a change that is not found to help by then is not offered."""
 
@@ -201,14 +204,24 @@ def _nearest_pins(request: PlanRequest, name: str, value: int | str) -> Iterator
                 break
 
 
-def _hbm_needed_gib(request: PlanRequest, conflict: Conflict) -> float | None:
-    """HBM of a GPU with which some candidate keeps every rule; None where memory alone does not help."""
+def _hbm_needed_gib(request: PlanRequest, conflict: Conflict) -> int | None:
+    """The least HBM of a GPU with which a plan is found, in whole GiB; None where memory alone does not help.
+
+    No layout fits in less than the candidate that misses the limit by least.
+    """
     for row, limit in enumerate(conflict.limits):
         over = conflict.excess[row][conflict.only_missed(row)]
         if isinstance(limit, HbmCapacity) and len(over):
             more_gib = float(over.min()) * request.workload().memory_margin
-            return request.cluster.device.hbm_gib + more_gib / ALLOCATOR_SHARE
+            least = ceil(request.cluster.device.hbm_gib + more_gib / ALLOCATOR_SHARE - ROUNDING)
+            tried = range(least, least + MOST_TRIES)
+            return next((gib for gib in tried if _feasible(_with_hbm(request, gib))), None)
     return None
+
+
+def _with_hbm(request: PlanRequest, hbm_gib: float) -> PlanRequest:
+    device = request.cluster.device.model_copy(update={"hbm_gib": hbm_gib})
+    return replace(request, cluster=request.cluster.model_copy(update={"device": device}))
 
 
 def _feasible(request: PlanRequest) -> bool:
@@ -228,14 +241,13 @@ def _feasible(request: PlanRequest) -> bool:
 
 
 def _largest_reserve(request: PlanRequest) -> float:
-    """To a tenth of a GiB."""
-    low, high = 0.0, request.reserve_gib
-    while high - low > 0.1:
-        middle = (low + high) / 2
-        low, high = (
-            (middle, high) if _feasible(replace(request, reserve_gib=middle)) else (low, middle)
-        )
-    return low
+    """In tenths of a GiB."""
+    low, high = 0, ceil(10 * request.reserve_gib)
+    while high - low > 1:
+        middle = (low + high) // 2
+        is_enough = _feasible(replace(request, reserve_gib=middle / 10))
+        low, high = (middle, high) if is_enough else (low, middle)
+    return low / 10
 
 
 def _fewest_gpus(request: PlanRequest) -> int | None:

@@ -121,7 +121,7 @@ def change_sentence(change: SmallestChange) -> str:
         case "gpus":
             words = f"take {change.value} GPUs, not {change.asked}"
         case "device-hbm-gib":
-            words = f"take GPUs with at least {change.value:.0f} GiB"
+            words = f"take GPUs with at least {change.value:g} GiB"
         case "inside-domain":
             words = f"let the groups of {change.field} leave the NVLink domain"
         case "max-cut-use":

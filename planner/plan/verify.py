@@ -5,14 +5,13 @@ formulas.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
 from math import isclose, prod
 
 import numpy as np
 
 from meshwright.cluster_specs.places import allocated_places
-from meshwright.constraints.registry import rules_for
-from meshwright.constraints.rule import FinishedPlan
+from meshwright.constraints.registry import findings
+from meshwright.constraints.rule import FinishedPlan, spans_of
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import AXES, Layout, Placement
 from meshwright.costmodel.placement import level_factors
@@ -199,15 +198,10 @@ def _rule_faults(
         layout=layout,
         stages=stages,
         memory_gib=tuple(float(x) for x in stage_memory_gib(workload, layout, stages)),
-        spans={
-            f.name: tuple(int(m) for m in getattr(placement, f.name)) for f in fields(placement)
-        },
+        spans=spans_of(placement),
         cut_use=cut_use,
     )
-    for rule in rules_for(workload):
-        finding = rule.check(finished)
-        if finding is not None:
-            yield rule.explain(finding)
+    yield from (finding.line for finding in findings(finished))
 
 
 def _wish_faults(request: PlanRequest, doc: LayoutDoc) -> Iterator[str]:

@@ -87,6 +87,7 @@ def model_view(model: ModelSpec, seq_len: int) -> View:
         ("hidden width", count(model.hidden)),
         ("attention", _attention(model)),
         *_window(model),
+        *_linear_attention(model),
         *_feed_forward(model),
         ("vocabulary", f"{count(model.vocab)}{embeddings}"),
         ("positions", model.position),
@@ -114,6 +115,14 @@ def _window(model: ModelSpec) -> Pairs:
         return []
     positions = f"{count(model.sliding_window)} positions in {model.windowed_layers} layers"
     return [("attention chunks" if model.chunked_windows else "sliding window", positions)]
+
+
+def _linear_attention(model: ModelSpec) -> Pairs:
+    linear = model.linear_attention
+    if linear is None:
+        return []
+    heads = f"{linear.value_heads} heads of {linear.value_head_dim}, {linear.key_heads} of keys"
+    return [("linear attention", f"Gated DeltaNet, {heads}, in {model.linear_layers} layers")]
 
 
 def _feed_forward(model: ModelSpec) -> Pairs:

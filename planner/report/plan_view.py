@@ -137,7 +137,14 @@ def placed_experts_view(plan: Plan) -> View:
         "as_placed": "as placed",
     }
     rows = [[text, steps[name]] for name, text in words.items()]
-    return [Heading("Where experts lie"), Table([Column("experts"), Column("step", SECONDS)], rows)]
+    return [
+        Heading("Where experts lie"),
+        Table([Column("experts"), Column("step", SECONDS)], rows),
+        line(
+            f"{plan.inputs.framework} takes no placement: it deals experts out in their own order, and the "
+            "first row is what its launch runs. Placements are for programs that read expert_placement."
+        ),
+    ]
 
 
 def binding_view(binding: Sequence[Binding]) -> View:

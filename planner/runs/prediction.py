@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from meshwright.constraints.registry import rules_for
-from meshwright.constraints.rule import Finding, FinishedPlan
+from meshwright.constraints.registry import findings
+from meshwright.constraints.rule import Finding, FinishedPlan, spans_of
 from meshwright.costmodel.constants.calibrated import peak_memory_band, step_time_band
 from meshwright.costmodel.constants.calibration import Calibration
 from meshwright.costmodel.constants.measured import fit_probability, with_stragglers
@@ -132,7 +132,7 @@ class PricedRun:
     @property
     def warnings(self) -> list[str]:
         """The broken rules in words: value, limit, remedy."""
-        return [f"{finding.rule}: {finding.words}. {finding.remedy}" for finding in self.broken]
+        return [finding.line for finding in self.broken]
 
 
 def price_runs(path: Path, calibration: Calibration | None = None) -> Iterator[PricedRun]:
@@ -189,17 +189,9 @@ def broken_rules(run: Run, prediction: RunPrediction) -> list[Finding]:
         layout=run.layout,
         stages=prediction.stages,
         memory_gib=prediction.memory_gib,
-        spans=_spans(prediction.placement),
+        spans=spans_of(prediction.placement),
     )
-    findings = (rule.check(finished) for rule in rules_for(run.workload))
-    return [finding for finding in findings if finding is not None]
-
-
-def _spans(placement: Placement) -> dict[str, tuple[int, ...]]:
-    return {
-        part.name: tuple(int(members) for members in np.asarray(getattr(placement, part.name)))
-        for part in fields(placement)
-    }
+    return list(findings(finished))
 
 
 def predicted_document(workload: Workload, prediction: RunPrediction) -> Predicted:

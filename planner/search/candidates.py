@@ -52,7 +52,7 @@ class Chooser(ABC):
         self._seed, self._certificate = seed, certificate
         self.candidates: list[Candidate] = []
         self.is_settled = False
-        """Whether nothing changed since no candidate was chosen."""
+        """Whether no candidate is left that may beat the cutoff, and nothing changed since."""
 
     def add(self, branch: int, layout: Layout, mappings: MappingBounds) -> Candidate:
         """Takes in a layout with the bounds of its mappings."""
@@ -75,11 +75,11 @@ class Chooser(ABC):
         """What an exact price says; None where no split fits or beats the cutoff."""
         candidate.is_open, candidate.priced, self.is_settled = False, priced, False
 
-    def settle(self, candidates: Iterable[Candidate]) -> None:
-        """None of these beats the cutoff."""
-        self.is_settled = True
+    def settle(self, candidates: Iterable[Candidate], cutoff_s: float) -> None:
+        """None of these beats the cutoff; others may still."""
         for each in candidates:
             each.is_open = False
+        self.is_settled = self.least_s() >= cutoff_s
 
     def likely(
         self, cutoff_s: float, best: Sequence[Priced], wanted: int, time_limit_s: float | None
@@ -91,7 +91,9 @@ class Chooser(ABC):
     def choose(
         self, cutoff_s: float, best: Sequence[Priced], wanted: int, time_limit_s: float | None
     ) -> Candidate | None:
-        """The candidate to be priced next; None where none beats the cutoff.
+        """The candidate to be priced next; None where none of those looked at beats the cutoff.
+
+        `is_settled` then says whether all were looked at.
 
         Parameters
         ----------

@@ -33,17 +33,17 @@ def search_exhaustively(
 ) -> Outcome:
     """Prices every legal layout. Raises InputError if the space has more than `LARGEST_SPACE` layouts."""
     deadline = inf if time_limit_s is None else time.monotonic() + time_limit_s
-    every = [branch.space.degrees(branch.space.workload.gpus) for branch in branches]
-    sizes = [
-        int(branch.space.layouts_per_degrees(degrees).sum())
-        for branch, degrees in zip(branches, every, strict=True)
-    ]
-    if max(sizes) > LARGEST_SPACE:
-        raise InputError(
-            f"method: exhaustive prices every layout one by one, and there are {max(sizes)}; at most "
-            f"{LARGEST_SPACE} are allowed. Pin some choices (--pin tp=8,pp=4), or use --method cp-sat"
-        )
-    certificate = Certificate(layouts=sum(sizes), executions=len(branches))
+    every, layouts = [], 0
+    for branch in branches:
+        every.append(branch.space.degrees(branch.space.workload.gpus))
+        size = int(branch.space.layouts_per_degrees(every[-1]).sum())
+        if size > LARGEST_SPACE:
+            raise InputError(
+                f"method: exhaustive prices every layout one by one, and there are {size}; at most "
+                f"{LARGEST_SPACE} are allowed. Pin some choices (--pin tp=8,pp=4), or use --method cp-sat"
+            )
+        layouts += size
+    certificate = Certificate(layouts=layouts, executions=len(branches))
     best: list[tuple[float, int, Priced]] = []
     status, undecided_s = "infeasible", inf
     for branch, layout in _all_layouts(branches, every, certificate):

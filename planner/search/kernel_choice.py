@@ -130,53 +130,72 @@ class KernelChooser(Chooser):
         promising = [each for each in self.opened if each.bound_s < cutoff_s]
         if promising and self._unsolved >= self._params.most_unsolved:
             return promising[0]
-        beaten = best[: wanted - 1]
         self._take_in(cutoff_s)
-        rows = self._in_model(cutoff_s, beaten)
-        if not rows:
-            self.settle([])
-            return None
+        rows = self._in_model(cutoff_s, best[: wanted - 1])
+        choice = self._solved([each for _, each in rows], cutoff_s, time_limit_s)
+        chosen = choice.combination
+        if chosen is not None and chosen.is_open:
+            return self._plainest(chosen)
+        if choice.status in ("optimal", "infeasible"):
+            if chosen is not None:
+                _check(choice)
+            self._settle(rows, cutoff_s)
+        elif promising:
+            return promising[0]
+        else:
+            self._settle([], cutoff_s)
+        return None
+
+    def _solved(
+        self, combinations: Sequence[Combination], cutoff_s: float, time_limit_s: float | None
+    ) -> KernelChoice:
+        """The answer of a model of some combinations; without any, nothing is feasible."""
+        if not combinations:
+            return KernelChoice(status="infeasible", bound_s=inf)
         model = self._branches[0].pricing.workload.model
         self.last = KernelModel(
             layers=model.layers,
             leading=model.dense_layers if model.moe_layers else 0,
-            combinations=[each for _, each in rows],
+            combinations=combinations,
             cutoff_s=cutoff_s,
             routing=self._routing,
         )
-        self._certificate.rounds += 1
-        self._certificate.model = self.last.model
-        self._certificate.combinations = len(rows)
-        self._certificate.kernels = len({each.kernel for _, each in rows})
-        choice = self.last.solve(self._seed, time_limit_s, self._params.work)
-        self._certificate.model_bound_s = None if choice.bound_s == inf else choice.bound_s
+        choice = self.last.solve(self._seed, time_limit_s, self._params)
         self._unsolved += choice.status in ("unknown", "feasible")
-        if choice.status == "infeasible":
-            self.settle(candidate for candidate, _ in rows)
-            return None
-        chosen = choice.combination
-        if chosen is not None and chosen.is_open:
-            return self._plainest(chosen)
-        if choice.status == "optimal":
-            _check(choice)
-            self.settle(candidate for candidate, _ in rows)
-            return None
-        return promising[0] if promising else None
+        certificate = self._certificate
+        certificate.rounds += 1
+        certificate.model = self.last.model
+        certificate.combinations = len(combinations)
+        certificate.kernels = len({each.kernel for each in combinations})
+        certificate.model_bound_s = None if choice.bound_s == inf else choice.bound_s
+        return choice
 
     def _in_model(
         self, cutoff_s: float, beaten: Sequence[Priced]
     ) -> list[tuple[Candidate, Combination]]:
         """What may be the optimum, and what was priced; least bounds first.
 
-        Where there are too many, the others wait: they are no faster than those that are in.
+        Where there are too many, the others wait for a later model, and what is proven makes room.
         """
         kept = [
             (candidate, each)
             for candidate, each in self._combinations
             if _matters(each, cutoff_s, beaten)
         ]
-        kept.sort(key=lambda pair: (pair[1].priced is None, pair[1].bound_s))
-        return kept[: self._params.largest_master]
+        kept.sort(key=lambda pair: _rank(pair[1], cutoff_s))
+        to_beat = sum(_rank(each, cutoff_s)[0] == 0 for _, each in kept)
+        return kept[: max(self._params.largest_master, to_beat + 1)]
+
+    def _settle(self, rows: Sequence[tuple[Candidate, Combination]], cutoff_s: float) -> None:
+        """No combination of the model beats the cutoff; candidates without others are out."""
+        for _, each in rows:
+            each.is_settled = True
+        waiting = {
+            candidate
+            for candidate, each in self._combinations
+            if each.is_open and not each.is_settled and each.bound_s < cutoff_s
+        }
+        self.settle(set(self.candidates[: self._taken_in]) - waiting, cutoff_s)
 
     def _plainest(self, chosen: Combination) -> Candidate:
         """Of what is alike but for the execution, and bounded alike, the plainest."""
@@ -209,6 +228,14 @@ def _matters(each: Combination, cutoff_s: float, beaten: Sequence[Priced]) -> bo
     if each.is_open:
         return each.bound_s < cutoff_s
     return each.priced is not None and not any(each.priced is priced for priced in beaten)
+
+
+def _rank(each: Combination, cutoff_s: float) -> tuple[int, float]:
+    """What a model must have comes first: the price to beat, then what is not proven yet."""
+    if each.priced is not None:
+        is_cutoff = each.priced.step_time_s <= cutoff_s
+        return (0 if is_cutoff else 2), each.bound_s
+    return (2 if each.is_settled else 1), each.bound_s
 
 
 def _check(choice: KernelChoice) -> None:

@@ -18,6 +18,7 @@ priced exactly has its price as bound, and the split that goes with it.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -34,16 +35,13 @@ from meshwright.planner.bounds.exact_cost import Matrix, Priced
 from meshwright.planner.bounds.memory_fit import RankRow
 from meshwright.planner.experts.joint import AssumedImbalance, JointRouting, post_placements
 from meshwright.planner.search.model import NANOSECONDS, price_ns
+from meshwright.planner.search.params import SearchParams
 from meshwright.planner.solvers.cp_sat import repeatable_solver
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 KIB_PER_GIB = 2**20
-MOST_CONFLICTS = 1000
-"""Of one attempt: conflicts that raise the bound by a nanosecond each count as hardly any work."""
-LONGEST_ATTEMPT_S = 2.0
-"""Wall clock of one attempt: a guard where the solver's own count of work stands still."""
 LARGEST_SUM = 2**60
 """CP-SAT's sums are 64-bit integers."""
 KERNEL = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "schedule")
@@ -65,6 +63,8 @@ class Combination:
     imbalance: AssumedImbalance | None = None
     is_open: bool = True
     """Whether it was not priced yet."""
+    is_settled: bool = False
+    """Whether a model proved that it does not beat the cutoff."""
     priced: Priced | None = None
     """Its exact price; None where it is not known, or where the combination is out."""
 
@@ -322,19 +322,20 @@ class KernelModel:
             choices = [[literal] for literal in self._literals]
             post_placements(self.model, choices, [[each] for each in asked], self.routing)
 
-    def solve(self, seed: int, time_limit_s: float | None, work: float) -> KernelChoice:
-        """The shortest step, with one worker and a fixed seed, within so much work."""
+    def solve(self, seed: int, time_limit_s: float | None, params: SearchParams) -> KernelChoice:
+        """The shortest step, with one worker and a fixed seed, within the work that `params` allow."""
         from ortools.sat.python import cp_model
 
-        solver = repeatable_solver(seed, work=work)
-        limit_s = (
-            LONGEST_ATTEMPT_S if time_limit_s is None else min(time_limit_s, LONGEST_ATTEMPT_S)
-        )
-        solver.parameters.max_time_in_seconds = max(limit_s, 0.01)
-        # Of either level some models crawl that the other solves at once.
-        for level in (1, 2):
+        solver = repeatable_solver(seed, work=params.work)
+        deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
+        solver.parameters.max_number_of_conflicts = params.most_conflicts
+        # Other searches crawl on some models, from one solution to the next or from bound to bound.
+        quick_restarts = cp_model.PORTFOLIO_WITH_QUICK_RESTART_SEARCH
+        for branching, level in ((quick_restarts, 1), (cp_model.AUTOMATIC_SEARCH, 2)):
+            solver.parameters.search_branching = branching
             solver.parameters.linearization_level = level
-            solver.parameters.max_number_of_conflicts = MOST_CONFLICTS
+            if deadline is not None:
+                solver.parameters.max_time_in_seconds = max(deadline - time.monotonic(), 0.01)
             status = solver.solve(self.model)
             if status in (cp_model.OPTIMAL, cp_model.INFEASIBLE):
                 break

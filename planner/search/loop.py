@@ -160,14 +160,15 @@ class LayoutSearch:
         half = workload.gpus // 2
         table = shape_table([branch.pricing.workload for branch in self._branches], space.shapes())
         cost = gpu_seconds(workload, table) * (1 - 1e-9)
-        upper = DegreeScan(space, self._branches, table, space.degrees(workload.gpus, half))
+        degrees = space.degrees(workload.gpus, half, self._remaining_s)
+        upper = DegreeScan(space, self._branches, table, degrees)
         self._scan(upper, cost / half if half else inf)
         if not half:
             return
         if np.isfinite(self._cutoff_s) and np.isfinite(cost):
             self.certificate.fewest_gpus = max(1, int(cost / self._cutoff_s))
         if self.certificate.fewest_gpus <= half:
-            fewer = space.degrees(half, self.certificate.fewest_gpus - 1)
+            fewer = space.degrees(half, self.certificate.fewest_gpus - 1, self._remaining_s)
             self._scan(DegreeScan(space, self._branches, table, fewer), inf)
 
     def _scan(self, scan: DegreeScan, later_s: float) -> None:
@@ -186,6 +187,7 @@ class LayoutSearch:
             batch = batch[bound_s[batch] < self._cutoff_s]
             for index, degrees, left_out in scan.by_branch(batch, self._cutoff_s):
                 self.certificate.bounded_out += left_out
+                self._remaining_s()
                 self._expand(index, degrees)
             self._improve()
             position += len(batch)
@@ -233,7 +235,7 @@ class LayoutSearch:
                     self._remaining_s()
                     if beside.bound_s < self._cutoff_s:
                         self._price(beside)
-            elif self._pool.least_s() >= self._cutoff_s or not len(self._pool):
+            elif self.chooser.is_settled and self._pool.least_s() >= self._cutoff_s:
                 return
             if self._cutoff_s == before_s:
                 together = min(2 * together, self._params.largest_batch)

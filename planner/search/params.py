@@ -26,7 +26,9 @@ class SearchParams:
     candidates_per_round: int = 128
     """The same once all layouts are known."""
     work: float = 4.0
-    """Of one CP-SAT model, in the solver's units, about a second each."""
+    """Of one attempt at a CP-SAT model, in the solver's units, about a second each."""
+    most_conflicts: int = 2000
+    """Of one attempt. Where every conflict raises the bound by a nanosecond, hardly any work is counted."""
     most_unsolved: int = 2
     """CP-SAT models given up before candidates are priced in the order of their bounds alone."""
     largest_cells: int = 2000

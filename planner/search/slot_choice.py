@@ -42,8 +42,7 @@ class SlotChooser(Chooser):
     ) -> Candidate | None:
         """Solves the model over all that is open, and the best plan so far.
 
-        Candidates beyond the largest model are left out: their bounds are above those of all that are in it,
-        so they cannot be the choice.
+        Candidates beyond the largest model wait for the next one.
         """
         promising = [each for each in self.opened if each.bound_s < cutoff_s]
         if len(best) > 1 and promising:  # the best is proven already: the next ones are wanted
@@ -53,7 +52,7 @@ class SlotChooser(Chooser):
         pairs = np.cumsum([len(ways) for ways in kept])
         chosen = promising[: max(1, int(np.searchsorted(pairs, largest)))]
         if not chosen:
-            self.settle([])
+            self.settle([], cutoff_s)
             return None
         kept = kept[: len(chosen)]
         times = [
@@ -78,7 +77,7 @@ class SlotChooser(Chooser):
         if choice.status == "infeasible" or choice.value is None:
             raise InternalError("layouts that every rule accepts one by one were refused together")
         if choice.layout >= len(chosen):
-            self.settle(chosen)
+            self.settle(chosen, cutoff_s)
             return None
         candidate, need = chosen[choice.layout], needs[choice.layout][choice.mapping]
         if need is not None:

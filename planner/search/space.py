@@ -116,9 +116,18 @@ class Space:
         table = np.array(pairs, dtype=np.int64).reshape(-1, 2)
         return table[:, 0], table[:, 1]
 
-    def degrees(self, most_gpus: int, more_than: int = 0) -> Layout:
-        """All degrees that use more than `more_than` and at most `most_gpus` GPUs, arrays of shape [n]."""
-        blocks = list(self._degree_blocks(most_gpus, max(more_than, self.fewest_gpus - 1)))
+    def degrees(
+        self, most_gpus: int, more_than: int = 0, on_block: Callable[[], object] | None = None
+    ) -> Layout:
+        """All degrees that use more than `more_than` and at most `most_gpus` GPUs, arrays of shape [n].
+
+        `on_block` is called again and again meanwhile; what it raises ends the enumeration.
+        """
+        blocks = []
+        for block in self._degree_blocks(most_gpus, max(more_than, self.fewest_gpus - 1)):
+            blocks.append(block)
+            if on_block is not None:
+                on_block()
         if not blocks:
             return _layouts(np.zeros((0, 7), dtype=np.int64), self)
         return _layouts(np.concatenate(blocks), self)

@@ -19,7 +19,7 @@ from meshwright.constraints.scale_up import ScaleUpDomain
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.workload import Overlap, Workload
 from meshwright.frameworks.catalog import RECORDS
-from meshwright.model_specs.schema import MlaSpec, ModelSpec, MoeSpec
+from meshwright.model_specs.schema import GatedDeltaNetSpec, MlaSpec, ModelSpec, MoeSpec
 
 DENSE = ModelSpec(layers=12, hidden=1024, ffn_hidden=4096, heads=16, kv_heads=4, vocab=32000)
 MLA = MlaSpec(
@@ -41,6 +41,14 @@ BIASED = MOE.model_copy(
     }
 )
 TIED = DENSE.model_copy(update={"tied_embeddings": True})
+LINEAR = DENSE.model_copy(
+    update={
+        "linear_attention": GatedDeltaNetSpec(
+            key_heads=8, value_heads=16, key_head_dim=64, value_head_dim=64
+        ),
+        "full_attention_every": 4,
+    }
+)
 
 
 def cluster(architecture: Architecture = "hopper", nvlink_domain: int = 8) -> ClusterSpec:
@@ -186,6 +194,7 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
     ),
     "heads-by-tp-cp": (workload(cp_comm="a2a"), {"tp": 2, "cp": 8}, {"tp": 2, "cp": 16}),
     "kv-heads-by-tp-cp": (workload(cp_comm="a2a"), {"tp": 2, "cp": 2}, {"tp": 2, "cp": 4}),
+    "linear-heads-by-tp-cp": (workload(LINEAR), {"tp": 2, "cp": 4}, {"tp": 4, "cp": 4}),
     "megatron-flex-dispatcher": (workload(MOE, moe_dispatch="deepep"), {"ep": 2}, {"dp": 2}),
     "megatron-partial-graphs": (
         workload(MOE, moe_dispatch="deepep", cuda_graph="partial"),
@@ -241,6 +250,9 @@ OF_WORKLOADS = {
     "torchtitan-precision",
     "deepspeed-precision",
     "fsdp2-precision",
+    "torchtitan-linear-attention",
+    "deepspeed-linear-attention",
+    "fsdp2-linear-attention",
     "bisection",
 }
 
@@ -328,6 +340,19 @@ def test_precision_follows_the_framework(name: str, legal: str, illegal: str) ->
         work = workload(precision=precision)
         assert feasible(rule, rule.excess(as_table(work, [Layout()], [1.0]))) is expected
         assert (rule.check(finished(work, Layout(), 1.0)) is None) is expected
+
+
+@pytest.mark.parametrize("framework", ["torchtitan", "deepspeed", "fsdp2"])
+def test_linear_attention_is_for_frameworks_that_have_it(framework: str) -> None:
+    rule = RULES[f"{framework}-linear-attention"]
+    for model, expected in ((DENSE, True), (LINEAR, False)):
+        work = workload(model)
+        assert rule.applies(work) is not expected
+        assert feasible(rule, rule.excess(as_table(work, [Layout()], [1.0]))) is expected
+        finding = rule.check(finished(work, Layout(), 1.0))
+        assert finding is None if expected else finding is not None
+        if finding is not None:
+            assert "9 layers of linear attention" in rule.explain(finding)
 
 
 def test_expert_overlap_is_free_without_pipeline_or_without_the_wish() -> None:

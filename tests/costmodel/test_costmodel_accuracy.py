@@ -72,7 +72,7 @@ def test_neither_kind_of_model_is_sacrificed_for_the_other(
     assert sum(found) / len(found) < 6.0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_refit_gains_little_over_the_constants_in_the_files() -> None:
     """If this fails, a mechanism changed after the last `make calibrate`."""
     problem = Problem(read_runs(RUNS), free_records())

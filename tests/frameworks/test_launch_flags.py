@@ -11,10 +11,14 @@ from meshwright.costmodel.execution import Execution
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.catalog import FRAMEWORK_NAMES, RECORDS
 from meshwright.frameworks.record import Framework, FrameworkName
+from meshwright.model_specs.reader import read_model
+from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
 from tests.frameworks.test_records import settings_of
 from tests.oracles.random_plans import random_plan
+from tests.places import DATA
+from tests.plans import make_plan
 
 PLANS = 250
 FROM_MAPPINGS = "--use-tp-pp-dp-mapping"
@@ -61,7 +65,14 @@ def launch_text(framework: FrameworkName) -> str:
         except InfeasibleError:
             continue
         texts += [text for name, text in files.items() if name != "plan.yaml"]
+    if framework == "megatron":
+        texts += plan_files(make_plan(linear_attention(), dp=8), framework).values()
     return "\n".join(texts)
+
+
+def linear_attention() -> ModelSpec:
+    """A model of the kind that no catalog entry is of."""
+    return read_model(DATA / "hf_configs" / "qwen3-next-80b-a3b.json")
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=FRAMEWORK_NAMES)

@@ -58,6 +58,7 @@ PUBLISHED = {
     "qwen2.5-7b": 7_615_616_512,
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-8b": 8_190_735_360,
+    "qwen3-next-80b-a3b": 79_674_391_296,  # built; 80B on the model card
 }
 
 
@@ -227,6 +228,22 @@ def test_llama_four() -> None:
             read(text | change)
 
 
+def test_qwen_next_has_linear_attention_in_three_layers_of_four() -> None:
+    data = config("qwen3-next-80b-a3b")
+    model = read(data)
+    assert model.linear_attention is not None
+    assert (model.linear_layers, model.full_attention_layers, model.windowed_layers) == (36, 12, 0)
+    assert (model.linear_attention.key_width, model.linear_attention.value_width) == (2048, 4096)
+    assert (model.attention_output_gate, model.rope.fraction) == (True, 0.25)
+    # Model card: 3B activated, without word embeddings and the head.
+    layers = active_parameter_count(model, input_embedding=False) - head_parameters(model)
+    assert layers == pytest.approx(3.25e9, rel=0.01)
+    listed = ["linear_attention"] * 46 + ["full_attention"] * 2
+    assert read(data | {"layer_types": listed}).full_attention_every == 24
+    with pytest.raises(InputError, match="key_heads 16"):
+        read(data | {"linear_num_value_heads": 40})
+
+
 def test_olmo_three_has_a_full_layer_in_four_unless_it_says() -> None:
     data = config("olmo-3-7b")
     del data["layer_types"]
@@ -241,7 +258,7 @@ def test_olmo_three_has_a_full_layer_in_four_unless_it_says() -> None:
         ({"model_type": "falcon_h1", "mamba_d_ssm": 1536}, "mamba_d_ssm: state-space layers"),
         ({"model_type": "nemotron_h", "ssm_state_size": 128}, "ssm_state_size: state-space layers"),
         ({"model_type": "jamba", "mamba_d_state": 16}, "mamba_d_state: state-space layers"),
-        ({"model_type": "qwen3_next", "linear_num_value_heads": 32}, "heads: .*linear attention"),
+        ({"model_type": "qwen3_5_text", "linear_num_value_heads": 32}, "heads: .*linear attention"),
         ({"model_type": "deepseek_v32", "index_topk": 2048}, "index_topk: .*an indexer chooses"),
         ({"model_type": "vit", "image_size": 224}, "image_size: vision towers"),
         ({"model_type": "qwen2_5_vl", "vision_config": {}}, "vision_config: vision towers"),

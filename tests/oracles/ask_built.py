@@ -37,6 +37,22 @@ def import_megatron_built() -> None:
 
     torch.cuda.Stream = _NO_STREAM
     torch.cuda.current_device = lambda: "meta"
+    # Layers with Gated DeltaNet ask for its kernels as they are made.
+    net = "megatron.core.ssm.gated_delta_net"
+    importlib.import_module(f"{net}.common").HAVE_FLA = True
+    importlib.import_module(f"{net}.gdn").chunk_gated_delta_rule = len
+    folder = "megatron.core.models.gpt"
+    variants = importlib.import_module(f"{folder}.experimental_attention_variant_module_specs")
+    variants._get_backend_spec_provider = _local_modules
+    specs = importlib.import_module(f"{folder}.gpt_layer_specs")
+
+    def local_spec(**named: Any) -> Any:
+        """The layer of the mixed models that attends in full."""
+        known = ("num_experts", "moe_grouped_gemm", "qk_layernorm", "multi_latent_attention")
+        settings = {name: named[name] for name in known}
+        return specs.get_gpt_layer_local_spec(**settings, normalization="RMSNorm")
+
+    specs.get_gpt_layer_with_transformer_engine_spec = local_spec
     attention = importlib.import_module("megatron.core.transformer.dot_product_attention")
     unfused = attention.DotProductAttention
     make = unfused.__init__
@@ -47,6 +63,25 @@ def import_megatron_built() -> None:
         make(self, *more, **named)
 
     unfused.__init__ = init
+
+
+def _local_modules(config: Any) -> Any:
+    """Megatron's local modules; its norm fused into a product is a product with a norm's weight."""
+    del config
+    import torch
+    from megatron.core.models.backends import LocalSpecProvider
+    from megatron.core.tensor_parallel import ColumnParallelLinear
+
+    class NormedLinear(ColumnParallelLinear):
+        def __init__(self, input_size: int, *more: Any, **named: Any) -> None:
+            super().__init__(input_size, *more, **named)
+            self.layer_norm_weight = torch.nn.Parameter(torch.empty(input_size))
+
+    class Modules(LocalSpecProvider):
+        def column_parallel_layer_norm_linear(self) -> type:
+            return NormedLinear
+
+    return Modules()
 
 
 def ask_megatron_built(case: dict[str, Any]) -> dict[str, Any]:

@@ -48,8 +48,8 @@ UNKNOWN_TO_BRIDGE = (
     "Qwen2Moe",
 )
 """Families of which Megatron-Bridge 0.6.2 says that it does not support them."""
-NOT_LOCAL = {"deepseek-v2-lite", "gemma-2-2b", "gemma-3-1b", "gemma-3-4b"}
-"""Latent attention without a query latent, and Gemma's own layers: Transformer Engine alone builds them."""
+NOT_LOCAL = {"deepseek-v2-lite", "gemma-2-2b", "gemma-3-1b", "gemma-3-4b", "qwen3-next-80b-a3b"}
+"""Latent attention without a query latent, and layers of Bridge's own: they need Transformer Engine."""
 
 
 def built_count(answer: dict[str, Any]) -> int:
@@ -98,6 +98,14 @@ def test_megatron_builds_every_catalog_model_whole(tmp_path: Path) -> None:
         if not answer["ok"] or built_count(answer) != trained_count(launched, VOCAB_MULTIPLE):
             wrong.append(f"{name}: {answer}, not {trained_count(launched, VOCAB_MULTIPLE)}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_megatron_builds_linear_attention_whole(tmp_path: Path) -> None:
+    model = read_model(CONFIGS / "qwen3-next-80b-a3b.json")
+    write_files(tmp_path, plan_files(make_plan(model, dp=8), "megatron"))
+    (answer,) = ask("megatron_built", [{"dir": str(tmp_path), "world": 8, "arch": 9}], tmp_path)
+    assert answer["ok"], answer
+    assert built_count(answer) == trained_count(model, VOCAB_MULTIPLE)
 
 
 def test_torchtitan_builds_every_catalog_model_that_it_takes(tmp_path: Path) -> None:

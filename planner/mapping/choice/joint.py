@@ -7,7 +7,7 @@ block may cut, which is linear in them:
     its stages have their slots             sum_l n_{l,s} = slots               where the grid is used
     in the room of every leaf               sum_s n_{l,s} <= free_l
     a block that a stage is cut by          cut_{b,s} = [0 < n_{b,s} < slots]
-    few enough of them                      sum_s cut_{b,s} <= most_b           where the need is chosen
+    enough slots in use for each of them    a sum_s cut_{b,s} <= c sum_s n_{b,s}    where the need is chosen
     every pipeline in one block             n_{b,s} = n_{b,s+1}                 where the need asks for it
 
 So a literal for each need, exact prices as its coefficients, and exact counts beside it. Groups of several
@@ -29,6 +29,11 @@ from meshwright.planner.mapping.problem import IntArray, MappingProblem
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
+
+
+Ratio = tuple[int, int]
+"""(numerator, denominator)."""
+NO_CUT: Ratio = (1, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,15 +100,19 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the blocks of one level may do at the most. `None` is no limit; tuples are by block."""
+    """What the blocks of one level may do at the most. `None` is no limit.
 
-    rings: tuple[int, ...] | None = None
+    Pairs (a, c) of the first three: a block that cuts k groups uses at least k a / c slots; NO_CUT
+    allows none.
+    """
+
+    rings: Ratio | None = None
     """Stages of which a block holds some but not all slots."""
-    context: tuple[int, ...] | None = None
+    context: Ratio | None = None
     """Context groups that a block cuts."""
-    expert_rings: tuple[int, ...] | None = None
+    expert_rings: Ratio | None = None
     """Rings of expert gradients that a block cuts."""
-    expert_share: tuple[int, int] | None = None
+    expert_share: Ratio | None = None
     """(numerator, denominator) of what a block's all-to-alls send out, of what they send."""
     together: bool = False
     """Every pipeline lies in one block."""
@@ -119,13 +128,11 @@ class Limits:
         )
 
 
-def _tighter(tight: tuple[int, ...] | None, wide: tuple[int, ...] | None) -> bool:
-    if wide is None:
-        return True
-    return tight is not None and all(a <= b for a, b in zip(tight, wide, strict=True))
+def _tighter(tight: Ratio | None, wide: Ratio | None) -> bool:
+    return _smaller(wide, tight) if wide is not None and tight is not None else wide is None
 
 
-def _smaller(small: tuple[int, int] | None, large: tuple[int, int] | None) -> bool:
+def _smaller(small: Ratio | None, large: Ratio | None) -> bool:
     if large is None:
         return True
     return small is not None and small[0] * large[1] <= large[0] * small[1]
@@ -206,20 +213,21 @@ class Cells:
             (need.pods, self.pods, list(self.grid.pod_leaves)),
         ):
             for row, block in enumerate(blocks):
+                used = sum(counts[row])
                 if limits.rings is not None and self.grid.slots > 1:
-                    self._at_most(self._rings(block, counts[row]), limits.rings[row], chosen)
+                    self._at_most(self._rings(block, counts[row]), limits.rings, used, chosen)
                 if limits.context is not None:
-                    self._at_most(self._context(block), limits.context[row], chosen)
+                    self._at_most(self._context(block), limits.context, used, chosen)
                 if limits.expert_rings is not None and self.grid.slots > self.grid.expert_slots:
-                    self._at_most(self._expert_rings(block), limits.expert_rings[row], chosen)
+                    self._at_most(self._expert_rings(block), limits.expert_rings, used, chosen)
                 if limits.expert_share is not None:
                     self._post_share(block, limits.expert_share, chosen)
                 if limits.together:
                     self._post_together(block, counts[row], chosen)
 
-    def _at_most(self, cuts: list[cp_model.IntVar], limit: int, chosen: Any) -> None:
-        if limit < len(cuts):
-            self._model.add(sum(cuts) <= limit).only_enforce_if(chosen)
+    def _at_most(self, cuts: list[cp_model.IntVar], limit: Ratio, used: Any, chosen: Any) -> None:
+        """No more cuts than the slots in use allow."""
+        self._model.add(limit[0] * sum(cuts) <= limit[1] * used).only_enforce_if(chosen)
 
     def _rings(self, block: tuple[int, ...], counts: list[Any]) -> list[cp_model.IntVar]:
         return self._shared(

@@ -166,8 +166,9 @@ def _within(problem: MappingProblem, where: IntArray, blocks: int, limits: Limit
         (limits.context, where.reshape(-1, problem.traffic.context_slots)),
         (limits.expert_rings, by_slot.transpose(0, 2, 1).reshape(-1, by_slot.shape[1])),
     )
+    used = np.bincount(where.reshape(-1), minlength=blocks)
     for limit, groups in kinds:
-        if limit is not None and np.any(cut_groups(groups, blocks) > np.asarray(limit)):
+        if limit is not None and np.any(limit[0] * cut_groups(groups, blocks) > limit[1] * used):
             return False
     if limits.expert_share is None:
         return True

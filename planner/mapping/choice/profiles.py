@@ -1,15 +1,15 @@
 """Every price that a mapping of a layout can have, and what each asks of the mapping.
 
-A *profile* is a pair of reaches, in leaves and in pods. There are few of them: a block of F free GPUs that
-cuts c rings leaves F / c of them to each, and no more where some of them idle. Every mapping keeps the limits
-of a profile that reaches at least as far in every axis, so none is faster than the fastest profile whose
-limits some mapping keeps.
+A *profile* is a pair of reaches, in leaves and in pods. There are few of them: a block that uses U GPUs and
+cuts c rings leaves U / c of them to each. Every mapping keeps the limits of a profile that reaches as far in
+every axis, so none is faster than the fastest profile whose limits some mapping keeps.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
+from math import gcd
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,7 +24,7 @@ from meshwright.planner.mapping.choice.effective import (
     placement_with,
     rings_per_slot,
 )
-from meshwright.planner.mapping.choice.joint import Grid, Limits, Need
+from meshwright.planner.mapping.choice.joint import NO_CUT, Grid, Limits, Need, Ratio
 from meshwright.planner.mapping.instance import Instance
 from meshwright.planner.mapping.problem import IntArray
 
@@ -201,8 +201,6 @@ def _options(instance: Instance, free: IntArray, fineness: int) -> list[_Option]
     return options
 
 
-Blocks = tuple[int, ...] | None
-Share = tuple[int, int] | None
 Value = TypeVar("Value")
 Asked = TypeVar("Asked")
 
@@ -220,7 +218,7 @@ def _thinned(values: list[tuple[Value, Asked]], limit: int) -> list[tuple[Value,
 
 def _gradients(
     instance: Instance, free: IntArray, limit: int
-) -> list[tuple[tuple[int, int], tuple[Blocks, Blocks]]]:
+) -> list[tuple[tuple[int, int], tuple[Ratio | None, Ratio | None]]]:
     """(dense and expert ring members, limits of both), least first.
 
     Where expert groups are single slots both kinds of ring are cut by the same blocks.
@@ -241,15 +239,16 @@ def _gradients(
             for f, c in _cuts(instance, free, problem.stages if problem.slots > 1 else 0)
         }
     )
-    options: list[tuple[tuple[int, int], tuple[Blocks, Blocks]]] = []
+    options: list[tuple[tuple[int, int], tuple[Ratio | None, Ratio | None]]] = []
     for v, w in pairs:
         strongest = max(dense * v * (v > 1), expert * w * (w > 1))
-        options.append(((v, w), (None if (v, w) == pairs[0] else _limits(free, strongest), None)))
-    options.append(((dense_size, expert_size), ((0,) * len(free) if pairs else None, None)))
+        asked = None if (v, w) == pairs[0] else _per_cut(instance, strongest)
+        options.append(((v, w), (asked, None)))
+    options.append(((dense_size, expert_size), (NO_CUT if pairs else None, None)))
     return _thinned(options, limit)
 
 
-def _contexts(instance: Instance, free: IntArray) -> list[tuple[int, Blocks]]:
+def _contexts(instance: Instance, free: IntArray) -> list[tuple[int, Ratio | None]]:
     problem, size = instance.problem, int(instance.layout.cp)
     groups = (
         problem.needed // problem.traffic.context_slots if problem.traffic.context_slots > 1 else 0
@@ -259,22 +258,26 @@ def _contexts(instance: Instance, free: IntArray) -> list[tuple[int, Blocks]]:
 
 def _values(
     instance: Instance, free: IntArray, each: int, size: int, most_cut: int
-) -> list[tuple[int, Blocks]]:
-    """(members of a ring, cut rings that a block may have) for up to `most` cut rings of `each` groups."""
+) -> list[tuple[int, Ratio | None]]:
+    """(members of a ring, what that asks of a block) for up to `most_cut` cut rings of `each` groups."""
     values = sorted({_members(f, c * each, size) for f, c in _cuts(instance, free, most_cut)})
-    options = [(v, None if v == values[0] else _limits(free, each * v)) for v in values]
-    return [*options, (size, (0,) * len(free) if values else None)]
+    options = [(v, None if v == values[0] else _per_cut(instance, each * v)) for v in values]
+    return [*options, (size, NO_CUT if values else None)]
 
 
 def _cuts(instance: Instance, free: IntArray, most_cut: int) -> set[tuple[int, int]]:
-    """(free GPUs, groups cut) that a block can have: each cut group has a slot in it."""
-    slots = {f: f // instance.slots.gpus for f in set(free.tolist())}
+    """(GPUs in use, groups cut) that a block can have: each cut group has a slot in it."""
+    each, problem = instance.slots.gpus, instance.problem
+    idle = sum(problem.leaf_slots) - problem.needed
     return {
-        (f, c) for f, slots_held in slots.items() for c in range(1, min(most_cut, slots_held) + 1)
+        (used * each, cuts)
+        for slots in {gpus // each for gpus in free.tolist()}
+        for used in range(max(1, slots - idle), slots + 1)
+        for cuts in range(1, min(most_cut, used) + 1)
     }
 
 
-def _experts(instance: Instance, free: IntArray) -> list[tuple[int, Share]]:
+def _experts(instance: Instance, free: IntArray) -> list[tuple[int, Ratio | None]]:
     """(members, the share of an all-to-all that may leave a block)."""
     size, slots = int(instance.layout.ep), instance.problem.traffic.expert_slots
     if slots == 1:
@@ -301,10 +304,12 @@ def _shares(size: int, slots: int) -> set[tuple[int, int]]:
     return {(crossing, size * used) for used in range(1, slots + 1) for crossing in reached[used]}
 
 
-def _members(free: int, cut: int, size: int) -> int:
-    """Of a cut ring in a block of so many free GPUs."""
-    return max(1, min(free // cut, size - 1))
+def _members(used: int, cut: int, size: int) -> int:
+    """Of a cut ring in a block that uses so many GPUs."""
+    return max(1, min(used // cut, size - 1))
 
 
-def _limits(free: IntArray, each: int) -> Blocks:
-    return tuple((free // each).tolist())
+def _per_cut(instance: Instance, gpus: int) -> Ratio:
+    """Slots that a block uses for each group that it cuts, where that takes so many GPUs."""
+    shared = gcd(gpus, instance.slots.gpus)
+    return gpus // shared, instance.slots.gpus // shared

@@ -10,6 +10,7 @@ from meshwright.planner.runs.launches.flags import CommandLine
 from meshwright.planner.runs.launches.megatron_names import (
     ACTIVATIONS,
     LATENT_ATTENTION,
+    LINEAR_ATTENTION,
     LLAMA3_FACTOR,
     POSITIONS,
     QUICK_GELU_ALPHA,
@@ -54,7 +55,9 @@ def megatron_model(line: CommandLine) -> dict[str, Any]:
     experts = line.integer("--num-experts", 0)
     if experts > 1:
         model["moe"] = _moe(line, experts, layers, model["ffn_hidden"], biases=biases)
-    return model | _window(line)
+    if line.has("--attention-output-gate"):
+        model["attention_output_gate"] = True
+    return model | _window(line) | _linear_attention(line, layers)
 
 
 def _needed(line: CommandLine, flag: str) -> int:
@@ -187,6 +190,31 @@ def _dense_layers(line: CommandLine, layers: int) -> int:
             value=text,
         )
     return 0
+
+
+def _linear_attention(line: CommandLine, layers: int) -> dict[str, Any]:
+    """Gated DeltaNet and how often a layer attends in full, of `--linear-attention-freq`."""
+    variant = line.text("--experimental-attention-variant")
+    frequency = (line.text("--linear-attention-freq") or "1").replace(" ", "")
+    sizes = {size.field: line.integer(size.flag, size.default) for size in LINEAR_ATTENTION}
+    if variant is None:
+        return {}
+    if variant != "gated_delta_net":
+        raise InputError(
+            "only gated_delta_net can be priced",
+            where=f"{line.where}: --experimental-attention-variant",
+            value=variant,
+        )
+    every = 0 if frequency in (f"([1]*{layers})", f"[1]*{layers}") else None
+    if frequency.isdecimal():
+        every = int(frequency)
+    if every is None:
+        raise InputError(
+            "every n-th layer with full attention, or none, are all that a run file can say",
+            where=f"{line.where}: --linear-attention-freq",
+            value=frequency,
+        )
+    return {"linear_attention": sizes, "full_attention_every": every}
 
 
 def _window(line: CommandLine) -> dict[str, Any]:

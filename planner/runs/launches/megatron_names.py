@@ -27,6 +27,15 @@ LATENT_ATTENTION = (
 )
 """Multi-head latent attention, fields of `MlaSpec`."""
 
+LINEAR_ATTENTION = (
+    SizeFlag("--linear-num-key-heads", "key_heads", 16),
+    SizeFlag("--linear-num-value-heads", "value_heads", 32),
+    SizeFlag("--linear-key-head-dim", "key_head_dim", 128),
+    SizeFlag("--linear-value-head-dim", "value_head_dim", 128),
+    SizeFlag("--linear-conv-kernel-dim", "conv_kernel", 4),
+)
+"""Gated DeltaNet, fields of `GatedDeltaNetSpec`."""
+
 ACTIVATIONS = {
     "swiglu": "--swiglu",
     "geglu": "--quick-geglu",

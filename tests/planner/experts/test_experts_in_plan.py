@@ -180,6 +180,7 @@ def planned(*more: str) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_the_plan_carries_the_placement_and_its_price(tmp_path: Path) -> None:
     model = read_model(MIXTRAL)
     assert model.moe is not None
@@ -199,6 +200,11 @@ def test_the_plan_carries_the_placement_and_its_price(tmp_path: Path) -> None:
     steps = placement["step_time_s"]
     assert steps["as_placed"] == uneven["predicted"]["step_time_s"] == steps["by_load"]
     assert steps["in_order"] > steps["as_placed"]
+    folder = tmp_path / "plan"
+    shown = planned("--expert-loads", path, "--pin", "ep=4", "-o", str(folder))
+    assert shown[0] == 0
+    script = (folder / "launch.sh").read_text()
+    assert "Note: Megatron-LM takes no placement of experts: it deals them out" in script
     exhaustive = json.loads(planned("--expert-loads", path, "--method", "exhaustive")[1])
     searched = json.loads(planned("--expert-loads", path)[1])
     assert searched["objective"]["step_time_s"] == pytest.approx(

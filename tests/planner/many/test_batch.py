@@ -296,7 +296,7 @@ def kill_after(line: list[str], seconds: float) -> None:
     process.wait()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_ten_kills_lose_nothing(tmp_path: Path) -> None:
     jobs = jobs_file(tmp_path, BATCH)
     began = time.monotonic()
@@ -310,7 +310,7 @@ def test_ten_kills_lose_nothing(tmp_path: Path) -> None:
         assert files_of(out) == files_of(tmp_path / "whole")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_two_batches_share_a_cache(tmp_path: Path) -> None:
     jobs = jobs_file(tmp_path, BATCH)
     both = [start(command(jobs, tmp_path / name, tmp_path / "kept")) for name in ("a", "b")]

@@ -124,6 +124,7 @@ def least_makespan(jobs: list[SizedJob], units: int) -> int:
     return best
 
 
+@pytest.mark.slow
 def test_makespan_equals_enumeration() -> None:
     chance = random.Random(6)
     for _ in range(100):

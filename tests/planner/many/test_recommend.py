@@ -118,6 +118,7 @@ def test_the_front_is_what_nothing_beats(kept: Path) -> None:
     assert [points.index(one) for one in front] == [0, 2, 4]
 
 
+@pytest.mark.slow
 def test_the_command_writes_table_picture_and_plan(kept: Path, tmp_path: Path) -> None:
     line = [
         "recommend",

@@ -104,6 +104,7 @@ def compare(seed: int) -> None:
     assert outcome.lower_bound_s == pytest.approx(best_s, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SOME)
 def test_the_plan_is_the_best_of_all_executions(seed: int) -> None:
     compare(seed)

@@ -19,6 +19,7 @@ from meshwright.planner.search.executions import branch_of
 from meshwright.planner.search.kernel_choice import KernelChooser
 from meshwright.planner.search.kernel_model import KernelModel
 from meshwright.planner.search.loop import LayoutSearch
+from meshwright.planner.search.params import SearchParams
 from meshwright.planner.search.space import Space, space_of
 from tests.planner.search.test_planner_optimum import request
 
@@ -147,7 +148,7 @@ def test_hbm_decides_how_layers_are_dealt_out() -> None:
         alone = replace(chosen, limit_gib=limit_gib, is_open=True, priced=None)
         leading = model.dense_layers if model.moe_layers else 0
         built = KernelModel(layers=8, leading=leading, combinations=[alone], cutoff_s=inf)
-        layers = built.solve(0, None, 4.0).layers
+        layers = built.solve(0, None, SearchParams()).layers
         return layers[0] if layers else None
 
     row = chosen.memory[0]
@@ -156,3 +157,18 @@ def test_hbm_decides_how_layers_are_dealt_out() -> None:
     assert roomy > 2
     assert tight is None or tight <= 2
     assert first_rank(row.fixed_gib + 0.5 * row.layer_gib) is None
+
+
+@pytest.mark.parametrize("largest", [1, 2, 5])
+@pytest.mark.parametrize("seed", [2, 1007, 1019, 1024])
+def test_models_too_small_for_all_combinations_prove_the_same_optimum(
+    seed: int, largest: int
+) -> None:
+    """What one model leaves out, a later one must take in."""
+    space, search = searched(seed)
+    branches = [branch_of(space, CostModelPricing(space.workload))]
+    params = SearchParams(largest_master=largest, priced_per_round=1, most_unsolved=1000)
+    small = LayoutSearch(space, branches, params=params).run()
+    whole = search.run()
+    assert (small.status, whole.status) == ("optimal", "optimal")
+    assert small.best[0].step_time_s == whole.best[0].step_time_s

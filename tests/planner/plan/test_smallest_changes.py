@@ -1,0 +1,93 @@
+"""Each sentence of an infeasible answer, planned again: the change works, one step less does not.
+
+Numbers are taken from the sentences themselves, as a reader would.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from meshwright.model_specs.catalog import load_catalog_model
+from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.request.plan_request import PlanRequest
+from tests.planner.plan.test_planner_service import request
+
+BIG = load_catalog_model("llama-3-70b")
+CASES = {
+    "too few GPUs": request(model=BIG, gpus=8),
+    "two pins": request(model=BIG, gpus=64, pins={"tp": 1, "pp": 2}),
+    "a pin that does not divide": request(pins={"dp": 3}),
+    "a reserve": request(gpus=8, reserve_gib=62.0),
+    "a ban": request(model=BIG, gpus=16, forbids=("recompute",), pins={"tp": 8, "pp": 2}),
+    "a narrow precision": request(precision="mxfp8", gpus=8),
+}
+
+
+def changed(asked: PlanRequest, sentence: str) -> tuple[PlanRequest, list[PlanRequest]]:
+    """The request with a sentence obeyed, and requests that go one step less far."""
+    number = float(next(iter(re.findall(r"[\d.]+", sentence)), "0"))
+    pins = dict(asked.pins)
+    less: list[PlanRequest] = []
+    if pin := re.match(r"pin (\w+)=(\d+), not (\d+)", sentence):
+        name, value, was = pin[1], int(pin[2]), int(pin[3])
+        between = range(min(value, was) + 1, max(value, was))
+        less = [replace(asked, pins={**pins, name: nearer}) for nearer in between]
+        enough = replace(asked, pins={**pins, name: value})
+    elif pin := re.match(r"drop the pin (\w+)=", sentence):
+        del pins[pin[1]]
+        enough = replace(asked, pins=pins)
+    elif sentence.startswith("allow "):
+        ban = sentence.removeprefix("allow ")
+        enough = replace(asked, forbids=tuple(each for each in asked.forbids if each != ban))
+    elif precision := re.match(r"train in (\w+),", sentence):
+        enough = replace(asked, precision=precision[1])
+    elif sentence.startswith("reserve "):
+        enough, less = (
+            replace(asked, reserve_gib=number),
+            [replace(asked, reserve_gib=number + 0.1)],
+        )
+    elif sentence.startswith("take a memory risk"):
+        enough = replace(asked, memory_risk=number)
+    elif sentence.startswith("take GPUs with"):
+        enough, less = with_hbm(asked, number), [with_hbm(asked, number - 1)]
+    else:
+        assert re.fullmatch(r"take \d+ GPUs, not \d+", sentence), sentence
+        gpus, node = int(number), asked.cluster.gpus_per_node
+        enough, less = replace(asked, gpus=gpus), [replace(asked, gpus=gpus - node)]
+    return enough, less
+
+
+def with_hbm(asked: PlanRequest, hbm_gib: float) -> PlanRequest:
+    device = asked.cluster.device.model_copy(update={"hbm_gib": hbm_gib})
+    return replace(asked, cluster=asked.cluster.model_copy(update={"device": device}))
+
+
+def has_plan(asked: PlanRequest) -> bool:
+    return fastest_plan(asked).layout is not None
+
+
+def sentences() -> Iterator[tuple[PlanRequest, str]]:
+    for asked in CASES.values():
+        answer = fastest_plan(asked).infeasible
+        assert answer is not None
+        assert answer.conflict
+        for sentence in answer.smallest_changes:
+            yield asked, sentence
+
+
+@pytest.mark.soak
+def test_every_sentence_is_true() -> None:
+    kinds = set()
+    checked = list(sentences())
+    for asked, sentence in checked:
+        kinds.add(re.match(r"[a-z]+( [a-z]+)?( GPUs)?", sentence)[0])  # type: ignore[index]
+        enough, less = changed(asked, sentence)
+        assert has_plan(enough), sentence
+        for short in less:
+            assert not has_plan(short), sentence
+    print(f"{len(checked)} sentences planned again, of {len(kinds)} kinds: {sorted(kinds)}")
+    assert len(checked) >= 10
