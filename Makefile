@@ -12,13 +12,14 @@ DEV_READY := $(VENV)/.dev-ready
 # Override with: make PYTHON=/path/to/python3
 PYTHON ?=
 
-.PHONY: help plan test check lint types unit fuzz slow oracles ray docs accuracy calibrate clean
+.PHONY: help plan test check lint types unit fuzz attack slow benchmarks supply oracles ray docs accuracy calibrate clean
 
 help:
 	@echo "make plan      plan Llama-3.1-405B on 16,384 GPUs (installs into .venv the first time)"
 	@echo "make test      lint, types and the tests"
 	@echo "make check     the same without the slow tests, about 4 minutes on 2 cores"
 	@echo "make fuzz      10,000 damaged files for every reader of users' files"
+	@echo "make attack    20 minutes of random layouts and changed requests against what plans prove"
 	@echo "make slow      the suites that take minutes each"
 	@echo "make lint | types | unit    one of them"
 	@echo "make oracles   launch files through the parsers of the real frameworks (installs them into .oracles)"
@@ -26,6 +27,8 @@ help:
 	@echo "make docs      the documentation as a site, in build/site (installs MkDocs into .docs)"
 	@echo "make accuracy  the cost model against measured runs, left out of the fit in turn; writes docs/accuracy.md"
 	@echo "make calibrate refit the free constants on those steps, then score sources and families left out"
+	@echo "make benchmarks plans by cluster size, mapping, batches, estimates: the tables of docs/benchmarks.md, in build/benchmarks"
+	@echo "make supply    wheel and sdist built twice and compared, bill of materials, known faults (installs into .supply)"
 	@echo "make clean     remove .venv and caches"
 
 plan: $(RUN_READY)
@@ -55,8 +58,33 @@ unit: $(DEV_READY)
 fuzz: $(DEV_READY)
 	MESHWRIGHT_FUZZ_CASES=$${MESHWRIGHT_FUZZ_CASES:-10000} $(PYTEST) -m slow tests/fuzz
 
+# MESHWRIGHT_ATTACK_S: seconds in all; MESHWRIGHT_ATTACK_SEED: another beginning.
+attack: $(DEV_READY)
+	MESHWRIGHT_ATTACK_S=$${MESHWRIGHT_ATTACK_S:-1150} $(BIN)/python -m pytest -s -m soak tests/attack
+
 slow: $(DEV_READY)
 	$(PYTEST) -m "soak and $(APART)"
+
+RESULTS := build/benchmarks
+
+benchmarks: $(DEV_READY)
+	@mkdir -p $(RESULTS)
+	$(BIN)/python -m benchmarks.growth | tee $(RESULTS)/growth.md
+	$(BIN)/python -m benchmarks.plan_speed | tee $(RESULTS)/plans.md
+	$(BIN)/python -m benchmarks.cost_model_speed | tee $(RESULTS)/estimates.md
+	$(BIN)/python -m benchmarks.fabric | tee $(RESULTS)/mapping.md
+	$(BIN)/python -m benchmarks.batch_speed $(RESULTS)/batch 50 1 | tee $(RESULTS)/batch.md
+
+SUPPLY := .supply
+
+supply: $(SUPPLY)/.ready
+	$(SUPPLY)/bin/python -m benchmarks.supply build/supply
+	$(SUPPLY)/bin/pip-audit --requirement requirements-dev.lock --no-deps --disable-pip
+
+$(SUPPLY)/.ready: | $(BIN)/python
+	$(BIN)/python -m venv $(SUPPLY)
+	$(SUPPLY)/bin/python -m pip install --quiet build cyclonedx-bom pip-audit
+	@touch $@
 
 # The frameworks, pinned, in an environment of their own: torch for the CPU, Megatron and Megatron-Bridge unpacked
 # beside it (the wheel asks for Python 3.12, what is used of it runs on 3.11 too).
@@ -109,7 +137,7 @@ calibrate: $(DEV_READY)
 	$(BIN)/python -m benchmarks.accuracy
 
 clean:
-	rm -rf $(VENV) $(ORACLES) $(RAY) $(SITE) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(ORACLES) $(RAY) $(SITE) $(SUPPLY) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A venv that was only half made, say without ensurepip, must not look finished the next time.
@@ -136,6 +164,9 @@ $(RUN_READY): pyproject.toml | $(BIN)/python
 	@touch $@
 
 # The development extra includes everything that a run needs.
-$(DEV_READY): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -e '.[dev]'
+# The locked versions; `make LOCK=` takes the newest that pyproject.toml allows.
+LOCK ?= -c requirements-dev.lock
+
+$(DEV_READY): pyproject.toml requirements-dev.lock | $(BIN)/python
+	$(BIN)/python -m pip install --quiet $(LOCK) -e '.[dev]'
 	@touch $(RUN_READY) $@

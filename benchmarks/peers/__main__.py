@@ -63,7 +63,7 @@ the processor's time for one warm prediction; ours includes memory of every stag
 {table}
 
 Where norms are not fused, Calculon picks better: both of our picks fill nine tenths of HBM by our own prediction, and their steps were
-predicted a fifth and more too fast. On MLPerf's GPT-3, nearly one layout on 512 to 11,616 GPUs, one factor serves Calculon better than us.
+predicted a fifth and more too fast.
 
 ## What Calculon could not express
 Rows left out for both: {left_out}.

@@ -44,3 +44,20 @@ def test_damaged_compressed_data_is_named(tmp_path: Path) -> None:
     path.write_bytes(bytes(data))
     with pytest.raises(InputError, match="not an npz file"):
         read_routing(path)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("layer,expert,load\n1e300,0,1", "layer: must be a whole number"),
+        ("layer,expert,load\n0,nan,1", "expert: must be a whole number"),
+        ("layer,expert,load\n0,1.5,1", "expert: must be a whole number"),
+        ("layer,expert,load\n0,1", "2 numbers a line, but 3 columns"),
+    ],
+)
+def test_a_column_that_counts_holds_whole_numbers(lines: str, words: str, tmp_path: Path) -> None:
+    """1e300 ended in a warning of numpy, a missing column in an IndexError, NaN in a wrong layer."""
+    path = tmp_path / "loads.csv"
+    path.write_text(lines)
+    with pytest.raises(InputError, match=words):
+        read_routing(path)

@@ -22,6 +22,7 @@ from meshwright.planner.experts.files.routing import (
     LARGEST_FILE_BYTES,
     LARGEST_TEXT_BYTES,
     MOST_EXPERTS,
+    MOST_LAYERS,
     Routing,
     bounded_bytes,
     cut_steps,
@@ -189,15 +190,28 @@ def _csv(data: bytes, path: Path) -> Routing:
         raise InputError(
             f"{path}: line 1: columns must be layer, expert, load; got {', '.join(head)[:80]}"
         )
-    layer, expert = (table[:, head.index(name)].astype(np.int64) for name in ("layer", "expert"))
-    if expert.min() < 0 or expert.max() >= MOST_EXPERTS:
+    if table.shape[1] != len(head):
         raise InputError(
-            f"{path}: expert: must be from 0 to {MOST_EXPERTS - 1}, got {expert.max()}"
+            f"{path}: {table.shape[1]} numbers a line, but {len(head)} columns are named"
         )
+    layer = _whole(table[:, head.index("layer")], MOST_LAYERS, f"{path}: layer")
+    expert = _whole(table[:, head.index("expert")], MOST_EXPERTS, f"{path}: expert")
     ids, index = np.unique(layer, return_inverse=True)
     loads = np.zeros((1, len(ids), int(expert.max()) + 1))
     np.add.at(loads[0], (index, expert), table[:, head.index("load")])
     return Routing(loads=loads, windows=("all",), layer_ids=tuple(int(i) for i in ids))
+
+
+def _whole(column: NDArray[np.float64], count: int, where: str) -> NDArray[np.int64]:
+    """Numbers from 0 to below `count`, as integers. Raises InputError for any other."""
+    wrong = ~((column >= 0) & (column < count) & (column == np.floor(column)))
+    if wrong.any():
+        raise InputError(
+            f"must be a whole number from 0 to {count - 1}",
+            where=where,
+            value=float(column[wrong][0]),
+        )
+    return column.astype(np.int64)
 
 
 def _from_arrays(

@@ -19,6 +19,8 @@ from meshwright.planner.experts.problem import MOST_ELEMENTS, Loads
 LARGEST_FILE_BYTES = 512 * 2**20
 LARGEST_TEXT_BYTES = 64 * 2**20
 MOST_EXPERTS = 65_536
+MOST_LAYERS = 100_000
+"""Numbers of layers, far above those of any model."""
 
 
 @dataclass(frozen=True, kw_only=True)
