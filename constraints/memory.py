@@ -19,8 +19,6 @@ class HbmCapacity(Rule):
         return np.asarray(table.memory_gib, dtype=np.float64) - usable_hbm_gib(table.workload)
 
     def check(self, plan: FinishedPlan) -> Finding | None:
-        if not plan.memory_gib:
-            return None
         hbm, reserve = plan.workload.cluster.device.hbm_gib, plan.workload.reserve_gib
         margin = plan.workload.memory_margin
         limit = (ALLOCATOR_SHARE * hbm - CONTEXT_GIB - reserve) / margin

@@ -45,7 +45,7 @@ class FinishedPlan:
     stages: tuple[tuple[int, ...], ...]
     """`stages[rank][virtual stage]`: transformer layers."""
     memory_gib: tuple[float, ...]
-    """Peak per pipeline rank, recomputed by the caller; empty where memory is not judged."""
+    """Peak per pipeline rank, recomputed by the caller."""
     spans: dict[str, tuple[int, ...]]
     """For each axis the members of its widest-spread group inside one block of every fabric level."""
     cut_use: float | None = None

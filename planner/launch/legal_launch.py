@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.constants.stacks import stack_constants
@@ -98,4 +99,4 @@ def _broken_rules(workload: Workload, layout: LayoutDoc) -> list[str]:
         memory_gib=(),
         spans={},
     )
-    return [finding.line for finding in findings(finished)]
+    return [finding.line for finding in findings(finished, without=(HbmCapacity.name,))]
