@@ -23,7 +23,9 @@ from meshwright.model_specs.catalog import load_catalog_model
 
 TARGET = Path(__file__).parent.parent / "planner" / "runs" / "launches" / "bridge_recipes.yaml"
 RUN = ("megatron.bridge.perf_recipes", "megatron.bridge.recipes")
-RECORDED = {"torch", "transformers", "megatron", "nemo", "huggingface_hub", "omegaconf", "modelopt"}
+RECORDED = frozenset(
+    ["torch", "transformers", "megatron", "nemo", "huggingface_hub", "omegaconf", "modelopt"]
+)
 MODELS = {
     "llama3_8b": "llama-3-8b",
     "llama3_70b": "llama-3-70b",

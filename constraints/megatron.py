@@ -277,8 +277,11 @@ class MegatronFullGraph(Rule):
 
 
 class MegatronExpertOverlap(Rule):
-    """Hiding the expert all-to-all needs ep > 1, vpp > 1 with a pipeline, no full recomputation and at most
-    one MTP module.
+    """Hiding the expert all-to-all needs ep > 1, vpp > 1 with a pipeline and two micro-batches without, no
+    full recomputation and at most one MTP module.
+
+    What hides it is the compute of another micro-batch (megatron/core/pipeline_parallel/combined_1f1b.py,
+    combined_1f1b_schedule_for_no_pipelining).
     """
 
     name = "megatron-expert-overlap"
@@ -289,10 +292,11 @@ class MegatronExpertOverlap(Rule):
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         plain = (column(table, "pp") > 1) & (column(table, "vpp") == 1)
+        lone = (column(table, "pp") == 1) & (column(table, "num_micro_batches") == 1)
         full = (column(table, "recompute") & int(Recompute.FULL)) > 0
         single = column(table, "ep") == 1
         modules = int(table.workload.model.mtp_layers > 1)
-        broken = plain.astype(np.int64) + full + single + modules
+        broken = plain.astype(np.int64) + lone + full + single + modules
         return as_excess(broken * self.applies(table.workload))
 
     def check(self, plan: FinishedPlan) -> Finding | None:
@@ -306,6 +310,8 @@ class MegatronExpertOverlap(Rule):
             broken.append(f"{plan.workload.model.mtp_layers} MTP modules")
         if int(layout.pp) > 1 and int(layout.vpp) == 1:
             broken.append(f"pp {layout.pp} without virtual stages")
+        if int(layout.pp) == 1 and int(layout.num_micro_batches) == 1:
+            broken.append("one micro-batch")
         if int(layout.recompute) // 32 % 2 == 1:
             broken.append("full recomputation")
         if not broken:
@@ -313,7 +319,8 @@ class MegatronExpertOverlap(Rule):
         return self.finding(
             value=len(broken),
             words=f"expert communication cannot overlap under {' and '.join(broken)}",
-            remedy="Set ep and vpp to 2 or more, recompute single modules only, or turn the overlap off.",
+            remedy="Set ep and vpp to 2 or more, take more micro-batches, recompute single modules only, or "
+            "turn the overlap off.",
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 
 from meshwright.constraints.attention_heads import (
@@ -103,9 +103,13 @@ def rules_of(framework: Framework) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def findings(plan: FinishedPlan) -> Iterator[Finding]:
-    """What the rules for a plan's workload find wrong with it, by their plain arithmetic."""
-    checked = (rule.check(plan) for rule in rules_for(plan.workload))
+def findings(plan: FinishedPlan, *, without: Collection[str] = ()) -> Iterator[Finding]:
+    """What the rules for a plan's workload find wrong with it, by their plain arithmetic.
+
+    `without` names rules that are not asked: those whose figures the caller has not.
+    """
+    rules = (rule for rule in rules_for(plan.workload) if rule.name not in without)
+    checked = (rule.check(plan) for rule in rules)
     return (finding for finding in checked if finding is not None)
 
 

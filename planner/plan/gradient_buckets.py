@@ -61,6 +61,10 @@ def _with_best_bucket(request: PlanRequest, priced: Priced, buckets: GradientBuc
     execution = priced.execution.of_layout(layout)
     if not execution.dp_overlap or int(layout.zero_stage) not in buckets.zero_stages:
         return priced
+    # Of several virtual stages only the first has buckets (megatron/training/training.py,
+    # per_chunk_bucket_sizes): the price counts on them in all, and would promise too much.
+    if int(layout.vpp) > 1:
+        return priced
     workload = request.workload(priced.execution).on(int(layout.gpus))
     placement = group_placement(workload, layout, priced.stages, priced.matrix, priced.ranks)
     context = make_context(workload, layout, placement)

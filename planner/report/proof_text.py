@@ -27,6 +27,8 @@ def space_text(space: SpaceReport) -> str:
     ]
     if len(space.executions) > 1:
         parts.append(f"{len(space.executions)} combinations of execution choices")
+    if space.executions and all(each.get("tp_overlap") for each in space.executions):
+        parts.append("tensor-parallel overlap on wherever it may be")
     if len(space.schedules) > 2:
         parts.append(f"{len(space.schedules)} pipeline schedules")
     parts += [

@@ -360,7 +360,8 @@ def test_expert_overlap_is_free_without_pipeline_or_without_the_wish() -> None:
     layout = Layout(ep=2, pp=2, recompute=int(Recompute.FULL))
     assert rule.check(finished(workload(MOE), layout, 1.0)) is None
     wish = workload(MOE, overlap=Overlap(ep=True))
-    assert rule.check(finished(wish, Layout(ep=2), 1.0)) is None
+    assert rule.check(finished(wish, Layout(ep=2, num_micro_batches=2), 1.0)) is None
+    assert rule.check(finished(wish, Layout(ep=2), 1.0)) is not None
 
 
 def test_the_dense_width_counts_only_where_a_layer_is_dense() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import meshwright
 from meshwright.planner.drawing.quantities import count, rounded_seconds
 from meshwright.planner.many.sweep.what_if import WhatIfParams, what_if
 from meshwright.planner.plan.document import Plan
@@ -18,14 +19,14 @@ from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.report.plan_page import plan_page
 from meshwright.planner.request.plan_request import PlanRequest
 from tests.oracles.browser import BROWSER, Tab, tab
-from tests.planner.analysis.test_trace import piped
 
 pytestmark = [
     pytest.mark.oracle,
     pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine"),
 ]
-SWEEP = {"gpus": (16, 32), "global_batch": (64, 128)}
+SWEEP = {"gpus": (16, 32), "global_batch": (256, 512)}
 CHARTS = {
+    "waterfall",
     "variants", "breakdown", "pipeline", "memory", "ranks", "levels", "matrix", "roofline", "near",
 }  # fmt: skip
 SHORTEST_TEXT_PX = 10
@@ -42,7 +43,17 @@ SIZES = """[...new Set([...document.querySelectorAll('body *')].map(
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return piped("1f1b")
+    """A long pipeline, beside a recipe that is run today."""
+    return meshwright.plan(
+        "llama-3-8b",
+        cluster="dgx-h100",
+        gpus=16,
+        global_batch=512,
+        seq_len=8192,
+        pin="pp=4,tp=2,micro_batch=1,recompute=none",
+        baseline="llama3_8b_pretrain_8gpu_h100_bf16_config",
+        robustness=False,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +147,7 @@ def test_the_controls_are_reached_and_moved_by_keys(browser: Tab, page: Path) ->
         if browser.run("document.activeElement.closest('#controls') !== null"):
             break
     assert browser.run("document.activeElement.tagName") == "SELECT"
-    browser.press("ArrowUp")
+    browser.press("ArrowDown")
     browser.wait(
         f"document.querySelector('[data-figure=step]').textContent !== {json.dumps(before)}"
     )
@@ -152,7 +163,9 @@ def test_charts_are_true_to_the_number(browser: Tab, page: Path, plan: Plan) -> 
     stages = [sum(stage) for stage in zip(*(each["data"] for each in series), strict=True)]
     assert stages == pytest.approx(plan.predicted.memory_gib)
     drawn = browser.run("document.querySelectorAll('#chart-pipeline svg path').length")
-    assert drawn >= len(figures(page)["pipeline"]["phases"][0]["passes"])
+    phases = figures(page)["pipeline"]["phases"]
+    assert [phase["name"] for phase in phases] == ["warm-up", "one period", "cool-down"]
+    assert drawn >= sum(len(phase["passes"]) for phase in phases)
     near = figures(page)["near"]["layouts"]
     assert [layout["is_plan"] for layout in near].count(True) == 1
 

