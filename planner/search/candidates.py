@@ -38,7 +38,7 @@ class Chooser(ABC):
     """Chooses among candidates which one is priced next, and proves the last one."""
 
     prices_beside: int = 0
-    """Further candidates that are priced with each chosen one, least bounds first."""
+    """Further candidates that are priced with each chosen one at the least, least bounds first."""
 
     def __init__(
         self,

@@ -222,8 +222,13 @@ class LayoutSearch:
                 break
 
     def _close(self) -> None:
-        """Prices what the model chooses until nothing is left that may beat the cutoff."""
+        """Prices what the model chooses until nothing is left that may beat the cutoff.
+
+        A price costs less than a model: each choice that brings nothing doubles how many of the least bounds
+        are priced with the next one.
+        """
         together = self._params.bounded_together
+        fewest = beside = self.chooser.prices_beside
         while True:
             remaining_s = self._remaining_s()
             before_s = self._cutoff_s
@@ -231,14 +236,17 @@ class LayoutSearch:
             chosen = self._chosen(remaining_s)
             if chosen is not None:
                 self._price(chosen)
-                for beside in self.chooser.opened[: self.chooser.prices_beside]:
+                for candidate in self.chooser.opened[:beside]:
                     self._remaining_s()
-                    if beside.bound_s < self._cutoff_s:
-                        self._price(beside)
+                    if candidate.bound_s < self._cutoff_s:
+                        self._price(candidate)
             elif self.chooser.is_settled and self._pool.least_s() >= self._cutoff_s:
                 return
             if self._cutoff_s == before_s:
                 together = min(2 * together, self._params.largest_batch)
+                beside = min(2 * beside + 1, self._params.most_priced_beside)
+            else:
+                beside = fewest
 
     def _chosen(self, remaining_s: float | None) -> Candidate | None:
         if self.chooser.is_settled:

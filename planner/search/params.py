@@ -15,6 +15,8 @@ class SearchParams:
     """Degrees expanded at once, at most; batches double up to it."""
     priced_per_round: int = 8
     """Layouts priced exactly after a batch, or after a CP-SAT model."""
+    most_priced_beside: int = 63
+    """Layouts priced beside the one that a CP-SAT model chose, where its choices bring nothing for long."""
     bounded_together: int = 128
     """Layouts of the pool whose mappings are bounded in one array operation."""
     worthwhile: float = 0.995

@@ -11,6 +11,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,14 @@ BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
 PATIENCE_S = 120.0
+ON_PIPES = """
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3]]
+os.dup2(ends[0], 3)
+os.dup2(ends[1], 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+"""Starts a browser, which reads descriptor 3 and writes descriptor 4; shells may not know those above 9."""
 
 
 class Tab:
@@ -57,7 +66,9 @@ class Tab:
         while b"\0" not in self._rest:
             ready, _, _ = select.select([self._replies], [], [], PATIENCE_S)
             assert ready, "the browser does not answer"
-            self._rest += os.read(self._replies, 1 << 20)
+            read = os.read(self._replies, 1 << 20)
+            assert read, "the browser has ended"
+            self._rest += read
         text, _, self._rest = self._rest.partition(b"\0")
         reply: dict[str, Any] = json.loads(text)
         self._note(reply.get("method", ""), reply.get("params", {}))
@@ -123,10 +134,8 @@ def tab(folder: Path) -> Iterator[Tab]:
     replies, from_browser = os.pipe()
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe",
                "--no-first-run", f"--user-data-dir={folder / 'profile'}"]  # fmt: skip
-    # The browser reads descriptor 3 and writes descriptor 4.
-    shell = ["sh", "-c", f'exec "$@" 3<&{to_browser} 4>&{from_browser}', "sh", *command]
     process = subprocess.Popen(
-        shell,
+        [sys.executable, "-c", ON_PIPES, str(to_browser), str(from_browser), *command],
         pass_fds=(to_browser, from_browser),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
