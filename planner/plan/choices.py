@@ -10,6 +10,7 @@ import numpy as np
 
 from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.layout import Layout
+from meshwright.errors import InputError
 from meshwright.frameworks.catalog import framework_named
 from meshwright.planner.plan.document import ExecutionChoice, Plan
 from meshwright.planner.plan.placement import plan_placement, workload_of_plan
@@ -26,7 +27,7 @@ Search = Callable[[PlanRequest, Layout], Outcome]
 def with_choices(request: PlanRequest, plan: Plan, search: Search) -> Plan:
     """The plan with what each of its execution choices brings, the largest gain first.
 
-    Pinned choices are left out: there is no plan without them.
+    Pinned choices are left out, and those that the framework always makes: there is no plan without them.
     """
     if plan.layout is None or plan.execution is None:
         return plan
@@ -40,15 +41,13 @@ def _choices(request: PlanRequest, plan: Plan, search: Search) -> Iterator[Execu
     likely = replace(layout_from_document(plan.layout), recompute_layers=0)
     for name, values in EXECUTION_PINS.items():
         value, plain = getattr(plan.execution, name), PLAIN[name]
-        may_be_plain = plain in getattr(request.execution_options, name)
-        if value == plain or not may_be_plain or name in request.pins:
-            continue
         word = "off" if values == SWITCH else str(plain)
-        pins = {**request.pins, name: word}
+        asked = _pinned(request, name, word)
+        if value == plain or name in request.pins or asked is None:
+            continue
         outcome = None
         if not is_over():
-            asked = replace(request, pins=pins, time_limit_s=limit_left_s(), top_k=1)
-            outcome = search(asked, likely)
+            outcome = search(replace(asked, time_limit_s=limit_left_s(), top_k=1), likely)
         yield ExecutionChoice(
             choice=name,
             value=value,
@@ -56,6 +55,25 @@ def _choices(request: PlanRequest, plan: Plan, search: Search) -> Iterator[Execu
             proven=outcome is not None and outcome.status in ("optimal", "infeasible"),
             installs=_installs(request.framework, name, str(value)),
         )
+
+
+def loses_by_tensor_overlap(plan: Plan) -> bool:
+    """Whether the best plan without tensor-parallel overlap, which the search takes as on, is faster."""
+    step_s = plan.objective.step_time_s
+    return step_s is not None and any(
+        choice.choice == "tp_overlap"
+        and choice.step_time_s_without is not None
+        and choice.step_time_s_without < step_s * (1 - 1e-9)
+        for choice in plan.choices or ()
+    )
+
+
+def _pinned(request: PlanRequest, name: str, word: str) -> PlanRequest | None:
+    """The request with a choice pinned; None where it cannot have that value."""
+    try:
+        return replace(request, pins={**request.pins, name: word})
+    except InputError:
+        return None
 
 
 def _bucket_choice(plan: Plan) -> Iterator[ExecutionChoice]:

@@ -11,7 +11,7 @@ from meshwright.costmodel.layout import Layout
 from meshwright.planner.mapping.choice.cut_limit import pricing_of
 from meshwright.planner.mapping.choice.pricing import MappedPricing
 from meshwright.planner.plan.assemble import plan_from_outcome, predict
-from meshwright.planner.plan.choices import with_choices
+from meshwright.planner.plan.choices import loses_by_tensor_overlap, with_choices
 from meshwright.planner.plan.digest import with_digest
 from meshwright.planner.plan.document import Expected, Plan
 from meshwright.planner.plan.expected import SCENARIOS, expectation, is_quick
@@ -25,10 +25,14 @@ from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.certificate import Outcome
 from meshwright.planner.search.executions import search_executions
 from meshwright.planner.search.space import space_of
-from meshwright.planner.solvers.clock import within
+from meshwright.planner.solvers.clock import is_over, limit_left_s, within
 
 SEARCH_SHARE = 0.9
 """Part of a time limit that the search may take; the rest is for verifying and writing the plan."""
+WITHOUT_OVERLAP = (
+    "overlap of tensor-parallel traffic would make the step longer: this is the best plan without it "
+    "(pin tp_overlap=off), and the best plan with it is slower"
+)
 Progress = Callable[[str], None]
 
 
@@ -75,6 +79,12 @@ def make_plan(
         request = replace(request, cluster=plan.inputs.cluster, gpus=plan.inputs.gpus)
         if choices:
             plan = with_choices(request, plan, _searched_again)
+            if loses_by_tensor_overlap(plan) and not is_over():
+                pins = {**request.pins, "tp_overlap": "off"}
+                request = replace(request, pins=pins, time_limit_s=limit_left_s())
+                plan = fastest_plan(request, progress, hedged=robustness, model_file=model_file)
+                plan = plan.model_copy(update={"warnings": [*plan.warnings, WITHOUT_OVERLAP]})
+                plan = with_choices(request, plan, _searched_again)
         plan = with_robustness(request, plan) if robustness else plan
     return with_digest(plan)
 

@@ -101,7 +101,8 @@ def _installs(plan: Plan) -> str:
         without_s = choice.step_time_s_without
         lost = "no plan without it"
         if without_s is not None:
-            lost = f"{percent(without_s / plan.predicted.step_time_s - 1)} slower without"
+            share = without_s / plan.predicted.step_time_s - 1
+            lost = f"{percent(abs(share))} {'faster' if share < 0 else 'slower'} without"
         parts.append(f"{choice.installs} ({lost})")
     return "; ".join(parts) or f"nothing beside {plan.inputs.framework}"
 

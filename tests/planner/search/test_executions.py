@@ -24,6 +24,7 @@ from meshwright.planner.request.executions import (
     parse_without,
 )
 from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.request.reader import read_request
 from meshwright.planner.search.executions import search_executions
 from meshwright.planner.search.space import Space, space_of
 from tests.planner.search.test_planner_optimum import best_by_brute_force
@@ -135,10 +136,31 @@ def test_no_choice_makes_a_plan_slower() -> None:
         name for name in EXECUTION_PINS if getattr(plan.execution, name) != PLAIN[name]
     }
     for choice in plan.choices:
-        if choice.choice != "tp_overlap" and choice.step_time_s_without is not None:
+        if choice.step_time_s_without is not None:
             assert choice.step_time_s_without >= plan.objective.step_time_s * (1 - 1e-9)
     gains = [choice.step_time_s_without or float("inf") for choice in plan.choices]
     assert gains == sorted(gains, reverse=True)
+
+
+@pytest.mark.slow
+def test_a_plan_does_without_an_overlap_that_costs_more_than_it_hides() -> None:
+    request = read_request(
+        model="gpt-oss-20b",
+        cluster="h100-leaf-3to1",
+        gpus=48,
+        global_batch=8,
+        seq_len=4096,
+        precision="fp8",
+        optimizer="muon",
+    )
+    with_overlap = fastest_plan(request)
+    plan = make_plan(request, robustness=False)
+    assert plan.execution is not None
+    assert not plan.execution.tp_overlap
+    assert plan.objective.step_time_s is not None
+    assert with_overlap.objective.step_time_s is not None
+    assert plan.objective.step_time_s < with_overlap.objective.step_time_s
+    assert any("tp_overlap=off" in warning for warning in plan.warnings)
 
 
 def test_pins_and_without_are_kept() -> None:
