@@ -14,10 +14,17 @@ from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import limited_to_nodes, read_request
+from tests.own_buckets import keep_own_buckets
 from tests.planner.plan.test_recount import differences
 from tests.scattered import scattered_cluster
 
 SMALL_PINS = "tp=8,cp=1,vpp=1,micro_batch=1,recompute=none,zero_stage=1"
+
+
+@pytest.fixture(autouse=True)
+def own_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are compared as they were searched."""
+    keep_own_buckets(monkeypatch)
 
 
 def small(cluster: ClusterSpec, gpus: int, batch: int, pin: str = SMALL_PINS) -> PlanRequest:
