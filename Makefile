@@ -12,7 +12,7 @@ DEV_READY := $(VENV)/.dev-ready
 # Override with: make PYTHON=/path/to/python3
 PYTHON ?=
 
-.PHONY: help plan test check lint types unit fuzz attack slow benchmarks supply oracles ray docs accuracy calibrate clean
+.PHONY: help plan test check lint types unit fuzz attack slow soak benchmarks supply oracles ray docs accuracy calibrate clean
 
 help:
 	@echo "make plan      plan Llama-3.1-405B on 16,384 GPUs (installs into .venv the first time)"
@@ -20,7 +20,8 @@ help:
 	@echo "make check     the same without the slow tests, about 4 minutes on 2 cores"
 	@echo "make fuzz      10,000 damaged files for every reader of users' files"
 	@echo "make attack    20 minutes of random layouts and changed requests against what plans prove"
-	@echo "make slow      the suites that take minutes each"
+	@echo "make slow      the suites that take minutes each, a fifth of their cases"
+	@echo "make soak      all of their cases: hours"
 	@echo "make lint | types | unit    one of them"
 	@echo "make oracles   launch files through the parsers of the real frameworks (installs them into .oracles)"
 	@echo "make ray       batches on a local Ray cluster of two machines (installs Ray into .ray)"
@@ -64,6 +65,9 @@ attack: $(DEV_READY)
 
 slow: $(DEV_READY)
 	$(PYTEST) -m "soak and $(APART)"
+
+soak: $(DEV_READY)
+	MESHWRIGHT_SOAK_SHARE=1 MESHWRIGHT_INTERRUPTS=10 $(PYTEST) -m "soak and $(APART)"
 
 RESULTS := build/benchmarks
 

@@ -29,7 +29,7 @@ from meshwright.planner.request.plan_request import PlanRequest
 from tests.attack.draws import candidates, random_request, seconds
 from tests.places import ROOT
 
-ATTACK_S = float(os.environ.get("MESHWRIGHT_ATTACK_S", "60"))
+ATTACK_S = float(os.environ.get("MESHWRIGHT_ATTACK_S", "30"))
 SEED = int(os.environ.get("MESHWRIGHT_ATTACK_SEED", "0"))
 SAMPLES = 400
 """Layouts drawn for each request."""

@@ -26,6 +26,7 @@ from tests.planner.mapping.irregular import (
     priced_under,
     random_request,
 )
+from tests.soaked import some
 
 
 def one_shot_s(tables: Tables) -> float:
@@ -56,7 +57,7 @@ BLOCK = 4
 
 
 @pytest.mark.parametrize(
-    "block", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, 30))]
+    "block", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in some(range(1, 30)))]
 )
 def test_the_plan_is_the_least_of_all_layouts_on_all_assignments(block: int) -> None:
     for seed in range(block * BLOCK, (block + 1) * BLOCK):

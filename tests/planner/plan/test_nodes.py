@@ -17,6 +17,7 @@ from meshwright.planner.request.reader import limited_to_nodes, read_request
 from tests.own_buckets import keep_own_buckets
 from tests.planner.plan.test_recount import differences
 from tests.scattered import scattered_cluster
+from tests.soaked import some
 
 SMALL_PINS = "tp=8,cp=1,vpp=1,micro_batch=1,recompute=none,zero_stage=1"
 
@@ -105,7 +106,7 @@ def test_only_the_nodes_named_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.soak
 def test_the_best_64_of_100_scattered_nodes() -> None:
-    for seed in range(50):
+    for seed in some(range(50)):
         cluster = scattered_cluster(random.Random(seed), leaves=10, per_leaf=16, free=100)
         request = small(cluster, 512, 512, "tp=8,cp=1,vpp=1,micro_batch=1")
         plan = fastest_plan(request)

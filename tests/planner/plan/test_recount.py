@@ -24,6 +24,7 @@ from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.runs.predicted import layout_from_document
 from tests.scattered import scattered_cluster
+from tests.soaked import some
 
 Place = tuple[int, int]
 
@@ -189,13 +190,13 @@ def test_ranks_are_where_their_price_says(seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(3, 203))
+@pytest.mark.parametrize("seed", some(range(3, 203)))
 def test_ranks_are_where_their_price_says_on_any_size(seed: int) -> None:
     held_against_ranks(fastest_plan(uneven_request(random.Random(seed))))
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", some(range(30)))
 def test_ranks_are_where_their_price_says_on_scattered_nodes(seed: int) -> None:
     rng = random.Random(seed)
     cluster = scattered_cluster(rng, leaves=rng.choice((3, 5)), per_leaf=4)

@@ -1,0 +1,16 @@
+"""How much of the long suites runs: `make slow` takes a share of their cases, `make soak` all of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TypeVar
+
+Case = TypeVar("Case")
+SHARE = int(os.environ.get("MESHWRIGHT_SOAK_SHARE", "5"))
+"""One case in so many."""
+
+
+def some(cases: Iterable[Case]) -> list[Case]:
+    """The share of some cases that runs, always the same ones."""
+    return list(cases)[::SHARE]
