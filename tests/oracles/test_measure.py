@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +24,7 @@ print(json.dumps(rates and vars(rates)))
 """
 
 
-def test_two_processes_measure_each_other() -> None:
+def test_two_processes_measure_each_other(tmp_path: Path) -> None:
     """Our own packages are on the path behind those of the oracles, which have torch."""
     python = os.environ.get("ORACLE_PYTHON")
     assert python, "run `make oracles`: ORACLE_PYTHON names no interpreter"
@@ -31,7 +32,8 @@ def test_two_processes_measure_each_other() -> None:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     own = [path for path in sys.path if path.endswith("site-packages")]
-    path = os.pathsep.join([str(ROOT / ".venv" / "src"), *own])
+    (tmp_path / "meshwright").symlink_to(ROOT)
+    path = os.pathsep.join([str(tmp_path), *own])
     processes = []
     for rank in range(2):
         env = os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
