@@ -10,12 +10,18 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
+def interruptible(interrupted: threading.Event) -> Iterator[None]:
     """SIGTERM raises KeyboardInterrupt as SIGINT does, and solvers that are at work stop for either.
 
     Python acts on a signal only between two of its own instructions, so a solver would run to its end first:
     a thread hears of the signal through a pipe and stops it. In another thread than the main one nothing is
     changed, as signals are not delivered there.
+
+    Parameters
+    ----------
+    interrupted
+        Set when a signal came: what it interrupts may end in another error than KeyboardInterrupt, such as
+        the import of a compiled module.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -24,7 +30,7 @@ def interruptible() -> Iterator[None]:
     os.set_blocking(told, False)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     wakeup_before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
-    threading.Thread(target=_stop_solvers_when_told, args=(heard,), daemon=True).start()
+    threading.Thread(target=_stop_solvers_when_told, args=(heard, interrupted), daemon=True).start()
     try:
         yield
     finally:
@@ -41,11 +47,12 @@ def end_children() -> None:
         child.kill()
 
 
-def _stop_solvers_when_told(heard: int) -> None:
+def _stop_solvers_when_told(heard: int, interrupted: threading.Event) -> None:
     """A byte is a signal; the end of the pipe is the end of the command."""
     ends = {signal.SIGINT, signal.SIGTERM}
     while number := os.read(heard, 1):
         if number[0] in ends:
+            interrupted.set()
             from meshwright.planner.solvers.cp_sat import stop_solvers
 
             stop_solvers()

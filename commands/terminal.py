@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
@@ -70,8 +71,9 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
+        interrupted = threading.Event()
         try:
-            with interruptible(), ctx.scope(cleanup=False):
+            with interruptible(interrupted), ctx.scope(cleanup=False):
                 result = super().invoke(ctx)
                 sys.stdout.flush()
                 return result
@@ -80,18 +82,24 @@ class Commands(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(ExitCode.DONE)
         except KeyboardInterrupt:
-            end_children()
-            click.echo("Interrupted.", err=True)
-            ctx.exit(ExitCode.INTERRUPTED)
+            _end_interrupted(ctx)
         except (click.exceptions.Exit, click.Abort):
             raise
         except click.ClickException as error:
             _json_error(ctx, error.format_message(), error.exit_code)
             raise
         except Exception as error:
+            if interrupted.is_set():
+                _end_interrupted(ctx)
             if ctx.meta.get(_DEBUG) and not isinstance(error, InfeasibleError):
                 raise
             _fail(ctx, *message_of(error))
+
+
+def _end_interrupted(ctx: click.Context) -> NoReturn:
+    end_children()
+    click.echo("Interrupted.", err=True)
+    ctx.exit(ExitCode.INTERRUPTED)
 
 
 def _first_sentence(command: click.Command) -> str:

@@ -100,7 +100,7 @@ from tests.planner.solvers.test_clock import _hard_model
 from meshwright.commands.interrupts import interruptible
 from meshwright.planner.solvers.cp_sat import repeatable_solver
 model, solver = _hard_model(), repeatable_solver()
-with interruptible():
+with interruptible(threading.Event()):
     threading.Timer(0.3, os.kill, (os.getpid(), signal.{name})).start()
     try:
         solver.solve(model)
@@ -160,3 +160,33 @@ def _runs(process: int) -> bool:
             return stream.read().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+INTERRUPTED_IN_AN_IMPORT = """
+import os, signal, time
+from meshwright import cli
+from meshwright.commands import catalogs
+
+def import_that_turns_the_interrupt_into_another_error(*_, **__):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+    except KeyboardInterrupt:
+        time.sleep(0.5)
+        raise ImportError("numpy failed to import")
+
+cli.main.commands["collective"].callback = import_that_turns_the_interrupt_into_another_error
+cli.main(["collective", "all-reduce", "1G", "--cluster", "dgx-h100", "--gpus", "8"])
+"""
+
+
+def test_an_interrupt_that_ends_in_another_error_is_still_one() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IN_AN_IMPORT],
+        check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (130, "Interrupted.\n"), done.stderr
