@@ -165,7 +165,6 @@ def _runs(process: int) -> bool:
 INTERRUPTED_IN_AN_IMPORT = """
 import os, signal, time
 from meshwright import cli
-from meshwright.commands import catalogs
 
 def import_that_turns_the_interrupt_into_another_error(*_, **__):
     try:
@@ -175,8 +174,8 @@ def import_that_turns_the_interrupt_into_another_error(*_, **__):
         time.sleep(0.5)
         raise ImportError("numpy failed to import")
 
-cli.main.commands["collective"].callback = import_that_turns_the_interrupt_into_another_error
-cli.main(["collective", "all-reduce", "1G", "--cluster", "dgx-h100", "--gpus", "8"])
+cli.main.commands["schema"].callback = import_that_turns_the_interrupt_into_another_error
+cli.main(["schema", "cluster"])
 """
 
 
