@@ -19,7 +19,7 @@ from tests.places import ROOT
 pytestmark = pytest.mark.ray
 
 SMALL = {"model": "llama-3-8b", "cluster": "dgx-h100", "seq_len": 2048}
-BATCH = {"matrix": {**SMALL, "gpus": [4, 8], "global_batch": [16, 32, 64], "seed": [0, 1, 2]}}
+BATCH = {"matrix": {**SMALL, "gpus": [4, 8], "global_batch": [16, 32, 64], "seed": [0, 1]}}
 
 
 def environment() -> dict[str, str]:
@@ -86,11 +86,11 @@ def test_a_lost_machine_loses_no_job(tmp_path: Path, jobs: Path, two_machines: A
     assert process.poll() is None, "the batch ended before a machine could be lost"
     for found in nodes[0].all_processes["raylet"]:
         os.kill(found.process.pid, signal.SIGKILL)
-    assert process.wait(timeout=300) == 0
+    assert process.wait(timeout=600) == 0
     assert batch(jobs, tmp_path / "here", "--workers", "2").wait() == 0
     assert files_of(out) == files_of(tmp_path / "here")
     rows = json.loads((out / "results.json").read_text(encoding="utf-8"))["jobs"]
-    assert [row["status"] for row in rows] == ["optimal"] * 18
+    assert [row["status"] for row in rows] == ["optimal"] * 12
 
 
 def test_a_cluster_of_its_own(tmp_path: Path, jobs: Path) -> None:
