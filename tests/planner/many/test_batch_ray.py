@@ -96,7 +96,7 @@ def test_a_lost_machine_loses_no_job(tmp_path: Path, jobs: Path, two_machines: A
 def test_a_cluster_of_its_own(tmp_path: Path, jobs: Path) -> None:
     assert batch(jobs, tmp_path / "out", "--engine", "ray").wait(timeout=300) == 0
     assert (
-        len(json.loads((tmp_path / "out/results.json").read_text(encoding="utf-8"))["jobs"]) == 18
+        len(json.loads((tmp_path / "out/results.json").read_text(encoding="utf-8"))["jobs"]) == 12
     )
 
 
