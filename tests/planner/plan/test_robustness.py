@@ -49,7 +49,7 @@ def checked(request: PlanRequest) -> tuple[Plan, int]:
     return found, len(cases)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_every_scenario_is_what_a_search_finds_there() -> None:
     results = [checked(random_request(seed)) for seed in range(5)]
     assert sum(count for _, count in results) > 20

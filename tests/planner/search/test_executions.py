@@ -142,7 +142,7 @@ def test_no_choice_makes_a_plan_slower() -> None:
     assert gains == sorted(gains, reverse=True)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_plan_does_without_an_overlap_that_costs_more_than_it_hides() -> None:
     request = read_request(
         model="gpt-oss-20b",
