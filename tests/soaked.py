@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 Case = TypeVar("Case")
-SHARE = int(os.environ.get("MESHWRIGHT_SOAK_SHARE", "5"))
+SHARE = int(os.environ.get("MESHWRIGHT_SOAK_SHARE", "2"))
 """One case in so many."""
 
 
