@@ -217,8 +217,7 @@ def _chunk_by_chunk(c: Context) -> NDArray[np.bool_]:
 
     Then that of the last chunk stays exposed: ranks reduce it together, when the schedule has ended
     (`align_grad_reduce` of megatron/core/distributed/distributed_data_parallel_config.py; NeMo user guide,
-    Communication Overlap: 'the granularity of DP communication becomes the Transformer layers per virtual
-    pipeline stage').
+    Communication Overlap, has the layers of a virtual stage as its unit).
     """
     chunks = has_trait(c.layout.schedule, "in_step") & (np.asarray(c.layout.vpp) > 1)
     per_layer = not c.constants.framework.bucket_parameters
@@ -244,7 +243,7 @@ def bucket_parameters(workload: Workload, framework: FrameworkConstants, layout:
         set size. `_groups` has the sources.
     """
     if workload.bucket_mb is not None:
-        return 1e6 * workload.bucket_mb / framework.gradient_bytes
+        return framework.gradients_in(workload.bucket_mb)
     ranks = np.asarray(layout.dp) * layout.cp
     size: Floats = np.maximum(
         framework.bucket_parameters, framework.bucket_parameters_per_rank * ranks

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.plan import make_plan
+from meshwright.planner.plan import gradient_buckets
 
 
 def keep_own_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out the choice of their size, which is made after the search."""
-    monkeypatch.setattr(make_plan, "with_gradient_buckets", lambda _, outcome: outcome)
+    monkeypatch.setattr(gradient_buckets, "with_gradient_buckets", lambda _, outcome: outcome)

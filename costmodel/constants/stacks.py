@@ -86,6 +86,14 @@ class FrameworkConstants:
     fused_elementwise: bool
     """Whether norms, biases, activations and residual adds run as fused kernels."""
 
+    def gradients_mb(self, parameters: float) -> float:
+        """Size in MB (1e6 bytes) of the gradients of so many parameters when they are reduced."""
+        return parameters * self.gradient_bytes / 1e6
+
+    def gradients_in(self, size_mb: float) -> float:
+        """Number of gradients in a bucket of `size_mb` MB (1e6 bytes)."""
+        return 1e6 * size_mb / self.gradient_bytes
+
 
 def framework_prefixes(name: str) -> tuple[str, ...]:
     """Where a software profile's constants stand: its own entry, over the defaults.

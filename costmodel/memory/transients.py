@@ -109,7 +109,7 @@ def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> T
     stranded, stranded_table = _stranded(workload, layout, profile)
     elements = profile.bucket_elements
     if elements and workload.bucket_mb is not None:
-        elements = 1e6 * workload.bucket_mb / stack_constants(workload).gradient_bytes
+        elements = stack_constants(workload).gradients_in(workload.bucket_mb)
     bucketed = (np.asarray(layout.zero_stage) < 3) * elements
     element = 4.0 if workload.precision == "bf16" else 2.0
     return Transients(

@@ -76,7 +76,7 @@ def _gradient_buckets(plan: Plan) -> dict[str, Any] | None:
     stages = tuple(tuple(rank) for rank in plan.layout.stages)
     most = max(float(np.max(part)) for part in rank_parameters(workload.model, layout, stages))
     return {
-        "bucket_mb": min(parameters, most) * stack.gradient_bytes / 1e6,
+        "bucket_mb": stack.gradients_mb(min(parameters, most)),
         "count": ceil(most / parameters),
         "chosen_by": "framework" if workload.bucket_mb is None else "plan",
     }

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from meshwright.costmodel.layout import Layout
 from meshwright.planner.analysis.neighbours import Neighbour
 from meshwright.planner.bounds.exact_cost import Priced
-from meshwright.planner.mapping.choice.cut_limit import pricing_of
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.gradient_buckets import with_gradient_buckets
+from meshwright.planner.plan.gradient_buckets import search_with_buckets
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import LayoutDoc, layout_document, layout_from_document
-from meshwright.planner.search.executions import search_executions
 
 _DOUBLED = ("tp", "cp", "pp", "dp", "ep", "vpp", "micro_batch")
 """Choices whose double and half are tried."""
@@ -72,7 +70,7 @@ def single_choices(
             progress(f"the best plan with {name} {value}")
         pins = {**plan.inputs.pins, name: value}
         pinned = PlanRequest.of_inputs(plan.inputs, pins=pins)
-        outcome = with_gradient_buckets(pinned, search_executions(pinned, pricing_of))
+        outcome = search_with_buckets(pinned)
         best = outcome.best[0] if outcome.best else None
         kept = _kept(name, value, changes)
         found.append(

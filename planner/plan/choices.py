@@ -31,7 +31,7 @@ def with_choices(request: PlanRequest, plan: Plan, search: Search) -> Plan:
     """
     if plan.layout is None or plan.execution is None:
         return plan
-    choices = [*_choices(request, plan, search), *_bucket_choice(plan)]
+    choices = [*_choices(request, plan, search), *_bucket_choice(request, plan)]
     choices.sort(key=lambda choice: -(choice.step_time_s_without or inf))
     return plan.model_copy(update={"choices": choices})
 
@@ -76,8 +76,11 @@ def _pinned(request: PlanRequest, name: str, word: str) -> PlanRequest | None:
         return None
 
 
-def _bucket_choice(plan: Plan) -> Iterator[ExecutionChoice]:
-    """What buckets of the chosen size bring: the search itself was made with the framework's own."""
+def _bucket_choice(request: PlanRequest, plan: Plan) -> Iterator[ExecutionChoice]:
+    """What buckets of the chosen size bring: the search itself was made with the framework's own.
+
+    Of several plans that were asked for, the buckets may have put another one first than the search.
+    """
     assert plan.layout is not None
     assert plan.execution is not None
     if plan.execution.bucket_mb is None:
@@ -90,7 +93,7 @@ def _bucket_choice(plan: Plan) -> Iterator[ExecutionChoice]:
         choice="bucket_mb",
         value=plan.execution.bucket_mb,
         step_time_s_without=float(np.asarray(estimate.step_time_s)),
-        proven=plan.status == "optimal",
+        proven=plan.status == "optimal" and request.top_k == 1,
     )
 
 

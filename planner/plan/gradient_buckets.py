@@ -15,19 +15,59 @@ import numpy as np
 
 from meshwright.costmodel.data_parallel import bucket_parameters
 from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.memory.states import rank_parameters, table_parameters
 from meshwright.costmodel.step_time import exact_step, make_context
 from meshwright.frameworks.catalog import framework_named
 from meshwright.frameworks.record import GradientBuckets
 from meshwright.planner.bounds.exact_cost import Priced
+from meshwright.planner.mapping.choice.cut_limit import pricing_of
 from meshwright.planner.plan.placement import group_placement
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.certificate import Outcome
+from meshwright.planner.search.executions import search_executions
+from meshwright.planner.search.loop import Progress
+from meshwright.planner.search.params import SearchParams
 
 LEAST_GAIN = 5e-4
 """Share of the step that another size must save before a launch file sets it."""
 _LEADING = (10, 15, 20, 30, 50, 70)
 """First two digits of the sizes that are tried: each is 1.3 to 1.7 times the one before."""
+
+
+def search_with_buckets(
+    request: PlanRequest,
+    progress: Progress | None = None,
+    *,
+    begin_with: Layout | None = None,
+    most_priced: int | None = None,
+    params: SearchParams | None = None,
+) -> Outcome:
+    """The best layouts of a request, with the best size of their gradient buckets.
+
+    Parameters
+    ----------
+    request
+        What to plan.
+    progress
+        Called with one line whenever a better plan is found.
+    begin_with, most_priced, params
+        As `search_executions` takes them.
+
+    Returns
+    -------
+    Outcome
+        As `with_gradient_buckets` says.
+    """
+    outcome = search_executions(
+        request,
+        pricing_of,
+        progress,
+        begin_with=begin_with,
+        most_priced=most_priced,
+        params=params,
+    )
+    return with_gradient_buckets(request, outcome)
 
 
 def with_gradient_buckets(request: PlanRequest, outcome: Outcome) -> Outcome:
@@ -73,7 +113,7 @@ def _with_best_bucket(request: PlanRequest, priced: Priced, buckets: GradientBuc
     own_s = best_s = _step_s(context, priced, None)
     best_mb = None
     for parameters in _sizes(context, priced, buckets):
-        size_mb = parameters * context.constants.framework.gradient_bytes / 1e6
+        size_mb = context.constants.framework.gradients_mb(parameters)
         step_s = _step_s(context, priced, size_mb)
         if best_mb is not None and step_s >= best_s:
             break

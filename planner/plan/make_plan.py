@@ -16,14 +16,13 @@ from meshwright.planner.plan.digest import with_digest
 from meshwright.planner.plan.document import Expected, Plan
 from meshwright.planner.plan.expected import SCENARIOS, expectation, is_quick
 from meshwright.planner.plan.exported_model import export_model
-from meshwright.planner.plan.gradient_buckets import with_gradient_buckets
+from meshwright.planner.plan.gradient_buckets import search_with_buckets
 from meshwright.planner.plan.infeasible import explain_infeasible
 from meshwright.planner.plan.nodes import decide_on_nodes
 from meshwright.planner.plan.robustness import with_robustness
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.certificate import Outcome
-from meshwright.planner.search.executions import search_executions
 from meshwright.planner.search.space import space_of
 from meshwright.planner.solvers.clock import is_over, limit_left_s, within
 
@@ -144,12 +143,11 @@ def _over_posterior(request: PlanRequest, outcome: Outcome) -> tuple[Outcome, Ex
 
 
 def _searched(request: PlanRequest, progress: Callable[[str], None] | None) -> Outcome:
-    return with_gradient_buckets(request, search_executions(request, pricing_of, progress))
+    return search_with_buckets(request, progress)
 
 
 def _searched_again(request: PlanRequest, likely: Layout) -> Outcome:
-    outcome = search_executions(request, pricing_of, begin_with=likely)
-    return with_gradient_buckets(request, outcome)
+    return search_with_buckets(request, begin_with=likely)
 
 
 def _with_least_traffic(request: PlanRequest, outcome: Outcome) -> Outcome:

@@ -21,16 +21,14 @@ from meshwright.costmodel.constants.measured import POINT_ESTIMATE, ErrorBand
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.memory.footprint import hbm_gib_for, usable_hbm_gib
-from meshwright.planner.mapping.choice.cut_limit import pricing_of
 from meshwright.planner.plan.assemble import alternative
 from meshwright.planner.plan.document import Plan, Robustness, Scenario
-from meshwright.planner.plan.gradient_buckets import with_gradient_buckets
+from meshwright.planner.plan.gradient_buckets import search_with_buckets
 from meshwright.planner.plan.memory_risk import with_cost_of_safety
 from meshwright.planner.plan.placement import plan_placement
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import layout_from_document
 from meshwright.planner.search.certificate import Outcome
-from meshwright.planner.search.executions import search_executions
 from meshwright.planner.solvers.clock import is_over, limit_left_s
 
 
@@ -228,13 +226,11 @@ def _too_long(request: PlanRequest, plan: Plan) -> bool:
 
 def _searched_again(changed: PlanRequest, plan: Plan) -> Outcome:
     assert plan.layout is not None
-    outcome = search_executions(
+    return search_with_buckets(
         replace(changed, time_limit_s=limit_left_s()),
-        pricing_of,
         most_priced=PARAMS.most_priced,
         begin_with=_recompute_undecided(layout_from_document(plan.layout)),
     )
-    return with_gradient_buckets(changed, outcome)
 
 
 def _recompute_undecided(layout: Layout) -> Layout:

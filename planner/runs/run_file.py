@@ -206,8 +206,8 @@ def _run(
         calibration=calibration,
     )
     if settings.bucket_parameters is not None:
-        bucket_bytes = settings.bucket_parameters * stack_constants(workload).gradient_bytes
-        workload = replace(workload, bucket_mb=bucket_bytes / 1e6)
+        bucket_mb = stack_constants(workload).gradients_mb(settings.bucket_parameters)
+        workload = replace(workload, bucket_mb=bucket_mb)
     return Run(
         id=doc.id or default_id,
         source=doc.source,

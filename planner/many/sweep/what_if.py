@@ -18,16 +18,14 @@ from meshwright.errors import InputError, MeshwrightError, message_of
 from meshwright.planner.many.batch.engines import usable_cores
 from meshwright.planner.many.sweep.axes import Axes, Value, combinations_of, read_axes
 from meshwright.planner.many.sweep.service import changed_cluster
-from meshwright.planner.mapping.choice.cut_limit import pricing_of
 from meshwright.planner.plan.assemble import predict
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.gradient_buckets import with_gradient_buckets
+from meshwright.planner.plan.gradient_buckets import search_with_buckets
 from meshwright.planner.plan.nodes import decide_on_nodes
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import layout_document
 from meshwright.planner.search.certificate import Outcome
-from meshwright.planner.search.executions import search_executions
 from meshwright.planner.search.params import SearchParams
 
 AXES = ("gpus", "global_batch", "seq_len", "precision", "nic_gbps", "hbm_gib")
@@ -211,4 +209,4 @@ def _figures(request: PlanRequest) -> dict[str, Any]:
 
 
 def _searched(request: PlanRequest) -> Outcome:
-    return with_gradient_buckets(request, search_executions(request, pricing_of, params=_WIDE))
+    return search_with_buckets(request, params=_WIDE)
