@@ -6,14 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.constraints.rule import LayoutTable
+from meshwright.costmodel.layout import in_shape
 
 IntArray = NDArray[np.int64]
 
 
 def column(table: LayoutTable, name: str) -> IntArray:
     """One field of every layout, shape [n]; booleans become 0 and 1."""
-    shape = np.broadcast_shapes(table.layouts.broadcast_shape(), np.shape(table.memory_gib))
-    return np.broadcast_to(np.asarray(getattr(table.layouts, name), dtype=np.int64), shape)
+    shape, rows = np.shape(table.memory_gib), table.layouts.broadcast_shape()
+    if shape != rows:
+        shape = np.broadcast_shapes(rows, shape)
+    return in_shape(np.asarray(getattr(table.layouts, name), dtype=np.int64), shape)
 
 
 def as_excess(

@@ -6,7 +6,7 @@ layout or a hundred thousand of them, and every formula of the cost model is wri
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import IntFlag
 from typing import Any, Self
 
@@ -110,8 +110,9 @@ class Layout:
         Layout
             Fields of shape [..., 1].
         """
-        values = {name: np.asarray(getattr(self, name)) for name in self._names()}
-        return type(self)(**{name: array[..., None] for name, array in values.items()})
+        return type(self)(
+            **{name: np.asarray(value)[..., None] for name, value in vars(self).items()}
+        )
 
     def flat(self) -> Self:
         """The same layouts, one after the other.
@@ -132,15 +133,21 @@ class Layout:
         tuple of int
             () for a single layout.
         """
-        return np.broadcast_shapes(*(np.shape(getattr(self, name)) for name in self._names()))
-
-    def _names(self) -> tuple[str, ...]:
-        return tuple(f.name for f in fields(self))
+        shapes = {getattr(value, "shape", ()) for value in vars(self).values()} - {()}
+        if len(shapes) <= 1:
+            return shapes.pop() if shapes else ()
+        return np.broadcast_shapes(*shapes)
 
     def _broadcast(self) -> dict[str, Any]:
         """Every field in the common shape."""
         shape = self.broadcast_shape()
-        return {name: np.broadcast_to(getattr(self, name), shape) for name in self._names()}
+        return {name: in_shape(value, shape) for name, value in vars(self).items()}
+
+
+def in_shape(values: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+    """An array or a number in a shape that it broadcasts to; itself where it has that shape."""
+    array = np.asarray(values)
+    return array if array.shape == shape else np.broadcast_to(array, shape)
 
 
 AXES = ("tp", "cp", "dp", "pp")

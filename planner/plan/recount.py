@@ -7,11 +7,11 @@ its node.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.cluster_specs.fabric import fabric_levels
 from meshwright.cluster_specs.schema import ClusterSpec
@@ -21,8 +21,7 @@ from meshwright.costmodel.layout import Layout, Placement
 Place = tuple[int, int]
 """(node, local GPU), both from 0."""
 Block = tuple[str, ...] | int
-Groups = dict[int, list[Block]]
-"""The block of every member, in the order of ranks, by group."""
+IntArray = NDArray[np.int64]
 
 
 def recounted_placement(cluster: ClusterSpec, layout: Layout, ranks: Sequence[Place]) -> Placement:
@@ -50,7 +49,8 @@ def recounted_placement(cluster: ClusterSpec, layout: Layout, ranks: Sequence[Pl
     members: dict[str, list[int]] = defaultdict(list)
     for level in names:
         block_of = _block_of(cluster, level, outermost=level == names[-1])
-        blocks = [block_of(node, gpu) for node, gpu in ranks]
+        numbers: dict[Block, int] = {}
+        blocks = np.array([numbers.setdefault(block_of(*at), len(numbers)) for at in ranks])
         for axis, count in _members(layout, blocks):
             inside = members[axis]
             inside.append(max(count, *inside[-1:], 1))
@@ -75,63 +75,61 @@ def _block_of(cluster: ClusterSpec, level: str, outermost: bool) -> Callable[[in
     return lambda node, gpu: (node * per_node + gpu) // size
 
 
-def _members(layout: Layout, blocks: Sequence[Block]) -> Iterator[tuple[str, int]]:
-    """(axis, members) of one level, for the block of every rank."""
+def _members(layout: Layout, blocks: IntArray) -> Iterator[tuple[str, int]]:
+    """(axis, members) of one level, for the block of every rank, [ranks]."""
     tp, cp, dp, pp = (int(x) for x in (layout.tp, layout.cp, layout.dp, layout.pp))
     etp, ep = int(layout.etp), int(layout.ep)
-    stage = tp * cp * dp
-    rings: dict[str, Groups] = defaultdict(lambda: defaultdict(list))
-    for rank, block in enumerate(blocks):
-        t, c, d = rank % tp, rank // tp % cp, rank // (tp * cp) % dp
-        p, within = rank // stage, rank % stage
-        rings["tp"][rank - t].append(block)
-        rings["cp"][rank - c * tp].append(block)
-        rings["dp"][rank - d * tp * cp].append(block)
-        rings["pp"][within].append(block)
-        rings["etp"][rank - within % etp].append(block)
-        rings["ep"][rank - within // etp % ep * etp].append(block)
-        rings["edp"][p * stage + within % (etp * ep)].append(block)
-        rings["dp_cp"][p * tp + t].append(block)
-    for axis, groups in rings.items():
-        if axis == "pp":
-            yield axis, _pipeline(groups, pp)
-        elif axis == "ep":
-            yield axis, _exchange(groups, ep)
-        else:
-            yield axis, _ring(groups)
+    edp = tp * cp * dp // (etp * ep)
+    dense = blocks.reshape(pp, dp, cp, tp)
+    experts = blocks.reshape(pp, edp, ep, etp)
+    yield "tp", _ring(dense.reshape(-1, tp))
+    yield "cp", _ring(np.moveaxis(dense, 2, -1).reshape(-1, cp))
+    yield "dp", _ring(np.moveaxis(dense, 1, -1).reshape(-1, dp))
+    yield "pp", _pipeline(np.moveaxis(dense, 0, -1).reshape(-1, pp))
+    yield "etp", _ring(experts.reshape(-1, etp))
+    yield "ep", _exchange(np.moveaxis(experts, 2, -1).reshape(-1, ep))
+    yield "edp", _ring(np.moveaxis(experts, 1, -1).reshape(-1, edp))
+    yield "dp_cp", _ring(np.moveaxis(dense, 3, 1).reshape(-1, dp * cp))
 
 
-def _ring(groups: Groups) -> int:
-    used: Counter[Block] = Counter()
-    leaving: Counter[Block] = Counter()
-    size = 1
-    for group in groups.values():
-        size = len(group)
-        held = Counter(group)
-        used.update(held)
-        leaving.update(block for block, count in held.items() if count < size)
-    if not leaving:
+def _inside(groups: IntArray) -> tuple[IntArray, IntArray]:
+    """(block, members of a group in it) of every group and each block that it touches, both [entries]."""
+    groups_count, size = groups.shape
+    which = np.repeat(np.arange(groups_count), size)
+    blocks = int(groups.max()) + 1
+    keys, members = np.unique(which * blocks + groups.ravel(), return_counts=True)
+    return keys % blocks, members
+
+
+def _ring(groups: IntArray) -> int:
+    """Of groups [groups, size]: GPUs in use in a block over the rings that leave it, least over blocks."""
+    size = int(groups.shape[1])
+    block, members = _inside(groups)
+    leaving = np.bincount(block[members < size], minlength=int(groups.max()) + 1)
+    left = np.flatnonzero(leaving)
+    if len(left) <= 1:
         return size
-    shares = (used[block] // rings for block, rings in leaving.items())
-    return max(1, min(*shares, size - 1)) if len(leaving) > 1 else size
+    used = np.bincount(groups.ravel())
+    shares = used[left] // leaving[left]
+    return max(1, min(int(shares.min()), size - 1))
 
 
-def _exchange(groups: Groups, size: int) -> int:
-    kept: Counter[Block] = Counter()
-    sent: Counter[Block] = Counter()
-    for group in groups.values():
-        for block, count in Counter(group).items():
-            kept[block] += count * count
-            sent[block] += count * size
-    if kept == sent:
+def _exchange(groups: IntArray) -> int:
+    """Of groups [groups, size]: the share of its traffic that a block keeps to itself, least over blocks."""
+    size = int(groups.shape[1])
+    block, members = _inside(groups)
+    kept = np.zeros(int(groups.max()) + 1, dtype=np.int64)
+    sent = np.zeros_like(kept)
+    np.add.at(kept, block, members * members)
+    np.add.at(sent, block, members * size)
+    if np.array_equal(kept, sent):
         return size
-    share = min(size * kept[block] // sent[block] for block in sent)
+    touched = np.flatnonzero(sent)
+    share = int((size * kept[touched] // sent[touched]).min())
     return max(1, min(share, size - 1))
 
 
-def _pipeline(groups: Groups, stages: int) -> int:
-    crossings = 0
-    for group in groups.values():
-        apart = sum(first != second for first, second in pairwise(group))
-        crossings = max(crossings, apart)
-    return stages // (crossings + 1)
+def _pipeline(groups: IntArray) -> int:
+    """Of pipelines [pipelines, stages]: stages between two crossings of the one that crosses most."""
+    crossings = int((groups[:, 1:] != groups[:, :-1]).sum(axis=1).max())
+    return int(groups.shape[1]) // (crossings + 1)

@@ -84,6 +84,8 @@ class Branch:
         self, layouts: Layout, cutoff_s: float, certificate: Certificate
     ) -> tuple[Layout, FloatArray, FloatArray]:
         """Those of some layouts that are legal and may beat the cutoff, with least memory and bound, [n]."""
+        if not layouts.broadcast_shape()[0]:
+            return layouts, np.zeros(0), np.zeros(0)
         memory_gib, recomputed_layers = self.pricing.least_memory_gib(layouts)
         layouts = replace(layouts, recompute_layers=recomputed_layers)
         legal = self.legal(layouts, memory_gib, certificate)

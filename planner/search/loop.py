@@ -144,15 +144,17 @@ class LayoutSearch:
     # 1. From degrees to the pool.
 
     def _price_first(self, layout: Layout) -> None:
-        """Prices one layout under each execution."""
+        """Prices one layout under each execution, as long as that may be faster than those before."""
         for index, branch in enumerate(self._branches):
             layouts, _, bound_s = branch.promising_layouts(
                 as_array(layout), self._cutoff_s, self.certificate
             )
             for bounds in branch.pricing.mapping_bounds(layouts) if len(bound_s) else ():
-                self._remaining_s()
-                own = self.chooser.add(index, layouts.scalar(0), bounds)
-                self._price(own)
+                self.chooser.add(index, layouts.scalar(0), bounds)
+        for candidate in self.chooser.opened:
+            self._remaining_s()
+            if candidate.bound_s < self._cutoff_s:
+                self._price(candidate)
 
     def _scan_space(self) -> None:
         """Layouts on more than half of the GPUs come first: they are likely fast, and bound the rest."""
@@ -180,6 +182,8 @@ class LayoutSearch:
         order = np.argsort(bound_s, kind="stable")
         self.certificate.layouts += scan.layouts(order)
         position, size = 0, max(self._params.first_batch // len(self._branches), 8)
+        if self._begin_with is not None and self._best:
+            size = self._params.largest_batch
         while position < len(order) and bound_s[order[position]] < self._cutoff_s:
             self._remaining_s()
             self._unexplored_s = min(float(bound_s[order[position]]), later_s)
@@ -240,7 +244,7 @@ class LayoutSearch:
                     self._remaining_s()
                     if candidate.bound_s < self._cutoff_s:
                         self._price(candidate)
-            elif self.chooser.is_settled and self._pool.least_s() >= self._cutoff_s:
+            elif self._is_settled() and self._pool.least_s() >= self._cutoff_s:
                 return
             if self._cutoff_s == before_s:
                 together = min(2 * together, self._params.largest_batch)
@@ -248,8 +252,15 @@ class LayoutSearch:
             else:
                 beside = fewest
 
+    def _is_settled(self) -> bool:
+        """Whether no candidate beats the cutoff. A search that begins with a price leaves out the model where
+        bounds alone say so.
+        """
+        bounded_out = self._begin_with is not None and self.chooser.least_s() >= self._cutoff_s
+        return self.chooser.is_settled or bounded_out
+
     def _chosen(self, remaining_s: float | None) -> Candidate | None:
-        if self.chooser.is_settled:
+        if self._is_settled():
             return None
         return self.chooser.choose(self._cutoff_s, self._best_prices(), self._top_k, remaining_s)
 

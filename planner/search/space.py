@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,34 +80,17 @@ class Space:
         """
         model = self.workload.model
         if pp == 1 or not self.interleaving:
-            found: tuple[int, ...] = (1,)
+            counts: tuple[int, ...] = (1,)
         elif self.vpp is not None:
-            found = tuple(v for v in self.vpp if pp * v <= model.layers)
+            counts = tuple(v for v in self.vpp if pp * v <= model.layers)
         else:
-            extra = range(3 + model.mtp_layers)
-            most = model.layers // pp
-            found = (
-                1,
-                *(
-                    v
-                    for v in range(2, most + 1)
-                    if any((model.layers + e) % (pp * v) == 0 for e in extra)
-                ),
-            )
-        return found if self.vpp is None else tuple(v for v in found if v in self.vpp)
+            counts = _even_virtual_stages(pp, model.layers, model.mtp_layers)
+        return counts if self.vpp is None else tuple(v for v in counts if v in self.vpp)
 
     def pipelines(self, pp: int) -> tuple[tuple[int, int], ...]:
         """Every (virtual stages, schedule) that a number of pipeline ranks can have."""
-        found = []
-        for vpp in self.virtual_stages(pp):
-            for name in self.schedules if pp > 1 else set(self.schedules) & {"1f1b"}:
-                schedule = schedule_named(name)
-                known = traits(schedule)
-                if schedule_name(schedule, vpp) == name and known.fewest_chunks <= vpp <= (
-                    known.most_chunks or vpp
-                ):
-                    found.append((vpp, int(schedule)))
-        return tuple(found)
+        schedules = self.schedules if pp > 1 else tuple(set(self.schedules) & {"1f1b"})
+        return _pipelines(self.virtual_stages(pp), schedules)
 
     @cached_property
     def _batch_pairs(self) -> tuple[IntArray, IntArray]:
@@ -254,6 +237,32 @@ class Space:
             options = self.pipelines(pp)
             table[pp] = measure(options) if options else 0
         return table
+
+
+@lru_cache(maxsize=4096)
+def _even_virtual_stages(pp: int, layers: int, mtp_layers: int) -> tuple[int, ...]:
+    """As `Space.virtual_stages`, whatever was asked for."""
+    totals = range(layers, layers + 3 + mtp_layers)
+    several = (
+        v for v in range(2, layers // pp + 1) if any(total % (pp * v) == 0 for total in totals)
+    )
+    return 1, *several
+
+
+@lru_cache(maxsize=4096)
+def _pipelines(
+    virtual_stages: tuple[int, ...], schedules: tuple[str, ...]
+) -> tuple[tuple[int, int], ...]:
+    """The pairs of a number of virtual stages and a schedule that exist."""
+    pairs = []
+    for vpp in virtual_stages:
+        for name in schedules:
+            schedule = schedule_named(name)
+            known = traits(schedule)
+            most = known.most_chunks or vpp
+            if schedule_name(schedule, vpp) == name and known.fewest_chunks <= vpp <= most:
+                pairs.append((vpp, int(schedule)))
+    return tuple(pairs)
 
 
 def space_of(request: PlanRequest, execution: Execution | None = None) -> Space:

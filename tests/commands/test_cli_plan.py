@@ -462,6 +462,8 @@ def test_a_bad_request_is_refused_before_the_search(
 
 def test_the_search_is_interrupted_with_130(tmp_path: Path) -> None:
     code = (
+        # What starts tests in the background may have left the signal ignored.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "import sys, time, types; module = types.ModuleType('meshwright.planner.plan.make_plan')\n"
         "def make_plan(request, **options):\n"
         "    print('searching', file=sys.stderr, flush=True); time.sleep(60)\n"
