@@ -18,7 +18,7 @@ from meshwright.planner.experts.joint import AssumedImbalance, JointRouting
 from meshwright.planner.search.branches import Branch
 from meshwright.planner.search.candidates import Candidate, Chooser
 from meshwright.planner.search.certificate import Certificate
-from meshwright.planner.search.kernel_model import Combination, KernelChoice, KernelModel
+from meshwright.planner.search.kernel_model import KERNEL, Combination, KernelChoice, KernelModel
 from meshwright.planner.search.params import SearchParams
 
 
@@ -45,9 +45,14 @@ class KernelChooser(Chooser):
     def likely(
         self, cutoff_s: float, best: Sequence[Priced], wanted: int, time_limit_s: float | None
     ) -> Candidate | None:
-        """The candidate of the least bound: a price costs less than a model."""
+        """The candidate of the least bound: a price costs less than a model.
+
+        Of degrees that were priced before come no more at first: their other choices cost about the same.
+        """
         promising = [each for each in self.opened if each.bound_s < cutoff_s]
-        return promising[0] if promising else None
+        priced = {_degrees(each) for each in self.candidates if not each.is_open}
+        others = [each for each in promising if _degrees(each) not in priced]
+        return next(iter(others or promising), None)
 
     def _take_in(self, cutoff_s: float) -> None:
         """Makes combinations of the candidates that have none yet, as far as they matter.
@@ -209,6 +214,11 @@ class KernelChooser(Chooser):
             and abs(each.bound_s - chosen.bound_s) <= slack_s
         ]
         return min(alike, key=lambda candidate: candidate.branch)
+
+
+def _degrees(candidate: Candidate) -> tuple[int, ...]:
+    """What is enumerated of a candidate's layout."""
+    return tuple(int(getattr(candidate.layout, name)) for name in KERNEL)
 
 
 def _kept_mappings(candidate: Candidate, cutoff_s: float) -> list[int]:

@@ -24,6 +24,8 @@ class LayoutPool:
         self.bound_s: FloatArray = np.zeros(0)
         """Seconds; infinite once a layout is closed."""
         self.mappings: list[MappingBounds | None] = []
+        self.is_bounded: NDArray[np.bool_] = np.zeros(0, dtype=bool)
+        """Whether the bounds of a layout's mappings are known."""
 
     def __len__(self) -> int:
         return int(np.sum(np.isfinite(self.bound_s)))
@@ -39,6 +41,7 @@ class LayoutPool:
         self.branch = np.concatenate([self.branch, np.full(len(bound_s), branch)])
         self.bound_s = np.concatenate([self.bound_s, bound_s])
         self.mappings += [None] * len(bound_s)
+        self.is_bounded = np.concatenate([self.is_bounded, np.zeros(len(bound_s), dtype=bool)])
 
     def take(self, rows: IntArray) -> Layout:
         """Some of the layouts, as arrays."""
@@ -60,6 +63,7 @@ class LayoutPool:
     def set_mappings(self, row: int, bounds: MappingBounds) -> None:
         """Replaces a layout's bound by that of its mappings."""
         self.mappings[row] = bounds
+        self.is_bounded[row] = True
         self.bound_s[row] = max(float(self.bound_s[row]), bounds.least_s)
 
     def close(self, row: int) -> None:
@@ -75,6 +79,7 @@ class LayoutPool:
         if not keep.all():
             self._columns = {name: column[keep] for name, column in self._columns.items()}
             self.branch, self.bound_s = self.branch[keep], self.bound_s[keep]
+            self.is_bounded = self.is_bounded[keep]
             self.mappings = [
                 bounds for bounds, stays in zip(self.mappings, keep, strict=True) if stays
             ]

@@ -181,6 +181,7 @@ class LayoutSearch:
         bound_s = scan.bound_s
         order = np.argsort(bound_s, kind="stable")
         self.certificate.layouts += scan.layouts(order)
+        together = self._params.bounded_together
         position, size = 0, max(self._params.first_batch // len(self._branches), 8)
         if self._begin_with is not None and self._best:
             size = self._params.largest_batch
@@ -193,10 +194,14 @@ class LayoutSearch:
                 self.certificate.bounded_out += left_out
                 self._remaining_s()
                 self._expand(index, degrees)
-            self._improve()
+            is_stuck = not self._improve(together) and len(self._pool) > 0
             position += len(batch)
-            if self._best or not len(self._pool):
+            if self._best or is_stuck or not len(self._pool):
                 size = min(2 * size, self._params.largest_batch)
+            if is_stuck:
+                together = min(2 * together, self._params.largest_batch)
+            else:
+                together = self._params.bounded_together
         self.certificate.bounded_out += scan.layouts(order[position:])
         self._unexplored_s = later_s
 
@@ -210,10 +215,14 @@ class LayoutSearch:
 
     # 2. From the pool to the optimum.
 
-    def _improve(self) -> None:
-        """Prices promising candidates, so that the cutoff falls early."""
+    def _improve(self, together: int) -> bool:
+        """Prices promising candidates, so that the cutoff falls early; False where there was none.
+
+        Mappings of so many layouts are bounded `together`.
+        """
+        in_vain, is_any = 0, False
         for _ in range(self._params.priced_per_round):
-            self._admit(self._params.first_candidates, self._params.bounded_together)
+            self._admit(self._params.first_candidates, together, in_order=False)
             remaining_s = self._remaining_s()
             before_s = self._price_s
             chosen = self.chooser.likely(
@@ -223,7 +232,13 @@ class LayoutSearch:
                 break
             self._price(chosen)
             if np.isfinite(before_s) and self._price_s > before_s * self._params.worthwhile:
+                in_vain += 1
+            else:
+                in_vain = 0
+            is_any = True
+            if in_vain >= self._params.most_in_vain:
                 break
+        return is_any
 
     def _close(self) -> None:
         """Prices what the model chooses until nothing is left that may beat the cutoff.
@@ -236,7 +251,7 @@ class LayoutSearch:
         while True:
             remaining_s = self._remaining_s()
             before_s = self._cutoff_s
-            self._admit(self._params.candidates_per_round, together)
+            self._admit(self._params.candidates_per_round, together, in_order=True)
             chosen = self._chosen(remaining_s)
             if chosen is not None:
                 self._price(chosen)
@@ -264,19 +279,22 @@ class LayoutSearch:
             return None
         return self.chooser.choose(self._cutoff_s, self._best_prices(), self._top_k, remaining_s)
 
-    def _admit(self, most: int, together: int) -> None:
+    def _admit(self, most: int, together: int, *, in_order: bool) -> None:
         """Makes the layouts of the least bounds candidates, as far as they may beat the cutoff.
 
-        Mappings of so many layouts are bounded `together`.
+        Mappings of so many layouts are bounded `together`. `in_order` says whether one whose mappings were
+        not bounded yet holds up those behind it.
         """
         self.certificate.bounded_out += self._pool.drop(self._cutoff_s)
         opened = sum(each.bound_s < self._cutoff_s for each in self.chooser.opened)
         for _ in range(2):  # bounds of mappings change the order
             self._bound_mappings(self._pool.by_bound()[:together])
-        for row in self._pool.by_bound()[: max(most - opened, 0)]:
+        rows = self._pool.by_bound()
+        is_bounded = self._pool.is_bounded[rows]
+        rows = rows[np.logical_and.accumulate(is_bounded) if in_order else is_bounded]
+        for row in rows[: max(most - opened, 0)]:
             bounds = self._pool.mappings[row]
-            if bounds is None:
-                break
+            assert bounds is not None
             if bounds.least_s < self._cutoff_s:
                 index, layout = int(self._pool.branch[row]), self._pool.scalar(int(row))
                 self.chooser.add(index, layout, bounds)
@@ -286,7 +304,7 @@ class LayoutSearch:
 
     def _bound_mappings(self, rows: IntArray) -> None:
         """Tightens the bounds of layouts in the pool to those of their true mappings."""
-        rows = rows[[self._pool.mappings[row] is None for row in rows]]
+        rows = rows[~self._pool.is_bounded[rows]]
         for index in np.unique(self._pool.branch[rows]):
             own = rows[self._pool.branch[rows] == index]
             bounded = self._branches[index].pricing.mapping_bounds(self._pool.take(own))

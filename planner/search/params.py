@@ -17,6 +17,8 @@ class SearchParams:
     """Layouts priced exactly after a batch, or after a CP-SAT model."""
     most_priced_beside: int = 63
     """Layouts priced beside the one that a CP-SAT model chose, where its choices bring nothing for long."""
+    most_in_vain: int = 4
+    """Prices in a row that bring nothing before more degrees are expanded."""
     bounded_together: int = 128
     """Layouts of the pool whose mappings are bounded in one array operation."""
     worthwhile: float = 0.995

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,6 @@ from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.pipeline.schedules import (
     LEAST_BUBBLE_SHARE,
-    schedule_name,
-    schedule_named,
     traits,
 )
 from meshwright.costmodel.workload import Workload
@@ -37,6 +35,7 @@ from meshwright.frameworks.record import Axis
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import RECOMPUTED
+from meshwright.planner.search.pipelines import even_virtual_stages, pipelines_of
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -84,13 +83,13 @@ class Space:
         elif self.vpp is not None:
             counts = tuple(v for v in self.vpp if pp * v <= model.layers)
         else:
-            counts = _even_virtual_stages(pp, model.layers, model.mtp_layers)
+            counts = even_virtual_stages(pp, model.layers, model.mtp_layers)
         return counts if self.vpp is None else tuple(v for v in counts if v in self.vpp)
 
     def pipelines(self, pp: int) -> tuple[tuple[int, int], ...]:
         """Every (virtual stages, schedule) that a number of pipeline ranks can have."""
         schedules = self.schedules if pp > 1 else tuple(set(self.schedules) & {"1f1b"})
-        return _pipelines(self.virtual_stages(pp), schedules)
+        return pipelines_of(self.virtual_stages(pp), schedules)
 
     @cached_property
     def _batch_pairs(self) -> tuple[IntArray, IntArray]:
@@ -237,32 +236,6 @@ class Space:
             options = self.pipelines(pp)
             table[pp] = measure(options) if options else 0
         return table
-
-
-@lru_cache(maxsize=4096)
-def _even_virtual_stages(pp: int, layers: int, mtp_layers: int) -> tuple[int, ...]:
-    """As `Space.virtual_stages`, whatever was asked for."""
-    totals = range(layers, layers + 3 + mtp_layers)
-    several = (
-        v for v in range(2, layers // pp + 1) if any(total % (pp * v) == 0 for total in totals)
-    )
-    return 1, *several
-
-
-@lru_cache(maxsize=4096)
-def _pipelines(
-    virtual_stages: tuple[int, ...], schedules: tuple[str, ...]
-) -> tuple[tuple[int, int], ...]:
-    """The pairs of a number of virtual stages and a schedule that exist."""
-    pairs = []
-    for vpp in virtual_stages:
-        for name in schedules:
-            schedule = schedule_named(name)
-            known = traits(schedule)
-            most = known.most_chunks or vpp
-            if schedule_name(schedule, vpp) == name and known.fewest_chunks <= vpp <= most:
-                pairs.append((vpp, int(schedule)))
-    return tuple(pairs)
 
 
 def space_of(request: PlanRequest, execution: Execution | None = None) -> Space:
