@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from math import inf
 
 import numpy as np
@@ -19,6 +20,7 @@ from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import layout_from_document
 from meshwright.planner.search.certificate import Outcome
 from meshwright.planner.solvers.clock import is_over, limit_left_s
+from meshwright.planner.solvers.processes import side_by_side
 
 Search = Callable[[PlanRequest, Layout], Outcome]
 """The best plan for a request; the layout is likely good and priced first."""
@@ -36,25 +38,31 @@ def with_choices(request: PlanRequest, plan: Plan, search: Search) -> Plan:
     return plan.model_copy(update={"choices": choices})
 
 
-def _choices(request: PlanRequest, plan: Plan, search: Search) -> Iterator[ExecutionChoice]:
-    assert plan.layout is not None
+def _choices(request: PlanRequest, plan: Plan, search: Search) -> list[ExecutionChoice]:
     assert plan.execution is not None
-    likely = replace(layout_from_document(plan.layout), recompute_layers=0)
-    for name, value in choices_made(plan.execution).items():
+    tasks = []
+    for name in choices_made(plan.execution):
         word = "off" if EXECUTION_PINS[name] == SWITCH else str(PLAIN[name])
-        asked = _pinned(request, name, word)
-        if name in request.pins or asked is None:
-            continue
-        outcome = None
-        if not is_over():
-            outcome = search(replace(asked, time_limit_s=limit_left_s(), top_k=1), likely)
-        yield ExecutionChoice(
-            choice=name,
-            value=value,
-            step_time_s_without=outcome.best[0].step_time_s if outcome and outcome.best else None,
-            proven=outcome is not None and outcome.status in ("optimal", "infeasible"),
-            installs=_installs(request.framework, name, str(value)),
-        )
+        without = _pinned(request, name, word)
+        if name not in request.pins and without is not None:
+            tasks.append(partial(_choice, plan, name, without, search))
+    return side_by_side(tasks)
+
+
+def _choice(plan: Plan, name: str, without: PlanRequest, search: Search) -> ExecutionChoice:
+    """A choice of the plan with the best plan for the request without it."""
+    assert plan.layout is not None
+    likely = replace(layout_from_document(plan.layout), recompute_layers=0)
+    value, outcome = getattr(plan.execution, name), None
+    if not is_over():
+        outcome = search(replace(without, time_limit_s=limit_left_s(), top_k=1), likely)
+    return ExecutionChoice(
+        choice=name,
+        value=value,
+        step_time_s_without=outcome.best[0].step_time_s if outcome and outcome.best else None,
+        proven=outcome is not None and outcome.status in ("optimal", "infeasible"),
+        installs=_installs(without.framework, name, str(value)),
+    )
 
 
 def loses_by_tensor_overlap(plan: Plan) -> bool:
