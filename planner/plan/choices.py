@@ -15,7 +15,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.catalog import framework_named
 from meshwright.planner.plan.document import ExecutionChoice, Plan
 from meshwright.planner.plan.placement import plan_placement, workload_of_plan
-from meshwright.planner.request.executions import EXECUTION_PINS, PLAIN, SWITCH
+from meshwright.planner.request.executions import EXECUTION_PINS, PLAIN, SWITCH, choices_made
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import layout_from_document
 from meshwright.planner.search.certificate import Outcome
@@ -39,12 +39,12 @@ def with_choices(request: PlanRequest, plan: Plan, search: Search) -> Plan:
 
 
 def _choices(request: PlanRequest, plan: Plan, search: Search) -> list[ExecutionChoice]:
+    assert plan.execution is not None
     tasks = []
-    for name, values in EXECUTION_PINS.items():
-        value, plain = getattr(plan.execution, name), PLAIN[name]
-        word = "off" if values == SWITCH else str(plain)
+    for name in choices_made(plan.execution):
+        word = "off" if EXECUTION_PINS[name] == SWITCH else str(PLAIN[name])
         without = _pinned(request, name, word)
-        if value != plain and name not in request.pins and without is not None:
+        if name not in request.pins and without is not None:
             tasks.append(partial(_choice, plan, name, without, search))
     return side_by_side(tasks)
 
@@ -114,6 +114,8 @@ def _installs(framework: str, choice: str, value: str) -> str:
         return record.cuda_graphs[value].installs
     if choice == "cp_comm":
         return record.context_exchanges[value].installs
+    if choice == "fp8_recipe":
+        return record.numerics["delayed-scaling"].installs
     if choice == "compiled":
         return record.compilation.installs if record.compilation else ""
     return record.overlaps[choice.removesuffix("_overlap")].installs
