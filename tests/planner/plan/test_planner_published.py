@@ -45,23 +45,20 @@ def planned(job: str, pinned: bool = False) -> Plan:
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_each_job_is_proven_optimal(job: str) -> None:
-    found = planned(job)
-    assert found.status == "optimal"
-    assert found.objective.gap == 0
-    assert found.objective.step_time_s is not None
-    assert found.objective.lower_bound_s == pytest.approx(found.objective.step_time_s, rel=1e-8)
-
-
-@pytest.mark.parametrize("job", PUBLISHED)
-def test_a_published_layout_is_legal_and_no_faster_than_the_plan(job: str) -> None:
-    experts, ours = planned(job, pinned=True), planned(job)
+def test_each_job_is_proven_optimal_and_no_slower_than_what_was_published(job: str) -> None:
+    ours = planned(job)
+    assert ours.status == "optimal"
+    assert ours.objective.gap == 0
+    assert ours.objective.step_time_s is not None
+    assert ours.objective.lower_bound_s == pytest.approx(ours.objective.step_time_s, rel=1e-8)
+    if job not in PUBLISHED:
+        return
+    experts = planned(job, pinned=True)
     assert experts.status == "optimal"
     assert experts.layout is not None
     for axis, degree in PUBLISHED[job].items():
         assert getattr(experts.layout, axis) == degree
     assert experts.objective.step_time_s is not None
-    assert ours.objective.step_time_s is not None
     assert ours.objective.step_time_s <= experts.objective.step_time_s
 
 
