@@ -118,8 +118,8 @@ def plan(
         Software that is not there, which the plan must not ask for: any of deepep, hybridep, ep-overlap,
         tp-overlap, cuda-graph, full-graph and cp-a2a.
     allow
-        What may change the numbers of the run: any of bf16-grads, bf16-moments, fp8-params, fp8-attention
-        and te-loss, or all.
+        What may change the numbers of the run: any of bf16-grads, bf16-moments, fp8-params, delayed-scaling,
+        fp8-attention and te-loss, or all.
     inside_domain
         Axes whose groups must each lie in one NVLink domain (in a node where there is none): any of tp, cp
         and ep, as `"ep,cp"` or a list.

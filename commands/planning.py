@@ -80,6 +80,7 @@ def plan_command(
     from meshwright.planner.launch.plan_files import next_step, plan_files, refuse_taken
     from meshwright.planner.plan.texts import plan_document
     from meshwright.planner.report.plan_view import plan_view
+    from meshwright.planner.solvers.processes import on_processes
 
     if output is not None:
         refuse_taken(output, force)
@@ -89,7 +90,8 @@ def plan_command(
         raise InputError(what, where="--export-model", value=str(model_file))
     progress = ProgressLine()
     try:
-        plan = api.plan(model, pin=",".join(pin), progress=progress, **options)
+        with on_processes():
+            plan = api.plan(model, pin=",".join(pin), progress=progress, **options)
     finally:
         progress.clear()
     if as_json:

@@ -116,6 +116,30 @@ MEGATRON_NARROW_STATES = AtLeast(
 (--use-precision-aware-optimizer) assert it; the second wants Adam besides."""
 
 
+def _delays_scales(workload: Workload) -> bool:
+    """Whether FP8 scales come from the maxima of earlier steps."""
+    return workload.precision == "fp8" and workload.fp8_recipe == "delayed"
+
+
+_NOT_AGAIN = int(Recompute.LAYERNORM | Recompute.MOE_ACTIVATION)
+"""What is not run again under delayed scaling."""
+
+MEGATRON_DELAYED_SCALING = Requires(
+    name="megatron-delayed-scaling",
+    sentence="norms and expert activations not recomputed under delayed scaling of FP8",
+    unit="settings",
+    binds=_delays_scales,
+    needs=When(
+        "recompute",
+        among=tuple(mask for mask in range(2 * int(max(Recompute))) if not mask & _NOT_AGAIN),
+    ),
+    words="norms or expert activations recomputed under delayed scaling",
+    remedy="Scale with --fp8-recipe tensorwise, or recompute other modules.",
+)
+"""megatron/core/transformer/transformer_config.py raises: "Delayed scaling does not support moe_act and
+layernorm recompute for fp8"."""
+
+
 class MegatronDispatcherDevice(Rule):
     """DeepEP and HybridEP run on some devices only."""
 
@@ -276,6 +300,32 @@ class MegatronFullGraph(Rule):
         )
 
 
+def refused_recompute(workload: Workload, mask: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which recomputation does not go with the execution of a workload, whatever the degrees.
+
+    Parameters
+    ----------
+    workload : Workload
+        Run with overlaps, CUDA graphs, a dispatcher and a recipe of FP8.
+    mask : array of int, shape [n]
+        `Recompute` masks.
+
+    Returns
+    -------
+    array of bool, shape [n]
+    """
+    full = (mask & int(Recompute.FULL)) > 0
+    refused = full & workload.overlap.ep
+    if workload.cuda_graph == "partial":
+        refused |= graphs_refuse(workload, mask)
+    if workload.cuda_graph == "full" and workload.model.moe is not None:
+        refused |= full | ((mask & int(Recompute.MOE_ACTIVATION)) > 0)
+        refused |= full_graph_refuses(workload)
+    if _delays_scales(workload):
+        refused |= (mask & _NOT_AGAIN) > 0
+    return np.asarray(refused)
+
+
 class MegatronExpertOverlap(Rule):
     """Hiding the expert all-to-all needs ep > 1, vpp > 1 with a pipeline and two micro-batches without, no
     full recomputation and at most one MTP module.
@@ -335,5 +385,6 @@ MEGATRON_RULES: tuple[Rule, ...] = (
     MegatronPartialGraphs(),
     MegatronFullGraph(),
     MEGATRON_NARROW_STATES,
+    MEGATRON_DELAYED_SCALING,
     MEGATRON_TENSOR_OVERLAP,
 )

@@ -25,6 +25,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from meshwright.costmodel.constants.rates import Constants
+from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.kinds import kind_times
 from meshwright.costmodel.layers.layer_time import Parts
 from meshwright.costmodel.layout import Floats, Layout, Placement
@@ -140,10 +141,29 @@ def layer_costs(
     LayerCosts
         Seconds; plain numbers for one layout under one placement.
     """
-    context = make_context(workload, layout, placement, constants)
-    times = kind_times(context)
+    costs = costs_of_layers(make_context(workload, layout, placement, constants))
+    if placement.tp.ndim == 1 and layout.broadcast_shape() == ():
+        values = {f.name: float(np.asarray(getattr(costs, f.name))) for f in fields(costs)}
+        return LayerCosts(**values)
+    return costs
+
+
+def costs_of_layers(context: Context) -> LayerCosts:
+    """The same of layouts and placements with the rates that go with them.
+
+    Parameters
+    ----------
+    context : Context
+        Layouts of shape [...].
+
+    Returns
+    -------
+    LayerCosts
+        Arrays that broadcast against the layouts, seconds.
+    """
+    workload, times = context.workload, kind_times(context)
     zero = 0.0 * np.asarray(times.head.seconds)
-    costs = LayerCosts(
+    return LayerCosts(
         dense_layer_s=times.dense.seconds if times.dense else zero,
         moe_layer_s=times.moe.seconds if times.moe else zero,
         embedding_s=times.embedding.seconds,
@@ -153,7 +173,3 @@ def layer_costs(
         moe_recompute_s=times.moe.recompute_s if times.moe else zero,
         bubble_share=layer_bubble_share(context, times),
     )
-    if placement.tp.ndim == 1 and layout.broadcast_shape() == ():
-        values = {f.name: float(np.asarray(getattr(costs, f.name))) for f in fields(costs)}
-        return LayerCosts(**values)
-    return costs

@@ -14,7 +14,7 @@ from meshwright.costmodel.execution_names import (
     StateType,
 )
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.workload import Overlap, Workload
+from meshwright.costmodel.workload import Fp8Recipe, Overlap, Workload
 from meshwright.frameworks.catalog import as_compiled, framework_of_stack, stack_named
 
 _TYPE_BYTES = {"fp32": 4, "bf16": 2}
@@ -48,6 +48,8 @@ class Execution:
     """Parameters are kept and gathered at the narrow precision, without a 16-bit copy."""
     fp8_attention: bool = False
     """The matrix products of attention run in FP8 beside those of the layers."""
+    fp8_recipe: Fp8Recipe | None = None
+    """How FP8 scales come about; None in other precisions, and where the framework leaves no choice."""
     te_loss: bool | None = None
     """Cross entropy is Transformer Engine's one kernel over 16-bit logits; None for the framework's own."""
     bucket_mb: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = None
@@ -79,6 +81,7 @@ class Execution:
             moment_bytes=_TYPE_BYTES[self.moment_dtype],
             fp8_parameters=self.fp8_params,
             fp8_attention=self.fp8_attention,
+            fp8_recipe=self.fp8_recipe,
             fused_loss=self.te_loss,
             bucket_mb=self.bucket_mb,
         )
@@ -114,6 +117,7 @@ class Execution:
             moment_dtype=types.get(workload.moment_bytes, "fp32"),
             fp8_params=bool(workload.fp8_parameters),
             fp8_attention=workload.fp8_attention,
+            fp8_recipe=workload.fp8_recipe,
             te_loss=workload.fused_loss,
             bucket_mb=workload.bucket_mb,
         )

@@ -156,7 +156,7 @@ MEGATRON = Framework(
     precisions={
         "bf16": Setting(flag="--bf16", since="0.8.0", source=ARGUMENTS),
         "fp16": Setting(flag="--fp16", since="0.8.0", source=ARGUMENTS),
-        # Delayed scaling, the default recipe, cannot recompute norms or expert activations.
+        # Current scaling; delayed scaling, the default recipe, is among the numerics.
         "fp8": Setting(flag="--fp8-recipe", value="tensorwise", since="0.12.0", source=TRANSFORMER),
         "mxfp8": Setting(flag="--fp8-recipe", value="mxfp8", since="0.12.0", source=TRANSFORMER),
         "nvfp4": Setting(flag="--fp4-recipe", value="nvfp4", since="0.14.0", source=TRANSFORMER),
@@ -260,6 +260,14 @@ MEGATRON = Framework(
             source=DATA_PARALLEL,
             rules=("megatron-narrow-states",),
         ),
+        # Scales from the maxima of earlier steps in place of the tensor's own.
+        "delayed-scaling": Setting(
+            flag="--fp8-recipe",
+            value="delayed",
+            since="0.12.0",
+            source=TRANSFORMER,
+            rules=("megatron-delayed-scaling",),
+        ),
         # Set by Megatron-Bridge alone (megatron/training/arguments.py: "no CLI argument exists").
         "fp8-attention": Setting(
             flag="mixed_precision.fp8_dot_product_attention",
@@ -306,6 +314,7 @@ MEGATRON = Framework(
         "megatron-partial-graphs",
         "megatron-full-graph",
         "megatron-narrow-states",
+        "megatron-delayed-scaling",
         "megatron-tp-overlap",
     ),
 )

@@ -107,6 +107,8 @@ def activation_bytes_per_layer(
     if workload.factors is not None:
         tokens = tokens * workload.factors.activation_memory
     saved = attention + mlp + _kept_besides(workload, layout, experts=experts)
+    if workload.precision == "fp8" and workload.fp8_recipe == "delayed":
+        saved = saved + _quantised_besides(model, layout, narrow, experts=experts)
     return tokens * saved, tokens * 2.0 * model.hidden / sequence
 
 
@@ -194,6 +196,19 @@ def _kept_besides(workload: Workload, layout: Layout, *, experts: bool) -> Float
         rest = 1.0 - 1.0 / sequence_shards(layout)
         kept = kept + 2.0 * 2.0 * model.hidden * rest
     return kept
+
+
+def _quantised_besides(model: ModelSpec, layout: Layout, narrow: float, *, experts: bool) -> Floats:
+    """Bytes a token of inputs that products keep quantised although their 16-bit values are kept already.
+
+    Those are attention's output and the input of shared experts. Under every recipe but delayed scaling the
+    products keep the 16-bit values themselves (megatron-core 0.19.2, transformer/attention.py and
+    moe/shared_experts.py, set_save_original_input).
+    """
+    saved: Floats = narrow * model.heads * model.v_head_dim / np.asarray(layout.tp)
+    if experts and model.moe is not None and model.moe.shared_width:
+        saved = saved + narrow * model.hidden / sequence_shards(layout)
+    return saved
 
 
 def _mixer_saved(workload: Workload, layout: Layout, narrow: float) -> Floats:

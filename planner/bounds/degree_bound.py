@@ -1,8 +1,8 @@
 """Lower bounds from degrees and micro-batch alone, for every way of running them at once.
 
-Layers are at their cheapest, every group lies inside the scale-up domain, the pipeline is even, and nothing
-comes after it. A layer's time depends on (tp, cp, ep, etp, micro-batch) alone: the shape. Shapes are few, so
-they are priced once for each execution, and degrees read them by index.
+Layers are at their cheapest, every group is packed as far inside the fabric as it can be, the pipeline is
+even, and nothing comes after it. A layer's time depends on (tp, cp, ep, etp, micro-batch) alone: the shape.
+Shapes are few, so they are priced once for each execution, and degrees read them by index.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.constants.calibrated import calibrated_constants
-from meshwright.costmodel.constants.rates import fabric_links
-from meshwright.costmodel.estimate import LayerCosts, layer_costs
-from meshwright.costmodel.layout import Layout, Placement
+from meshwright.costmodel.estimate import LayerCosts, costs_of_layers
+from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.pipeline.rank_load import least_busiest_s
-from meshwright.costmodel.placement import level_factors
 from meshwright.costmodel.workload import Workload
+from meshwright.planner.bounds.packed import packed_context
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -80,7 +78,7 @@ def _costs(workload: Workload, shapes: Layout) -> LayerCosts:
     size = shapes.broadcast_shape()
     if not np.prod(size):
         return LayerCosts(*(np.zeros(0) for _ in fields(LayerCosts)))
-    costs = layer_costs(workload, shapes, innermost(workload, shapes))
+    costs = costs_of_layers(packed_context(workload, shapes))
     columns = [np.asarray(cost, dtype=np.float64) for cost in vars(costs).values()]
     return LayerCosts(*(np.broadcast_to(column, size).ravel() for column in columns))
 
@@ -88,7 +86,7 @@ def _costs(workload: Workload, shapes: Layout) -> LayerCosts:
 def compute_bound_s(
     workload: Workload, degrees: Layout, costs: LayerCosts, smallest_bubble: FloatArray
 ) -> FloatArray:
-    """Layers at their cheapest, with every group inside the scale-up domain, through an even pipeline.
+    """Layers at their cheapest, with every group packed as far inside as it can be, through an even pipeline.
 
     Parameters
     ----------
@@ -159,50 +157,6 @@ def loads(dense: int, moe: int, costs: LayerCosts) -> tuple[FloatArray, FloatArr
     if dense and moe:
         cheapest = np.minimum(cheapest, np.asarray(costs.moe_layer_s))
     return all_layers + np.asarray(costs.embedding_s) + ends, cheapest, ends
-
-
-def innermost(workload: Workload, layouts: Layout) -> Placement:
-    """Every group inside level 0; nothing to communicate where that level is not the fastest.
-
-    Parameters
-    ----------
-    workload
-        Its fabric counts.
-    layouts
-        Shape [n].
-
-    Returns
-    -------
-    Placement
-        Arrays [n, levels].
-    """
-    levels = len(level_factors(workload.cluster, workload.gpus))
-    is_fastest = _innermost_is_fastest(workload)
-
-    def inside_level_0(size: object) -> IntArray:
-        inside = np.asarray(size, dtype=np.int64)[..., None] * np.ones(levels, dtype=np.int64)
-        return inside if is_fastest else np.ones_like(inside)
-
-    single = inside_level_0(np.ones_like(np.asarray(layouts.tp)))
-    return Placement(
-        tp=inside_level_0(layouts.tp),
-        cp=inside_level_0(layouts.cp),
-        dp=single,
-        pp=single,
-        ep=inside_level_0(layouts.ep),
-        etp=inside_level_0(layouts.etp),
-        edp=single,
-        dp_cp=single,
-    )
-
-
-def _innermost_is_fastest(workload: Workload) -> bool:
-    links = fabric_links(workload, calibrated_constants(workload))
-    return bool(
-        np.all(links.bytes_per_s[0] >= links.bytes_per_s)
-        and np.all(links.all_to_all_bytes_per_s[0] >= links.all_to_all_bytes_per_s)
-        and np.all(links.latency_s[0] <= links.latency_s)
-    )
 
 
 def rows_by_value(layouts: Layout, names: Sequence[str]) -> tuple[IntArray, IntArray]:

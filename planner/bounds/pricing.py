@@ -9,8 +9,9 @@ Let W = sum_r t_r be the work of all layers and ends, L the layers, c the cheape
 rank computes besides layers. Three lower bounds on T, each tighter and dearer than the one before:
 
 - `compute_bound_s`, from degrees and micro-batch alone: max_r t_r >= max(W / pp, ceil(L / pp) c, e + c),
-  every group inside the innermost level, the smallest bubble of any schedule, nothing after the pipeline;
-- `lower_bound_s`: layers divisible at will, every group packed as far inside the fabric as tp allows;
+  every group packed as far inside the fabric as tp allows, the smallest bubble of any schedule, nothing after
+  the pipeline;
+- `lower_bound_s`: layers divisible at will, groups packed so, and what comes after the pipeline;
 - `mapping_bounds`: the same with the true placement of every mapping, and no more layers on a rank than its
   memory holds.
 
@@ -36,11 +37,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cluster_specs.fabric import full_levels
 from meshwright.constraints.nvlink_domain import keeps_inside
-from meshwright.costmodel.collectives.on_levels import best_beyond
-from meshwright.costmodel.constants.calibrated import calibrated_constants
-from meshwright.costmodel.constants.rates import links_of
 from meshwright.costmodel.estimate import peak_memory_gib
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.kinds import KindTimes, kind_times
@@ -53,6 +50,7 @@ from meshwright.planner.bounds.degree_bound import rows_by_value
 from meshwright.planner.bounds.exact_cost import LayoutPricing, MappingBounds, Priced
 from meshwright.planner.bounds.matrices import Matrices, matrices, pick
 from meshwright.planner.bounds.memory_fit import hbm_limit_gib
+from meshwright.planner.bounds.packed import packed_context
 from meshwright.planner.bounds.room_bound import busiest_in_rooms_s
 from meshwright.planner.bounds.stages import ALL_LAYERS
 
@@ -109,14 +107,11 @@ class CostModelPricing:
 
     def lower_bound_s(self, layouts: Layout) -> FloatArray:
         """All allocations at once, on the fabric at its full size: no allocation packs groups better."""
-        levels = full_levels(self._workload.cluster)
-        links = best_beyond(links_of(levels, calibrated_constants(self._workload)))
         count = layouts.broadcast_shape()[0]
         bound_s = np.empty(count)
         for part in np.array_split(np.arange(count), max(1, -(-count // self._params.chunk))):
             chunk = layouts.take(part)
-            context = make_context(self._workload, chunk, packed_placement(chunk, levels.blocks))
-            context = replace(context, links=links)
+            context = packed_context(self._workload, chunk)
             seconds = optimistic_step(context, _shared_times(context)).seconds
             bound_s[part] = np.broadcast_to(np.asarray(seconds), (len(part),))
         return bound_s
@@ -271,41 +266,3 @@ def _by_gpus(layouts: Layout) -> Iterator[tuple[int, IntArray]]:
     ends = np.cumsum(np.bincount(back))
     for value, rows in zip(values, np.split(order, ends[:-1]), strict=True):
         yield int(value), rows
-
-
-def packed_placement(layouts: Layout, blocks: IntArray) -> Placement:
-    """Every group packed as far inside as it can be while tensor groups lie inside the innermost level.
-
-    Members of a group of another axis belong to different tensor groups, each of which fills tp GPUs of the
-    block; expert groups take only the tensor ranks that tp and etp x ep have in common
-    (`meshwright.costmodel.placement`).
-
-    Parameters
-    ----------
-    layouts
-        Shape [n].
-    blocks
-        GPUs in one block of each level, shape [levels].
-
-    Returns
-    -------
-    Placement
-        Members of a group inside a block of each level, [n, levels].
-    """
-    tp = np.asarray(layouts.tp, dtype=np.int64)[..., None]
-    experts = np.asarray(layouts.etp * layouts.ep, dtype=np.int64)[..., None]
-
-    def packed(size: object, apart: object = 1) -> IntArray:
-        room = np.maximum(-(-blocks // np.asarray(apart, dtype=np.int64)), 1)
-        return np.minimum(np.asarray(size, dtype=np.int64)[..., None], room)
-
-    return Placement(
-        tp=packed(layouts.tp),
-        cp=packed(layouts.cp, tp),
-        dp=packed(layouts.dp, tp),
-        pp=packed(layouts.pp, tp),
-        ep=packed(layouts.ep),
-        etp=packed(layouts.etp),
-        edp=packed(layouts.edp, np.gcd(tp, experts)),
-        dp_cp=packed(layouts.dp * layouts.cp, tp),
-    )

@@ -100,6 +100,8 @@ def _numeric_values(launch: Launch) -> dict[str, object]:
         fields["reuse_grad_buf_for_mxfp8_param_ag"] = execution.fp8_params and precision == "mxfp8"
         fields["fp8_dot_product_attention"] = execution.fp8_attention
         fields["first_last_layers_bf16"] = False
+    if precision == "fp8" and execution.fp8_recipe is not None:
+        fields["fp8_recipe"] = execution.fp8_recipe
     if fields or execution.gradient_dtype == "bf16":
         fields["grad_reduce_in_fp32"] = execution.gradient_dtype != "bf16"
         values |= {f"mixed_precision.{name}": value for name, value in fields.items()}

@@ -28,7 +28,6 @@ Flags = dict[str, object]
 _PRECISIONS: dict[str, Flags] = {
     "bf16": {"--bf16": True},
     "fp16": {"--fp16": True},
-    # Delayed scaling, Megatron's default recipe, cannot recompute norms or expert activations.
     "fp8": {"--bf16": True, "--fp8-format": "hybrid", "--fp8-recipe": "tensorwise"},
     "mxfp8": {"--bf16": True, "--fp8-format": "e4m3", "--fp8-recipe": "mxfp8"},
     "nvfp4": {"--bf16": True, "--fp4-format": "e2m1", "--fp4-recipe": "nvfp4"},
@@ -90,6 +89,8 @@ def megatron_args(launch: Launch) -> list[str]:
     flags["--global-batch-size"] = inputs.global_batch
     flags |= recompute_flags(launch.layout)
     flags |= _PRECISIONS[inputs.precision]
+    if inputs.precision == "fp8" and launch.execution.fp8_recipe is not None:
+        flags["--fp8-recipe"] = launch.execution.fp8_recipe
     # A check would make the host wait inside the graph.
     flags["--no-check-for-nan-in-loss-and-grad"] = launch.execution.cuda_graph == "full"
     flags |= _optimizer_flags(launch)

@@ -6,7 +6,6 @@ import numpy as np
 
 from meshwright.cluster_specs.fabric import fabric_levels, is_irregular
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_parts_gib
-from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layout import AXES, Recompute
 from meshwright.costmodel.memory.footprint import context_gib
 from meshwright.costmodel.workload import Workload
@@ -31,7 +30,7 @@ from meshwright.planner.plan.solver_document import (
     SolverReport,
     SpaceReport,
 )
-from meshwright.planner.request.executions import EXECUTION_PINS, PLAIN
+from meshwright.planner.request.executions import EXECUTION_PINS, choices_made
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.grades import grades
 from meshwright.planner.runs.predicted import Predicted, layout_document, recompute_words
@@ -225,17 +224,11 @@ def space_report(request: PlanRequest, space: Space) -> SpaceReport:
         schedules=list(space.schedules),
         zero_stages=list(space.zero),
         recompute=[_recompute_name(mask) for mask in space.recompute],
-        executions=[_choices_made(one) for one in request.execution_options.executions()],
+        executions=[choices_made(one) for one in request.execution_options.executions()],
         gpus=space.workload.gpus,
         mapping="slots-to-leaves" if is_irregular(request.cluster) else "axes-to-levels",
         expert_gap=None if loads is None else loads.largest_gap,
     )
-
-
-def _choices_made(execution: Execution) -> dict[str, str | bool]:
-    """The choices of an execution that differ from plain."""
-    values = {name: getattr(execution, name) for name in EXECUTION_PINS}
-    return {name: value for name, value in values.items() if value != PLAIN[name]}
 
 
 def _recompute_name(mask: int) -> str:

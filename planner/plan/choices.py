@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from math import inf
 
 import numpy as np
@@ -14,11 +15,12 @@ from meshwright.errors import InputError
 from meshwright.frameworks.catalog import framework_named
 from meshwright.planner.plan.document import ExecutionChoice, Plan
 from meshwright.planner.plan.placement import plan_placement, workload_of_plan
-from meshwright.planner.request.executions import EXECUTION_PINS, PLAIN, SWITCH
+from meshwright.planner.request.executions import EXECUTION_PINS, PLAIN, SWITCH, choices_made
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import layout_from_document
 from meshwright.planner.search.certificate import Outcome
 from meshwright.planner.solvers.clock import is_over, limit_left_s
+from meshwright.planner.solvers.processes import side_by_side
 
 Search = Callable[[PlanRequest, Layout], Outcome]
 """The best plan for a request; the layout is likely good and priced first."""
@@ -36,25 +38,31 @@ def with_choices(request: PlanRequest, plan: Plan, search: Search) -> Plan:
     return plan.model_copy(update={"choices": choices})
 
 
-def _choices(request: PlanRequest, plan: Plan, search: Search) -> Iterator[ExecutionChoice]:
+def _choices(request: PlanRequest, plan: Plan, search: Search) -> list[ExecutionChoice]:
+    assert plan.execution is not None
+    tasks = []
+    for name in choices_made(plan.execution):
+        word = "off" if EXECUTION_PINS[name] == SWITCH else str(PLAIN[name])
+        without = _pinned(request, name, word)
+        if name not in request.pins and without is not None:
+            tasks.append(partial(_choice, plan, name, without, search))
+    return side_by_side(tasks)
+
+
+def _choice(plan: Plan, name: str, without: PlanRequest, search: Search) -> ExecutionChoice:
+    """A choice of the plan with the best plan for the request without it."""
     assert plan.layout is not None
     likely = replace(layout_from_document(plan.layout), recompute_layers=0)
-    for name, values in EXECUTION_PINS.items():
-        value, plain = getattr(plan.execution, name), PLAIN[name]
-        word = "off" if values == SWITCH else str(plain)
-        asked = _pinned(request, name, word)
-        if value == plain or name in request.pins or asked is None:
-            continue
-        outcome = None
-        if not is_over():
-            outcome = search(replace(asked, time_limit_s=limit_left_s(), top_k=1), likely)
-        yield ExecutionChoice(
-            choice=name,
-            value=value,
-            step_time_s_without=outcome.best[0].step_time_s if outcome and outcome.best else None,
-            proven=outcome is not None and outcome.status in ("optimal", "infeasible"),
-            installs=_installs(request.framework, name, str(value)),
-        )
+    value, outcome = getattr(plan.execution, name), None
+    if not is_over():
+        outcome = search(replace(without, time_limit_s=limit_left_s(), top_k=1), likely)
+    return ExecutionChoice(
+        choice=name,
+        value=value,
+        step_time_s_without=outcome.best[0].step_time_s if outcome and outcome.best else None,
+        proven=outcome is not None and outcome.status in ("optimal", "infeasible"),
+        installs=_installs(without.framework, name, str(value)),
+    )
 
 
 def loses_by_tensor_overlap(plan: Plan) -> bool:
@@ -106,6 +114,8 @@ def _installs(framework: str, choice: str, value: str) -> str:
         return record.cuda_graphs[value].installs
     if choice == "cp_comm":
         return record.context_exchanges[value].installs
+    if choice == "fp8_recipe":
+        return record.numerics["delayed-scaling"].installs
     if choice == "compiled":
         return record.compilation.installs if record.compilation else ""
     return record.overlaps[choice.removesuffix("_overlap")].installs

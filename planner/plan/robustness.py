@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import layout_from_document
 from meshwright.planner.search.certificate import Outcome
 from meshwright.planner.solvers.clock import is_over, limit_left_s
+from meshwright.planner.solvers.processes import side_by_side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +97,8 @@ def with_robustness(request: PlanRequest, plan: Plan) -> Plan:
         return _searched_again(wanted, plan)
 
     plan = with_cost_of_safety(request, plan, None if _too_long(request, plan) else searched)
-    scenarios = [_scenario(request, plan, change) for change in changes(request, band, memory)]
+    tasks = [partial(_scenario, request, plan, change) for change in changes(request, band, memory)]
+    scenarios = side_by_side(tasks)
     unchanged = [scenario.winner is None and scenario.proven for scenario in scenarios]
     robustness = Robustness(
         step_time_band=(band.low, band.high),

@@ -23,6 +23,7 @@ EXECUTION_PINS: Mapping[str, tuple[str, ...]] = {
     "cuda_graph": ("none", "partial", "full"),
     "cp_comm": ("p2p", "a2a"),
     "compiled": SWITCH,
+    "fp8_recipe": ("tensorwise", "delayed"),
 }
 """Execution choices that can be pinned, with their values. `deduplicated` is DeepEP or HybridEP."""
 
@@ -51,8 +52,17 @@ PLAIN: Mapping[str, object] = {
     "cuda_graph": "none",
     "cp_comm": "p2p",
     "compiled": False,
+    "fp8_recipe": "tensorwise",
 }
 """The value of each choice that asks nothing of the software."""
+
+
+def choices_made(execution: Execution) -> dict[str, str | bool]:
+    """The choices of an execution that differ from plain; none where there was nothing to choose."""
+    values = {name: getattr(execution, name) for name in EXECUTION_PINS}
+    return {
+        name: value for name, value in values.items() if value is not None and value != PLAIN[name]
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +75,7 @@ class ExecutionOptions:
     cuda_graph: tuple[Any, ...]
     cp_comm: tuple[Any, ...]
     compiled: tuple[bool, ...]
+    fp8_recipe: tuple[Any, ...]
     dp_overlap: bool
     pp_overlap: bool
     numerics: Mapping[str, Any]
@@ -120,6 +131,7 @@ def execution_options(
         "cuda_graph": graphs,
         "cp_comm": ("p2p", "a2a") if swaps else ("p2p",),
         "compiled": _compilations(framework, precision, without),
+        "fp8_recipe": _fp8_recipes(framework, precision, allow),
     }
     chosen: dict[str, tuple[Any, ...]] = {
         name: _pinned(name, options, pins.get(name) if experts or name != "moe_dispatch" else None)
@@ -167,6 +179,15 @@ def _numerics(
     }
 
 
+def _fp8_recipes(
+    framework: Framework, precision: str, allow: tuple[str, ...]
+) -> tuple[str | None, ...]:
+    """How FP8 scales may come about. Delayed scaling casts in fewer passes and recomputes fewer modules."""
+    if precision != "fp8" or "delayed-scaling" not in planned(framework.numerics):
+        return (None,)
+    return ("tensorwise", "delayed") if "delayed-scaling" in allow else ("tensorwise",)
+
+
 def _compilations(
     framework: Framework, precision: str, without: tuple[str, ...]
 ) -> tuple[bool, ...]:
@@ -212,12 +233,14 @@ def _pinned(name: str, options: tuple[object, ...], pin: int | str | None) -> tu
         return (value,)
     words = tuple(_word(option) for option in options)
     raise InputError(
-        f"pin {name}: {shown(pin)} cannot be had with this framework, model, device and --without; "
-        f"allowed: {listed(words)}"
+        f"pin {name}: {shown(pin)} cannot be had with this framework, model, device, precision, --without "
+        f"and --allow; allowed: {listed(words)}"
     )
 
 
 def _word(option: object) -> str:
+    if option is None:
+        return "none"
     return ("off", "on")[option] if isinstance(option, bool) else str(option)
 
 

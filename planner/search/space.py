@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.constraints.megatron import full_graph_refuses, graphs_refuse
+from meshwright.constraints.megatron import refused_recompute
 from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.pipeline.schedules import (
@@ -278,15 +278,9 @@ def space_of(request: PlanRequest, execution: Execution | None = None) -> Space:
 def _narrowed(space: Space, request: PlanRequest, execution: Execution) -> Space:
     """The layouts of a space that may have their price from this execution."""
     masks = np.array(space.recompute, dtype=np.int64)
-    keep = np.ones(len(masks), dtype=bool)
-    if execution.cuda_graph == "partial":
-        keep &= ~graphs_refuse(space.workload, masks)
-    if execution.ep_overlap:
-        keep &= (masks & int(Recompute.FULL)) == 0
+    keep = ~refused_recompute(space.workload, masks)
     cp, ep, etp = space.cp, space.ep, space.etp
     if execution.cuda_graph == "full" and request.model.moe is not None:
-        keep &= (masks & int(Recompute.FULL | Recompute.MOE_ACTIVATION)) == 0
-        keep &= not full_graph_refuses(space.workload)
         etp = tuple(degree for degree in etp if degree == 1)
     if execution.cp_comm == "a2a" and "p2p" in request.execution_options.cp_comm:
         cp = tuple(degree for degree in cp if degree > 1)

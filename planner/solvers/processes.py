@@ -1,17 +1,111 @@
-"""Pools of processes that end with this one: by its `with`, by an interrupt, or by its death."""
+"""Processes that end with this one: by its `with`, by an interrupt, or by its death."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
 
 THREAD_COUNTS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 WATCH_S = 1.0
 """Seconds between two looks at whether the parent is still there."""
+MOST_PROCESSES = 4
+"""Of one command. Each holds the tables of a search, which may take half a GiB."""
+Result = TypeVar("Result")
+_most_processes: ContextVar[int] = ContextVar("most_processes", default=1)
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def on_processes(most: int = MOST_PROCESSES) -> Iterator[None]:
+    """What runs inside may spread over so many processes, as far as there are cores.
+
+    Parameters
+    ----------
+    most
+        This process included, at least 1. A library's caller may hold locks or devices that a copy of the
+        process would share, so only a command allows more than one.
+    """
+    token = _most_processes.set(most)
+    try:
+        yield
+    finally:
+        _most_processes.reset(token)
+
+
+def side_by_side(tasks: Sequence[Callable[[], Result]]) -> list[Result]:
+    """The results of independent tasks in their order, computed by copies of this process where allowed.
+
+    What a copy could not compute, because it failed or was ended, this process computes itself.
+
+    Parameters
+    ----------
+    tasks
+        Without effects beside their results, which can be pickled.
+    """
+    copies = min(_most_processes.get(), usable_cores(), len(tasks)) - 1
+    # A copy has all modules loaded already; elsewhere than on Linux copying a process is not safe.
+    if copies < 1 or sys.platform != "linux" or multiprocessing.current_process().daemon:
+        return [task() for task in tasks]
+    context = multiprocessing.get_context("fork")
+    turn, connections, processes = context.Value("i", 0), [], []
+    try:
+        for _ in range(copies):
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(
+                target=_work, args=(tasks, turn, sender, os.getpid()), daemon=True
+            )
+            process.start()
+            sender.close()
+            connections.append(receiver)
+            processes.append(process)
+        results = {index: tasks[index]() for index in _turns(turn, len(tasks))}
+        for receiver in connections:
+            try:
+                results |= receiver.recv()
+            except (EOFError, OSError):
+                continue
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    return [results[index] if index in results else task() for index, task in enumerate(tasks)]
+
+
+def _turns(turn: Any, count: int) -> Iterator[int]:
+    """Numbers of tasks that no other process has taken."""
+    while True:
+        with turn.get_lock():
+            index = turn.value
+            turn.value = index + 1
+        if index >= count:
+            return
+        yield index
+
+
+def _work(tasks: Sequence[Callable[[], Any]], turn: Any, sender: Connection, parent: int) -> None:
+    """What a copy does: it says what it computed, and leaves errors to its parent."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _prepare(parent)
+    results = {}
+    for index in _turns(turn, len(tasks)):
+        with suppress(Exception):
+            results[index] = tasks[index]()
+    sender.send(results)
 
 
 def process_pool(workers: int, most_tasks: int | None = None) -> ProcessPoolExecutor:

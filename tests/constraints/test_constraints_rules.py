@@ -207,6 +207,11 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"recompute": Recompute.MOE_ACTIVATION},
     ),
     "megatron-narrow-states": (workload(moment_bytes=2), {"zero_stage": 1}, {"zero_stage": 0}),
+    "megatron-delayed-scaling": (
+        workload(MOE, precision="fp8", fp8_recipe="delayed"),
+        {"recompute": Recompute.MLP},
+        {"recompute": Recompute.MLP | Recompute.MOE_ACTIVATION},
+    ),
     "megatron-tp-overlap": (workload(MOE, overlap=Overlap(tp=True)), {"tp": 1}, {"tp": 2}),
     "torchtitan-kv-heads": (workload(), {"tp": 4}, {"tp": 8}),
     "torchtitan-sequence": (workload(seq_len=48), {"tp": 4, "cp": 6}, {"tp": 4, "cp": 4}),

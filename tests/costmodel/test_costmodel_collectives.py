@@ -28,7 +28,7 @@ from meshwright.costmodel.placement import (
     placement_from_matrix,
 )
 from meshwright.planner.bounds.matrices import gpu_of_rank, matrices
-from meshwright.planner.bounds.pricing import packed_placement
+from meshwright.planner.bounds.packed import packed_placement
 
 GB = 1e9
 

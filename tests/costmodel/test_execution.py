@@ -16,6 +16,7 @@ CHANGED: dict[str, Any] = {
     "cp_comm": "a2a",
     "gradient_dtype": "bf16",
     "moment_dtype": "bf16",
+    "fp8_recipe": "delayed",
 }
 
 

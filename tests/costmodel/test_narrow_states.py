@@ -9,11 +9,12 @@ import pytest
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.constants.stacks import stack_constants
 from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.memory.activations import activation_bytes_per_layer
 from meshwright.costmodel.memory.footprint import stage_memory_parts_gib
 from meshwright.costmodel.memory.states import state_bytes
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import exact_step, make_context
-from meshwright.costmodel.workload import Workload
+from meshwright.costmodel.workload import Fp8Recipe, Workload
 from meshwright.model_specs.catalog import load_catalog_model
 
 HOPPER = Workload(
@@ -52,6 +53,21 @@ def test_moments_of_sixteen_bits() -> None:
     for moment_bytes, expected in ((4, 12.0), (2, 8.0)):
         _, _, states = state_bytes(replace(HOPPER, moment_bytes=moment_bytes), LAYOUT, 8)
         assert states == pytest.approx(expected / 8)
+
+
+def test_delayed_scaling_keeps_two_inputs_twice() -> None:
+    """A byte an element of attention's output (a row of 4,096), and of the input of shared experts."""
+    kept = {}
+    recipes: tuple[Fp8Recipe, ...] = ("tensorwise", "delayed")
+    for recipe in recipes:
+        work = replace(HOPPER, fp8_recipe=recipe)
+        kept[recipe], _ = activation_bytes_per_layer(work, replace(LAYOUT, tp=2), experts=False)
+    assert kept["delayed"] - kept["tensorwise"] == pytest.approx(8192 * 4096 / 2)
+    model = load_catalog_model("deepseek-v3")
+    for recipe in recipes:
+        work = replace(HOPPER, model=model, fp8_recipe=recipe)
+        kept[recipe], _ = activation_bytes_per_layer(work, LAYOUT, experts=True)
+    assert kept["delayed"] - kept["tensorwise"] == pytest.approx(8192 * (128 * 128 + 7168))
 
 
 def seconds(work: Workload, part: str) -> float:

@@ -37,6 +37,7 @@ EXECUTIONS = tuple(
         {"fp8_params": True},
         {"te_loss": True, "fp8_attention": True},
         {"cp_comm": "a2a"},
+        {"fp8_recipe": "delayed"},
     )
 )
 

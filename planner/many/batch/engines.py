@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -22,11 +21,6 @@ Engine = Callable[[Iterable[Task]], Iterator[Done]]
 MOST_ATTEMPTS = 3
 JOBS_PER_PROCESS = 250
 """After that many a worker process is replaced, so that nothing it keeps grows with the batch."""
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def given_up(fields: Mapping[str, Any], attempts: int) -> dict[str, Any]:

@@ -16,13 +16,14 @@ from typing import Any, Protocol
 
 from meshwright.documents.output_files import uninterrupted, write_files
 from meshwright.errors import InputError
-from meshwright.planner.many.batch.engines import Engine, Task, local_engine, usable_cores
+from meshwright.planner.many.batch.engines import Engine, Task, local_engine
 from meshwright.planner.many.batch.fingerprint import code_fingerprint
 from meshwright.planner.many.batch.jobs import Job, read_jobs
 from meshwright.planner.many.batch.journal import Journal
 from meshwright.planner.many.batch.results import RESULT_FORMATS, check_formats
 from meshwright.planner.many.batch.rows import failed_row
 from meshwright.planner.many.batch.work import request_of
+from meshwright.planner.solvers.processes import usable_cores
 
 PLANS = "plans"
 _STAGING = ".staging"

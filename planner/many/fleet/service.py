@@ -18,7 +18,7 @@ from meshwright.cluster_specs.schema import ClusterSpec, NodeSpec
 from meshwright.documents.tables import csv_text
 from meshwright.errors import InfeasibleError, InputError, OutOfTimeError
 from meshwright.planner.launch.plan_files import plan_files
-from meshwright.planner.many.batch.engines import Task, local_engine, usable_cores
+from meshwright.planner.many.batch.engines import Task, local_engine
 from meshwright.planner.many.batch.jobs import JobDoc
 from meshwright.planner.many.fleet.jobs import FleetJobDoc, read_fleet
 from meshwright.planner.many.fleet.pictures import gantt_svg, nodes_svg
@@ -36,6 +36,7 @@ from meshwright.planner.many.fleet.units import FreeUnits, Unit, free_units
 from meshwright.planner.plan.digest import with_digest
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.solvers.clock import limit_left_s, within
+from meshwright.planner.solvers.processes import usable_cores
 
 SHARING_SHARE = 0.3
 """Part of the time limit that is kept for sharing out, after the plans."""

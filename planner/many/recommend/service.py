@@ -15,10 +15,11 @@ from meshwright.cluster_specs.allocation import check_gpus
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.errors import InputError, OutOfTimeError
-from meshwright.planner.many.batch.engines import local_engine, usable_cores
+from meshwright.planner.many.batch.engines import local_engine
 from meshwright.planner.many.batch.jobs import JobDoc
 from meshwright.planner.many.batch.work import do_job
 from meshwright.planner.many.recommend.answer import Recommendation, SizedPlan, SizeRequest
+from meshwright.planner.solvers.processes import usable_cores
 
 Progress = Callable[[str], None]
 SWEEP_STEPS = 12

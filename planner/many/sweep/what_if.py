@@ -15,7 +15,6 @@ from multiprocessing import get_context
 from typing import Any
 
 from meshwright.errors import InputError, MeshwrightError, message_of
-from meshwright.planner.many.batch.engines import usable_cores
 from meshwright.planner.many.sweep.axes import Axes, Value, combinations_of, read_axes
 from meshwright.planner.many.sweep.service import changed_cluster
 from meshwright.planner.plan.assemble import predict
@@ -27,6 +26,7 @@ from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import layout_document
 from meshwright.planner.search.certificate import Outcome
 from meshwright.planner.search.params import SearchParams
+from meshwright.planner.solvers.processes import usable_cores
 
 AXES = ("gpus", "global_batch", "seq_len", "precision", "nic_gbps", "hbm_gib")
 """What the page has controls for."""

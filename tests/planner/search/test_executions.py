@@ -12,6 +12,7 @@ import pytest
 from meshwright.cluster_specs.catalog import load_cluster
 from meshwright.constraints.registry import rules_for
 from meshwright.costmodel.execution import Execution
+from meshwright.costmodel.layout import Recompute
 from meshwright.errors import InputError
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.plan.make_plan import fastest_plan, make_plan
@@ -25,6 +26,7 @@ from meshwright.planner.request.executions import (
 )
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
+from meshwright.planner.search.certificate import Outcome
 from meshwright.planner.search.executions import search_executions
 from meshwright.planner.search.space import Space, space_of
 from tests.planner.search.test_planner_optimum import best_by_brute_force
@@ -71,9 +73,12 @@ def every_execution(request: PlanRequest) -> list[Execution]:
     if "full-graph" in without:
         graphs = graphs[:2]
     exchanges = ["p2p"] if "cp-a2a" in without else ["p2p", "a2a"]
+    recipes: list[str | None] = ["tensorwise"] if request.precision == "fp8" else [None]
+    if request.precision == "fp8" and "delayed-scaling" in request.allow:
+        recipes.append("delayed")
     choices: list[dict[str, Any]] = [
-        {"moe_dispatch": d, "ep_overlap": o, "cuda_graph": g, "cp_comm": e}
-        for d, o, g, e in product(dispatchers, overlaps, graphs, exchanges)
+        {"moe_dispatch": d, "ep_overlap": o, "cuda_graph": g, "cp_comm": e, "fp8_recipe": r}
+        for d, o, g, e, r in product(dispatchers, overlaps, graphs, exchanges, recipes)
     ]
     hidden: dict[str, Any] = {
         "dp_overlap": True,
@@ -117,6 +122,84 @@ def test_the_plan_is_always_the_best_of_all_executions(seed: int) -> None:
     compare(seed)
 
 
+def scaled(seed: int, hbm_gib: float) -> PlanRequest:
+    """A small FP8 problem that may delay its scales and recompute single modules."""
+    request = asked(seed)
+    device = request.cluster.device.model_copy(update={"hbm_gib": hbm_gib})
+    pins = {name: value for name, value in request.pins.items() if name != "recompute"}
+    return replace(
+        request,
+        cluster=request.cluster.model_copy(update={"device": device}),
+        precision="fp8",
+        pins=pins,
+        forbids=(),
+        without=("deepep", "hybridep", "ep-overlap", "cp-a2a", "cuda-graph"),
+        allow=("delayed-scaling",),
+    )
+
+
+def compare_scaled(seed: int, hbm_gib: float) -> Outcome:
+    request = scaled(seed, hbm_gib)
+    outcome, best_s = search_executions(request, CostModelPricing), brute_force(request)
+    assert best_s is not None
+    assert outcome.status == "optimal"
+    assert outcome.best[0].step_time_s == pytest.approx(best_s, rel=1e-9)
+    assert outcome.lower_bound_s == pytest.approx(best_s, rel=1e-9)
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("seed", "hbm_gib", "recipe"), [(21, 8.0, "delayed"), (21, 5.6, "tensorwise")]
+)
+def test_the_recipe_of_fp8_is_the_best_of_both(seed: int, hbm_gib: float, recipe: str) -> None:
+    """Delayed scaling casts in fewer passes; where norms and activations must be run again, it is refused."""
+    best = compare_scaled(seed, hbm_gib).best[0]
+    assert best.execution.fp8_recipe == recipe
+    again = int(best.layout.recompute) & (Recompute.LAYERNORM | Recompute.MOE_ACTIVATION)
+    assert bool(again) == (recipe == "tensorwise")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [2, 4, 12, 26, 37, 42, 47])
+@pytest.mark.parametrize("hbm_gib", [4.8, 5.0, 6.0])
+def test_the_recipe_of_fp8_is_always_the_best_of_both(seed: int, hbm_gib: float) -> None:
+    if search_executions(scaled(seed, hbm_gib), CostModelPricing).best:
+        compare_scaled(seed, hbm_gib)
+
+
+def test_the_recipe_of_fp8_is_chosen_only_where_it_is_allowed() -> None:
+    request = scaled(21, 8.0)
+    assert request.execution_options.fp8_recipe == ("tensorwise", "delayed")
+    settled: tuple[dict[str, Any], ...] = ({"allow": ()}, {"pins": {"fp8_recipe": "tensorwise"}})
+    for changes in settled:
+        executions = replace(request, **changes).execution_options.executions()
+        assert {execution.fp8_recipe for execution in executions} == {"tensorwise"}
+    delayed = replace(request, pins={"fp8_recipe": "delayed"})
+    executions = delayed.execution_options.executions()
+    assert {execution.fp8_recipe for execution in executions} == {"delayed"}
+    others: tuple[dict[str, Any], ...] = (
+        {"precision": "bf16"},
+        {"precision": "fp16"},
+        {"framework": "torchtitan"},
+    )
+    for other in others:
+        executions = replace(request, **other).execution_options.executions()
+        assert {execution.fp8_recipe for execution in executions} == {None}
+    with pytest.raises(InputError, match=r"pin fp8_recipe.*cannot be had.*allowed: tensorwise"):
+        replace(delayed, allow=())
+
+
+def test_a_plan_says_what_delayed_scaling_brings() -> None:
+    request = scaled(21, 8.0)
+    plan = make_plan(request, robustness=False)
+    assert plan.choices is not None
+    choice = next(choice for choice in plan.choices if choice.choice == "fp8_recipe")
+    without = fastest_plan(replace(request, allow=()))
+    assert choice.value == "delayed"
+    assert choice.proven
+    assert choice.step_time_s_without == pytest.approx(without.objective.step_time_s, rel=1e-9)
+
+
 @pytest.mark.parametrize("seed", range(0, 40, 8))
 def test_plans_verify_with_their_execution(seed: int) -> None:
     request = asked(seed)
@@ -133,7 +216,7 @@ def test_no_choice_makes_a_plan_slower() -> None:
     assert plan.objective.step_time_s is not None
     named = {choice.choice for choice in plan.choices}
     assert named == {
-        name for name in EXECUTION_PINS if getattr(plan.execution, name) != PLAIN[name]
+        name for name in EXECUTION_PINS if getattr(plan.execution, name) not in (None, PLAIN[name])
     }
     for choice in plan.choices:
         if choice.step_time_s_without is not None:
@@ -192,7 +275,7 @@ def test_what_changes_numbers_is_chosen_only_where_it_is_allowed() -> None:
     }
     assert {run.fp8_attention for run in allowed} == {True}
     sixteen = replace(request, precision="bf16", allow=("fp8-attention",))
-    assert sixteen.execution_options.executions()[0] == plain
+    assert sixteen.execution_options.executions()[0] == replace(plain, fp8_recipe=None)
     ada = replace(request, cluster=load_cluster("l40s-pcie"), allow=("fp8-attention",))
     assert not any(run.fp8_attention for run in ada.execution_options.executions())
     replicated = replace(request, allow=("fp8-params", "bf16-moments"), pins={"zero_stage": 0})

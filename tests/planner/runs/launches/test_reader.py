@@ -12,10 +12,14 @@ from meshwright.errors import InputError
 from meshwright.model_specs.catalog import catalog_names, load_catalog_model
 from meshwright.model_specs.parameters import parameter_count
 from meshwright.model_specs.reader import model_from_mapping
+from meshwright.planner.launch.bridge import bridge_overrides
 from meshwright.planner.launch.flag_words import flag_words
 from meshwright.planner.launch.megatron_model import model_flags
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.plan.verify import faults
+from meshwright.planner.request.reader import read_request
 from meshwright.planner.runs.launches.flags import CommandLine
 from meshwright.planner.runs.launches.megatron_model import megatron_model
 from meshwright.planner.runs.launches.reader import complete, price_launch, read_launch
@@ -107,6 +111,36 @@ def test_fp8_is_priced_by_its_recipe(tmp_path: Path) -> None:
         assert priced.run.workload.fp8_recipe == recipe
         seconds[recipe] = priced.predicted.step_time_s
     assert seconds["delayed"] < seconds["blockwise"] < seconds["tensorwise"]
+
+
+@pytest.mark.parametrize("allow", [(), ("delayed-scaling",)])
+def test_a_plan_in_fp8_is_read_back_at_its_own_price(
+    tmp_path: Path, allow: tuple[str, ...]
+) -> None:
+    request = read_request(
+        model="gpt2-xl",
+        cluster="dgx-h100",
+        gpus=8,
+        global_batch=32,
+        seq_len=1024,
+        precision="fp8",
+        allow=allow,
+        pin={"pp": 1, "cp": 1},
+    )
+    plan = fastest_plan(request)
+    files = plan_files(plan)
+    path = tmp_path / "launch.sh"
+    path.write_text(files["launch.sh"], encoding="utf-8")
+    priced = next(price_launch(path, ["cluster=dgx-h100"]))
+    recipe = "delayed" if allow else "tensorwise"
+    assert priced.run.workload.fp8_recipe == recipe
+    assert plan.execution is not None
+    assert plan.execution.fp8_recipe == recipe
+    assert priced.predicted.step_time_s == plan.objective.step_time_s
+    assert plan.predicted is not None
+    assert priced.predicted.memory_gib == plan.predicted.memory_gib
+    assert f"mixed_precision.fp8_recipe={recipe}" in bridge_overrides(plan)
+    assert list(faults(request, plan)) == []
 
 
 def hsdp_files(framework: str, groups: int, size: int) -> tuple[str, str]:

@@ -1,0 +1,62 @@
+"""Independent tasks on copies of the process: the same results, whatever becomes of the copies."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+import pytest
+
+from meshwright.planner.solvers import processes
+from meshwright.planner.solvers.processes import on_processes, side_by_side
+
+
+@pytest.fixture
+def _four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "usable_cores", lambda: 4)
+
+
+def squared(number: int) -> tuple[int, int]:
+    return number * number, os.getpid()
+
+
+def ends_in_a_copy(parent: int, number: int) -> int:
+    if os.getpid() != parent:
+        os._exit(1)
+    return number
+
+
+def refused(number: int) -> int:
+    if number == 3:
+        raise ValueError("three")
+    return number
+
+
+@pytest.mark.usefixtures("_four_cores")
+def test_results_come_in_order() -> None:
+    with on_processes(3):
+        results = side_by_side([partial(squared, number) for number in range(20)])
+    assert [square for square, _ in results] == [number * number for number in range(20)]
+
+
+def test_without_leave_nothing_is_copied() -> None:
+    results = side_by_side([partial(squared, number) for number in range(5)])
+    assert {process for _, process in results} == {os.getpid()}
+
+
+@pytest.mark.usefixtures("_four_cores")
+def test_what_a_lost_copy_had_taken_is_computed_again() -> None:
+    with on_processes(4):
+        results = side_by_side([partial(ends_in_a_copy, os.getpid(), n) for n in range(9)])
+    assert results == list(range(9))
+
+
+@pytest.mark.usefixtures("_four_cores")
+def test_an_error_of_a_task_is_raised_here() -> None:
+    with on_processes(2), pytest.raises(ValueError, match="three"):
+        side_by_side([partial(refused, number) for number in range(6)])
+
+
+def test_no_task_is_no_result() -> None:
+    with on_processes(2):
+        assert side_by_side([]) == []
