@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 from typing import Any
 
@@ -9,10 +10,10 @@ import numpy as np
 import pytest
 
 from meshwright.constraints.columns import set_bits
-from meshwright.constraints.kinds import When, of
+from meshwright.constraints.kinds import AtLeast, AtMost, Divides, Equals, Requires, When, of
 from meshwright.constraints.nvlink_domain import keeps_inside
 from meshwright.constraints.registry import findings, rules_for
-from meshwright.constraints.rule import spans_of
+from meshwright.constraints.rule import Finding, FinishedPlan, spans_of
 from meshwright.constraints.scale_up import ScaleUpDomain
 from meshwright.constraints.torchtitan_model import foreign_parts
 from meshwright.costmodel.layout import Layout, Placement, Recompute
@@ -309,6 +310,7 @@ def test_a_rule_is_over_by_so_much_and_says_so(
         ("megatron-partial-graphs", workload(cuda_graph="partial"), workload(cuda_graph="full")),
         ("megatron-full-graph", workload(MOE, cuda_graph="full"), workload(cuda_graph="full")),
         ("megatron-full-graph", workload(MOE, cuda_graph="full"), workload(MOE)),
+        ("megatron-full-graph", CAPTURED, workload(MOE, cuda_graph="feed_forward")),
         ("megatron-expert-overlap", OVERLAPPED, workload(overlap=Overlap(ep=True))),
         ("megatron-expert-overlap", OVERLAPPED, workload(MOE)),
     ],
@@ -365,7 +367,7 @@ def test_a_cut_may_be_used_to_the_limit(use: float | None, finds: bool) -> None:
     ],
 )
 def test_groups_inside_a_domain_tie_the_least_common_multiple_together(
-    asked: tuple[str, ...], degrees: dict[str, int], together: int
+    asked: tuple[str, ...], degrees: dict[str, Any], together: int
 ) -> None:
     rule, work = RULES["nvlink-domain"], workload(MOE, inside_domain=asked)
     layout = Layout(**degrees)
@@ -484,6 +486,14 @@ def test_what_a_rule_found_stays_as_it_is() -> None:
         assert is_dataclass(value)
         with pytest.raises(FrozenInstanceError):
             setattr(value, fields(value)[0].name, None)
+
+
+@pytest.mark.parametrize(
+    "record", [AtLeast, AtMost, Divides, Equals, Requires, Finding, FinishedPlan]
+)
+def test_every_part_of_a_rule_is_given_by_its_name(record: type) -> None:
+    parameters = inspect.signature(record).parameters.values()
+    assert {parameter.kind for parameter in parameters} == {inspect.Parameter.KEYWORD_ONLY}
 
 
 @pytest.mark.parametrize("axes", [("dp",), ("tp", "pp")])
