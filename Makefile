@@ -12,7 +12,7 @@ DEV_READY := $(VENV)/.dev-ready
 # Override with: make PYTHON=/path/to/python3
 PYTHON ?=
 
-.PHONY: help plan test check lint types unit fuzz attack slow soak benchmarks supply oracles ray docs accuracy calibrate clean
+.PHONY: help plan test check lint types unit fuzz attack slow soak coverage mutants benchmarks supply oracles ray docs accuracy calibrate clean
 
 help:
 	@echo "make plan      plan Llama-3.1-405B on 16,384 GPUs (installs into .venv the first time)"
@@ -22,6 +22,8 @@ help:
 	@echo "make attack    20 minutes of random layouts and changed requests against what plans prove"
 	@echo "make slow      the suites that take minutes each, half of their longest"
 	@echo "make soak      all of their cases"
+	@echo "make coverage  lines of the rules, the cost model, the search and its bounds that the tests run (installs into .measure)"
+	@echo "make mutants   400 small faults in the rules: how many the tests notice (installs into .measure)"
 	@echo "make lint | types | unit    one of them"
 	@echo "make oracles   launch files through the parsers of the real frameworks (installs them into .oracles)"
 	@echo "make ray       batches on a local Ray cluster of two machines (installs Ray into .ray)"
@@ -78,6 +80,25 @@ benchmarks: $(DEV_READY)
 	$(BIN)/python -m benchmarks.cost_model_speed | tee $(RESULTS)/estimates.md
 	$(BIN)/python -m benchmarks.fabric | tee $(RESULTS)/mapping.md
 	$(BIN)/python -m benchmarks.batch_speed $(RESULTS)/batch 50 1 | tee $(RESULTS)/batch.md
+
+MEASURE := .measure
+COVERED := constraints costmodel planner/search planner/bounds
+
+coverage: $(MEASURE)/.ready
+	$(MEASURE)/bin/python -m coverage run -m pytest -m "not slow and not soak and $(APART)" \
+	  $(addprefix tests/,$(COVERED)) tests/frameworks tests/planner/plan tests/planner/runs tests/planner/mapping/test_fabric_joint.py
+	for folder in $(COVERED); do \
+	  $(MEASURE)/bin/python -m coverage report --include="$$folder/*" --fail-under=95; \
+	done
+
+# MESHWRIGHT_MUTANTS: how many are drawn; all are some 2,600.
+mutants: $(MEASURE)/.ready
+	$(MEASURE)/bin/python -m benchmarks.mutants --sample $${MESHWRIGHT_MUTANTS:-400} --fail-under 90
+
+$(MEASURE)/.ready: pyproject.toml requirements-dev.lock | $(BIN)/python
+	$(BIN)/python -m venv $(MEASURE)
+	$(MEASURE)/bin/python -m pip install --quiet $(LOCK) -e '.[dev]' coverage==7.17.3 cosmic-ray==8.7.0
+	@touch $@
 
 SUPPLY := .supply
 
@@ -141,7 +162,7 @@ calibrate: $(DEV_READY)
 	$(BIN)/python -m benchmarks.accuracy
 
 clean:
-	rm -rf $(VENV) $(ORACLES) $(RAY) $(SITE) $(SUPPLY) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(ORACLES) $(RAY) $(SITE) $(MEASURE) $(SUPPLY) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A venv that was only half made, say without ensurepip, must not look finished the next time.

@@ -1,0 +1,555 @@
+"""What every rule finds, to the number: at the limit nothing, beyond it by how much."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshwright.constraints.columns import set_bits
+from meshwright.constraints.kinds import AtLeast, AtMost, Divides, Equals, Requires, When, of
+from meshwright.constraints.nvlink_domain import keeps_inside
+from meshwright.constraints.registry import findings, rules_for
+from meshwright.constraints.rule import Finding, FinishedPlan, spans_of
+from meshwright.constraints.scale_up import ScaleUpDomain
+from meshwright.constraints.torchtitan_model import foreign_parts
+from meshwright.costmodel.layout import Layout, Placement, Recompute
+from meshwright.costmodel.workload import Overlap, Workload
+from meshwright.model_specs.schema import MoeSpec
+from tests.constraints.test_constraints_rules import (
+    BIASED,
+    DENSE,
+    LINEAR,
+    MOE,
+    RULES,
+    as_table,
+    cluster,
+    finished,
+    workload,
+)
+
+MTP_2 = MOE.model_copy(update={"mtp_layers": 2})
+MTP_1 = MOE.model_copy(update={"mtp_layers": 1})
+OVERLAPPED = workload(MOE, overlap=Overlap(ep=True))
+GELU_LEARNED = DENSE.model_copy(update={"activation": "gelu", "position": "learned"})
+DEEPEP_ON_VOLTA = workload(MOE, cluster=cluster("volta"), moe_dispatch="deepep")
+CAPTURED = workload(MOE, cuda_graph="full", moe_dispatch="hybridep", precision="mxfp8")
+FULL = int(Recompute.FULL)
+
+# rule, workload, layout, how far it is over the limit (0: at the limit), words of the finding
+CASES: list[tuple[str, Workload, dict[str, Any], int, str]] = [
+    ("gpu-budget", workload(gpus=64), {"tp": 2, "cp": 2, "pp": 4, "dp": 4}, 0, ""),
+    ("gpu-budget", workload(gpus=64), {"tp": 5, "cp": 13}, 1, "= 65 GPUs, of 64"),
+    ("scale-up-tp", workload(), {"tp": 8}, 0, ""),
+    ("scale-up-tp", workload(), {"tp": 9}, 1, "a scale-up domain of 8"),
+    ("scale-up-tp", workload(cluster=cluster(nvlink_domain=2)), {"tp": 3}, 1, "domain of 2"),
+    ("scale-up-tp", workload(cluster=cluster(nvlink_domain=1)), {"tp": 9}, 1, "a node of 8"),
+    ("scale-up-tp-cp", workload(), {"tp": 3, "cp": 4}, 4, "tp 3 x cp 4 = 12 GPUs"),
+    ("heads-by-tp", workload(), {"tp": 5}, 1, "16 attention heads"),
+    ("kv-heads-by-tp", workload(), {"tp": 4}, 0, ""),
+    ("kv-heads-by-tp", workload(), {"tp": 2}, 0, ""),
+    ("kv-heads-by-tp", workload(), {"tp": 3}, 1, "4 key-value heads"),
+    ("kv-heads-by-tp", workload(), {"tp": 7}, 3, "tp 7"),
+    ("kv-heads-by-tp", workload(), {"tp": 11}, 3, "tp 11"),
+    ("heads-by-tp-cp", workload(cp_comm="a2a"), {"tp": 3, "cp": 1}, 0, ""),
+    ("heads-by-tp-cp", workload(cp_comm="a2a"), {"tp": 1, "cp": 3}, 1, "16 attention heads"),
+    ("heads-by-tp-cp", workload(), {"cp": 3}, 0, ""),
+    ("kv-heads-by-tp-cp", workload(cp_comm="a2a"), {"tp": 3, "cp": 1}, 0, ""),
+    ("kv-heads-by-tp-cp", workload(cp_comm="a2a"), {"cp": 3}, 1, "4 key-value heads"),
+    ("linear-heads-by-tp-cp", workload(LINEAR), {"tp": 3}, 2, "8 key heads"),
+    ("linear-heads-by-tp-cp", workload(), {"tp": 3}, 0, ""),
+    ("ffn-by-tp", workload(), {"tp": 7}, 1, "ffn_hidden 4096"),
+    ("ffn-by-tp", workload(BIASED), {"tp": 5}, 0, ""),
+    ("expert-ffn-by-etp", workload(MOE), {"etp": 5}, 3, "expert width 768"),
+    ("sequence-by-cp", workload(seq_len=36), {"cp": 1}, 0, ""),
+    ("sequence-by-cp", workload(seq_len=36), {"cp": 2}, 0, ""),
+    ("sequence-by-cp", workload(seq_len=38), {"cp": 2}, 2, "the 4 chunks of cp 2"),
+    ("sequence-by-tp", workload(seq_len=38), {"tp": 4}, 0, ""),
+    ("sequence-by-tp", workload(seq_len=38), {"tp": 4, "sequence_parallel": True}, 2, "tp 4"),
+    ("layers-by-stages", workload(), {"pp": 6, "vpp": 2}, 0, ""),
+    ("experts-by-ep", workload(MOE), {"ep": 7}, 3, "24 experts"),
+    ("expert-grid", workload(MOE), {"tp": 2, "cp": 3, "dp": 5, "ep": 4}, 2, "the 30 GPUs"),
+    ("expert-axes-need-experts", workload(), {"ep": 2, "etp": 3}, 5, "ep 2 and etp 3"),
+    ("batch-split", workload(), {"dp": 5, "micro_batch": 19}, 1, "= 95 sequences"),
+    ("batch-split", workload(), {"dp": 97}, 1, "= 97 sequences"),
+    ("vpp-needs-pp", workload(), {"pp": 1, "vpp": 3}, 2, "vpp 3"),
+    ("interleaved-micro-batches", workload(), {"pp": 4, "vpp": 1, "num_micro_batches": 7}, 0, ""),
+    ("interleaved-micro-batches", workload(), {"pp": 4, "vpp": 2, "num_micro_batches": 7}, 3, "7"),
+    ("schedule-shape", workload(), {"pp": 1, "schedule": 1}, 1, "is a schedule of a pipeline"),
+    ("schedule-shape", workload(), {"pp": 2, "vpp": 2, "schedule": 1}, 1, "gpipe takes 1 virtual"),
+    ("schedule-shape", workload(), {"pp": 2, "schedule": 2, "num_micro_batches": 2}, 1, "vpp: 1"),
+    (
+        "schedule-shape",
+        workload(),
+        {"pp": 3, "vpp": 3, "schedule": 4, "num_micro_batches": 5},
+        2,
+        "num_micro_batches: 5, zbv needs 6",
+    ),
+    ("schedule-shape", workload(), {"pp": 2, "schedule": 6, "num_micro_batches": 4}, 0, ""),
+    ("schedule-shape", workload(), {"pp": 2, "schedule": 6, "num_micro_batches": 5}, 1, "even"),
+    ("schedule-shape", workload(), {"pp": 3, "schedule": 6, "num_micro_batches": 6}, 1, "even"),
+    ("torchtitan-1f1b-micro-batches", workload(), {"pp": 4, "num_micro_batches": 3}, 1, "4 stages"),
+    ("torchtitan-1f1b-micro-batches", workload(), {"pp": 4, "vpp": 2}, 0, ""),
+    ("torchtitan-1f1b-micro-batches", workload(), {"pp": 2, "schedule": 1}, 0, ""),
+    ("torchtitan-zero-bubble-chunks", workload(), {"pp": 2, "schedule": 3}, 1, "one virtual stage"),
+    ("torchtitan-split-backward", workload(), {"pp": 2, "schedule": 3}, 0, ""),
+    (
+        "torchtitan-split-backward",
+        workload(framework="torchtitan-compile"),
+        {"pp": 2, "schedule": 3},
+        1,
+        "zb-h1 with compiled layers (bf16)",
+    ),
+    ("recomputed-modules", workload(), {"recompute": 4 | 8 | 1}, 2, "moe activation, mla up"),
+    ("recomputed-modules", workload(MOE), {"recompute": 127}, 0, ""),
+    ("recomputed-modules", workload(MOE), {"recompute": 128 | 256}, 2, "bit 7, bit 8"),
+    ("full-recompute-alone", workload(), {"recompute": FULL | 2 | 16}, 2, "2 single module(s)"),
+    ("full-recompute-alone", workload(), {"recompute": 31}, 0, ""),
+    ("full-recompute-alone", workload(), {"recompute": FULL | 64}, 1, "1 single module(s)"),
+    ("megatron-zero-needs-pp-1", workload(), {"zero_stage": 2, "pp": 3}, 2, "ZeRO stage 2"),
+    ("megatron-zero-optimizer", workload(optimizer="sgd"), {"zero_stage": 3}, 0, ""),
+    ("megatron-zero-optimizer", workload(optimizer="adam"), {"zero_stage": 3}, 0, ""),
+    ("megatron-zero-optimizer", workload(optimizer="muon"), {"zero_stage": 3}, 2, "muon"),
+    ("megatron-moe-tp-needs-sp", workload(MOE), {"tp": 1}, 0, ""),
+    ("megatron-moe-tp-needs-sp", workload(), {"tp": 2}, 0, ""),
+    ("megatron-expert-bias-needs-etp-1", workload(MOE), {"etp": 2}, 0, ""),
+    ("megatron-expert-bias-needs-etp-1", workload(BIASED), {"etp": 3}, 2, "etp 3"),
+    (
+        "megatron-expert-bias-needs-etp-1",
+        workload(MOE.model_copy(update={"mlp_bias": True})),
+        {"etp": 2},
+        1,
+        "etp 2",
+    ),
+    (
+        "megatron-expert-bias-needs-etp-1",
+        workload(DENSE.model_copy(update={"mlp_bias": True})),
+        {"etp": 2},
+        0,
+        "",
+    ),
+    ("megatron-flex-dispatcher", workload(MOE, moe_dispatch="deepep"), {"dp": 2}, 1, "one rank"),
+    ("megatron-flex-dispatcher", workload(MOE, moe_dispatch="deepep"), {"etp": 2}, 0, ""),
+    ("megatron-flex-dispatcher", workload(MOE, moe_dispatch="alltoall"), {"dp": 2}, 0, ""),
+    ("megatron-flex-dispatcher", workload(moe_dispatch="deepep"), {"dp": 2}, 0, ""),
+    ("megatron-tp-overlap", workload(overlap=Overlap(tp=True)), {"tp": 2}, 0, ""),
+    ("megatron-tp-overlap", workload(MOE), {"tp": 2}, 0, ""),
+    ("megatron-narrow-states", workload(moment_bytes=4), {}, 0, ""),
+    ("megatron-narrow-states", workload(moment_bytes=3), {}, 1, "ZeRO stage 0"),
+    ("megatron-narrow-states", workload(fp8_parameters=True), {}, 1, "ZeRO stage 0"),
+    ("megatron-expert-overlap", OVERLAPPED, {"ep": 1, "num_micro_batches": 2}, 1, "under ep 1"),
+    ("megatron-expert-overlap", OVERLAPPED, {"ep": 2, "pp": 2}, 1, "pp 2 without virtual stages"),
+    ("megatron-expert-overlap", OVERLAPPED, {"ep": 2}, 1, "under one micro-batch"),
+    ("megatron-expert-overlap", OVERLAPPED, {"ep": 2, "pp": 2, "vpp": 2, "recompute": 31}, 0, ""),
+    (
+        "megatron-expert-overlap",
+        OVERLAPPED,
+        {"ep": 1, "pp": 3, "recompute": FULL},
+        3,
+        "ep 1 and pp 3 without virtual stages and full recomputation",
+    ),
+    (
+        "megatron-expert-overlap",
+        replace(OVERLAPPED, model=MTP_2),
+        {"ep": 2, "num_micro_batches": 2},
+        1,
+        "2 MTP modules",
+    ),
+    (
+        "megatron-expert-overlap",
+        replace(OVERLAPPED, model=MTP_1),
+        {"ep": 2, "num_micro_batches": 2},
+        0,
+        "",
+    ),
+    ("megatron-expert-overlap", workload(overlap=Overlap(ep=True)), {}, 0, ""),
+    ("megatron-partial-graphs", workload(), {"recompute": FULL}, 0, ""),
+    (
+        "megatron-partial-graphs",
+        workload(cuda_graph="feed_forward"),
+        {"recompute": FULL},
+        1,
+        "full",
+    ),
+    ("megatron-partial-graphs", workload(cuda_graph="partial"), {"recompute": 2}, 0, ""),
+    (
+        "megatron-partial-graphs",
+        workload(MOE, cuda_graph="partial", moe_dispatch="deepep"),
+        {"recompute": 2},
+        1,
+        "recomputation of the norms before experts",
+    ),
+    (
+        "megatron-full-graph",
+        workload(MOE, cuda_graph="full", moe_dispatch="alltoall"),
+        {"etp": 2, "recompute": 4},
+        3,
+        "the alltoall dispatcher and etp 2 and recomputed experts",
+    ),
+    (
+        "megatron-full-graph",
+        workload(
+            MOE.model_copy(update={"activation": "gelu"}),
+            cuda_graph="full",
+            moe_dispatch="hybridep",
+            precision="mxfp8",
+        ),
+        {},
+        1,
+        "experts without a gate",
+    ),
+    ("megatron-full-graph", workload(MOE), {"etp": 2}, 0, ""),
+    ("megatron-full-graph", CAPTURED, {"recompute": 4 | 8}, 1, "hold recomputed experts"),
+    ("megatron-full-graph", CAPTURED, {"recompute": FULL | 64}, 1, "hold recomputed experts"),
+    ("megatron-full-graph", CAPTURED, {"recompute": 1 | 2 | 8 | 16 | 64}, 0, ""),
+    (
+        "megatron-partial-graphs",
+        workload(cuda_graph="partial"),
+        {"recompute": FULL | 64},
+        1,
+        "full recomputation",
+    ),
+    ("megatron-partial-graphs", workload(cuda_graph="partial"), {"recompute": 64 | 31}, 0, ""),
+    (
+        "megatron-expert-overlap",
+        OVERLAPPED,
+        {"ep": 2, "pp": 2, "vpp": 2, "recompute": FULL | 64},
+        1,
+        "full recomputation",
+    ),
+    ("torchtitan-kv-heads", workload(), {"tp": 3}, 1, "4 key-value heads"),
+    ("torchtitan-sequence", workload(seq_len=50), {"tp": 3}, 2, "the 3 pieces"),
+    ("torchtitan-sequence", workload(seq_len=50), {"cp": 3}, 2, "the 6 pieces"),
+    ("torchtitan-sequence", workload(seq_len=50), {"cp": 2}, 2, "the 4 pieces"),
+    ("torchtitan-sequence", workload(seq_len=51), {}, 0, ""),
+    ("torchtitan-context-shards", workload(), {"cp": 3}, 2, "3 context-parallel ranks"),
+    ("torchtitan-context-shards", workload(), {"cp": 3, "zero_stage": 1}, 0, ""),
+    ("torchtitan-expert-shards", workload(MOE), {"tp": 3, "cp": 5, "ep": 4}, 3, "15 ranks"),
+    (
+        "torchtitan-expert-shards",
+        workload(MOE),
+        {"zero_stage": 1, "dp": 2, "tp": 3, "cp": 5, "ep": 4},
+        2,
+        "30 ranks",
+    ),
+    ("torchtitan-mtp", workload(MTP_1), {"pp": 2, "cp": 2}, 3, "pp 2 and cp 2"),
+    ("deepspeed-experts", workload(MOE), {"dp": 8, "ep": 3}, 2, "ep 3 of dp 8"),
+    ("deepspeed-experts", workload(MOE), {"dp": 8, "ep": 3, "pp": 3}, 4, "pp 3 stages"),
+    ("deepspeed-experts", workload(MOE), {"dp": 8, "ep": 4, "pp": 2}, 1, "pp 2 stages"),
+    ("deepspeed-pipeline-zero", workload(), {"pp": 2, "zero_stage": 3}, 2, "ZeRO stage 3"),
+    ("deepspeed-pipeline-zero", workload(), {"zero_stage": 3}, 0, ""),
+    (
+        "deepspeed-degrees",
+        workload(),
+        {"cp": 2, "vpp": 2, "sequence_parallel": True},
+        3,
+        "cp 2 (only 1); vpp 2 (only 1); sequence_parallel 1 (only 0)",
+    ),
+    ("torchtitan-degrees", workload(), {"zero_stage": 1}, 1, "zero_stage 1 (only 0, 2, 3)"),
+    ("fsdp2-shards", workload(), {"tp": 3}, 2, "tp 3"),
+    ("fsdp2-shards", workload(), {"tp": 3, "dp": 2}, 0, ""),
+    ("fsdp2-shards", workload(), {"tp": 3, "cp": 2}, 0, ""),
+    ("precision-on-device", workload(precision="int4"), {}, 1, "no int4 matrix units"),
+    ("torchtitan-precision", workload(precision="fp16"), {}, 1, "no training in fp16"),
+    ("torchtitan-linear-attention", workload(LINEAR), {}, 1, "the 9 layers"),
+    ("torchtitan-architecture", workload(GELU_LEARNED), {}, 2, "position learned, activation gelu"),
+    ("deepspeed-schedule", workload(), {"schedule": 1}, 1, "no gpipe schedule"),
+    ("megatron-dispatcher-device", workload(), {}, 0, ""),
+    ("megatron-dispatcher-device", workload(moe_dispatch="deepep"), {}, 0, ""),
+    ("megatron-dispatcher-device", DEEPEP_ON_VOLTA, {}, 1, "deepep does not run on a device"),
+    ("fsdp2-recompute", workload(), {"recompute": FULL, "recompute_layers": 12}, 0, ""),
+    ("fsdp2-recompute", workload(), {"recompute": FULL, "recompute_layers": 11}, 1, "some layers"),
+    ("fsdp2-recompute", workload(), {"recompute": 1}, 1, "single modules"),
+    (
+        "torchtitan-recompute",
+        workload(),
+        {"pp": 2, "vpp": 2, "recompute": FULL, "recompute_layers": 3},
+        0,
+        "",
+    ),
+    (
+        "torchtitan-recompute",
+        workload(),
+        {"pp": 5, "recompute": FULL, "recompute_layers": 2},
+        1,
+        "some layers only",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "work", "degrees", "over", "words"), CASES, ids=[case[0] for case in CASES]
+)
+def test_a_rule_is_over_by_so_much_and_says_so(
+    name: str, work: Workload, degrees: dict[str, Any], over: int, words: str
+) -> None:
+    rule, layout = RULES[name], Layout(**degrees)
+    assert rule.excess(as_table(work, [layout], [1.0])).tolist() == [over]
+    finding = rule.check(finished(work, layout, 1.0))
+    assert (finding is None) == (over == 0)
+    if finding is not None:
+        assert abs(finding.value - finding.limit) == over
+        assert words in finding.words
+
+
+@pytest.mark.parametrize(
+    ("name", "applies", "silent"),
+    [
+        ("bisection", workload(max_cut_use=0.99), workload()),
+        ("nvlink-domain", workload(inside_domain=("cp",)), workload()),
+        ("linear-heads-by-tp-cp", workload(LINEAR), workload()),
+        ("heads-by-tp-cp", workload(cp_comm="a2a"), workload()),
+        ("expert-axes-need-experts", workload(), workload(MOE)),
+        ("deepspeed-experts", workload(MOE), workload()),
+        ("torchtitan-expert-shards", workload(MOE), workload()),
+        ("torchtitan-split-backward", workload(precision="fp8"), workload()),
+        ("megatron-dispatcher-device", workload(MOE, moe_dispatch="deepep"), workload()),
+        ("megatron-partial-graphs", workload(cuda_graph="partial"), workload(cuda_graph="full")),
+        ("megatron-full-graph", workload(MOE, cuda_graph="full"), workload(cuda_graph="full")),
+        ("megatron-full-graph", workload(MOE, cuda_graph="full"), workload(MOE)),
+        ("megatron-full-graph", CAPTURED, workload(MOE, cuda_graph="feed_forward")),
+        ("megatron-expert-overlap", OVERLAPPED, workload(overlap=Overlap(ep=True))),
+        ("megatron-expert-overlap", OVERLAPPED, workload(MOE)),
+    ],
+)
+def test_a_rule_applies_where_it_has_something_to_say(
+    name: str, applies: Workload, silent: Workload
+) -> None:
+    assert RULES[name].applies(applies)
+    assert not RULES[name].applies(silent)
+
+
+def test_memory_at_the_limit_fits_and_the_words_name_the_fullest_rank() -> None:
+    # 0.94 x 80 - 1.5 = 73.7 GiB; less a reserve of 4 GiB, over a margin of 1.25: 55.76 GiB.
+    rule, work = RULES["hbm"], workload(reserve_gib=4.0, memory_margin=1.25)
+    plan = finished(work, Layout(pp=3), 1.0)
+    assert rule.check(replace(plan, memory_gib=(1.0, 55.75, 2.0))) is None
+    finding = rule.check(replace(plan, memory_gib=(1.0, 60.76, 2.0)))
+    assert finding is not None
+    assert finding.value == 60.76
+    assert finding.limit == pytest.approx(55.76)
+    assert "pipeline rank 1 needs 60.8 GiB, 5.0 more than the 55.8" in finding.words
+    assert "4 GiB in reserve and 25.0% for the error" in finding.words
+    assert rule.excess(as_table(work, [Layout()], [60.76]))[0] == pytest.approx(5.0)
+    bare = rule.check(finished(workload(), Layout(), 80.0))
+    assert bare is not None
+    assert bare.words.endswith("1.5 GiB of context")
+
+
+def test_memory_of_exactly_the_limit_fits() -> None:
+    rule, plan = RULES["hbm"], finished(workload(), Layout(), 1.0)
+    assert rule.check(replace(plan, memory_gib=(0.94 * 80 - 1.5,))) is None
+
+
+@pytest.mark.parametrize(
+    ("use", "finds"), [(None, False), (0.5, False), (0.5 * (1 + 1e-10), False), (0.51, True)]
+)
+def test_a_cut_may_be_used_to_the_limit(use: float | None, finds: bool) -> None:
+    rule, work = RULES["bisection"], workload(max_cut_use=0.5)
+    finding = rule.check(replace(finished(work, Layout(), 1.0), cut_use=use))
+    assert (finding is not None) is finds
+    if finding is not None:
+        assert (finding.value, finding.limit) == (0.51, 0.5)
+    assert rule.excess(as_table(work, [Layout(tp=3)], [1.0])).tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "degrees", "together"),
+    [
+        (("cp",), {"tp": 2, "cp": 4, "ep": 16}, 8),
+        (("cp",), {"tp": 3, "cp": 3}, 9),
+        (("ep",), {"tp": 4, "cp": 9, "ep": 2, "etp": 3}, 12),
+        (("ep",), {"tp": 2, "ep": 8}, 8),
+        (("tp",), {"tp": 9, "cp": 2, "ep": 2}, 9),
+    ],
+)
+def test_groups_inside_a_domain_tie_the_least_common_multiple_together(
+    asked: tuple[str, ...], degrees: dict[str, Any], together: int
+) -> None:
+    rule, work = RULES["nvlink-domain"], workload(MOE, inside_domain=asked)
+    layout = Layout(**degrees)
+    assert rule.excess(as_table(work, [layout], [1.0])).tolist() == [together - 8]
+    finding = rule.check(finished(work, layout, 1.0))
+    assert (finding is not None) == (together > 8)
+    if finding is not None:
+        assert (finding.value, finding.limit) == (together, 8)
+        assert f"tie {together} GPUs together, a domain has 8" in finding.words
+
+
+def test_the_domain_of_a_cluster_without_nvlink_is_the_node() -> None:
+    rule = RULES["nvlink-domain"]
+    for domain, limit in ((1, 8), (2, 2), (16, 16)):
+        work = workload(inside_domain=("cp",), cluster=cluster(nvlink_domain=domain))
+        assert rule.excess(as_table(work, [Layout(cp=16)], [1.0])).tolist() == [16 - limit]
+
+
+def test_a_mapped_group_that_leaves_its_domain_is_found() -> None:
+    rule, work = RULES["nvlink-domain"], workload(inside_domain=("cp",))
+    plan = finished(work, Layout(cp=4), 1.0)
+    assert rule.check(replace(plan, spans={"cp": (4, 4)})) is None
+    finding = rule.check(replace(plan, spans={"cp": (3, 4)}))
+    assert finding is not None
+    assert (finding.value, finding.limit) == (4, 0)
+    assert finding.words == "cp groups of 4 leave their domain"
+
+
+def placed(**inside: list[int]) -> Placement:
+    """Two placements with so many members of each group inside the lowest level, of two."""
+    levels = {name: np.ones((2, 2), dtype=np.int64) for name in Placement.__annotations__}
+    for axis, counts in inside.items():
+        levels[axis][:, 0] = counts
+    return Placement(**levels)
+
+
+def test_placements_keep_groups_inside_where_all_members_are() -> None:
+    placement = placed(cp=[4, 3], ep=[2, 2])
+    work, layout = workload(MOE, inside_domain=("cp", "ep")), Layout(cp=4, ep=2)
+    assert keeps_inside(work, layout, placement).tolist() == [True, False]
+    assert keeps_inside(work, replace(layout, ep=3), placement).tolist() == [False, False]
+    assert keeps_inside(workload(), layout, placement).tolist() == [True, True]
+
+
+def test_spans_are_the_placement_as_numbers() -> None:
+    levels = {name: np.array([1, 1]) for name in Placement.__annotations__}
+    placement = Placement(**(levels | {"cp": np.array([3, 4])}))
+    assert spans_of(placement) == dict.fromkeys(levels, (1, 1)) | {"cp": (3, 4)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"norm": "layernorm"}, "norm layernorm"),
+        ({"norms_per_layer": 4}, "4 norms per layer"),
+        ({"embedding_norm": True}, "a norm after the embedding"),
+        ({"parallel_block": True}, "parallel blocks"),
+        ({"attention_bias": True}, "biases"),
+        ({"attention_output_bias": True}, "biases"),
+        ({"mlp_bias": True}, "biases"),
+        ({"attention_sinks": True}, "attention sinks"),
+        ({"mtp_layers": 1}, "multi-token prediction"),
+    ],
+)
+def test_torchtitan_has_no_layer_for_each_of_these(changes: dict[str, Any], part: str) -> None:
+    assert foreign_parts(DENSE.model_copy(update=changes)) == [part]
+
+
+@pytest.mark.parametrize(
+    ("moe", "parts"),
+    [
+        ({}, []),
+        ({"shared_experts": 1}, ["shared experts"]),
+        ({"dense_layers": 1}, ["dense layers before the experts"]),
+        ({"router_bias": True}, ["router or expert biases"]),
+        ({"expert_bias": True}, ["router or expert biases"]),
+        ({"router_groups": 1}, []),
+        ({"router_groups": 2}, ["router groups"]),
+    ],
+)
+def test_torchtitan_builds_plain_experts(moe: dict[str, Any], parts: list[str]) -> None:
+    spec = MoeSpec(experts=32, top_k=2, moe_ffn_hidden=768, **moe)
+    assert foreign_parts(DENSE.model_copy(update={"moe": spec})) == parts
+
+
+@pytest.mark.parametrize(
+    ("layers", "hidden", "experts"),
+    [(61, 7168, 256), (60, 5120, 160), (24, 2880, 32), (36, 2880, 128)],
+    ids=["DeepSeek-V3", "DeepSeek-V2", "gpt-oss-20b", "gpt-oss-120b"],
+)
+def test_torchtitan_builds_these_models_itself(layers: int, hidden: int, experts: int) -> None:
+    spec = MoeSpec(experts=experts, top_k=2, moe_ffn_hidden=768, shared_experts=1)
+    size = {"moe": spec, "layers": layers, "hidden": hidden}
+    assert foreign_parts(DENSE.model_copy(update=size)) == []
+    assert foreign_parts(DENSE.model_copy(update=size | {"hidden": 4096})) == ["shared experts"]
+
+
+def test_deepep_does_not_run_on_superchips_of_longer_names() -> None:
+    spec = cluster("blackwell")
+    device = spec.device.model_copy(update={"name": "GB300-NVL72"})
+    work = workload(MOE, cluster=spec.model_copy(update={"device": device}), moe_dispatch="deepep")
+    rule, layout = RULES["megatron-dispatcher-device"], Layout(ep=2)
+    assert rule.check(finished(work, layout, 1.0)) is not None
+    assert rule.excess(as_table(work, [layout], [1.0])).tolist() == [1.0]
+
+
+def test_a_single_layout_is_judged_with_every_memory() -> None:
+    table = as_table(workload(), [Layout(tp=9)], [1.0, 2.0, 3.0])
+    assert RULES["scale-up-tp"].excess(table).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_what_a_rule_found_stays_as_it_is() -> None:
+    plan = finished(workload(), Layout(tp=9), 1.0)
+    finding = RULES["scale-up-tp"].check(plan)
+    for value in (plan, finding, When("tp"), of("tp")):
+        assert is_dataclass(value)
+        with pytest.raises(FrozenInstanceError):
+            setattr(value, fields(value)[0].name, None)
+
+
+@pytest.mark.parametrize(
+    "record", [AtLeast, AtMost, Divides, Equals, Requires, Finding, FinishedPlan]
+)
+def test_every_part_of_a_rule_is_given_by_its_name(record: type) -> None:
+    parameters = inspect.signature(record).parameters.values()
+    assert {parameter.kind for parameter in parameters} == {inspect.Parameter.KEYWORD_ONLY}
+
+
+@pytest.mark.parametrize("axes", [("dp",), ("tp", "pp")])
+def test_only_axes_of_a_layer_can_be_kept_in_a_domain(axes: Any) -> None:
+    with pytest.raises(ValueError, match="give one or more of tp, cp, ep, etp"):
+        ScaleUpDomain(axes)
+
+
+def test_a_precision_that_no_device_has_is_found_with_those_it_has() -> None:
+    finding = RULES["precision-on-device"].check(
+        finished(workload(cluster=cluster("ampere"), precision="fp8"), Layout(), 1.0)
+    )
+    assert finding is not None
+    assert "Choose one of fp16, bf16, or another device" in finding.remedy
+
+
+def test_a_foreign_schedule_is_found_with_the_frameworks_that_have_it() -> None:
+    finding = RULES["deepspeed-schedule"].check(finished(workload(), Layout(schedule=5), 1.0))
+    assert finding is not None
+    assert "deepspeed has no dualpipe-v schedule" in finding.words
+    assert "torchtitan" in finding.remedy
+    nowhere = RULES["deepspeed-schedule"].check(finished(workload(), Layout(schedule=6), 1.0))
+    assert nowhere is not None
+    assert "none of those known here" in nowhere.remedy
+
+
+def test_stages_found_wrong_are_counted() -> None:
+    rule = RULES["layers-by-stages"]
+    good = finished(workload(), Layout(pp=2, vpp=2), 1.0)
+    counted = {
+        ((3, 3), (3, 3)): None,
+        ((3, 3), (3,)): (3, 4),
+        ((3, 3), (3, 3), (3, 3)): (6, 4),
+        ((3, 3), (6, 0)): (4, 12),
+        ((3, 3), (3, 2)): (11, 12),
+        ((1, 5), (1, 5)): None,
+    }
+    for stages, numbers in counted.items():
+        finding = rule.check(replace(good, stages=stages))
+        assert numbers == (None if finding is None else (finding.value, finding.limit))
+
+
+def test_bits_are_counted() -> None:
+    assert set_bits(np.array([0, 1, 6, 127, 2**62])).tolist() == [0, 1, 2, 7, 1]
+
+
+def test_findings_leave_out_the_rules_not_asked_for() -> None:
+    plan = finished(workload(gpus=1), Layout(tp=16), 500.0)
+    names = {finding.rule for finding in findings(plan)}
+    assert {"hbm", "gpu-budget", "scale-up-tp"} <= names
+    kept = {finding.rule for finding in findings(plan, without=("hbm", "gpu-budget"))}
+    assert kept == names - {"hbm", "gpu-budget"}
+
+
+def test_a_framework_is_bound_by_what_its_record_lacks() -> None:
+    fsdp2 = {rule.name for rule in rules_for(workload(LINEAR, framework="fsdp2"))}
+    lacking = {"degrees", "precision", "recompute", "linear-attention", "schedule"}
+    assert {f"fsdp2-{what}" for what in lacking} <= fsdp2
+    assert not {f"megatron-{what}" for what in lacking - {"schedule"}} & set(RULES)
