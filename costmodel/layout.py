@@ -145,7 +145,20 @@ class Layout:
 
 
 def in_shape(values: Any, shape: tuple[int, ...]) -> NDArray[Any]:
-    """An array or a number in a shape that it broadcasts to; itself where it has that shape."""
+    """An array or a number in a shape that it broadcasts to.
+
+    Parameters
+    ----------
+    values : number or array
+        Of any type.
+    shape : tuple of int
+        What it broadcasts to.
+
+    Returns
+    -------
+    array
+        The array itself where it has that shape, else a view that cannot be written.
+    """
     array = np.asarray(values)
     return array if array.shape == shape else np.broadcast_to(array, shape)
 
