@@ -288,6 +288,7 @@ def explain(plan: Path, best: bool | None, as_json: bool) -> None:
     from meshwright.planner.plan.texts import read_feasible_plan
     from meshwright.planner.report.explain_view import explain_document, explain_view
     from meshwright.planner.report.glossary import meaning_of, meanings
+    from meshwright.planner.solvers.processes import on_processes
 
     term = None if plan.exists() else meaning_of(str(plan))
     if term is not None:
@@ -304,7 +305,8 @@ def explain(plan: Path, best: bool | None, as_json: bool) -> None:
     changes = neighbours(explained)
     progress, choices = ProgressLine(), []
     if best or (best is None and searches_at_once(explained)):
-        choices = single_choices(explained, changes, progress)
+        with on_processes():
+            choices = single_choices(explained, changes, progress)
         progress.clear()
     if as_json:
         print_json(explain_document(explained, changes, choices))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from meshwright.costmodel.layout import Layout
 from meshwright.planner.analysis.neighbours import Neighbour
@@ -12,6 +13,7 @@ from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.gradient_buckets import search_with_buckets
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import LayoutDoc, layout_document, layout_from_document
+from meshwright.planner.solvers.processes import side_by_side
 
 _DOUBLED = ("tp", "cp", "pp", "dp", "ep", "vpp", "micro_batch")
 """Choices whose double and half are tried."""
@@ -63,27 +65,35 @@ def single_choices(
     """
     if plan.layout is None or plan.predicted is None:
         return []
-    layout = layout_from_document(plan.layout)
-    found = []
-    for name, value in _choices(plan, layout):
-        if progress is not None:
-            progress(f"the best plan with {name} {value}")
-        pins = {**plan.inputs.pins, name: value}
-        pinned = PlanRequest.of_inputs(plan.inputs, pins=pins)
-        outcome = search_with_buckets(pinned)
-        best = outcome.best[0] if outcome.best else None
-        kept = _kept(name, value, changes)
-        found.append(
-            SingleChoice(
-                choice=f"{name} {value}",
-                kept_pct=None if kept is None else kept.slower_pct,
-                rule=None if kept is None else kept.broken,
-                best_pct=None if best is None else _slower_pct(best, plan),
-                best_layout=None if best is None else layout_document(best.layout, best.stages),
-                proven=outcome.status in ("optimal", "infeasible"),
-            )
-        )
-    return sorted(found, key=_loss)
+    tasks = [
+        partial(_single_choice, plan, changes, name, value, progress)
+        for name, value in _choices(plan, layout_from_document(plan.layout))
+    ]
+    return sorted(side_by_side(tasks), key=_loss)
+
+
+def _single_choice(
+    plan: Plan,
+    changes: list[Neighbour],
+    name: str,
+    value: int | str,
+    progress: Callable[[str], None] | None,
+) -> SingleChoice:
+    """The plan with one choice made otherwise: as it stands, and the best there is."""
+    if progress is not None:
+        progress(f"the best plan with {name} {value}")
+    pins = {**plan.inputs.pins, name: value}
+    outcome = search_with_buckets(PlanRequest.of_inputs(plan.inputs, pins=pins))
+    best = outcome.best[0] if outcome.best else None
+    kept = _kept(name, value, changes)
+    return SingleChoice(
+        choice=f"{name} {value}",
+        kept_pct=None if kept is None else kept.slower_pct,
+        rule=None if kept is None else kept.broken,
+        best_pct=None if best is None else _slower_pct(best, plan),
+        best_layout=None if best is None else layout_document(best.layout, best.stages),
+        proven=outcome.status in ("optimal", "infeasible"),
+    )
 
 
 def _choices(plan: Plan, layout: Layout) -> Iterator[tuple[str, int | str]]:

@@ -68,6 +68,7 @@ def test_a_plan_is_proven_and_written(folder: Path) -> None:
     assert template.splitlines()[2:] == ["node-00001", "node-00002"]
 
 
+@pytest.mark.slow
 def test_a_plan_is_explained_compared_and_launched(folder: Path, tmp_path: Path) -> None:
     plan = folder / "small"
     explained = meshwright("explain", plan)
