@@ -145,7 +145,20 @@ class Layout:
 
 
 def in_shape(values: Any, shape: tuple[int, ...]) -> NDArray[Any]:
-    """An array or a number in a shape that it broadcasts to; itself where it has that shape."""
+    """An array or a number in a shape that it broadcasts to; itself where it has that shape.
+
+    Parameters
+    ----------
+    values : number or array
+        Any that NumPy broadcasts to `shape`.
+    shape : tuple of int
+        Of what is returned.
+
+    Returns
+    -------
+    array, shape `shape`
+        Read-only where it had to be broadcast.
+    """
     array = np.asarray(values)
     return array if array.shape == shape else np.broadcast_to(array, shape)
 

@@ -87,11 +87,32 @@ class FrameworkConstants:
     """Whether norms, biases, activations and residual adds run as fused kernels."""
 
     def gradients_mb(self, parameters: float) -> float:
-        """Size in MB (1e6 bytes) of the gradients of so many parameters when they are reduced."""
+        """Size of the gradients of some parameters when they are reduced.
+
+        Parameters
+        ----------
+        parameters : float
+            How many, at least 0.
+
+        Returns
+        -------
+        float
+            MB (1e6 bytes).
+        """
         return parameters * self.gradient_bytes / 1e6
 
     def gradients_in(self, size_mb: float) -> float:
-        """Number of gradients in a bucket of `size_mb` MB (1e6 bytes)."""
+        """Number of gradients in a bucket.
+
+        Parameters
+        ----------
+        size_mb : float
+            Of the bucket, in MB (1e6 bytes), at least 0.
+
+        Returns
+        -------
+        float
+        """
         return 1e6 * size_mb / self.gradient_bytes
 
 
