@@ -145,19 +145,19 @@ class Layout:
 
 
 def in_shape(values: Any, shape: tuple[int, ...]) -> NDArray[Any]:
-    """An array or a number in a shape that it broadcasts to.
+    """An array or a number in a shape that it broadcasts to; itself where it has that shape.
 
     Parameters
     ----------
     values : number or array
-        Of any type.
+        Any that NumPy broadcasts to `shape`.
     shape : tuple of int
-        What it broadcasts to.
+        Of what is returned.
 
     Returns
     -------
-    array
-        The array itself where it has that shape, else a view that cannot be written.
+    array, shape `shape`
+        Read-only where it had to be broadcast.
     """
     array = np.asarray(values)
     return array if array.shape == shape else np.broadcast_to(array, shape)

@@ -87,17 +87,17 @@ class FrameworkConstants:
     """Whether norms, biases, activations and residual adds run as fused kernels."""
 
     def gradients_mb(self, parameters: float) -> float:
-        """Size of gradients when they are reduced.
+        """Size of the gradients of some parameters when they are reduced.
 
         Parameters
         ----------
         parameters : float
-            Whose gradients they are, at least 0.
+            How many, at least 0.
 
         Returns
         -------
         float
-            MB of 1e6 bytes.
+            MB (1e6 bytes).
         """
         return parameters * self.gradient_bytes / 1e6
 
@@ -107,12 +107,11 @@ class FrameworkConstants:
         Parameters
         ----------
         size_mb : float
-            Of the bucket, MB of 1e6 bytes, at least 0.
+            Of the bucket, in MB (1e6 bytes), at least 0.
 
         Returns
         -------
         float
-            Parameters whose gradients it holds.
         """
         return 1e6 * size_mb / self.gradient_bytes
 
