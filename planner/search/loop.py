@@ -184,7 +184,7 @@ class LayoutSearch:
         together = self._params.bounded_together
         position, size = 0, max(self._params.first_batch // len(self._branches), 8)
         if self._begin_with is not None and self._best:
-            size = self._params.largest_batch
+            size = self._params.first_batch
         while position < len(order) and bound_s[order[position]] < self._cutoff_s:
             self._remaining_s()
             self._unexplored_s = min(float(bound_s[order[position]]), later_s)
