@@ -11,6 +11,7 @@ import pytest
 
 from meshwright.constraints.columns import set_bits
 from meshwright.constraints.kinds import AtLeast, AtMost, Divides, Equals, Requires, When, of
+from meshwright.constraints.megatron import refused_recompute
 from meshwright.constraints.nvlink_domain import keeps_inside
 from meshwright.constraints.registry import findings, rules_for
 from meshwright.constraints.rule import Finding, FinishedPlan, spans_of
@@ -36,6 +37,7 @@ MTP_1 = MOE.model_copy(update={"mtp_layers": 1})
 OVERLAPPED = workload(MOE, overlap=Overlap(ep=True))
 GELU_LEARNED = DENSE.model_copy(update={"activation": "gelu", "position": "learned"})
 DEEPEP_ON_VOLTA = workload(MOE, cluster=cluster("volta"), moe_dispatch="deepep")
+DELAYED = workload(precision="fp8", fp8_recipe="delayed")
 CAPTURED = workload(MOE, cuda_graph="full", moe_dispatch="hybridep", precision="mxfp8")
 FULL = int(Recompute.FULL)
 
@@ -202,6 +204,11 @@ CASES: list[tuple[str, Workload, dict[str, Any], int, str]] = [
         "experts without a gate",
     ),
     ("megatron-full-graph", workload(MOE), {"etp": 2}, 0, ""),
+    ("megatron-delayed-scaling", workload(MOE, precision="fp8"), {"recompute": 2}, 0, ""),
+    ("megatron-delayed-scaling", workload(fp8_recipe="delayed"), {"recompute": 2}, 0, ""),
+    ("megatron-delayed-scaling", DELAYED, {"recompute": 1 | 8 | 16 | 32 | 64}, 0, ""),
+    ("megatron-delayed-scaling", DELAYED, {"recompute": 2}, 1, "norms or expert activations"),
+    ("megatron-delayed-scaling", DELAYED, {"recompute": 4}, 1, "norms or expert activations"),
     ("megatron-full-graph", CAPTURED, {"recompute": 4 | 8}, 1, "hold recomputed experts"),
     ("megatron-full-graph", CAPTURED, {"recompute": FULL | 64}, 1, "hold recomputed experts"),
     ("megatron-full-graph", CAPTURED, {"recompute": 1 | 2 | 8 | 16 | 64}, 0, ""),
@@ -320,6 +327,27 @@ def test_a_rule_applies_where_it_has_something_to_say(
 ) -> None:
     assert RULES[name].applies(applies)
     assert not RULES[name].applies(silent)
+
+
+@pytest.mark.parametrize(
+    ("work", "refused"),
+    [
+        (workload(), ()),
+        (OVERLAPPED, (FULL, FULL | 64)),
+        (workload(cuda_graph="partial"), (FULL, FULL | 64)),
+        (workload(cuda_graph="full"), ()),
+        (CAPTURED, (4, FULL, FULL | 64)),
+        (replace(CAPTURED, moe_dispatch="alltoall"), (0, 2, 4, FULL, FULL | 64)),
+        (DELAYED, (2, 4)),
+        (workload(precision="fp8"), ()),
+        (workload(fp8_recipe="delayed"), ()),
+    ],
+)
+def test_an_execution_refuses_recomputation_whatever_the_degrees(
+    work: Workload, refused: tuple[int, ...]
+) -> None:
+    masks = np.array([0, 2, 4, FULL, FULL | 64])
+    assert tuple(masks[refused_recompute(work, masks)]) == refused
 
 
 def test_memory_at_the_limit_fits_and_the_words_name_the_fullest_rank() -> None:
