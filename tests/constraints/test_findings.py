@@ -203,6 +203,13 @@ CASES: list[tuple[str, Workload, dict[str, Any], int, str]] = [
         1,
         "experts without a gate",
     ),
+    (
+        "megatron-full-graph",
+        workload(MOE, cuda_graph="full", moe_dispatch="hybridep", precision="nvfp4"),
+        {},
+        1,
+        "experts in nvfp4",
+    ),
     ("megatron-full-graph", workload(MOE), {"etp": 2}, 0, ""),
     ("megatron-delayed-scaling", workload(MOE, precision="fp8"), {"recompute": 2}, 0, ""),
     ("megatron-delayed-scaling", workload(fp8_recipe="delayed"), {"recompute": 2}, 0, ""),
