@@ -24,7 +24,7 @@ from meshwright.costmodel.placement import level_factors, nested_placement, plac
 from meshwright.costmodel.step_time import make_context, optimistic_step
 from meshwright.costmodel.workload import Overlap, Workload
 from meshwright.model_specs.schema import MlaSpec, ModelSpec, MoeSpec
-from meshwright.planner.bounds import pricing as pricing_module
+from meshwright.planner.bounds import packed as packed_module
 from meshwright.planner.bounds.matrices import Matrices, matrices
 from meshwright.planner.bounds.pricing import CostModelPricing
 
@@ -279,7 +279,7 @@ def test_bounds_hold_however_much_overlap_slows_compute(case: Case, interference
         layout=replace(case.layout, zero_stage=3),
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pricing_module, "calibrated_constants", lambda workload: constants)
+        patch.setattr(packed_module, "calibrated_constants", lambda workload: constants)
         patch.setattr(step_time_module, "calibrated_constants", lambda workload: constants)
         bound = search_bound_s(case.workload, case.layout)
     assert bound <= case.seconds() * SLOWER
