@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from meshwright.costmodel.constants.records import Overrides, layered_values, names_in
@@ -218,29 +218,39 @@ def of_run(stack: FrameworkConstants, workload: Workload) -> FrameworkConstants:
     FrameworkConstants
         The same where the run says nothing.
     """
-    said = (
+    return _with_settings(
+        stack,
         workload.attention_kernel,
         workload.gradient_bytes,
         workload.fp8_parameters,
         workload.fused_loss,
         workload.fused_norm,
     )
-    if all(setting is None for setting in said):
-        return stack
+
+
+@lru_cache(maxsize=256)
+def _with_settings(
+    stack: FrameworkConstants,
+    kernel: str | None,
+    gradient_bytes: int | None,
+    fp8_parameters: bool | None,
+    fused_loss: bool | None,
+    fused_norm: bool | None,
+) -> FrameworkConstants:
+    """The constants with those settings that are not None; kept, because every price asks for them."""
     changes: dict[str, Any] = {}
-    if workload.fused_norm is not None:
-        changes["fused_norm"] = workload.fused_norm
-    kernel = workload.attention_kernel
+    if fused_norm is not None:
+        changes["fused_norm"] = fused_norm
     if kernel is not None:
         changes["flash_attention"] = kernel in _FLASH_GENERATIONS
         changes["fused_softmax"] = kernel != "unfused"
         changes["flash_generation"] = _FLASH_GENERATIONS.get(kernel, stack.flash_generation)
-    if workload.gradient_bytes is not None:
-        changes["gradient_bytes"] = workload.gradient_bytes
+    if gradient_bytes is not None:
+        changes["gradient_bytes"] = gradient_bytes
         if stack.weight_gradient_bytes > _WRITTEN_ONCE_BYTES:
-            changes["weight_gradient_bytes"] = 2.0 * workload.gradient_bytes
-    if workload.fp8_parameters is not None:
-        changes["narrow_gathers"] = workload.fp8_parameters
-    if workload.fused_loss is not None:
-        changes["fused_loss"] = workload.fused_loss
-    return replace(stack, **changes)
+            changes["weight_gradient_bytes"] = 2.0 * gradient_bytes
+    if fp8_parameters is not None:
+        changes["narrow_gathers"] = fp8_parameters
+    if fused_loss is not None:
+        changes["fused_loss"] = fused_loss
+    return replace(stack, **changes) if changes else stack
