@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from meshwright.costmodel.layout import Floats, Layout
 from meshwright.costmodel.memory.activations import (
     SavedActivations,
-    activation_bytes_per_layer,
     rank_tokens,
     saved_activations,
     sequence_shards,
@@ -249,7 +248,7 @@ class LayerBytes(NamedTuple):
         return LayerBytes(*(values[index] for values in self))
 
 
-def layer_bytes(workload: Workload, layout: Layout) -> LayerBytes:
+def layer_bytes(workload: Workload, layout: Layout, saved: SavedActivations) -> LayerBytes:
     """Bytes of one main layer, and of one leading dense layer.
 
     docs/cost_model.md, "Memory", has the sources.
@@ -260,6 +259,8 @@ def layer_bytes(workload: Workload, layout: Layout) -> LayerBytes:
         Model, sequence length, precision and software.
     layout : Layout
         One layout, or many of shape [n].
+    saved : SavedActivations
+        From `saved_activations` of the same layouts.
 
     Returns
     -------
@@ -270,12 +271,12 @@ def layer_bytes(workload: Workload, layout: Layout) -> LayerBytes:
     dense, rest, experts = layer_parameters_on_gpu(model, layout)
     dense_shards, expert_shards = optimizer_shards(workload, layout)
     per_dense = state_bytes_per_parameter(workload, layout, dense_shards)
-    leading = (dense * per_dense, *activation_bytes_per_layer(workload, layout, experts=False))
+    leading = (dense * per_dense, *saved.dense)
     main = leading
     if model.moe_layers:
         per_expert = state_bytes_per_parameter(workload, layout, expert_shards)
         states = rest * per_dense + experts * per_expert
-        main = (states, *activation_bytes_per_layer(workload, layout, experts=True))
+        main = (states, *saved.main)
     shape = layout.broadcast_shape()
     return LayerBytes(
         *(np.broadcast_to(np.asarray(x, dtype=np.float64), shape) for x in (*main, *leading))

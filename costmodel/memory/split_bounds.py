@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.layout import Floats, Layout, Recompute
-from meshwright.costmodel.memory.activations import saved_activations
+from meshwright.costmodel.memory.activations import SavedActivations, saved_activations
 from meshwright.costmodel.memory.footprint import GIB, LayerBytes, layer_bytes
 from meshwright.costmodel.memory.states import (
     end_parameters,
@@ -22,6 +22,8 @@ from meshwright.costmodel.memory.transients import transients, workspace_bytes
 from meshwright.costmodel.pipeline.schedules import Schedule, in_flight, last_rank
 from meshwright.costmodel.workload import Workload
 
+_OF_PIPELINE = ("pp", "vpp", "num_micro_batches", "schedule", "recompute", "recompute_layers")
+"""What of a layout decides how many activations a rank holds."""
 ROUNDING = 1e-9
 """What bounds leave for sums in another order."""
 
@@ -50,18 +52,20 @@ def peak_memory_gib(workload: Workload, layout: Layout) -> Floats:
         GiB, shaped like the layout.
     """
     flat = layout.flat()
-    layer = layer_bytes(workload, flat)
-    beside = _beside_layers(workload, flat)
+    saved = saved_activations(workload, flat)
+    layer = layer_bytes(workload, flat, saved)
+    beside = _beside_layers(workload, flat, saved)
     pp = np.asarray(flat.pp)
     peak = np.empty(pp.shape)
     for degree in np.unique(pp):
         rows = np.flatnonzero(pp == degree)
-        flying = np.asarray(in_flight(flat.take(rows).with_axis(), np.arange(degree)))
+        pipelines = Layout(**{name: np.asarray(getattr(flat, name))[rows] for name in _OF_PIPELINE})
+        flying = np.asarray(in_flight(pipelines.with_axis(), np.arange(degree)))
         ends = np.zeros(flying.shape)
         ends[:, 0] += beside.first[rows]
         ends[:, -1] += beside.last[rows]
         held = _HeldByRanks(layer.rows(rows), flying, ends)
-        peak[rows] = _least_peak(workload, flat.take(rows), held)
+        peak[rows] = _least_peak(workload, pipelines, held)
     whole = (peak + beside.everywhere) * (1 - ROUNDING)
     return np.asarray(whole / GIB).reshape(layout.broadcast_shape())
 
@@ -77,13 +81,13 @@ class _HeldByRanks(NamedTuple):
     """Token table, head and MTP modules, [n, pp]."""
 
 
-def _least_peak(workload: Workload, layout: Layout, held: _HeldByRanks) -> NDArray[np.float64]:
+def _least_peak(workload: Workload, pipelines: Layout, held: _HeldByRanks) -> NDArray[np.float64]:
     """The bound of `peak_memory_gib` on what ranks hold unequally, bytes, for layouts of one pp."""
     layer, flying, ends = held
     leading = workload.model.dense_layers if workload.model.moe_layers else 0
     main = workload.model.layers - leading
-    full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
-    recomputed = np.asarray(layout.recompute_layers) * layout.vpp
+    full = (np.asarray(pipelines.recompute) & Recompute.FULL) != 0
+    recomputed = np.asarray(pipelines.recompute_layers) * pipelines.vpp
     leading_relief = layer.leading_saved - layer.leading_dropped if leading else 0.0
     per_layer = np.maximum(layer.saved - layer.dropped, leading_relief)
     relief = np.where(full, recomputed, 0) * per_layer
@@ -112,11 +116,10 @@ class _BesideLayers(NamedTuple):
     """More on rank pp - 1."""
 
 
-def _beside_layers(workload: Workload, layout: Layout) -> _BesideLayers:
+def _beside_layers(workload: Workload, layout: Layout, saved: SavedActivations) -> _BesideLayers:
     """What `stage_memory_parts_gib` counts beside layers. Of DualPipe, whose ranks hold two stages, without
     the ends.
     """
-    saved = saved_activations(workload, layout)
     extra = transients(workload, layout, saved)
     everywhere = extra.gathered + extra.layer + extra.bucket + extra.stranded
     head_rank = last_rank(layout.schedule, layout.pp)
@@ -165,7 +168,8 @@ def main_layer_rooms(workload: Workload, layout: Layout, limit_gib: float) -> ND
     array of float, shape [n, most pp]
         Layers; ranks beyond a layout's pp hold none.
     """
-    layer = layer_bytes(workload, layout)
+    saved = saved_activations(workload, layout)
+    layer = layer_bytes(workload, layout, saved)
     shape = layer.states.shape
     pp = np.broadcast_to(np.asarray(layout.pp), shape)[:, None]
     vpp = np.broadcast_to(np.asarray(layout.vpp), shape)[:, None]
@@ -173,7 +177,7 @@ def main_layer_rooms(workload: Workload, layout: Layout, limit_gib: float) -> ND
     full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
     per_stage = np.broadcast_to(np.where(full, layout.recompute_layers, 0), shape)
     recomputed = per_stage[:, None] * vpp
-    beside = _beside_layers(workload, layout)
+    beside = _beside_layers(workload, layout, saved)
     fixed = np.broadcast_to(beside.everywhere[:, None], (*shape, len(ranks))).copy()
     fixed[:, 0] += beside.first
     fixed[ranks == pp - 1] += beside.last
