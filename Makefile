@@ -17,7 +17,7 @@ PYTHON ?=
 help:
 	@echo "make plan      plan Llama-3.1-405B on 16,384 GPUs (installs into .venv the first time)"
 	@echo "make test      lint, types and the tests"
-	@echo "make check     the same without the slow tests, some minutes on 2 cores"
+	@echo "make check     the same without the slow tests, about 5 minutes on 2 cores"
 	@echo "make fuzz      10,000 damaged files for every reader of users' files"
 	@echo "make attack    20 minutes of random layouts and changed requests against what plans prove"
 	@echo "make slow      the suites that take minutes each, half of their longest"
@@ -91,7 +91,7 @@ coverage: $(MEASURE)/.ready
 	  $(MEASURE)/bin/python -m coverage report --include="$$folder/*" --fail-under=95; \
 	done
 
-# MESHWRIGHT_MUTANTS: how many are drawn; all are some 2,600.
+# MESHWRIGHT_MUTANTS: how many are drawn; all are some 3,200.
 mutants: $(MEASURE)/.ready
 	$(MEASURE)/bin/python -m benchmarks.mutants --sample $${MESHWRIGHT_MUTANTS:-400} --fail-under 90
 

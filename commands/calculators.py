@@ -177,7 +177,7 @@ def _network(
 @click.option("--k", type=int, metavar="K", help="Depth of the product.")
 @click.option(
     "--precision",
-    type=ChoiceIn("planner.calculators.roofline", "ELEMENT_BYTES"),
+    type=ChoiceIn("costmodel.ratios", "ELEMENT_BYTES"),
     default="bf16",
     show_default=True,
 )
@@ -222,7 +222,6 @@ def roofline(
 
     Give a PLAN, for the products and gradients of it; or --device, --m, --n and --k; or a network.
     """
-    from meshwright.planner.calculators.roofline import roofline_document
     from meshwright.planner.report.roofline_view import roofline_view
 
     document: dict[str, Any] = {}
@@ -234,6 +233,8 @@ def roofline(
     elif m is not None and n is not None and k is not None:
         if device is None:
             raise click.UsageError("a matrix product needs --device")
+        from meshwright.planner.calculators.roofline import roofline_document
+
         document = roofline_document(device, m, n, k, precision)
     elif cluster is None and network["beta"] is None:
         raise click.UsageError("give a plan, --m, --n and --k, or a network: --cluster or --beta")
@@ -254,26 +255,20 @@ def _network_roofs(
     gradient_bytes: float,
 ) -> dict[str, Any]:
     """Data parallelism under the roofs of a cluster's levels, or of one rate."""
-    from meshwright.cluster_specs.catalog import load_device
-    from meshwright.cluster_specs.reader import read_cluster
-    from meshwright.costmodel.constants.rates import peak_flops
-    from meshwright.planner.calculators.network_roofline import (
-        network_roofline,
-        nominal_level_rates,
-    )
+    from meshwright.planner.calculators.network_roofline import network_roofline
     from meshwright.planner.calculators.sizes import read_rate
 
-    spec = None if cluster is None else read_cluster(cluster)
-    rates = {} if spec is None else nominal_level_rates(spec)
+    peak = None if peak_tflops is None else peak_tflops * 1e12
+    rates: dict[str, float] = {}
+    # Catalogs take longer to read than numbers of one's own to answer.
+    if cluster is not None or (peak is None and device is not None):
+        from meshwright.planner.calculators.roofline import peak_and_rates
+
+        nominal_peak, rates = peak_and_rates(device, cluster, precision)
+        peak = peak or nominal_peak
     if beta is not None:
         rates["network"] = read_rate(beta, "--beta")
-    if peak_tflops is not None:
-        peak = peak_tflops * 1e12
-    elif device is not None:
-        peak = peak_flops(load_device(device), precision)
-    elif spec is not None:
-        peak = peak_flops(spec.device, precision)
-    else:
+    if peak is None:
         raise click.UsageError("give --device, --cluster or --peak-tflops")
     return network_roofline(
         peak, rates, seq_len=seq_len, batches=batch, gradient_bytes=gradient_bytes

@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from meshwright.commands.terminal import PATH, common, force_option, print_json, show, warn
-from meshwright.errors import InputError
 
 
 @click.command("calibrate")
@@ -38,12 +37,11 @@ def calibrate_command(
     are logs of nccl-tests. `--calibration STACK.yaml` then prices with what was learned.
     """
     from meshwright import api
-    from meshwright.documents.output_files import write_files
+    from meshwright.documents.output_files import refuse_taken, write_files
     from meshwright.planner.report.calibration_view import calibration_view
     from meshwright.planner.request.calibration_file import calibration_text
 
-    if output.exists() and not force:
-        raise InputError("is already there: choose another file, or say --force", where=str(output))
+    refuse_taken(output.parent, [output.name], force)
     learned = api.calibrate(*runs, name=name, like=like, measure=measure)
     if learned is None:
         return

@@ -63,9 +63,9 @@ def map_(
     up-links of leaves and pods, or groups reach few of them; hostname order is printed beside it.
     """
     from meshwright.cluster_specs.reader import read_cluster
-    from meshwright.documents.output_files import write_files
+    from meshwright.documents.output_files import refuse_taken, write_files
     from meshwright.planner.analysis.rank_mapping import map_plan, mapping_document
-    from meshwright.planner.launch.plan_files import plan_files, refuse_taken
+    from meshwright.planner.launch.plan_files import PLAN_FILES, plan_files
     from meshwright.planner.mapping.spread.bound import ReachWeights
     from meshwright.planner.plan.texts import read_feasible_plan
     from meshwright.planner.report.mapping_view import mapping_view
@@ -73,7 +73,7 @@ def map_(
     laid_out = read_feasible_plan(plan)
     onto = None if cluster is None else read_cluster(cluster)
     if output is not None:
-        refuse_taken(output, force)
+        refuse_taken(output, PLAN_FILES, force)
     mapped = map_plan(
         laid_out, onto, objective=objective, order=order, spares=spares, time_limit_s=time_limit_s,
         weights=ReachWeights(data_parallel=round(1000 * dp_weight)),

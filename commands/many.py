@@ -141,9 +141,10 @@ def fleet(jobs: Path, output: Path | None, force: bool, as_json: bool, **options
     The objective is the weighted throughput of jobs that run side by side, or the makespan or the deadlines
     of jobs with `tokens` that may wait for each other.
     """
-    from meshwright.documents.output_files import write_files
+    from meshwright.documents.output_files import refuse_taken, write_files
     from meshwright.planner.many.batch.cache import chosen_folder
     from meshwright.planner.many.fleet.service import (
+        FLEET_FILES,
         FleetOptions,
         fleet_document,
         fleet_files,
@@ -151,6 +152,8 @@ def fleet(jobs: Path, output: Path | None, force: bool, as_json: bool, **options
     )
     from meshwright.planner.report.fleet_view import fleet_view
 
+    if output is not None:
+        refuse_taken(output, FLEET_FILES, force)
     cache = chosen_folder(options.pop("cache"), options.pop("no_cache"))
     busy = [
         name.strip() for text in options.pop("busy") for name in text.split(",") if name.strip()
@@ -197,13 +200,16 @@ def recommend_command(
     (`usd_per_gpu_hour` in their file) are compared by it. Exit code 1 if no cluster reaches the target.
     """
     from meshwright import api
-    from meshwright.documents.output_files import write_files
+    from meshwright.documents.output_files import refuse_taken, write_files
     from meshwright.planner.many.recommend.answer import (
+        RECOMMENDATION_FILES,
         recommendation_document,
         recommendation_files,
     )
     from meshwright.planner.report.recommend_view import recommend_view
 
+    if output is not None:
+        refuse_taken(output, RECOMMENDATION_FILES, force)
     for name in ("sizes", "reserve_gib"):
         options[name] = tuple(itertools.chain.from_iterable(options[name]))
     progress = ProgressLine()

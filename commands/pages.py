@@ -37,13 +37,14 @@ def report(
     --sweep plans beforehand for other GPUs, batches, sequences, precisions, networks and HBM; the page has
     a control for each.
     """
-    from meshwright.documents.output_files import write_files
+    from meshwright.documents.output_files import refuse_taken, write_files
     from meshwright.planner.many.sweep.what_if import what_if
     from meshwright.planner.plan.repriced import repriced
     from meshwright.planner.plan.texts import read_feasible_plan
     from meshwright.planner.report.plan_page import plan_page
     from meshwright.planner.request.calibration_file import read_calibration
 
+    refuse_taken(output.parent, [output.name], force)
     shown = repriced(read_feasible_plan(plan), read_calibration(calibration))
     other_plans = None if sweep is None else what_if(shown, sweep or None)
     text = plan_page(shown, other_plans)
@@ -75,12 +76,13 @@ def trace(
     """
     import json
 
-    from meshwright.documents.output_files import write_files
+    from meshwright.documents.output_files import refuse_taken, write_files
     from meshwright.planner.analysis.timeline import trace_of
     from meshwright.planner.analysis.trace_events import trace_document
     from meshwright.planner.drawing.quantities import counted, seconds
     from meshwright.planner.plan.texts import read_feasible_plan
 
+    refuse_taken(output.parent, [output.name], force)
     played = trace_of(read_feasible_plan(plan), num_micro_batches)
     document = trace_document(played)
     write_files(

@@ -76,18 +76,17 @@ def plan_command(
         )
         return
     from meshwright import api
-    from meshwright.documents.output_files import write_files
-    from meshwright.planner.launch.plan_files import next_step, plan_files, refuse_taken
+    from meshwright.documents.output_files import refuse_taken, write_files
+    from meshwright.planner.launch.plan_files import PLAN_FILES, next_step, plan_files
     from meshwright.planner.plan.texts import plan_document
     from meshwright.planner.report.plan_view import plan_view
     from meshwright.planner.solvers.processes import on_processes
 
     if output is not None:
-        refuse_taken(output, force)
+        refuse_taken(output, PLAN_FILES, force)
     model_file: Path | None = options["export_model"]
-    if model_file is not None and model_file.exists() and not force:
-        what = "is there already; choose another file, or say --force"
-        raise InputError(what, where="--export-model", value=str(model_file))
+    if model_file is not None:
+        refuse_taken(model_file.parent, [model_file.name], force)
     progress = ProgressLine()
     try:
         with on_processes():
@@ -112,9 +111,11 @@ def _show_sweep(
     model: str, over: str, output: Path | None, *, force: bool, as_json: bool, **options: Any
 ) -> None:
     """Plans every combination of a sweep; a table, a document or files come out."""
-    from meshwright.documents.output_files import write_files
-    from meshwright.planner.report.sweep_view import sweep_files, sweep_view
+    from meshwright.documents.output_files import refuse_taken, write_files
+    from meshwright.planner.report.sweep_view import SWEEP_FILES, sweep_files, sweep_view
 
+    if output is not None:
+        refuse_taken(output, SWEEP_FILES, force)
     for name in ("baseline", "tokens", "gpu_hour_price", "export_model"):
         if options.pop(name) is not None:
             raise InputError("does not go with --sweep", where=f"--{name.replace('_', '-')}")
@@ -339,7 +340,7 @@ def compare_command(
     FILE is another plan, or a launch script or run file: then the plan's speed-up comes first, what each
     change brings, and the smallest edit of the script that reaches it.
     """
-    from meshwright.documents.output_files import write_files
+    from meshwright.documents.output_files import refuse_taken, write_files
     from meshwright.planner.analysis.baseline import is_plan
     from meshwright.planner.plan.texts import read_feasible_plan
     from meshwright.planner.report.baseline_view import baseline_document, baseline_view, patch_of
@@ -352,6 +353,8 @@ def compare_command(
         else:
             show(compare_view((str(plan), str(other)), plans))
         return
+    if output is not None:
+        refuse_taken(output.parent, [output.name], force)
     compared = meshwright.compare(plan, other, tokens=tokens, gpu_hour_price=gpu_hour_price)
     if output is not None:
         write_files(output.parent, {output.name: patch_of(compared)}, force)

@@ -72,6 +72,8 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         interrupted = threading.Event()
+        # Looking for other packages' plugins takes pydantic longer than a calculator its answer.
+        os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
         try:
             with interruptible(interrupted), ctx.scope(cleanup=False):
                 result = super().invoke(ctx)

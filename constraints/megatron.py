@@ -121,8 +121,8 @@ def _delays_scales(workload: Workload) -> bool:
     return workload.precision == "fp8" and workload.fp8_recipe == "delayed"
 
 
-_NOT_AGAIN = int(Recompute.LAYERNORM | Recompute.MOE_ACTIVATION)
-"""What is not run again under delayed scaling."""
+_NEEDS_CURRENT_SCALES = int(Recompute.LAYERNORM | Recompute.MOE_ACTIVATION)
+"""What is not recomputed under delayed scaling."""
 
 MEGATRON_DELAYED_SCALING = Requires(
     name="megatron-delayed-scaling",
@@ -131,13 +131,14 @@ MEGATRON_DELAYED_SCALING = Requires(
     binds=_delays_scales,
     needs=When(
         "recompute",
-        among=tuple(mask for mask in range(2 * int(max(Recompute))) if not mask & _NOT_AGAIN),
+        among=tuple(
+            mask for mask in range(2 * int(max(Recompute))) if not mask & _NEEDS_CURRENT_SCALES
+        ),
     ),
     words="norms or expert activations recomputed under delayed scaling",
     remedy="Scale with --fp8-recipe tensorwise, or recompute other modules.",
 )
-"""megatron/core/transformer/transformer_config.py raises: "Delayed scaling does not support moe_act and
-layernorm recompute for fp8"."""
+"""megatron/core/transformer/transformer_config.py refuses either module in `recompute_modules` then."""
 
 
 class MegatronDispatcherDevice(Rule):
@@ -257,6 +258,10 @@ def full_graph_refuses(workload: Workload) -> bool:
     return not (dispatched and workload.precision == "mxfp8" and model.gated)
 
 
+_NOT_IN_FULL_GRAPH = int(Recompute.FULL | Recompute.MOE_ACTIVATION)
+"""What of a layer with experts is not recomputed inside a graph of the whole step."""
+
+
 class MegatronFullGraph(Rule):
     """A CUDA graph of the whole step holds experts under HybridEP in MXFP8 only, at etp 1, recomputing
     neither their activations nor whole layers.
@@ -270,8 +275,7 @@ class MegatronFullGraph(Rule):
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         refused = int(full_graph_refuses(table.workload))
-        again = int(Recompute.FULL | Recompute.MOE_ACTIVATION)
-        recomputed = (column(table, "recompute") & again) > 0
+        recomputed = (column(table, "recompute") & _NOT_IN_FULL_GRAPH) > 0
         cut = column(table, "etp") > 1
         broken = refused + recomputed.astype(np.int64) + cut
         return as_excess(broken * self.applies(table.workload))
@@ -319,10 +323,10 @@ def refused_recompute(workload: Workload, mask: NDArray[np.int64]) -> NDArray[np
     if workload.cuda_graph == "partial":
         refused |= graphs_refuse(workload, mask)
     if workload.cuda_graph == "full" and workload.model.moe is not None:
-        refused |= full | ((mask & int(Recompute.MOE_ACTIVATION)) > 0)
+        refused |= (mask & _NOT_IN_FULL_GRAPH) > 0
         refused |= full_graph_refuses(workload)
     if _delays_scales(workload):
-        refused |= (mask & _NOT_AGAIN) > 0
+        refused |= (mask & _NEEDS_CURRENT_SCALES) > 0
     return np.asarray(refused)
 
 

@@ -12,6 +12,9 @@ import numpy as np
 
 from meshwright.costmodel.layout import Floats, Ints
 
+ELEMENT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "mxfp8": 1.0, "nvfp4": 0.5}
+"""Of an input element, by precision."""
+
 Regime = Literal[
     "severely communication-bound", "communication-bound", "near the ridge", "compute-bound"
 ]

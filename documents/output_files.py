@@ -6,11 +6,40 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from meshwright.errors import InputError
+
+
+def refuse_taken(
+    directory: str | os.PathLike[str], names: Iterable[str], force: bool = False
+) -> None:
+    """Says before long work what would stop its files from being written.
+
+    Parameters
+    ----------
+    directory
+        The folder that they will be written to. It need not exist.
+    names
+        Of files or folders in it.
+    force
+        Files that are there are replaced.
+
+    Raises
+    ------
+    InputError
+        The folder is a file, or a name is taken.
+    """
+    folder = Path(directory)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file, not a folder. Choose another place with -o.")
+    taken = [name for name in names if os.path.lexists(folder / name)]
+    if taken and not force:
+        raise InputError(
+            f"{folder}: {_listed(taken)} already there. Choose another place, remove them, or say --force."
+        )
 
 
 def write_files(
@@ -25,16 +54,10 @@ def write_files(
     """
     root = _folder(Path(directory))
     targets = {name: _target(root, name) for name in files}
-    taken = [name for name, target in targets.items() if os.path.lexists(target)]
-    if taken and not force:
-        raise InputError(
-            f"{root}: {_listed(taken)} already there. Choose another folder, remove them, or say --force."
-        )
-    for name in taken:
-        if targets[name].is_symlink() or not targets[name].is_file():
-            raise InputError(
-                f"{targets[name]} is not a plain file: it is not replaced. Remove it first."
-            )
+    refuse_taken(root, files, force)
+    for target in targets.values():
+        if os.path.lexists(target) and (target.is_symlink() or not target.is_file()):
+            raise InputError(f"{target} is not a plain file: it is not replaced. Remove it first.")
     with uninterrupted():
         _write_all(root, {targets[name]: text for name, text in files.items()})
     return list(targets.values())

@@ -9,8 +9,8 @@ from meshwright.costmodel.constants.rates import peak_flops
 from meshwright.costmodel.ratios import ridge_flop_per_byte
 from meshwright.errors import InfeasibleError
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.calculators.network_roofline import network_roofline, nominal_level_rates
-from meshwright.planner.calculators.roofline import product_under_roof
+from meshwright.planner.calculators.network_roofline import network_roofline
+from meshwright.planner.calculators.roofline import nominal_level_rates, product_under_roof
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.placement import workload_of_plan
 from meshwright.planner.runs.predicted import LayoutDoc

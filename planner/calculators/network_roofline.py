@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshwright.cluster_specs.fabric import fabric_levels
-from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.ratios import data_parallel_flop_per_byte, regime, ridge_flop_per_byte
 from meshwright.errors import InputError
 
@@ -22,13 +20,6 @@ ADVICE = {
     "compute-bound": "nothing to gain from the network: look at kernels and precision",
 }
 """What helps, by regime."""
-
-
-def nominal_level_rates(cluster: ClusterSpec) -> dict[str, float]:
-    """Nominal bytes a second of one GPU at every level of a cluster, one direction."""
-    levels = fabric_levels(cluster, cluster.gpus)
-    rates = zip(levels.names, levels.gb_per_s, strict=True)
-    return {name: float(gb_per_s) * 1e9 for name, gb_per_s in rates}
 
 
 def network_roofline(

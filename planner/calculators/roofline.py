@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.cluster_specs.catalog import load_device
-from meshwright.cluster_specs.schema import DeviceSpec
+from meshwright.cluster_specs.fabric import fabric_levels
+from meshwright.cluster_specs.reader import read_cluster
+from meshwright.cluster_specs.schema import ClusterSpec, DeviceSpec
 from meshwright.costmodel.constants.rates import device_rates, named_constants, peak_flops
 from meshwright.costmodel.layers.kernels import gemm_s
-from meshwright.costmodel.ratios import ridge_flop_per_byte
+from meshwright.costmodel.ratios import ELEMENT_BYTES, ridge_flop_per_byte
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 
-ELEMENT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "mxfp8": 1.0, "nvfp4": 0.5}
-"""Of an input element, by precision."""
 RESULT_BYTES = 2.0
 """Of a result element: results are written in 16 bits."""
 MOST = 2**40
@@ -56,6 +56,39 @@ def roofline_document(device: str, m: int, n: int, k: int, precision: str) -> di
     spec = load_device(device)
     product = product_under_roof(spec, (float(m), float(n), float(k)), precision)
     return {"device": spec.name, "precision": precision, **product, "m": m, "n": n, "k": k}
+
+
+def nominal_level_rates(cluster: ClusterSpec) -> dict[str, float]:
+    """Nominal bytes a second of one GPU at every level of a cluster, one direction."""
+    levels = fabric_levels(cluster, cluster.gpus)
+    rates = zip(levels.names, levels.gb_per_s, strict=True)
+    return {name: float(gb_per_s) * 1e9 for name, gb_per_s in rates}
+
+
+def peak_and_rates(
+    device: str | None, cluster: str | None, precision: str
+) -> tuple[float | None, dict[str, float]]:
+    """Nominal FLOP/s of a device, and bytes a second at every level of a cluster.
+
+    Parameters
+    ----------
+    device
+        Name of a device of the catalog; without one, the cluster's.
+    cluster
+        Catalog name or file of a cluster; without one there are no levels.
+    precision
+        Of the products, one of `ELEMENT_BYTES`.
+
+    Raises
+    ------
+    InputError
+        For an unknown device, or a cluster that cannot be read.
+    """
+    spec = None if cluster is None else read_cluster(cluster)
+    rates = {} if spec is None else nominal_level_rates(spec)
+    if device is not None:
+        return peak_flops(load_device(device), precision), rates
+    return None if spec is None else peak_flops(spec.device, precision), rates
 
 
 def product_under_roof(

@@ -33,7 +33,7 @@ _RECIPES = {"bridge": bridge_files}
 """What starts the framework by itself, and takes settings only."""
 TARGETS = (*_WRITERS, *_RECIPES, *_SCHEDULERS)
 """Frameworks, and the schedulers that start a plan in its own framework."""
-NAMES = (
+PLAN_FILES = (
     "plan.yaml",
     "hostfile",
     "hostfile.template",
@@ -97,17 +97,6 @@ def _long_rank_list(plan: Plan) -> dict[str, str]:
     if len(places) <= MOST_LISTED_RANKS:
         return {}
     return {"ranks.json": json.dumps([list(place) for place in places]) + "\n"}
-
-
-def refuse_taken(directory: Path, force: bool) -> None:
-    """Says before a long search what would stop its result from being written. Raises InputError."""
-    if directory.exists() and not directory.is_dir():
-        raise InputError(f"{directory} is a file, not a folder. Choose another place with -o.")
-    taken = [name for name in NAMES if (directory / name).exists()] if not force else []
-    if taken:
-        raise InputError(
-            f"{directory} already holds {', '.join(taken)}. Choose another folder, or say --force to replace."
-        )
 
 
 def next_step(plan: Plan, directory: Path | None) -> str:

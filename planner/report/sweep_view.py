@@ -25,6 +25,8 @@ from meshwright.planner.report.view import (
     line,
 )
 
+SWEEP_FILES = ("sweep.csv", "sweep.json", "sweep.svg")
+"""What is written to a folder; some of it only where there is something to say."""
 _TITLE = "Tokens per second by {name}"
 _DEGREES = ("tp", "cp", "pp", "dp", "ep")
 
@@ -54,7 +56,7 @@ def sweep_view(report: SweepReport) -> View:
 
 
 def sweep_files(report: SweepReport) -> dict[str, str]:
-    """sweep.csv, sweep.json and sweep.svg, as texts by name."""
+    """Texts by name, of `SWEEP_FILES`."""
     columns = list(dict.fromkeys([*report.axes, *COLUMNS]))
     document = {"schema": 1, **report.document()}
     return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 
 from meshwright.costmodel.layout import Layout
@@ -13,6 +14,14 @@ from meshwright.planner.experts.joint import JointRouting
 from meshwright.planner.search.branches import Branch
 from meshwright.planner.search.certificate import Certificate
 from meshwright.planner.search.params import SearchParams
+
+KERNEL = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "schedule")
+"""What of a layout is enumerated; the rest is decided for each."""
+
+
+def kernel_degrees(layout: Layout) -> tuple[int, ...]:
+    """The values of `KERNEL` of a layout of plain numbers."""
+    return tuple(int(getattr(layout, name)) for name in KERNEL)
 
 
 @dataclass(eq=False)
@@ -27,6 +36,11 @@ class Candidate:
     """Whether it is neither priced nor proven to be no better than the cutoff."""
     priced: Priced | None = None
     """Its exact price, where that matters."""
+
+    @cached_property
+    def degrees(self) -> tuple[int, ...]:
+        """What is enumerated of its layout."""
+        return kernel_degrees(self.layout)
 
     @property
     def bound_s(self) -> float:

@@ -18,7 +18,7 @@ from meshwright.planner.experts.joint import AssumedImbalance, JointRouting
 from meshwright.planner.search.branches import Branch
 from meshwright.planner.search.candidates import Candidate, Chooser
 from meshwright.planner.search.certificate import Certificate
-from meshwright.planner.search.kernel_model import KERNEL, Combination, KernelChoice, KernelModel
+from meshwright.planner.search.kernel_model import Combination, KernelChoice, KernelModel
 from meshwright.planner.search.params import SearchParams
 
 
@@ -50,8 +50,8 @@ class KernelChooser(Chooser):
         Of degrees that were priced before come no more at first: their other choices cost about the same.
         """
         promising = [each for each in self.opened if each.bound_s < cutoff_s]
-        priced = {_degrees(each) for each in self.candidates if not each.is_open}
-        others = [each for each in promising if _degrees(each) not in priced]
+        priced = {each.degrees for each in self.candidates if not each.is_open}
+        others = [each for each in promising if each.degrees not in priced]
         return next(iter(others or promising), None)
 
     def _take_in(self, cutoff_s: float) -> None:
@@ -214,11 +214,6 @@ class KernelChooser(Chooser):
             and abs(each.bound_s - chosen.bound_s) <= slack_s
         ]
         return min(alike, key=lambda candidate: candidate.branch)
-
-
-def _degrees(candidate: Candidate) -> tuple[int, ...]:
-    """What is enumerated of a candidate's layout."""
-    return tuple(int(getattr(candidate.layout, name)) for name in KERNEL)
 
 
 def _kept_mappings(candidate: Candidate, cutoff_s: float) -> list[int]:

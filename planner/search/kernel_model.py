@@ -34,6 +34,7 @@ from meshwright.planner.bounds.combination_costs import CombinationCosts
 from meshwright.planner.bounds.exact_cost import Matrix, Priced
 from meshwright.planner.bounds.memory_fit import RankRow
 from meshwright.planner.experts.joint import AssumedImbalance, JointRouting, post_placements
+from meshwright.planner.search.candidates import KERNEL, kernel_degrees
 from meshwright.planner.search.model import NANOSECONDS, price_ns
 from meshwright.planner.search.params import SearchParams
 from meshwright.planner.solvers.cp_sat import repeatable_solver
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 KIB_PER_GIB = 2**20
 LARGEST_SUM = 2**60
 """CP-SAT's sums are 64-bit integers."""
-KERNEL = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "schedule")
 
 
 @dataclass(eq=False)
@@ -71,8 +71,7 @@ class Combination:
     @cached_property
     def kernel(self) -> Hashable:
         """What is enumerated."""
-        degrees = tuple(getattr(self.layout, name) for name in KERNEL)
-        return degrees, tuple(self.matrix.items())
+        return kernel_degrees(self.layout), tuple(self.matrix.items())
 
     @cached_property
     def full(self) -> bool:

@@ -182,9 +182,9 @@ class LayoutSearch:
         order = np.argsort(bound_s, kind="stable")
         self.certificate.layouts += scan.layouts(order)
         together = self._params.bounded_together
-        position, size = 0, max(self._params.first_batch // len(self._branches), 8)
-        if self._begin_with is not None and self._best:
-            size = self._params.first_batch
+        position, size = 0, self._params.first_batch
+        if not self._best:
+            size = max(size // len(self._branches), 8)
         while position < len(order) and bound_s[order[position]] < self._cutoff_s:
             self._remaining_s()
             self._unexplored_s = min(float(bound_s[order[position]]), later_s)
@@ -194,9 +194,9 @@ class LayoutSearch:
                 self.certificate.bounded_out += left_out
                 self._remaining_s()
                 self._expand(index, degrees)
-            is_stuck = not self._improve(together) and len(self._pool) > 0
+            is_stuck = not self._improve(together)
             position += len(batch)
-            if self._best or is_stuck or not len(self._pool):
+            if self._best or is_stuck:
                 size = min(2 * size, self._params.largest_batch)
             if is_stuck:
                 together = min(2 * together, self._params.largest_batch)
@@ -231,11 +231,9 @@ class LayoutSearch:
             if chosen is None:
                 break
             self._price(chosen)
-            if np.isfinite(before_s) and self._price_s > before_s * self._params.worthwhile:
-                in_vain += 1
-            else:
-                in_vain = 0
             is_any = True
+            brings_little = self._price_s > before_s * self._params.worthwhile
+            in_vain = in_vain + 1 if np.isfinite(before_s) and brings_little else 0
             if in_vain >= self._params.most_in_vain:
                 break
         return is_any

@@ -9,11 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from multiprocessing.connection import Connection
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
 
 THREAD_COUNTS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 WATCH_S = 1.0
@@ -118,6 +120,9 @@ def process_pool(workers: int, most_tasks: int | None = None) -> ProcessPoolExec
     most_tasks
         Tasks after which a process is replaced; None for never.
     """
+    # Its module takes as long to load as a small placement.
+    from concurrent.futures import ProcessPoolExecutor
+
     return ProcessPoolExecutor(
         workers,
         mp_context=multiprocessing.get_context("spawn"),

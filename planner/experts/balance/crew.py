@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from meshwright.planner.solvers.clock import current_end_s, until
 from meshwright.planner.solvers.processes import end_pool, process_pool
+
+if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
 
 Job = TypeVar("Job")
 JobResult = TypeVar("JobResult")

@@ -38,6 +38,8 @@ from meshwright.planner.plan.document import Plan
 from meshwright.planner.solvers.clock import limit_left_s, within
 from meshwright.planner.solvers.processes import usable_cores
 
+FLEET_FILES = ("fleet.json", "fleet.csv", "nodes.svg", "gantt.svg", "plans")
+"""What is written to a folder; some of it only where there is something to say."""
 SHARING_SHARE = 0.3
 """Part of the time limit that is kept for sharing out, after the plans."""
 Progress = Callable[[int, int], None]

@@ -13,6 +13,9 @@ from pydantic import BaseModel, ConfigDict
 from meshwright.documents.tables import csv_text
 from meshwright.planner.many.recommend.picture import SweepDot, sweep_svg
 
+RECOMMENDATION_FILES = ("recommend.json", "sweep.csv", "sweep.svg", "plan")
+"""What is written to a folder; some of it only where there is something to say."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SizeRequest:

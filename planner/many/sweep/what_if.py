@@ -6,12 +6,9 @@ agrees with `plan`; without files, robustness and the second opinion on the rank
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from typing import Any
 
 from meshwright.errors import InputError, MeshwrightError, message_of
@@ -26,7 +23,7 @@ from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import layout_document
 from meshwright.planner.search.certificate import Outcome
 from meshwright.planner.search.params import SearchParams
-from meshwright.planner.solvers.processes import usable_cores
+from meshwright.planner.solvers.processes import on_processes, side_by_side, usable_cores
 
 AXES = ("gpus", "global_batch", "seq_len", "precision", "nic_gbps", "hbm_gib")
 """What the page has controls for."""
@@ -158,13 +155,8 @@ def _all_planned(
     planned: partial[dict[str, Any]], asked: Sequence[dict[str, Value]], workers: int | None
 ) -> list[dict[str, Any]]:
     """The rows in order, from several processes where there are cores."""
-    workers = min(workers or usable_cores(), len(asked))
-    if workers == 1:
-        return [planned(values) for values in asked]
-    # A copy of this process has all modules loaded already; elsewhere than on Linux that is not safe.
-    context = get_context("fork" if sys.platform == "linux" else "spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        return list(pool.map(planned, asked))
+    with on_processes(workers or usable_cores()):
+        return side_by_side([partial(planned, values) for values in asked])
 
 
 def _row(inputs: PlanInputs, time_limit_s: float, values: Mapping[str, Value]) -> dict[str, Any]:

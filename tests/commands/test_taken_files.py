@@ -1,0 +1,62 @@
+"""A file in the way of the result is told before the work, not after it."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from meshwright import api
+from meshwright.cli import main
+
+MODEL = ("llama-3-8b", "--gpus", "8", "--global-batch", "8", "--seq-len", "2048")
+CASES = {
+    "plan": (("plan", *MODEL, "--cluster", "dgx-h100"), "plan.yaml"),
+    "sweep": (("plan", *MODEL, "--cluster", "dgx-h100", "--sweep", "gpus=8:16:x2"), "sweep.csv"),
+    "recommend": (
+        (
+            "recommend",
+            "llama-3-8b",
+            "--cluster",
+            "dgx-h100",
+            "--global-batch",
+            "8",
+            "--seq-len",
+            "2048",
+        ),
+        "recommend.json",
+    ),
+    "fleet": (("fleet", "no_such_jobs.yaml", "--cluster", "dgx-h100"), "fleet.json"),
+}
+
+
+def _refuse(*_: object, **__: object) -> None:
+    raise AssertionError("the work began")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_taken_name_is_refused_before_the_work(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("plan", "recommend"):
+        monkeypatch.setattr(api, name, _refuse)
+    monkeypatch.setattr("meshwright.sweep", _refuse, raising=False)
+    words, name = CASES[case]
+    (tmp_path / name).write_text("mine", encoding="utf-8")
+    answer = CliRunner().invoke(main, [*words, "-o", str(tmp_path)])
+    assert answer.exit_code == 2
+    assert f"{name} is already there" in answer.stderr
+    assert (tmp_path / name).read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize("command", [("report", "--sweep"), ("trace",), ("compare", "run.sh")])
+def test_a_taken_page_is_refused_before_the_plan_is_read(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("mine", encoding="utf-8")
+    plan = tmp_path / "no_such_plan.yaml"
+    name, *options = command
+    answer = CliRunner().invoke(main, [name, str(plan), *options, "-o", str(page)])
+    assert answer.exit_code == 2
+    assert "page.html is already there" in answer.stderr
+    assert page.read_text(encoding="utf-8") == "mine"
