@@ -21,8 +21,13 @@ from meshwright.model_specs.hybrid import Mamba2Spec
 
 _CONVOLUTION_BYTES = (4.0, 10.0)
 """An element read and written; backward the same again, input and gradient read, gradient written."""
-_GATED_NORM_BYTES = (6.0, 10.0)
-"""An element of the output under its gate and norm: two read, one written; backward three and two."""
+_GATE_BYTES = (4.0, 12.0)
+"""An element of the scan's output under its gate, beside what `scan_s` counts: gate read, output written
+gated too; backward gate, output, input and gradient read, two gradients written."""
+_NORM_BYTES = (4.0, 6.0)
+"""An element of the gated output under the norm, which Megatron runs on its own."""
+_COPY_BYTES = (4.0, 4.0)
+"""An element that is brought from sequence to batch order or back, where a micro-batch has several."""
 
 
 def mamba_block(c: Context) -> LayerTime:
@@ -109,7 +114,10 @@ def scan_s(c: Context, spec: Mamba2Spec) -> Passes:
 
 
 def _streamed_bytes(c: Context, spec: Mamba2Spec) -> Passes:
-    """Bytes of all memory-bound operators, the block's norm and residual among them."""
+    """Bytes of all memory-bound operators, the block's norm and residual among them.
+
+    megatron/core/ssm/mamba_mixer.py, _ssm_training: the kernels' fused norm is not used.
+    """
     model, tp, around = c.workload.model, np.asarray(c.layout.tp), c.element_bytes.around
     convolved, width = spec.convolved_width / tp, spec.width / tp
     cast = quantise_bytes(c, c.tokens, model.hidden + width)
@@ -117,8 +125,13 @@ def _streamed_bytes(c: Context, spec: Mamba2Spec) -> Passes:
     elements: Floats = c.hidden_elements
     if model.mamba_beside_attention:
         elements = 0.0 * elements
-    inner_f = _CONVOLUTION_BYTES[0] * convolved + _GATED_NORM_BYTES[0] * width
-    inner_b = _CONVOLUTION_BYTES[1] * convolved + _GATED_NORM_BYTES[1] * width
+    several = np.asarray(c.layout.micro_batch) > 1
+    copied = np.where(several, spec.projected_width / tp + width, 0.0)
+    normed = width if spec.gated_norm else 0.0 * width
+    elements_of = (convolved, width, normed, copied)
+    bytes_of = (_CONVOLUTION_BYTES, _GATE_BYTES, _NORM_BYTES, _COPY_BYTES)
+    inner_f = sum(count * moved[0] for count, moved in zip(elements_of, bytes_of, strict=True))
+    inner_b = sum(count * moved[1] for count, moved in zip(elements_of, bytes_of, strict=True))
     return Passes(
         around[0] * elements + c.tokens * inner_f + cast,
         around[1] * elements + c.tokens * inner_b + cast_b,

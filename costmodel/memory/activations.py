@@ -258,13 +258,15 @@ def _linear_attention_saved(model: ModelSpec, layout: Layout, narrow: float) -> 
 def _mamba_saved(model: ModelSpec, layout: Layout, narrow: float) -> Floats:
     """Bytes a token that one Mamba-2 block keeps.
 
-    What its first projection returns, the scan's output and one number of 4 bytes a group for its norm
-    (mamba_ssm/ops/triton/ssd_combined.py, MambaSplitConv1dScanCombinedFn, ctx.save_for_backward: convolution
-    and states run again backward), and the input of the last projection.
+    What its first projection returns and the scan's output (mamba_ssm/ops/triton/ssd_combined.py,
+    MambaSplitConv1dScanCombinedFn, ctx.save_for_backward: convolution and states run again backward), the
+    gated output and 4 bytes a group for the norm, and the input of the last projection.
     """
     spec = model.mamba
     assert spec is not None
-    saved = 2.0 * spec.projected_width + (2.0 + narrow) * spec.width + 4.0 * spec.groups
+    saved = 2.0 * spec.projected_width + (2.0 + narrow) * spec.width
+    if spec.gated_norm:
+        saved += 2.0 * spec.width + 4.0 * spec.groups
     return saved / np.asarray(layout.tp)
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.layers.kinds import KindTime, kind_times
-from meshwright.costmodel.layers.mamba import scan_s
+from meshwright.costmodel.layers.mamba import mamba_block, scan_s
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.memory.activations import activation_bytes_per_layer
 from meshwright.costmodel.memory.states import rank_parameters
@@ -190,6 +190,25 @@ def test_a_pattern_of_attention_and_feed_forward_is_a_transformer() -> None:
     assert parameter_count(wide("*-")) == parameter_count(plain)
 
 
+def test_what_streams_by_hand() -> None:
+    def bytes_of(mamba: Mamba2Spec, micro_batch: int) -> float:
+        """Of one token, forward and backward, beside the block's own norm and residual."""
+        work = workload(wide("M", mamba=mamba))
+        layout = Layout(dp=8, micro_batch=micro_batch)
+        c = make_context(work, layout, nested_placement(work.cluster, layout))
+        block, around = mamba_block(c), sum(c.element_bytes.around)
+        seconds = float(block.forward["memory_bound"]) + float(block.backward["memory_bound"])
+        moved = seconds * c.rates.hbm_bytes_per_s / (4096 * micro_batch)
+        return moved - around * 4096
+
+    inner, convolved, projected = 8192, 8192 + 2 * 1024, 2 * 8192 + 2 * 1024 + 128
+    bare = WIDE.model_copy(update={"gated_norm": False})
+    gated = 14 * convolved + 16 * inner
+    assert bytes_of(bare, 1) == pytest.approx(gated, rel=1e-6)
+    assert bytes_of(WIDE, 1) == pytest.approx(gated + 10 * inner, rel=1e-6)
+    assert bytes_of(bare, 2) == pytest.approx(gated + 8 * (projected + inner), rel=1e-6)
+
+
 def test_the_scan_does_not_slow_with_the_sequence() -> None:
     def attention_s(pattern: str, seq_len: int, micro_batch: int) -> float:
         layout = Layout(dp=8, micro_batch=micro_batch)
@@ -202,9 +221,9 @@ def test_the_scan_does_not_slow_with_the_sequence() -> None:
 def test_memory_by_hand() -> None:
     layout = Layout(tp=2, dp=4)
     kept, dropped = activation_bytes_per_layer(workload(wide("MM")), layout, experts=False)
-    # Input and its norm; the first projection, output of the scan and of the norm, a number a group.
+    # Input and its norm; the first projection, output of scan, gate and norm, a number a group.
     whole = 2 * 2 * 4096
-    cut = 2 * (2 * 8192 + 2 * 1024 + 128) + 2 * 2 * 8192 + 4 * 8
+    cut = 2 * (2 * 8192 + 2 * 1024 + 128) + 3 * 2 * 8192 + 4 * 8
     assert kept == 4096 * (whole + cut / 2)
     assert dropped == 4096 * 2 * 4096
 
