@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 from meshwright.costmodel.constants.records import Overrides, layered_values, names_in
-from meshwright.costmodel.workload import Workload
+from meshwright.costmodel.workload import AttentionKernel, Workload
 
 _FLASH_GENERATIONS = {"flash-1": 1, "flash-2": 2, "flash-3": 3}
 _WRITTEN_ONCE_BYTES = 2.0
@@ -218,29 +218,44 @@ def of_run(stack: FrameworkConstants, workload: Workload) -> FrameworkConstants:
     FrameworkConstants
         The same where the run says nothing.
     """
-    said = (
-        workload.attention_kernel,
-        workload.gradient_bytes,
-        workload.fp8_parameters,
-        workload.fused_loss,
-        workload.fused_norm,
+    return _with_settings(
+        stack,
+        _Settings(
+            kernel=workload.attention_kernel,
+            gradient_bytes=workload.gradient_bytes,
+            fp8_parameters=workload.fp8_parameters,
+            fused_loss=workload.fused_loss,
+            fused_norm=workload.fused_norm,
+        ),
     )
-    if all(setting is None for setting in said):
-        return stack
+
+
+class _Settings(NamedTuple):
+    """What a run says of its stack; None where it says nothing."""
+
+    kernel: AttentionKernel | None
+    gradient_bytes: int | None
+    fp8_parameters: bool | None
+    fused_loss: bool | None
+    fused_norm: bool | None
+
+
+@lru_cache(maxsize=256)
+def _with_settings(stack: FrameworkConstants, said: _Settings) -> FrameworkConstants:
+    """Kept, because every price asks for them."""
     changes: dict[str, Any] = {}
-    if workload.fused_norm is not None:
-        changes["fused_norm"] = workload.fused_norm
-    kernel = workload.attention_kernel
-    if kernel is not None:
-        changes["flash_attention"] = kernel in _FLASH_GENERATIONS
-        changes["fused_softmax"] = kernel != "unfused"
-        changes["flash_generation"] = _FLASH_GENERATIONS.get(kernel, stack.flash_generation)
-    if workload.gradient_bytes is not None:
-        changes["gradient_bytes"] = workload.gradient_bytes
+    if said.fused_norm is not None:
+        changes["fused_norm"] = said.fused_norm
+    if said.kernel is not None:
+        changes["flash_attention"] = said.kernel in _FLASH_GENERATIONS
+        changes["fused_softmax"] = said.kernel != "unfused"
+        changes["flash_generation"] = _FLASH_GENERATIONS.get(said.kernel, stack.flash_generation)
+    if said.gradient_bytes is not None:
+        changes["gradient_bytes"] = said.gradient_bytes
         if stack.weight_gradient_bytes > _WRITTEN_ONCE_BYTES:
-            changes["weight_gradient_bytes"] = 2.0 * workload.gradient_bytes
-    if workload.fp8_parameters is not None:
-        changes["narrow_gathers"] = workload.fp8_parameters
-    if workload.fused_loss is not None:
-        changes["fused_loss"] = workload.fused_loss
-    return replace(stack, **changes)
+            changes["weight_gradient_bytes"] = 2.0 * said.gradient_bytes
+    if said.fp8_parameters is not None:
+        changes["narrow_gathers"] = said.fp8_parameters
+    if said.fused_loss is not None:
+        changes["fused_loss"] = said.fused_loss
+    return replace(stack, **changes) if changes else stack

@@ -11,6 +11,7 @@ from meshwright.costmodel.memory.profile import memory_profile
 from meshwright.costmodel.pipeline.schedules import has_trait, last_rank, on_both_ranks
 from meshwright.costmodel.pipeline.split import Stages, layer_counts
 from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.hybrid import BlockShares
 from meshwright.model_specs.parameters import (
     attention_parameters,
     dense_layer_parameters,
@@ -18,6 +19,7 @@ from meshwright.model_specs.parameters import (
     embedding_parameters,
     expert_parameters,
     linear_attention_parameters,
+    mamba_parameters,
     moe_layer_parameters,
     mtp_parameters,
     norm_parameters_per_layer,
@@ -37,10 +39,12 @@ _MOMENTS = {"adam": 2, "sgd": 1, "muon": 1}
 """Moments of a parameter: two for Adam, one for momentum SGD and Muon (arXiv 2502.16982)."""
 
 
-def layer_parameters_on_gpu(model: ModelSpec, layout: Layout) -> tuple[Floats, Floats, Floats]:
+def layer_parameters_on_gpu(
+    model: ModelSpec, layout: Layout, blocks: BlockShares | None = None
+) -> tuple[Floats, Floats, Floats]:
     """Parameters of one layer on one GPU, before data-parallel sharding.
 
-    Where layers differ in their attention it is their mean.
+    Where layers differ in their attention, or by a hybrid pattern, it is their mean.
     docs/cost_model.md, "Memory", has the sources.
 
     Parameters
@@ -49,6 +53,8 @@ def layer_parameters_on_gpu(model: ModelSpec, layout: Layout) -> tuple[Floats, F
         The model.
     layout : Layout
         One layout, or many of shape [n]; tp, ep and etp are used.
+    blocks : BlockShares, optional
+        Of a layer other than the mean one of a hybrid pattern.
 
     Returns
     -------
@@ -65,7 +71,13 @@ def layer_parameters_on_gpu(model: ModelSpec, layout: Layout) -> tuple[Floats, F
         linear_split = linear_attention_parameters(model) - linear_whole
         whole = (1.0 - share) * whole + share * linear_whole
         split = (1.0 - share) * split + share * linear_split
+    if model.mamba is not None or model.hybrid_pattern is not None:
+        shares = blocks or model.blocks
+        whole = shares.attention * whole
+        split = shares.attention * split + shares.mamba * mamba_parameters(model)
     common = split / tp + whole + norm_parameters_per_layer(model)
+    if model.hybrid_pattern is not None:
+        return _pattern_layer(model, layout, common, blocks or model.blocks)
     dense = 0.0 * tp
     if model.dense_layers:
         dense = common + dense_mlp_parameters(model) / tp
@@ -73,6 +85,19 @@ def layer_parameters_on_gpu(model: ModelSpec, layout: Layout) -> tuple[Floats, F
         return dense, 0.0 * tp, 0.0 * tp
     rest = common + shared_expert_parameters(model) / tp + router_parameters(model)
     return dense, rest, model.moe.experts * expert_parameters(model) / (ep * etp)
+
+
+def _pattern_layer(
+    model: ModelSpec, layout: Layout, mixers: Floats, blocks: BlockShares
+) -> tuple[Floats, Floats, Floats]:
+    """A layer of a hybrid pattern with its share of feed-forward and experts, beside its mixers."""
+    tp, ep, etp = (np.asarray(x) for x in (layout.tp, layout.ep, layout.etp))
+    layer = mixers + blocks.feed_forward * dense_mlp_parameters(model) / tp
+    if model.moe is None:
+        return layer, 0.0 * tp, 0.0 * tp
+    beside = shared_expert_parameters(model) / tp + router_parameters(model)
+    experts = model.moe.experts * expert_parameters(model) / (ep * etp)
+    return 0.0 * tp, layer + blocks.experts * beside, blocks.experts * experts
 
 
 def rank_parameters(

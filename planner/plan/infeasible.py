@@ -214,9 +214,22 @@ def _hbm_needed_gib(request: PlanRequest, conflict: Conflict) -> int | None:
         if isinstance(limit, HbmCapacity) and len(over):
             more_gib = float(over.min()) * request.workload().memory_margin
             least = ceil(request.cluster.device.hbm_gib + more_gib / ALLOCATOR_SHARE - ROUNDING)
-            tried = range(least, least + MOST_TRIES)
-            return next((gib for gib in tried if _feasible(_with_hbm(request, gib))), None)
+            return _least_hbm_gib(request, least)
     return None
+
+
+def _least_hbm_gib(request: PlanRequest, least: int) -> int | None:
+    """The fewest GiB from `least` on with which a plan is found; None where the last try finds none."""
+    if _feasible(_with_hbm(request, least)):
+        return least
+    low, high = least, least + MOST_TRIES - 1
+    if not _feasible(_with_hbm(request, high)):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        is_enough = _feasible(_with_hbm(request, middle))
+        low, high = (low, middle) if is_enough else (middle, high)
+    return high
 
 
 def _with_hbm(request: PlanRequest, hbm_gib: float) -> PlanRequest:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from math import inf
+from operator import or_
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +79,7 @@ class Branch:
         self, degrees: Layout, cutoff_s: float, certificate: Certificate
     ) -> tuple[Layout, FloatArray, FloatArray]:
         """Legal layouts of some degrees that may beat the cutoff, with least memory and bound, [n]."""
+        degrees = self._roomy(degrees, certificate)
         variants = self._promising(self.space.variants(degrees), cutoff_s, certificate)
         return self.promising_layouts(self.space.scheduled(variants), cutoff_s, certificate)
 
@@ -96,6 +99,20 @@ class Branch:
         good = bound_s < cutoff_s
         certificate.bounded_out += int(np.sum(~good))
         return layouts.take(good), memory_gib[good], bound_s[good]
+
+    def _roomy(self, degrees: Layout, certificate: Certificate) -> Layout:
+        """Drops degrees of which no layout fits, by those recomputations that keep least."""
+        sparing = replace(self.space, recompute=sparing_recompute(self.space)).variants(degrees)
+        count = degrees.broadcast_shape()[0]
+        least_gib = self.pricing.recomputed_memory_gib(sparing).reshape(count, -1).min(axis=1)
+        table = Candidates(workload=self.pricing.workload, layouts=degrees, memory_gib=least_gib)
+        for rule in self.rules:
+            if rule.name == HbmCapacity.name:
+                fits = rule.excess(table) <= 0
+                too_large = self.space.layouts_per_degrees(degrees.take(~fits))
+                certificate.rule_out(rule.name, int(too_large.sum()))
+                return degrees.take(fits)
+        return degrees
 
     def _promising(self, variants: Layout, cutoff_s: float, certificate: Certificate) -> Layout:
         """Drops layouts that, however many virtual stages they get, cannot fit or beat the cutoff.
@@ -138,6 +155,19 @@ class Branch:
             factor = (m + (pp - 1) * np.minimum(bubble, 0.5)) / (m + (pp - 1) / 2)
             bound_s[rows] = self.pricing.lower_bound_s(two_stages.take(rows)) * factor[rows]
         return bound_s
+
+
+def sparing_recompute(space: Space) -> tuple[int, ...]:
+    """Masks of which one leaves no more in memory than any of the space's does.
+
+    Each module that is recomputed only drops activations; full recomputation, and that of single operators,
+    also bring others back.
+    """
+    apart = Recompute.FULL | Recompute.OPERATORS
+    modules = [mask for mask in space.recompute if not mask & apart]
+    others = tuple(mask for mask in space.recompute if mask & apart)
+    every_module = reduce(or_, modules, int(Recompute.NONE))
+    return (every_module, *others) if modules else others
 
 
 def as_array(layout: Layout) -> Layout:

@@ -34,6 +34,13 @@ def test_a_damaged_header_is_named(data: bytes, tmp_path: Path) -> None:
         read_routing(path)
 
 
+def test_a_header_with_long_integers_is_read_without_a_warning(tmp_path: Path) -> None:
+    """As Python 2 wrote it: numpy reads it, and warned on standard error."""
+    path = tmp_path / "loads.npy"
+    path.write_bytes(saved().replace(b"16), } ", b"16L), }"))
+    assert read_routing(path).loads.shape == (1, 2, 16)
+
+
 def test_damaged_compressed_data_is_named(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -6,6 +6,7 @@ import csv
 import io
 import struct
 import tokenize
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -128,7 +129,10 @@ def _refuse_pickle(data: bytes, path: Path) -> None:
 
 def _npy(data: bytes, where: str) -> NDArray[Any]:
     try:
-        array = np.load(io.BytesIO(data), allow_pickle=False)
+        with warnings.catch_warnings():
+            # A header that Python 2 wrote is read as well, only slower.
+            warnings.simplefilter("ignore", UserWarning)
+            array = np.load(io.BytesIO(data), allow_pickle=False)
     except _DAMAGED_ARRAY as error:
         if "allow_pickle" in str(error):
             raise InputError(

@@ -10,7 +10,9 @@ from itertools import takewhile
 from meshwright.errors import InputError
 
 MOST_WORDS = 200_000
-MOST_LETTERS = 4_000_000
+MOST_LINE_LETTERS = 200_000
+MOST_LETTERS = 500_000
+"""Of a script, also once its variables have their values, which may grow from line to line."""
 _ASSIGNMENT = re.compile(r"^(?:export\s+|local\s+)?([A-Za-z_]\w*)(\+?)=(.*)$")
 _SBATCH = re.compile(
     r"^#SBATCH\s+(?:--(nodes|gpus-per-node)=|-(N)\s*)(?:\w+:)?(\d{1,6})\b", re.MULTILINE
@@ -123,20 +125,26 @@ class CommandLine:
 def words_of(script: str, where: str) -> CommandLine:
     """All words of a shell script, its own variables put in. Nothing is run; `$(...)` stays as it is.
 
-    Raises InputError for more than MOST_WORDS words.
+    Raises InputError for more than MOST_WORDS words, or MOST_LETTERS letters.
     """
+    if len(script) > MOST_LETTERS:
+        raise InputError(f"more than {MOST_LETTERS} letters are no launch script", where=where)
     lines = script.replace("\\\r\n", " ").replace("\\\n", " ").splitlines()
     variables: dict[str, str] = {}
     words: list[str] = []
+    letters = 0
     for line in _joined_arrays(lines):
         text = _with_variables(line, variables)
+        letters += len(text)
+        if letters > MOST_LETTERS:
+            what = f"more than {MOST_LETTERS} letters once its variables have their values"
+            raise InputError(what, where=where)
         assigned = _ASSIGNMENT.match(text)
         if assigned is None or _before_a_command(assigned[3]):
             words += _split(text)
         else:
             _assign(variables, *assigned.groups())
-        letters = sum(map(len, variables.values()))
-        if len(words) > MOST_WORDS or letters > MOST_LETTERS:
+        if len(words) > MOST_WORDS:
             raise InputError(f"more than {MOST_WORDS} words", where=where)
     job = _batch_job(script)
     if variables.get("WORLD_SIZE", "").isdigit():
@@ -163,8 +171,15 @@ def _with_variables(line: str, variables: Mapping[str, str]) -> str:
     """A line with the values of the variables that are known so far."""
     # A quoted array is still one word per element.
     bare = re.sub(r'"(\$\{?\w+\}?(?:\[@\]\}?)?)"', r"\1", line.strip())
-    text = _REFERENCE.sub(lambda reference: variables.get(reference[1], reference[0]), bare)
-    return text[:MOST_WORDS]
+    parts: list[str] = []
+    letters = end = 0
+    for reference in _REFERENCE.finditer(bare):
+        parts += [bare[end : reference.start()], variables.get(reference[1], reference[0])]
+        end = reference.end()
+        letters += len(parts[-2]) + len(parts[-1])
+        if letters > MOST_LINE_LETTERS:
+            break
+    return "".join([*parts, bare[end:]])[:MOST_LINE_LETTERS]
 
 
 def _assign(variables: dict[str, str], name: str, plus: str, value: str) -> None:
@@ -180,17 +195,17 @@ def _assign(variables: dict[str, str], name: str, plus: str, value: str) -> None
 
 def _joined_arrays(lines: list[str]) -> list[str]:
     """Array assignments over several lines as one line each, without their comments."""
-    joined: list[str] = []
+    joined: list[list[str]] = []
     inside = False
     for line in lines:
         bare = re.sub(r"(^|\s)#.*$", "", line).strip()
         if inside:
-            joined[-1] += f" {bare}"
+            joined[-1].append(bare)
         else:
-            joined.append(bare)
+            joined.append([bare])
         opened = inside or bool(re.match(r"^\s*(?:\w+\s+)*[A-Za-z_]\w*\+?=\(", bare))
         inside = opened and not bare.endswith(")")
-    return joined
+    return [" ".join(parts) for parts in joined]
 
 
 def _split(text: str) -> list[str]:

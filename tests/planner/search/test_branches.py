@@ -1,0 +1,61 @@
+"""Degrees that are dropped whole hold no layout that any rule lets through, and all of theirs are counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshwright.costmodel.layout import Recompute
+from meshwright.planner.bounds.pricing import CostModelPricing
+from meshwright.planner.search.branches import sparing_recompute
+from meshwright.planner.search.certificate import Certificate
+from meshwright.planner.search.executions import branch_of
+from tests.planner.search.test_planner_space import rows, space
+
+CASES: dict[str, dict[str, Any]] = {
+    "latent attention and experts": {"model": "deepseek-v2", "gpus": 16, "global_batch": 2},
+    "experts": {"model": "olmoe-1b-7b", "gpus": 4, "global_batch": 8, "reserve_gib": 60.0},
+    "dense": {"model": "llama-3-8b", "gpus": 4, "global_batch": 8, "reserve_gib": 30.0},
+    "torchtitan": {"framework": "torchtitan", "gpus": 4, "global_batch": 8, "reserve_gib": 50.0},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_dropped_whole_has_no_legal_layout(name: str) -> None:
+    own = space(**CASES[name])
+    branch = branch_of(own, CostModelPricing(own.workload))
+    degrees = own.degrees(own.workload.gpus)
+    certificate = Certificate()
+    kept, _, _ = branch.expanded(degrees, inf, certificate)
+    every, _, _ = branch.promising_layouts(own.layouts(degrees), inf, Certificate())
+    assert sorted(rows(kept)) == sorted(rows(every))
+    dropped = sum(certificate.ruled_out.values())
+    assert dropped + len(rows(kept)) == int(own.layouts_per_degrees(degrees).sum())
+    assert certificate.ruled_out["hbm"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_recomputation_keeps_less_than_the_sparing_ones(name: str) -> None:
+    own = space(**CASES[name])
+    pricing = CostModelPricing(own.workload)
+    degrees = own.degrees(own.workload.gpus)
+    count = degrees.broadcast_shape()[0]
+    least_gib, sparing_gib = (
+        pricing.recomputed_memory_gib(each.variants(degrees)).reshape(count, -1).min(axis=1)
+        for each in (own, replace(own, recompute=sparing_recompute(own)))
+    )
+    assert np.all(sparing_gib <= least_gib * (1 + 1e-12))
+
+
+def test_modules_are_joined_and_full_recomputation_stands_alone() -> None:
+    own = space("deepseek-v2")
+    every_module = Recompute.LAYERNORM | Recompute.MOE_ACTIVATION | Recompute.MLA_UP_PROJECTION
+    assert {int(every_module), int(Recompute.FULL)} < set(own.recompute)
+    joined, *others = sparing_recompute(own)
+    assert joined & every_module == every_module
+    assert others == [Recompute.FULL]
+    assert sparing_recompute(replace(own, recompute=(int(Recompute.FULL),))) == (Recompute.FULL,)
