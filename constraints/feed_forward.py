@@ -19,14 +19,17 @@ class FeedForwardByTensor(Rule):
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         model, tp = table.workload.model, column(table, "tp")
-        dense = model.ffn_hidden if model.dense_layers else 0
+        dense = model.ffn_hidden if model.has_dense_feed_forward else 0
         shared = model.moe.shared_width if model.moe is not None else 0
         return as_excess(np.maximum(dense % tp, shared % tp))
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         model, tp = plan.workload.model, int(plan.layout.tp)
         widths = {}
-        if model.moe is None or model.moe.dense_layers > 0:
+        dense = model.moe is None or model.moe.dense_layers > 0
+        if model.hybrid_pattern is not None:
+            dense = model.hybrid_pattern.count("-") > 0
+        if dense:
             widths["ffn_hidden"] = model.ffn_hidden
         if model.moe is not None and model.moe.shared_width > 0:
             widths["shared expert width"] = model.moe.shared_width

@@ -23,6 +23,7 @@ from meshwright.constraints.experts import (
 from meshwright.constraints.feed_forward import EXPERT_WIDTH_BY_EXPERT_TENSOR, FeedForwardByTensor
 from meshwright.constraints.fsdp2 import FSDP2_RULES
 from meshwright.constraints.gpu_budget import GPU_BUDGET
+from meshwright.constraints.mamba import MAMBA_HEADS, MambaGroups, MegatronHybrid
 from meshwright.constraints.megatron import MEGATRON_RULES
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.nvlink_domain import NvlinkDomain
@@ -42,6 +43,7 @@ from meshwright.constraints.torchtitan import TORCHTITAN_RULES
 from meshwright.constraints.unsupported import (
     AllowedDegrees,
     AllowedPrecisions,
+    NoHybridLayers,
     NoLinearAttention,
     WholeModelRecompute,
 )
@@ -61,6 +63,8 @@ GENERAL: tuple[Rule, ...] = (
     HEADS_BY_CONTEXT,
     KV_HEADS_BY_CONTEXT,
     LINEAR_HEADS,
+    MAMBA_HEADS,
+    MambaGroups(),
     FeedForwardByTensor(),
     SEQUENCE_BY_CONTEXT,
     SEQUENCE_BY_TENSOR,
@@ -81,7 +85,14 @@ GENERAL: tuple[Rule, ...] = (
 """Rules of arithmetic and hardware, which bind every framework."""
 
 FRAMEWORK_RULES: dict[str, Rule] = {
-    rule.name: rule for rule in (*MEGATRON_RULES, *TORCHTITAN_RULES, *DEEPSPEED_RULES, *FSDP2_RULES)
+    rule.name: rule
+    for rule in (
+        *MEGATRON_RULES,
+        MegatronHybrid(),
+        *TORCHTITAN_RULES,
+        *DEEPSPEED_RULES,
+        *FSDP2_RULES,
+    )
 }
 """Rules by name that bind a framework only where its record names them."""
 
@@ -98,6 +109,8 @@ def rules_of(framework: Framework) -> tuple[Rule, ...]:
         rules.append(precisions)
     if framework.linear_attention is None:
         rules.append(NoLinearAttention(framework))
+    if framework.hybrid_layers is None:
+        rules.append(NoHybridLayers(framework))
     if framework.recompute_amount is None:
         rules.append(WholeModelRecompute(framework))
     return tuple(rules)

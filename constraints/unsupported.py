@@ -106,6 +106,36 @@ class NoLinearAttention(Rule):
         )
 
 
+class NoHybridLayers(Rule):
+    """Every layer has attention and a feed-forward: no Mamba-2, and no pattern of single blocks."""
+
+    unit = "kinds of layers"
+
+    def __init__(self, framework: Framework) -> None:
+        self.name = f"{framework.name}-hybrid-layers"
+        self.framework = framework
+
+    def applies(self, workload: Workload) -> bool:
+        return workload.model.mamba is not None or workload.model.hybrid_pattern is not None
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        missing = 1 if self.applies(table.workload) else 0
+        return as_excess(np.full_like(column(table, "tp"), missing))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        model = plan.workload.model
+        if not model.mamba_layers and model.hybrid_pattern is None:
+            return None
+        what = "a pattern of unlike layers"
+        if model.mamba_layers:
+            what = f"the {model.mamba_layers} layers of Mamba-2"
+        return self.finding(
+            value=1,
+            words=f"{self.framework.name} is not planned with {what}",
+            remedy=f"Choose the {DEFAULT_FRAMEWORK} framework for this model.",
+        )
+
+
 class WholeModelRecompute(Rule):
     """Recomputation is off, or covers every layer: the framework wraps whole layers, all alike."""
 

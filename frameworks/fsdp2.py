@@ -68,8 +68,13 @@ FSDP2 = Framework(
     eager_stack="",
     attention={},
     linear_attention=None,
+    hybrid_layers=Setting(
+        source="transformers/models/mamba2/modeling_mamba2.py",
+        installs="mamba-ssm and causal-conv1d",
+        rules=("fsdp2-mamba",),
+    ),
     rank_orders={"tp-cp-dp": Setting(source=MESH)},
-    rules=("fsdp2-shards", "fsdp2-kv-heads"),
+    rules=("fsdp2-shards", "fsdp2-kv-heads", "fsdp2-mamba"),
     degrees_remedy="Keep pp, vpp, ep and etp at 1 and sequence parallelism off; shard with "
     "fsdp_reshard_after_forward false (2) or true (3).",
 )

@@ -299,6 +299,13 @@ MEGATRON = Framework(
         installs="flash-linear-attention",
         rules=("linear-heads-by-tp-cp",),
     ),
+    hybrid_layers=Setting(
+        flag="--hybrid-layer-pattern",
+        source=ARGUMENTS,
+        since="0.17.0",
+        installs="mamba-ssm and causal-conv1d",
+        rules=("mamba-heads-by-tp-cp", "mamba-groups-by-tp-cp", "megatron-hybrid"),
+    ),
     rank_orders={
         "tp-cp-ep-dp-pp": Setting(source=ARGUMENTS),
         "tp-cp-ep-pp-dp": Setting(flag="--use-tp-pp-dp-mapping", source=COMMON),
@@ -316,6 +323,7 @@ MEGATRON = Framework(
         "megatron-narrow-states",
         "megatron-delayed-scaling",
         "megatron-tp-overlap",
+        "megatron-hybrid",
     ),
 )
 """Read in megatron-core 0.19.2; `since` in 0.8, 0.10, 0.12, 0.14 and 0.16."""

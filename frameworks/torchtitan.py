@@ -144,6 +144,7 @@ TORCHTITAN = Framework(
         ),
     },
     linear_attention=None,
+    hybrid_layers=None,
     rank_orders={"tp-cp-dp-pp": Setting(source="torchtitan/distributed/parallel_dims.py")},
     rules=(
         "torchtitan-1f1b-micro-batches",

@@ -10,6 +10,13 @@ from collections.abc import Callable
 
 from meshwright.model_specs.config_fields import ConfigFields
 from meshwright.model_specs.huggingface_gemma import gemma2_fields, gemma3_fields
+from meshwright.model_specs.huggingface_hybrid import (
+    bamba_fields,
+    falcon_h1_fields,
+    granite_hybrid_fields,
+    mamba2_fields,
+    nemotron_h_fields,
+)
 from meshwright.model_specs.huggingface_llama4 import llama4_fields
 from meshwright.model_specs.huggingface_parts import (
     PLAIN,
@@ -335,5 +342,10 @@ FAMILIES: dict[str, Callable[[ConfigFields], Fields]] = {
     "gpt_neox": _gpt_neox,
     "falcon": _falcon,
     "opt": _opt,
+    "nemotron_h": nemotron_h_fields,
+    "mamba2": mamba2_fields,
+    "falcon_h1": falcon_h1_fields,
+    "bamba": bamba_fields,
+    "granitemoehybrid": granite_hybrid_fields,
 }
 """By `model_type`."""

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from meshwright.errors import InputError, near_miss, shown
 
 _STATE_SPACE = (
-    "state-space layers (Mamba) are not supported: only attention, Gated DeltaNet (Qwen3-Next) and "
-    "feed-forward layers can be priced"
+    "state-space layers of this family are not supported: only Mamba-2 as in nemotron_h, mamba2, falcon_h1, "
+    "bamba and granitemoehybrid can be priced"
 )
 _LINEAR_ATTENTION = (
     "layers with linear attention are not supported in this family: only Qwen3-Next's Gated DeltaNet "
@@ -162,5 +162,10 @@ ARCHITECTURES: dict[str, str] = {
     "GPTNeoXForCausalLM": "gpt_neox",
     "FalconForCausalLM": "falcon",
     "OPTForCausalLM": "opt",
+    "NemotronHForCausalLM": "nemotron_h",
+    "Mamba2ForCausalLM": "mamba2",
+    "FalconH1ForCausalLM": "falcon_h1",
+    "BambaForCausalLM": "bamba",
+    "GraniteMoeHybridForCausalLM": "granitemoehybrid",
 }
 """`model_type` by the class named in `architectures`, for a file without the former."""

@@ -14,14 +14,28 @@ BACKWARD_AND_FORWARD = 3
 
 def parameter_count(model: ModelSpec) -> int:
     """All parameters: embedding, layers with every expert, final norm and head, without the MTP modules."""
+    around = embedding_parameters(model) + norm_parameters(model) + head_parameters(model)
+    if model.hybrid_pattern is not None:
+        return around + _hybrid_layer_parameters(model, model.hybrid_pattern)
     return (
-        embedding_parameters(model)
+        around
         + model.dense_layers * dense_layer_parameters(model)
         + model.moe_layers * moe_layer_parameters(model)
-        + norm_parameters(model)
-        + head_parameters(model)
         + model.linear_layers * (linear_attention_parameters(model) - attention_parameters(model))
+        + model.mamba_layers * mamba_parameters(model)
     )
+
+
+def _hybrid_layer_parameters(model: ModelSpec, pattern: str) -> int:
+    """All layers of a pattern, each of them one block and its norms."""
+    of_blocks = {
+        "M": mamba_parameters(model),
+        "*": attention_parameters(model),
+        "-": dense_mlp_parameters(model),
+        "E": _experts_and_router(model),
+    }
+    blocks = sum(pattern.count(symbol) * number for symbol, number in of_blocks.items())
+    return blocks + model.layers * norm_parameters_per_layer(model)
 
 
 def active_parameter_count(model: ModelSpec, *, input_embedding: bool = True) -> int:
@@ -33,7 +47,7 @@ def active_parameter_count(model: ModelSpec, *, input_embedding: bool = True) ->
     active = parameter_count(model)
     if model.moe is not None:
         idle_experts = model.moe.experts - model.moe.top_k
-        active -= model.moe_layers * idle_experts * expert_parameters(model)
+        active -= len(model.expert_layers) * idle_experts * expert_parameters(model)
     if input_embedding:
         return active
     reused = model.vocab * model.hidden if model.tied_embeddings else 0
@@ -110,6 +124,28 @@ def linear_attention_matmul_parameters(model: ModelSpec) -> int:
     return model.hidden * (linear.projected_width + linear.value_width)
 
 
+def mamba_parameters(model: ModelSpec) -> int:
+    """Mamba-2 of one layer that has it; 0 in a model without.
+
+    Projections, a convolution over channels, B and C, three numbers a head (step, decay and skip) and the
+    weights of the gated norm (megatron/core/ssm/mamba_mixer.py, MambaMixer).
+    """
+    mamba = model.mamba
+    if mamba is None:
+        return 0
+    per_channel = mamba.conv_kernel + (1 if mamba.conv_bias else 0)
+    norm = mamba.width if mamba.gated_norm else 0
+    inner = per_channel * mamba.convolved_width + 3 * mamba.heads + norm
+    return mamba_matmul_parameters(model) + inner
+
+
+def mamba_matmul_parameters(model: ModelSpec) -> int:
+    """The projection matrices of one layer with Mamba-2; 0 in a model without."""
+    if model.mamba is None:
+        return 0
+    return model.hidden * (model.mamba.projected_width + model.mamba.width)
+
+
 def attention_matmul_parameters(model: ModelSpec) -> int:
     """The projection matrices of one layer's attention, without biases and norms."""
     if model.attention is not None:
@@ -178,12 +214,16 @@ def moe_layer_parameters(model: ModelSpec) -> int:
     if model.moe is None:
         return 0
     return (
-        attention_parameters(model)
-        + norm_parameters_per_layer(model)
-        + router_parameters(model)
-        + shared_expert_parameters(model)
-        + model.moe.experts * expert_parameters(model)
+        attention_parameters(model) + norm_parameters_per_layer(model) + _experts_and_router(model)
     )
+
+
+def _experts_and_router(model: ModelSpec) -> int:
+    """The feed-forward of one layer with all its experts, their router included; 0 in a dense model."""
+    if model.moe is None:
+        return 0
+    routed = model.moe.experts * expert_parameters(model)
+    return router_parameters(model) + shared_expert_parameters(model) + routed
 
 
 def embedding_parameters(model: ModelSpec) -> int:
@@ -213,6 +253,8 @@ def active_matmul_parameters(model: ModelSpec) -> int:
 
     Lookups, norms and biases do no matrix product and are left out; of the experts only `top_k` count.
     """
+    if model.hybrid_pattern is not None:
+        return model.vocab * model.hidden + _hybrid_matrices(model, model.hybrid_pattern)
     attention = attention_matmul_parameters(model)
     dense_layer = attention + _mlp(model, model.ffn_hidden, bias=False)
     moe_layer = attention + _active_moe_matrices(model)
@@ -224,9 +266,21 @@ def active_matmul_parameters(model: ModelSpec) -> int:
         model.dense_layers * dense_layer
         + model.moe_layers * moe_layer
         + model.linear_layers * linear
+        + model.mamba_layers * mamba_matmul_parameters(model)
         + head
         + model.mtp_layers * mtp_module
     )
+
+
+def _hybrid_matrices(model: ModelSpec, pattern: str) -> int:
+    """Of `active_matmul_parameters`, those of the layers of a pattern."""
+    of_blocks = {
+        "M": mamba_matmul_parameters(model),
+        "*": attention_matmul_parameters(model),
+        "-": _mlp(model, model.ffn_hidden, bias=False),
+        "E": _active_moe_matrices(model),
+    }
+    return sum(pattern.count(symbol) * number for symbol, number in of_blocks.items())
 
 
 def _active_moe_matrices(model: ModelSpec) -> int:
@@ -253,9 +307,9 @@ def attended_positions(seq_len: int, window: int | None = None, *, chunked: bool
 
 
 def attention_flops_per_token(model: ModelSpec, seq_len: int) -> float:
-    """FLOPs of scores and weighted values, or of linear attention's states, of one token in all layers.
+    """FLOPs of scores and weighted values, or of states instead of them, of one token in all layers.
 
-    Forward and backward; causal.
+    Forward and backward; causal. States are those of linear attention and of Mamba-2.
     """
     per_position = 2 * model.heads * (model.qk_head_dim + model.v_head_dim)
     full = model.full_attention_layers + model.mtp_layers
@@ -263,7 +317,17 @@ def attention_flops_per_token(model: ModelSpec, seq_len: int) -> float:
     windowed = attended_positions(seq_len, model.sliding_window, chunked=model.chunked_windows)
     positions += model.windowed_layers * windowed
     linear = model.linear_layers * _linear_attention_flops(model)
-    return BACKWARD_AND_FORWARD * (per_position * positions + linear)
+    scans = model.mamba_layers * _mamba_scan_flops(model)
+    return BACKWARD_AND_FORWARD * (per_position * positions + linear + scans)
+
+
+def _mamba_scan_flops(model: ModelSpec) -> float:
+    """Forward FLOPs of one token in the scan of one layer with Mamba-2: 7 a channel and number of its state.
+
+    As Megatron-LM counts it (megatron/training/training.py, mamba_layer_flops), so that MFU compares: it
+    leaves the convolution out and does not depend on the chunk.
+    """
+    return 0.0 if model.mamba is None else 7.0 * model.mamba.width * model.mamba.state_dim
 
 
 def _linear_attention_flops(model: ModelSpec) -> float:

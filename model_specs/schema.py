@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from meshwright.model_specs.hybrid import BlockShares, Mamba2Spec, pattern_shares
 from meshwright.model_specs.rope import Positive, RopeSpec
 
 Count = Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
@@ -204,6 +205,14 @@ class ModelSpec(BaseModel):
     """What attention returns is multiplied by a gate as wide as the queries (Qwen3-Next)."""
     linear_attention: GatedDeltaNetSpec | None = None
     """Stands in place of attention in all layers but each n-th, n being `full_attention_every`."""
+    mamba: Mamba2Spec | None = None
+    """Stands where `hybrid_pattern` says so, or beside attention in every layer."""
+    hybrid_pattern: Annotated[str, Field(pattern=r"^[M*E-]{1,2000}$")] | None = None
+    """One block a layer: M Mamba-2, * attention, - feed-forward, E experts, a character each (Nemotron-H,
+    arXiv 2504.03624, section 2.1; Megatron-LM's `--hybrid-layer-pattern`). None: two blocks a layer."""
+    mamba_beside_attention: Flag = False
+    """Each layer adds up what attention and Mamba-2 make of one input, ahead of its feed-forward (Falcon-H1,
+    arXiv 2507.22448, section 2.1)."""
     attention_note: str | None = Field(default=None, max_length=2000)
     mtp_layers: CountOrZero = 0
     """Multi-token-prediction modules (DeepSeek-V3, 2.2): one extra layer each, and the head once more. They
@@ -225,7 +234,9 @@ class ModelSpec(BaseModel):
             raise ValueError(
                 f"moe.dense_layers {self.moe.dense_layers} is more than layers {self.layers}"
             )
-        if self.moe is None and self.ffn_hidden == 0:
+        if self.hybrid_pattern is not None or self.mamba is not None:
+            self._check_hybrid()
+        if self.moe is None and self.ffn_hidden == 0 and self.blocks.feed_forward:
             raise ValueError("ffn_hidden must be at least 1 in a dense model")
         if self.moe is not None and self.moe.dense_layers and self.ffn_hidden == 0:
             raise ValueError("ffn_hidden must be at least 1 when moe.dense_layers is")
@@ -253,6 +264,41 @@ class ModelSpec(BaseModel):
             if getattr(self, field):
                 raise ValueError(f"linear_attention with {field} is not supported")
 
+    def _check_hybrid(self) -> None:
+        """Raises ValueError where pattern, Mamba-2 and experts do not fit each other."""
+        pattern = self.hybrid_pattern
+        if (self.mamba is None) == (pattern is None or "M" in pattern):
+            raise ValueError("mamba and layers that have it, M in hybrid_pattern, need each other")
+        if pattern is None and not self.mamba_beside_attention:
+            raise ValueError("mamba needs hybrid_pattern or mamba_beside_attention: true")
+        for field in ("sliding_window", "attention", "linear_attention", "mtp_layers"):
+            if getattr(self, field):
+                raise ValueError(f"Mamba-2 or hybrid_pattern with {field} is not supported")
+        if pattern is None:
+            return
+        if len(pattern) != self.layers:
+            raise ValueError(f"hybrid_pattern has {len(pattern)} layers, layers is {self.layers}")
+        if self.mamba_beside_attention:
+            raise ValueError("mamba_beside_attention has no use with hybrid_pattern")
+        if (self.moe is None) == ("E" in pattern):
+            raise ValueError("moe and layers with experts, E in hybrid_pattern, need each other")
+        if self.moe is not None and self.moe.dense_layers:
+            raise ValueError("moe.dense_layers has no use with hybrid_pattern, which places them")
+        if "-" in pattern and self.ffn_hidden == 0:
+            raise ValueError("ffn_hidden must be at least 1 where hybrid_pattern has a -")
+
+    @property
+    def blocks(self) -> BlockShares:
+        """Blocks of a mean layer: of a layer with experts where the model has them, else of a dense one."""
+        return self.blocks_of(experts=self.moe is not None)
+
+    def blocks_of(self, *, experts: bool) -> BlockShares:
+        """Blocks of a layer with experts or of a dense one; with a pattern all layers are the mean layer."""
+        if self.hybrid_pattern is not None:
+            return pattern_shares(self.hybrid_pattern)
+        beside = 1.0 if self.mamba_beside_attention else 0.0
+        return BlockShares(1.0, beside, 0.0 if experts else 1.0, 1.0 if experts else 0.0)
+
     @property
     def gated(self) -> bool:
         """Whether the feed-forward has a gate matrix (three matrices, not two)."""
@@ -277,12 +323,37 @@ class ModelSpec(BaseModel):
 
     @property
     def moe_layers(self) -> int:
-        """Layers with experts."""
+        """Layers with experts; every layer, the mean of all, where `hybrid_pattern` has experts."""
         return self.layers - self.dense_layers
+
+    @property
+    def has_dense_feed_forward(self) -> bool:
+        """Whether some layer has a dense feed-forward."""
+        if self.hybrid_pattern is not None:
+            return "-" in self.hybrid_pattern
+        return self.dense_layers > 0
+
+    @property
+    def expert_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers that have experts, from 0; none in a dense model."""
+        if self.moe is None:
+            return ()
+        if self.hybrid_pattern is None:
+            return tuple(range(self.dense_layers, self.layers))
+        return tuple(i for i, block in enumerate(self.hybrid_pattern) if block == "E")
+
+    @property
+    def mamba_layers(self) -> int:
+        """Layers with Mamba-2."""
+        if self.hybrid_pattern is not None:
+            return self.hybrid_pattern.count("M")
+        return self.layers if self.mamba_beside_attention else 0
 
     @property
     def full_attention_layers(self) -> int:
         """Layers whose queries see every earlier position."""
+        if self.hybrid_pattern is not None:
+            return self.hybrid_pattern.count("*")
         if self.sliding_window is None and self.linear_attention is None:
             return self.layers
         return self.layers // self.full_attention_every if self.full_attention_every else 0

@@ -18,12 +18,15 @@ from meshwright.costmodel.layers.layer_time import (
     Parts,
     add,
     joined,
+    portion,
     scaled,
     shared_out,
     total,
 )
 from meshwright.costmodel.layers.linear_attention import linear_attention_block
+from meshwright.costmodel.layers.mamba import mamba_block
 from meshwright.costmodel.layout import Floats
+from meshwright.model_specs.hybrid import BlockShares
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,8 @@ class KindTimes:
 def kind_times(c: Context) -> KindTimes:
     """Prices every kind of layer of the model.
 
-    Layers that differ in their attention alone, by a window or by linear attention, have their mean time.
+    Layers that differ in their attention alone, by a window or by linear attention, have their mean time, and
+    so have the layers of a hybrid pattern.
     docs/cost_model.md, "One layer", has the source.
 
     Parameters
@@ -122,17 +126,12 @@ def kind_times(c: Context) -> KindTimes:
         Seconds of one micro-batch, shaped like the layouts broadcast against the placements.
     """
     model, stack = c.workload.model, c.constants.framework
-    attention = attention_block(c)
-    if model.linear_layers:
-        linear = linear_attention_block(c)
-        attention = shared_out(linear, attention, model.linear_fraction)
+    mixers = _mixers(c)
     dense = moe = mtp = None
     if model.dense_layers:
-        dense_layer = joined(attention, dense_mlp(c, model.ffn_hidden))
-        dense = _with_host(c, dense_layer, stack.launch_layer_s)
+        dense = _mean_layer(c, mixers, model.blocks_of(experts=False))
     if model.moe is not None and (model.moe_layers or model.mtp_layers):
-        moe_layer = hide_expert_traffic(c, joined(attention, moe_mlp(c)))
-        moe = _with_host(c, moe_layer, stack.launch_moe_layer_s, stack.moe_sync_s)
+        moe = _mean_layer(c, mixers, model.blocks_of(experts=True))
     head_time = _with_host(c, head(c), stack.launch_layer_s / 2)
     if model.mtp_layers:
         main = moe or dense
@@ -140,6 +139,41 @@ def kind_times(c: Context) -> KindTimes:
         mtp = _mtp_module(c, main, head_time)
     embedding_time = _with_host(c, embedding(c), stack.launch_layer_s / 4)
     return KindTimes(dense, moe, embedding_time, head_time, mtp)
+
+
+def _mixers(c: Context) -> tuple[LayerTime, ...]:
+    """Attention and Mamba-2, each by its share of the layers, those of them that the model has."""
+    model = c.workload.model
+    blocks: list[LayerTime] = []
+    if model.blocks.attention:
+        attention = attention_block(c)
+        if model.linear_layers:
+            linear = linear_attention_block(c)
+            attention = shared_out(linear, attention, model.linear_fraction)
+        blocks.append(portion(attention, model.blocks.attention))
+    if model.blocks.mamba:
+        blocks.append(portion(mamba_block(c), model.blocks.mamba))
+    return tuple(blocks)
+
+
+def _mean_layer(c: Context, mixers: tuple[LayerTime, ...], shares: BlockShares) -> KindTime:
+    """A layer of these mixers and its share of feed-forward and experts, with the host's work for all of it.
+
+    A layer of a pattern is one block, half of what a transformer's layer launches.
+    """
+    stack = c.constants.framework
+    blocks = list(mixers)
+    launch_s = 0.5 * shares.tensor_parallel * stack.launch_layer_s
+    if shares.feed_forward:
+        blocks.append(portion(dense_mlp(c, c.workload.model.ffn_hidden), shares.feed_forward))
+    if not shares.experts:
+        return _with_host(c, joined(*blocks), launch_s, shares=shares)
+    blocks.append(portion(moe_mlp(c), shares.experts))
+    # A layer of attention and experts launches `launch_moe_layer_s`, half a layer of it for attention.
+    beside_attention = 0.5 * (shares.tensor_parallel - shares.experts)
+    launch_s = shares.experts * stack.launch_moe_layer_s + beside_attention * stack.launch_layer_s
+    layer = hide_expert_traffic(c, joined(*blocks))
+    return _with_host(c, layer, launch_s, shares.experts * stack.moe_sync_s, shares=shares)
 
 
 def _mtp_module(c: Context, main: KindTime, head_time: KindTime) -> KindTime:
@@ -156,13 +190,21 @@ def _mtp_module(c: Context, main: KindTime, head_time: KindTime) -> KindTime:
 
 _PASSES = 3.0
 """Launches of a layer in forward passes: one forward, and a backward pass that launches twice as much."""
-_OVERLAPPED_GEMMS = 6.0
-"""GEMMs of a layer that overlapped tensor parallelism cuts into tp: four forward, two backward."""
+_OVERLAPPED_GEMMS = 3.0
+"""GEMMs of a block that overlapped tensor parallelism cuts into tp: two forward, one backward."""
 _RING_STEP_LAUNCHES = 12.0
 """Launches of a step of ring attention: a kernel, a transfer and corrections, about six in each direction."""
+_TRANSFORMER = BlockShares(attention=1.0, mamba=0.0, feed_forward=1.0, experts=0.0)
 
 
-def _with_host(c: Context, layer: LayerTime, launch_s: float, sync_s: float = 0.0) -> KindTime:
+def _with_host(
+    c: Context,
+    layer: LayerTime,
+    launch_s: float,
+    sync_s: float = 0.0,
+    *,
+    shares: BlockShares = _TRANSFORMER,
+) -> KindTime:
     """Adds what the host costs: the GPU and the host run side by side, and the slower one paces a layer.
 
     A p-norm of the two stands for their jitter; a CUDA graph of the whole step takes the host out.
@@ -175,11 +217,12 @@ def _with_host(c: Context, layer: LayerTime, launch_s: float, sync_s: float = 0.
     waits = 0.0
     if c.workload.cuda_graph in ("none", "feed_forward"):
         waits = sync_s * c.constants.device.host_factor
-    host_s = (launch_s * _PASSES + _cut_launches_s(c)) * share
+    host_s = (launch_s * _PASSES + _cut_launches_s(c, shares)) * share
     excess = _host_excess_s(total(parts) + waits, host_s, power)
     gap = framework.serial_launch_s
     if c.workload.launch_blocking:
         gap += framework.launch_blocking_s
+    gap *= 0.5 * shares.total
     parts = add(parts, {"host": excess + waits + gap * _PASSES * share})
     forward_s, backward_s = total(layer.forward), total(layer.backward)
     forward_host = _host_excess_s(forward_s, launch_s * share, power) + gap * share
@@ -196,15 +239,15 @@ def _host_share(c: Context) -> float:
     return share * c.constants.device.host_factor
 
 
-def _cut_launches_s(c: Context) -> Floats:
+def _cut_launches_s(c: Context, shares: BlockShares) -> Floats:
     """Host seconds to launch what a layer is cut into: GEMMs beside transfers, steps of ring attention."""
     tp, cp = np.asarray(c.layout.tp), np.asarray(c.layout.cp)
     gemms: Floats = 0.0
     if c.tp_overlaps:
-        gemms = _OVERLAPPED_GEMMS * np.where(tp > 1, tp, 0)
+        gemms = _OVERLAPPED_GEMMS * shares.total * np.where(tp > 1, tp, 0)
     steps: Floats = 0.0
     if c.workload.cp_comm != "a2a":
-        steps = _RING_STEP_LAUNCHES * np.where(cp > 1, cp, 0)
+        steps = _RING_STEP_LAUNCHES * shares.attention * np.where(cp > 1, cp, 0)
     return c.constants.framework.piece_launch_s * (gemms + steps)
 
 

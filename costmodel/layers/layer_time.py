@@ -117,3 +117,25 @@ def shared_out(first: LayerTime, second: LayerTime, share: float) -> LayerTime:
         add(scaled(first.backward, share), scaled(second.backward, rest)),
         add(scaled(first.recompute, share), scaled(second.recompute, rest)),
     )
+
+
+def portion(block: LayerTime, share: float) -> LayerTime:
+    """What the mean layer has of a block that some layers have.
+
+    Parameters
+    ----------
+    block : LayerTime
+        The block.
+    share : float
+        Layers with it over all, 0 to 1.
+
+    Returns
+    -------
+    LayerTime
+        The block itself where every layer has it, else its parts times the share.
+    """
+    if share == 1.0:
+        return block
+    return LayerTime(
+        scaled(block.forward, share), scaled(block.backward, share), scaled(block.recompute, share)
+    )

@@ -15,6 +15,7 @@ from meshwright.costmodel.layers.linear_attention import CHUNK
 from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.memory.profile import memory_profile
 from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.hybrid import BlockShares
 from meshwright.model_specs.schema import ModelSpec
 
 _SCORE_BYTES = 5.0
@@ -70,7 +71,7 @@ def _saved_input_bytes(workload: Workload) -> float:
 
 
 def activation_bytes_per_layer(
-    workload: Workload, layout: Layout, *, experts: bool
+    workload: Workload, layout: Layout, *, experts: bool, blocks: BlockShares | None = None
 ) -> tuple[Floats, Floats]:
     """Saved for one layer and micro-batch on one GPU.
 
@@ -82,6 +83,8 @@ def activation_bytes_per_layer(
         One layout, or many of shape [n].
     experts : bool
         Whether the layer has experts instead of a dense feed-forward.
+    blocks : BlockShares, optional
+        Of a layer other than the mean one of a hybrid pattern.
 
     Returns
     -------
@@ -96,19 +99,29 @@ def activation_bytes_per_layer(
     normed = np.where(by_operators, 0.0, narrow * model.hidden) / sequence
     kept_apart = np.where(mask & Recompute.LAYERNORM, 0.0, normed)
     before_attention = kept_apart if norm_before_attention_apart(model) else normed
-    attention = block_input + before_attention + _mixer_saved(workload, layout, narrow)
+    shares = blocks or model.blocks_of(experts=experts)
+    around_attention = block_input + before_attention
     between = np.where(by_operators, _operator_outputs(workload, layout), block_input)
-    if experts:
-        mlp = between + kept_apart + _moe_saved(workload, layout, narrow)
-    else:
+    saved: Floats = 0.0
+    if shares.attention:
+        mixer = _mixer_saved(workload, layout, narrow)
+        saved = saved + shares.attention * (around_attention + mixer)
+    if shares.mamba:
+        own = 0.0 if model.mamba_beside_attention else around_attention
+        saved = saved + shares.mamba * (own + _mamba_saved(model, layout, narrow))
+    if shares.experts:
+        routed = between + kept_apart + _moe_saved(workload, layout, narrow)
+        saved = saved + shares.experts * routed
+    if shares.feed_forward:
         mlp = between + normed + _dense_saved(model.ffn_hidden, model, layout, narrow)
         mlp = np.where(mask & Recompute.MLP, block_input, mlp)
+        saved = saved + shares.feed_forward * mlp
     tokens = rank_tokens(workload, layout)
     if workload.factors is not None:
         tokens = tokens * workload.factors.activation_memory
-    saved = attention + mlp + _kept_besides(workload, layout, experts=experts)
+    saved = saved + _kept_besides(workload, layout, shares)
     if workload.precision == "fp8" and workload.fp8_recipe == "delayed":
-        saved = saved + _quantised_besides(model, layout, narrow, experts=experts)
+        saved = saved + _quantised_besides(model, layout, narrow, shares)
     return tokens * saved, tokens * 2.0 * model.hidden / sequence
 
 
@@ -173,7 +186,7 @@ def _operator_outputs(workload: Workload, layout: Layout) -> Floats:
     return saved
 
 
-def _kept_besides(workload: Workload, layout: Layout, *, experts: bool) -> Floats:
+def _kept_besides(workload: Workload, layout: Layout, shares: BlockShares) -> Floats:
     """Bytes a token that eager stacks keep beside what fused kernels do.
 
     Rotary embeddings and a gate each run on their own: queries and keys from before and after the first, and
@@ -187,27 +200,31 @@ def _kept_besides(workload: Workload, layout: Layout, *, experts: bool) -> Float
     if profile.separate_operators:
         if model.position == "rope" and model.attention is None:
             heads = model.heads / tp + np.maximum(model.kv_heads / tp, 1.0)
-            kept = kept + 2.0 * heads * model.qk_head_dim
+            kept = kept + shares.attention * 2.0 * heads * model.qk_head_dim
         if model.norm == "rmsnorm" and not stack_constants(workload).fused_norm:
-            kept = kept + 2.0 * _EAGER_NORM_BYTES * model.hidden / sequence_shards(layout)
-        if model.gated and not experts:
-            kept = kept + 2.0 * model.ffn_hidden / tp
+            norms = shares.total * _EAGER_NORM_BYTES * model.hidden
+            kept = kept + norms / sequence_shards(layout)
+        if model.gated:
+            kept = kept + shares.feed_forward * 2.0 * model.ffn_hidden / tp
     if workload.keeps_gathered_inputs:
         rest = 1.0 - 1.0 / sequence_shards(layout)
-        kept = kept + 2.0 * 2.0 * model.hidden * rest
+        kept = kept + shares.total * 2.0 * model.hidden * rest
     return kept
 
 
-def _quantised_besides(model: ModelSpec, layout: Layout, narrow: float, *, experts: bool) -> Floats:
+def _quantised_besides(
+    model: ModelSpec, layout: Layout, narrow: float, shares: BlockShares
+) -> Floats:
     """Bytes a token of inputs that products keep quantised although their 16-bit values are kept already.
 
     Those are attention's output and the input of shared experts. Under every recipe but delayed scaling the
     products keep the 16-bit values themselves (megatron-core 0.19.2, transformer/attention.py and
     moe/shared_experts.py, set_save_original_input).
     """
-    saved: Floats = narrow * model.heads * model.v_head_dim / np.asarray(layout.tp)
-    if experts and model.moe is not None and model.moe.shared_width:
-        saved = saved + narrow * model.hidden / sequence_shards(layout)
+    outputs = shares.attention * narrow * model.heads * model.v_head_dim
+    saved: Floats = outputs / np.asarray(layout.tp)
+    if model.moe is not None and model.moe.shared_width:
+        saved = saved + shares.experts * narrow * model.hidden / sequence_shards(layout)
     return saved
 
 
@@ -235,6 +252,21 @@ def _linear_attention_saved(model: ModelSpec, layout: Layout, narrow: float) -> 
     per_head = 2.0 * CHUNK + 8.0
     saved = 2.0 * 2.0 * convolved + 2.0 * copied + per_head * spec.value_heads
     saved += (2.0 + 2.0 + narrow) * spec.value_width
+    return saved / np.asarray(layout.tp)
+
+
+def _mamba_saved(model: ModelSpec, layout: Layout, narrow: float) -> Floats:
+    """Bytes a token that one Mamba-2 block keeps.
+
+    What its first projection returns and the scan's output (mamba_ssm/ops/triton/ssd_combined.py,
+    MambaSplitConv1dScanCombinedFn, ctx.save_for_backward: convolution and states run again backward), the
+    gated output and 4 bytes a group for the norm, and the input of the last projection.
+    """
+    spec = model.mamba
+    assert spec is not None
+    saved = 2.0 * spec.projected_width + (2.0 + narrow) * spec.width
+    if spec.gated_norm:
+        saved += 2.0 * spec.width + 4.0 * spec.groups
     return saved / np.asarray(layout.tp)
 
 

@@ -52,9 +52,10 @@ def _nodes_per_layer(workload: Workload) -> float:
     scope, experts = workload.cuda_graph, workload.model.moe is not None
     if scope == "none":
         return 0.0
-    router = _ROUTER_NODES if experts else 0.0
+    blocks = workload.model.blocks
+    router = blocks.experts * _ROUTER_NODES if experts else 0.0
     if scope == "feed_forward":
-        return router or _DENSE_NODES / 2.0
+        return router or blocks.feed_forward * _DENSE_NODES / 2.0
     casts = _CAST_NODES if workload.precision not in ("bf16", "fp16") else 0.0
-    attention = _DENSE_NODES + casts + router
-    return attention + _EXPERT_NODES if scope == "full" and experts else attention
+    attention = 0.5 * blocks.total * (_DENSE_NODES + casts) + router
+    return attention + blocks.experts * _EXPERT_NODES if scope == "full" and experts else attention

@@ -11,6 +11,7 @@ from meshwright.costmodel.memory.profile import memory_profile
 from meshwright.costmodel.pipeline.schedules import has_trait, last_rank, on_both_ranks
 from meshwright.costmodel.pipeline.split import Stages, layer_counts
 from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.hybrid import BlockShares
 from meshwright.model_specs.parameters import (
     attention_parameters,
     dense_layer_parameters,
@@ -18,6 +19,7 @@ from meshwright.model_specs.parameters import (
     embedding_parameters,
     expert_parameters,
     linear_attention_parameters,
+    mamba_parameters,
     moe_layer_parameters,
     mtp_parameters,
     norm_parameters_per_layer,
@@ -37,10 +39,12 @@ _MOMENTS = {"adam": 2, "sgd": 1, "muon": 1}
 """Moments of a parameter: two for Adam, one for momentum SGD and Muon (arXiv 2502.16982)."""
 
 
-def layer_parameters_on_gpu(model: ModelSpec, layout: Layout) -> tuple[Floats, Floats, Floats]:
+def layer_parameters_on_gpu(
+    model: ModelSpec, layout: Layout, blocks: BlockShares | None = None
+) -> tuple[Floats, Floats, Floats]:
     """Parameters of one layer on one GPU, before data-parallel sharding.
 
-    Where layers differ in their attention it is their mean.
+    Where layers differ in their attention, or by a hybrid pattern, it is their mean.
     docs/cost_model.md, "Memory", has the sources.
 
     Parameters
@@ -49,6 +53,8 @@ def layer_parameters_on_gpu(model: ModelSpec, layout: Layout) -> tuple[Floats, F
         The model.
     layout : Layout
         One layout, or many of shape [n]; tp, ep and etp are used.
+    blocks : BlockShares, optional
+        Of a layer other than the mean one of a hybrid pattern.
 
     Returns
     -------
@@ -65,7 +71,13 @@ def layer_parameters_on_gpu(model: ModelSpec, layout: Layout) -> tuple[Floats, F
         linear_split = linear_attention_parameters(model) - linear_whole
         whole = (1.0 - share) * whole + share * linear_whole
         split = (1.0 - share) * split + share * linear_split
+    if model.mamba is not None or model.hybrid_pattern is not None:
+        shares = blocks or model.blocks
+        whole = shares.attention * whole
+        split = shares.attention * split + shares.mamba * mamba_parameters(model)
     common = split / tp + whole + norm_parameters_per_layer(model)
+    if model.hybrid_pattern is not None:
+        return _pattern_layer(model, layout, common, blocks or model.blocks)
     dense = 0.0 * tp
     if model.dense_layers:
         dense = common + dense_mlp_parameters(model) / tp
@@ -75,13 +87,23 @@ def layer_parameters_on_gpu(model: ModelSpec, layout: Layout) -> tuple[Floats, F
     return dense, rest, model.moe.experts * expert_parameters(model) / (ep * etp)
 
 
+def _pattern_layer(
+    model: ModelSpec, layout: Layout, mixers: Floats, blocks: BlockShares
+) -> tuple[Floats, Floats, Floats]:
+    """A layer of a hybrid pattern with its share of feed-forward and experts, beside its mixers."""
+    tp, ep, etp = (np.asarray(x) for x in (layout.tp, layout.ep, layout.etp))
+    layer = mixers + blocks.feed_forward * dense_mlp_parameters(model) / tp
+    if model.moe is None:
+        return layer, 0.0 * tp, 0.0 * tp
+    beside = shared_expert_parameters(model) / tp + router_parameters(model)
+    experts = model.moe.experts * expert_parameters(model) / (ep * etp)
+    return 0.0 * tp, layer + blocks.experts * beside, blocks.experts * experts
+
+
 def rank_parameters(
     model: ModelSpec, layout: Layout, stages: Stages | None
 ) -> tuple[Floats, Floats]:
     """Dense and expert parameters on one GPU of each rank, before data-parallel sharding.
-
-    The last rank holds the MTP modules and, to feed them, its own copy of the token table (megatron-core
-    gpt_model.py builds an embedding on the first rank and on that of the MTP modules).
 
     Parameters
     ----------
@@ -99,15 +121,9 @@ def rank_parameters(
         Parameters, of shape [pp] with stages and shaped like the layout without.
     """
     dense, rest, experts = layer_parameters_on_gpu(model, layout)
-    tp, pp = np.asarray(layout.tp), np.asarray(layout.pp)
-    table = embedding_parameters(model) / tp
-    main = dense if model.moe is None else rest
-    mtp_dense = model.mtp_layers * main + _mtp_join_parameters(model) / tp
-    mtp_experts = model.mtp_layers * experts
-    untied = 0 if model.tied_embeddings else 1
-    tables = np.where(pp > 1, max(1, untied + (model.mtp_layers > 0)), untied)
-    last = tables * table + mtp_dense
+    table, last, mtp_experts = end_parameters(model, layout)
     if stages is None:
+        pp = np.asarray(layout.pp)
         of_dense = model.dense_layers * dense + model.moe_layers * rest + table + last
         return of_dense / pp, (model.moe_layers * experts + mtp_experts) / pp
     counts = layer_counts(model.dense_layers, stages, 0, v_shaped=v_shaped(layout))
@@ -117,6 +133,35 @@ def rank_parameters(
     of_experts = counts.moe * experts + np.where(on_last, mtp_experts, 0.0)
     of_dense = counts.dense * dense + counts.moe * rest + ends
     return on_both_ranks(of_dense, layout.schedule), on_both_ranks(of_experts, layout.schedule)
+
+
+def end_parameters(model: ModelSpec, layout: Layout) -> tuple[Floats, Floats, Floats]:
+    """Parameters on one GPU of the ranks with the token table and with the head, beside their layers.
+
+    The last rank holds the MTP modules and, to feed them, its own copy of the token table (megatron-core
+    gpt_model.py builds an embedding on the first rank and on that of the MTP modules).
+
+    Parameters
+    ----------
+    model : ModelSpec
+        The model.
+    layout : Layout
+        One layout, or many of shape [n]; tp, pp, ep and etp are used.
+
+    Returns
+    -------
+    tuple of three floats or arrays
+        Dense ones on the first rank and on the last, and experts on the last; where one rank is both, it has
+        their sum.
+    """
+    dense, rest, experts = layer_parameters_on_gpu(model, layout)
+    tp, pp = np.asarray(layout.tp), np.asarray(layout.pp)
+    table = embedding_parameters(model) / tp
+    main = dense if model.moe is None else rest
+    mtp_dense = model.mtp_layers * main + _mtp_join_parameters(model) / tp
+    untied = 0 if model.tied_embeddings else 1
+    tables = np.where(pp > 1, max(1, untied + (model.mtp_layers > 0)), untied)
+    return table, tables * table + mtp_dense, model.mtp_layers * experts
 
 
 def v_shaped(layout: Layout) -> bool:

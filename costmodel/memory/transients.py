@@ -14,7 +14,12 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.constants.stacks import stack_constants
 from meshwright.costmodel.layout import Bools, Floats, Layout, Recompute
-from meshwright.costmodel.memory.activations import SavedActivations, rank_tokens, sequence_shards
+from meshwright.costmodel.memory.activations import (
+    SavedActivations,
+    activation_bytes_per_layer,
+    rank_tokens,
+    sequence_shards,
+)
 from meshwright.costmodel.memory.graphs import graph_bytes
 from meshwright.costmodel.memory.profile import MemoryProfile, memory_profile
 from meshwright.costmodel.memory.states import (
@@ -100,7 +105,10 @@ def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> T
     profile, model = memory_profile(workload.framework), workload.model
     as_laid_out, dropped = saved.main
     full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
-    layer = _layer_at_work(workload, layout, profile, np.where(full, as_laid_out, 0.0))
+    largest_layer = as_laid_out
+    if model.hybrid_pattern is not None:
+        largest_layer = _largest_saved(workload, layout)
+    layer = _layer_at_work(workload, layout, profile, np.where(full, largest_layer, 0.0))
     zero = 0.0 * np.asarray(layer)
     table_gradient = 2.0 * np.asarray(table_parameters(model, layout))
     freed = np.where(full, dropped, as_laid_out) * (model.layers // layout.pp)
@@ -124,6 +132,23 @@ def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> T
         stranded=stranded + zero,
         stranded_table=stranded_table + zero,
     )
+
+
+def _largest_saved(workload: Workload, layout: Layout) -> Floats:
+    """Saved bytes of the largest of a hybrid pattern's layers: recomputation brings back one at a time."""
+    experts = workload.model.moe is not None
+    saved: Floats = 0.0
+    for blocks in workload.model.blocks.kinds():
+        kept, _ = activation_bytes_per_layer(workload, layout, experts=experts, blocks=blocks)
+        saved = np.maximum(saved, kept)
+    return saved
+
+
+def _widest_columns(model: ModelSpec) -> float:
+    """Outputs of the widest product ahead of an activation function or a scan."""
+    matrices = 2.0 if model.gated else 1.0
+    projected = 0 if model.mamba is None else model.mamba.projected_width
+    return max(matrices * model.ffn_hidden, float(projected))
 
 
 def _sharded(layout: Layout) -> Bools:
@@ -161,11 +186,12 @@ def _layer_at_work(
     """
     model, tp = workload.model, np.asarray(layout.tp)
     matrices = 2.0 if model.gated else 1.0
-    widest: Floats = 2.0 * matrices * model.ffn_hidden
+    widest: Floats = 2.0 * _widest_columns(model)
     if model.moe is not None and model.moe_layers > 0:
         gathered = 2.0 * model.hidden * np.asarray(layout.etp)
         per_copy = 2.0 * matrices * model.moe.moe_ffn_hidden + gathered
-        widest = workload.imbalance(layout.ep) * model.moe.top_k * per_copy
+        of_experts = workload.imbalance(layout.ep) * model.moe.top_k * per_copy
+        widest = of_experts if model.mamba is None else np.maximum(widest, of_experts)
     per_token = np.asarray(widest / tp + 2.0 * model.hidden)
     if not stack_constants(workload).flash_attention:
         scores = 4.0 * model.heads / tp * workload.seq_len
@@ -187,8 +213,11 @@ def _weights_at_hand(
     Else placeholders of the shapes of one layer, and one expert, where the stack keeps them.
     """
     model = workload.model
-    dense, rest, experts = layer_parameters_on_gpu(model, layout)
-    largest, table = np.maximum(dense, rest + experts), np.asarray(table_parameters(model, layout))
+    largest: Floats = 0.0
+    for blocks in model.blocks.kinds():
+        dense, rest, experts = layer_parameters_on_gpu(model, layout, blocks)
+        largest = np.maximum(largest, np.maximum(dense, rest + experts))
+    table = np.asarray(table_parameters(model, layout))
     sharded = _sharded(layout)
     gathered = np.where(sharded, 3.0 * 2.0 * largest, 0.0)
     gathered_table = np.where(sharded, 2.0 * 2.0 * table, 0.0)
@@ -203,11 +232,14 @@ def _weights_at_hand(
 
 
 def _one_of_each_shape(model: ModelSpec, layout: Layout) -> Floats:
-    """Parameters of one main layer, of its experts only one."""
-    dense, rest, _ = layer_parameters_on_gpu(model, layout)
+    """Parameters of one main layer, of its experts only one; of a hybrid pattern, a layer of each kind."""
+    shapes: Floats = 0.0
+    for blocks in model.blocks.kinds():
+        dense, rest, _ = layer_parameters_on_gpu(model, layout, blocks)
+        shapes = shapes + (rest if model.moe_layers else dense)
     if model.moe_layers:
-        return rest + expert_parameters(model) / layout.etp
-    return dense
+        return shapes + expert_parameters(model) / layout.etp
+    return shapes
 
 
 def _stranded(workload: Workload, layout: Layout, profile: MemoryProfile) -> tuple[Floats, Floats]:
@@ -228,9 +260,12 @@ def _stranded_forward(workload: Workload, layout: Layout) -> NDArray[np.float64]
     """
     model, tp = workload.model, np.asarray(layout.tp)
     matrices = 2.0 if model.gated else 1.0
+    inner = (matrices + 1.0) * model.ffn_hidden
+    if model.mamba is not None:
+        inner = max(inner, float(model.mamba.projected_width + model.mamba.width))
     gathered = 4.0 * model.hidden * (0.0 if workload.overlap.tp else 1.0)
     around = np.where(tp > 1, gathered, 4.0 * model.hidden / sequence_shards(layout))
-    per_token = 2.0 * (matrices + 1.0) * model.ffn_hidden / tp + around
+    per_token = 2.0 * inner / tp + around
     return np.asarray(rank_tokens(workload, layout) * per_token)
 
 

@@ -29,7 +29,7 @@ class RankWork:
     recomputed: float
     """Layers recomputed in full, among the others."""
     moe_layers: float
-    """Layers with experts, among the others."""
+    """Layers with experts, among the others; of a hybrid pattern those that have them."""
     moe_recomputed: float
 
 
@@ -53,13 +53,14 @@ def mean_rank_work(c: Context, stages: Stages) -> RankWork:
     model, pp = c.workload.model, len(stages)
     m = int(np.asarray(c.layout.num_micro_batches))
     counts = rank_counts(c, stages)
+    experts = model.blocks.experts
     return RankWork(
         micro_batches=m,
         activation_bytes=2.0 * float(np.asarray(c.tokens)) * model.hidden,
         layers=m * model.layers / pp,
         recomputed=m * float(np.sum(counts.dense_recomputed + counts.moe_recomputed)) / pp,
-        moe_layers=m * model.moe_layers / pp,
-        moe_recomputed=m * float(np.sum(counts.moe_recomputed)) / pp,
+        moe_layers=m * len(model.expert_layers) / pp,
+        moe_recomputed=experts * m * float(np.sum(counts.moe_recomputed)) / pp,
     )
 
 
@@ -93,8 +94,11 @@ def _tensor_blocks(c: Context, work: RankWork) -> tuple[float, float]:
     """Blocks of a step that tensor parallelism splits, and those of them that run forward once more."""
     moe = c.workload.model.moe
     without = 1.0 if moe is not None and not moe.shared_width else 0.0
-    blocks = 2.0 * work.layers - without * work.moe_layers
-    return blocks, 2.0 * work.recomputed - without * work.moe_recomputed
+    # Mamba-2 beside attention shares its gather and its sum.
+    beside = 1.0 if c.workload.model.mamba_beside_attention else 0.0
+    each = c.workload.model.blocks.total - beside
+    blocks = each * work.layers - without * work.moe_layers
+    return blocks, each * work.recomputed - without * work.moe_recomputed
 
 
 def expert_passes(work: RankWork) -> float:
@@ -157,10 +161,14 @@ def context_volume(c: Context, work: RankWork) -> float:
     token_bytes = 2.0 * float(np.asarray(c.tokens))
     passes = 2.0 * work.layers + work.recomputed
     full, linear = 1.0 - model.linear_fraction, model.linear_attention
+    full, mamba = full * model.blocks.attention, model.mamba
     swapped = 0.0
     if linear is not None:
         elements = (linear.projected_width + linear.value_width) / tp
         swapped = model.linear_fraction * token_bytes * elements * passes
+    if mamba is not None:
+        elements = (mamba.projected_width + mamba.width) / tp
+        swapped = model.blocks.mamba * token_bytes * elements * passes
     if c.workload.cp_comm == "a2a":
         return full * token_bytes * (heads + kv_heads) * width * passes + swapped
     ring_passes = 3.0 * work.layers + work.recomputed

@@ -56,14 +56,18 @@ def products_of(c: Context) -> Iterator[KernelShape]:
     model, layout = c.workload.model, c.layout
     tokens, tp = float(np.asarray(c.tokens)), int(layout.tp)
     heads, hidden = model.heads / tp, model.hidden
-    if model.attention is None:
+    if model.mamba is not None:
+        yield KernelShape("Mamba-2 inputs", tokens, model.mamba.projected_width / tp, hidden)
+        yield KernelShape("Mamba-2 output", tokens, hidden, model.mamba.width / tp)
+    if model.attention is None and model.blocks.attention:
         query = heads * model.qk_head_dim
         keys = max(model.kv_heads / tp, 1.0) * (model.qk_head_dim + model.v_head_dim)
         yield KernelShape("attention inputs", tokens, query + keys, hidden)
-    yield KernelShape("attention output", tokens, hidden, heads * model.v_head_dim)
+    if model.blocks.attention:
+        yield KernelShape("attention output", tokens, hidden, heads * model.v_head_dim)
     matrices = 2 if model.gated else 1
     moe = model.moe
-    if moe is None or moe.dense_layers:
+    if model.has_dense_feed_forward:
         width = model.ffn_hidden / tp
         yield KernelShape("MLP up", tokens, matrices * width, hidden)
         yield KernelShape("MLP down", tokens, hidden, width)

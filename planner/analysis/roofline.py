@@ -85,15 +85,20 @@ def products_of_a_layer(model: ModelSpec, layout: LayoutDoc, seq_len: int) -> di
     hidden, tp = float(model.hidden), layout.tp
     inputs = 2 if model.gated else 1
     shapes: dict[str, Shape] = {}
-    if model.attention is None:
+    if model.mamba is not None:
+        width = model.mamba.width / tp
+        shapes["Mamba-2 inputs"] = (tokens, model.mamba.projected_width / tp, hidden)
+        shapes["Mamba-2 output"] = (tokens, hidden, width)
+    if model.attention is None and model.blocks.attention:
         key_value = max(model.kv_heads / tp, 1.0) * (model.qk_head_dim + model.v_head_dim)
         shapes["attention inputs"] = (
             tokens,
             model.heads / tp * model.qk_head_dim + key_value,
             hidden,
         )
-    shapes["attention output"] = (tokens, hidden, model.heads / tp * model.v_head_dim)
-    if model.dense_layers:
+    if model.blocks.attention:
+        shapes["attention output"] = (tokens, hidden, model.heads / tp * model.v_head_dim)
+    if model.has_dense_feed_forward:
         width = model.ffn_hidden / tp
         shapes["feed-forward up"] = (tokens, inputs * width, hidden)
         shapes["feed-forward down"] = (tokens, hidden, width)

@@ -73,10 +73,10 @@ def read_case(request: ExpertRequest) -> PlacementCase:
 
 
 def layer_numbers(routing: Routing, ground: Ground) -> tuple[int, ...]:
-    """The model's layer of each row: the file's, else those after the model's dense ones; () if not known."""
+    """The model's layer of each row: the file's, else those that have experts; () if not known."""
     numbers = routing.layer_ids
     if not numbers and ground.model is not None:
-        numbers = tuple(range(ground.model.dense_layers, ground.model.layers))
+        numbers = ground.model.expert_layers
     return numbers if len(numbers) == routing.loads.shape[1] else ()
 
 

@@ -136,10 +136,11 @@ def _check_memory(
         )
     matrices = 3 if model.gated else 2
     each = matrices * model.hidden * model.moe.moe_ffn_hidden * weight_bytes
-    need_gib = each * shape.per_gpu * model.moe_layers / 2**30
+    layers = len(model.expert_layers)
+    need_gib = each * shape.per_gpu * layers / 2**30
     if need_gib > cluster.device.hbm_gib:
         raise InfeasibleError(
-            f"memory: {shape.per_gpu} experts a GPU in {model.moe_layers} layers are {need_gib:.1f} GiB of "
+            f"memory: {shape.per_gpu} experts a GPU in {layers} layers are {need_gib:.1f} GiB of "
             f"weights at {weight_bytes:g} bytes each, {cluster.device.name} has {cluster.device.hbm_gib:g} "
             "GiB; use more GPUs, fewer slots, or --weight-bytes 1"
         )

@@ -147,9 +147,10 @@ def read_expert_loads(path: Path, model: ModelSpec, gpus: int) -> ExpertLoads:
     routing = read_routing(path)
     loads = routing.loads
     _, layers, experts = loads.shape
-    if (layers, experts) != (model.moe_layers, model.moe.experts):
+    moe_layers = len(model.expert_layers)
+    if (layers, experts) != (moe_layers, model.moe.experts):
         raise InputError(
-            f"{path}: loads of {layers} layers x {experts} experts; {model.name} has {model.moe_layers} MoE "
+            f"{path}: loads of {layers} layers x {experts} experts; {model.name} has {moe_layers} MoE "
             f"layers x {model.moe.experts} experts"
         )
     degrees = [ep for ep in range(1, min(experts, gpus) + 1) if experts % ep == 0]

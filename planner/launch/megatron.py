@@ -19,7 +19,8 @@ from meshwright.planner.launch.megatron_shortfalls import (
 )
 from meshwright.planner.launch.model_notes import notes_of
 from meshwright.planner.launch.writer import Start, Writer, json_file
-from meshwright.planner.runs.pipeline_notation import layout_string
+from meshwright.planner.runs.launches.megatron_names import HYBRID_PATTERN
+from meshwright.planner.runs.pipeline_notation import layout_string, pattern_chunks
 from meshwright.planner.runs.predicted import LayoutDoc
 
 Flags = dict[str, object]
@@ -122,25 +123,31 @@ def _graph_env(launch: Launch) -> dict[str, str]:
 
 def _installs(model: ModelSpec) -> tuple[str, ...]:
     """What the model's layers need beside Megatron."""
-    setting = MEGATRON.linear_attention
-    if model.linear_attention is None or setting is None:
-        return ()
-    return (f"Layers of linear attention need {setting.installs}.",)
+    linear, hybrid = MEGATRON.linear_attention, MEGATRON.hybrid_layers
+    if model.linear_attention is not None and linear is not None:
+        return (f"Layers of linear attention need {linear.installs}.",)
+    if model.mamba is not None and hybrid is not None:
+        return (f"Layers of Mamba-2 need {hybrid.installs}.",)
+    return ()
 
 
 def megatron_start(launch: Launch) -> Start:
-    """pretrain_gpt.py with the plan's arguments; data and tokenizer come from the user's environment."""
+    """pretrain_gpt.py, or pretrain_hybrid.py for a pattern of layers, with the plan's arguments.
+
+    Data and tokenizer come from the user's environment.
+    """
     model = launch.inputs.model
     args = megatron_args(launch)
+    entry = "pretrain_gpt.py" if model.hybrid_pattern is None else "pretrain_hybrid.py"
     program = Program(
         framework=MEGATRON.title,
         command='"$MEGATRON_ENTRY"',
-        usage=_USAGE,
+        usage=_USAGE.replace("pretrain_gpt.py", entry),
         variant=", with biases" if linear_bias(model) else "",
         notes=(*notes_of(model, MEGATRON_SAYS, megatron_shortfalls(model)), *_installs(model)),
-        checks=_DATA_CHECKS,
+        checks=_DATA_CHECKS.replace("pretrain_gpt.py", entry),
         data_arguments='"${data[@]}" "${train[@]}"',
-        takes="more arguments of pretrain_gpt.py",
+        takes=f"more arguments of {entry}",
     )
     files = {"megatron_args.json": json_file(args)}
     return Start(program=program, args=args, env=megatron_env(launch), files=files)
@@ -183,7 +190,9 @@ def _degree_flags(launch: Launch) -> Flags:
 
 
 def _pipeline_flags(launch: Launch) -> Flags:
-    layout = launch.layout
+    layout, pattern = launch.layout, launch.inputs.model.hybrid_pattern
+    if pattern is not None:
+        return {HYBRID_PATTERN: pattern_chunks(pattern, layout.stages)} | _p2p_flags(launch)
     if layout.pp == 1:
         return {}
     flags: Flags = {}
@@ -193,10 +202,13 @@ def _pipeline_flags(launch: Launch) -> Flags:
         flags["--pipeline-model-parallel-layout"] = split
     elif layout.vpp > 1:
         flags["--num-virtual-stages-per-pipeline-rank"] = layout.vpp
-    # Megatron overlaps in the interleaved schedule of more than two stages, unless told not to.
-    overlaps_alone = layout.vpp > 1 and layout.pp > 2
-    flags["--no-overlap-p2p-communication"] = overlaps_alone and not launch.execution.pp_overlap
-    return flags
+    return flags | _p2p_flags(launch)
+
+
+def _p2p_flags(launch: Launch) -> Flags:
+    """Megatron overlaps in the interleaved schedule of more than two stages, unless told not to."""
+    overlaps_alone = launch.layout.vpp > 1 and launch.layout.pp > 2
+    return {"--no-overlap-p2p-communication": overlaps_alone and not launch.execution.pp_overlap}
 
 
 def _expert_flags(launch: Launch) -> Flags:
@@ -258,10 +270,13 @@ def _expert_budget(launch: Launch) -> float:
 def _graph_modules(launch: Launch) -> tuple[str, ...]:
     """What partial CUDA graphs capture. An all-to-all waits for its counts where tokens are padded."""
     inputs = launch.inputs
+    blocks = inputs.model.blocks
+    mamba = ("mamba",) if blocks.mamba else ()
     if inputs.model.moe is None:
-        return ("attn", "mlp")
+        return (*mamba, "attn", "mlp")
     waits = launch.execution.moe_dispatch == "alltoall" and inputs.precision in _QUANTIZED
-    return ("attn", "moe_router") if waits else ("attn", "moe_router", "moe_preprocess")
+    modules = (*mamba, "attn", "moe_router")
+    return modules if waits else (*modules, "moe_preprocess")
 
 
 def _optimizer_flags(launch: Launch) -> Flags:

@@ -8,8 +8,10 @@ from meshwright.model_specs.schema import GatedDeltaNetSpec, ModelSpec, MoeSpec
 from meshwright.planner.launch.megatron_shortfalls import linear_bias
 from meshwright.planner.runs.launches.megatron_names import (
     ACTIVATIONS,
+    HYBRID_PATTERN,
     LATENT_ATTENTION,
     LINEAR_ATTENTION,
+    MAMBA,
     POSITIONS,
 )
 
@@ -26,6 +28,12 @@ def model_flags(model: ModelSpec, seq_len: int) -> dict[str, object]:
         flags |= _rope_flags(model)
     if model.moe is not None:
         flags |= _moe_flags(model, model.moe)
+    if model.hybrid_pattern is not None:
+        # Module and name of the layers' specification, which pretrain_hybrid.py asks for.
+        spec = ("megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec")
+        flags |= {HYBRID_PATTERN: model.hybrid_pattern, "--spec": spec}
+    if model.hybrid_pattern is not None and model.mamba is not None:
+        flags |= {size.flag: getattr(model.mamba, size.field) for size in MAMBA}
     flags["--mtp-num-layers"] = model.mtp_layers or None
     return flags
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from meshwright.model_specs.hybrid import Mamba2Spec
 from meshwright.model_specs.rope import RopeScaling
 from meshwright.model_specs.schema import ModelSpec, MoeSpec
 from meshwright.planner.launch.model_notes import Shortfalls
@@ -25,6 +26,7 @@ moe.shared_ffn_hidden moe.shared_expert_gate moe.dense_layers moe.router_groups
 moe.router_groups_per_token moe.router_bias moe.expert_bias moe.router_score moe.router_normalized
 moe.router_scaling_factor attention_output_gate linear_attention.key_heads linear_attention.value_heads
 linear_attention.key_head_dim linear_attention.value_head_dim linear_attention.conv_kernel
+norms_per_layer hybrid_pattern mamba.heads mamba.head_dim mamba.state_dim mamba.groups
 """
 MEGATRON_SAYS = frozenset(_NAMES.split())
 """Fields of a model that arguments carry, unless `megatron_shortfalls` has a sentence on them."""
@@ -62,9 +64,11 @@ def _block_shortfalls(model: ModelSpec) -> dict[str, str]:
         differing["output_scale"] = f"Logits are not multiplied by {model.output_scale:g}."
     if model.final_logit_cap is not None:
         differing["final_logit_cap"] = f"Logits are not capped at {model.final_logit_cap:g}."
-    if model.norms_per_layer not in (1, 2):
+    if model.hybrid_pattern is not None:
+        differing |= _pattern_shortfalls(model)
+    elif model.norms_per_layer not in (1, 2):
         differing["norms_per_layer"] = f"Each layer has 2 norms, not {model.norms_per_layer}."
-    if model.norms_per_layer == 1:
+    elif model.norms_per_layer == 1:
         differing["norms_per_layer"] = "Each layer has 2 norms, not one for both of its parts."
     if model.norms_after_blocks:
         differing["norms_after_blocks"] = (
@@ -76,6 +80,24 @@ def _block_shortfalls(model: ModelSpec) -> dict[str, str]:
         )
     if linear_bias(model) and not all(_biases(model)):
         differing["biases"] = "Megatron has one switch for biases: all linear layers have one."
+    return differing
+
+
+def _pattern_shortfalls(model: ModelSpec) -> dict[str, str]:
+    """What Megatron's blocks of a hybrid pattern have fixed (megatron/core/ssm/mamba_mixer.py)."""
+    differing, mamba = {}, model.mamba
+    if model.norms_per_layer != 1:
+        differing["norms_per_layer"] = f"Each layer has 1 norm, not {model.norms_per_layer}."
+    if mamba is None:
+        return differing
+    if mamba.conv_kernel != 4:
+        differing["mamba.conv_kernel"] = f"Convolutions see 4 positions, not {mamba.conv_kernel}."
+    if not mamba.conv_bias:
+        differing["mamba.conv_bias"] = "Convolutions have biases."
+    if mamba.chunk != Mamba2Spec.model_fields["chunk"].default:
+        differing["mamba.chunk"] = f"Scans work on 128 positions at once, not {mamba.chunk}."
+    if not mamba.gated_norm:
+        differing["mamba.gated_norm"] = "The output of Mamba-2 has a norm."
     return differing
 
 

@@ -76,7 +76,9 @@ def model_view(model: ModelSpec, seq_len: int) -> View:
     """The same, for people."""
     document = model_document(model, seq_len)
     layers = str(model.layers)
-    if model.moe is not None:
+    if model.hybrid_pattern is not None:
+        layers += f", one block each: {_pattern(model.hybrid_pattern)}"
+    elif model.moe is not None:
         layers += f", {model.dense_layers} of them dense"
     embeddings = ", tied embeddings" if model.tied_embeddings else ""
     prediction = counted(model.mtp_layers, "module") if model.mtp_layers else "none"
@@ -88,6 +90,7 @@ def model_view(model: ModelSpec, seq_len: int) -> View:
         ("attention", _attention(model)),
         *_window(model),
         *_linear_attention(model),
+        *_mamba(model),
         *_feed_forward(model),
         ("vocabulary", f"{count(model.vocab)}{embeddings}"),
         ("positions", model.position),
@@ -102,7 +105,25 @@ def model_view(model: ModelSpec, seq_len: int) -> View:
     return view
 
 
+def _pattern(pattern: str) -> str:
+    """How many layers of a hybrid pattern have each kind of block."""
+    names = {"M": "Mamba-2", "*": "attention", "-": "feed-forward", "E": "experts"}
+    counts = ((name, pattern.count(symbol)) for symbol, name in names.items())
+    return ", ".join(f"{number} {name}" for name, number in counts if number)
+
+
+def _mamba(model: ModelSpec) -> Pairs:
+    mamba = model.mamba
+    if mamba is None:
+        return []
+    heads = f"{mamba.heads} heads of {mamba.head_dim}, states of {mamba.state_dim}"
+    where = "beside attention" if model.mamba_beside_attention else "by the pattern"
+    return [("Mamba-2", f"{heads}, {counted(mamba.groups, 'group')}, {where}")]
+
+
 def _attention(model: ModelSpec) -> str:
+    if not model.blocks.attention:
+        return "none"
     if model.attention is None:
         return f"{model.heads} heads of {model.qk_head_dim}, {model.kv_heads} key-value heads"
     query = model.attention.q_lora_rank or "none"
@@ -127,7 +148,7 @@ def _linear_attention(model: ModelSpec) -> Pairs:
 
 def _feed_forward(model: ModelSpec) -> Pairs:
     rows = []
-    if model.dense_layers:
+    if model.has_dense_feed_forward:
         rows.append(("feed-forward width", f"{count(model.ffn_hidden)}, {model.activation}"))
     moe = model.moe
     if moe is not None:

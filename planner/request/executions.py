@@ -121,6 +121,7 @@ def execution_options(
     tensor = "tp" in hidden and model.attention is None and "tp-overlap" not in without
     experts = model.moe is not None
     expert_overlap = "ep" in hidden and experts and "ep-overlap" not in without
+    expert_overlap = expert_overlap and model.hybrid_pattern is None
     graphs = _graphs(framework, without)
     swaps = "a2a" in planned(framework.context_exchanges) and "cp-a2a" not in without
     dispatchers = _dispatchers(framework, cluster, without) if experts else ()

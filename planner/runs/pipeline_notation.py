@@ -40,6 +40,24 @@ def layout_string(stages: Sequence[Sequence[int]], mtp_layers: int = 0) -> str:
     return front + _repeat("m", mtp_layers) + "L"
 
 
+def pattern_chunks(pattern: str, stages: Sequence[Sequence[int]]) -> str:
+    """A hybrid pattern with | between the chunks of a pipeline split, in the order of the model.
+
+    Parameters
+    ----------
+    pattern
+        The block of each layer, a character each.
+    stages
+        Layers of each [rank][virtual stage]; they add up to the pattern's.
+
+    >>> pattern_chunks("M-M*M-", [[1, 2], [2, 1]])
+    'M|-M|*M|-'
+    """
+    counts = [rank[chunk] for chunk in range(len(stages[0])) for rank in stages]
+    ends = [sum(counts[: number + 1]) for number in range(len(counts))]
+    return "|".join(pattern[end - count : end] for end, count in zip(ends, counts, strict=True))
+
+
 def layers_of_layout(text: str) -> tuple[int, ...] | None:
     """Layers of each chunk, in model order, of a layout in Megatron's notation; None for anything else.
 

@@ -352,7 +352,7 @@ def _modules(model: ModelSpec, names: tuple[str, ...]) -> list[int]:
     absent = {
         "moe_act": model.moe is None,
         "mla_up_proj": model.attention is None,
-        "mlp": model.dense_layers == 0,
+        "mlp": not model.has_dense_feed_forward,
     }
     return [
         int(mask)

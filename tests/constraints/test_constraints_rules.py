@@ -19,6 +19,7 @@ from meshwright.constraints.scale_up import ScaleUpDomain
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.workload import Overlap, Workload
 from meshwright.frameworks.catalog import RECORDS
+from meshwright.model_specs.hybrid import Mamba2Spec
 from meshwright.model_specs.schema import GatedDeltaNetSpec, MlaSpec, ModelSpec, MoeSpec
 
 DENSE = ModelSpec(layers=12, hidden=1024, ffn_hidden=4096, heads=16, kv_heads=4, vocab=32000)
@@ -49,6 +50,13 @@ LINEAR = DENSE.model_copy(
         "full_attention_every": 4,
     }
 )
+HYBRID = DENSE.model_copy(
+    update={
+        "hybrid_pattern": "M*-" * 4,
+        "mamba": Mamba2Spec(heads=32, head_dim=64, state_dim=64, groups=4),
+    }
+)
+BESIDE = HYBRID.model_copy(update={"hybrid_pattern": None, "mamba_beside_attention": True})
 
 
 def cluster(architecture: Architecture = "hopper", nvlink_domain: int = 8) -> ClusterSpec:
@@ -195,6 +203,9 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
     "heads-by-tp-cp": (workload(cp_comm="a2a"), {"tp": 2, "cp": 8}, {"tp": 2, "cp": 16}),
     "kv-heads-by-tp-cp": (workload(cp_comm="a2a"), {"tp": 2, "cp": 2}, {"tp": 2, "cp": 4}),
     "linear-heads-by-tp-cp": (workload(LINEAR), {"tp": 2, "cp": 4}, {"tp": 4, "cp": 4}),
+    "mamba-heads-by-tp-cp": (workload(HYBRID), {"tp": 4, "cp": 8}, {"tp": 4, "cp": 16}),
+    "mamba-groups-by-tp-cp": (workload(HYBRID), {"tp": 2, "cp": 4}, {"tp": 8}),
+    "fsdp2-mamba": (workload(HYBRID), {"dp": 8}, {"cp": 2}),
     "megatron-flex-dispatcher": (workload(MOE, moe_dispatch="deepep"), {"ep": 2}, {"dp": 2}),
     "megatron-partial-graphs": (
         workload(MOE, moe_dispatch="deepep", cuda_graph="partial"),
@@ -258,6 +269,9 @@ OF_WORKLOADS = {
     "torchtitan-linear-attention",
     "deepspeed-linear-attention",
     "fsdp2-linear-attention",
+    "torchtitan-hybrid-layers",
+    "deepspeed-hybrid-layers",
+    "megatron-hybrid",
     "bisection",
 }
 
@@ -358,6 +372,63 @@ def test_linear_attention_is_for_frameworks_that_have_it(framework: str) -> None
         assert finding is None if expected else finding is not None
         if finding is not None:
             assert "9 layers of linear attention" in rule.explain(finding)
+
+
+@pytest.mark.parametrize("framework", ["torchtitan", "deepspeed"])
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (HYBRID, "4 layers of Mamba-2"),
+        (BESIDE, "12 layers of Mamba-2"),
+        (DENSE.model_copy(update={"hybrid_pattern": "*-" * 6}), "a pattern of unlike layers"),
+        (DENSE, None),
+    ],
+)
+def test_hybrid_layers_are_for_frameworks_that_have_them(
+    framework: str, model: ModelSpec, words: str | None
+) -> None:
+    rule, work = RULES[f"{framework}-hybrid-layers"], workload(model)
+    assert rule.applies(work) is (words is not None)
+    assert feasible(rule, rule.excess(as_table(work, [Layout()], [1.0]))) is (words is None)
+    finding = rule.check(finished(work, Layout(), 1.0))
+    assert (finding is None) is (words is None)
+    if finding is not None and words is not None:
+        assert words in rule.explain(finding)
+
+
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        (workload(HYBRID), None),
+        (workload(DENSE, overlap=Overlap(ep=True), precision="fp8"), None),
+        (workload(BESIDE), "Mamba-2 beside attention"),
+        (workload(HYBRID, overlap=Overlap(ep=True)), "expert traffic hidden"),
+        (workload(HYBRID, precision="fp8"), None),
+        (
+            workload(
+                HYBRID.model_copy(
+                    update={"mamba": Mamba2Spec(heads=4, head_dim=8, state_dim=4, groups=1)}
+                ),
+                precision="fp8",
+            ),
+            "76 columns",
+        ),
+    ],
+)
+def test_what_megatron_builds_of_hybrid_models(work: Workload, words: str | None) -> None:
+    rule = RULES["megatron-hybrid"]
+    assert feasible(rule, rule.excess(as_table(work, [Layout()], [1.0]))) is (words is None)
+    finding = rule.check(finished(work, Layout(), 1.0))
+    assert (finding is None) is (words is None)
+    if finding is not None and words is not None:
+        assert words in rule.explain(finding)
+
+
+@pytest.mark.parametrize(("tp", "cp", "legal"), [(4, 8, True), (2, 3, False), (3, 1, False)])
+def test_groups_of_mamba_are_copied_over_context_ranks_alone(tp: int, cp: int, legal: bool) -> None:
+    rule, work, layout = RULES["mamba-groups-by-tp-cp"], workload(HYBRID), Layout(tp=tp, cp=cp)
+    assert feasible(rule, rule.excess(as_table(work, [layout], [1.0]))) is legal
+    assert (rule.check(finished(work, layout, 1.0)) is None) is legal
 
 
 def test_expert_overlap_is_free_without_pipeline_or_without_the_wish() -> None:

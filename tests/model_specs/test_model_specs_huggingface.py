@@ -30,9 +30,11 @@ CONFIGS = DATA / "hf_configs"
 # parameters of the model that transformers 5.23 builds of the file on the meta device, with the routers'
 # balance biases, which it holds as buffers; without multi-token prediction.
 PUBLISHED = {
+    "bamba-9b": 9_780_235_392,  # built; 9.78B on the model card
     "deepseek-v2-lite": 15_706_484_224,
     "deepseek-v3": 671_026_419_200,  # without the MTP module and the FP8 scales
     "falcon-40b": 41.30e9,  # the 41.8e9 of the hub less the tied head, stored twice there
+    "falcon-h1-34b": 33_642_221_312,  # built; 34B in arXiv 2507.22448
     "falcon-7b": 7_217_189_760 - 65_024 * 4_544,  # likewise
     "gemma-2-2b": 2_614_341_888,
     "gemma-3-1b": 999_885_952,
@@ -40,13 +42,17 @@ PUBLISHED = {
     "glm-4.5-air": 106_852_251_264,  # built; 106B in arXiv 2508.06471, table 1
     "gpt-oss-20b": 20_914_757_184,
     "gpt2": 124_439_808,
+    "granite-4.0-h-small": 32_207_337_984,  # built; 32B on the model card
     "kimi-k2": 1_026_408_235_864,
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.2-1b": 1_235_814_400,
     "llama-4-scout": 107_769_861_120,  # built, language part; 109B with the vision tower on the model card
+    "mamba-codestral-7b": 7_285_403_648,  # built, and the authors' total (mistral.ai, July 2024)
     "minimax-m2.5": 228_689_764_864,  # built; 230B on the model card
     "mistral-7b-v0.1": 7_241_732_096,
     "mixtral-8x7b": 46_702_792_704,
+    "nemotron-3-nano-30b-a3b": 31_577_940_288,  # built; 31.6B in NVIDIA's report
+    "nemotron-h-8b": 8_100_852_736,  # built; 8B in arXiv 2504.03624
     "olmo-2-13b": 13_716_198_400,  # built; 13.7B on the model card
     "olmo-3-7b": 7_298_011_136,  # built; 7B on the model card
     "olmoe-1b-7b": 6_919_161_856,
@@ -99,6 +105,10 @@ def test_counts_match_published_totals(name: str) -> None:
         ("olmoe-1b-7b", "olmoe-1b-7b"),
         ("qwen3-8b", "qwen3-8b"),
         ("qwen3-30b-a3b", "qwen3-30b-a3b"),
+        ("nemotron-h-8b", "nemotron-h-8b"),
+        ("nemotron-3-nano-30b-a3b", "nemotron-3-nano-30b-a3b"),
+        ("mamba-codestral-7b", "mamba-codestral-7b"),
+        ("falcon-h1-34b", "falcon-h1-34b"),
     ],
 )
 def test_config_and_catalog_agree(fixture: str, name: str) -> None:
@@ -254,9 +264,7 @@ def test_olmo_three_has_a_full_layer_in_four_unless_it_says() -> None:
     ("data", "words"),
     [
         ({"model_type": "t5", "is_encoder_decoder": True}, "is_encoder_decoder: encoder-decoder"),
-        ({"model_type": "mamba2", "state_size": 128}, "state_size: state-space layers"),
-        ({"model_type": "falcon_h1", "mamba_d_ssm": 1536}, "mamba_d_ssm: state-space layers"),
-        ({"model_type": "nemotron_h", "ssm_state_size": 128}, "ssm_state_size: state-space layers"),
+        ({"model_type": "falcon_mamba", "state_size": 16}, "state_size: state-space layers"),
         ({"model_type": "jamba", "mamba_d_state": 16}, "mamba_d_state: state-space layers"),
         ({"model_type": "qwen3_5_text", "linear_num_value_heads": 32}, "heads: .*linear attention"),
         ({"model_type": "deepseek_v32", "index_topk": 2048}, "index_topk: .*an indexer chooses"),

@@ -13,7 +13,7 @@ from meshwright.frameworks.record import Axis
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.launches.flags import CommandLine
 from meshwright.planner.runs.launches.launch_run import LaunchRun
-from meshwright.planner.runs.launches.megatron_model import megatron_model
+from meshwright.planner.runs.launches.megatron_model import hybrid_pattern, megatron_model
 from meshwright.planner.runs.pipeline_notation import layers_of_layout
 from meshwright.planner.runs.run_terms import cuda_graph_kind
 
@@ -45,7 +45,7 @@ nproc-per-node nproc_per_node node-rank node_rank master-addr master_addr master
 rdzv-backend rdzv-endpoint no-gradient-accumulation-fusion moe-permute-fusion moe-grouped-gemm
 moe-router-dtype moe-aux-loss-coeff moe-router-load-balancing-type attention-softmax-in-fp32
 no-masked-softmax-fusion cross-entropy-loss-fusion no-bias-swiglu-fusion
-no-rope-fusion kill-on-bad-exit distribution nodes ntasks
+no-rope-fusion kill-on-bad-exit distribution nodes ntasks spec
 """
 """Flags of Megatron and torchrun that leave the time of a step as it is, or that all readers here assume."""
 _HARMLESS = frozenset(f"--{name}" for name in _HARMLESS_NAMES.split())
@@ -188,6 +188,9 @@ def _recompute(line: CommandLine) -> dict[str, Any]:
 
 def _stages(line: CommandLine, pp: int, layers: int) -> dict[str, Any]:
     """Virtual stages and, where it is not even, the split of the layers."""
+    pattern = hybrid_pattern(line)
+    if pattern is not None and "|" in pattern:
+        return _chunk_stages(tuple(map(len, pattern.split("|"))), pp, line.where)
     text = line.text(_LAYOUT)
     if text is not None:
         return _written_stages(text, pp, line.where)
@@ -207,6 +210,11 @@ def _written_stages(text: str, pp: int, where: str) -> dict[str, Any]:
     if chunks is None:
         what = "must be a layout of E, t, m, L and |"
         raise InputError(what, where=f"{where}: {_LAYOUT}", value=text)
+    return _chunk_stages(chunks, pp, where)
+
+
+def _chunk_stages(chunks: tuple[int, ...], pp: int, where: str) -> dict[str, Any]:
+    """Stages of chunks that are written in the order of the model."""
     if len(chunks) % pp:
         raise InputError(f"has {len(chunks)} stages, which pp {pp} does not divide", where=where)
     stages = [list(chunks[rank::pp]) for rank in range(pp)]

@@ -9,9 +9,12 @@ from meshwright.errors import InputError
 from meshwright.planner.runs.launches.flags import CommandLine
 from meshwright.planner.runs.launches.megatron_names import (
     ACTIVATIONS,
+    HYBRID_PATTERN,
     LATENT_ATTENTION,
     LINEAR_ATTENTION,
     LLAMA3_FACTOR,
+    MAMBA,
+    OLD_HYBRID_PATTERN,
     POSITIONS,
     QUICK_GELU_ALPHA,
 )
@@ -19,7 +22,10 @@ from meshwright.planner.runs.launches.megatron_names import (
 
 def megatron_model(line: CommandLine) -> dict[str, Any]:
     """The model as a mapping of a run file. Raises InputError if layers, width or heads are not given."""
-    layers, hidden = _needed(line, "--num-layers"), _needed(line, "--hidden-size")
+    pattern = hybrid_pattern(line)
+    layers = len(pattern.replace("|", "")) if pattern else _needed(line, "--num-layers")
+    line.integer("--num-layers", 0)
+    hidden = _needed(line, "--hidden-size")
     heads = _needed(line, "--num-attention-heads")
     gated = line.has(ACTIVATIONS["swiglu"])
     # Megatron's own defaults: four times the width, two thirds of that for a gated layer.
@@ -57,7 +63,38 @@ def megatron_model(line: CommandLine) -> dict[str, Any]:
         model["moe"] = _moe(line, experts, layers, model["ffn_hidden"], biases=biases)
     if line.has("--attention-output-gate"):
         model["attention_output_gate"] = True
+    if pattern is not None:
+        model |= _hybrid(line, pattern.replace("|", ""), hidden)
+        if "E" not in pattern:
+            model.pop("moe", None)
     return model | _window(line) | _linear_attention(line, layers)
+
+
+def hybrid_pattern(line: CommandLine) -> str | None:
+    """The block of each layer, chunks apart by |; None without. Raises InputError for blocks not known."""
+    pattern = line.text(HYBRID_PATTERN) or line.text(OLD_HYBRID_PATTERN)
+    if pattern is None:
+        return None
+    if not re.fullmatch(r"[M*E|-]{1,8000}", pattern) or not pattern.replace("|", ""):
+        raise InputError(
+            "layers of Mamba-2 (M), attention (*), feed-forward (-) and experts (E), with | between "
+            "chunks, are all that can be priced",
+            where=f"{line.where}: {HYBRID_PATTERN}",
+            value=pattern,
+        )
+    return pattern
+
+
+def _hybrid(line: CommandLine, pattern: str, hidden: int) -> dict[str, Any]:
+    """The pattern, and Mamba-2 where it has any; what the pattern has no block for is left out."""
+    fields: dict[str, Any] = {"hybrid_pattern": pattern, "norms_per_layer": 1}
+    if "-" not in pattern:
+        fields["ffn_hidden"] = 0
+    sizes = {size.field: line.integer(size.flag, size.default) for size in MAMBA}
+    if "M" in pattern:
+        sizes["heads"] = sizes["heads"] or 2 * hidden // max(sizes["head_dim"], 1)
+        fields["mamba"] = sizes
+    return fields
 
 
 def _needed(line: CommandLine, flag: str) -> int:

@@ -36,6 +36,17 @@ LINEAR_ATTENTION = (
 )
 """Gated DeltaNet, fields of `GatedDeltaNetSpec`."""
 
+MAMBA = (
+    SizeFlag("--mamba-state-dim", "state_dim", 128),
+    SizeFlag("--mamba-head-dim", "head_dim", 64),
+    SizeFlag("--mamba-num-groups", "groups", 8),
+    SizeFlag("--mamba-num-heads", "heads"),
+)
+"""Mamba-2, fields of `Mamba2Spec`; without a number of heads they are twice as wide as the model."""
+HYBRID_PATTERN = "--hybrid-layer-pattern"
+"""The block of each layer, chunks of a pipeline apart by |."""
+OLD_HYBRID_PATTERN = "--hybrid-override-pattern"
+
 ACTIVATIONS = {
     "swiglu": "--swiglu",
     "geglu": "--quick-geglu",

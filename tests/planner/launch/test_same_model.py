@@ -77,9 +77,10 @@ HAND_MADE: dict[str, dict[str, Any]] = {
 
 
 def models() -> list[ModelSpec]:
-    """The catalog, and models with fields that none of it has."""
+    """The catalog but for what Megatron has no layer for, and models with fields that none of it has."""
     made = [ModelSpec(name=name, **COMMON, **fields) for name, fields in HAND_MADE.items()]
-    return [*map(load_catalog_model, catalog_names()), *made]
+    catalog = map(load_catalog_model, catalog_names())
+    return [*(model for model in catalog if not model.mamba_beside_attention), *made]
 
 
 def words(model: ModelSpec) -> list[str]:
