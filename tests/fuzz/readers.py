@@ -13,18 +13,23 @@ import numpy as np
 import yaml
 
 import meshwright
+from meshwright.cluster_specs.catalog import load_cluster
 from meshwright.cluster_specs.importers.document import import_topology
 from meshwright.cluster_specs.reader import read_cluster
+from meshwright.costmodel.constants.calibration import Factors
 from meshwright.model_specs.reader import read_model
+from meshwright.planner.audit.rank_list import read_rank_list
 from meshwright.planner.experts.files.inputs import read_routing
 from meshwright.planner.experts.files.placement_reader import read_placement
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.many.batch.jobs import read_jobs
 from meshwright.planner.many.fleet.jobs import read_fleet
 from meshwright.planner.plan.texts import read_plan
+from meshwright.planner.request.calibration_file import calibration_text, read_calibration
 from meshwright.planner.runs.launches.reader import price_launch
 from meshwright.planner.runs.prediction import price_runs
 from tests.places import DATA, ROOT
+from tests.planner.runs.calibration.own_runs import stack
 from tests.plans import make_plan
 
 Seed = tuple[str, bytes]
@@ -125,6 +130,19 @@ def _plan() -> tuple[Seed, ...]:
     return (("plan.yaml", plan_files(plan)["plan.yaml"].encode()),)
 
 
+def _calibration() -> list[Seed]:
+    factors = Factors(gemm=0.5, network=0.8, activation_memory=1.1)
+    return [("s.yaml", calibration_text(stack(factors)).encode())]
+
+
+def _ranks() -> list[Seed]:
+    head = "rank,host,gpu,tp,cp,dp,pp,etp,ep,edp"
+    rows = [
+        f"{rank},node-0000{rank // 8 + 1},{rank % 8},0,0,{rank},0,0,0,{rank}" for rank in range(16)
+    ]
+    return [("ranks.csv", "\n".join([head, *rows]).encode())]
+
+
 def _launch(framework: str) -> list[Seed]:
     zero_stage = {"megatron": 1, "deepspeed": 1, "torchtitan": 3, "fsdp2": 3}[framework]
     plan = make_plan(tp=1, dp=8, zero_stage=zero_stage)
@@ -159,6 +177,8 @@ READERS = (
     Reader("trace", read_routing, _trace),
     Reader("placement", lambda path: read_placement(path, layers=2, experts=4, gpus=4), _placement),
     Reader("plan", read_plan, _plan),
+    Reader("calibration", read_calibration, _calibration),
+    Reader("ranks", partial(read_rank_list, load_cluster("dgx-h100")), _ranks),
     *(
         Reader(f"{framework} launch", _priced_launch, partial(_launch, framework))
         for framework in ("megatron", "torchtitan", "deepspeed", "fsdp2")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from meshwright.errors import InputError
+from meshwright.planner.experts.files import inputs
 from meshwright.planner.experts.files.inputs import read_routing
 
 
@@ -39,6 +40,18 @@ def test_a_header_with_long_integers_is_read_without_a_warning(tmp_path: Path) -
     path = tmp_path / "loads.npy"
     path.write_bytes(saved().replace(b"16), } ", b"16L), }"))
     assert read_routing(path).loads.shape == (1, 2, 16)
+
+
+def test_what_unpacks_to_too_much_is_refused_before_it_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """900 KB of zeros took 2.7 GiB and 17 s of the processor before the refusal."""
+    monkeypatch.setattr(inputs, "LARGEST_UNPACKED_BYTES", 100_000)
+    path = tmp_path / "loads.npz"
+    np.savez_compressed(path, loads=np.zeros((2, 8192), dtype=np.int64))
+    assert path.stat().st_size < 1000
+    with pytest.raises(InputError, match="unpacks to more than 100000 bytes"):
+        read_routing(path)
 
 
 def test_damaged_compressed_data_is_named(tmp_path: Path) -> None:

@@ -34,8 +34,10 @@ from meshwright.planner.experts.files.routing import (
     window_names,
 )
 from meshwright.planner.experts.files.sglang_dump import read_dump_folder, read_torch
-from meshwright.planner.experts.problem import Loads, check_loads
+from meshwright.planner.experts.problem import MOST_ELEMENTS, Loads, check_loads
 
+LARGEST_UNPACKED_BYTES = 8 * MOST_ELEMENTS + 2**20
+"""Of the arrays of an npz file: as many numbers of 64 bits as are read, and their headers."""
 _PICKLES = (".pkl", ".pickle", ".joblib")
 NOT_LOADS = ("num_groups", "topk", "top_k", "seed", "num_experts", "topk_groups", "token_topic")
 
@@ -146,8 +148,8 @@ def _npy(data: bytes, where: str) -> NDArray[Any]:
 def _npz(data: bytes, path: Path) -> dict[str, NDArray[Any]]:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            if sum(entry.file_size for entry in archive.infolist()) > 2 * LARGEST_FILE_BYTES:
-                raise InputError(f"{path}: unpacks to more than {2 * LARGEST_FILE_BYTES} bytes")
+            if sum(entry.file_size for entry in archive.infolist()) > LARGEST_UNPACKED_BYTES:
+                raise InputError(f"{path}: unpacks to more than {LARGEST_UNPACKED_BYTES} bytes")
             names = [name for name in archive.namelist() if name.endswith(".npy")]
             return {
                 name.removesuffix(".npy"): _npy(archive.read(name), f"{path}: {name}")
