@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from meshwright.planner.solvers.threads import start_thread
+
 
 @contextmanager
 def interruptible(interrupted: threading.Event) -> Iterator[None]:
@@ -30,7 +32,7 @@ def interruptible(interrupted: threading.Event) -> Iterator[None]:
     os.set_blocking(told, False)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     wakeup_before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
-    threading.Thread(target=_stop_solvers_when_told, args=(heard, interrupted), daemon=True).start()
+    start_thread(_stop_solvers_when_told, heard, interrupted)
     try:
         yield
     finally:

@@ -29,11 +29,8 @@ from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.kinds import kind_times
 from meshwright.costmodel.layers.layer_time import Parts
 from meshwright.costmodel.layout import Floats, Layout, Placement
-from meshwright.costmodel.memory.footprint import (
-    peak_memory_gib,
-    stage_memory_gib,
-    stage_memory_parts_gib,
-)
+from meshwright.costmodel.memory.footprint import stage_memory_gib, stage_memory_parts_gib
+from meshwright.costmodel.memory.split_bounds import peak_memory_gib
 from meshwright.costmodel.pipeline.chunk_work import layer_bubble_share
 from meshwright.costmodel.pipeline.split import Stages
 from meshwright.costmodel.step_time import exact_step, make_context

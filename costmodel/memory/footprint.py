@@ -1,7 +1,7 @@
 """HBM of each pipeline rank, by component. Bytes unless said.
 
 States, activations and buffers are counted in `states`, `activations` and `transients`; this module puts them
-together per rank, and bounds them over all splits of the layers.
+together per rank. `split_bounds` bounds them over all splits of the layers.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.layout import Floats, Layout, Recompute
+from meshwright.costmodel.layout import Floats, Layout
 from meshwright.costmodel.memory.activations import (
     SavedActivations,
-    activation_bytes_per_layer,
     rank_tokens,
     saved_activations,
     sequence_shards,
@@ -34,7 +33,6 @@ from meshwright.costmodel.pipeline.split import Stages, layer_counts, recomputed
 from meshwright.costmodel.workload import Workload
 
 GIB = float(2**30)
-
 
 CONTEXT_GIB = 1.5
 """CUDA context and kernels, outside the framework's allocator: 1,573 MiB on an A100 (bigscience-workshop/
@@ -220,123 +218,6 @@ def context_gib(layout: Layout) -> Floats:
     return gib
 
 
-def peak_memory_gib(workload: Workload, layout: Layout) -> Floats:
-    """Least peak over ranks that any split of the layers could have.
-
-    The peak is at least any weighted mean of what the ranks hold. With weights in proportion to 1 / B_r, B_r
-    bytes of a main layer on rank r, that mean is (main layers + leading ones times min_r C_r / B_r) over
-    sum_r 1 / B_r, C_r bytes of a leading dense layer. It holds with every layer recomputed, and with every
-    layer kept, less what the recomputed layers of each rank save; the larger of the two counts. Embedding,
-    head and MTP come on top on single ranks and are left out.
-
-    docs/cost_model.md, "Memory", has the sources.
-
-    Parameters
-    ----------
-    workload : Workload
-        Model, sequence length, precision and software.
-    layout : Layout
-        One layout, or many.
-
-    Returns
-    -------
-    float or array
-        GiB, shaped like the layout.
-    """
-    flat = layout.flat()
-    layer = layer_bytes(workload, flat)
-    leading = workload.model.dense_layers if workload.model.moe_layers else 0
-    pp = np.asarray(flat.pp)
-    peak = np.empty(pp.shape)
-    for degree in np.unique(pp):
-        rows = np.flatnonzero(pp == degree)
-        flying = np.asarray(in_flight(flat.take(rows).with_axis(), np.arange(degree)))
-        peak[rows] = _least_peak(workload, flat.take(rows), layer.rows(rows), flying, leading)
-    fixed = _fixed_bytes(workload, flat)
-    return np.asarray((peak + fixed + workspace_bytes(workload)) / GIB).reshape(
-        layout.broadcast_shape()
-    )
-
-
-def _least_peak(
-    workload: Workload,
-    layout: Layout,
-    layer: LayerBytes,
-    flying: NDArray[np.float64],
-    leading: int,
-) -> NDArray[np.float64]:
-    """The bound of `peak_memory_gib` on states and activations, bytes, for layouts of one pp.
-
-    `flying` [n, pp] are micro-batches in flight, `leading` dense layers stand before those with experts.
-    """
-    main = workload.model.layers - leading
-    full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
-    recomputed = np.asarray(layout.recompute_layers) * layout.vpp
-    leading_relief = layer.leading_saved - layer.leading_dropped if leading else 0.0
-    per_layer = np.maximum(layer.saved - layer.dropped, leading_relief)
-    relief = np.where(full, recomputed, 0) * per_layer
-    bound = np.zeros(len(flying))
-    cases = (
-        (layer.saved, layer.leading_saved, relief),
-        (layer.dropped, layer.leading_dropped, 0.0 * relief),
-    )
-    for bytes_saved, leading_bytes, less in cases:
-        weight = 1.0 / (layer.states[:, None] + bytes_saved[:, None] * flying)
-        of_leading = layer.leading_states[:, None] + leading_bytes[:, None] * flying
-        relieved = np.sum(less[:, None] * flying * weight, axis=1)
-        layers = main + leading * np.min(of_leading * weight, axis=1) - relieved
-        bound = np.maximum(bound, layers / np.sum(weight, axis=1))
-    return bound
-
-
-def _fixed_bytes(workload: Workload, layout: Layout) -> NDArray[np.float64]:
-    """What every rank holds beside states, saved activations and `workspace_bytes`."""
-    extra = transients(workload, layout, saved_activations(workload, layout))
-    return np.asarray(extra.gathered + extra.layer + extra.bucket + extra.stranded)
-
-
-def main_layer_rooms(workload: Workload, layout: Layout, limit_gib: float) -> NDArray[np.float64]:
-    """Never fewer main layers than each pipeline rank can hold within a limit.
-
-    Leading dense layers, embedding and head are left out, so there may be less room.
-
-    docs/cost_model.md, "Memory", has the sources.
-
-    Parameters
-    ----------
-    workload : Workload
-        Model, sequence length, precision and software.
-    layout : Layout
-        Layouts of shape [n].
-    limit_gib : float
-        What a rank may hold, GiB, above 0.
-
-    Returns
-    -------
-    array of float, shape [n, most pp]
-        Layers; ranks beyond a layout's pp hold none.
-    """
-    layer = layer_bytes(workload, layout)
-    shape = layer.states.shape
-    pp = np.broadcast_to(np.asarray(layout.pp), shape)[:, None]
-    vpp = np.broadcast_to(np.asarray(layout.vpp), shape)[:, None]
-    ranks = np.arange(int(pp.max(initial=1)))
-    full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
-    per_stage = np.broadcast_to(np.where(full, layout.recompute_layers, 0), shape)
-    recomputed = per_stage[:, None] * vpp
-    fixed = _fixed_bytes(workload, layout) + workspace_bytes(workload)
-    flying = np.asarray(in_flight(layout.with_axis(), ranks))
-    flying = np.broadcast_to(flying, (*shape, len(ranks)))
-    room = np.broadcast_to(limit_gib * GIB - fixed, shape)[:, None]
-    smaller = np.minimum(layer.dropped, layer.saved)
-    small = layer.states[:, None] + smaller[:, None] * flying
-    large = layer.states[:, None] + layer.saved[:, None] * flying
-    beyond = recomputed + (room - recomputed * small) / large
-    layers = np.where(room < recomputed * small, room / small, beyond)
-    layers = np.floor(np.maximum(layers, 0.0) * (1 + 1e-9))
-    return np.asarray(np.where(ranks < pp, layers, 0.0))
-
-
 class LayerBytes(NamedTuple):
     """Bytes of one layer on one GPU, arrays in the shape of the layouts."""
 
@@ -367,7 +248,7 @@ class LayerBytes(NamedTuple):
         return LayerBytes(*(values[index] for values in self))
 
 
-def layer_bytes(workload: Workload, layout: Layout) -> LayerBytes:
+def layer_bytes(workload: Workload, layout: Layout, saved: SavedActivations) -> LayerBytes:
     """Bytes of one main layer, and of one leading dense layer.
 
     docs/cost_model.md, "Memory", has the sources.
@@ -378,6 +259,8 @@ def layer_bytes(workload: Workload, layout: Layout) -> LayerBytes:
         Model, sequence length, precision and software.
     layout : Layout
         One layout, or many of shape [n].
+    saved : SavedActivations
+        From `saved_activations` of the same layouts.
 
     Returns
     -------
@@ -388,12 +271,12 @@ def layer_bytes(workload: Workload, layout: Layout) -> LayerBytes:
     dense, rest, experts = layer_parameters_on_gpu(model, layout)
     dense_shards, expert_shards = optimizer_shards(workload, layout)
     per_dense = state_bytes_per_parameter(workload, layout, dense_shards)
-    leading = (dense * per_dense, *activation_bytes_per_layer(workload, layout, experts=False))
+    leading = (dense * per_dense, *saved.dense)
     main = leading
     if model.moe_layers:
         per_expert = state_bytes_per_parameter(workload, layout, expert_shards)
         states = rest * per_dense + experts * per_expert
-        main = (states, *activation_bytes_per_layer(workload, layout, experts=True))
+        main = (states, *saved.main)
     shape = layout.broadcast_shape()
     return LayerBytes(
         *(np.broadcast_to(np.asarray(x, dtype=np.float64), shape) for x in (*main, *leading))

@@ -105,9 +105,6 @@ def rank_parameters(
 ) -> tuple[Floats, Floats]:
     """Dense and expert parameters on one GPU of each rank, before data-parallel sharding.
 
-    The last rank holds the MTP modules and, to feed them, its own copy of the token table (megatron-core
-    gpt_model.py builds an embedding on the first rank and on that of the MTP modules).
-
     Parameters
     ----------
     model : ModelSpec
@@ -124,15 +121,9 @@ def rank_parameters(
         Parameters, of shape [pp] with stages and shaped like the layout without.
     """
     dense, rest, experts = layer_parameters_on_gpu(model, layout)
-    tp, pp = np.asarray(layout.tp), np.asarray(layout.pp)
-    table = embedding_parameters(model) / tp
-    main = dense if model.moe is None else rest
-    mtp_dense = model.mtp_layers * main + _mtp_join_parameters(model) / tp
-    mtp_experts = model.mtp_layers * experts
-    untied = 0 if model.tied_embeddings else 1
-    tables = np.where(pp > 1, max(1, untied + (model.mtp_layers > 0)), untied)
-    last = tables * table + mtp_dense
+    table, last, mtp_experts = end_parameters(model, layout)
     if stages is None:
+        pp = np.asarray(layout.pp)
         of_dense = model.dense_layers * dense + model.moe_layers * rest + table + last
         return of_dense / pp, (model.moe_layers * experts + mtp_experts) / pp
     counts = layer_counts(model.dense_layers, stages, 0, v_shaped=v_shaped(layout))
@@ -142,6 +133,35 @@ def rank_parameters(
     of_experts = counts.moe * experts + np.where(on_last, mtp_experts, 0.0)
     of_dense = counts.dense * dense + counts.moe * rest + ends
     return on_both_ranks(of_dense, layout.schedule), on_both_ranks(of_experts, layout.schedule)
+
+
+def end_parameters(model: ModelSpec, layout: Layout) -> tuple[Floats, Floats, Floats]:
+    """Parameters on one GPU of the ranks with the token table and with the head, beside their layers.
+
+    The last rank holds the MTP modules and, to feed them, its own copy of the token table (megatron-core
+    gpt_model.py builds an embedding on the first rank and on that of the MTP modules).
+
+    Parameters
+    ----------
+    model : ModelSpec
+        The model.
+    layout : Layout
+        One layout, or many of shape [n]; tp, pp, ep and etp are used.
+
+    Returns
+    -------
+    tuple of three floats or arrays
+        Dense ones on the first rank and on the last, and experts on the last; where one rank is both, it has
+        their sum.
+    """
+    dense, rest, experts = layer_parameters_on_gpu(model, layout)
+    tp, pp = np.asarray(layout.tp), np.asarray(layout.pp)
+    table = embedding_parameters(model) / tp
+    main = dense if model.moe is None else rest
+    mtp_dense = model.mtp_layers * main + _mtp_join_parameters(model) / tp
+    untied = 0 if model.tied_embeddings else 1
+    tables = np.where(pp > 1, max(1, untied + (model.mtp_layers > 0)), untied)
+    return table, tables * table + mtp_dense, model.mtp_layers * experts
 
 
 def v_shaped(layout: Layout) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 
 from meshwright.costmodel.estimate import LayerCosts, stage_memory_gib
 from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.memory.activations import saved_activations
 from meshwright.costmodel.memory.footprint import GIB, layer_bytes, usable_hbm_gib
 from meshwright.costmodel.memory.states import layer_parameters_on_gpu, rank_parameters
 from meshwright.costmodel.pipeline.schedules import in_flight, traits
@@ -73,7 +74,8 @@ class MemoryFit:
 
     @cached_property
     def _per_layer(self) -> tuple[float, ...]:
-        return tuple(float(x) / GIB for x in layer_bytes(self.workload, self.layout))
+        saved = saved_activations(self.workload, self.layout)
+        return tuple(float(x) / GIB for x in layer_bytes(self.workload, self.layout, saved))
 
     def _layers_gib(self, rank: int, layers: float, leading: float) -> float:
         """States and activations of a rank's layers."""

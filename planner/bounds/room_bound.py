@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.kinds import KindTimes
 from meshwright.costmodel.layout import Layout, Recompute
-from meshwright.costmodel.memory.footprint import main_layer_rooms
+from meshwright.costmodel.memory.split_bounds import main_layer_rooms
 from meshwright.costmodel.pipeline.rank_load import least_busiest_in_rooms_s
 from meshwright.costmodel.pipeline.schedules import Schedule, last_rank
 from meshwright.costmodel.workload import Workload

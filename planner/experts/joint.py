@@ -20,7 +20,7 @@ import numpy as np
 from meshwright.planner.experts.problem import Loads, Slots
 
 if TYPE_CHECKING:
-    from ortools.sat.python import cp_model
+    from meshwright.planner.solvers.or_tools import cp_model
 
 UNIT = 10**6
 """Of a rank's mean load: loads are rounded down to whole units, caps up."""

@@ -20,7 +20,7 @@ from meshwright.planner.mapping.problem import FloatArray, IntArray, MappingProb
 from meshwright.planner.solvers.cp_sat import repeatable_solver
 
 if TYPE_CHECKING:
-    from ortools.sat.python import cp_model
+    from meshwright.planner.solvers.or_tools import cp_model
 
 UNITS = 10**9
 """Range of objectives that are times: far finer than the tolerance of a proof."""
@@ -60,7 +60,7 @@ class SlotModel:
     def __init__(
         self, problem: MappingProblem, params: SlotModelParams = DEFAULT_SLOT_MODEL
     ) -> None:
-        from ortools.sat.python import cp_model
+        from meshwright.planner.solvers.or_tools import cp_model
 
         self.problem, self._params = problem, params
         self.model = cp_model.CpModel()
@@ -90,7 +90,7 @@ class SlotModel:
 
     def search(self, objective: Any, start: IntArray) -> tuple[IntArray, float, float] | None:
         """An assignment of least objective, its value and the bound; None where nothing was found."""
-        from ortools.sat.python import cp_model
+        from meshwright.planner.solvers.or_tools import cp_model
 
         self.model.clear_hints()  # type: ignore[no-untyped-call]
         if self._alike:

@@ -275,7 +275,7 @@ def _refuted(
     limits: Sequence[Rule], excess: FloatArray, active: list[int], seed: int
 ) -> list[int] | None:
     """Which of the active limits suffice to leave no layout; None where a layout is left."""
-    from ortools.sat.python import cp_model
+    from meshwright.planner.solvers.or_tools import cp_model
 
     model = cp_model.CpModel()
     kinds = [model.new_bool_var(f"kind_{k}") for k in range(excess.shape[1])]

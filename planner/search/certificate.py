@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from meshwright.planner.bounds.exact_cost import Priced
 
 if TYPE_CHECKING:
-    from ortools.sat.python import cp_model
+    from meshwright.planner.solvers.or_tools import cp_model
 
 
 @dataclass

@@ -40,7 +40,7 @@ from meshwright.planner.search.params import SearchParams
 from meshwright.planner.solvers.cp_sat import repeatable_solver
 
 if TYPE_CHECKING:
-    from ortools.sat.python import cp_model
+    from meshwright.planner.solvers.or_tools import cp_model
 
 KIB_PER_GIB = 2**20
 LARGEST_SUM = 2**60
@@ -104,7 +104,7 @@ class KernelModel:
     model: cp_model.CpModel = field(init=False)
 
     def __post_init__(self) -> None:
-        from ortools.sat.python import cp_model
+        from meshwright.planner.solvers.or_tools import cp_model
 
         self.model = cp_model.CpModel()
         self._ranks = max(int(each.layout.pp) for each in self.combinations)
@@ -323,7 +323,7 @@ class KernelModel:
 
     def solve(self, seed: int, time_limit_s: float | None, params: SearchParams) -> KernelChoice:
         """The shortest step, with one worker and a fixed seed, within the work that `params` allow."""
-        from ortools.sat.python import cp_model
+        from meshwright.planner.solvers.or_tools import cp_model
 
         solver = repeatable_solver(seed, work=params.work)
         deadline = None if time_limit_s is None else time.monotonic() + time_limit_s

@@ -36,9 +36,8 @@ from meshwright.planner.mapping.choice.joint import Mapped, post_mappings
 from meshwright.planner.solvers.cp_sat import repeatable_solver
 
 if TYPE_CHECKING:
-    from ortools.sat.python import cp_model
-
     from meshwright.planner.mapping.choice.joint import Need
+    from meshwright.planner.solvers.or_tools import cp_model
 
 NANOSECONDS = 1_000_000_000
 """The objective's unit, in seconds: scaled here and nowhere else."""
@@ -107,7 +106,7 @@ def build_model(
 
     Raises OverflowError if the times do not fit the solver's integers.
     """
-    from ortools.sat.python import cp_model
+    from meshwright.planner.solvers.or_tools import cp_model
 
     model = cp_model.CpModel()
     layouts = [model.new_bool_var(f"layout_{i}") for i in range(len(time_ns))]
@@ -161,7 +160,7 @@ def solve(plan: PlanModel, seed: int, time_limit_s: float | None) -> Choice:
 
     Raises InternalError where the model is invalid or the status is none of the known ones.
     """
-    from ortools.sat.python import cp_model
+    from meshwright.planner.solvers.or_tools import cp_model
 
     solver = repeatable_solver(seed)
     if time_limit_s is not None:

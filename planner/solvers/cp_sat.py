@@ -9,7 +9,7 @@ from weakref import WeakSet
 from meshwright.planner.solvers.clock import remaining_s
 
 if TYPE_CHECKING:
-    from ortools.sat.python import cp_model
+    from meshwright.planner.solvers.or_tools import cp_model
 
 
 _at_work: WeakSet[cp_model.CpSolver] = WeakSet()
@@ -26,7 +26,7 @@ def interruptible_solver() -> cp_model.CpSolver:
 
     Of itself CP-SAT would take Ctrl-C for its own and go on with what it has, as if nothing had been said.
     """
-    from ortools.sat.python import cp_model
+    from meshwright.planner.solvers.or_tools import cp_model
 
     solver = cp_model.CpSolver()
     solver.parameters.catch_sigint_signal = False

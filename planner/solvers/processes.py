@@ -6,13 +6,14 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from meshwright.planner.solvers.threads import start_thread
 
 if TYPE_CHECKING:
     from concurrent.futures import ProcessPoolExecutor
@@ -150,7 +151,7 @@ def _prepare(parent: int) -> None:
     for name in THREAD_COUNTS:
         os.environ[name] = "1"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    start_thread(_end_with, parent)
 
 
 def _end_with(parent: int) -> None:

@@ -17,11 +17,11 @@ from meshwright.costmodel.memory import transients as transients_module
 from meshwright.costmodel.memory.activations import activation_bytes_per_layer
 from meshwright.costmodel.memory.footprint import (
     GIB,
-    peak_memory_gib,
     stage_memory_gib,
     stage_memory_parts_gib,
     usable_hbm_gib,
 )
+from meshwright.costmodel.memory.split_bounds import peak_memory_gib
 from meshwright.costmodel.memory.states import (
     layer_parameters_on_gpu,
     rank_parameters,
@@ -296,7 +296,7 @@ def test_usable_memory_leaves_the_reserve_free() -> None:
 
 @pytest.mark.parametrize("again", [0, 8, ALL])
 def test_bound_is_tight_on_even_splits_of_many_equal_layers(again: int) -> None:
-    """The best split of 80 equal layers comes near the bound, which leaves out what the ends hold."""
+    """The best split of 80 equal layers comes near the bound."""
     work = workload("llama-3-70b")
     layout = Layout(tp=2, pp=4, dp=8, zero_stage=1, micro_batch=8, num_micro_batches=32)
     if again:
@@ -309,6 +309,16 @@ def test_bound_is_tight_on_even_splits_of_many_equal_layers(again: int) -> None:
         for c in range(18, 30)
     )
     assert bound <= best <= 1.08 * bound
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "gpt2-xl", "deepseek-v3", "gpt-oss-20b"])
+@pytest.mark.parametrize("zero_stage", [1, 3])
+def test_the_bound_of_a_single_rank_is_its_memory(model: str, zero_stage: int) -> None:
+    """With one stage there is one split; tables may be tied, and stand beside MTP modules."""
+    work = workload(model)
+    layout = Layout(tp=2, dp=16, zero_stage=zero_stage, num_micro_batches=4)
+    (peak,) = stage_memory_gib(work, layout, ((work.model.layers,),))
+    assert float(np.asarray(peak_memory_gib(work, layout))) == pytest.approx(peak, rel=3e-9)
 
 
 def test_leading_dense_layers_may_fill_the_ranks_with_the_most_in_flight() -> None:

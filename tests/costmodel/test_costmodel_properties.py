@@ -18,7 +18,8 @@ from meshwright.costmodel.constants.rates import Constants, constants_for
 from meshwright.costmodel.data_parallel import DataParallelTraffic
 from meshwright.costmodel.estimate import estimate_layout, layer_costs
 from meshwright.costmodel.layout import AXES, Layout, Placement, Recompute
-from meshwright.costmodel.memory.footprint import peak_memory_gib, stage_memory_gib
+from meshwright.costmodel.memory.footprint import stage_memory_gib
+from meshwright.costmodel.memory.split_bounds import peak_memory_gib
 from meshwright.costmodel.pipeline.split import Stages
 from meshwright.costmodel.placement import level_factors, nested_placement, placement_from_matrix
 from meshwright.costmodel.step_time import make_context, optimistic_step

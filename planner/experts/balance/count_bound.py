@@ -29,7 +29,7 @@ from meshwright.planner.experts.problem import Loads, Slots
 from meshwright.planner.solvers.cp_sat import repeatable_solver
 
 if TYPE_CHECKING:
-    from ortools.sat.python import cp_model
+    from meshwright.planner.solvers.or_tools import cp_model
 
 _LEVELS = 8
 _CLOSE = 1.0005
@@ -206,7 +206,7 @@ def _counts_at(
 
     Coefficients are rounded so that nothing possible is lost.
     """
-    from ortools.sat.python import cp_model
+    from meshwright.planner.solvers.or_tools import cp_model
 
     model = cp_model.CpModel()
     y = [model.new_bool_var("") for _ in parts.count]
@@ -236,7 +236,7 @@ def solved(
     model: cp_model.CpModel, literals: list[cp_model.IntVar], work: float
 ) -> NDArray[np.int64] | bool | None:
     """The literals that are true in a solution; None if there is none, False if it was not found out."""
-    from ortools.sat.python import cp_model
+    from meshwright.planner.solvers.or_tools import cp_model
 
     solver = repeatable_solver(0, work=work)
     solver.parameters.cp_model_probing_level = 0

@@ -15,7 +15,7 @@ from meshwright.planner.experts.problem import Loads, Slots
 from meshwright.planner.solvers.cp_sat import repeatable_solver
 
 if TYPE_CHECKING:
-    from ortools.sat.python import cp_model
+    from meshwright.planner.solvers.or_tools import cp_model
 
 MEAN_LOAD = 10_000_000
 MOST_LITERALS = 10_000
@@ -56,7 +56,7 @@ def solve_exactly(
     `work` is CP-SAT's deterministic time (about a second each), which ends the search at the same point on
     every machine. Any solver status but the known ones raises.
     """
-    from ortools.sat.python import cp_model
+    from meshwright.planner.solvers.or_tools import cp_model
 
     model = cp_model.CpModel()
     chosen, on = replica_literals(model, layer)
@@ -117,7 +117,7 @@ def post_packing(model: cp_model.CpModel, layer: Layer, chosen: Chosen, on: On) 
 
 def post_top(model: cp_model.CpModel, layer: Layer, on: On, top: cp_model.IntVar) -> None:
     """No GPU's load is above `top`, in any window."""
-    from ortools.sat.python import cp_model
+    from meshwright.planner.solvers.or_tools import cp_model
 
     weights = np.floor(layer.loads * MEAN_LOAD).astype(np.int64)
     for gpu in range(layer.gpus):

@@ -46,7 +46,7 @@ def solve_moves(
     counts are free. None where the model would be too large or nothing was found within `work`, CP-SAT's
     deterministic time. Any solver status but the known ones raises.
     """
-    from ortools.sat.python import cp_model
+    from meshwright.planner.solvers.or_tools import cp_model
 
     experts, (gpus, per_gpu) = loads.shape[2], current.shape[1:]
     layers = [

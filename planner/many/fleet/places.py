@@ -80,7 +80,7 @@ def _units_per_leaf(
     params: FleetParams,
 ) -> tuple[list[dict[str, int]], int]:
     """(units of every job on each leaf that it touches, a lower bound on the leaves touched in all)."""
-    from ortools.sat.python import cp_model
+    from meshwright.planner.solvers.or_tools import cp_model
 
     model = cp_model.CpModel()
     capacity = {leaf: len(units) for leaf, units in free.by_leaf.items()}

@@ -24,7 +24,7 @@ from meshwright.planner.solvers.clock import Shares, limit_left_s
 from meshwright.planner.solvers.cp_sat import interruptible_solver
 
 if TYPE_CHECKING:
-    from ortools.sat.python import cp_model
+    from meshwright.planner.solvers.or_tools import cp_model
 
 OBJECTIVES = ("throughput", "makespan", "deadlines")
 
@@ -90,7 +90,7 @@ def share_throughput(jobs: Sequence[SizedJob], units: int, params: FleetParams) 
     InfeasibleError
         Where not all jobs that must run fit together.
     """
-    from ortools.sat.python import cp_model
+    from meshwright.planner.solvers.or_tools import cp_model
 
     model = cp_model.CpModel()
     chosen = [_size_literals(model, index, job) for index, job in enumerate(jobs)]
@@ -188,7 +188,7 @@ class _Schedule:
     """The model of jobs over time: a start, an end and one size for each."""
 
     def __init__(self, jobs: Sequence[SizedJob], units: int, params: FleetParams) -> None:
-        from ortools.sat.python import cp_model
+        from meshwright.planner.solvers.or_tools import cp_model
 
         self._jobs, self._params = jobs, params
         self.tick_s, self._ticks = durations(jobs, params)
@@ -279,7 +279,7 @@ def solve_fleet(
     """The solver after its work, or after `share_s` seconds. Raises InfeasibleError without a solution,
     OutOfTimeError where none was found in time.
     """
-    from ortools.sat.python import cp_model
+    from meshwright.planner.solvers.or_tools import cp_model
 
     solver = interruptible_solver()
     solver.parameters.random_seed = params.seed

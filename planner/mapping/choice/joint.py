@@ -28,7 +28,7 @@ from meshwright.planner.mapping.assign import assignment_of
 from meshwright.planner.mapping.problem import IntArray, MappingProblem
 
 if TYPE_CHECKING:
-    from ortools.sat.python import cp_model
+    from meshwright.planner.solvers.or_tools import cp_model
 
 
 Ratio = tuple[int, int]

@@ -102,7 +102,7 @@ class Packing:
 
     def _solved(self, instance: Instance, need: Need) -> tuple[IntArray | None, bool]:
         """(mapping, whether the question is decided)."""
-        from ortools.sat.python import cp_model
+        from meshwright.planner.solvers.or_tools import cp_model
 
         model = cp_model.CpModel()
         always = model.new_constant(1)
@@ -131,7 +131,7 @@ def least_traffic_within(
     instance: Instance, need: Need, params: PackingParams = DEFAULT_PACKING
 ) -> list[IntArray]:
     """The mapping with the least traffic among those that keep a need's limits, as far as it is found."""
-    from ortools.sat.python import cp_model
+    from meshwright.planner.solvers.or_tools import cp_model
 
     problem = instance.problem
     everything_s = loads_of(problem, problem.hostname_assignment()).total_s

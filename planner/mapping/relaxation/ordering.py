@@ -25,7 +25,7 @@ from meshwright.planner.mapping.relaxation.selection import BundleCounts
 from meshwright.planner.solvers.cp_sat import repeatable_solver
 
 if TYPE_CHECKING:
-    from ortools.sat.python import cp_model
+    from meshwright.planner.solvers.or_tools import cp_model
 
 WORK = 4.0
 """CP-SAT's deterministic time, about seconds; the models of docs/fabric.md take a tenth of it."""
@@ -49,7 +49,7 @@ def ordered_counts(
 
     None where their parts do not add up to stages, or no order is found.
     """
-    from ortools.sat.python import cp_model
+    from meshwright.planner.solvers.or_tools import cp_model
 
     model = cp_model.CpModel()
     parts = _stage_parts(model, problem, selected)

@@ -118,7 +118,7 @@ class ReachBound:
         return True
 
     def _refutes(self, reach: Reach) -> bool:
-        from ortools.sat.python import cp_model
+        from meshwright.planner.solvers.or_tools import cp_model
 
         model = cp_model.CpModel()
         rows, columns, hosted = [], [], []

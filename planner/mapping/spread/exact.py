@@ -18,7 +18,7 @@ from meshwright.planner.mapping.slot_model import SlotModel, least_sum_in
 from meshwright.planner.mapping.spread.bound import Reach, ReachWeights
 
 if TYPE_CHECKING:
-    from ortools.sat.python import cp_model
+    from meshwright.planner.solvers.or_tools import cp_model
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,6 +56,10 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
     micro_batch = whole_number(document, MICRO_BATCH, where)
     if micro_batch is None:
         raise InputError("is needed", where=f"{where}: {MICRO_BATCH}")
+    steps = whole_number(document, _STEPS, where)
+    for name, count in ((MICRO_BATCH, micro_batch), (_STEPS, steps)):
+        if count is not None and count < 1:
+            raise InputError("must be at least 1", where=f"{where}: {name}", value=count)
     settings: dict[str, Any] = {
         "micro_batch": micro_batch,
         "zero_stage": whole_number(zero, "stage", where) or 0,
@@ -65,7 +69,6 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
         "moe_dispatch": "alltoall",
     }
     batch = whole_number(document, BATCH, where)
-    steps = whole_number(document, _STEPS, where)
     if batch is not None:
         settings["global_batch"] = batch
         if steps is not None and batch % (micro_batch * steps) == 0:

@@ -75,6 +75,13 @@ class CommandLine:
             raise InputError("must be a whole number", where=f"{self.where}: {flag}", value=value)
         return int(value)
 
+    def count(self, flag: str, default: int = 1) -> int:
+        """A whole number of one or more after a flag. Raises InputError for anything else."""
+        value = self.integer(flag, default)
+        if value < 1:
+            raise InputError("must be at least 1", where=f"{self.where}: {flag}", value=value)
+        return value
+
     def number(self, flag: str, default: float) -> float:
         """A number of zero or more after a flag. Raises InputError for anything else."""
         value = self.text(flag)

@@ -63,7 +63,7 @@ def from_megatron(line: CommandLine, known: ModelSpec | None = None) -> LaunchRu
     settings: dict[str, Any] = {
         "seq_len": line.integer("--seq-length", 0),
         "micro_batch": line.integer("--micro-batch-size", 1),
-        **{axis: line.integer(MEGATRON.axes[axis].flag, 1) for axis in _DEGREES},
+        **{axis: line.count(MEGATRON.axes[axis].flag) for axis in _DEGREES},
         "sequence_parallel": line.has("--sequence-parallel"),
         "optimizer": line.text("--optimizer", "adam"),
         "framework": deepspeed_stack.name if deepspeed else MEGATRON.name,
@@ -94,7 +94,7 @@ def from_megatron(line: CommandLine, known: ModelSpec | None = None) -> LaunchRu
     if line.has("--use-tp-pp-dp-mapping"):
         settings["rank_order"] = "tp-cp-pp-dp"
     gpus = line.torchrun_gpus()
-    instances = line.integer(_OPTIMIZER_INSTANCES, 1)
+    instances = line.count(_OPTIMIZER_INSTANCES)
     if gpus:
         settings["gpus"] = gpus
         if instances > 1:

@@ -213,7 +213,7 @@ def _micro_batch(count: int, settings: dict[str, Any], where: str) -> dict[str, 
     batch, replicas = settings.get("global_batch"), settings.get("dp")
     if not isinstance(batch, int) or not replicas:
         return {}
-    if batch % (count * replicas):
+    if count < 1 or batch % (count * replicas):
         words = f"is not a multiple of {count} micro-batches on dp {replicas}"
         raise InputError(words, where=f"{where}: global_batch", value=batch)
     return {"micro_batch": batch // (count * replicas)}

@@ -36,13 +36,13 @@ def from_torchtitan(command_line: CommandLine, folder: Path) -> LaunchRun:
     Raises InputError for a value of the wrong kind.
     """
     line = command_line.with_dashes()
-    pp = line.integer("--parallelism.pipeline-parallel-degree", 1)
+    pp = line.count("--parallelism.pipeline-parallel-degree")
     settings: dict[str, Any] = {
         "seq_len": line.integer("--training.seq-len", 2048),
         "pp": pp,
-        "tp": line.integer("--parallelism.tensor-parallel-degree", 1),
-        "cp": line.integer("--parallelism.context-parallel-degree", 1),
-        "ep": line.integer("--parallelism.expert-parallel-degree", 1),
+        "tp": line.count("--parallelism.tensor-parallel-degree"),
+        "cp": line.count("--parallelism.context-parallel-degree"),
+        "ep": line.count("--parallelism.expert-parallel-degree"),
         "recompute": "full" if "activation-checkpoint:full" in line.words else "none",
         "overlap": {"dp": True, "pp": True},
         "moe_dispatch": "alltoall",
@@ -72,7 +72,7 @@ def _sharding(line: CommandLine, pp: int) -> dict[str, int]:
     reshard = line.text("--parallelism.fsdp-reshard-after-forward", "default")
     keeps_parameters = reshard == "never" or (reshard == "default" and pp > 1)
     settings = {"zero_stage": 2 if keeps_parameters else 3}
-    context = line.integer("--parallelism.context-parallel-degree", 1)
+    context = line.count("--parallelism.context-parallel-degree")
     if shards * context == 1 and (replicas > 1 or keeps_parameters):
         settings["zero_stage"] = 0
     if shards > 0:

@@ -8,7 +8,8 @@ from math import inf
 
 import numpy as np
 
-from meshwright.costmodel.memory.footprint import main_layer_rooms, stage_memory_gib, usable_hbm_gib
+from meshwright.costmodel.memory.footprint import stage_memory_gib, usable_hbm_gib
+from meshwright.costmodel.memory.split_bounds import main_layer_rooms
 from meshwright.costmodel.pipeline.rank_load import least_busiest_in_rooms_s
 from meshwright.planner.bounds.layer_split import least_busiest_rank_s
 from meshwright.planner.bounds.stages import SplitCosts, balanced_stages

@@ -239,6 +239,10 @@ def test_a_script_with_variables(tmp_path: Path) -> None:
     assert again.layout == priced.run.layout
 
 
+TINY = "x --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64"
+BATCHES = {"train_micro_batch_size_per_gpu": 1, "train_batch_size": 8}
+
+
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
@@ -248,6 +252,10 @@ def test_a_script_with_variables(tmp_path: Path) -> None:
         ("a.sh", "pretrain_gpt.py --num-layers 2", "--hidden-size"),
         ("a.sh", "x --num-layers many", "whole number"),
         ("a.sh", "x --num-layers", "needs a value"),
+        ("a.sh", f"{TINY} --pipeline-model-parallel-size 0", "must be at least 1"),
+        ("a.sh", f"{TINY} --num-distributed-optimizer-instances 0", "must be at least 1"),
+        ("a.sh", "x --parallelism.pipeline-parallel-degree 0", "must be at least 1"),
+        ("a.json", json.dumps({**BATCHES, "gradient_accumulation_steps": 0}), "must be at least 1"),
     ],
 )
 def test_bad_launch_files(name: str, text: str, words: str, tmp_path: Path) -> None:
