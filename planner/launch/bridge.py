@@ -5,12 +5,13 @@ Names were read in megatron-bridge 0.6.2.
 
 from __future__ import annotations
 
+from meshwright.errors import InfeasibleError
 from meshwright.frameworks.megatron import MEGATRON
 from meshwright.planner.launch.legal_launch import Launch, legal_launch
 from meshwright.planner.launch.megatron import Flags, execution_flags, recompute_flags
 from meshwright.planner.launch.writer import json_file
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.runs.pipeline_notation import layout_string
+from meshwright.planner.runs.pipeline_notation import layout_string, pattern_chunks
 
 _SIXTEEN_BIT = {"bf16": "bf16_mixed", "fp16": "fp16_mixed"}
 _NARROW: dict[str, dict[str, object]] = {
@@ -21,7 +22,7 @@ _NARROW: dict[str, dict[str, object]] = {
 
 
 def bridge_overrides(plan: Plan) -> list[str]:
-    """Overrides for a recipe of the same model. Raises InfeasibleError if Megatron would refuse the plan.
+    """Overrides for a recipe of the same model. Raises InfeasibleError if Megatron or Bridge would refuse it.
 
     The architecture is the recipe's own: only what the plan decided is set.
     """
@@ -115,9 +116,17 @@ def _numeric_values(launch: Launch) -> dict[str, object]:
 
 
 def _pipeline(launch: Launch) -> dict[str, object]:
-    layout = launch.layout
+    layout, pattern = launch.layout, launch.inputs.model.hybrid_pattern
     if layout.pp == 1:
         return {}
+    if pattern is not None:
+        if layout.vpp > 1:
+            # megatron/bridge/models/hybrid/hybrid_provider.py, provide, asserts it.
+            raise InfeasibleError(
+                "Megatron-Bridge runs no virtual stages of hybrid models: launch the plan with --target "
+                "megatron, or plan with --forbid interleaving."
+            )
+        return {"model.hybrid_layer_pattern": f"'{pattern_chunks(pattern, layout.stages)}'"}
     chunk_sizes = {count for rank in layout.stages for count in rank}
     if len(chunk_sizes) > 1:
         split = layout_string(layout.stages, launch.inputs.model.mtp_layers)

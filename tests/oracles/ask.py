@@ -122,15 +122,20 @@ def ask_megatron(case: Case) -> dict[str, Any]:
         create_gloo_process_groups=False,
     )
     layout = getattr(config, "pipeline_model_parallel_layout", None)
-    stages = [
-        [
-            layout.get_num_layers_to_build(vp_stage=chunk or 0, pp_rank=rank)
-            if layout is not None
-            else get_num_layers_to_build(config, vp_stage=chunk, pp_rank=rank)
-            for chunk in (range(vpp) if vpp else [None])
+    pattern = getattr(args, "hybrid_layer_pattern", None)
+    stages = (
+        chunks_of_pattern(pattern, pp)
+        if pattern
+        else [
+            [
+                layout.get_num_layers_to_build(vp_stage=chunk or 0, pp_rank=rank)
+                if layout is not None
+                else get_num_layers_to_build(config, vp_stage=chunk, pp_rank=rank)
+                for chunk in (range(vpp) if vpp else [None])
+            ]
+            for rank in range(pp)
         ]
-        for rank in range(pp)
-    ]
+    )
     return {
         "dp": args.data_parallel_size,
         "tp": args.tensor_model_parallel_size,
@@ -144,6 +149,14 @@ def ask_megatron(case: Case) -> dict[str, Any]:
         "sequence_parallel": args.sequence_parallel,
         "replicas_first": bool(args.use_tp_pp_dp_mapping),
     }
+
+
+def chunks_of_pattern(pattern: str, pp: int) -> list[list[int]]:
+    """Layers of each [rank][chunk] of a hybrid pattern, which HybridModel splits at its | itself."""
+    from megatron.core.models.hybrid.hybrid_layer_allocation import validate_segment_layers
+
+    sizes = [len(validate_segment_layers(segment)) for segment in pattern.split("|")]
+    return [sizes[rank::pp] for rank in range(pp)]
 
 
 def import_groups() -> None:

@@ -11,6 +11,7 @@ from meshwright.costmodel.execution import Execution
 from meshwright.documents.output_files import write_files
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.launch.bridge import bridge_overrides
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.runs.launches.flags import words_of
 from meshwright.planner.runs.launches.megatron_model import megatron_model
@@ -61,6 +62,15 @@ def test_partial_graphs_hold_mamba() -> None:
     execution = Execution(moe_dispatch="alltoall", cuda_graph="partial")
     plan = make_plan("nemotron-3-nano-30b-a3b", dp=8).model_copy(update={"execution": execution})
     assert "mamba attn moe_router moe_preprocess" in plan_files(plan, "megatron")["launch.sh"]
+
+
+def test_bridge_takes_the_chunks_without_virtual_stages() -> None:
+    plan = make_plan("nemotron-h-8b", pp=4, dp=2, num_micro_batches=4)
+    chunks = pattern_chunks(PATTERN, [[13]] * 4)
+    assert f"model.hybrid_layer_pattern='{chunks}'" in bridge_overrides(plan)
+    interleaved = make_plan("nemotron-h-8b", pp=4, vpp=2, dp=2, num_micro_batches=4)
+    with pytest.raises(InfeasibleError, match="no virtual stages of hybrid models"):
+        bridge_overrides(interleaved)
 
 
 def test_megatron_refuses_mamba_beside_attention_and_accelerate_takes_it() -> None:
