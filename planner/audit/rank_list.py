@@ -13,12 +13,12 @@ import numpy as np
 from meshwright.cluster_specs.fabric import fabric_levels
 from meshwright.cluster_specs.naming import node_name
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.recount import recounted_placement
 from meshwright.documents.reader import LARGE_FILE_BYTES, path_text, read_text
 from meshwright.errors import InputError, shown
 from meshwright.planner.bounds.matrices import ranks_on
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.placement import plan_placement, workload_of_plan
-from meshwright.planner.plan.recount import recounted_placement
 from meshwright.planner.runs.predicted import LayoutDoc, layout_from_document
 
 RANKS_FILE = "mapping/ranks.csv"

@@ -15,6 +15,7 @@ from meshwright.constraints.rule import FinishedPlan, spans_of
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import AXES, Layout, Placement
 from meshwright.costmodel.placement import level_factors
+from meshwright.costmodel.recount import recounted_placement
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InternalError
 from meshwright.planner.bounds.exact_cost import Priced
@@ -22,7 +23,6 @@ from meshwright.planner.bounds.matrices import ranks_on
 from meshwright.planner.mapping.choice.cut_limit import largest_cut_use
 from meshwright.planner.plan.document import Mapping, Plan
 from meshwright.planner.plan.placement import group_placement
-from meshwright.planner.plan.recount import recounted_placement
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import LayoutDoc, Predicted, layout_from_document
 

@@ -20,6 +20,7 @@ from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layout import Placement
 from meshwright.costmodel.memory.footprint import context_gib
 from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.recount import recounted_placement
 from meshwright.costmodel.workload import Workload
 from meshwright.documents.reader import path_text
 from meshwright.errors import InputError
@@ -85,7 +86,7 @@ def planned_workload(inputs: PlanInputs, execution: Execution | None = None) -> 
 
 
 def arrangement(run: Run) -> tuple[Stages, Placement]:
-    """The split of a run's layers, and the placement that its axes nested in its order give.
+    """The split of a run's layers, and where its groups lie: by its ranks, else by its axes nested in order.
 
     Raises ValueError where the layers cannot be dealt out to the virtual stages.
     """
@@ -96,7 +97,18 @@ def arrangement(run: Run) -> tuple[Stages, Placement]:
             f"pp {layout.pp} * vpp {layout.vpp} virtual stages for {workload.model.layers} layers: "
             "some would have none"
         )
+    if run.ranks:
+        return stages, recounted_placement(workload.cluster, layout, _in_default_order(run))
     return stages, nested_placement(workload.cluster, layout, run.rank_order)
+
+
+def _in_default_order(run: Run) -> list[tuple[int, int]]:
+    """Where ranks run, as Megatron's default order numbers them."""
+    layout = run.layout
+    sizes = [int(getattr(layout, axis)) for axis in reversed(run.rank_order)]
+    numbers = np.arange(int(layout.gpus)).reshape(sizes)
+    default = [run.rank_order[::-1].index(axis) for axis in ("pp", "dp", "cp", "tp")]
+    return [run.ranks[number] for number in numbers.transpose(default).ravel().tolist()]
 
 
 def predict_run(run: Run) -> RunPrediction:

@@ -27,6 +27,7 @@ from meshwright.planner.runs.run_settings import (
     Stages,
     check_shard_group,
     gpus_and_dp,
+    places_on_hosts,
     run_layout,
     software_profile,
     stages_of,
@@ -87,6 +88,8 @@ class Run:
     """Layers of each [pipeline rank][virtual stage]; None where the layers divide evenly."""
     rank_order: tuple[str, ...] = ("tp", "cp", "dp", "pp")
     """Axes as ranks run through them, innermost first."""
+    ranks: tuple[tuple[int, int], ...] = ()
+    """(node, local GPU) of every rank; empty where ranks are nested in the blocks of the cluster."""
     measured: Measured | None = None
     tags: tuple[str, ...] = ()
     suspect: str | None = None
@@ -215,6 +218,7 @@ def _run(
         layout=layout,
         stages=stages,
         rank_order=tuple(settings.rank_order.split("-")),
+        ranks=() if settings.hosts is None else places_on_hosts(cluster, settings.hosts, gpus),
         measured=_measured(doc.measured, workload),
         tags=tuple(doc.tags),
         suspect=doc.suspect,

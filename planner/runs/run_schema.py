@@ -14,6 +14,7 @@ from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.inputs import ScheduleName
 
 MOST_LAYERS = 2000
+MOST_HOSTS = 131_072
 LONGEST_WORDS = 4000
 """Letters of a text that a run file holds."""
 
@@ -179,6 +180,8 @@ class SettingsDoc(BaseModel):
     """Transformer layers of each [pipeline rank][virtual stage]."""
     rank_order: Literal["tp-cp-dp-pp", "tp-cp-pp-dp"] = "tp-cp-dp-pp"
     """How ranks run through the axes, innermost first."""
+    hosts: list[Words] | None = Field(default=None, max_length=MOST_HOSTS)
+    """Names of the cluster's nodes in the order of their ranks; ranks are nested in its blocks without."""
     layer_split: Words | None = None
     pp_layout: WordsOrLayers = None
     moe_routing: Words | None = None

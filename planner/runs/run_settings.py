@@ -69,6 +69,36 @@ def with_whole_domains(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
     return cluster.model_copy(update={"gpus": gpus // part * domain})
 
 
+def places_on_hosts(
+    cluster: ClusterSpec, hosts: Sequence[str], gpus: int
+) -> tuple[tuple[int, int], ...]:
+    """(node, local GPU) of every rank, where ranks run through some of the cluster's nodes in turn.
+
+    Raises InputError for a name that no node has, or another number of GPUs than that of the run.
+    """
+    numbers = {node.name: number for number, node in enumerate(cluster.nodes)}
+    for name in hosts:
+        if name not in numbers:
+            raise InputError(
+                "is no node of the cluster",
+                where="run.hosts",
+                value=name,
+                did_you_mean=near_miss(name, numbers),
+            )
+    per_host = gpus // len(hosts) if hosts else 0
+    if (
+        per_host * len(hosts) != gpus
+        or per_host > cluster.gpus_per_node
+        or len(set(hosts)) < len(hosts)
+    ):
+        raise InputError(
+            f"{len(hosts)} hosts of up to {cluster.gpus_per_node} GPUs, each named once, cannot have equally "
+            f"many of {gpus} ranks",
+            where="run.hosts",
+        )
+    return tuple((numbers[name], gpu) for name in hosts for gpu in range(per_host))
+
+
 def check_shard_group(settings: SettingsDoc, dp: int) -> None:
     """Raises InputError where the replicas do not split into groups of `shard_group`."""
     group, replicas = settings.shard_group, dp * settings.cp

@@ -19,11 +19,17 @@ class LaunchRun:
     """A mapping, a catalog name, or None where the file does not say."""
     cluster: str | None = None
     """A catalog name, where it says what it runs on."""
+    hosts: tuple[str, ...] = ()
+    """Where it starts, in the order of the ranks; empty where it does not say."""
+    places: tuple[tuple[int, int], ...] = ()
+    """(index into `hosts`, local GPU) by rank, where ranks do not run through the hosts in turn."""
     micro_batches: int | None = None
     """Of a step, where the file says so and not how large they are."""
     unread: tuple[str, ...] = ()
     """Flags or keys that were not understood."""
     remarks: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
+    """What it does not say of its `model`, and what is taken for it."""
 
 
 def section_of(document: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:

@@ -13,7 +13,11 @@ from meshwright.frameworks.record import Axis
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.launches.flags import CommandLine
 from meshwright.planner.runs.launches.launch_run import LaunchRun
-from meshwright.planner.runs.launches.megatron_model import hybrid_pattern, megatron_model
+from meshwright.planner.runs.launches.megatron_model import (
+    GPT2_VOCAB,
+    hybrid_pattern,
+    megatron_model,
+)
 from meshwright.planner.runs.pipeline_notation import layers_of_layout
 from meshwright.planner.runs.run_terms import cuda_graph_kind
 
@@ -99,7 +103,13 @@ def from_megatron(line: CommandLine, known: ModelSpec | None = None) -> LaunchRu
         settings["gpus"] = gpus
         if instances > 1:
             settings["shard_group"] = gpus // (settings["tp"] * settings["pp"] * instances)
-    return LaunchRun(settings=settings, model=model, unread=tuple(line.unread(_HARMLESS)))
+    assumed = []
+    if known is None and not (line.has("--vocab-size") or line.has("--padded-vocab-size")):
+        assumed.append(
+            f"no --vocab-size: {GPT2_VOCAB:,} tokens are assumed, as GPT-2 has; --with model=... tells"
+        )
+    unread = tuple(line.unread(_HARMLESS))
+    return LaunchRun(settings=settings, model=model, unread=unread, assumed=tuple(assumed))
 
 
 def _cuda_graph(line: CommandLine) -> str:

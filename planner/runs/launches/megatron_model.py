@@ -19,6 +19,9 @@ from meshwright.planner.runs.launches.megatron_names import (
     QUICK_GELU_ALPHA,
 )
 
+GPT2_VOCAB = 50_257
+"""Tokens of the tokenizer that most scripts without a vocabulary's size name."""
+
 
 def megatron_model(line: CommandLine) -> dict[str, Any]:
     """The model as a mapping of a run file. Raises InputError if layers, width or heads are not given."""
@@ -38,7 +41,7 @@ def megatron_model(line: CommandLine) -> dict[str, Any]:
         "heads": heads,
         "ffn_hidden": line.integer("--ffn-hidden-size", default_ffn),
         "kv_heads": _kv_heads(line, heads),
-        "vocab": line.integer("--vocab-size", line.integer("--padded-vocab-size", 50_257)),
+        "vocab": line.integer("--vocab-size", line.integer("--padded-vocab-size", GPT2_VOCAB)),
         "tied_embeddings": not line.has("--untie-embeddings-and-output-weights"),
         "norm": "rmsnorm" if normalization.lower() == "rmsnorm" else "layernorm",
         "norm_epsilon": _norm_epsilon(line),

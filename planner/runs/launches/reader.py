@@ -30,6 +30,7 @@ from meshwright.planner.runs.launches.deepspeed import (
     with_configuration,
 )
 from meshwright.planner.runs.launches.flags import CommandLine, words_of
+from meshwright.planner.runs.launches.hosts import on_its_hosts, with_hosts_beside
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.launches.megatron import from_megatron
 from meshwright.planner.runs.launches.torchtitan import from_torchtitan
@@ -84,10 +85,14 @@ def price_launch(
         calibration=calibration,
     )
     unread = [f"{path.name}: {name} is not read" for name in launch.unread]
+    run = on_its_hosts(run, launch)
+    if run.ranks and not launch.places:
+        mapping["run"]["hosts"] = list(launch.hosts)
     if output is not None:
         text = yaml.safe_dump({"schema": 1, **mapping}, sort_keys=False)
         write_files(output.parent, {output.name: text})
-    remarks = (*run.remarks, *launch.remarks, *unread)
+    assumed = launch.assumed if mapping["model"] is launch.model else ()
+    remarks = (*run.remarks, *launch.remarks, *assumed, *unread)
     yield price_run(replace(run, remarks=remarks), path)
 
 
@@ -98,7 +103,8 @@ def read_launch(path: Path) -> LaunchRun:
     """
     if is_recipe_name(path):
         return recipe_run(str(path))
-    return launch_of_text(read_text(path, MAX_FILE_BYTES), path)
+    launch = launch_of_text(read_text(path, MAX_FILE_BYTES), path)
+    return with_hosts_beside(launch, path)
 
 
 def launch_of_text(text: str, path: Path) -> LaunchRun:
@@ -205,7 +211,8 @@ def run_of_inputs(launch: LaunchRun, inputs: PlanInputs, path: Path) -> Run:
     if "gpus" not in settings and "dp" not in settings:
         settings["gpus"] = inputs.gpus
     mapping = {"model": inputs.model, "cluster": inputs.cluster, "run": settings}
-    return run_from_mapping(mapping, where=str(path), base=path.parent, default_id=path.stem)
+    run = run_from_mapping(mapping, where=str(path), base=path.parent, default_id=path.stem)
+    return on_its_hosts(run, launch)
 
 
 def _micro_batch(count: int, settings: dict[str, Any], where: str) -> dict[str, int]:

@@ -13,12 +13,12 @@ from meshwright.cluster_specs.catalog import cluster_names, load_cluster
 from meshwright.cluster_specs.fabric import fabric_levels, full_levels
 from meshwright.cluster_specs.places import allocated_places, allocation_of
 from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.recount import recounted_placement
 from meshwright.errors import InternalError
 from meshwright.planner.bounds.matrices import ranks_on
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.placement import plan_placement, workload_of_plan
-from meshwright.planner.plan.recount import recounted_placement
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
