@@ -14,6 +14,7 @@ from meshwright.constraints.torchtitan_model import (
     TORCHTITAN_TOKEN_PREDICTION,
     TorchtitanArchitecture,
     TorchtitanExpertShards,
+    TorchtitanExpertTensor,
 )
 from meshwright.frameworks.torchtitan import TORCHTITAN
 
@@ -71,5 +72,6 @@ TORCHTITAN_RULES: tuple[Rule, ...] = (
     TORCHTITAN_CONTEXT_SHARDS,
     TorchtitanArchitecture(),
     TorchtitanExpertShards(),
+    TorchtitanExpertTensor(),
     TORCHTITAN_TOKEN_PREDICTION,
 )

@@ -94,6 +94,34 @@ class TorchtitanExpertShards(Rule):
         )
 
 
+class TorchtitanExpertTensor(Rule):
+    """etp = tp where ep = 1, else etp = 1: tp cuts experts that ep does not spread, and no others.
+
+    torchtitan/models/common/moe_sharding.py, `expert_param_placement_dense` and `_sparse`.
+    """
+
+    name = "torchtitan-expert-tensor"
+    unit = "ranks"
+
+    def applies(self, workload: Workload) -> bool:
+        return workload.model.moe is not None
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        follows = np.where(column(table, "ep") == 1, column(table, "tp"), 1)
+        return as_excess(np.abs(column(table, "etp") - follows))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        layout = plan.layout
+        follows = int(layout.tp) if int(layout.ep) == 1 else 1
+        if int(layout.etp) == follows:
+            return None
+        return self.finding(
+            value=abs(int(layout.etp) - follows),
+            words=f"etp {layout.etp} with tp {layout.tp} and ep {layout.ep}, where torchtitan has {follows}",
+            remedy=f"Set etp to {follows}: torchtitan has no setting for it.",
+        )
+
+
 TORCHTITAN_TOKEN_PREDICTION = AtMost(
     name="torchtitan-mtp",
     sentence="pp cp <= 1 with multi-token prediction (DeepSeek-V3), which takes whole sequences on one stage",

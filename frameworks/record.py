@@ -155,6 +155,8 @@ class Framework:
     rank_orders: Mapping[str, Setting]
     """Orders in which ranks are counted over the axes, innermost first."""
 
+    experts_follow_tp: bool = False
+    """Whether tp cuts experts that ep does not spread, and no others, so that etp is tp or 1."""
     rules: tuple[str, ...] = field(default=())
     """Names of the rules in `constraints/` that bind it beside those which follow from the fields above."""
     degrees_remedy: str = ""

@@ -58,7 +58,13 @@ TORCHTITAN = Framework(
             source=CONFIG,
             rules=("torchtitan-expert-shards",),
         ),
+        # No flag: see models/common/MOE_SHARDING.md, "Configurations".
+        "etp": Setting(
+            source="torchtitan/models/common/moe_sharding.py",
+            rules=("torchtitan-expert-tensor",),
+        ),
     },
+    experts_follow_tp=True,
     # The flag turns it off.
     sequence_parallel=Setting(
         flag="--parallelism.no-enable-sequence-parallel", source=CONFIG, default=True
@@ -156,9 +162,10 @@ TORCHTITAN = Framework(
         "torchtitan-context-shards",
         "torchtitan-architecture",
         "torchtitan-expert-shards",
+        "torchtitan-expert-tensor",
         "torchtitan-mtp",
     ),
-    degrees_remedy="Experts have no tensor degree of their own (etp 1). Replicate (0), or shard with "
-    "parallelism.fsdp_reshard_after_forward never (2) or always (3).",
+    degrees_remedy="Replicate (0), or shard with parallelism.fsdp_reshard_after_forward never (2) or always "
+    "(3).",
 )
 """Read in torchtitan 0.3.0 and torch 2.13."""

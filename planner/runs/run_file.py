@@ -19,6 +19,7 @@ from meshwright.costmodel.workload import Overlap, Workload
 from meshwright.documents.reader import parse_mapping, read_text
 from meshwright.documents.validation import validation_message
 from meshwright.errors import InputError, shown
+from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.model_specs.catalog import with_twin_facts
 from meshwright.model_specs.reader import model_from_mapping, read_model
 from meshwright.model_specs.schema import ModelSpec
@@ -31,6 +32,7 @@ from meshwright.planner.runs.run_settings import (
     run_layout,
     software_profile,
     stages_of,
+    with_expert_tensor_degree,
     with_whole_domains,
 )
 from meshwright.planner.runs.run_terms import (
@@ -171,17 +173,18 @@ def _run(
     default_id: str,
     calibration: Calibration | None,
 ) -> Run:
-    settings, model, cluster = doc.run, _model(doc, base), _cluster(doc, base)
+    model, cluster = _model(doc, base), _cluster(doc, base)
     published = doc.measured is not None
+    profile, profile_remarks = software_profile(
+        doc.run, published=published, calibration=calibration
+    )
+    settings = with_expert_tensor_degree(doc.run, model, framework_of_stack(profile))
     gpus, dp = gpus_and_dp(settings, cluster)
     layout, layout_remarks = run_layout(settings, model, dp, published=published)
     stages, stage_remarks = stages_of(settings, model)
     check_shard_group(settings, dp)
     if published:
         cluster = with_whole_domains(cluster, gpus)
-    profile, profile_remarks = software_profile(
-        settings, published=published, calibration=calibration
-    )
     recipe_dispatch = moe_dispatch_kind(settings.recipe, published=published)
     kernel_words = settings.recipe.get("attention_kernel", "")
     gradient_words = settings.gradient_dtype or settings.recipe.get("gradient_sync", "")

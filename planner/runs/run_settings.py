@@ -12,6 +12,7 @@ from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_named, traits
 from meshwright.errors import InputError, near_miss
 from meshwright.frameworks.catalog import STACK_NAMES, nearest_stack, stack_in_words
+from meshwright.frameworks.record import Framework
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.run_schema import SettingsDoc
 from meshwright.planner.runs.run_terms import (
@@ -106,6 +107,16 @@ def check_shard_group(settings: SettingsDoc, dp: int) -> None:
         raise InputError(
             f"run.shard_group: {group} does not divide the dp {dp} * cp {settings.cp} = {replicas} replicas"
         )
+
+
+def with_expert_tensor_degree(
+    settings: SettingsDoc, model: ModelSpec, framework: Framework
+) -> SettingsDoc:
+    """Settings with the etp that the framework has, where it follows from tp and nothing else is said."""
+    follows = framework.experts_follow_tp and model.moe is not None and settings.ep == 1
+    if follows and "etp" not in settings.model_fields_set:
+        return settings.model_copy(update={"etp": settings.tp})
+    return settings
 
 
 def run_layout(

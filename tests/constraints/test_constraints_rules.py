@@ -243,6 +243,11 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"zero_stage": 2, "dp": 4, "ep": 8, "tp": 2},
         {"zero_stage": 0, "dp": 4, "ep": 8, "tp": 2},
     ),
+    "torchtitan-expert-tensor": (
+        workload(MOE),
+        {"zero_stage": 2, "dp": 4, "tp": 2, "etp": 2},
+        {"zero_stage": 2, "dp": 4, "tp": 2},
+    ),
     "torchtitan-mtp": (workload(DENSE.model_copy(update={"mtp_layers": 1})), {"tp": 2}, {"cp": 2}),
     "deepspeed-experts": (workload(MOE), {"dp": 8, "ep": 8}, {"dp": 4, "tp": 2, "ep": 8}),
     "deepspeed-pipeline-zero": (workload(), {"pp": 2, "zero_stage": 1}, {"pp": 2, "zero_stage": 2}),
