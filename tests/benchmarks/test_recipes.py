@@ -7,6 +7,7 @@ import pytest
 from benchmarks.recipes import compared, page, recipes
 
 
+@pytest.mark.slow
 def test_every_recipe_of_the_family_is_in_a_group() -> None:
     groups = recipes()
     assert len(groups) == 130

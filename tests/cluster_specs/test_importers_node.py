@@ -370,6 +370,7 @@ SAMPLES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_plan_runs_on_what_is_imported(tmp_path: Path, form: str) -> None:
     file, node = SAMPLES[form]

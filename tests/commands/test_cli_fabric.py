@@ -165,6 +165,7 @@ def test_traffic_adds_up(regular: Path) -> None:
     assert "is used most" in text
 
 
+@pytest.mark.slow
 def test_a_plan_on_an_irregular_allocation_has_a_real_mapping_and_a_proof(tmp_path: Path) -> None:
     path, out = cluster_file(tmp_path), tmp_path / "plan"
     code, text = run(

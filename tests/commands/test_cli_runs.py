@@ -114,6 +114,7 @@ def test_estimate_of_several_runs_is_one_document(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_validate_scores_every_published_row() -> None:
     data = document(run("validate", PUBLISHED, "--json"))
     assert len(data["rows"]) == data["summary"]["count"] == 458
@@ -125,6 +126,7 @@ def test_validate_scores_every_published_row() -> None:
     assert first["measured"]["step_time_s"] == 1.42
 
 
+@pytest.mark.slow
 def test_validate_shows_the_worst_rows_or_all_of_them(tmp_path: Path) -> None:
     rows = list(parse_mapping(PUBLISHED.read_text(encoding="utf-8"), "runs")["runs"])[:40]  # type: ignore[call-overload]
     path = write(tmp_path / "runs.yaml", {"runs": rows})
@@ -322,6 +324,7 @@ def test_output_that_is_piped_is_plain_text() -> None:
     assert all(line == line.rstrip() for line in done.stdout.splitlines())
 
 
+@pytest.mark.slow
 def test_an_ascii_terminal_gets_ascii() -> None:
     done = process("validate", str(PUBLISHED), PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr

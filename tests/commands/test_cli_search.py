@@ -86,6 +86,7 @@ def test_a_plan_is_explained_compared_and_launched(folder: Path, tmp_path: Path)
         assert (tmp_path / "out" / name).read_bytes() == (plan / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_the_tables_fit_80_columns_without_colour() -> None:
     done = meshwright(*SMALL)
     assert done.returncode == 0, done.stderr
@@ -94,6 +95,7 @@ def test_the_tables_fit_80_columns_without_colour() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_what_cannot_be_planned_exits_with_1_and_says_why(tmp_path: Path) -> None:
     big = [
         "plan",

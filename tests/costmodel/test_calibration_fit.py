@@ -88,6 +88,7 @@ def test_priors_hold_what_no_row_decides_and_bound_what_rows_do(runs: tuple[Run,
     assert problem.touched[:, 0].tolist() == on_h100
 
 
+@pytest.mark.slow
 def test_the_fit_sees_the_step_times_that_validate_prints() -> None:
     every_ninth = read_runs(RUNS)[::9]
     found = Problem(every_ninth, [constant_records()[GEMM]])
@@ -109,6 +110,7 @@ def test_a_group_left_out_is_predicted_from_the_others(runs: tuple[Run, ...], ex
     assert (found.seconds[~odd] > 1.1 * nominal[~odd]).all()
 
 
+@pytest.mark.slow
 def test_families_and_sources_of_the_published_rows() -> None:
     found = read_runs(RUNS)
     assert {family_of(run) for run in found} == {

@@ -255,6 +255,7 @@ def test_bounds_lie_below_every_split_and_placement(kind: str) -> None:
     check()
 
 
+@pytest.mark.slow
 @given(cases(("moe", "mla")), st.floats(1, 4), st.sampled_from([1e-4, 5e-4, 0.01, 0.1, 0.5]))
 @settings(max_examples=150)
 def test_prices_never_fall_when_experts_get_less_even(

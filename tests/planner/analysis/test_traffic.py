@@ -361,6 +361,7 @@ def test_levels_have_their_links_rates() -> None:
     assert load_device("h100-sxm-80gb").pcie_gb_per_s == 64
 
 
+@pytest.mark.slow
 def test_three_to_one_divides_what_crosses_leaves_and_the_step_pays(tmp_path: Path) -> None:
     out = tmp_path / "plan"
     run(

@@ -98,6 +98,7 @@ def test_too_few_micro_batches_for_a_schedule_are_named() -> None:
     assert any(words.startswith("schedule-shape") for words in made.infeasible.conflict)
 
 
+@pytest.mark.slow
 def test_no_schedule_beats_the_chosen_one() -> None:
     best = fastest_plan(request())
     times = [

@@ -356,6 +356,7 @@ def test_the_command_end_to_end(tmp_path: Path) -> None:
     assert (code, "did you mean 'sglang'" in problem) == (2, True)
 
 
+@pytest.mark.slow
 def test_the_answer_does_not_depend_on_the_number_of_processes() -> None:
     loads = np.random.default_rng(8).lognormal(0, 1.5, (1, 22, 160))
     shape = SlotShape(slots=192, gpus=48, nodes=6)

@@ -291,6 +291,7 @@ def test_copies_in_the_cost_model_are_a_direct_count_of_the_trace() -> None:
     assert dict(degree.copies)[2] < apart
 
 
+@pytest.mark.slow
 def test_a_plan_with_a_trace_carries_and_prices_what_tokens_touch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

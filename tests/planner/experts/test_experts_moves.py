@@ -61,6 +61,7 @@ def fewest(load: np.ndarray, current: np.ndarray, moves: int) -> float:
     return min((a + b) / 2 for (m, a), (n, b) in product(*curves) if m + n <= moves)
 
 
+@pytest.mark.slow
 def test_cp_sat_spends_moves_as_enumeration_does() -> None:
     chance = np.random.default_rng(3)
     for number in range(48):
@@ -111,6 +112,7 @@ def test_a_slot_of_a_replicated_expert_is_the_cheaper_move() -> None:
     assert found.solved.value[0] == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 60), st.sampled_from(["plain", "spread", "groups"]))
 def test_the_limits_hold_whatever_the_moves(seed: int, moves: int, kind: str) -> None:
@@ -148,6 +150,7 @@ def reached(moves: int) -> Moved:
     return improve_from(drifted, current, shape, moves, time_limit_s=4.0)
 
 
+@pytest.mark.slow
 def test_more_moves_are_never_worse_and_enough_are_a_fresh_placement() -> None:
     values = [reached(moves).solved.value.mean() for moves in (0, 4, 16, 64, 10**6)]
     assert values == sorted(values, reverse=True)

@@ -251,6 +251,7 @@ def test_only_the_same_batch_is_resumed(tmp_path: Path) -> None:
         batch(tmp_path, document, "mess", resume=True)
 
 
+@pytest.mark.slow
 def test_workers_change_nothing(tmp_path: Path) -> None:
     document = {"matrix": {**SMALL, "gpus": [4, 8], "global_batch": [32, 64]}}
     batch(tmp_path, document, "one")

@@ -81,6 +81,7 @@ def test_tokens_per_second_are_a_step_time(kept: Path, step_s: dict[int, float])
     assert point.gpus == 16
 
 
+@pytest.mark.slow
 def test_prices_decide_where_there_are_any(
     kept: Path, tmp_path: Path, step_s: dict[int, float]
 ) -> None:

@@ -45,6 +45,7 @@ def test_nothing_is_below_the_bound_by_room(seed: int) -> None:
     assert bound_by_room(problem, 1_000_000) <= busiest_s * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_never_worse_than_hostname_order(seed: int) -> None:

@@ -75,6 +75,7 @@ def test_the_plan_is_the_least_of_all_layouts_on_all_assignments(block: int) -> 
         assert one_shot_s(tables) == pytest.approx(least, abs=3e-9), seed
 
 
+@pytest.mark.slow
 def test_the_search_leaves_layouts_and_slots_to_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight nodes on uneven leaves: the same optimum with the counts of slots in the model and without."""
     found, posted = [], []

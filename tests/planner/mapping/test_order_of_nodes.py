@@ -64,12 +64,14 @@ def test_the_order_of_nodes_decides_nothing(gpus: int) -> None:
     assert len(times) == 1
 
 
+@pytest.mark.slow
 def test_a_part_filled_node_does_not_split_the_others() -> None:
     whole = [node for node in PART_FILLED if node[2] == 8]
     together = step_time_s(cluster(PART_FILLED), 20)
     assert together <= step_time_s(cluster(whole), 16) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_background_traffic_makes_no_plan_faster() -> None:
     busy = (BlockSpec(leaf="leaf-0", pod="pod", background=0.3),)
     alone_s = step_time_s(cluster(PART_FILLED), 20)

@@ -44,6 +44,7 @@ def planned(job: str, pinned: bool = False) -> Plan:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS)
 def test_each_job_is_proven_optimal_and_no_slower_than_what_was_published(job: str) -> None:
     ours = planned(job)

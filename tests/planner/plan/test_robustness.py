@@ -73,6 +73,7 @@ def test_bounds_hold_where_nothing_is_searched_again(monkeypatch: pytest.MonkeyP
     assert any(one.loss_at_most is not None and one.loss_at_most > 0 for one in scenarios)
 
 
+@pytest.mark.slow
 def test_a_plan_in_nearly_full_memory_says_what_would_fit() -> None:
     request = PlanRequest(
         model=load_catalog_model("mixtral-8x7b"),
@@ -117,6 +118,7 @@ def test_levels_that_cannot_be_faster_are_only_slower() -> None:
     assert named == {"compute", "nvlink", "network", "memory", *blocking}
 
 
+@pytest.mark.slow
 def test_the_command_prints_it(tmp_path: Path) -> None:
     line = ["plan", "llama-3-8b", "--cluster", "dgx-h100", "--gpus", "8", "--global-batch", "64"]
     done = CliRunner().invoke(

@@ -283,6 +283,7 @@ def test_rows_that_ran_out_of_memory_are_told_or_not() -> None:
     assert summary["memory"]["count"] == 0
 
 
+@pytest.mark.slow
 def test_published_groups() -> None:
     rows = read_runs(PUBLISHED)
     perfect = score(rows, lambda row: Prediction(step_time_s=measured_step_s(row)))

@@ -319,6 +319,7 @@ def test_virtual_stages_never_save_memory(seed: int) -> None:
     assert np.all(many[never] > limit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [2, 8, 1000])
 def test_one_joint_model_gives_the_same_optimum(seed: int) -> None:
     """Every (layout, mapping) priced exactly, in one CP-SAT model and in one shot."""
