@@ -76,6 +76,7 @@ RESULTS := build/benchmarks
 benchmarks: $(DEV_READY)
 	@mkdir -p $(RESULTS)
 	$(BIN)/python -m benchmarks.growth | tee $(RESULTS)/growth.md
+	$(BIN)/python -m benchmarks.memory_growth 100 | tee $(RESULTS)/memory.md
 	$(BIN)/python -m benchmarks.plan_speed | tee $(RESULTS)/plans.md
 	$(BIN)/python -m benchmarks.cost_model_speed | tee $(RESULTS)/estimates.md
 	$(BIN)/python -m benchmarks.fabric | tee $(RESULTS)/mapping.md
@@ -85,7 +86,7 @@ MEASURE := .measure
 COVERED := constraints costmodel planner/search planner/bounds
 
 coverage: $(MEASURE)/.ready
-	$(MEASURE)/bin/python -m coverage run -m pytest -m "not slow and not soak and $(APART)" \
+	$(MEASURE)/bin/python -m coverage run -m pytest -m "not soak and $(APART)" \
 	  $(addprefix tests/,$(COVERED)) tests/frameworks tests/planner/plan tests/planner/runs tests/planner/mapping/test_fabric_joint.py
 	for folder in $(COVERED); do \
 	  $(MEASURE)/bin/python -m coverage report --include="$$folder/*" --fail-under=95; \

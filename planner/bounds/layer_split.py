@@ -48,14 +48,9 @@ def frontier(costs: SplitCosts, slack_s: float, fits: FitsRank | None = None) ->
     return tuple(_Ranks(costs, fits).frontier(slack_s))
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=1024)
 def _unlimited(costs: SplitCosts, slack_s: float) -> tuple[Split, ...]:
-    return tuple(_unlimited_ranks(costs).frontier(slack_s))
-
-
-@lru_cache(maxsize=4096)
-def _unlimited_ranks(costs: SplitCosts) -> _Ranks:
-    return _Ranks(costs, None)
+    return tuple(_Ranks(costs, None).frontier(slack_s))
 
 
 def least_busiest_rank_s(costs: SplitCosts, rooms: Sequence[Sequence[int]]) -> float:
