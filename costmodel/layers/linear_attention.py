@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.costmodel.collectives.on_levels import all_to_all_s
 from meshwright.costmodel.layers.context import Context, quantise_bytes
-from meshwright.costmodel.layers.exposed import tensor_parallel_s
-from meshwright.costmodel.layers.feed_forward import Passes, linear
-from meshwright.costmodel.layers.kernels import streamed_s
-from meshwright.costmodel.layers.layer_time import LayerTime, Parts
+from meshwright.costmodel.layers.feed_forward import Passes
+from meshwright.costmodel.layers.layer_time import LayerTime
+from meshwright.costmodel.layers.recurrent import recurrent_block
 from meshwright.costmodel.layout import Floats
 from meshwright.model_specs.schema import GatedDeltaNetSpec
 
@@ -48,30 +46,8 @@ def linear_attention_block(c: Context) -> LayerTime:
     model, tp = c.workload.model, np.asarray(c.layout.tp)
     spec = model.linear_attention
     assert spec is not None
-    projected, values = spec.projected_width / tp, spec.value_width / tp
-    inputs = linear(c, c.tokens, projected, model.hidden)
-    output = linear(c, c.tokens, model.hidden, values)
-    rule = delta_rule_s(c, spec)
-    streamed = _streamed_bytes(c, spec)
-    gemm_f, gemm_b = inputs.forward + output.forward, inputs.backward + output.backward
-    tp_f, tp_b = tensor_parallel_s(c, gemm_f, gemm_b, 0.5 * inputs.backward)
-    swapped = 2.0 * c.tokens * (projected + values)
-    cp_s = all_to_all_s(swapped, c.placement.cp, c.links)
-    forward: Parts = {
-        "gemm": gemm_f,
-        "attention": rule.forward,
-        "memory_bound": streamed_s(streamed.forward, c.rates),
-        "tp_comm": tp_f,
-        "cp_comm": cp_s,
-    }
-    backward: Parts = {
-        "gemm": gemm_b,
-        "attention": rule.backward,
-        "memory_bound": streamed_s(streamed.backward, c.rates),
-        "tp_comm": tp_b,
-        "cp_comm": cp_s,
-    }
-    return LayerTime(forward, backward, {})
+    widths = spec.projected_width / tp, spec.value_width / tp
+    return recurrent_block(c, widths, delta_rule_s(c, spec), _streamed_bytes(c, spec))
 
 
 def delta_rule_s(c: Context, spec: GatedDeltaNetSpec) -> Passes:

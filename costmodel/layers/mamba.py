@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.costmodel.collectives.on_levels import all_to_all_s
 from meshwright.costmodel.layers.context import Context, quantise_bytes
-from meshwright.costmodel.layers.exposed import tensor_parallel_s
-from meshwright.costmodel.layers.feed_forward import Passes, linear
-from meshwright.costmodel.layers.kernels import streamed_s
-from meshwright.costmodel.layers.layer_time import LayerTime, Parts
+from meshwright.costmodel.layers.feed_forward import Passes
+from meshwright.costmodel.layers.layer_time import LayerTime
+from meshwright.costmodel.layers.recurrent import recurrent_block
 from meshwright.costmodel.layout import Floats
 from meshwright.model_specs.hybrid import Mamba2Spec
 
@@ -46,33 +44,11 @@ def mamba_block(c: Context) -> LayerTime:
     model, tp = c.workload.model, np.asarray(c.layout.tp)
     spec = model.mamba
     assert spec is not None
-    projected, width = spec.projected_width / tp, spec.width / tp
-    inputs = linear(c, c.tokens, projected, model.hidden)
-    output = linear(c, c.tokens, model.hidden, width)
-    scan = scan_s(c, spec)
+    widths = spec.projected_width / tp, spec.width / tp
+    # One gather of the input and one sum of the output serve both, and attention has them.
+    gathers = not model.mamba_beside_attention
     streamed = _streamed_bytes(c, spec)
-    gemm_f, gemm_b = inputs.forward + output.forward, inputs.backward + output.backward
-    tp_f, tp_b = tensor_parallel_s(c, gemm_f, gemm_b, 0.5 * inputs.backward)
-    if model.mamba_beside_attention:
-        # One gather of the input and one sum of the output serve both, and attention has them.
-        tp_f, tp_b = 0.0 * gemm_f, 0.0 * gemm_b
-    swapped = 2.0 * c.tokens * (projected + width)
-    cp_s = all_to_all_s(swapped, c.placement.cp, c.links)
-    forward: Parts = {
-        "gemm": gemm_f,
-        "attention": scan.forward,
-        "memory_bound": streamed_s(streamed.forward, c.rates),
-        "tp_comm": tp_f,
-        "cp_comm": cp_s,
-    }
-    backward: Parts = {
-        "gemm": gemm_b,
-        "attention": scan.backward,
-        "memory_bound": streamed_s(streamed.backward, c.rates),
-        "tp_comm": tp_b,
-        "cp_comm": cp_s,
-    }
-    return LayerTime(forward, backward, {})
+    return recurrent_block(c, widths, scan_s(c, spec), streamed, gathers=gathers)
 
 
 def scan_s(c: Context, spec: Mamba2Spec) -> Passes:
