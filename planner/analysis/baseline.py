@@ -80,7 +80,7 @@ def read_baseline(path: Path, inputs: PlanInputs) -> Baseline:
             what = f"holds {len(runs)} runs; a baseline is one: give a file of one run"
             raise InputError(what, where=path_text(path))
         return _of_run("run", runs[0], inputs, path, runs[0].remarks)
-    launch = read_launch(path)
+    launch = read_launch(path, inputs.model)
     run = run_of_inputs(launch, inputs, path)
     unread = [f"{path.name}: {name} is not read" for name in launch.unread]
     remarks = (*run.remarks, *launch.remarks, *_model_remarks(launch, inputs), *unread)

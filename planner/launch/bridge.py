@@ -8,7 +8,13 @@ from __future__ import annotations
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.megatron import MEGATRON
 from meshwright.planner.launch.legal_launch import Launch, legal_launch
-from meshwright.planner.launch.megatron import Flags, execution_flags, recompute_flags
+from meshwright.planner.launch.megatron import (
+    FSDP_CHECKPOINTS,
+    SHARDING_STRATEGIES,
+    Flags,
+    execution_flags,
+    recompute_flags,
+)
 from meshwright.planner.launch.writer import json_file
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.pipeline_notation import layout_string, pattern_chunks
@@ -47,6 +53,7 @@ def bridge_overrides(plan: Plan) -> list[str]:
     if inputs.model.moe is not None:
         values["model.expert_model_parallel_size"] = layout.ep
         values["model.expert_tensor_parallel_size"] = layout.etp
+    values |= _sharding_values(launch)
     values |= _overlap_values(launch)
     values |= _numeric_values(launch)
     values |= _of_model(recompute_flags(layout))
@@ -60,6 +67,19 @@ def bridge_overrides(plan: Plan) -> list[str]:
 def bridge_files(plan: Plan) -> dict[str, str]:
     """bridge_overrides.json: a list of overrides for the recipe's command line."""
     return {"bridge_overrides.json": json_file(bridge_overrides(plan))}
+
+
+def _sharding_values(launch: Launch) -> dict[str, object]:
+    """ZeRO 2 and 3 are Megatron FSDP's (docs/training/megatron-fsdp.md, "Stable Requirements")."""
+    if launch.layout.zero_stage < 2:
+        return {}
+    return {
+        "dist.use_megatron_fsdp": True,
+        "ddp.use_megatron_fsdp": True,
+        "ddp.data_parallel_sharding_strategy": SHARDING_STRATEGIES[launch.layout.zero_stage],
+        "checkpoint.ckpt_format": FSDP_CHECKPOINTS,
+        "model.gradient_accumulation_fusion": False,
+    }
 
 
 def _overlap_values(launch: Launch) -> dict[str, object]:

@@ -23,6 +23,10 @@ from meshwright.planner.runs.launches.megatron_names import HYBRID_PATTERN
 from meshwright.planner.runs.pipeline_notation import layout_string, pattern_chunks
 from meshwright.planner.runs.predicted import LayoutDoc
 
+SHARDING_STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
+"""What Megatron FSDP calls ZeRO stages."""
+FSDP_CHECKPOINTS = "fsdp_dtensor"
+"""The only format of checkpoints that Megatron FSDP writes."""
 Flags = dict[str, object]
 """Values by flag, as `flag_words` writes them."""
 
@@ -285,10 +289,9 @@ def _optimizer_flags(launch: Launch) -> Flags:
     flags: Flags = {"--optimizer": optimizer, "--use-distributed-optimizer": sharded}
     flags |= _numeric_flags(launch)
     if layout.zero_stage >= 2:
-        strategy = "optim_grads" if layout.zero_stage == 2 else "optim_grads_params"
         flags["--use-megatron-fsdp"] = True
-        flags["--data-parallel-sharding-strategy"] = strategy
-        flags["--ckpt-format"] = "fsdp_dtensor"
+        flags["--data-parallel-sharding-strategy"] = SHARDING_STRATEGIES[layout.zero_stage]
+        flags["--ckpt-format"] = FSDP_CHECKPOINTS
         flags["--no-gradient-accumulation-fusion"] = True
     overlaps = launch.execution.dp_overlap
     flags["--overlap-grad-reduce"] = overlaps

@@ -335,7 +335,7 @@ class _DocumentChange(_Change):
 
 
 def _run(text: str, path: Path, plan: Plan) -> Run:
-    return run_of_inputs(launch_of_text(text, path), plan.inputs, path)
+    return run_of_inputs(launch_of_text(text, path, plan.inputs.model), plan.inputs, path)
 
 
 def _meaning_of(run: Run) -> object:

@@ -15,6 +15,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+ZERO_STAGES = {"optim_grads": 2, "optim_grads_params": 3}
 PACKAGES = ("bridge", "bridge.training", "bridge.training.utils", "bridge.utils")
 
 
@@ -57,22 +58,27 @@ def recipes() -> set[str]:
     }
 
 
-def sections() -> dict[str, set[str]]:
+def sections(hybrid: bool) -> dict[str, set[str]]:
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.transformer.transformer_config import MLATransformerConfig
-    from megatron.training.config import TrainingConfig
+    from megatron.training.config import CheckpointConfig, DistributedInitConfig, TrainingConfig
 
     inherited = {
         "model": MLATransformerConfig,
         "train": TrainingConfig,
         "ddp": DistributedDataParallelConfig,
         "optimizer": OptimizerConfig,
+        "dist": DistributedInitConfig,
+        "checkpoint": CheckpointConfig,
     }
     fields = {
         name: {one.name for one in dataclasses.fields(kind)} for name, kind in inherited.items()
     }
-    fields["model"] |= own_fields("models/gpt_provider.py", "GPTModelProvider")
+    provider = ("models/gpt_provider.py", "GPTModelProvider")
+    if hybrid:
+        provider = ("models/hybrid/hybrid_provider.py", "HybridModelProvider")
+    fields["model"] |= own_fields(*provider)
     fields["dataset"] = own_fields("training/config.py", "GPTDatasetConfig")
     fields["comm_overlap"] = own_fields("training/comm_overlap.py", "CommOverlapConfig")
     container = own_fields("training/config.py", "ConfigContainer")
@@ -91,7 +97,10 @@ def ask_bridge(case: dict[str, Any]) -> dict[str, Any]:
     overrides = json.loads(
         (Path(case["dir"]) / "bridge_overrides.json").read_text(encoding="utf-8")
     )
-    known: dict[str, Any] = {section: dict.fromkeys(names) for section, names in sections().items()}
+    hybrid = any("hybrid_layer_pattern" in override for override in overrides)
+    known: dict[str, Any] = {
+        section: dict.fromkeys(names) for section, names in sections(hybrid).items()
+    }
     by_fields = any(override.startswith("mixed_precision.") for override in overrides)
     named = any(override.startswith("mixed_precision=") for override in overrides)
     precision = own_fields("training/mixed_precision.py", "MixedPrecisionConfig")
@@ -108,6 +117,10 @@ def ask_bridge(case: dict[str, Any]) -> dict[str, Any]:
         "ep": model.expert_model_parallel_size or 1,
         "etp": model.expert_tensor_parallel_size or 1,
         "sequence_parallel": model.sequence_parallel,
+        "zero_stage": ZERO_STAGES.get(
+            read.ddp.data_parallel_sharding_strategy if read.ddp.use_megatron_fsdp else None,
+            int(bool(read.ddp.use_distributed_optimizer)),
+        ),
         "micro_batch": read.train.micro_batch_size,
     }
     text = model.pipeline_model_parallel_layout

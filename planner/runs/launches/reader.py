@@ -20,8 +20,10 @@ from meshwright.costmodel.constants.calibration import Calibration
 from meshwright.documents.output_files import write_files
 from meshwright.documents.reader import parse_mapping, read_text
 from meshwright.errors import InputError
+from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.runs.launches.accelerate import from_accelerate
+from meshwright.planner.runs.launches.bridge_overrides import are_overrides, from_overrides
 from meshwright.planner.runs.launches.bridge_recipes import is_recipe_name, recipe_run
 from meshwright.planner.runs.launches.deepspeed import (
     BATCH,
@@ -75,7 +77,7 @@ def price_launch(
     InputError
         A file that cannot be read, or an `output` that exists.
     """
-    launch = read_launch(path)
+    launch = read_launch(path, _added_model(additions, path))
     mapping = complete(launch, additions, str(path))
     run = run_from_mapping(
         mapping,
@@ -96,26 +98,39 @@ def price_launch(
     yield price_run(replace(run, remarks=remarks), path)
 
 
-def read_launch(path: Path) -> LaunchRun:
+def _added_model(additions: Sequence[str], path: Path) -> str | None:
+    """Name or file of the model that the caller adds to a launch file; files may lie beside it."""
+    for pair in (part for text in additions for part in text.split(",")):
+        name, _, value = pair.partition("=")
+        if name == "model" and value:
+            beside = path.parent / value
+            return str(beside) if beside.is_file() else value
+    return None
+
+
+def read_launch(path: Path, model: ModelSpec | str | None = None) -> LaunchRun:
     """What a launch file says, or a recipe of Megatron-Bridge by its name.
 
-    Raises InputError if it is of no known kind.
+    Overrides of a recipe are read with the `model` that it trains. Raises InputError if it is of no known
+    kind.
     """
     if is_recipe_name(path):
         return recipe_run(str(path))
-    launch = launch_of_text(read_text(path, MAX_FILE_BYTES), path)
+    launch = launch_of_text(read_text(path, MAX_FILE_BYTES), path, model)
     return with_hosts_beside(launch, path)
 
 
-def launch_of_text(text: str, path: Path) -> LaunchRun:
+def launch_of_text(text: str, path: Path, model: ModelSpec | str | None = None) -> LaunchRun:
     """What the text of a launch file says; its path tells the kind and names it in messages.
 
-    Raises InputError if it is of no known kind.
+    `model` is as in `read_launch`. Raises InputError if it is of no known kind.
     """
     where = str(path)
     document = launch_document(path, text)
     if isinstance(document, dict):
         return _from_document(document, where)
+    if isinstance(document, list) and are_overrides(document):
+        return from_overrides(document, model, where)
     line = _command_line(document, text, where)
     if line.has("--module") or any(word.startswith("--parallelism.") for word in line.words):
         return from_torchtitan(line, path.parent)

@@ -1,0 +1,68 @@
+"""Overrides of a Megatron-Bridge recipe, read back, have the price of their plan to the last digit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.errors import InfeasibleError, InputError
+from meshwright.planner.launch.bridge import bridge_files
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.runs.launches.reader import price_launch
+from meshwright.planner.runs.prediction import PricedRun
+from tests.planner.runs.launches.test_own_launch_read_back import legal_plans, priced
+from tests.soaked import some
+
+NAME = "bridge_overrides.json"
+
+
+def read_back(plan: Plan, folder: Path) -> PricedRun:
+    """The price of the overrides, with the model, the GPUs and the cluster that a recipe's user knows."""
+    inputs = plan.inputs
+    (folder / NAME).write_text(bridge_files(plan)[NAME], encoding="utf-8")
+    (folder / "model.json").write_text(json.dumps(inputs.model.model_dump(mode="json")))
+    assert plan.layout is not None
+    layout = plan.layout
+    gpus = layout.tp * layout.cp * layout.pp * layout.dp
+    given = [f"cluster={inputs.cluster.name}", f"gpus={gpus}", "model=model.json"]
+    given += [f"optimizer={inputs.optimizer}"]
+    (run,) = price_launch(folder / NAME, given)
+    return run
+
+
+def check(count: int, folder: Path) -> None:
+    for index, plan in enumerate(legal_plans("megatron", count)):
+        place = folder / str(index)
+        place.mkdir()
+        try:
+            again = read_back(plan, place)
+        except InfeasibleError:
+            continue
+        own = priced(plan)
+        assert again.prediction.estimate.step_time_s == own.estimate.step_time_s, plan.layout
+        assert again.prediction.memory_gib == own.memory_gib, plan.layout
+        assert not [remark for remark in again.run.remarks if "not read" in remark]
+
+
+def test_overrides_have_the_price_of_their_plan(tmp_path: Path) -> None:
+    check(12, tmp_path)
+
+
+@pytest.mark.soak
+def test_many_overrides_have_the_prices_of_their_plans(tmp_path: Path) -> None:
+    check(len(some(range(300))), tmp_path)
+
+
+def test_overrides_without_a_model_ask_for_one(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text('["model.tensor_model_parallel_size=2"]')
+    with pytest.raises(InputError, match="--with model="):
+        list(price_launch(tmp_path / NAME, ["cluster=dgx-h100"]))
+
+
+def test_what_is_not_known_is_said(tmp_path: Path) -> None:
+    overrides = ["model.seq_length=2048", "train.global_batch_size=16", "logger.log_interval=5"]
+    (tmp_path / NAME).write_text(json.dumps(overrides))
+    (run,) = price_launch(tmp_path / NAME, ["cluster=dgx-h100", "gpus=8", "model=llama-3-8b"])
+    assert f"{NAME}: logger.log_interval is not read" in run.run.remarks
