@@ -17,7 +17,7 @@ PYTHON ?=
 help:
 	@echo "make plan      plan Llama-3.1-405B on 16,384 GPUs (installs into .venv the first time)"
 	@echo "make test      lint, types and the tests"
-	@echo "make check     the same without the slow tests, about 5 minutes on 2 cores"
+	@echo "make check     the same without the slow tests, about 4 minutes on 2 cores"
 	@echo "make fuzz      10,000 damaged files for every reader of users' files"
 	@echo "make attack    20 minutes of random layouts and changed requests against what plans prove"
 	@echo "make slow      the suites that take minutes each, half of their longest"

@@ -33,13 +33,13 @@ def main() -> None:
     plans = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
     print("| plans | resident MiB | processor s |")
     print("|---|---|---|")
-    turns = itertools.product(itertools.count(1), MODELS, GPUS)
-    for made, (turn, model, gpus) in enumerate(itertools.islice(turns, plans), start=1):
+    jobs = itertools.cycle(itertools.product(MODELS, GPUS))
+    for made, (model, gpus) in enumerate(itertools.islice(jobs, plans), start=1):
         meshwright.plan(
             model,
             cluster="dgx-h100",
             gpus=gpus,
-            global_batch=gpus * turn,
+            global_batch=gpus * made,
             seq_len=2048,
             robustness=False,
         )
