@@ -72,6 +72,10 @@ class MambaGroups(Rule):
         )
 
 
+def _is_narrow(workload: Workload) -> bool:
+    return workload.precision not in ("bf16", "fp16")
+
+
 class MegatronHybrid(Rule):
     """No Mamba-2 beside attention; no expert traffic hidden under a hybrid pattern; FP8 in whole 16 columns.
 
@@ -90,8 +94,7 @@ class MegatronHybrid(Rule):
         model, broken = work.model, 0
         if self.applies(work):
             odd = model.mamba is not None and model.mamba.projected_width % 16 > 0
-            narrow = work.precision not in ("bf16", "fp16")
-            broken = int(model.mamba_beside_attention) + int(odd and narrow)
+            broken = int(model.mamba_beside_attention) + int(odd and _is_narrow(work))
             broken += int(work.overlap.ep and model.hybrid_pattern is not None)
         return as_excess(np.full_like(column(table, "tp"), broken))
 
@@ -100,7 +103,7 @@ class MegatronHybrid(Rule):
         mamba = work.model.mamba
         if work.model.mamba_beside_attention:
             broken.append("Mamba-2 beside attention in a layer")
-        if mamba is not None and work.precision in ("fp8", "mxfp8", "nvfp4"):
+        if mamba is not None and _is_narrow(work):
             columns = mamba.projected_width
             if columns != columns // 16 * 16:
                 broken.append(f"{columns} columns of a Mamba-2 projection in {work.precision}")

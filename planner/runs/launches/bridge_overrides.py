@@ -45,8 +45,14 @@ _FLAGS = {
 """Of overrides other than `model.name`, which is Megatron's `--name`. Those of `comm_overlap` come last, and
 win, as in megatron/bridge/training/comm_overlap.py."""
 _PRECISIONS = {"bf16_mixed": "--bf16", "fp16_mixed": "--fp16"}
-_HARMLESS = frozenset(
+_LOSS, _ATTENTION = "model.cross_entropy_fusion_impl", "mixed_precision.fp8_dot_product_attention"
+_SUMS, _PRECISION = "mixed_precision.grad_reduce_in_fp32", "mixed_precision"
+_READ_OTHERWISE = frozenset(
     [
+        _LOSS,
+        _ATTENTION,
+        _SUMS,
+        _PRECISION,
         "dataset.seq_length",
         "dist.use_megatron_fsdp",
         "checkpoint.ckpt_format",
@@ -56,8 +62,7 @@ _HARMLESS = frozenset(
         "ddp.check_for_nan_in_grad",
     ]
 )
-_LOSS, _ATTENTION = "model.cross_entropy_fusion_impl", "mixed_precision.fp8_dot_product_attention"
-_SUMS = "mixed_precision.grad_reduce_in_fp32"
+"""Overrides that are no flag of Megatron: read apart, or without bearing on the time."""
 
 
 def are_overrides(document: object) -> bool:
@@ -77,16 +82,14 @@ def from_overrides(words: Sequence[str], model: ModelSpec | str | None, where: s
             where=where,
         )
     given = dict(word.partition("=")[::2] for word in words)
-    known = {name for name in given if _flag_of(name) or name in _HARMLESS}
-    known |= given.keys() & {_LOSS, _ATTENTION, _SUMS, "mixed_precision"}
     run = from_megatron(CommandLine(_words(given), where), read_model(model))
     settings: dict[str, Any] = dict(run.settings)
     if _LOSS in given:
         settings["fused_loss"] = given[_LOSS] == "te"
     if given.get(_ATTENTION) == "true":
         settings["recipe"] = {"fp8_attention": True}
-    unread = tuple(name for name in given if name not in known)
-    return LaunchRun(settings=settings, model=run.model, unread=unread)
+    others = (name for name in given if not _flag_of(name) and name not in _READ_OTHERWISE)
+    return LaunchRun(settings=settings, model=run.model, unread=(*run.unread, *others))
 
 
 def _flag_of(name: str) -> str | None:
@@ -103,8 +106,8 @@ def _words(given: Mapping[str, str]) -> Iterator[str]:
         flag = _flag_of(name)
         if flag is not None:
             flags[flag] = given[name].strip("'\"")
-    if given.get("mixed_precision") in _PRECISIONS:
-        flags[_PRECISIONS[given["mixed_precision"]]] = "true"
+    if given.get(_PRECISION) in _PRECISIONS:
+        flags[_PRECISIONS[given[_PRECISION]]] = "true"
     if given.get(_SUMS) == "false":
         flags["--grad-reduce-in-bf16"] = "true"
     for flag, value in flags.items():

@@ -53,14 +53,20 @@ def _obstacle(cluster: ClusterSpec, launch: LaunchRun, gpus: int) -> str | None:
     """Why the ranks of a launch cannot be placed on a cluster, in words."""
     if not launch.hosts:
         return f"no {HOSTFILE} lies beside the script"
-    unknown = sorted(set(launch.hosts) - {node.name for node in cluster.nodes})
+    nodes = {node.name: node for node in cluster.nodes}
+    unknown = sorted(set(launch.hosts) - nodes.keys())
     if unknown:
         return f"{HOSTFILE} has {shown(unknown[0])}, which the cluster has not"
-    if launch.places and len(launch.places) != gpus:
-        return f"{RANKFILE} has {len(launch.places)} ranks, the launch starts {gpus}"
-    if not launch.places and len(launch.hosts) * cluster.gpus_per_node < gpus:
-        return f"{HOSTFILE} has {len(launch.hosts)} hosts, too few for {gpus} ranks"
-    return None
+    if launch.places:
+        fits = all(0 <= gpu < cluster.gpus_per_node for _, gpu in launch.places)
+        is_whole = fits and len(launch.places) == gpus
+        return None if is_whole else f"{RANKFILE} has other ranks or GPUs than the launch's {gpus}"
+    free = [nodes[name].free_gpus for name in launch.hosts]
+    held = [cluster.gpus_per_node if count is None else count for count in free]
+    if sum(held) < gpus:
+        return f"{HOSTFILE} has {len(held)} hosts, too few for {gpus} ranks"
+    in_turn = sum(held) == gpus and len(set(held)) == 1 and len(set(launch.hosts)) == len(held)
+    return None if in_turn else f"{HOSTFILE} has other hosts than {gpus} ranks fill in turn"
 
 
 def _places(path: Path, hosts: int) -> tuple[tuple[int, int], ...]:

@@ -98,9 +98,14 @@ def price_launch(
     yield price_run(replace(run, remarks=remarks), path)
 
 
+def _pairs(additions: Sequence[str]) -> list[str]:
+    """`name=value` pairs, of which some are joined by commas."""
+    return [part for text in additions for part in text.split(",")]
+
+
 def _added_model(additions: Sequence[str], path: Path) -> str | None:
     """Name or file of the model that the caller adds to a launch file; files may lie beside it."""
-    for pair in (part for text in additions for part in text.split(",")):
+    for pair in _pairs(additions):
         name, _, value = pair.partition("=")
         if name == "model" and value:
             beside = path.parent / value
@@ -189,7 +194,7 @@ def complete(launch: LaunchRun, additions: Sequence[str], where: str) -> dict[st
     """
     settings = dict(launch.settings)
     top: dict[str, object] = {"model": launch.model, "cluster": launch.cluster}
-    for pair in (part for text in additions for part in text.split(",")):
+    for pair in _pairs(additions):
         name, sign, value = pair.partition("=")
         if not sign or name not in _FIELDS:
             raise InputError(

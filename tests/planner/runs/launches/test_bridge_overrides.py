@@ -63,6 +63,8 @@ def test_overrides_without_a_model_ask_for_one(tmp_path: Path) -> None:
 
 def test_what_is_not_known_is_said(tmp_path: Path) -> None:
     overrides = ["model.seq_length=2048", "train.global_batch_size=16", "logger.log_interval=5"]
+    overrides.append("model.some_new_field=3")
     (tmp_path / NAME).write_text(json.dumps(overrides))
     (run,) = price_launch(tmp_path / NAME, ["cluster=dgx-h100", "gpus=8", "model=llama-3-8b"])
     assert f"{NAME}: logger.log_interval is not read" in run.run.remarks
+    assert f"{NAME}: --some-new-field is not read" in run.run.remarks

@@ -114,6 +114,23 @@ def test_what_is_not_known_of_the_hosts_is_said(
     assert remark.startswith(words)
 
 
+@pytest.mark.parametrize("spare", ["more hosts", "a host twice", "a GPU that no node has"])
+def test_ranks_that_no_host_has_are_not_placed(
+    spare: str, planned: tuple[Plan, Path], folder: Path
+) -> None:
+    """Eight nodes are free: half of the ranks on all of them would not be what the script starts."""
+    hosts = (folder / "hostfile").read_text().split()
+    if spare == "more hosts":
+        script = (folder / "launch.sh").read_text()
+        (folder / "launch.sh").write_text(script.replace("--nnodes=8", "--nnodes=4"))
+    elif spare == "a host twice":
+        (folder / "hostfile").write_text("\n".join([*hosts[:-1], hosts[0]]))
+    else:
+        lines = [f"{rank} {rank // 8} {1 + rank % 8}" for rank in range(64)]
+        (folder / "rankfile").write_text("\n".join(lines))
+    assert [remark for remark in priced(folder).run.remarks if "nested" in remark]
+
+
 @pytest.mark.parametrize(
     ("rankfile", "message"),
     [
