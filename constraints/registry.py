@@ -38,6 +38,13 @@ from meshwright.constraints.sequence import (
     SEQUENCE_BY_TENSOR,
     SEQUENCE_PARALLEL_NEEDS_TENSOR,
 )
+from meshwright.constraints.shard_groups import (
+    FSDP2_GROUP_RULES,
+    MEGATRON_GROUP_RULES,
+    REPLICAS_BY_SHARD_GROUPS,
+    SHARD_GROUPS_NEED_SHARDS,
+    TORCHTITAN_GROUP_RULES,
+)
 from meshwright.constraints.stages import LayersByStages
 from meshwright.constraints.torchtitan import TORCHTITAN_RULES
 from meshwright.constraints.unsupported import (
@@ -75,6 +82,8 @@ GENERAL: tuple[Rule, ...] = (
     EXPERT_WIDTH_BY_EXPERT_TENSOR,
     EXPERT_GRID,
     BATCH_SPLIT,
+    REPLICAS_BY_SHARD_GROUPS,
+    SHARD_GROUPS_NEED_SHARDS,
     INTERLEAVING_NEEDS_PIPELINE,
     INTERLEAVED_MICRO_BATCHES,
     ScheduleShape(),
@@ -88,10 +97,13 @@ FRAMEWORK_RULES: dict[str, Rule] = {
     rule.name: rule
     for rule in (
         *MEGATRON_RULES,
+        *MEGATRON_GROUP_RULES,
         MegatronHybrid(),
         *TORCHTITAN_RULES,
+        *TORCHTITAN_GROUP_RULES,
         *DEEPSPEED_RULES,
         *FSDP2_RULES,
+        *FSDP2_GROUP_RULES,
     )
 }
 """Rules by name that bind a framework only where its record names them."""
