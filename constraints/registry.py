@@ -43,6 +43,7 @@ from meshwright.constraints.shard_groups import (
     MEGATRON_GROUP_RULES,
     REPLICAS_BY_SHARD_GROUPS,
     SHARD_GROUPS_NEED_SHARDS,
+    SHARD_GROUPS_OF_SEVERAL,
     TORCHTITAN_GROUP_RULES,
 )
 from meshwright.constraints.stages import LayersByStages
@@ -84,6 +85,7 @@ GENERAL: tuple[Rule, ...] = (
     BATCH_SPLIT,
     REPLICAS_BY_SHARD_GROUPS,
     SHARD_GROUPS_NEED_SHARDS,
+    SHARD_GROUPS_OF_SEVERAL,
     INTERLEAVING_NEEDS_PIPELINE,
     INTERLEAVED_MICRO_BATCHES,
     ScheduleShape(),

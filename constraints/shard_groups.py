@@ -27,6 +27,17 @@ SHARD_GROUPS_NEED_SHARDS = AtMost(
     remedy="Set shard_groups to 1, or shard with ZeRO 1 to 3.",
 )
 
+SHARD_GROUPS_OF_SEVERAL = AtMost(
+    name="shard-groups-of-several",
+    sentence="2 shard_groups <= dp cp where there are several groups: one rank shards nothing",
+    unit="replicas",
+    when=_SEVERAL,
+    value=of("shard_groups", number=2),
+    limit=of("dp", "cp"),
+    words="{shard_groups} groups of {limit} replicas leave none to shard over",
+    remedy="Take fewer groups, or ZeRO 0 where nothing is to be sharded.",
+)
+
 MEGATRON_EXPERT_SHARD_GROUPS = Divides(
     name="megatron-expert-shard-groups",
     sentence="(tp cp dp) mod (etp ep shard_groups) = 0: replicas of experts are grouped as others are",

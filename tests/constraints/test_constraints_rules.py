@@ -153,6 +153,11 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"dp": 4, "zero_stage": 1, "shard_groups": 2},
         {"dp": 4, "shard_groups": 2},
     ),
+    "shard-groups-of-several": (
+        workload(),
+        {"dp": 2, "cp": 2, "shard_groups": 2},
+        {"dp": 2, "shard_groups": 2},
+    ),
     "megatron-expert-shard-groups": (
         workload(MOE),
         {"tp": 2, "dp": 8, "ep": 8, "shard_groups": 2},

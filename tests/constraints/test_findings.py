@@ -270,6 +270,8 @@ CASES: list[tuple[str, Workload, dict[str, Any], int, str]] = [
         0,
         "",
     ),
+    ("shard-groups-of-several", workload(), {"dp": 5, "shard_groups": 5}, 5, "5 groups of 5"),
+    ("shard-groups-of-several", workload(), {"dp": 5, "cp": 2, "shard_groups": 5}, 0, ""),
     ("shard-groups-need-zero", workload(), {"shard_groups": 3}, 2, "3 shard groups"),
     ("shard-groups-need-zero", workload(), {"zero_stage": 1, "shard_groups": 3}, 0, ""),
     (
