@@ -107,7 +107,7 @@ class NoLinearAttention(Rule):
 
 
 class NoHybridLayers(Rule):
-    """Every layer has attention and a feed-forward: no Mamba-2, and no pattern of single blocks."""
+    """Every layer has attention and a feed-forward: no Mamba, and no pattern of single blocks."""
 
     unit = "kinds of layers"
 
@@ -116,7 +116,7 @@ class NoHybridLayers(Rule):
         self.framework = framework
 
     def applies(self, workload: Workload) -> bool:
-        return workload.model.mamba is not None or workload.model.hybrid_pattern is not None
+        return workload.model.state_space is not None or workload.model.hybrid_pattern is not None
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         missing = 1 if self.applies(table.workload) else 0
@@ -127,8 +127,8 @@ class NoHybridLayers(Rule):
         if not model.mamba_layers and model.hybrid_pattern is None:
             return None
         what = "a pattern of unlike layers"
-        if model.mamba_layers:
-            what = f"the {model.mamba_layers} layers of Mamba-2"
+        if model.state_space is not None:
+            what = f"the {model.mamba_layers} layers of {model.state_space.title}"
         return self.finding(
             value=1,
             words=f"{self.framework.name} is not planned with {what}",

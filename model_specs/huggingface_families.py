@@ -14,6 +14,8 @@ from meshwright.model_specs.huggingface_hybrid import (
     bamba_fields,
     falcon_h1_fields,
     granite_hybrid_fields,
+    jamba_fields,
+    mamba1_fields,
     mamba2_fields,
     nemotron_h_fields,
 )
@@ -344,6 +346,9 @@ FAMILIES: dict[str, Callable[[ConfigFields], Fields]] = {
     "opt": _opt,
     "nemotron_h": nemotron_h_fields,
     "mamba2": mamba2_fields,
+    "mamba": mamba1_fields,
+    "falcon_mamba": mamba1_fields,
+    "jamba": jamba_fields,
     "falcon_h1": falcon_h1_fields,
     "bamba": bamba_fields,
     "granitemoehybrid": granite_hybrid_fields,

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from meshwright.errors import InputError, near_miss, shown
 
 _STATE_SPACE = (
-    "state-space layers of this family are not supported: only Mamba-2 as in nemotron_h, mamba2, falcon_h1, "
-    "bamba and granitemoehybrid can be priced"
+    "state-space layers of this family are not supported: only Mamba as in jamba, mamba, falcon_mamba, "
+    "mamba2, nemotron_h, falcon_h1, bamba and granitemoehybrid can be priced"
 )
 _LINEAR_ATTENTION = (
     "layers with linear attention are not supported in this family: only Qwen3-Next's Gated DeltaNet "
@@ -164,6 +164,9 @@ ARCHITECTURES: dict[str, str] = {
     "OPTForCausalLM": "opt",
     "NemotronHForCausalLM": "nemotron_h",
     "Mamba2ForCausalLM": "mamba2",
+    "MambaForCausalLM": "mamba",
+    "FalconMambaForCausalLM": "falcon_mamba",
+    "JambaForCausalLM": "jamba",
     "FalconH1ForCausalLM": "falcon_h1",
     "BambaForCausalLM": "bamba",
     "GraniteMoeHybridForCausalLM": "granitemoehybrid",

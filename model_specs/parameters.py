@@ -6,6 +6,7 @@ without them); add `mtp_parameters` for what is trained. Counts are for the whol
 
 from __future__ import annotations
 
+from meshwright.model_specs.hybrid import Mamba1Spec
 from meshwright.model_specs.schema import MlaSpec, ModelSpec
 
 BACKWARD_AND_FORWARD = 3
@@ -125,25 +126,35 @@ def linear_attention_matmul_parameters(model: ModelSpec) -> int:
 
 
 def mamba_parameters(model: ModelSpec) -> int:
-    """Mamba-2 of one layer that has it; 0 in a model without.
+    """Mamba of one layer that has it; 0 in a model without.
 
-    Projections, a convolution over channels, B and C, three numbers a head (step, decay and skip) and the
-    weights of the gated norm (megatron/core/ssm/mamba_mixer.py, MambaMixer).
+    Projections and a convolution. Mamba-2 convolves B and C too and has three numbers a head (step, decay and
+    skip) and the weights of the gated norm (megatron/core/ssm/mamba_mixer.py, MambaMixer). Mamba-1 has a
+    decay for each number of the state, skip and step of a channel, and perhaps norms (transformers 5.23,
+    models/jamba/modeling_jamba.py, JambaMambaMixer).
     """
-    mamba = model.mamba
+    mamba = model.state_space
     if mamba is None:
         return 0
     per_channel = mamba.conv_kernel + (1 if mamba.conv_bias else 0)
+    if isinstance(mamba, Mamba1Spec):
+        norms = mamba.selected_width if mamba.inner_norms else 0
+        inner = (per_channel + mamba.state_dim + 2) * mamba.channels + norms
+        return mamba_matmul_parameters(model) + inner
     norm = mamba.width if mamba.gated_norm else 0
     inner = per_channel * mamba.convolved_width + 3 * mamba.heads + norm
     return mamba_matmul_parameters(model) + inner
 
 
 def mamba_matmul_parameters(model: ModelSpec) -> int:
-    """The projection matrices of one layer with Mamba-2; 0 in a model without."""
-    if model.mamba is None:
+    """The projection matrices of one layer with Mamba; 0 in a model without."""
+    mamba = model.state_space
+    if mamba is None:
         return 0
-    return model.hidden * (model.mamba.projected_width + model.mamba.width)
+    matrices = model.hidden * (mamba.projected_width + mamba.width)
+    if isinstance(mamba, Mamba1Spec):
+        matrices += mamba.channels * (mamba.selected_width + mamba.step_rank)
+    return matrices
 
 
 def attention_matmul_parameters(model: ModelSpec) -> int:
@@ -309,7 +320,7 @@ def attended_positions(seq_len: int, window: int | None = None, *, chunked: bool
 def attention_flops_per_token(model: ModelSpec, seq_len: int) -> float:
     """FLOPs of scores and weighted values, or of states instead of them, of one token in all layers.
 
-    Forward and backward; causal. States are those of linear attention and of Mamba-2.
+    Forward and backward; causal. States are those of linear attention and of Mamba.
     """
     per_position = 2 * model.heads * (model.qk_head_dim + model.v_head_dim)
     full = model.full_attention_layers + model.mtp_layers
@@ -322,12 +333,13 @@ def attention_flops_per_token(model: ModelSpec, seq_len: int) -> float:
 
 
 def _mamba_scan_flops(model: ModelSpec) -> float:
-    """Forward FLOPs of one token in the scan of one layer with Mamba-2: 7 a channel and number of its state.
+    """Forward FLOPs of one token in the scan of one layer with Mamba: 7 a channel and number of its state.
 
-    As Megatron-LM counts it (megatron/training/training.py, mamba_layer_flops), so that MFU compares: it
-    leaves the convolution out and does not depend on the chunk.
+    As Megatron-LM counts it for Mamba-2 (megatron/training/training.py, mamba_layer_flops), so that MFU
+    compares: it leaves the convolution out and does not depend on the chunk.
     """
-    return 0.0 if model.mamba is None else 7.0 * model.mamba.width * model.mamba.state_dim
+    mamba = model.state_space
+    return 0.0 if mamba is None else 7.0 * mamba.width * mamba.state_dim
 
 
 def _linear_attention_flops(model: ModelSpec) -> float:

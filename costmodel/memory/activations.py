@@ -12,6 +12,7 @@ import numpy as np
 
 from meshwright.costmodel.constants.stacks import stack_constants
 from meshwright.costmodel.layers.linear_attention import CHUNK
+from meshwright.costmodel.layers.selective_scan import saved_bytes
 from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.memory.profile import memory_profile
 from meshwright.costmodel.workload import Workload
@@ -256,12 +257,15 @@ def _linear_attention_saved(model: ModelSpec, layout: Layout, narrow: float) -> 
 
 
 def _mamba_saved(model: ModelSpec, layout: Layout, narrow: float) -> Floats:
-    """Bytes a token that one Mamba-2 block keeps.
+    """Bytes a token that one Mamba block keeps.
 
     What its first projection returns and the scan's output (mamba_ssm/ops/triton/ssd_combined.py,
     MambaSplitConv1dScanCombinedFn, ctx.save_for_backward: convolution and states run again backward), the
-    gated output and 4 bytes a group for the norm, and the input of the last projection.
+    gated output and 4 bytes a group for the norm, and the input of the last projection. Of Mamba-1 what
+    `selective_scan.saved_bytes` says.
     """
+    if model.mamba1 is not None:
+        return saved_bytes(model.mamba1, narrow)
     spec = model.mamba
     assert spec is not None
     saved = 2.0 * spec.projected_width + (2.0 + narrow) * spec.width

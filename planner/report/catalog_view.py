@@ -107,12 +107,15 @@ def model_view(model: ModelSpec, seq_len: int) -> View:
 
 def _pattern(pattern: str) -> str:
     """How many layers of a hybrid pattern have each kind of block."""
-    names = {"M": "Mamba-2", "*": "attention", "-": "feed-forward", "E": "experts"}
+    names = {"M": "Mamba", "*": "attention", "-": "feed-forward", "E": "experts"}
     counts = ((name, pattern.count(symbol)) for symbol, name in names.items())
     return ", ".join(f"{number} {name}" for name, number in counts if number)
 
 
 def _mamba(model: ModelSpec) -> Pairs:
+    if model.mamba1 is not None:
+        channels, states = model.mamba1.channels, model.mamba1.state_dim
+        return [("Mamba-1", f"{channels} channels, states of {states}, by the pattern")]
     mamba = model.mamba
     if mamba is None:
         return []

@@ -19,7 +19,7 @@ from meshwright.constraints.scale_up import ScaleUpDomain
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.workload import Overlap, Workload
 from meshwright.frameworks.catalog import RECORDS
-from meshwright.model_specs.hybrid import Mamba2Spec
+from meshwright.model_specs.hybrid import Mamba1Spec, Mamba2Spec
 from meshwright.model_specs.schema import GatedDeltaNetSpec, MlaSpec, ModelSpec, MoeSpec
 
 DENSE = ModelSpec(layers=12, hidden=1024, ffn_hidden=4096, heads=16, kv_heads=4, vocab=32000)
@@ -55,6 +55,9 @@ HYBRID = DENSE.model_copy(
         "hybrid_pattern": "M*-" * 4,
         "mamba": Mamba2Spec(heads=32, head_dim=64, state_dim=64, groups=4),
     }
+)
+OLDER = HYBRID.model_copy(
+    update={"mamba": None, "mamba1": Mamba1Spec(channels=32, step_rank=2, state_dim=4)}
 )
 BESIDE = HYBRID.model_copy(update={"hybrid_pattern": None, "mamba_beside_attention": True})
 
@@ -384,6 +387,7 @@ def test_linear_attention_is_for_frameworks_that_have_it(framework: str) -> None
     ("model", "words"),
     [
         (HYBRID, "4 layers of Mamba-2"),
+        (OLDER, "4 layers of Mamba-1"),
         (BESIDE, "12 layers of Mamba-2"),
         (DENSE.model_copy(update={"hybrid_pattern": "*-" * 6}), "a pattern of unlike layers"),
         (DENSE, None),
@@ -407,6 +411,7 @@ def test_hybrid_layers_are_for_frameworks_that_have_them(
         (workload(HYBRID), None),
         (workload(DENSE, overlap=Overlap(ep=True), precision="fp8"), None),
         (workload(BESIDE), "Mamba-2 beside attention"),
+        (workload(OLDER), "no layers of Mamba-1"),
         (workload(HYBRID, overlap=Overlap(ep=True)), "expert traffic hidden"),
         (workload(HYBRID, precision="fp8"), None),
         (
