@@ -19,7 +19,7 @@ PerLeaf = dict[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ground:
+class LeafRoom:
     """The leaves to deal out."""
 
     capacity: Mapping[str, int]
@@ -64,7 +64,7 @@ class Dealt:
 def deal_out(
     wanted: Sequence[int],
     together: Sequence[Sequence[int]],
-    ground: Ground,
+    ground: LeafRoom,
     *,
     pod_weight: int,
     least: int,
@@ -109,7 +109,7 @@ def deal_out(
     return None if best is None else Dealt(per_leaf=tuple(best[1]), cost=best[0])
 
 
-def _cost(per_leaf: Sequence[PerLeaf], ground: Ground, pod_weight: int) -> int:
+def _cost(per_leaf: Sequence[PerLeaf], ground: LeafRoom, pod_weight: int) -> int:
     pods = sum(len({ground.pod_of[leaf] for leaf in row}) for row in per_leaf)
     return sum(map(len, per_leaf)) + pod_weight * pods
 
@@ -136,7 +136,7 @@ def _orders(
 class _Deal:
     """Free units of every leaf at every moment, while jobs take theirs."""
 
-    def __init__(self, ground: Ground, moments: int) -> None:
+    def __init__(self, ground: LeafRoom, moments: int) -> None:
         self._pods = ground.pods
         self._free = {leaf: [units] * moments for leaf, units in ground.capacity.items()}
 

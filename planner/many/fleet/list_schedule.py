@@ -50,7 +50,7 @@ class TimedJob:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class TimedRun:
     """When a job runs, and at which of its sizes."""
 
     size: int
@@ -62,7 +62,7 @@ class Run:
 class ListSchedule:
     """The best schedule found, and what no schedule is below."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[TimedRun, ...]
     values: Values
     bounds: Values
 
@@ -72,7 +72,7 @@ def due_priorities(jobs: Sequence[TimedJob]) -> list[int]:
     return sorted({job.priority for job in jobs if job.due is not None}, reverse=True)
 
 
-def values_of(jobs: Sequence[TimedJob], runs: Sequence[Run]) -> Values:
+def values_of(jobs: Sequence[TimedJob], runs: Sequence[TimedRun]) -> Values:
     """What a schedule is judged by."""
     pairs = list(zip(jobs, runs, strict=True))
     late = (
@@ -86,7 +86,7 @@ def least_values(jobs: Sequence[TimedJob], units: int) -> Values:
     """Lower bounds on each value: every job at its fastest from the start; the last end also by least areas
     that are packed without a gap.
     """
-    alone = [Run(size=0, start=0, end=job.shortest) for job in jobs]
+    alone = [TimedRun(size=0, start=0, end=job.shortest) for job in jobs]
     *late, longest = values_of(jobs, alone)
     packed = -(-sum(job.least_area for job in jobs) // units)
     return *late, max(longest, packed)
@@ -110,7 +110,7 @@ def list_schedule(
         before that where nothing can be better, or with the command's time limit.
     """
     bounds = least_values(jobs, units)
-    best: tuple[Values, list[Run]] | None = None
+    best: tuple[Values, list[TimedRun]] | None = None
     order: list[int] = []
     orders = _orders(jobs, order, random.Random(seed))
     in_vain = 0
@@ -152,13 +152,15 @@ def _orders(
         yield order
 
 
-def _runs(jobs: Sequence[TimedJob], order: Sequence[int], units: int, wished_end: int) -> list[Run]:
+def _runs(
+    jobs: Sequence[TimedJob], order: Sequence[int], units: int, wished_end: int
+) -> list[TimedRun]:
     """Every job's run, placed in this order."""
     profile = _Profile(units)
-    runs: dict[int, Run] = {}
+    runs: dict[int, TimedRun] = {}
     for index in order:
         job = jobs[index]
-        best: tuple[tuple[int, int, int, int], Run] | None = None
+        best: tuple[tuple[int, int, int, int], TimedRun] | None = None
         for size, (demand, ticks) in enumerate(zip(job.demands, job.ticks, strict=True)):
             if demand > units:
                 continue
@@ -166,7 +168,7 @@ def _runs(jobs: Sequence[TimedJob], order: Sequence[int], units: int, wished_end
             end = start + ticks
             rank = (job.lateness(end), max(0, end - wished_end), demand * ticks, end)
             if best is None or rank < best[0]:
-                best = rank, Run(size=size, start=start, end=end)
+                best = rank, TimedRun(size=size, start=start, end=end)
         assert best is not None
         runs[index] = best[1]
         profile.add(best[1], job.demands[best[1].size])
@@ -195,7 +197,7 @@ class _Profile:
         assert start is not None, "in the end nothing is in use"
         return start
 
-    def add(self, run: Run, demand: int) -> None:
+    def add(self, run: TimedRun, demand: int) -> None:
         """Takes units for a run."""
         for index in range(self._index(run.start), self._index(run.end)):
             self._used[index] += demand

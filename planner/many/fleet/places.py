@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import inf
 
 from meshwright.errors import OutOfTimeError
-from meshwright.planner.many.fleet.dealing import Dealt, Ground, PerLeaf, deal_out
+from meshwright.planner.many.fleet.dealing import Dealt, LeafRoom, PerLeaf, deal_out
 from meshwright.planner.many.fleet.sharing import Allocation, FleetParams, solve_fleet
 from meshwright.planner.many.fleet.sizes import SizedJob
 from meshwright.planner.many.fleet.units import FreeUnits
@@ -84,7 +84,7 @@ def _units_per_leaf(
     params: FleetParams,
 ) -> tuple[list[PerLeaf], int]:
     """(units of every job on each leaf that it touches, a lower bound on the leaves touched in all)."""
-    ground = Ground(
+    ground = LeafRoom(
         capacity={leaf: len(units) for leaf, units in free.by_leaf.items()}, pod_of=free.pod_of
     )
     least_leaves = sum(ground.fewest_leaves(size) for size in wanted)
@@ -101,7 +101,7 @@ def _units_per_leaf(
 def _improved(
     wanted: Sequence[int],
     together: Sequence[Sequence[int]],
-    ground: Ground,
+    ground: LeafRoom,
     params: FleetParams,
     *,
     dealt: Dealt | None,

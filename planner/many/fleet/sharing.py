@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from meshwright.errors import InfeasibleError
 from meshwright.planner.many.fleet.list_schedule import (
     ListSchedule,
-    Run,
     TimedJob,
+    TimedRun,
     Values,
     due_priorities,
     list_schedule,
@@ -246,7 +246,7 @@ def timed_jobs(
 
 def _improved(
     jobs: Sequence[TimedJob], units: int, first: ListSchedule, params: FleetParams
-) -> tuple[tuple[Run, ...], Values, list[int]]:
+) -> tuple[tuple[TimedRun, ...], Values, list[int]]:
     """(runs, their values, lower bounds): CP-SAT for each value of the first schedule above its bound.
 
     A bound holds while the values before it stay as they are.
@@ -323,7 +323,7 @@ class _Schedule:
             goals.append(sum(terms))
         return goals
 
-    def hint(self, runs: Sequence[Run]) -> None:
+    def hint(self, runs: Sequence[TimedRun]) -> None:
         """The solver starts from these runs."""
         self.model.clear_hints()  # type: ignore[no-untyped-call]
         for row, start, run in zip(self._chosen, self._starts, runs, strict=True):
@@ -331,13 +331,13 @@ class _Schedule:
             for size, literal in enumerate(row):
                 self.model.add_hint(literal, size == run.size)
 
-    def runs(self, solver: cp_model.CpSolver) -> tuple[Run, ...]:
+    def runs(self, solver: cp_model.CpSolver) -> tuple[TimedRun, ...]:
         """What the solver gives each job."""
         runs = []
         for job, row, start in zip(self._jobs, self._chosen, self._starts, strict=True):
             size, begin = _chosen_size(solver, row), solver.value(start)
             assert size is not None
-            runs.append(Run(size=size, start=begin, end=begin + job.ticks[size]))
+            runs.append(TimedRun(size=size, start=begin, end=begin + job.ticks[size]))
         return tuple(runs)
 
 

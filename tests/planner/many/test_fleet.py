@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from meshwright.cli import main
 from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
 from meshwright.errors import InfeasibleError, InputError
-from meshwright.planner.many.fleet.dealing import Ground, deal_out
+from meshwright.planner.many.fleet.dealing import LeafRoom, deal_out
 from meshwright.planner.many.fleet.jobs import FleetJobDoc, read_fleet
 from meshwright.planner.many.fleet.list_schedule import list_schedule
 from meshwright.planner.many.fleet.places import place_jobs
@@ -191,7 +191,7 @@ def test_leaves_are_dealt_within_what_is_free() -> None:
     chance = random.Random(9)
     pod_of = {f"l{k}": f"p{k // 3}" for k in range(6)}
     for _ in range(30):
-        ground = Ground(capacity={leaf: chance.randint(1, 6) for leaf in pod_of}, pod_of=pod_of)
+        ground = LeafRoom(capacity={leaf: chance.randint(1, 6) for leaf in pod_of}, pod_of=pod_of)
         wanted = [chance.randint(0, 5) for _ in range(8)]
         together = [sorted(chance.sample(range(8), 4)) for _ in range(3)]
         together.append([job for job in range(8) if not any(job in row for row in together)])
@@ -284,7 +284,7 @@ def test_a_pod_is_left_only_where_it_must_be() -> None:
 
 def test_fewest_leaves() -> None:
     pod_of = {"a": "x", "b": "x", "c": "y"}
-    ground = Ground(capacity={"a": 4, "b": 2, "c": 3}, pod_of=pod_of)
+    ground = LeafRoom(capacity={"a": 4, "b": 2, "c": 3}, pod_of=pod_of)
     sizes = (0, 1, 4, 5, 7, 8, 9)
     assert [ground.fewest_leaves(size) for size in sizes] == [0, 1, 1, 2, 2, 3, 3]
     assert [ground.fewest_pods(size) for size in sizes] == [0, 1, 1, 1, 2, 2, 2]
