@@ -38,6 +38,7 @@ from meshwright.constraints.sequence import (
     SEQUENCE_BY_TENSOR,
     SEQUENCE_PARALLEL_NEEDS_TENSOR,
 )
+from meshwright.constraints.sparse_attention import MegatronSparseAttention
 from meshwright.constraints.stages import LayersByStages
 from meshwright.constraints.torchtitan import TORCHTITAN_RULES
 from meshwright.constraints.unsupported import (
@@ -45,6 +46,7 @@ from meshwright.constraints.unsupported import (
     AllowedPrecisions,
     NoHybridLayers,
     NoLinearAttention,
+    NoSparseAttention,
     WholeModelRecompute,
 )
 from meshwright.costmodel.workload import Workload
@@ -89,6 +91,7 @@ FRAMEWORK_RULES: dict[str, Rule] = {
     for rule in (
         *MEGATRON_RULES,
         MegatronHybrid(),
+        MegatronSparseAttention(),
         *TORCHTITAN_RULES,
         *DEEPSPEED_RULES,
         *FSDP2_RULES,
@@ -109,6 +112,8 @@ def rules_of(framework: Framework) -> tuple[Rule, ...]:
         rules.append(precisions)
     if framework.linear_attention is None:
         rules.append(NoLinearAttention(framework))
+    if framework.sparse_attention is None:
+        rules.append(NoSparseAttention(framework))
     if framework.hybrid_layers is None:
         rules.append(NoHybridLayers(framework))
     if framework.recompute_amount is None:

@@ -131,7 +131,10 @@ def _attention(model: ModelSpec) -> str:
         return f"{model.heads} heads of {model.qk_head_dim}, {model.kv_heads} key-value heads"
     query = model.attention.q_lora_rank or "none"
     ranks = f"query {query}, key-value {model.attention.kv_lora_rank}"
-    return f"{model.heads} heads, multi-head latent attention (ranks: {ranks})"
+    words = f"{model.heads} heads, multi-head latent attention (ranks: {ranks})"
+    if model.indexer is None:
+        return words
+    return f"{words}, {count(model.indexer.top_k)} positions by an indexer"
 
 
 def _window(model: ModelSpec) -> Pairs:
