@@ -12,11 +12,12 @@ from meshwright.costmodel.workload import Workload
 
 
 class MegatronSparseAttention(Rule):
-    """Sparse attention on Hopper or Blackwell, with cp 1, no CUDA graphs, and up-projections kept in FP8.
+    """Sparse attention on Hopper or Blackwell, with cp 1, no CUDA graphs, no multi-token prediction.
 
     cp_comm_type has to be allgather, which is not planned (transformer_config.py). AbsorbedMLA wants sequence
     parallelism beside tp, recomputes no up-projections in FP8 and reads its weights at 16 bits
-    (experimental_attention_variant/absorbed_mla.py). FlashMLA is for the two architectures
+    (experimental_attention_variant/absorbed_mla.py). pretrain_gpt.py asserts against modules of multi-token
+    prediction (megatron/training/models/gpt.py, mtp_block_spec). FlashMLA is for the two architectures
     (dsa_cudnn_kernels.py), and recipes that use it capture no graphs (Megatron-Bridge,
     perf_recipes/glm_moe_dsa).
     """
@@ -33,6 +34,7 @@ class MegatronSparseAttention(Rule):
             return as_excess(np.zeros_like(tp))
         narrow = work.precision not in ("bf16", "fp16")
         of_run = int(work.cuda_graph != "none") + int(bool(work.fp8_parameters))
+        of_run += int(work.model.mtp_layers > 0)
         of_run += int(work.cluster.device.architecture not in ("hopper", "blackwell"))
         recomputed = (column(table, "recompute") & int(Recompute.MLA_UP_PROJECTION)) != 0
         broken = of_run + (column(table, "cp") > 1) + (recomputed & narrow)
@@ -47,6 +49,8 @@ class MegatronSparseAttention(Rule):
             broken.append(f"CUDA graphs ({work.cuda_graph})")
         if work.fp8_parameters:
             broken.append("parameters in FP8")
+        if work.model.mtp_layers:
+            broken.append("multi-token prediction")
         if architecture not in ("hopper", "blackwell"):
             broken.append(f"kernels for {architecture}")
         if int(layout.cp) > 1:
@@ -60,6 +64,6 @@ class MegatronSparseAttention(Rule):
         return self.finding(
             value=len(broken),
             words=f"sparse attention is planned with no {' and no '.join(broken)}",
-            remedy="Set cp to 1, on Hopper or Blackwell, without CUDA graphs and FP8 parameters; or plan the "
-            "model with full attention, as deepseek_v3.",
+            remedy="Set cp to 1 and mtp_layers to 0, on Hopper or Blackwell, without CUDA graphs and FP8 "
+            "parameters; or plan the model with full attention, as deepseek_v3.",
         )

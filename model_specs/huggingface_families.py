@@ -221,7 +221,10 @@ def _deepseek_v32(config: ConfigFields) -> Fields:
     }
     latent = fields["attention"]
     assert isinstance(latent, dict)
-    return fields | {"attention": latent | {"indexer": indexer}}
+    # Megatron-LM, which alone is planned with indexers, builds no such module beside one.
+    note = "multi-token prediction is left out: Megatron-LM builds none beside sparse attention"
+    without = {"mtp_layers": 0, "attention_note": note if fields["mtp_layers"] else None}
+    return fields | {"attention": latent | {"indexer": indexer}} | without
 
 
 def _glm4_moe(config: ConfigFields) -> Fields:

@@ -100,6 +100,8 @@ def model_view(model: ModelSpec, seq_len: int) -> View:
         ("FLOP per token", f"{gflop}, both passes, at {count(seq_len)} tokens"),
     ]
     view: View = [Facts(rows)]
+    if model.attention_note:
+        view.append(line(Words("note: ", "dim"), model.attention_note))
     if model.source:
         view.append(line(Words("source: ", "dim"), model.source))
     return view

@@ -471,6 +471,7 @@ def test_sparse_attention_is_for_frameworks_that_have_it(framework: str, model: 
         (workload(SPARSE, precision="fp8", fp8_parameters=True), Layout(), "parameters in FP8"),
         (workload(SPARSE, cluster=cluster("ampere")), Layout(), "kernels for ampere"),
         (workload(SPARSE), Layout(cp=2), "cp 2"),
+        (workload(SPARSE.model_copy(update={"mtp_layers": 1})), Layout(), "multi-token prediction"),
         (workload(SPARSE, precision="fp8"), Layout(recompute=4), None),
         (
             workload(SPARSE, precision="fp8"),
