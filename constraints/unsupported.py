@@ -165,7 +165,7 @@ class NoHybridLayers(Rule):
 
 
 class WholeModelRecompute(Rule):
-    """Recomputation is off, or covers every layer: the framework wraps whole layers, all alike."""
+    """Recomputation is off, or covers every layer: the framework wraps all alike."""
 
     unit = "settings"
 
@@ -179,11 +179,15 @@ class WholeModelRecompute(Rule):
         # Division, because "a large number means all" may be too large to multiply.
         covered = column(table, "recompute_layers") >= -(-table.workload.model.layers // chunks)
         legal = (mask == 0) | ((mask == int(Recompute.FULL)) & covered)
+        if "op" in self.framework.recompute_modules:
+            legal |= mask == int(Recompute.OPERATORS)
         return as_excess(~legal)
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         layout = plan.layout
         if int(layout.recompute) == 0:
+            return None
+        if int(layout.recompute) == 64 and "op" in self.framework.recompute_modules:
             return None
         chunks = int(layout.pp) * int(layout.vpp)
         whole = int(layout.recompute) == 32

@@ -13,7 +13,6 @@ from meshwright.planner.report.view import Facts, Table
 from tests.planner.report.test_views import text
 from tests.priced_plans import priced_plan
 
-
 PLAIN = {"part", "time", "share", "sent", "figure", "mark", "peak", "of step", "of usable", "plan"}
 """Headings that mean no more than they say."""
 
