@@ -23,8 +23,8 @@ _VISION = (
     "of its own, such as text_config"
 )
 _SPARSE = (
-    "attention to positions that an indexer chooses is not supported; as model_type deepseek_v3 the "
-    "model is planned with full attention"
+    "attention to positions that an indexer chooses is not supported in this family: only that of "
+    "deepseek_v32 and glm_moe_dsa can be priced"
 )
 
 REFUSING_FIELDS = {
@@ -148,6 +148,8 @@ ARCHITECTURES: dict[str, str] = {
     "Qwen3NextForCausalLM": "qwen3_next",
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v3",
+    "DeepseekV32ForCausalLM": "deepseek_v32",
+    "GlmMoeDsaForCausalLM": "glm_moe_dsa",
     "GptOssForCausalLM": "gpt_oss",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo3",

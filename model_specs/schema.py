@@ -19,6 +19,22 @@ Position = Literal["rope", "learned", "alibi", "none"]
 _FROZEN = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
+class SparseIndexerSpec(BaseModel):
+    """Chooses the positions that a query attends to (DeepSeek-V3.2, arXiv 2512.02556, section 2.1)."""
+
+    model_config = _FROZEN
+
+    heads: Count
+    head_dim: Count
+    top_k: Count
+    """Positions that a query attends to, those before it at most."""
+
+    @property
+    def width(self) -> int:
+        """Elements a token of all its queries."""
+        return self.heads * self.head_dim
+
+
 class MlaSpec(BaseModel):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1). Head widths are per head."""
 
@@ -30,6 +46,8 @@ class MlaSpec(BaseModel):
     qk_nope_head_dim: Count
     qk_rope_head_dim: Count
     v_head_dim: Count
+    indexer: SparseIndexerSpec | None = None
+    """Scores all earlier positions for each query, which attends to the best of them alone; None: to all."""
 
 
 class GatedDeltaNetSpec(BaseModel):
@@ -321,6 +339,11 @@ class ModelSpec(BaseModel):
     def v_head_dim(self) -> int:
         """Width of one value head."""
         return self.attention.v_head_dim if self.attention is not None else self.qk_head_dim
+
+    @property
+    def indexer(self) -> SparseIndexerSpec | None:
+        """What chooses positions in every layer; None where queries attend to all of them."""
+        return None if self.attention is None else self.attention.indexer
 
     @property
     def dense_layers(self) -> int:

@@ -26,6 +26,7 @@ from meshwright.costmodel.layers.layer_time import (
 from meshwright.costmodel.layers.linear_attention import linear_attention_block
 from meshwright.costmodel.layers.mamba import mamba_block
 from meshwright.costmodel.layers.selective_scan import mamba1_block
+from meshwright.costmodel.layers.sparse_attention import indexer_block
 from meshwright.costmodel.layout import Floats
 from meshwright.model_specs.hybrid import BlockShares
 
@@ -148,6 +149,8 @@ def _mixers(c: Context) -> tuple[LayerTime, ...]:
     blocks: list[LayerTime] = []
     if model.blocks.attention:
         attention = attention_block(c)
+        if model.indexer is not None:
+            attention = joined(attention, indexer_block(c))
         if model.linear_layers:
             linear = linear_attention_block(c)
             attention = shared_out(linear, attention, model.linear_fraction)

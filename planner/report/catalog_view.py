@@ -100,6 +100,8 @@ def model_view(model: ModelSpec, seq_len: int) -> View:
         ("FLOP per token", f"{gflop}, both passes, at {count(seq_len)} tokens"),
     ]
     view: View = [Facts(rows)]
+    if model.attention_note:
+        view.append(line(Words("note: ", "dim"), model.attention_note))
     if model.source:
         view.append(line(Words("source: ", "dim"), model.source))
     return view
@@ -131,7 +133,10 @@ def _attention(model: ModelSpec) -> str:
         return f"{model.heads} heads of {model.qk_head_dim}, {model.kv_heads} key-value heads"
     query = model.attention.q_lora_rank or "none"
     ranks = f"query {query}, key-value {model.attention.kv_lora_rank}"
-    return f"{model.heads} heads, multi-head latent attention (ranks: {ranks})"
+    words = f"{model.heads} heads, multi-head latent attention (ranks: {ranks})"
+    if model.indexer is None:
+        return words
+    return f"{words}, {count(model.indexer.top_k)} positions by an indexer"
 
 
 def _window(model: ModelSpec) -> Pairs:

@@ -33,6 +33,7 @@ PUBLISHED = {
     "bamba-9b": 9_780_235_392,  # built; 9.78B on the model card
     "deepseek-v2-lite": 15_706_484_224,
     "deepseek-v3": 671_026_419_200,  # without the MTP module and the FP8 scales
+    "deepseek-v3.2": 671_877_944_064,  # built; the 671B of DeepSeek-V3 and its indexers
     "falcon-40b": 41.30e9,  # the 41.8e9 of the hub less the tied head, stored twice there
     "falcon-mamba-7b": 7_272_665_088,  # built; 7.27B on the model card
     "falcon-h1-34b": 33_642_221_312,  # built; 34B in arXiv 2507.22448
@@ -40,6 +41,7 @@ PUBLISHED = {
     "gemma-2-2b": 2_614_341_888,
     "gemma-3-1b": 999_885_952,
     "gemma-3-4b": 3_884e6,  # language part, Gemma 3 report, arXiv 2503.19786, table 1: 675M and 3,209M
+    "glm-5": 743_911_218_432,  # built; 744B in its release notes (Z.ai, February 2026)
     "glm-4.5-air": 106_852_251_264,  # built; 106B in arXiv 2508.06471, table 1
     "gpt-oss-20b": 20_914_757_184,
     "gpt2": 124_439_808,
@@ -271,7 +273,7 @@ def test_olmo_three_has_a_full_layer_in_four_unless_it_says() -> None:
         ({"model_type": "mamba3", "state_size": 16}, "state_size: state-space layers"),
         ({"model_type": "zamba2", "mamba_d_state": 16}, "mamba_d_state: state-space layers"),
         ({"model_type": "qwen3_5_text", "linear_num_value_heads": 32}, "heads: .*linear attention"),
-        ({"model_type": "deepseek_v32", "index_topk": 2048}, "index_topk: .*an indexer chooses"),
+        ({"model_type": "deepseek_v4", "index_topk": 512}, "index_topk: .*an indexer chooses"),
         ({"model_type": "vit", "image_size": 224}, "image_size: vision towers"),
         ({"model_type": "qwen2_5_vl", "vision_config": {}}, "vision_config: vision towers"),
         (
