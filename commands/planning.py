@@ -282,16 +282,16 @@ def verify_command(
 def explain(plan: Path, best: bool | None, as_json: bool) -> None:
     """Say why a plan is as it is and what one change would cost, or what a term means.
 
-    TERM is a word of a plan's screen or of docs/glossary.md: explain scale.
+    TERM is a word of a plan's screen, of docs/glossary.md or the name of a rule: explain scale.
     """
     from meshwright.planner.analysis.neighbours import neighbours
     from meshwright.planner.analysis.single_choices import searches_at_once, single_choices
     from meshwright.planner.plan.texts import read_feasible_plan
     from meshwright.planner.report.explain_view import explain_document, explain_view
-    from meshwright.planner.report.glossary import meaning_of, meanings
+    from meshwright.planner.report.glossary import meaning_of, meanings, rule_meaning
     from meshwright.planner.solvers.processes import on_processes
 
-    term = None if plan.exists() else meaning_of(str(plan))
+    term = None if plan.exists() else meaning_of(str(plan)) or rule_meaning(str(plan))
     if term is not None:
         if as_json:
             print_json({"term": term[0], "meaning": term[1]})
@@ -300,7 +300,7 @@ def explain(plan: Path, best: bool | None, as_json: bool) -> None:
         return
     if not plan.exists() and not plan.suffix and len(plan.parts) == 1:
         near = near_miss(str(plan), tuple(meanings()))
-        what = "neither a plan's file or folder nor a term of the glossary"
+        what = "neither a plan's file or folder nor a term of the glossary nor a rule"
         raise InputError(what, where="explain", value=str(plan), did_you_mean=near)
     explained = read_feasible_plan(plan)
     changes = neighbours(explained)

@@ -20,15 +20,16 @@ SHARDS_BESIDE_TENSOR = AtMost(
 
 WHOLE_MAMBA = AtMost(
     name="fsdp2-mamba",
-    sentence="tp cp <= 1 where layers have Mamba-2",
+    sentence="tp cp <= 1 where layers have Mamba",
     unit="ranks",
-    binds=lambda work: work.model.mamba is not None,
+    binds=lambda work: work.model.state_space is not None,
     value=of("tp", "cp"),
-    words="tp {tp} x cp {cp} for layers of Mamba-2, which transformers cuts neither way",
+    words="tp {tp} x cp {cp} for layers of Mamba, which transformers cuts neither way",
     remedy="Set tp and cp to 1, and shard with dp.",
 )
-"""transformers 5.23 has no tensor-parallel plan for these families (models/nemotron_h, falcon_h1, mamba2,
-bamba, granitemoehybrid, configuration_*.py), and accelerate's context parallelism knows attention alone: a
-scan would start anew on each rank (accelerate/parallelism_config.py)."""
+"""transformers 5.23 has no tensor-parallel plan for these blocks (models/nemotron_h, falcon_h1, mamba2,
+bamba, granitemoehybrid, mamba, falcon_mamba and jamba, configuration_*.py: Jamba's is of its experts), and
+accelerate's context parallelism knows attention alone: a scan would start anew on each rank
+(accelerate/parallelism_config.py)."""
 
 FSDP2_RULES: tuple[Rule, ...] = (SHARDS_BESIDE_TENSOR, whole_kv_heads(FSDP2), WHOLE_MAMBA)

@@ -77,17 +77,17 @@ def _is_narrow(workload: Workload) -> bool:
 
 
 class MegatronHybrid(Rule):
-    """No Mamba-2 beside attention; no expert traffic hidden under a hybrid pattern; FP8 in whole 16 columns.
+    """No Mamba-1, no Mamba-2 beside attention; no expert overlap under a pattern; FP8 in whole 16 columns.
 
-    megatron/core/models/hybrid/hybrid_block.py builds one block a layer, hybrid_model.py has no schedule plan
-    for the overlap, and mamba_mixer.py asserts the last.
+    megatron/core/ssm has no mixer of Mamba-1, megatron/core/models/hybrid/hybrid_block.py builds one block a
+    layer, hybrid_model.py has no schedule plan for the overlap, and mamba_mixer.py asserts the last.
     """
 
     name = "megatron-hybrid"
     unit = "conditions"
 
     def applies(self, workload: Workload) -> bool:
-        return workload.model.mamba is not None or workload.model.hybrid_pattern is not None
+        return workload.model.state_space is not None or workload.model.hybrid_pattern is not None
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         work = table.workload
@@ -95,6 +95,7 @@ class MegatronHybrid(Rule):
         if self.applies(work):
             odd = model.mamba is not None and model.mamba.projected_width % 16 > 0
             broken = int(model.mamba_beside_attention) + int(odd and _is_narrow(work))
+            broken += int(model.mamba1 is not None)
             broken += int(work.overlap.ep and model.hybrid_pattern is not None)
         return as_excess(np.full_like(column(table, "tp"), broken))
 
@@ -103,6 +104,8 @@ class MegatronHybrid(Rule):
         mamba = work.model.mamba
         if work.model.mamba_beside_attention:
             broken.append("Mamba-2 beside attention in a layer")
+        if work.model.mamba1 is not None:
+            broken.append("layers of Mamba-1")
         if mamba is not None and _is_narrow(work):
             columns = mamba.projected_width
             if columns != columns // 16 * 16:
@@ -115,5 +118,5 @@ class MegatronHybrid(Rule):
             value=len(broken),
             words=f"Megatron-LM has no {' and no '.join(broken)}",
             remedy="Plan in bf16 without the expert overlap; transformers, which accelerate trains, have "
-            "Mamba-2 beside attention.",
+            "Mamba-1, and Mamba-2 beside attention: --framework fsdp2.",
         )

@@ -23,6 +23,7 @@ from meshwright.constraints.experts import (
 from meshwright.constraints.feed_forward import EXPERT_WIDTH_BY_EXPERT_TENSOR, FeedForwardByTensor
 from meshwright.constraints.fsdp2 import FSDP2_RULES
 from meshwright.constraints.gpu_budget import GPU_BUDGET
+from meshwright.constraints.kinds import DeclaredRule
 from meshwright.constraints.mamba import MAMBA_HEADS, MambaGroups, MegatronHybrid
 from meshwright.constraints.megatron import MEGATRON_RULES
 from meshwright.constraints.memory import HbmCapacity
@@ -46,6 +47,7 @@ from meshwright.constraints.shard_groups import (
     SHARD_GROUPS_OF_SEVERAL,
     TORCHTITAN_GROUP_RULES,
 )
+from meshwright.constraints.sparse_attention import MegatronSparseAttention
 from meshwright.constraints.stages import LayersByStages
 from meshwright.constraints.torchtitan import TORCHTITAN_RULES
 from meshwright.constraints.unsupported import (
@@ -53,10 +55,11 @@ from meshwright.constraints.unsupported import (
     AllowedPrecisions,
     NoHybridLayers,
     NoLinearAttention,
+    NoSparseAttention,
     WholeModelRecompute,
 )
 from meshwright.costmodel.workload import Workload
-from meshwright.frameworks.catalog import binding_framework
+from meshwright.frameworks.catalog import RECORDS, binding_framework
 from meshwright.frameworks.record import Framework
 
 GENERAL: tuple[Rule, ...] = (
@@ -101,6 +104,7 @@ FRAMEWORK_RULES: dict[str, Rule] = {
         *MEGATRON_RULES,
         *MEGATRON_GROUP_RULES,
         MegatronHybrid(),
+        MegatronSparseAttention(),
         *TORCHTITAN_RULES,
         *TORCHTITAN_GROUP_RULES,
         *DEEPSPEED_RULES,
@@ -123,11 +127,27 @@ def rules_of(framework: Framework) -> tuple[Rule, ...]:
         rules.append(precisions)
     if framework.linear_attention is None:
         rules.append(NoLinearAttention(framework))
+    if framework.sparse_attention is None:
+        rules.append(NoSparseAttention(framework))
     if framework.hybrid_layers is None:
         rules.append(NoHybridLayers(framework))
     if framework.recompute_amount is None:
         rules.append(WholeModelRecompute(framework))
     return tuple(rules)
+
+
+def sentence_of(rule: Rule) -> str:
+    """What a rule says, without the stop."""
+    if isinstance(rule, DeclaredRule):
+        return rule.sentence
+    paragraph = (rule.__doc__ or "").split("\n\n")[0]
+    return " ".join(paragraph.split()).removesuffix(".")
+
+
+def rule_named(name: str) -> Rule | None:
+    """The rule that refusals and plans call so, of any framework; None for a name that none has."""
+    of_frameworks = (rule for record in RECORDS for rule in rules_of(record))
+    return next((rule for rule in (*GENERAL, *of_frameworks) if rule.name == name), None)
 
 
 def findings(plan: FinishedPlan, *, without: Collection[str] = ()) -> Iterator[Finding]:

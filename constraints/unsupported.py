@@ -108,8 +108,36 @@ class NoLinearAttention(Rule):
         )
 
 
+class NoSparseAttention(Rule):
+    """Queries attend to every earlier position: the framework's model has no indexer that chooses some."""
+
+    unit = "kinds of layers"
+
+    def __init__(self, framework: Framework) -> None:
+        self.name = f"{framework.name}-sparse-attention"
+        self.framework = framework
+
+    def applies(self, workload: Workload) -> bool:
+        return workload.model.indexer is not None
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        missing = 0 if table.workload.model.indexer is None else 1
+        return as_excess(np.full_like(column(table, "tp"), missing))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        latent = plan.workload.model.attention
+        if latent is None or latent.indexer is None:
+            return None
+        return self.finding(
+            value=1,
+            words=f"{self.framework.name} is not planned with attention to the "
+            f"{latent.indexer.top_k} positions that an indexer chooses",
+            remedy=f"Choose the {DEFAULT_FRAMEWORK} framework for this model.",
+        )
+
+
 class NoHybridLayers(Rule):
-    """Every layer has attention and a feed-forward: no Mamba-2, and no pattern of single blocks."""
+    """Every layer has attention and a feed-forward: no Mamba, and no pattern of single blocks."""
 
     unit = "kinds of layers"
 
@@ -118,7 +146,7 @@ class NoHybridLayers(Rule):
         self.framework = framework
 
     def applies(self, workload: Workload) -> bool:
-        return workload.model.mamba is not None or workload.model.hybrid_pattern is not None
+        return workload.model.state_space is not None or workload.model.hybrid_pattern is not None
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         missing = 1 if self.applies(table.workload) else 0
@@ -129,8 +157,8 @@ class NoHybridLayers(Rule):
         if not model.mamba_layers and model.hybrid_pattern is None:
             return None
         what = "a pattern of unlike layers"
-        if model.mamba_layers:
-            what = f"the {model.mamba_layers} layers of Mamba-2"
+        if model.state_space is not None:
+            what = f"the {model.mamba_layers} layers of {model.state_space.title}"
         return self.finding(
             value=1,
             words=f"{self.framework.name} is not planned with {what}",
@@ -139,7 +167,7 @@ class NoHybridLayers(Rule):
 
 
 class WholeModelRecompute(Rule):
-    """Recomputation is off, or covers every layer: the framework wraps whole layers, all alike."""
+    """Recomputation is off, or covers every layer: the framework wraps all alike."""
 
     unit = "settings"
 
@@ -153,11 +181,15 @@ class WholeModelRecompute(Rule):
         # Division, because "a large number means all" may be too large to multiply.
         covered = column(table, "recompute_layers") >= -(-table.workload.model.layers // chunks)
         legal = (mask == 0) | ((mask == int(Recompute.FULL)) & covered)
+        if "op" in self.framework.recompute_modules:
+            legal |= mask == int(Recompute.OPERATORS)
         return as_excess(~legal)
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         layout = plan.layout
         if int(layout.recompute) == 0:
+            return None
+        if int(layout.recompute) == 64 and "op" in self.framework.recompute_modules:
             return None
         chunks = int(layout.pp) * int(layout.vpp)
         whole = int(layout.recompute) == 32

@@ -81,6 +81,7 @@ DEEPSPEED = Framework(
     eager_stack="",
     attention={"flash": Setting(flag="--use-flash-attn-v2", source=ARGUMENTS)},
     linear_attention=None,
+    sparse_attention=None,
     hybrid_layers=None,
     rank_orders={"tp-dp-pp": Setting(source="deepspeed/runtime/pipe/topology.py")},
     rules=("deepspeed-pipeline-zero", "deepspeed-experts"),

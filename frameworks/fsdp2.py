@@ -69,6 +69,7 @@ FSDP2 = Framework(
     eager_stack="",
     attention={},
     linear_attention=None,
+    sparse_attention=None,
     hybrid_layers=Setting(
         source="transformers/models/mamba2/modeling_mamba2.py",
         installs="mamba-ssm and causal-conv1d",

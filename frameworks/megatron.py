@@ -307,6 +307,14 @@ MEGATRON = Framework(
         installs="flash-linear-attention",
         rules=("linear-heads-by-tp-cp",),
     ),
+    # cuDNN's kernels as in megatron/bridge/perf_recipes/glm_moe_dsa of Megatron-Bridge.
+    sparse_attention=Setting(
+        flag="--experimental-attention-variant",
+        value="dsa",
+        source=TRANSFORMER,
+        installs="FlashMLA, nvidia-cudnn-frontend[cutedsl] and fast-hadamard-transform",
+        rules=("megatron-sparse-attention",),
+    ),
     hybrid_layers=Setting(
         flag="--hybrid-layer-pattern",
         source=ARGUMENTS,
@@ -334,6 +342,7 @@ MEGATRON = Framework(
         "megatron-delayed-scaling",
         "megatron-tp-overlap",
         "megatron-hybrid",
+        "megatron-sparse-attention",
     ),
 )
 """Read in megatron-core 0.19.2; `since` in 0.8, 0.10, 0.12, 0.14 and 0.16."""

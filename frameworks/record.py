@@ -158,6 +158,8 @@ class Framework:
     """Attention kernels that can be asked for by name."""
     linear_attention: Setting | None
     """Layers with Gated DeltaNet in place of attention; None where a model with them is refused."""
+    sparse_attention: Setting | None
+    """Attention to positions that an indexer chooses; None where a model with it is refused."""
     hybrid_layers: Setting | None
     """Layers of one block each by a pattern, Mamba-2 among them; None where a model with them is refused."""
     rank_orders: Mapping[str, Setting]

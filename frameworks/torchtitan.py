@@ -153,6 +153,7 @@ TORCHTITAN = Framework(
         ),
     },
     linear_attention=None,
+    sparse_attention=None,
     hybrid_layers=None,
     rank_orders={"tp-cp-dp-pp": Setting(source="torchtitan/distributed/parallel_dims.py")},
     rules=(

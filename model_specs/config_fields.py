@@ -99,6 +99,10 @@ class ConfigFields:
             raise self.fail(name, "must be a text", value)
         return value
 
+    def is_text(self, name: str) -> bool:
+        """Whether a field holds a text."""
+        return isinstance(self._data.get(name), str)
+
     def entries(self, name: str) -> list[object]:
         """A list; empty where absent."""
         value = self._data.get(name)

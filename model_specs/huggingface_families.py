@@ -14,6 +14,8 @@ from meshwright.model_specs.huggingface_hybrid import (
     bamba_fields,
     falcon_h1_fields,
     granite_hybrid_fields,
+    jamba_fields,
+    mamba1_fields,
     mamba2_fields,
     nemotron_h_fields,
 )
@@ -202,6 +204,29 @@ def _deepseek_v3(config: ConfigFields) -> Fields:
     return fields
 
 
+def _deepseek_v32(config: ConfigFields) -> Fields:
+    """DeepSeek-V3.2, and GLM-5 where every layer has an indexer of its own: positions chosen by one."""
+    shared = [kind for kind in config.entries("indexer_types") if kind != "full"]
+    if shared:
+        raise config.fail(
+            "indexer_types", "only full is supported: an indexer in every layer", shared[0]
+        )
+    if config.count("index_topk_freq", 1) > 1:
+        raise config.fail("index_topk_freq", "only 1 is supported: an indexer in every layer")
+    fields = _deepseek_v3(config)
+    indexer = {
+        "heads": config.count("index_n_heads", 64),
+        "head_dim": config.count("index_head_dim", 128),
+        "top_k": config.count("index_topk", 2048),
+    }
+    latent = fields["attention"]
+    assert isinstance(latent, dict)
+    # Megatron-LM, which alone is planned with indexers, builds no such module beside one.
+    note = "multi-token prediction is left out: Megatron-LM builds none beside sparse attention"
+    without = {"mtp_layers": 0, "attention_note": note if fields["mtp_layers"] else None}
+    return fields | {"attention": latent | {"indexer": indexer}} | without
+
+
 def _glm4_moe(config: ConfigFields) -> Fields:
     """GLM-4.5 and 4.6: experts as in DeepSeek-V3, and biases on queries, keys and values alone."""
     fields = gated_decoder(config, norm_epsilon=1e-5) | {
@@ -327,6 +352,8 @@ FAMILIES: dict[str, Callable[[ConfigFields], Fields]] = {
     "qwen3_next": qwen3_next_fields,
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek_v3,
+    "deepseek_v32": _deepseek_v32,
+    "glm_moe_dsa": _deepseek_v32,
     "kimi_k2": _deepseek_v3,
     "gpt_oss": _gpt_oss,
     "olmo2": _olmo2,
@@ -344,6 +371,9 @@ FAMILIES: dict[str, Callable[[ConfigFields], Fields]] = {
     "opt": _opt,
     "nemotron_h": nemotron_h_fields,
     "mamba2": mamba2_fields,
+    "mamba": mamba1_fields,
+    "falcon_mamba": mamba1_fields,
+    "jamba": jamba_fields,
     "falcon_h1": falcon_h1_fields,
     "bamba": bamba_fields,
     "granitemoehybrid": granite_hybrid_fields,

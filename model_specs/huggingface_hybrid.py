@@ -1,7 +1,7 @@
-"""How the families with Mamba-2 in config.json map to fields of a ModelSpec.
+"""How the families with Mamba in config.json map to fields of a ModelSpec.
 
-Field names and defaults were read in transformers 5 (models/nemotron_h, mamba2, falcon_h1, bamba and
-granitemoehybrid, configuration_*.py).
+Field names and defaults were read in transformers 5 (models/nemotron_h, mamba2, falcon_h1, bamba,
+granitemoehybrid, jamba, mamba and falcon_mamba, configuration_*.py).
 """
 
 from __future__ import annotations
@@ -228,3 +228,80 @@ def granite_hybrid_fields(config: ConfigFields) -> Fields:
 def _two_blocks(mixers: str, feed_forward: str) -> Fields:
     """A pattern of layers that have a mixer and a feed-forward each."""
     return _pattern_fields("".join(mixer + feed_forward for mixer in mixers))
+
+
+def jamba_fields(config: ConfigFields) -> Fields:
+    """Jamba: Mamba-1 or attention and then a feed-forward or experts, each placed by period and offset."""
+    if config.flag("mamba_proj_bias", False):
+        what = "biases on the projections of Mamba-1 are not supported"
+        raise config.fail("mamba_proj_bias", what, True)
+    experts = config.count("num_experts", 16)
+    attends = _periodic(config, "attn_layer", 8, 4)
+    routes = _periodic(config, "expert_layer", 2, 1) if experts > 1 else [False] * len(attends)
+    pairs = zip(attends, routes, strict=True)
+    pattern = "".join(("*" if full else "M") + ("E" if moe else "-") for full, moe in pairs)
+    moe = {
+        "experts": experts,
+        "top_k": config.count("num_experts_per_tok", 2),
+        "moe_ffn_hidden": config.count("intermediate_size"),
+        "router_normalized": False,
+    }
+    width = config.count("mamba_expand", 2) * config.count("hidden_size")
+    mamba = {
+        "channels": width,
+        "step_rank": _step_rank(config, "mamba_dt_rank"),
+        "state_dim": config.count("mamba_d_state", 16),
+        "conv_kernel": config.count("mamba_d_conv", 4),
+        "conv_bias": config.flag("mamba_conv_bias", True),
+        "inner_norms": True,
+    }
+    return {
+        **gated_decoder(config),
+        **_pattern_fields(pattern),
+        "position": "none",
+        "mamba1": mamba if "M" in pattern else None,
+        "moe": moe if "E" in pattern else None,
+    }
+
+
+def _periodic(config: ConfigFields, name: str, period: int, offset: int) -> list[bool]:
+    """Whether each layer is one of those that `name`_period and `name`_offset count."""
+    period = config.count(f"{name}_period", period)
+    offset = config.count(f"{name}_offset", offset, least=0)
+    if offset >= period:
+        raise config.fail(f"{name}_offset", f"must be below {name}_period {period}", offset)
+    return [layer % period == offset for layer in range(config.layers())]
+
+
+def _step_rank(config: ConfigFields, name: str) -> int:
+    """Rank of the step sizes: a sixteenth of the hidden width, rounded up, where the file says "auto"."""
+    if config.is_text(name) and config.text(name, "auto") == "auto":
+        return -(-config.count("hidden_size") // 16)
+    return config.count(name, -(-config.count("hidden_size") // 16))
+
+
+def mamba1_fields(config: ConfigFields) -> Fields:
+    """Mamba and Falcon-Mamba, whose norms of step, B and C have no weights; attention does not occur."""
+    if config.flag("use_bias", False):
+        what = "biases on the projections of Mamba-1 are not supported"
+        raise config.fail("use_bias", what, True)
+    hidden = config.count("hidden_size")
+    width = config.count("intermediate_size", config.count("expand", 2) * hidden)
+    return {
+        **_pattern_fields("M" * config.layers()),
+        "hidden": hidden,
+        "ffn_hidden": 0,
+        "heads": 1,
+        "kv_heads": 1,
+        "vocab": config.count("vocab_size"),
+        "position": "none",
+        "norm_epsilon": config.number("layer_norm_epsilon", 1e-5),
+        "tied_embeddings": config.flag("tie_word_embeddings", True),
+        "mamba1": {
+            "channels": width,
+            "step_rank": _step_rank(config, "time_step_rank"),
+            "state_dim": config.count("state_size", 16),
+            "conv_kernel": config.count("conv_kernel", 4),
+            "conv_bias": config.flag("use_conv_bias", True),
+        },
+    }

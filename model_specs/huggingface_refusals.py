@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from meshwright.errors import InputError, near_miss, shown
 
 _STATE_SPACE = (
-    "state-space layers of this family are not supported: only Mamba-2 as in nemotron_h, mamba2, falcon_h1, "
-    "bamba and granitemoehybrid can be priced"
+    "state-space layers of this family are not supported: only Mamba as in jamba, mamba, falcon_mamba, "
+    "mamba2, nemotron_h, falcon_h1, bamba and granitemoehybrid can be priced"
 )
 _LINEAR_ATTENTION = (
     "layers with linear attention are not supported in this family: only Qwen3-Next's Gated DeltaNet "
@@ -23,8 +23,8 @@ _VISION = (
     "of its own, such as text_config"
 )
 _SPARSE = (
-    "attention to positions that an indexer chooses is not supported; as model_type deepseek_v3 the "
-    "model is planned with full attention"
+    "attention to positions that an indexer chooses is not supported in this family: only that of "
+    "deepseek_v32 and glm_moe_dsa can be priced"
 )
 
 REFUSING_FIELDS = {
@@ -148,6 +148,8 @@ ARCHITECTURES: dict[str, str] = {
     "Qwen3NextForCausalLM": "qwen3_next",
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v3",
+    "DeepseekV32ForCausalLM": "deepseek_v32",
+    "GlmMoeDsaForCausalLM": "glm_moe_dsa",
     "GptOssForCausalLM": "gpt_oss",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo3",
@@ -164,6 +166,9 @@ ARCHITECTURES: dict[str, str] = {
     "OPTForCausalLM": "opt",
     "NemotronHForCausalLM": "nemotron_h",
     "Mamba2ForCausalLM": "mamba2",
+    "MambaForCausalLM": "mamba",
+    "FalconMambaForCausalLM": "falcon_mamba",
+    "JambaForCausalLM": "jamba",
     "FalconH1ForCausalLM": "falcon_h1",
     "BambaForCausalLM": "bamba",
     "GraniteMoeHybridForCausalLM": "granitemoehybrid",

@@ -1,18 +1,58 @@
-"""Layers of hybrid models: Mamba-2, and which layer has which block."""
+"""Layers of hybrid models: Mamba, and which layer has which block."""
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple, Self
+from typing import Annotated, ClassVar, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 _Size = Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
 
 
+class Mamba1Spec(BaseModel):
+    """Mamba (Gu and Dao 2023, arXiv 2312.00752, section 3): each channel keeps a state of its own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    title: ClassVar[str] = "Mamba-1"
+
+    channels: _Size
+    """Width of the scan, as a rule twice the hidden width."""
+    step_rank: _Size
+    """Numbers of a token from which the step sizes of all channels are made."""
+    state_dim: _Size = 16
+    """Numbers of the state of a channel."""
+    conv_kernel: Annotated[int, Field(ge=1, le=64, strict=True)] = 4
+    """Positions that the convolution over channels sees."""
+    conv_bias: Annotated[bool, Field(strict=True)] = True
+    inner_norms: Annotated[bool, Field(strict=True)] = False
+    """Norms with weights on step, B and C (Jamba, arXiv 2403.19887, section 6.3)."""
+
+    @property
+    def width(self) -> int:
+        """Channels."""
+        return self.channels
+
+    @property
+    def convolved_width(self) -> int:
+        """Elements a token under the convolution: the channels."""
+        return self.channels
+
+    @property
+    def projected_width(self) -> int:
+        """Outputs of the projection into a layer: channels and their gate."""
+        return 2 * self.channels
+
+    @property
+    def selected_width(self) -> int:
+        """What the channels are projected to: rank of the step, B and C."""
+        return self.step_rank + 2 * self.state_dim
+
+
 class Mamba2Spec(BaseModel):
     """Mamba-2 (Dao and Gu 2024, arXiv 2405.21060, section 7): heads that keep a state of fixed size."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    title: ClassVar[str] = "Mamba-2"
 
     heads: _Size
     head_dim: _Size

@@ -6,6 +6,7 @@ without them); add `mtp_parameters` for what is trained. Counts are for the whol
 
 from __future__ import annotations
 
+from meshwright.model_specs.hybrid import Mamba1Spec
 from meshwright.model_specs.schema import MlaSpec, ModelSpec
 
 BACKWARD_AND_FORWARD = 3
@@ -58,11 +59,11 @@ def attention_parameters(model: ModelSpec) -> int:
     """Attention of one layer: projections, biases, query and key norms, MLA rank norms, sinks.
 
     MLA follows DeepSeek-V2, arXiv 2405.04434, appendix C; its biases lie on the down-projections, as in the
-    published implementation.
+    published implementation. An indexer of positions counts too.
     """
     mla = model.attention
     if mla is not None:
-        norms = mla.kv_lora_rank + (mla.q_lora_rank or 0)
+        norms = mla.kv_lora_rank + (mla.q_lora_rank or 0) + _indexer_norm(mla)
         qkv_bias = mla.kv_lora_rank + mla.qk_rope_head_dim + (mla.q_lora_rank or 0)
     else:
         normed_heads = model.heads + model.kv_heads if model.qk_norm_full_width else 2
@@ -83,14 +84,16 @@ def attention_parameters(model: ModelSpec) -> int:
 def whole_attention_parameters(model: ModelSpec) -> int:
     """Of `attention_parameters`, those that every tensor-parallel rank holds whole.
 
-    MLA's down-projections (megatron/core/extensions/transformer_engine.py, TELinear, parallel_mode
-    "duplicated"; torchtitan/models/deepseek_v3/sharding.py, replicate_weight), norms and the output's bias.
+    MLA's down-projections and indexer (megatron/core/extensions/transformer_engine.py, TELinear,
+    parallel_mode "duplicated"; torchtitan/models/deepseek_v3/sharding.py, replicate_weight), norms and the
+    output's bias.
     """
     mla = model.attention
     whole = model.hidden if model.attention_output_bias else 0
     if mla is not None:
         rank = mla.kv_lora_rank + (mla.q_lora_rank or 0)
         down = rank + mla.qk_rope_head_dim
+        whole += indexer_matrices(model) + _indexer_norm(mla)
         return whole + rank + down * (model.hidden + (1 if model.attention_bias else 0))
     if model.qk_norm and model.qk_norm_weights and not model.qk_norm_full_width:
         whole += 2 * model.qk_head_dim
@@ -125,25 +128,35 @@ def linear_attention_matmul_parameters(model: ModelSpec) -> int:
 
 
 def mamba_parameters(model: ModelSpec) -> int:
-    """Mamba-2 of one layer that has it; 0 in a model without.
+    """Mamba of one layer that has it; 0 in a model without.
 
-    Projections, a convolution over channels, B and C, three numbers a head (step, decay and skip) and the
-    weights of the gated norm (megatron/core/ssm/mamba_mixer.py, MambaMixer).
+    Projections and a convolution. Mamba-2 convolves B and C too and has three numbers a head (step, decay and
+    skip) and the weights of the gated norm (megatron/core/ssm/mamba_mixer.py, MambaMixer). Mamba-1 has a
+    decay for each number of the state, skip and step of a channel, and perhaps norms (transformers 5.23,
+    models/jamba/modeling_jamba.py, JambaMambaMixer).
     """
-    mamba = model.mamba
+    mamba = model.state_space
     if mamba is None:
         return 0
     per_channel = mamba.conv_kernel + (1 if mamba.conv_bias else 0)
+    if isinstance(mamba, Mamba1Spec):
+        norms = mamba.selected_width if mamba.inner_norms else 0
+        inner = (per_channel + mamba.state_dim + 2) * mamba.channels + norms
+        return mamba_matmul_parameters(model) + inner
     norm = mamba.width if mamba.gated_norm else 0
     inner = per_channel * mamba.convolved_width + 3 * mamba.heads + norm
     return mamba_matmul_parameters(model) + inner
 
 
 def mamba_matmul_parameters(model: ModelSpec) -> int:
-    """The projection matrices of one layer with Mamba-2; 0 in a model without."""
-    if model.mamba is None:
+    """The projection matrices of one layer with Mamba; 0 in a model without."""
+    mamba = model.state_space
+    if mamba is None:
         return 0
-    return model.hidden * (model.mamba.projected_width + model.mamba.width)
+    matrices = model.hidden * (mamba.projected_width + mamba.width)
+    if isinstance(mamba, Mamba1Spec):
+        matrices += mamba.channels * (mamba.selected_width + mamba.step_rank)
+    return matrices
 
 
 def attention_matmul_parameters(model: ModelSpec) -> int:
@@ -164,7 +177,25 @@ def _mla_matrices(model: ModelSpec, mla: MlaSpec) -> int:
         queries = mla.q_lora_rank * (model.hidden + query_width)
     down = model.hidden * (mla.kv_lora_rank + mla.qk_rope_head_dim)
     up = mla.kv_lora_rank * model.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
-    return queries + down + up + model.heads * mla.v_head_dim * model.hidden
+    output = model.heads * mla.v_head_dim * model.hidden
+    return queries + down + up + output + indexer_matrices(model)
+
+
+def indexer_matrices(model: ModelSpec) -> int:
+    """The projections of one layer's indexer: queries of the latent, one key and weights of the heads; or 0.
+
+    DeepSeek-V3.2, arXiv 2512.02556, section 2.1; transformers, models/deepseek_v32, DeepseekV32Indexer.
+    """
+    mla, indexer = model.attention, model.indexer
+    if mla is None or indexer is None:
+        return 0
+    of_hidden = model.hidden * (indexer.head_dim + indexer.heads)
+    return (mla.q_lora_rank or model.hidden) * indexer.width + of_hidden
+
+
+def _indexer_norm(mla: MlaSpec) -> int:
+    """Scale and shift of the norm on an indexer's key."""
+    return 0 if mla.indexer is None else 2 * mla.indexer.head_dim
 
 
 def dense_mlp_parameters(model: ModelSpec) -> int:
@@ -309,25 +340,31 @@ def attended_positions(seq_len: int, window: int | None = None, *, chunked: bool
 def attention_flops_per_token(model: ModelSpec, seq_len: int) -> float:
     """FLOPs of scores and weighted values, or of states instead of them, of one token in all layers.
 
-    Forward and backward; causal. States are those of linear attention and of Mamba-2.
+    Forward and backward; causal. States are those of linear attention and of Mamba. An indexer scores every
+    position forward, and has gradients of those that it chose.
     """
     per_position = 2 * model.heads * (model.qk_head_dim + model.v_head_dim)
-    full = model.full_attention_layers + model.mtp_layers
-    positions = full * attended_positions(seq_len)
+    full, indexer = model.full_attention_layers + model.mtp_layers, model.indexer
+    chosen = attended_positions(seq_len, None if indexer is None else indexer.top_k)
+    positions = full * chosen
     windowed = attended_positions(seq_len, model.sliding_window, chunked=model.chunked_windows)
     positions += model.windowed_layers * windowed
     linear = model.linear_layers * _linear_attention_flops(model)
     scans = model.mamba_layers * _mamba_scan_flops(model)
-    return BACKWARD_AND_FORWARD * (per_position * positions + linear + scans)
+    attended = BACKWARD_AND_FORWARD * (per_position * positions + linear + scans)
+    if indexer is None:
+        return attended
+    return attended + full * 2 * indexer.width * (attended_positions(seq_len) + 2 * chosen)
 
 
 def _mamba_scan_flops(model: ModelSpec) -> float:
-    """Forward FLOPs of one token in the scan of one layer with Mamba-2: 7 a channel and number of its state.
+    """Forward FLOPs of one token in the scan of one layer with Mamba: 7 a channel and number of its state.
 
-    As Megatron-LM counts it (megatron/training/training.py, mamba_layer_flops), so that MFU compares: it
-    leaves the convolution out and does not depend on the chunk.
+    As Megatron-LM counts it for Mamba-2 (megatron/training/training.py, mamba_layer_flops), so that MFU
+    compares: it leaves the convolution out and does not depend on the chunk.
     """
-    return 0.0 if model.mamba is None else 7.0 * model.mamba.width * model.mamba.state_dim
+    mamba = model.state_space
+    return 0.0 if mamba is None else 7.0 * mamba.width * mamba.state_dim
 
 
 def _linear_attention_flops(model: ModelSpec) -> float:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from meshwright.model_specs.hybrid import BlockShares, Mamba2Spec, pattern_shares
+from meshwright.model_specs.hybrid import BlockShares, Mamba1Spec, Mamba2Spec, pattern_shares
 from meshwright.model_specs.rope import Positive, RopeSpec
 
 Count = Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
@@ -17,6 +17,22 @@ Activation = Literal["gelu", "relu", "squared_relu", "swiglu", "geglu"]
 Position = Literal["rope", "learned", "alibi", "none"]
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class SparseIndexerSpec(BaseModel):
+    """Chooses the positions that a query attends to (DeepSeek-V3.2, arXiv 2512.02556, section 2.1)."""
+
+    model_config = _FROZEN
+
+    heads: Count
+    head_dim: Count
+    top_k: Count
+    """Positions that a query attends to, those before it at most."""
+
+    @property
+    def width(self) -> int:
+        """Elements a token of all its queries."""
+        return self.heads * self.head_dim
 
 
 class MlaSpec(BaseModel):
@@ -30,6 +46,8 @@ class MlaSpec(BaseModel):
     qk_nope_head_dim: Count
     qk_rope_head_dim: Count
     v_head_dim: Count
+    indexer: SparseIndexerSpec | None = None
+    """Scores all earlier positions for each query, which attends to the best of them alone; None: to all."""
 
 
 class GatedDeltaNetSpec(BaseModel):
@@ -207,8 +225,10 @@ class ModelSpec(BaseModel):
     """Stands in place of attention in all layers but each n-th, n being `full_attention_every`."""
     mamba: Mamba2Spec | None = None
     """Stands where `hybrid_pattern` says so, or beside attention in every layer."""
+    mamba1: Mamba1Spec | None = None
+    """Mamba-1 in its place: stands where `hybrid_pattern` says so."""
     hybrid_pattern: Annotated[str, Field(pattern=r"^[M*E-]{1,2000}$")] | None = None
-    """One block a layer: M Mamba-2, * attention, - feed-forward, E experts, a character each (Nemotron-H,
+    """One block a layer: M Mamba, * attention, - feed-forward, E experts, a character each (Nemotron-H,
     arXiv 2504.03624, section 2.1; Megatron-LM's `--hybrid-layer-pattern`). None: two blocks a layer."""
     mamba_beside_attention: Flag = False
     """Each layer adds up what attention and Mamba-2 make of one input, ahead of its feed-forward (Falcon-H1,
@@ -234,7 +254,7 @@ class ModelSpec(BaseModel):
             raise ValueError(
                 f"moe.dense_layers {self.moe.dense_layers} is more than layers {self.layers}"
             )
-        if self.hybrid_pattern is not None or self.mamba is not None:
+        if self.hybrid_pattern is not None or self.state_space is not None:
             self._check_hybrid()
         if self.moe is None and self.ffn_hidden == 0 and self.blocks.feed_forward:
             raise ValueError("ffn_hidden must be at least 1 in a dense model")
@@ -267,13 +287,17 @@ class ModelSpec(BaseModel):
     def _check_hybrid(self) -> None:
         """Raises ValueError where pattern, Mamba-2 and experts do not fit each other."""
         pattern = self.hybrid_pattern
-        if (self.mamba is None) == (pattern is None or "M" in pattern):
+        if self.mamba is not None and self.mamba1 is not None:
+            raise ValueError("mamba, which is Mamba-2, and mamba1 exclude each other")
+        if (self.state_space is None) == (pattern is None or "M" in pattern):
             raise ValueError("mamba and layers that have it, M in hybrid_pattern, need each other")
+        if pattern is None and self.mamba1 is not None:
+            raise ValueError("mamba1 needs hybrid_pattern")
         if pattern is None and not self.mamba_beside_attention:
             raise ValueError("mamba needs hybrid_pattern or mamba_beside_attention: true")
         for field in ("sliding_window", "attention", "linear_attention", "mtp_layers"):
             if getattr(self, field):
-                raise ValueError(f"Mamba-2 or hybrid_pattern with {field} is not supported")
+                raise ValueError(f"Mamba or hybrid_pattern with {field} is not supported")
         if pattern is None:
             return
         if len(pattern) != self.layers:
@@ -317,6 +341,11 @@ class ModelSpec(BaseModel):
         return self.attention.v_head_dim if self.attention is not None else self.qk_head_dim
 
     @property
+    def indexer(self) -> SparseIndexerSpec | None:
+        """What chooses positions in every layer; None where queries attend to all of them."""
+        return None if self.attention is None else self.attention.indexer
+
+    @property
     def dense_layers(self) -> int:
         """Layers with a dense feed-forward (all of them in a dense model); they come first."""
         return self.layers if self.moe is None else self.moe.dense_layers
@@ -343,8 +372,13 @@ class ModelSpec(BaseModel):
         return tuple(i for i, block in enumerate(self.hybrid_pattern) if block == "E")
 
     @property
+    def state_space(self) -> Mamba1Spec | Mamba2Spec | None:
+        """The model's Mamba, of either kind."""
+        return self.mamba1 if self.mamba is None else self.mamba
+
+    @property
     def mamba_layers(self) -> int:
-        """Layers with Mamba-2."""
+        """Layers with Mamba."""
         if self.hybrid_pattern is not None:
             return self.hybrid_pattern.count("M")
         return self.layers if self.mamba_beside_attention else 0

@@ -17,6 +17,7 @@ from meshwright.costmodel.layers.exposed import context_parallel_s, merge_bytes,
 from meshwright.costmodel.layers.feed_forward import Passes, linear
 from meshwright.costmodel.layers.kernels import attention_pair_flops, gemm_s, streamed_s
 from meshwright.costmodel.layers.layer_time import LayerTime, Parts
+from meshwright.costmodel.layers.sparse_attention import sparse_core_s
 from meshwright.costmodel.layout import Floats, Recompute
 from meshwright.costmodel.memory.activations import norm_before_attention_apart
 from meshwright.model_specs.parameters import attended_positions
@@ -222,6 +223,9 @@ def _rotary_elements(c: Context, widths: _Widths) -> Floats:
         return 0.0 * np.asarray(widths.query)
     if mla is None:
         return np.asarray(widths.query + widths.key_value)
+    if mla.indexer is not None:
+        # Queries that absorbed the up-projection are copied behind their rotated part.
+        return (2.0 * mla.qk_rope_head_dim + mla.kv_lora_rank) * model.heads / c.layout.tp
     written = model.qk_head_dim + mla.v_head_dim
     per_head = mla.qk_rope_head_dim + 0.5 * (mla.qk_nope_head_dim + mla.v_head_dim + written)
     return per_head * model.heads / c.layout.tp
@@ -240,6 +244,10 @@ def _normed_elements(c: Context, widths: _Widths) -> Floats:
 
 def _core_attention(c: Context) -> _Core:
     model, seq = c.workload.model, c.workload.seq_len
+    if model.indexer is not None:
+        seconds = sparse_core_s(c)
+        none = 0.0 * seconds.forward
+        return _Core(seconds, Passes(none, none))
     heads, shards = model.heads / c.layout.tp, np.asarray(c.layout.cp)
     batch = np.asarray(c.layout.micro_batch)
     flops = attention_pair_flops(seq, seq, heads, model.qk_head_dim, model.v_head_dim)

@@ -25,6 +25,8 @@ from meshwright.costmodel.layers.layer_time import (
 )
 from meshwright.costmodel.layers.linear_attention import linear_attention_block
 from meshwright.costmodel.layers.mamba import mamba_block
+from meshwright.costmodel.layers.selective_scan import mamba1_block
+from meshwright.costmodel.layers.sparse_attention import indexer_block
 from meshwright.costmodel.layout import Floats
 from meshwright.model_specs.hybrid import BlockShares
 
@@ -142,17 +144,20 @@ def kind_times(c: Context) -> KindTimes:
 
 
 def _mixers(c: Context) -> tuple[LayerTime, ...]:
-    """Attention and Mamba-2, each by its share of the layers, those of them that the model has."""
+    """Attention and Mamba, each by its share of the layers, those of them that the model has."""
     model = c.workload.model
     blocks: list[LayerTime] = []
     if model.blocks.attention:
         attention = attention_block(c)
+        if model.indexer is not None:
+            attention = joined(attention, indexer_block(c))
         if model.linear_layers:
             linear = linear_attention_block(c)
             attention = shared_out(linear, attention, model.linear_fraction)
         blocks.append(portion(attention, model.blocks.attention))
     if model.blocks.mamba:
-        blocks.append(portion(mamba_block(c), model.blocks.mamba))
+        mamba = mamba_block(c) if model.mamba1 is None else mamba1_block(c)
+        blocks.append(portion(mamba, model.blocks.mamba))
     return tuple(blocks)
 
 

@@ -12,6 +12,8 @@ import numpy as np
 
 from meshwright.costmodel.constants.stacks import stack_constants
 from meshwright.costmodel.layers.linear_attention import CHUNK
+from meshwright.costmodel.layers.selective_scan import saved_bytes
+from meshwright.costmodel.layers.sparse_attention import sparse_saved
 from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.memory.profile import memory_profile
 from meshwright.costmodel.workload import Workload
@@ -256,12 +258,15 @@ def _linear_attention_saved(model: ModelSpec, layout: Layout, narrow: float) -> 
 
 
 def _mamba_saved(model: ModelSpec, layout: Layout, narrow: float) -> Floats:
-    """Bytes a token that one Mamba-2 block keeps.
+    """Bytes a token that one Mamba block keeps.
 
     What its first projection returns and the scan's output (mamba_ssm/ops/triton/ssd_combined.py,
     MambaSplitConv1dScanCombinedFn, ctx.save_for_backward: convolution and states run again backward), the
-    gated output and 4 bytes a group for the norm, and the input of the last projection.
+    gated output and 4 bytes a group for the norm, and the input of the last projection. Of Mamba-1 what
+    `selective_scan.saved_bytes` says.
     """
+    if model.mamba1 is not None:
+        return saved_bytes(model.mamba1, narrow)
     spec = model.mamba
     assert spec is not None
     saved = 2.0 * spec.projected_width + (2.0 + narrow) * spec.width
@@ -286,17 +291,19 @@ def _attention_saved(workload: Workload, layout: Layout, narrow: float) -> Float
     if model.attention is not None:
         keys = 2.0 * heads * (model.qk_head_dim + model.v_head_dim)
         latent = 2.0 * 2.0 * ((model.attention.q_lora_rank or 0) + model.attention.kv_lora_rank)
-        up = np.where(mask & Recompute.MLA_UP_PROJECTION, 0.0, query + keys)
-        return up + latent + output
+        kept = np.where(mask & Recompute.MLA_UP_PROJECTION, 0.0, 1.0)
+        if model.indexer is not None:
+            return sparse_saved(workload, tp, kept) + latent + output
+        return kept * (query + keys) + latent + output
     kv_heads = 2.0 * np.maximum(model.kv_heads / tp, 1.0)
     keys, values = kv_heads * model.qk_head_dim, kv_heads * model.v_head_dim
     scores: Floats = 0.0
     stack = stack_constants(workload)
     if not stack.flash_attention:
-        kept = _SCORE_BYTES if stack.fused_softmax else _PLAIN_SCORE_BYTES
+        per_score = _SCORE_BYTES if stack.fused_softmax else _PLAIN_SCORE_BYTES
         if stack.fused_softmax and model.position == "rope":
-            kept -= _DROPOUT_BYTES
-        score_bytes = kept * heads * workload.seq_len
+            per_score -= _DROPOUT_BYTES
+        score_bytes = per_score * heads * workload.seq_len
         scores = np.where(mask & Recompute.CORE_ATTENTION, 0.0, score_bytes)
     rotated = query + keys + values if model.position == "rope" and model.qk_norm else 0.0
     every_output = query + keys + values + rotated

@@ -71,7 +71,7 @@ def layer_parameters_on_gpu(
         linear_split = linear_attention_parameters(model) - linear_whole
         whole = (1.0 - share) * whole + share * linear_whole
         split = (1.0 - share) * split + share * linear_split
-    if model.mamba is not None or model.hybrid_pattern is not None:
+    if model.state_space is not None or model.hybrid_pattern is not None:
         shares = blocks or model.blocks
         whole = shares.attention * whole
         split = shares.attention * split + shares.mamba * mamba_parameters(model)

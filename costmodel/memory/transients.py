@@ -147,7 +147,7 @@ def _largest_saved(workload: Workload, layout: Layout) -> Floats:
 def _widest_columns(model: ModelSpec) -> float:
     """Outputs of the widest product ahead of an activation function or a scan."""
     matrices = 2.0 if model.gated else 1.0
-    projected = 0 if model.mamba is None else model.mamba.projected_width
+    projected = 0 if model.state_space is None else model.state_space.projected_width
     return max(matrices * model.ffn_hidden, float(projected))
 
 
@@ -191,7 +191,7 @@ def _layer_at_work(
         gathered = 2.0 * model.hidden * np.asarray(layout.etp)
         per_copy = 2.0 * matrices * model.moe.moe_ffn_hidden + gathered
         of_experts = workload.imbalance(layout.ep) * model.moe.top_k * per_copy
-        widest = of_experts if model.mamba is None else np.maximum(widest, of_experts)
+        widest = of_experts if model.state_space is None else np.maximum(widest, of_experts)
     per_token = np.asarray(widest / tp + 2.0 * model.hidden)
     if not stack_constants(workload).flash_attention:
         scores = 4.0 * model.heads / tp * workload.seq_len
@@ -261,8 +261,8 @@ def _stranded_forward(workload: Workload, layout: Layout) -> NDArray[np.float64]
     model, tp = workload.model, np.asarray(layout.tp)
     matrices = 2.0 if model.gated else 1.0
     inner = (matrices + 1.0) * model.ffn_hidden
-    if model.mamba is not None:
-        inner = max(inner, float(model.mamba.projected_width + model.mamba.width))
+    if model.state_space is not None:
+        inner = max(inner, float(model.state_space.projected_width + model.state_space.width))
     gathered = 4.0 * model.hidden * (0.0 if workload.overlap.tp else 1.0)
     around = np.where(tp > 1, gathered, 4.0 * model.hidden / sequence_shards(layout))
     per_token = 2.0 * inner / tp + around

@@ -56,9 +56,9 @@ def products_of(c: Context) -> Iterator[KernelShape]:
     model, layout = c.workload.model, c.layout
     tokens, tp = float(np.asarray(c.tokens)), int(layout.tp)
     heads, hidden = model.heads / tp, model.hidden
-    if model.mamba is not None:
-        yield KernelShape("Mamba-2 inputs", tokens, model.mamba.projected_width / tp, hidden)
-        yield KernelShape("Mamba-2 output", tokens, hidden, model.mamba.width / tp)
+    if (mamba := model.state_space) is not None:
+        yield KernelShape(f"{mamba.title} inputs", tokens, mamba.projected_width / tp, hidden)
+        yield KernelShape(f"{mamba.title} output", tokens, hidden, mamba.width / tp)
     if model.attention is None and model.blocks.attention:
         query = heads * model.qk_head_dim
         keys = max(model.kv_heads / tp, 1.0) * (model.qk_head_dim + model.v_head_dim)

@@ -85,10 +85,9 @@ def products_of_a_layer(model: ModelSpec, layout: LayoutDoc, seq_len: int) -> di
     hidden, tp = float(model.hidden), layout.tp
     inputs = 2 if model.gated else 1
     shapes: dict[str, Shape] = {}
-    if model.mamba is not None:
-        width = model.mamba.width / tp
-        shapes["Mamba-2 inputs"] = (tokens, model.mamba.projected_width / tp, hidden)
-        shapes["Mamba-2 output"] = (tokens, hidden, width)
+    if (mamba := model.state_space) is not None:
+        shapes[f"{mamba.title} inputs"] = (tokens, mamba.projected_width / tp, hidden)
+        shapes[f"{mamba.title} output"] = (tokens, hidden, mamba.width / tp)
     if model.attention is None and model.blocks.attention:
         key_value = max(model.kv_heads / tp, 1.0) * (model.qk_head_dim + model.v_head_dim)
         shapes["attention inputs"] = (

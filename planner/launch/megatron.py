@@ -6,8 +6,8 @@ Flag names and rules were read in megatron-core 0.19.2 (`megatron.training.argum
 from __future__ import annotations
 
 from meshwright.errors import InfeasibleError
+from meshwright.frameworks.layer_needs import layer_needs
 from meshwright.frameworks.megatron import MEGATRON
-from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.launch.flag_words import flag_words
 from meshwright.planner.launch.launch_script import Program
 from meshwright.planner.launch.legal_launch import Launch
@@ -125,16 +125,6 @@ def _graph_env(launch: Launch) -> dict[str, str]:
     return {"NVTE_CUTEDSL_FUSED_GROUPED_MLP": "1"} if captured else {}
 
 
-def _installs(model: ModelSpec) -> tuple[str, ...]:
-    """What the model's layers need beside Megatron."""
-    linear, hybrid = MEGATRON.linear_attention, MEGATRON.hybrid_layers
-    if model.linear_attention is not None and linear is not None:
-        return (f"Layers of linear attention need {linear.installs}.",)
-    if model.mamba is not None and hybrid is not None:
-        return (f"Layers of Mamba-2 need {hybrid.installs}.",)
-    return ()
-
-
 def megatron_start(launch: Launch) -> Start:
     """pretrain_gpt.py, or pretrain_hybrid.py for a pattern of layers, with the plan's arguments.
 
@@ -142,13 +132,15 @@ def megatron_start(launch: Launch) -> Start:
     """
     model = launch.inputs.model
     args = megatron_args(launch)
+    needs = layer_needs(MEGATRON, model).items()
+    installs = tuple(f"Layers of {kind} need {packages}." for kind, packages in needs)
     entry = "pretrain_gpt.py" if model.hybrid_pattern is None else "pretrain_hybrid.py"
     program = Program(
         framework=MEGATRON.title,
         command='"$MEGATRON_ENTRY"',
         usage=_USAGE.replace("pretrain_gpt.py", entry),
         variant=", with biases" if linear_bias(model) else "",
-        notes=(*notes_of(model, MEGATRON_SAYS, megatron_shortfalls(model)), *_installs(model)),
+        notes=(*notes_of(model, MEGATRON_SAYS, megatron_shortfalls(model)), *installs),
         checks=_DATA_CHECKS.replace("pretrain_gpt.py", entry),
         data_arguments='"${data[@]}" "${train[@]}"',
         takes=f"more arguments of {entry}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.frameworks.megatron import MEGATRON
 from meshwright.model_specs.rope import RopeScaling
-from meshwright.model_specs.schema import GatedDeltaNetSpec, ModelSpec, MoeSpec
+from meshwright.model_specs.schema import GatedDeltaNetSpec, ModelSpec, MoeSpec, SparseIndexerSpec
 from meshwright.planner.launch.megatron_shortfalls import linear_bias
 from meshwright.planner.runs.launches.megatron_names import (
     ACTIVATIONS,
@@ -13,6 +13,7 @@ from meshwright.planner.runs.launches.megatron_names import (
     LINEAR_ATTENTION,
     MAMBA,
     POSITIONS,
+    SPARSE_INDEXER,
 )
 
 VOCAB_MULTIPLE = 128
@@ -65,6 +66,7 @@ def _attention_flags(model: ModelSpec) -> dict[str, object]:
     if latent is not None:
         flags["--multi-latent-attention"] = True
         flags |= {size.flag: getattr(latent, size.field) for size in LATENT_ATTENTION}
+        flags |= _indexer_flags(latent.indexer)
     elif model.kv_heads < model.heads:
         flags["--group-query-attention"] = True
         flags["--num-query-groups"] = model.kv_heads
@@ -80,6 +82,21 @@ def _attention_flags(model: ModelSpec) -> dict[str, object]:
         flags["--window-size"] = f"{model.sliding_window - 1},0"
         flags["--window-attn-skip-freq"] = model.full_attention_every or None
     return flags
+
+
+def _indexer_flags(indexer: SparseIndexerSpec | None) -> dict[str, object]:
+    """The indexer and its loss, as Megatron-Bridge has them (models/glm_moe_dsa/glm5_bridge.py)."""
+    setting = MEGATRON.sparse_attention
+    if indexer is None or setting is None:
+        return {}
+    sizes = {size.flag: getattr(indexer, size.field) for size in SPARSE_INDEXER}
+    return sizes | {
+        setting.flag: setting.value,
+        "--dsa-kernel-backend": "cudnn",
+        "--dsa-indexer-loss-coeff": 0.001,
+        "--dsa-indexer-use-sparse-loss": True,
+        "--no-rope-fusion": True,
+    }
 
 
 def _linear_attention_flags(linear: GatedDeltaNetSpec, model: ModelSpec) -> dict[str, object]:

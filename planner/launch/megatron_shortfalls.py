@@ -21,7 +21,9 @@ rope.scaling.high_freq_factor rope.scaling.beta_fast rope.scaling.beta_slow rope
 rope.scaling.mscale rope.scaling.mscale_all_dim norm norm_epsilon norm_zero_centered qk_norm
 attention_bias attention_output_bias mlp_bias attention_sinks sliding_window full_attention_every
 attention.q_lora_rank attention.kv_lora_rank attention.qk_nope_head_dim attention.qk_rope_head_dim
-attention.v_head_dim mtp_layers moe.experts moe.top_k moe.moe_ffn_hidden moe.shared_experts
+attention.v_head_dim
+attention.indexer.heads attention.indexer.head_dim
+attention.indexer.top_k mtp_layers moe.experts moe.top_k moe.moe_ffn_hidden moe.shared_experts
 moe.shared_ffn_hidden moe.shared_expert_gate moe.dense_layers moe.router_groups
 moe.router_groups_per_token moe.router_bias moe.expert_bias moe.router_score moe.router_normalized
 moe.router_scaling_factor attention_output_gate linear_attention.key_heads linear_attention.value_heads

@@ -31,6 +31,7 @@ from meshwright.planner.runs.launches.reader import (
     launch_of_text,
     run_of_inputs,
 )
+from meshwright.planner.runs.launches.torchtitan_toml import is_toml
 from meshwright.planner.runs.prediction import arrangement, predict_run
 from meshwright.planner.runs.run_file import MAX_FILE_BYTES, Run
 
@@ -106,7 +107,7 @@ def script_diff(path: Path, plan: Plan) -> ScriptDiff:
         return ScriptDiff(note=str(error))
     names = _DOCUMENTS if isinstance(document, dict) else _ARGUMENTS
     wanted = next((files[name] for name in names if name in files), None)
-    if wanted is None:
+    if wanted is None or is_toml(text):
         return ScriptDiff(note="the plan's files are of another kind: -o DIR writes them")
     if isinstance(document, dict):
         return _DocumentChange(path, text, plan, document, yaml.safe_load(wanted)).diff()

@@ -90,7 +90,7 @@ def _costs(plan: Plan, baseline: BaselineDoc) -> list[tuple[str, str]]:
     assert plan.predicted is not None
     today_gib, planned_gib = max(baseline.memory_gib), max(plan.predicted.memory_gib)
     change_gib = planned_gib - today_gib
-    usable = f"of {baseline.usable_hbm_gib:.1f} usable"
+    usable = f"of {baseline.usable_hbm_gib:.1f} without room for error"
     memory = (
         f"{today_gib:.1f} -> {planned_gib:.1f} GiB on the fullest GPU ({change_gib:+.1f}, {usable})"
     )

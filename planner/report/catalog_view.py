@@ -100,6 +100,8 @@ def model_view(model: ModelSpec, seq_len: int) -> View:
         ("FLOP per token", f"{gflop}, both passes, at {count(seq_len)} tokens"),
     ]
     view: View = [Facts(rows)]
+    if model.attention_note:
+        view.append(line(Words("note: ", "dim"), model.attention_note))
     if model.source:
         view.append(line(Words("source: ", "dim"), model.source))
     return view
@@ -107,12 +109,15 @@ def model_view(model: ModelSpec, seq_len: int) -> View:
 
 def _pattern(pattern: str) -> str:
     """How many layers of a hybrid pattern have each kind of block."""
-    names = {"M": "Mamba-2", "*": "attention", "-": "feed-forward", "E": "experts"}
+    names = {"M": "Mamba", "*": "attention", "-": "feed-forward", "E": "experts"}
     counts = ((name, pattern.count(symbol)) for symbol, name in names.items())
     return ", ".join(f"{number} {name}" for name, number in counts if number)
 
 
 def _mamba(model: ModelSpec) -> Pairs:
+    if model.mamba1 is not None:
+        channels, states = model.mamba1.channels, model.mamba1.state_dim
+        return [("Mamba-1", f"{channels} channels, states of {states}, by the pattern")]
     mamba = model.mamba
     if mamba is None:
         return []
@@ -128,7 +133,10 @@ def _attention(model: ModelSpec) -> str:
         return f"{model.heads} heads of {model.qk_head_dim}, {model.kv_heads} key-value heads"
     query = model.attention.q_lora_rank or "none"
     ranks = f"query {query}, key-value {model.attention.kv_lora_rank}"
-    return f"{model.heads} heads, multi-head latent attention (ranks: {ranks})"
+    words = f"{model.heads} heads, multi-head latent attention (ranks: {ranks})"
+    if model.indexer is None:
+        return words
+    return f"{words}, {count(model.indexer.top_k)} positions by an indexer"
 
 
 def _window(model: ModelSpec) -> Pairs:

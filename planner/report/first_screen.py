@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from meshwright.costmodel.constants.rates import peak_flops
 from meshwright.costmodel.memory.footprint import usable_hbm_gib
+from meshwright.frameworks.catalog import framework_named
+from meshwright.frameworks.layer_needs import layer_needs
 from meshwright.planner.drawing.quantities import count, counted, percent, rounded_seconds
 from meshwright.planner.plan.document import IdleDoc, Plan
 from meshwright.planner.plan.placement import workload_of_plan
@@ -94,7 +96,9 @@ def _installs(plan: Plan) -> str:
     """Software beside the framework, with what is lost without it."""
     if plan.choices is None or plan.predicted is None:
         return "see the execution below"
-    parts = []
+    framework, model = framework_named(plan.inputs.framework), plan.inputs.model
+    needs = layer_needs(framework, model).items()
+    parts = [f"{packages} (for {kind})" for kind, packages in needs]
     for choice in plan.choices:
         if not choice.installs:
             continue

@@ -28,9 +28,22 @@ def meaning_of(words: str) -> tuple[str, str] | None:
     """
     wanted = _key(words)
     for term, meaning in meanings().items():
-        if wanted in (_key(term), f"{_key(term)}s"):
+        names = [_key(name) for name in term.split(", ")]
+        if wanted in names or wanted in [f"{name}s" for name in names]:
             return term, meaning
     return None
+
+
+def rule_meaning(name: str) -> tuple[str, str] | None:
+    """The rule of this name, and what it says; None where no rule is called so.
+
+    >>> rule_meaning("heads-by-tp")
+    ('heads-by-tp', 'heads mod tp = 0')
+    """
+    from meshwright.constraints.registry import rule_named, sentence_of
+
+    rule = rule_named(name.strip())
+    return None if rule is None else (rule.name, sentence_of(rule))
 
 
 def _key(words: str) -> str:

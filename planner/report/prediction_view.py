@@ -64,7 +64,7 @@ def _matrix(degrees: dict[str, int], mapping: Mapping) -> Table:
 
 def _choices(layout: LayoutDoc) -> list[tuple[str, str]]:
     sequences = counted(layout.micro_batch, "sequence")
-    micro_batches = f"{count(layout.num_micro_batches)} micro-batches"
+    micro_batches = counted(layout.num_micro_batches, "micro-batch", "micro-batches")
     schedule = "no pipeline"
     if layout.pp > 1:
         schedule = layout.schedule

@@ -19,8 +19,14 @@ from meshwright.constraints.scale_up import ScaleUpDomain
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.workload import Overlap, Workload
 from meshwright.frameworks.catalog import RECORDS
-from meshwright.model_specs.hybrid import Mamba2Spec
-from meshwright.model_specs.schema import GatedDeltaNetSpec, MlaSpec, ModelSpec, MoeSpec
+from meshwright.model_specs.hybrid import Mamba1Spec, Mamba2Spec
+from meshwright.model_specs.schema import (
+    GatedDeltaNetSpec,
+    MlaSpec,
+    ModelSpec,
+    MoeSpec,
+    SparseIndexerSpec,
+)
 
 DENSE = ModelSpec(layers=12, hidden=1024, ffn_hidden=4096, heads=16, kv_heads=4, vocab=32000)
 MLA = MlaSpec(
@@ -55,6 +61,11 @@ HYBRID = DENSE.model_copy(
         "hybrid_pattern": "M*-" * 4,
         "mamba": Mamba2Spec(heads=32, head_dim=64, state_dim=64, groups=4),
     }
+)
+INDEXED = MLA.model_copy(update={"indexer": SparseIndexerSpec(heads=4, head_dim=32, top_k=128)})
+SPARSE = DENSE.model_copy(update={"attention": INDEXED})
+OLDER = HYBRID.model_copy(
+    update={"mamba": None, "mamba1": Mamba1Spec(channels=32, step_rank=2, state_dim=4)}
 )
 BESIDE = HYBRID.model_copy(update={"hybrid_pattern": None, "mamba_beside_attention": True})
 
@@ -233,6 +244,11 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"zero_stage": 3, "pp": 2},
     ),
     "megatron-zero-optimizer": (workload(optimizer="muon"), {"zero_stage": 1}, {"zero_stage": 2}),
+    "megatron-sparse-attention": (
+        workload(SPARSE),
+        {"tp": 2, "sequence_parallel": True, "recompute": Recompute.MLA_UP_PROJECTION},
+        {"cp": 2},
+    ),
     "megatron-moe-tp-needs-sp": (workload(MOE), {"tp": 2, "sequence_parallel": True}, {"tp": 2}),
     "megatron-expert-bias-needs-etp-1": (workload(BIASED), {"etp": 1}, {"etp": 2}),
     "megatron-expert-overlap": (
@@ -314,6 +330,9 @@ OF_WORKLOADS = {
     "torchtitan-linear-attention",
     "deepspeed-linear-attention",
     "fsdp2-linear-attention",
+    "torchtitan-sparse-attention",
+    "deepspeed-sparse-attention",
+    "fsdp2-sparse-attention",
     "torchtitan-hybrid-layers",
     "deepspeed-hybrid-layers",
     "megatron-hybrid",
@@ -424,6 +443,7 @@ def test_linear_attention_is_for_frameworks_that_have_it(framework: str) -> None
     ("model", "words"),
     [
         (HYBRID, "4 layers of Mamba-2"),
+        (OLDER, "4 layers of Mamba-1"),
         (BESIDE, "12 layers of Mamba-2"),
         (DENSE.model_copy(update={"hybrid_pattern": "*-" * 6}), "a pattern of unlike layers"),
         (DENSE, None),
@@ -447,6 +467,7 @@ def test_hybrid_layers_are_for_frameworks_that_have_them(
         (workload(HYBRID), None),
         (workload(DENSE, overlap=Overlap(ep=True), precision="fp8"), None),
         (workload(BESIDE), "Mamba-2 beside attention"),
+        (workload(OLDER), "no layers of Mamba-1"),
         (workload(HYBRID, overlap=Overlap(ep=True)), "expert traffic hidden"),
         (workload(HYBRID, precision="fp8"), None),
         (
@@ -464,6 +485,50 @@ def test_what_megatron_builds_of_hybrid_models(work: Workload, words: str | None
     rule = RULES["megatron-hybrid"]
     assert feasible(rule, rule.excess(as_table(work, [Layout()], [1.0]))) is (words is None)
     finding = rule.check(finished(work, Layout(), 1.0))
+    assert (finding is None) is (words is None)
+    if finding is not None and words is not None:
+        assert words in rule.explain(finding)
+
+
+@pytest.mark.parametrize("framework", ["torchtitan", "deepspeed", "fsdp2"])
+@pytest.mark.parametrize("model", [SPARSE, DENSE])
+def test_sparse_attention_is_for_frameworks_that_have_it(framework: str, model: ModelSpec) -> None:
+    rule, work = RULES[f"{framework}-sparse-attention"], workload(model)
+    legal = model is DENSE
+    assert rule.applies(work) is not legal
+    assert feasible(rule, rule.excess(as_table(work, [Layout()], [1.0]))) is legal
+    finding = rule.check(finished(work, Layout(), 1.0))
+    assert (finding is None) is legal
+    if finding is not None:
+        assert "the 128 positions" in rule.explain(finding)
+
+
+@pytest.mark.parametrize(
+    ("work", "layout", "words"),
+    [
+        (workload(SPARSE), Layout(), None),
+        (workload(SPARSE, cuda_graph="partial"), Layout(), "CUDA graphs (partial)"),
+        (workload(SPARSE, precision="fp8", fp8_parameters=True), Layout(), "parameters in FP8"),
+        (workload(SPARSE, cluster=cluster("ampere")), Layout(), "kernels for ampere"),
+        (workload(SPARSE), Layout(cp=2), "cp 2"),
+        (workload(SPARSE.model_copy(update={"mtp_layers": 1})), Layout(), "multi-token prediction"),
+        (workload(SPARSE, precision="fp8"), Layout(recompute=4), None),
+        (
+            workload(SPARSE, precision="fp8"),
+            Layout(recompute=12),
+            "up-projections recomputed in fp8",
+        ),
+        (workload(SPARSE), Layout(recompute=12), None),
+        (workload(SPARSE), Layout(tp=2), "without sequence parallelism"),
+        (workload(SPARSE), Layout(tp=2, sequence_parallel=True), None),
+    ],
+)
+def test_what_megatron_asks_of_sparse_attention(
+    work: Workload, layout: Layout, words: str | None
+) -> None:
+    rule = RULES["megatron-sparse-attention"]
+    assert feasible(rule, rule.excess(as_table(work, [layout], [1.0]))) is (words is None)
+    finding = rule.check(finished(work, layout, 1.0))
     assert (finding is None) is (words is None)
     if finding is not None and words is not None:
         assert words in rule.explain(finding)

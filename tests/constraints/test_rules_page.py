@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from meshwright.constraints.kinds import DeclaredRule
-from meshwright.constraints.registry import GENERAL, rules_of
+from meshwright.constraints.registry import GENERAL, rules_of, sentence_of
 from meshwright.constraints.rule import Rule
 from meshwright.frameworks.catalog import RECORDS
 from tests.places import ROOT
@@ -33,15 +32,8 @@ def rules_page() -> str:
 
 def _table(rules: Iterable[Rule]) -> str:
     lines = ["| rule | what it says | excess in |", "|---|---|---|"]
-    lines += [f"| {rule.name} | {_sentence(rule)} | {rule.unit} |" for rule in rules]
+    lines += [f"| {rule.name} | {sentence_of(rule)} | {rule.unit} |" for rule in rules]
     return "\n".join(lines) + "\n"
-
-
-def _sentence(rule: Rule) -> str:
-    if isinstance(rule, DeclaredRule):
-        return rule.sentence
-    paragraph = (rule.__doc__ or "").split("\n\n")[0]
-    return " ".join(paragraph.split()).removesuffix(".")
 
 
 def test_the_page_of_rules_is_up_to_date() -> None:

@@ -67,13 +67,14 @@ def launch_text(framework: FrameworkName) -> str:
             continue
         texts += [text for name, text in files.items() if name != "plan.yaml"]
     if framework == "megatron":
-        texts += plan_files(make_plan(linear_attention(), dp=8), framework).values()
+        for name in ("qwen3-next-80b-a3b", "deepseek-v3.2"):
+            texts += plan_files(make_plan(hub_model(name), dp=8), framework).values()
     return "\n".join(texts)
 
 
-def linear_attention() -> ModelSpec:
-    """A model of the kind that no catalog entry is of."""
-    return read_model(DATA / "hf_configs" / "qwen3-next-80b-a3b.json")
+def hub_model(name: str) -> ModelSpec:
+    """A model of a kind that no catalog entry is of."""
+    return read_model(DATA / "hf_configs" / f"{name}.json")
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=FRAMEWORK_NAMES)

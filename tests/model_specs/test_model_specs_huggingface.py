@@ -33,20 +33,26 @@ PUBLISHED = {
     "bamba-9b": 9_780_235_392,  # built; 9.78B on the model card
     "deepseek-v2-lite": 15_706_484_224,
     "deepseek-v3": 671_026_419_200,  # without the MTP module and the FP8 scales
+    "deepseek-v3.2": 671_877_944_064,  # built; the 671B of DeepSeek-V3 and its indexers
     "falcon-40b": 41.30e9,  # the 41.8e9 of the hub less the tied head, stored twice there
+    "falcon-mamba-7b": 7_272_665_088,  # built; 7.27B on the model card
     "falcon-h1-34b": 33_642_221_312,  # built; 34B in arXiv 2507.22448
     "falcon-7b": 7_217_189_760 - 65_024 * 4_544,  # likewise
     "gemma-2-2b": 2_614_341_888,
     "gemma-3-1b": 999_885_952,
     "gemma-3-4b": 3_884e6,  # language part, Gemma 3 report, arXiv 2503.19786, table 1: 675M and 3,209M
+    "glm-5": 743_911_218_432,  # built; 744B in its release notes (Z.ai, February 2026)
     "glm-4.5-air": 106_852_251_264,  # built; 106B in arXiv 2508.06471, table 1
     "gpt-oss-20b": 20_914_757_184,
     "gpt2": 124_439_808,
     "granite-4.0-h-small": 32_207_337_984,  # built; 32B on the model card
+    "jamba-1.5-large": 398_555_145_696,  # built; 398B in arXiv 2408.12570
+    "jamba-v0.1": 51_570_323_328,  # built; 51.6B on the model card
     "kimi-k2": 1_026_408_235_864,
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.2-1b": 1_235_814_400,
     "llama-4-scout": 107_769_861_120,  # built, language part; 109B with the vision tower on the model card
+    "mamba-2.8b": 2_768_345_600,  # built; 2.8B in arXiv 2312.00752, table 3
     "mamba-codestral-7b": 7_285_403_648,  # built, and the authors' total (mistral.ai, July 2024)
     "minimax-m2.5": 228_689_764_864,  # built; 230B on the model card
     "mistral-7b-v0.1": 7_241_732_096,
@@ -264,10 +270,10 @@ def test_olmo_three_has_a_full_layer_in_four_unless_it_says() -> None:
     ("data", "words"),
     [
         ({"model_type": "t5", "is_encoder_decoder": True}, "is_encoder_decoder: encoder-decoder"),
-        ({"model_type": "falcon_mamba", "state_size": 16}, "state_size: state-space layers"),
-        ({"model_type": "jamba", "mamba_d_state": 16}, "mamba_d_state: state-space layers"),
+        ({"model_type": "mamba3", "state_size": 16}, "state_size: state-space layers"),
+        ({"model_type": "zamba2", "mamba_d_state": 16}, "mamba_d_state: state-space layers"),
         ({"model_type": "qwen3_5_text", "linear_num_value_heads": 32}, "heads: .*linear attention"),
-        ({"model_type": "deepseek_v32", "index_topk": 2048}, "index_topk: .*an indexer chooses"),
+        ({"model_type": "deepseek_v4", "index_topk": 512}, "index_topk: .*an indexer chooses"),
         ({"model_type": "vit", "image_size": 224}, "image_size: vision towers"),
         ({"model_type": "qwen2_5_vl", "vision_config": {}}, "vision_config: vision towers"),
         (

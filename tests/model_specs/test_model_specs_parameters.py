@@ -33,7 +33,7 @@ from meshwright.model_specs.schema import MlaSpec, ModelSpec, MoeSpec
 CATALOG = tuple(
     """
     gpt2-xl gpt3-175b mt-nlg-530b gpt-1t bloom-176b opt-175b llama-2-7b llama-2-13b llama-2-70b
-    llama-3-8b llama-3-70b llama-3.1-405b mixtral-8x7b mixtral-8x22b deepseek-v2 deepseek-v3
+    llama-3-8b llama-3-70b llama-3.1-405b mixtral-8x7b mixtral-8x22b deepseek-v2 deepseek-v3 deepseek-v3.2
     qwen3-8b qwen3-32b qwen3-30b-a3b qwen3-235b-a22b kimi-k2 gpt-oss-20b gpt-oss-120b
     olmoe-1b-7b nemotron-4-15b nemotron-4-340b grok-1 nemotron-h-8b nemotron-h-47b nemotron-h-56b
     nemotron-3-nano-30b-a3b mamba-codestral-7b mamba2-2.7b falcon-h1-34b

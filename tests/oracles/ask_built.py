@@ -41,6 +41,9 @@ def import_megatron_built() -> None:
     net = "megatron.core.ssm.gated_delta_net"
     importlib.import_module(f"{net}.common").HAVE_FLA = True
     importlib.import_module(f"{net}.gdn").chunk_gated_delta_rule = len
+    # So does attention to chosen positions.
+    config = importlib.import_module("megatron.core.transformer.transformer_config")
+    config._validate_dsa_kernel_backend_dependencies = bool
     folder = "megatron.core.models.gpt"
     variants = importlib.import_module(f"{folder}.experimental_attention_variant_module_specs")
     variants._get_backend_spec_provider = _local_modules
@@ -77,7 +80,21 @@ def _local_modules(config: Any) -> Any:
             super().__init__(input_size, *more, **named)
             self.layer_norm_weight = torch.nn.Parameter(torch.empty(input_size))
 
+    class WholeLinear(torch.nn.Module):
+        """Transformer Engine's product that every tensor rank holds whole."""
+
+        def __init__(self, input_size: int, output_size: int, **named: Any) -> None:
+            super().__init__()
+            del named
+            self.weight = torch.nn.Parameter(torch.empty(output_size, input_size))
+
+    variants = "megatron.core.transformer.experimental_attention_variant"
+    importlib.import_module(f"{variants}.absorbed_mla").TELinear = WholeLinear
+
     class Modules(LocalSpecProvider):
+        def linear(self) -> type:
+            return WholeLinear
+
         def column_parallel_layer_norm_linear(self) -> type:
             return NormedLinear
 

@@ -1,9 +1,12 @@
-"""Which nodes a job gets: leaves kept together. Sizes and times are fixed; CP-SAT deals out the leaves.
+"""Which nodes a job gets: leaves kept together. Sizes and times are fixed.
 
 Let n[j, l] be the units of job j on leaf l, and y[j, l], z[j, p] say whether it touches leaf l and pod p.
 Minimise the sum of y + `pod_weight` * z, with sum over l of n[j, l] the job's size, and n[j, l] summed over
 jobs that run together at most the units of l. Jobs that run together are looked at at every start: between
 two starts nothing new is taken.
+
+Leaves are dealt out job by job first, in many orders; where that touches more than every job needs by itself,
+CP-SAT goes on from the best of them.
 """
 
 from __future__ import annotations
@@ -11,9 +14,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from math import inf
 
+from meshwright.errors import OutOfTimeError
+from meshwright.planner.many.fleet.dealing import Dealt, LeafRoom, PerLeaf, deal_out
 from meshwright.planner.many.fleet.sharing import Allocation, FleetParams, solve_fleet
 from meshwright.planner.many.fleet.sizes import SizedJob
 from meshwright.planner.many.fleet.units import FreeUnits
@@ -78,13 +82,36 @@ def _units_per_leaf(
     together: Sequence[Sequence[int]],
     free: FreeUnits,
     params: FleetParams,
-) -> tuple[list[dict[str, int]], int]:
+) -> tuple[list[PerLeaf], int]:
     """(units of every job on each leaf that it touches, a lower bound on the leaves touched in all)."""
+    ground = LeafRoom(
+        capacity={leaf: len(units) for leaf, units in free.by_leaf.items()}, pod_of=free.pod_of
+    )
+    least_leaves = sum(ground.fewest_leaves(size) for size in wanted)
+    least = least_leaves + params.pod_weight * sum(ground.fewest_pods(size) for size in wanted)
+    dealt = deal_out(
+        wanted, together, ground, pod_weight=params.pod_weight, least=least, seed=params.seed,
+        most_deals=params.dealt_jobs,
+    )  # fmt: skip
+    if dealt is not None and dealt.cost == least:
+        return list(dealt.per_leaf), least_leaves
+    return _improved(wanted, together, ground, params, dealt=dealt, least_leaves=least_leaves)
+
+
+def _improved(
+    wanted: Sequence[int],
+    together: Sequence[Sequence[int]],
+    ground: LeafRoom,
+    params: FleetParams,
+    *,
+    dealt: Dealt | None,
+    least_leaves: int,
+) -> tuple[list[PerLeaf], int]:
+    """The same by CP-SAT, from a first deal on where there is one."""
     from meshwright.planner.solvers.or_tools import cp_model
 
     model = cp_model.CpModel()
-    capacity = {leaf: len(units) for leaf, units in free.by_leaf.items()}
-    pod_of = free.pod_of
+    capacity, pod_of = ground.capacity, ground.pod_of
     pods = list(dict.fromkeys(pod_of.values()))
     amounts: list[dict[str, cp_model.IntVar]] = []
     cost: list[cp_model.LinearExprT] = []
@@ -99,34 +126,36 @@ def _units_per_leaf(
             limit = min(size, units)
             row[leaf] = model.new_int_var(0, limit, f"{index}_{leaf}")
             touches = model.new_bool_var(f"on{index}_{leaf}")
+            if dealt is not None:
+                units_before = dealt.per_leaf[index].get(leaf, 0)
+                model.add_hint(row[leaf], units_before)
+                model.add_hint(touches, units_before > 0)
             model.add(row[leaf] <= limit * touches)
             model.add_implication(touches, in_pod[pod_of[leaf]])
             touched.append(touches)
         model.add(sum(row.values()) == size)
         # What the relaxation does not see: a job needs as many leaves as the largest ones that hold it.
-        model.add(sum(touched) >= fewest_leaves(size, list(capacity.values())))
+        model.add(sum(touched) >= ground.fewest_leaves(size))
+        model.add(sum(in_pod.values()) >= ground.fewest_pods(size))
         cost += touched
         cost += [params.pod_weight * literal for literal in in_pod.values()]
     for running in together:
         for leaf, units in capacity.items():
             model.add(sum(amounts[index][leaf] for index in running) <= units)
+    if dealt is not None:
+        model.add(sum(cost) <= dealt.cost)
     model.minimize(sum(cost))
     solver = solve_fleet(model, params)
+    if solver is None:
+        if dealt is None:
+            raise OutOfTimeError("no way to place the jobs was found in the time given")
+        return list(dealt.per_leaf), least_leaves
     per_leaf = [
         {leaf: solver.value(units) for leaf, units in row.items() if solver.value(units)}
         for row in amounts
     ]
     unproven = round(solver.objective_value - solver.best_objective_bound)
-    return per_leaf, max(sum(map(len, per_leaf)) - unproven, 0)
-
-
-def fewest_leaves(size: int, capacities: Sequence[int]) -> int:
-    """Leaves that `size` units need at least: the largest ones until they hold them."""
-    totals = accumulate(sorted(capacities, reverse=True))
-    for leaves, total in enumerate(totals, start=1):
-        if total >= size:
-            return leaves
-    return len(capacities)
+    return per_leaf, max(sum(map(len, per_leaf)) - unproven, least_leaves)
 
 
 def _named_units(

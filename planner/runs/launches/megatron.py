@@ -50,6 +50,7 @@ rdzv-backend rdzv-endpoint no-gradient-accumulation-fusion moe-permute-fusion mo
 moe-router-dtype moe-aux-loss-coeff moe-router-load-balancing-type attention-softmax-in-fp32
 no-masked-softmax-fusion cross-entropy-loss-fusion no-bias-swiglu-fusion
 no-rope-fusion kill-on-bad-exit distribution nodes ntasks spec
+dsa-indexer-loss-coeff dsa-indexer-use-sparse-loss
 """
 """Flags of Megatron and torchrun that leave the time of a step as it is, or that all readers here assume."""
 _HARMLESS = frozenset(f"--{name}" for name in _HARMLESS_NAMES.split())

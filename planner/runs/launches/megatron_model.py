@@ -17,6 +17,7 @@ from meshwright.planner.runs.launches.megatron_names import (
     OLD_HYBRID_PATTERN,
     POSITIONS,
     QUICK_GELU_ALPHA,
+    SPARSE_INDEXER,
 )
 
 GPT2_VOCAB = 50_257
@@ -184,9 +185,18 @@ def _yarn_scaling(line: CommandLine) -> dict[str, Any]:
     return scaling
 
 
-def _latent_attention(line: CommandLine) -> dict[str, int]:
+def _latent_attention(line: CommandLine) -> dict[str, Any]:
     sizes = {size.field: line.integer(size.flag, size.default) for size in LATENT_ATTENTION}
-    return {field: number for field, number in sizes.items() if number}
+    latent: dict[str, Any] = {field: number for field, number in sizes.items() if number}
+    if line.text("--experimental-attention-variant") == "dsa":
+        latent["indexer"] = {size.field: _needed(line, size.flag) for size in SPARSE_INDEXER}
+        if line.integer("--dsa-indexer-topk-freq", 1) > 1:
+            what = "only 1 can be priced: an indexer in every layer"
+            raise InputError(what, where=f"{line.where}: --dsa-indexer-topk-freq")
+        if line.text("--dsa-kernel-backend") != "cudnn":
+            what = "is cudnn in what is priced: other kernels move every score through memory"
+            raise InputError(what, where=f"{line.where}: --dsa-kernel-backend")
+    return latent
 
 
 def _moe(line: CommandLine, experts: int, layers: int, ffn: int, *, biases: bool) -> dict[str, Any]:
@@ -237,11 +247,11 @@ def _linear_attention(line: CommandLine, layers: int) -> dict[str, Any]:
     variant = line.text("--experimental-attention-variant")
     frequency = (line.text("--linear-attention-freq") or "1").replace(" ", "")
     sizes = {size.field: line.integer(size.flag, size.default) for size in LINEAR_ATTENTION}
-    if variant is None:
+    if variant is None or (variant == "dsa" and line.has("--multi-latent-attention")):
         return {}
     if variant != "gated_delta_net":
         raise InputError(
-            "only gated_delta_net can be priced",
+            "only gated_delta_net, and dsa with --multi-latent-attention, can be priced",
             where=f"{line.where}: --experimental-attention-variant",
             value=variant,
         )

@@ -27,6 +27,13 @@ LATENT_ATTENTION = (
 )
 """Multi-head latent attention, fields of `MlaSpec`."""
 
+SPARSE_INDEXER = (
+    SizeFlag("--dsa-indexer-n-heads", "heads"),
+    SizeFlag("--dsa-indexer-head-dim", "head_dim"),
+    SizeFlag("--dsa-indexer-topk", "top_k"),
+)
+"""What chooses positions for latent attention, fields of `SparseIndexerSpec`."""
+
 LINEAR_ATTENTION = (
     SizeFlag("--linear-num-key-heads", "key_heads", 16),
     SizeFlag("--linear-num-value-heads", "value_heads", 32),

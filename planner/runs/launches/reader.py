@@ -1,8 +1,8 @@
 """The way back: what people run today, as a run file that `estimate` prices and `plan` can be asked to beat.
 
 Reads a Megatron-LM or Megatron-DeepSpeed command line (a script, or a JSON list of arguments), torchtitan
-flags, a DeepSpeed JSON or an accelerate YAML. A flag that is neither read nor known to have no bearing on the
-time is listed.
+flags or its TOML file, a DeepSpeed JSON or an accelerate YAML. A flag that is neither read nor known to have
+no bearing on the time is listed.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from meshwright.planner.runs.launches.hosts import on_its_hosts, with_hosts_besi
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.launches.megatron import from_megatron
 from meshwright.planner.runs.launches.torchtitan import from_torchtitan
+from meshwright.planner.runs.launches.torchtitan_toml import from_toml, is_toml, toml_document
 from meshwright.planner.runs.prediction import PricedRun, price_run
 from meshwright.planner.runs.run_file import MAX_FILE_BYTES, Run, run_from_mapping
 from meshwright.planner.runs.run_schema import SettingsDoc
@@ -45,7 +46,6 @@ _ACCUMULATION = re.compile(
 )
 """In our launch scripts for accelerate, which have their settings in variables and in accelerate.yaml."""
 _DEEPSPEED_FILE = "ds_config.json"
-_TOML_SECTION = re.compile(r"\s*(?:#[^\n]*\n\s*)*\[[A-Za-z_][\w.]*\]\s*(?:\n|$)")
 _TOP_FIELDS = ("model", "cluster")
 _FIELDS = (*_TOP_FIELDS, *SettingsDoc.model_fields)
 _INTEGERS = frozenset(
@@ -133,7 +133,7 @@ def launch_of_text(text: str, path: Path, model: ModelSpec | str | None = None) 
     where = str(path)
     document = launch_document(path, text)
     if isinstance(document, dict):
-        return _from_document(document, where)
+        return from_toml(document, path) if is_toml(text) else _from_document(document, where)
     if isinstance(document, list) and are_overrides(document):
         return from_overrides(document, model, where)
     line = _command_line(document, text, where)
@@ -247,13 +247,9 @@ def _micro_batch(count: int, settings: dict[str, Any], where: str) -> dict[str, 
 
 
 def launch_document(path: Path, text: str) -> object:
-    """The file as JSON or YAML where it is one; None for a script or a command line."""
-    if _TOML_SECTION.match(text):
-        what = (
-            "this is a TOML file; of torchtitan, flags are read, as in "
-            "--parallelism.tensor-parallel-degree 8, from a script or a JSON list"
-        )
-        raise InputError(what, where=str(path))
+    """The file as JSON, YAML or TOML where it is one; None for a script or a command line."""
+    if is_toml(text):
+        return toml_document(text, str(path))
     try:
         if path.suffix == ".json" or text.lstrip()[:1] in ("[", "{"):
             return json.loads(text)

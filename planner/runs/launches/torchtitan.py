@@ -43,7 +43,7 @@ def from_torchtitan(command_line: CommandLine, folder: Path) -> LaunchRun:
         "tp": line.count("--parallelism.tensor-parallel-degree"),
         "cp": line.count("--parallelism.context-parallel-degree"),
         "ep": line.count("--parallelism.expert-parallel-degree"),
-        "recompute": "full" if "activation-checkpoint:full" in line.words else "none",
+        **_checkpointing(line),
         "overlap": {"dp": True, "pp": True},
         "moe_dispatch": "alltoall",
     }
@@ -82,6 +82,13 @@ def _sharding(line: CommandLine, pp: int) -> dict[str, int]:
     return settings
 
 
+def _checkpointing(line: CommandLine) -> dict[str, Any]:
+    """What is recomputed; `selective` means all but attention and every second product."""
+    if "activation-checkpoint:selective" in line.words:
+        return {"recompute": "selective", "recompute_modules": ["op"]}
+    return {"recompute": "full" if "activation-checkpoint:full" in line.words else "none"}
+
+
 def _batch(line: CommandLine, pp: int) -> dict[str, int]:
     local_batch = line.integer("--training.local-batch-size", 8)
     micro_batch = local_batch
@@ -111,8 +118,6 @@ def _schedule(line: CommandLine, pp: int) -> dict[str, Any]:
 def _model(line: CommandLine) -> tuple[str | None, list[str]]:
     """The model's catalog name where the configuration is torchtitan's own, and remarks."""
     remarks = []
-    if "activation-checkpoint:selective" in line.words:
-        remarks.append("selective checkpointing is priced as none")
     config, module = line.text("--config"), line.text("--module")
     model = _CATALOG_NAMES.get(config or "")
     if model is None:

@@ -17,8 +17,10 @@ from click.testing import CliRunner
 from meshwright.cli import main
 from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
 from meshwright.errors import InfeasibleError, InputError
+from meshwright.planner.many.fleet.dealing import LeafRoom, deal_out
 from meshwright.planner.many.fleet.jobs import FleetJobDoc, read_fleet
-from meshwright.planner.many.fleet.places import fewest_leaves, place_jobs
+from meshwright.planner.many.fleet.list_schedule import list_schedule
+from meshwright.planner.many.fleet.places import place_jobs
 from meshwright.planner.many.fleet.sharing import (
     Allocation,
     FleetParams,
@@ -26,6 +28,7 @@ from meshwright.planner.many.fleet.sharing import (
     scaled_value,
     share_over_time,
     share_throughput,
+    timed_jobs,
 )
 from meshwright.planner.many.fleet.sizes import JobSize, SizedJob, candidate_units, faster_sizes
 from meshwright.planner.many.fleet.units import FreeUnits, Unit, free_units
@@ -100,40 +103,107 @@ def test_throughput_equals_enumeration() -> None:
     assert answered >= 100
 
 
-def least_makespan(jobs: list[SizedJob], units: int) -> int:
-    """Ticks of the best schedule: a list schedule in some order, at some sizes, is optimal."""
+def lateness(jobs: list[SizedJob], runs: dict[int, tuple[int, int, int]]) -> list[int]:
+    """Weighted ticks past the deadlines of each priority that has any, from the highest on."""
+    tick_s, ticks = durations(jobs, PARAMS)
+    horizon = sum(map(max, ticks))
+    totals: dict[int, int] = {}
+    for at, one in enumerate(jobs):
+        if one.job.deadline_h is not None:
+            due = min(int(one.job.deadline_h * 3600 / tick_s), horizon)
+            late = max(0, runs[at][1] - due) * round(PARAMS.lateness_scale * one.job.weight)
+            totals[one.job.priority] = totals.get(one.job.priority, 0) + late
+    return [totals[priority] for priority in sorted(totals, reverse=True)]
+
+
+def best_schedule(jobs: list[SizedJob], units: int, with_due: bool) -> tuple[int, ...]:
+    """Lateness where it counts, and the last end: a list schedule in some order is optimal."""
     _, ticks = durations(jobs, PARAMS)
-    best = 10**9
+    best: tuple[int, ...] = (10**15,)
     for sizes in product(*[range(len(one.sizes)) for one in jobs]):
         demand = [jobs[at].sizes[k].units for at, k in enumerate(sizes)]
         if max(demand) > units:
             continue
         for order in permutations(range(len(jobs))):
-            runs: list[tuple[int, int, int]] = []
+            runs: dict[int, tuple[int, int, int]] = {}
             for at in order:
                 length = ticks[at][sizes[at]]
-                for start in sorted({0, *(end for _, end, _ in runs)}):
-                    moments = [start, *(s for s, _, _ in runs if start < s < start + length)]
+                for start in sorted({0, *(end for _, end, _ in runs.values())}):
+                    moments = [
+                        start,
+                        *(s for s, _, _ in runs.values() if start < s < start + length),
+                    ]
                     if all(
-                        sum(d for s, e, d in runs if s <= m < e) + demand[at] <= units
+                        sum(d for s, e, d in runs.values() if s <= m < e) + demand[at] <= units
                         for m in moments
                     ):
-                        runs.append((start, start + length, demand[at]))
+                        runs[at] = (start, start + length, demand[at])
                         break
-            best = min(best, max(end for _, end, _ in runs))
+            late = lateness(jobs, runs) if with_due else []
+            best = min(best, (*late, max(end for _, end, _ in runs.values())))
     return best
 
 
 @pytest.mark.slow
-def test_makespan_equals_enumeration() -> None:
+@pytest.mark.parametrize("objective", ["makespan", "deadlines"])
+def test_schedules_equal_enumeration(objective: str) -> None:
     chance = random.Random(6)
-    for _ in range(100):
-        jobs = random_jobs(chance, chance.randint(1, 3), tokens=lambda c: c.uniform(10, 1000))
+    for _ in range(60):
+        jobs = random_jobs(
+            chance,
+            chance.randint(1, 3),
+            tokens=lambda c: c.uniform(10, 1000),
+            deadline_h=lambda c: c.choice([None, c.uniform(0.0001, 0.01)]),
+        )
         units = max(chance.randint(2, 8), *(one.sizes[0].units for one in jobs))
-        found = share_over_time(jobs, units, "makespan", PARAMS)
+        found = share_over_time(jobs, units, objective, PARAMS)
         tick_s, _ = durations(jobs, PARAMS)
+        best = best_schedule(jobs, units, objective == "deadlines")
+        runs = {
+            at: (round(a.start_s / tick_s), round((a.end_s or 0) / tick_s), 0)
+            for at, a in enumerate(found.allocations)
+        }
         assert found.proven
-        assert found.value == pytest.approx(least_makespan(jobs, units) * tick_s, rel=1e-9)
+        assert found.value == pytest.approx(best[-1] * tick_s, rel=1e-9)
+        assert objective == "makespan" or tuple(lateness(jobs, runs)) == best[:-1]
+
+
+def test_a_schedule_keeps_to_the_units_and_to_its_bounds() -> None:
+    chance = random.Random(8)
+    for _ in range(20):
+        jobs = random_jobs(
+            chance,
+            12,
+            tokens=lambda c: c.uniform(10, 1000),
+            deadline_h=lambda c: c.choice([None, c.uniform(0.0001, 0.01)]),
+        )
+        _, timed = timed_jobs(jobs, PARAMS, with_due=True)
+        found = list_schedule(timed, 8, seed=0, most_runs=500)
+        pairs = list(zip(timed, found.runs, strict=True))
+        for moment in (run.start for run in found.runs):
+            running = [job.demands[r.size] for job, r in pairs if r.start <= moment < r.end]
+            assert sum(running) <= 8
+        assert all(run.end - run.start == job.ticks[run.size] for job, run in pairs)
+        assert all(map(int.__le__, found.bounds, found.values))
+
+
+def test_leaves_are_dealt_within_what_is_free() -> None:
+    chance = random.Random(9)
+    pod_of = {f"l{k}": f"p{k // 3}" for k in range(6)}
+    for _ in range(30):
+        ground = LeafRoom(capacity={leaf: chance.randint(1, 6) for leaf in pod_of}, pod_of=pod_of)
+        wanted = [chance.randint(0, 5) for _ in range(8)]
+        together = [sorted(chance.sample(range(8), 4)) for _ in range(3)]
+        together.append([job for job in range(8) if not any(job in row for row in together)])
+        dealt = deal_out(wanted, together, ground, pod_weight=100, least=0, seed=0, most_deals=400)
+        if dealt is None:
+            continue
+        assert [sum(row.values()) for row in dealt.per_leaf] == wanted
+        for running in together:
+            for leaf, units in ground.capacity.items():
+                assert sum(dealt.per_leaf[job].get(leaf, 0) for job in running) <= units
+        fewest = sum(ground.fewest_leaves(size) + 100 * ground.fewest_pods(size) for size in wanted)
+        assert dealt.cost >= fewest
 
 
 def test_deadlines_come_before_the_makespan() -> None:
@@ -213,7 +283,11 @@ def test_a_pod_is_left_only_where_it_must_be() -> None:
 
 
 def test_fewest_leaves() -> None:
-    assert [fewest_leaves(size, [4, 2, 3]) for size in (1, 4, 5, 7, 8, 9)] == [1, 1, 2, 2, 3, 3]
+    pod_of = {"a": "x", "b": "x", "c": "y"}
+    ground = LeafRoom(capacity={"a": 4, "b": 2, "c": 3}, pod_of=pod_of)
+    sizes = (0, 1, 4, 5, 7, 8, 9)
+    assert [ground.fewest_leaves(size) for size in sizes] == [0, 1, 1, 2, 2, 3, 3]
+    assert [ground.fewest_pods(size) for size in sizes] == [0, 1, 1, 1, 2, 2, 2]
 
 
 def test_sizes_keep_the_limits() -> None:

@@ -53,8 +53,11 @@ def test_a_cluster_of_two_devices() -> None:
         cluster_from_mapping(mixed)
 
 
-def test_a_toml_file_is_told_as_such(tmp_path: Path) -> None:
+def test_a_toml_file_of_another_program_is_told_as_such(tmp_path: Path) -> None:
     path = tmp_path / "train.toml"
     path.write_text("# mine\n[parallelism]\ntensor_parallel_degree = 8\n", encoding="utf-8")
-    with pytest.raises(InputError, match="this is a TOML file"):
+    with pytest.raises(InputError, match="sections model and parallelism"):
+        read_launch(path)
+    path.write_text("[parallelism]\ntensor_parallel_degree = \n", encoding="utf-8")
+    with pytest.raises(InputError, match="cannot be read"):
         read_launch(path)

@@ -9,9 +9,12 @@ from meshwright import cli
 from meshwright.planner.report.first_screen import first_screen
 from meshwright.planner.report.glossary import meaning_of, meanings
 from meshwright.planner.report.plan_view import plan_view
-from meshwright.planner.report.view import Facts
+from meshwright.planner.report.view import Facts, Table
 from tests.planner.report.test_views import text
 from tests.priced_plans import priced_plan
+
+PLAIN = {"part", "time", "share", "sent", "figure", "mark", "peak", "of step", "of usable", "plan"}
+"""Headings that mean no more than they say."""
 
 
 @pytest.mark.parametrize("model", ["llama-3-8b", "mixtral-8x7b"])
@@ -21,10 +24,12 @@ def test_every_term_of_the_screen_is_explained(model: str) -> None:
     terms = [
         name for block in plan_view(plan) if isinstance(block, Facts) for name, _ in block.rows
     ]
+    tables = [block for block in plan_view(plan) if isinstance(block, Table)]
+    terms += [column.title for table in tables for column in table.columns]
     terms += list(plan.predicted.breakdown_s)
     terms += list(plan.predicted.memory_parts_gib[0])
     terms += [grade.what for grade in plan.grades]
-    missing = [term for term in terms if meaning_of(term) is None]
+    missing = [term for term in {*terms} - PLAIN - {""} if meaning_of(term) is None]
     assert missing == []
 
 
@@ -45,6 +50,11 @@ def test_explain_prints_a_term() -> None:
         done = CliRunner().invoke(cli.main, ["explain", word])
         assert done.exit_code == 0
         assert done.stdout == f"{term}: {meanings()[term]}\n"
+    for rule, sentence in (("batch-split", "= global_batch"), ("megatron-hybrid", "No Mamba-1")):
+        done = CliRunner().invoke(cli.main, ["explain", rule])
+        assert done.exit_code == 0
+        assert done.stdout.startswith(f"{rule}: ")
+        assert sentence in done.stdout
     near = CliRunner().invoke(cli.main, ["explain", "scalee"])
     assert near.exit_code == 2
     assert "did you mean 'scale'" in near.stderr
