@@ -52,7 +52,7 @@ from meshwright.planner.bounds.matrices import Matrices, matrices, pick
 from meshwright.planner.bounds.memory_fit import hbm_limit_gib
 from meshwright.planner.bounds.packed import packed_context
 from meshwright.planner.bounds.room_bound import busiest_in_rooms_s
-from meshwright.planner.bounds.shard_groups import least_traffic, useful_groups
+from meshwright.planner.bounds.shard_groups import least_group_traffic, useful_groups
 from meshwright.planner.bounds.stages import ALL_LAYERS
 
 FloatArray = NDArray[np.float64]
@@ -114,7 +114,7 @@ class CostModelPricing:
             chunk = layouts.take(part)
             context = packed_context(self._workload, chunk)
             least = any(several) and count
-            traffic = least_traffic(context, numbers_of_groups) if least else None
+            traffic = least_group_traffic(context, numbers_of_groups) if least else None
             seconds = optimistic_step(context, _shared_times(context), traffic=traffic).seconds
             bound_s[part] = np.broadcast_to(np.asarray(seconds), (len(part),))
         return bound_s

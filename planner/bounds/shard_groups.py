@@ -75,7 +75,7 @@ def useful_groups(context: Context, numbers: Sequence[int]) -> BoolArray:
     return useful
 
 
-def least_traffic(context: Context, numbers: Sequence[int]) -> DataParallelTraffic:
+def least_group_traffic(context: Context, numbers: Sequence[int]) -> DataParallelTraffic:
     """Never more than the traffic of any split with any of some numbers of groups.
 
     Parameters
