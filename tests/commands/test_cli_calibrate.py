@@ -35,6 +35,7 @@ def runs(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_calibrate_writes_a_stack_that_validate_and_estimate_take(
     runs: Path, tmp_path: Path
 ) -> None:

@@ -184,6 +184,7 @@ def test_a_plan_on_an_irregular_allocation_has_a_real_mapping_and_a_proof(tmp_pa
         assert run(command, out, "--json")[0] == 0
 
 
+@pytest.mark.slow
 def test_a_plan_says_which_nodes_stay_idle_and_what_using_them_would_cost(tmp_path: Path) -> None:
     """Nine nodes for 64 sequences: eight take a power of two of replicas, nine need a pipeline of nine."""
     path = cluster_file(tmp_path, extra=1)

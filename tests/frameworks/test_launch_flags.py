@@ -77,6 +77,7 @@ def hub_model(name: str) -> ModelSpec:
     return read_model(DATA / "hf_configs" / f"{name}.json")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", RECORDS, ids=FRAMEWORK_NAMES)
 def test_every_planned_flag_is_written(record: Framework) -> None:
     text = launch_text(record.name)

@@ -73,6 +73,7 @@ def small_cases(count: int) -> list[tuple[np.ndarray, int, int]]:
     ]
 
 
+@pytest.mark.slow
 def test_cp_sat_equals_enumeration_on_random_cases() -> None:
     for load, slots, gpus in small_cases(208):
         counts = greedy_counts(load[None], slots, gpus)

@@ -55,6 +55,7 @@ def test_relabelling_nodes_of_equal_position_changes_no_cost(seed: int) -> None:
     assert least_s(on(request, other)) == pytest.approx(least_s(request), rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_more_bandwidth_never_worsens_the_optimum(seed: int) -> None:
     request = random_request(seed)

@@ -57,7 +57,11 @@ BLOCK = 4
 
 
 @pytest.mark.parametrize(
-    "block", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in some(range(1, 30)))]
+    "block",
+    [
+        pytest.param(0, marks=pytest.mark.slow),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in some(range(1, 30))),
+    ],
 )
 def test_the_plan_is_the_least_of_all_layouts_on_all_assignments(block: int) -> None:
     for seed in range(block * BLOCK, (block + 1) * BLOCK):

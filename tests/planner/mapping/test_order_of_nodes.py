@@ -57,6 +57,7 @@ def step_time_s(listed: ClusterSpec, gpus: int) -> float:
     return plan.objective.step_time_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpus", [8, 16, 20])
 def test_the_order_of_nodes_decides_nothing(gpus: int) -> None:
     orders = list(permutations(PART_FILLED))[::31]

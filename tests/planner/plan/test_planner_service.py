@@ -170,6 +170,7 @@ def test_no_room_is_explained() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_change_that_is_offered_helps() -> None:
     tight = request(model=load_catalog_model("llama-3-70b"), gpus=64, pins={"tp": 1, "pp": 2})
     made = fastest_plan(tight)

@@ -252,6 +252,7 @@ def pipelined(seed: int) -> PlanRequest:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_search_over_schedules_equals_brute_force(seed: int) -> None:
     check_against_brute_force(pipelined(seed))
@@ -350,6 +351,7 @@ def test_one_joint_model_gives_the_same_optimum(seed: int) -> None:
     assert times[choice.layout][choice.mapping] == price_ns(outcome.best[0].step_time_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [2, 1005])
 def test_the_k_best_are_the_k_best(seed: int) -> None:
     asked = request(seed)
