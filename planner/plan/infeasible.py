@@ -30,7 +30,7 @@ from meshwright.planner.plan.infeasible_document import (
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.executions import branch_of
 from meshwright.planner.search.loop import LayoutSearch
-from meshwright.planner.search.space import space_of
+from meshwright.planner.search.request_space import space_of
 from meshwright.planner.solvers.clock import is_over, limit_left_s
 
 PRECISION_NAME = PrecisionOnDevice.name

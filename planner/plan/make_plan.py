@@ -23,7 +23,7 @@ from meshwright.planner.plan.robustness import with_robustness
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.certificate import Outcome
-from meshwright.planner.search.space import space_of
+from meshwright.planner.search.request_space import space_of
 from meshwright.planner.solvers.clock import is_over, limit_left_s, remaining_s, within
 
 SEARCH_SHARE = 0.9
