@@ -151,8 +151,8 @@ def _searched_again(request: PlanRequest, likely: Layout) -> Outcome:
 
 
 def _with_least_traffic(request: PlanRequest, outcome: Outcome) -> Outcome:
-    """The best layout under the mapping that sends least, of those with its price."""
-    if not outcome.best:
+    """The best layout under the mapping that sends least, of those with its price, where time is left."""
+    if not outcome.best or is_over():
         return outcome
     pricing = pricing_of(request.workload(outcome.best[0].execution))
     if not isinstance(pricing, MappedPricing):
