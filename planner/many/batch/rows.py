@@ -46,6 +46,7 @@ class JobRow(BaseModel):
     micro_batch: int | None = None
     num_micro_batches: int | None = None
     zero_stage: int | None = None
+    shard_groups: int | None = None
     recompute: str | None = None
     schedule: str | None = None
     message: str = ""
