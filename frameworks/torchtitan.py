@@ -164,6 +164,7 @@ TORCHTITAN = Framework(
         "torchtitan-architecture",
         "torchtitan-expert-shards",
         "torchtitan-expert-tensor",
+        "torchtitan-spread-experts",
         "torchtitan-mtp",
     ),
     degrees_remedy="Replicate (0), or shard with parallelism.fsdp_reshard_after_forward never (2) or always "

@@ -249,6 +249,8 @@ CASES: list[tuple[str, Workload, dict[str, Any], int, str]] = [
         2,
         "30 ranks",
     ),
+    ("torchtitan-spread-experts", workload(MOE), {"tp": 2, "ep": 2}, 2, "over ep 2 of one replica"),
+    ("torchtitan-spread-experts", workload(MOE), {"tp": 2, "ep": 2, "dp": 2}, 0, ""),
     ("torchtitan-expert-tensor", workload(MOE), {"tp": 4}, 3, "where torchtitan has 4"),
     ("torchtitan-expert-tensor", workload(MOE), {"tp": 4, "etp": 4}, 0, ""),
     ("torchtitan-expert-tensor", workload(MOE), {"tp": 4, "ep": 2, "etp": 4}, 3, "has 1"),
