@@ -175,47 +175,53 @@ def plan(
     >>> fastest.predicted.step_time_s < 10
     True
     """
-    from meshwright.planner.plan.make_plan import make_plan
-    from meshwright.planner.request.reader import read_request
+    from meshwright.planner.solvers.clock import within
 
-    request = read_request(
-        model=model,
-        cluster=cluster,
-        gpus=gpus,
-        global_batch=global_batch,
-        seq_len=seq_len,
-        precision=precision,
-        optimizer=optimizer,
-        framework=framework,
-        pin=pin,
-        forbid=forbid,
-        reserve_gib=reserve_gib,
-        memory_risk=memory_risk,
-        expert_loads=None if expert_loads is None else Path(expert_loads),
-        moe_dispatch=moe_dispatch,
-        without=without,
-        allow=allow,
-        inside_domain=inside_domain,
-        max_cut_use=max_cut_use,
-        calibration=calibration,
-        objective=objective,
-        method=method,
-        top_k=top,
-        time_limit_s=time_limit_s,
-        seed=seed,
-        nodes=nodes,
-    )
-    model_file = None if export_model is None else Path(export_model)
-    if baseline is None:
-        return make_plan(request, robustness=robustness, progress=progress, model_file=model_file)
-    from meshwright.planner.analysis.baseline import read_baseline
-    from meshwright.planner.launch.compare import against
-    from meshwright.planner.plan.digest import with_digest
+    # What reading takes, with the placing of experts, counts as well.
+    with within(time_limit_s):
+        from meshwright.planner.plan.make_plan import make_plan
+        from meshwright.planner.request.reader import read_request
 
-    today = read_baseline(Path(baseline), request.inputs())
-    found = make_plan(request, robustness=robustness, progress=progress, model_file=model_file)
-    compared = against(found, today, tokens=tokens, gpu_hour_price=gpu_hour_price)
-    return with_digest(compared)
+        request = read_request(
+            model=model,
+            cluster=cluster,
+            gpus=gpus,
+            global_batch=global_batch,
+            seq_len=seq_len,
+            precision=precision,
+            optimizer=optimizer,
+            framework=framework,
+            pin=pin,
+            forbid=forbid,
+            reserve_gib=reserve_gib,
+            memory_risk=memory_risk,
+            expert_loads=None if expert_loads is None else Path(expert_loads),
+            moe_dispatch=moe_dispatch,
+            without=without,
+            allow=allow,
+            inside_domain=inside_domain,
+            max_cut_use=max_cut_use,
+            calibration=calibration,
+            objective=objective,
+            method=method,
+            top_k=top,
+            time_limit_s=time_limit_s,
+            seed=seed,
+            nodes=nodes,
+        )
+        model_file = None if export_model is None else Path(export_model)
+        if baseline is None:
+            return make_plan(
+                request, robustness=robustness, progress=progress, model_file=model_file
+            )
+        from meshwright.planner.analysis.baseline import read_baseline
+        from meshwright.planner.launch.compare import against
+        from meshwright.planner.plan.digest import with_digest
+
+        today = read_baseline(Path(baseline), request.inputs())
+        found = make_plan(request, robustness=robustness, progress=progress, model_file=model_file)
+        compared = against(found, today, tokens=tokens, gpu_hour_price=gpu_hour_price)
+        return with_digest(compared)
 
 
 def estimate(

@@ -39,6 +39,14 @@ from meshwright.constraints.sequence import (
     SEQUENCE_BY_TENSOR,
     SEQUENCE_PARALLEL_NEEDS_TENSOR,
 )
+from meshwright.constraints.shard_groups import (
+    FSDP2_GROUP_RULES,
+    MEGATRON_GROUP_RULES,
+    REPLICAS_BY_SHARD_GROUPS,
+    SHARD_GROUPS_NEED_SHARDS,
+    SHARD_GROUPS_OF_SEVERAL,
+    TORCHTITAN_GROUP_RULES,
+)
 from meshwright.constraints.sparse_attention import MegatronSparseAttention
 from meshwright.constraints.stages import LayersByStages
 from meshwright.constraints.torchtitan import TORCHTITAN_RULES
@@ -78,6 +86,9 @@ GENERAL: tuple[Rule, ...] = (
     EXPERT_WIDTH_BY_EXPERT_TENSOR,
     EXPERT_GRID,
     BATCH_SPLIT,
+    REPLICAS_BY_SHARD_GROUPS,
+    SHARD_GROUPS_NEED_SHARDS,
+    SHARD_GROUPS_OF_SEVERAL,
     INTERLEAVING_NEEDS_PIPELINE,
     INTERLEAVED_MICRO_BATCHES,
     ScheduleShape(),
@@ -91,11 +102,14 @@ FRAMEWORK_RULES: dict[str, Rule] = {
     rule.name: rule
     for rule in (
         *MEGATRON_RULES,
+        *MEGATRON_GROUP_RULES,
         MegatronHybrid(),
         MegatronSparseAttention(),
         *TORCHTITAN_RULES,
+        *TORCHTITAN_GROUP_RULES,
         *DEEPSPEED_RULES,
         *FSDP2_RULES,
+        *FSDP2_GROUP_RULES,
     )
 }
 """Rules by name that bind a framework only where its record names them."""

@@ -68,7 +68,7 @@ class TorchtitanArchitecture(Rule):
 
 
 class TorchtitanExpertShards(Rule):
-    """(dp_shard cp tp) mod ep = 0: replicas (ZeRO 0) lend the experts no ranks."""
+    """(dp_shard cp tp) mod ep = 0: replicas (ZeRO 0, and other shard groups) lend the experts no ranks."""
 
     name = "torchtitan-expert-shards"
     unit = "ranks left over"
@@ -77,20 +77,22 @@ class TorchtitanExpertShards(Rule):
         return workload.model.moe is not None
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        shard = np.where(column(table, "zero_stage") > 0, column(table, "dp"), 1)
+        group = column(table, "dp") // column(table, "shard_groups")
+        shard = np.where(column(table, "zero_stage") > 0, group, 1)
         return as_excess((shard * column(table, "cp") * column(table, "tp")) % column(table, "ep"))
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         layout = plan.layout
         inner = int(layout.tp) * int(layout.cp)
-        ranks = inner * int(layout.dp) if int(layout.zero_stage) else inner
+        group = int(layout.dp) // int(layout.shard_groups)
+        ranks = inner * group if int(layout.zero_stage) else inner
         remainder = ranks - ranks // int(layout.ep) * int(layout.ep)
         if remainder == 0:
             return None
         return self.finding(
             value=remainder,
             words=f"{ranks} ranks that share the weights do not divide by ep {layout.ep}",
-            remedy=f"Take an ep that divides {ranks}, or shard with ZeRO 2 or 3.",
+            remedy=f"Take an ep that divides {ranks}, or shard over more replicas with ZeRO 2 or 3.",
         )
 
 

@@ -70,9 +70,39 @@ def data_parallel_traffic(c: Context, dense: Floats, expert: Floats) -> DataPara
     -------
     DataParallelTraffic
     """
+    return _traffic(c, _groups(c, dense, expert))
+
+
+def traffic_by_kind(
+    c: Context, dense: Floats, expert: Floats
+) -> list[tuple[DataParallelTraffic, NDArray[np.bool_]]]:
+    """`data_parallel_traffic` of dense parameters alone, and of those of experts where there are any.
+
+    docs/cost_model.md, "The step", has the sources.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts, placements and links.
+    dense, expert : float or array
+        Parameters on one GPU before data-parallel sharding, at least 0.
+
+    Returns
+    -------
+    list of (DataParallelTraffic, array of bool)
+        For each kind its traffic, and whether that is in proportion to its parameters from these numbers
+        on: they fill their buckets.
+    """
+    groups = _groups(c, dense, expert)
+    return [
+        (_traffic(c, [group]), np.asarray(group.parameters >= np.asarray(group.bucket)))
+        for group in groups
+    ]
+
+
+def _traffic(c: Context, groups: list[_Group]) -> DataParallelTraffic:
     framework, stage = c.constants.framework, np.asarray(c.layout.zero_stage)
     grad, weight = float(framework.gradient_bytes), c.gathered_weight_bytes
-    groups = _groups(c, dense, expert)
     reduced, gather = _passes(c, groups, all_reduce_s, grad), _within(c, groups, weight)
     scatter = _scattered(c, groups, grad)
     once = reduced if framework.zero1_all_reduces else scatter
@@ -110,7 +140,7 @@ def broadcast_latency_s(c: Context) -> Floats:
     stage = np.asarray(c.layout.zero_stage)
     if not c.constants.framework.broadcasts_shards:
         return 0.0
-    shards, _ = optimizer_shards(c.workload, c.layout)
+    shards, _ = optimizer_shards(c.layout)
     size = np.asarray(shards)
     members = np.minimum(c.placement.dp_cp, size[..., None])
     each_s = np.asarray(chain_latency_s(members, c.links))
@@ -259,7 +289,7 @@ def _groups(c: Context, dense: Floats, expert: Floats) -> list[_Group]:
     to reduce it), DeepSpeed's 500 M (reduce_bucket_size), PyTorch's a layer.
     """
     framework = c.constants.framework
-    of_dense, of_expert = (np.asarray(x) for x in optimizer_shards(c.workload, c.layout))
+    of_dense, of_expert = (np.asarray(x) for x in optimizer_shards(c.layout))
     layer, rest, experts = layer_parameters_on_gpu(c.workload.model, c.layout)
     if not framework.bucket_parameters:
         size: Floats = np.maximum(layer, rest)
@@ -291,9 +321,14 @@ def _passes(
     return _Pass(seconds, bucket_s)
 
 
+def _in_groups(c: Context) -> bool:
+    """Whether some layout shards within groups of replicas."""
+    return bool(np.any(np.asarray(c.layout.shard_groups) > 1))
+
+
 def _within(c: Context, groups: list[_Group], element_bytes: float) -> _Pass:
     """One pass within the shard groups."""
-    if not c.workload.shard_group:
+    if not _in_groups(c):
         return _passes(c, groups, long_ring_pass_s, element_bytes)
     inner = [
         group._replace(members=np.minimum(group.members, np.asarray(group.shards)[..., None]))
@@ -305,7 +340,7 @@ def _within(c: Context, groups: list[_Group], element_bytes: float) -> _Pass:
 def _scattered(c: Context, groups: list[_Group], element_bytes: float) -> _Pass:
     """Reduce-scatter within the shard groups, and all-reduce of each rank's shard over those groups."""
     within = _within(c, groups, element_bytes)
-    if not c.workload.shard_group:
+    if not _in_groups(c):
         return within
     outer = [
         group._replace(

@@ -53,6 +53,9 @@ class Layout:
     sequence_parallel: Bools = False
     zero_stage: Ints = 0
     """0 replicated; 1 optimizer states, 2 also gradients, 3 also parameters sharded (FSDP)."""
+    shard_groups: Ints = 1
+    """Groups of replicas that each hold all that ZeRO shards (HSDP; Megatron's distributed optimizer
+    instances); the innermost ranks form one. 1 shards over all replicas."""
     recompute: Ints = 0
     """A `Recompute` mask."""
     recompute_layers: Ints = 0

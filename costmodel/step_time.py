@@ -13,6 +13,7 @@ from below over all splits.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,8 +69,7 @@ class StepTime:
         return total(self.parts)
 
 
-@dataclass(frozen=True)
-class _Step:
+class _Step(NamedTuple):
     """What a step consists of besides the work of the busiest rank."""
 
     chunk_s: Floats
@@ -78,6 +78,7 @@ class _Step:
     """Parameters on the rank that has most, before data-parallel sharding."""
     expert: Floats
     traffic: DataParallelTraffic
+    broadcast_s: Floats
     share: Floats
     """Bubble share of the schedule, of all its flushes."""
     pace_excess_s: Floats = 0.0
@@ -152,6 +153,7 @@ def exact_step(c: Context, stages: Stages) -> StepTime:
         dense=dense,
         expert=expert,
         traffic=data_parallel_traffic(c, dense, expert),
+        broadcast_s=broadcast_latency_s(c),
         share=c.workload.flushes * layer_bubble_share(c, times),
         pace_excess_s=pace_excess_s(chunk_loads(c, times, stages), c.layout.schedule),
     )
@@ -167,7 +169,10 @@ def _of_rank(by_rank: NDArray[np.float64], rank: NDArray[np.int64]) -> Floats:
 
 
 def optimistic_step(
-    c: Context, times: KindTimes | None = None, busiest_s: Floats = 0.0
+    c: Context,
+    times: KindTimes | None = None,
+    busiest_s: Floats = 0.0,
+    traffic: DataParallelTraffic | None = None,
 ) -> StepTime:
     """Never above `exact_step` of the same layouts under any split, if the placement is a bound too.
 
@@ -185,6 +190,9 @@ def optimistic_step(
         `kind_times(c)`, where the caller has them.
     busiest_s : float or array, shape [n]
         A lower bound on the seconds of the slowest rank and micro-batch, where the caller knows one.
+    traffic : DataParallelTraffic, optional
+        In place of the layouts' own. Where it is the least of several numbers of shard groups, and the
+        layouts have the fewest, the step is a bound for each of them: more groups only hold larger shards.
 
     Returns
     -------
@@ -195,6 +203,8 @@ def optimistic_step(
     busiest, least_work = even_layout_load(c, times)
     busiest = np.maximum(busiest, busiest_s)
     step = _with_parameters_spread(c, times)
+    if traffic is not None:
+        step = step._replace(traffic=traffic, broadcast_s=0.0)
     pp = np.asarray(c.layout.pp)
     waits = step.share / c.layout.vpp
     useful = largest_useful_window_s(c, step.traffic) * pp
@@ -243,6 +253,7 @@ def _with_parameters_spread(c: Context, times: KindTimes) -> _Step:
         dense=dense,
         expert=expert,
         traffic=data_parallel_traffic(c, dense, expert),
+        broadcast_s=broadcast_latency_s(c),
         share=c.workload.flushes * layer_bubble_share(c, times),
     )
 
@@ -256,7 +267,7 @@ def _compose(c: Context, worst: Parts, work: Floats, step: _Step) -> StepTime:
     parts["pipeline_bubble"] = step.share * (work - busiest) / vpp + m * step.pace_excess_s
     parts["pipeline_p2p"] = _pipeline_p2p_s(c, step.chunk_s)
     parts["dp_comm"] = exposed_s(c, step.traffic, work / pp) + _tied_tables_s(c)
-    parts["dp_comm"] = parts["dp_comm"] + broadcast_latency_s(c)
+    parts["dp_comm"] = parts["dp_comm"] + step.broadcast_s
     parts["optimizer"] = _optimizer_s(c, step.dense, step.expert)
     parts["step_overhead"] = c.constants.framework.step_overhead_s + 0.0 * busiest
     cluster = c.workload.cluster
@@ -326,7 +337,7 @@ def _optimizer_s(c: Context, dense: Floats, expert: Floats) -> Floats:
     """Streaming of the optimizer's states, sharded from ZeRO 1 on."""
     layout = c.layout
     sharded = np.asarray(layout.zero_stage) >= 1
-    of_dense, of_expert = optimizer_shards(c.workload, layout)
+    of_dense, of_expert = optimizer_shards(layout)
     parameters = dense / np.where(sharded, of_dense, 1) + expert / np.where(sharded, of_expert, 1)
     moved = _ADAM_BYTES + _MOMENT_PASSES * c.workload.moment_bytes
     return moved * parameters / c.rates.hbm_bytes_per_s

@@ -74,9 +74,6 @@ class Workload:
     """Share of the capacity of every cut of the fabric that may be used in a phase; 1 limits nothing."""
     attention_kernel: AttentionKernel | None = None
     """Of the run; None for the one that the software stack has."""
-    shard_group: int = 0
-    """Data-parallel ranks over which optimizer states, and under ZeRO 3 weights, are sharded; the groups
-    replicate each other. 0: all of them."""
     gradient_bytes: int | None = None
     """Bytes of a gradient element when it is reduced, 2 or 4; None for what the software stack reduces."""
     fp8_recipe: Fp8Recipe | None = None

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from meshwright.frameworks.record import Framework, GradientBuckets, Setting, Stack, TokenDispatcher
+from meshwright.frameworks.record import (
+    Framework,
+    GradientBuckets,
+    Setting,
+    ShardGroups,
+    Stack,
+    TokenDispatcher,
+)
 
 ZERO = "deepspeed/runtime/zero/config.py"
 OFFLOAD = "deepspeed/runtime/zero/offload_config.py"
@@ -66,8 +73,8 @@ DEEPSPEED = Framework(
             planned=False,
         ),
     },
-    shard_groups=Setting(
-        flag="zero_optimization.zero_hpz_partition_size", source=ZERO, planned=False
+    shard_groups=ShardGroups(
+        flag="zero_optimization.mics_shard_size", source=ZERO, planned=False, zero_stages=(3,)
     ),
     numerics={},
     compilation=None,

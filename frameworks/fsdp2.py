@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.frameworks.record import Framework, Setting, Stack, TokenDispatcher
+from meshwright.frameworks.record import Framework, Setting, ShardGroups, Stack, TokenDispatcher
 
 MESH = "accelerate/parallelism_config.py"
 PLUGIN = "accelerate/utils/dataclasses.py"
@@ -58,10 +58,11 @@ FSDP2 = Framework(
             planned=False,
         ),
     },
-    shard_groups=Setting(
+    shard_groups=ShardGroups(
         flag="parallelism_config.parallelism_config_dp_replicate_size",
         source=LAUNCH,
-        planned=False,
+        zero_stages=(2, 3),
+        rules=("fsdp2-shard-groups", "fsdp2-whole-groups"),
     ),
     numerics={},
     compilation=Setting(flag="dynamo_backend", source=LAUNCH, planned=False),
@@ -75,7 +76,13 @@ FSDP2 = Framework(
         rules=("fsdp2-mamba",),
     ),
     rank_orders={"tp-cp-dp": Setting(source=MESH)},
-    rules=("fsdp2-shards", "fsdp2-kv-heads", "fsdp2-mamba"),
+    rules=(
+        "fsdp2-shards",
+        "fsdp2-kv-heads",
+        "fsdp2-mamba",
+        "fsdp2-shard-groups",
+        "fsdp2-whole-groups",
+    ),
     degrees_remedy="Keep pp, vpp, ep and etp at 1 and sequence parallelism off; shard with "
     "fsdp_reshard_after_forward false (2) or true (3).",
 )

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from meshwright.frameworks.record import Framework, GradientBuckets, Setting, Stack, TokenDispatcher
+from meshwright.frameworks.record import (
+    Framework,
+    GradientBuckets,
+    Setting,
+    ShardGroups,
+    Stack,
+    TokenDispatcher,
+)
 
 ARGUMENTS = "megatron/training/arguments.py"
 PARALLEL = "megatron/core/model_parallel_config.py"
@@ -238,11 +245,12 @@ MEGATRON = Framework(
             flag="--offload-modules", since="0.16.0", source=TRANSFORMER, planned=False
         ),
     },
-    shard_groups=Setting(
+    shard_groups=ShardGroups(
         flag="--num-distributed-optimizer-instances",
         since="0.10.0",
         source=DATA_PARALLEL,
-        planned=False,
+        zero_stages=(1, 2, 3),
+        rules=("megatron-expert-shard-groups", "megatron-shard-groups-optimizer"),
     ),
     numerics={
         "bf16-grads": Setting(flag="--grad-reduce-in-bf16", source=ARGUMENTS),
@@ -329,6 +337,8 @@ MEGATRON = Framework(
         "megatron-partial-graphs",
         "megatron-full-graph",
         "megatron-narrow-states",
+        "megatron-expert-shard-groups",
+        "megatron-shard-groups-optimizer",
         "megatron-delayed-scaling",
         "megatron-tp-overlap",
         "megatron-hybrid",

@@ -78,6 +78,14 @@ class GradientBuckets(Setting):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShardGroups(Setting):
+    """Replicas that shard among themselves alone, in groups that repeat each other."""
+
+    zero_stages: tuple[int, ...] = ()
+    """Stages under which there are such groups."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stack:
     """A software stack whose runs were measured, or that plans are made for.
 
@@ -139,7 +147,7 @@ class Framework:
     cuda_graphs: Mapping[str, Setting]
     offloads: Mapping[str, Setting]
     """optimizer, activations, parameters: what can lie in the host's memory."""
-    shard_groups: Setting | None
+    shard_groups: ShardGroups | None
     """Sharding within groups of replicas smaller than dp (HSDP, partial distributed optimizer)."""
     numerics: Mapping[str, Setting]
     """What changes the numbers of a run, by the name in `--allow`: chosen only where it is allowed."""

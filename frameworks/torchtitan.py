@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.frameworks.record import Framework, Setting, Stack, TokenDispatcher
+from meshwright.frameworks.record import Framework, Setting, ShardGroups, Stack, TokenDispatcher
 
 CONFIG = "torchtitan/config/configs.py"
 CHECKPOINTS = "torchtitan/distributed/activation_checkpoint.py"
@@ -134,8 +134,11 @@ TORCHTITAN = Framework(
     offloads={
         "parameters": Setting(flag="--training.enable-cpu-offload", source=CONFIG, planned=False)
     },
-    shard_groups=Setting(
-        flag="--parallelism.data-parallel-replicate-degree", source=CONFIG, planned=False
+    shard_groups=ShardGroups(
+        flag="--parallelism.data-parallel-replicate-degree",
+        source=CONFIG,
+        zero_stages=(2, 3),
+        rules=("torchtitan-shard-groups", "torchtitan-expert-shards"),
     ),
     numerics={},
     compilation=Setting(flag="--compile.enable", source=CONFIG),
@@ -165,6 +168,7 @@ TORCHTITAN = Framework(
         "torchtitan-expert-shards",
         "torchtitan-expert-tensor",
         "torchtitan-spread-experts",
+        "torchtitan-shard-groups",
         "torchtitan-mtp",
     ),
     degrees_remedy="Replicate (0), or shard with parallelism.fsdp_reshard_after_forward never (2) or always "

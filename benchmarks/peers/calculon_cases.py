@@ -62,8 +62,6 @@ def why_not(run: Run) -> str | None:
         The first such thing.
     """
     workload, layout, model = run.workload, run.layout, run.workload.model
-    replicas = int(layout.dp)
-    inside_a_group = 0 < workload.shard_group < replicas
     every_layer = int(layout.recompute_layers) in (0, ALL_LAYERS)
     refusals = {
         "a device that it has no system for": workload.cluster.device.name not in SYSTEMS,
@@ -72,7 +70,7 @@ def why_not(run: Run) -> str | None:
         "context parallelism": int(layout.cp) > 1,
         "grouped keys and values": model.kv_heads not in (1, model.heads),
         "sharding beyond the optimizer's states": int(layout.zero_stage) > 1,
-        "optimizer states sharded inside a group": inside_a_group,
+        "optimizer states sharded inside a group": int(layout.shard_groups) > 1,
         "recomputation of single modules": int(layout.recompute) not in RECOMPUTATION,
         "recomputation of some layers": not every_layer,
         "several flushes a step": workload.flushes > 1,

@@ -103,7 +103,7 @@ def _tables_on_rank(
 def _states(workload: Workload, layout: Layout, stages: Stages) -> dict[str, Floats]:
     """Weights, gradients and optimizer states of every rank."""
     dense, expert = rank_parameters(workload.model, layout, stages)
-    dense_shards, expert_shards = optimizer_shards(workload, layout)
+    dense_shards, expert_shards = optimizer_shards(layout)
     of_dense = state_bytes(workload, layout, dense_shards)
     of_expert = state_bytes(workload, layout, expert_shards)
     names = ("weights", "gradients", "optimizer")
@@ -269,7 +269,7 @@ def layer_bytes(workload: Workload, layout: Layout, saved: SavedActivations) -> 
     """
     model = workload.model
     dense, rest, experts = layer_parameters_on_gpu(model, layout)
-    dense_shards, expert_shards = optimizer_shards(workload, layout)
+    dense_shards, expert_shards = optimizer_shards(layout)
     per_dense = state_bytes_per_parameter(workload, layout, dense_shards)
     leading = (dense * per_dense, *saved.dense)
     main = leading

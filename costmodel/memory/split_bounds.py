@@ -125,7 +125,7 @@ def _beside_layers(workload: Workload, layout: Layout, saved: SavedActivations) 
     head_rank = last_rank(layout.schedule, layout.pp)
     both = np.asarray(head_rank) == 0
     first, last, experts = end_parameters(workload.model, layout)
-    dense_shards, expert_shards = optimizer_shards(workload, layout)
+    dense_shards, expert_shards = optimizer_shards(layout)
     per_dense = state_bytes_per_parameter(workload, layout, dense_shards)
     per_expert = state_bytes_per_parameter(workload, layout, expert_shards)
     mtp_saved = workload.model.mtp_layers * saved.main[0] * in_flight(layout, head_rank)

@@ -189,7 +189,7 @@ def _mtp_join_parameters(model: ModelSpec) -> int:
     return mtp_parameters(model) - model.mtp_layers * layer
 
 
-def optimizer_shards(workload: Workload, layout: Layout) -> tuple[Ints, Ints]:
+def optimizer_shards(layout: Layout) -> tuple[Ints, Ints]:
     """Ranks that share the optimizer states of a parameter, and under ZeRO 3 the parameter itself.
 
     All replicas, or those of a shard group, innermost ranks first (HSDP; InternEvo's zero1 size; Megatron
@@ -197,8 +197,6 @@ def optimizer_shards(workload: Workload, layout: Layout) -> tuple[Ints, Ints]:
 
     Parameters
     ----------
-    workload : Workload
-        Its shard group is used.
     layout : Layout
         One layout, or many of shape [n].
 
@@ -208,10 +206,7 @@ def optimizer_shards(workload: Workload, layout: Layout) -> tuple[Ints, Ints]:
         Of dense parameters, and of experts; at least 1.
     """
     dense, expert = np.asarray(layout.dp) * np.asarray(layout.cp), np.asarray(layout.edp)
-    if not workload.shard_group:
-        return dense, expert
-    groups = np.maximum(dense // workload.shard_group, 1)
-    return np.minimum(dense, workload.shard_group), np.maximum(expert // groups, 1)
+    return np.maximum(dense // layout.shard_groups, 1), np.maximum(expert // layout.shard_groups, 1)
 
 
 def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:

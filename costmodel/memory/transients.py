@@ -283,7 +283,7 @@ def _stranded_by_step(workload: Workload, layout: Layout) -> tuple[Floats, Float
     dense, rest, experts = layer_parameters_on_gpu(model, layout)
     layers = model.dense_layers * dense + model.moe_layers * (rest + experts)
     share = layers / layout.pp
-    shards, _ = optimizer_shards(workload, layout)
+    shards, _ = optimizer_shards(layout)
     copies = 12.0 * np.minimum(widest, share / shards)
     with_table = 12.0 * np.minimum(table, (share + table) / shards) + 2.0 * table
     return copies, np.maximum(with_table - copies, 0.0)

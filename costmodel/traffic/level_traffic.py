@@ -163,12 +163,12 @@ def _data_parallel_bytes(c: Context, stages: Stages) -> FloatArray:
     dense, expert = (float(np.max(x)) for x in rank_parameters(c.workload.model, c.layout, stages))
     element = gradient_element_bytes(c)
     groups = ((dense, c.placement.dp_cp), (expert, c.placement.edp))
-    if not c.workload.shard_group:
+    if int(np.asarray(c.layout.shard_groups)) == 1:
         return np.asarray(sum(ring_bytes(params * element, members) for params, members in groups))
     _, reductions = passes_of_a_step(c)
     reduced = 2.0 * c.constants.framework.gradient_bytes * float(np.asarray(reductions))
     sent = np.zeros(c.placement.dp_cp.shape)
-    shards = (int(np.asarray(size)) for size in optimizer_shards(c.workload, c.layout))
+    shards = (int(np.asarray(size)) for size in optimizer_shards(c.layout))
     for (parameters, members), size in zip(groups, shards, strict=True):
         sent = sent + ring_bytes(parameters * element, np.minimum(members, size))
         sent = sent + ring_bytes(parameters * reduced / size, np.maximum(members // size, 1))

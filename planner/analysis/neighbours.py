@@ -28,7 +28,7 @@ from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.placement import workload_of_plan
 from meshwright.planner.runs.predicted import layout_from_document
 
-_NUMBERS = ("tp", "cp", "pp", "dp", "ep", "vpp", "micro_batch", "zero_stage")
+_NUMBERS = ("tp", "cp", "pp", "dp", "ep", "vpp", "micro_batch", "zero_stage", "shard_groups")
 _TRADES = (("tp", "dp"), ("pp", "dp"), ("cp", "dp"), ("tp", "pp"))
 
 
@@ -92,10 +92,25 @@ def layout_changes(layout: Layout, workload: Workload) -> Iterator[tuple[str, La
     ):
         every = {"recompute": int(Recompute.FULL), "recompute_layers": ALL_LAYERS}
         yield from _with(layout, workload, "recompute -> full, every layer", **every)
+    yield from _groups(layout, workload)
     for stage in (0, 1, 2, 3):
         if abs(stage - int(layout.zero_stage)) == 1:
             yield from _with(
                 layout, workload, f"zero_stage {layout.zero_stage} -> {stage}", zero_stage=stage
+            )
+
+
+def _groups(layout: Layout, workload: Workload) -> Iterator[tuple[str, Layout]]:
+    """Twice and half as many shard groups, where the framework has them and something is sharded."""
+    record = framework_of_stack(workload.framework).shard_groups
+    if record is None or int(layout.zero_stage) not in record.zero_stages:
+        return
+    now = int(layout.shard_groups)
+    numbers = [2 * now] if now % 2 else [2 * now, now // 2]
+    for number in numbers:
+        if int(layout.dp) % number == 0 and int(layout.dp) * int(layout.cp) > number:
+            yield from _with(
+                layout, workload, f"shard_groups {now} -> {number}", shard_groups=number
             )
 
 
@@ -121,6 +136,9 @@ def _with(
 ) -> Iterator[tuple[str, Layout]]:
     changed = replace(layout, **fields)
     sequences = int(changed.micro_batch) * int(changed.dp)
+    replicas = int(changed.dp) * int(changed.cp)
+    if replicas % int(changed.shard_groups):
+        return
     if workload.global_batch % sequences or (
         int(changed.tp) * int(changed.cp) * int(changed.dp)
     ) % (int(changed.etp) * int(changed.ep)):

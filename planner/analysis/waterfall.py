@@ -29,7 +29,15 @@ State = dict[str, Any]
 """Every setting that can change by itself, by name."""
 
 _AXES = ("tp", "cp", "pp", "ep", "etp")
-_LAYOUT = (*_AXES, "vpp", "schedule", "micro_batch", "zero_stage", "sequence_parallel")
+_LAYOUT = (
+    *_AXES,
+    "vpp",
+    "schedule",
+    "micro_batch",
+    "zero_stage",
+    "shard_groups",
+    "sequence_parallel",
+)
 _WORK = ("precision", "optimizer", "framework")
 _EXECUTION = tuple(setting.name for setting in fields(Execution))
 NEUTRAL = 1e-9
@@ -261,6 +269,8 @@ def _layout(state: State) -> Layout | None:
     ranks = state["tp"] * state["cp"] * dp
     if odd or micro_batches == 0 or ranks % (state["ep"] * state["etp"]):
         return None
+    if (state["cp"] * dp) % state["shard_groups"]:
+        return None
     schedule = state["schedule"]
     if schedule and (
         state["pp"] == 1 or traits(int(schedule)).faults(state["pp"], state["vpp"], micro_batches)
@@ -322,6 +332,7 @@ _LABELS = {
     "batch": "global batch x sequence",
     "micro_batch": "micro-batch",
     "zero_stage": "ZeRO stage",
+    "shard_groups": "shard groups",
     "sequence_parallel": "sequence parallel",
     "gpus": "GPUs",
 }

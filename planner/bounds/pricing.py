@@ -52,6 +52,7 @@ from meshwright.planner.bounds.matrices import Matrices, matrices, pick
 from meshwright.planner.bounds.memory_fit import hbm_limit_gib
 from meshwright.planner.bounds.packed import packed_context
 from meshwright.planner.bounds.room_bound import busiest_in_rooms_s
+from meshwright.planner.bounds.shard_groups import least_group_traffic, useful_groups
 from meshwright.planner.bounds.stages import ALL_LAYERS
 
 FloatArray = NDArray[np.float64]
@@ -105,14 +106,16 @@ class CostModelPricing:
     def use_assignment(self, layout: Layout, cells: Any, value: Callable[[Any], int]) -> None:
         """Nothing: matrices need no slots."""
 
-    def lower_bound_s(self, layouts: Layout) -> FloatArray:
+    def lower_bound_s(self, layouts: Layout, numbers_of_groups: Sequence[int] = ()) -> FloatArray:
         """All allocations at once, on the fabric at its full size: no allocation packs groups better."""
-        count = layouts.broadcast_shape()[0]
+        count, several = layouts.broadcast_shape()[0], [n > 1 for n in numbers_of_groups]
         bound_s = np.empty(count)
         for part in np.array_split(np.arange(count), max(1, -(-count // self._params.chunk))):
             chunk = layouts.take(part)
             context = packed_context(self._workload, chunk)
-            seconds = optimistic_step(context, _shared_times(context)).seconds
+            least = any(several) and count
+            traffic = least_group_traffic(context, numbers_of_groups) if least else None
+            seconds = optimistic_step(context, _shared_times(context), traffic=traffic).seconds
             bound_s[part] = np.broadcast_to(np.asarray(seconds), (len(part),))
         return bound_s
 
@@ -160,17 +163,24 @@ class CostModelPricing:
         peak = peak_memory_gib(self._workload, replace(layouts, recompute_layers=recomputed_layers))
         return np.asarray(peak, dtype=np.float64)
 
-    def mapping_bounds(self, layouts: Layout) -> list[MappingBounds]:
-        """`optimistic_step` under the true placements, all layouts of an allocation at once."""
+    def mapping_bounds(
+        self, layouts: Layout, numbers_of_groups: Sequence[int] = ()
+    ) -> list[MappingBounds]:
+        """`optimistic_step` under the true placements, all layouts of an allocation at once.
+
+        Infinite where another of some numbers of shard groups is no slower under the same mapping.
+        """
         all_bounds: list[MappingBounds | None] = [None] * layouts.broadcast_shape()[0]
         for gpus, rows in _by_gpus(layouts):
             for part in np.array_split(rows, -(-len(rows) // self._params.mapping_chunk)):
-                part_bounds = self._bounds_on(gpus, layouts.take(part))
+                part_bounds = self._bounds_on(gpus, layouts.take(part), numbers_of_groups)
                 for row, bounds in zip(part, part_bounds, strict=True):
                     all_bounds[row] = bounds
         return [bounds for bounds in all_bounds if bounds is not None]
 
-    def _bounds_on(self, gpus: int, layouts: Layout) -> Iterator[MappingBounds]:
+    def _bounds_on(
+        self, gpus: int, layouts: Layout, numbers_of_groups: Sequence[int]
+    ) -> Iterator[MappingBounds]:
         first, table_of = rows_by_value(layouts, AXES)
         alike = [self.mappings(layouts.scalar(row)) for row in first]
         tables = [alike[index] for index in table_of]
@@ -186,6 +196,8 @@ class CostModelPricing:
             fits = np.isfinite(busiest_s)
             seconds = optimistic_step(context, times, np.where(fits, busiest_s, 0.0)).seconds
             bound = np.where(fits, np.asarray(seconds, dtype=np.float64), np.inf)
+            if numbers_of_groups and self._workload.max_cut_use >= 1:
+                bound[~useful_groups(context, numbers_of_groups)] = np.inf
         parts = np.split(bound, np.cumsum(counts)[:-1])
         for table, part in zip(tables, parts, strict=True):
             yield MappingBounds(matrices=table, bound_s=part)

@@ -25,8 +25,11 @@ from meshwright.planner.experts.problem import Loads, PlacementLimits, Slots, Sl
 from meshwright.planner.experts.traffic.flows import Flows
 from meshwright.planner.experts.traffic.less_traffic import less_traffic
 from meshwright.planner.experts.traffic.touched import Level, distinct, slot_choices
+from meshwright.planner.solvers.clock import Shares, limit_left_s, within
 
 MOST_SECONDS = 10.0
+PLACING_SHARE = 0.3
+"""Part of a time limit that placing the experts of all degrees may take."""
 _TRAFFIC_SECONDS = 2.5
 """For all degrees together, as work of 2 cores."""
 _MOST_TOKENS = 1024
@@ -157,10 +160,15 @@ def read_expert_loads(path: Path, model: ModelSpec, gpus: int) -> ExpertLoads:
     limit_s = _TRAFFIC_SECONDS / len(degrees)
     small = loads.shape[2] <= EXACT_EXPERTS
     effort = PlacementEffort(gap=0.0, time_limit_s=MOST_SECONDS) if small else None
-    placed = [place_degree(loads, ep, effort) for ep in degrees]
     flows = Flows(tokens=routing.tokens)
-    if routing.tokens is not None:
-        placed = [less_copies(flows, loads, degree, time_limit_s=limit_s) for degree in placed]
+    placed = []
+    given_s = limit_left_s()
+    with within(None if given_s is None else PLACING_SHARE * given_s):
+        shares = Shares(len(degrees))
+        for ep in degrees:
+            with within(shares.next_s()):
+                degree = place_degree(loads, ep, effort)
+                placed.append(less_copies(flows, loads, degree, time_limit_s=limit_s))
     alone = small and len(loads) == 1 and routing.tokens is None
     return ExpertLoads(
         placements=tuple(placed), loads=loads[0] if alone else None, measured=loads, flows=flows

@@ -45,8 +45,8 @@ def accelerate_config(launch: Launch) -> dict[str, Any]:
             "fsdp_offload_params": False,
         },
         "parallelism_config": {
-            "parallelism_config_dp_replicate_size": 1,
-            "parallelism_config_dp_shard_size": layout.dp,
+            "parallelism_config_dp_replicate_size": layout.shard_groups,
+            "parallelism_config_dp_shard_size": layout.dp // layout.shard_groups,
             "parallelism_config_tp_size": layout.tp,
             "parallelism_config_cp_size": layout.cp,
             "parallelism_config_sp_size": 1,

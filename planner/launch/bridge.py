@@ -49,6 +49,7 @@ def bridge_overrides(plan: Plan) -> list[str]:
         "optimizer.use_distributed_optimizer": sharded,
         "ddp.overlap_grad_reduce": launch.execution.dp_overlap,
         "ddp.overlap_param_gather": launch.execution.dp_overlap and sharded,
+        "ddp.num_distributed_optimizer_instances": layout.shard_groups,
     }
     if inputs.model.moe is not None:
         values["model.expert_model_parallel_size"] = layout.ep

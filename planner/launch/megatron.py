@@ -285,6 +285,8 @@ def _optimizer_flags(launch: Launch) -> Flags:
         flags["--data-parallel-sharding-strategy"] = SHARDING_STRATEGIES[layout.zero_stage]
         flags["--ckpt-format"] = FSDP_CHECKPOINTS
         flags["--no-gradient-accumulation-fusion"] = True
+    if layout.shard_groups > 1:
+        flags["--num-distributed-optimizer-instances"] = layout.shard_groups
     overlaps = launch.execution.dp_overlap
     flags["--overlap-grad-reduce"] = overlaps
     if launch.execution.bucket_mb is not None:

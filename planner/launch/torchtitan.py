@@ -21,12 +21,13 @@ def torchtitan_args(launch: Launch) -> list[str]:
     Its mesh is pp, dp, cp, tp from the outside: the order of the plan's ranks.
     """
     layout, inputs = launch.layout, launch.inputs
-    sharded, piped = layout.zero_stage > 0, layout.pp > 1
+    piped = layout.pp > 1
+    replicas = layout.shard_groups if layout.zero_stage > 0 else layout.dp
     flags: dict[str, object] = {
         "--module": MODULE,
         "--config": FUNCTION,
-        "--parallelism.data-parallel-replicate-degree": 1 if sharded else layout.dp,
-        "--parallelism.data-parallel-shard-degree": layout.dp if sharded else 1,
+        "--parallelism.data-parallel-replicate-degree": replicas,
+        "--parallelism.data-parallel-shard-degree": layout.dp // replicas,
         "--parallelism.tensor-parallel-degree": layout.tp,
         "--parallelism.context-parallel-degree": layout.cp,
         "--parallelism.pipeline-parallel-degree": layout.pp,

@@ -164,6 +164,7 @@ def alternative(other: Priced, best_s: float) -> dict[str, object]:
         "schedule",
         "micro_batch",
         "zero_stage",
+        "shard_groups",
         "recompute",
     )
     return {
@@ -223,6 +224,7 @@ def space_report(request: PlanRequest, space: Space) -> SpaceReport:
         etp=list(space.etp),
         schedules=list(space.schedules),
         zero_stages=list(space.zero),
+        shard_groups=list(space.shard_groups),
         recompute=[_recompute_name(mask) for mask in space.recompute],
         executions=[choices_made(one) for one in request.execution_options.executions()],
         gpus=space.workload.gpus,

@@ -13,6 +13,7 @@ from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.layout import Layout
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import framework_named
+from meshwright.frameworks.record import Setting
 from meshwright.planner.plan.document import ExecutionChoice, Plan
 from meshwright.planner.plan.placement import plan_placement, workload_of_plan
 from meshwright.planner.request.executions import EXECUTION_PINS, PLAIN, SWITCH, choices_made
@@ -41,9 +42,15 @@ def with_choices(request: PlanRequest, plan: Plan, search: Search) -> Plan:
 def _choices(request: PlanRequest, plan: Plan, search: Search) -> list[ExecutionChoice]:
     assert plan.execution is not None
     tasks = []
-    for name in choices_made(plan.execution):
-        word = "off" if EXECUTION_PINS[name] == SWITCH else str(PLAIN[name])
-        without = _pinned(request, name, word)
+    assert plan.layout is not None
+    names: list[tuple[str, int | str]] = [
+        (name, "off" if EXECUTION_PINS[name] == SWITCH else str(PLAIN[name]))
+        for name in choices_made(plan.execution)
+    ]
+    if plan.layout.shard_groups > 1:
+        names.append(("shard_groups", 1))
+    for name, plain in names:
+        without = _pinned(request, name, plain)
         if name not in request.pins and without is not None:
             tasks.append(partial(_choice, plan, name, without, search))
     return side_by_side(tasks)
@@ -53,7 +60,9 @@ def _choice(plan: Plan, name: str, without: PlanRequest, search: Search) -> Exec
     """A choice of the plan with the best plan for the request without it."""
     assert plan.layout is not None
     likely = replace(layout_from_document(plan.layout), recompute_layers=0)
-    value, outcome = getattr(plan.execution, name), None
+    value, outcome = getattr(plan.execution, name, plan.layout.shard_groups), None
+    if name == "shard_groups":
+        likely = replace(likely, shard_groups=1)
     if not is_over():
         outcome = search(replace(without, time_limit_s=limit_left_s(), top_k=1), likely)
     return ExecutionChoice(
@@ -76,7 +85,7 @@ def loses_by_tensor_overlap(plan: Plan) -> bool:
     )
 
 
-def _pinned(request: PlanRequest, name: str, word: str) -> PlanRequest | None:
+def _pinned(request: PlanRequest, name: str, word: int | str) -> PlanRequest | None:
     """The request with a choice pinned; None where it cannot have that value."""
     try:
         return replace(request, pins={**request.pins, name: word})
@@ -108,14 +117,19 @@ def _bucket_choice(request: PlanRequest, plan: Plan) -> Iterator[ExecutionChoice
 def _installs(framework: str, choice: str, value: str) -> str:
     """What a choice needs beside the framework."""
     record = framework_named(framework)
+    setting: Setting | None
     if choice == "moe_dispatch":
-        return record.dispatchers[value].installs if value in record.dispatchers else ""
-    if choice == "cuda_graph":
-        return record.cuda_graphs[value].installs
-    if choice == "cp_comm":
-        return record.context_exchanges[value].installs
-    if choice == "fp8_recipe":
-        return record.numerics["delayed-scaling"].installs
-    if choice == "compiled":
-        return record.compilation.installs if record.compilation else ""
-    return record.overlaps[choice.removesuffix("_overlap")].installs
+        setting = record.dispatchers.get(value)
+    elif choice == "cuda_graph":
+        setting = record.cuda_graphs[value]
+    elif choice == "cp_comm":
+        setting = record.context_exchanges[value]
+    elif choice == "fp8_recipe":
+        setting = record.numerics["delayed-scaling"]
+    elif choice == "shard_groups":
+        setting = record.shard_groups
+    elif choice == "compiled":
+        setting = record.compilation
+    else:
+        setting = record.overlaps[choice.removesuffix("_overlap")]
+    return setting.installs if setting else ""

@@ -26,7 +26,8 @@ from meshwright.errors import InternalError
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.model import Candidates
-from meshwright.planner.search.space import divisors, recompute_name, space_of
+from meshwright.planner.search.request_space import recompute_name, space_of
+from meshwright.planner.search.space import divisors
 from meshwright.planner.solvers.clock import until
 from meshwright.planner.solvers.cp_sat import repeatable_solver
 
@@ -164,6 +165,7 @@ def _choices_around(request: PlanRequest, most_rows: int) -> NDArray[np.int64]:
         options("vpp", _chunks(pins)),
         options("micro_batch", [1]),
         options("zero_stage", space.zero),
+        options("shard_groups", [1]),
         masks or [int(Recompute.NONE)],
         [int(schedule_named(str(pins.get("schedule", "1f1b"))))],
     ]
@@ -179,7 +181,7 @@ def _choices_around(request: PlanRequest, most_rows: int) -> NDArray[np.int64]:
 
 
 def _as_layouts(rows: NDArray[np.int64], request: PlanRequest) -> Layout:
-    tp, cp, pp, dp, ep, etp, vpp, size, zero, mask, schedule = rows.T
+    tp, cp, pp, dp, ep, etp, vpp, size, zero, groups, mask, schedule = rows.T
     sequence_parallel = (tp > 1) & space_of(replace(request, pins={})).sequence_parallel
     return Layout(
         tp=tp,
@@ -193,6 +195,7 @@ def _as_layouts(rows: NDArray[np.int64], request: PlanRequest) -> Layout:
         num_micro_batches=np.maximum(request.global_batch // (dp * size), 1),
         sequence_parallel=sequence_parallel,
         zero_stage=zero,
+        shard_groups=groups,
         recompute=mask,
         recompute_layers=np.zeros(len(rows), dtype=np.int64),
         schedule=schedule,
@@ -245,6 +248,7 @@ def _as_forbidden(ban: str, gpus: int, layouts: Layout) -> NDArray[np.bool_]:
         "recompute": mask != 0,
         "selective-recompute": (mask != 0) & ~full,
         "full-recompute": full,
+        "shard-groups": np.asarray(layouts.shard_groups) > 1,
         "idle-gpus": np.asarray(layouts.gpus) < gpus,
         **{f"zero-{stage}": np.asarray(layouts.zero_stage) == stage for stage in range(4)},
     }

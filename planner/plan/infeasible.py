@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import ceil
 
 from meshwright.constraints.bisection import Bisection
@@ -29,7 +30,7 @@ from meshwright.planner.plan.infeasible_document import (
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.executions import branch_of
 from meshwright.planner.search.loop import LayoutSearch
-from meshwright.planner.search.space import space_of
+from meshwright.planner.search.request_space import space_of
 from meshwright.planner.solvers.clock import is_over, limit_left_s
 
 PRECISION_NAME = PrecisionOnDevice.name
@@ -241,6 +242,29 @@ def _feasible(request: PlanRequest) -> bool:
     """Whether a plan is found with little effort; False behind the time limit."""
     if is_over():
         return False
+    if limit_left_s() is not None or request.expert_loads is not None:
+        return _has_plan(request)
+    beside = (request.expert_imbalance, request.method, request.top_k, request.seed)
+    return _answer_kept(
+        _Trial(asked=f"{request.inputs().model_dump_json()} {beside}", request=request)
+    )
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A request, equal to another where all is equal that its answer depends on."""
+
+    asked: str
+    request: PlanRequest = field(compare=False, repr=False)
+
+
+@lru_cache(maxsize=256)
+def _answer_kept(trial: _Trial) -> bool:
+    """Jobs of a batch that differ in their GPUs try the same larger numbers."""
+    return _has_plan(trial.request)
+
+
+def _has_plan(request: PlanRequest) -> bool:
     space = space_of(request)
     search = LayoutSearch(
         space,

@@ -23,8 +23,8 @@ from meshwright.planner.plan.robustness import with_robustness
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.certificate import Outcome
-from meshwright.planner.search.space import space_of
-from meshwright.planner.solvers.clock import is_over, limit_left_s, within
+from meshwright.planner.search.request_space import space_of
+from meshwright.planner.solvers.clock import is_over, limit_left_s, remaining_s, within
 
 SEARCH_SHARE = 0.9
 """Part of a time limit that the search may take; the rest is for verifying and writing the plan."""
@@ -102,7 +102,7 @@ def fastest_plan(
     if request.time_limit_s is not None:
         # Where the mean over a posterior counts, its scenarios are searched after the nominal one.
         share = 0.5 if request.objective == "expected" and request.calibration else 1.0
-        limit_s = SEARCH_SHARE * share * request.time_limit_s
+        limit_s = SEARCH_SHARE * share * min(request.time_limit_s, remaining_s())
         request = replace(request, time_limit_s=limit_s)
     decision = decide_on_nodes(request, lambda searched: _searched(searched, progress))
     request, settled = decision.request, decision.settled
@@ -151,8 +151,8 @@ def _searched_again(request: PlanRequest, likely: Layout) -> Outcome:
 
 
 def _with_least_traffic(request: PlanRequest, outcome: Outcome) -> Outcome:
-    """The best layout under the mapping that sends least, of those with its price."""
-    if not outcome.best:
+    """The best layout under the mapping that sends least, of those with its price, where time is left."""
+    if not outcome.best or is_over():
         return outcome
     pricing = pricing_of(request.workload(outcome.best[0].execution))
     if not isinstance(pricing, MappedPricing):

@@ -25,6 +25,8 @@ class SpaceReport(BaseModel):
     schedules: list[str]
     """Pipeline schedules, by name."""
     zero_stages: list[int]
+    shard_groups: list[int] = [1]
+    """Numbers of groups that replicas may shard in, where they divide."""
     recompute: list[str]
     """Kinds of recomputation: `none`, `full`, or modules joined by `+`."""
     executions: list[dict[str, str | bool]] = []

@@ -216,6 +216,7 @@ def _wish_faults(request: PlanRequest, doc: LayoutDoc) -> Iterator[str]:
         "selective-recompute": doc.recompute == "selective",
         "full-recompute": doc.recompute == "full",
         **{f"zero-{stage}": doc.zero_stage == stage for stage in range(4)},
+        "shard-groups": doc.shard_groups > 1,
         "idle-gpus": used < request.gpus,
     }
     for name in request.forbids:

@@ -10,7 +10,7 @@ from meshwright.planner.drawing.quantities import count, counted, percent, round
 from meshwright.planner.plan.document import IdleDoc, Plan
 from meshwright.planner.plan.placement import workload_of_plan
 from meshwright.planner.report.baseline_view import headline
-from meshwright.planner.report.prediction_view import recompute_text
+from meshwright.planner.report.prediction_view import recompute_text, sharding_text
 from meshwright.planner.report.view import Facts, View, Words, line
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.runs.predicted import LayoutDoc, Predicted
@@ -72,7 +72,7 @@ def layout_line(layout: LayoutDoc, *, experts: bool) -> str:
     parts = [
         degrees_text(layout, experts=experts),
         f"{micro_batches} of {layout.micro_batch}",
-        f"ZeRO {layout.zero_stage}",
+        f"ZeRO {sharding_text(layout)}",
         "" if recompute == "none" else f"recompute {recompute}",
     ]
     return "; ".join(filter(None, parts))

@@ -279,10 +279,13 @@ def alternatives_view(plan: Plan) -> View:
         **{axis: Column(axis, NUMBER) for axis in (*AXES, "ep", "etp", "vpp")},
         "micro_batch": Column("micro", NUMBER),
         "zero_stage": Column("ZeRO", NUMBER),
+        "shard_groups": Column("groups", NUMBER),
         "recompute": Column("recompute", NUMBER),
     }
     if all(layout.get(axis, 1) == 1 for layout in layouts for axis in ("ep", "etp")):
         del columns["ep"], columns["etp"]
+    if all(layout.get("shard_groups", 1) == 1 for layout in layouts):
+        del columns["shard_groups"]
     rows = [[_choice(layout, name) for name in columns] for layout in layouts]
     return [Heading("Alternatives"), Table(list(columns.values()), rows)]
 

@@ -75,12 +75,20 @@ def _choices(layout: LayoutDoc) -> list[tuple[str, str]]:
         ("schedule", schedule),
         ("layers", stages_text(layout.stages)),
         ("recompute", recompute_text(layout)),
-        ("ZeRO stage", str(layout.zero_stage)),
+        ("ZeRO stage", sharding_text(layout)),
         ("sequence parallel", "yes" if layout.sequence_parallel else "no"),
     ]
     if layout.ep > 1 or layout.etp > 1:
         rows.insert(0, ("experts", f"ep {layout.ep}, etp {layout.etp}"))
     return rows
+
+
+def sharding_text(layout: LayoutDoc) -> str:
+    """The ZeRO stage, and the groups of replicas that shard by themselves: `3 in 4 groups of 8`."""
+    if layout.shard_groups == 1:
+        return str(layout.zero_stage)
+    ranks = layout.dp * layout.cp // layout.shard_groups
+    return f"{layout.zero_stage} in {layout.shard_groups} groups of {ranks}"
 
 
 def recompute_text(layout: LayoutDoc) -> str:

@@ -33,6 +33,11 @@ def space_text(space: SpaceReport) -> str:
         parts.append(f"{len(space.schedules)} pipeline schedules")
     parts += [
         f"ZeRO stage in {_values_text(space.zero_stages)}",
+        *(
+            [f"shard groups in {_values_text(space.shard_groups)}"]
+            if len(space.shard_groups) > 1
+            else []
+        ),
         f"{len(space.recompute)} kinds of recomputation",
         f"up to {space.gpus} GPUs",
         _MAPPINGS[space.mapping],

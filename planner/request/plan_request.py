@@ -43,7 +43,18 @@ from meshwright.planner.request.names import (
 if TYPE_CHECKING:
     from meshwright.planner.experts.training import ExpertLoads
 
-NUMBER_PINS = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "zero_stage")
+NUMBER_PINS = (
+    "tp",
+    "cp",
+    "pp",
+    "dp",
+    "ep",
+    "etp",
+    "vpp",
+    "micro_batch",
+    "zero_stage",
+    "shard_groups",
+)
 RECOMPUTE_PINS = ("none", "selective", "full")
 LAYOUT_PINS = (*NUMBER_PINS, "recompute", "schedule")
 PINS = (*LAYOUT_PINS, *EXECUTION_PINS)
@@ -62,6 +73,7 @@ FORBIDS = (
     "zero-1",
     "zero-2",
     "zero-3",
+    "shard-groups",
     "idle-gpus",
 )
 

@@ -23,6 +23,7 @@ RECOMPUTED: dict[RecomputeModule, Recompute] = {
 
 _NUMBERS = (
     "tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "num_micro_batches", "zero_stage",
+    "shard_groups",
 )  # fmt: skip
 """Whole numbers that a layout and its document hold under one name."""
 
@@ -48,6 +49,8 @@ class LayoutDoc(BaseModel):
     num_micro_batches: Degree
     sequence_parallel: bool
     zero_stage: Annotated[int, Field(ge=0, le=3)]
+    shard_groups: Degree = 1
+    """Groups of replicas that each hold all that ZeRO shards."""
     recompute: RecomputeName
     recompute_modules: tuple[RecomputeModule, ...] = ()
     """With `selective`."""

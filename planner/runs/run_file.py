@@ -26,7 +26,6 @@ from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.run_schema import MeasuredDoc, RunDoc, SettingsDoc
 from meshwright.planner.runs.run_settings import (
     Stages,
-    check_shard_group,
     gpus_and_dp,
     places_on_hosts,
     run_layout,
@@ -43,7 +42,6 @@ from meshwright.planner.runs.run_terms import (
     gradient_bytes_of,
     moe_dispatch_kind,
     recipe_switch,
-    shard_group_size,
 )
 
 MAX_FILE_BYTES = 16 * 2**20
@@ -182,7 +180,6 @@ def _run(
     gpus, dp = gpus_and_dp(settings, cluster)
     layout, layout_remarks = run_layout(settings, model, dp, published=published)
     stages, stage_remarks = stages_of(settings, model)
-    check_shard_group(settings, dp)
     if published:
         cluster = with_whole_domains(cluster, gpus)
     recipe_dispatch = moe_dispatch_kind(settings.recipe, published=published)
@@ -199,7 +196,6 @@ def _run(
         cp_comm=cp_comm_kind(settings.cp_comm),
         moe_dispatch=settings.moe_dispatch or recipe_dispatch,
         attention_kernel=settings.attention_kernel or attention_kernel_kind(kernel_words),
-        shard_group=settings.shard_group or shard_group_size(settings.recipe.get("zero1_group")),
         gradient_bytes=gradient_bytes_of(gradient_words),
         fp8_attention=recipe_switch(settings.recipe, "fp8_attention") is True,
         moment_bytes=GRADIENT_BYTES[settings.moment_dtype],

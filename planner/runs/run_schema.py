@@ -143,6 +143,11 @@ class SettingsDoc(BaseModel):
         "Megatron's --num-distributed-optimizer-instances. All ranks where absent; rows of sources: "
         "recipe.zero1_group.",
     )
+    shard_groups: Degree | None = Field(
+        default=None,
+        description="The same as a number of groups: HSDP's replicate degree, Megatron's "
+        "--num-distributed-optimizer-instances. 1 where absent; at most one of the two is given.",
+    )
     gradient_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
         default=None,
         description="Type in which gradients are kept and reduced; the software stack's where absent. That "

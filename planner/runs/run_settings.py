@@ -20,6 +20,7 @@ from meshwright.planner.runs.run_terms import (
     balanced,
     layers_from_words,
     recompute_mask,
+    shard_group_size,
 )
 
 Stages = tuple[tuple[int, ...], ...]
@@ -100,13 +101,26 @@ def places_on_hosts(
     return tuple((numbers[name], gpu) for name in hosts for gpu in range(per_host))
 
 
-def check_shard_group(settings: SettingsDoc, dp: int) -> None:
-    """Raises InputError where the replicas do not split into groups of `shard_group`."""
-    group, replicas = settings.shard_group, dp * settings.cp
-    if group is not None and replicas % group:
-        raise InputError(
-            f"run.shard_group: {group} does not divide the dp {dp} * cp {settings.cp} = {replicas} replicas"
-        )
+def _shard_groups(settings: SettingsDoc, dp: int) -> int:
+    """Groups of replicas. Raises InputError where these do not split so."""
+    replicas = dp * settings.cp
+    stated = {
+        "shard_group": settings.shard_group,
+        "shard_groups": settings.shard_groups,
+    }
+    given = {name: number for name, number in stated.items() if number is not None}
+    if len(given) > 1:
+        raise InputError("run.shard_groups: run.shard_group says the same; give one of them")
+    for name, number in given.items():
+        if replicas % number:
+            raise InputError(
+                f"run.{name}: {number} does not divide the dp {dp} * cp {settings.cp} = "
+                f"{replicas} replicas"
+            )
+    if settings.shard_groups is not None:
+        return settings.shard_groups
+    ranks = settings.shard_group or shard_group_size(settings.recipe.get("zero1_group")) or replicas
+    return max(replicas // ranks, 1)
 
 
 def with_expert_tensor_degree(
@@ -143,6 +157,7 @@ def run_layout(
         recompute=mask,
         recompute_layers=recompute_layers,
         schedule=_schedule(settings),
+        shard_groups=_shard_groups(settings, dp),
     )
     faults = traits(int(layout.schedule)).faults(
         settings.pp, settings.vpp, int(layout.num_micro_batches)

@@ -23,6 +23,7 @@ from meshwright.planner.bounds.degree_bound import (
     compute_bound_s,
     rows_of,
 )
+from meshwright.planner.bounds.exact_cost import MappingBounds
 from meshwright.planner.search.certificate import Certificate
 from meshwright.planner.search.model import Candidates
 from meshwright.planner.search.pricing import Pricing
@@ -81,7 +82,8 @@ class Branch:
         """Legal layouts of some degrees that may beat the cutoff, with least memory and bound, [n]."""
         degrees = self._roomy(degrees, certificate)
         variants = self._promising(self.space.variants(degrees), cutoff_s, certificate)
-        return self.promising_layouts(self.space.scheduled(variants), cutoff_s, certificate)
+        layouts = self.space.grouped(self.space.scheduled(variants))
+        return self.promising_layouts(layouts, cutoff_s, certificate)
 
     def promising_layouts(
         self, layouts: Layout, cutoff_s: float, certificate: Certificate
@@ -99,6 +101,14 @@ class Branch:
         good = bound_s < cutoff_s
         certificate.bounded_out += int(np.sum(~good))
         return layouts.take(good), memory_gib[good], bound_s[good]
+
+    def mapping_bounds(self, layouts: Layout) -> list[MappingBounds]:
+        """Bounds under every mapping, for each of some layouts; infinite where others are as good."""
+        return self.pricing.mapping_bounds(layouts, self.space.shard_groups)
+
+    def _bound_s(self, layouts: Layout) -> FloatArray:
+        """Never above the price with any number of shard groups that the space has, [n]."""
+        return self.pricing.lower_bound_s(layouts, self.space.shard_groups)
 
     def _roomy(self, degrees: Layout, certificate: Certificate) -> Layout:
         """Drops degrees of which no layout fits, by those recomputations that keep least."""
@@ -121,7 +131,7 @@ class Branch:
         ..., with S <= pp a and x = 1 / v for 1F1B, others save at most the factor
         (m + (pp - 1) x) / (m + (pp - 1) / 2) over two virtual stages.
         """
-        counts = self.space.pipeline_counts[np.asarray(variants.pp)]
+        counts = self.space.layouts_per_variant(variants)
         memory_gib = self.pricing.recomputed_memory_gib(variants)
         table = Candidates(workload=self.pricing.workload, layouts=variants, memory_gib=memory_gib)
         for rule in self.rules:
@@ -135,7 +145,7 @@ class Branch:
         bound_s = np.full(len(counts), inf)
         full = (np.asarray(variants.recompute) & int(Recompute.FULL)) != 0
         fewest_recomputed = replace(variants, recompute_layers=full.astype(np.int64))
-        bound_s[single] = self.pricing.lower_bound_s(fewest_recomputed.take(single))
+        bound_s[single] = self._bound_s(fewest_recomputed.take(single))
         bound_s = np.minimum(bound_s, self._interleaved_bound_s(variants))
         good = bound_s < cutoff_s
         certificate.bounded_out += int(counts[~good].sum())
@@ -153,7 +163,7 @@ class Branch:
                 variants, vpp=np.full(len(pp), 2), recompute_layers=full.astype(np.int64)
             )
             factor = (m + (pp - 1) * np.minimum(bubble, 0.5)) / (m + (pp - 1) / 2)
-            bound_s[rows] = self.pricing.lower_bound_s(two_stages.take(rows)) * factor[rows]
+            bound_s[rows] = self._bound_s(two_stages.take(rows)) * factor[rows]
         return bound_s
 
 
@@ -207,8 +217,9 @@ class DegreeScan:
         degrees = self._degrees.take(rows)
         own = tuple(np.asarray(getattr(degrees, name)) for name in NARROWED)
         sizes = [max(getattr(self._space, name), default=0) + 1 for name in NARROWED]
-        variants = np.zeros(sizes, dtype=np.int64)
+        kinds = np.zeros(sizes, dtype=np.int64)
         for branch in self._branches:
-            kinds = len(branch.space.zero) * len(branch.space.recompute)
-            variants[np.ix_(*(getattr(branch.space, name) for name in NARROWED))] += kinds
-        return int((self._space.pipeline_counts[np.asarray(degrees.pp)] * variants[own]).sum())
+            columns = np.ix_(*(getattr(branch.space, name) for name in NARROWED))
+            kinds[columns] += len(branch.space.recompute)
+        pipelines = self._space.pipeline_counts[np.asarray(degrees.pp)]
+        return int((pipelines * kinds[own] * self._space.shardings(degrees)).sum())

@@ -14,7 +14,8 @@ from meshwright.planner.search.exhaustive import search_exhaustively
 from meshwright.planner.search.loop import LayoutSearch, Progress
 from meshwright.planner.search.params import SearchParams
 from meshwright.planner.search.pricing import Pricing
-from meshwright.planner.search.space import Space, space_of
+from meshwright.planner.search.request_space import space_of
+from meshwright.planner.search.space import Space
 
 PricingOf = Callable[..., Pricing]
 

@@ -149,7 +149,7 @@ class LayoutSearch:
             layouts, _, bound_s = branch.promising_layouts(
                 as_array(layout), self._cutoff_s, self.certificate
             )
-            for bounds in branch.pricing.mapping_bounds(layouts) if len(bound_s) else ():
+            for bounds in branch.mapping_bounds(layouts) if len(bound_s) else ():
                 self.chooser.add(index, layouts.scalar(0), bounds)
         for candidate in self.chooser.opened:
             self._remaining_s()
@@ -305,7 +305,7 @@ class LayoutSearch:
         rows = rows[~self._pool.is_bounded[rows]]
         for index in np.unique(self._pool.branch[rows]):
             own = rows[self._pool.branch[rows] == index]
-            bounded = self._branches[index].pricing.mapping_bounds(self._pool.take(own))
+            bounded = self._branches[index].mapping_bounds(self._pool.take(own))
             for row, bounds in zip(own, bounded, strict=True):
                 self._pool.set_mappings(int(row), bounds)
 

@@ -38,8 +38,8 @@ class Pricing(Protocol):
         """Whether mappings are parallelism matrices: on regular fabrics."""
         ...
 
-    def lower_bound_s(self, layouts: Layout) -> FloatArray:
-        """Never above `exact`; shape [n]."""
+    def lower_bound_s(self, layouts: Layout, numbers_of_groups: Sequence[int] = ()) -> FloatArray:
+        """Never above `exact`, with the layouts' own or with any of some numbers of shard groups; [n]."""
         ...
 
     def least_memory_gib(self, layouts: Layout) -> tuple[FloatArray, IntArray]:
@@ -56,8 +56,13 @@ class Pricing(Protocol):
         """Never above the peak of any split, with as much recomputed as the layout may; shape [n]."""
         ...
 
-    def mapping_bounds(self, layouts: Layout) -> list[MappingBounds]:
-        """Bounds under every mapping, for each of some layouts."""
+    def mapping_bounds(
+        self, layouts: Layout, numbers_of_groups: Sequence[int] = ()
+    ) -> list[MappingBounds]:
+        """Bounds under every mapping, for each of some layouts.
+
+        Infinite where another of some numbers of shard groups is no slower under the same mapping.
+        """
         ...
 
     def needs(self, layout: Layout) -> Sequence[Need | None]:

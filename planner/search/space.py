@@ -3,13 +3,6 @@
 Degrees (tp, cp, pp, dp, ep, etp) and a micro-batch come first; variants of them add the ZeRO stage and the
 recomputation, layouts the virtual stages and the schedule. How many layers full recomputation covers, how
 layers are split and where ranks lie is decided for each layout.
-
->>> from meshwright.planner.request.reader import read_request
->>> request = read_request(
-...     model="llama-3-8b", cluster="dgx-h100", gpus=8, global_batch=16, seq_len=8192
-... )
->>> space_of(request).tp
-(1, 2, 4, 8)
 """
 
 from __future__ import annotations
@@ -21,26 +14,18 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.constraints.megatron import refused_recompute
-from meshwright.costmodel.execution import Execution
-from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.pipeline.schedules import (
     LEAST_BUBBLE_SHARE,
     traits,
 )
 from meshwright.costmodel.workload import Workload
-from meshwright.frameworks.catalog import framework_named, planned
+from meshwright.frameworks.catalog import planned
 from meshwright.frameworks.megatron import MEGATRON
-from meshwright.frameworks.record import Axis
-from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.runs.predicted import RECOMPUTED
 from meshwright.planner.search.pipelines import even_virtual_stages, pipelines_of
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
-
-LARGEST_CP = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +44,10 @@ class Space:
     interleaving: bool
     micro_batch: int | None
     zero: tuple[int, ...]
+    shard_groups: tuple[int, ...]
+    """Numbers of groups of replicas; each goes with the replicas that it divides."""
+    sharded: tuple[int, ...]
+    """ZeRO stages that several groups go with."""
     recompute: tuple[int, ...]
     sequence_parallel: bool
     fewest_gpus: int
@@ -193,14 +182,56 @@ class Space:
         vpp, schedule = np.concatenate(options).T
         return replace(variants.take(rows), vpp=vpp, schedule=schedule)
 
+    def grouped(self, layouts: Layout) -> Layout:
+        """The given layouts with every number of shard groups that they go with, in their order."""
+        groups = np.array(self.shard_groups, dtype=np.int64)
+        goes = self._divided(layouts) & np.isin(layouts.zero_stage, self.sharded)[:, None]
+        rows, columns = np.nonzero(goes | (groups == 1))
+        return replace(layouts.take(rows), shard_groups=groups[columns])
+
+    def group_counts(self, layouts: Layout) -> IntArray:
+        """How many numbers of shard groups above 1 the given layouts go with, shape [n]."""
+        dp, cp = (np.atleast_1d(np.asarray(x)) for x in (layouts.dp, layouts.cp))
+        sharded = np.isin(layouts.zero_stage, self.sharded)
+        return np.asarray(self._several[dp, (cp > 1).astype(np.int64)] * sharded)
+
+    def _divided(self, layouts: Layout) -> NDArray[np.bool_]:
+        """Which numbers of groups above 1 divide the replicas into groups of two ranks or more."""
+        groups, dp = np.array(self.shard_groups, dtype=np.int64), np.atleast_1d(layouts.dp)[:, None]
+        ranks = dp * np.atleast_1d(layouts.cp)[:, None]
+        return np.asarray((groups > 1) & (dp % groups == 0) & (ranks >= 2 * groups))
+
+    @cached_property
+    def _several(self) -> IntArray:
+        """How many numbers of groups above 1 divide dp replicas, [dp, whether cp > 1]."""
+        table = np.zeros((max(self.dp, default=1) + 1, 2), dtype=np.int64)
+        for dp in self.dp:
+            divided = self._divided(Layout(dp=np.full(2, dp), cp=np.array([1, 2])))
+            table[dp] = divided.sum(axis=1)
+        return table
+
     def layouts(self, degrees: Layout) -> Layout:
         """Every layout of the given degrees, arrays of shape [n]."""
-        return self.scheduled(self.variants(degrees))
+        return self.grouped(self.scheduled(self.variants(degrees)))
 
     def layouts_per_degrees(self, degrees: Layout) -> IntArray:
         """How many layouts the given degrees have, shape [n]."""
         pp = np.atleast_1d(np.asarray(degrees.pp))
-        return np.asarray(self._layouts_by_pp[pp], dtype=np.int64)
+        kinds = self.shardings(degrees) * len(self.recompute)
+        return np.asarray(self.pipeline_counts[pp] * kinds, dtype=np.int64)
+
+    def shardings(self, degrees: Layout) -> IntArray:
+        """Pairs of a ZeRO stage and a number of shard groups that the given degrees have, shape [n]."""
+        whole = len(self.zero) if 1 in self.shard_groups else 0
+        stages = len(set(self.zero) & set(self.sharded))
+        dp, cp = (np.atleast_1d(np.asarray(x)) for x in (degrees.dp, degrees.cp))
+        several = self._several[dp, (cp > 1).astype(np.int64)] if stages else 0
+        return np.asarray(whole + stages * several, dtype=np.int64)
+
+    def layouts_per_variant(self, variants: Layout) -> IntArray:
+        """How many layouts each of some variants has, shape [n]."""
+        groups = self.group_counts(variants) + (1 in self.shard_groups)
+        return np.asarray(self.pipeline_counts[np.asarray(variants.pp)] * groups, dtype=np.int64)
 
     @cached_property
     def smallest_bubble(self) -> FloatArray:
@@ -208,11 +239,6 @@ class Space:
         return self._by_pp(
             lambda pipelines: min(_bubble_factor(*pipeline) for pipeline in pipelines)
         )
-
-    @cached_property
-    def _layouts_by_pp(self) -> IntArray:
-        per: int = len(self.zero) * len(self.recompute)
-        return np.asarray(self.pipeline_counts * per, dtype=np.int64)
 
     @cached_property
     def scheduled_pp(self) -> tuple[int, ...]:
@@ -238,134 +264,8 @@ class Space:
         return table
 
 
-def space_of(request: PlanRequest, execution: Execution | None = None) -> Space:
-    """The space that a request spans, run as `execution` says or as plainly as can be.
-
-    What an execution never goes with is left out.
-    """
-    workload, model = request.workload(execution), request.model
-    framework = framework_named(request.framework)
-    axes, forbids, pins = planned(framework.axes), request.forbids, request.pins
-
-    def axis(name: Axis, options: list[int]) -> tuple[int, ...]:
-        if name not in axes or name in forbids:
-            options = [o for o in options if o == 1]
-        return tuple(o for o in options if name not in pins or o == pins[name])
-
-    zero = tuple(z for z in planned(framework.zero_stages) if f"zero-{z}" not in forbids)
-    vpp, size = pins.get("vpp"), pins.get("micro_batch")
-    experts = divisors(model.moe.experts) if model.moe is not None else [1]
-    space = Space(
-        workload=workload,
-        tp=axis("tp", _tensor_degrees(workload)),
-        cp=axis("cp", _context_degrees(workload)),
-        pp=axis("pp", list(range(1, min(model.layers, request.gpus) + 1))),
-        dp=axis("dp", [d for d in divisors(request.global_batch) if d <= request.gpus]),
-        ep=axis("ep", [e for e in experts if e <= request.gpus]),
-        etp=axis("etp", _expert_tensor_degrees(workload)),
-        vpp=None if vpp is None else (int(vpp),),
-        interleaving="vpp" in axes and "interleaving" not in forbids,
-        micro_batch=None if size is None else int(size),
-        zero=tuple(z for z in zero if pins.get("zero_stage", z) == z),
-        recompute=_recompute_kinds(request),
-        sequence_parallel=framework.sequence_parallel is not None,
-        fewest_gpus=request.gpus if "idle-gpus" in forbids else 1,
-        schedules=_schedules(request),
-    )
-    return space if execution is None else _narrowed(space, request, execution)
-
-
-def _narrowed(space: Space, request: PlanRequest, execution: Execution) -> Space:
-    """The layouts of a space that may have their price from this execution."""
-    masks = np.array(space.recompute, dtype=np.int64)
-    keep = ~refused_recompute(space.workload, masks)
-    cp, ep, etp = space.cp, space.ep, space.etp
-    if execution.cuda_graph == "full" and request.model.moe is not None:
-        etp = tuple(degree for degree in etp if degree == 1)
-    if execution.cp_comm == "a2a" and "p2p" in request.execution_options.cp_comm:
-        cp = tuple(degree for degree in cp if degree > 1)
-    alone = execution.moe_dispatch != "alltoall" and max(space.etp, default=1) == 1
-    if execution.ep_overlap or alone:
-        ep = tuple(degree for degree in ep if degree > 1)
-    recompute = tuple(int(mask) for mask in masks[keep])
-    return replace(space, cp=cp, ep=ep, etp=etp, recompute=recompute)
-
-
-def _schedules(request: PlanRequest) -> tuple[str, ...]:
-    """Of the framework, in which several chunks of a rank are virtual stages like any other."""
-    names = planned(framework_named(request.framework).schedules)
-    wanted = request.pins.get("schedule")
-    return tuple(name for name in names if wanted is None or name == wanted)
-
-
 def _bubble_factor(vpp: int, schedule: int) -> float:
     return (LEAST_BUBBLE_SHARE if traits(schedule).splits_backward else 1.0) / vpp
-
-
-def _tensor_degrees(workload: Workload) -> list[int]:
-    cluster = workload.cluster
-    domain = cluster.nvlink_domain if cluster.nvlink_domain > 1 else cluster.gpus_per_node
-    return [d for d in divisors(workload.model.heads) if d <= min(domain, workload.gpus)]
-
-
-def _expert_tensor_degrees(workload: Workload) -> list[int]:
-    """Divisors of the width of an expert, within a scale-up domain."""
-    moe, cluster = workload.model.moe, workload.cluster
-    if moe is None:
-        return [1]
-    domain = cluster.nvlink_domain if cluster.nvlink_domain > 1 else cluster.gpus_per_node
-    return [d for d in divisors(moe.moe_ffn_hidden) if d <= min(domain, workload.gpus)]
-
-
-def _context_degrees(workload: Workload) -> list[int]:
-    powers = [
-        2**k for k in range(LARGEST_CP.bit_length()) if 2**k <= min(LARGEST_CP, workload.gpus)
-    ]
-    return [cp for cp in powers if cp == 1 or workload.seq_len % (2 * cp) == 0]
-
-
-def _recompute_kinds(request: PlanRequest) -> tuple[int, ...]:
-    """Masks: nothing, sets of modules that the model has, everything. Fused attention is recomputed
-    anyway.
-    """
-    kinds = [int(Recompute.NONE)]
-    modules = planned(framework_named(request.framework).recompute_modules)
-    if modules and "selective-recompute" not in request.forbids:
-        kinds += [sum(parts) for parts in _subsets(_modules(request.model, modules))]
-    if "full-recompute" not in request.forbids:
-        kinds.append(int(Recompute.FULL))
-    if "recompute" in request.forbids:
-        kinds = [int(Recompute.NONE)]
-    wanted = request.pins.get("recompute")
-    return tuple(kind for kind in kinds if wanted is None or recompute_name(kind) == wanted)
-
-
-def recompute_name(mask: int) -> str:
-    """none, selective or full."""
-    if mask == Recompute.NONE:
-        return "none"
-    return "full" if mask & Recompute.FULL else "selective"
-
-
-def _modules(model: ModelSpec, names: tuple[str, ...]) -> list[int]:
-    """Masks of those modules, of the names given, that the model has."""
-    absent = {
-        "moe_act": model.moe is None,
-        "mla_up_proj": model.attention is None,
-        "mlp": not model.has_dense_feed_forward,
-    }
-    return [
-        int(mask)
-        for name, mask in RECOMPUTED.items()
-        if name in names and not absent.get(name, False)
-    ]
-
-
-def _subsets(items: list[int]) -> list[list[int]]:
-    return [
-        [item for bit, item in enumerate(items) if chosen >> bit & 1]
-        for chosen in range(1, 1 << len(items))
-    ]
 
 
 def divisors(number: int) -> list[int]:
@@ -389,6 +289,7 @@ def _layouts(table: IntArray, space: Space) -> Layout:
         num_micro_batches=space.workload.global_batch // np.maximum(dp * size, 1),
         sequence_parallel=(tp > 1) & space.sequence_parallel,
         zero_stage=zeros,
+        shard_groups=ones,
         recompute=zeros,
         recompute_layers=zeros,
         schedule=zeros,

@@ -147,6 +147,7 @@ def _drawn(chance: random.Random, request: PlanRequest, plan: Plan) -> Layout | 
         num_micro_batches=share // micro_batch,
         sequence_parallel=degrees["tp"] > 1,
         zero_stage=chance.choice(space.zero_stages),
+        shard_groups=chance.choice((1, chance.choice(space.shard_groups))),
         recompute=_mask(kind),
         schedule=int(schedule_named(name)) if degrees["pp"] > 1 else 0,
     )
@@ -185,7 +186,11 @@ def _neighbour(chance: random.Random, request: PlanRequest, plan: Plan) -> Layou
     elif kind < 0.7:
         layout = replace(layout, recompute=_mask(chance.choice(space.recompute)))
     elif kind < 0.8:
-        layout = replace(layout, zero_stage=chance.choice(space.zero_stages))
+        layout = replace(
+            layout,
+            zero_stage=chance.choice(space.zero_stages),
+            shard_groups=chance.choice(space.shard_groups),
+        )
     elif kind < 0.9:
         layout = replace(layout, ep=chance.choice(space.ep), etp=chance.choice(space.etp))
     elif int(layout.vpp) > 1:

@@ -154,6 +154,46 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"dp": 8, "micro_batch": 2, "num_micro_batches": 6},
         {"dp": 8, "micro_batch": 2, "num_micro_batches": 5},
     ),
+    "replicas-by-shard-groups": (
+        workload(),
+        {"dp": 3, "cp": 2, "zero_stage": 1, "shard_groups": 2},
+        {"dp": 3, "cp": 2, "zero_stage": 1, "shard_groups": 4},
+    ),
+    "shard-groups-need-zero": (
+        workload(),
+        {"dp": 4, "zero_stage": 1, "shard_groups": 2},
+        {"dp": 4, "shard_groups": 2},
+    ),
+    "shard-groups-of-several": (
+        workload(),
+        {"dp": 2, "cp": 2, "shard_groups": 2},
+        {"dp": 2, "shard_groups": 2},
+    ),
+    "megatron-expert-shard-groups": (
+        workload(MOE),
+        {"tp": 2, "dp": 8, "ep": 8, "shard_groups": 2},
+        {"tp": 2, "dp": 8, "ep": 8, "shard_groups": 4},
+    ),
+    "megatron-shard-groups-optimizer": (
+        workload(optimizer="muon"),
+        {"dp": 4},
+        {"dp": 4, "shard_groups": 2},
+    ),
+    "torchtitan-shard-groups": (
+        workload(),
+        {"dp": 6, "cp": 2, "shard_groups": 3},
+        {"dp": 6, "cp": 2, "shard_groups": 4},
+    ),
+    "fsdp2-shard-groups": (
+        workload(),
+        {"dp": 6, "cp": 2, "shard_groups": 3},
+        {"dp": 6, "cp": 2, "shard_groups": 4},
+    ),
+    "fsdp2-whole-groups": (
+        workload(),
+        {"dp": 8, "shard_groups": 4},
+        {"dp": 8, "shard_groups": 8},
+    ),
     "vpp-needs-pp": (workload(), {"pp": 2, "vpp": 2}, {"pp": 1, "vpp": 2}),
     "interleaved-micro-batches": (
         workload(),

@@ -28,6 +28,7 @@ from meshwright.model_specs.schema import MlaSpec, ModelSpec, MoeSpec
 from meshwright.planner.bounds import packed as packed_module
 from meshwright.planner.bounds.matrices import Matrices, matrices
 from meshwright.planner.bounds.pricing import CostModelPricing
+from meshwright.planner.bounds.shard_groups import useful_groups
 
 ALL = 10**6
 LARGEST = 65_536
@@ -146,6 +147,7 @@ def layouts(draw: st.DrawFn, model: ModelSpec) -> Layout:
         num_micro_batches=draw(st.sampled_from([1, 2, 8, 64])),
         sequence_parallel=draw(st.booleans()),
         zero_stage=draw(st.integers(0, 3)),
+        shard_groups=draw(st.sampled_from([n for n in (1, 1, 2, 3, 4, 8) if dp * cp % n == 0])),
         recompute=int(Recompute.FULL) if full else draw(st.integers(0, int(Recompute.FULL) - 1)),
         recompute_layers=draw(st.sampled_from([0, 1, 2, 3, ALL])) if full else 0,
     )
@@ -253,6 +255,26 @@ def test_bounds_lie_below_every_split_and_placement(kind: str) -> None:
         assert mapped <= seconds * SLOWER
 
     check()
+
+
+@given(cases(tensor_inside=True), st.integers(1, 3))
+@settings(max_examples=100)
+def test_a_bound_for_any_shard_groups_lies_below_that_of_each(case: Case, zero_stage: int) -> None:
+    """And a number that is not useful is no faster than one of its divisors."""
+    layout = replace(case.layout, zero_stage=zero_stage, shard_groups=1)
+    one = Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
+    dp, placed = int(layout.dp), vars(case.placement).items()
+    numbers = [n for n in range(1, dp + 1) if dp % n == 0 and (n == 1 or dp * int(layout.cp) > n)]
+    times = {n: replace(case, layout=replace(layout, shard_groups=n)).seconds() for n in numbers}
+    bound_s = float(CostModelPricing(case.workload).lower_bound_s(one, numbers)[0])
+    assert bound_s <= min(times.values()) * SLOWER
+    rows = {name: np.asarray(value)[None] for name, value in placed}
+    for number in numbers:
+        own = replace(one, shard_groups=np.array([number]))
+        context = make_context(case.workload, own, Placement(**rows))
+        if not useful_groups(context, numbers)[0]:
+            fewer = [n for n in numbers if n < number and number % n == 0]
+            assert min(times[n] for n in fewer) <= times[number] * SLOWER
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.memory.activations import activation_bytes_per_layer
 from meshwright.costmodel.memory.states import optimizer_shards, state_bytes
 from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.step_time import exact_step, make_context
 from meshwright.costmodel.workload import AttentionKernel, Workload
 from meshwright.model_specs.reader import read_model
 
@@ -66,25 +67,30 @@ def test_a_run_says_what_it_reduces() -> None:
 
 
 def test_states_are_divided_by_the_shard_group() -> None:
-    grouped = replace(WORK, shard_group=8)
-    assert [int(np.asarray(shards)) for shards in optimizer_shards(grouped, LAYOUT)] == [8, 8]
-    experts = Layout(dp=64, ep=4)
-    assert [int(np.asarray(shards)) for shards in optimizer_shards(grouped, experts)] == [8, 2]
-    assert optimizer_shards(WORK, LAYOUT)[0] == 64
+    grouped = replace(LAYOUT, shard_groups=8)
+    assert [int(np.asarray(shards)) for shards in optimizer_shards(grouped)] == [8, 8]
+    experts = Layout(dp=64, ep=4, shard_groups=8)
+    assert [int(np.asarray(shards)) for shards in optimizer_shards(experts)] == [8, 2]
+    assert optimizer_shards(LAYOUT)[0] == 64
 
 
-def test_a_group_of_all_ranks_changes_nothing() -> None:
+def test_beside_layouts_with_groups_a_group_of_all_ranks_keeps_its_price() -> None:
     for zero_stage in (1, 3):
         layout = replace(LAYOUT, zero_stage=zero_stage)
-        whole = replace(WORK, shard_group=64)
-        assert step_s(whole, layout) == pytest.approx(step_s(WORK, layout))
+        both = replace(layout, shard_groups=np.array([1, 8]))
+        placement = nested_placement(WORK.cluster, both)
+        step = exact_step(make_context(WORK, both, placement), ((WORK.model.layers,),))
+        seconds = np.asarray(step.seconds)
+        assert seconds[0] == pytest.approx(step_s(WORK, layout))
+        assert seconds[1] == pytest.approx(step_s(WORK, replace(layout, shard_groups=8)))
+        assert seconds[0] != seconds[1]
 
 
 def test_gathers_within_a_node_spare_a_slow_network() -> None:
     """NICs carry two gathers and a scatter of ZeRO 3, or an all-reduce in 16 bits: 6 or 4 bytes."""
     layout = replace(LAYOUT, zero_stage=3)
     slow = replace(WORK, cluster=read_cluster("jean-zay-a100"), gradient_bytes=2)
-    assert step_s(replace(slow, shard_group=8), layout) < step_s(slow, layout)
+    assert step_s(slow, replace(layout, shard_groups=8)) < step_s(slow, layout)
 
 
 def test_each_flush_fills_and_drains_the_pipeline() -> None:

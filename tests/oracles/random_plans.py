@@ -137,8 +137,16 @@ def _degrees(rng: random.Random, framework: FrameworkName, model: ModelSpec) -> 
         and tp > 1
         and (rng.random() < 0.7 or model.moe is not None),
         "zero_stage": zero,
+        "shard_groups": _shard_groups(framework, dp, zero, seed=(tp, cp, pp, ep, vpp)),
         "schedule": _schedule(rng, framework, pp, vpp),
     }
+
+
+def _shard_groups(framework: FrameworkName, dp: int, zero: int, seed: tuple[int, ...]) -> int:
+    """Of a generator of its own, so that the other draws stay what they are."""
+    if zero == 0 or framework == "deepspeed":
+        return 1
+    return random.Random(repr((dp, zero, seed))).choice([1, 1, 2, 4])
 
 
 def _schedule(rng: random.Random, framework: FrameworkName, pp: int, vpp: int) -> ScheduleName:

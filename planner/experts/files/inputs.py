@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,7 +111,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]] | None:
     """The arrays of an npz, npy (called `load`) or JSON file; None for other endings. Raises InputError."""
     readers: dict[str, Callable[[bytes], dict[str, NDArray[Any]]]] = {
         ".npz": lambda data: _npz(data, path),
-        ".npy": lambda data: {"load": _npy(data, str(path))},
+        ".npy": lambda data: {"load": _npy(io.BytesIO(data), str(path))},
         ".json": lambda data: _json_arrays(data, path),
     }
     suffix = path.suffix.lower()
@@ -129,12 +129,12 @@ def _refuse_pickle(data: bytes, path: Path) -> None:
         )
 
 
-def _npy(data: bytes, where: str) -> NDArray[Any]:
+def _npy(stream: IO[bytes], where: str) -> NDArray[Any]:
     try:
         with warnings.catch_warnings():
             # A header that Python 2 wrote is read as well, only slower.
             warnings.simplefilter("ignore", UserWarning)
-            array = np.load(io.BytesIO(data), allow_pickle=False)
+            array = np.load(stream, allow_pickle=False)
     except _DAMAGED_ARRAY as error:
         if "allow_pickle" in str(error):
             raise InputError(
@@ -151,10 +151,12 @@ def _npz(data: bytes, path: Path) -> dict[str, NDArray[Any]]:
             if sum(entry.file_size for entry in archive.infolist()) > LARGEST_UNPACKED_BYTES:
                 raise InputError(f"{path}: unpacks to more than {LARGEST_UNPACKED_BYTES} bytes")
             names = [name for name in archive.namelist() if name.endswith(".npy")]
-            return {
-                name.removesuffix(".npy"): _npy(archive.read(name), f"{path}: {name}")
-                for name in names[:256]
-            }
+            arrays = {}
+            for name in names[:256]:
+                # Unpacked into its array at once: the bytes in between would take as much again.
+                with archive.open(name) as stream:
+                    arrays[name.removesuffix(".npy")] = _npy(stream, f"{path}: {name}")
+            return arrays
     except InputError:
         raise
     except _DAMAGED_ARCHIVE as error:
@@ -295,4 +297,5 @@ def _named(arrays: Mapping[str, NDArray[Any]], path: Path, names: tuple[str, ...
         raise InputError(
             f"{path}: windows of different shapes: {', '.join(str(list(s)) for s in sorted(shapes))}"
         )
-    return np.concatenate(tables)
+    # Of one, no copy: the largest file holds its numbers twice already.
+    return np.concatenate(tables) if len(tables) > 1 else tables[0]

@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from math import inf
 from typing import Any
 
 from meshwright.planner.many.batch.rows import failed_row
@@ -29,8 +30,10 @@ def given_up(fields: Mapping[str, Any], attempts: int) -> dict[str, Any]:
     return {"row": failed_row(fields, words), "files": {}, "cached": False, "seconds": 0.0}
 
 
-def local_engine(workers: int, cache_folder: str | None) -> Engine:
+def local_engine(workers: int, cache_folder: str | None, end_s: float = inf) -> Engine:
     """Processes of this machine; one worker is this process itself.
+
+    Jobs end at `end_s` of the monotonic clock.
 
     A worker that ends takes the others of its pool with it: a new pool goes on with what was under way,
     each of those jobs alone, so that the one at fault is found.
@@ -38,10 +41,10 @@ def local_engine(workers: int, cache_folder: str | None) -> Engine:
 
     def here(tasks: Iterable[Task]) -> Iterator[Done]:
         for position, fields in tasks:
-            yield position, do_job(fields, cache_folder)
+            yield position, do_job(fields, cache_folder, end_s)
 
     def pooled(tasks: Iterable[Task]) -> Iterator[Done]:
-        return _Pool(workers, cache_folder).run(tasks)
+        return _Pool(workers, cache_folder, end_s).run(tasks)
 
     return here if workers == 1 else pooled
 
@@ -49,8 +52,8 @@ def local_engine(workers: int, cache_folder: str | None) -> Engine:
 class _Pool:
     """A pool of processes that is made anew when a worker ends."""
 
-    def __init__(self, workers: int, cache_folder: str | None) -> None:
-        self._workers, self._cache_folder = workers, cache_folder
+    def __init__(self, workers: int, cache_folder: str | None, end_s: float) -> None:
+        self._workers, self._cache_folder, self._end_s = workers, cache_folder, end_s
         self._under_way: dict[Future[dict[str, Any]], Task] = {}
         self._attempts: Counter[int] = Counter()
         self._suspects: deque[Task] = deque()
@@ -98,7 +101,8 @@ class _Pool:
             self._submit(pool, task)
 
     def _submit(self, pool: ProcessPoolExecutor, task: Task) -> None:
-        self._under_way[pool.submit(do_job, dict(task[1]), self._cache_folder)] = task
+        future = pool.submit(do_job, dict(task[1]), self._cache_folder, self._end_s)
+        self._under_way[future] = task
 
     def _given_up(self) -> Iterator[Done]:
         """Counts an attempt of every suspect; those with too many are given up."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from meshwright.planner.many.batch.fingerprint import request_key
 from meshwright.planner.many.batch.jobs import JobDoc
 from meshwright.planner.many.batch.rows import job_row, plan_figures
 from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.solvers.clock import until
 
 _OF_A_JOB = {"name", "top", "time_limit"}
 """Fields of a job that a request does not read under the same name."""
@@ -27,7 +29,9 @@ def request_of(job: JobDoc) -> PlanRequest:
     return read_request(**options, top_k=job.top, time_limit_s=job.time_limit)
 
 
-def do_job(fields: Mapping[str, Any], cache_folder: str | None) -> dict[str, Any]:
+def do_job(
+    fields: Mapping[str, Any], cache_folder: str | None, end_s: float = inf
+) -> dict[str, Any]:
     """Plans one job.
 
     Parameters
@@ -36,6 +40,8 @@ def do_job(fields: Mapping[str, Any], cache_folder: str | None) -> dict[str, Any
         Those of a JobDoc.
     cache_folder
         Where answers are kept; None keeps nothing.
+    end_s
+        When the job has to end, in seconds of the machine's monotonic clock.
 
     Returns
     -------
@@ -54,7 +60,8 @@ def do_job(fields: Mapping[str, Any], cache_folder: str | None) -> dict[str, Any
         answer = cache.get(key) if cache else None
         cached = answer is not None
         if answer is None:
-            answer = _answer(request)
+            with until(end_s):
+                answer = _answer(request)
             if cache and request.time_limit_s is None:
                 cache.put(key, answer)
     except Exception as error:  # noqa: BLE001 - one job must not stop the others

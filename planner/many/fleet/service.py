@@ -35,7 +35,7 @@ from meshwright.planner.many.fleet.sizes import JobSize, SizedJob, candidate_uni
 from meshwright.planner.many.fleet.units import FreeUnits, Unit, free_units
 from meshwright.planner.plan.digest import with_digest
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.solvers.clock import limit_left_s, within
+from meshwright.planner.solvers.clock import current_end_s, limit_left_s, within
 from meshwright.planner.solvers.processes import usable_cores
 
 FLEET_FILES = ("fleet.json", "fleet.csv", "nodes.svg", "gantt.svg", "plans")
@@ -204,9 +204,14 @@ def _sized_jobs(
             row.append((units, positions[key]))
         questions.append(row)
     cache = str(options.cache.absolute()) if options.cache else None
-    engine = local_engine(min(options.workers or usable_cores(), max(1, len(tasks))), cache)
+    workers = min(options.workers or usable_cores(), max(1, len(tasks)))
+    given_s = limit_left_s()
+    reserve_s = 0.0 if given_s is None else SHARING_SHARE * given_s
+    engine = local_engine(workers, cache, current_end_s() - reserve_s)
     results: dict[int, dict[str, Any]] = {}
-    for position, result in engine(_in_time(_one_of_each(questions), tasks)) if tasks else ():
+    for position, result in (
+        engine(_in_time(_one_of_each(questions), tasks, reserve_s)) if tasks else ()
+    ):
         results[position] = result
         progress(len(results), len(tasks))
     sized_jobs = []
@@ -228,10 +233,8 @@ def _one_of_each(questions: Sequence[Sequence[tuple[int, int]]]) -> list[int]:
     return list(dict.fromkeys(position for _, position in sorted(turns)))
 
 
-def _in_time(positions: Sequence[int], tasks: Sequence[Task]) -> Iterator[Task]:
+def _in_time(positions: Sequence[int], tasks: Sequence[Task], reserve_s: float) -> Iterator[Task]:
     """The tasks in this order, while planning has time; two at once wait for each process."""
-    with_sharing_s = limit_left_s()
-    reserve_s = 0.0 if with_sharing_s is None else SHARING_SHARE * with_sharing_s
     for position in positions:
         left_s = limit_left_s()
         if left_s is None:

@@ -142,8 +142,11 @@ class MappedPricing(CostModelPricing):
         if space is not None:
             self._packing.add(space.instance, cells.assignment(space.instance.problem, value))
 
-    def mapping_bounds(self, layouts: Layout) -> list[MappingBounds]:
+    def mapping_bounds(
+        self, layouts: Layout, numbers_of_groups: Sequence[int] = ()
+    ) -> list[MappingBounds]:
         """The bound under each profile; infinite where no mapping is known to keep it."""
+        del numbers_of_groups  # on irregular allocations replicas shard as a whole
         packed = self.lower_bound_s(layouts)
         return [
             self._bounds_of(layouts.scalar(row), float(bound)) for row, bound in enumerate(packed)

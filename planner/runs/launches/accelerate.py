@@ -63,7 +63,7 @@ def from_accelerate(document: dict[str, Any], where: str) -> LaunchRun:
     }
     if sizes["dp_replicate"] > 1:
         # Weights are sharded over dp_shard and cp together (accelerate/parallelism_config.py).
-        settings["shard_group"] = sizes["dp_shard"] * sizes["cp"]
+        settings["shard_groups"] = sizes["dp_replicate"]
     if document.get("mixed_precision") in _PRECISIONS:
         settings["precision"] = document["mixed_precision"]
     # Options that are off, and axes of one GPU, change nothing.

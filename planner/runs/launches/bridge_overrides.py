@@ -23,6 +23,7 @@ _FLAGS = {
     "ddp.overlap_grad_reduce": "--overlap-grad-reduce",
     "ddp.overlap_param_gather": "--overlap-param-gather",
     "ddp.bucket_size": "--ddp-bucket-size",
+    "ddp.num_distributed_optimizer_instances": "--num-distributed-optimizer-instances",
     "ddp.use_megatron_fsdp": "--use-megatron-fsdp",
     "ddp.data_parallel_sharding_strategy": "--data-parallel-sharding-strategy",
     "optimizer.optimizer": "--optimizer",

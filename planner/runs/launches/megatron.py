@@ -99,11 +99,11 @@ def from_megatron(line: CommandLine, known: ModelSpec | None = None) -> LaunchRu
     if line.has("--use-tp-pp-dp-mapping"):
         settings["rank_order"] = "tp-cp-pp-dp"
     gpus = line.torchrun_gpus()
-    instances = line.count(_OPTIMIZER_INSTANCES)
     if gpus:
         settings["gpus"] = gpus
-        if instances > 1:
-            settings["shard_group"] = gpus // (settings["tp"] * settings["pp"] * instances)
+    instances = line.count(_OPTIMIZER_INSTANCES)
+    if instances > 1:
+        settings["shard_groups"] = instances
     assumed = []
     if known is None and not (line.has("--vocab-size") or line.has("--padded-vocab-size")):
         assumed.append(

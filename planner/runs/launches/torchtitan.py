@@ -62,7 +62,7 @@ def from_torchtitan(command_line: CommandLine, folder: Path) -> LaunchRun:
 
 
 def _sharding(line: CommandLine, pp: int) -> dict[str, int]:
-    """ZeRO stage; where the flags give them, the data-parallel degree and the groups that it shards within.
+    """ZeRO stage; where the flags give them, the data-parallel degree and the groups of replicas.
 
     A shard degree of -1 is what is left. Weights are sharded over dp_shard and cp together
     (torchtitan/distributed/fsdp.py, resolve_fsdp_mesh).
@@ -79,8 +79,8 @@ def _sharding(line: CommandLine, pp: int) -> dict[str, int]:
         settings["zero_stage"] = 0
     if shards > 0:
         settings["dp"] = replicas * shards
-    if replicas > 1 and shards * context > 1:
-        settings["shard_group"] = shards * context
+    if replicas > 1 and shards * context != 1:
+        settings["shard_groups"] = replicas
     return settings
 
 

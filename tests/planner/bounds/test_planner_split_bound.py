@@ -13,7 +13,7 @@ from meshwright.costmodel.memory.split_bounds import main_layer_rooms
 from meshwright.costmodel.pipeline.rank_load import least_busiest_in_rooms_s
 from meshwright.planner.bounds.layer_split import least_busiest_rank_s
 from meshwright.planner.bounds.stages import SplitCosts, balanced_stages
-from meshwright.planner.search.space import space_of
+from meshwright.planner.search.request_space import space_of
 from tests.planner.search.test_planner_optimum import request
 
 

@@ -21,7 +21,7 @@ from meshwright.planner.mapping.instance import Instance
 from meshwright.planner.mapping.problem import MappingProblem
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.model import Candidates
-from meshwright.planner.search.space import space_of
+from meshwright.planner.search.request_space import space_of
 
 KINDS = ("dense", "dense", "context", "experts")
 

@@ -21,13 +21,13 @@ PLANS = DATA / "plans"
 FILE = PLANS / "expected.json"
 EXPECTED = json.loads(FILE.read_text(encoding="utf-8"))["plans"]
 SOME = EXPECTED[::8]
-PREDICTED_MEMORY = ("--memory-risk", "0.5")
-"""The plans were recorded before memory had a margin for its error."""
+AS_BEFORE = ("--memory-risk", "0.5", "--forbid", "shard-groups")
+"""The plans were recorded before memory had a margin for its error, and shard groups were a choice."""
 
 
 def planned(request: str) -> dict[str, Any]:
     """What `plan --json` answers, in the folder of the requests' files."""
-    words = ["plan", *shlex.split(request), *PREDICTED_MEMORY, "--json"]
+    words = ["plan", *shlex.split(request), *AS_BEFORE, "--json"]
     answer = CliRunner().invoke(main, words)
     document: dict[str, Any] = json.loads(answer.stdout)
     infeasible = document["status"] == "infeasible"
@@ -36,15 +36,14 @@ def planned(request: str) -> dict[str, Any]:
 
 
 def kept(plan: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    """The part of a plan that is kept; of the mapping and the reasons, the keys that were kept before."""
+    """The part of a plan that is kept; of layout, mapping and reasons, the keys that were kept before."""
     entry: dict[str, Any] = {
         "request": before["request"],
         "status": plan["status"],
         "step_time_s": plan["objective"]["step_time_s"],
         "lower_bound_s": plan["objective"]["lower_bound_s"],
-        "layout": plan["layout"],
     }
-    for name in ("mapping", "infeasible"):
+    for name in ("layout", "mapping", "infeasible"):
         keys, value = before[name] or {}, plan[name]
         entry[name] = value and {key: value[key] for key in keys or value}
     return entry

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.model_specs.catalog import load_catalog_model
+from meshwright.planner.plan import infeasible
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.plan_request import PlanRequest
 from tests.planner.plan.test_planner_service import request
@@ -91,3 +92,17 @@ def test_every_sentence_is_true() -> None:
             assert not has_plan(short), sentence
     print(f"{len(checked)} sentences planned again, of {len(kinds)} kinds: {sorted(kinds)}")
     assert len(checked) >= 10
+
+
+@pytest.mark.slow
+def test_a_change_that_another_request_tried_is_not_tried_again() -> None:
+    """In a batch, jobs that differ in their GPUs ask of the same larger numbers."""
+    too_few = [request(model=BIG, gpus=gpus, pins={"tp": 8, "pp": 1}) for gpus in (8, 16)]
+    alone = []
+    for each in too_few:
+        infeasible._answer_kept.cache_clear()
+        alone.append(fastest_plan(each).infeasible)
+    infeasible._answer_kept.cache_clear()
+    assert [fastest_plan(each).infeasible for each in too_few] == alone
+    assert None not in alone
+    assert infeasible._answer_kept.cache_info().hits

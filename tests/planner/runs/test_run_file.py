@@ -427,10 +427,11 @@ def test_attention_kernels_in_words(words: str, kernel: str | None) -> None:
 
 def test_what_shards_and_reduces() -> None:
     group = {"zero1_group": "2 ranks (of a node), replicated across"}
-    assert read(row(recipe=group)).workload.shard_group == 2
+    wide = {"dp": 8, "tp": 1}
+    assert read(row(recipe=group, **wide)).layout.shard_groups == 4
     everyone = {"zero1_group": "all data-parallel ranks"}
-    assert read(row(recipe=everyone)).workload.shard_group == 0
-    assert read(row(shard_group=2)).workload.shard_group == 2
+    assert read(row(recipe=everyone, **wide)).layout.shard_groups == 1
+    assert read(row(shard_group=2, **wide)).layout.shard_groups == 4
     assert "does not divide" in message(row(shard_group=3))
     synced = {"gradient_sync": "DDP, fp32 all-reduce overlapped with the last backward"}
     assert read(row(recipe=synced)).workload.gradient_bytes == 4

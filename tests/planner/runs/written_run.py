@@ -25,6 +25,7 @@ def run_to_mapping(run: Run) -> dict[str, Any]:
         "schedule": schedule_name(int(layout.schedule), int(layout.vpp)),
         "sequence_parallel": bool(layout.sequence_parallel),
         "zero_stage": layout.zero_stage,
+        "shard_groups": layout.shard_groups,
         **_recompute_settings(mask, int(layout.recompute_layers)),
         "precision": work.precision,
         "optimizer": work.optimizer,

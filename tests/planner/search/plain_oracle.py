@@ -52,7 +52,7 @@ def layouts(request: PlanRequest) -> Iterator[Layout]:
         sizes = [size for size in range(1, share + 1) if share % size == 0]
         for ep, etp in product(range(1, experts + 1), count):
             if (tp * cp * dp) % (ep * etp) == 0:
-                for size, zero, mask in product(sizes, (0, 1), masks(request)):
+                for size, (zero, groups), mask in product(sizes, shardings(cp, dp), masks(request)):
                     yield Layout(
                         tp=tp,
                         cp=cp,
@@ -64,8 +64,15 @@ def layouts(request: PlanRequest) -> Iterator[Layout]:
                         num_micro_batches=share // size,
                         sequence_parallel=tp > 1,
                         zero_stage=zero,
+                        shard_groups=groups,
                         recompute=mask,
                     )
+
+
+def shardings(cp: int, dp: int) -> list[tuple[int, int]]:
+    """Pairs of a ZeRO stage and a number of groups that dp divides into, of two ranks or more."""
+    several = [n for n in range(2, dp + 1) if dp % n == 0 and dp * cp // n > 1]
+    return [(0, 1), (1, 1), *((1, groups) for groups in several)]
 
 
 def masks(request: PlanRequest) -> list[int]:
@@ -96,6 +103,7 @@ def wanted(request: PlanRequest, layout: Layout) -> bool:
         "cp": int(layout.cp) > 1,
         "ep": int(layout.ep) > 1,
         "interleaving": False,
+        "shard-groups": int(layout.shard_groups) > 1,
     }
     return not any(excluded[name] for name in request.forbids)
 

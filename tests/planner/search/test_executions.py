@@ -28,7 +28,8 @@ from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.search.certificate import Outcome
 from meshwright.planner.search.executions import search_executions
-from meshwright.planner.search.space import Space, space_of
+from meshwright.planner.search.request_space import space_of
+from meshwright.planner.search.space import Space
 from tests.planner.search.test_planner_optimum import best_by_brute_force
 from tests.planner.search.test_planner_optimum import request as small_request
 

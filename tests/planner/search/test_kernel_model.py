@@ -20,7 +20,8 @@ from meshwright.planner.search.kernel_choice import KernelChooser
 from meshwright.planner.search.kernel_model import KernelModel
 from meshwright.planner.search.loop import LayoutSearch
 from meshwright.planner.search.params import SearchParams
-from meshwright.planner.search.space import Space, space_of
+from meshwright.planner.search.request_space import space_of
+from meshwright.planner.search.space import Space
 from tests.planner.search.test_planner_optimum import request
 
 ARGMIN_MISLEADS = (0, 2, 1006, 1011)

@@ -29,7 +29,8 @@ from meshwright.planner.search.certificate import Outcome
 from meshwright.planner.search.executions import branch_of
 from meshwright.planner.search.loop import LayoutSearch
 from meshwright.planner.search.model import Candidates, build_model, price_ns, solve
-from meshwright.planner.search.space import Space, space_of
+from meshwright.planner.search.request_space import space_of
+from meshwright.planner.search.space import Space
 
 Stages = tuple[tuple[int, ...], ...]
 
