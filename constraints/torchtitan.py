@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from meshwright.constraints.attention_heads import whole_kv_heads
 from meshwright.constraints.columns import as_excess, column
-from meshwright.constraints.kinds import AtMost, When, of
+from meshwright.constraints.kinds import AtLeast, AtMost, When, of
 from meshwright.constraints.pipeline_schedules import TORCHTITAN_SCHEDULE_RULES
 from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from meshwright.constraints.torchtitan_model import (
@@ -64,12 +64,26 @@ TORCHTITAN_CONTEXT_SHARDS = AtMost(
 )
 """`ParallelDims.fsdp_enabled` of torchtitan/distributed/parallel_dims.py."""
 
+TORCHTITAN_SPREAD_EXPERTS = AtLeast(
+    name="torchtitan-spread-experts",
+    sentence="zero_stage >= 2 where ep spreads experts on dp 1 and cp 1, whose other ranks shard them",
+    unit="stages of ZeRO",
+    when=(When("ep", least=2), When("dp", most=1), When("cp", most=1)),
+    value=of("zero_stage"),
+    limit=of(number=2),
+    words="ZeRO {zero_stage} with experts spread over ep {ep} of one replica",
+    remedy="Shard with ZeRO 2 or 3.",
+)
+"""Experts are sharded over the ranks that ep leaves of dp, cp and tp, `efsdp` of
+torchtitan/distributed/parallel_dims.py, which `parallelize` of every model hands to FSDP."""
+
 TORCHTITAN_RULES: tuple[Rule, ...] = (
     *TORCHTITAN_SCHEDULE_RULES,
     whole_kv_heads(TORCHTITAN),
     TorchtitanSequence(),
     TORCHTITAN_TIED_EMBEDDINGS,
     TORCHTITAN_CONTEXT_SHARDS,
+    TORCHTITAN_SPREAD_EXPERTS,
     TorchtitanArchitecture(),
     TorchtitanExpertShards(),
     TorchtitanExpertTensor(),

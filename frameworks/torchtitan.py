@@ -167,6 +167,7 @@ TORCHTITAN = Framework(
         "torchtitan-architecture",
         "torchtitan-expert-shards",
         "torchtitan-expert-tensor",
+        "torchtitan-spread-experts",
         "torchtitan-shard-groups",
         "torchtitan-mtp",
     ),

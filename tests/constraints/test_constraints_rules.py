@@ -299,6 +299,11 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"zero_stage": 2, "dp": 4, "ep": 8, "tp": 2},
         {"zero_stage": 0, "dp": 4, "ep": 8, "tp": 2},
     ),
+    "torchtitan-spread-experts": (
+        workload(MOE),
+        {"tp": 2, "ep": 2, "zero_stage": 2},
+        {"tp": 2, "ep": 2},
+    ),
     "torchtitan-expert-tensor": (
         workload(MOE),
         {"zero_stage": 2, "dp": 4, "tp": 2, "etp": 2},

@@ -249,6 +249,8 @@ CASES: list[tuple[str, Workload, dict[str, Any], int, str]] = [
         2,
         "30 ranks",
     ),
+    ("torchtitan-spread-experts", workload(MOE), {"tp": 2, "ep": 2}, 2, "over ep 2 of one replica"),
+    ("torchtitan-spread-experts", workload(MOE), {"tp": 2, "ep": 2, "dp": 2}, 0, ""),
     (
         "torchtitan-expert-shards",
         workload(MOE),

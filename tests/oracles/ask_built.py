@@ -41,9 +41,6 @@ def import_megatron_built() -> None:
     net = "megatron.core.ssm.gated_delta_net"
     importlib.import_module(f"{net}.common").HAVE_FLA = True
     importlib.import_module(f"{net}.gdn").chunk_gated_delta_rule = len
-    # So does attention to chosen positions.
-    config = importlib.import_module("megatron.core.transformer.transformer_config")
-    config._validate_dsa_kernel_backend_dependencies = bool
     folder = "megatron.core.models.gpt"
     variants = importlib.import_module(f"{folder}.experimental_attention_variant_module_specs")
     variants._get_backend_spec_provider = _local_modules

@@ -73,7 +73,9 @@ def _sharding(line: CommandLine, pp: int) -> dict[str, int]:
     keeps_parameters = reshard == "never" or (reshard == "default" and pp > 1)
     settings = {"zero_stage": 2 if keeps_parameters else 3}
     context = line.count("--parallelism.context-parallel-degree")
-    if shards * context == 1 and (replicas > 1 or keeps_parameters):
+    # Experts are sharded over what ep leaves, whatever the shard degree (parallel_dims.py, efsdp).
+    spreads = line.count("--parallelism.expert-parallel-degree") > 1
+    if shards * context == 1 and (replicas > 1 or (keeps_parameters and not spreads)):
         settings["zero_stage"] = 0
     if shards > 0:
         settings["dp"] = replicas * shards
