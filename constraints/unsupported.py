@@ -29,7 +29,7 @@ class AllowedDegrees(Rule):
         stages = tuple(framework.zero_stages)
         if len(stages) < len(ZERO_STAGES):
             allowed["zero_stage"] = stages
-        if framework.shard_groups is None:
+        if framework.shard_groups is None or not framework.shard_groups.planned:
             allowed["shard_groups"] = (1,)
         if framework.sequence_parallel is None:
             allowed["sequence_parallel"] = (0,)

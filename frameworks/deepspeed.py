@@ -73,8 +73,12 @@ DEEPSPEED = Framework(
             planned=False,
         ),
     },
+    # Of weights alone; MiCS, which grouped gradients and states too, is gone from this version.
     shard_groups=ShardGroups(
-        flag="zero_optimization.mics_shard_size", source=ZERO, planned=False, zero_stages=(3,)
+        flag="zero_optimization.zero_hpz_partition_size",
+        source=ZERO,
+        planned=False,
+        zero_stages=(3,),
     ),
     numerics={},
     compilation=None,
