@@ -86,7 +86,8 @@ def with_gradient_buckets(request: PlanRequest, outcome: Outcome) -> Outcome:
         No layout is slower than before. The bound holds for layouts with the framework's own sizes.
     """
     buckets = framework_named(request.framework).gradient_buckets
-    if buckets is None or not outcome.best:
+    # Other sizes shorten the phase in which a limited cut is used, so that it may be used too much.
+    if buckets is None or not outcome.best or request.max_cut_use < 1:
         return outcome
     improved = [_with_best_bucket(request, priced, buckets) for priced in outcome.best]
     improved.sort(key=lambda priced: priced.step_time_s)

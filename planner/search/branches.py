@@ -34,6 +34,8 @@ FloatArray = NDArray[np.float64]
 
 NARROWED = ("cp", "ep", "etp")
 """Axes of which an execution may exclude degrees."""
+FEW_VARIANTS = 4096
+"""Below which an array operation takes no longer for more variants."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -111,9 +113,14 @@ class Branch:
         return self.pricing.lower_bound_s(layouts, self.space.shard_groups)
 
     def _roomy(self, degrees: Layout, certificate: Certificate) -> Layout:
-        """Drops degrees of which no layout fits, by those recomputations that keep least."""
-        sparing = replace(self.space, recompute=sparing_recompute(self.space)).variants(degrees)
+        """Drops degrees of which no layout fits, by those recomputations that keep least.
+
+        Few are left as they are: bounding all of their variants takes no longer than bounding some.
+        """
         count = degrees.broadcast_shape()[0]
+        if count * len(self.space.zero) * len(self.space.recompute) < FEW_VARIANTS:
+            return degrees
+        sparing = replace(self.space, recompute=sparing_recompute(self.space)).variants(degrees)
         least_gib = self.pricing.recomputed_memory_gib(sparing).reshape(count, -1).min(axis=1)
         table = Candidates(workload=self.pricing.workload, layouts=degrees, memory_gib=least_gib)
         for rule in self.rules:

@@ -197,7 +197,7 @@ class LayoutSearch:
             is_stuck = not self._improve(together)
             position += len(batch)
             if self._best or is_stuck:
-                size = min(2 * size, self._params.largest_batch)
+                size = min(4 * size, self._params.largest_batch)
             if is_stuck:
                 together = min(2 * together, self._params.largest_batch)
             else:

@@ -12,7 +12,7 @@ class SearchParams:
     first_batch: int = 128
     """Degrees of an execution expanded at once, at first; small, so that an incumbent is there early."""
     largest_batch: int = 4096
-    """Degrees expanded at once, at most; batches double up to it."""
+    """Degrees expanded at once, at most; batches grow fourfold up to it."""
     priced_per_round: int = 8
     """Layouts priced exactly after a batch, or after a CP-SAT model."""
     most_priced_beside: int = 63

@@ -18,8 +18,10 @@ from meshwright.model_specs.catalog import load_catalog_model
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.matrices import matrices
 from meshwright.planner.plan.gradient_buckets import with_gradient_buckets
+from meshwright.planner.plan.make_plan import make_plan
 from meshwright.planner.plan.placement import matrix_arrays
 from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.request.reader import read_request
 from meshwright.planner.search.certificate import Certificate, Outcome
 
 OVERLAPPED = Execution(dp_overlap=True, gradient_dtype="fp32")
@@ -139,3 +141,20 @@ def test_a_plan_sets_its_buckets_and_says_what_they_bring() -> None:
     assert brings.step_time_s_without is not None
     assert made.objective.step_time_s is not None
     assert brings.step_time_s_without > 1.005 * made.objective.step_time_s
+
+
+def test_a_limited_cut_keeps_the_framework_s_own_size() -> None:
+    """Was an internal error: a better size made the phase shorter, and the cut fuller than allowed."""
+    asked = read_request(
+        model="llama-3-8b",
+        cluster="dgx-h100",
+        gpus=16,
+        global_batch=32,
+        seq_len=4096,
+        pin="pp=1,micro_batch=1,recompute=none",
+        max_cut_use=0.5,
+    )
+    plan = make_plan(asked, robustness=False, choices=False)
+    assert plan.status == "optimal"
+    assert plan.execution is not None
+    assert plan.execution.bucket_mb is None
