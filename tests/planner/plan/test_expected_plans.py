@@ -63,7 +63,7 @@ def test_plans_are_as_before(expected: dict[str, Any], monkeypatch: pytest.Monke
     check(expected, monkeypatch)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "expected",
     [expected for expected in EXPECTED if expected not in SOME],
