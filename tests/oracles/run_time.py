@@ -228,7 +228,10 @@ def start_accelerate(facts: Facts) -> None:
         distributed_type="FSDP",
         state=None,
     )
-    config = ParallelismConfig(dp_shard_size=facts["dp"], **sizes)
+    groups = facts["shard_groups"]
+    config = ParallelismConfig(
+        dp_replicate_size=groups, dp_shard_size=facts["dp"] // groups, **sizes
+    )
     unless_refused(lambda: config._validate_accelerator(accelerator))
     _split_feed_forward(facts)
     shape = (facts["dp"], facts["cp"], facts["tp"])

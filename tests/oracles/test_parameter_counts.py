@@ -163,6 +163,9 @@ def test_bridge_builds_what_is_read_of_every_config_json_that_it_takes(tmp_path:
     for name, answer in answers.items():
         if read_model(CONFIGS / f"{name}.json").mamba is not None:
             continue
+        # Sparse attention is built by another function than the one asked here; Megatron's is asked above.
+        if not answer["ok"] and "Experimental attention variant" in answer["error"]:
+            continue
         unknown = not answer["ok"] and "support" in answer["error"]
         if name in NOT_LOCAL or (unknown and any(f in answer["error"] for f in UNKNOWN_TO_BRIDGE)):
             continue

@@ -30,11 +30,16 @@ REFUSED, ALLOWED = 150, 60
 DIVIDE = (
     "asserted by Megatron-DeepSpeed (4efb479, megatron/core/utils.py), which is in no package index"
 )
+GROUPS = "asserted by parallel_state.py as the process groups are made, which takes every rank"
 JUSTIFIED: dict[FrameworkName, dict[str, str]] = {
     "megatron": {
         "megatron-zero-needs-pp-1": "choice: Megatron-FSDP would gather weights anew for every micro-batch",
         "scale-up-tp": "choice: it starts, slowly; priced by no plan",
+        "scale-up-etp": "choice: it starts, slowly; priced by no plan",
         "expert-axes-need-experts": "etp has no effect on a dense model: the plan would not be what runs",
+        "replicas-by-shard-groups": GROUPS,
+        "megatron-expert-shard-groups": GROUPS,
+        "shard-groups-of-several": "choice: one rank shards nothing, as under ZeRO 0",
     },
     "torchtitan": {
         "interleaved-micro-batches": "choice: the cost model prices rounds of pp micro-batches",
@@ -42,6 +47,7 @@ JUSTIFIED: dict[FrameworkName, dict[str, str]] = {
         "scale-up-tp": "choice: it starts, slowly; priced by no plan",
         "expert-axes-need-experts": "ep has no effect on a dense model: the plan would not be what runs",
         "experts-by-ep": "token_dispatcher.py gives each rank num_experts // ep experts: some would be lost",
+        "torchtitan-expert-tensor": "moe_sharding.py cuts experts by tp where ep is 1, whatever a plan says",
         "torchtitan-context-shards": "weights are sharded over cp anyway: the plan would not be what runs",
     },
     "deepspeed": {
@@ -54,6 +60,7 @@ JUSTIFIED: dict[FrameworkName, dict[str, str]] = {
         "deepspeed-experts": "choice: experts over tensor ranks or stages are not priced",
     },
     "fsdp2": {
+        "fsdp2-mamba": "each rank would begin its scan anew: the model would not be what was asked for",
         "sequence-by-cp": "choice: torch 2.13 falls back to unbalanced chunks, which are not priced",
         "scale-up-tp": "choice: it starts, slowly; priced by no plan",
     },
