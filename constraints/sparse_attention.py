@@ -55,7 +55,10 @@ class MegatronSparseAttention(Rule):
             broken.append(f"kernels for {architecture}")
         if int(layout.cp) > 1:
             broken.append(f"cp {int(layout.cp)}")
-        if int(layout.recompute) & 8 and work.precision not in ("bf16", "fp16"):
+        if int(layout.recompute) & Recompute.MLA_UP_PROJECTION and work.precision not in (
+            "bf16",
+            "fp16",
+        ):
             broken.append(f"up-projections recomputed in {work.precision}")
         if int(layout.tp) > 1 and not layout.sequence_parallel:
             broken.append("tensor parallelism without sequence parallelism")

@@ -202,9 +202,7 @@ def optimistic_step(
     times = times or kind_times(c)
     busiest, least_work = even_layout_load(c, times)
     busiest = np.maximum(busiest, busiest_s)
-    step = _with_parameters_spread(c, times)
-    if traffic is not None:
-        step = step._replace(traffic=traffic, broadcast_s=0.0)
+    step = _with_parameters_spread(c, times, traffic)
     pp = np.asarray(c.layout.pp)
     waits = step.share / c.layout.vpp
     useful = largest_useful_window_s(c, step.traffic) * pp
@@ -245,15 +243,20 @@ def loaded_step(c: Context, times: KindTimes, busiest_s: Floats, work_s: Floats)
     return _compose(c, {"ranks": busiest_s}, work_s, _with_parameters_spread(c, times))
 
 
-def _with_parameters_spread(c: Context, times: KindTimes) -> _Step:
-    """A step in which the rank with most parameters has as few as any split allows."""
+def _with_parameters_spread(
+    c: Context, times: KindTimes, traffic: DataParallelTraffic | None = None
+) -> _Step:
+    """A step in which the rank with most parameters has as few as any split allows.
+
+    Traffic that is given stands for all that data parallelism sends.
+    """
     dense, expert = rank_parameters(c.workload.model, c.layout, None)
     return _Step(
         chunk_s=cheapest_layer_s(times),
         dense=dense,
         expert=expert,
-        traffic=data_parallel_traffic(c, dense, expert),
-        broadcast_s=broadcast_latency_s(c),
+        traffic=traffic or data_parallel_traffic(c, dense, expert),
+        broadcast_s=0.0 if traffic else broadcast_latency_s(c),
         share=c.workload.flushes * layer_bubble_share(c, times),
     )
 

@@ -22,6 +22,7 @@ from meshwright.costmodel.placement import level_factors, placement_on
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import binding_framework, framework_of_stack, planned
 from meshwright.planner.bounds.matrices import matrices
+from meshwright.planner.bounds.shard_groups import divides_into
 from meshwright.planner.bounds.stages import ALL_LAYERS, default_stages
 from meshwright.planner.mapping.choice.pricing import seconds_in_best_order
 from meshwright.planner.plan.document import Plan
@@ -108,7 +109,7 @@ def _groups(layout: Layout, workload: Workload) -> Iterator[tuple[str, Layout]]:
     now = int(layout.shard_groups)
     numbers = [2 * now] if now % 2 else [2 * now, now // 2]
     for number in numbers:
-        if int(layout.dp) % number == 0 and int(layout.dp) * int(layout.cp) > number:
+        if divides_into(number, layout.dp, layout.cp):
             yield from _with(
                 layout, workload, f"shard_groups {now} -> {number}", shard_groups=number
             )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.data_parallel import DataParallelTraffic, traffic_by_kind
 from meshwright.costmodel.layers.context import Context
-from meshwright.costmodel.layout import Placement
+from meshwright.costmodel.layout import Ints, Placement
 from meshwright.costmodel.memory.states import rank_parameters
 from meshwright.planner.bounds.degree_bound import rows_by_value
 
@@ -45,6 +45,12 @@ class _ByGroups(NamedTuple):
     tail_s: FloatArray
     is_proportional: BoolArray
     """Whether it grows in proportion to the parameters, [layouts, numbers]."""
+
+
+def divides_into(groups: Ints, dp: Ints, cp: Ints) -> BoolArray:
+    """Whether replicas divide into so many groups, of two ranks or more where there are several."""
+    number, ranks = np.asarray(groups), np.asarray(dp) * np.asarray(cp)
+    return np.asarray((dp % number == 0) & ((number == 1) | (ranks >= 2 * number)))
 
 
 def useful_groups(context: Context, numbers: Sequence[int]) -> BoolArray:
@@ -121,7 +127,7 @@ def _by_groups(context: Context, numbers: Sequence[int]) -> _ByGroups:
     )
     dense, expert = rank_parameters(context.workload.model, layouts, None)
     dp, cp = np.asarray(layouts.dp), np.asarray(layouts.cp)
-    goes = (dp % groups == 0) & ((groups == 1) | (dp * cp >= 2 * groups))
+    goes = divides_into(groups, dp, cp)
     kinds = traffic_by_kind(grouped, dense, expert)
     full = [np.broadcast_to(is_full, goes.shape) for _, is_full in kinds]
     return _ByGroups(

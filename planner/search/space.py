@@ -22,6 +22,7 @@ from meshwright.costmodel.pipeline.schedules import (
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import planned
 from meshwright.frameworks.megatron import MEGATRON
+from meshwright.planner.bounds.shard_groups import divides_into
 from meshwright.planner.search.pipelines import even_virtual_stages, pipelines_of
 
 IntArray = NDArray[np.int64]
@@ -198,8 +199,8 @@ class Space:
     def _divided(self, layouts: Layout) -> NDArray[np.bool_]:
         """Which numbers of groups above 1 divide the replicas into groups of two ranks or more."""
         groups, dp = np.array(self.shard_groups, dtype=np.int64), np.atleast_1d(layouts.dp)[:, None]
-        ranks = dp * np.atleast_1d(layouts.cp)[:, None]
-        return np.asarray((groups > 1) & (dp % groups == 0) & (ranks >= 2 * groups))
+        divided = divides_into(groups, dp, np.atleast_1d(layouts.cp)[:, None])
+        return np.asarray((groups > 1) & divided)
 
     @cached_property
     def _several(self) -> IntArray:
