@@ -107,9 +107,9 @@ class Branch:
         return degrees.take(self._kept(rules, degrees, memory_gib, counts, certificate))
 
     def _legal_in_any_memory(self, layouts: Layout, certificate: Certificate) -> Layout:
-        """Those that no rule forbids however much memory there is. That takes less time than bounding the memory.
+        """Those that no rule forbids however much memory there is: asked first, as it takes less time.
 
-        With all of a layer's kind recomputed: no rule asks for fewer.
+        As many layers as can be are recomputed: no rule asks for fewer.
         """
         full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
         recomputed = replace(layouts, recompute_layers=np.where(full, ALL_LAYERS, 0))

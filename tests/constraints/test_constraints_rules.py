@@ -617,6 +617,27 @@ def test_excess_is_positive_exactly_where_check_finds_something(
             assert (excess[i] > 0) == (found is not None), rule.name
 
 
+@settings(max_examples=50, deadline=None)
+@given(plans(), plans())
+def test_fields_that_a_rule_does_not_read_change_nothing(
+    one: tuple[Workload, Layout, float], other: tuple[Workload, Layout, float]
+) -> None:
+    work, layout, memory = one
+    for rule in RULES.values():
+        read = rule.fields_read()
+        if read is None:
+            continue
+        others = {key: value for key, value in vars(other[1]).items() if key not in read}
+        table = as_table(work, [layout, replace(layout, **others)], [memory, other[2]])
+        before, after = rule.excess(table)
+        assert before == after, rule.name
+
+
+def test_fields_read_are_named() -> None:
+    assert RULES["heads-by-tp-cp"].fields_read() == {"tp", "cp"}
+    assert RULES["hbm"].fields_read() is None
+
+
 def test_post_keeps_the_legal_of_many_and_may_be_conditional() -> None:
     rule, work = RULES["gpu-budget"], workload(gpus=8)
     layouts = [Layout(dp=dp) for dp in (4, 8, 16)]
