@@ -85,8 +85,8 @@ def test_runs_that_contradict_each_other_move_little() -> None:
     assert moved.activation_memory < 1.1
     assert moved.fixed_memory_gib < 2.0
     after = replace(runs[0].workload, calibration=report.calibration)
-    peak_gib = prediction_of(replace(runs[0], workload=after)).memory_gib
-    assert peak_gib == pytest.approx(prediction_of(runs[0]).memory_gib, rel=0.1)
+    predicted_gib = prediction_of(replace(runs[0], workload=after)).memory_gib
+    assert predicted_gib == pytest.approx(prediction_of(runs[0]).memory_gib, rel=0.1)
 
 
 def test_memory_is_learned_from_peaks() -> None:
