@@ -39,8 +39,8 @@ _FUSED_LOGIT_BYTES, _PLAIN_LOGIT_BYTES = 2.0, 6.0
 Engine's cross entropy."""
 
 _SCORE_FORWARD_BYTES, _PLAIN_SCORE_FORWARD_BYTES = 4.0, 12.0
-"""Of a score on its way forward: scores and softmax at 16 bits; with PyTorch's operators scores at 16 bits and
-at 32, softmax at 32 and at 16 (Aleph-Alpha/scaling, core/nn/masked_softmax, MaskedSoftmaxTorch)."""
+"""Of a score on its way forward: scores and softmax at 16 bits; with PyTorch's operators both at 16 bits and
+at 32 (Aleph-Alpha/scaling, core/nn/masked_softmax, MaskedSoftmaxTorch)."""
 _SCORE_GRADIENT_BYTES, _PLAIN_SCORE_GRADIENT_BYTES = 4.0, 8.0
 """Of a score on its way back: the gradients of softmax's output and input, at 16 bits or at 32."""
 
