@@ -70,7 +70,9 @@ class PeakBounds(NamedTuple):
     """Bytes beside the layers, on every rank."""
 
     def peak_gib(self, recomputed_layers: NDArray[np.int64]) -> NDArray[np.float64]:
-        """GiB, shape [n].
+        """The least peak with so many layers recomputed.
+
+        docs/cost_model.md, "Memory", has the sources.
 
         Parameters
         ----------
@@ -80,13 +82,25 @@ class PeakBounds(NamedTuple):
         Returns
         -------
         array of float, shape [n]
+            GiB.
         """
         kept = self.kept - self.relief * recomputed_layers
         peak = np.maximum(np.maximum(kept, self.recomputed), 0.0)
         return np.asarray((peak + self.everywhere) * (1 - ROUNDING) / GIB)
 
     def rows(self, index: NDArray[np.int64]) -> PeakBounds:
-        """Those of some of the layouts."""
+        """Those of some of the layouts.
+
+        Parameters
+        ----------
+        index : array of int, shape [m]
+            Which layouts, 0 to n - 1.
+
+        Returns
+        -------
+        PeakBounds
+            Arrays of shape [m].
+        """
         return PeakBounds(*(values[index] for values in self))
 
 
@@ -105,6 +119,7 @@ def peak_bounds(workload: Workload, layout: Layout) -> PeakBounds:
     Returns
     -------
     PeakBounds
+        In bytes.
     """
     layout = layout.flat()
     saved = saved_activations(workload, layout)
