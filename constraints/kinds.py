@@ -69,6 +69,11 @@ def every_workload(workload: Workload) -> bool:
     return True
 
 
+def takes_whole_matrices(workload: Workload) -> bool:
+    """Whether a step of the optimizer needs whole matrices: of muon, unlike adam and sgd."""
+    return workload.optimizer not in ("adam", "sgd")
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeclaredRule(Rule):
     """What rules of all kinds state.

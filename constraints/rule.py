@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +82,8 @@ class Rule(ABC):
 
     name: str
     unit: str
+    of_workload: ClassVar[bool] = False
+    """Whether it asks for no choice of a layout: where one breaks it, all do, and no search is needed."""
 
     def applies(self, workload: Workload) -> bool:
         """Whether this rule has anything to say about this workload."""

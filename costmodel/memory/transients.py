@@ -112,7 +112,7 @@ def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> T
     as_laid_out, dropped = saved.main
     full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
     largest_layer = as_laid_out
-    if model.hybrid_pattern is not None:
+    if model.has_mean_layers:
         largest_layer = _largest_saved(workload, layout)
     layer = _layer_at_work(workload, layout, profile, np.where(full, largest_layer, 0.0))
     zero = 0.0 * np.asarray(layer)
@@ -141,7 +141,7 @@ def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> T
 
 
 def _largest_saved(workload: Workload, layout: Layout) -> Floats:
-    """Saved bytes of the largest of a hybrid pattern's layers: recomputation brings back one at a time."""
+    """Saved bytes of the largest of unlike layers: recomputation brings back one at a time."""
     experts = workload.model.moe is not None
     saved: Floats = 0.0
     for blocks in workload.model.blocks.kinds():
@@ -197,7 +197,7 @@ def _layer_at_work(
         gathered = 2.0 * model.hidden * np.asarray(layout.etp)
         per_copy = 2.0 * matrices * model.moe.moe_ffn_hidden + gathered
         of_experts = workload.imbalance(layout.ep) * model.moe.top_k * per_copy
-        widest = of_experts if model.state_space is None else np.maximum(widest, of_experts)
+        widest = np.maximum(widest, of_experts) if model.has_mean_layers else of_experts
     per_token = np.asarray(widest / tp + 2.0 * model.hidden)
     stack = stack_constants(workload)
     if not stack.flash_attention:
@@ -240,7 +240,11 @@ def _weights_at_hand(
 
 
 def _one_of_each_shape(model: ModelSpec, layout: Layout) -> Floats:
-    """Parameters of one main layer, of its experts only one; of a hybrid pattern, a layer of each kind."""
+    """Parameters of one main layer, of its experts only one; of unlike layers, each kind of block."""
+    if model.layers_in_group > 1:
+        one_of_each = model.blocks._replace(feed_forward=1.0, experts=1.0)
+        _, rest, _ = layer_parameters_on_gpu(model, layout, one_of_each)
+        return rest + expert_parameters(model) / layout.etp
     shapes: Floats = 0.0
     for blocks in model.blocks.kinds():
         dense, rest, _ = layer_parameters_on_gpu(model, layout, blocks)

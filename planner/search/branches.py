@@ -12,9 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.constraints.memory import HbmCapacity
-from meshwright.constraints.precision import PrecisionOnDevice
 from meshwright.constraints.rule import Rule
-from meshwright.constraints.unsupported import AllowedPrecisions
 from meshwright.costmodel.estimate import LayerCosts
 from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layout import Layout, Recompute
@@ -53,10 +51,7 @@ class Branch:
         table = Candidates(
             workload=self.pricing.workload, layouts=default_layout, memory_gib=np.zeros(1)
         )
-        whole = (
-            rule for rule in self.rules if isinstance(rule, PrecisionOnDevice | AllowedPrecisions)
-        )
-        return any(rule.excess(table)[0] > 0 for rule in whole)
+        return any(rule.of_workload and rule.excess(table)[0] > 0 for rule in self.rules)
 
     def has(self, degrees: Layout) -> NDArray[np.bool_]:
         """Which degrees of the space of all are in this branch's, [n]."""

@@ -19,14 +19,10 @@ from meshwright.constraints.scale_up import ScaleUpDomain
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.workload import Overlap, Workload
 from meshwright.frameworks.catalog import RECORDS
+from meshwright.model_specs.attention import GatedDeltaNetSpec, MlaSpec, SparseIndexerSpec
+from meshwright.model_specs.experts import MoeSpec
 from meshwright.model_specs.hybrid import Mamba1Spec, Mamba2Spec
-from meshwright.model_specs.schema import (
-    GatedDeltaNetSpec,
-    MlaSpec,
-    ModelSpec,
-    MoeSpec,
-    SparseIndexerSpec,
-)
+from meshwright.model_specs.schema import ModelSpec
 
 DENSE = ModelSpec(layers=12, hidden=1024, ffn_hidden=4096, heads=16, kv_heads=4, vocab=32000)
 MLA = MlaSpec(
