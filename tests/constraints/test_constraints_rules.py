@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -408,6 +408,19 @@ def test_precision_follows_the_device(
     excess = rule.excess(as_table(work, [Layout()], [1.0]))
     assert feasible(rule, excess) is legal
     assert (rule.check(finished(work, Layout(), 1.0)) is None) is legal
+
+
+@pytest.mark.parametrize("architecture", get_args(Architecture))
+def test_every_architecture_multiplies_what_the_check_says(architecture: Architecture) -> None:
+    """CDNA 4 and the workstation Blackwell once fitted no format at all, though the check knew them."""
+    rule, legal = RULES["precision-on-device"], []
+    for precision in ("fp16", "bf16", "fp8", "mxfp8", "nvfp4"):
+        work = workload(cluster=cluster(architecture), precision=precision)
+        allowed = feasible(rule, rule.excess(as_table(work, [Layout()], [1.0])))
+        assert (rule.check(finished(work, Layout(), 1.0)) is None) is allowed
+        legal += [precision] * allowed
+    assert "fp16" in legal
+    assert ("bf16" in legal) is (architecture != "volta")
 
 
 @pytest.mark.parametrize(
