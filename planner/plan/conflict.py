@@ -166,7 +166,7 @@ def _choices_around(request: PlanRequest, most_rows: int) -> NDArray[np.int64]:
         options("micro_batch", [1]),
         options("zero_stage", space.zero),
         options("shard_groups", [1]),
-        options("optimizer_offload", [0]),
+        options("optimizer_offload", _ends([share for _, share in space.offloads])),
         masks or [int(Recompute.NONE)],
         [int(schedule_named(str(pins.get("schedule", "1f1b"))))],
     ]
@@ -179,6 +179,11 @@ def _choices_around(request: PlanRequest, most_rows: int) -> NDArray[np.int64]:
     used = rows[:, 0] * rows[:, 1] * rows[:, 2] * rows[:, 3]
     fits = used <= request.gpus
     return rows[fits] if fits.any() else rows[[int(np.argmin(used))]]
+
+
+def _ends(values: Sequence[int]) -> list[int]:
+    """The least and the largest."""
+    return sorted({min(values), max(values)}) if values else [0]
 
 
 def _as_layouts(rows: NDArray[np.int64], request: PlanRequest) -> Layout:

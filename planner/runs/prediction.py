@@ -232,6 +232,7 @@ def predicted_document(workload: Workload, prediction: RunPrediction) -> Predict
         for level in estimated.level_traffic
     ]
     nodes = workload.gpus / workload.cluster.gpus_per_node
+    on_a_node = min(workload.gpus, workload.cluster.gpus_per_node)
     band = with_stragglers(step_time_band(workload), nodes)
     return Predicted(
         step_time_s=step_time_s,
@@ -241,7 +242,7 @@ def predicted_document(workload: Workload, prediction: RunPrediction) -> Predict
         breakdown_s={name: float(seconds) for name, seconds in estimated.breakdown_s.items()},
         memory_gib=list(prediction.memory_gib),
         memory_parts_gib=list(prediction.memory_parts_gib),
-        host_memory_gib=prediction.offloaded_gib * workload.cluster.gpus_per_node or None,
+        host_memory_gib=prediction.offloaded_gib * on_a_node or None,
         memory_context_gib=prediction.context_gib,
         level_traffic=traffic,
         error_band=ErrorBandDoc(**vars(band)),

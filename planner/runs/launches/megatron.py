@@ -104,7 +104,9 @@ def from_megatron(line: CommandLine, known: ModelSpec | None = None) -> LaunchRu
     instances = line.count(_OPTIMIZER_INSTANCES)
     if instances > 1:
         settings["shard_groups"] = instances
-    settings["optimizer_offload"] = _offloaded_percent(line)
+    offloaded = _offloaded_percent(line)
+    if offloaded:
+        settings["optimizer_offload"] = offloaded
     assumed = []
     if known is None and not (line.has("--vocab-size") or line.has("--padded-vocab-size")):
         assumed.append(
