@@ -125,6 +125,7 @@ def stages_text(stages: list[list[int]]) -> str:
 def prediction_view(predicted: Predicted, workload: Workload) -> View:
     """Rates, the step's breakdown, memory and traffic."""
     per_gpu = predicted.tokens_per_s_per_gpu
+    tokens_per_s = workload.global_batch * workload.seq_len / predicted.step_time_s
     band = predicted.error_band
     low = seconds(predicted.step_time_s * band.low)
     high = seconds(predicted.step_time_s * band.high)
@@ -133,7 +134,7 @@ def prediction_view(predicted: Predicted, workload: Workload) -> View:
         ("step time", seconds(predicted.step_time_s)),
         (
             "throughput",
-            f"{count(per_gpu * workload.gpus)} tokens/s, {count(per_gpu)} tokens/s per GPU",
+            f"{count(tokens_per_s)} tokens/s, {count(per_gpu)} tokens/s per GPU",
         ),
         (
             "compute",
