@@ -33,6 +33,7 @@ def test_every_term_of_the_screen_is_explained(model: str) -> None:
     assert missing == []
 
 
+@pytest.mark.slow
 def test_idle_gpus_produce_no_tokens() -> None:
     """7 GPUs asked for, 4 in use: tokens of a step over its seconds, and a quarter of that a GPU."""
     pins = {"tp": 1, "cp": 1, "pp": 1, "dp": 4}
