@@ -26,7 +26,7 @@ class FeedForwardByTensor(Rule):
     def check(self, plan: FinishedPlan) -> Finding | None:
         model, tp = plan.workload.model, int(plan.layout.tp)
         widths = {}
-        dense = model.moe is None or model.moe.dense_layers > 0
+        dense = model.moe is None or model.moe.dense_layers > 0 or model.moe.every > 1
         if model.hybrid_pattern is not None:
             dense = model.hybrid_pattern.count("-") > 0
         if dense:

@@ -69,6 +69,11 @@ def every_workload(workload: Workload) -> bool:
     return True
 
 
+def takes_whole_matrices(workload: Workload) -> bool:
+    """Whether a step of the optimizer needs whole matrices: of muon, unlike adam and sgd."""
+    return workload.optimizer not in ("adam", "sgd")
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeclaredRule(Rule):
     """What rules of all kinds state.
@@ -90,6 +95,16 @@ class DeclaredRule(Rule):
 
     def applies(self, workload: Workload) -> bool:
         return self.binds(workload)
+
+    def fields_read(self) -> frozenset[str]:
+        names = {condition.name for condition in self.when}
+        for field in fields(self):
+            number = getattr(self, field.name)
+            if isinstance(number, Product):
+                names.update(number.factors)
+            elif isinstance(number, When):
+                names.add(number.name)
+        return frozenset(names)
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         over = np.zeros_like(column(table, "tp"))

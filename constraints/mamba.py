@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from meshwright.constraints.columns import as_excess, column
 from meshwright.constraints.kinds import Divides, of
+from meshwright.constraints.precision import is_narrow
 from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from meshwright.costmodel.workload import Workload
 
@@ -72,10 +73,6 @@ class MambaGroups(Rule):
         )
 
 
-def _is_narrow(workload: Workload) -> bool:
-    return workload.precision not in ("bf16", "fp16")
-
-
 class MegatronHybrid(Rule):
     """No Mamba-1, no Mamba-2 beside attention; no expert overlap under a pattern; FP8 in whole 16 columns.
 
@@ -85,6 +82,7 @@ class MegatronHybrid(Rule):
 
     name = "megatron-hybrid"
     unit = "conditions"
+    of_workload = True
 
     def applies(self, workload: Workload) -> bool:
         return workload.model.state_space is not None or workload.model.hybrid_pattern is not None
@@ -94,7 +92,7 @@ class MegatronHybrid(Rule):
         model, broken = work.model, 0
         if self.applies(work):
             odd = model.mamba is not None and model.mamba.projected_width % 16 > 0
-            broken = int(model.mamba_beside_attention) + int(odd and _is_narrow(work))
+            broken = int(model.mamba_beside_attention) + int(odd and is_narrow(work))
             broken += int(model.mamba1 is not None)
             broken += int(work.overlap.ep and model.hybrid_pattern is not None)
         return as_excess(np.full_like(column(table, "tp"), broken))
@@ -106,7 +104,7 @@ class MegatronHybrid(Rule):
             broken.append("Mamba-2 beside attention in a layer")
         if work.model.mamba1 is not None:
             broken.append("layers of Mamba-1")
-        if mamba is not None and _is_narrow(work):
+        if mamba is not None and is_narrow(work):
             columns = mamba.projected_width
             if columns != columns // 16 * 16:
                 broken.append(f"{columns} columns of a Mamba-2 projection in {work.precision}")

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from meshwright.constraints.columns import as_excess, column
 from meshwright.constraints.experts import has_experts
-from meshwright.constraints.kinds import AtLeast, AtMost, Requires, When, of
+from meshwright.constraints.kinds import AtLeast, AtMost, Requires, When, of, takes_whole_matrices
 from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from meshwright.costmodel.layout import Recompute
 from meshwright.costmodel.workload import Workload
@@ -37,9 +37,9 @@ on that."""
 
 MEGATRON_SHARDING_OPTIMIZER = AtMost(
     name="megatron-zero-optimizer",
-    sentence="zero_stage <= 1 unless the optimizer is Adam or SGD",
+    sentence="zero_stage <= 1 with muon, whose steps take whole matrices",
     unit="stages of ZeRO",
-    binds=lambda work: work.optimizer not in ("adam", "sgd"),
+    binds=takes_whole_matrices,
     value=of("zero_stage"),
     words="ZeRO stage {zero_stage} with the {optimizer} optimizer",
     remedy="Lower the ZeRO stage to 1, or train with adam or sgd.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,11 +82,17 @@ class Rule(ABC):
 
     name: str
     unit: str
+    of_workload: ClassVar[bool] = False
+    """Whether it asks for no choice of a layout: where one breaks it, all do, and no search is needed."""
 
     def applies(self, workload: Workload) -> bool:
         """Whether this rule has anything to say about this workload."""
         del workload
         return True
+
+    def fields_read(self) -> frozenset[str] | None:
+        """The fields of a layout on which `excess` depends; None where that may be any, and memory."""
+        return None
 
     @abstractmethod
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:

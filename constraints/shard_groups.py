@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.constraints.kinds import AtMost, Divides, When, of
+from meshwright.constraints.kinds import AtMost, Divides, When, of, takes_whole_matrices
 from meshwright.constraints.rule import Rule
 
 _SEVERAL = (When("shard_groups", least=2),)
@@ -53,9 +53,9 @@ MEGATRON_EXPERT_SHARD_GROUPS = Divides(
 
 MEGATRON_SHARD_GROUPS_OPTIMIZER = AtMost(
     name="megatron-shard-groups-optimizer",
-    sentence="shard_groups <= 1 unless the optimizer is Adam or SGD",
+    sentence="shard_groups <= 1 with muon, whose steps take whole matrices",
     unit="groups",
-    binds=lambda work: work.optimizer not in ("adam", "sgd"),
+    binds=takes_whole_matrices,
     value=of("shard_groups"),
     words="{shard_groups} groups of shards with the {optimizer} optimizer",
     remedy="Shard over all replicas, or train with adam or sgd.",

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.constraints.columns import as_excess, column
+from meshwright.constraints.precision import is_narrow
 from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from meshwright.costmodel.layout import Recompute
 from meshwright.costmodel.workload import Workload
@@ -32,7 +33,7 @@ class MegatronSparseAttention(Rule):
         work, tp = table.workload, column(table, "tp")
         if not self.applies(work):
             return as_excess(np.zeros_like(tp))
-        narrow = work.precision not in ("bf16", "fp16")
+        narrow = is_narrow(work)
         of_run = int(work.cuda_graph != "none") + int(bool(work.fp8_parameters))
         of_run += int(work.model.mtp_layers > 0)
         of_run += int(work.cluster.device.architecture not in ("hopper", "blackwell"))
@@ -55,10 +56,7 @@ class MegatronSparseAttention(Rule):
             broken.append(f"kernels for {architecture}")
         if int(layout.cp) > 1:
             broken.append(f"cp {int(layout.cp)}")
-        if int(layout.recompute) & Recompute.MLA_UP_PROJECTION and work.precision not in (
-            "bf16",
-            "fp16",
-        ):
+        if int(layout.recompute) & Recompute.MLA_UP_PROJECTION and is_narrow(work):
             broken.append(f"up-projections recomputed in {work.precision}")
         if int(layout.tp) > 1 and not layout.sequence_parallel:
             broken.append("tensor parallelism without sequence parallelism")

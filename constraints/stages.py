@@ -10,13 +10,19 @@ from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 
 
 class LayersByStages(Rule):
-    """pp vpp <= layers. On a finished plan: pp ranks of vpp chunks, none empty, that hold all layers."""
+    """pp vpp <= groups of layers. On a finished plan: pp ranks of vpp chunks, none empty, with all layers.
+
+    A group is one layer, or the dense ones up to a layer with experts where those alternate: what a rank
+    holds is then a whole number of groups, as prices are of their mean layer.
+    """
 
     name = "layers-by-stages"
     unit = "layers"
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        return as_excess(column(table, "pp") * column(table, "vpp") - table.workload.model.layers)
+        model = table.workload.model
+        groups = model.layers // model.layers_in_group
+        return as_excess(column(table, "pp") * column(table, "vpp") - groups)
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         layers, pp, vpp = plan.workload.model.layers, int(plan.layout.pp), int(plan.layout.vpp)
@@ -32,11 +38,22 @@ class LayersByStages(Rule):
         elif sum(chunks) != layers:
             value, limit = sum(chunks), layers
             words = f"the stages hold {sum(chunks)} layers, the model has {layers}"
+        elif any(count % plan.workload.model.layers_in_group for count in chunks):
+            group = plan.workload.model.layers_in_group
+            value, limit = max(count % group for count in chunks), 0
+            words = f"a virtual stage parts {group} layers of which one has experts"
         else:
             return None
         return self.finding(
             value=value,
             limit=limit,
             words=words,
-            remedy=f"Give each of the pp x vpp stages at least one of the {layers} layers; lower pp or vpp.",
+            remedy=f"Give each of the pp x vpp stages {_least_words(plan)} of the {layers} layers; "
+            "lower pp or vpp.",
         )
+
+
+def _least_words(plan: FinishedPlan) -> str:
+    """What a stage must have."""
+    group = plan.workload.model.layers_in_group
+    return "at least one" if group == 1 else f"a multiple of {group}"

@@ -35,7 +35,7 @@ def foreign_parts(model: ModelSpec) -> list[str]:
     if moe is not None:
         parts |= {
             "shared experts": moe.shared_width > 0,
-            "dense layers before the experts": moe.dense_layers > 0,
+            "dense layers beside those with experts": moe.dense_layers > 0 or moe.every > 1,
             "router or expert biases": moe.router_bias or moe.expert_bias,
             "router groups": (moe.router_groups or 1) > 1,
         }
@@ -47,6 +47,7 @@ class TorchtitanArchitecture(Rule):
 
     name = "torchtitan-architecture"
     unit = "parts of the model"
+    of_workload = True
 
     def applies(self, workload: Workload) -> bool:
         return bool(foreign_parts(workload.model))

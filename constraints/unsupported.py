@@ -62,6 +62,7 @@ class AllowedPrecisions(Rule):
     """The number format is one that the framework trains in."""
 
     unit = "formats"
+    of_workload = True
 
     def __init__(self, framework: Framework) -> None:
         self.name = f"{framework.name}-precision"
@@ -87,6 +88,7 @@ class NoLinearAttention(Rule):
     """Every layer has attention: the framework's model has no layer with Gated DeltaNet."""
 
     unit = "kinds of layers"
+    of_workload = True
 
     def __init__(self, framework: Framework) -> None:
         self.name = f"{framework.name}-linear-attention"
@@ -114,6 +116,7 @@ class NoSparseAttention(Rule):
     """Queries attend to every earlier position: the framework's model has no indexer that chooses some."""
 
     unit = "kinds of layers"
+    of_workload = True
 
     def __init__(self, framework: Framework) -> None:
         self.name = f"{framework.name}-sparse-attention"
@@ -142,6 +145,7 @@ class NoHybridLayers(Rule):
     """Every layer has attention and a feed-forward: no Mamba, and no pattern of single blocks."""
 
     unit = "kinds of layers"
+    of_workload = True
 
     def __init__(self, framework: Framework) -> None:
         self.name = f"{framework.name}-hybrid-layers"

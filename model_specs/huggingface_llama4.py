@@ -17,12 +17,8 @@ from meshwright.model_specs.huggingface_parts import (
 
 
 def llama4_fields(config: ConfigFields) -> Fields:
-    """Fields of a Llama 4: experts in every layer; three in four see their own chunk alone."""
+    """Fields of a Llama 4: experts in each n-th layer; three layers in four see their own chunk alone."""
     layers = config.layers()
-    with_experts = config.entries("moe_layers")
-    if config.count("interleave_moe_layer_step", 1) > 1 or len(with_experts) not in (0, layers):
-        name = "moe_layers" if with_experts else "interleave_moe_layer_step"
-        raise config.fail(name, "dense layers between those with experts are not supported")
     every = config.count("no_rope_layer_interval", 4)
     rope_switches = config.entries("no_rope_layers")
     if rope_switches:
@@ -32,6 +28,7 @@ def llama4_fields(config: ConfigFields) -> Fields:
     moe = {
         "experts": config.count("num_local_experts", 16),
         "top_k": config.count("num_experts_per_tok", 1),
+        "every": _layers_a_group(config, layers),
         "moe_ffn_hidden": config.count("intermediate_size"),
         "shared_experts": 1,
         "router_score": "sigmoid",
@@ -49,3 +46,16 @@ def llama4_fields(config: ConfigFields) -> Fields:
         **window,
         "chunked_windows": bool(window),
     }
+
+
+def _layers_a_group(config: ConfigFields, layers: int) -> int:
+    """Layers of which the last has experts: `interleave_moe_layer_step`, or what `moe_layers` lists."""
+    step = config.count("interleave_moe_layer_step", 1)
+    listed = config.entries("moe_layers")
+    if not listed:
+        return step
+    every = layers // len(listed)
+    if listed != list(range(every - 1, layers, every)) or layers % every:
+        what = f"experts in each n-th of the {layers} layers are all that can be planned"
+        raise config.fail("moe_layers", what)
+    return every

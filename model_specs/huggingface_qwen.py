@@ -30,31 +30,34 @@ def qwen3_fields(config: ConfigFields) -> Fields:
 
 def _qwen_experts(config: ConfigFields) -> Fields:
     experts = config.count("num_experts", least=0)
-    dense = _qwen_dense_layers(config)
-    if experts == 0 or dense == config.layers():
+    placed = _qwen_dense_layers(config)
+    if experts == 0 or placed.get("dense_layers") == config.layers():
         return {}
     return {
         "experts": experts,
         "top_k": config.count("num_experts_per_tok"),
         "moe_ffn_hidden": config.count("moe_intermediate_size"),
-        "dense_layers": dense,
+        **placed,
         "router_normalized": config.flag("norm_topk_prob", False),
     }
 
 
-def _qwen_dense_layers(config: ConfigFields) -> int:
-    """How many layers have no experts; they must come first."""
-    step = config.count("decoder_sparse_step", 1)
+def _qwen_dense_layers(config: ConfigFields) -> dict[str, int]:
+    """Which layers have no experts: the first ones, or all but each n-th."""
+    step, layers = config.count("decoder_sparse_step", 1), config.layers()
     listed: set[int] = set()
     for layer in config.entries("mlp_only_layers"):
         if isinstance(layer, bool) or not isinstance(layer, int):
             raise config.fail("mlp_only_layers", "must list layer numbers", layer)
         listed.add(layer)
-    dense = {layer for layer in range(config.layers()) if (layer + 1) % step or layer in listed}
-    if dense != set(range(len(dense))):
-        name = "decoder_sparse_step" if step > 1 else "mlp_only_layers"
-        raise config.fail(name, "dense layers are only supported before all layers with experts")
-    return len(dense)
+    dense = {layer for layer in range(layers) if (layer + 1) % step or layer in listed}
+    if dense == set(range(len(dense))):
+        return {"dense_layers": len(dense)}
+    if dense == {layer for layer in range(layers) if (layer + 1) % step} and layers % step == 0:
+        return {"every": step}
+    name = "decoder_sparse_step" if step > 1 else "mlp_only_layers"
+    what = "dense layers are only supported before all layers with experts, or n - 1 of each n"
+    raise config.fail(name, what)
 
 
 def qwen2_moe_fields(config: ConfigFields) -> Fields:

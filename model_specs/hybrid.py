@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-_Size = Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
+from meshwright.model_specs.numbers import Count, Flag
 
 
 class Mamba1Spec(BaseModel):
@@ -15,16 +15,16 @@ class Mamba1Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     title: ClassVar[str] = "Mamba-1"
 
-    channels: _Size
+    channels: Count
     """Width of the scan, as a rule twice the hidden width."""
-    step_rank: _Size
+    step_rank: Count
     """Numbers of a token from which the step sizes of all channels are made."""
-    state_dim: _Size = 16
+    state_dim: Count = 16
     """Numbers of the state of a channel."""
     conv_kernel: Annotated[int, Field(ge=1, le=64, strict=True)] = 4
     """Positions that the convolution over channels sees."""
-    conv_bias: Annotated[bool, Field(strict=True)] = True
-    inner_norms: Annotated[bool, Field(strict=True)] = False
+    conv_bias: Flag = True
+    inner_norms: Flag = False
     """Norms with weights on step, B and C (Jamba, arXiv 2403.19887, section 6.3)."""
 
     @property
@@ -54,18 +54,18 @@ class Mamba2Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     title: ClassVar[str] = "Mamba-2"
 
-    heads: _Size
-    head_dim: _Size
-    state_dim: _Size
+    heads: Count
+    head_dim: Count
+    state_dim: Count
     """Numbers of the state for each channel of a head."""
-    groups: _Size = 1
+    groups: Count = 1
     """Sets of B and C, the state's input and output; each serves `heads / groups` heads."""
     conv_kernel: Annotated[int, Field(ge=1, le=64, strict=True)] = 4
     """Positions that the convolution over channels, B and C sees."""
-    conv_bias: Annotated[bool, Field(strict=True)] = True
+    conv_bias: Flag = True
     chunk: Annotated[int, Field(ge=16, le=4096, strict=True)] = 128
     """Positions that a kernel works on at once."""
-    gated_norm: Annotated[bool, Field(strict=True)] = True
+    gated_norm: Flag = True
     """Whether a norm with weights follows the gate on the output (Falcon-H1-34B has none)."""
 
     @model_validator(mode="after")
@@ -111,9 +111,12 @@ class BlockShares(NamedTuple):
         return self.attention + self.mamba + self.feed_forward
 
     def kinds(self) -> tuple[BlockShares, ...]:
-        """A layer of each kind of block alone, for a layer pattern; the layer itself in a transformer."""
+        """A layer of each kind: one block alone in a layer pattern, a whole layer in a transformer."""
         if self.total > 1.5:
-            return (self,)
+            if not (self.feed_forward and self.experts):
+                return (self,)
+            dense = self._replace(feed_forward=1.0, experts=0.0)
+            return (dense, self._replace(feed_forward=0.0, experts=1.0))
         present = [number for number, share in enumerate(self) if share]
         return tuple(BlockShares(*(float(i == number) for i in range(4))) for number in present)
 

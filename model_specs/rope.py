@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Positive = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
+from meshwright.model_specs.numbers import Positive
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 

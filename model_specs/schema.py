@@ -6,141 +6,16 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from meshwright.model_specs.attention import GatedDeltaNetSpec, MlaSpec, SparseIndexerSpec
+from meshwright.model_specs.experts import MoeSpec
 from meshwright.model_specs.hybrid import BlockShares, Mamba1Spec, Mamba2Spec, pattern_shares
-from meshwright.model_specs.rope import Positive, RopeSpec
-
-Count = Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
-CountOrZero = Annotated[int, Field(ge=0, le=10_000_000, strict=True)]
-Flag = Annotated[bool, Field(strict=True)]
+from meshwright.model_specs.numbers import Count, CountOrZero, Flag, Positive
+from meshwright.model_specs.rope import RopeSpec
 
 Activation = Literal["gelu", "relu", "squared_relu", "swiglu", "geglu"]
 Position = Literal["rope", "learned", "alibi", "none"]
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-
-class SparseIndexerSpec(BaseModel):
-    """Chooses the positions that a query attends to (DeepSeek-V3.2, arXiv 2512.02556, section 2.1)."""
-
-    model_config = _FROZEN
-
-    heads: Count
-    head_dim: Count
-    top_k: Count
-    """Positions that a query attends to, those before it at most."""
-
-    @property
-    def width(self) -> int:
-        """Elements a token of all its queries."""
-        return self.heads * self.head_dim
-
-
-class MlaSpec(BaseModel):
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1). Head widths are per head."""
-
-    model_config = _FROZEN
-
-    type: Literal["MLA"] = "MLA"
-    q_lora_rank: Count | None = None
-    kv_lora_rank: Count
-    qk_nope_head_dim: Count
-    qk_rope_head_dim: Count
-    v_head_dim: Count
-    indexer: SparseIndexerSpec | None = None
-    """Scores all earlier positions for each query, which attends to the best of them alone; None: to all."""
-
-
-class GatedDeltaNetSpec(BaseModel):
-    """Gated DeltaNet (arXiv 2412.06464, section 3), which keeps a state of fixed size instead of all keys."""
-
-    model_config = _FROZEN
-
-    type: Literal["gated_delta_net"] = "gated_delta_net"
-    key_heads: Count
-    """Heads of queries and of keys; each serves `value_heads / key_heads` heads of values."""
-    value_heads: Count
-    key_head_dim: Count
-    value_head_dim: Count
-    conv_kernel: Annotated[int, Field(ge=1, le=64, strict=True)] = 4
-    """Positions that the convolution over queries, keys and values sees."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.value_heads % self.key_heads:
-            raise ValueError(
-                f"value_heads {self.value_heads} must be a multiple of key_heads {self.key_heads}"
-            )
-        return self
-
-    @property
-    def key_width(self) -> int:
-        """Elements a token of all keys, and of all queries."""
-        return self.key_heads * self.key_head_dim
-
-    @property
-    def value_width(self) -> int:
-        """Elements a token of all values, and of the output gate."""
-        return self.value_heads * self.value_head_dim
-
-    @property
-    def projected_width(self) -> int:
-        """Outputs of the projection into a layer: queries, keys, values, gates of outputs and of heads."""
-        return 2 * (self.key_width + self.value_width + self.value_heads)
-
-
-class MoeSpec(BaseModel):
-    """Mixture-of-experts feed-forward layers; `dense_layers` first layers stay dense."""
-
-    model_config = _FROZEN
-
-    experts: Count
-    top_k: Count
-    moe_ffn_hidden: Count
-    shared_experts: CountOrZero = 0
-    shared_ffn_hidden: Count | None = None
-    """Width of all shared experts together; `shared_experts * moe_ffn_hidden` when absent."""
-    shared_expert_gate: Flag = False
-    dense_layers: CountOrZero = 0
-    router_groups: Count | None = None
-    """Node-limited routing: experts are split into this many groups ..."""
-    router_groups_per_token: Count | None = None
-    """... and a token chooses from at most this many of them (DeepSeek-V3, arXiv 2412.19437, 2.1.2)."""
-    router_bias: Flag = False
-    """One number per expert, learned (gpt-oss) or moved to balance the load (DeepSeek-V3)."""
-    expert_bias: Flag = False
-    """Biases on the matrices of every routed expert."""
-    router_score: Literal["softmax", "sigmoid"] = "softmax"
-    """Function from the router's outputs to scores. With sigmoid, `router_bias` is added for the choice alone
-    (DeepSeek-V3); with softmax it belongs to the router's matrix (gpt-oss)."""
-    router_normalized: Flag = True
-    """Whether the weights of a token's chosen experts are made to add up to 1 (`norm_topk_prob`)."""
-    router_scaling_factor: Positive = 1.0
-    """What the weights of the chosen experts are multiplied by (DeepSeek-V3: 2.5)."""
-    router_scales_inputs: Flag = False
-    """The weight of a chosen expert multiplies the token that it reads, not what it writes (Llama 4)."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.top_k > self.experts:
-            raise ValueError(f"top_k {self.top_k} is more than the {self.experts} experts")
-        if self.router_groups is not None and self.experts % self.router_groups:
-            raise ValueError(
-                f"experts {self.experts} must divide into router_groups {self.router_groups}"
-            )
-        if self.router_groups_per_token is not None:
-            if self.router_groups is None:
-                raise ValueError("router_groups_per_token needs router_groups")
-            if self.router_groups_per_token > self.router_groups:
-                raise ValueError(
-                    f"router_groups_per_token {self.router_groups_per_token} is more than "
-                    f"the {self.router_groups} router_groups"
-                )
-        return self
-
-    @property
-    def shared_width(self) -> int:
-        """Feed-forward width of the shared experts together; 0 without any."""
-        return self.shared_ffn_hidden or self.shared_experts * self.moe_ffn_hidden
 
 
 class ModelSpec(BaseModel):
@@ -254,6 +129,8 @@ class ModelSpec(BaseModel):
             raise ValueError(
                 f"moe.dense_layers {self.moe.dense_layers} is more than layers {self.layers}"
             )
+        if self.moe is not None and self.moe.every > 1:
+            self._check_every(self.moe.every)
         if self.hybrid_pattern is not None or self.state_space is not None:
             self._check_hybrid()
         if self.moe is None and self.ffn_hidden == 0 and self.blocks.feed_forward:
@@ -274,6 +151,16 @@ class ModelSpec(BaseModel):
         if self.qk_norm_full_width and not self.qk_norm:
             raise ValueError("qk_norm_full_width needs qk_norm: true")
         return self
+
+    def _check_every(self, every: int) -> None:
+        """Raises ValueError where experts in each n-th layer do not fit the rest of the model."""
+        if self.layers % every:
+            raise ValueError(f"layers {self.layers} must be a multiple of moe.every {every}")
+        if self.ffn_hidden == 0:
+            raise ValueError("ffn_hidden must be at least 1 when moe.every is more than 1")
+        for field in ("hybrid_pattern", "state_space", "mtp_layers"):
+            if getattr(self, field):
+                raise ValueError(f"moe.every with {field} is not supported")
 
     def _check_linear_attention(self) -> None:
         if "full_attention_every" not in self.model_fields_set:
@@ -317,11 +204,24 @@ class ModelSpec(BaseModel):
         return self.blocks_of(experts=self.moe is not None)
 
     def blocks_of(self, *, experts: bool) -> BlockShares:
-        """Blocks of a layer with experts or of a dense one; with a pattern all layers are the mean layer."""
+        """Blocks of a layer with experts or of a dense one; of unlike layers all are the mean layer."""
         if self.hybrid_pattern is not None:
             return pattern_shares(self.hybrid_pattern)
+        if self.moe is not None and self.moe.every > 1:
+            share = 1.0 / self.moe.every
+            return BlockShares(1.0, 0.0, 1.0 - share, share)
         beside = 1.0 if self.mamba_beside_attention else 0.0
         return BlockShares(1.0, beside, 0.0 if experts else 1.0, 1.0 if experts else 0.0)
+
+    @property
+    def has_mean_layers(self) -> bool:
+        """Whether layers differ in their blocks all along the model, and are counted by their mean."""
+        return self.hybrid_pattern is not None or (self.moe is not None and self.moe.every > 1)
+
+    @property
+    def layers_in_group(self) -> int:
+        """Layers of which the last alone has experts, and which a pipeline does not part; else 1."""
+        return 1 if self.moe is None else self.moe.every
 
     @property
     def gated(self) -> bool:
@@ -352,7 +252,7 @@ class ModelSpec(BaseModel):
 
     @property
     def moe_layers(self) -> int:
-        """Layers with experts; every layer, the mean of all, where `hybrid_pattern` has experts."""
+        """Layers with experts; every layer, the mean of all, where `has_mean_layers`."""
         return self.layers - self.dense_layers
 
     @property
@@ -360,7 +260,7 @@ class ModelSpec(BaseModel):
         """Whether some layer has a dense feed-forward."""
         if self.hybrid_pattern is not None:
             return "-" in self.hybrid_pattern
-        return self.dense_layers > 0
+        return self.dense_layers > 0 or self.has_mean_layers
 
     @property
     def expert_layers(self) -> tuple[int, ...]:
@@ -368,7 +268,8 @@ class ModelSpec(BaseModel):
         if self.moe is None:
             return ()
         if self.hybrid_pattern is None:
-            return tuple(range(self.dense_layers, self.layers))
+            first = self.moe.dense_layers or self.moe.every - 1
+            return tuple(range(first, self.layers, self.moe.every))
         return tuple(i for i, block in enumerate(self.hybrid_pattern) if block == "E")
 
     @property

@@ -20,7 +20,7 @@ from meshwright.costmodel.layers.layer_time import LayerTime, Parts
 from meshwright.costmodel.layers.sparse_attention import sparse_core_s
 from meshwright.costmodel.layout import Floats, Recompute
 from meshwright.costmodel.memory.activations import norm_before_attention_apart
-from meshwright.model_specs.parameters import attended_positions
+from meshwright.model_specs.flops import attended_positions
 
 _FUSED_SOFTMAX_BYTES = (11.0, 16.0)
 """Score written and read, masked softmax, dropout and its mask, per score, forward and backward."""

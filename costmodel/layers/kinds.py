@@ -114,7 +114,7 @@ def kind_times(c: Context) -> KindTimes:
     """Prices every kind of layer of the model.
 
     Layers that differ in their attention alone, by a window or by linear attention, have their mean time, and
-    so have the layers of a hybrid pattern.
+    so have the layers of a hybrid pattern, and those of a group that ends with a layer with experts.
     docs/cost_model.md, "One layer", has the source.
 
     Parameters
@@ -132,7 +132,9 @@ def kind_times(c: Context) -> KindTimes:
     dense = moe = mtp = None
     if model.dense_layers:
         dense = _mean_layer(c, mixers, model.blocks_of(experts=False))
-    if model.moe is not None and (model.moe_layers or model.mtp_layers):
+    if model.moe is not None and model.moe.every > 1:
+        moe = _mean_of_group(c, mixers, model.moe.every)
+    elif model.moe is not None and (model.moe_layers or model.mtp_layers):
         moe = _mean_layer(c, mixers, model.blocks_of(experts=True))
     head_time = _with_host(c, head(c), stack.launch_layer_s / 2)
     if model.mtp_layers:
@@ -179,6 +181,17 @@ def _mean_layer(c: Context, mixers: tuple[LayerTime, ...], shares: BlockShares) 
     launch_s = shares.experts * stack.launch_moe_layer_s + beside_attention * stack.launch_layer_s
     layer = hide_expert_traffic(c, joined(*blocks))
     return _with_host(c, layer, launch_s, shares.experts * stack.moe_sync_s, shares=shares)
+
+
+def _mean_of_group(c: Context, mixers: tuple[LayerTime, ...], layers: int) -> KindTime:
+    """The mean of so many layers, of which the last has experts."""
+    dense, experts = (_mean_layer(c, mixers, kind) for kind in c.workload.model.blocks.kinds())
+    share = 1.0 / layers
+    return KindTime(
+        add(scaled(dense.parts, 1.0 - share), scaled(experts.parts, share)),
+        (1.0 - share) * np.asarray(dense.backward_s) + share * np.asarray(experts.backward_s),
+        add(scaled(dense.full_recompute, 1.0 - share), scaled(experts.full_recompute, share)),
+    )
 
 
 def _mtp_module(c: Context, main: KindTime, head_time: KindTime) -> KindTime:

@@ -14,7 +14,7 @@ from meshwright.costmodel.layers.feed_forward import Passes
 from meshwright.costmodel.layers.layer_time import LayerTime
 from meshwright.costmodel.layers.recurrent import recurrent_block
 from meshwright.costmodel.layout import Floats
-from meshwright.model_specs.schema import GatedDeltaNetSpec
+from meshwright.model_specs.attention import GatedDeltaNetSpec
 
 CHUNK = 64
 """Positions that a kernel works on at once (fla/ops/gated_delta_rule/chunk.py)."""

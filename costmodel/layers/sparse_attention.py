@@ -16,8 +16,8 @@ from meshwright.costmodel.layers.kernels import gemm_s, streamed_s, weight_gradi
 from meshwright.costmodel.layers.layer_time import LayerTime, Parts
 from meshwright.costmodel.layout import Floats
 from meshwright.costmodel.workload import Workload
-from meshwright.model_specs.parameters import attended_positions
-from meshwright.model_specs.schema import MlaSpec, SparseIndexerSpec
+from meshwright.model_specs.attention import MlaSpec, SparseIndexerSpec
+from meshwright.model_specs.flops import attended_positions
 
 _HEAD_BLOCK = 64.0
 """Heads that the kernels work on at once, or padded to (dsa_cudnn_kernels.py, _flash_mla_head_padding)."""

@@ -77,7 +77,7 @@ def layer_parameters_on_gpu(
         whole = shares.attention * whole
         split = shares.attention * split + shares.mamba * mamba_parameters(model)
     common = split / tp + whole + norm_parameters_per_layer(model)
-    if model.hybrid_pattern is not None:
+    if model.has_mean_layers:
         return _pattern_layer(model, layout, common, blocks or model.blocks)
     dense = 0.0 * tp
     if model.dense_layers:
@@ -91,7 +91,7 @@ def layer_parameters_on_gpu(
 def _pattern_layer(
     model: ModelSpec, layout: Layout, mixers: Floats, blocks: BlockShares
 ) -> tuple[Floats, Floats, Floats]:
-    """A layer of a hybrid pattern with its share of feed-forward and experts, beside its mixers."""
+    """A layer of unlike ones with its share of feed-forward and experts, beside its mixers."""
     tp, ep, etp = (np.asarray(x) for x in (layout.tp, layout.ep, layout.etp))
     layer = mixers + blocks.feed_forward * dense_mlp_parameters(model) / tp
     if model.moe is None:

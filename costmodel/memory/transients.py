@@ -38,6 +38,12 @@ _FUSED_LOGIT_BYTES, _PLAIN_LOGIT_BYTES = 2.0, 6.0
 """Of runs that name their loss: `logit_bytes` of `costmodel/data/memory.yaml` with and without Transformer
 Engine's cross entropy."""
 
+_SCORE_FORWARD_BYTES, _PLAIN_SCORE_FORWARD_BYTES = 4.0, 12.0
+"""Of a score on its way forward: scores and softmax at 16 bits; with PyTorch's operators both at 16 bits and
+at 32 (Aleph-Alpha/scaling, core/nn/masked_softmax, MaskedSoftmaxTorch)."""
+_SCORE_GRADIENT_BYTES, _PLAIN_SCORE_GRADIENT_BYTES = 4.0, 8.0
+"""Of a score on its way back: the gradients of softmax's output and input, at 16 bits or at 32."""
+
 
 def workspace_bytes(workload: Workload) -> float:
     """Memory of every GPU that no tensor of the model explains.
@@ -106,7 +112,7 @@ def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> T
     as_laid_out, dropped = saved.main
     full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
     largest_layer = as_laid_out
-    if model.hybrid_pattern is not None:
+    if model.has_mean_layers:
         largest_layer = _largest_saved(workload, layout)
     layer = _layer_at_work(workload, layout, profile, np.where(full, largest_layer, 0.0))
     zero = 0.0 * np.asarray(layer)
@@ -135,7 +141,7 @@ def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> T
 
 
 def _largest_saved(workload: Workload, layout: Layout) -> Floats:
-    """Saved bytes of the largest of a hybrid pattern's layers: recomputation brings back one at a time."""
+    """Saved bytes of the largest of unlike layers: recomputation brings back one at a time."""
     experts = workload.model.moe is not None
     saved: Floats = 0.0
     for blocks in workload.model.blocks.kinds():
@@ -191,10 +197,12 @@ def _layer_at_work(
         gathered = 2.0 * model.hidden * np.asarray(layout.etp)
         per_copy = 2.0 * matrices * model.moe.moe_ffn_hidden + gathered
         of_experts = workload.imbalance(layout.ep) * model.moe.top_k * per_copy
-        widest = of_experts if model.state_space is None else np.maximum(widest, of_experts)
+        widest = np.maximum(widest, of_experts) if model.has_mean_layers else of_experts
     per_token = np.asarray(widest / tp + 2.0 * model.hidden)
-    if not stack_constants(workload).flash_attention:
-        scores = 4.0 * model.heads / tp * workload.seq_len
+    stack = stack_constants(workload)
+    if not stack.flash_attention:
+        per_score = _SCORE_GRADIENT_BYTES if stack.fused_softmax else _PLAIN_SCORE_GRADIENT_BYTES
+        scores = per_score * model.heads / tp * workload.seq_len
         per_token = np.maximum(per_token, scores)
     gradients = rank_tokens(workload, layout) * per_token
     if profile.stranding == "step":
@@ -232,7 +240,11 @@ def _weights_at_hand(
 
 
 def _one_of_each_shape(model: ModelSpec, layout: Layout) -> Floats:
-    """Parameters of one main layer, of its experts only one; of a hybrid pattern, a layer of each kind."""
+    """Parameters of one main layer, of its experts only one; of unlike layers, each kind of block."""
+    if model.layers_in_group > 1:
+        one_of_each = model.blocks._replace(feed_forward=1.0, experts=1.0)
+        _, rest, _ = layer_parameters_on_gpu(model, layout, one_of_each)
+        return rest + expert_parameters(model) / layout.etp
     shapes: Floats = 0.0
     for blocks in model.blocks.kinds():
         dense, rest, _ = layer_parameters_on_gpu(model, layout, blocks)
@@ -266,7 +278,23 @@ def _stranded_forward(workload: Workload, layout: Layout) -> NDArray[np.float64]
     gathered = 4.0 * model.hidden * (0.0 if workload.overlap.tp else 1.0)
     around = np.where(tp > 1, gathered, 4.0 * model.hidden / sequence_shards(layout))
     per_token = 2.0 * inner / tp + around
-    return np.asarray(rank_tokens(workload, layout) * per_token)
+    of_layer = np.asarray(rank_tokens(workload, layout) * per_token)
+    return of_layer + _stranded_scores(workload, layout)
+
+
+def _stranded_scores(workload: Workload, layout: Layout) -> Floats:
+    """Blocks of attention scores that a layer's forward pass leaves, where they are smaller than the logits.
+
+    Larger ones serve the logits (PyTorch, CUDACachingAllocator.cpp: the smallest block that is large enough).
+    """
+    stack, tp = stack_constants(workload), np.asarray(layout.tp)
+    if stack.flash_attention:
+        return 0.0
+    tokens = rank_tokens(workload, layout)
+    scores = tokens * workload.model.heads / tp * workload.seq_len
+    logits = tokens * workload.model.vocab / (1 if stack.whole_logits else tp)
+    per_score = _SCORE_FORWARD_BYTES if stack.fused_softmax else _PLAIN_SCORE_FORWARD_BYTES
+    return np.where(scores < logits, per_score * scores, 0.0)
 
 
 def _stranded_by_step(workload: Workload, layout: Layout) -> tuple[Floats, Floats]:

@@ -234,9 +234,11 @@ def even_layout_load(c: Context, times: KindTimes) -> tuple[Floats, Floats]:
         work = work + model.mtp_layers * times.mtp.seconds
         end = end + model.mtp_layers * times.mtp.seconds
     main, number = kinds[-1]
-    busiest = np.maximum(work / pp, np.ceil(model.layers / pp) * cheapest)
-    busiest = np.maximum(busiest, least_busiest_s(number, main.seconds, end, pp))
-    return np.maximum(busiest, end + vpp * cheapest), work
+    group = model.layers_in_group
+    busiest = np.maximum(work / pp, group * np.ceil(model.layers / group / pp) * cheapest)
+    split = least_busiest_s(number // group, group * main.seconds, end, pp)
+    busiest = np.maximum(busiest, split)
+    return np.maximum(busiest, end + group * vpp * cheapest), work
 
 
 def _kinds_of_model(c: Context, times: KindTimes) -> list[tuple[KindTime, int]]:

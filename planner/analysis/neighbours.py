@@ -214,7 +214,13 @@ def price_evenly(workload: Workload, layout: Layout) -> EvenPrice:
         One layout, in plain numbers.
     """
     in_step = traits(int(layout.schedule)).in_step
-    stages = default_stages(workload.model.layers, int(layout.pp), int(layout.vpp), in_step=in_step)
+    stages = default_stages(
+        workload.model.layers,
+        int(layout.pp),
+        int(layout.vpp),
+        in_step=in_step,
+        group=workload.model.layers_in_group,
+    )
     if stages is None:
         chunks = int(layout.pp) * int(layout.vpp)
         words = f"pp x vpp = {chunks} virtual stages for {workload.model.layers} layers"

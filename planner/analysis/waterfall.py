@@ -220,8 +220,8 @@ class _Way:
         if len(stages) == pp and len(stages[0]) == vpp:
             return stages
         in_step = traits(int(layout.schedule)).in_step
-        layers = self._ends[1].workload.model.layers
-        return default_stages(layers, pp, vpp, in_step=in_step)
+        model = self._ends[1].workload.model
+        return default_stages(model.layers, pp, vpp, in_step=in_step, group=model.layers_in_group)
 
     def _placement(self, state: State, layout: Layout) -> Placement | None:
         """That of an end, where the ranks are in its order and the groups are its own."""

@@ -109,9 +109,11 @@ def compute_bound_s(
     micro_batches = np.asarray(degrees.num_micro_batches, dtype=np.float64)
     pp = np.asarray(degrees.pp, dtype=np.float64)
     main = costs.moe_layer_s if model.moe_layers else costs.dense_layer_s
-    busiest = np.maximum(work_s / pp, np.ceil(model.layers / pp) * cheapest)
-    busiest = np.maximum(busiest, end + cheapest)
-    split = least_busiest_s(model.moe_layers or model.dense_layers, main, end, pp)
+    group = model.layers_in_group
+    busiest = np.maximum(work_s / pp, group * np.ceil(model.layers / group / pp) * cheapest)
+    busiest = np.maximum(busiest, end + group * cheapest)
+    groups = (model.moe_layers or model.dense_layers) // group
+    split = least_busiest_s(groups, group * main, end, pp)
     busiest = np.maximum(busiest, split)
     bubble_s = np.maximum(work_s - busiest, 0.0) * smallest_bubble
     bound_s: FloatArray = micro_batches * busiest + bubble_s

@@ -187,8 +187,8 @@ class _Ranks:
 
     def _choices(self, rank: int, covered: int) -> Iterator[_Option]:
         costs = self.costs
-        for layers in range(costs.fewest, costs.most + 1):
-            first_chunk = even_chunks(rank, layers, costs.vpp)[0]
+        for layers in range(costs.fewest, costs.most + 1, costs.group):
+            first_chunk = even_chunks(rank, layers, costs.vpp, costs.group)[0]
             leading = min(costs.leading - covered, first_chunk)
             if self._fits is not None and not self._fits(rank, layers, leading):
                 return  # memory grows with the layers
@@ -358,7 +358,7 @@ class _Ranks:
                 grown, width = mask << self.costs.fewest, 1
                 while width < choices:
                     step = min(width, choices - width)
-                    grown |= grown << step
+                    grown |= grown << step * self.costs.group
                     width += step
                 grown &= self._all_counts
                 if grown:
@@ -382,7 +382,7 @@ class _Ranks:
                 if rest >= 0 and masks[rank + 1].get(state, 0) >> rest & 1:
                     options.append((abs(option.layers - share), -option.layers, option))
             _, _, option = min(options, key=lambda entry: entry[:2])
-            stages.append(even_chunks(rank, option.layers, costs.vpp))
+            stages.append(even_chunks(rank, option.layers, costs.vpp, costs.group))
             times.append(option.seconds)
             layers_left -= option.layers
             covered += option.leading

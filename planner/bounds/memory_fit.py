@@ -47,8 +47,9 @@ class MemoryFit:
     @cached_property
     def _fixed_gib(self) -> list[float]:
         """What every rank holds beside its layers: the balanced split's memory less its layers'."""
+        model, layout = self.workload.model, self.layout
         stages = balanced_stages(
-            self.workload.model.layers, int(self.layout.pp), int(self.layout.vpp)
+            model.layers, int(layout.pp), int(layout.vpp), model.layers_in_group
         )
         if stages is None:
             raise ValueError("a virtual stage would have no layer")
@@ -153,6 +154,7 @@ class MemoryFit:
             vpp=int(layout.vpp),
             layers=model.layers,
             leading=self.leading,
+            group=model.layers_in_group,
             num_micro_batches=int(layout.num_micro_batches),
             bubble_share=float(costs.bubble_share),
             in_step=shape.in_step,

@@ -62,7 +62,8 @@ def busiest_in_rooms_s(
     model = workload.model
     main = times.moe if model.moe_layers else times.dense
     assert main is not None
-    layers = model.moe_layers or model.dense_layers
+    group = model.layers_in_group
+    groups = (model.moe_layers or model.dense_layers) // group
     leading = model.dense_layers if model.moe_layers else 0
     owner = np.repeat(np.arange(len(counts)), counts)
     end_rank = last_rank(context.layout.schedule, context.layout.pp)
@@ -87,14 +88,14 @@ def busiest_in_rooms_s(
         rows = np.flatnonzero(fewest >= 0)
         recomputed = replace(layouts.take(rows), recompute_layers=largest[rows])
         rooms = main_layer_rooms(workload, recomputed, limit_gib)
-        rooms = np.where(mirrored[rows], float(layers), rooms)
+        rooms = np.where(mirrored[rows], float(groups), rooms // group)
         mappings = np.flatnonzero(np.isin(owner, rows))
         owners, mapping_again_s = owner[mappings], again_s[mappings]
         every = fewest[owners] == ALL_LAYERS
         busiest_s = least_busiest_in_rooms_s(
             rooms[np.searchsorted(rows, owners)],
-            layers,
-            layer_s[mappings] + np.where(every, mapping_again_s, 0.0),
+            groups,
+            group * (layer_s[mappings] + np.where(every, mapping_again_s, 0.0)),
             end_s[mappings],
             end_rank[mappings],
         )

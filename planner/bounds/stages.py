@@ -8,7 +8,7 @@ virtual stages one by one, takes the place of m max_r t_r.
 The space of splits of ranks in step: `level_splits`. Of all others: every virtual stage has at least one
 layer, the virtual stages of one rank differ by at most one layer (the short ones next to the embedding on
 rank 0, last elsewhere), and the dense layers at the front of a mixture-of-experts model lie in the first
-virtual stages of the ranks.
+virtual stages of the ranks. Where layers come in groups (experts in each n-th), all of this counts groups.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class SplitCosts:
     layers: int
     leading: int = 0
     """Layers at the front that cost `leading_s`: the dense ones of a mixture-of-experts model."""
+    group: int = 1
+    """Layers that no virtual stage parts."""
     num_micro_batches: int
     bubble_share: float = 1.0
     in_step: bool = False
@@ -65,7 +67,8 @@ class SplitCosts:
     @property
     def fewest(self) -> int:
         """The fewest layers a rank may have."""
-        return self.vpp * max(1, self.recompute_layers if self.partial else 1)
+        shortest = max(1, self.recompute_layers if self.partial else 1)
+        return self.vpp * self.group * -(-shortest // self.group)
 
     @property
     def most(self) -> int:
@@ -144,40 +147,50 @@ class Split:
     time_s: float
 
 
-def even_chunks(rank: int, layers: int, vpp: int) -> tuple[int, ...]:
-    """The virtual stages of one rank: as even as they can be."""
-    short, longer = divmod(layers, vpp)
-    counts = [short + 1] * longer + [short] * (vpp - longer)
+def even_chunks(rank: int, layers: int, vpp: int, group: int = 1) -> tuple[int, ...]:
+    """The virtual stages of one rank: as even as they can be, each of whole groups of layers."""
+    short, longer = divmod(layers // group, vpp)
+    counts = [group * (short + 1)] * longer + [group * short] * (vpp - longer)
     return tuple(counts if rank else reversed(counts))
 
 
-def balanced_stages(layers: int, pp: int, vpp: int) -> tuple[tuple[int, ...], ...] | None:
-    """The split that is even in layers, or None where some virtual stage would be empty."""
-    if layers < pp * vpp:
+def balanced_stages(
+    layers: int, pp: int, vpp: int, group: int = 1
+) -> tuple[tuple[int, ...], ...] | None:
+    """The split that is even in groups of layers, or None where some virtual stage would be empty."""
+    if layers < pp * vpp * group:
         return None
-    each, longer = divmod(layers, pp)
-    sizes = [each + 1] * longer + [each] * (pp - longer)
-    return tuple(even_chunks(rank, size, vpp) for rank, size in enumerate(sizes))
+    each, longer = divmod(layers // group, pp)
+    sizes = [group * (each + 1)] * longer + [group * each] * (pp - longer)
+    return tuple(even_chunks(rank, size, vpp, group) for rank, size in enumerate(sizes))
 
 
 def default_stages(
-    layers: int, pp: int, vpp: int, *, in_step: bool
+    layers: int, pp: int, vpp: int, *, in_step: bool, group: int = 1
 ) -> tuple[tuple[int, ...], ...] | None:
     """A split that suits a schedule where nothing is known of costs; None where a chunk would be empty."""
-    if in_step and vpp > 1 and layers >= pp * vpp:
-        splits = level_splits(layers, pp, vpp)
+    if in_step and vpp > 1 and layers >= pp * vpp * group:
+        splits = level_splits(layers, pp, vpp, group)
         if splits:
             return splits[0]
-    return balanced_stages(layers, pp, vpp)
+    return balanced_stages(layers, pp, vpp, group)
 
 
-def level_splits(layers: int, pp: int, vpp: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
+def level_splits(
+    layers: int, pp: int, vpp: int, group: int = 1
+) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """Splits for ranks in step: the same layers in the same virtual stage of every rank, as nearly as can be.
 
     What is missing to full rows is taken from the last virtual stage of the last rank (the head's), from the
     first of the first rank (the embedding's), and, a layer each and for fewer than pp ranks, from the last of
-    the longer virtual stages. Each such split is there, with up to two layers a rank more than needed.
+    the longer virtual stages. Each such split is there, with up to two layers a rank more than needed. Of
+    layers in groups the same is said of groups.
     """
+    if group > 1:
+        return tuple(
+            tuple(tuple(group * count for count in rank) for rank in stages)
+            for stages in level_splits(layers // group, pp, vpp)
+        )
     splits: dict[tuple[tuple[int, ...], ...], None] = {}
     fewest = -(-layers // pp)
     for row in range(fewest, fewest + 3):

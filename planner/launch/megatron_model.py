@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from meshwright.frameworks.megatron import MEGATRON
+from meshwright.model_specs.attention import GatedDeltaNetSpec, SparseIndexerSpec
+from meshwright.model_specs.experts import MoeSpec
 from meshwright.model_specs.rope import RopeScaling
-from meshwright.model_specs.schema import GatedDeltaNetSpec, ModelSpec, MoeSpec, SparseIndexerSpec
+from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.launch.megatron_shortfalls import linear_bias
 from meshwright.planner.runs.launches.megatron_names import (
     ACTIVATIONS,
@@ -138,7 +140,9 @@ def _activation_flags(model: ModelSpec, *, biases: bool) -> dict[str, object]:
     # The fused kernels of bias and GELU: tanh approximation alone, no squared ReLU, gated for experts alone.
     exact_gelu = activation == "gelu" and model.gelu_form == "exact"
     gated_gelu = quick_gate or activation == "geglu"
-    unfused = exact_gelu or activation == "squared_relu" or (gated_gelu and model.dense_layers > 0)
+    unfused = (
+        exact_gelu or activation == "squared_relu" or (gated_gelu and model.has_dense_feed_forward)
+    )
     flags["--no-bias-gelu-fusion"] = biases and unfused
     # The fused kernel of SwiGLU knows neither offset nor limit.
     plain_swiglu = activation == "swiglu" and not quick_gate
@@ -194,6 +198,9 @@ def _moe_flags(model: ModelSpec, moe: MoeSpec) -> dict[str, object]:
     }
     if moe.dense_layers:
         flags["--moe-layer-freq"] = f"([0]*{moe.dense_layers}+[1]*{model.moe_layers})"
+    if moe.every > 1:
+        group = ",".join(["0"] * (moe.every - 1) + ["1"])
+        flags["--moe-layer-freq"] = f"([{group}]*{model.layers // moe.every})"
     flags["--moe-shared-expert-intermediate-size"] = moe.shared_width or None
     flags["--moe-shared-expert-gate"] = moe.shared_expert_gate and moe.shared_width > 0
     groups, chosen_groups = moe.router_groups, moe.router_groups_per_token

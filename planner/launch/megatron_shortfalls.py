@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from meshwright.model_specs.experts import MoeSpec
 from meshwright.model_specs.hybrid import Mamba2Spec
 from meshwright.model_specs.rope import RopeScaling
-from meshwright.model_specs.schema import ModelSpec, MoeSpec
+from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.launch.model_notes import Shortfalls
 from meshwright.planner.runs.launches.megatron_names import LLAMA3_FACTOR, QUICK_GELU_ALPHA
 
@@ -24,7 +25,7 @@ attention.q_lora_rank attention.kv_lora_rank attention.qk_nope_head_dim attentio
 attention.v_head_dim
 attention.indexer.heads attention.indexer.head_dim
 attention.indexer.top_k mtp_layers moe.experts moe.top_k moe.moe_ffn_hidden moe.shared_experts
-moe.shared_ffn_hidden moe.shared_expert_gate moe.dense_layers moe.router_groups
+moe.shared_ffn_hidden moe.shared_expert_gate moe.dense_layers moe.every moe.router_groups
 moe.router_groups_per_token moe.router_bias moe.expert_bias moe.router_score moe.router_normalized
 moe.router_scaling_factor attention_output_gate linear_attention.key_heads linear_attention.value_heads
 linear_attention.key_head_dim linear_attention.value_head_dim linear_attention.conv_kernel
@@ -106,7 +107,7 @@ def _pattern_shortfalls(model: ModelSpec) -> dict[str, str]:
 def _biases(model: ModelSpec) -> tuple[bool, bool, bool]:
     """Biases of the projections into attention, out of it, and of the feed-forward part."""
     feed_forward = model.mlp_bias
-    if model.moe is not None and model.dense_layers == 0:
+    if model.moe is not None and not model.has_dense_feed_forward:
         feed_forward = model.moe.expert_bias
     return model.attention_bias, model.attention_output_bias, feed_forward
 

@@ -9,7 +9,8 @@ says how far any other could be below it; where one plan wins every scenario the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.plan.document import Expected
 from meshwright.planner.plan.placement import group_placement
 from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.runs.predicted import layout_document
 from meshwright.planner.search.certificate import Outcome
 from meshwright.planner.solvers.clock import Shares
 
@@ -34,6 +36,9 @@ LARGEST_SPACE = 5_000_000
 """A search of more CP-SAT models or layouts is not repeated for every scenario unless that is asked for."""
 SAME = 1e-9
 """Relative difference of means that counts as none."""
+_DEGREES = ("tp", "cp", "pp", "dp", "ep", "vpp", "micro_batch")
+_NAMED = (*_DEGREES, "etp", "num_micro_batches")
+"""What a plan is named by, and what follows from it."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ def expectation(
         regret=float(means[0]) / lower_bound_s - 1.0 if lower_bound_s else None,
         same_as_nominal=best == 0,
         winners=len({int(row) for row in np.argmin(prices, axis=0)}),
-        chosen=_words(unlike[best]),
+        chosen=_words(unlike[best], unlike[0]),
     )
     return Expectation(unlike[best], document)
 
@@ -125,7 +130,20 @@ def _prices(
     return np.array(seconds)
 
 
-def _words(plan: Priced) -> str:
-    layout = plan.layout
-    degrees = ("tp", "cp", "pp", "dp", "ep", "vpp", "micro_batch")
-    return " ".join(f"{name} {int(getattr(layout, name))}" for name in degrees)
+def _words(plan: Priced, nominal: Priced) -> str:
+    """The degrees of a plan, and what else sets it apart from the nominal winner."""
+    settings, usual = _settings(plan), _settings(nominal)
+    words = " ".join(f"{name} {settings[name]}" for name in _DEGREES)
+    further = [name for name in settings if settings[name] != usual[name] and name not in _NAMED]
+    if not further and plan.layout == nominal.layout:
+        return f"{words}, another mapping or split of the layers"
+    return ", ".join([words, *(f"{name} {_value(settings[name])}" for name in further)])
+
+
+def _settings(plan: Priced) -> dict[str, Any]:
+    layout = layout_document(plan.layout, plan.stages).model_dump(exclude={"stages"})
+    return {**layout, **asdict(plan.execution)}
+
+
+def _value(setting: object) -> str:
+    return "by default" if setting is None or setting == [] else str(setting)

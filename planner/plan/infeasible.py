@@ -109,7 +109,9 @@ def _words(conflict: Conflict, row: int, workload: Workload) -> str | None:
     layout = conflict.nearest_miss(row)
     if layout is None:
         return None
-    stages = balanced_stages(workload.model.layers, int(layout.pp), int(layout.vpp))
+    stages = balanced_stages(
+        workload.model.layers, int(layout.pp), int(layout.vpp), workload.model.layers_in_group
+    )
     if stages is None:
         return None
     finished = FinishedPlan(

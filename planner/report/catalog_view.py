@@ -7,11 +7,8 @@ from typing import Any
 
 from meshwright.cluster_specs.catalog import cluster_names, device_names, load_cluster, load_device
 from meshwright.model_specs.catalog import catalog_names, load_catalog_model
-from meshwright.model_specs.parameters import (
-    active_parameter_count,
-    flops_per_token,
-    parameter_count,
-)
+from meshwright.model_specs.flops import flops_per_token
+from meshwright.model_specs.parameters import active_parameter_count, parameter_count
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.drawing.quantities import amount, count, counted
 from meshwright.planner.report.view import (
@@ -79,7 +76,7 @@ def model_view(model: ModelSpec, seq_len: int) -> View:
     if model.hybrid_pattern is not None:
         layers += f", one block each: {_pattern(model.hybrid_pattern)}"
     elif model.moe is not None:
-        layers += f", {model.dense_layers} of them dense"
+        layers += f", {model.layers - len(model.expert_layers)} of them dense"
     embeddings = ", tied embeddings" if model.tied_embeddings else ""
     prediction = counted(model.mtp_layers, "module") if model.mtp_layers else "none"
     gflop = f"{document['flops_per_token'] / 1e9:,.2f} GFLOP"

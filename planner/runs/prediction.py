@@ -24,7 +24,7 @@ from meshwright.costmodel.recount import recounted_placement
 from meshwright.costmodel.workload import Workload
 from meshwright.documents.reader import path_text
 from meshwright.errors import InputError
-from meshwright.model_specs.parameters import flops_per_token
+from meshwright.model_specs.flops import flops_per_token
 from meshwright.planner.bounds.stages import balanced_stages
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.request.plan_request import PlanRequest
@@ -93,7 +93,9 @@ def arrangement(run: Run) -> tuple[Stages, Placement]:
     Raises ValueError where the layers cannot be dealt out to the virtual stages.
     """
     workload, layout = run.workload, run.layout
-    stages = run.stages or balanced_stages(workload.model.layers, int(layout.pp), int(layout.vpp))
+    stages = run.stages or balanced_stages(
+        workload.model.layers, int(layout.pp), int(layout.vpp), workload.model.layers_in_group
+    )
     if stages is None:
         raise ValueError(
             f"pp {layout.pp} * vpp {layout.vpp} virtual stages for {workload.model.layers} layers: "

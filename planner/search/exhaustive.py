@@ -105,7 +105,12 @@ def _layouts(layouts: Layout) -> Iterator[Layout]:
 
 def _first_broken(layout: Layout, space: Space, rules: Sequence[Rule]) -> str | None:
     """The first rule, memory aside, that the even split of a layout breaks by the rule's own check."""
-    stages = balanced_stages(space.workload.model.layers, int(layout.pp), int(layout.vpp))
+    stages = balanced_stages(
+        space.workload.model.layers,
+        int(layout.pp),
+        int(layout.vpp),
+        space.workload.model.layers_in_group,
+    )
     if stages is None:
         return "layers-by-stages"
     longest_stage = max(max(rank) for rank in stages)

@@ -161,6 +161,7 @@ class KernelChooser(Chooser):
         self.last = KernelModel(
             layers=model.layers,
             leading=model.dense_layers if model.moe_layers else 0,
+            group=model.layers_in_group,
             combinations=combinations,
             cutoff_s=cutoff_s,
             routing=self._routing,

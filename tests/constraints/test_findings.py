@@ -19,7 +19,7 @@ from meshwright.constraints.scale_up import ScaleUpDomain
 from meshwright.constraints.torchtitan_model import foreign_parts
 from meshwright.costmodel.layout import Layout, Placement, Recompute
 from meshwright.costmodel.workload import Overlap, Workload
-from meshwright.model_specs.schema import MoeSpec
+from meshwright.model_specs.experts import MoeSpec
 from tests.constraints.test_constraints_rules import (
     BIASED,
     DENSE,
@@ -533,7 +533,8 @@ def test_torchtitan_has_no_layer_for_each_of_these(changes: dict[str, Any], part
     [
         ({}, []),
         ({"shared_experts": 1}, ["shared experts"]),
-        ({"dense_layers": 1}, ["dense layers before the experts"]),
+        ({"dense_layers": 1}, ["dense layers beside those with experts"]),
+        ({"every": 2}, ["dense layers beside those with experts"]),
         ({"router_bias": True}, ["router or expert biases"]),
         ({"expert_bias": True}, ["router or expert biases"]),
         ({"router_groups": 1}, []),

@@ -32,13 +32,14 @@ from meshwright.costmodel.pipeline.split import layer_counts
 from meshwright.costmodel.ratios import unfused_activation_bytes
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.catalog import load_catalog_model
+from meshwright.model_specs.experts import MoeSpec
 from meshwright.model_specs.parameters import (
     embedding_parameters,
     mtp_parameters,
     parameter_count,
     whole_attention_parameters,
 )
-from meshwright.model_specs.schema import ModelSpec, MoeSpec
+from meshwright.model_specs.schema import ModelSpec
 
 ALL = 10**6
 SetProfile = Callable[..., None]

@@ -37,7 +37,7 @@ from meshwright.costmodel.step_time import make_context
 from meshwright.costmodel.traffic.level_traffic import LevelBytes
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.catalog import load_catalog_model
-from meshwright.model_specs.parameters import active_matmul_parameters
+from meshwright.model_specs.flops import active_matmul_parameters
 from meshwright.model_specs.schema import ModelSpec
 
 

@@ -24,7 +24,9 @@ from meshwright.costmodel.pipeline.split import Stages
 from meshwright.costmodel.placement import level_factors, nested_placement, placement_from_matrix
 from meshwright.costmodel.step_time import make_context, optimistic_step
 from meshwright.costmodel.workload import Overlap, Workload
-from meshwright.model_specs.schema import MlaSpec, ModelSpec, MoeSpec
+from meshwright.model_specs.attention import MlaSpec
+from meshwright.model_specs.experts import MoeSpec
+from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.bounds import packed as packed_module
 from meshwright.planner.bounds.matrices import Matrices, matrices
 from meshwright.planner.bounds.pricing import CostModelPricing

@@ -16,7 +16,8 @@ from meshwright.costmodel.pipeline.simulator import simulate
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.ratios import bubble_of_ideal, bubble_of_step
 from meshwright.costmodel.workload import Overlap, Workload
-from meshwright.model_specs.schema import ModelSpec, MoeSpec
+from meshwright.model_specs.experts import MoeSpec
+from meshwright.model_specs.schema import ModelSpec
 from tests.costmodel.pipeline_oracles import peak_chunks
 
 

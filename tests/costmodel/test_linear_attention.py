@@ -20,13 +20,14 @@ from meshwright.costmodel.step_time import make_context
 from meshwright.costmodel.traffic.volumes import context_volume, mean_rank_work
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InputError
+from meshwright.model_specs.attention import GatedDeltaNetSpec
+from meshwright.model_specs.flops import attention_flops_per_token
 from meshwright.model_specs.parameters import (
-    attention_flops_per_token,
     attention_parameters,
     linear_attention_parameters,
     parameter_count,
 )
-from meshwright.model_specs.schema import GatedDeltaNetSpec, ModelSpec
+from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.launch.flag_words import flag_words
 from meshwright.planner.launch.megatron_model import model_flags
 from meshwright.planner.launch.megatron_shortfalls import MEGATRON_SAYS, megatron_shortfalls

@@ -25,13 +25,9 @@ from meshwright.costmodel.traffic.volumes import (
 )
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.catalog import load_catalog_model
+from meshwright.model_specs.flops import attention_flops_per_token, flops_per_token
 from meshwright.model_specs.hybrid import Mamba2Spec
-from meshwright.model_specs.parameters import (
-    attention_flops_per_token,
-    flops_per_token,
-    mamba_parameters,
-    parameter_count,
-)
+from meshwright.model_specs.parameters import mamba_parameters, parameter_count
 from meshwright.model_specs.schema import ModelSpec
 
 SPEC = Mamba2Spec(heads=4, head_dim=8, state_dim=6, groups=2)

@@ -15,7 +15,7 @@ from meshwright.costmodel.constants.measured import (
 )
 from meshwright.costmodel.constants.rates import peak_flops
 from meshwright.costmodel.constants.stacks import framework_names
-from meshwright.model_specs.parameters import flops_per_token
+from meshwright.model_specs.flops import flops_per_token
 from meshwright.planner.runs.prediction import prediction_of
 from meshwright.planner.runs.run_file import Run, read_runs
 from tests.places import DATA

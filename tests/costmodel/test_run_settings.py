@@ -13,8 +13,9 @@ from meshwright.costmodel.constants.measured import fit_probability, memory_band
 from meshwright.costmodel.constants.rates import constants_for, fabric_links
 from meshwright.costmodel.constants.stacks import stack_constants
 from meshwright.costmodel.estimate import estimate_layout
-from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.memory.activations import activation_bytes_per_layer
+from meshwright.costmodel.memory.footprint import GIB, stage_memory_parts_gib
 from meshwright.costmodel.memory.states import optimizer_shards, state_bytes
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import exact_step, make_context
@@ -155,3 +156,35 @@ def test_gathered_inputs_are_kept_where_the_run_says_so() -> None:
     tokens = layout.micro_batch * WORK.seq_len
     extra = 2 * 2 * WORK.model.hidden * tokens * 7 / 8
     assert np.asarray(more) - less == pytest.approx(extra)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "seq_len", "score_bytes"),
+    [("unfused", 512, 12.0), ("fused-softmax", 512, 4.0), ("unfused", 4096, 0.0)],
+)
+def test_forward_scores_strand_where_logits_are_larger(
+    kernel: AttentionKernel, seq_len: int, score_bytes: float
+) -> None:
+    """32 heads: 512 scores each are fewer than 32,000 logits of a token, 4,096 each are more."""
+    flash = replace(WORK, framework="aa-scaling", seq_len=seq_len, attention_kernel="flash-2")
+    plain = replace(flash, attention_kernel=kernel)
+    more, less = (
+        stage_memory_parts_gib(work, LAYOUT, ((32,),))["fragmentation"][0] * GIB
+        for work in (plain, flash)
+    )
+    assert more - less == pytest.approx(score_bytes * seq_len * 32 * seq_len)
+
+
+@pytest.mark.parametrize(("kernel", "score_bytes"), [("unfused", 6 + 8), ("fused-softmax", 2 + 4)])
+def test_recomputed_scores_have_gradients(kernel: AttentionKernel, score_bytes: float) -> None:
+    """Of a rank without a head: one layer's scores come back, with their gradients of 4 or 2 x 2 bytes."""
+    layout = Layout(pp=2, dp=32, num_micro_batches=16, zero_stage=1, recompute=int(Recompute.FULL))
+    flash = replace(WORK, framework="aa-scaling", seq_len=8192, attention_kernel="flash-2")
+    plain = replace(flash, attention_kernel=kernel)
+    more, less = (
+        stage_memory_parts_gib(work, layout, ((16,), (16,)))["work"][0] * GIB
+        for work in (plain, flash)
+    )
+    tokens = 8192
+    widest = tokens * (2 * 2 * WORK.model.ffn_hidden + 2 * WORK.model.hidden)
+    assert more - less == pytest.approx(score_bytes * tokens * 32 * 8192 - widest)

@@ -27,7 +27,8 @@ from meshwright.costmodel.pipeline.simulator import Timeline, simulate
 from meshwright.costmodel.pipeline.split import chunk_counts
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.workload import Workload
-from meshwright.model_specs.schema import ModelSpec, MoeSpec
+from meshwright.model_specs.experts import MoeSpec
+from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.bounds.stages import SplitCosts, default_stages, level_splits
 from tests.costmodel.pipeline_oracles import peak_chunks

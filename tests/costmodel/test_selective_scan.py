@@ -19,12 +19,9 @@ from meshwright.costmodel.memory.activations import activation_bytes_per_layer
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import make_context
 from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.flops import attention_flops_per_token
 from meshwright.model_specs.hybrid import Mamba1Spec
-from meshwright.model_specs.parameters import (
-    attention_flops_per_token,
-    mamba_matmul_parameters,
-    mamba_parameters,
-)
+from meshwright.model_specs.parameters import mamba_matmul_parameters, mamba_parameters
 from meshwright.model_specs.schema import ModelSpec
 
 SPEC = Mamba1Spec(channels=32, step_rank=2, state_dim=4)

@@ -19,12 +19,8 @@ from meshwright.costmodel.memory.activations import activation_bytes_per_layer
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import make_context
 from meshwright.costmodel.workload import Workload
-from meshwright.model_specs.parameters import (
-    attended_positions,
-    attention_flops_per_token,
-    attention_parameters,
-    whole_attention_parameters,
-)
+from meshwright.model_specs.flops import attended_positions, attention_flops_per_token
+from meshwright.model_specs.parameters import attention_parameters, whole_attention_parameters
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from tests.places import DATA

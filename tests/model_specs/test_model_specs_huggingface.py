@@ -9,6 +9,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from meshwright.errors import InputError
 from meshwright.model_specs.catalog import load_catalog_model
@@ -51,6 +52,7 @@ PUBLISHED = {
     "kimi-k2": 1_026_408_235_864,
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.2-1b": 1_235_814_400,
+    "llama-4-maverick": 400_711_848_960,  # built, language part; 402B with the vision tower on the model card
     "llama-4-scout": 107_769_861_120,  # built, language part; 109B with the vision tower on the model card
     "mamba-2.8b": 2_768_345_600,  # built; 2.8B in arXiv 2312.00752, table 3
     "mamba-codestral-7b": 7_285_403_648,  # built, and the authors' total (mistral.ai, July 2024)
@@ -181,7 +183,9 @@ def test_qwen_dense_layers_come_first() -> None:
     assert moe.dense_layers == 2
     assert read(data | {"num_experts": 0}).moe is None
     assert read(data | {"decoder_sparse_step": 100}).moe is None
-    for broken in ({"mlp_only_layers": [5]}, {"decoder_sparse_step": 2}):
+    every_second = read(data | {"decoder_sparse_step": 2})
+    assert every_second.expert_layers == tuple(range(1, 48, 2))
+    for broken in ({"mlp_only_layers": [5]}, {"decoder_sparse_step": 7}):
         with pytest.raises(InputError, match="before all layers with experts"):
             read(data | broken)
     with pytest.raises(
@@ -239,9 +243,28 @@ def test_llama_four() -> None:
     text = config("llama-4-scout")["text_config"]
     assert read(text | {"no_rope_layers": [1, 0] * 24}).full_attention_layers == 24
     assert not read(text | {"attention_chunk_size": None}).chunked_windows
-    for change in ({"interleave_moe_layer_step": 2}, {"moe_layers": [1, 3]}):
-        with pytest.raises(InputError, match="dense layers between those with experts"):
-            read(text | change)
+    for listed in ([1, 3], list(range(0, 48, 2)), [*range(1, 47, 2), 46]):
+        with pytest.raises(InputError, match="moe_layers: experts in each n-th of the 48 layers"):
+            read(text | {"moe_layers": listed})
+
+
+def test_layers_with_experts_may_alternate_with_dense_ones() -> None:
+    model = read(config("llama-4-maverick"))
+    assert model.expert_layers == tuple(range(1, 48, 2))
+    assert (model.ffn_hidden, model.layers_in_group) == (16_384, 2)
+    # Model card: 17B activated.
+    assert active_parameter_count(model) == pytest.approx(17e9, rel=0.02)
+    text = config("llama-4-maverick")["text_config"]
+    del text["interleave_moe_layer_step"]
+    assert read(text | {"moe_layers": list(range(1, 48, 2))}).moe == model.moe
+    for change in (
+        {"layers": 47},
+        {"ffn_hidden": 0},
+        {"mtp_layers": 1},
+        {"moe": model.model_dump()["moe"] | {"dense_layers": 1}},
+    ):
+        with pytest.raises(ValidationError, match="every"):
+            ModelSpec.model_validate(model.model_dump() | change)
 
 
 def test_qwen_next_has_linear_attention_in_three_layers_of_four() -> None:

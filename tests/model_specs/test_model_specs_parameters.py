@@ -7,19 +7,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from meshwright.model_specs.attention import MlaSpec
 from meshwright.model_specs.catalog import catalog_names, load_catalog_model
-from meshwright.model_specs.parameters import (
+from meshwright.model_specs.experts import MoeSpec
+from meshwright.model_specs.flops import (
     active_matmul_parameters,
-    active_parameter_count,
     attended_positions,
     attention_flops_per_token,
+    flops_per_token,
+)
+from meshwright.model_specs.parameters import (
+    active_parameter_count,
     attention_matmul_parameters,
     attention_parameters,
     dense_layer_parameters,
     dense_mlp_parameters,
     embedding_parameters,
     expert_parameters,
-    flops_per_token,
     head_parameters,
     moe_layer_parameters,
     mtp_parameters,
@@ -28,7 +32,7 @@ from meshwright.model_specs.parameters import (
     router_parameters,
     shared_expert_parameters,
 )
-from meshwright.model_specs.schema import MlaSpec, ModelSpec, MoeSpec
+from meshwright.model_specs.schema import ModelSpec
 
 CATALOG = tuple(
     """

@@ -13,7 +13,8 @@ import pytest
 
 from meshwright.cluster_specs.catalog import load_cluster
 from meshwright.frameworks.torchtitan import TORCHTITAN
-from meshwright.model_specs.schema import ModelSpec, MoeSpec
+from meshwright.model_specs.experts import MoeSpec
+from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.launch.ranks.placed import placed_ranks
 from meshwright.planner.plan.document import Mapping, Plan
 from tests.plans import make_plan

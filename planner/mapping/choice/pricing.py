@@ -99,7 +99,9 @@ class MappedPricing(CostModelPricing):
 
     def instance(self, layout: Layout) -> Instance | None:
         """The mapping problem of a layout; None where its groups do not fit the free slots."""
-        stages = balanced_stages(self.workload.model.layers, int(layout.pp), 1)
+        stages = balanced_stages(
+            self.workload.model.layers, int(layout.pp), 1, self.workload.model.layers_in_group
+        )
         if stages is None:
             return None
         try:

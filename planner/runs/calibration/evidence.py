@@ -80,10 +80,18 @@ class Evidence:
     """
 
     def __init__(
-        self, runs: Sequence[Run], draft: Calibration, benchmarks: Sequence[Benchmark] = ()
+        self,
+        runs: Sequence[Run],
+        draft: Calibration,
+        benchmarks: Sequence[Benchmark] = (),
+        *,
+        step_noise: float = STEP_NOISE,
+        memory_noise: float = MEMORY_NOISE,
     ) -> None:
         cases = [_case(run, draft.framework) for run in runs]
         self.draft = draft
+        self.step_noise = step_noise
+        self.memory_noise = memory_noise
         self.benchmarks = tuple(benchmarks)
         self._steps = [case for case in cases if _step_s(case.run) is not None]
         self._peaks = [case for case in cases if _peak_gib(case.run) is not None]
@@ -114,8 +122,8 @@ class Evidence:
     @property
     def noise(self) -> Floats:
         """Of every row, relative."""
-        steps = np.full(len(self._steps), STEP_NOISE)
-        peaks = np.full(len(self._peaks), MEMORY_NOISE)
+        steps = np.full(len(self._steps), self.step_noise)
+        peaks = np.full(len(self._peaks), self.memory_noise)
         limits = np.full(len(self._limits), LIMIT_NOISE)
         return np.concatenate([steps, peaks, limits, [mark.noise for mark in self.benchmarks]])
 

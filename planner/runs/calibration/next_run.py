@@ -15,7 +15,7 @@ import numpy as np
 
 from meshwright.costmodel.constants.calibration import Calibration
 from meshwright.costmodel.layout import Layout, Recompute
-from meshwright.planner.runs.calibration.evidence import STEP_NOISE, Evidence
+from meshwright.planner.runs.calibration.evidence import Evidence
 from meshwright.planner.runs.calibration.report import Suggestion
 from meshwright.planner.runs.calibration.robust_fit import Fitted, Floats
 from meshwright.planner.runs.prediction import predict_run
@@ -56,22 +56,24 @@ def suggestions(
     if not chosen:
         return ()
     of_candidates = Evidence(chosen, calibration)
-    slopes = of_candidates.slopes(fitted.x)[of_candidates.step_rows] * STEP_NOISE
+    slopes = of_candidates.slopes(fitted.x)[of_candidates.step_rows] * of_candidates.step_noise
     joint = slopes @ np.array(calibration.covariance) @ slopes.T
     seconds = np.exp(of_candidates.step_logs)
-    return tuple(_suggestion(chosen[i], i, joint, seconds[i]) for i in _most_telling(joint))
+    noise = evidence.step_noise
+    best = _most_telling(joint, noise)
+    return tuple(_suggestion(chosen[i], i, joint, seconds[i], noise) for i in best)
 
 
-def _most_telling(joint: Floats) -> list[int]:
+def _most_telling(joint: Floats, noise: float) -> list[int]:
     """Candidates by the variance that measuring them takes off all."""
-    taken_off = np.sum(joint**2, axis=0) / (STEP_NOISE**2 + np.diag(joint))
+    taken_off = np.sum(joint**2, axis=0) / (noise**2 + np.diag(joint))
     order = np.argsort(-taken_off, kind="stable")
     return [int(index) for index in order[:SUGGESTED]]
 
 
-def _suggestion(run: Run, index: int, joint: Floats, seconds: float) -> Suggestion:
+def _suggestion(run: Run, index: int, joint: Floats, seconds: float, noise: float) -> Suggestion:
     variances = np.diag(joint)
-    left = variances - joint[:, index] ** 2 / (STEP_NOISE**2 + variances[index])
+    left = variances - joint[:, index] ** 2 / (noise**2 + variances[index])
     layout = {name: int(getattr(run.layout, name)) for name in _SETTINGS[:-1]}
     recomputed = bool(int(run.layout.recompute) & Recompute.FULL)
     return Suggestion(

@@ -89,8 +89,8 @@ def calibrate_runs(
     if framework is None:
         framework = _nearest(measured, words, device)
         notes.append(f"framework {words!r} is not known: the stack begins from {framework}")
-    evidence = Evidence(measured, draft_stack(name or words, framework, device), benchmarks)
-    fitted = fit(evidence.goal(), np.zeros(len(NAMES)))
+    draft = draft_stack(name or words, framework, device)
+    evidence, fitted = _fit_with_their_noise(measured, draft, benchmarks)
     rows = _row_errors(evidence, fitted)
     calibration = _finished(evidence, fitted, rows)
     return CalibrationReport(
@@ -170,6 +170,31 @@ def _nearest(runs: Sequence[Run], words: str, device: str) -> str:
         values[framework] = goal.value(errors + slopes @ x, x)
     values[runs[0].workload.framework] -= CLEARLY_BETTER
     return min(values, key=lambda framework: values[framework])
+
+
+def _fit_with_their_noise(
+    runs: Sequence[Run], draft: Calibration, benchmarks: Sequence[Benchmark]
+) -> tuple[Evidence, Fitted]:
+    """The fit, again with more noise where runs that it leaves out are further off than is usual.
+
+    Such runs differ in what no constant explains, and must not move the constants as if they did not.
+    """
+    evidence = Evidence(runs, draft, benchmarks)
+    fitted = fit(evidence.goal(), np.zeros(len(NAMES)))
+    off = _left_out(fitted) * evidence.noise
+    step_noise = _noise_of(off[evidence.step_rows], evidence.step_noise)
+    memory_noise = _noise_of(off[evidence.peak_rows], evidence.memory_noise)
+    if (step_noise, memory_noise) == (evidence.step_noise, evidence.memory_noise):
+        return evidence, fitted
+    evidence = Evidence(runs, draft, benchmarks, step_noise=step_noise, memory_noise=memory_noise)
+    return evidence, fit(evidence.goal(), fitted.x)
+
+
+def _noise_of(left_out: Floats, usual: float) -> float:
+    """One standard deviation of errors, with a scaled inverse chi-square prior; at least the usual."""
+    count = len(left_out) + _PRIOR_RUNS
+    variance = (_PRIOR_RUNS * usual**2 + float(left_out @ left_out)) / count
+    return max(usual, math.sqrt(variance))
 
 
 def _row_errors(evidence: Evidence, fitted: Fitted) -> tuple[RowErrors, ...]:

@@ -207,7 +207,7 @@ def _moe(line: CommandLine, experts: int, layers: int, ffn: int, *, biases: bool
         "experts": experts,
         "top_k": line.integer("--moe-router-topk", line.integer("--topk", 2)),
         "moe_ffn_hidden": width,
-        "dense_layers": _dense_layers(line, layers),
+        **_dense_layers(line, layers),
         "router_bias": line.has("--moe-router-enable-expert-bias") or biases,
         "expert_bias": biases,
     }
@@ -227,19 +227,38 @@ def _moe(line: CommandLine, experts: int, layers: int, ffn: int, *, biases: bool
     return moe
 
 
-def _dense_layers(line: CommandLine, layers: int) -> int:
-    """Leading dense layers of `--moe-layer-freq`, such as ([0]*3+[1]*58)."""
+def _dense_layers(line: CommandLine, layers: int) -> dict[str, int]:
+    """Which layers are dense, by `--moe-layer-freq`: the first, such as ([0]*3+[1]*58), or all but each n-th.
+
+    A number n gives experts to the first of n layers (megatron/core/models/gpt/gpt_layer_specs.py,
+    get_gpt_decoder_layer_specs), a list such as ([0,1]*24) to those with a 1.
+    """
     text = (line.text("--moe-layer-freq") or "1").replace(" ", "")
-    leading = re.fullmatch(r"\(?\[0\](?:\*(\d+))?\+\[1\](?:\*\d+)?\)?", text)
-    if leading:
-        return min(int(leading[1] or 1), layers)
-    if text not in ("1", f"[1]*{layers}", f"([1]*{layers})"):
-        raise InputError(
-            "experts in every layer, or after some dense layers, are all that a run file can say",
-            where=f"{line.where}: --moe-layer-freq",
-            value=text,
-        )
-    return 0
+    pattern = _layer_pattern(text, layers)
+    dense = pattern.index(1) if 1 in pattern else layers
+    if pattern == [0] * dense + [1] * (layers - dense):
+        return {"dense_layers": dense}
+    every = dense + 1
+    if layers % every == 0 and pattern == ([0] * dense + [1]) * (layers // every):
+        return {"every": every}
+    raise InputError(
+        "experts in every layer, after some dense layers, or in each n-th are all that a run file can say",
+        where=f"{line.where}: --moe-layer-freq",
+        value=text,
+    )
+
+
+def _layer_pattern(text: str, layers: int) -> list[int]:
+    """1 for each layer with experts; empty for what is neither a number nor a sum of repeated lists."""
+    if re.fullmatch(r"\d{1,4}", text) and int(text):
+        return [int(layer % int(text) == 0) for layer in range(layers)]
+    term = r"\[[01](?:,[01])*\](?:\*\d{1,4})?"
+    if not re.fullmatch(rf"\(?{term}(?:\+{term})*\)?", text) or len(text) > 1000:
+        return []
+    pattern: list[int] = []
+    for listed, times in re.findall(r"\[([01,]+)\](?:\*(\d+))?", text):
+        pattern += [int(digit) for digit in listed.split(",")] * min(int(times or 1), layers)
+    return pattern if len(pattern) == layers else []
 
 
 def _linear_attention(line: CommandLine, layers: int) -> dict[str, Any]:

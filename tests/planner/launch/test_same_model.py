@@ -60,6 +60,15 @@ HAND_MADE: dict[str, dict[str, Any]] = {
         "full_attention_every": 4,
         "chunked_windows": True,
     },
+    "Llama 4 Maverick": {
+        "moe": {
+            "experts": 8,
+            "top_k": 1,
+            "moe_ffn_hidden": 512,
+            "every": 2,
+            "router_score": "sigmoid",
+        },
+    },
     "Gemma": {
         "activation": "geglu",
         "norms_per_layer": 4,

@@ -64,6 +64,23 @@ def test_one_scenario_is_the_plan_itself() -> None:
     assert found.document.step_time_s == pytest.approx(outcome.best[0].step_time_s)
 
 
+def test_what_is_chosen_says_how_it_differs() -> None:
+    """A scenario whose winner is the nominal one with another bucket: both have the same degrees."""
+    asked = request(calibration=stack(Factors()))
+    outcome = searched(asked)
+    winner = outcome.best[0]
+    execution = replace(winner.execution, dp_overlap=True, bucket_mb=7.0)
+    slower = replace(winner, execution=replace(winner.execution, dp_overlap=False))
+    nominal = replace(outcome, best=(slower,))
+    other = replace(outcome, best=(replace(winner, execution=execution),))
+    scenario = stack(Factors())
+    found = expectation(asked, nominal, lambda request, likely: other, [scenario])
+    degrees, *further = found.document.chosen.split(", ")
+    assert degrees.startswith(f"tp {winner.layout.tp} ")
+    assert "bucket_mb 7.0" in further
+    assert not found.document.same_as_nominal
+
+
 @pytest.mark.slow
 def test_a_plan_for_the_mean_is_verified_and_says_so() -> None:
     plan = make_plan(request(calibration=stack(Factors()), objective="expected"), robustness=False)

@@ -9,11 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.layout import Recompute
+from meshwright.frameworks.record import FrameworkName
+from meshwright.model_specs.reader import read_model
 from meshwright.planner.bounds.pricing import CostModelPricing
+from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.search import branches
 from meshwright.planner.search.branches import sparing_recompute
 from meshwright.planner.search.certificate import Certificate
 from meshwright.planner.search.executions import branch_of
+from meshwright.planner.search.loop import LayoutSearch
+from meshwright.planner.search.request_space import space_of
+from tests.places import DATA
 from tests.planner.search.test_planner_space import rows, space
 
 CASES: dict[str, dict[str, Any]] = {
@@ -39,6 +47,21 @@ def test_what_is_dropped_whole_has_no_legal_layout(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_rules_asked_before_memory_forbid_nothing_else(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(branches, "FEW_VARIANTS", 1)
+    own = space(**CASES[name])
+    branch = branch_of(own, CostModelPricing(own.workload))
+    layouts = own.layouts(own.degrees(own.workload.gpus))
+    memory_gib, amounts = branch.pricing.least_memory_gib(layouts)
+    layouts = replace(layouts, recompute_layers=amounts)
+    legal = layouts.take(branch.legal(layouts, memory_gib, Certificate()))
+    kept, _, _ = branch.promising_layouts(layouts, inf, Certificate())
+    assert sorted(rows(kept)) == sorted(rows(legal))
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_no_recomputation_keeps_less_than_the_sparing_ones(name: str) -> None:
     own = space(**CASES[name])
     pricing = CostModelPricing(own.workload)
@@ -59,3 +82,35 @@ def test_modules_are_joined_and_full_recomputation_stands_alone() -> None:
     assert joined & every_module == every_module
     assert others == [Recompute.FULL]
     assert sparing_recompute(replace(own, recompute=(int(Recompute.FULL),))) == (Recompute.FULL,)
+
+
+@pytest.mark.parametrize(
+    ("model", "framework"),
+    [
+        ("jamba", "megatron"),
+        ("deepseek-v3.2", "torchtitan"),
+        ("qwen3-next", "deepspeed"),
+        ("maverick", "torchtitan"),
+    ],
+)
+def test_a_framework_that_cannot_run_a_model_is_refused_before_any_search(
+    model: str, framework: FrameworkName
+) -> None:
+    files = {
+        "jamba": "jamba-v0.1",
+        "qwen3-next": "qwen3-next-80b-a3b",
+        "maverick": "llama-4-maverick",
+    }
+    path = DATA / "hf_configs" / f"{files[model]}.json" if model in files else model
+    asked = PlanRequest(
+        model=read_model(str(path)),
+        cluster=read_cluster("dgx-h100", gpus=64),
+        gpus=64,
+        global_batch=64,
+        seq_len=4096,
+        framework=framework,
+    )
+    own = space_of(asked)
+    outcome = LayoutSearch(own, [branch_of(own, CostModelPricing(own.workload))]).run()
+    assert outcome.status == "infeasible"
+    assert (outcome.certificate.layouts, outcome.certificate.priced) == (0, 0)

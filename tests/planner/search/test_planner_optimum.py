@@ -19,7 +19,8 @@ from meshwright.costmodel.layout import AXES, Layout, Recompute
 from meshwright.costmodel.memory.footprint import usable_hbm_gib
 from meshwright.costmodel.pipeline.schedules import schedule_name, traits
 from meshwright.costmodel.placement import level_factors, placement_on
-from meshwright.model_specs.schema import ModelSpec, MoeSpec
+from meshwright.model_specs.experts import MoeSpec
+from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.bounds.degree_bound import shape_table
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.bounds.stages import ALL_LAYERS, even_chunks, level_splits
@@ -135,7 +136,12 @@ def _times(space: Space, layout: Layout) -> Iterator[float]:
     layers, pp, vpp = workload.model.layers, int(layout.pp), int(layout.vpp)
     leading = workload.model.dense_layers if workload.model.moe_layers else 0
     in_step = vpp > 1 and traits(int(layout.schedule)).in_step
-    splits = list(level_splits(layers, pp, vpp) if in_step else _splits(layers, pp, vpp, leading))
+    group = workload.model.layers_in_group
+    splits = list(
+        level_splits(layers, pp, vpp, group)
+        if in_step
+        else _splits(layers, pp, vpp, leading, group)
+    )
     full = int(layout.recompute) & Recompute.FULL
     for again in [*range(1, layers + 1), ALL_LAYERS] if full else [0]:
         one = replace(layout, recompute_layers=again)
@@ -165,10 +171,10 @@ def _legal(space: Space, layout: Layout, stages: Stages, memory: NDArray[np.floa
     return all(rule.check(plan) is None for rule in rules_for(space.workload))
 
 
-def _splits(layers: int, pp: int, vpp: int, leading: int) -> Iterator[Stages]:
-    for counts in product(range(vpp, layers + 1), repeat=pp):
+def _splits(layers: int, pp: int, vpp: int, leading: int, group: int) -> Iterator[Stages]:
+    for counts in product(range(group * vpp, layers + 1, group), repeat=pp):
         if sum(counts) == layers:
-            stages = tuple(even_chunks(rank, n, vpp) for rank, n in enumerate(counts))
+            stages = tuple(even_chunks(rank, n, vpp, group) for rank, n in enumerate(counts))
             if sum(rank[0] for rank in stages) >= leading:
                 yield stages
 
@@ -216,6 +222,27 @@ def test_search_equals_brute_force(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(240))
 def test_search_equals_brute_force_many(seed: int) -> None:
     compare(seed)
+
+
+def grouped(seed: int) -> PlanRequest:
+    """A small problem with experts in each second or third layer."""
+    draw, asked = random.Random(seed), request(seed)
+    every = draw.choice([2, 2, 3])
+    moe = MoeSpec(experts=4, top_k=2, moe_ffn_hidden=draw.choice([512, 2048]), every=every)
+    layers = every * draw.choice([2, 3, 4])
+    spec = asked.model.model_copy(update={"layers": layers, "mtp_layers": 0, "moe": moe})
+    return replace(asked, model=spec)
+
+
+@pytest.mark.parametrize("seed", [3, 7, 11])
+def test_search_over_groups_of_layers_equals_brute_force(seed: int) -> None:
+    check_against_brute_force(grouped(seed))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(120, 140))
+def test_search_over_groups_of_layers_equals_brute_force_many(seed: int) -> None:
+    check_against_brute_force(grouped(seed))
 
 
 def pipelined(seed: int) -> PlanRequest:

@@ -71,6 +71,24 @@ def test_three_rows_never_wreck_it() -> None:
     assert errors_pct(measured_runs(Factors(), 16), report.calibration).mean() < 8.0
 
 
+def test_runs_that_contradict_each_other_move_little() -> None:
+    """Peaks of which every second is 1.6 times the others, for a reason that no constant knows."""
+    runs = measured_runs(Factors(), 6, memory=True)
+    mixed = []
+    for index, run in enumerate(runs):
+        assert run.measured is not None
+        assert run.measured.memory_gib is not None
+        peak_gib = run.measured.memory_gib * (1.6 if index % 2 else 1.0)
+        mixed.append(replace(run, measured=replace(run.measured, memory_gib=peak_gib)))
+    report = calibrate_runs(mixed, suggest=False)
+    moved = report.calibration.factors
+    assert moved.activation_memory < 1.1
+    assert moved.fixed_memory_gib < 2.0
+    after = replace(runs[0].workload, calibration=report.calibration)
+    predicted_gib = prediction_of(replace(runs[0], workload=after)).memory_gib
+    assert predicted_gib == pytest.approx(prediction_of(runs[0]).memory_gib, rel=0.1)
+
+
 def test_memory_is_learned_from_peaks() -> None:
     truth = Factors(activation_memory=1.2, fixed_memory_gib=2.0)
     runs = measured_runs(truth, 12, memory=True)
