@@ -10,9 +10,9 @@ from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from meshwright.costmodel.workload import Workload
 
 ARCHITECTURES = {
-    "fp16": {"volta", "ampere", "ada", "hopper", "blackwell", "cdna3"},
-    "bf16": {"ampere", "ada", "hopper", "blackwell", "cdna3"},
-    "fp8": {"ada", "hopper", "blackwell", "cdna3"},
+    "fp16": {"volta", "ampere", "ada", "hopper", "blackwell", "blackwell-rtx", "cdna3", "cdna4"},
+    "bf16": {"ampere", "ada", "hopper", "blackwell", "blackwell-rtx", "cdna3", "cdna4"},
+    "fp8": {"ada", "hopper", "blackwell", "blackwell-rtx", "cdna3", "cdna4"},
     "mxfp8": {"blackwell"},
     "nvfp4": {"blackwell"},
 }
@@ -25,7 +25,7 @@ def is_narrow(workload: Workload) -> bool:
 
 
 class PrecisionOnDevice(Rule):
-    """bf16 from Ampere on, fp8 on Ada, Hopper, Blackwell and CDNA 3, mxfp8 and nvfp4 on Blackwell."""
+    """bf16 from Ampere on, fp8 on Ada, Hopper, Blackwell, CDNA 3 and 4, mxfp8 and nvfp4 on Blackwell."""
 
     name = "precision-on-device"
     unit = "formats"

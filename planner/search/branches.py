@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
 from math import inf
 from operator import or_
 
@@ -22,6 +22,7 @@ from meshwright.planner.bounds.degree_bound import (
     rows_of,
 )
 from meshwright.planner.bounds.exact_cost import MappingBounds
+from meshwright.planner.bounds.stages import ALL_LAYERS
 from meshwright.planner.search.certificate import Certificate
 from meshwright.planner.search.model import Candidates
 from meshwright.planner.search.pricing import Pricing
@@ -32,6 +33,8 @@ FloatArray = NDArray[np.float64]
 
 NARROWED = ("cp", "ep", "etp")
 """Axes of which an execution may exclude degrees."""
+DEGREES = frozenset(("tp", "cp", "pp", "dp", "ep", "etp", "micro_batch", "num_micro_batches"))
+"""Fields that the degrees with a micro-batch decide."""
 FEW_VARIANTS = 4096
 """Below which an array operation takes no longer for more variants."""
 
@@ -65,18 +68,56 @@ class Branch:
         self, layouts: Layout, memory_gib: FloatArray, certificate: Certificate
     ) -> NDArray[np.bool_]:
         """Which layouts no rule forbids; the others are counted under the first rule that does."""
+        counts = np.ones(len(memory_gib), dtype=np.int64)
+        return self._kept(self.rules, layouts, memory_gib, counts, certificate)
+
+    def _kept(
+        self,
+        rules: Sequence[Rule],
+        layouts: Layout,
+        memory_gib: FloatArray,
+        counts: IntArray,
+        certificate: Certificate,
+    ) -> NDArray[np.bool_]:
+        """Which layouts none of some rules forbids; each stands for so many in the counts."""
         table = Candidates(workload=self.pricing.workload, layouts=layouts, memory_gib=memory_gib)
         keep = np.ones(len(memory_gib), dtype=bool)
-        for rule in self.rules:
+        for rule in rules:
             broken = keep & (rule.excess(table) > 0)
-            certificate.rule_out(rule.name, int(broken.sum()))
+            certificate.rule_out(rule.name, int(counts[broken].sum()))
             keep &= ~broken
         return keep
+
+    @cached_property
+    def _rules_of_degrees(self) -> tuple[Rule, ...]:
+        """Those that say the same of all layouts of some degrees."""
+        read = [(rule, rule.fields_read()) for rule in self.rules]
+        return tuple(rule for rule, names in read if names is not None and names <= DEGREES)
+
+    def _legal_degrees(self, degrees: Layout, certificate: Certificate) -> Layout:
+        """Degrees of which no rule forbids every layout."""
+        counts = self.space.layouts_per_degrees(degrees)
+        memory_gib = np.zeros(len(counts))
+        rules = self._rules_of_degrees
+        return degrees.take(self._kept(rules, degrees, memory_gib, counts, certificate))
+
+    def _legal_in_any_memory(self, layouts: Layout, certificate: Certificate) -> Layout:
+        """Those that no rule forbids however much memory there is: asked first, as it takes less time.
+
+        As many layers as can be are recomputed: no rule asks for fewer.
+        """
+        full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
+        recomputed = replace(layouts, recompute_layers=np.where(full, ALL_LAYERS, 0))
+        nothing_gib = np.zeros(layouts.broadcast_shape())
+        return layouts.take(self.legal(recomputed, nothing_gib, certificate))
 
     def expanded(
         self, degrees: Layout, cutoff_s: float, certificate: Certificate
     ) -> tuple[Layout, FloatArray, FloatArray]:
         """Legal layouts of some degrees that may beat the cutoff, with least memory and bound, [n]."""
+        degrees = self._legal_degrees(degrees, certificate)
+        if not degrees.broadcast_shape()[0]:
+            return degrees, np.zeros(0), np.zeros(0)
         degrees = self._roomy(degrees, certificate)
         variants = self._promising(self.space.variants(degrees), cutoff_s, certificate)
         layouts = self.space.grouped(self.space.scheduled(variants))
@@ -88,6 +129,8 @@ class Branch:
         """Those of some layouts that are legal and may beat the cutoff, with least memory and bound, [n]."""
         if not layouts.broadcast_shape()[0]:
             return layouts, np.zeros(0), np.zeros(0)
+        if layouts.broadcast_shape()[0] >= FEW_VARIANTS:
+            layouts = self._legal_in_any_memory(layouts, certificate)
         memory_gib, recomputed_layers = self.pricing.least_memory_gib(layouts)
         layouts = replace(layouts, recompute_layers=recomputed_layers)
         legal = self.legal(layouts, memory_gib, certificate)
@@ -113,7 +156,7 @@ class Branch:
         Few are left as they are: bounding all of their variants takes no longer than bounding some.
         """
         count = degrees.broadcast_shape()[0]
-        if count * len(self.space.zero) * len(self.space.recompute) < FEW_VARIANTS:
+        if count * len(self.space.offloads) * len(self.space.recompute) < FEW_VARIANTS:
             return degrees
         sparing = replace(self.space, recompute=sparing_recompute(self.space)).variants(degrees)
         least_gib = self.pricing.recomputed_memory_gib(sparing).reshape(count, -1).min(axis=1)
