@@ -36,7 +36,7 @@ class FileChange:
         """What a file says; None where it cannot be read or its settings do not fit together."""
         try:
             launch = launch_of_text(text, self._path, self._plan.inputs.model)
-            return meaning_of(launch, self._plan, self._path)
+            return launch_meaning(launch, self._plan, self._path)
         except InputError:
             return None
 
@@ -85,7 +85,7 @@ def run_of_file(text: str, path: Path, plan: Plan) -> Run:
     return run_of_inputs(launch_of_text(text, path, plan.inputs.model), plan.inputs, path)
 
 
-def meaning_of(launch: LaunchRun, plan: Plan, path: Path) -> object:
+def launch_meaning(launch: LaunchRun, plan: Plan, path: Path) -> object:
     """All that prices a launch of a plan's model, in one way of writing: what is alike costs the same.
 
     Raises InputError where its settings do not fit together.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshwright.errors import InputError
-from meshwright.planner.launch.file_change import FileChange, meaning_of
+from meshwright.planner.launch.file_change import FileChange, launch_meaning
 from meshwright.planner.launch.script_text import FlagEdit, edited_text
 from meshwright.planner.plan.baseline_document import ScriptDiff
 from meshwright.planner.plan.document import Plan
@@ -135,7 +135,7 @@ class ScriptChange(FileChange):
         if launch is None:
             return None
         try:
-            return meaning_of(launch, self._plan, self._path)
+            return launch_meaning(launch, self._plan, self._path)
         except InputError:
             return None
 
