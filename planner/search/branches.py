@@ -158,7 +158,7 @@ class Branch:
         Few are left as they are: bounding all of their variants takes no longer than bounding some.
         """
         count = degrees.broadcast_shape()[0]
-        if count * len(self.space.zero) * len(self.space.recompute) < FEW_VARIANTS:
+        if count * len(self.space.offloads) * len(self.space.recompute) < FEW_VARIANTS:
             return degrees
         sparing = replace(self.space, recompute=sparing_recompute(self.space)).variants(degrees)
         least_gib = self.pricing.recomputed_memory_gib(sparing).reshape(count, -1).min(axis=1)

@@ -49,6 +49,8 @@ class Space:
     """Numbers of groups of replicas; each goes with the replicas that it divides."""
     sharded: tuple[int, ...]
     """ZeRO stages that several groups go with."""
+    offloads: tuple[tuple[int, int], ...]
+    """Every (ZeRO stage, percent of the optimizer's states in the host's memory)."""
     recompute: tuple[int, ...]
     sequence_parallel: bool
     fewest_gpus: int
@@ -156,18 +158,17 @@ class Space:
         )
 
     def variants(self, degrees: Layout) -> Layout:
-        """Every ZeRO stage and recomputation of the given degrees, without virtual stages; arrays of shape
-        [n].
+        """Every ZeRO stage, offloaded share and recomputation of the given degrees, without virtual stages;
+        arrays of shape [n].
         """
         count = degrees.broadcast_shape()[0]
-        zero, recompute = (
-            np.array(self.zero, dtype=np.int64),
-            np.array(self.recompute, dtype=np.int64),
-        )
+        zero, offload = np.array(self.offloads, dtype=np.int64).reshape(-1, 2).T
+        recompute = np.array(self.recompute, dtype=np.int64)
         grown = degrees.take(np.repeat(np.arange(count), len(zero) * len(recompute)))
         return replace(
             grown,
             zero_stage=np.tile(np.repeat(zero, len(recompute)), count),
+            optimizer_offload=np.tile(np.repeat(offload, len(recompute)), count),
             recompute=np.tile(recompute, count * len(zero)),
         )
 
@@ -224,9 +225,11 @@ class Space:
         return np.asarray(self.pipeline_counts[pp] * kinds, dtype=np.int64)
 
     def shardings(self, degrees: Layout) -> IntArray:
-        """Pairs of a ZeRO stage and a number of shard groups that the given degrees have, shape [n]."""
-        whole = len(self.zero) if 1 in self.shard_groups else 0
-        stages = len(set(self.zero) & set(self.sharded))
+        """Triples of a ZeRO stage, an offloaded share and a number of shard groups that the given degrees
+        have, shape [n].
+        """
+        whole = len(self.offloads) if 1 in self.shard_groups else 0
+        stages = sum(zero in self.sharded for zero, _ in self.offloads)
         dp, cp = (np.atleast_1d(np.asarray(x)) for x in (degrees.dp, degrees.cp))
         several = self._several[dp, (cp > 1).astype(np.int64)] if stages else 0
         return np.asarray(whole + stages * several, dtype=np.int64)
@@ -293,6 +296,7 @@ def _layouts(columns: Sequence[IntArray], space: Space) -> Layout:
         sequence_parallel=(tp > 1) & space.sequence_parallel,
         zero_stage=zeros,
         shard_groups=ones,
+        optimizer_offload=zeros,
         recompute=zeros,
         recompute_layers=zeros,
         schedule=zeros,

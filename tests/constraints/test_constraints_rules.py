@@ -165,6 +165,26 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"dp": 2, "cp": 2, "shard_groups": 2},
         {"dp": 2, "shard_groups": 2},
     ),
+    "offloaded-share": (
+        workload(),
+        {"dp": 4, "zero_stage": 1, "optimizer_offload": 100},
+        {"dp": 4, "zero_stage": 1, "optimizer_offload": 101},
+    ),
+    "megatron-offload-zero": (
+        workload(),
+        {"dp": 4, "zero_stage": 1, "optimizer_offload": 25},
+        {"dp": 4, "optimizer_offload": 25},
+    ),
+    "megatron-offload-adam": (
+        workload(optimizer="sgd"),
+        {"dp": 4, "zero_stage": 1},
+        {"dp": 4, "zero_stage": 1, "optimizer_offload": 25},
+    ),
+    "megatron-offload-fp8": (
+        workload(precision="fp8", fp8_parameters=True),
+        {"dp": 4, "zero_stage": 1},
+        {"dp": 4, "zero_stage": 1, "optimizer_offload": 25},
+    ),
     "megatron-expert-shard-groups": (
         workload(MOE),
         {"tp": 2, "dp": 8, "ep": 8, "shard_groups": 2},
