@@ -27,6 +27,9 @@ def as_excess(
 
 
 def set_bits(masks: IntArray) -> IntArray:
-    """How many bits of each mask are set."""
-    bits: IntArray = (masks[..., None] >> np.arange(63, dtype=np.int64)) & 1
-    return np.asarray(bits.sum(axis=-1), dtype=np.int64)
+    """How many bits of each mask are set; masks are 0 or above."""
+    count = np.zeros_like(masks)
+    union = int(np.bitwise_or.reduce(masks, axis=None, initial=0))
+    for bit in range(union.bit_length()):
+        count += (masks >> bit) & 1
+    return count

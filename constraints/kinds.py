@@ -96,6 +96,16 @@ class DeclaredRule(Rule):
     def applies(self, workload: Workload) -> bool:
         return self.binds(workload)
 
+    def fields_read(self) -> frozenset[str]:
+        names = {condition.name for condition in self.when}
+        for field in fields(self):
+            number = getattr(self, field.name)
+            if isinstance(number, Product):
+                names.update(number.factors)
+            elif isinstance(number, When):
+                names.add(number.name)
+        return frozenset(names)
+
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         over = np.zeros_like(column(table, "tp"))
         if self.binds(table.workload):

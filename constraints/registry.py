@@ -28,6 +28,7 @@ from meshwright.constraints.mamba import MAMBA_HEADS, MambaGroups, MegatronHybri
 from meshwright.constraints.megatron import MEGATRON_RULES
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.nvlink_domain import NvlinkDomain
+from meshwright.constraints.optimizer_offload import MEGATRON_OFFLOAD_RULES, OFFLOADED_SHARE
 from meshwright.constraints.pipeline_schedules import AllowedSchedules, ScheduleShape
 from meshwright.constraints.precision import ARCHITECTURES, PrecisionOnDevice
 from meshwright.constraints.recomputation import FullRecomputeStandsAlone, RecomputedModulesExist
@@ -89,6 +90,7 @@ GENERAL: tuple[Rule, ...] = (
     REPLICAS_BY_SHARD_GROUPS,
     SHARD_GROUPS_NEED_SHARDS,
     SHARD_GROUPS_OF_SEVERAL,
+    OFFLOADED_SHARE,
     INTERLEAVING_NEEDS_PIPELINE,
     INTERLEAVED_MICRO_BATCHES,
     ScheduleShape(),
@@ -103,6 +105,7 @@ FRAMEWORK_RULES: dict[str, Rule] = {
     for rule in (
         *MEGATRON_RULES,
         *MEGATRON_GROUP_RULES,
+        *MEGATRON_OFFLOAD_RULES,
         MegatronHybrid(),
         MegatronSparseAttention(),
         *TORCHTITAN_RULES,

@@ -90,6 +90,10 @@ class Rule(ABC):
         del workload
         return True
 
+    def fields_read(self) -> frozenset[str] | None:
+        """The fields of a layout on which `excess` depends; None where that may be any, and memory."""
+        return None
+
     @abstractmethod
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         """How far each layout is over the limit, in `unit`; legal where it is 0 or less. Shape [n]."""

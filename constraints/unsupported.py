@@ -31,6 +31,8 @@ class AllowedDegrees(Rule):
             allowed["zero_stage"] = stages
         if framework.shard_groups is None or not framework.shard_groups.planned:
             allowed["shard_groups"] = (1,)
+        if framework.optimizer_offload is None or not framework.optimizer_offload.planned:
+            allowed["optimizer_offload"] = (0,)
         if framework.sequence_parallel is None:
             allowed["sequence_parallel"] = (0,)
         self.allowed = allowed

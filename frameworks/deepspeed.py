@@ -5,6 +5,7 @@ from __future__ import annotations
 from meshwright.frameworks.record import (
     Framework,
     GradientBuckets,
+    OptimizerOffload,
     Setting,
     ShardGroups,
     Stack,
@@ -63,9 +64,6 @@ DEEPSPEED = Framework(
     },
     cuda_graphs={"none": Setting(source=CONFIG)},
     offloads={
-        "optimizer": Setting(
-            flag="zero_optimization.offload_optimizer.ratio", source=OFFLOAD, planned=False
-        ),
         "parameters": Setting(
             flag="zero_optimization.offload_param.device",
             value="cpu",
@@ -73,6 +71,12 @@ DEEPSPEED = Framework(
             planned=False,
         ),
     },
+    optimizer_offload=OptimizerOffload(
+        flag="zero_optimization.offload_optimizer.ratio",
+        source=OFFLOAD,
+        planned=False,
+        zero_stages=(1, 2, 3),
+    ),
     # Of weights alone; MiCS, which grouped gradients and states too, is gone from this version.
     shard_groups=ShardGroups(
         flag="zero_optimization.zero_hpz_partition_size",

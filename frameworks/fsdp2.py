@@ -58,6 +58,7 @@ FSDP2 = Framework(
             planned=False,
         ),
     },
+    optimizer_offload=None,
     shard_groups=ShardGroups(
         flag="parallelism_config.parallelism_config_dp_replicate_size",
         source=LAUNCH,

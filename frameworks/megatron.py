@@ -5,6 +5,7 @@ from __future__ import annotations
 from meshwright.frameworks.record import (
     Framework,
     GradientBuckets,
+    OptimizerOffload,
     Setting,
     ShardGroups,
     Stack,
@@ -238,13 +239,19 @@ MEGATRON = Framework(
         ),
     },
     offloads={
-        "optimizer": Setting(
-            flag="--optimizer-offload-fraction", since="0.12.0", source=OPTIMIZER, planned=False
-        ),
         "activations": Setting(
             flag="--offload-modules", since="0.16.0", source=TRANSFORMER, planned=False
         ),
     },
+    # Any share can be had: steps of a quarter are what a plan tries.
+    optimizer_offload=OptimizerOffload(
+        flag="--optimizer-offload-fraction",
+        since="0.12.0",
+        source=OPTIMIZER,
+        percents=(25, 50, 75, 100),
+        zero_stages=(1,),
+        rules=("megatron-offload-zero", "megatron-offload-adam", "megatron-offload-fp8"),
+    ),
     shard_groups=ShardGroups(
         flag="--num-distributed-optimizer-instances",
         since="0.10.0",
@@ -339,6 +346,9 @@ MEGATRON = Framework(
         "megatron-narrow-states",
         "megatron-expert-shard-groups",
         "megatron-shard-groups-optimizer",
+        "megatron-offload-zero",
+        "megatron-offload-adam",
+        "megatron-offload-fp8",
         "megatron-delayed-scaling",
         "megatron-tp-overlap",
         "megatron-hybrid",

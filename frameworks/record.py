@@ -86,6 +86,16 @@ class ShardGroups(Setting):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OptimizerOffload(Setting):
+    """Optimizer states in the host's memory, which its CPU updates."""
+
+    percents: tuple[int, ...] = ()
+    """Shares of the parameters that a plan may offload, each in percent above 0."""
+    zero_stages: tuple[int, ...] = ()
+    """Stages under which it can be had."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stack:
     """A software stack whose runs were measured, or that plans are made for.
 
@@ -146,7 +156,9 @@ class Framework:
     """How context parallelism moves keys and values: p2p (ring), a2a (heads for tokens), all_gather, ..."""
     cuda_graphs: Mapping[str, Setting]
     offloads: Mapping[str, Setting]
-    """optimizer, activations, parameters: what can lie in the host's memory."""
+    """activations, parameters: what else can lie in the host's memory."""
+    optimizer_offload: OptimizerOffload | None
+    """Optimizer states in the host's memory; None where they go with the parameters or not at all."""
     shard_groups: ShardGroups | None
     """Sharding within groups of replicas smaller than dp (HSDP, partial distributed optimizer)."""
     numerics: Mapping[str, Setting]

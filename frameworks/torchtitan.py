@@ -134,6 +134,7 @@ TORCHTITAN = Framework(
     offloads={
         "parameters": Setting(flag="--training.enable-cpu-offload", source=CONFIG, planned=False)
     },
+    optimizer_offload=None,
     shard_groups=ShardGroups(
         flag="--parallelism.data-parallel-replicate-degree",
         source=CONFIG,

@@ -21,6 +21,7 @@ from meshwright.costmodel.memory.activations import (
 from meshwright.costmodel.memory.profile import memory_profile
 from meshwright.costmodel.memory.states import (
     layer_parameters_on_gpu,
+    offloaded_bytes,
     optimizer_shards,
     rank_parameters,
     state_bytes,
@@ -111,6 +112,31 @@ def _states(workload: Workload, layout: Layout, stages: Stages) -> dict[str, Flo
         name: dense * np.asarray(of_dense[k]) + expert * np.asarray(of_expert[k])
         for k, name in enumerate(names)
     }
+
+
+def offloaded_gib(workload: Workload, layout: Layout, stages: Stages) -> NDArray[np.float64]:
+    """What one GPU of each pipeline rank keeps in the host's memory.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model and optimizer.
+    layout : Layout
+        One layout.
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+
+    Returns
+    -------
+    array of float, shape [pp]
+        GiB; `states.offloaded_bytes` has the source.
+    """
+    dense, expert = rank_parameters(workload.model, layout, stages)
+    dense_shards, expert_shards = optimizer_shards(layout)
+    of_dense = offloaded_bytes(workload, layout, dense_shards)
+    of_expert = offloaded_bytes(workload, layout, expert_shards)
+    together = (dense * of_dense + expert * of_expert) / GIB
+    return np.broadcast_to(np.asarray(together), (len(stages),))
 
 
 def _in_all_micro_batches(

@@ -22,20 +22,14 @@ from meshwright.costmodel.memory.transients import transients, workspace_bytes
 from meshwright.costmodel.pipeline.schedules import Schedule, in_flight, last_rank
 from meshwright.costmodel.workload import Workload
 
-_OF_PIPELINE = ("pp", "vpp", "num_micro_batches", "schedule", "recompute", "recompute_layers")
-"""What of a layout decides how many activations a rank holds."""
+_OF_PIPELINE = ("pp", "vpp", "num_micro_batches", "schedule")
+"""What of a layout decides how many micro-batches a rank holds activations of."""
 ROUNDING = 1e-9
 """What bounds leave for sums in another order."""
 
 
 def peak_memory_gib(workload: Workload, layout: Layout) -> Floats:
     """Least peak over ranks that any split of the layers could have.
-
-    The peak is at least any weighted mean of what the ranks hold. With weights in proportion to 1 / B_r, B_r
-    bytes of a main layer on rank r, that mean is (main layers + leading ones times min_r C_r / B_r + sum_r
-    E_r / B_r) over sum_r 1 / B_r, C_r bytes of a leading dense layer, E_r those of token table, head and MTP
-    modules. It holds with every layer recomputed, and with every layer kept, less what the recomputed layers
-    of each rank save; the larger of the two counts.
 
     docs/cost_model.md, "Memory", has the sources.
 
@@ -51,23 +45,100 @@ def peak_memory_gib(workload: Workload, layout: Layout) -> Floats:
     float or array
         GiB, shaped like the layout.
     """
-    flat = layout.flat()
-    saved = saved_activations(workload, flat)
-    layer = layer_bytes(workload, flat, saved)
-    beside = _beside_layers(workload, flat, saved)
-    pp = np.asarray(flat.pp)
-    peak = np.empty(pp.shape)
+    recomputed_layers = np.asarray(layout.flat().recompute_layers)
+    peak = peak_bounds(workload, layout).peak_gib(recomputed_layers)
+    return np.asarray(peak).reshape(layout.broadcast_shape())
+
+
+class PeakBounds(NamedTuple):
+    """The least peak of some layouts over all splits, as a function of how many layers they recompute.
+
+    The peak is at least any weighted mean of what the ranks hold. With weights in proportion to 1 / B_r, B_r
+    bytes of a main layer on rank r, that mean is (main layers + leading ones times min_r C_r / B_r + sum_r
+    E_r / B_r) over sum_r 1 / B_r, C_r bytes of a leading dense layer, E_r those of token table, head and MTP
+    modules. It holds with every layer recomputed, and with every layer kept, less what the recomputed layers
+    of each rank save; the larger of the two counts. Arrays of shape [n].
+    """
+
+    kept: NDArray[np.float64]
+    """Bytes with every layer kept."""
+    relief: NDArray[np.float64]
+    """What a recomputed layer of a virtual stage takes off `kept`; 0 without full recomputation."""
+    recomputed: NDArray[np.float64]
+    """Bytes with every layer recomputed."""
+    everywhere: NDArray[np.float64]
+    """Bytes beside the layers, on every rank."""
+
+    def peak_gib(self, recomputed_layers: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The least peak with so many layers recomputed.
+
+        docs/cost_model.md, "Memory", has the sources.
+
+        Parameters
+        ----------
+        recomputed_layers : array of int, shape [n]
+            Of each virtual stage; more than it has means all.
+
+        Returns
+        -------
+        array of float, shape [n]
+            GiB.
+        """
+        kept = self.kept - self.relief * recomputed_layers
+        peak = np.maximum(np.maximum(kept, self.recomputed), 0.0)
+        return np.asarray((peak + self.everywhere) * (1 - ROUNDING) / GIB)
+
+    def rows(self, index: NDArray[np.int64]) -> PeakBounds:
+        """Those of some of the layouts.
+
+        Parameters
+        ----------
+        index : array of int, shape [m]
+            Which layouts, 0 to n - 1.
+
+        Returns
+        -------
+        PeakBounds
+            Arrays of shape [m].
+        """
+        return PeakBounds(*(values[index] for values in self))
+
+
+def peak_bounds(workload: Workload, layout: Layout) -> PeakBounds:
+    """Bounds on the peak of layouts whose recomputed layers are open.
+
+    docs/cost_model.md, "Memory", has the sources.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model, sequence length, precision and software.
+    layout : Layout
+        One layout, or many; n in all.
+
+    Returns
+    -------
+    PeakBounds
+        In bytes.
+    """
+    layout = layout.flat()
+    saved = saved_activations(workload, layout)
+    layer = layer_bytes(workload, layout, saved)
+    beside = _beside_layers(workload, layout, saved)
+    pp = np.asarray(layout.pp)
+    pipelines = Layout(**{name: np.asarray(getattr(layout, name)) for name in _OF_PIPELINE})
+    kept, relief, recomputed = np.empty(pp.shape), np.empty(pp.shape), np.empty(pp.shape)
     for degree in np.unique(pp):
         rows = np.flatnonzero(pp == degree)
-        pipelines = Layout(**{name: np.asarray(getattr(flat, name))[rows] for name in _OF_PIPELINE})
-        flying = np.asarray(in_flight(pipelines.with_axis(), np.arange(degree)))
+        flying = np.asarray(in_flight(pipelines.take(rows).with_axis(), np.arange(degree)))
         ends = np.zeros(flying.shape)
         ends[:, 0] += beside.first[rows]
         ends[:, -1] += beside.last[rows]
         held = _HeldByRanks(layer.rows(rows), flying, ends)
-        peak[rows] = _least_peak(workload, pipelines, held)
-    whole = (peak + beside.everywhere) * (1 - ROUNDING)
-    return np.asarray(whole / GIB).reshape(layout.broadcast_shape())
+        kept[rows], relief[rows], recomputed[rows] = _least_peaks(workload, held)
+    full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
+    relief = np.where(full, relief * layout.vpp, 0.0)
+    return PeakBounds(kept, relief, recomputed, beside.everywhere)
 
 
 class _HeldByRanks(NamedTuple):
@@ -81,29 +152,35 @@ class _HeldByRanks(NamedTuple):
     """Token table, head and MTP modules, [n, pp]."""
 
 
-def _least_peak(workload: Workload, pipelines: Layout, held: _HeldByRanks) -> NDArray[np.float64]:
-    """The bound of `peak_memory_gib` on what ranks hold unequally, bytes, for layouts of one pp."""
+def _least_peaks(workload: Workload, held: _HeldByRanks) -> tuple[NDArray[np.float64], ...]:
+    """`kept`, `relief` of a recomputed layer of a rank, and `recomputed` of layouts of one pp."""
+    layer, flying, _ = held
+    relief = layer.saved - layer.dropped
+    if workload.model.moe_layers and workload.model.dense_layers:
+        relief = np.maximum(relief, layer.leading_saved - layer.leading_dropped)
+    kept, weight = _mean_held(workload, held, layer.saved, layer.leading_saved)
+    relief = relief * np.sum(flying * weight, axis=1)
+    recomputed, _ = _mean_held(workload, held, layer.dropped, layer.leading_dropped)
+    return kept, relief, recomputed
+
+
+def _mean_held(
+    workload: Workload,
+    held: _HeldByRanks,
+    saved: NDArray[np.float64],
+    leading_saved: NDArray[np.float64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The weighted mean of what ranks hold, [n], and its weights, [n, pp], which sum to 1."""
     layer, flying, ends = held
-    leading = workload.model.dense_layers if workload.model.moe_layers else 0
-    main = workload.model.layers - leading
-    full = (np.asarray(pipelines.recompute) & Recompute.FULL) != 0
-    recomputed = np.asarray(pipelines.recompute_layers) * pipelines.vpp
-    leading_relief = layer.leading_saved - layer.leading_dropped if leading else 0.0
-    per_layer = np.maximum(layer.saved - layer.dropped, leading_relief)
-    relief = np.where(full, recomputed, 0) * per_layer
-    bound = np.zeros(len(flying))
-    cases = (
-        (layer.saved, layer.leading_saved, relief),
-        (layer.dropped, layer.leading_dropped, 0.0 * relief),
-    )
-    for bytes_saved, leading_bytes, less in cases:
-        weight = 1.0 / (layer.states[:, None] + bytes_saved[:, None] * flying)
-        of_leading = layer.leading_states[:, None] + leading_bytes[:, None] * flying
-        relieved = np.sum(less[:, None] * flying * weight, axis=1)
-        layers = main + leading * np.min(of_leading * weight, axis=1) - relieved
-        layers = layers + np.sum(ends * weight, axis=1)
-        bound = np.maximum(bound, layers / np.sum(weight, axis=1))
-    return bound
+    model = workload.model
+    leading = model.dense_layers if model.moe_layers else 0
+    weight = 1.0 / (layer.states[:, None] + saved[:, None] * flying)
+    weight_sum = np.sum(weight, axis=1)
+    layers = model.layers - leading + np.sum(ends * weight, axis=1)
+    if leading:
+        of_leading = layer.leading_states[:, None] + leading_saved[:, None] * flying
+        layers = layers + leading * np.min(of_leading * weight, axis=1)
+    return layers / weight_sum, weight / weight_sum[:, None]
 
 
 class _BesideLayers(NamedTuple):

@@ -35,6 +35,7 @@ StateBytes = tuple[Floats, Floats, Floats]
 
 _MASTER_BYTES = 4.0
 """The fp32 master weight."""
+_HOST_GRADIENT_BYTES = 4.0
 _MOMENTS = {"adam": 2, "sgd": 1, "muon": 1}
 """Moments of a parameter: two for Adam, one for momentum SGD and Muon (arXiv 2502.16982)."""
 
@@ -216,14 +217,16 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
     the gradient in fp32 (4 bytes), stacks that reduce in 16 bits in 2 (Megatron-LM docs, dist_optimizer.md:
     6 + 12/d). Under ZeRO 3 the fp32 weight is the only one, but for stacks that keep 16-bit weights and fp32
     gradients whole between the micro-batches of a pipeline. FP8 kernels keep a quantised copy of the weight
-    and mostly of its transpose, beside the 16-bit weight or, with FP8 parameters, instead of it.
+    and mostly of its transpose, beside the 16-bit weight or, with FP8 parameters, instead of it. States of
+    offloaded parameters are the host's (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py: fp32
+    weight and moments of an offloaded parameter are made on the CPU).
 
     Parameters
     ----------
     workload : Workload
         Precision, optimizer and software.
     layout : Layout
-        One layout, or many of shape [n]; pp and the ZeRO stage are used.
+        One layout, or many of shape [n]; pp, the ZeRO stage and the offloaded share are used.
     shards : int or array of int
         d, data-parallel ranks that share the parameter, at least 1.
 
@@ -257,11 +260,38 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
         accumulates = (stage >= 2) & (np.asarray(layout.num_micro_batches) > 1) & (d > 1)
         gradients = np.maximum(gradients, np.where(accumulates, 2.0, 0.0))
     share = np.where(stage == 0, 1.0, 1.0 / d)
-    states: Floats = np.where(fsdp, (optimizer - 4.0) / d, optimizer * share + step / d)
+    on_gpu = 1.0 - np.asarray(layout.optimizer_offload) / 100.0
+    states: Floats = np.where(fsdp, (optimizer - 4.0) / d, on_gpu * optimizer * share + step / d)
     if workload.factors is not None:
         factor = workload.factors.state_memory
         return weights * factor, gradients * factor, states * factor
     return weights, gradients, states
+
+
+def offloaded_bytes(workload: Workload, layout: Layout, shards: Ints) -> Floats:
+    """What offloading the optimizer keeps in the host's memory, of one parameter on one GPU.
+
+    The fp32 weight, the moments and the gradient, which is copied there in fp32 each step
+    (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py).
+
+    Parameters
+    ----------
+    workload : Workload
+        Its optimizer.
+    layout : Layout
+        One layout, or many of shape [n]; the ZeRO stage and the offloaded share are used.
+    shards : int or array of int
+        Data-parallel ranks that share the parameter, at least 1.
+
+    Returns
+    -------
+    float or array
+        Bytes; 0 where nothing is offloaded.
+    """
+    moments = _MOMENTS[workload.optimizer] * workload.moment_bytes
+    share = np.where(np.asarray(layout.zero_stage) == 0, 1.0, 1.0 / np.asarray(shards))
+    kept: Floats = np.asarray(layout.optimizer_offload) / 100.0 * share
+    return kept * (_MASTER_BYTES + moments + _HOST_GRADIENT_BYTES)
 
 
 def _narrow_weight_bytes(workload: Workload) -> float:

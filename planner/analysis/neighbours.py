@@ -29,7 +29,9 @@ from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.placement import workload_of_plan
 from meshwright.planner.runs.predicted import layout_from_document
 
-_NUMBERS = ("tp", "cp", "pp", "dp", "ep", "vpp", "micro_batch", "zero_stage", "shard_groups")
+_NUMBERS = (
+    "tp", "cp", "pp", "dp", "ep", "vpp", "micro_batch", "zero_stage", "shard_groups", "optimizer_offload",
+)  # fmt: skip
 _TRADES = (("tp", "dp"), ("pp", "dp"), ("cp", "dp"), ("tp", "pp"))
 
 
@@ -94,6 +96,7 @@ def layout_changes(layout: Layout, workload: Workload) -> Iterator[tuple[str, La
         every = {"recompute": int(Recompute.FULL), "recompute_layers": ALL_LAYERS}
         yield from _with(layout, workload, "recompute -> full, every layer", **every)
     yield from _groups(layout, workload)
+    yield from _offloads(layout, workload)
     for stage in (0, 1, 2, 3):
         if abs(stage - int(layout.zero_stage)) == 1:
             yield from _with(
@@ -113,6 +116,20 @@ def _groups(layout: Layout, workload: Workload) -> Iterator[tuple[str, Layout]]:
             yield from _with(
                 layout, workload, f"shard_groups {now} -> {number}", shard_groups=number
             )
+
+
+def _offloads(layout: Layout, workload: Workload) -> Iterator[tuple[str, Layout]]:
+    """The next smaller and larger share of the optimizer's states in the host's memory."""
+    record = framework_of_stack(workload.framework).optimizer_offload
+    if record is None or int(layout.zero_stage) not in record.zero_stages:
+        return
+    now = int(layout.optimizer_offload)
+    smaller = [share for share in (0, *record.percents) if share < now]
+    larger = [share for share in record.percents if share > now]
+    for share in (*smaller[-1:], *larger[:1]):
+        yield from _with(
+            layout, workload, f"optimizer_offload {now} -> {share} %", optimizer_offload=share
+        )
 
 
 def _schedules(layout: Layout, workload: Workload) -> Iterator[tuple[str, Layout]]:

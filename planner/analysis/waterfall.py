@@ -36,6 +36,7 @@ _LAYOUT = (
     "micro_batch",
     "zero_stage",
     "shard_groups",
+    "optimizer_offload",
     "sequence_parallel",
 )
 _WORK = ("precision", "optimizer", "framework")
@@ -333,6 +334,7 @@ _LABELS = {
     "micro_batch": "micro-batch",
     "zero_stage": "ZeRO stage",
     "shard_groups": "shard groups",
+    "optimizer_offload": "% of the optimizer offloaded",
     "sequence_parallel": "sequence parallel",
     "gpus": "GPUs",
 }

@@ -38,10 +38,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.constraints.nvlink_domain import keeps_inside
-from meshwright.costmodel.estimate import peak_memory_gib
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import AXES, Layout, Placement, Recompute
+from meshwright.costmodel.memory.split_bounds import PeakBounds, peak_bounds
 from meshwright.costmodel.placement import level_factors, placement_on
 from meshwright.costmodel.step_time import make_context, optimistic_step
 from meshwright.costmodel.workload import Workload
@@ -131,37 +131,31 @@ class CostModelPricing:
         """
         full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
         recomputed_layers = np.where(full, 1 if self._some_layers else ALL_LAYERS, 0)
-        peak = self._peak_with(layouts, recomputed_layers)
+        bounds = peak_bounds(self._workload, layouts)
+        peak = bounds.peak_gib(recomputed_layers)
         rows = np.flatnonzero((recomputed_layers == 1) & (peak > self._limit_gib))
         if len(rows):
-            recomputed_layers[rows], peak[rows] = self._fewest_recomputed(layouts.take(rows))
-        rows = np.flatnonzero(full & (recomputed_layers < ALL_LAYERS))
-        if len(rows):
-            least = self._peak_with(layouts.take(rows), np.full(len(rows), ALL_LAYERS))
-            peak[rows] = np.minimum(peak[rows], least)
-        return peak, recomputed_layers
+            fewest = self._fewest_recomputed(layouts.take(rows), bounds.rows(rows))
+            recomputed_layers[rows] = fewest
+            peak = bounds.peak_gib(recomputed_layers)
+        every = bounds.peak_gib(np.full(len(peak), ALL_LAYERS))
+        return np.where(full, np.minimum(peak, every), peak), recomputed_layers
 
     def recomputed_memory_gib(self, layouts: Layout) -> FloatArray:
         """Never above the peak of any split, with as much recomputed as the layout may; shape [n]."""
         full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
-        return self._peak_with(layouts, np.where(full, ALL_LAYERS, 0))
+        return peak_bounds(self._workload, layouts).peak_gib(np.where(full, ALL_LAYERS, 0))
 
-    def _fewest_recomputed(self, layouts: Layout) -> tuple[IntArray, FloatArray]:
+    def _fewest_recomputed(self, layouts: Layout, bounds: PeakBounds) -> IntArray:
         """Bisects the recomputed layers per virtual stage; ALL_LAYERS where fewer cannot fit."""
         shortest = self._workload.model.layers // (np.asarray(layouts.pp) * np.asarray(layouts.vpp))
         low, high = np.ones(len(shortest), dtype=np.int64), np.maximum(shortest, 1)
-        peak = self._peak_with(layouts, high)
-        partial = peak <= self._limit_gib
+        partial = bounds.peak_gib(high) <= self._limit_gib
         while np.any(high - low > 1):
             middle = (low + high) // 2
-            fits = self._peak_with(layouts, middle) <= self._limit_gib
+            fits = bounds.peak_gib(middle) <= self._limit_gib
             low, high = np.where(fits, low, middle), np.where(fits, middle, high)
-        recomputed_layers = np.where(partial, high, ALL_LAYERS)
-        return recomputed_layers, self._peak_with(layouts, recomputed_layers)
-
-    def _peak_with(self, layouts: Layout, recomputed_layers: IntArray) -> FloatArray:
-        peak = peak_memory_gib(self._workload, replace(layouts, recompute_layers=recomputed_layers))
-        return np.asarray(peak, dtype=np.float64)
+        return np.where(partial, high, ALL_LAYERS)
 
     def mapping_bounds(
         self, layouts: Layout, numbers_of_groups: Sequence[int] = ()

@@ -55,6 +55,11 @@ def bridge_overrides(plan: Plan) -> list[str]:
         values["model.expert_model_parallel_size"] = layout.ep
         values["model.expert_tensor_parallel_size"] = layout.etp
     values |= _sharding_values(launch)
+    if layout.optimizer_offload > 0:
+        values["optimizer.optimizer_cpu_offload"] = True
+        values["optimizer.optimizer_offload_fraction"] = layout.optimizer_offload / 100
+        values["optimizer.overlap_cpu_optimizer_d2h_h2d"] = True
+        values["optimizer.use_precision_aware_optimizer"] = True
     values |= _overlap_values(launch)
     values |= _numeric_values(launch)
     values |= _of_model(recompute_flags(layout))

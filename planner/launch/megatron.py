@@ -287,6 +287,11 @@ def _optimizer_flags(launch: Launch) -> Flags:
         flags["--no-gradient-accumulation-fusion"] = True
     if layout.shard_groups > 1:
         flags["--num-distributed-optimizer-instances"] = layout.shard_groups
+    if layout.optimizer_offload > 0:
+        flags["--optimizer-cpu-offload"] = True
+        flags["--optimizer-offload-fraction"] = layout.optimizer_offload / 100
+        flags["--overlap-cpu-optimizer-d2h-h2d"] = True
+        flags["--use-precision-aware-optimizer"] = True
     overlaps = launch.execution.dp_overlap
     flags["--overlap-grad-reduce"] = overlaps
     if launch.execution.bucket_mb is not None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from meshwright.cluster_specs.fabric import fabric_levels, is_irregular
-from meshwright.costmodel.estimate import estimate_layout, stage_memory_parts_gib
 from meshwright.costmodel.layout import AXES, Recompute
-from meshwright.costmodel.memory.footprint import context_gib
 from meshwright.costmodel.workload import Workload
 from meshwright.documents.versions import program_version
 from meshwright.planner.bounds.exact_cost import Priced
@@ -34,10 +30,7 @@ from meshwright.planner.request.executions import EXECUTION_PINS, choices_made
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.grades import grades
 from meshwright.planner.runs.predicted import Predicted, layout_document, recompute_words
-from meshwright.planner.runs.prediction import (
-    RunPrediction,
-    predicted_document,
-)
+from meshwright.planner.runs.prediction import predict_layout, predicted_document
 from meshwright.planner.search.certificate import Outcome
 from meshwright.planner.search.model import solver_version
 from meshwright.planner.search.space import Space
@@ -117,17 +110,7 @@ def objective_of(step_time_s: float | None, lower_bound_s: float | None) -> Obje
 def predict(workload: Workload, best: Priced) -> Predicted:
     """What the cost model expects of a priced layout."""
     placement = group_placement(workload, best.layout, best.stages, best.matrix, best.ranks)
-    parts = stage_memory_parts_gib(workload, best.layout, best.stages)
-    prediction = RunPrediction(
-        estimate=estimate_layout(workload, best.layout, placement, best.stages),
-        stages=best.stages,
-        placement=placement,
-        memory_parts_gib=tuple(
-            {name: float(gib[rank]) for name, gib in parts.items()}
-            for rank in range(len(best.stages))
-        ),
-        context_gib=float(np.asarray(context_gib(best.layout))),
-    )
+    prediction = predict_layout(workload, best.layout, best.stages, placement)
     return predicted_document(workload, prediction)
 
 
@@ -165,6 +148,7 @@ def alternative(other: Priced, best_s: float) -> dict[str, object]:
         "micro_batch",
         "zero_stage",
         "shard_groups",
+        "optimizer_offload",
         "recompute",
     )
     return {
@@ -225,6 +209,7 @@ def space_report(request: PlanRequest, space: Space) -> SpaceReport:
         schedules=list(space.schedules),
         zero_stages=list(space.zero),
         shard_groups=list(space.shard_groups),
+        optimizer_offloads=sorted({share for _, share in space.offloads}),
         recompute=[_recompute_name(mask) for mask in space.recompute],
         executions=[choices_made(one) for one in request.execution_options.executions()],
         gpus=space.workload.gpus,

@@ -49,6 +49,8 @@ def _choices(request: PlanRequest, plan: Plan, search: Search) -> list[Execution
     ]
     if plan.layout.shard_groups > 1:
         names.append(("shard_groups", 1))
+    if plan.layout.optimizer_offload > 0:
+        names.append(("optimizer_offload", 0))
     for name, plain in names:
         without = _pinned(request, name, plain)
         if name not in request.pins and without is not None:
@@ -60,9 +62,12 @@ def _choice(plan: Plan, name: str, without: PlanRequest, search: Search) -> Exec
     """A choice of the plan with the best plan for the request without it."""
     assert plan.layout is not None
     likely = replace(layout_from_document(plan.layout), recompute_layers=0)
-    value, outcome = getattr(plan.execution, name, plan.layout.shard_groups), None
+    outcome, of_layout = None, hasattr(plan.layout, name)
+    value = getattr(plan.layout if of_layout else plan.execution, name)
     if name == "shard_groups":
         likely = replace(likely, shard_groups=1)
+    if name == "optimizer_offload":
+        likely = replace(likely, optimizer_offload=0)
     if not is_over():
         outcome = search(replace(without, time_limit_s=limit_left_s(), top_k=1), likely)
     return ExecutionChoice(
@@ -128,6 +133,8 @@ def _installs(framework: str, choice: str, value: str) -> str:
         setting = record.numerics["delayed-scaling"]
     elif choice == "shard_groups":
         setting = record.shard_groups
+    elif choice == "optimizer_offload":
+        setting = record.optimizer_offload
     elif choice == "compiled":
         setting = record.compilation
     else:

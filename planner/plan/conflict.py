@@ -166,6 +166,7 @@ def _choices_around(request: PlanRequest, most_rows: int) -> NDArray[np.int64]:
         options("micro_batch", [1]),
         options("zero_stage", space.zero),
         options("shard_groups", [1]),
+        options("optimizer_offload", _ends([share for _, share in space.offloads])),
         masks or [int(Recompute.NONE)],
         [int(schedule_named(str(pins.get("schedule", "1f1b"))))],
     ]
@@ -180,8 +181,13 @@ def _choices_around(request: PlanRequest, most_rows: int) -> NDArray[np.int64]:
     return rows[fits] if fits.any() else rows[[int(np.argmin(used))]]
 
 
+def _ends(values: Sequence[int]) -> list[int]:
+    """The least and the largest."""
+    return sorted({min(values), max(values)}) if values else [0]
+
+
 def _as_layouts(rows: NDArray[np.int64], request: PlanRequest) -> Layout:
-    tp, cp, pp, dp, ep, etp, vpp, size, zero, groups, mask, schedule = rows.T
+    tp, cp, pp, dp, ep, etp, vpp, size, zero, groups, offload, mask, schedule = rows.T
     sequence_parallel = (tp > 1) & space_of(replace(request, pins={})).sequence_parallel
     return Layout(
         tp=tp,
@@ -196,6 +202,7 @@ def _as_layouts(rows: NDArray[np.int64], request: PlanRequest) -> Layout:
         sequence_parallel=sequence_parallel,
         zero_stage=zero,
         shard_groups=groups,
+        optimizer_offload=offload,
         recompute=mask,
         recompute_layers=np.zeros(len(rows), dtype=np.int64),
         schedule=schedule,
@@ -249,6 +256,7 @@ def _as_forbidden(ban: str, gpus: int, layouts: Layout) -> NDArray[np.bool_]:
         "selective-recompute": (mask != 0) & ~full,
         "full-recompute": full,
         "shard-groups": np.asarray(layouts.shard_groups) > 1,
+        "optimizer-offload": np.asarray(layouts.optimizer_offload) > 0,
         "idle-gpus": np.asarray(layouts.gpus) < gpus,
         **{f"zero-{stage}": np.asarray(layouts.zero_stage) == stage for stage in range(4)},
     }

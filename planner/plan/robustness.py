@@ -221,10 +221,16 @@ def _too_long(request: PlanRequest, plan: Plan) -> bool:
     solver = plan.solver
     return (
         is_over()
-        or solver.layouts_considered > PARAMS.largest_space
+        or solver.layouts_considered > PARAMS.largest_space * _offloaded_shares(plan)
         or solver.bound_rounds > PARAMS.most_rounds
         or is_irregular(request.cluster)
     )
+
+
+def _offloaded_shares(plan: Plan) -> int:
+    """How many layouts there are for each that offloads nothing: few of them are priced."""
+    space = plan.solver.space
+    return 1 if space is None else len(space.optimizer_offloads)
 
 
 def _searched_again(changed: PlanRequest, plan: Plan) -> Outcome:

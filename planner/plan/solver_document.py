@@ -27,6 +27,8 @@ class SpaceReport(BaseModel):
     zero_stages: list[int]
     shard_groups: list[int] = [1]
     """Numbers of groups that replicas may shard in, where they divide."""
+    optimizer_offloads: list[int] = [0]
+    """Percent of the optimizer's states in the host's memory, where the ZeRO stage allows it."""
     recompute: list[str]
     """Kinds of recomputation: `none`, `full`, or modules joined by `+`."""
     executions: list[dict[str, str | bool]] = []

@@ -217,6 +217,7 @@ def _wish_faults(request: PlanRequest, doc: LayoutDoc) -> Iterator[str]:
         "full-recompute": doc.recompute == "full",
         **{f"zero-{stage}": doc.zero_stage == stage for stage in range(4)},
         "shard-groups": doc.shard_groups > 1,
+        "optimizer-offload": doc.optimizer_offload > 0,
         "idle-gpus": used < request.gpus,
     }
     for name in request.forbids:

@@ -36,7 +36,7 @@ def headline(plan: Plan) -> str:
     today, planned = rounded_seconds(baseline.step_time_s), rounded_seconds(predicted.step_time_s)
     speed_up = f"{baseline.speed_up:.2f} x"
     if baseline.tokens_per_step != plan.inputs.global_batch * plan.inputs.seq_len:
-        planned_rate = predicted.tokens_per_s_per_gpu * plan.inputs.gpus
+        planned_rate = plan.inputs.global_batch * plan.inputs.seq_len / predicted.step_time_s
         rates = f"{count(planned_rate)} tokens/s against {count(baseline.tokens_per_s)} today"
         return f"{rates}: {speed_up}"
     if baseline.verdict == "optimal":

@@ -51,9 +51,10 @@ def _answer(plan: Plan, predicted: Predicted) -> list[tuple[str, str]]:
         for edge in (predicted.error_band.low, predicted.error_band.high)
     )
     mfu = f"MFU {percent(predicted.mfu)} of {plan.inputs.precision}'s {peak_tflops:,.0f} TFLOP/s"
+    tokens_per_s = plan.inputs.global_batch * plan.inputs.seq_len / predicted.step_time_s
     rows = [
         ("step", f"{rounded_seconds(predicted.step_time_s)}"),
-        ("throughput", f"{count(per_gpu * plan.inputs.gpus)} tokens/s, {count(per_gpu)} a GPU"),
+        ("throughput", f"{count(tokens_per_s)} tokens/s, {count(per_gpu)} a GPU"),
         ("compute", f"{predicted.tflops_per_gpu:.0f} TFLOP/s a GPU, {mfu}"),
     ]
     if plan.layout is not None:

@@ -70,7 +70,7 @@ def _headline(plan: Plan) -> str:
     if plan.baseline is not None:
         return f"{headline(plan)}."
     predicted = plan.predicted
-    tokens = count(predicted.tokens_per_s_per_gpu * plan.inputs.gpus)
+    tokens = count(plan.inputs.global_batch * plan.inputs.seq_len / predicted.step_time_s)
     proof = "the fastest of all layouts under this cost model"
     if plan.status != "optimal":
         proof = "that it is the fastest is not proven"

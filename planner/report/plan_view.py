@@ -280,12 +280,15 @@ def alternatives_view(plan: Plan) -> View:
         "micro_batch": Column("micro", NUMBER),
         "zero_stage": Column("ZeRO", NUMBER),
         "shard_groups": Column("groups", NUMBER),
+        "optimizer_offload": Column("offload", NUMBER, unit="%"),
         "recompute": Column("recompute", NUMBER),
     }
     if all(layout.get(axis, 1) == 1 for layout in layouts for axis in ("ep", "etp")):
         del columns["ep"], columns["etp"]
     if all(layout.get("shard_groups", 1) == 1 for layout in layouts):
         del columns["shard_groups"]
+    if not any(layout.get("optimizer_offload") for layout in layouts):
+        del columns["optimizer_offload"]
     rows = [[_choice(layout, name) for name in columns] for layout in layouts]
     return [Heading("Alternatives"), Table(list(columns.values()), rows)]
 

@@ -84,11 +84,16 @@ def _choices(layout: LayoutDoc) -> list[tuple[str, str]]:
 
 
 def sharding_text(layout: LayoutDoc) -> str:
-    """The ZeRO stage, and the groups of replicas that shard by themselves: `3 in 4 groups of 8`."""
-    if layout.shard_groups == 1:
-        return str(layout.zero_stage)
-    ranks = layout.dp * layout.cp // layout.shard_groups
-    return f"{layout.zero_stage} in {layout.shard_groups} groups of {ranks}"
+    """The ZeRO stage, the groups of replicas that shard by themselves and what is offloaded: `1 in 4 groups
+    of 8, 50 % of the optimizer offloaded`.
+    """
+    words = str(layout.zero_stage)
+    if layout.shard_groups > 1:
+        ranks = layout.dp * layout.cp // layout.shard_groups
+        words = f"{words} in {layout.shard_groups} groups of {ranks}"
+    if layout.optimizer_offload:
+        words = f"{words}, {layout.optimizer_offload} % of the optimizer offloaded"
+    return words
 
 
 def recompute_text(layout: LayoutDoc) -> str:
@@ -120,6 +125,7 @@ def stages_text(stages: list[list[int]]) -> str:
 def prediction_view(predicted: Predicted, workload: Workload) -> View:
     """Rates, the step's breakdown, memory and traffic."""
     per_gpu = predicted.tokens_per_s_per_gpu
+    tokens_per_s = workload.global_batch * workload.seq_len / predicted.step_time_s
     band = predicted.error_band
     low = seconds(predicted.step_time_s * band.low)
     high = seconds(predicted.step_time_s * band.high)
@@ -128,7 +134,7 @@ def prediction_view(predicted: Predicted, workload: Workload) -> View:
         ("step time", seconds(predicted.step_time_s)),
         (
             "throughput",
-            f"{count(per_gpu * workload.gpus)} tokens/s, {count(per_gpu)} tokens/s per GPU",
+            f"{count(tokens_per_s)} tokens/s, {count(per_gpu)} tokens/s per GPU",
         ),
         (
             "compute",
@@ -191,6 +197,9 @@ def _memory(predicted: Predicted, workload: Workload) -> View:
     if fullest < len(predicted.memory_parts_gib):
         words = _memory_parts(predicted, fullest)
         view.append(line(Words(f"stage {fullest} holds (GiB): ", "dim"), words))
+    if predicted.host_memory_gib:
+        words = f"the host of a node holds {predicted.host_memory_gib:.0f} GiB of the optimizer"
+        view.append(line(Words(words)))
     over_gib = predicted.memory_gib[fullest] - limit_gib
     if over_gib > 0:
         words = f"stage {fullest} is {over_gib:.1f} GiB over the limit"

@@ -38,6 +38,11 @@ def space_text(space: SpaceReport) -> str:
             if len(space.shard_groups) > 1
             else []
         ),
+        *(
+            [f"{_values_text(space.optimizer_offloads)} % of the optimizer's states offloaded"]
+            if len(space.optimizer_offloads) > 1
+            else []
+        ),
         f"{len(space.recompute)} kinds of recomputation",
         f"up to {space.gpus} GPUs",
         _MAPPINGS[space.mapping],

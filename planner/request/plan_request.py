@@ -54,7 +54,9 @@ NUMBER_PINS = (
     "micro_batch",
     "zero_stage",
     "shard_groups",
+    "optimizer_offload",
 )
+_NUMBER_RANGES = {"zero_stage": (0, 3), "optimizer_offload": (0, 100)}
 RECOMPUTE_PINS = ("none", "selective", "full")
 LAYOUT_PINS = (*NUMBER_PINS, "recompute", "schedule")
 PINS = (*LAYOUT_PINS, *EXECUTION_PINS)
@@ -74,6 +76,7 @@ FORBIDS = (
     "zero-2",
     "zero-3",
     "shard-groups",
+    "optimizer-offload",
     "idle-gpus",
 )
 
@@ -302,8 +305,7 @@ def _pin(name: str, value: int | str) -> int | str:
     if name in EXECUTION_PINS:
         _one_of(f"pin {name}", value, EXECUTION_PINS[name])
         return value
-    low = 0 if name == "zero_stage" else 1
-    high = 3 if name == "zero_stage" else 1_048_576
+    low, high = _NUMBER_RANGES.get(name, (1, 1_048_576))
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(f"pin {name}: {shown(value)} is not a whole number; give {low} to {high}")
     _within(f"pin {name}", value, low, high, "a whole number")

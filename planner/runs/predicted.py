@@ -23,7 +23,7 @@ RECOMPUTED: dict[RecomputeModule, Recompute] = {
 
 _NUMBERS = (
     "tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "num_micro_batches", "zero_stage",
-    "shard_groups",
+    "shard_groups", "optimizer_offload",
 )  # fmt: skip
 """Whole numbers that a layout and its document hold under one name."""
 
@@ -51,6 +51,8 @@ class LayoutDoc(BaseModel):
     zero_stage: Annotated[int, Field(ge=0, le=3)]
     shard_groups: Degree = 1
     """Groups of replicas that each hold all that ZeRO shards."""
+    optimizer_offload: Annotated[int, Field(ge=0, le=100)] = 0
+    """Percent of the parameters whose optimizer states lie in the host's memory."""
     recompute: RecomputeName
     recompute_modules: tuple[RecomputeModule, ...] = ()
     """With `selective`."""
@@ -101,6 +103,8 @@ class Predicted(BaseModel):
     memory_parts_gib: list[dict[str, float]] = Field(default_factory=list)
     """Per pipeline stage: weights, gradients, optimizer, activations, logits, work (one layer's way back),
     buffers, fragmentation and workspace, which add up to `memory_gib`."""
+    host_memory_gib: float | None = None
+    """What a node's host holds of offloaded optimizer states and their gradients; null where none are."""
     memory_context_gib: float | None = None
     """CUDA context and NCCL buffers, which the driver shows besides."""
     level_traffic: list[LevelTraffic]

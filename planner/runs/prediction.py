@@ -17,8 +17,8 @@ from meshwright.costmodel.constants.measured import fit_probability, with_stragg
 from meshwright.costmodel.constants.rates import peak_flops
 from meshwright.costmodel.estimate import Estimate, Stages, estimate_layout, stage_memory_parts_gib
 from meshwright.costmodel.execution import Execution
-from meshwright.costmodel.layout import Placement
-from meshwright.costmodel.memory.footprint import context_gib
+from meshwright.costmodel.layout import Layout, Placement
+from meshwright.costmodel.memory.footprint import context_gib, offloaded_gib
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.recount import recounted_placement
 from meshwright.costmodel.workload import Workload
@@ -52,6 +52,8 @@ class RunPrediction:
     """Per pipeline rank, by component."""
     context_gib: float
     """What the driver shows besides."""
+    offloaded_gib: float
+    """What the GPU that offloads most keeps in its host's memory."""
 
     @property
     def memory_gib(self) -> tuple[float, ...]:
@@ -115,8 +117,14 @@ def _in_default_order(run: Run) -> list[tuple[int, int]]:
 
 def predict_run(run: Run) -> RunPrediction:
     """Prices a run as `arrangement` lays it out. Raises ValueError where that is impossible."""
-    workload, layout = run.workload, run.layout
     stages, placement = arrangement(run)
+    return predict_layout(run.workload, run.layout, stages, placement)
+
+
+def predict_layout(
+    workload: Workload, layout: Layout, stages: Stages, placement: Placement
+) -> RunPrediction:
+    """Prices one layout under a split of its layers and a placement of its groups."""
     parts = stage_memory_parts_gib(workload, layout, stages)
     per_rank = tuple(
         {name: float(values[rank]) for name, values in parts.items()} for rank in range(len(stages))
@@ -127,6 +135,7 @@ def predict_run(run: Run) -> RunPrediction:
         placement=placement,
         memory_parts_gib=per_rank,
         context_gib=float(np.asarray(context_gib(layout))),
+        offloaded_gib=float(np.max(offloaded_gib(workload, layout, stages))),
     )
 
 
@@ -225,6 +234,7 @@ def predicted_document(workload: Workload, prediction: RunPrediction) -> Predict
         for level in estimated.level_traffic
     ]
     nodes = workload.gpus / workload.cluster.gpus_per_node
+    on_a_node = min(workload.gpus, workload.cluster.gpus_per_node)
     band = with_stragglers(step_time_band(workload), nodes)
     return Predicted(
         step_time_s=step_time_s,
@@ -234,6 +244,7 @@ def predicted_document(workload: Workload, prediction: RunPrediction) -> Predict
         breakdown_s={name: float(seconds) for name, seconds in estimated.breakdown_s.items()},
         memory_gib=list(prediction.memory_gib),
         memory_parts_gib=list(prediction.memory_parts_gib),
+        host_memory_gib=prediction.offloaded_gib * on_a_node or None,
         memory_context_gib=prediction.context_gib,
         level_traffic=traffic,
         error_band=ErrorBandDoc(**vars(band)),

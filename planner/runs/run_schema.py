@@ -148,6 +148,12 @@ class SettingsDoc(BaseModel):
         description="The same as a number of groups: HSDP's replicate degree, Megatron's "
         "--num-distributed-optimizer-instances. 1 where absent; at most one of the two is given.",
     )
+    optimizer_offload: Annotated[int, Field(strict=True, ge=0, le=100)] = Field(
+        default=0,
+        description="Percent of the parameters whose optimizer states lie in the host's memory and are "
+        "updated by its CPU: 100 times Megatron's --optimizer-offload-fraction under "
+        "--optimizer-cpu-offload.",
+    )
     gradient_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
         default=None,
         description="Type in which gradients are kept and reduced; the software stack's where absent. That "

@@ -26,6 +26,7 @@ from meshwright.planner.runs.run_terms import (
 Stages = tuple[tuple[int, ...], ...]
 _SAME_IN_LAYOUT = (
     "tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch", "zero_stage", "sequence_parallel",
+    "optimizer_offload",
 )  # fmt: skip
 """Settings that a layout holds under the same name and meaning."""
 

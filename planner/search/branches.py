@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
 from math import inf
 from operator import or_
 
@@ -22,6 +22,7 @@ from meshwright.planner.bounds.degree_bound import (
     rows_of,
 )
 from meshwright.planner.bounds.exact_cost import MappingBounds
+from meshwright.planner.bounds.stages import ALL_LAYERS
 from meshwright.planner.search.certificate import Certificate
 from meshwright.planner.search.model import Candidates
 from meshwright.planner.search.pricing import Pricing
@@ -32,6 +33,10 @@ FloatArray = NDArray[np.float64]
 
 NARROWED = ("cp", "ep", "etp")
 """Axes of which an execution may exclude degrees."""
+DEGREES = frozenset(("tp", "cp", "pp", "dp", "ep", "etp", "micro_batch", "num_micro_batches"))
+"""Fields that the degrees with a micro-batch decide."""
+DEGREES_TOGETHER = 1 << 16
+"""Degrees worked on between two looks at the clock."""
 FEW_VARIANTS = 4096
 """Below which an array operation takes no longer for more variants."""
 
@@ -65,18 +70,56 @@ class Branch:
         self, layouts: Layout, memory_gib: FloatArray, certificate: Certificate
     ) -> NDArray[np.bool_]:
         """Which layouts no rule forbids; the others are counted under the first rule that does."""
+        counts = np.ones(len(memory_gib), dtype=np.int64)
+        return self._kept(self.rules, layouts, memory_gib, counts, certificate)
+
+    def _kept(
+        self,
+        rules: Sequence[Rule],
+        layouts: Layout,
+        memory_gib: FloatArray,
+        counts: IntArray,
+        certificate: Certificate,
+    ) -> NDArray[np.bool_]:
+        """Which layouts none of some rules forbids; each stands for so many in the counts."""
         table = Candidates(workload=self.pricing.workload, layouts=layouts, memory_gib=memory_gib)
         keep = np.ones(len(memory_gib), dtype=bool)
-        for rule in self.rules:
+        for rule in rules:
             broken = keep & (rule.excess(table) > 0)
-            certificate.rule_out(rule.name, int(broken.sum()))
+            certificate.rule_out(rule.name, int(counts[broken].sum()))
             keep &= ~broken
         return keep
+
+    @cached_property
+    def _rules_of_degrees(self) -> tuple[Rule, ...]:
+        """Those that say the same of all layouts of some degrees."""
+        read = [(rule, rule.fields_read()) for rule in self.rules]
+        return tuple(rule for rule, names in read if names is not None and names <= DEGREES)
+
+    def _legal_degrees(self, degrees: Layout, certificate: Certificate) -> Layout:
+        """Degrees of which no rule forbids every layout."""
+        counts = self.space.layouts_per_degrees(degrees)
+        memory_gib = np.zeros(len(counts))
+        rules = self._rules_of_degrees
+        return degrees.take(self._kept(rules, degrees, memory_gib, counts, certificate))
+
+    def _legal_in_any_memory(self, layouts: Layout, certificate: Certificate) -> Layout:
+        """Those that no rule forbids however much memory there is: asked first, as it takes less time.
+
+        As many layers as can be are recomputed: no rule asks for fewer.
+        """
+        full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
+        recomputed = replace(layouts, recompute_layers=np.where(full, ALL_LAYERS, 0))
+        nothing_gib = np.zeros(layouts.broadcast_shape())
+        return layouts.take(self.legal(recomputed, nothing_gib, certificate))
 
     def expanded(
         self, degrees: Layout, cutoff_s: float, certificate: Certificate
     ) -> tuple[Layout, FloatArray, FloatArray]:
         """Legal layouts of some degrees that may beat the cutoff, with least memory and bound, [n]."""
+        degrees = self._legal_degrees(degrees, certificate)
+        if not degrees.broadcast_shape()[0]:
+            return degrees, np.zeros(0), np.zeros(0)
         degrees = self._roomy(degrees, certificate)
         variants = self._promising(self.space.variants(degrees), cutoff_s, certificate)
         layouts = self.space.grouped(self.space.scheduled(variants))
@@ -88,6 +131,8 @@ class Branch:
         """Those of some layouts that are legal and may beat the cutoff, with least memory and bound, [n]."""
         if not layouts.broadcast_shape()[0]:
             return layouts, np.zeros(0), np.zeros(0)
+        if layouts.broadcast_shape()[0] >= FEW_VARIANTS:
+            layouts = self._legal_in_any_memory(layouts, certificate)
         memory_gib, recomputed_layers = self.pricing.least_memory_gib(layouts)
         layouts = replace(layouts, recompute_layers=recomputed_layers)
         legal = self.legal(layouts, memory_gib, certificate)
@@ -113,7 +158,7 @@ class Branch:
         Few are left as they are: bounding all of their variants takes no longer than bounding some.
         """
         count = degrees.broadcast_shape()[0]
-        if count * len(self.space.zero) * len(self.space.recompute) < FEW_VARIANTS:
+        if count * len(self.space.offloads) * len(self.space.recompute) < FEW_VARIANTS:
             return degrees
         sparing = replace(self.space, recompute=sparing_recompute(self.space)).variants(degrees)
         least_gib = self.pricing.recomputed_memory_gib(sparing).reshape(count, -1).min(axis=1)
@@ -191,14 +236,31 @@ class DegreeScan:
     """Degrees of the space of all branches, bounded for all of them at once and for each of them."""
 
     def __init__(
-        self, space: Space, branches: Sequence[Branch], table: ShapeTable, degrees: Layout
+        self,
+        space: Space,
+        branches: Sequence[Branch],
+        table: ShapeTable,
+        degrees: Layout,
+        on_block: Callable[[], object],
     ) -> None:
+        """`on_block` is called again and again while all degrees are worked on; what it raises ends that."""
         self._space, self._branches, self._table, self._degrees = space, branches, table, degrees
-        self._shapes = table.rows(degrees)
-        self.bound_s = self._bounds_s(table.least, slice(None))
+        self._on_block = on_block
+        count = degrees.broadcast_shape()[0]
+        self._shapes = np.empty(count, dtype=np.int64)
+        self.bound_s = np.empty(count)
         """Of the fastest branch, [n]."""
+        for rows in self._blocks(np.arange(count)):
+            self._shapes[rows] = table.rows(degrees.take(rows))
+            self.bound_s[rows] = self._bounds_s(table.least, rows)
 
-    def _bounds_s(self, costs: LayerCosts, rows: IntArray | slice) -> FloatArray:
+    def _blocks(self, rows: IntArray) -> Iterator[IntArray]:
+        """Rows in parts that a core's cache holds."""
+        for start in range(0, len(rows), DEGREES_TOGETHER):
+            self._on_block()
+            yield rows[start : start + DEGREES_TOGETHER]
+
+    def _bounds_s(self, costs: LayerCosts, rows: IntArray) -> FloatArray:
         """Of some of the degrees."""
         degrees = self._degrees.take(rows)
         bubble = self._space.smallest_bubble[np.asarray(degrees.pp)]
@@ -216,12 +278,15 @@ class DegreeScan:
 
     def layouts(self, rows: IntArray) -> int:
         """How many layouts some of the degrees have in all branches."""
-        degrees = self._degrees.take(rows)
-        own = tuple(np.asarray(getattr(degrees, name)) for name in NARROWED)
         sizes = [max(getattr(self._space, name), default=0) + 1 for name in NARROWED]
         kinds = np.zeros(sizes, dtype=np.int64)
         for branch in self._branches:
             columns = np.ix_(*(getattr(branch.space, name) for name in NARROWED))
             kinds[columns] += len(branch.space.recompute)
-        pipelines = self._space.pipeline_counts[np.asarray(degrees.pp)]
-        return int((pipelines * kinds[own] * self._space.shardings(degrees)).sum())
+        count = 0
+        for block in self._blocks(rows):
+            degrees = self._degrees.take(block)
+            own = tuple(np.asarray(getattr(degrees, name)) for name in NARROWED)
+            pipelines = self._space.pipeline_counts[np.asarray(degrees.pp)]
+            count += int((pipelines * kinds[own] * self._space.shardings(degrees)).sum())
+        return count

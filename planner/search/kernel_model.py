@@ -174,7 +174,7 @@ class KernelModel:
         for each in self.combinations:
             numbers.setdefault(each.kernel, len(numbers))
         self._named(lambda each: f"kernel_{numbers[each.kernel]}")
-        for name in (*KERNEL[:-1], "zero_stage", "shard_groups"):
+        for name in (*KERNEL[:-1], "zero_stage", "shard_groups", "optimizer_offload"):
             self._named(lambda each, name=name: f"{name}_{getattr(each.layout, name)}")  # type: ignore[misc]
         self._named(
             lambda each: (

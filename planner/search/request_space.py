@@ -60,6 +60,7 @@ def space_of(request: PlanRequest, execution: Execution | None = None) -> Space:
         zero=tuple(z for z in zero if pins.get("zero_stage", z) == z),
         shard_groups=_shard_groups(request),
         sharded=framework.shard_groups.zero_stages if framework.shard_groups else (),
+        offloads=_offloads(request, tuple(z for z in zero if pins.get("zero_stage", z) == z)),
         recompute=_recompute_kinds(request),
         sequence_parallel=framework.sequence_parallel is not None,
         fewest_gpus=request.gpus if "idle-gpus" in forbids else 1,
@@ -98,6 +99,24 @@ def _shard_groups(request: PlanRequest) -> tuple[int, ...]:
     if is_free and not is_irregular(request.cluster):
         groups = [d for d in divisors(request.global_batch) if d <= request.gpus]
     return tuple(number for number in groups if wanted is None or number == wanted)
+
+
+def _offloads(request: PlanRequest, zero_stages: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Every ZeRO stage with each share of the optimizer's states that may lie in the host's memory."""
+    record = framework_named(request.framework).optimizer_offload
+    wanted = request.pins.get("optimizer_offload")
+    is_free = record is not None and "optimizer-offload" not in request.forbids
+    shares = [0]
+    if record is not None and is_free:
+        tried = record.percents if wanted is None else (int(wanted),)
+        shares += [share for share in tried if share > 0]
+    stages = record.zero_stages if record is not None else ()
+    return tuple(
+        (zero, share)
+        for zero in zero_stages
+        for share in shares
+        if (share == 0 or zero in stages) and (wanted is None or share == wanted)
+    )
 
 
 def _schedules(request: PlanRequest) -> tuple[str, ...]:

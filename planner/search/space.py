@@ -7,7 +7,7 @@ layers are split and where ranks lie is decided for each layout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -49,6 +49,8 @@ class Space:
     """Numbers of groups of replicas; each goes with the replicas that it divides."""
     sharded: tuple[int, ...]
     """ZeRO stages that several groups go with."""
+    offloads: tuple[tuple[int, int], ...]
+    """Every (ZeRO stage, percent of the optimizer's states in the host's memory)."""
     recompute: tuple[int, ...]
     sequence_parallel: bool
     fewest_gpus: int
@@ -95,17 +97,19 @@ class Space:
 
         `on_block` is called again and again meanwhile; what it raises ends the enumeration.
         """
-        blocks = []
+        look_up = on_block or (lambda: None)
+        blocks = [np.zeros((7, 0), dtype=np.int64)]
         for block in self._degree_blocks(most_gpus, max(more_than, self.fewest_gpus - 1)):
             blocks.append(block)
-            if on_block is not None:
-                on_block()
-        if not blocks:
-            return _layouts(np.zeros((0, 7), dtype=np.int64), self)
-        return _layouts(np.concatenate(blocks), self)
+            look_up()
+        columns = []
+        for parts in zip(*blocks, strict=True):
+            columns.append(np.concatenate(parts))
+            look_up()
+        return _layouts(columns, self)
 
     def _degree_blocks(self, most_gpus: int, more_than: int) -> Iterator[IntArray]:
-        """Rows of each (tp, cp); among them pp runs slowest, then etp, ep, and (dp, micro-batch)."""
+        """Columns of each (tp, cp); in them pp runs slowest, then etp, ep, and (dp, micro-batch)."""
         dps, sizes = self._batch_pairs
         for tp in self.tp:
             etps = np.array(self.etp, dtype=np.int64)
@@ -130,7 +134,7 @@ class Space:
                     np.array(self.ep)[index[2]],
                     etps[index[1]],
                 )
-                yield np.stack([*columns, sizes[index[3]]], axis=1)
+                yield np.stack([*columns, sizes[index[3]]])
 
     def shapes(self) -> Layout:
         """Every (tp, cp, ep, etp, micro_batch) once, on as few GPUs as it needs.
@@ -154,18 +158,17 @@ class Space:
         )
 
     def variants(self, degrees: Layout) -> Layout:
-        """Every ZeRO stage and recomputation of the given degrees, without virtual stages; arrays of shape
-        [n].
+        """Every ZeRO stage, offloaded share and recomputation of the given degrees, without virtual stages;
+        arrays of shape [n].
         """
         count = degrees.broadcast_shape()[0]
-        zero, recompute = (
-            np.array(self.zero, dtype=np.int64),
-            np.array(self.recompute, dtype=np.int64),
-        )
+        zero, offload = np.array(self.offloads, dtype=np.int64).reshape(-1, 2).T
+        recompute = np.array(self.recompute, dtype=np.int64)
         grown = degrees.take(np.repeat(np.arange(count), len(zero) * len(recompute)))
         return replace(
             grown,
             zero_stage=np.tile(np.repeat(zero, len(recompute)), count),
+            optimizer_offload=np.tile(np.repeat(offload, len(recompute)), count),
             recompute=np.tile(recompute, count * len(zero)),
         )
 
@@ -222,9 +225,11 @@ class Space:
         return np.asarray(self.pipeline_counts[pp] * kinds, dtype=np.int64)
 
     def shardings(self, degrees: Layout) -> IntArray:
-        """Pairs of a ZeRO stage and a number of shard groups that the given degrees have, shape [n]."""
-        whole = len(self.zero) if 1 in self.shard_groups else 0
-        stages = len(set(self.zero) & set(self.sharded))
+        """Triples of a ZeRO stage, an offloaded share and a number of shard groups that the given degrees
+        have, shape [n].
+        """
+        whole = len(self.offloads) if 1 in self.shard_groups else 0
+        stages = sum(zero in self.sharded for zero, _ in self.offloads)
         dp, cp = (np.atleast_1d(np.asarray(x)) for x in (degrees.dp, degrees.cp))
         several = self._several[dp, (cp > 1).astype(np.int64)] if stages else 0
         return np.asarray(whole + stages * several, dtype=np.int64)
@@ -275,9 +280,9 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
-def _layouts(table: IntArray, space: Space) -> Layout:
-    tp, cp, pp, dp, ep, etp, size = table.T
-    zeros, ones = np.zeros(len(table), dtype=np.int64), np.ones(len(table), dtype=np.int64)
+def _layouts(columns: Sequence[IntArray], space: Space) -> Layout:
+    tp, cp, pp, dp, ep, etp, size = columns
+    zeros, ones = np.zeros_like(tp), np.ones_like(tp)
     return Layout(
         tp=tp,
         cp=cp,
@@ -291,6 +296,7 @@ def _layouts(table: IntArray, space: Space) -> Layout:
         sequence_parallel=(tp > 1) & space.sequence_parallel,
         zero_stage=zeros,
         shard_groups=ones,
+        optimizer_offload=zeros,
         recompute=zeros,
         recompute_layers=zeros,
         schedule=zeros,

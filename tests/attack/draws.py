@@ -148,6 +148,7 @@ def _drawn(chance: random.Random, request: PlanRequest, plan: Plan) -> Layout | 
         sequence_parallel=degrees["tp"] > 1,
         zero_stage=chance.choice(space.zero_stages),
         shard_groups=chance.choice((1, chance.choice(space.shard_groups))),
+        optimizer_offload=chance.choice((0, chance.choice(space.optimizer_offloads))),
         recompute=_mask(kind),
         schedule=int(schedule_named(name)) if degrees["pp"] > 1 else 0,
     )
@@ -190,6 +191,7 @@ def _neighbour(chance: random.Random, request: PlanRequest, plan: Plan) -> Layou
             layout,
             zero_stage=chance.choice(space.zero_stages),
             shard_groups=chance.choice(space.shard_groups),
+            optimizer_offload=chance.choice(space.optimizer_offloads),
         )
     elif kind < 0.9:
         layout = replace(layout, ep=chance.choice(space.ep), etp=chance.choice(space.etp))

@@ -165,6 +165,26 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"dp": 2, "cp": 2, "shard_groups": 2},
         {"dp": 2, "shard_groups": 2},
     ),
+    "offloaded-share": (
+        workload(),
+        {"dp": 4, "zero_stage": 1, "optimizer_offload": 100},
+        {"dp": 4, "zero_stage": 1, "optimizer_offload": 101},
+    ),
+    "megatron-offload-zero": (
+        workload(),
+        {"dp": 4, "zero_stage": 1, "optimizer_offload": 25},
+        {"dp": 4, "optimizer_offload": 25},
+    ),
+    "megatron-offload-adam": (
+        workload(optimizer="sgd"),
+        {"dp": 4, "zero_stage": 1},
+        {"dp": 4, "zero_stage": 1, "optimizer_offload": 25},
+    ),
+    "megatron-offload-fp8": (
+        workload(precision="fp8", fp8_parameters=True),
+        {"dp": 4, "zero_stage": 1},
+        {"dp": 4, "zero_stage": 1, "optimizer_offload": 25},
+    ),
     "megatron-expert-shard-groups": (
         workload(MOE),
         {"tp": 2, "dp": 8, "ep": 8, "shard_groups": 2},
@@ -624,6 +644,27 @@ def test_excess_is_positive_exactly_where_check_finds_something(
         for i in range(2):
             found = rule.check(finished(work, layouts[i], memories[i]))
             assert (excess[i] > 0) == (found is not None), rule.name
+
+
+@settings(max_examples=50, deadline=None)
+@given(plans(), plans())
+def test_fields_that_a_rule_does_not_read_change_nothing(
+    one: tuple[Workload, Layout, float], other: tuple[Workload, Layout, float]
+) -> None:
+    work, layout, memory = one
+    for rule in RULES.values():
+        read = rule.fields_read()
+        if read is None:
+            continue
+        others = {key: value for key, value in vars(other[1]).items() if key not in read}
+        table = as_table(work, [layout, replace(layout, **others)], [memory, other[2]])
+        before, after = rule.excess(table)
+        assert before == after, rule.name
+
+
+def test_fields_read_are_named() -> None:
+    assert RULES["heads-by-tp-cp"].fields_read() == frozenset(("tp", "cp"))
+    assert RULES["hbm"].fields_read() is None
 
 
 def test_post_keeps_the_legal_of_many_and_may_be_conditional() -> None:

@@ -150,6 +150,7 @@ def layouts(draw: st.DrawFn, model: ModelSpec) -> Layout:
         sequence_parallel=draw(st.booleans()),
         zero_stage=draw(st.integers(0, 3)),
         shard_groups=draw(st.sampled_from([n for n in (1, 1, 2, 3, 4, 8) if dp * cp % n == 0])),
+        optimizer_offload=draw(st.sampled_from([0, 0, 25, 100])),
         recompute=int(Recompute.FULL) if full else draw(st.integers(0, int(Recompute.FULL) - 1)),
         recompute_layers=draw(st.sampled_from([0, 1, 2, 3, ALL])) if full else 0,
     )

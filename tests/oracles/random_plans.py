@@ -138,6 +138,7 @@ def _degrees(rng: random.Random, framework: FrameworkName, model: ModelSpec) -> 
         and (rng.random() < 0.7 or model.moe is not None),
         "zero_stage": zero,
         "shard_groups": _shard_groups(framework, dp, zero, seed=(tp, cp, pp, ep, vpp)),
+        "optimizer_offload": _offloaded(framework, zero, seed=(tp, cp, pp, dp, ep, vpp)),
         "schedule": _schedule(rng, framework, pp, vpp),
     }
 
@@ -147,6 +148,13 @@ def _shard_groups(framework: FrameworkName, dp: int, zero: int, seed: tuple[int,
     if zero == 0 or framework == "deepspeed":
         return 1
     return random.Random(repr((dp, zero, seed))).choice([1, 1, 2, 4])
+
+
+def _offloaded(framework: FrameworkName, zero: int, seed: tuple[int, ...]) -> int:
+    """Percent of the optimizer, of a generator of its own."""
+    if zero != 1 or framework != "megatron":
+        return 0
+    return random.Random(repr((seed, zero))).choice([0, 0, 0, 25, 100])
 
 
 def _schedule(rng: random.Random, framework: FrameworkName, pp: int, vpp: int) -> ScheduleName:

@@ -47,6 +47,7 @@ class JobRow(BaseModel):
     num_micro_batches: int | None = None
     zero_stage: int | None = None
     shard_groups: int | None = None
+    optimizer_offload: int | None = None
     recompute: str | None = None
     schedule: str | None = None
     message: str = ""

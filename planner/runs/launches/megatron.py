@@ -104,6 +104,9 @@ def from_megatron(line: CommandLine, known: ModelSpec | None = None) -> LaunchRu
     instances = line.count(_OPTIMIZER_INSTANCES)
     if instances > 1:
         settings["shard_groups"] = instances
+    offloaded = _offloaded_percent(line)
+    if offloaded:
+        settings["optimizer_offload"] = offloaded
     assumed = []
     if known is None and not (line.has("--vocab-size") or line.has("--padded-vocab-size")):
         assumed.append(
@@ -158,6 +161,13 @@ def _numerics(line: CommandLine) -> dict[str, Any]:
     if any(kept):
         settings["fp8_params"] = True
     return settings
+
+
+def _offloaded_percent(line: CommandLine) -> int:
+    """Of the optimizer's states, to a whole number. The share is 1 where the switch stands alone."""
+    line.has("--overlap-cpu-optimizer-d2h-h2d")
+    share = line.number("--optimizer-offload-fraction", 1.0)
+    return round(100 * share) if line.has("--optimizer-cpu-offload") else 0
 
 
 def _precision(line: CommandLine) -> str:

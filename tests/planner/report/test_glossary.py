@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from meshwright import cli
+from meshwright import cli, plan
 from meshwright.planner.report.first_screen import first_screen
 from meshwright.planner.report.glossary import meaning_of, meanings
 from meshwright.planner.report.plan_view import plan_view
@@ -31,6 +31,16 @@ def test_every_term_of_the_screen_is_explained(model: str) -> None:
     terms += [grade.what for grade in plan.grades]
     missing = [term for term in {*terms} - PLAIN - {""} if meaning_of(term) is None]
     assert missing == []
+
+
+@pytest.mark.slow
+def test_idle_gpus_produce_no_tokens() -> None:
+    """7 GPUs asked for, 4 in use: tokens of a step over its seconds, and a quarter of that a GPU."""
+    pins = {"tp": 1, "cp": 1, "pp": 1, "dp": 4}
+    made = plan("gpt2-xl", cluster="dgx-h100", gpus=7, global_batch=16, seq_len=1024, pin=pins)
+    assert made.predicted is not None
+    per_s = 16 * 1024 / made.predicted.step_time_s
+    assert f"{per_s:,.0f} tokens/s, {per_s / 4:,.0f} a GPU" in text(*first_screen(made), width=200)
 
 
 def test_the_first_screen_is_twenty_lines_of_eighty() -> None:

@@ -26,6 +26,7 @@ def run_to_mapping(run: Run) -> dict[str, Any]:
         "sequence_parallel": bool(layout.sequence_parallel),
         "zero_stage": layout.zero_stage,
         "shard_groups": layout.shard_groups,
+        "optimizer_offload": layout.optimizer_offload,
         **_recompute_settings(mask, int(layout.recompute_layers)),
         "precision": work.precision,
         "optimizer": work.optimizer,

@@ -52,7 +52,8 @@ def layouts(request: PlanRequest) -> Iterator[Layout]:
         sizes = [size for size in range(1, share + 1) if share % size == 0]
         for ep, etp in product(range(1, experts + 1), count):
             if (tp * cp * dp) % (ep * etp) == 0:
-                for size, (zero, groups), mask in product(sizes, shardings(cp, dp), masks(request)):
+                for size, sharding, mask in product(sizes, shardings(cp, dp), masks(request)):
+                    zero, groups, offloaded = sharding
                     yield Layout(
                         tp=tp,
                         cp=cp,
@@ -65,14 +66,15 @@ def layouts(request: PlanRequest) -> Iterator[Layout]:
                         sequence_parallel=tp > 1,
                         zero_stage=zero,
                         shard_groups=groups,
+                        optimizer_offload=offloaded,
                         recompute=mask,
                     )
 
 
-def shardings(cp: int, dp: int) -> list[tuple[int, int]]:
-    """Pairs of a ZeRO stage and a number of groups that dp divides into, of two ranks or more."""
+def shardings(cp: int, dp: int) -> list[tuple[int, int, int]]:
+    """A ZeRO stage, a number of groups that dp divides into, of two ranks or more, and what is offloaded."""
     several = [n for n in range(2, dp + 1) if dp % n == 0 and dp * cp // n > 1]
-    return [(0, 1), (1, 1), *((1, groups) for groups in several)]
+    return [(0, 1, 0), *product((1,), (1, *several), (0, 25, 50, 75, 100))]
 
 
 def masks(request: PlanRequest) -> list[int]:
@@ -104,6 +106,7 @@ def wanted(request: PlanRequest, layout: Layout) -> bool:
         "ep": int(layout.ep) > 1,
         "interleaving": False,
         "shard-groups": int(layout.shard_groups) > 1,
+        "optimizer-offload": int(layout.optimizer_offload) > 0,
     }
     return not any(excluded[name] for name in request.forbids)
 

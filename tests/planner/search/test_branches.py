@@ -15,6 +15,7 @@ from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.reader import read_model
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.search import branches
 from meshwright.planner.search.branches import sparing_recompute
 from meshwright.planner.search.certificate import Certificate
 from meshwright.planner.search.executions import branch_of
@@ -43,6 +44,21 @@ def test_what_is_dropped_whole_has_no_legal_layout(name: str) -> None:
     dropped = sum(certificate.ruled_out.values())
     assert dropped + len(rows(kept)) == int(own.layouts_per_degrees(degrees).sum())
     assert certificate.ruled_out["hbm"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rules_asked_before_memory_forbid_nothing_else(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(branches, "FEW_VARIANTS", 1)
+    own = space(**CASES[name])
+    branch = branch_of(own, CostModelPricing(own.workload))
+    layouts = own.layouts(own.degrees(own.workload.gpus))
+    memory_gib, amounts = branch.pricing.least_memory_gib(layouts)
+    layouts = replace(layouts, recompute_layers=amounts)
+    legal = layouts.take(branch.legal(layouts, memory_gib, Certificate()))
+    kept, _, _ = branch.promising_layouts(layouts, inf, Certificate())
+    assert sorted(rows(kept)) == sorted(rows(legal))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -73,14 +73,15 @@ def test_every_number_that_divides_is_in_the_space_once() -> None:
             np.asarray(layouts.cp).tolist(),
             np.asarray(layouts.zero_stage).tolist(),
             np.asarray(layouts.shard_groups).tolist(),
+            np.asarray(layouts.optimizer_offload).tolist(),
             np.asarray(layouts.recompute).tolist(),
             strict=True,
         )
     )
     assert len(rows) == len(set(rows)) == space.layouts_per_degrees(degrees).sum()
-    groups: dict[tuple[int, int], list[int]] = {(cp, zero): [] for cp, zero, _, _ in rows}
-    for cp, zero, number, mask in rows:
-        if mask == 0:
+    groups: dict[tuple[int, int], list[int]] = {(cp, zero): [] for cp, zero, *_ in rows}
+    for cp, zero, number, offloaded, mask in rows:
+        if mask == 0 and offloaded == 0:
             groups[cp, zero].append(number)
     assert groups == {
         (1, 0): [1],

@@ -1,0 +1,75 @@
+"""Optimizer states in the host's memory: what they go together with."""
+
+from __future__ import annotations
+
+from meshwright.constraints.kinds import AtMost, Requires, When, of
+from meshwright.constraints.rule import Rule
+from meshwright.costmodel.workload import Workload
+
+_FP32_BYTES = 4
+
+OFFLOADED_SHARE = AtMost(
+    name="offloaded-share",
+    sentence="optimizer_offload <= 100: percent of the parameters",
+    unit="percent",
+    value=of("optimizer_offload"),
+    limit=of(number=100),
+    words="{value} % of the optimizer's states offloaded",
+    remedy="Give a share of 0 to 100 %.",
+)
+
+MEGATRON_OFFLOAD_ZERO = Requires(
+    name="megatron-offload-zero",
+    sentence="zero_stage = 1 where optimizer states are offloaded",
+    unit="settings",
+    when=(When("optimizer_offload", least=1),),
+    needs=When("zero_stage", least=1, most=1),
+    words="{optimizer_offload} % of the optimizer's states offloaded under ZeRO {zero_stage}",
+    remedy="Use ZeRO stage 1 (the distributed optimizer), or offload nothing.",
+)
+"""--optimizer-cpu-offload needs --use-precision-aware-optimizer (megatron/training/arguments.py), which
+needs the distributed optimizer (megatron/core/optimizer/optimizer_config.py)."""
+
+
+def _other_states(workload: Workload) -> bool:
+    """Whether states are not those of Adam in fp32 beside bf16 weights."""
+    narrow = workload.moment_bytes < _FP32_BYTES
+    return workload.optimizer != "adam" or narrow or workload.precision == "fp16"
+
+
+MEGATRON_OFFLOAD_ADAM = AtMost(
+    name="megatron-offload-adam",
+    sentence="optimizer_offload = 0 unless the optimizer is Adam with fp32 moments, and not in fp16",
+    unit="percent",
+    binds=_other_states,
+    value=of("optimizer_offload"),
+    limit=of(number=0),
+    words="{value} % of the states of {optimizer} offloaded in {precision}",
+    remedy="Train with adam in another precision and without 16-bit moments, or offload nothing.",
+)
+"""The flag that it needs is for Adam alone (optimizer_config.py); hybrid_optimizer.py passes no type of
+moments on, and speaks of mixed precision in bf16."""
+
+
+def _narrow_parameters(workload: Workload) -> bool:
+    """Whether parameters live in FP8 under scales of the tensor's own."""
+    return bool(workload.fp8_parameters) and workload.fp8_recipe != "delayed"
+
+
+MEGATRON_OFFLOAD_FP8 = AtMost(
+    name="megatron-offload-fp8",
+    sentence="optimizer_offload = 0 with FP8 parameters unless their scales are delayed",
+    unit="percent",
+    binds=_narrow_parameters,
+    value=of("optimizer_offload"),
+    limit=of(number=0),
+    words="{value} % of the optimizer's states offloaded beside FP8 parameters",
+    remedy="Do not allow fp8-params, or offload nothing.",
+)
+"""megatron/training/arguments.py asserts it of --fp8-param-gather."""
+
+MEGATRON_OFFLOAD_RULES: tuple[Rule, ...] = (
+    MEGATRON_OFFLOAD_ZERO,
+    MEGATRON_OFFLOAD_ADAM,
+    MEGATRON_OFFLOAD_FP8,
+)
