@@ -13,7 +13,7 @@ from meshwright.constraints.columns import set_bits
 from meshwright.constraints.kinds import AtLeast, AtMost, Divides, Equals, Requires, When, of
 from meshwright.constraints.megatron import refused_recompute
 from meshwright.constraints.nvlink_domain import keeps_inside
-from meshwright.constraints.registry import findings, rules_for
+from meshwright.constraints.registry import findings, rule_named, rules_for
 from meshwright.constraints.rule import Finding, FinishedPlan, spans_of
 from meshwright.constraints.scale_up import ScaleUpDomain
 from meshwright.constraints.torchtitan_model import foreign_parts
@@ -627,6 +627,24 @@ def test_stages_found_wrong_are_counted() -> None:
     for stages, numbers in counted.items():
         finding = rule.check(replace(good, stages=stages))
         assert numbers == (None if finding is None else (finding.value, finding.limit))
+
+
+def test_a_stage_keeps_groups_of_layers_whole() -> None:
+    every_second = MoeSpec(experts=24, top_k=2, moe_ffn_hidden=768, every=2)
+    good = finished(workload(MOE.model_copy(update={"moe": every_second})), Layout(pp=2), 1.0)
+    rule = RULES["layers-by-stages"]
+    assert rule.check(replace(good, stages=((6,), (6,)))) is None
+    finding = rule.check(replace(good, stages=((5,), (7,))))
+    assert finding is not None
+    assert (finding.value, finding.limit) == (1, 0)
+    assert "parts 2 layers of which one has experts" in finding.words
+    assert "a multiple of 2 of the 12 layers" in finding.remedy
+
+
+def test_rules_are_found_by_the_names_that_refusals_use() -> None:
+    assert rule_named("hbm") is not None
+    assert rule_named("megatron-sparse-attention") is not None
+    assert rule_named("no-such-rule") is None
 
 
 def test_bits_are_counted() -> None:
