@@ -30,6 +30,8 @@ class LaunchRun:
     remarks: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
     """What it does not say of its `model`, and what is taken for it."""
+    repeats_pipeline: bool = False
+    """Whether a pipeline fills and drains several times a step, which the price of a run does not know."""
 
 
 def section_of(document: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:

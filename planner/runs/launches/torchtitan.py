@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,18 @@ def from_torchtitan(command_line: CommandLine, folder: Path) -> LaunchRun:
     if gpus:
         settings["gpus"] = gpus
     model, remarks = _model(line)
+    repeated = _repeats_pipeline(line, settings)
+    if repeated:
+        what = "the pipeline fills and drains for every training.local_batch_size sequences"
+        remarks.append(f"{what}, and is priced as filled once a step")
     unread = tuple(line.unread(_HARMLESS))
-    return LaunchRun(settings=settings, model=model, unread=unread, remarks=tuple(remarks))
+    return LaunchRun(
+        settings=settings,
+        model=model,
+        unread=unread,
+        remarks=tuple(remarks),
+        repeats_pipeline=repeated,
+    )
 
 
 def _sharding(line: CommandLine, pp: int) -> dict[str, int]:
@@ -104,6 +115,14 @@ def _batch(line: CommandLine, pp: int) -> dict[str, int]:
     elif dp is not None:
         settings["global_batch"] = local_batch * dp
     return settings
+
+
+def _repeats_pipeline(line: CommandLine, settings: Mapping[str, Any]) -> bool:
+    """Whether a step is several local batches, one after the other through the pipeline."""
+    local_batch, dp = line.integer("--training.local-batch-size", 8), settings.get("dp")
+    if settings["pp"] == 1 or dp is None:
+        return False
+    return bool(settings.get("global_batch") != local_batch * dp)
 
 
 def _schedule(line: CommandLine, pp: int) -> dict[str, Any]:

@@ -40,13 +40,26 @@ def registry_settings(folder: Path, module: str, settings: Mapping[str, Any]) ->
     for converter, precision in _PRECISIONS.items():
         if f"{converter}.Config(" in text:
             found["precision"] = precision
-    parts = _stage_names(text)
+    return found | stages_of_parts(_stage_names(text), settings)
+
+
+def stages_of_parts(parts: object, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Virtual stages and layers of each stage; empty where the parts are no chunks of a pipeline.
+
+    Parameters
+    ----------
+    parts
+        `module_fqns_per_model_part`: a list of the names of its modules for each chunk, in the model's order.
+    settings
+        pp and schedule, as the flags have them.
+    """
     pp = settings["pp"]
-    if parts and pp > 1 and len(parts) % pp == 0:
-        chunks = [sum(name.startswith("layers.") for name in part) for part in parts]
-        found["vpp"] = len(chunks) // pp
-        found["stages"] = _by_rank(chunks, pp, settings.get("schedule", "1f1b"))
-    return found
+    listed = parts if isinstance(parts, list) else []
+    if not listed or pp <= 1 or len(listed) % pp or not all(isinstance(x, list) for x in listed):
+        return {}
+    chunks = [sum(str(name).startswith("layers.") for name in part) for part in listed]
+    stages = _by_rank(chunks, pp, settings.get("schedule", "1f1b"))
+    return {"vpp": len(chunks) // pp, "stages": stages}
 
 
 def _stage_names(text: str) -> list[list[str]]:

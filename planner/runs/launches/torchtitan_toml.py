@@ -17,6 +17,7 @@ from meshwright.errors import InputError
 from meshwright.planner.runs.launches.flags import CommandLine
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.launches.torchtitan import from_torchtitan
+from meshwright.planner.runs.launches.torchtitan_registry import stages_of_parts
 
 _SECTION = re.compile(r"\s*(?:#[^\n]*\n\s*)*\[[A-Za-z_][\w.]*\]\s*(?:#[^\n]*)?(?:\n|$)")
 _SECTIONS = ("training", "parallelism", "compile")
@@ -27,14 +28,17 @@ _HARMLESS = frozenset(
     disable_loss_parallel components backend fullgraph
     """.split()  # noqa: SIM905
 )
-_OLD_NAMES = {"training.batch_size": "training.local_batch_size"}
-_CONVERTERS = {
+OLD_NAMES = {"training.batch_size": "training.local_batch_size"}
+"""Keys before v0.1.0, and what they are called since."""
+CONVERTERS = {
     "float8": "fp8",
     "quantize.linear.float8": "fp8",
     "mx": "mxfp8",
     "quantize.linear.mx": "mxfp8",
 }
 """Precision of the run by the name in `converters` of `model`."""
+MODEL_PARTS = "module_fqns_per_model_part"
+"""Key of `parallelism` with the modules of each chunk of the pipeline."""
 _CHECKPOINTS = ("none", "selective", "full", "memory_budget")
 
 
@@ -54,17 +58,17 @@ def toml_document(text: str, where: str) -> dict[str, Any]:
 def from_toml(document: Mapping[str, object], path: Path) -> LaunchRun:
     """The run of a TOML file's sections. Raises InputError where they are of another program."""
     where = str(path)
-    model = document.get("model")
-    if not isinstance(model, Mapping) or not isinstance(document.get("parallelism"), Mapping):
+    model, degrees = document.get("model"), document.get("parallelism")
+    if not isinstance(model, Mapping) or not isinstance(degrees, Mapping):
         what = "torchtitan's TOML files have sections model and parallelism, this one has not"
         raise InputError(what, where=where)
     run = from_torchtitan(CommandLine(_words(document, where), where), path.parent)
     converters = model.get("converters")
     named = converters if isinstance(converters, list) else []
-    precisions = [_CONVERTERS[name] for name in map(str, named) if name in _CONVERTERS]
-    if precisions:
-        run = replace(run, settings={**run.settings, "precision": precisions[-1]})
-    return run
+    precisions = [CONVERTERS[name] for name in map(str, named) if name in CONVERTERS]
+    settings = run.settings | stages_of_parts(degrees.get(MODEL_PARTS), run.settings)
+    settings["precision"] = precisions[-1] if precisions else "bf16"
+    return replace(run, settings=settings)
 
 
 def _words(document: Mapping[str, object], where: str) -> Iterator[str]:
@@ -91,8 +95,8 @@ def _words(document: Mapping[str, object], where: str) -> Iterator[str]:
         if not isinstance(settings, Mapping):
             raise InputError("must be a section", where=f"{where}: {section}", value=settings)
         for key, value in settings.items():
-            if key not in _HARMLESS:
-                yield from _flag(_OLD_NAMES.get(f"{section}.{key}", f"{section}.{key}"), value)
+            if key not in _HARMLESS and key != MODEL_PARTS:
+                yield from _flag(OLD_NAMES.get(f"{section}.{key}", f"{section}.{key}"), value)
 
 
 def _flag(name: str, value: object) -> Iterator[str]:
