@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from math import inf
@@ -35,6 +35,8 @@ NARROWED = ("cp", "ep", "etp")
 """Axes of which an execution may exclude degrees."""
 DEGREES = frozenset(("tp", "cp", "pp", "dp", "ep", "etp", "micro_batch", "num_micro_batches"))
 """Fields that the degrees with a micro-batch decide."""
+DEGREES_TOGETHER = 1 << 16
+"""Degrees worked on between two looks at the clock."""
 FEW_VARIANTS = 4096
 """Below which an array operation takes no longer for more variants."""
 
@@ -234,14 +236,31 @@ class DegreeScan:
     """Degrees of the space of all branches, bounded for all of them at once and for each of them."""
 
     def __init__(
-        self, space: Space, branches: Sequence[Branch], table: ShapeTable, degrees: Layout
+        self,
+        space: Space,
+        branches: Sequence[Branch],
+        table: ShapeTable,
+        degrees: Layout,
+        on_block: Callable[[], object],
     ) -> None:
+        """`on_block` is called again and again while all degrees are worked on; what it raises ends that."""
         self._space, self._branches, self._table, self._degrees = space, branches, table, degrees
-        self._shapes = table.rows(degrees)
-        self.bound_s = self._bounds_s(table.least, slice(None))
+        self._on_block = on_block
+        count = degrees.broadcast_shape()[0]
+        self._shapes = np.empty(count, dtype=np.int64)
+        self.bound_s = np.empty(count)
         """Of the fastest branch, [n]."""
+        for rows in self._blocks(np.arange(count)):
+            self._shapes[rows] = table.rows(degrees.take(rows))
+            self.bound_s[rows] = self._bounds_s(table.least, rows)
 
-    def _bounds_s(self, costs: LayerCosts, rows: IntArray | slice) -> FloatArray:
+    def _blocks(self, rows: IntArray) -> Iterator[IntArray]:
+        """Rows in parts that a core's cache holds."""
+        for start in range(0, len(rows), DEGREES_TOGETHER):
+            self._on_block()
+            yield rows[start : start + DEGREES_TOGETHER]
+
+    def _bounds_s(self, costs: LayerCosts, rows: IntArray) -> FloatArray:
         """Of some of the degrees."""
         degrees = self._degrees.take(rows)
         bubble = self._space.smallest_bubble[np.asarray(degrees.pp)]
@@ -259,12 +278,15 @@ class DegreeScan:
 
     def layouts(self, rows: IntArray) -> int:
         """How many layouts some of the degrees have in all branches."""
-        degrees = self._degrees.take(rows)
-        own = tuple(np.asarray(getattr(degrees, name)) for name in NARROWED)
         sizes = [max(getattr(self._space, name), default=0) + 1 for name in NARROWED]
         kinds = np.zeros(sizes, dtype=np.int64)
         for branch in self._branches:
             columns = np.ix_(*(getattr(branch.space, name) for name in NARROWED))
             kinds[columns] += len(branch.space.recompute)
-        pipelines = self._space.pipeline_counts[np.asarray(degrees.pp)]
-        return int((pipelines * kinds[own] * self._space.shardings(degrees)).sum())
+        count = 0
+        for block in self._blocks(rows):
+            degrees = self._degrees.take(block)
+            own = tuple(np.asarray(getattr(degrees, name)) for name in NARROWED)
+            pipelines = self._space.pipeline_counts[np.asarray(degrees.pp)]
+            count += int((pipelines * kinds[own] * self._space.shardings(degrees)).sum())
+        return count

@@ -163,7 +163,7 @@ class LayoutSearch:
         table = shape_table([branch.pricing.workload for branch in self._branches], space.shapes())
         cost = gpu_seconds(workload, table) * (1 - 1e-9)
         degrees = space.degrees(workload.gpus, half, self._remaining_s)
-        upper = DegreeScan(space, self._branches, table, degrees)
+        upper = DegreeScan(space, self._branches, table, degrees, self._remaining_s)
         self._scan(upper, cost / half if half else inf)
         if not half:
             return
@@ -171,7 +171,8 @@ class LayoutSearch:
             self.certificate.fewest_gpus = max(1, int(cost / self._cutoff_s))
         if self.certificate.fewest_gpus <= half:
             fewer = space.degrees(half, self.certificate.fewest_gpus - 1, self._remaining_s)
-            self._scan(DegreeScan(space, self._branches, table, fewer), inf)
+            lower = DegreeScan(space, self._branches, table, fewer, self._remaining_s)
+            self._scan(lower, inf)
 
     def _scan(self, scan: DegreeScan, later_s: float) -> None:
         """Expands degrees in the order of their bounds until the bound reaches the cutoff.
@@ -180,7 +181,7 @@ class LayoutSearch:
         """
         bound_s = scan.bound_s
         order = np.argsort(bound_s, kind="stable")
-        self.certificate.layouts += scan.layouts(order)
+        self.certificate.layouts += scan.layouts(np.arange(len(order)))
         together = self._params.bounded_together
         position, size = 0, self._params.first_batch
         if not self._best:

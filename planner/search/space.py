@@ -7,7 +7,7 @@ layers are split and where ranks lie is decided for each layout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -97,17 +97,19 @@ class Space:
 
         `on_block` is called again and again meanwhile; what it raises ends the enumeration.
         """
-        blocks = []
+        look_up = on_block or (lambda: None)
+        blocks = [np.zeros((7, 0), dtype=np.int64)]
         for block in self._degree_blocks(most_gpus, max(more_than, self.fewest_gpus - 1)):
             blocks.append(block)
-            if on_block is not None:
-                on_block()
-        if not blocks:
-            return _layouts(np.zeros((0, 7), dtype=np.int64), self)
-        return _layouts(np.concatenate(blocks), self)
+            look_up()
+        columns = []
+        for parts in zip(*blocks, strict=True):
+            columns.append(np.concatenate(parts))
+            look_up()
+        return _layouts(columns, self)
 
     def _degree_blocks(self, most_gpus: int, more_than: int) -> Iterator[IntArray]:
-        """Rows of each (tp, cp); among them pp runs slowest, then etp, ep, and (dp, micro-batch)."""
+        """Columns of each (tp, cp); in them pp runs slowest, then etp, ep, and (dp, micro-batch)."""
         dps, sizes = self._batch_pairs
         for tp in self.tp:
             etps = np.array(self.etp, dtype=np.int64)
@@ -132,7 +134,7 @@ class Space:
                     np.array(self.ep)[index[2]],
                     etps[index[1]],
                 )
-                yield np.stack([*columns, sizes[index[3]]], axis=1)
+                yield np.stack([*columns, sizes[index[3]]])
 
     def shapes(self) -> Layout:
         """Every (tp, cp, ep, etp, micro_batch) once, on as few GPUs as it needs.
@@ -278,9 +280,9 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
-def _layouts(table: IntArray, space: Space) -> Layout:
-    tp, cp, pp, dp, ep, etp, size = table.T
-    zeros, ones = np.zeros(len(table), dtype=np.int64), np.ones(len(table), dtype=np.int64)
+def _layouts(columns: Sequence[IntArray], space: Space) -> Layout:
+    tp, cp, pp, dp, ep, etp, size = columns
+    zeros, ones = np.zeros_like(tp), np.ones_like(tp)
     return Layout(
         tp=tp,
         cp=cp,

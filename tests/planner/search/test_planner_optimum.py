@@ -316,7 +316,7 @@ def test_bounds_are_bounds(seed: int) -> None:
     degrees = space.degrees(space.workload.gpus)
     table = shape_table([space.workload], space.shapes())
     branches = [branch_of(space, pricing)]
-    compute = DegreeScan(space, branches, table, degrees).bound_s
+    compute = DegreeScan(space, branches, table, degrees, lambda: None).bound_s
     layouts = space.layouts(degrees)
     rows = np.random.default_rng(seed).permutation(len(np.asarray(layouts.tp)))[:40]
     owner = np.repeat(np.arange(len(compute)), space.layouts_per_degrees(degrees))[rows]
