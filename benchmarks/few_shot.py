@@ -49,8 +49,7 @@ Written by `python -m benchmarks.few_shot {arguments}` from `tests/data/more_run
 shipped constants were fitted. Some runs of a sweep are drawn at random, `meshwright calibrate` sees them, and the others are
 predicted: means over {draws} draws (one prediction of all with 0 own runs), suspects left out. A layout is told to fit
 where that is likelier than not. Regret is that of the pick among the others, in groups of four or more that share
-cluster, sequence and batch, ties counted by their mean. Means over few draws scatter by about a percentage point:
-[beside the peers](peers.md) has 20 draws of five runs on the first of these sweeps.
+cluster, sequence and batch, ties counted by their mean. Means over few draws scatter by about a percentage point.
 
 nanotron's step times are one noisy step each. Its peaks fall into two kinds that no row tells apart: with tensor parallelism, about half of them
 exceed the others by just what `tp_recompute_allgather: false` keeps (huggingface/nanotron, pull request 208), as two runs of 3.6B on 512 H100 that
@@ -172,6 +171,8 @@ def _curve(sweep: Sweep, counts: Sequence[int], draws: int) -> list[str]:
     profiles = _profiles(runs)
     lines = []
     for count in counts:
+        if count >= len(runs):
+            continue
         random = np.random.default_rng(0)
         orders = [random.permutation(len(runs)).tolist() for _ in range(draws if count else 1)]
         rows = np.array([_draw(runs, profiles, order, count) for order in orders])
