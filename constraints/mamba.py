@@ -115,6 +115,13 @@ class MegatronHybrid(Rule):
         return self.finding(
             value=len(broken),
             words=f"Megatron-LM has no {' and no '.join(broken)}",
-            remedy="Plan in bf16 without the expert overlap; transformers, which accelerate trains, have "
-            "Mamba-1, and Mamba-2 beside attention: --framework fsdp2.",
+            remedy=_remedy(work),
         )
+
+
+def _remedy(workload: Workload) -> str:
+    """What runs the model instead: another framework, or another setting of this one."""
+    model = workload.model
+    if model.mamba1 is not None or model.mamba_beside_attention:
+        return "Choose --framework fsdp2: transformers, which accelerate trains, have these layers."
+    return "Plan in bf16 without the expert overlap."

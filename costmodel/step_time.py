@@ -282,11 +282,34 @@ def _compose(c: Context, worst: Parts, work: Floats, step: _Step) -> StepTime:
     parts["dp_comm"] = parts["dp_comm"] + step.broadcast_s
     parts["optimizer"] = _optimizer_s(c, step.dense, step.expert)
     parts["step_overhead"] = c.constants.framework.step_overhead_s + 0.0 * busiest
-    cluster = c.workload.cluster
+    parts["scale"] = total(parts) * scale_share(c.workload, layout, c.constants)
+    return StepTime(parts)
+
+
+def scale_share(workload: Workload, layout: Layout, constants: Constants) -> Floats:
+    """What a step loses on many nodes, beside all its other parts.
+
+    docs/cost_model.md, "The step", has the sources.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its cluster.
+    layout : Layout
+        One layout, or many of shape [n]; its number of GPUs is used.
+    constants : Constants
+        Of the workload.
+
+    Returns
+    -------
+    float or array
+        Share of the other parts, at least 0: 0.7 % per doubling of NVLink domains.
+    """
+    cluster = workload.cluster
     domain = max(cluster.gpus_per_node, cluster.nvlink_domain)
     nodes = np.maximum(np.asarray(layout.gpus) / domain, 1.0)
-    parts["scale"] = total(parts) * c.constants.shared["scale_per_doubling"] * np.log2(nodes)
-    return StepTime(parts)
+    share: Floats = constants.shared["scale_per_doubling"] * np.log2(nodes)
+    return share
 
 
 def _pipeline_p2p_s(c: Context, chunk_s: Floats) -> Floats:

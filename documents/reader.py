@@ -161,6 +161,9 @@ def _yaml_errors_named(where: str) -> Iterator[None]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        if where.endswith(".toml"):
+            what = "a TOML file, where YAML or JSON is read (launch files: --baseline and --from-launch)"
+            raise InputError(what, where=where) from None
         what = f"not valid YAML: {error.problem or error.context}{place}"
         raise InputError(what, where=where) from None
     except yaml.YAMLError as error:

@@ -13,9 +13,11 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.costmodel.constants.calibrated import calibrated_constants
 from meshwright.costmodel.estimate import LayerCosts, costs_of_layers
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.pipeline.rank_load import least_busiest_s
+from meshwright.costmodel.step_time import scale_share
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.packed import packed_context
 
@@ -86,12 +88,13 @@ def _costs(workload: Workload, shapes: Layout) -> LayerCosts:
 def compute_bound_s(
     workload: Workload, degrees: Layout, costs: LayerCosts, smallest_bubble: FloatArray
 ) -> FloatArray:
-    """Layers at their cheapest, with every group packed as far inside as it can be, through an even pipeline.
+    """Layers at their cheapest, with every group packed as far inside as it can be, through an even pipeline,
+    and what that loses on many nodes.
 
     Parameters
     ----------
     workload
-        Its model counts.
+        Its model counts, and its cluster.
     degrees
         Shape [n].
     costs
@@ -116,7 +119,8 @@ def compute_bound_s(
     split = least_busiest_s(groups, group * main, end, pp)
     busiest = np.maximum(busiest, split)
     bubble_s = np.maximum(work_s - busiest, 0.0) * smallest_bubble
-    bound_s: FloatArray = micro_batches * busiest + bubble_s
+    scale = 1.0 + scale_share(workload, degrees, calibrated_constants(workload))
+    bound_s: FloatArray = (micro_batches * busiest + bubble_s) * scale
     return bound_s
 
 

@@ -153,6 +153,8 @@ def _choices_around(request: PlanRequest, most_rows: int) -> NDArray[np.int64]:
     def options(name: str, free: Sequence[int]) -> list[int]:
         return [int(pins[name])] if name in pins else list(free) or [1]
 
+    stage = pins.get("zero_stage")
+    offloads = [share for zero, share in space.offloads if stage in (None, zero)]
     masks = [m for m in space.recompute if m in (0, int(Recompute.FULL)) or "recompute" in pins]
     masks = [m for m in masks if pins.get("recompute", recompute_name(m)) == recompute_name(m)]
     axes = [
@@ -166,7 +168,7 @@ def _choices_around(request: PlanRequest, most_rows: int) -> NDArray[np.int64]:
         options("micro_batch", [1]),
         options("zero_stage", space.zero),
         options("shard_groups", [1]),
-        options("optimizer_offload", _ends([share for _, share in space.offloads])),
+        options("optimizer_offload", _ends(offloads)),
         masks or [int(Recompute.NONE)],
         [int(schedule_named(str(pins.get("schedule", "1f1b"))))],
     ]
@@ -176,9 +178,23 @@ def _choices_around(request: PlanRequest, most_rows: int) -> NDArray[np.int64]:
         if len(axes[longest]) <= 2:
             break
     rows = np.array(list(product(*axes)), dtype=np.int64)
+    if "optimizer_offload" not in pins:
+        rows = rows[_offload_goes(rows[:, _ZERO_STAGE], rows[:, _OFFLOAD], space.offloads)]
     used = rows[:, 0] * rows[:, 1] * rows[:, 2] * rows[:, 3]
     fits = used <= request.gpus
     return rows[fits] if fits.any() else rows[[int(np.argmin(used))]]
+
+
+_ZERO_STAGE, _OFFLOAD = 8, 10
+"""Columns of a row of choices."""
+
+
+def _offload_goes(
+    zero_stages: NDArray[np.int64], shares: NDArray[np.int64], pairs: Sequence[tuple[int, int]]
+) -> NDArray[np.bool_]:
+    """Whether nothing is offloaded, or that share under that ZeRO stage is in the space."""
+    codes = [200 * zero + share for zero, share in pairs]
+    return np.asarray((shares == 0) | np.isin(200 * zero_stages + shares, codes))
 
 
 def _ends(values: Sequence[int]) -> list[int]:

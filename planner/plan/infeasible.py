@@ -113,7 +113,8 @@ def _words(conflict: Conflict, row: int, workload: Workload) -> str | None:
         workload.model.layers, int(layout.pp), int(layout.vpp), workload.model.layers_in_group
     )
     if stages is None:
-        return None
+        # More virtual stages than layers: the last ones are empty, as the rule on that says.
+        stages = ((0,) * int(layout.vpp),) * int(layout.pp)
     finished = FinishedPlan(
         workload=workload, layout=layout, stages=stages, memory_gib=(), spans={}
     )

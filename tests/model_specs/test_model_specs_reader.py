@@ -230,3 +230,10 @@ def test_importing_reads_no_catalog() -> None:
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["0", "1"]
+
+
+def test_a_toml_file_is_called_one(tmp_path: Path) -> None:
+    path = tmp_path / "train.toml"
+    path.write_text('# of torchtitan\n[model]\nname = "llama3"\n', encoding="utf-8")
+    with pytest.raises(InputError, match=r"a TOML file, where YAML or JSON is read \(launch files"):
+        read_model(str(path))

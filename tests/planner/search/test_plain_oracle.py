@@ -22,6 +22,7 @@ def tiny_request(seed: int) -> PlanRequest:
     recompute = draw.choice(["none", "full", "full", "selective"])
     pins: dict[str, int | str] = {"zero_stage": draw.choice([0, 1]), "recompute": recompute}
     gpus = draw.choice([1, 2, 3, 4, 4, 6])
+    forbids = ("interleaving", "optimizer-offload") if seed % 2 else ("interleaving",)
     if gpus == 6:
         pins["pp"] = draw.choice([2, 3])
     return PlanRequest(
@@ -31,7 +32,7 @@ def tiny_request(seed: int) -> PlanRequest:
         global_batch=draw.choice([6, 17, 20, 36]),
         seq_len=draw.choice([512, 2048]),
         pins=pins,
-        forbids=("interleaving",),
+        forbids=forbids,
     )
 
 

@@ -104,11 +104,17 @@ def request(seed: int) -> PlanRequest:
         pins.update(pp=2, vpp=2)
         spec = spec.model_copy(update={"layers": draw.choice([4, 5, 6])})
     forbids = ("selective-recompute",) if draw.random() < 0.8 and "recompute" not in pins else ()
+    hbm_gib = draw.choice([4.0, 5.0, 6.0, 8.0, 16.0]) + draw.random()
+    # Shares are five times the work by brute force: one request in four may offload, in little memory.
+    apart = random.Random(f"offload {seed}")
+    if apart.random() < 0.75:
+        forbids = (*forbids, "optimizer-offload")
+    else:
+        pins["zero_stage"] = 1
+        hbm_gib = apart.choice([3.0, 3.5, 4.0, 5.0]) + apart.random()
     return PlanRequest(
         model=spec,
-        cluster=cluster(
-            draw.choice([4.0, 5.0, 6.0, 8.0, 16.0]) + draw.random(), 16, draw.choice([None, 8])
-        ),
+        cluster=cluster(hbm_gib, 16, draw.choice([None, 8])),
         gpus=gpus,
         global_batch=draw.choice([4, 6, 8, 12]),
         seq_len=draw.choice([2048, 4096]),
