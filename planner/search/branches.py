@@ -103,15 +103,19 @@ class Branch:
         rules = self._rules_of_degrees
         return degrees.take(self._kept(rules, degrees, memory_gib, counts, certificate))
 
-    def _legal_in_any_memory(self, layouts: Layout, certificate: Certificate) -> Layout:
+    def _legal_in_any_memory(
+        self, layouts: Layout, counts: IntArray, certificate: Certificate
+    ) -> Layout:
         """Those that no rule forbids however much memory there is: asked first, as it takes less time.
 
-        As many layers as can be are recomputed: no rule asks for fewer.
+        As many layers as can be are recomputed: no rule asks for fewer. Each stands for so many in the
+        counts.
         """
         full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
         recomputed = replace(layouts, recompute_layers=np.where(full, ALL_LAYERS, 0))
         nothing_gib = np.zeros(layouts.broadcast_shape())
-        return layouts.take(self.legal(recomputed, nothing_gib, certificate))
+        keep = self._kept(self.rules, recomputed, nothing_gib, counts, certificate)
+        return layouts.take(keep)
 
     def expanded(
         self, degrees: Layout, cutoff_s: float, certificate: Certificate
@@ -123,7 +127,28 @@ class Branch:
         degrees = self._roomy(degrees, certificate)
         variants = self._promising(self.space.variants(degrees), cutoff_s, certificate)
         layouts = self.space.grouped(self.space.scheduled(variants))
-        return self.promising_layouts(layouts, cutoff_s, certificate)
+        layouts = self._worth_offloading(layouts, cutoff_s, certificate)
+        return self.promising_layouts(self.space.offloaded(layouts), cutoff_s, certificate)
+
+    def _worth_offloading(
+        self, layouts: Layout, cutoff_s: float, certificate: Certificate
+    ) -> Layout:
+        """Drops layouts that are illegal or too slow whatever share of the optimizer they offload.
+
+        They have the least share: a larger one only takes more time. Few are left as they are.
+        """
+        counts = self.space.share_counts(layouts)
+        if not self.space.offloads_several or counts.sum() < FEW_VARIANTS:
+            return layouts
+        layouts = self._legal_in_any_memory(layouts, counts, certificate)
+        counts = self.space.share_counts(layouts)
+        if not len(counts) or not np.isfinite(cutoff_s):
+            return layouts
+        full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
+        fewest_recomputed = replace(layouts, recompute_layers=full.astype(np.int64))
+        good = self.pricing.lower_bound_s(fewest_recomputed) < cutoff_s
+        certificate.bounded_out += int(counts[~good].sum())
+        return layouts.take(good)
 
     def promising_layouts(
         self, layouts: Layout, cutoff_s: float, certificate: Certificate
@@ -132,7 +157,8 @@ class Branch:
         if not layouts.broadcast_shape()[0]:
             return layouts, np.zeros(0), np.zeros(0)
         if layouts.broadcast_shape()[0] >= FEW_VARIANTS:
-            layouts = self._legal_in_any_memory(layouts, certificate)
+            ones = np.ones(layouts.broadcast_shape(), dtype=np.int64)
+            layouts = self._legal_in_any_memory(layouts, ones, certificate)
         memory_gib, recomputed_layers = self.pricing.least_memory_gib(layouts)
         layouts = replace(layouts, recompute_layers=recomputed_layers)
         legal = self.legal(layouts, memory_gib, certificate)
@@ -158,9 +184,10 @@ class Branch:
         Few are left as they are: bounding all of their variants takes no longer than bounding some.
         """
         count = degrees.broadcast_shape()[0]
-        if count * len(self.space.offloads) * len(self.space.recompute) < FEW_VARIANTS:
+        if count * len(self.space.zero) * len(self.space.recompute) < FEW_VARIANTS:
             return degrees
         sparing = replace(self.space, recompute=sparing_recompute(self.space)).variants(degrees)
+        sparing = self.space.most_offloaded(sparing)
         least_gib = self.pricing.recomputed_memory_gib(sparing).reshape(count, -1).min(axis=1)
         table = Candidates(workload=self.pricing.workload, layouts=degrees, memory_gib=least_gib)
         for rule in self.rules:
@@ -179,7 +206,7 @@ class Branch:
         (m + (pp - 1) x) / (m + (pp - 1) / 2) over two virtual stages.
         """
         counts = self.space.layouts_per_variant(variants)
-        memory_gib = self.pricing.recomputed_memory_gib(variants)
+        memory_gib = self.pricing.recomputed_memory_gib(self.space.most_offloaded(variants))
         table = Candidates(workload=self.pricing.workload, layouts=variants, memory_gib=memory_gib)
         for rule in self.rules:
             if rule.name == HbmCapacity.name:

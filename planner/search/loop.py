@@ -79,6 +79,8 @@ class LayoutSearch:
         self._pool = LayoutPool()
         self._undecided_s = inf
         """No mapping of a priced layout that stayed undecided is faster than this."""
+        self._unlimited: dict[tuple[int, Layout], int] = {}
+        """By branch and layout, its share left out: the least share at which memory did not limit it."""
         self._unexplored_s = 0.0
         """No layout that was not expanded yet is faster than this."""
         self.certificate = Certificate(executions=len(branches))
@@ -294,8 +296,8 @@ class LayoutSearch:
         for row in rows[: max(most - opened, 0)]:
             bounds = self._pool.mappings[row]
             assert bounds is not None
-            if bounds.least_s < self._cutoff_s:
-                index, layout = int(self._pool.branch[row]), self._pool.scalar(int(row))
+            index, layout = int(self._pool.branch[row]), self._pool.scalar(int(row))
+            if bounds.least_s < self._cutoff_s and not self._offloads_in_vain(index, layout):
                 self.chooser.add(index, layout, bounds)
             else:
                 self.certificate.bounded_out += 1
@@ -310,6 +312,27 @@ class LayoutSearch:
             for row, bounds in zip(own, bounded, strict=True):
                 self._pool.set_mappings(int(row), bounds)
 
+    def _offloads_in_vain(self, branch: int, layout: Layout) -> bool:
+        """Whether memory did not limit the same layout with a smaller share of the optimizer offloaded.
+
+        A larger share only makes room, and takes more time: a host streams memory slower than any GPU.
+        """
+        share = self._unlimited.get((branch, replace(layout, optimizer_offload=0)))
+        return share is not None and share < int(layout.optimizer_offload)
+
+    def _close_larger_shares(self, candidate: Candidate) -> None:
+        """Closes what the price just made shows to be no better than the cutoff."""
+        if self._top_k > 1 or self._branches[candidate.branch].pricing.memory_limits:
+            return
+        layout = candidate.layout
+        key = candidate.branch, replace(layout, optimizer_offload=0)
+        share = int(layout.optimizer_offload)
+        self._unlimited[key] = min(share, self._unlimited.get(key, share))
+        for other in self.chooser.candidates:
+            if other.is_open and self._offloads_in_vain(other.branch, other.layout):
+                self.chooser.learn(other, None)
+                self.certificate.bounded_out += 1
+
     def _price(self, candidate: Candidate) -> None:
         """Prices a candidate exactly."""
         branch = self._branches[candidate.branch]
@@ -319,6 +342,7 @@ class LayoutSearch:
         if priced is not None:
             priced = replace(priced, execution=branch.execution)
         self.chooser.learn(candidate, priced)
+        self._close_larger_shares(candidate)
         if priced is None:
             return
         self._best.append((priced.step_time_s, self.certificate.priced, priced))

@@ -158,11 +158,12 @@ class Space:
         )
 
     def variants(self, degrees: Layout) -> Layout:
-        """Every ZeRO stage, offloaded share and recomputation of the given degrees, without virtual stages;
-        arrays of shape [n].
+        """Every ZeRO stage with the least that it offloads, and recomputation of the given degrees, without
+        virtual stages; arrays of shape [n].
         """
         count = degrees.broadcast_shape()[0]
-        zero, offload = np.array(self.offloads, dtype=np.int64).reshape(-1, 2).T
+        zero = np.array(list(self._shares), dtype=np.int64)
+        offload = np.array([shares[0] for shares in self._shares.values()], dtype=np.int64)
         recompute = np.array(self.recompute, dtype=np.int64)
         grown = degrees.take(np.repeat(np.arange(count), len(zero) * len(recompute)))
         return replace(
@@ -171,6 +172,42 @@ class Space:
             optimizer_offload=np.tile(np.repeat(offload, len(recompute)), count),
             recompute=np.tile(recompute, count * len(zero)),
         )
+
+    @cached_property
+    def _shares(self) -> dict[int, list[int]]:
+        """What each ZeRO stage may offload of the optimizer, in percent, rising."""
+        shares: dict[int, list[int]] = {}
+        for zero, share in sorted(self.offloads):
+            shares.setdefault(zero, []).append(share)
+        return shares
+
+    @cached_property
+    def offloads_several(self) -> bool:
+        """Whether some ZeRO stage leaves a choice of what is offloaded."""
+        return any(len(shares) > 1 for shares in self._shares.values())
+
+    def share_counts(self, layouts: Layout) -> IntArray:
+        """How many shares of the optimizer may be offloaded under the ZeRO stages of some layouts, [n]."""
+        counts = np.zeros(max(self._shares, default=0) + 1, dtype=np.int64)
+        for zero, shares in self._shares.items():
+            counts[zero] = len(shares)
+        return np.asarray(counts[np.asarray(layouts.zero_stage)])
+
+    def most_offloaded(self, layouts: Layout) -> Layout:
+        """The given layouts, each with the largest share that it may offload."""
+        most = np.zeros(max(self._shares, default=0) + 1, dtype=np.int64)
+        for zero, shares in self._shares.items():
+            most[zero] = shares[-1]
+        return replace(layouts, optimizer_offload=most[np.asarray(layouts.zero_stage)])
+
+    def offloaded(self, layouts: Layout) -> Layout:
+        """The given layouts with every share that they may offload, in their order."""
+        if not self.offloads_several:
+            return layouts
+        stages = np.asarray(layouts.zero_stage)
+        pairs = np.array(sorted(self.offloads), dtype=np.int64).reshape(-1, 2)
+        rows, columns = np.nonzero(stages[:, None] == pairs[:, 0])
+        return replace(layouts.take(rows), optimizer_offload=pairs[columns, 1])
 
     def scheduled(self, variants: Layout) -> Layout:
         """Every number of virtual stages and schedule of the given layouts, arrays of shape [n]."""
@@ -216,7 +253,7 @@ class Space:
 
     def layouts(self, degrees: Layout) -> Layout:
         """Every layout of the given degrees, arrays of shape [n]."""
-        return self.grouped(self.scheduled(self.variants(degrees)))
+        return self.offloaded(self.grouped(self.scheduled(self.variants(degrees))))
 
     def layouts_per_degrees(self, degrees: Layout) -> IntArray:
         """How many layouts the given degrees have, shape [n]."""
@@ -237,7 +274,8 @@ class Space:
     def layouts_per_variant(self, variants: Layout) -> IntArray:
         """How many layouts each of some variants has, shape [n]."""
         groups = self.group_counts(variants) + (1 in self.shard_groups)
-        return np.asarray(self.pipeline_counts[np.asarray(variants.pp)] * groups, dtype=np.int64)
+        kinds = groups * self.share_counts(variants)
+        return np.asarray(self.pipeline_counts[np.asarray(variants.pp)] * kinds, dtype=np.int64)
 
     @cached_property
     def smallest_bubble(self) -> FloatArray:
