@@ -36,6 +36,7 @@ REFUSING_FIELDS = {
     "linear_attn_config": _LINEAR_ATTENTION,
     "linear_attn_alpha_factor": _LINEAR_ATTENTION,
     "layernorm_linear_attention_alpha": _LINEAR_ATTENTION,
+    "attn_type_list": _LINEAR_ATTENTION,
     "index_topk": _SPARSE,
     "cross_attention_layers": "layers that attend to another model's output are not supported",
     "vision_config": _VISION,

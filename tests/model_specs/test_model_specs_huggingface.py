@@ -295,6 +295,10 @@ def test_olmo_three_has_a_full_layer_in_four_unless_it_says() -> None:
         ({"model_type": "t5", "is_encoder_decoder": True}, "is_encoder_decoder: encoder-decoder"),
         ({"model_type": "mamba3", "state_size": 16}, "state_size: state-space layers"),
         ({"model_type": "zamba2", "mamba_d_state": 16}, "mamba_d_state: state-space layers"),
+        (
+            {"model_type": "minimax_text_01", "attn_type_list": [0, 1]},
+            "attn_type_list: layers with linear attention",
+        ),
         ({"model_type": "qwen3_5_text", "linear_num_value_heads": 32}, "heads: .*linear attention"),
         ({"model_type": "deepseek_v4", "index_topk": 512}, "index_topk: .*an indexer chooses"),
         ({"model_type": "vit", "image_size": 224}, "image_size: vision towers"),
