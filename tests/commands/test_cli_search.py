@@ -103,7 +103,7 @@ def test_what_cannot_be_planned_exits_with_1_and_says_why(tmp_path: Path) -> Non
         "--cluster",
         "dgx-h100",
         "--gpus",
-        "8",
+        "4",
         "--global-batch",
         "8",
         "--seq-len",

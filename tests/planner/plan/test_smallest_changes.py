@@ -19,11 +19,16 @@ from tests.planner.plan.test_planner_service import request
 
 BIG = load_catalog_model("llama-3-70b")
 CASES = {
-    "too few GPUs": request(model=BIG, gpus=8),
+    "too few GPUs": request(model=BIG, gpus=8, forbids=("optimizer-offload",)),
     "two pins": request(model=BIG, gpus=64, pins={"tp": 1, "pp": 2}),
     "a pin that does not divide": request(pins={"dp": 3}),
-    "a reserve": request(gpus=8, reserve_gib=62.0),
-    "a ban": request(model=BIG, gpus=16, forbids=("recompute",), pins={"tp": 8, "pp": 2}),
+    "a reserve": request(gpus=8, reserve_gib=62.0, forbids=("optimizer-offload",)),
+    "bans": request(
+        model=BIG,
+        gpus=16,
+        forbids=("recompute", "optimizer-offload"),
+        pins={"tp": 8, "pp": 2},
+    ),
     "a narrow precision": request(precision="mxfp8", gpus=8),
 }
 
@@ -97,7 +102,8 @@ def test_every_sentence_is_true() -> None:
 @pytest.mark.slow
 def test_a_change_that_another_request_tried_is_not_tried_again() -> None:
     """In a batch, jobs that differ in their GPUs ask of the same larger numbers."""
-    too_few = [request(model=BIG, gpus=gpus, pins={"tp": 8, "pp": 1}) for gpus in (8, 16)]
+    pins = {"tp": 8, "pp": 1, "optimizer_offload": 0}
+    too_few = [request(model=BIG, gpus=gpus, pins=pins) for gpus in (8, 16)]
     alone = []
     for each in too_few:
         infeasible._answer_kept.cache_clear()
