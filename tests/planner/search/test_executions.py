@@ -52,13 +52,18 @@ def asked(seed: int) -> PlanRequest:
         for name in ("deepep", "ep-overlap", "cp-a2a", "cuda-graph", "full-graph")
         if draw.random() < 0.15
     )
+    layers = draw.choice([2, 3])
+    forbids = ("selective-recompute",) if draw.random() < 0.8 and "recompute" not in pins else ()
+    # Shares are five times the work by brute force.
+    if seed % 6:
+        forbids = (*forbids, "optimizer-offload")
     return replace(
         request,
         gpus=gpus,
-        model=request.model.model_copy(update={"layers": draw.choice([2, 3])}),
+        model=request.model.model_copy(update={"layers": layers}),
         global_batch=4,
         pins=pins,
-        forbids=("selective-recompute",) if draw.random() < 0.8 and "recompute" not in pins else (),
+        forbids=forbids,
         without=without,
     )
 
@@ -133,7 +138,7 @@ def scaled(seed: int, hbm_gib: float) -> PlanRequest:
         cluster=request.cluster.model_copy(update={"device": device}),
         precision="fp8",
         pins=pins,
-        forbids=(),
+        forbids=("optimizer-offload",),
         without=("deepep", "hybridep", "ep-overlap", "cp-a2a", "cuda-graph"),
         allow=("delayed-scaling",),
     )
