@@ -7,6 +7,7 @@ from dataclasses import asdict
 from math import isclose
 
 from meshwright.costmodel.constants.calibrated import peak_memory_band, step_time_band
+from meshwright.costmodel.execution import Execution
 from meshwright.errors import shown
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.plan.assemble import mapping_of_layout, predict
@@ -69,7 +70,8 @@ def _figure_faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
     )
     if plan.execution is not None:
         stated = asdict(plan.execution)
-        yield from _differences("execution", stated, asdict(execution))
+        # What the workload holds: a setting that the framework does not have is not among it.
+        yield from _differences("execution", stated, asdict(Execution.within(workload)))
     yield from _differences("predicted", plan.predicted.model_dump(), predicted.model_dump())
     mapping = mapping_of_layout(workload, priced).model_dump()
     if plan.mapping.ranks is None:
