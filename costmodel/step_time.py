@@ -39,7 +39,8 @@ from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.kinds import KindTimes, kind_times
 from meshwright.costmodel.layers.layer_time import Parts, total
 from meshwright.costmodel.layout import Floats, Layout, Placement
-from meshwright.costmodel.memory.states import optimizer_shards, rank_parameters, table_parameters
+from meshwright.costmodel.memory.states import rank_parameters, table_parameters
+from meshwright.costmodel.optimizer_time import optimizer_s
 from meshwright.costmodel.pipeline.chunk_work import chunk_loads, layer_bubble_share
 from meshwright.costmodel.pipeline.rank_load import (
     cheapest_layer_s,
@@ -50,20 +51,6 @@ from meshwright.costmodel.pipeline.rank_load import (
 from meshwright.costmodel.pipeline.schedules import last_rank, pace_excess_s, shared_by_mirrors
 from meshwright.costmodel.pipeline.split import Stages
 from meshwright.costmodel.workload import Workload
-
-_ADAM_BYTES = 14.0
-"""Adam on fp32 parameters: reads parameter and gradient, writes the parameter and the 2-byte weight."""
-_MOMENT_PASSES = 4.0
-"""Two moments, read and written."""
-_HOST_ADAM_BYTES = 28.0
-"""Adam on the host, all in fp32: reads parameter, gradient and two moments, writes all but the gradient."""
-_HOST_BYTES_PER_S = 18.2e9
-"""What the update of one rank streams on the host: one thread's work, as torchrun sets OMP_NUM_THREADS to 1.
-
-Qwen3-30B-A3B on 16 H100 with all states offloaded takes 2.88 s more a step than with none, for 1.908e9
-parameters a rank (Megatron-Bridge, skills/perf-techniques/cpu-offloading/card.yaml: 996 and 3,877 ms), which
-are 18.5e9 bytes a second; Qwen3-0.6B on one H100 takes 0.926 s more for 0.596e9 (NVIDIA-NeMo/RL, pull
-request 3628: 0.752 and 1.678 s), which are 18.0e9."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +63,14 @@ class StepTime:
     def seconds(self) -> Floats:
         """The step."""
         return total(self.parts)
+
+
+class RankParameters(NamedTuple):
+    """Those of one rank before data-parallel sharding."""
+
+    dense: Floats
+    expert: Floats
+    crossing: Context | None = None
 
 
 class _Step(NamedTuple):
@@ -91,6 +86,8 @@ class _Step(NamedTuple):
     share: Floats
     """Bubble share of the schedule, of all its flushes."""
     pace_excess_s: Floats = 0.0
+    crossing: Context | None = None
+    """Where what goes from stage to stage is priced; None for where all else is."""
 
 
 def make_context(
@@ -270,17 +267,52 @@ def _with_parameters_spread(
     )
 
 
+def step_of_loads(
+    c: Context, times: KindTimes, worst: Parts, work_s: Floats, held: RankParameters
+) -> StepTime:
+    """The step of ranks whose loads and parameters are known (docs/cost_model.md, "Mixed clusters").
+
+    Parameters
+    ----------
+    c : Context
+        Workload, one layout and its placement.
+    times : KindTimes
+        `kind_times(c)`.
+    worst : dict of str to float or array, shape [k]
+        Seconds of the busiest rank and micro-batch, by part.
+    work_s : float or array, shape [k]
+        Seconds of all ranks and a micro-batch.
+    held : RankParameters
+        Of the rank that has most.
+
+    Returns
+    -------
+    StepTime
+        Seconds by part, floats or arrays of shape [k].
+    """
+    step = _Step(
+        chunk_s=cheapest_layer_s(times),
+        dense=held.dense,
+        expert=held.expert,
+        traffic=data_parallel_traffic(c, held.dense, held.expert),
+        broadcast_s=broadcast_latency_s(c),
+        share=c.workload.flushes * layer_bubble_share(c, times),
+        crossing=held.crossing,
+    )
+    return _compose(c, worst, work_s, step)
+
+
 def _compose(c: Context, worst: Parts, work: Floats, step: _Step) -> StepTime:
     """The step from the parts of the busiest rank and the `work` of all ranks, per micro-batch."""
-    layout = c.layout
+    layout, across = c.layout, step.crossing or c
     m, pp, vpp = (np.asarray(x) for x in (layout.num_micro_batches, layout.pp, layout.vpp))
     busiest = total(worst)
     parts: Parts = {name: seconds * m for name, seconds in worst.items()}
     parts["pipeline_bubble"] = step.share * (work - busiest) / vpp + m * step.pace_excess_s
-    parts["pipeline_p2p"] = _pipeline_p2p_s(c, step.chunk_s)
-    parts["dp_comm"] = exposed_s(c, step.traffic, work / pp) + _tied_tables_s(c)
+    parts["pipeline_p2p"] = _pipeline_p2p_s(across, step.chunk_s)
+    parts["dp_comm"] = exposed_s(c, step.traffic, work / pp) + _tied_tables_s(across)
     parts["dp_comm"] = parts["dp_comm"] + step.broadcast_s
-    parts["optimizer"] = _optimizer_s(c, step.dense, step.expert)
+    parts["optimizer"] = optimizer_s(c, step.dense, step.expert)
     parts["step_overhead"] = c.constants.framework.step_overhead_s + 0.0 * busiest
     parts["scale"] = total(parts) * scale_share(c.workload, layout, c.constants)
     return StepTime(parts)
@@ -366,21 +398,3 @@ def _outermost_level(c: Context) -> NDArray[np.int64]:
     """Index of the outermost level that a pipeline group crosses, 0 where it crosses none."""
     crossed = c.placement.pp > members_inside(c.placement.pp)
     return np.asarray(np.max(np.where(crossed, np.arange(crossed.shape[-1]), 0), axis=-1))
-
-
-def _optimizer_s(c: Context, dense: Floats, expert: Floats) -> Floats:
-    """Streaming of the optimizer's states, sharded from ZeRO 1 on.
-
-    The GPU updates its share of them while the host updates what is offloaded (hybrid_optimizer.py of
-    megatron-core, `step`: GPU kernels are launched first); the transfers of one parameter hide under the
-    updates of others.
-    """
-    layout = c.layout
-    sharded = np.asarray(layout.zero_stage) >= 1
-    of_dense, of_expert = optimizer_shards(layout)
-    parameters = dense / np.where(sharded, of_dense, 1) + expert / np.where(sharded, of_expert, 1)
-    moved = _ADAM_BYTES + _MOMENT_PASSES * c.workload.moment_bytes
-    offloaded = np.asarray(layout.optimizer_offload) / 100.0
-    on_gpu_s = (1.0 - offloaded) * moved * parameters / c.rates.hbm_bytes_per_s
-    on_host_s = offloaded * _HOST_ADAM_BYTES * parameters / _HOST_BYTES_PER_S
-    return np.maximum(on_gpu_s, on_host_s)

@@ -121,7 +121,7 @@ class CostModelPricing:
             context = packed_context(self._workload, chunk)
             least = any(several) and count
             traffic = least_group_traffic(context, numbers_of_groups) if least else None
-            seconds = optimistic_step(context, _shared_times(context), traffic=traffic).seconds
+            seconds = optimistic_step(context, shared_times(context), traffic=traffic).seconds
             bound_s[part] = np.broadcast_to(np.asarray(seconds), (len(part),))
         return bound_s
 
@@ -257,8 +257,11 @@ class CostModelPricing:
         yield ALL_LAYERS
 
 
-def _shared_times(context: Context) -> KindTimes | None:
-    """Layer times under a packed placement, priced once for layouts that a layer cannot tell apart."""
+def shared_times(context: Context) -> KindTimes | None:
+    """Layer times under a packed placement, priced once for layouts that a layer cannot tell apart.
+
+    None where there are no layouts.
+    """
     layouts = context.layout
     if not len(np.atleast_1d(np.asarray(layouts.tp))):
         return None

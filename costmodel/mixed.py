@@ -1,0 +1,211 @@
+"""The step of a pipeline whose ranks run on parts of a cluster that differ: devices, nodes, networks.
+
+Every part holds consecutive pipeline ranks, with the same tensor, context, data and expert parallelism on
+each. With the seconds t_r of rank r as its own part takes them,
+
+    T = m max_r t_r + x (sum_r t_r - max_r t_r) + P2P + DP + optimizer + overhead,
+
+where what follows the pipeline lasts as long as in the part that needs longest: the step ends when all ranks
+have, and the groups that reduce gradients each lie in one part. Every hand-over between ranks takes as long
+as the slowest, that from part to part: a pipeline runs at the pace of its slowest link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.costmodel.constants.rates import fabric_links
+from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layers.kinds import KindTimes, kind_times
+from meshwright.costmodel.layers.layer_time import Parts, total
+from meshwright.costmodel.layout import Floats, Layout, Placement
+from meshwright.costmodel.memory.footprint import stage_memory_gib, usable_hbm_gib
+from meshwright.costmodel.memory.states import rank_parameters
+from meshwright.costmodel.pipeline.rank_load import rank_counts, rank_parts
+from meshwright.costmodel.pipeline.split import Stages
+from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.step_time import (
+    RankParameters,
+    StepTime,
+    make_context,
+    scale_share,
+    step_of_loads,
+)
+from meshwright.costmodel.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlacedPart:
+    """The pipeline ranks that one part of a cluster runs, wherever they lie along the pipeline."""
+
+    workload: Workload
+    """On the part's cluster, and as many GPUs of it as the ranks use."""
+    layout: Layout
+    """Of the whole pipeline, in plain numbers."""
+    ranks: int
+    """Pipeline ranks on this part, at least 1."""
+    between_gbps_per_gpu: float | None = None
+    """What a GPU may send to another part, Gbit/s; None for what its NIC has."""
+
+    @cached_property
+    def context(self) -> Context:
+        """The layout on this part, ranks in Megatron's order."""
+        own = replace(self.layout, pp=self.ranks)
+        placement = nested_placement(self.workload.cluster, own)
+        return make_context(self.workload, self.layout, _leaving(placement))
+
+    @cached_property
+    def times(self) -> KindTimes:
+        """Seconds of a layer of each kind on this part."""
+        return kind_times(self.context)
+
+    @cached_property
+    def crossing(self) -> Context:
+        """The same where hand-overs are priced: over the part's outermost level, or what joins the parts."""
+        cluster, limit = self.workload.cluster, self.between_gbps_per_gpu
+        if limit is None or limit >= cluster.slowest_nic_gbps_per_gpu:
+            return self.context
+        slower = cluster.model_copy(update={"nic_gbps_per_gpu": limit, "measured": ()})
+        workload = replace(self.workload, cluster=slower)
+        return replace(self.context, links=fabric_links(workload, self.context.constants))
+
+    @property
+    def limit_gib(self) -> float:
+        """What the peak on one of its GPUs may reach."""
+        return usable_hbm_gib(self.workload)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Segment:
+    """Consecutive pipeline ranks on one part of a cluster."""
+
+    part: PlacedPart
+    first: int
+    """The segment's first pipeline rank, from 0."""
+
+    @property
+    def ranks(self) -> int:
+        """Its pipeline ranks."""
+        return self.part.ranks
+
+    @property
+    def own(self) -> slice:
+        """The segment's ranks among all."""
+        return slice(self.first, self.first + self.ranks)
+
+
+def _leaving(placement: Placement) -> Placement:
+    """The same with pipeline groups that leave the outermost level below the whole."""
+    outermost = np.ones_like(placement.pp)
+    outermost[..., -1] = 2
+    return replace(placement, pp=outermost)
+
+
+def mixed_step(segments: Sequence[Segment], stages: Stages) -> StepTime:
+    """The step of one layout under a split of its layers over the ranks of several parts.
+
+    Parameters
+    ----------
+    segments : sequence of Segment
+        In the order of the pipeline; together they hold every rank once.
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage], one virtual stage each.
+
+    Returns
+    -------
+    StepTime
+        Seconds by part, plain numbers.
+    """
+    model, layout = segments[0].part.workload.model, segments[0].part.layout
+    by_segment: list[dict[str, NDArray[np.float64]]] = []
+    for segment in segments:
+        counts = rank_counts(segment.part.context, stages)
+        parts = rank_parts(segment.part.times, counts, model.mtp_layers)
+        by_segment.append({name: np.asarray(row)[segment.own] for name, row in parts.items()})
+    names = dict.fromkeys(name for parts in by_segment for name in parts)
+    by_rank = {name: np.concatenate([_row(parts, name) for parts in by_segment]) for name in names}
+    loads = np.sum(list(by_rank.values()), axis=0)
+    busiest = int(np.argmax(loads))
+    dense, expert = (
+        np.broadcast_to(np.asarray(kind, dtype=np.float64), loads.shape)
+        for kind in rank_parameters(model, layout, stages)
+    )
+    return mixed_step_of_loads(
+        segments,
+        {name: float(row[busiest]) for name, row in by_rank.items()},
+        float(np.sum(loads)),
+        [(np.max(dense[each.own]), np.max(expert[each.own])) for each in segments],
+    )
+
+
+def _row(parts: Mapping[str, NDArray[np.float64]], name: str) -> NDArray[np.float64]:
+    """A part of each rank; zeros where a segment has no such part."""
+    return parts[name] if name in parts else np.zeros_like(next(iter(parts.values())))
+
+
+def mixed_step_of_loads(
+    segments: Sequence[Segment],
+    worst: Parts,
+    work_s: Floats,
+    parameters: Sequence[tuple[Floats, Floats]],
+) -> StepTime:
+    """The same from what decides it, for one split or k of them.
+
+    Parameters
+    ----------
+    segments : sequence of Segment
+        In the order of the pipeline.
+    worst : dict of str to float or array, shape [k]
+        Seconds of the busiest rank of all and a micro-batch, by part.
+    work_s : float or array, shape [k]
+        Seconds of all ranks and a micro-batch.
+    parameters : sequence of (float or array, float or array)
+        Dense and expert parameters on the rank of each segment that holds most of them.
+
+    Returns
+    -------
+    StepTime
+        Seconds by part, floats or arrays of shape [k].
+    """
+    slowest: Parts = {}
+    for segment, (dense, expert) in zip(segments, parameters, strict=True):
+        part = segment.part
+        held = RankParameters(dense, expert, part.crossing)
+        step = step_of_loads(part.context, part.times, worst, work_s, held)
+        for name, seconds in step.parts.items():
+            slowest[name] = np.maximum(slowest.get(name, seconds), seconds)
+    slowest.pop("scale")
+    shares = [
+        scale_share(part.workload, part.layout, part.context.constants)
+        for part in (each.part for each in segments)
+    ]
+    slowest["scale"] = total(slowest) * max(float(np.asarray(share)) for share in shares)
+    return StepTime(slowest)
+
+
+def mixed_memory_gib(segments: Sequence[Segment], stages: Stages) -> NDArray[np.float64]:
+    """Peak memory of each pipeline rank, as its own part counts it.
+
+    Parameters
+    ----------
+    segments : sequence of Segment
+        In the order of the pipeline.
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+
+    Returns
+    -------
+    array of float, shape [pp]
+        GiB.
+    """
+    return np.concatenate(
+        [
+            stage_memory_gib(each.part.workload, each.part.layout, stages)[each.own]
+            for each in segments
+        ]
+    )

@@ -1,0 +1,55 @@
+"""Seconds that the optimizer takes in a step, on the GPU and on the host."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layout import Floats
+from meshwright.costmodel.memory.states import optimizer_shards
+
+_ADAM_BYTES = 14.0
+"""Adam on fp32 parameters: reads parameter and gradient, writes the parameter and the 2-byte weight."""
+_MOMENT_PASSES = 4.0
+"""Two moments, read and written."""
+_HOST_ADAM_BYTES = 28.0
+"""Adam on the host, all in fp32: reads parameter, gradient and two moments, writes all but the gradient."""
+_HOST_BYTES_PER_S = 18.2e9
+"""What the update of one rank streams on the host: one thread's work, as torchrun sets OMP_NUM_THREADS to 1.
+
+Qwen3-30B-A3B on 16 H100 with all states offloaded takes 2.88 s more a step than with none, for 1.908e9
+parameters a rank (Megatron-Bridge, skills/perf-techniques/cpu-offloading/card.yaml: 996 and 3,877 ms), which
+are 18.5e9 bytes a second; Qwen3-0.6B on one H100 takes 0.926 s more for 0.596e9 (NVIDIA-NeMo/RL, pull
+request 3628: 0.752 and 1.678 s), which are 18.0e9."""
+
+
+def optimizer_s(c: Context, dense: Floats, expert: Floats) -> Floats:
+    """Streaming of the optimizer's states, sharded from ZeRO 1 on.
+
+    The GPU updates its share of them while the host updates what is offloaded (hybrid_optimizer.py of
+    megatron-core, `step`: GPU kernels are launched first); the transfers of one parameter hide under the
+    updates of others.
+
+    docs/cost_model.md, "The step", has the sources.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts and rates.
+    dense, expert : float or array
+        Parameters on one GPU before data-parallel sharding, at least 0.
+
+    Returns
+    -------
+    float or array
+        Seconds of a step.
+    """
+    layout = c.layout
+    sharded = np.asarray(layout.zero_stage) >= 1
+    of_dense, of_expert = optimizer_shards(layout)
+    parameters = dense / np.where(sharded, of_dense, 1) + expert / np.where(sharded, of_expert, 1)
+    moved = _ADAM_BYTES + _MOMENT_PASSES * c.workload.moment_bytes
+    offloaded = np.asarray(layout.optimizer_offload) / 100.0
+    on_gpu_s = (1.0 - offloaded) * moved * parameters / c.rates.hbm_bytes_per_s
+    on_host_s = offloaded * _HOST_ADAM_BYTES * parameters / _HOST_BYTES_PER_S
+    return np.maximum(on_gpu_s, on_host_s)

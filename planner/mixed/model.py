@@ -1,0 +1,210 @@
+"""The choice among kernels on a mixed cluster as one CP-SAT model.
+
+    choose one kernel                         sum_i kernel_i = 1
+    deal the layers out                       sum_r layers_r = L, 1 or more on ranks in use
+    each rank works at its part's speed       work_r >= layer_s(r) layers_r + again_s(r) recomputed_r + ends_r
+    no rank is slower than the busiest        busiest >= work_r
+    every rank fits into the HBM of its part  fixed_r + layer_r layers_r - relief_r recomputed_r <= HBM_s(r)
+    the step is as long as all that takes     step >= (m - x) busiest + x sum_r work_r + rest_i
+    so that it is shortest                    min step
+
+s(r) is the part on which the chosen kernel runs rank r. Times are whole nanoseconds and memory whole KiB,
+rounded so that no plan is lost. A kernel that was priced has its price, and the split that goes with it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import ceil, floor, inf
+from typing import TYPE_CHECKING
+
+from meshwright.errors import InternalError
+from meshwright.planner.bounds.stages import SplitCosts
+from meshwright.planner.mixed.kernel import MixedKernel
+from meshwright.planner.search.candidates import KERNEL
+from meshwright.planner.search.model import NANOSECONDS, price_ns
+from meshwright.planner.search.params import SearchParams
+from meshwright.planner.solvers.cp_sat import repeatable_solver
+
+if TYPE_CHECKING:
+    from meshwright.planner.solvers.or_tools import cp_model
+
+_KIB_PER_GIB = 2**20
+_PARTS_OF_WEIGHT = 1 << 10
+"""What steps lose on many nodes is counted in these fractions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedChoice:
+    """What CP-SAT chose. `status` is optimal, feasible, infeasible or unknown."""
+
+    status: str
+    kernel: MixedKernel | None = None
+    bound_s: float = 0.0
+    """No kernel of the model is faster."""
+    counts: tuple[int, ...] = ()
+    """Layers of each rank."""
+
+
+@dataclass(eq=False)
+class MixedModel:
+    """One model, from its kernels to its answer."""
+
+    kernels: Sequence[MixedKernel]
+    part_names: Sequence[str]
+    cutoff_s: float
+    """A kernel that is not priced yet must be faster; infinite where nothing is known."""
+    model: cp_model.CpModel = field(init=False)
+
+    def __post_init__(self) -> None:
+        from meshwright.planner.solvers.or_tools import cp_model
+
+        self.model = cp_model.CpModel()
+        self._layers = self.kernels[0].layers
+        self._ranks = max(int(each.layout.pp) for each in self.kernels)
+        longest = self._longest_ns()
+        ranks = range(self._ranks)
+        self._step_ns = self.model.new_int_var(0, longest, "step_ns")
+        self._busiest_ns = self.model.new_int_var(0, longest, "busiest_ns")
+        self._layers_r = [self.model.new_int_var(0, self._layers, f"layers_r{r}") for r in ranks]
+        self._again_r = [self.model.new_int_var(0, self._layers, f"recomputed_r{r}") for r in ranks]
+        self._work_r = [self.model.new_int_var(0, longest, f"work_ns_r{r}") for r in ranks]
+        self._hbm_r = [self.model.new_int_var(-(2**50), 0, f"hbm_kib_over_r{r}") for r in ranks]
+        self._amount = self.model.new_int_var(0, self._layers, "recomputed_per_rank")
+        self._literals = [
+            self.model.new_bool_var(f"kernel_{index}") for index in range(len(self.kernels))
+        ]
+        self.model.add_exactly_one(self._literals)
+        self.model.add(sum(self._layers_r) == self._layers).with_name("all_layers")
+        for count, again in zip(self._layers_r, self._again_r, strict=True):
+            self.model.add(again <= count)
+            self.model.add(again <= self._amount)
+        self._choices()
+        for kernel, literal in zip(self.kernels, self._literals, strict=True):
+            self._kernel(kernel, literal)
+        self.model.minimize(self._step_ns)
+
+    def _longest_ns(self) -> int:
+        """No split of any kernel takes longer, nor does its busiest rank."""
+        if self.cutoff_s < inf:
+            return price_ns(self.cutoff_s)
+        longest_s = 0.0
+        for each in self.kernels:
+            slowest_s = max(
+                (own.layer_s + own.layer_recompute_s) * self._layers + own.first_s + own.last_s
+                for own in each.costs
+            )
+            steps = int(each.layout.num_micro_batches) + int(each.layout.pp)
+            longest_s = max(longest_s, 4 * slowest_s * steps + each.bound_s)
+        return price_ns(longest_s)
+
+    def _choices(self) -> None:
+        """A literal for every value of every choice, channelled from the kernels."""
+        for name in (*KERNEL[:-1], "zero_stage", "recompute"):
+            self._named(lambda each, name=name: f"{name}_{int(getattr(each.layout, name))}")  # type: ignore[misc]
+        for name in vars(self.kernels[0].execution):
+            self._named(lambda each, name=name: f"{name}_{getattr(each.execution, name)}")  # type: ignore[misc]
+        for part, title in enumerate(self.part_names):
+            self._named(
+                lambda each, part=part, title=title: (  # type: ignore[misc]
+                    f"ranks_on_{title}_{dict(each.composition).get(part, 0)}"
+                )
+            )
+        self._named(lambda each: f"first_part_{self.part_names[each.composition[0][0]]}")
+
+    def _named(self, name_of: Callable[[MixedKernel], str]) -> None:
+        groups: dict[str, list[cp_model.IntVar]] = {}
+        for each, literal in zip(self.kernels, self._literals, strict=True):
+            groups.setdefault(name_of(each), []).append(literal)
+        for name, literals in groups.items():
+            self.model.add(sum(literals) == self.model.new_bool_var(name))
+
+    def _kernel(self, kernel: MixedKernel, literal: cp_model.IntVar) -> None:
+        """What holds where this kernel is chosen."""
+        pp = int(kernel.layout.pp)
+        if not kernel.full:
+            self.model.add(self._amount == 0).only_enforce_if(literal)
+        for rank in range(pp, self._ranks):
+            self.model.add(self._layers_r[rank] == 0).only_enforce_if(literal)
+        rank = 0
+        for segment, costs in zip(kernel.segments, kernel.costs, strict=True):
+            for _ in range(segment.ranks):
+                self._rank(kernel, literal, rank, costs)
+                rank += 1
+        self._step(kernel, literal)
+
+    def _rank(
+        self, kernel: MixedKernel, literal: cp_model.IntVar, rank: int, costs: SplitCosts
+    ) -> None:
+        """The time and the memory of one rank."""
+        layers, again, work = self._layers_r[rank], self._again_r[rank], self._work_r[rank]
+        self.model.add(layers >= 1).only_enforce_if(literal)
+        ends_s = costs.first_s * (rank == 0) + costs.last_s * (rank == int(kernel.layout.pp) - 1)
+        load = _floor_ns(costs.layer_s) * layers + _floor_ns(ends_s)
+        load = load + _floor_ns(costs.layer_recompute_s) * again
+        self.model.add(work >= load).only_enforce_if(literal)
+        self.model.add(self._busiest_ns >= work).only_enforce_if(literal)
+        row, limit_gib = kernel.memory[rank]
+        used = floor((row.fixed_gib - limit_gib) * _KIB_PER_GIB) - 1
+        held = used + floor(row.layer_gib * _KIB_PER_GIB) * layers
+        if kernel.full:
+            held = held - ceil(row.relief_gib * _KIB_PER_GIB) * again
+        self.model.add(self._hbm_r[rank] >= held).only_enforce_if(literal)
+
+    def _step(self, kernel: MixedKernel, literal: cp_model.IntVar) -> None:
+        """The step by its parts, no less than its bound; its price where that is known."""
+        layout = kernel.layout
+        filled = kernel.segments[0].part.workload.flushes
+        weight = int(layout.num_micro_batches) - filled
+        work = sum(self._work_r[: int(layout.pp)])
+        scale = floor(kernel.scale * _PARTS_OF_WEIGHT)
+        unscaled = self.model.new_int_var(0, 2**50, "")
+        in_all = weight * self._busiest_ns + filled * work + _floor_ns(kernel.rest_s)
+        self.model.add(unscaled >= in_all).only_enforce_if(literal)
+        scaled = _PARTS_OF_WEIGHT * self._step_ns >= scale * unscaled
+        self.model.add(scaled).only_enforce_if(literal)
+        bound = _floor_ns(kernel.bound_s * (1 - 1e-12))
+        self.model.add(self._step_ns >= bound).only_enforce_if(literal)
+        if kernel.is_open:
+            if self.cutoff_s < inf:
+                below = price_ns(self.cutoff_s) - 1
+                self.model.add(self._step_ns <= below).only_enforce_if(literal)
+        elif kernel.price is not None:
+            price = kernel.price
+            self.model.add(self._step_ns >= price_ns(price.step_time_s)).only_enforce_if(literal)
+            for count, known in zip(self._layers_r, price.counts, strict=False):
+                self.model.add(count == known).only_enforce_if(literal)
+            amount = min(int(price.layout.recompute_layers), self._layers)
+            self.model.add(self._amount == amount).only_enforce_if(literal)
+
+    def solve(self, seed: int, deadline: float, params: SearchParams) -> MixedChoice:
+        """The shortest step, with one worker and a fixed seed, within the work that `params` allow."""
+        from meshwright.planner.solvers.or_tools import cp_model
+
+        solver = repeatable_solver(seed, work=params.work)
+        solver.parameters.linearization_level = 2
+        if deadline < inf:
+            solver.parameters.max_time_in_seconds = max(deadline - time.monotonic(), 0.01)
+        status = solver.solve(self.model)
+        if status == cp_model.INFEASIBLE:
+            return MixedChoice(status="infeasible", bound_s=inf)
+        bound_s = max(solver.best_objective_bound, 0.0) / NANOSECONDS
+        if status == cp_model.UNKNOWN:
+            return MixedChoice(status="unknown", bound_s=bound_s)
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            reason = self.model.validate() or "no reason given"
+            raise InternalError(f"CP-SAT answered {solver.status_name(status)}: {reason}")
+        index = next(i for i, literal in enumerate(self._literals) if solver.boolean_value(literal))
+        chosen = self.kernels[index]
+        return MixedChoice(
+            status="optimal" if status == cp_model.OPTIMAL else "feasible",
+            kernel=chosen,
+            bound_s=bound_s,
+            counts=tuple(solver.value(count) for count in self._layers_r[: int(chosen.layout.pp)]),
+        )
+
+
+def _floor_ns(seconds: float) -> int:
+    return floor(seconds * NANOSECONDS)

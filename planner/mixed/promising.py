@@ -1,0 +1,251 @@
+"""Layouts on a mixed cluster that may beat a price: enumerated, asked of the rules of every part, bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.constraints.memory import HbmCapacity
+from meshwright.constraints.registry import rules_for
+from meshwright.constraints.rule import Rule
+from meshwright.costmodel.execution import Execution
+from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.memory.footprint import usable_hbm_gib
+from meshwright.costmodel.memory.split_bounds import peak_memory_gib
+from meshwright.costmodel.mixed import PlacedPart, Segment
+from meshwright.costmodel.workload import Workload
+from meshwright.frameworks.catalog import framework_named, planned
+from meshwright.planner.bounds.stages import ALL_LAYERS
+from meshwright.planner.mixed.kernel import Composition, MixedKernel, PartCosts
+from meshwright.planner.mixed.request import MixedRequest
+from meshwright.planner.mixed.row_bounds import RowBounds
+from meshwright.planner.search.model import Candidates
+from meshwright.planner.search.request_space import space_of
+from meshwright.planner.search.space import Space
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+_ELSEWHERE = ("gpu-budget", HbmCapacity.name)
+"""Rules on what the parts have together, which this search asks of the parts itself."""
+_TOGETHER = 1 << 16
+"""Layouts bounded in one array operation."""
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromisingRow:
+    """A layout under one execution, with ranks on each part, and no price below the bound."""
+
+    bound_s: float
+    execution: Execution
+    layout: Layout
+    composition: Composition
+    rest_s: float
+    scale: float
+    """As `MixedKernel` has them."""
+
+
+def promising_rows(
+    request: MixedRequest, cutoff_s: float, on_block: Callable[[], object]
+) -> list[PromisingRow]:
+    """Every layout that may beat a price, least bounds first.
+
+    Parameters
+    ----------
+    request
+        What to plan.
+    cutoff_s
+        The price to beat; infinite where there is none.
+    on_block
+        Called again and again meanwhile; what it raises ends the enumeration.
+    """
+    rows: list[PromisingRow] = []
+    for execution in _executions(request):
+        space = _space(request, execution)
+        if space is None:
+            continue
+        workloads = [part.workload(execution) for part in request.parts]
+        degrees = space.degrees(request.gpus, on_block=on_block)
+        for block in _blocks(space, degrees):
+            on_block()
+            rows += _rows_below(request, workloads, execution, block, cutoff_s)
+    rows.sort(key=lambda row: row.bound_s)
+    return rows
+
+
+def _executions(request: MixedRequest) -> list[Execution]:
+    """What every part can run."""
+    first, *others = (part.execution_options.executions() for part in request.parts)
+    return [each for each in first if all(each in own for own in others)]
+
+
+def _space(request: MixedRequest, execution: Execution) -> Space | None:
+    """The layouts that every part can run a stage of, one virtual stage each; None without any."""
+    spaces = [space_of(part, execution) for part in request.parts]
+    first, model = spaces[0], request.first.model
+    common: dict[str, Any] = {
+        name: tuple(v for v in getattr(first, name) if all(v in getattr(o, name) for o in spaces))
+        for name in ("tp", "cp", "dp", "ep", "etp", "zero", "recompute")
+    }
+    if not all(common.values()) or "1f1b" not in first.schedules:
+        return None
+    pinned, largest = request.first.pins.get("pp"), min(model.layers, request.gpus)
+    depths = [int(pinned)] if pinned is not None else range(2, largest + 1)
+    is_free = "pp" in planned(framework_named(request.first.framework).axes)
+    if not is_free or "pp" in request.first.forbids:
+        return None
+    return replace(
+        first,
+        **common,
+        pp=tuple(pp for pp in depths if 2 <= pp <= largest),
+        vpp=None,
+        interleaving=False,
+        shard_groups=(1,),
+        offloads=tuple((zero, 0) for zero in common["zero"]),
+        schedules=("1f1b",),
+        fewest_gpus=1,
+    )
+
+
+def _blocks(space: Space, degrees: Layout) -> Iterator[Layout]:
+    """All layouts of the degrees, some at a time."""
+    count = degrees.broadcast_shape()[0]
+    each = max(1, _TOGETHER // max(1, len(space.zero) * len(space.recompute)))
+    for start in range(0, count, each):
+        layouts = space.layouts(degrees.take(np.arange(start, min(start + each, count))))
+        if layouts.broadcast_shape()[0]:
+            yield layouts
+
+
+def _rows_below(
+    request: MixedRequest,
+    workloads: Sequence[Workload],
+    execution: Execution,
+    layouts: Layout,
+    cutoff_s: float,
+) -> Iterator[PromisingRow]:
+    layouts = _legal(workloads, layouts, request.gpus)
+    if not layouts.broadcast_shape()[0]:
+        return
+    which, ranks = _with_ranks(request, layouts)
+    if not len(which):
+        return
+    bounds = RowBounds(workloads, layouts, cutoff_s)
+    bound_s = bounds.seconds(which, ranks)
+    good = np.flatnonzero(bound_s < cutoff_s)
+    which, ranks, bound_s = which[good], ranks[good], bound_s[good]
+    for order in permutations(range(len(workloads))):
+        if not len(which):
+            return
+        tighter_s = np.maximum(bound_s, bounds.seconds_in_memory(which, ranks, order))
+        for row in np.flatnonzero(tighter_s < cutoff_s):
+            index = int(which[row])
+            yield PromisingRow(
+                bound_s=float(tighter_s[row]),
+                execution=execution,
+                layout=layouts.scalar(index),
+                composition=tuple((part, int(ranks[row, part])) for part in order),
+                rest_s=float(bounds.rest_s[index]),
+                scale=float(bounds.scale[index]),
+            )
+
+
+def _legal(workloads: Sequence[Workload], layouts: Layout, gpus: int) -> Layout:
+    """Layouts that no rule of any part forbids, and of which some split may fit."""
+    full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
+    layouts = replace(layouts, recompute_layers=np.where(full, ALL_LAYERS, 0))
+    for workload in workloads:
+        together = replace(workload, gpus=gpus)
+        for rule in _rules(together):
+            nothing_gib = np.zeros(layouts.broadcast_shape())
+            table = Candidates(workload=together, layouts=layouts, memory_gib=nothing_gib)
+            layouts = layouts.take(rule.excess(table) <= 0)
+    peaks = [np.asarray(peak_memory_gib(each, layouts)) for each in workloads]
+    least_gib = np.min(peaks, axis=0)
+    most_gib = max(usable_hbm_gib(each) for each in workloads)
+    return layouts.take(least_gib <= most_gib)
+
+
+def _rules(workload: Workload) -> list[Rule]:
+    return [rule for rule in rules_for(workload) if rule.name not in _ELSEWHERE]
+
+
+def _with_ranks(request: MixedRequest, layouts: Layout) -> tuple[IntArray, IntArray]:
+    """(row of the layouts, ranks on each part) of every way to give the parts ranks on whole nodes."""
+    capacities = tuple(part.gpus for part in request.parts)
+    per_node = request.first.cluster.gpus_per_node
+    stage = np.asarray(layouts.gpus) // np.asarray(layouts.pp)
+    keys, back = np.unique(
+        np.stack([np.asarray(layouts.pp), stage], axis=1), axis=0, return_inverse=True
+    )
+    which, ranks = [], []
+    back = back.reshape(-1)
+    for index, (pp, gpus) in enumerate(keys.tolist()):
+        ways = _ways(pp, tuple(capacity // gpus for capacity in capacities))
+        ways = ways[np.all(ways * gpus % per_node == 0, axis=1)]
+        rows = np.flatnonzero(back == index)
+        which.append(np.repeat(rows, len(ways)))
+        ranks.append(np.tile(ways, (len(rows), 1)))
+    return np.concatenate(which), np.concatenate(ranks)
+
+
+@cache
+def _ways(ranks: int, most: tuple[int, ...]) -> IntArray:
+    """Every way to write a number of ranks as a sum with 1 to so many in each place."""
+    if len(most) == 1:
+        rows = [[ranks]] if 1 <= ranks <= most[0] else []
+        return np.array(rows, dtype=np.int64).reshape(-1, 1)
+    found = [np.zeros((0, len(most)), dtype=np.int64)]
+    for first in range(1, min(most[0], ranks - 1) + 1):
+        rest = _ways(ranks - first, most[1:])
+        found.append(np.column_stack([np.full(len(rest), first), rest]))
+    return np.concatenate(found)
+
+
+@dataclass(eq=False)
+class KernelMaker:
+    """Makes kernels, which share what they have in common."""
+
+    request: MixedRequest
+    _parts: dict[tuple[int, int, Execution, Layout], PartCosts] = field(default_factory=dict)
+
+    def kernel(self, row: PromisingRow) -> MixedKernel:
+        """The kernel of a row."""
+        segments, parts, first = [], [], 0
+        for part, ranks in row.composition:
+            own = self._part(part, ranks, row)
+            parts.append(own)
+            segments.append(Segment(part=own.placed, first=first))
+            first += ranks
+        return MixedKernel(
+            layout=row.layout,
+            execution=row.execution,
+            composition=row.composition,
+            segments=tuple(segments),
+            parts=tuple(parts),
+            bound_s=row.bound_s,
+            rest_s=row.rest_s,
+            scale=row.scale,
+        )
+
+    def _part(self, part: int, ranks: int, row: PromisingRow) -> PartCosts:
+        key = part, ranks, row.execution, row.layout
+        if key not in self._parts:
+            stage = int(row.layout.gpus) // int(row.layout.pp)
+            workload = self.request.parts[part].workload(row.execution).on(ranks * stage)
+            self._parts[key] = PartCosts(
+                PlacedPart(
+                    workload=workload,
+                    layout=row.layout,
+                    ranks=ranks,
+                    between_gbps_per_gpu=self.request.cluster.between_gbps_per_gpu,
+                )
+            )
+        return self._parts[key]

@@ -1,0 +1,130 @@
+"""What is asked of a mixed cluster: the same training on each of its parts, and what joins them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+from meshwright.cluster_specs.fabric import is_irregular
+from meshwright.cluster_specs.mixed import MixedClusterSpec, read_mixed_cluster
+from meshwright.errors import InputError
+from meshwright.frameworks.catalog import framework_named, planned
+from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.request.reader import read_request
+
+_NOT_MIXED: Mapping[str, object] = {
+    "max_cut_use": 1.0,
+    "inside_domain": (),
+    "objective": "nominal",
+    "method": "cp-sat",
+    "top_k": 1,
+    "expert_loads": None,
+    "nodes": None,
+}
+"""What cannot be asked of a pipeline through several parts, and what stands for not asking it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedRequest:
+    """The same training on each part of a cluster."""
+
+    cluster: MixedClusterSpec
+    parts: tuple[PlanRequest, ...]
+    """One for each part, on all of its GPUs."""
+    time_limit_s: float | None = None
+    """Of the whole search."""
+
+    @property
+    def gpus(self) -> int:
+        """Of all parts."""
+        return sum(part.gpus for part in self.parts)
+
+    @property
+    def first(self) -> PlanRequest:
+        """The request on the first part: model, batch and choices are those of all."""
+        return self.parts[0]
+
+    @property
+    def layers(self) -> int:
+        """Of the model."""
+        return self.first.model.layers
+
+    def name_of(self, part: int) -> str:
+        """How a part is called: by its own name, or by its cluster's."""
+        return self.cluster.name_of(part)
+
+
+def read_mixed_request(
+    *,
+    model: str | PathLike[str],
+    cluster: MixedClusterSpec | str | PathLike[str],
+    gpus: int | None = None,
+    **options: Any,
+) -> MixedRequest:
+    """The request for a model on a mixed cluster.
+
+    Parameters
+    ----------
+    model
+        As `read_request` takes it.
+    cluster
+        The mixed cluster, or the path of its file.
+    gpus
+        All of its GPUs, or None.
+    options
+        As `read_request` takes them.
+
+    Raises
+    ------
+    InputError
+        If a name, a file or an option cannot be used, or the model has layers that differ.
+    """
+    spec = cluster if isinstance(cluster, MixedClusterSpec) else read_mixed_cluster(cluster)
+    if gpus is not None and gpus != spec.gpus:
+        raise InputError(
+            f"the parts of {spec.name} have {spec.gpus} GPUs together; say in its file how many each has",
+            where="gpus",
+            value=gpus,
+        )
+    for name, plain in _NOT_MIXED.items():
+        if options.get(name, plain) not in (plain, None, ()):
+            raise InputError(
+                "not for a mixed cluster: plan on one of its parts to ask for this",
+                where=name.replace("_", "-"),
+                value=options[name],
+            )
+    time_limit_s = options.pop("time_limit_s", None)
+    parts = []
+    for part in spec.parts:
+        own = read_request(model=model, cluster=part.cluster, gpus=part.gpus, **options)
+        if is_irregular(own.cluster):
+            raise InputError(
+                "a part of a mixed cluster has equal nodes, without a list of them and without other jobs",
+                where="parts",
+                value=part.cluster.name,
+            )
+        parts.append(own)
+    _refuse_unlike_layers(parts[0])
+    return MixedRequest(cluster=spec, parts=tuple(parts), time_limit_s=time_limit_s)
+
+
+def _refuse_unlike_layers(request: PlanRequest) -> None:
+    """Raises InputError for models whose layers differ, and for frameworks without pipelines."""
+    model = request.model
+    alike = not (model.dense_layers and model.moe_layers)
+    if not alike or model.layers_in_group > 1 or model.hybrid_pattern is not None:
+        raise InputError(
+            "a pipeline through a mixed cluster takes layers that are all alike, and this model's are not; "
+            "plan it on one part at a time",
+            where="model",
+            value=model.name,
+        )
+    if "pp" not in planned(framework_named(request.framework).axes):
+        raise InputError(
+            "a mixed cluster asks for a pipeline, which this framework has not",
+            where="framework",
+            value=request.framework,
+            allowed=("megatron", "torchtitan", "deepspeed"),
+        )
