@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         recommend,
         validate,
     )
+    from meshwright.api.mixed import plan_mixed
     from meshwright.cluster_specs.reader import read_cluster
     from meshwright.cluster_specs.schema import ClusterSpec
     from meshwright.errors import InfeasibleError, InputError, MeshwrightError
@@ -53,6 +54,7 @@ __all__ = [
     "place_experts",
     "plan",
     "plan_batch",
+    "plan_mixed",
     "read_cluster",
     "read_model",
     "read_plan",
@@ -76,6 +78,7 @@ _MODULE_OF = {
     "place_experts": "api",
     "plan": "api",
     "plan_batch": "api",
+    "plan_mixed": "api.mixed",
     "read_cluster": "cluster_specs.reader",
     "read_model": "model_specs.reader",
     "read_plan": "planner.plan.texts",

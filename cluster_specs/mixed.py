@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from meshwright.cluster_specs.catalog import cluster_names
 from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
-from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.cluster_specs.schema import XGMI, ClusterSpec
 from meshwright.documents.reader import LARGE_FILE_BYTES, is_file, read_mapping
 from meshwright.documents.validation import validation_message
 from meshwright.errors import InputError
@@ -63,12 +63,17 @@ class MixedClusterSpec(BaseModel):
     """Gigabit per second and direction that a GPU may send to another part; the slower NIC's when absent."""
 
     @model_validator(mode="after")
-    def _nodes_are_as_large(self) -> Self:
+    def _parts_go_together(self) -> Self:
         sizes = {part.cluster.gpus_per_node for part in self.parts}
         if len(sizes) > 1:
             raise ValueError(
                 f"parts: nodes have {' and '.join(map(str, sorted(sizes)))} GPUs; a launch starts as many "
                 "processes on each node, so they must have the same number"
+            )
+        makers = {part.cluster.device.architecture in XGMI for part in self.parts}
+        if len(makers) > 1:
+            raise ValueError(
+                "parts: GPUs of AMD and of NVIDIA cannot send to each other: RCCL and NCCL do not mix"
             )
         names = [self.name_of(index) for index in range(len(self.parts))]
         if len(set(names)) < len(names):

@@ -97,6 +97,11 @@ def cluster_from_mapping(data: Mapping[str, object], where: str = "cluster") -> 
     `nodes` lists them.
     """
     stated = {key: value for key, value in data.items() if value is not None}
+    if "parts" in stated:
+        raise InputError(
+            "this is a mixed cluster, which `plan` takes; give one of its parts here",
+            where=f"{where}: parts",
+        )
     fields: dict[str, object] = {**_base_fields(stated.pop("base", None), where), **stated}
     _refuse_mixed_devices(fields, where)
     _expand_node_ranges(fields, where)
@@ -118,8 +123,8 @@ def _refuse_mixed_devices(fields: dict[str, object], where: str) -> None:
     for index, node in enumerate(nodes if isinstance(nodes, list) else []):
         if isinstance(node, Mapping) and "device" in node:
             raise InputError(
-                "all GPUs of a cluster are of one device; write a cluster file for each kind of node and "
-                "plan on each",
+                "all GPUs of a cluster are of one device; a file with parts holds several, each a cluster "
+                "with nodes of one kind",
                 where=f"{where}: nodes[{index}].device",
                 value=node["device"],
             )

@@ -68,8 +68,24 @@ def plan_command(
     """Find the fastest layout of MODEL on a cluster, with a proof.
 
     Degrees, pipeline split, recomputation and the GPU of every rank are chosen together. With -o the plan and
-    the files that start it are written to a folder. With --sweep there is a table of many plans instead.
+    the files that start it are written to a folder. With --sweep there is a table of many plans instead. A
+    cluster file with parts makes it a pipeline through unlike devices.
     """
+    from meshwright.cluster_specs.mixed import is_mixed_cluster
+
+    if is_mixed_cluster(options["cluster"]):
+        from meshwright.commands.mixed import show_mixed_plan
+
+        code = show_mixed_plan(
+            model,
+            output,
+            force=force,
+            as_json=as_json,
+            pin=",".join(pin),
+            sweep=sweep,
+            **options,
+        )
+        ctx.exit(code)
     if sweep is not None:
         _show_sweep(
             model, sweep, output, force=force, as_json=as_json, pin=",".join(pin), **options

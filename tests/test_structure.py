@@ -30,7 +30,8 @@ REQUEST = BOUNDS | {"planner.experts", "planner.request"}
 RUNS = REQUEST | {"planner.runs"}
 SEARCH = RUNS | {"planner.mapping", "planner.search"}
 PLAN = SEARCH | {"planner.plan"}
-LAUNCH = PLAN | DRAWN | {"planner.analysis", "planner.launch"}
+MIXED = PLAN | {"planner.mixed"}
+LAUNCH = MIXED | DRAWN | {"planner.analysis", "planner.launch"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "documents": {"errors"},
@@ -49,7 +50,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "planner.search": RUNS | {"planner.mapping"},
     "planner.plan": SEARCH,
     "planner.analysis": PLAN | {"planner.calculators"},
-    "planner.launch": PLAN | DRAWN | {"planner.analysis"},
+    "planner.mixed": PLAN,
+    "planner.launch": MIXED | DRAWN | {"planner.analysis"},
     "planner.audit": LAUNCH,
     "planner.many": LAUNCH,
     "planner.calculators": COSTS,

@@ -25,7 +25,8 @@ set -euo pipefail
 here=$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)
 """
 
-_LISTED_HOSTS = 'mapfile -t hosts < "$here/hostfile"\n'
+LISTED_HOSTS = 'mapfile -t hosts < "$here/hostfile"\n'
+"""Shell line that fills `hosts` where the plan names them."""
 
 JOB_HOSTS = """\
 # The plan's cluster names no hosts. They are those of hostfile, if you make one of hostfile.template; else
@@ -209,7 +210,7 @@ def _hosts(placed: PlacedRanks) -> tuple[str, str]:
     """Shell lines that fill `hosts`, and that check their number."""
     count = len(placed.hosts)
     if placed.names_known:
-        return _LISTED_HOSTS, _CHECK_HOSTS.format(hosts=count)
+        return LISTED_HOSTS, _CHECK_HOSTS.format(hosts=count)
     return (
         JOB_HOSTS.format(turns=turns_text(placed)),
         _CHECK_JOB_HOSTS.format(hosts=count),

@@ -81,6 +81,17 @@ def plan_files(plan: Plan, target: str | None = None) -> dict[str, str]:
     return files | mapping_files(plan, writer.framework) | _long_rank_list(plan)
 
 
+def writer_of(framework: str) -> Writer:
+    """How the launch files of a framework are made.
+
+    Parameters
+    ----------
+    framework
+        Its name, as plans have it.
+    """
+    return _WRITERS[framework]
+
+
 def _own_target(plan: Plan) -> str:
     """The target of a plan that names none."""
     execution = plan.execution

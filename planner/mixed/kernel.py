@@ -214,7 +214,7 @@ class MixedKernel:
             chosen = [_Options(*(column[best : best + 1] for column in own)) for own in rows]
             counts = self._counts(costs, chosen, rooms)
             stages = tuple((count,) for count in counts)
-            memory_gib = mixed_memory_gib(self._with_layout(layout), stages)
+            memory_gib = mixed_memory_gib(self.segments_of(layout), stages)
             limits = np.concatenate(
                 [np.full(each.ranks, each.part.limit_gib) for each in self.segments]
             )
@@ -256,7 +256,7 @@ class MixedKernel:
             counts += [at_end] * left + dealt + [at_end] * right
         return tuple(counts)
 
-    def _with_layout(self, layout: Layout) -> list[Segment]:
+    def segments_of(self, layout: Layout) -> list[Segment]:
         """The segments with the number of recomputed layers decided."""
         return [replace(each, part=replace(each.part, layout=layout)) for each in self.segments]
 
@@ -265,7 +265,7 @@ class MixedKernel:
         amount = min(int(layout.recompute_layers), max(counts))
         decided = replace(layout, recompute_layers=amount)
         stages = tuple((count,) for count in counts)
-        step_s = float(np.asarray(mixed_step(self._with_layout(decided), stages).seconds))
+        step_s = float(np.asarray(mixed_step(self.segments_of(decided), stages).seconds))
         if sum(counts) != self.layers or abs(step_s - seconds) > 1e-9 * step_s:
             raise InternalError(f"layers {counts} cost {step_s!r} s, the search said {seconds!r}")
         return MixedPrice(layout=decided, counts=counts, step_time_s=step_s)
@@ -338,13 +338,12 @@ def _least_most(rooms: NDArray[np.int64], fewest: int, layers: int) -> NDArray[n
 
 
 def _pareto(values: FloatArray) -> NDArray[np.int64]:
-    """Rows that no other row beats or equals in all columns."""
-    order = np.lexsort(values.T[::-1])
-    kept: list[int] = []
-    for row in order:
-        if not any(np.all(values[other] <= values[row]) for other in kept):
-            kept.append(int(row))
-    return np.array(kept, dtype=np.int64)
+    """Rows, [k, columns], that no other row beats or equals in all columns; of equal ones the first."""
+    no_more = np.all(values[:, None, :] <= values[None, :, :], axis=2)
+    equal = no_more & no_more.T
+    earlier = np.triu(np.ones(equal.shape, dtype=bool), 1)
+    beaten = np.any(no_more & (~equal | earlier), axis=0)
+    return np.flatnonzero(~beaten)
 
 
 def _joined(options: Sequence[_Options], layers: int) -> list[NDArray[np.int64]]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import ceil, floor, inf
 from typing import TYPE_CHECKING
 
@@ -128,11 +129,15 @@ class MixedModel:
             self.model.add(self._amount == 0).only_enforce_if(literal)
         for rank in range(pp, self._ranks):
             self.model.add(self._layers_r[rank] == 0).only_enforce_if(literal)
-        rank = 0
         for segment, costs in zip(kernel.segments, kernel.costs, strict=True):
-            for _ in range(segment.ranks):
+            own = range(segment.first, segment.first + segment.ranks)
+            for rank in own:
                 self._rank(kernel, literal, rank, costs)
-                rank += 1
+            # Later ranks of a part hold fewer micro-batches: what fits in another order fits in this one.
+            inner = [rank for rank in own if 0 < rank < pp - 1]
+            for rank, following in pairwise(inner):
+                in_order = self._layers_r[rank] <= self._layers_r[following]
+                self.model.add(in_order).only_enforce_if(literal)
         self._step(kernel, literal)
 
     def _rank(
@@ -184,10 +189,17 @@ class MixedModel:
         from meshwright.planner.solvers.or_tools import cp_model
 
         solver = repeatable_solver(seed, work=params.work)
-        solver.parameters.linearization_level = 2
-        if deadline < inf:
-            solver.parameters.max_time_in_seconds = max(deadline - time.monotonic(), 0.01)
-        status = solver.solve(self.model)
+        solver.parameters.max_number_of_conflicts = params.most_conflicts
+        # Other searches crawl on some models, from one solution to the next or from bound to bound.
+        quick_restarts = cp_model.PORTFOLIO_WITH_QUICK_RESTART_SEARCH
+        for branching, level in ((quick_restarts, 1), (cp_model.AUTOMATIC_SEARCH, 2)):
+            solver.parameters.search_branching = branching
+            solver.parameters.linearization_level = level
+            if deadline < inf:
+                solver.parameters.max_time_in_seconds = max(deadline - time.monotonic(), 0.01)
+            status = solver.solve(self.model)
+            if status in (cp_model.OPTIMAL, cp_model.INFEASIBLE):
+                break
         if status == cp_model.INFEASIBLE:
             return MixedChoice(status="infeasible", bound_s=inf)
         bound_s = max(solver.best_objective_bound, 0.0) / NANOSECONDS

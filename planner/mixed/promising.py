@@ -134,10 +134,18 @@ def _rows_below(
     layouts = _legal(workloads, layouts, request.gpus)
     if not layouts.broadcast_shape()[0]:
         return
+    stage = np.asarray(layouts.gpus) // np.asarray(layouts.pp)
+    most_ranks = np.array([part.gpus for part in request.parts])[:, None] // stage
+    bounds = RowBounds(workloads, layouts, cutoff_s)
+    has_room = np.all(most_ranks >= 1, axis=0) & (most_ranks.sum(axis=0) >= np.asarray(layouts.pp))
+    may_beat = bounds.seconds_at_best(most_ranks.astype(np.float64)) < cutoff_s
+    layouts = _that_may_fit(workloads, layouts.take(has_room & may_beat))
+    if not layouts.broadcast_shape()[0]:
+        return
+    bounds = RowBounds(workloads, layouts, cutoff_s)
     which, ranks = _with_ranks(request, layouts)
     if not len(which):
         return
-    bounds = RowBounds(workloads, layouts, cutoff_s)
     bound_s = bounds.seconds(which, ranks)
     good = np.flatnonzero(bound_s < cutoff_s)
     which, ranks, bound_s = which[good], ranks[good], bound_s[good]
@@ -158,7 +166,7 @@ def _rows_below(
 
 
 def _legal(workloads: Sequence[Workload], layouts: Layout, gpus: int) -> Layout:
-    """Layouts that no rule of any part forbids, and of which some split may fit."""
+    """Layouts that no rule of any part forbids, with as many layers recomputed as can be."""
     full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
     layouts = replace(layouts, recompute_layers=np.where(full, ALL_LAYERS, 0))
     for workload in workloads:
@@ -167,6 +175,11 @@ def _legal(workloads: Sequence[Workload], layouts: Layout, gpus: int) -> Layout:
             nothing_gib = np.zeros(layouts.broadcast_shape())
             table = Candidates(workload=together, layouts=layouts, memory_gib=nothing_gib)
             layouts = layouts.take(rule.excess(table) <= 0)
+    return layouts
+
+
+def _that_may_fit(workloads: Sequence[Workload], layouts: Layout) -> Layout:
+    """Layouts of which some split may fit on the part with the most memory."""
     peaks = [np.asarray(peak_memory_gib(each, layouts)) for each in workloads]
     least_gib = np.min(peaks, axis=0)
     most_gib = max(usable_hbm_gib(each) for each in workloads)

@@ -11,6 +11,7 @@ from meshwright.cluster_specs.fabric import is_irregular
 from meshwright.cluster_specs.mixed import MixedClusterSpec, read_mixed_cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import framework_named, planned
+from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
 
@@ -19,7 +20,7 @@ _NOT_MIXED: Mapping[str, object] = {
     "inside_domain": (),
     "objective": "nominal",
     "method": "cp-sat",
-    "top_k": 1,
+    "top": 1,
     "expert_loads": None,
     "nodes": None,
 }
@@ -58,7 +59,7 @@ class MixedRequest:
 
 def read_mixed_request(
     *,
-    model: str | PathLike[str],
+    model: str | PathLike[str] | ModelSpec,
     cluster: MixedClusterSpec | str | PathLike[str],
     gpus: int | None = None,
     **options: Any,
@@ -89,11 +90,10 @@ def read_mixed_request(
             value=gpus,
         )
     for name, plain in _NOT_MIXED.items():
-        if options.get(name, plain) not in (plain, None, ()):
+        if options.pop(name, plain) not in (plain, None, (), ""):
             raise InputError(
                 "not for a mixed cluster: plan on one of its parts to ask for this",
                 where=name.replace("_", "-"),
-                value=options[name],
             )
     time_limit_s = options.pop("time_limit_s", None)
     parts = []

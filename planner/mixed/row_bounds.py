@@ -95,6 +95,31 @@ class RowBounds:
             before.append(self._on_all(parts["pipeline_p2p"] + np.asarray(parts["step_overhead"])))
         return np.asarray(np.min(after, axis=0) + np.min(before, axis=0))
 
+    def seconds_at_best(self, most_ranks: FloatArray) -> FloatArray:
+        """Bounds for all layouts, whatever ranks the parts have.
+
+        Parameters
+        ----------
+        most_ranks
+            Pipeline ranks that each part has room for, [parts, n].
+
+        Returns
+        -------
+        array of float, shape [n]
+        """
+        order = np.argsort(self._layer_s, axis=0, kind="stable")
+        left = np.broadcast_to(np.asarray(self._layouts.pp), self._layouts.broadcast_shape())
+        left = left - (len(order) - 1.0)
+        ranks = np.ones(self._layer_s.shape)
+        columns = np.arange(self._layer_s.shape[1])
+        for place in range(len(order)):
+            part = order[place]
+            given = np.clip(np.minimum(most_ranks[part, columns], left), 1.0, None)
+            ranks[part, columns] = given
+            left = left - (given - 1.0)
+        busiest_s = self._model.layers / np.sum(ranks / self._layer_s, axis=0)
+        return self._steps(columns, ranks.T, busiest_s)
+
     def seconds(self, rows: IntArray, ranks: IntArray) -> FloatArray:
         """Bounds for rows of the layouts.
 
@@ -114,7 +139,9 @@ class RowBounds:
         busiest_s = _least_busiest_s(self._model.layers, layer_s, ranks, ends)
         return self._steps(rows, ranks, busiest_s)
 
-    def _steps(self, rows: IntArray, ranks: IntArray, busiest_s: FloatArray) -> FloatArray:
+    def _steps(
+        self, rows: IntArray, ranks: IntArray | FloatArray, busiest_s: FloatArray
+    ) -> FloatArray:
         """Bounds where the busiest rank takes so long or longer."""
         layer_s = self._layer_s[:, rows].T
         order = np.argsort(layer_s, axis=1, kind="stable")

@@ -25,10 +25,12 @@ from meshwright.planner.search.params import SearchParams
 class MixedParams:
     """How far the search goes at a time."""
 
-    first_priced: int = 8
+    first_priced: int = 24
     """Kernels priced by their bounds alone, so that there is a price to beat."""
     together: int = 64
     """Kernels in one model that are not priced."""
+    fewest_beside: int = 4
+    """Kernels priced beside a model's choice: a price takes a twentieth of a model's time."""
     most_beside: int = 32
     """Kernels priced beside a model's choice, where choices bring nothing for long."""
 
@@ -117,7 +119,7 @@ class MixedSearch:
 
     def _close(self) -> None:
         """Prices what models choose until the open kernels are proven not to beat the best price."""
-        beside = 0
+        beside = self.params.fewest_beside
         while True:
             self._open = [
                 each for each in self._open if each.bound_s < self._limit_s and each.is_open
@@ -140,9 +142,9 @@ class MixedSearch:
             for kernel in list(islice((each for each in self._open if each.is_open), beside)):
                 if kernel.bound_s < self._limit_s:
                     self._price(kernel)
-            beside = (
-                min(2 * beside + 1, self.params.most_beside) if self._limit_s == before_s else 0
-            )
+            is_better = self._limit_s < before_s
+            more = min(2 * beside, self.params.most_beside)
+            beside = self.params.fewest_beside if is_better else more
 
     def _chosen(self) -> MixedChoice:
         best = self.outcome.best

@@ -1,0 +1,89 @@
+"""`plan` for a cluster file with parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from meshwright.commands.terminal import ProgressLine, print_json, show
+from meshwright.errors import ExitCode, InputError
+
+_NOT_MIXED = ("baseline", "sweep", "tokens", "gpu_hour_price", "export_model")
+"""Options that ask for a plan on equal devices."""
+
+
+def show_mixed_plan(
+    model: str, output: Path | None, *, force: bool, as_json: bool, **options: Any
+) -> int:
+    """Plans on a mixed cluster and shows what came out.
+
+    Parameters
+    ----------
+    model
+        As `plan` takes it.
+    output
+        Folder for the plan and its launch files.
+    force
+        Whether files that are there are replaced.
+    as_json
+        Whether the document is printed.
+    options
+        The other options of `plan`.
+
+    Returns
+    -------
+    int
+        The exit code.
+
+    Raises
+    ------
+    InputError
+        If an option does not go with a mixed cluster.
+    """
+    from meshwright.api.mixed import plan_mixed
+    from meshwright.documents.output_files import refuse_taken, write_files
+    from meshwright.planner.launch.mixed_files import MIXED_FILES, mixed_files
+    from meshwright.planner.mixed.document import mixed_document
+    from meshwright.planner.report.mixed_view import mixed_view
+    from meshwright.planner.report.plan_view import plan_view
+    from meshwright.planner.solvers.processes import on_processes
+
+    for name in _NOT_MIXED:
+        if options.pop(name, None) is not None:
+            raise InputError(
+                "does not go with a mixed cluster: plan on one of its parts to ask for this",
+                where=f"--{name.replace('_', '-')}",
+            )
+    if output is not None:
+        refuse_taken(output, MIXED_FILES, force)
+    progress = ProgressLine()
+    try:
+        with on_processes():
+            result = plan_mixed(model, progress=progress, **options)
+    finally:
+        progress.clear()
+    document = result.document
+    if as_json:
+        print_json(mixed_document(document))
+    else:
+        show(mixed_view(document))
+        if result.alone is not None:
+            click.echo()
+            show(plan_view(result.alone))
+    exit_codes = {"infeasible": ExitCode.NO_ANSWER, "unknown": ExitCode.NO_TIME}
+    if document.status not in exit_codes and output is not None:
+        write_files(output, mixed_files(result), force)
+    if not as_json:
+        click.echo(f"\n{_next_step(document.status in exit_codes, output)}")
+    return int(exit_codes.get(document.status, ExitCode.DONE))
+
+
+def _next_step(is_without: bool, output: Path | None) -> str:
+    """What to do now, in words."""
+    if is_without:
+        return "Next: change what is asked for, or give it more time with --time-limit."
+    if output is None:
+        return "Next: the same command with -o DIR writes this plan and the files that start it."
+    return f"Next: make {output}/hostfile of hostfile.template, then bash {output}/launch.sh slurm"

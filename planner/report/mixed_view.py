@@ -1,0 +1,163 @@
+"""A plan on a mixed cluster, as blocks of a view."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from meshwright.planner.drawing.quantities import count, counted, percent, rounded_seconds
+from meshwright.planner.mixed.document import AloneDoc, MixedPlan, MixedPredicted, RankDoc
+from meshwright.planner.report.first_screen import STATUS_STYLES, layout_line
+from meshwright.planner.report.view import (
+    COUNT,
+    SECONDS,
+    Column,
+    Facts,
+    Heading,
+    Table,
+    View,
+    Words,
+    decimals,
+    line,
+)
+from meshwright.planner.request.executions import choices_made
+
+_MEANINGS = {
+    "optimal": "no plan on these parts, alone or in one pipeline, is faster under this cost model",
+    "feasible": "a plan that works; that it is the fastest was not proven",
+    "infeasible": "no plan fits, on a part alone or through several",
+    "unknown": "the time limit ended the search before any plan was found",
+}
+SMALLEST_SHARE = 0.0005
+
+
+def mixed_view(plan: MixedPlan) -> View:
+    """What is fastest, against each part alone, and what each part runs."""
+    status = Words(plan.status, STATUS_STYLES[plan.status])
+    view: View = [line(status, f": {_MEANINGS[plan.status]}")]
+    facts = [("runs on", " then ".join(plan.runs_on) or "nothing")]
+    if plan.predicted is not None and plan.layout is not None:
+        facts += _answer(plan, plan.predicted)
+        facts.append(
+            ("layout", layout_line(plan.layout, experts=plan.inputs.model.moe is not None))
+        )
+        if plan.execution is not None:
+            facts.append(("execution", _execution_text(plan)))
+    elif plan.objective.step_time_s is not None:
+        words = "faster alone than in a pipeline with other parts, which stay idle"
+        facts.append(("step", f"{rounded_seconds(plan.objective.step_time_s)}; {words}"))
+    facts += _question(plan)
+    view.append(Facts(facts))
+    if plan.ranks:
+        view += [Heading("Pipeline"), _ranks_table(plan.ranks)]
+    view += [Heading("Parts alone"), _alone_table(plan)]
+    if plan.predicted is not None:
+        view += [Heading("Step"), _step_table(plan.predicted)]
+    return [*view, Heading("Proof"), Facts(_proof(plan))]
+
+
+def _answer(plan: MixedPlan, predicted: MixedPredicted) -> list[tuple[str, str]]:
+    step_s = predicted.step_time_s
+    words = rounded_seconds(step_s)
+    best = min((each for each in plan.alone if each.step_time_s), key=_alone_s, default=None)
+    if best is not None:
+        words += f", {_alone_s(best) / step_s:.2f} x as fast as {best.part} alone"
+    band = predicted.error_band
+    low, high = (rounded_seconds(step_s * edge) for edge in (band.low, band.high))
+    return [
+        ("step", words),
+        ("throughput", f"{count(predicted.tokens_per_s)} tokens/s"),
+        ("compute", f"MFU {percent(predicted.mfu)} of the peaks of all GPUs in use"),
+        ("likely", f"{low} to {high}: {band.basis}"),
+    ]
+
+
+def _alone_s(alone: AloneDoc) -> float:
+    return alone.step_time_s or float("inf")
+
+
+def _execution_text(plan: MixedPlan) -> str:
+    assert plan.execution is not None
+    made = choices_made(plan.execution)
+    if plan.inputs.model.moe is None:
+        made.pop("moe_dispatch", None)
+    words = [name if value is True else f"{name} {value}" for name, value in made.items()]
+    return ", ".join(words).replace("_", " ") or "plain"
+
+
+def _question(plan: MixedPlan) -> list[tuple[str, str]]:
+    inputs = plan.inputs
+    parts = [
+        f"{plan.cluster.name_of(index)}: {counted(part.gpus, 'GPU')}, {part.cluster.device.name}"
+        for index, part in enumerate(plan.cluster.parts)
+    ]
+    tokens = inputs.global_batch * inputs.seq_len
+    return [
+        ("model", inputs.model.name),
+        ("cluster", f"{plan.cluster.name}; " + "; ".join(parts)),
+        (
+            "batch",
+            f"{count(inputs.global_batch)} sequences x {count(inputs.seq_len)} tokens = "
+            f"{count(tokens)} a step",
+        ),
+        ("training", f"{inputs.precision}, {inputs.optimizer}, {inputs.framework}"),
+    ]
+
+
+def _ranks_table(ranks: list[RankDoc]) -> Table:
+    """Neighbouring ranks with as many layers on one part together."""
+    columns = [
+        Column("ranks"),
+        Column("part"),
+        Column("layers each", COUNT),
+        Column("peak", decimals(1), unit="GiB"),
+        Column("usable", decimals(1), unit="GiB"),
+    ]
+    rows = []
+    for _, group in groupby(ranks, key=lambda rank: (rank.part, rank.layers)):
+        own = list(group)
+        numbers = str(own[0].rank)
+        if len(own) > 1:
+            numbers += f"-{own[-1].rank}"
+        peak_gib = max(rank.memory_gib for rank in own)
+        rows.append([numbers, own[0].part, own[0].layers, peak_gib, own[0].usable_gib])
+    return Table(columns, rows)
+
+
+def _alone_table(plan: MixedPlan) -> Table:
+    columns = [
+        Column("part"),
+        Column("device"),
+        Column("GPUs", COUNT),
+        Column("status"),
+        Column("step", SECONDS),
+    ]
+    rows = [[a.part, a.device, a.gpus, a.status, a.step_time_s] for a in plan.alone]
+    return Table(columns, rows)
+
+
+def _step_table(predicted: MixedPredicted) -> Table:
+    shown = {
+        name: seconds
+        for name, seconds in predicted.breakdown_s.items()
+        if seconds > SMALLEST_SHARE * predicted.step_time_s
+    }
+    rest = predicted.step_time_s - sum(shown.values())
+    ordered = sorted(shown.items(), key=lambda row: -row[1])
+    rows: list[list[object]] = [[name.replace("_", " "), seconds] for name, seconds in ordered]
+    return Table([Column("part"), Column("seconds", SECONDS)], [*rows, ["others", rest]])
+
+
+def _proof(plan: MixedPlan) -> list[tuple[str, str]]:
+    solver, bound_s = plan.solver, plan.objective.lower_bound_s
+    said = "unknown" if bound_s is None else rounded_seconds(bound_s)
+    if plan.objective.gap:
+        said += f", gap {percent(plan.objective.gap)}"
+    return [
+        ("lower bound", said),
+        (
+            "looked at",
+            f"{count(solver.rows)} layouts with ranks on each part, {count(solver.priced)} priced, "
+            f"{counted(solver.rounds, 'CP-SAT model')} of up to {count(solver.kernels)}",
+        ),
+        ("took", f"{solver.wall_s:.1f} s, seed {solver.seed}, {solver.version}"),
+    ]
