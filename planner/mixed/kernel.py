@@ -4,6 +4,9 @@ With t_r(n) the seconds and h_r(n) the bytes of rank r with n layers on the part
 finds the split of the layers over the ranks and the number of recomputed ones that make the step shortest.
 Within a part only the most layers of a rank count, apart from the ends of the pipeline, so that a part is
 described by few options for each number of layers that it takes; the parts' options are then joined.
+
+A launch names one number k of layers that each rank recomputes in full. Of the splits, those count in which
+the ranks of a part have all k layers or more, or all k or fewer, which they then recompute all.
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,28 +34,13 @@ from meshwright.errors import InternalError
 from meshwright.planner.bounds.combination_costs import memory_rows
 from meshwright.planner.bounds.memory_fit import MemoryFit, RankRow
 from meshwright.planner.bounds.stages import ALL_LAYERS, SplitCosts
+from meshwright.planner.mixed.options import InnerEnds, Options, Rooms, joined, options_of
 
 FloatArray = NDArray[np.float64]
 Counts = tuple[int, ...]
 """Layers of each pipeline rank."""
 Composition = tuple[tuple[int, int], ...]
 """(part of the cluster, pipeline ranks on it), in the order of the pipeline."""
-
-
-class _Options(NamedTuple):
-    """Ways to deal layers to the ranks of one segment, arrays of shape [k]."""
-
-    layers: FloatArray
-    """In all."""
-    busiest_s: FloatArray
-    dense: FloatArray
-    """Parameters outside experts on the rank that has most of them."""
-    experts: FloatArray
-    """Layers with experts on the rank that has most of them."""
-    most: FloatArray
-    """Layers of a rank that is no end of the pipeline, at most."""
-    at_end: FloatArray
-    """Layers of the rank that is an end of the pipeline; 0 where the segment has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +64,7 @@ class PartCosts:
 
     placed: PlacedPart
     _costs: dict[int, SplitCosts] = field(default_factory=dict)
-    _rooms: dict[int, list[int]] = field(default_factory=dict)
+    _rooms: dict[int, tuple[Rooms, ...]] = field(default_factory=dict)
 
     @cached_property
     def _layer_costs(self) -> LayerCosts:
@@ -92,13 +79,19 @@ class PartCosts:
             self._costs[amount] = self._fit(amount).split_costs(self._layer_costs)
         return self._costs[amount]
 
-    def rooms(self, amount: int) -> list[int]:
-        """The most layers that each rank of the pipeline has room for here, with so many recomputed."""
+    def rooms(self, amount: int) -> tuple[Rooms, ...]:
+        """What each rank of the pipeline has room for here, with so many layers recomputed."""
         if amount not in self._rooms:
             fit, layers = self._fit(amount), self.placed.workload.model.layers
-            fewest = max(1, amount) if amount < layers else 1
             ranks = range(int(self.placed.layout.pp))
-            self._rooms[amount] = [_room(fit, rank, fewest, layers) for rank in ranks]
+            ways = []
+            if amount <= layers:
+                own = max(amount, 1)
+                ways.append(Rooms(own, layers, [_room(fit, r, own, layers) for r in ranks]))
+            if amount > 1:
+                most = min(amount, layers)
+                ways.append(Rooms(1, most, [_room(fit, r, 1, most) for r in ranks]))
+            self._rooms[amount] = tuple(ways)
         return self._rooms[amount]
 
     @cached_property
@@ -107,12 +100,12 @@ class PartCosts:
         return memory_rows(self.placed.workload, self.placed.layout)
 
 
-def _room(fit: MemoryFit, rank: int, fewest: int, layers: int) -> int:
-    """The most layers that fit on a rank, 0 where not even the fewest do; memory is linear from there on."""
+def _room(fit: MemoryFit, rank: int, fewest: int, most: int) -> int:
+    """The most layers that fit on a rank, 0 where not even the fewest do; memory is linear in between."""
     least_gib = fit.rank_gib(rank, fewest, 0)
     more_gib = fit.rank_gib(rank, fewest + 1, 0) - least_gib
     left_gib = fit.limit_gib * (1 + 1e-9) - least_gib
-    return 0 if left_gib < 0 else min(fewest + int(left_gib / more_gib), layers)
+    return 0 if left_gib < 0 else min(fewest + int(left_gib / more_gib), most)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -168,51 +161,73 @@ class MixedKernel:
         best: MixedPrice | None = None
         for amount in self._amounts():
             layout = replace(self.layout, recompute_layers=amount)
-            rooms = self._rooms(amount)
-            if min(rooms) < 1:
-                continue
             limit_s = cutoff_s if best is None else best.step_time_s
-            best = self._best_with(layout, rooms, limit_s) or best
-            if min(rooms) >= self.layers:
+            if not self._may_fit(amount) or self._least_s(amount, limit_s) >= limit_s:
+                continue
+            best = self._best_with(layout, limit_s) or best
+            if amount <= 1 and not self._memory_limits(amount):
                 break
         return best
+
+    def _may_fit(self, amount: int) -> bool:
+        """Whether the ranks have room for all layers, with so many recomputed."""
+        room = 0
+        for segment, part in zip(self.segments, self.parts, strict=True):
+            ways = (way.by_rank[segment.own] for way in part.rooms(amount))
+            room += max(sum(own) for own in ways)
+        return room >= self.layers
+
+    def _least_s(self, amount: int, limit_s: float) -> float:
+        """Never above a step that takes no longer than a limit, with so many layers recomputed.
+
+        A rank has at most n = limit / (m l) layers, so that of any n_r layers
+        min(k, n_r) >= n_r min(1, k / n) are recomputed.
+        """
+        micro_batches = int(self.layout.num_micro_batches)
+        most = limit_s / micro_batches / min(own.layer_s for own in self.costs)
+        share = min(1.0, amount / max(most, 1.0)) if self.full else 0.0
+        layer_s = [own.layer_s + share * own.layer_recompute_s for own in self.costs]
+        speed = sum(s.ranks / own for s, own in zip(self.segments, layer_s, strict=True))
+        pipeline_s = (micro_batches - 1) * self.layers / speed + self.layers * min(layer_s)
+        return (pipeline_s + self.rest_s) * self.scale * (1 - 1e-9)
+
+    def _memory_limits(self, amount: int) -> bool:
+        """Whether some rank could not hold all layers with so many recomputed."""
+        return any(
+            min(part.rooms(amount)[0].by_rank[segment.own]) < self.layers
+            for segment, part in zip(self.segments, self.parts, strict=True)
+        )
 
     def _amounts(self) -> Iterator[int]:
         """Layers of a rank that may be recomputed in full."""
         if not self.full:
             yield 0
             return
-        yield from range(1, self.layers // int(self.layout.pp) + 1)
+        yield from range(1, self.layers)
         yield ALL_LAYERS
 
-    def _rooms(self, amount: int) -> list[int]:
-        """The most layers that each rank has room for."""
-        rooms: list[int] = []
-        for segment, part in zip(self.segments, self.parts, strict=True):
-            rooms += part.rooms(amount)[segment.own]
-        return rooms
-
-    def _best_with(
-        self, layout: Layout, rooms: Sequence[int], cutoff_s: float
-    ) -> MixedPrice | None:
-        costs = tuple(each.costs(int(layout.recompute_layers)) for each in self.parts)
+    def _best_with(self, layout: Layout, cutoff_s: float) -> MixedPrice | None:
+        amount = int(layout.recompute_layers)
+        costs = tuple(each.costs(amount) for each in self.parts)
         options = [
-            _options_of(self, index, own, rooms[each.own])
-            for index, (each, own) in enumerate(zip(self.segments, costs, strict=True))
+            options_of(_inner_ranks(self, index), segment.own, own, part.rooms(amount))
+            for index, (segment, own, part) in enumerate(
+                zip(self.segments, costs, self.parts, strict=True)
+            )
         ]
-        picks = _joined(options, self.layers)
+        picks = joined(options, self.layers)
         if not len(picks[0]):
             return None
         rows = [
-            _Options(*(column[pick] for column in own))
+            Options(*(column[pick] for column in own))
             for own, pick in zip(options, picks, strict=True)
         ]
         seconds = self._seconds(layout, costs, rows)
         for best in np.argsort(seconds, kind="stable"):
             if seconds[best] >= cutoff_s:
                 return None
-            chosen = [_Options(*(column[best : best + 1] for column in own)) for own in rows]
-            counts = self._counts(costs, chosen, rooms)
+            chosen = [Options(*(column[best : best + 1] for column in own)) for own in rows]
+            counts = self._counts(amount, chosen)
             stages = tuple((count,) for count in counts)
             memory_gib = mixed_memory_gib(self.segments_of(layout), stages)
             limits = np.concatenate(
@@ -223,34 +238,31 @@ class MixedKernel:
         return None
 
     def _seconds(
-        self, layout: Layout, costs: Sequence[SplitCosts], rows: Sequence[_Options]
+        self, layout: Layout, costs: Sequence[SplitCosts], rows: Sequence[Options]
     ) -> FloatArray:
         """Of the step, for each row of options."""
         work = np.full(len(rows[0].layers), costs[0].first_s + costs[-1].last_s)
-        amount = min(int(layout.recompute_layers), self.layers) if self.full else 0
-        for each, own, cost in zip(self.segments, rows, costs, strict=True):
-            again = np.minimum(amount * each.ranks, own.layers)
-            work = work + own.layers * cost.layer_s + again * cost.layer_recompute_s
+        for own, cost in zip(rows, costs, strict=True):
+            work = work + own.layers * cost.layer_s + own.again * cost.layer_recompute_s
         busiest = np.max([own.busiest_s for own in rows], axis=0)
         _, _, each_expert = layer_parameters_on_gpu(self.segments[0].part.workload.model, layout)
         held = [(own.dense, own.experts * np.asarray(each_expert)) for own in rows]
         step = mixed_step_of_loads(self.segments, {"ranks": busiest}, work, held)
         return np.broadcast_to(np.asarray(step.seconds, dtype=np.float64), busiest.shape)
 
-    def _counts(
-        self, costs: Sequence[SplitCosts], chosen: Sequence[_Options], rooms: Sequence[int]
-    ) -> Counts:
+    def _counts(self, amount: int, chosen: Sequence[Options]) -> Counts:
         """Layers of each rank, late ranks, which hold fewer micro-batches, first."""
         counts: list[int] = []
-        for index, (each, own, cost) in enumerate(zip(self.segments, chosen, costs, strict=True)):
+        for index, (own, part) in enumerate(zip(chosen, self.parts, strict=True)):
             inner, left, right = _inner_ranks(self, index)
-            own_rooms = rooms[each.own]
-            at_end, most = int(own.at_end[0]), int(own.most[0])
-            dealt = [cost.fewest] * inner
+            at_end, most, fewest = int(own.at_end[0]), int(own.most[0]), int(own.fewest[0])
+            rooms = next(way for way in part.rooms(amount) if way.fewest == fewest)
+            inner_rooms = rooms.by_rank[self.segments[index].own][left:]
+            dealt = [fewest] * inner
             rest = int(own.layers[0]) - at_end - sum(dealt)
-            for level in range(cost.fewest + 1, most + 1):
+            for level in range(fewest + 1, most + 1):
                 for rank in reversed(range(inner)):
-                    if rest and own_rooms[rank + left] >= level:
+                    if rest and inner_rooms[rank] >= level:
                         dealt[rank] += 1
                         rest -= 1
             counts += [at_end] * left + dealt + [at_end] * right
@@ -271,92 +283,10 @@ class MixedKernel:
         return MixedPrice(layout=decided, counts=counts, step_time_s=step_s)
 
 
-def _inner_ranks(kernel: MixedKernel, index: int) -> tuple[int, int, int]:
+def _inner_ranks(kernel: MixedKernel, index: int) -> InnerEnds:
     """Ranks of a segment that are no end of the pipeline, and whether it has the first and the last rank."""
     first, last = int(index == 0), int(index == len(kernel.segments) - 1)
     return kernel.segments[index].ranks - first - last, first, last
-
-
-def _options_of(
-    kernel: MixedKernel, index: int, costs: SplitCosts, rooms: Sequence[int]
-) -> _Options:
-    """Ways to deal each number of layers to a segment's ranks, less those that another beats in all."""
-    inner, first, last = _inner_ranks(kernel, index)
-    inner_rooms = np.array(rooms[first : len(rooms) - last], dtype=np.int64)
-    end_s, end_load = 0.0, 0.0
-    end_experts = costs.last_experts * last
-    ends = np.zeros(1, dtype=np.int64)
-    if first or last:
-        end_s = costs.first_s if first else costs.last_s
-        end_load = costs.first_load if first else costs.last_load
-        ends = np.arange(costs.fewest, rooms[0 if first else -1] + 1)
-    most = _least_most(inner_rooms, costs.fewest, costs.layers)
-    rank_s = np.array([costs.rank_s(-1, n, 0) for n in range(costs.layers + 1)])
-    columns: list[FloatArray] = []
-    has_experts = float(costs.experts)
-    for layers in range(1, costs.layers + 1):
-        rest = layers - ends
-        at_end = ends[rest >= 0]
-        own_most = most[rest[rest >= 0]]
-        at_end, own_most = at_end[own_most >= 0], own_most[own_most >= 0]
-        if not len(at_end):
-            continue
-        is_end = float(first or last)
-        busiest = np.maximum(rank_s[own_most] * (inner > 0), is_end * (rank_s[at_end] + end_s))
-        dense = np.maximum(
-            own_most * costs.layer_load, is_end * (at_end * costs.layer_load + end_load)
-        )
-        experts = has_experts * np.maximum(own_most, at_end) + 0.0 * busiest
-        experts = np.maximum(experts, is_end * (has_experts * at_end + end_experts))
-        rows = np.stack(
-            [np.full(len(at_end), layers), busiest, dense, experts, own_most, at_end], axis=1
-        )
-        columns.append(rows[_pareto(rows[:, 1:4])])
-    table = np.concatenate(columns) if columns else np.zeros((0, 6))
-    return _Options(*table.T)
-
-
-def _least_most(rooms: NDArray[np.int64], fewest: int, layers: int) -> NDArray[np.int64]:
-    """For 0, 1, ... layers the least number that no rank needs to exceed; -1 where they do not go in.
-
-    Every rank has `fewest` or more.
-    """
-    least = np.full(layers + 1, -1, dtype=np.int64)
-    if not len(rooms):
-        least[0] = 0
-        return least
-    if rooms.min() < fewest:
-        return least
-    reach = len(rooms) * fewest
-    if reach <= layers:
-        least[reach] = fewest
-    for cap in range(fewest + 1, int(rooms.max()) + 1):
-        more = int(np.minimum(rooms, cap).sum())
-        least[reach + 1 : more + 1] = cap
-        reach = more
-    return least
-
-
-def _pareto(values: FloatArray) -> NDArray[np.int64]:
-    """Rows, [k, columns], that no other row beats or equals in all columns; of equal ones the first."""
-    no_more = np.all(values[:, None, :] <= values[None, :, :], axis=2)
-    equal = no_more & no_more.T
-    earlier = np.triu(np.ones(equal.shape, dtype=bool), 1)
-    beaten = np.any(no_more & (~equal | earlier), axis=0)
-    return np.flatnonzero(~beaten)
-
-
-def _joined(options: Sequence[_Options], layers: int) -> list[NDArray[np.int64]]:
-    """Rows of each segment's options that together deal out all layers."""
-    picks = [np.arange(len(options[0].layers))]
-    dealt = options[0].layers
-    for number, own in enumerate(options[1:], start=2):
-        sums = dealt[:, None] + own.layers[None, :]
-        good = sums == layers if number == len(options) else sums < layers
-        left, right = np.nonzero(good)
-        picks = [*(pick[left] for pick in picks), right]
-        dealt = sums[left, right]
-    return picks
 
 
 def no_price(kernel: MixedKernel) -> float:
