@@ -34,7 +34,7 @@ from meshwright.errors import InternalError
 from meshwright.planner.bounds.combination_costs import memory_rows
 from meshwright.planner.bounds.memory_fit import MemoryFit, RankRow
 from meshwright.planner.bounds.stages import ALL_LAYERS, SplitCosts
-from meshwright.planner.mixed.options import InnerEnds, Options, Rooms, joined, options_of
+from meshwright.planner.mixed.options import InnerEnds, Options, Rooms, options_of, options_together
 
 FloatArray = NDArray[np.float64]
 Counts = tuple[int, ...]
@@ -215,7 +215,7 @@ class MixedKernel:
                 zip(self.segments, costs, self.parts, strict=True)
             )
         ]
-        picks = joined(options, self.layers)
+        picks = options_together(options, self.layers)
         if not len(picks[0]):
             return None
         rows = [

@@ -138,7 +138,7 @@ def _pareto(values: FloatArray) -> NDArray[np.int64]:
     return np.flatnonzero(~beaten)
 
 
-def joined(options: Sequence[Options], layers: int) -> list[NDArray[np.int64]]:
+def options_together(options: Sequence[Options], layers: int) -> list[NDArray[np.int64]]:
     """Rows of each segment's options that together deal out all layers.
 
     Parameters

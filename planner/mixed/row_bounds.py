@@ -254,10 +254,13 @@ class RowBounds:
 def _least_busiest_s(
     layers: int, layer_s: FloatArray, ranks: IntArray, ends: FloatArray
 ) -> FloatArray:
-    """The least time in which all layers and some ends, in layers, find a rank; [k]."""
-    even = (layers + ends) / np.sum(ranks / layer_s, axis=1)
-    reached = even.copy()
-    is_open = np.ones(len(even), dtype=bool)
+    """The least time in which all layers and some ends, in layers, find a rank; [k].
+
+    Layers alone find one only in whole numbers of them.
+    """
+    speed = np.sum(ranks / layer_s, axis=1)
+    reached = layers / speed
+    is_open = np.ones(len(reached), dtype=bool)
     for _ in range(2 * layer_s.shape[1] + 6):
         steps = np.ceil(reached[:, None] / layer_s - _ROUNDING)
         following = np.min(steps * layer_s, axis=1)
@@ -267,7 +270,7 @@ def _least_busiest_s(
         if not is_open.any():
             break
         reached = np.where(is_open, reached * (1 + 1e-7), reached)
-    return np.asarray(np.maximum(even, reached * (1 - 1e-6)))
+    return np.asarray(np.maximum((layers + ends) / speed, reached * (1 - 1e-6)))
 
 
 def _kind_of(times: KindTimes) -> KindTime:

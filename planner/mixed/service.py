@@ -30,8 +30,9 @@ from meshwright.planner.mixed.kernel import MixedKernel, MixedPrice
 from meshwright.planner.mixed.request import MixedRequest
 from meshwright.planner.mixed.search import MixedOutcome, MixedSearch
 from meshwright.planner.plan.assemble import objective_of
+from meshwright.planner.plan.digest import with_digest
 from meshwright.planner.plan.document import Plan, Status
-from meshwright.planner.plan.make_plan import fastest_plan, make_plan
+from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.runs.predicted import ErrorBandDoc, layout_document
 from meshwright.planner.search.model import solver_version
 
@@ -87,7 +88,7 @@ def make_mixed_plan(
     step_s = min(best_alone_s, _price_s(outcome.best))
     single = None
     if outcome.best is None and best_alone_s < inf:
-        single = make_plan(request.parts[prices.index(best_alone_s)], robustness=False)
+        single = with_digest(alone[prices.index(best_alone_s)])
     objective = objective_of(
         None if step_s == inf else step_s, None if bound_s in (None, inf) else bound_s
     )

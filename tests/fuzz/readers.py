@@ -15,6 +15,7 @@ import yaml
 import meshwright
 from meshwright.cluster_specs.catalog import load_cluster
 from meshwright.cluster_specs.importers.document import import_topology
+from meshwright.cluster_specs.mixed import read_mixed_cluster
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.constants.calibration import Factors
 from meshwright.model_specs.reader import read_model
@@ -106,6 +107,20 @@ def _loads() -> list[Seed]:
     ]
 
 
+def _mixed() -> list[Seed]:
+    parts = [
+        {"cluster": "dgx-h100", "gpus": 64},
+        {"cluster": "dgx-a100", "gpus": 64, "name": "old"},
+    ]
+    own = {"device": "h200-sxm-141gb", "gpus": 16, "gpus_per_node": 8}
+    inline = [{"cluster": own, "gpus": 16}, {"cluster": "dgx-h100", "gpus": 8}]
+    documents = [
+        {"name": "mixed", "parts": parts, "between_gbps_per_gpu": 100.0},
+        {"parts": inline},
+    ]
+    return [("x.yaml", yaml.safe_dump(document).encode()) for document in documents]
+
+
 def _trace() -> list[Seed]:
     tokens = np.random.default_rng(0).integers(0, 8, (2, 20, 2))
     packed = io.BytesIO()
@@ -170,6 +185,7 @@ READERS = (
     Reader("model", read_model, _model),
     Reader("config.json", read_model, lambda: _files("hf_configs", "*.json")),
     Reader("cluster", read_cluster, lambda: _files("plans", "*.yaml")),
+    Reader("mixed cluster", read_mixed_cluster, _mixed),
     Reader("run", lambda path: list(price_runs(path)), _run),
     Reader("jobs", read_jobs, _jobs),
     Reader("fleet", lambda path: read_fleet(path, "dgx-a100"), _fleet),

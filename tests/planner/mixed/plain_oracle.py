@@ -1,0 +1,162 @@
+"""Every pipeline through two parts of a tiny cluster, generated and priced here: no bounds, no solver.
+
+The step is put together here too, from what the plain cost model says of a pipeline that runs on one part
+alone: seconds of each rank, and what follows the pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import permutations
+
+import numpy as np
+
+from meshwright.constraints.registry import rules_for
+from meshwright.constraints.rule import FinishedPlan
+from meshwright.costmodel.data_parallel import data_parallel_traffic, exposed_s
+from meshwright.costmodel.estimate import costs_of_layers, stage_memory_gib
+from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.memory.footprint import usable_hbm_gib
+from meshwright.costmodel.memory.states import rank_parameters
+from meshwright.costmodel.optimizer_time import optimizer_s
+from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.step_time import boundary_s, make_context, scale_share
+from meshwright.costmodel.workload import Workload
+from meshwright.planner.request.plan_request import PlanRequest
+from tests.planner.search.plain_oracle import layouts, splits, wanted
+
+Stages = tuple[tuple[int, ...], ...]
+Order = tuple[tuple[int, int], ...]
+"""(part, pipeline ranks), along the pipeline."""
+IN_PARTS = ("gpu-budget", "hbm-capacity")
+
+
+def least_step_time_s(parts: list[PlanRequest]) -> float | None:
+    """The least step time of any pipeline through both parts; None where none is legal and fits."""
+    gpus = sum(part.gpus for part in parts)
+    everywhere = replace(
+        parts[0], cluster=parts[0].cluster.model_copy(update={"gpus": gpus}), gpus=gpus
+    )
+    times = (
+        seconds
+        for layout in layouts(everywhere)
+        if int(layout.pp) > 1 and int(layout.shard_groups) == 1 and not layout.optimizer_offload
+        if wanted(everywhere, layout)
+        for order in orders(parts, layout)
+        for seconds in step_times_s(parts, layout, order)
+    )
+    return min(times, default=None)
+
+
+def orders(parts: list[PlanRequest], layout: Layout) -> Iterator[Order]:
+    """Ranks on each part, on whole nodes, in both orders."""
+    pp, stage = int(layout.pp), int(layout.gpus) // int(layout.pp)
+    for first, second in permutations(range(2)):
+        for ranks in range(1, pp):
+            asked = (ranks * stage, (pp - ranks) * stage)
+            room = (parts[first].gpus, parts[second].gpus)
+            nodes = (parts[first].cluster.gpus_per_node, parts[second].cluster.gpus_per_node)
+            fits = all(a <= r and a % n == 0 for a, r, n in zip(asked, room, nodes, strict=True))
+            if fits:
+                yield (first, ranks), (second, pp - ranks)
+
+
+def step_times_s(parts: list[PlanRequest], layout: Layout, order: Order) -> Iterator[float]:
+    """Seconds under every split and amount that is legal and fits."""
+    model, stage = parts[0].model, int(layout.gpus) // int(layout.pp)
+    workloads = [parts[part].workload().on(ranks * stage) for part, ranks in order]
+    own = [slice(0, order[0][1]), slice(order[0][1], int(layout.pp))]
+    for stages in splits(model.layers, int(layout.pp)):
+        counts = [rank[0] for rank in stages]
+        for amount in amounts(layout, [counts[ranks] for ranks in own]):
+            sized = replace(layout, recompute_layers=amount)
+            fits = all(
+                max(stage_memory_gib(w, sized, stages)[r]) <= usable_hbm_gib(w)
+                for w, r in zip(workloads, own, strict=True)
+            )
+            if fits and all(legal(w, sized, stages) for w in workloads):
+                yield step_s(workloads, sized, stages, order)
+
+
+def amounts(layout: Layout, counts_of_parts: list[list[int]]) -> list[int]:
+    """Recomputed layers of a rank: on each part no more than any rank has, or no fewer."""
+    if not int(layout.recompute) & Recompute.FULL:
+        return [0]
+    longest = max(max(counts) for counts in counts_of_parts)
+    return [
+        amount
+        for amount in range(1, longest + 1)
+        if all(amount <= min(counts) or amount >= max(counts) for counts in counts_of_parts)
+    ]
+
+
+def legal(workload: Workload, layout: Layout, stages: Stages) -> bool:
+    """Whether no rule's own check objects, but for those on GPUs and memory together."""
+    together = replace(workload, gpus=int(layout.gpus))
+    plan = FinishedPlan(
+        workload=together, layout=layout, stages=stages, memory_gib=(0.0,), spans={}
+    )
+    rules = (rule for rule in rules_for(together) if rule.name not in IN_PARTS)
+    return all(rule.check(plan) is None for rule in rules)
+
+
+def step_s(workloads: list[Workload], layout: Layout, stages: Stages, order: Order) -> float:
+    """T = [m max t + (sum t - max t) + 2 b (m e + p - 1) + max DP + max optimizer + overhead] (1 + scale)."""
+    contexts = [on_part(w, layout, ranks) for w, (_, ranks) in zip(workloads, order, strict=True)]
+    own = [slice(0, order[0][1]), slice(order[0][1], len(stages))]
+    loads: list[float] = []
+    for context, ranks in zip(contexts, own, strict=True):
+        loads += rank_seconds(context, stages)[ranks]
+    m, pp = int(layout.num_micro_batches), len(stages)
+    pipeline_s = m * max(loads) + sum(loads) - max(loads)
+    handed_s = max(2.0 * float(boundary_s(context)) for context in contexts)
+    exposed = max(context.constants.framework.p2p_exposed for context in contexts)
+    p2p_s = handed_s * (m * exposed + pp - 1)
+    after = [
+        after_pipeline(context, stages, ranks, sum(loads) / pp)
+        for context, ranks in zip(contexts, own, strict=True)
+    ]
+    overhead_s = max(context.constants.framework.step_overhead_s for context in contexts)
+    share = max(float(np.asarray(scale_share(c.workload, layout, c.constants))) for c in contexts)
+    in_all = pipeline_s + p2p_s + max(a for a, _ in after) + max(b for _, b in after) + overhead_s
+    return (1.0 + share) * in_all
+
+
+def on_part(workload: Workload, layout: Layout, ranks: int) -> Context:
+    """The layout on a part; pipeline groups leave the outermost level."""
+    placement = nested_placement(workload.cluster, replace(layout, pp=ranks))
+    leaving = np.ones_like(placement.pp)
+    leaving[..., -1] = 2
+    return make_context(workload, layout, replace(placement, pp=leaving))
+
+
+def rank_seconds(context: Context, stages: Stages) -> list[float]:
+    """Seconds of each rank and micro-batch, were all of them on this part."""
+    costs, layout = costs_of_layers(context), context.layout
+    has_experts = context.workload.model.moe is not None
+    layer_s = float(np.asarray(costs.moe_layer_s if has_experts else costs.dense_layer_s))
+    again_s = float(np.asarray(costs.moe_recompute_s if has_experts else costs.dense_recompute_s))
+    full = bool(int(layout.recompute) & Recompute.FULL)
+    amount = int(layout.recompute_layers) if full else 0
+    seconds = [count * layer_s + min(amount, count) * again_s for (count,) in stages]
+    seconds[0] += float(np.asarray(costs.embedding_s))
+    seconds[-1] += float(np.asarray(costs.head_s)) + float(np.asarray(costs.mtp_s))
+    return seconds
+
+
+def after_pipeline(
+    context: Context, stages: Stages, ranks: slice, window_s: float
+) -> tuple[float, float]:
+    """Exposed gradient traffic and optimizer of a part's fullest rank."""
+    shape = (len(stages),)
+    dense, expert = (
+        float(np.max(np.broadcast_to(np.asarray(kind), shape)[ranks]))
+        for kind in rank_parameters(context.workload.model, context.layout, stages)
+    )
+    traffic = data_parallel_traffic(context, dense, expert)
+    exposed = float(np.asarray(exposed_s(context, traffic, window_s)))
+    if context.workload.model.tied_embeddings:
+        raise ValueError("the oracle prices untied tables only")
+    return exposed, float(np.asarray(optimizer_s(context, dense, expert)))

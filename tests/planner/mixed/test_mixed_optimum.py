@@ -1,0 +1,249 @@
+"""Pipelines through unlike parts against a brute force of its own, and what the choice rests on."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+from math import inf
+
+import numpy as np
+import pytest
+
+from meshwright.cluster_specs.mixed import MixedClusterSpec, PartSpec
+from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.estimate import estimate_layout
+from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.mixed import PlacedPart, Segment, mixed_memory_gib, mixed_step
+from meshwright.costmodel.placement import nested_placement
+from meshwright.planner.mixed.kernel import MixedKernel
+from meshwright.planner.mixed.promising import KernelMaker, promising_rows
+from meshwright.planner.mixed.request import MixedRequest
+from meshwright.planner.mixed.search import MixedParams, MixedSearch
+from meshwright.planner.request.executions import WITHOUT
+from meshwright.planner.request.reader import read_request
+from tests.planner.mixed.plain_oracle import least_step_time_s
+from tests.planner.search.test_planner_optimum import request as small_request
+
+CASES = 60
+SOME = (0, 1, 2, 3)
+
+
+def other_part(draw: random.Random, cluster: ClusterSpec) -> ClusterSpec:
+    """A part with a slower or faster device, more or less memory, another network."""
+    device = cluster.device
+    pace = draw.choice([0.3, 0.5, 0.8, 1.3])
+    scaled = {
+        "name": "other",
+        "hbm_gib": device.hbm_gib * draw.choice([0.6, 0.8, 1.0, 1.5]),
+        "hbm_gb_per_s": device.hbm_gb_per_s * pace,
+        "peak_fp16_tflops": device.peak_fp16_tflops * pace,
+    }
+    if device.peak_bf16_tflops is not None:
+        scaled["peak_bf16_tflops"] = device.peak_bf16_tflops * pace
+    return cluster.model_copy(
+        update={
+            "name": "other",
+            "device": device.model_copy(update=scaled),
+            "nic_gbps_per_gpu": cluster.nic_gbps_per_gpu * draw.choice([0.5, 1.0, 2.0]),
+        }
+    )
+
+
+def asked(seed: int) -> MixedRequest:
+    """A small problem on two parts of one or two nodes with two GPUs."""
+    draw = random.Random(f"mixed {seed}")
+    small = small_request(seed)
+    moe = small.model.moe
+    model = small.model.model_copy(
+        update={
+            "layers": draw.choice([4, 5, 6]),
+            "tied_embeddings": False,
+            "mtp_layers": 0,
+            "moe": None if moe is None else moe.model_copy(update={"dense_layers": 0}),
+        }
+    )
+    first = small.cluster.model_copy(
+        update={"gpus_per_node": 2, "nvlink_domain": 2, "levels": (), "gpus": 64}
+    )
+    parts = (
+        PartSpec(cluster=first, gpus=draw.choice([2, 4])),
+        PartSpec(cluster=other_part(draw, first), gpus=draw.choice([2, 4])),
+    )
+    between = draw.choice([None, None, 0.25 * first.nic_gbps_per_gpu])
+    pins: dict[str, int | str] = {"zero_stage": 1, "micro_batch": draw.choice([1, 2]), "cp": 1}
+    if draw.random() < 0.5:
+        pins["recompute"] = draw.choice(["none", "full", "full"])
+    own = [
+        replace(
+            small,
+            model=model,
+            cluster=part.cluster,
+            gpus=part.gpus,
+            pins=pins,
+            forbids=("selective-recompute",) if "recompute" not in pins else (),
+            without=WITHOUT,
+            global_batch=8,
+        )
+        for part in parts
+    ]
+    spec = MixedClusterSpec(parts=parts, between_gbps_per_gpu=between)
+    return MixedRequest(cluster=spec, parts=tuple(own))
+
+
+@cache
+def best_by_brute_force(seed: int) -> float | None:
+    request = asked(seed)
+    return least_step_time_s(list(request.parts))
+
+
+def compare(seed: int, params: MixedParams) -> None:
+    request = asked(seed)
+    if request.cluster.between_gbps_per_gpu is not None:
+        request = replace(
+            request, cluster=request.cluster.model_copy(update={"between_gbps_per_gpu": None})
+        )
+    outcome, best_s = MixedSearch(request, inf, params=params).run(), best_by_brute_force(seed)
+    if best_s is None:
+        assert outcome.status == "infeasible"
+        assert outcome.best is None
+        return
+    assert outcome.status == "optimal"
+    assert outcome.best is not None
+    assert outcome.best.price is not None
+    assert outcome.best.price.step_time_s == pytest.approx(best_s, rel=1e-9)
+    assert outcome.lower_bound_s == pytest.approx(best_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", SOME)
+def test_the_plan_is_the_best_pipeline_through_both_parts(seed: int) -> None:
+    compare(seed, MixedParams())
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [seed for seed in range(CASES) if seed not in SOME])
+def test_the_plan_is_always_the_best_pipeline_through_both_parts(seed: int) -> None:
+    compare(seed, MixedParams(first_priced=1, together=12, fewest_beside=1, most_beside=1))
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "gpt2-xl"])
+def test_two_equal_parts_cost_what_one_cluster_costs(name: str) -> None:
+    """The same devices and network on both sides: nothing tells the parts from the whole."""
+    request = read_request(model=name, cluster="dgx-h100", gpus=64, global_batch=64, seq_len=2048)
+    layout = Layout(tp=4, pp=4, dp=4, num_micro_batches=16, sequence_parallel=True, zero_stage=1)
+    workload = request.workload()
+    layers = workload.model.layers
+    stages = tuple((layers // 4 + (rank < layers % 4),) for rank in range(4))
+    whole = estimate_layout(workload, layout, nested_placement(workload.cluster, layout), stages)
+    part = PlacedPart(workload=workload.on(32), layout=layout, ranks=2)
+    halves = [Segment(part=part, first=0), Segment(part=part, first=2)]
+    step = mixed_step(halves, stages)
+    assert float(np.asarray(step.seconds)) == pytest.approx(whole.step_time_s, rel=1e-12)
+    parts = {name: float(np.asarray(seconds)) for name, seconds in step.parts.items()}
+    assert parts == pytest.approx(whole.breakdown_s, rel=1e-12)
+
+
+def tight(hbm_of_other_gib: float) -> MixedRequest:
+    """Llama-3 8B on four nodes, two of them half as fast."""
+    first = read_request(
+        model="llama-3-8b",
+        cluster="dgx-h100",
+        gpus=16,
+        global_batch=64,
+        seq_len=8192,
+        forbid="recompute",
+        without=",".join(WITHOUT),
+        pin="tp=8,pp=4,micro_batch=1",
+    )
+    device = first.cluster.device
+    slower = device.model_copy(
+        update={
+            "name": "half",
+            "hbm_gib": hbm_of_other_gib,
+            "peak_bf16_tflops": device.peak_fp16_tflops / 2,
+            "peak_fp16_tflops": device.peak_fp16_tflops / 2,
+        }
+    )
+    other = first.cluster.model_copy(update={"name": "other", "device": slower})
+    spec = MixedClusterSpec(
+        parts=(PartSpec(cluster=first.cluster, gpus=16), PartSpec(cluster=other, gpus=16))
+    )
+    return MixedRequest(cluster=spec, parts=(first, replace(first, cluster=other)))
+
+
+def best_of(request: MixedRequest) -> MixedKernel:
+    outcome = MixedSearch(request, inf).run()
+    assert outcome.status == "optimal"
+    assert outcome.best is not None
+    return outcome.best
+
+
+def layers_on(kernel: MixedKernel, part: int) -> int:
+    assert kernel.price is not None
+    own = [
+        each
+        for each, (index, _) in zip(kernel.segments, kernel.composition, strict=True)
+        if index == part
+    ]
+    return sum(kernel.price.counts[own[0].own])
+
+
+def test_less_memory_on_one_part_moves_layers_to_the_other() -> None:
+    roomy, small = best_of(tight(80.0)), best_of(tight(11.0))
+    assert layers_on(small, 1) < layers_on(roomy, 1)
+    assert roomy.price is not None
+    assert small.price is not None
+    assert small.price.step_time_s > roomy.price.step_time_s
+    sized = small.segments_of(small.price.layout)
+    memory_gib = mixed_memory_gib(sized, small.price.stages)
+    for segment in sized:
+        assert max(memory_gib[segment.own]) <= segment.part.limit_gib
+
+
+def test_the_faster_part_takes_more_layers() -> None:
+    kernel = best_of(tight(80.0))
+    assert layers_on(kernel, 0) > layers_on(kernel, 1) > 0
+
+
+def test_the_least_bound_completed_is_not_always_the_plan() -> None:
+    """Were the kernel of the least bound taken, some plan would be slower: the model decides."""
+    worse = 0
+    for seed in range(12):
+        request = asked(seed)
+        best = MixedSearch(request, inf).run().best
+        if best is None or best.price is None:
+            continue
+        maker, least = KernelMaker(request), None
+        for row in promising_rows(request, inf, lambda: None):
+            least = maker.kernel(row).best_split(inf)
+            if least is not None:
+                break
+        assert least is not None
+        worse += least.step_time_s > best.price.step_time_s * (1 + 1e-9)
+    assert worse > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bounds_are_never_above_prices(seed: int) -> None:
+    request = asked(seed)
+    maker = KernelMaker(request)
+    rows = promising_rows(request, inf, lambda: None)
+    for row in random.Random(seed).sample(rows, min(len(rows), 60)):
+        price = maker.kernel(row).best_split(inf)
+        assert price is None or row.bound_s <= price.step_time_s
+
+
+def test_a_slow_link_between_parts_costs() -> None:
+    request = tight(80.0)
+    slow = replace(
+        request, cluster=request.cluster.model_copy(update={"between_gbps_per_gpu": 10.0})
+    )
+    fast_s, slow_s = (best_of(each).price for each in (request, slow))
+    assert fast_s is not None
+    assert slow_s is not None
+    assert slow_s.step_time_s > fast_s.step_time_s
+
+
+def test_the_same_seed_gives_the_same_plan() -> None:
+    first, second = best_of(tight(80.0)), best_of(tight(80.0))
+    assert (first.price, first.composition) == (second.price, second.composition)

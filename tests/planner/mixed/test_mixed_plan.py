@@ -1,0 +1,216 @@
+"""Plans on mixed clusters as users ask for them: files, documents, launches, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+import meshwright
+from meshwright.cli import main
+from meshwright.cluster_specs.mixed import is_mixed_cluster, read_mixed_cluster
+from meshwright.errors import ExitCode, InputError
+from meshwright.planner.launch.mixed_files import mixed_files
+
+WORKLOAD = ("--global-batch", "256", "--seq-len", "4096")
+
+
+def cluster_file(folder: Path, **changes: Any) -> Path:
+    """Eight nodes of each of two kinds, unless `changes` say otherwise."""
+    data: dict[str, Any] = {
+        "name": "old-and-new",
+        "parts": [{"cluster": "dgx-h100", "gpus": 64}, {"cluster": "dgx-a100", "gpus": 64}],
+    }
+    path = folder / "mixed.yaml"
+    path.write_text(yaml.safe_dump(data | changes))
+    return path
+
+
+def part(cluster: object, gpus: int = 8) -> dict[str, object]:
+    return {"cluster": cluster, "gpus": gpus}
+
+
+def run(*args: object) -> tuple[int, str]:
+    result = CliRunner().invoke(main, [str(arg) for arg in args])
+    return result.exit_code, result.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "batch", "seq_len"), [("llama-3-8b", 256, 4096), ("gpt2-xl", 512, 1024)]
+)
+def test_a_plan_is_never_slower_than_on_a_part_alone(
+    tmp_path: Path, model: str, batch: int, seq_len: int
+) -> None:
+    """8 H100 and 8 A100 nodes."""
+    result = meshwright.plan_mixed(
+        model, cluster=cluster_file(tmp_path), global_batch=batch, seq_len=seq_len
+    )
+    document = result.document
+    step_s = document.objective.step_time_s
+    assert document.status == "optimal"
+    assert step_s is not None
+    for cluster in ("dgx-h100", "dgx-a100"):
+        alone = meshwright.plan(
+            model, cluster=cluster, gpus=64, global_batch=batch, seq_len=seq_len, robustness=False
+        )
+        said = next(each for each in document.alone if each.part == cluster)
+        assert said.step_time_s == alone.objective.step_time_s
+        assert alone.objective.step_time_s is not None
+        assert step_s <= alone.objective.step_time_s
+
+
+@pytest.mark.slow
+def test_the_command_writes_what_starts_the_pipeline(tmp_path: Path) -> None:
+    out = tmp_path / "plan"
+    cluster = cluster_file(tmp_path)
+    code, text = run("plan", "llama-3-8b", "--cluster", cluster, *WORKLOAD, "-o", out)
+    assert code == 0, text
+    assert "x as fast as dgx-h100 alone" in text
+    assert "no pipeline through unlike devices was measured" in " ".join(text.split())
+    plan = yaml.safe_load((out / "mixed_plan.yaml").read_text())
+    layers = [rank["layers"] for rank in plan["ranks"]]
+    assert sum(layers) == 32
+    hosts = [
+        line for line in (out / "hostfile.template").read_text().splitlines() if line[0] != "#"
+    ]
+    wanted = [name for name, count in plan["nodes"] for _ in range(count)]
+    assert [host.split("-node-")[0] for host in hosts] == wanted
+    assert not (out / "hostfile").exists()
+    script = (out / "launch.sh").read_text()
+    assert "make hostfile of hostfile.template" in script
+    assert "SLURM_JOB_NODELIST" not in script
+    assert f"--pipeline-model-parallel-size {plan['layout']['pp']}" in script.replace("\\\n", "")
+    fast = [rank["layers"] for rank in plan["ranks"] if rank["part"] == "dgx-h100"]
+    slow = [rank["layers"] for rank in plan["ranks"] if rank["part"] == "dgx-a100"]
+    assert min(fast) > max(slow)
+
+
+def test_a_part_alone_is_the_plan_where_others_do_not_help(tmp_path: Path) -> None:
+    """A handful of slow GPUs behind a slow link: the fast part is left alone, with its own plan and files."""
+    parts = [{"cluster": "dgx-h100", "gpus": 16}, {"cluster": "dgx-v100", "gpus": 8}]
+    cluster = cluster_file(tmp_path, parts=parts, between_gbps_per_gpu=0.1)
+    result = meshwright.plan_mixed(
+        "gpt2-xl", cluster=cluster, global_batch=64, seq_len=1024, precision="fp16"
+    )
+    assert result.document.runs_on == ["dgx-h100"]
+    assert result.document.status == "optimal"
+    assert result.alone is not None
+    assert {"launch.sh", "plan.yaml", "mixed_plan.yaml"} <= set(mixed_files(result))
+
+
+@pytest.mark.slow
+def test_the_json_document_names_its_kind(tmp_path: Path) -> None:
+    args = ("--pin", "tp=2,micro_batch=1", "--json")
+    code, text = run("plan", "llama-3-8b", "--cluster", cluster_file(tmp_path), *WORKLOAD, *args)
+    assert code == 0, text
+    document = json.loads(text)
+    assert document["kind"] == "mixed-plan"
+    assert document["schema"] == 1
+    total = sum(document["predicted"]["breakdown_s"].values())
+    assert total == pytest.approx(document["objective"]["step_time_s"], rel=1e-9)
+    for rank in document["ranks"]:
+        assert rank["memory_gib"] <= rank["usable_gib"]
+
+
+def test_torchtitan_runs_through_parts_too(tmp_path: Path) -> None:
+    result = meshwright.plan_mixed(
+        "llama-3-8b",
+        cluster=cluster_file(tmp_path),
+        global_batch=256,
+        seq_len=4096,
+        framework="torchtitan",
+        pin="tp=1,micro_batch=1",
+    )
+    assert result.document.status == "optimal"
+    assert "launch.sh" in mixed_files(result)
+
+
+@pytest.mark.slow
+def test_where_nothing_fits_the_answer_is_infeasible(tmp_path: Path) -> None:
+    least = ("--forbid", "recompute,optimizer-offload")
+    cluster = cluster_file(tmp_path)
+    code, text = run("plan", "llama-3.1-405b", "--cluster", cluster, *WORKLOAD, *least)
+    assert code == ExitCode.NO_ANSWER, text
+    assert "no plan fits" in text
+
+
+@pytest.mark.slow
+def test_a_time_limit_is_kept_and_said(tmp_path: Path) -> None:
+    result = meshwright.plan_mixed(
+        "mixtral-8x7b",
+        cluster=cluster_file(tmp_path),
+        global_batch=512,
+        seq_len=4096,
+        time_limit_s=2.0,
+    )
+    document = result.document
+    assert document.status in ("feasible", "unknown")
+    bound_s, step_s = document.objective.lower_bound_s, document.objective.step_time_s
+    assert bound_s is None or step_s is None or bound_s < step_s
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"parts": "all"}, "must be a list"),
+        ({"parts": [part("dgx-h100")]}, "parts"),
+        ({"parts": [part("dgx-h100"), part("nowhere")]}, "nowhere"),
+        ({"parts": [part("dgx-h100"), part("mi300x")]}, "AMD"),
+        ({"parts": [part("dgx-h100"), part("gb200-nvl72")]}, "nodes have"),
+        ({"parts": [part("dgx-h100", 12), part("dgx-a100")]}, "whole number"),
+        ({"parts": [part("dgx-h100"), part("dgx-h100")]}, "a name of its own"),
+        ({"parts": [part(7), part("dgx-h100")]}, "catalog name"),
+        ({"parts": [part("dgx-h100", -8), part("dgx-a100")]}, "-8"),
+        ({"between_gbps_per_gpu": 0}, "between_gbps_per_gpu"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_files_with_mistakes_are_refused(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        read_mixed_cluster(cluster_file(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        ("deepseek-v3", (), "all alike"),
+        ("nemotron-h-8b", (), "all alike"),
+        ("llama-3-8b", ("--framework", "fsdp2"), "which this framework has not"),
+        ("llama-3-8b", ("--gpus", "64"), "have 128 GPUs together"),
+        ("llama-3-8b", ("--max-cut-use", "0.5"), "one of its parts"),
+        ("llama-3-8b", ("--top", "3"), "one of its parts"),
+        ("llama-3-8b", ("--baseline", "today.sh"), "one of its parts"),
+        ("llama-3-8b", ("--sweep", "gpus=64+128"), "one of its parts"),
+    ],
+)
+def test_what_cannot_be_asked_is_said(
+    tmp_path: Path, model: str, options: tuple[str, ...], words: str
+) -> None:
+    code, text = run("plan", model, "--cluster", cluster_file(tmp_path), *WORKLOAD, *options)
+    assert code == 2, text
+    assert words in " ".join(text.split())
+
+
+def test_other_commands_say_that_the_file_has_parts(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="mixed cluster"):
+        meshwright.read_cluster(cluster_file(tmp_path))
+
+
+def test_parts_may_be_files_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "new.yaml").write_text(
+        yaml.safe_dump({"name": "new", "device": "h200-sxm-141gb", "gpus": 64, "gpus_per_node": 8})
+    )
+    parts = [{"cluster": "new.yaml"}, {"cluster": "dgx-a100", "gpus": 64}]
+    cluster = cluster_file(tmp_path, parts=parts)
+    assert is_mixed_cluster(str(cluster))
+    spec = read_mixed_cluster(cluster)
+    assert [spec.name_of(index) for index in range(2)] == ["new", "dgx-a100"]
+    assert spec.gpus == 128
+    assert not is_mixed_cluster("dgx-h100")
