@@ -116,7 +116,7 @@ def plan(
         None leaves it to the plan.
     without
         Software that is not there, which the plan must not ask for: any of deepep, hybridep, ep-overlap,
-        tp-overlap, cuda-graph, full-graph and cp-a2a.
+        tp-overlap, cuda-graph, full-graph, cp-a2a and cp-hierarchical.
     allow
         What may change the numbers of the run: any of bf16-grads, bf16-moments, fp8-params, delayed-scaling,
         fp8-attention and te-loss, or all.

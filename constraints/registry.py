@@ -14,6 +14,7 @@ from meshwright.constraints.attention_heads import (
 )
 from meshwright.constraints.batch import BATCH_SPLIT
 from meshwright.constraints.bisection import Bisection
+from meshwright.constraints.context_parallel import HierarchicalContext
 from meshwright.constraints.deepspeed import DEEPSPEED_RULES
 from meshwright.constraints.experts import (
     EXPERT_AXES_NEED_EXPERTS,
@@ -106,6 +107,7 @@ FRAMEWORK_RULES: dict[str, Rule] = {
         *MEGATRON_RULES,
         *MEGATRON_GROUP_RULES,
         *MEGATRON_OFFLOAD_RULES,
+        HierarchicalContext(),
         MegatronHybrid(),
         MegatronSparseAttention(),
         *TORCHTITAN_RULES,

@@ -217,7 +217,8 @@ MEGATRON = Framework(
         "p2p": _context("p2p", default=True),
         "a2a": _context("a2a", rules=("heads-by-tp-cp", "kv-heads-by-tp-cp")),
         "all_gather": _context("all_gather", planned=False),
-        "a2a+p2p": _context("a2a+p2p", planned=False),
+        # With --hierarchical-context-parallel-sizes.
+        "a2a+p2p": _context("a2a+p2p", rules=("megatron-hierarchical-context",)),
     },
     cuda_graphs={
         "none": Setting(flag="--cuda-graph-impl", value="none", source=TRANSFORMER, default=True),
@@ -351,6 +352,7 @@ MEGATRON = Framework(
         "megatron-offload-fp8",
         "megatron-delayed-scaling",
         "megatron-tp-overlap",
+        "megatron-hierarchical-context",
         "megatron-hybrid",
         "megatron-sparse-attention",
     ),

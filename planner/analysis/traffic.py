@@ -26,7 +26,7 @@ from meshwright.planner.mapping.crossing.cuts import (
     broken_cuts,
     mapping_use,
 )
-from meshwright.planner.mapping.crossing.flows import by_axis
+from meshwright.planner.mapping.crossing.flows import PARTS, by_axis
 from meshwright.planner.mapping.instance import assignment_of_ranks, instance_of
 from meshwright.planner.mapping.problem import Loads, loads_of
 from meshwright.planner.plan.document import MOST_LISTED_RANKS, Plan
@@ -196,15 +196,19 @@ def patterns(traffic: PlanTraffic) -> dict[str, AxisPattern]:
         for level in traffic.use.levels
         if traffic.use.positions.levels.media[level.positions.depth] not in SCALE_UP
     ]
+    parts: dict[str, list[str]] = {}
+    for flow in traffic.use.axes:
+        parts.setdefault(PARTS.get(flow.axis, flow.axis), []).append(flow.axis)
     return {
         axis: axis_pattern(
             axis,
             traffic.layout,
-            inside_scale_up=not any(np.any(level.flows[axis].leaving > 0) for level in outer),
+            inside_scale_up=not any(
+                np.any(level.flows[name].leaving > 0) for level in outer for name in names
+            ),
             burst=burst,
         )
-        for axis in (flow.axis for flow in traffic.use.axes)
-        if axis != "edp"  # part of dp here
+        for axis, names in parts.items()
     }
 
 

@@ -5,6 +5,7 @@ Flag names and rules were read in megatron-core 0.19.2 (`megatron.training.argum
 
 from __future__ import annotations
 
+from meshwright.costmodel.context_groups import HIERARCHICAL
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.layer_needs import layer_needs
 from meshwright.frameworks.megatron import MEGATRON
@@ -229,6 +230,8 @@ def execution_flags(launch: Launch) -> Flags:
     }
     if execution.cp_comm != "p2p" and launch.layout.cp > 1:
         flags["--cp-comm-type"] = execution.cp_comm
+        if execution.cp_comm == HIERARCHICAL:
+            flags["--hierarchical-context-parallel-sizes"] = launch.context_sizes
     flags |= _graph_flags(launch)
     if model.moe is not None:
         backend = execution.moe_dispatch

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from meshwright.cluster_specs.fabric import is_irregular
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.context_groups import HIERARCHICAL
 from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.execution_names import DISPATCHERS
 from meshwright.errors import InputError, listed, near_miss, shown
@@ -21,7 +23,7 @@ EXECUTION_PINS: Mapping[str, tuple[str, ...]] = {
     "ep_overlap": SWITCH,
     "tp_overlap": SWITCH,
     "cuda_graph": ("none", "partial", "full"),
-    "cp_comm": ("p2p", "a2a"),
+    "cp_comm": ("p2p", "a2a", "a2a+p2p"),
     "compiled": SWITCH,
     "fp8_recipe": ("tensorwise", "delayed"),
 }
@@ -35,6 +37,7 @@ WITHOUT = (
     "cuda-graph",
     "full-graph",
     "cp-a2a",
+    "cp-hierarchical",
     "compile",
 )
 """What a user may lack, or not want."""
@@ -123,14 +126,13 @@ def execution_options(
     expert_overlap = "ep" in hidden and experts and "ep-overlap" not in without
     expert_overlap = expert_overlap and model.hybrid_pattern is None
     graphs = _graphs(framework, without)
-    swaps = "a2a" in planned(framework.context_exchanges) and "cp-a2a" not in without
     dispatchers = _dispatchers(framework, cluster, without) if experts else ()
     values: dict[str, tuple[object, ...]] = {
         "moe_dispatch": ("alltoall", *dispatchers),
         "ep_overlap": (False, True) if expert_overlap and model.mtp_layers <= 1 else (False,),
         "tp_overlap": (False, True) if tensor else (False,),
         "cuda_graph": graphs,
-        "cp_comm": ("p2p", "a2a") if swaps else ("p2p",),
+        "cp_comm": _context_exchanges(framework, model, cluster, without),
         "compiled": _compilations(framework, precision, without),
         "fp8_recipe": _fp8_recipes(framework, precision, allow),
     }
@@ -198,6 +200,25 @@ def _compilations(
     if precision != "bf16":
         return (True,)
     return (False,) if "compile" in without else (False, True)
+
+
+def _context_exchanges(
+    framework: Framework, model: ModelSpec, cluster: ClusterSpec, without: tuple[str, ...]
+) -> tuple[str, ...]:
+    """How keys and values may move, the ring first.
+
+    Groups inside rings go without windows, sinks and chosen positions, and not where allocations are
+    irregular: the model of slots knows of no groups.
+    """
+    names = planned(framework.context_exchanges)
+    if "cp-a2a" in without or "a2a" not in names:
+        return ("p2p",)
+    attends_alike = model.sliding_window is None and not model.attention_sinks
+    attends_alike = attends_alike and model.indexer is None
+    grouped = HIERARCHICAL in names and "cp-hierarchical" not in without
+    if grouped and attends_alike and not is_irregular(cluster):
+        return ("p2p", "a2a", HIERARCHICAL)
+    return ("p2p", "a2a")
 
 
 def _graphs(framework: Framework, without: tuple[str, ...]) -> tuple[str, ...]:

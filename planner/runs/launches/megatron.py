@@ -11,6 +11,7 @@ from meshwright.frameworks.deepspeed import DEEPSPEED, MEGATRON_DEEPSPEED
 from meshwright.frameworks.megatron import MEGATRON
 from meshwright.frameworks.record import Axis
 from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.runs.context_groups import megatron_exchange
 from meshwright.planner.runs.launches.flags import CommandLine
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.launches.megatron_model import (
@@ -93,8 +94,7 @@ def from_megatron(line: CommandLine, known: ModelSpec | None = None) -> LaunchRu
     batch = line.integer("--global-batch-size", 0)
     if batch:
         settings["global_batch"] = batch
-    if (line.text("--cp-comm-type") or "p2p").startswith("a2a"):
-        settings["cp_comm"] = "a2a"
+    settings |= megatron_exchange(line, settings["cp"])
     settings["cuda_graph"] = _cuda_graph(line)
     if line.has("--use-tp-pp-dp-mapping"):
         settings["rank_order"] = "tp-cp-pp-dp"

@@ -193,6 +193,29 @@ def test_groups_add_up_to_the_up_links_of_the_mapping(
         assert sorted(np.asarray(sent).tolist()) == pytest.approx(sorted(expected.tolist()))
 
 
+@pytest.mark.parametrize("inner", [None, 1, 2, 4, 8])
+@pytest.mark.parametrize("degrees", [{"tp": 1, "dp": 8}, {"tp": 2, "dp": 4}])
+def test_both_parts_of_context_parallelism_add_up(
+    inner: int | None, degrees: dict[str, int]
+) -> None:
+    """Swaps among neighbours and rings of every A-th rank, group by group, are what the levels carry."""
+    layout = layout_with(**degrees, cp=8, pp=2)
+    for cluster in (load_cluster("dgx-h100"), apart()):
+        work = replace(workload(cluster, layout, "llama-3-8b"), cp_comm="a2a+p2p", cp_inner=inner)
+        table = matrices(layout, level_factors(cluster, work.gpus), inside=("tp",))
+        rows = np.random.default_rng(1).permutation(len(table["tp"]))[:6]
+        for row in rows:
+            matrix = {axis: tuple(int(x) for x in table[axis][row]) for axis in AXES}
+            placement = placement_from_matrix(
+                layout, {axis: np.array(r) for axis, r in matrix.items()}
+            )
+            priced = estimate_layout(work, layout, placement, split(work, layout))
+            use = use_of(work, layout, matrix)
+            for level, known in zip(use.levels, priced.level_traffic, strict=True):
+                found = by_axis({axis: flow.crossing for axis, flow in level.flows.items()})
+                assert found == pytest.approx(known.by_axis), (matrix, known.level)
+
+
 def test_a_phase_cannot_be_shorter_than_what_crosses_in_it() -> None:
     """Two stages over ports of 10 Mb/s: the up-link is busy for as long as its bytes take."""
     cluster = cluster_from_mapping({"base": "dgx-h100", "gpus": 16, "nic_gbps_per_gpu": 0.01})
