@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.costmodel.collectives.on_levels import all_to_all_s, ring_pass_s
+from meshwright.costmodel.collectives.on_levels import (
+    all_to_all_s,
+    neighbour_ring_s,
+    ring_pass_s,
+)
 from meshwright.costmodel.context_groups import (
     HIERARCHICAL,
     inside_and_between,
@@ -12,6 +16,7 @@ from meshwright.costmodel.context_groups import (
 )
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layout import Floats
+from meshwright.frameworks.catalog import framework_of_stack
 
 
 def tensor_parallel_s(
@@ -122,10 +127,21 @@ def context_parallel_s(
         once = all_to_all_s(swapped_bytes, swapping, c.links)
         cp = cp // size
     forward_s, backward_s = attention_s
-    ring = ring_pass_s(token_bytes * key_value * cp, members, c.links)
+    pass_s = neighbour_ring_s if _sends_step_by_step(c) else ring_pass_s
+    ring = pass_s(token_bytes * key_value * cp, members, c.links)
     first_step = ring / cp
     exposed_backward = np.maximum(2.0 * ring - backward_s, first_step)
     return once + np.maximum(ring - forward_s, first_step), once + exposed_backward
+
+
+def _sends_step_by_step(c: Context) -> bool:
+    """Whether ring attention sends to its neighbours itself.
+
+    Megatron's does (Transformer Engine 2.15, flash_attn_p2p_communicate); PyTorch's, of torchtitan and
+    accelerate, gathers by a collective unless told otherwise (torch/distributed/tensor/experimental/
+    _context_parallel/_attention.py, _AllGatherRotater).
+    """
+    return framework_of_stack(c.workload.framework).name == "megatron"
 
 
 def ring_steps(c: Context) -> Floats:

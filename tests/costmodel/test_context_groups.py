@@ -108,7 +108,7 @@ def test_seconds_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         return out
 
     monkeypatch.setattr(exposed, "all_to_all_s", sent)
-    monkeypatch.setattr(exposed, "ring_pass_s", sent)
+    monkeypatch.setattr(exposed, "neighbour_ring_s", sent)
     layout = Layout(cp=16)
     work = workload()
     c = make_context(work, layout, nested_placement(work.cluster, layout))
@@ -128,6 +128,37 @@ def test_seconds_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert exposed.ring_steps(c) == 2
     # One merge of 4,096 elements a token.
     assert exposed.merge_bytes(c, widths[0], widths[2]) == (335_544_320, 335_544_320)
+
+
+@pytest.mark.parametrize(("framework", "nics"), [("megatron", 1), ("torchtitan", 8), ("fsdp2", 8)])
+def test_a_ring_of_neighbours_leaves_a_node_over_one_nic(framework: str, nics: int) -> None:
+    """16 ranks in two nodes pass 2 x 2,048 x 131,072 bytes: Megatron's over the NIC of the last of eight."""
+    layout, work = Layout(cp=16), workload(cp_comm="p2p", framework=framework)
+    c = make_context(work, layout, nested_placement(work.cluster, layout))
+    buffer, links = 2.0 * 2048 * 131_072, c.links
+    widths = (np.float64(4096), np.float64(2048), np.float64(4096))
+    found, _ = exposed.context_parallel_s(c, widths, (np.float64(0.0), np.float64(0.0)))
+    rate = links.bytes_per_s[1] / (1 + np.sqrt(links.half_bytes[1] / buffer))
+    inside = links.bytes_per_s[0] / (1 + np.sqrt(links.half_bytes[0] / buffer))
+    hops = 3 * links.latency_s[0] + links.latency_s[1]
+    slowest = max(15 / 16 * buffer / (nics * rate), 15 / 16 * buffer / inside)
+    assert found == pytest.approx(slowest + hops)
+
+
+def test_groups_that_swap_pay_where_a_ring_would_leave_its_node() -> None:
+    """8 ranks swap inside, and eight rings of two have a NIC each: an eighth of the bytes for each NIC."""
+    layout = Layout(cp=16)
+    ring, grouped = (
+        float(
+            np.asarray(
+                estimate_layout(
+                    work, layout, nested_placement(work.cluster, layout), ((32,),)
+                ).breakdown_s["cp_comm"]
+            )
+        )
+        for work in (workload(cp_comm="p2p", seq_len=32_768), workload(seq_len=32_768))
+    )
+    assert grouped < ring
 
 
 def test_bytes_over_levels_by_hand() -> None:
