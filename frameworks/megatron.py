@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshwright.frameworks.record import (
+    ContextExchange,
     Framework,
     GradientBuckets,
     OptimizerOffload,
@@ -53,8 +54,8 @@ def _flex(
 
 def _context(
     value: str, *, default: bool = False, planned: bool = True, rules: tuple[str, ...] = ()
-) -> Setting:
-    return Setting(
+) -> ContextExchange:
+    return ContextExchange(
         flag="--cp-comm-type",
         value=value,
         since="0.10.0",

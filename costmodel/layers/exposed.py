@@ -135,13 +135,11 @@ def context_parallel_s(
 
 
 def _sends_step_by_step(c: Context) -> bool:
-    """Whether ring attention sends to its neighbours itself.
-
-    Megatron's does (Transformer Engine 2.15, flash_attn_p2p_communicate); PyTorch's, of torchtitan and
-    accelerate, gathers by a collective unless told otherwise (torch/distributed/tensor/experimental/
-    _context_parallel/_attention.py, _AllGatherRotater).
+    """Whether ring attention sends from rank to rank itself (Transformer Engine 2.15,
+    flash_attn_p2p_communicate).
     """
-    return framework_of_stack(c.workload.framework).name == "megatron"
+    ring = framework_of_stack(c.workload.framework).context_exchanges.get("p2p")
+    return ring is not None and not ring.gathers
 
 
 def ring_steps(c: Context) -> Floats:
