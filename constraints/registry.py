@@ -51,6 +51,7 @@ from meshwright.constraints.shard_groups import (
 )
 from meshwright.constraints.sparse_attention import MegatronSparseAttention
 from meshwright.constraints.stages import LayersByStages
+from meshwright.constraints.token_dispatch import MegatronAllGather
 from meshwright.constraints.torchtitan import TORCHTITAN_RULES
 from meshwright.constraints.unsupported import (
     AllowedDegrees,
@@ -110,6 +111,7 @@ FRAMEWORK_RULES: dict[str, Rule] = {
         HierarchicalContext(),
         MegatronHybrid(),
         MegatronSparseAttention(),
+        MegatronAllGather(),
         *TORCHTITAN_RULES,
         *TORCHTITAN_GROUP_RULES,
         *DEEPSPEED_RULES,

@@ -25,7 +25,8 @@ class Execution:
     """Every execution setting of a plan, once."""
 
     moe_dispatch: Dispatcher = "alltoall"
-    """NCCL's all-to-all (a copy of a token for each expert), or one per destination: DeepEP, HybridEP."""
+    """NCCL's all-to-all (a copy of a token for each expert), its all-gather (every token to every rank of the
+    expert group), or one copy per destination: DeepEP, HybridEP."""
     ep_overlap: bool = False
     """The expert all-to-all of one micro-batch runs under another's compute."""
     tp_overlap: bool = False

@@ -61,7 +61,8 @@ class Workload:
     """Ranks of a context group that swap heads for tokens in a2a+p2p, at least 1; None for as many as
     `context_groups.largest_swap` says."""
     moe_dispatch: str = "deduplicated"
-    """alltoall (one copy per chosen expert), or one copy per destination: deepep, hybridep, deduplicated."""
+    """alltoall (one copy per chosen expert), allgather (every token to every rank), or one copy per
+    destination: deepep, hybridep, deduplicated."""
     expert_imbalance: float = 1.0
     """Load of the busiest expert-parallel rank over the mean."""
     expert_imbalance_by_ep: tuple[tuple[int, float], ...] = ()

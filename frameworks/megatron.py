@@ -182,7 +182,7 @@ MEGATRON = Framework(
             value="allgather",
             since="0.8.0",
             source=TRANSFORMER,
-            planned=False,
+            rules=("megatron-allgather-dispatcher",),
         ),
         # Devices as in megatron/bridge/training/flex_dispatcher_backend.py of megatron-bridge 0.6.2.
         "deepep": _flex(
@@ -343,6 +343,7 @@ MEGATRON = Framework(
         "megatron-expert-overlap",
         "megatron-flex-dispatcher",
         "megatron-dispatcher-device",
+        "megatron-allgather-dispatcher",
         "megatron-partial-graphs",
         "megatron-full-graph",
         "megatron-narrow-states",

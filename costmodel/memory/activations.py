@@ -17,6 +17,7 @@ from meshwright.costmodel.layers.selective_scan import saved_bytes
 from meshwright.costmodel.layers.sparse_attention import sparse_saved
 from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.memory.profile import memory_profile
+from meshwright.costmodel.token_dispatch import CHOICE_BYTES, GATHERS, PROBABILITY_BYTES
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.hybrid import BlockShares
 from meshwright.model_specs.schema import ModelSpec
@@ -340,5 +341,9 @@ def _moe_saved(workload: Workload, layout: Layout, narrow: float) -> Floats:
     per_copy = gathered + 2.0 * matrices * width + activated
     saved: Floats = workload.imbalance(layout.ep) * moe.top_k / tp * per_copy
     router = 8.0 * moe.experts / tp
+    if workload.moe_dispatch == GATHERS:
+        # Choices and probabilities of all gathered tokens for the rank's own experts.
+        routing = PROBABILITY_BYTES + CHOICE_BYTES
+        router = router + routing * moe.experts * np.asarray(layout.etp) / tp
     shared = _dense_saved(moe.shared_width, model, layout, narrow) if moe.shared_width else 0.0
     return saved + router + shared

@@ -13,10 +13,12 @@ from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.experts import routed_copies
 from meshwright.costmodel.memory.states import rank_parameters
 from meshwright.costmodel.pipeline.split import Stages
+from meshwright.costmodel.token_dispatch import GATHERS, gathered_ranks
 from meshwright.costmodel.traffic.volumes import (
     RankWork,
     context_volumes,
     expert_passes,
+    gathered_bytes,
     gradient_element_bytes,
     mean_rank_work,
     routed_bytes,
@@ -45,6 +47,8 @@ class GroupTraffic:
     """Ring passes of gathered tokens over the expert-tensor group."""
     experts: float
     """All-to-all: sent to the whole expert group, itself among the receivers, one copy a receiver block."""
+    expert_gathers: float
+    """Ring passes of the all-gather dispatcher over the etp ep ranks of a group, in place of both."""
     boundary: float
     """To the next pipeline rank, and as much back from it."""
     wrap: float
@@ -88,6 +92,7 @@ def group_traffic(c: Context, stages: Stages, expert_blocks: int = 1) -> GroupTr
         expert_gradients=_ring(expert * element, edp),
         expert_tensor=expert_tensor,
         experts=experts,
+        expert_gathers=_ring(gathered_bytes(c, work), int(gathered_ranks(layout))),
         boundary=hop,
         wrap=hop * (vpp - 1) / vpp,
     )
@@ -109,7 +114,7 @@ def _context_bytes(c: Context, work: RankWork) -> dict[str, float]:
 def _expert_bytes(c: Context, work: RankWork, blocks: int) -> tuple[float, float]:
     """Bytes of the expert group's all-to-all, and of the expert-tensor group's rings."""
     moe = c.workload.model.moe
-    if moe is None:
+    if moe is None or c.workload.moe_dispatch == GATHERS:
         return 0.0, 0.0
     etp = int(np.asarray(c.layout.etp))
     routed = routed_bytes(c, work) * expert_passes(work)

@@ -19,10 +19,12 @@ from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.experts import dispatch_links, routed_copies
 from meshwright.costmodel.memory.states import optimizer_shards, rank_parameters
 from meshwright.costmodel.pipeline.split import Stages
+from meshwright.costmodel.token_dispatch import GATHERS, gathering_members
 from meshwright.costmodel.traffic.volumes import (
     RankWork,
     context_volumes,
     expert_passes,
+    gathered_bytes,
     gradient_element_bytes,
     mean_rank_work,
     routed_bytes,
@@ -142,7 +144,9 @@ def _bytes_by_axis(c: Context, stages: Stages) -> dict[str, FloatArray]:
         "pp": _pipeline_bytes(c, work.activation_bytes / tp, work.micro_batches),
     }
     moe = c.workload.model.moe
-    if moe is not None:
+    if c.workload.moe_dispatch == GATHERS:
+        sent["ep"] = ring_bytes(gathered_bytes(c, work), gathering_members(place))
+    elif moe is not None:
         routed = routed_bytes(c, work)
         passes = expert_passes(work)
         copies = routed_copies(c.workload, place.ep[-1:] / members_inside(place.ep), c.layout.ep)

@@ -14,6 +14,7 @@ from meshwright.costmodel.data_parallel import passes_of_a_step
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.pipeline.rank_load import rank_counts
 from meshwright.costmodel.pipeline.split import Stages
+from meshwright.costmodel.token_dispatch import GATHERS, gathered_ranks, pass_bytes
 
 _TRANSFERS_PER_BLOCK = 4.0
 """Transfers of an activation per block of a layer: in and out, forward and backward."""
@@ -117,6 +118,28 @@ def expert_passes(work: RankWork) -> float:
     float
     """
     return _TRANSFERS_PER_BLOCK * work.moe_layers + 2.0 * work.moe_recomputed
+
+
+def gathered_bytes(c: Context, work: RankWork) -> float:
+    """Buffers that the all-gather dispatcher gathers or scatters in a step; 0 with other dispatchers.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and one layout.
+    work : RankWork
+        Of the same layout.
+
+    Returns
+    -------
+    float
+        Bytes of the whole group's tokens.
+    """
+    if c.workload.model.moe is None or c.workload.moe_dispatch != GATHERS:
+        return 0.0
+    forward, backward = (sum(passes) for passes in pass_bytes(c.workload))
+    tokens = float(np.asarray(c.tokens / c.layout.tp * gathered_ranks(c.layout)))
+    return tokens * (work.moe_layers * (forward + backward) + work.moe_recomputed * forward)
 
 
 def routed_bytes(c: Context, work: RankWork) -> float:

@@ -235,8 +235,9 @@ def execution_flags(launch: Launch) -> Flags:
     flags |= _graph_flags(launch)
     if model.moe is not None:
         backend = execution.moe_dispatch
-        flags["--moe-token-dispatcher-type"] = "alltoall" if backend == "alltoall" else "flex"
-        if backend != "alltoall":
+        plain = backend in ("alltoall", "allgather")
+        flags["--moe-token-dispatcher-type"] = backend if plain else "flex"
+        if not plain:
             flags["--moe-flex-dispatcher-backend"] = backend
         flags["--overlap-moe-expert-parallel-comm"] = execution.ep_overlap
     return flags

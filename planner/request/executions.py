@@ -12,6 +12,7 @@ from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.context_groups import HIERARCHICAL
 from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.execution_names import DISPATCHERS
+from meshwright.costmodel.token_dispatch import GATHERS
 from meshwright.errors import InputError, listed, near_miss, shown
 from meshwright.frameworks.catalog import RECORDS, planned
 from meshwright.frameworks.record import Framework, TokenDispatcher
@@ -32,6 +33,7 @@ EXECUTION_PINS: Mapping[str, tuple[str, ...]] = {
 WITHOUT = (
     "deepep",
     "hybridep",
+    "allgather",
     "ep-overlap",
     "tp-overlap",
     "cuda-graph",
@@ -127,8 +129,9 @@ def execution_options(
     expert_overlap = expert_overlap and model.hybrid_pattern is None
     graphs = _graphs(framework, without)
     dispatchers = _dispatchers(framework, cluster, without) if experts else ()
+    gathering = _gathering(framework, cluster, precision, without) if experts else ()
     values: dict[str, tuple[object, ...]] = {
-        "moe_dispatch": ("alltoall", *dispatchers),
+        "moe_dispatch": ("alltoall", *dispatchers, *gathering),
         "ep_overlap": (False, True) if expert_overlap and model.mtp_layers <= 1 else (False,),
         "tp_overlap": (False, True) if tensor else (False,),
         "cuda_graph": graphs,
@@ -144,7 +147,7 @@ def execution_options(
         chosen["tp_overlap"] = (tensor,)
     if "moe_dispatch" not in pins and len(dispatchers) > 1:
         captured = "full" in chosen["cuda_graph"]
-        chosen["moe_dispatch"] = ("alltoall", dispatchers[-1 if captured else 0])
+        chosen["moe_dispatch"] = ("alltoall", dispatchers[-1 if captured else 0], *gathering)
     return ExecutionOptions(
         dp_overlap="dp" in hidden,
         pp_overlap="pp" in hidden,
@@ -242,13 +245,23 @@ def _dispatchers(
     return tuple(name for name, each in framework.dispatchers.items() if usable(name, each))
 
 
+def _gathering(
+    framework: Framework, cluster: ClusterSpec, precision: str, without: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The dispatcher that gathers all tokens, where it goes; not where allocations are irregular."""
+    dispatcher = framework.dispatchers.get(GATHERS)
+    planned_here = dispatcher is not None and dispatcher.planned and GATHERS not in without
+    goes = planned_here and precision in ("bf16", "fp16") and not is_irregular(cluster)
+    return (GATHERS,) if goes else ()
+
+
 def _pinned(name: str, options: tuple[object, ...], pin: int | str | None) -> tuple[object, ...]:
     """The values that a pin leaves."""
     if pin is None:
         return options
     value: object = pin == "on" if EXECUTION_PINS[name] == SWITCH else pin
     if value == "deduplicated":
-        others = tuple(option for option in options if option != "alltoall")
+        others = tuple(option for option in options if option not in ("alltoall", GATHERS))
         if others:
             return others[:1]
     if value in options:

@@ -132,7 +132,9 @@ class SettingsDoc(BaseModel):
         description="Neighbours of a context group that swap heads for tokens under cp_comm: a2a+p2p, the "
         "first of Megatron's --hierarchical-context-parallel-sizes; by default as many as a plan would take.",
     )
-    moe_dispatch: Literal["deduplicated", "alltoall", "deepep", "hybridep"] | None = None
+    moe_dispatch: Literal["deduplicated", "alltoall", "allgather", "deepep", "hybridep"] | None = (
+        None
+    )
     fp8_recipe: Fp8Recipe | None = None
     """How FP8 scales come about, where it is not the software stack's own way."""
     attention_kernel: AttentionKernel | None = Field(

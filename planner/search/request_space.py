@@ -19,6 +19,7 @@ from meshwright.constraints.megatron import refused_recompute
 from meshwright.costmodel.context_groups import HIERARCHICAL, largest_swap
 from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layout import Recompute
+from meshwright.costmodel.token_dispatch import deduplicates
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_named, planned
 from meshwright.frameworks.record import Axis
@@ -86,7 +87,7 @@ def _narrowed(space: Space, request: PlanRequest, execution: Execution) -> Space
     ):
         tp, work = np.array(space.tp, dtype=np.int64), space.workload
         cp = tuple(degree for degree in cp if np.any(largest_swap(work, tp, degree) > 1))
-    alone = execution.moe_dispatch != "alltoall" and max(space.etp, default=1) == 1
+    alone = deduplicates(space.workload) and max(space.etp, default=1) == 1
     if execution.ep_overlap or alone:
         ep = tuple(degree for degree in ep if degree > 1)
     recompute = tuple(int(mask) for mask in masks[keep])

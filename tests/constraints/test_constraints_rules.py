@@ -349,6 +349,7 @@ STRICT: tuple[Rule, ...] = (ScaleUpDomain(("tp", "cp")), ScaleUpDomain(("ep",)))
 OWN = [rule for record in RECORDS for rule in rules_of(record)]
 RULES = {rule.name: rule for rule in (*GENERAL, *STRICT, *OWN)}
 OF_WORKLOADS = {
+    "megatron-allgather-dispatcher",
     "megatron-dispatcher-device",
     "precision-on-device",
     "torchtitan-precision",

@@ -40,6 +40,7 @@ DEEPEP_ON_VOLTA = workload(MOE, cluster=cluster("volta"), moe_dispatch="deepep")
 DELAYED = workload(precision="fp8", fp8_recipe="delayed")
 CAPTURED = workload(MOE, cuda_graph="full", moe_dispatch="hybridep", precision="mxfp8")
 FULL = int(Recompute.FULL)
+GATHERED = workload(MOE, moe_dispatch="allgather")
 HIERARCHICAL = "megatron-hierarchical-context"
 GROUPED = workload(cp_comm="a2a+p2p")
 WINDOWED = DENSE.model_copy(
@@ -344,6 +345,18 @@ CASES: list[tuple[str, Workload, dict[str, Any], int, str]] = [
     ("torchtitan-linear-attention", workload(LINEAR), {}, 1, "the 9 layers"),
     ("torchtitan-architecture", workload(GELU_LEARNED), {}, 2, "position learned, activation gelu"),
     ("deepspeed-schedule", workload(), {"schedule": 1}, 1, "no gpipe schedule"),
+    ("megatron-allgather-dispatcher", workload(), {}, 0, ""),
+    ("megatron-allgather-dispatcher", workload(moe_dispatch="allgather"), {}, 0, ""),
+    ("megatron-allgather-dispatcher", GATHERED, {"ep": 2}, 0, ""),
+    ("megatron-allgather-dispatcher", replace(GATHERED, precision="fp8"), {}, 1, "tokens in fp8"),
+    (
+        "megatron-allgather-dispatcher",
+        replace(GATHERED, precision="mxfp8", overlap=Overlap(ep=True)),
+        {"ep": 2},
+        2,
+        "communication and with tokens in mxfp8",
+    ),
+    ("megatron-flex-dispatcher", GATHERED, {}, 0, ""),
     ("megatron-dispatcher-device", workload(), {}, 0, ""),
     ("megatron-dispatcher-device", workload(moe_dispatch="deepep"), {}, 0, ""),
     ("megatron-dispatcher-device", DEEPEP_ON_VOLTA, {}, 1, "deepep does not run on a device"),

@@ -17,6 +17,7 @@ from meshwright.costmodel.context_groups import HIERARCHICAL, swapping_ranks
 from meshwright.costmodel.estimate import Stages
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.experts import routed_copies
+from meshwright.costmodel.token_dispatch import deduplicates
 from meshwright.costmodel.traffic.group_traffic import GroupTraffic, group_traffic
 from meshwright.planner.mapping.crossing.positions import LevelPositions, RankPositions
 from meshwright.planner.mapping.problem import FloatArray, IntArray
@@ -24,7 +25,7 @@ from meshwright.planner.mapping.process_groups import process_groups
 
 Kind = Literal["ring", "all-to-all", "chain"]
 MICRO_BATCHES, GRADIENTS = "micro-batches", "gradients"
-PARTS = {"edp": "dp", "cp-rings": "cp", "cp-swaps": "cp"}
+PARTS = {"edp": "dp", "cp-rings": "cp", "cp-swaps": "cp", "ep-gathers": "ep"}
 """Flows that are a part of what an axis sends."""
 
 
@@ -34,7 +35,7 @@ class AxisFlow:
 
     axis: str
     """tp, cp, pp, ep, etp; dp for dense gradients, edp for those of experts; of a2a+p2p `cp-rings` and
-    `cp-swaps`."""
+    `cp-swaps`, of the all-gather dispatcher `ep-gathers`."""
     kind: Kind
     phase: str
     groups: IntArray
@@ -71,7 +72,7 @@ def axis_flows(c: Context, stages: Stages) -> list[AxisFlow]:
     cluster = c.workload.cluster
     context: Kind = "ring" if c.workload.cp_comm == "p2p" else "all-to-all"
     has_nvlink = cluster.nvlink_domain >= cluster.gpus_per_node > 1
-    deduplicated = c.workload.moe_dispatch != "alltoall" and has_nvlink
+    deduplicated = deduplicates(c.workload) and has_nvlink
 
     def flow(
         axis: str, kind: Kind, volume: float, *, name: str = "", phase: str = MICRO_BATCHES
@@ -95,6 +96,7 @@ def axis_flows(c: Context, stages: Stages) -> list[AxisFlow]:
                 relayed=deduplicated or cluster.crosses_rails_inside,
             ),
             flow("etp", "ring", moved.expert_tensor),
+            flow("ep-gathers", "ring", moved.expert_gathers, name="etp-ep"),
             flow("edp", "ring", moved.expert_gradients, phase=GRADIENTS),
         ]
     return [flow for flow in flows if flow.members > 1 and flow.volume > 0]

@@ -91,6 +91,8 @@ def from_megatron(line: CommandLine, known: ModelSpec | None = None) -> LaunchRu
     settings |= _stages(line, settings["pp"], model["layers"])
     if "moe" in model:
         settings |= _experts(line, 1 if deepspeed else settings["tp"])
+        if deepspeed:
+            settings["moe_dispatch"] = "alltoall"
     batch = line.integer("--global-batch-size", 0)
     if batch:
         settings["global_batch"] = batch
@@ -138,10 +140,11 @@ def _experts(line: CommandLine, default_etp: int) -> dict[str, Any]:
     backend = line.text("--moe-flex-dispatcher-backend") or "deepep"
     if backend not in DISPATCHERS:
         backend = "deduplicated"
+    plain = "allgather" if dispatcher == "allgather" else "alltoall"
     return {
         "ep": line.integer(MEGATRON.axes["ep"].flag, deepspeed_ep),
         "etp": line.integer(MEGATRON.axes["etp"].flag, default_etp),
-        "moe_dispatch": backend if dispatcher == "flex" else "alltoall",
+        "moe_dispatch": backend if dispatcher == "flex" else plain,
     }
 
 

@@ -139,6 +139,19 @@ def apart() -> ClusterSpec:
         ),
         (apart(), "mixtral-8x7b", layout_with(tp=1, dp=128, pp=2, ep=32), "alltoall"),
         (apart(), "mixtral-8x7b", layout_with(tp=2, dp=64, pp=2, ep=16, etp=2), "alltoall"),
+        (apart(), "mixtral-8x7b", layout_with(tp=2, dp=64, pp=2, ep=16, etp=2), "allgather"),
+        (
+            load_cluster("dgx-h100"),
+            "mixtral-8x7b",
+            layout_with(tp=4, dp=16, pp=2, ep=8, etp=2),
+            "allgather",
+        ),
+        (
+            load_cluster("superpod-h100"),
+            "deepseek-v3",
+            layout_with(tp=1, dp=128, pp=4, ep=64),
+            "allgather",
+        ),
     ],
 )
 def test_groups_add_up_to_the_levels_of_the_cost_model(

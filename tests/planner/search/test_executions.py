@@ -74,6 +74,8 @@ def every_execution(request: PlanRequest) -> list[Execution]:
     dispatchers = ["alltoall"]
     if moe:
         dispatchers += [name for name in ("deepep", "hybridep") if name not in without]
+        if request.precision in ("bf16", "fp16") and "allgather" not in without:
+            dispatchers.append("allgather")
     overlaps = [False, True] if moe and "ep-overlap" not in without else [False]
     graphs = ["none"] if "cuda-graph" in without else ["none", "partial", "full"]
     if "full-graph" in without:
@@ -311,16 +313,28 @@ def test_pins_and_without_are_kept() -> None:
     outcome = search_executions(request, CostModelPricing)
     assert {priced.execution.moe_dispatch for priced in outcome.best} <= {"deepep"}
     captured = replace(request, pins={}).execution_options
-    assert captured.moe_dispatch == ("alltoall", "hybridep")
+    assert captured.moe_dispatch == ("alltoall", "hybridep", "allgather")
     uncaptured = replace(request, pins={}, without=("full-graph",)).execution_options
-    assert uncaptured.moe_dispatch == ("alltoall", "deepep")
+    assert uncaptured.moe_dispatch == ("alltoall", "deepep", "allgather")
     assert uncaptured.cuda_graph == ("none", "partial")
     on_alltoall = replace(request, pins={"moe_dispatch": "alltoall"}, without=("ep-overlap",))
     executions = on_alltoall.execution_options.executions()
     assert {execution.moe_dispatch for execution in executions} == {"alltoall"}
     assert {execution.ep_overlap for execution in executions} == {False}
-    second = replace(request, pins={}, without=("deepep",)).execution_options
+    second = replace(request, pins={}, without=("deepep", "allgather")).execution_options
     assert second.moe_dispatch == ("alltoall", "hybridep")
+    padded = replace(request, pins={}, precision="fp8", without=("deepep",)).execution_options
+    assert padded.moe_dispatch == ("alltoall", "hybridep")
+
+
+def test_experts_of_one_rank_are_dispatched_by_what_sorts_copies_once() -> None:
+    """Nothing is sent: the all-gather dispatcher moves 8 bytes an element of a copy, the all-to-all 12."""
+    request = replace(asked(12), gpus=1, without=(), pins={"ep": 1, "micro_batch": 1})
+    assert request.model.moe is not None
+    outcome = search_executions(request, CostModelPricing)
+    assert outcome.status == "optimal"
+    assert outcome.best[0].execution.moe_dispatch == "allgather"
+    assert outcome.best[0].step_time_s == pytest.approx(brute_force(request), rel=1e-9)
 
 
 def test_what_changes_numbers_is_chosen_only_where_it_is_allowed() -> None:

@@ -138,6 +138,24 @@ def test_groups_that_swap_heads_are_read_back(
         assert " ".join(words[at + 1 : at + 3]) == written
 
 
+@pytest.mark.parametrize(("ep", "etp"), [(8, 1), (4, 2), (1, 1)])
+def test_the_dispatcher_that_gathers_is_read_back(tmp_path: Path, ep: int, etp: int) -> None:
+    plan = make_plan(
+        "mixtral-8x7b", tp=2, dp=8, ep=ep, etp=etp, sequence_parallel=True, num_micro_batches=4
+    )
+    execution = Execution(moe_dispatch="allgather", dp_overlap=True, pp_overlap=True)
+    plan = plan.model_copy(update={"execution": execution})
+    own, again = priced(plan), read_back(plan, tmp_path)
+    assert again.estimate.step_time_s == own.estimate.step_time_s
+    assert again.memory_gib == own.memory_gib
+    words = json.loads((tmp_path / "megatron_args.json").read_text(encoding="utf-8"))
+    assert words[words.index("--moe-token-dispatcher-type") + 1] == "allgather"
+    assert "--moe-flex-dispatcher-backend" not in words
+    overlapped = plan.model_copy(update={"execution": replace(execution, ep_overlap=True)})
+    with pytest.raises(InfeasibleError, match="all-gather dispatcher does not go with overlap"):
+        legal_launch(overlapped, framework_named("megatron"))
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("framework", FRAMEWORK_NAMES)
 def test_many_launches_have_the_prices_of_their_plans(
