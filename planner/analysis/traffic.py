@@ -197,12 +197,18 @@ def patterns(traffic: PlanTraffic) -> dict[str, AxisPattern]:
         if traffic.use.positions.levels.media[level.positions.depth] not in SCALE_UP
     ]
     parts: dict[str, list[str]] = {}
+    sent_as: dict[str, str] = {}
     for flow in traffic.use.axes:
-        parts.setdefault(PARTS.get(flow.axis, flow.axis), []).append(flow.axis)
+        axis = PARTS.get(flow.axis, flow.axis)
+        parts.setdefault(axis, []).append(flow.axis)
+        if axis != "dp":
+            swaps = flow.axis == "cp" and flow.kind == "all-to-all"
+            sent_as.setdefault(axis, "cp-swaps" if swaps else flow.axis)
     return {
         axis: axis_pattern(
             axis,
             traffic.layout,
+            sent_as=sent_as.get(axis),
             inside_scale_up=not any(
                 np.any(level.flows[name].leaving > 0) for level in outer for name in names
             ),
