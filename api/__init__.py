@@ -112,11 +112,11 @@ def plan(
     expert_loads
         File of measured routing: experts are placed too, and their balance prices the layouts.
     moe_dispatch
-        Pins the dispatcher of tokens: alltoall, deepep, hybridep, or deduplicated for either of the latter;
-        None leaves it to the plan.
+        Pins the dispatcher of tokens: alltoall, allgather, deepep, hybridep, or deduplicated for either of
+        the latter; None leaves it to the plan.
     without
-        Software that is not there, which the plan must not ask for: any of deepep, hybridep, ep-overlap,
-        tp-overlap, cuda-graph, full-graph and cp-a2a.
+        Software that is not there, which the plan must not ask for: any of deepep, hybridep, allgather,
+        ep-overlap, tp-overlap, cuda-graph, full-graph, cp-a2a and cp-hierarchical.
     allow
         What may change the numbers of the run: any of bf16-grads, bf16-moments, fp8-params, delayed-scaling,
         fp8-attention and te-loss, or all.

@@ -52,7 +52,8 @@ def plan_options(command: Command) -> Command:
 
 def _leeway_options() -> Options:
     """What a plan may use and must leave."""
-    software = "deepep,hybridep,ep-overlap,tp-overlap,cuda-graph,full-graph,cp-a2a,compile"
+    software = "deepep,hybridep,allgather,ep-overlap,tp-overlap,cuda-graph,full-graph,cp-a2a,"
+    software += "cp-hierarchical,compile"
     numbers = "bf16-grads,bf16-moments,fp8-params,delayed-scaling,fp8-attention,te-loss|all"
     yield _value("--reserve-gib", float, "G", "HBM to leave free on every GPU.", default=0.0)
     yield _value("--expert-loads", _PATH, "FILE", "Measured routing: experts are placed too.")

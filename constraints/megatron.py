@@ -10,6 +10,7 @@ from meshwright.constraints.experts import has_experts
 from meshwright.constraints.kinds import AtLeast, AtMost, Requires, When, of, takes_whole_matrices
 from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from meshwright.costmodel.layout import Recompute
+from meshwright.costmodel.token_dispatch import deduplicates
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.megatron import MEGATRON
 
@@ -73,7 +74,7 @@ MEGATRON_FLEX_NEEDS_EXPERT_RANKS = AtLeast(
     name="megatron-flex-dispatcher",
     sentence="ep etp >= 2 with DeepEP and HybridEP",
     unit="ranks",
-    binds=lambda work: has_experts(work) and work.moe_dispatch != "alltoall",
+    binds=lambda work: has_experts(work) and deduplicates(work),
     value=of("ep", "etp"),
     limit=of(number=2),
     words="a flexible dispatcher for experts that one rank holds",
@@ -285,7 +286,7 @@ class MegatronFullGraph(Rule):
         if work.model.moe is None or work.cuda_graph != "full":
             return None
         broken = []
-        if work.moe_dispatch in {"alltoall", "deepep"}:
+        if work.moe_dispatch in {"alltoall", "allgather", "deepep"}:
             broken.append(f"the {work.moe_dispatch} dispatcher")
         elif work.precision != "mxfp8":
             broken.append(f"experts in {work.precision}")

@@ -14,6 +14,7 @@ from meshwright.constraints.attention_heads import (
 )
 from meshwright.constraints.batch import BATCH_SPLIT
 from meshwright.constraints.bisection import Bisection
+from meshwright.constraints.context_parallel import HierarchicalContext
 from meshwright.constraints.deepspeed import DEEPSPEED_RULES
 from meshwright.constraints.experts import (
     EXPERT_AXES_NEED_EXPERTS,
@@ -50,6 +51,7 @@ from meshwright.constraints.shard_groups import (
 )
 from meshwright.constraints.sparse_attention import MegatronSparseAttention
 from meshwright.constraints.stages import LayersByStages
+from meshwright.constraints.token_dispatch import MegatronAllGather
 from meshwright.constraints.torchtitan import TORCHTITAN_RULES
 from meshwright.constraints.unsupported import (
     AllowedDegrees,
@@ -106,8 +108,10 @@ FRAMEWORK_RULES: dict[str, Rule] = {
         *MEGATRON_RULES,
         *MEGATRON_GROUP_RULES,
         *MEGATRON_OFFLOAD_RULES,
+        HierarchicalContext(),
         MegatronHybrid(),
         MegatronSparseAttention(),
+        MegatronAllGather(),
         *TORCHTITAN_RULES,
         *TORCHTITAN_GROUP_RULES,
         *DEEPSPEED_RULES,

@@ -25,7 +25,8 @@ class Execution:
     """Every execution setting of a plan, once."""
 
     moe_dispatch: Dispatcher = "alltoall"
-    """NCCL's all-to-all (a copy of a token for each expert), or one per destination: DeepEP, HybridEP."""
+    """NCCL's all-to-all (a copy of a token for each expert), its all-gather (every token to every rank of the
+    expert group), or one copy per destination: DeepEP, HybridEP."""
     ep_overlap: bool = False
     """The expert all-to-all of one micro-batch runs under another's compute."""
     tp_overlap: bool = False
@@ -37,7 +38,10 @@ class Execution:
     cuda_graph: GraphScope = "none"
     """What CUDA graphs launch: nothing, the feed-forward part, attention and router, the whole step."""
     cp_comm: ContextExchange = "p2p"
-    """Context parallelism passes keys and values around a ring (p2p), or swaps heads for tokens (a2a)."""
+    """Context parallelism passes keys and values around a ring (p2p), or swaps heads for tokens (a2a), or
+    does both in groups (a2a+p2p)."""
+    cp_inner: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    """Ranks that swap heads for tokens in a2a+p2p; None for as many as follow from the layout."""
     compiled: bool = False
     """Layers run under torch.compile, where the framework leaves that open."""
     gradient_dtype: StateType | None = None
@@ -76,6 +80,7 @@ class Execution:
             moe_dispatch=self.moe_dispatch,
             cuda_graph=self.cuda_graph,
             cp_comm=self.cp_comm,
+            cp_inner=self.cp_inner,
             framework=as_compiled(workload.framework, compiled=self.compiled),
             gradient_bytes=_TYPE_BYTES[self.gradient_dtype] if self.gradient_dtype else None,
             moment_bytes=_TYPE_BYTES[self.moment_dtype],
@@ -104,6 +109,7 @@ class Execution:
             "moe_dispatch": workload.moe_dispatch,
             "cuda_graph": workload.cuda_graph,
             "cp_comm": workload.cp_comm,
+            "cp_inner": workload.cp_inner,
         }
         has_both = bool(framework_of_stack(workload.framework).eager_stack)
         return cls(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-Dispatcher = Literal["alltoall", "deduplicated", "deepep", "hybridep"]
+Dispatcher = Literal["alltoall", "allgather", "deduplicated", "deepep", "hybridep"]
 GraphScope = Literal["none", "feed_forward", "partial", "full"]
-ContextExchange = Literal["p2p", "a2a"]
+ContextExchange = Literal["p2p", "a2a", "a2a+p2p"]
 StateType = Literal["fp32", "bf16"]
 DISPATCHERS: tuple[str, ...] = get_args(Dispatcher)

@@ -55,9 +55,14 @@ class Workload:
     launch_blocking: bool = False
     """CUDA_LAUNCH_BLOCKING=1: every kernel waits for the one before."""
     cp_comm: str = "p2p"
-    """How context parallelism moves keys and values: p2p (ring) or a2a (heads for tokens, Ulysses)."""
+    """How context parallelism moves keys and values: p2p (ring), a2a (heads for tokens, Ulysses), a2a+p2p
+    (both: rings of groups that swap)."""
+    cp_inner: int | None = None
+    """Ranks of a context group that swap heads for tokens in a2a+p2p, at least 1; None for as many as
+    `context_groups.largest_swap` says."""
     moe_dispatch: str = "deduplicated"
-    """alltoall (one copy per chosen expert), or one copy per destination: deepep, hybridep, deduplicated."""
+    """alltoall (one copy per chosen expert), allgather (every token to every rank), or one copy per
+    destination: deepep, hybridep, deduplicated."""
     expert_imbalance: float = 1.0
     """Load of the busiest expert-parallel rank over the mean."""
     expert_imbalance_by_ep: tuple[tuple[int, float], ...] = ()

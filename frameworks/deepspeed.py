@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshwright.frameworks.record import (
+    ContextExchange,
     Framework,
     GradientBuckets,
     OptimizerOffload,
@@ -60,7 +61,9 @@ DEEPSPEED = Framework(
         flag="zero_optimization.reduce_bucket_size", source=ZERO, zero_stages=(1, 2), reserved=True
     ),
     context_exchanges={
-        "a2a": Setting(source="deepspeed/runtime/sequence_parallel/ulysses_sp.py", planned=False)
+        "a2a": ContextExchange(
+            source="deepspeed/runtime/sequence_parallel/ulysses_sp.py", planned=False
+        )
     },
     cuda_graphs={"none": Setting(source=CONFIG)},
     offloads={

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from meshwright.frameworks.record import Framework, Setting, ShardGroups, Stack, TokenDispatcher
+from meshwright.frameworks.record import (
+    ContextExchange,
+    Framework,
+    Setting,
+    ShardGroups,
+    Stack,
+    TokenDispatcher,
+)
 
 MESH = "accelerate/parallelism_config.py"
 PLUGIN = "accelerate/utils/dataclasses.py"
@@ -46,7 +53,7 @@ FSDP2 = Framework(
     dispatchers={"alltoall": TokenDispatcher(source=MESH)},
     overlaps={"dp": Setting(source=PLUGIN)},
     gradient_buckets=None,
-    context_exchanges={"p2p": Setting(source=MESH)},
+    context_exchanges={"p2p": ContextExchange(source=MESH, gathers=True)},
     cuda_graphs={"none": Setting(source=LAUNCH)},
     offloads={
         "parameters": Setting(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshwright.frameworks.record import (
+    ContextExchange,
     Framework,
     GradientBuckets,
     OptimizerOffload,
@@ -53,8 +54,8 @@ def _flex(
 
 def _context(
     value: str, *, default: bool = False, planned: bool = True, rules: tuple[str, ...] = ()
-) -> Setting:
-    return Setting(
+) -> ContextExchange:
+    return ContextExchange(
         flag="--cp-comm-type",
         value=value,
         since="0.10.0",
@@ -181,7 +182,7 @@ MEGATRON = Framework(
             value="allgather",
             since="0.8.0",
             source=TRANSFORMER,
-            planned=False,
+            rules=("megatron-allgather-dispatcher",),
         ),
         # Devices as in megatron/bridge/training/flex_dispatcher_backend.py of megatron-bridge 0.6.2.
         "deepep": _flex(
@@ -217,7 +218,8 @@ MEGATRON = Framework(
         "p2p": _context("p2p", default=True),
         "a2a": _context("a2a", rules=("heads-by-tp-cp", "kv-heads-by-tp-cp")),
         "all_gather": _context("all_gather", planned=False),
-        "a2a+p2p": _context("a2a+p2p", planned=False),
+        # With --hierarchical-context-parallel-sizes.
+        "a2a+p2p": _context("a2a+p2p", rules=("megatron-hierarchical-context",)),
     },
     cuda_graphs={
         "none": Setting(flag="--cuda-graph-impl", value="none", source=TRANSFORMER, default=True),
@@ -341,6 +343,7 @@ MEGATRON = Framework(
         "megatron-expert-overlap",
         "megatron-flex-dispatcher",
         "megatron-dispatcher-device",
+        "megatron-allgather-dispatcher",
         "megatron-partial-graphs",
         "megatron-full-graph",
         "megatron-narrow-states",
@@ -351,6 +354,7 @@ MEGATRON = Framework(
         "megatron-offload-fp8",
         "megatron-delayed-scaling",
         "megatron-tp-overlap",
+        "megatron-hierarchical-context",
         "megatron-hybrid",
         "megatron-sparse-attention",
     ),

@@ -68,6 +68,15 @@ class TokenDispatcher(Setting):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ContextExchange(Setting):
+    """How context parallelism moves keys and values."""
+
+    gathers: bool = False
+    """Whether a ring's keys and values come by a collective, which shares the links of all ranks of a node,
+    not each from the rank before."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class GradientBuckets(Setting):
     """How many parameters' gradients are reduced together, beside the passes that make the next ones."""
 
@@ -152,7 +161,7 @@ class Framework:
     """
     gradient_buckets: GradientBuckets | None
     """How their size is set; None where each layer, or each module, is a bucket."""
-    context_exchanges: Mapping[str, Setting]
+    context_exchanges: Mapping[str, ContextExchange]
     """How context parallelism moves keys and values: p2p (ring), a2a (heads for tokens), all_gather, ..."""
     cuda_graphs: Mapping[str, Setting]
     offloads: Mapping[str, Setting]

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from meshwright.frameworks.record import Framework, Setting, ShardGroups, Stack, TokenDispatcher
+from meshwright.frameworks.record import (
+    ContextExchange,
+    Framework,
+    Setting,
+    ShardGroups,
+    Stack,
+    TokenDispatcher,
+)
 
 CONFIG = "torchtitan/config/configs.py"
 CHECKPOINTS = "torchtitan/distributed/activation_checkpoint.py"
@@ -126,7 +133,10 @@ TORCHTITAN = Framework(
         "tp": Setting(flag="--compile.enable-async-tensor-parallel", source=CONFIG, planned=False),
     },
     gradient_buckets=None,
-    context_exchanges={"p2p": Setting(source="torchtitan/distributed/context_parallel")},
+    # torch/distributed/tensor/experimental/_context_parallel/_attention.py, rotate_method ALL_GATHER.
+    context_exchanges={
+        "p2p": ContextExchange(source="torchtitan/distributed/context_parallel", gathers=True)
+    },
     cuda_graphs={
         "none": Setting(flag="--training.disable-cuda-graphs", source=CONFIG),
         "full": Setting(source="torchtitan/distributed/cudagraph.py", default=True, planned=False),

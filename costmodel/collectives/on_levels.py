@@ -126,6 +126,30 @@ def ring_pass_s(buffer_bytes: Floats, members: NDArray[np.int64], links: Links) 
     return _pass_s(buffer_bytes, members, links, (size - 1) / size)
 
 
+def neighbour_ring_s(buffer_bytes: Floats, members: NDArray[np.int64], links: Links) -> Floats:
+    """`ring_pass_s` of a program that sends to the next rank and receives from the one before, step by step.
+
+    There is one ring, so that of the members in a block only the last sends out of it, over its own links,
+    where NCCL's collectives run as many rings as there are NICs.
+
+    Parameters
+    ----------
+    buffer_bytes : float or array, shape [...]
+        n, what has passed every member but itself in the end, at least 0.
+    members : array of int, shape [..., levels]
+        Members of the group inside one block of each level.
+    links : Links
+        Rates of the levels.
+
+    Returns
+    -------
+    float or array, shape [...]
+        Seconds; 0 for a group of one.
+    """
+    size = members[..., -1:]
+    return _pass_s(buffer_bytes, members, links, (size - 1) / size * members_inside(members))
+
+
 def long_ring_pass_s(buffer_bytes: Floats, members: NDArray[np.int64], links: Links) -> Floats:
     """`ring_pass_s` with the (P-1) hops of a ring, each over the level that it crosses.
 

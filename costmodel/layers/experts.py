@@ -19,6 +19,13 @@ from meshwright.costmodel.layers.feed_forward import dense_mlp
 from meshwright.costmodel.layers.kernels import gemm_s, streamed_s, weight_gradient_s
 from meshwright.costmodel.layers.layer_time import LayerTime, Parts, add, total
 from meshwright.costmodel.layout import Floats, Recompute
+from meshwright.costmodel.token_dispatch import (
+    GATHERS,
+    deduplicates,
+    gathered_ranks,
+    gathering_members,
+    pass_bytes,
+)
 from meshwright.costmodel.workload import Workload
 
 _PERMUTE_BYTES = 8.0
@@ -83,18 +90,18 @@ def moe_mlp(c: Context) -> LayerTime:
     activation_f = activated * (2.0 * local.matrices + 2.0) * unfused
     activation_b = activated * (4.0 * local.matrices + 2.0) * unfused
     moved_f, moved_b = _moved_bytes(c, local, activation_f, activation_b)
-    exchange_s = _expert_all_to_all_s(c, tokens)
+    sent_f, sent_b = _exchange_s(c, tokens)
     forward: Parts = {
         "gemm": router,
         "expert_gemm": expert_f,
         "memory_bound": streamed_s(moved_f, c.rates),
-        "ep_comm": exchange_s,
+        "ep_comm": sent_f,
     }
     backward: Parts = {
         "gemm": 2.0 * router,
         "expert_gemm": expert_b,
         "memory_bound": streamed_s(moved_b, c.rates),
-        "ep_comm": exchange_s,
+        "ep_comm": sent_b,
     }
     recompute: Parts = {"memory_bound": streamed_s(_recomputed_bytes(c, activation_f), c.rates)}
     if moe.shared_width:
@@ -142,12 +149,43 @@ def _moved_bytes(
     plain = c.workload.moe_dispatch == "alltoall"
     permute_bytes = _SORTED_TWICE_BYTES if plain else _PERMUTE_BYTES
     permute = permute_bytes * local.copies * model.hidden
+    summed = _summed_bytes(c, local)
     norm = 10.0 * c.tokens * model.hidden / c.sequence_shards
     norm = norm + _ROUTER_BYTES * local.tokens * model.moe.experts
     cast_f = quantise_bytes(c, local.copies, model.hidden + local.width)
     cast_b = quantise_bytes(c, local.copies, local.matrices * local.width + model.hidden)
-    forward = norm + permute + activation_f + cast_f
-    return forward, 1.2 * norm + 1.5 * permute + activation_b + cast_b
+    forward = norm + permute + summed + activation_f + cast_f
+    return forward, 1.2 * norm + 1.5 * permute + summed + activation_b + cast_b
+
+
+def _summed_bytes(c: Context, local: _Local) -> Floats:
+    """Bytes of either pass to sum what is scattered, or of gradients of what was gathered, and to cast it.
+
+    Forward the sums of all gathered tokens are written (2) and widened (2, 4), and a rank's own narrowed
+    (4, 2); backward its own gradients are widened, the gathered ones narrowed, and the sums of the gradients
+    of all gathered tokens written.
+    """
+    if c.workload.moe_dispatch != GATHERS:
+        return 0.0 * local.tokens
+    ranks = gathered_ranks(c.layout)
+    per_element = np.where(ranks > 1, 8.0 * ranks + 6.0, 0.0)
+    summed: Floats = per_element * local.tokens * c.workload.model.hidden
+    return summed
+
+
+def _exchange_s(c: Context, tokens: Floats) -> tuple[Floats, Floats]:
+    """Dispatch and combine, forward and backward."""
+    if c.workload.moe_dispatch != GATHERS:
+        once = _expert_all_to_all_s(c, tokens)
+        return once, once
+    gathered, members = tokens * gathered_ranks(c.layout), gathering_members(c.placement)
+
+    def seconds(passes: tuple[float, ...]) -> Floats:
+        each = [ring_pass_s(gathered * size, members, c.links) for size in passes]
+        return sum(each, start=np.float64(0.0))
+
+    forward, backward = pass_bytes(c.workload)
+    return seconds(forward), seconds(backward)
 
 
 def _expert_all_to_all_s(c: Context, tokens: Floats) -> Floats:
@@ -181,7 +219,7 @@ def dispatch_links(c: Context) -> Links:
     """
     cluster = c.workload.cluster
     over_nvlink = cluster.nvlink_domain >= cluster.gpus_per_node > 1
-    if c.workload.moe_dispatch != "alltoall" and over_nvlink:
+    if deduplicates(c.workload) and over_nvlink:
         return replace(c.links, rails=None)
     return c.links
 

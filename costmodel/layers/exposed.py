@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.costmodel.collectives.on_levels import all_to_all_s, ring_pass_s
+from meshwright.costmodel.collectives.on_levels import (
+    all_to_all_s,
+    neighbour_ring_s,
+    ring_pass_s,
+)
+from meshwright.costmodel.context_groups import (
+    HIERARCHICAL,
+    inside_and_between,
+    swapping_ranks,
+)
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layout import Floats
+from meshwright.frameworks.catalog import framework_of_stack
 
 
 def tensor_parallel_s(
@@ -86,7 +96,8 @@ def context_parallel_s(
 
     Ring attention passes keys and values round the group under the attention of the block before (Liu et al.
     2023, arXiv 2310.01889, section 3), backward with their gradients; all-to-all swaps heads for tokens and
-    is exposed (DeepSpeed Ulysses, arXiv 2309.14509).
+    is exposed (DeepSpeed Ulysses, arXiv 2309.14509). With both, a rank holds A times the tokens of 1/A of the
+    heads after the swap, so that the ring of C / A ranks passes as many bytes a step as one of C.
 
     Parameters
     ----------
@@ -104,15 +115,52 @@ def context_parallel_s(
     """
     query, key_value, output = widths
     token_bytes = 2.0 * c.tokens
+    swapped_bytes = token_bytes * (query + key_value + output)
     if c.workload.cp_comm == "a2a":
-        once = all_to_all_s(token_bytes * (query + key_value + output), c.placement.cp, c.links)
+        once = all_to_all_s(swapped_bytes, c.placement.cp, c.links)
         return once, once
-    cp = np.asarray(c.layout.cp)
+    cp, members = np.asarray(c.layout.cp), c.placement.cp
+    once = np.float64(0.0)
+    if c.workload.cp_comm == HIERARCHICAL:
+        size = swapping_ranks(c.workload, c.layout)
+        swapping, members = inside_and_between(members, size)
+        once = all_to_all_s(swapped_bytes, swapping, c.links)
+        cp = cp // size
     forward_s, backward_s = attention_s
-    ring = ring_pass_s(token_bytes * key_value * cp, c.placement.cp, c.links)
+    pass_s = neighbour_ring_s if _sends_step_by_step(c) else ring_pass_s
+    ring = pass_s(token_bytes * key_value * cp, members, c.links)
     first_step = ring / cp
     exposed_backward = np.maximum(2.0 * ring - backward_s, first_step)
-    return np.maximum(ring - forward_s, first_step), exposed_backward
+    return once + np.maximum(ring - forward_s, first_step), once + exposed_backward
+
+
+def _sends_step_by_step(c: Context) -> bool:
+    """Whether ring attention sends from rank to rank itself (Transformer Engine 2.15,
+    flash_attn_p2p_communicate).
+    """
+    ring = framework_of_stack(c.workload.framework).context_exchanges.get("p2p")
+    return ring is not None and not ring.gathers
+
+
+def ring_steps(c: Context) -> Floats:
+    """Steps of ring attention in a pass.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and layouts.
+
+    Returns
+    -------
+    float or array
+        Ranks of a ring: cp, of `a2a+p2p` its share; 1 where there is none.
+    """
+    if c.workload.cp_comm == "a2a":
+        return 1.0
+    steps = np.asarray(c.layout.cp)
+    if c.workload.cp_comm == HIERARCHICAL:
+        steps = steps // swapping_ranks(c.workload, c.layout)
+    return steps
 
 
 def merge_bytes(c: Context, q_width: Floats, out_width: Floats) -> tuple[Floats, Floats]:
@@ -133,7 +181,5 @@ def merge_bytes(c: Context, q_width: Floats, out_width: Floats) -> tuple[Floats,
     tuple of two floats or arrays
         Bytes of one layer and micro-batch, forward and backward; 0 where cp is 1.
     """
-    if c.workload.cp_comm == "a2a":
-        return 0.0 * c.tokens, 0.0 * c.tokens
-    steps = np.asarray(c.layout.cp) - 1.0
+    steps = ring_steps(c) - 1.0
     return 10.0 * steps * c.tokens * out_width, 10.0 * steps * c.tokens * q_width

@@ -11,6 +11,7 @@ from meshwright.costmodel.layers.attention import attention_block
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.ends import embedding, head
 from meshwright.costmodel.layers.experts import hide_expert_traffic, moe_mlp
+from meshwright.costmodel.layers.exposed import ring_steps
 from meshwright.costmodel.layers.feed_forward import dense_mlp
 from meshwright.costmodel.layers.kernels import gemm_s, weight_gradient_s
 from meshwright.costmodel.layers.layer_time import (
@@ -259,13 +260,11 @@ def _host_share(c: Context) -> float:
 
 def _cut_launches_s(c: Context, shares: BlockShares) -> Floats:
     """Host seconds to launch what a layer is cut into: GEMMs beside transfers, steps of ring attention."""
-    tp, cp = np.asarray(c.layout.tp), np.asarray(c.layout.cp)
+    tp, in_ring = np.asarray(c.layout.tp), ring_steps(c)
     gemms: Floats = 0.0
     if c.tp_overlaps:
         gemms = _OVERLAPPED_GEMMS * shares.total * np.where(tp > 1, tp, 0)
-    steps: Floats = 0.0
-    if c.workload.cp_comm != "a2a":
-        steps = _RING_STEP_LAUNCHES * shares.attention * np.where(cp > 1, cp, 0)
+    steps = _RING_STEP_LAUNCHES * shares.attention * np.where(in_ring > 1, in_ring, 0)
     return c.constants.framework.piece_launch_s * (gemms + steps)
 
 

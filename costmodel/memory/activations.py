@@ -11,11 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.costmodel.constants.stacks import stack_constants
+from meshwright.costmodel.context_groups import swaps_heads
 from meshwright.costmodel.layers.linear_attention import CHUNK
 from meshwright.costmodel.layers.selective_scan import saved_bytes
 from meshwright.costmodel.layers.sparse_attention import sparse_saved
 from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.memory.profile import memory_profile
+from meshwright.costmodel.token_dispatch import CHOICE_BYTES, GATHERS, PROBABILITY_BYTES
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.hybrid import BlockShares
 from meshwright.model_specs.schema import ModelSpec
@@ -280,13 +282,13 @@ def _attention_saved(workload: Workload, layout: Layout, narrow: float) -> Float
 
     A token has a score for every key of its sequence, also for those that other context-parallel ranks hold.
     All-to-all context parallelism keeps the output in both layouts (Transformer Engine 2.8,
-    AttnFuncWithCPAndQKVOA2A). Of the three projections operator-level recomputation keeps first and third.
+    AttnFuncWithCPAndQKVOA2A; of a2a+p2p AttnFuncWithCPAndKVP2P, out_part). Of the three projections
+    operator-level recomputation keeps first and third.
     """
     model, mask, tp = workload.model, np.asarray(layout.recompute), np.asarray(layout.tp)
     heads = model.heads / tp
     query = 2.0 * heads * model.qk_head_dim
-    swapped = 2.0 if workload.cp_comm == "a2a" else 0.0
-    swapped_bytes = np.where(np.asarray(layout.cp) > 1, swapped, 0.0)
+    swapped_bytes = 2.0 * swaps_heads(workload, layout)
     output = (narrow + swapped_bytes) * heads * model.v_head_dim + 4.0 * heads
     if model.attention is not None:
         keys = 2.0 * heads * (model.qk_head_dim + model.v_head_dim)
@@ -339,5 +341,9 @@ def _moe_saved(workload: Workload, layout: Layout, narrow: float) -> Floats:
     per_copy = gathered + 2.0 * matrices * width + activated
     saved: Floats = workload.imbalance(layout.ep) * moe.top_k / tp * per_copy
     router = 8.0 * moe.experts / tp
+    if workload.moe_dispatch == GATHERS:
+        # Choices and probabilities of all gathered tokens for the rank's own experts.
+        routing = PROBABILITY_BYTES + CHOICE_BYTES
+        router = router + routing * moe.experts * np.asarray(layout.etp) / tp
     shared = _dense_saved(moe.shared_width, model, layout, narrow) if moe.shared_width else 0.0
     return saved + router + shared

@@ -27,6 +27,12 @@ from meshwright.costmodel.memory.states import (
     optimizer_shards,
     table_parameters,
 )
+from meshwright.costmodel.token_dispatch import (
+    GATHERS,
+    SUM_BYTES,
+    TOKEN_BYTES,
+    gathered_ranks,
+)
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.parameters import dense_mlp_parameters, expert_parameters
 from meshwright.model_specs.schema import ModelSpec
@@ -197,7 +203,8 @@ def _layer_at_work(
         gathered = 2.0 * model.hidden * np.asarray(layout.etp)
         per_copy = 2.0 * matrices * model.moe.moe_ffn_hidden + gathered
         of_experts = workload.imbalance(layout.ep) * model.moe.top_k * per_copy
-        widest = np.maximum(widest, of_experts) if model.has_mean_layers else of_experts
+        at_work = _with_gathered(workload, layout, of_experts)
+        widest = np.maximum(widest, at_work) if model.has_mean_layers else at_work
     per_token = np.asarray(widest / tp + 2.0 * model.hidden)
     stack = stack_constants(workload)
     if not stack.flash_attention:
@@ -207,7 +214,23 @@ def _layer_at_work(
     gradients = rank_tokens(workload, layout) * per_token
     if profile.stranding == "step":
         gradients = np.maximum(gradients, restored)
-    at_work: Floats = restored + gradients
+    both: Floats = restored + gradients
+    return both
+
+
+def _with_gathered(workload: Workload, layout: Layout, of_experts: Floats) -> Floats:
+    """Bytes for each token that a rank sends: experts at work, beside tokens gathered from all others.
+
+    The gathered tokens have a buffer of their own that stays (megatron/core/tensor_parallel/mappings.py,
+    use_global_buffer). Before the experts' own gradients exist, those of the gathered sums are there at 32
+    bits and at 16.
+    """
+    if workload.moe_dispatch != GATHERS:
+        return of_experts
+    ranks = gathered_ranks(layout)
+    each = np.where(ranks > 1, ranks * workload.model.hidden, 0.0)
+    gradients = (SUM_BYTES + TOKEN_BYTES) * each
+    at_work: Floats = np.maximum(of_experts, gradients) + TOKEN_BYTES * each
     return at_work
 
 

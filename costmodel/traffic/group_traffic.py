@@ -13,10 +13,12 @@ from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.experts import routed_copies
 from meshwright.costmodel.memory.states import rank_parameters
 from meshwright.costmodel.pipeline.split import Stages
+from meshwright.costmodel.token_dispatch import GATHERS, gathered_ranks
 from meshwright.costmodel.traffic.volumes import (
     RankWork,
-    context_volume,
+    context_volumes,
     expert_passes,
+    gathered_bytes,
     gradient_element_bytes,
     mean_rank_work,
     routed_bytes,
@@ -31,7 +33,12 @@ class GroupTraffic:
     tensor: float
     """Ring passes over the tensor group."""
     context: float
-    """Ring passes of keys and values over the context group; with `a2a`, what is sent to the whole group."""
+    """Ring passes of keys and values over the context group; with `a2a`, what is sent to the whole group;
+    with `a2a+p2p`, what layers with linear attention or Mamba send to it."""
+    context_swaps: float
+    """What `a2a+p2p` sends to the neighbours that swap heads for tokens, itself among them."""
+    context_rings: float
+    """Ring passes of `a2a+p2p` over every A-th rank of the context group."""
     gradients: float
     """Ring passes of dense gradients and parameters over the data-parallel group (with context)."""
     expert_gradients: float
@@ -40,6 +47,8 @@ class GroupTraffic:
     """Ring passes of gathered tokens over the expert-tensor group."""
     experts: float
     """All-to-all: sent to the whole expert group, itself among the receivers, one copy a receiver block."""
+    expert_gathers: float
+    """Ring passes of the all-gather dispatcher over the etp ep ranks of a group, in place of both."""
     boundary: float
     """To the next pipeline rank, and as much back from it."""
     wrap: float
@@ -78,29 +87,34 @@ def group_traffic(c: Context, stages: Stages, expert_blocks: int = 1) -> GroupTr
     experts, expert_tensor = _expert_bytes(c, work, expert_blocks)
     return GroupTraffic(
         tensor=_ring(work.activation_bytes, tp) * tensor_passes(c, work),
-        context=_context_bytes(c, work),
+        **_context_bytes(c, work),
         gradients=_ring(dense * element, dp * cp),
         expert_gradients=_ring(expert * element, edp),
         expert_tensor=expert_tensor,
         experts=experts,
+        expert_gathers=_ring(gathered_bytes(c, work), int(gathered_ranks(layout))),
         boundary=hop,
         wrap=hop * (vpp - 1) / vpp,
     )
 
 
-def _context_bytes(c: Context, work: RankWork) -> float:
-    """Ring passes over the context group, or what is sent to all of it; 0 for a group of one."""
-    cp = int(np.asarray(c.layout.cp))
+def _context_bytes(c: Context, work: RankWork) -> dict[str, float]:
+    """Ring passes over the context group, or what is sent to all of it, and both of its parts."""
+    cp, moved = int(np.asarray(c.layout.cp)), context_volumes(c, work)
     if cp == 1:
-        return 0.0
-    share = 1.0 if c.workload.cp_comm == "a2a" else (cp - 1) / cp
-    return context_volume(c, work) * share
+        return {"context": 0.0, "context_swaps": 0.0, "context_rings": 0.0}
+    share = (cp - 1) / cp if c.workload.cp_comm == "p2p" else 1.0
+    return {
+        "context": moved.whole * share,
+        "context_swaps": moved.swapped,
+        "context_rings": _ring(moved.ring, cp // moved.neighbours),
+    }
 
 
 def _expert_bytes(c: Context, work: RankWork, blocks: int) -> tuple[float, float]:
     """Bytes of the expert group's all-to-all, and of the expert-tensor group's rings."""
     moe = c.workload.model.moe
-    if moe is None:
+    if moe is None or c.workload.moe_dispatch == GATHERS:
         return 0.0, 0.0
     etp = int(np.asarray(c.layout.etp))
     routed = routed_bytes(c, work) * expert_passes(work)

@@ -13,14 +13,18 @@ from numpy.typing import NDArray
 
 from meshwright.cluster_specs.fabric import fabric_levels
 from meshwright.costmodel.collectives.on_levels import Links, cross_rail_bytes, members_inside
+from meshwright.costmodel.context_groups import HIERARCHICAL, inside_and_between
 from meshwright.costmodel.data_parallel import passes_of_a_step
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.experts import dispatch_links, routed_copies
 from meshwright.costmodel.memory.states import optimizer_shards, rank_parameters
 from meshwright.costmodel.pipeline.split import Stages
+from meshwright.costmodel.token_dispatch import GATHERS, gathering_members
 from meshwright.costmodel.traffic.volumes import (
-    context_volume,
+    RankWork,
+    context_volumes,
     expert_passes,
+    gathered_bytes,
     gradient_element_bytes,
     mean_rank_work,
     routed_bytes,
@@ -133,20 +137,16 @@ def _bytes_by_axis(c: Context, stages: Stages) -> dict[str, FloatArray]:
     """Bytes over each level by axis; each transfer of a layer runs once more where it is recomputed."""
     place, tp = c.placement, int(np.asarray(c.layout.tp))
     work = mean_rank_work(c, stages)
-    context = context_volume(c, work)
-    if c.workload.cp_comm == "a2a":
-        exchanged = all_to_all_bytes(context, place.cp)
-        context_bytes = exchanged + _rail_changes(exchanged, place.cp, c.links)
-    else:
-        context_bytes = ring_bytes(context, place.cp)
     sent = {
         "tp": ring_bytes(work.activation_bytes, place.tp) * tensor_passes(c, work),
-        "cp": context_bytes,
+        "cp": _context_bytes(c, work),
         "dp": _data_parallel_bytes(c, stages),
         "pp": _pipeline_bytes(c, work.activation_bytes / tp, work.micro_batches),
     }
     moe = c.workload.model.moe
-    if moe is not None:
+    if c.workload.moe_dispatch == GATHERS:
+        sent["ep"] = ring_bytes(gathered_bytes(c, work), gathering_members(place))
+    elif moe is not None:
         routed = routed_bytes(c, work)
         passes = expert_passes(work)
         copies = routed_copies(c.workload, place.ep[-1:] / members_inside(place.ep), c.layout.ep)
@@ -155,6 +155,23 @@ def _bytes_by_axis(c: Context, stages: Stages) -> dict[str, FloatArray]:
         changes = _rail_changes(exchanged, place.ep, dispatch_links(c))
         sent["ep"] = (exchanged + changes) * passes
         sent["etp"] = gathered * passes
+    return sent
+
+
+def _context_bytes(c: Context, work: RankWork) -> FloatArray:
+    """Rings over the whole context group or every A-th rank of it, and swaps over the group or neighbours."""
+    volumes, members = context_volumes(c, work), c.placement.cp
+    neighbours, ring = inside_and_between(members, np.asarray(volumes.neighbours))
+
+    def swapped(volume: float, members: NDArray[np.int64]) -> FloatArray:
+        exchanged = all_to_all_bytes(volume, members)
+        return exchanged + _rail_changes(exchanged, members, c.links)
+
+    if c.workload.cp_comm == "p2p":
+        return ring_bytes(volumes.whole, members)
+    sent = swapped(volumes.whole, members)
+    if c.workload.cp_comm == HIERARCHICAL:
+        sent = sent + swapped(volumes.swapped, neighbours) + ring_bytes(volumes.ring, ring)
     return sent
 
 

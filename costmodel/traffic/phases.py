@@ -105,6 +105,14 @@ _KINDS = {
         "many flows of unequal size spread well",
     ),
     "etp": ("ring", "every layer, by the router", "none: one sender a receiver", _RING_ECMP),
+    "cp-swaps": (
+        "all-to-all", "every layer, fixed size", "low: as much from every sender",
+        "many flows of equal size spread well",
+    ),
+    "cp-rings": (
+        "rings of groups that swap", "every layer, fixed size", "none: one sender a receiver", _RING_ECMP,
+    ),
+    "ep-gathers": ("ring", "every layer, fixed size", "none: one sender a receiver", _RING_ECMP),
 }  # fmt: skip
 
 
@@ -118,7 +126,12 @@ _SUITS = {
 
 
 def axis_pattern(
-    axis: str, layout: Layout, *, inside_scale_up: bool = False, burst: bool = True
+    axis: str,
+    layout: Layout,
+    *,
+    sent_as: str | None = None,
+    inside_scale_up: bool = False,
+    burst: bool = True,
 ) -> AxisPattern:
     """Pattern, fan-out, predictability, incast risk and ECMP suitability of an axis' traffic.
 
@@ -131,6 +144,8 @@ def axis_pattern(
         tp, cp, dp, edp, pp, ep or etp.
     layout : Layout
         One layout.
+    sent_as : str, optional
+        Where it is not the axis' usual traffic: cp-swaps (all-to-all), cp-rings (both) or ep-gathers.
     inside_scale_up : bool
         Whether the groups do not leave their NVLink domain, where nothing is hashed.
     burst : bool
@@ -140,7 +155,7 @@ def axis_pattern(
     -------
     AxisPattern
     """
-    pattern, when, incast, ecmp = _KINDS[axis]
+    pattern, when, incast, ecmp = _KINDS[sent_as or axis]
     if axis in ("dp", "edp") and not burst:
         when = "every layer and micro-batch, fixed size"
     if inside_scale_up:
@@ -152,5 +167,5 @@ def axis_pattern(
         predictability=when,
         incast=incast,
         ecmp=ecmp,
-        suits_network=_INSIDE if inside_scale_up else _SUITS.get(axis, _GOOD),
+        suits_network=_INSIDE if inside_scale_up else _SUITS.get(sent_as or axis, _GOOD),
     )

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.costmodel.context_groups import HIERARCHICAL, swapping_ranks
 from meshwright.costmodel.data_parallel import passes_of_a_step
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.pipeline.rank_load import rank_counts
 from meshwright.costmodel.pipeline.split import Stages
+from meshwright.costmodel.token_dispatch import GATHERS, gathered_ranks, pass_bytes
 
 _TRANSFERS_PER_BLOCK = 4.0
 """Transfers of an activation per block of a layer: in and out, forward and backward."""
@@ -118,6 +120,28 @@ def expert_passes(work: RankWork) -> float:
     return _TRANSFERS_PER_BLOCK * work.moe_layers + 2.0 * work.moe_recomputed
 
 
+def gathered_bytes(c: Context, work: RankWork) -> float:
+    """Buffers that the all-gather dispatcher gathers or scatters in a step; 0 with other dispatchers.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and one layout.
+    work : RankWork
+        Of the same layout.
+
+    Returns
+    -------
+    float
+        Bytes of the whole group's tokens.
+    """
+    if c.workload.model.moe is None or c.workload.moe_dispatch != GATHERS:
+        return 0.0
+    forward, backward = (sum(passes) for passes in pass_bytes(c.workload))
+    tokens = float(np.asarray(c.tokens / c.layout.tp * gathered_ranks(c.layout)))
+    return tokens * (work.moe_layers * (forward + backward) + work.moe_recomputed * forward)
+
+
 def routed_bytes(c: Context, work: RankWork) -> float:
     """What a rank sends in one transfer to the experts, one copy of each token.
 
@@ -139,7 +163,22 @@ def routed_bytes(c: Context, work: RankWork) -> float:
     return work.activation_bytes / int(np.asarray(c.layout.tp)) * imbalance
 
 
-def context_volume(c: Context, work: RankWork) -> float:
+@dataclass(frozen=True, kw_only=True)
+class ContextVolumes:
+    """Bytes of a step of context parallelism: of a ring's whole buffer, or what one GPU swaps in all."""
+
+    whole: float
+    """Over the whole group, by the ring of p2p or the swap of a2a; in a2a+p2p the swap of layers with linear
+    attention or Mamba."""
+    swapped: float
+    """Among neighbours of a2a+p2p, by all-to-all."""
+    ring: float
+    """Round the rings of a2a+p2p."""
+    neighbours: int
+    """Ranks that swap in a2a+p2p."""
+
+
+def context_volumes(c: Context, work: RankWork) -> ContextVolumes:
     """Keys and values once round the ring forward, and with their gradients backward; or heads for tokens.
 
     Parameters
@@ -151,9 +190,9 @@ def context_volume(c: Context, work: RankWork) -> float:
 
     Returns
     -------
-    float
-        Bytes of a step: of the whole ring's buffer (Liu et al. 2023, arXiv 2310.01889, section 3), or what
-        one GPU sends in an all-to-all (DeepSpeed Ulysses, arXiv 2309.14509).
+    ContextVolumes
+        Rings as in Liu et al. 2023, arXiv 2310.01889, section 3, swaps as in DeepSpeed Ulysses, arXiv
+        2309.14509; both as in USP, arXiv 2405.07719, section 3.
     """
     model, tp, cp = c.workload.model, int(np.asarray(c.layout.tp)), int(np.asarray(c.layout.cp))
     heads, width = model.heads / tp, model.qk_head_dim + model.v_head_dim
@@ -169,10 +208,16 @@ def context_volume(c: Context, work: RankWork) -> float:
     if mamba is not None:
         elements = (mamba.projected_width + mamba.width) / tp
         swapped = model.blocks.mamba * token_bytes * elements * passes
+    heads_swapped = full * token_bytes * (heads + kv_heads) * width * passes
     if c.workload.cp_comm == "a2a":
-        return full * token_bytes * (heads + kv_heads) * width * passes + swapped
+        return ContextVolumes(whole=heads_swapped + swapped, swapped=0.0, ring=0.0, neighbours=1)
     ring_passes = 3.0 * work.layers + work.recomputed
-    return full * token_bytes * kv_heads * width * cp * ring_passes + swapped
+    passed_on = full * token_bytes * kv_heads * width * ring_passes
+    if c.workload.cp_comm == HIERARCHICAL:
+        size = int(swapping_ranks(c.workload, c.layout))
+        ring = passed_on * (cp // size)
+        return ContextVolumes(whole=swapped, swapped=heads_swapped, ring=ring, neighbours=size)
+    return ContextVolumes(whole=passed_on * cp + swapped, swapped=0.0, ring=0.0, neighbours=1)
 
 
 def gradient_element_bytes(c: Context) -> float:

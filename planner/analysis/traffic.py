@@ -26,7 +26,7 @@ from meshwright.planner.mapping.crossing.cuts import (
     broken_cuts,
     mapping_use,
 )
-from meshwright.planner.mapping.crossing.flows import by_axis
+from meshwright.planner.mapping.crossing.flows import PARTS, by_axis
 from meshwright.planner.mapping.instance import assignment_of_ranks, instance_of
 from meshwright.planner.mapping.problem import Loads, loads_of
 from meshwright.planner.plan.document import MOST_LISTED_RANKS, Plan
@@ -196,15 +196,25 @@ def patterns(traffic: PlanTraffic) -> dict[str, AxisPattern]:
         for level in traffic.use.levels
         if traffic.use.positions.levels.media[level.positions.depth] not in SCALE_UP
     ]
+    parts: dict[str, list[str]] = {}
+    sent_as: dict[str, str] = {}
+    for flow in traffic.use.axes:
+        axis = PARTS.get(flow.axis, flow.axis)
+        parts.setdefault(axis, []).append(flow.axis)
+        if axis != "dp":
+            swaps = flow.axis == "cp" and flow.kind == "all-to-all"
+            sent_as.setdefault(axis, "cp-swaps" if swaps else flow.axis)
     return {
         axis: axis_pattern(
             axis,
             traffic.layout,
-            inside_scale_up=not any(np.any(level.flows[axis].leaving > 0) for level in outer),
+            sent_as=sent_as.get(axis),
+            inside_scale_up=not any(
+                np.any(level.flows[name].leaving > 0) for level in outer for name in names
+            ),
             burst=burst,
         )
-        for axis in (flow.axis for flow in traffic.use.axes)
-        if axis != "edp"  # part of dp here
+        for axis, names in parts.items()
     }
 
 

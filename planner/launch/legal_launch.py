@@ -10,6 +10,7 @@ from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.constants.stacks import stack_constants
+from meshwright.costmodel.context_groups import swapping_ranks
 from meshwright.costmodel.data_parallel import bucket_parameters
 from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.workload import Workload
@@ -35,6 +36,9 @@ class Launch:
     bucket_parameters: int
     """Parameters whose gradients are reduced together, the framework's own number included; 0 where buckets
     are not of a set size."""
+
+    context_sizes: tuple[str, str]
+    """Ranks that swap heads for tokens, and ranks of the rings that join these groups, in a2a+p2p."""
 
     @property
     def inputs(self) -> PlanInputs:
@@ -66,13 +70,16 @@ def legal_launch(plan: Plan, framework: Framework) -> Launch:
     broken = _broken_rules(workload, layout)
     if broken:
         raise InfeasibleError(f"{framework.name} cannot start this plan.\n" + "\n".join(broken))
-    bucket = bucket_parameters(workload, stack_constants(workload), layout_from_document(layout))
+    degrees = layout_from_document(layout)
+    bucket = bucket_parameters(workload, stack_constants(workload), degrees)
+    neighbours = int(swapping_ranks(workload, degrees))
     return Launch(
         plan=plan,
         layout=layout,
         execution=execution,
         placed=placed_ranks(plan, framework),
         bucket_parameters=round(float(np.asarray(bucket))),
+        context_sizes=(str(neighbours), str(layout.cp // neighbours)),
     )
 
 

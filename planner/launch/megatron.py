@@ -5,6 +5,7 @@ Flag names and rules were read in megatron-core 0.19.2 (`megatron.training.argum
 
 from __future__ import annotations
 
+from meshwright.costmodel.context_groups import HIERARCHICAL
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.layer_needs import layer_needs
 from meshwright.frameworks.megatron import MEGATRON
@@ -229,11 +230,14 @@ def execution_flags(launch: Launch) -> Flags:
     }
     if execution.cp_comm != "p2p" and launch.layout.cp > 1:
         flags["--cp-comm-type"] = execution.cp_comm
+        if execution.cp_comm == HIERARCHICAL:
+            flags["--hierarchical-context-parallel-sizes"] = launch.context_sizes
     flags |= _graph_flags(launch)
     if model.moe is not None:
         backend = execution.moe_dispatch
-        flags["--moe-token-dispatcher-type"] = "alltoall" if backend == "alltoall" else "flex"
-        if backend != "alltoall":
+        plain = backend in ("alltoall", "allgather")
+        flags["--moe-token-dispatcher-type"] = backend if plain else "flex"
+        if not plain:
             flags["--moe-flex-dispatcher-backend"] = backend
         flags["--overlap-moe-expert-parallel-comm"] = execution.ep_overlap
     return flags

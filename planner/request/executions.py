@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from meshwright.cluster_specs.fabric import is_irregular
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.context_groups import HIERARCHICAL
 from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.execution_names import DISPATCHERS
+from meshwright.costmodel.token_dispatch import GATHERS
 from meshwright.errors import InputError, listed, near_miss, shown
 from meshwright.frameworks.catalog import RECORDS, planned
 from meshwright.frameworks.record import Framework, TokenDispatcher
@@ -21,7 +24,7 @@ EXECUTION_PINS: Mapping[str, tuple[str, ...]] = {
     "ep_overlap": SWITCH,
     "tp_overlap": SWITCH,
     "cuda_graph": ("none", "partial", "full"),
-    "cp_comm": ("p2p", "a2a"),
+    "cp_comm": ("p2p", "a2a", "a2a+p2p"),
     "compiled": SWITCH,
     "fp8_recipe": ("tensorwise", "delayed"),
 }
@@ -30,11 +33,13 @@ EXECUTION_PINS: Mapping[str, tuple[str, ...]] = {
 WITHOUT = (
     "deepep",
     "hybridep",
+    "allgather",
     "ep-overlap",
     "tp-overlap",
     "cuda-graph",
     "full-graph",
     "cp-a2a",
+    "cp-hierarchical",
     "compile",
 )
 """What a user may lack, or not want."""
@@ -123,14 +128,14 @@ def execution_options(
     expert_overlap = "ep" in hidden and experts and "ep-overlap" not in without
     expert_overlap = expert_overlap and model.hybrid_pattern is None
     graphs = _graphs(framework, without)
-    swaps = "a2a" in planned(framework.context_exchanges) and "cp-a2a" not in without
     dispatchers = _dispatchers(framework, cluster, without) if experts else ()
+    gathering = _gathering(framework, cluster, precision, without) if experts else ()
     values: dict[str, tuple[object, ...]] = {
-        "moe_dispatch": ("alltoall", *dispatchers),
+        "moe_dispatch": ("alltoall", *dispatchers, *gathering),
         "ep_overlap": (False, True) if expert_overlap and model.mtp_layers <= 1 else (False,),
         "tp_overlap": (False, True) if tensor else (False,),
         "cuda_graph": graphs,
-        "cp_comm": ("p2p", "a2a") if swaps else ("p2p",),
+        "cp_comm": _context_exchanges(framework, model, cluster, without),
         "compiled": _compilations(framework, precision, without),
         "fp8_recipe": _fp8_recipes(framework, precision, allow),
     }
@@ -142,7 +147,7 @@ def execution_options(
         chosen["tp_overlap"] = (tensor,)
     if "moe_dispatch" not in pins and len(dispatchers) > 1:
         captured = "full" in chosen["cuda_graph"]
-        chosen["moe_dispatch"] = ("alltoall", dispatchers[-1 if captured else 0])
+        chosen["moe_dispatch"] = ("alltoall", dispatchers[-1 if captured else 0], *gathering)
     return ExecutionOptions(
         dp_overlap="dp" in hidden,
         pp_overlap="pp" in hidden,
@@ -200,6 +205,25 @@ def _compilations(
     return (False,) if "compile" in without else (False, True)
 
 
+def _context_exchanges(
+    framework: Framework, model: ModelSpec, cluster: ClusterSpec, without: tuple[str, ...]
+) -> tuple[str, ...]:
+    """How keys and values may move, the ring first.
+
+    Groups inside rings go without windows, sinks and chosen positions, and not where allocations are
+    irregular: the model of slots knows of no groups.
+    """
+    names = planned(framework.context_exchanges)
+    if "cp-a2a" in without or "a2a" not in names:
+        return ("p2p",)
+    attends_alike = model.sliding_window is None and not model.attention_sinks
+    attends_alike = attends_alike and model.indexer is None
+    grouped = HIERARCHICAL in names and "cp-hierarchical" not in without
+    if grouped and attends_alike and not is_irregular(cluster):
+        return ("p2p", "a2a", HIERARCHICAL)
+    return ("p2p", "a2a")
+
+
 def _graphs(framework: Framework, without: tuple[str, ...]) -> tuple[str, ...]:
     """What CUDA graphs may hold, nothing first."""
     names = planned(framework.cuda_graphs)
@@ -221,13 +245,23 @@ def _dispatchers(
     return tuple(name for name, each in framework.dispatchers.items() if usable(name, each))
 
 
+def _gathering(
+    framework: Framework, cluster: ClusterSpec, precision: str, without: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The dispatcher that gathers all tokens, where it goes; not where allocations are irregular."""
+    dispatcher = framework.dispatchers.get(GATHERS)
+    planned_here = dispatcher is not None and dispatcher.planned and GATHERS not in without
+    goes = planned_here and precision in ("bf16", "fp16") and not is_irregular(cluster)
+    return (GATHERS,) if goes else ()
+
+
 def _pinned(name: str, options: tuple[object, ...], pin: int | str | None) -> tuple[object, ...]:
     """The values that a pin leaves."""
     if pin is None:
         return options
     value: object = pin == "on" if EXECUTION_PINS[name] == SWITCH else pin
     if value == "deduplicated":
-        others = tuple(option for option in options if option != "alltoall")
+        others = tuple(option for option in options if option not in ("alltoall", GATHERS))
         if others:
             return others[:1]
     if value in options:

@@ -23,6 +23,7 @@ from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.model_specs.catalog import with_twin_facts
 from meshwright.model_specs.reader import model_from_mapping, read_model
 from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.runs.context_groups import check_context_groups
 from meshwright.planner.runs.run_schema import MeasuredDoc, RunDoc, SettingsDoc
 from meshwright.planner.runs.run_settings import (
     Stages,
@@ -194,6 +195,7 @@ def _run(
         overlap=Overlap(**settings.overlap.model_dump()),
         cuda_graph=settings.cuda_graph or cuda_graph_kind(settings.recipe),
         cp_comm=cp_comm_kind(settings.cp_comm),
+        cp_inner=settings.cp_inner,
         moe_dispatch=settings.moe_dispatch or recipe_dispatch,
         attention_kernel=settings.attention_kernel or attention_kernel_kind(kernel_words),
         gradient_bytes=gradient_bytes_of(gradient_words),
@@ -210,6 +212,7 @@ def _run(
     if settings.bucket_parameters is not None:
         bucket_mb = stack_constants(workload).gradients_mb(settings.bucket_parameters)
         workload = replace(workload, bucket_mb=bucket_mb)
+    check_context_groups(workload, layout)
     return Run(
         id=doc.id or default_id,
         source=doc.source,

@@ -127,7 +127,14 @@ class SettingsDoc(BaseModel):
     reserve_gib: Annotated[float, Field(strict=True, ge=0, le=10_000, allow_inf_nan=False)] = 0.0
     cuda_graph: Literal["none", "feed_forward", "partial", "full"] | None = None
     cp_comm: Words | None = None
-    moe_dispatch: Literal["deduplicated", "alltoall", "deepep", "hybridep"] | None = None
+    cp_inner: Degree | None = Field(
+        default=None,
+        description="Neighbours of a context group that swap heads for tokens under cp_comm: a2a+p2p, the "
+        "first of Megatron's --hierarchical-context-parallel-sizes; by default as many as a plan would take.",
+    )
+    moe_dispatch: Literal["deduplicated", "alltoall", "allgather", "deepep", "hybridep"] | None = (
+        None
+    )
     fp8_recipe: Fp8Recipe | None = None
     """How FP8 scales come about, where it is not the software stack's own way."""
     attention_kernel: AttentionKernel | None = Field(

@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from meshwright.costmodel.context_groups import HIERARCHICAL
 from meshwright.costmodel.layout import Recompute
 from meshwright.costmodel.workload import AttentionKernel
 from meshwright.planner.runs.pipeline_notation import MOST_CHUNKS, layers_of_layout
@@ -103,11 +104,13 @@ def gradient_bytes_of(words: object) -> int | None:
 
 
 def cp_comm_kind(words: str | None) -> str:
-    """`a2a` (heads for tokens) or `p2p` (ring), from a framework's `cp_comm_type`."""
+    """`a2a` (heads for tokens), `p2p` (ring) or `a2a+p2p` (both), from a framework's `cp_comm_type`."""
     if words is None:
         return "p2p"
-    swaps_heads = words.strip().lower().startswith(_HEADS_FOR_TOKENS)
-    return "a2a" if swaps_heads else "p2p"
+    kind = words.strip().lower()
+    if kind.startswith(HIERARCHICAL):
+        return HIERARCHICAL
+    return "a2a" if kind.startswith(_HEADS_FOR_TOKENS) else "p2p"
 
 
 def recompute_mask(

@@ -298,10 +298,12 @@ class DegreeScan:
         """Each branch, its degrees among some rows that may beat the cutoff, and its other layouts."""
         degrees = self._degrees.take(rows)
         for index, branch in enumerate(self._branches):
-            has = branch.has(degrees)
-            good = has & (self._bounds_s(self._table.costs[index], rows) < cutoff_s)
-            others = degrees.take(has & ~good)
-            yield index, degrees.take(good), int(branch.space.layouts_per_degrees(others).sum())
+            own = rows[branch.has(degrees)]
+            if not len(own):
+                continue
+            good = self._bounds_s(self._table.costs[index], own) < cutoff_s
+            others = branch.space.layouts_per_degrees(self._degrees.take(own[~good]))
+            yield index, self._degrees.take(own[good]), int(others.sum())
 
     def layouts(self, rows: IntArray) -> int:
         """How many layouts some of the degrees have in all branches."""

@@ -16,8 +16,10 @@ import numpy as np
 
 from meshwright.cluster_specs.fabric import is_irregular
 from meshwright.constraints.megatron import refused_recompute
+from meshwright.costmodel.context_groups import HIERARCHICAL, largest_swap
 from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layout import Recompute
+from meshwright.costmodel.token_dispatch import deduplicates
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_named, planned
 from meshwright.frameworks.record import Axis
@@ -78,7 +80,14 @@ def _narrowed(space: Space, request: PlanRequest, execution: Execution) -> Space
         etp = tuple(degree for degree in etp if degree == 1)
     if execution.cp_comm == "a2a" and "p2p" in request.execution_options.cp_comm:
         cp = tuple(degree for degree in cp if degree > 1)
-    alone = execution.moe_dispatch != "alltoall" and max(space.etp, default=1) == 1
+    if (
+        execution.cp_comm == HIERARCHICAL
+        and "p2p" in request.execution_options.cp_comm
+        and execution.cp_inner is None
+    ):
+        tp, work = np.array(space.tp, dtype=np.int64), space.workload
+        cp = tuple(degree for degree in cp if np.any(largest_swap(work, tp, degree) > 1))
+    alone = deduplicates(space.workload) and max(space.etp, default=1) == 1
     if execution.ep_overlap or alone:
         ep = tuple(degree for degree in ep if degree > 1)
     recompute = tuple(int(mask) for mask in masks[keep])

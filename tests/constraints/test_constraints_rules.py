@@ -295,6 +295,12 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"recompute": Recompute.MLP},
         {"recompute": Recompute.MLP | Recompute.MOE_ACTIVATION},
     ),
+    # 16 heads and 4 key-value heads: tp 1 leaves groups of 4, or of 2; tp 4 leaves none.
+    "megatron-hierarchical-context": (
+        workload(cp_comm="a2a+p2p"),
+        {"tp": 1, "cp": 8},
+        {"tp": 4, "cp": 8},
+    ),
     "megatron-tp-overlap": (workload(MOE, overlap=Overlap(tp=True)), {"tp": 1}, {"tp": 2}),
     "torchtitan-kv-heads": (workload(), {"tp": 4}, {"tp": 8}),
     "torchtitan-sequence": (workload(seq_len=48), {"tp": 4, "cp": 6}, {"tp": 4, "cp": 4}),
@@ -343,6 +349,7 @@ STRICT: tuple[Rule, ...] = (ScaleUpDomain(("tp", "cp")), ScaleUpDomain(("ep",)))
 OWN = [rule for record in RECORDS for rule in rules_of(record)]
 RULES = {rule.name: rule for rule in (*GENERAL, *STRICT, *OWN)}
 OF_WORKLOADS = {
+    "megatron-allgather-dispatcher",
     "megatron-dispatcher-device",
     "precision-on-device",
     "torchtitan-precision",

@@ -40,6 +40,12 @@ DEEPEP_ON_VOLTA = workload(MOE, cluster=cluster("volta"), moe_dispatch="deepep")
 DELAYED = workload(precision="fp8", fp8_recipe="delayed")
 CAPTURED = workload(MOE, cuda_graph="full", moe_dispatch="hybridep", precision="mxfp8")
 FULL = int(Recompute.FULL)
+GATHERED = workload(MOE, moe_dispatch="allgather")
+HIERARCHICAL = "megatron-hierarchical-context"
+GROUPED = workload(cp_comm="a2a+p2p")
+WINDOWED = DENSE.model_copy(
+    update={"sliding_window": 512, "full_attention_every": 2, "attention_sinks": True}
+)
 
 # rule, workload, layout, how far it is over the limit (0: at the limit), words of the finding
 CASES: list[tuple[str, Workload, dict[str, Any], int, str]] = [
@@ -61,6 +67,18 @@ CASES: list[tuple[str, Workload, dict[str, Any], int, str]] = [
     ("heads-by-tp-cp", workload(), {"cp": 3}, 0, ""),
     ("kv-heads-by-tp-cp", workload(cp_comm="a2a"), {"tp": 3, "cp": 1}, 0, ""),
     ("kv-heads-by-tp-cp", workload(cp_comm="a2a"), {"cp": 3}, 1, "4 key-value heads"),
+    (HIERARCHICAL, GROUPED, {"tp": 1, "cp": 1}, 0, ""),
+    (HIERARCHICAL, GROUPED, {"tp": 2, "cp": 4}, 0, ""),
+    (HIERARCHICAL, GROUPED, {"tp": 2, "cp": 2}, 1, "tp 2, cp 2"),
+    (HIERARCHICAL, GROUPED, {"tp": 1, "cp": 6}, 0, ""),
+    (HIERARCHICAL, GROUPED, {"tp": 1, "cp": 9}, 1, "tp 1, cp 9"),
+    (HIERARCHICAL, workload(cp_comm="a2a+p2p", cp_inner=1), {"tp": 4, "cp": 2}, 0, ""),
+    (HIERARCHICAL, workload(cp_comm="a2a+p2p", cp_inner=4), {"tp": 1, "cp": 4}, 0, ""),
+    (HIERARCHICAL, workload(cp_comm="a2a+p2p", cp_inner=4), {"tp": 1, "cp": 6}, 1, "cp 6"),
+    (HIERARCHICAL, workload(cp_comm="a2a+p2p", cp_inner=4), {"tp": 2, "cp": 8}, 1, "tp 2 x 4"),
+    (HIERARCHICAL, workload(cp_comm="a2a+p2p", cp_inner=8), {"tp": 2, "cp": 4}, 2, "cp 4"),
+    (HIERARCHICAL, workload(WINDOWED, cp_comm="a2a+p2p"), {"cp": 8}, 2, "windows and no att"),
+    (HIERARCHICAL, workload(WINDOWED), {"cp": 8}, 0, ""),
     ("linear-heads-by-tp-cp", workload(LINEAR), {"tp": 3}, 2, "8 key heads"),
     ("linear-heads-by-tp-cp", workload(), {"tp": 3}, 0, ""),
     ("ffn-by-tp", workload(), {"tp": 7}, 1, "ffn_hidden 4096"),
@@ -327,6 +345,18 @@ CASES: list[tuple[str, Workload, dict[str, Any], int, str]] = [
     ("torchtitan-linear-attention", workload(LINEAR), {}, 1, "the 9 layers"),
     ("torchtitan-architecture", workload(GELU_LEARNED), {}, 2, "position learned, activation gelu"),
     ("deepspeed-schedule", workload(), {"schedule": 1}, 1, "no gpipe schedule"),
+    ("megatron-allgather-dispatcher", workload(), {}, 0, ""),
+    ("megatron-allgather-dispatcher", workload(moe_dispatch="allgather"), {}, 0, ""),
+    ("megatron-allgather-dispatcher", GATHERED, {"ep": 2}, 0, ""),
+    ("megatron-allgather-dispatcher", replace(GATHERED, precision="fp8"), {}, 1, "tokens in fp8"),
+    (
+        "megatron-allgather-dispatcher",
+        replace(GATHERED, precision="mxfp8", overlap=Overlap(ep=True)),
+        {"ep": 2},
+        2,
+        "communication and with tokens in mxfp8",
+    ),
+    ("megatron-flex-dispatcher", GATHERED, {}, 0, ""),
     ("megatron-dispatcher-device", workload(), {}, 0, ""),
     ("megatron-dispatcher-device", workload(moe_dispatch="deepep"), {}, 0, ""),
     ("megatron-dispatcher-device", DEEPEP_ON_VOLTA, {}, 1, "deepep does not run on a device"),

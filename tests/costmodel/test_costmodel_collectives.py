@@ -18,6 +18,7 @@ from meshwright.costmodel.collectives.on_levels import (
     all_reduce_s,
     all_to_all_s,
     best_beyond,
+    neighbour_ring_s,
     point_to_point_s,
     ring_pass_s,
 )
@@ -65,6 +66,27 @@ def test_a_block_s_members_share_the_way_out() -> None:
     for inside in (1, 4, 8):
         found = ring_pass_s(GB, members(inside, 64), fabric)
         assert found == pytest.approx(63 / 64 / (inside * 50))
+
+
+def test_a_ring_of_neighbours_leaves_a_block_over_one_member_s_links() -> None:
+    """However many sit in a node, its last one sends to the next; 15/16 of the buffer in all."""
+    fabric = links(4000 * GB, 50 * GB)
+    for inside in (1, 4, 8):
+        found = neighbour_ring_s(GB, members(inside, 64), fabric)
+        assert found == pytest.approx(63 / 64 / 50)
+    assert neighbour_ring_s(GB, members(8, 8), fabric) == ring_pass_s(GB, members(8, 8), fabric)
+    assert neighbour_ring_s(GB, members(1, 8), fabric) == ring_pass_s(GB, members(1, 8), fabric)
+    assert neighbour_ring_s(GB, members(1, 1), fabric) == 0
+
+
+def test_no_placement_of_a_ring_of_neighbours_beats_the_packed_one() -> None:
+    fabric = best_beyond(links(200 * GB, 50 * GB, 25 * GB))
+    for size in range(2, 33):
+        packed = neighbour_ring_s(GB, members(min(size, 8), min(size, 16), size), fabric)
+        for inner in (k for k in range(1, 9) if size % k == 0):
+            for middle in (k for k in range(inner, 17, inner) if size % k == 0):
+                placed = neighbour_ring_s(GB, members(inner, middle, size), fabric)
+                assert packed <= placed * (1 + 1e-12)
 
 
 def test_an_all_reduce_between_two_blocks_is_a_tree() -> None:

@@ -171,6 +171,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     for module in (layers_context, experts, exposed):
         monkeypatch.setattr(module, "ring_pass_s", sent)
+    monkeypatch.setattr(exposed, "neighbour_ring_s", sent)
     for module in (experts, exposed):
         monkeypatch.setattr(module, "all_to_all_s", exchanged)
 

@@ -199,8 +199,8 @@ def workloads(draw: st.DrawFn, kind: str) -> Workload:
         framework=draw(st.sampled_from(FRAMEWORKS)),
         overlap=Overlap(dp=draw(on), tp=draw(on), pp=draw(on), ep=draw(on)),
         cuda_graph=draw(st.sampled_from(["none", "partial", "full"])),
-        cp_comm=draw(st.sampled_from(["p2p", "a2a"])),
-        moe_dispatch=draw(st.sampled_from(["deduplicated", "alltoall"])),
+        cp_comm=draw(st.sampled_from(["p2p", "a2a", "a2a+p2p"])),
+        moe_dispatch=draw(st.sampled_from(["deduplicated", "alltoall", "allgather"])),
         expert_imbalance=draw(st.sampled_from([1.0, 1.5])),
     )
 

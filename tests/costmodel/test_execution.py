@@ -13,7 +13,8 @@ from meshwright.planner.request.reader import read_request
 CHANGED: dict[str, Any] = {
     "moe_dispatch": "deepep",
     "cuda_graph": "full",
-    "cp_comm": "a2a",
+    "cp_comm": "a2a+p2p",
+    "cp_inner": 4,
     "gradient_dtype": "bf16",
     "moment_dtype": "bf16",
     "fp8_recipe": "delayed",

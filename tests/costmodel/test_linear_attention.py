@@ -17,7 +17,7 @@ from meshwright.costmodel.memory.activations import activation_bytes_per_layer
 from meshwright.costmodel.memory.states import rank_parameters
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import make_context
-from meshwright.costmodel.traffic.volumes import context_volume, mean_rank_work
+from meshwright.costmodel.traffic.volumes import context_volumes, mean_rank_work
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InputError
 from meshwright.model_specs.attention import GatedDeltaNetSpec
@@ -205,7 +205,7 @@ def test_windows_still_pass_keys_round_the_ring_in_every_layer() -> None:
     for spec in (plain, windowed, wide_model(0)):
         work, layout = workload(spec, 32_768), Layout(cp=8)
         c = make_context(work, layout, nested_placement(work.cluster, layout))
-        sent.append(context_volume(c, mean_rank_work(c, ((8,),))))
+        sent.append(context_volumes(c, mean_rank_work(c, ((8,),))).whole)
     assert sent[0] == sent[1]
     # Of linear attention: 2 bytes of what goes in and out of its heads, forward and backward.
     assert sent[2] == 2 * (32_768 / 8) * (WIDE.projected_width + WIDE.value_width) * 2 * 8

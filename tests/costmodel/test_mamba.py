@@ -18,7 +18,7 @@ from meshwright.costmodel.memory.states import rank_parameters
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import make_context
 from meshwright.costmodel.traffic.volumes import (
-    context_volume,
+    context_volumes,
     expert_passes,
     mean_rank_work,
     tensor_passes,
@@ -248,7 +248,7 @@ def test_traffic_counts_the_blocks_that_send() -> None:
     assert expert_passes(work) == 4
     c, work = work_of(wide("MM"), Layout(cp=8))
     swapped = 2 * (4096 / 8) * (WIDE.projected_width + WIDE.width)
-    assert context_volume(c, work) == swapped * 2 * 2
+    assert context_volumes(c, work).whole == swapped * 2 * 2
 
 
 @pytest.mark.parametrize(

@@ -13,16 +13,20 @@ from typing import Literal
 
 import numpy as np
 
+from meshwright.costmodel.context_groups import HIERARCHICAL, swapping_ranks
 from meshwright.costmodel.estimate import Stages
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.experts import routed_copies
-from meshwright.costmodel.traffic.group_traffic import group_traffic
+from meshwright.costmodel.token_dispatch import deduplicates
+from meshwright.costmodel.traffic.group_traffic import GroupTraffic, group_traffic
 from meshwright.planner.mapping.crossing.positions import LevelPositions, RankPositions
 from meshwright.planner.mapping.problem import FloatArray, IntArray
 from meshwright.planner.mapping.process_groups import process_groups
 
 Kind = Literal["ring", "all-to-all", "chain"]
 MICRO_BATCHES, GRADIENTS = "micro-batches", "gradients"
+PARTS = {"edp": "dp", "cp-rings": "cp", "cp-swaps": "cp", "ep-gathers": "ep"}
+"""Flows that are a part of what an axis sends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +34,8 @@ class AxisFlow:
     """The process groups of one axis and what each member sends."""
 
     axis: str
-    """tp, cp, pp, ep, etp; dp for dense gradients, edp for those of experts."""
+    """tp, cp, pp, ep, etp; dp for dense gradients, edp for those of experts; of a2a+p2p `cp-rings` and
+    `cp-swaps`, of the all-gather dispatcher `ep-gathers`."""
     kind: Kind
     phase: str
     groups: IntArray
@@ -65,9 +70,9 @@ def axis_flows(c: Context, stages: Stages) -> list[AxisFlow]:
     groups = process_groups(c.layout, experts=moe)
     moved = group_traffic(c, stages)
     cluster = c.workload.cluster
-    context: Kind = "all-to-all" if c.workload.cp_comm == "a2a" else "ring"
+    context: Kind = "ring" if c.workload.cp_comm == "p2p" else "all-to-all"
     has_nvlink = cluster.nvlink_domain >= cluster.gpus_per_node > 1
-    deduplicated = c.workload.moe_dispatch != "alltoall" and has_nvlink
+    deduplicated = deduplicates(c.workload) and has_nvlink
 
     def flow(
         axis: str, kind: Kind, volume: float, *, name: str = "", phase: str = MICRO_BATCHES
@@ -79,6 +84,7 @@ def axis_flows(c: Context, stages: Stages) -> list[AxisFlow]:
     flows = [
         flow("tp", "ring", moved.tensor),
         replace(flow("cp", context, moved.context), relayed=cluster.crosses_rails_inside),
+        *_hierarchical_flows(c, groups["cp"], moved),
         flow("dp", "ring", moved.gradients, name="dp-cp", phase=GRADIENTS),
         replace(flow("pp", "chain", moved.boundary), wrap=moved.wrap),
     ]
@@ -90,9 +96,38 @@ def axis_flows(c: Context, stages: Stages) -> list[AxisFlow]:
                 relayed=deduplicated or cluster.crosses_rails_inside,
             ),
             flow("etp", "ring", moved.expert_tensor),
+            flow("ep-gathers", "ring", moved.expert_gathers, name="etp-ep"),
             flow("edp", "ring", moved.expert_gradients, phase=GRADIENTS),
         ]
     return [flow for flow in flows if flow.members > 1 and flow.volume > 0]
+
+
+def _hierarchical_flows(c: Context, groups: IntArray, moved: GroupTraffic) -> list[AxisFlow]:
+    """The rings and the swaps of a context group in `a2a+p2p`.
+
+    Neighbours swap, every A-th rank is in a ring (megatron/core/parallel_state.py,
+    create_hierarchical_groups).
+    """
+    if c.workload.cp_comm != HIERARCHICAL or moved.context_swaps == 0:
+        return []
+    size = int(swapping_ranks(c.workload, c.layout))
+    apart = groups.reshape(len(groups), -1, size)
+    rings = AxisFlow(
+        axis="cp-rings",
+        kind="ring",
+        phase=MICRO_BATCHES,
+        groups=apart.transpose(0, 2, 1).reshape(-1, apart.shape[1]),
+        volume=moved.context_rings,
+    )
+    swaps = AxisFlow(
+        axis="cp-swaps",
+        kind="all-to-all",
+        phase=MICRO_BATCHES,
+        groups=apart.reshape(-1, size),
+        volume=moved.context_swaps,
+        relayed=c.workload.cluster.crosses_rails_inside,
+    )
+    return [rings, swaps]
 
 
 def level_flow(
@@ -200,9 +235,9 @@ def between_halves(
 
 
 def by_axis(flows: Mapping[str, FloatArray]) -> dict[str, float]:
-    """Mean bytes of a rank, dense and expert gradients together as `dp`."""
+    """Mean bytes of a rank, dense and expert gradients together as `dp`, all of context as `cp`."""
     mean_bytes: dict[str, float] = {}
     for axis, sent in flows.items():
-        name = "dp" if axis == "edp" else axis
+        name = PARTS.get(axis, axis)
         mean_bytes[name] = mean_bytes.get(name, 0.0) + float(np.mean(sent))
     return {axis: mean for axis, mean in mean_bytes.items() if mean > 0}

@@ -11,6 +11,7 @@ from meshwright.frameworks.deepspeed import DEEPSPEED, MEGATRON_DEEPSPEED
 from meshwright.frameworks.megatron import MEGATRON
 from meshwright.frameworks.record import Axis
 from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.runs.context_groups import megatron_exchange
 from meshwright.planner.runs.launches.flags import CommandLine
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.launches.megatron_model import (
@@ -90,11 +91,12 @@ def from_megatron(line: CommandLine, known: ModelSpec | None = None) -> LaunchRu
     settings |= _stages(line, settings["pp"], model["layers"])
     if "moe" in model:
         settings |= _experts(line, 1 if deepspeed else settings["tp"])
+        if deepspeed:
+            settings["moe_dispatch"] = "alltoall"
     batch = line.integer("--global-batch-size", 0)
     if batch:
         settings["global_batch"] = batch
-    if (line.text("--cp-comm-type") or "p2p").startswith("a2a"):
-        settings["cp_comm"] = "a2a"
+    settings |= megatron_exchange(line, settings["cp"])
     settings["cuda_graph"] = _cuda_graph(line)
     if line.has("--use-tp-pp-dp-mapping"):
         settings["rank_order"] = "tp-cp-pp-dp"
@@ -138,10 +140,11 @@ def _experts(line: CommandLine, default_etp: int) -> dict[str, Any]:
     backend = line.text("--moe-flex-dispatcher-backend") or "deepep"
     if backend not in DISPATCHERS:
         backend = "deduplicated"
+    plain = "allgather" if dispatcher == "allgather" else "alltoall"
     return {
         "ep": line.integer(MEGATRON.axes["ep"].flag, deepspeed_ep),
         "etp": line.integer(MEGATRON.axes["etp"].flag, default_etp),
-        "moe_dispatch": backend if dispatcher == "flex" else "alltoall",
+        "moe_dispatch": backend if dispatcher == "flex" else plain,
     }
 
 

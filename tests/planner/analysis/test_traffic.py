@@ -18,13 +18,14 @@ from meshwright.cluster_specs.fabric import fabric_levels
 from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.estimate import Stages, estimate_layout
+from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layout import AXES, Layout
 from meshwright.costmodel.placement import level_factors, nested_placement, placement_from_matrix
 from meshwright.costmodel.traffic.phases import axis_pattern
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InfeasibleError
 from meshwright.model_specs.reader import read_model
-from meshwright.planner.analysis.traffic import plan_traffic
+from meshwright.planner.analysis.traffic import patterns, plan_traffic
 from meshwright.planner.bounds.matrices import matrices, ranks_on
 from meshwright.planner.bounds.stages import balanced_stages
 from meshwright.planner.experts.training import place_degree
@@ -34,6 +35,7 @@ from meshwright.planner.mapping.instance import instance_of, ranks_of
 from meshwright.planner.mapping.problem import loads_of
 from meshwright.planner.mapping.slots import slots_of
 from meshwright.planner.plan.texts import read_plan
+from tests.plans import make_plan
 
 UNEVEN = """
 name: uneven
@@ -139,6 +141,19 @@ def apart() -> ClusterSpec:
         ),
         (apart(), "mixtral-8x7b", layout_with(tp=1, dp=128, pp=2, ep=32), "alltoall"),
         (apart(), "mixtral-8x7b", layout_with(tp=2, dp=64, pp=2, ep=16, etp=2), "alltoall"),
+        (apart(), "mixtral-8x7b", layout_with(tp=2, dp=64, pp=2, ep=16, etp=2), "allgather"),
+        (
+            load_cluster("dgx-h100"),
+            "mixtral-8x7b",
+            layout_with(tp=4, dp=16, pp=2, ep=8, etp=2),
+            "allgather",
+        ),
+        (
+            load_cluster("superpod-h100"),
+            "deepseek-v3",
+            layout_with(tp=1, dp=128, pp=4, ep=64),
+            "allgather",
+        ),
     ],
 )
 def test_groups_add_up_to_the_levels_of_the_cost_model(
@@ -191,6 +206,51 @@ def test_groups_add_up_to_the_up_links_of_the_mapping(
             np.bincount(level.positions.sub, weights=flow.leaving) for flow in level.flows.values()
         )
         assert sorted(np.asarray(sent).tolist()) == pytest.approx(sorted(expected.tolist()))
+
+
+@pytest.mark.parametrize("inner", [None, 1, 2, 4, 8])
+@pytest.mark.parametrize("degrees", [{"tp": 1, "dp": 8}, {"tp": 2, "dp": 4}])
+def test_both_parts_of_context_parallelism_add_up(
+    inner: int | None, degrees: dict[str, int]
+) -> None:
+    """Swaps among neighbours and rings of every A-th rank, group by group, are what the levels carry."""
+    layout = layout_with(**degrees, cp=8, pp=2)
+    for cluster in (load_cluster("dgx-h100"), apart()):
+        work = replace(workload(cluster, layout, "llama-3-8b"), cp_comm="a2a+p2p", cp_inner=inner)
+        table = matrices(layout, level_factors(cluster, work.gpus), inside=("tp",))
+        rows = np.random.default_rng(1).permutation(len(table["tp"]))[:6]
+        for row in rows:
+            matrix = {axis: tuple(int(x) for x in table[axis][row]) for axis in AXES}
+            placement = placement_from_matrix(
+                layout, {axis: np.array(r) for axis, r in matrix.items()}
+            )
+            priced = estimate_layout(work, layout, placement, split(work, layout))
+            use = use_of(work, layout, matrix)
+            for level, known in zip(use.levels, priced.level_traffic, strict=True):
+                found = by_axis({axis: flow.crossing for axis, flow in level.flows.items()})
+                assert found == pytest.approx(known.by_axis), (matrix, known.level)
+
+
+@pytest.mark.parametrize(
+    ("model", "execution", "axis", "pattern", "fan_out"),
+    [
+        ("llama-3-8b", {"cp_comm": "p2p"}, "cp", "ring", 1),
+        ("llama-3-8b", {"cp_comm": "a2a"}, "cp", "all-to-all", 7),
+        ("llama-3-8b", {"cp_comm": "a2a+p2p"}, "cp", "rings of groups that swap", 1),
+        ("llama-3-8b", {"cp_comm": "a2a+p2p", "cp_inner": 8}, "cp", "all-to-all", 7),
+        ("mixtral-8x7b", {"moe_dispatch": "alltoall"}, "ep", "all-to-all", 7),
+        ("mixtral-8x7b", {"moe_dispatch": "allgather"}, "ep", "ring", 1),
+    ],
+)
+def test_an_axis_is_called_what_it_sends(
+    model: str, execution: dict[str, Any], *, axis: str, pattern: str, fan_out: int
+) -> None:
+    degrees: dict[str, Any] = {"cp": 8, "dp": 2} if axis == "cp" else {"dp": 16, "ep": 8}
+    plan = make_plan(model, num_micro_batches=4, **degrees)
+    plan = plan.model_copy(update={"execution": Execution(**execution)})
+    found = patterns(plan_traffic(plan))[axis]
+    assert (found.pattern, found.fan_out) == (pattern, fan_out)
+    assert ("router" in found.predictability) == (pattern == "all-to-all" and axis == "ep")
 
 
 def test_a_phase_cannot_be_shorter_than_what_crosses_in_it() -> None:

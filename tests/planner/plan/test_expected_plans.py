@@ -21,9 +21,12 @@ PLANS = DATA / "plans"
 FILE = PLANS / "expected.json"
 EXPECTED = json.loads(FILE.read_text(encoding="utf-8"))["plans"]
 SOME = EXPECTED[::8]
-AS_BEFORE = ("--memory-risk", "0.5", "--forbid", "shard-groups,optimizer-offload")
-"""The plans were recorded before memory had a margin for its error, and shard groups and offloading were
-choices."""
+AS_BEFORE = (
+    *("--memory-risk", "0.5", "--forbid", "shard-groups,optimizer-offload"),
+    *("--without", "allgather"),
+)
+"""The plans were recorded before memory had a margin for its error, and shard groups, offloading and the
+all-gather dispatcher were choices."""
 
 
 def planned(request: str) -> dict[str, Any]:

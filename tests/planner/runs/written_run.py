@@ -35,6 +35,7 @@ def run_to_mapping(run: Run) -> dict[str, Any]:
         "cuda_graph": work.cuda_graph,
         "launch_blocking": work.launch_blocking,
         "cp_comm": work.cp_comm,
+        **({"cp_inner": work.cp_inner} if work.cp_inner is not None else {}),
         "moe_dispatch": work.moe_dispatch,
         "expert_imbalance": work.expert_imbalance,
         "reserve_gib": work.reserve_gib,

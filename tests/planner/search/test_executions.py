@@ -27,7 +27,7 @@ from meshwright.planner.request.executions import (
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.search.certificate import Outcome
-from meshwright.planner.search.executions import search_executions
+from meshwright.planner.search.executions import branches_of, search_executions
 from meshwright.planner.search.request_space import space_of
 from meshwright.planner.search.space import Space
 from tests.planner.search.test_planner_optimum import best_by_brute_force
@@ -74,11 +74,15 @@ def every_execution(request: PlanRequest) -> list[Execution]:
     dispatchers = ["alltoall"]
     if moe:
         dispatchers += [name for name in ("deepep", "hybridep") if name not in without]
+        if request.precision in ("bf16", "fp16") and "allgather" not in without:
+            dispatchers.append("allgather")
     overlaps = [False, True] if moe and "ep-overlap" not in without else [False]
     graphs = ["none"] if "cuda-graph" in without else ["none", "partial", "full"]
     if "full-graph" in without:
         graphs = graphs[:2]
-    exchanges = ["p2p"] if "cp-a2a" in without else ["p2p", "a2a"]
+    exchanges = ["p2p"] if "cp-a2a" in without else ["p2p", "a2a", "a2a+p2p"]
+    if "cp-hierarchical" in without:
+        exchanges = exchanges[:2]
     recipes: list[str | None] = ["tensorwise"] if request.precision == "fp8" else [None]
     if request.precision == "fp8" and "delayed-scaling" in request.allow:
         recipes.append("delayed")
@@ -114,6 +118,58 @@ def compare(seed: int) -> None:
     assert outcome.status == "optimal"
     assert outcome.best[0].step_time_s == pytest.approx(best_s, rel=1e-9)
     assert outcome.lower_bound_s == pytest.approx(best_s, rel=1e-9)
+
+
+def grouped(seed: int) -> PlanRequest:
+    """A small problem of dense layers over four or eight ranks of a context group, on long sequences."""
+    draw = random.Random(f"grouped {seed}")
+    request = small_request(seed)
+    cp = draw.choice([4, 8])
+    heads = {"kv_heads": draw.choice([4, 16]), "moe": None, "mtp_layers": 0, "layers": 2}
+    return replace(
+        request,
+        gpus=draw.choice([cp, 2 * cp]) if cp == 4 else cp,
+        model=request.model.model_copy(update=heads),
+        global_batch=2,
+        seq_len=draw.choice([8192, 32_768]),
+        pins={"zero_stage": 1, "micro_batch": 1, "cp": cp, "recompute": "none"},
+        forbids=("optimizer-offload",),
+        without=("full-graph",),
+    )
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_the_best_of_both_ways_of_context_parallelism_is_found(seed: int) -> None:
+    request = grouped(seed)
+    outcome, best_s = search_executions(request, CostModelPricing), brute_force(request)
+    if best_s is None:
+        assert outcome.status == "infeasible"
+        return
+    assert outcome.status == "optimal"
+    assert outcome.best[0].step_time_s == pytest.approx(best_s, rel=1e-9)
+
+
+def exchanges_of(request: PlanRequest) -> dict[str, tuple[int, ...]]:
+    """Context degrees of the branches of a request, by how they exchange."""
+    return {
+        branch.execution.cp_comm: branch.space.cp
+        for branch in branches_of(request, CostModelPricing)
+    }
+
+
+def test_groups_that_swap_cost_no_branch_where_there_are_none() -> None:
+    """Neither with two ranks, nor without room beside tp in a node, nor under windows."""
+    both = grouped(0)
+    degrees = replace(both, gpus=8, seq_len=8192, pins={"micro_batch": 1})
+    assert exchanges_of(degrees) == {"p2p": (1, 2, 4, 8), "a2a": (2, 4, 8), "a2a+p2p": (4, 8)}
+    ring = {"p2p": (1, 2, 4, 8), "a2a": (2, 4, 8)}
+    windowed = degrees.model.model_copy(update={"sliding_window": 512, "full_attention_every": 2})
+    assert exchanges_of(replace(degrees, model=windowed)) == ring
+    assert exchanges_of(replace(degrees, without=("cp-hierarchical",))) == ring
+    assert exchanges_of(replace(degrees, pins={"tp": 4})) == ring
+    assert exchanges_of(replace(degrees, without=("cp-a2a",))) == {"p2p": (1, 2, 4, 8)}
+    assert exchanges_of(replace(degrees, forbids=("cp",))) == {"p2p": (1,)}
+    assert exchanges_of(replace(degrees, pins={"cp": 2})) == {"p2p": (2,), "a2a": (2,)}
 
 
 @pytest.mark.slow
@@ -257,16 +313,28 @@ def test_pins_and_without_are_kept() -> None:
     outcome = search_executions(request, CostModelPricing)
     assert {priced.execution.moe_dispatch for priced in outcome.best} <= {"deepep"}
     captured = replace(request, pins={}).execution_options
-    assert captured.moe_dispatch == ("alltoall", "hybridep")
+    assert captured.moe_dispatch == ("alltoall", "hybridep", "allgather")
     uncaptured = replace(request, pins={}, without=("full-graph",)).execution_options
-    assert uncaptured.moe_dispatch == ("alltoall", "deepep")
+    assert uncaptured.moe_dispatch == ("alltoall", "deepep", "allgather")
     assert uncaptured.cuda_graph == ("none", "partial")
     on_alltoall = replace(request, pins={"moe_dispatch": "alltoall"}, without=("ep-overlap",))
     executions = on_alltoall.execution_options.executions()
     assert {execution.moe_dispatch for execution in executions} == {"alltoall"}
     assert {execution.ep_overlap for execution in executions} == {False}
-    second = replace(request, pins={}, without=("deepep",)).execution_options
+    second = replace(request, pins={}, without=("deepep", "allgather")).execution_options
     assert second.moe_dispatch == ("alltoall", "hybridep")
+    padded = replace(request, pins={}, precision="fp8", without=("deepep",)).execution_options
+    assert padded.moe_dispatch == ("alltoall", "hybridep")
+
+
+def test_experts_of_one_rank_are_dispatched_by_what_sorts_copies_once() -> None:
+    """Nothing is sent: the all-gather dispatcher moves 8 bytes an element of a copy, the all-to-all 12."""
+    request = replace(asked(12), gpus=1, without=(), pins={"ep": 1, "micro_batch": 1})
+    assert request.model.moe is not None
+    outcome = search_executions(request, CostModelPricing)
+    assert outcome.status == "optimal"
+    assert outcome.best[0].execution.moe_dispatch == "allgather"
+    assert outcome.best[0].step_time_s == pytest.approx(brute_force(request), rel=1e-9)
 
 
 def test_what_changes_numbers_is_chosen_only_where_it_is_allowed() -> None:

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.costmodel.execution import Execution
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.launch.bridge import bridge_files
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.launches.reader import price_launch
 from meshwright.planner.runs.prediction import PricedRun
 from tests.planner.runs.launches.test_own_launch_read_back import legal_plans, priced
+from tests.plans import make_plan
 from tests.soaked import some
 
 NAME = "bridge_overrides.json"
@@ -48,6 +50,18 @@ def check(count: int, folder: Path) -> None:
 
 def test_overrides_have_the_price_of_their_plan(tmp_path: Path) -> None:
     check(12, tmp_path)
+
+
+def test_groups_that_swap_heads_are_overrides_too(tmp_path: Path) -> None:
+    plan = make_plan(tp=1, cp=8, dp=2, num_micro_batches=4, seq_len=65_536)
+    execution = Execution(cp_comm="a2a+p2p", dp_overlap=True, pp_overlap=True)
+    plan = plan.model_copy(update={"execution": execution})
+    own, again = priced(plan), read_back(plan, tmp_path)
+    assert again.prediction.estimate.step_time_s == own.estimate.step_time_s
+    assert not [remark for remark in again.run.remarks if "not read" in remark]
+    words = json.loads((tmp_path / NAME).read_text(encoding="utf-8"))
+    assert "model.cp_comm_type=a2a+p2p" in words
+    assert "model.hierarchical_context_parallel_sizes=[4,2]" in words
 
 
 @pytest.mark.soak

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.costmodel.execution import Execution
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.catalog import FRAMEWORK_NAMES, framework_named
 from meshwright.frameworks.record import FrameworkName
@@ -20,6 +21,7 @@ from meshwright.planner.runs.predicted import layout_from_document
 from meshwright.planner.runs.prediction import RunPrediction, planned_workload, predict_run
 from meshwright.planner.runs.run_file import Run, run_from_mapping
 from tests.oracles.random_plans import random_plan
+from tests.plans import make_plan
 from tests.soaked import some
 
 MOST_DRAWS = 20_000
@@ -105,6 +107,53 @@ def test_a_bucket_size_is_read_back(framework: FrameworkName, tmp_path: Path) ->
         own, again = priced(bucketed), read_back(bucketed, place)
         assert again.estimate.step_time_s == own.estimate.step_time_s, plan.layout
         assert again.memory_gib == own.memory_gib, plan.layout
+
+
+@pytest.mark.parametrize(
+    ("tp", "cp", "inner", "written"),
+    [
+        (1, 8, None, "4 2"),
+        (2, 16, None, "4 4"),
+        (1, 8, 2, "2 4"),
+        (2, 8, 1, "1 8"),
+        (1, 8, 8, "8 1"),
+        (2, 1, None, ""),
+    ],
+)
+def test_groups_that_swap_heads_are_read_back(
+    tmp_path: Path, *, tp: int, cp: int, inner: int | None, written: str
+) -> None:
+    """Their sizes are in the launch whether they were given or follow from the layout."""
+    plan = make_plan(tp=tp, cp=cp, dp=2, num_micro_batches=4, seq_len=65_536)
+    execution = Execution(cp_comm="a2a+p2p", cp_inner=inner, dp_overlap=True, pp_overlap=True)
+    plan = plan.model_copy(update={"execution": execution})
+    own, again = priced(plan), read_back(plan, tmp_path)
+    assert again.estimate.step_time_s == own.estimate.step_time_s
+    assert again.memory_gib == own.memory_gib
+    words = json.loads((tmp_path / "megatron_args.json").read_text(encoding="utf-8"))
+    sizes = "--hierarchical-context-parallel-sizes"
+    assert (sizes in words) == bool(written)
+    if written:
+        at = words.index(sizes)
+        assert " ".join(words[at + 1 : at + 3]) == written
+
+
+@pytest.mark.parametrize(("ep", "etp"), [(8, 1), (4, 2), (1, 1)])
+def test_the_dispatcher_that_gathers_is_read_back(tmp_path: Path, ep: int, etp: int) -> None:
+    plan = make_plan(
+        "mixtral-8x7b", tp=2, dp=8, ep=ep, etp=etp, sequence_parallel=True, num_micro_batches=4
+    )
+    execution = Execution(moe_dispatch="allgather", dp_overlap=True, pp_overlap=True)
+    plan = plan.model_copy(update={"execution": execution})
+    own, again = priced(plan), read_back(plan, tmp_path)
+    assert again.estimate.step_time_s == own.estimate.step_time_s
+    assert again.memory_gib == own.memory_gib
+    words = json.loads((tmp_path / "megatron_args.json").read_text(encoding="utf-8"))
+    assert words[words.index("--moe-token-dispatcher-type") + 1] == "allgather"
+    assert "--moe-flex-dispatcher-backend" not in words
+    overlapped = plan.model_copy(update={"execution": replace(execution, ep_overlap=True)})
+    with pytest.raises(InfeasibleError, match="all-gather dispatcher does not go with overlap"):
+        legal_launch(overlapped, framework_named("megatron"))
 
 
 @pytest.mark.soak

@@ -1,0 +1,167 @@
+"""The dispatcher that gathers every token: what it sends, sums, keeps, and what it does not depend on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshwright.cluster_specs.reader import read_cluster
+from meshwright.costmodel.collectives.on_levels import ring_pass_s
+from meshwright.costmodel.estimate import estimate_layout
+from meshwright.costmodel.layers import experts
+from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layers.experts import moe_mlp
+from meshwright.costmodel.layout import Floats, Layout
+from meshwright.costmodel.memory.activations import activation_bytes_per_layer, saved_activations
+from meshwright.costmodel.memory.transients import transients
+from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.step_time import make_context
+from meshwright.costmodel.token_dispatch import deduplicates, gathered_ranks
+from meshwright.costmodel.traffic.group_traffic import group_traffic
+from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.catalog import load_catalog_model
+
+MODEL = load_catalog_model("mixtral-8x7b")
+"""Experts 8, two a token, 4,096 wide."""
+PASSES = (2 * 4096 + 4 * 4096 + 4 * 8 + 8, 2 * 4096 + 4 * 4096 + 4 * 8)
+"""Bytes a gathered token: tokens and sums, probabilities and choices; backward without the last."""
+
+
+def workload(**changes: Any) -> Workload:
+    base = Workload(
+        model=MODEL,
+        cluster=read_cluster("dgx-h100"),
+        gpus=16,
+        global_batch=16,
+        seq_len=4096,
+        moe_dispatch="allgather",
+    )
+    return replace(base, **changes)
+
+
+def context(work: Workload, layout: Layout) -> Context:
+    return make_context(work, layout, nested_placement(work.cluster, layout))
+
+
+@pytest.mark.parametrize(
+    ("degrees", "tokens", "ranks"),
+    [
+        ({"dp": 8, "ep": 8}, 4096, 8),
+        ({"dp": 8, "ep": 4}, 4096, 4),
+        ({"tp": 2, "dp": 8, "ep": 4, "etp": 2, "sequence_parallel": True}, 2048, 8),
+        ({"tp": 2, "dp": 8, "ep": 8, "etp": 2, "sequence_parallel": True}, 2048, 16),
+        ({"dp": 8}, 4096, 1),
+    ],
+)
+def test_bytes_by_hand(
+    monkeypatch: pytest.MonkeyPatch, degrees: dict[str, Any], tokens: int, ranks: int
+) -> None:
+    """(P - 1) / P of the tokens of all P = etp ep ranks pass each rank; a second a byte, two nodes or one."""
+
+    def sent(volume: Floats, members: np.ndarray[Any, Any], links: object) -> Floats:
+        out: Floats = np.asarray(volume) * (members[..., -1] - 1) / members[..., -1]
+        return out
+
+    monkeypatch.setattr(experts, "ring_pass_s", sent)
+    layout = Layout(**degrees)
+    block = moe_mlp(context(workload(), layout))
+    passed = tokens * (ranks - 1)
+    assert float(np.asarray(block.forward["ep_comm"])) == pytest.approx(passed * PASSES[0])
+    assert float(np.asarray(block.backward["ep_comm"])) == pytest.approx(passed * PASSES[1])
+
+
+def test_traffic_by_hand() -> None:
+    """32 layers, 8 ranks in a node: 7/8 of 8 x 4,096 tokens, forward and backward."""
+    layout, work = Layout(dp=16, ep=8), workload()
+    place = nested_placement(work.cluster, layout)
+    found = estimate_layout(work, layout, place, ((32,),))
+    moved = 32 * 7 * 4096 * sum(PASSES)
+    assert found.level_traffic[0].by_axis["ep"] == pytest.approx(moved)
+    assert "ep" not in found.level_traffic[1].by_axis
+    groups = group_traffic(make_context(work, layout, place), ((32,),))
+    assert groups.expert_gathers == pytest.approx(moved)
+    assert (groups.experts, groups.expert_tensor) == (0, 0)
+
+
+def test_rings_share_the_links_of_a_node() -> None:
+    layout, work = Layout(dp=16, ep=16), workload(model=wide(16))
+    c = context(work, layout)
+    block = moe_mlp(c)
+    gathered = 16 * 4096
+    members = np.array([8, 16])
+    sizes = (2 * 4096, 4 * 4096, 4 * 16, 16)
+    expected = sum(float(np.asarray(ring_pass_s(gathered * n, members, c.links))) for n in sizes)
+    assert float(np.asarray(block.forward["ep_comm"])) == pytest.approx(expected)
+
+
+def wide(number: int) -> Any:
+    assert MODEL.moe is not None
+    return MODEL.model_copy(update={"moe": MODEL.moe.model_copy(update={"experts": number})})
+
+
+def test_all_tokens_come_however_uneven_the_choices_are() -> None:
+    layout = Layout(dp=8, ep=8)
+    even, uneven = (
+        moe_mlp(context(workload(expert_imbalance=load), layout)).forward for load in (1.0, 2.0)
+    )
+    assert even["ep_comm"] == uneven["ep_comm"]
+    assert float(np.asarray(even["expert_gemm"])) < float(np.asarray(uneven["expert_gemm"]))
+
+
+@pytest.mark.parametrize(("ep", "summed"), [(1, 0), (8, 8 * 8 + 6)])
+def test_copies_are_sorted_once_and_sums_written_for_all(ep: int, summed: int) -> None:
+    """8 bytes an element of a copy in place of 12; 8 for each gathered token, 6 for each of a rank's own."""
+    layout = Layout(dp=8, ep=ep)
+    moved = {}
+    for name in ("alltoall", "allgather"):
+        c = context(workload(moe_dispatch=name), layout)
+        moved[name] = (
+            float(np.asarray(moe_mlp(c).forward["memory_bound"])) * c.rates.hbm_bytes_per_s
+        )
+    elements = 4096 * 4096
+    expected = (8 - 12) * 2 * elements + summed * elements
+    assert moved["allgather"] - moved["alltoall"] == pytest.approx(expected)
+
+
+def test_what_is_kept_by_hand() -> None:
+    """A byte and a probability for each of the rank's choices: 5 bytes x 8 experts for 4,096 tokens."""
+    layout = Layout(dp=8, ep=8)
+    kept = [
+        float(
+            np.asarray(
+                activation_bytes_per_layer(workload(moe_dispatch=name), layout, experts=True)[0]
+            )
+        )
+        for name in ("alltoall", "allgather")
+    ]
+    assert kept[1] - kept[0] == pytest.approx(5 * 8 * 4096)
+
+
+@pytest.mark.parametrize(("ep", "more"), [(1, 0.0), (2, 2.0 * 2), (8, 8.0 * 8)])
+def test_gathered_tokens_take_memory(ep: int, more: float) -> None:
+    """A buffer of 2 bytes that stays; gradients of 6 where they are more than those of experts at work.
+
+    Those are 2 copies of 2 x 2 x 14,336 + 2 x 4,096 = 65,536 bytes a token, 32 bytes an element: more than
+    6 x 2 of two ranks, less than 6 x 8 of eight.
+    """
+    layout = Layout(dp=8, ep=ep)
+    at_work = []
+    for name in ("alltoall", "allgather"):
+        work = workload(moe_dispatch=name)
+        at_work.append(
+            float(np.asarray(transients(work, layout, saved_activations(work, layout)).layer))
+        )
+    of_experts = 2 * (2 * 2 * 14_336 + 2 * 4096) / 4096
+    expected = more if ep < 8 else more - of_experts
+    assert at_work[1] - at_work[0] == pytest.approx(4096 * 4096 * expected)
+
+
+def test_only_dispatchers_of_single_copies_deduplicate() -> None:
+    names = ("alltoall", "allgather", "deduplicated", "deepep", "hybridep")
+    assert [deduplicates(workload(moe_dispatch=name)) for name in names] == [
+        False, False, True, True, True,
+    ]  # fmt: skip
+    assert gathered_ranks(Layout(ep=np.array([1, 4]), etp=np.array([1, 2]))).tolist() == [1, 8]  # type: ignore[union-attr]
