@@ -205,22 +205,21 @@ def test_the_faster_part_takes_more_layers() -> None:
     assert layers_on(kernel, 0) > layers_on(kernel, 1) > 0
 
 
-def test_the_least_bound_completed_is_not_always_the_plan() -> None:
-    """Were the kernel of the least bound taken, some plan would be slower: the model decides."""
-    worse = 0
-    for seed in range(12):
+@pytest.mark.slow
+def test_the_least_bound_in_place_of_the_model_is_worse_in_half_of_the_requests() -> None:
+    """Were the kernel of the least bound taken and completed, the plan would be slower, or none at all."""
+    feasible = worse = 0
+    for seed in range(36):
         request = asked(seed)
         best = MixedSearch(request, inf).run().best
         if best is None or best.price is None:
             continue
-        maker, least = KernelMaker(request), None
-        for row in promising_rows(request, inf, lambda: None):
-            least = maker.kernel(row).best_split(inf)
-            if least is not None:
-                break
-        assert least is not None
-        worse += least.step_time_s > best.price.step_time_s * (1 + 1e-9)
-    assert worse > 0
+        feasible += 1
+        least = KernelMaker(request).kernel(promising_rows(request, inf, lambda: None)[0])
+        price = least.best_split(inf)
+        worse += price is None or price.step_time_s > best.price.step_time_s * (1 + 1e-9)
+    assert feasible >= 30
+    assert worse >= feasible / 2
 
 
 @pytest.mark.parametrize("seed", range(4))
