@@ -294,15 +294,24 @@ class DegreeScan:
         own_costs = rows_of(costs, self._shapes[rows])
         return compute_bound_s(self._space.workload, degrees, own_costs, bubble)
 
-    def by_branch(self, rows: IntArray, cutoff_s: float) -> Iterator[tuple[int, Layout, int]]:
-        """Each branch, its degrees among some rows that may beat the cutoff, and its other layouts."""
+    def by_branch(
+        self, rows: IntArray, cutoff_s: Callable[[], float]
+    ) -> Iterator[tuple[int, Layout, int]]:
+        """Each branch, its degrees among some rows that may beat the cutoff, and its other layouts.
+
+        Least bounds first. The cutoff is asked for each branch: it falls when one before has a price.
+        """
         degrees = self._degrees.take(rows)
+        bounded = []
         for index, branch in enumerate(self._branches):
             own = rows[branch.has(degrees)]
-            if not len(own):
-                continue
-            good = self._bounds_s(self._table.costs[index], own) < cutoff_s
-            others = branch.space.layouts_per_degrees(self._degrees.take(own[~good]))
+            if len(own):
+                bound_s = self._bounds_s(self._table.costs[index], own)
+                bounded.append((float(bound_s.min()), index, own, bound_s))
+        for _, index, own, bound_s in sorted(bounded, key=lambda each: each[:2]):
+            good = bound_s < cutoff_s()
+            space = self._branches[index].space
+            others = space.layouts_per_degrees(self._degrees.take(own[~good]))
             yield index, self._degrees.take(own[good]), int(others.sum())
 
     def layouts(self, rows: IntArray) -> int:

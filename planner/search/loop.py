@@ -193,10 +193,12 @@ class LayoutSearch:
             self._unexplored_s = min(float(bound_s[order[position]]), later_s)
             batch = order[position : position + size]
             batch = batch[bound_s[batch] < self._cutoff_s]
-            for index, degrees, left_out in scan.by_branch(batch, self._cutoff_s):
+            for index, degrees, left_out in scan.by_branch(batch, lambda: self._cutoff_s):
                 self.certificate.bounded_out += left_out
                 self._remaining_s()
                 self._expand(index, degrees)
+                if not self._best:
+                    self._improve(together)  # a price leaves the other executions little to expand
             is_stuck = not self._improve(together)
             position += len(batch)
             if self._best or is_stuck:
