@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -130,10 +131,12 @@ class MemoryFit:
         return rooms
 
     def _room(self, rank: int, leading: int, limit: int) -> int:
-        for layers in range(max(leading, 1), limit + 1):
-            if not self.fits(rank, layers, leading):
-                return layers - 1  # memory grows with the layers
-        return limit
+        """The most layers that fit: memory grows with them."""
+        counts = range(max(leading, 1), limit + 1)
+        too_many = bisect_left(
+            counts, True, key=lambda layers: not self.fits(rank, layers, leading)
+        )
+        return max(leading, 1) - 1 + too_many
 
     def split_costs(self, costs: LayerCosts) -> SplitCosts:
         """The layer costs as the split sees them: main layers, leading dense ones, and the ends."""
