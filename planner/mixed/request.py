@@ -10,11 +10,12 @@ from typing import Any
 from meshwright.cluster_specs.fabric import is_irregular
 from meshwright.cluster_specs.mixed import MixedClusterSpec, read_mixed_cluster
 from meshwright.errors import InputError
-from meshwright.frameworks.catalog import framework_named, planned
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
 
+FRAMEWORKS = ("megatron", "torchtitan")
+"""Those that take an uneven pipeline: DeepSpeed deals layers out evenly, accelerate has no pipeline."""
 _NOT_MIXED: Mapping[str, object] = {
     "max_cut_use": 1.0,
     "inside_domain": (),
@@ -106,12 +107,12 @@ def read_mixed_request(
                 value=part.cluster.name,
             )
         parts.append(own)
-    _refuse_unlike_layers(parts[0])
+    _refuse_what_no_pipeline_takes(parts[0])
     return MixedRequest(cluster=spec, parts=tuple(parts), time_limit_s=time_limit_s)
 
 
-def _refuse_unlike_layers(request: PlanRequest) -> None:
-    """Raises InputError for models whose layers differ, and for frameworks without pipelines."""
+def _refuse_what_no_pipeline_takes(request: PlanRequest) -> None:
+    """Raises InputError for models whose layers differ, and for frameworks without uneven pipelines."""
     model = request.model
     alike = not (model.dense_layers and model.moe_layers)
     if not alike or model.layers_in_group > 1 or model.hybrid_pattern is not None:
@@ -121,10 +122,11 @@ def _refuse_unlike_layers(request: PlanRequest) -> None:
             where="model",
             value=model.name,
         )
-    if "pp" not in planned(framework_named(request.framework).axes):
+    if request.framework not in FRAMEWORKS:
         raise InputError(
-            "a mixed cluster asks for a pipeline, which this framework has not",
+            "a mixed cluster asks for a pipeline with as many layers on each rank as its device takes, which "
+            "this framework has not",
             where="framework",
             value=request.framework,
-            allowed=("megatron", "torchtitan", "deepspeed"),
+            allowed=FRAMEWORKS,
         )

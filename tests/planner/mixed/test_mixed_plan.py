@@ -183,6 +183,7 @@ def test_files_with_mistakes_are_refused(
         ("deepseek-v3", (), "all alike"),
         ("nemotron-h-8b", (), "all alike"),
         ("llama-3-8b", ("--framework", "fsdp2"), "which this framework has not"),
+        ("llama-3-8b", ("--framework", "deepspeed"), "which this framework has not"),
         ("llama-3-8b", ("--gpus", "64"), "have 128 GPUs together"),
         ("llama-3-8b", ("--max-cut-use", "0.5"), "one of its parts"),
         ("llama-3-8b", ("--top", "3"), "one of its parts"),
