@@ -90,6 +90,7 @@ DEEPSPEED = Framework(
     numerics={},
     compilation=None,
     eager_stack="",
+    uneven_stages=False,
     attention={"flash": Setting(flag="--use-flash-attn-v2", source=ARGUMENTS)},
     linear_attention=None,
     sparse_attention=None,

@@ -186,6 +186,8 @@ class Framework:
     rank_orders: Mapping[str, Setting]
     """Orders in which ranks are counted over the axes, innermost first."""
 
+    uneven_stages: bool = True
+    """Whether launch files can say how many layers each pipeline stage has."""
     experts_follow_tp: bool = False
     """Whether tp cuts experts that ep does not spread, and no others, so that etp is tp or 1."""
     rules: tuple[str, ...] = field(default=())

@@ -31,6 +31,7 @@ from meshwright.costmodel.mixed import (
     mixed_step_of_loads,
 )
 from meshwright.errors import InternalError
+from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.combination_costs import memory_rows
 from meshwright.planner.bounds.memory_fit import MemoryFit, RankRow
 from meshwright.planner.bounds.stages import ALL_LAYERS, SplitCosts
@@ -203,7 +204,9 @@ class MixedKernel:
         if not self.full:
             yield 0
             return
-        yield from range(1, self.layers)
+        workload = self.segments[0].part.workload
+        if framework_of_stack(workload.framework).recompute_amount is not None:
+            yield from range(1, self.layers)
         yield ALL_LAYERS
 
     def _best_with(self, layout: Layout, cutoff_s: float) -> MixedPrice | None:

@@ -10,12 +10,11 @@ from typing import Any
 from meshwright.cluster_specs.fabric import is_irregular
 from meshwright.cluster_specs.mixed import MixedClusterSpec, read_mixed_cluster
 from meshwright.errors import InputError
+from meshwright.frameworks.catalog import RECORDS, planned
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
 
-FRAMEWORKS = ("megatron", "torchtitan")
-"""Those that take an uneven pipeline: DeepSpeed deals layers out evenly, accelerate has no pipeline."""
 _NOT_MIXED: Mapping[str, object] = {
     "max_cut_use": 1.0,
     "inside_domain": (),
@@ -122,11 +121,12 @@ def _refuse_what_no_pipeline_takes(request: PlanRequest) -> None:
             where="model",
             value=model.name,
         )
-    if request.framework not in FRAMEWORKS:
+    able = [each.name for each in RECORDS if "pp" in planned(each.axes) and each.uneven_stages]
+    if request.framework not in able:
         raise InputError(
             "a mixed cluster asks for a pipeline with as many layers on each rank as its device takes, which "
             "this framework has not",
             where="framework",
             value=request.framework,
-            allowed=FRAMEWORKS,
+            allowed=able,
         )

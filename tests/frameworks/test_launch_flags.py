@@ -20,14 +20,14 @@ from tests.oracles.random_plans import random_plan
 from tests.places import DATA
 from tests.plans import make_plan
 
-PLANS = 420
+PLANS = 600
 FROM_MAPPINGS = "--use-tp-pp-dp-mapping"
 """Written where nodes hold different numbers of ranks, which no random plan has."""
 
 
 EXECUTIONS = tuple(
     Execution(moe_dispatch=dispatch, dp_overlap=True, pp_overlap=True, **choices)
-    for dispatch in ("alltoall", "deepep", "hybridep")
+    for dispatch in ("alltoall", "deepep", "hybridep", "allgather")
     for choices in (
         {"tp_overlap": True, "bucket_mb": 400.0},
         {"ep_overlap": True},
@@ -37,21 +37,22 @@ EXECUTIONS = tuple(
         {"fp8_params": True},
         {"te_loss": True, "fp8_attention": True},
         {"cp_comm": "a2a"},
+        {"cp_comm": "a2a+p2p"},
         {"fp8_recipe": "delayed"},
     )
 )
 
 
 def some_plans(framework: FrameworkName) -> Iterator[Plan]:
-    """Random plans of a framework; those of Megatron in turn with every execution choice."""
-    rng = random.Random(4)
+    """Random plans of a framework; those of Megatron with a random execution."""
+    rng, executions = random.Random(4), random.Random("executions")
     for index in range(PLANS):
         drawn = random_plan(rng, framework, index)
         if drawn is None:
             continue
         plan = drawn[0]
         if framework == "megatron":
-            plan = plan.model_copy(update={"execution": EXECUTIONS[index % len(EXECUTIONS)]})
+            plan = plan.model_copy(update={"execution": executions.choice(EXECUTIONS)})
         if framework == "deepspeed":
             plan = plan.model_copy(update={"execution": Execution(bucket_mb=400.0)})
         yield plan

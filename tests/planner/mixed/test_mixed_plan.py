@@ -117,16 +117,22 @@ def test_the_json_document_names_its_kind(tmp_path: Path) -> None:
         assert rank["memory_gib"] <= rank["usable_gib"]
 
 
-def test_torchtitan_runs_through_parts_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pin", ["tp=1,micro_batch=1", "tp=1,micro_batch=1,recompute=full"])
+def test_torchtitan_runs_through_parts_too(tmp_path: Path, pin: str) -> None:
+    """It recomputes all layers or none, however many ranks have."""
     result = meshwright.plan_mixed(
         "llama-3-8b",
         cluster=cluster_file(tmp_path),
         global_batch=256,
         seq_len=4096,
         framework="torchtitan",
-        pin="tp=1,micro_batch=1",
+        pin=pin,
     )
-    assert result.document.status == "optimal"
+    document = result.document
+    assert document.status == "optimal"
+    assert document.layout is not None
+    longest = max(rank.layers for rank in document.ranks)
+    assert document.layout.recompute_layers == (longest if "full" in pin else 0)
     assert "launch.sh" in mixed_files(result)
 
 
