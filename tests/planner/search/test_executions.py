@@ -52,6 +52,8 @@ def asked(seed: int) -> PlanRequest:
         for name in ("deepep", "ep-overlap", "cp-a2a", "cuda-graph", "full-graph")
         if draw.random() < 0.15
     )
+    # Groups of two have one way only, and each more multiplies the work by brute force.
+    without = (*without, "cp-hierarchical", *(("allgather",) if seed % 3 else ()))
     layers = draw.choice([2, 3])
     forbids = ("selective-recompute",) if draw.random() < 0.8 and "recompute" not in pins else ()
     # Shares are five times the work by brute force.
