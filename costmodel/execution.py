@@ -7,6 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field
 
+from meshwright.costmodel.context_groups import HIERARCHICAL
 from meshwright.costmodel.execution_names import (
     ContextExchange,
     Dispatcher,
@@ -109,7 +110,7 @@ class Execution:
             "moe_dispatch": workload.moe_dispatch,
             "cuda_graph": workload.cuda_graph,
             "cp_comm": workload.cp_comm,
-            "cp_inner": workload.cp_inner,
+            "cp_inner": workload.cp_inner if workload.cp_comm == HIERARCHICAL else None,
         }
         has_both = bool(framework_of_stack(workload.framework).eager_stack)
         return cls(
