@@ -310,6 +310,8 @@ def machine_paths(root: Path) -> list[str]:
         ".oracles",
         ".ray",
         ".docs",
+        ".measure",
+        ".supply",
         ".mypy_cache",
         ".ruff_cache",
         ".pytest_cache",
