@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from meshwright.cluster_specs.catalog import cluster_names
 from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
 from meshwright.cluster_specs.schema import XGMI, ClusterSpec
-from meshwright.documents.reader import LARGE_FILE_BYTES, is_file, read_mapping
+from meshwright.documents.reader import LARGE_FILE_BYTES, is_file, read_mapping, read_text
 from meshwright.documents.validation import validation_message
 from meshwright.errors import InputError
 
@@ -111,9 +111,11 @@ def is_mixed_cluster(cluster: object) -> bool:
         return True
     if not isinstance(cluster, str | PathLike) or str(cluster) in cluster_names():
         return False
-    if not is_file(str(cluster)):
+    path = Path(cluster)
+    # The word first: a list of 100,000 nodes takes long to parse, and is parsed again as a cluster.
+    if not is_file(str(path)) or "parts" not in read_text(path, LARGE_FILE_BYTES):
         return False
-    return "parts" in read_mapping(Path(cluster), LARGE_FILE_BYTES)
+    return "parts" in read_mapping(path, LARGE_FILE_BYTES)
 
 
 def read_mixed_cluster(path: str | PathLike[str]) -> MixedClusterSpec:

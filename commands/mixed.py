@@ -1,4 +1,4 @@
-"""`plan` for a cluster file with parts."""
+"""`plan` for a cluster file with parts, and what reads such plans."""
 
 from __future__ import annotations
 
@@ -78,6 +78,66 @@ def show_mixed_plan(
     if not as_json:
         click.echo(f"\n{_next_step(document.status in exit_codes, output)}")
     return int(exit_codes.get(document.status, ExitCode.DONE))
+
+
+def explain_mixed_plan(file: Path, best: bool | None, *, as_json: bool) -> None:
+    """Shows what a plan on a mixed cluster runs where, against each part alone, and its proof.
+
+    Parameters
+    ----------
+    file
+        The `mixed_plan.yaml`.
+    best
+        Whether single choices were to be searched, which only plans on one kind of device are.
+    as_json
+        Whether the document is printed.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be used, or `best` is asked for.
+    InfeasibleError
+        If it has no plan.
+    """
+    from meshwright.planner.mixed.document import mixed_document
+    from meshwright.planner.mixed.texts import read_mixed_answer
+    from meshwright.planner.report.mixed_view import mixed_view
+
+    if best:
+        what = "single choices are searched for plans on one kind of device: plan on one part to ask for this"
+        raise InputError(what, where="--best")
+    plan = read_mixed_answer(file)
+    if as_json:
+        print_json(mixed_document(plan))
+    else:
+        show(mixed_view(plan))
+
+
+def mixed_page_of(file: Path, *, sweep: str | None, calibration: Path | None) -> str:
+    """The page of a plan on a mixed cluster.
+
+    Parameters
+    ----------
+    file
+        The `mixed_plan.yaml`.
+    sweep, calibration
+        What was asked beside it, which only plans on one kind of device take.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be used, or one of the options is given.
+    InfeasibleError
+        If it has no plan.
+    """
+    from meshwright.planner.mixed.texts import read_mixed_answer
+    from meshwright.planner.report.mixed_page import mixed_page
+
+    for name, value in (("--sweep", sweep), ("--calibration", calibration)):
+        if value is not None:
+            what = "does not go with a plan on a mixed cluster: plan on one part to ask for this"
+            raise InputError(what, where=name)
+    return mixed_page(read_mixed_answer(file))
 
 
 def _next_step(is_without: bool, output: Path | None) -> str:

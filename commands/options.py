@@ -63,7 +63,10 @@ def _leeway_options() -> Options:
         help="Fix the dispatcher of tokens; deduplicated is deepep or hybridep, by device.",
     )
     yield _several("--without", f"Software that is not there: {software}.")
-    yield _several("--allow", f"What may change the run's numbers: {numbers}.")
+    yield _several(
+        "--allow",
+        f"What may change the run's numbers: {numbers}; or fill the hosts' memory: activation-offload.",
+    )
     yield _several(
         "--inside-domain", "Axes whose groups must each lie in one NVLink domain: tp,cp,ep."
     )

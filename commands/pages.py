@@ -37,17 +37,23 @@ def report(
     --sweep plans beforehand for other GPUs, batches, sequences, precisions, networks and HBM; the page has
     a control for each.
     """
+    from meshwright.commands.mixed import mixed_page_of
     from meshwright.documents.output_files import refuse_taken, write_files
     from meshwright.planner.many.sweep.what_if import what_if
+    from meshwright.planner.mixed.texts import mixed_plan_path
     from meshwright.planner.plan.repriced import repriced
     from meshwright.planner.plan.texts import read_feasible_plan
     from meshwright.planner.report.plan_page import plan_page
     from meshwright.planner.request.calibration_file import read_calibration
 
     refuse_taken(output.parent, [output.name], force)
-    shown = repriced(read_feasible_plan(plan), read_calibration(calibration))
-    other_plans = None if sweep is None else what_if(shown, sweep or None)
-    text = plan_page(shown, other_plans)
+    mixed = mixed_plan_path(plan)
+    if mixed is not None:
+        text = mixed_page_of(mixed, sweep=sweep, calibration=calibration)
+    else:
+        shown = repriced(read_feasible_plan(plan), read_calibration(calibration))
+        other_plans = None if sweep is None else what_if(shown, sweep or None)
+        text = plan_page(shown, other_plans)
     write_files(output.parent, {output.name: text}, force)
     if as_json:
         print_json({"file": str(output), "bytes": len(text.encode())})

@@ -300,8 +300,10 @@ def explain(plan: Path, best: bool | None, as_json: bool) -> None:
 
     TERM is a word of a plan's screen, of docs/glossary.md or the name of a rule: explain scale.
     """
+    from meshwright.commands.mixed import explain_mixed_plan
     from meshwright.planner.analysis.neighbours import neighbours
     from meshwright.planner.analysis.single_choices import searches_at_once, single_choices
+    from meshwright.planner.mixed.texts import mixed_plan_path
     from meshwright.planner.plan.texts import read_feasible_plan
     from meshwright.planner.report.explain_view import explain_document, explain_view
     from meshwright.planner.report.glossary import meaning_of, meanings, rule_meaning
@@ -318,6 +320,10 @@ def explain(plan: Path, best: bool | None, as_json: bool) -> None:
         near = near_miss(str(plan), tuple(meanings()))
         what = "neither a plan's file or folder nor a term of the glossary nor a rule"
         raise InputError(what, where="explain", value=str(plan), did_you_mean=near)
+    mixed = mixed_plan_path(plan)
+    if mixed is not None:
+        explain_mixed_plan(mixed, best, as_json=as_json)
+        return
     explained = read_feasible_plan(plan)
     changes = neighbours(explained)
     progress, choices = ProgressLine(), []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.constraints.activation_offload import offload_refuses_recompute
 from meshwright.constraints.columns import as_excess, column
 from meshwright.constraints.experts import has_experts
 from meshwright.constraints.kinds import AtLeast, AtMost, Requires, When, of, takes_whole_matrices
@@ -326,6 +327,7 @@ def refused_recompute(workload: Workload, mask: NDArray[np.int64]) -> NDArray[np
     if workload.cuda_graph == "full" and workload.model.moe is not None:
         refused |= (mask & _NOT_IN_FULL_GRAPH) > 0
         refused |= full_graph_refuses(workload)
+    refused |= offload_refuses_recompute(workload, mask)
     if _delays_scales(workload):
         refused |= (mask & _NEEDS_CURRENT_SCALES) > 0
     return np.asarray(refused)

@@ -68,6 +68,54 @@ MEGATRON_OFFLOAD_FP8 = AtMost(
 )
 """megatron/training/arguments.py asserts it of --fp8-param-gather."""
 
+DEEPSPEED_OFFLOAD_ZERO = Requires(
+    name="deepspeed-offload-zero",
+    sentence="zero_stage >= 1 where optimizer states are offloaded",
+    unit="settings",
+    when=(When("optimizer_offload", least=1),),
+    needs=When("zero_stage", least=1),
+    words="{optimizer_offload} % of the optimizer's states offloaded under ZeRO {zero_stage}",
+    remedy="Use ZeRO stage 1, 2 or 3, or offload nothing.",
+)
+"""Only the optimizers of ZeRO read offload_optimizer (DeepSpeed 0.19.8, runtime/engine.py)."""
+
+DEEPSPEED_OFFLOAD_WHOLE = Requires(
+    name="deepspeed-offload-whole",
+    sentence="optimizer_offload = 100 where optimizer states are offloaded",
+    unit="settings",
+    when=(When("optimizer_offload", least=1),),
+    needs=When("optimizer_offload", least=100),
+    words="{optimizer_offload} % of the optimizer's states offloaded",
+    remedy="Offload 0 or 100 %.",
+)
+"""A ratio is for ZeRO 3 alone (DeepSpeed 0.19.8, runtime/zero/config.py), where it counts whole groups of
+1e9 elements of a rank (runtime/zero/stage3.py): left out by choice."""
+
+
+def _not_adam_in_fp32(workload: Workload) -> bool:
+    """Whether states are not those of Adam in fp32."""
+    return workload.optimizer != "adam" or workload.moment_bytes < _FP32_BYTES
+
+
+DEEPSPEED_OFFLOAD_ADAM = AtMost(
+    name="deepspeed-offload-adam",
+    sentence="optimizer_offload = 0 unless the optimizer is Adam with fp32 moments",
+    unit="percent",
+    binds=_not_adam_in_fp32,
+    value=of("optimizer_offload"),
+    limit=of(number=0),
+    words="{value} % of the states of {optimizer} offloaded",
+    remedy="Train with adam without 16-bit moments, or offload nothing.",
+)
+"""Asserted of --cpu-optimizer (Megatron-DeepSpeed 4efb479, megatron/optimizer/__init__.py); DeepSpeed
+refuses most other optimizers of the GPU (runtime/engine.py, zero_force_ds_cpu_optimizer)."""
+
+DEEPSPEED_OFFLOAD_RULES: tuple[Rule, ...] = (
+    DEEPSPEED_OFFLOAD_ZERO,
+    DEEPSPEED_OFFLOAD_WHOLE,
+    DEEPSPEED_OFFLOAD_ADAM,
+)
+
 MEGATRON_OFFLOAD_RULES: tuple[Rule, ...] = (
     MEGATRON_OFFLOAD_ZERO,
     MEGATRON_OFFLOAD_ADAM,

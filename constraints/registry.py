@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from functools import cache
 
+from meshwright.constraints.activation_offload import MEGATRON_ACTIVATION_RULES
 from meshwright.constraints.attention_heads import (
     HEADS_BY_CONTEXT,
     HEADS_BY_TENSOR,
@@ -29,7 +30,11 @@ from meshwright.constraints.mamba import MAMBA_HEADS, MambaGroups, MegatronHybri
 from meshwright.constraints.megatron import MEGATRON_RULES
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.nvlink_domain import NvlinkDomain
-from meshwright.constraints.optimizer_offload import MEGATRON_OFFLOAD_RULES, OFFLOADED_SHARE
+from meshwright.constraints.optimizer_offload import (
+    DEEPSPEED_OFFLOAD_RULES,
+    MEGATRON_OFFLOAD_RULES,
+    OFFLOADED_SHARE,
+)
 from meshwright.constraints.pipeline_schedules import AllowedSchedules, ScheduleShape
 from meshwright.constraints.precision import ARCHITECTURES, PrecisionOnDevice
 from meshwright.constraints.recomputation import FullRecomputeStandsAlone, RecomputedModulesExist
@@ -108,6 +113,7 @@ FRAMEWORK_RULES: dict[str, Rule] = {
         *MEGATRON_RULES,
         *MEGATRON_GROUP_RULES,
         *MEGATRON_OFFLOAD_RULES,
+        *MEGATRON_ACTIVATION_RULES,
         HierarchicalContext(),
         MegatronHybrid(),
         MegatronSparseAttention(),
@@ -115,6 +121,7 @@ FRAMEWORK_RULES: dict[str, Rule] = {
         *TORCHTITAN_RULES,
         *TORCHTITAN_GROUP_RULES,
         *DEEPSPEED_RULES,
+        *DEEPSPEED_OFFLOAD_RULES,
         *FSDP2_RULES,
         *FSDP2_GROUP_RULES,
     )

@@ -12,6 +12,7 @@ from meshwright.costmodel.execution_names import (
     ContextExchange,
     Dispatcher,
     GraphScope,
+    OffloadedModules,
     StateType,
 )
 from meshwright.costmodel.layout import Layout
@@ -57,6 +58,8 @@ class Execution:
     """How FP8 scales come about; None in other precisions, and where the framework leaves no choice."""
     te_loss: bool | None = None
     """Cross entropy is Transformer Engine's one kernel over 16-bit logits; None for the framework's own."""
+    offload_modules: OffloadedModules = "none"
+    """Modules of each layer whose saved tensors are copied to the host's memory and back."""
     bucket_mb: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = None
     """Gradients that are reduced together, MB of 10^6 bytes; None for the framework's own size."""
 
@@ -89,6 +92,7 @@ class Execution:
             fp8_attention=self.fp8_attention,
             fp8_recipe=self.fp8_recipe,
             fused_loss=self.te_loss,
+            offload_modules=self.offload_modules,
             bucket_mb=self.bucket_mb,
         )
 
@@ -110,6 +114,7 @@ class Execution:
             "moe_dispatch": workload.moe_dispatch,
             "cuda_graph": workload.cuda_graph,
             "cp_comm": workload.cp_comm,
+            "offload_modules": workload.offload_modules,
             "cp_inner": workload.cp_inner if workload.cp_comm == HIERARCHICAL else None,
         }
         has_both = bool(framework_of_stack(workload.framework).eager_stack)

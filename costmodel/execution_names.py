@@ -7,5 +7,22 @@ from typing import Literal, get_args
 Dispatcher = Literal["alltoall", "allgather", "deduplicated", "deepep", "hybridep"]
 GraphScope = Literal["none", "feed_forward", "partial", "full"]
 ContextExchange = Literal["p2p", "a2a", "a2a+p2p"]
+OffloadedModules = Literal[
+    "none",
+    "core_attn",
+    "core_attn+attn_proj",
+    "expert_fc1",
+    "moe_act",
+    "expert_fc1+moe_act",
+    "core_attn+expert_fc1",
+    "core_attn+moe_act",
+    "core_attn+expert_fc1+moe_act",
+    "core_attn+attn_proj+expert_fc1",
+    "core_attn+attn_proj+moe_act",
+    "core_attn+attn_proj+expert_fc1+moe_act",
+]
+"""Modules of a layer whose saved tensors wait for the backward pass in the host's memory: those of Megatron's
+`--offload-modules` that are priced, where the attention projection goes with attention only."""
 StateType = Literal["fp32", "bf16"]
 DISPATCHERS: tuple[str, ...] = get_args(Dispatcher)
+OFFLOADED_MODULES: tuple[str, ...] = get_args(OffloadedModules)

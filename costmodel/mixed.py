@@ -24,7 +24,11 @@ from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.kinds import KindTimes, kind_times
 from meshwright.costmodel.layers.layer_time import Parts, total
 from meshwright.costmodel.layout import Floats, Layout, Placement
-from meshwright.costmodel.memory.footprint import stage_memory_gib, usable_hbm_gib
+from meshwright.costmodel.memory.footprint import (
+    offloaded_gib,
+    stage_memory_gib,
+    usable_hbm_gib,
+)
 from meshwright.costmodel.memory.states import rank_parameters
 from meshwright.costmodel.pipeline.rank_load import rank_counts, rank_parts
 from meshwright.costmodel.pipeline.split import Stages
@@ -49,14 +53,20 @@ class PlacedPart:
     """Of the whole pipeline, in plain numbers."""
     ranks: int
     """Pipeline ranks on this part, at least 1."""
+    part_gpus: int | None = None
+    """GPUs of the whole part, those without ranks too; None where all have ranks."""
     between_gbps_per_gpu: float | None = None
     """What a GPU may send to another part, Gbit/s; None for what its NIC has."""
+
+    @property
+    def own_layout(self) -> Layout:
+        """The layout with the pipeline ranks of this part alone."""
+        return replace(self.layout, pp=self.ranks)
 
     @cached_property
     def context(self) -> Context:
         """The layout on this part, ranks in Megatron's order."""
-        own = replace(self.layout, pp=self.ranks)
-        placement = nested_placement(self.workload.cluster, own)
+        placement = nested_placement(self.workload.cluster, self.own_layout)
         return make_context(self.workload, self.layout, _leaving(placement))
 
     @cached_property
@@ -66,13 +76,9 @@ class PlacedPart:
 
     @cached_property
     def crossing(self) -> Context:
-        """The same where hand-overs are priced: over the part's outermost level, or what joins the parts."""
-        cluster, limit = self.workload.cluster, self.between_gbps_per_gpu
-        if limit is None or limit >= cluster.slowest_nic_gbps_per_gpu:
-            return self.context
-        slower = cluster.model_copy(update={"nic_gbps_per_gpu": limit, "measured": ()})
-        workload = replace(self.workload, cluster=slower)
-        return replace(self.context, links=fabric_links(workload, self.context.constants))
+        """The same where hand-overs are priced: out of the whole part, or over what joins the parts."""
+        gpus = self.workload.gpus if self.part_gpus is None else self.part_gpus
+        return crossing_context(self.context, gpus, self.between_gbps_per_gpu)
 
     @property
     def limit_gib(self) -> float:
@@ -101,9 +107,50 @@ class Segment:
 
 def _leaving(placement: Placement) -> Placement:
     """The same with pipeline groups that leave the outermost level below the whole."""
-    outermost = np.ones_like(placement.pp)
-    outermost[..., -1] = 2
-    return replace(placement, pp=outermost)
+    return replace(placement, pp=_members_of_two(np.shape(placement.pp)))
+
+
+def _members_of_two(shape: tuple[int, ...]) -> NDArray[np.int64]:
+    """Members, by level, of groups of two that lie in two blocks of the level below the outermost."""
+    members = np.ones(shape, dtype=np.int64)
+    members[..., -1] = 2
+    return members
+
+
+def crossing_context(
+    context: Context, gpus: int, between_gbps_per_gpu: float | None = None
+) -> Context:
+    """Where the hand-overs of a pipeline through parts are priced, as far as one part decides that.
+
+    What leaves a part crosses the outermost level of all its GPUs, and of a part that is one scale-up domain
+    the NIC.
+
+    Parameters
+    ----------
+    context : Context
+        Layouts on the part.
+    gpus : int
+        Of the whole part, at least 1.
+    between_gbps_per_gpu : float or None
+        What a GPU may send to another part, Gbit/s; None for what its NIC has.
+
+    Returns
+    -------
+    Context
+        With other links, and pipeline groups that cross the outermost of them.
+    """
+    cluster = context.workload.cluster
+    domain = max(cluster.nvlink_domain, cluster.gpus_per_node)
+    changes: dict[str, object] = {}
+    if gpus <= domain:
+        gpus = 2 * domain
+        changes |= {"gpus": gpus, "levels": (), "nodes": ()}
+    if between_gbps_per_gpu is not None and between_gbps_per_gpu < cluster.slowest_nic_gbps_per_gpu:
+        changes |= {"nic_gbps_per_gpu": between_gbps_per_gpu, "measured": ()}
+    workload = replace(context.workload, cluster=cluster.model_copy(update=changes), gpus=gpus)
+    links = fabric_links(workload, context.constants)
+    members = _members_of_two(np.shape(links.bytes_per_s))
+    return replace(context, links=links, placement=replace(context.placement, pp=members))
 
 
 def mixed_step(segments: Sequence[Segment], stages: Stages) -> StepTime:
@@ -209,3 +256,25 @@ def mixed_memory_gib(segments: Sequence[Segment], stages: Stages) -> NDArray[np.
             for each in segments
         ]
     )
+
+
+def host_memory_gib(segments: Sequence[Segment], stages: Stages) -> float:
+    """What the host of a node holds of the optimizer, as if all its GPUs were of the rank that holds most.
+
+    Parameters
+    ----------
+    segments : sequence of Segment
+        In the order of the pipeline.
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+
+    Returns
+    -------
+    float
+        GiB, of the part whose hosts hold most; 0 where nothing is offloaded.
+    """
+    held: list[float] = []
+    for each in segments:
+        own = offloaded_gib(each.part.workload, each.part.layout, stages)[each.own]
+        held.append(float(np.max(own)) * each.part.workload.cluster.gpus_per_node)
+    return max(held)

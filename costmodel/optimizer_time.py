@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from meshwright.costmodel.layers.activation_copies import COPY_SHARE
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layout import Floats
 from meshwright.costmodel.memory.states import optimizer_shards
@@ -12,15 +13,17 @@ _ADAM_BYTES = 14.0
 """Adam on fp32 parameters: reads parameter and gradient, writes the parameter and the 2-byte weight."""
 _MOMENT_PASSES = 4.0
 """Two moments, read and written."""
-_HOST_ADAM_BYTES = 28.0
-"""Adam on the host, all in fp32: reads parameter, gradient and two moments, writes all but the gradient."""
 _HOST_BYTES_PER_S = 18.2e9
 """What the update of one rank streams on the host: one thread's work, as torchrun sets OMP_NUM_THREADS to 1.
 
 Qwen3-30B-A3B on 16 H100 with all states offloaded takes 2.88 s more a step than with none, for 1.908e9
 parameters a rank (Megatron-Bridge, skills/perf-techniques/cpu-offloading/card.yaml: 996 and 3,877 ms), which
 are 18.5e9 bytes a second; Qwen3-0.6B on one H100 takes 0.926 s more for 0.596e9 (NVIDIA-NeMo/RL, pull
-request 3628: 0.752 and 1.678 s), which are 18.0e9."""
+request 3628: 0.752 and 1.678 s), which are 18.0e9. Both ran PyTorch's fused Adam, one vectorised pass over
+the states, as DeepSpeedCPUAdam is (csrc/includes/cpu_adam.h, Step_AVX)."""
+_PCIE_SHARE = COPY_SHARE / 2.0
+"""Of PCIe's nominal rate, while all GPUs copy at once: half of what one attains is assumed, as two of them
+share the uplink of a switch in DGX A100."""
 
 
 def optimizer_s(c: Context, dense: Floats, expert: Floats) -> Floats:
@@ -28,7 +31,9 @@ def optimizer_s(c: Context, dense: Floats, expert: Floats) -> Floats:
 
     The GPU updates its share of them while the host updates what is offloaded (hybrid_optimizer.py of
     megatron-core, `step`: GPU kernels are launched first); the transfers of one parameter hide under the
-    updates of others.
+    updates of others. DeepSpeed copies gradients down as they are reduced, updates, and copies weights up
+    (deepspeed/runtime/zero/stage_1_and_2.py, `step`). Its transfers are priced as hidden under nothing,
+    though `overlap_comm` puts those of gradients beside the backward pass.
 
     docs/cost_model.md, "The step", has the sources.
 
@@ -51,5 +56,16 @@ def optimizer_s(c: Context, dense: Floats, expert: Floats) -> Floats:
     moved = _ADAM_BYTES + _MOMENT_PASSES * c.workload.moment_bytes
     offloaded = np.asarray(layout.optimizer_offload) / 100.0
     on_gpu_s = (1.0 - offloaded) * moved * parameters / c.rates.hbm_bytes_per_s
-    on_host_s = offloaded * _HOST_ADAM_BYTES * parameters / _HOST_BYTES_PER_S
+    on_host_s = offloaded * _host_s(c, parameters)
     return np.maximum(on_gpu_s, on_host_s)
+
+
+def _host_s(c: Context, parameters: Floats) -> Floats:
+    """Seconds of updating parameters on the host, and of the transfers that the step waits for."""
+    framework = c.constants.framework
+    update_s = framework.host_update_bytes * np.asarray(parameters) / _HOST_BYTES_PER_S
+    micro_batches = np.where(np.asarray(c.layout.zero_stage) >= 2, c.layout.num_micro_batches, 0)
+    moved = framework.host_transfer_bytes + framework.host_accumulation_bytes * micro_batches
+    pcie_bytes_per_s = 1e9 * _PCIE_SHARE * c.workload.cluster.device.pcie_gb_per_s
+    seconds: Floats = update_s + moved * parameters / pcie_bytes_per_s
+    return seconds

@@ -18,10 +18,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.collectives.on_levels import (
-    members_inside,
-    point_to_point_s,
-)
 from meshwright.costmodel.constants.calibrated import calibrated_constants
 from meshwright.costmodel.constants.rates import (
     Constants,
@@ -39,7 +35,7 @@ from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.kinds import KindTimes, kind_times
 from meshwright.costmodel.layers.layer_time import Parts, total
 from meshwright.costmodel.layout import Floats, Layout, Placement
-from meshwright.costmodel.memory.states import rank_parameters, table_parameters
+from meshwright.costmodel.memory.states import rank_parameters
 from meshwright.costmodel.optimizer_time import optimizer_s
 from meshwright.costmodel.pipeline.chunk_work import chunk_loads, layer_bubble_share
 from meshwright.costmodel.pipeline.rank_load import (
@@ -50,6 +46,7 @@ from meshwright.costmodel.pipeline.rank_load import (
 )
 from meshwright.costmodel.pipeline.schedules import last_rank, pace_excess_s, shared_by_mirrors
 from meshwright.costmodel.pipeline.split import Stages
+from meshwright.costmodel.stage_transfers import pipeline_p2p_s, tied_tables_s
 from meshwright.costmodel.workload import Workload
 
 
@@ -154,15 +151,8 @@ def exact_step(c: Context, stages: Stages) -> StepTime:
         name: _of_rank(np.asarray(seconds), busiest) for name, seconds in by_rank.items()
     }
     dense, expert = (np.max(x) for x in rank_parameters(c.workload.model, c.layout, stages))
-    step = _Step(
-        chunk_s=cheapest_layer_s(times),
-        dense=dense,
-        expert=expert,
-        traffic=data_parallel_traffic(c, dense, expert),
-        broadcast_s=broadcast_latency_s(c),
-        share=c.workload.flushes * layer_bubble_share(c, times),
-        pace_excess_s=pace_excess_s(chunk_loads(c, times, stages), c.layout.schedule),
-    )
+    pace_s = pace_excess_s(chunk_loads(c, times, stages), c.layout.schedule)
+    step = _holding(c, times, dense, expert)._replace(pace_excess_s=pace_s)
     return _compose(c, worst, np.sum(loads, axis=-1), step)
 
 
@@ -179,6 +169,8 @@ def optimistic_step(
     times: KindTimes | None = None,
     busiest_s: Floats = 0.0,
     traffic: DataParallelTraffic | None = None,
+    *,
+    any_relief: bool = False,
 ) -> StepTime:
     """Never above `exact_step` of the same layouts under any split, if the placement is a bound too.
 
@@ -199,6 +191,10 @@ def optimistic_step(
     traffic : DataParallelTraffic, optional
         In place of the layouts' own. Where it is the least of several numbers of shard groups, and the
         layouts have the fewest, the step is a bound for each of them: more groups only hold larger shards.
+    any_relief : bool
+        Whether the step is to be a bound for the same layouts with modules recomputed, or more of the
+        optimizer offloaded, too. A slower layer hides more of the transfers between virtual stages: these
+        are taken as hidden. What else it hides, it costs: no window is longer than all micro-batches.
 
     Returns
     -------
@@ -209,6 +205,8 @@ def optimistic_step(
     busiest, least_work = even_layout_load(c, times)
     busiest = np.maximum(busiest, busiest_s)
     step = _with_parameters_spread(c, times, traffic)
+    if any_relief:
+        step = step._replace(chunk_s=np.inf)
     pp = np.asarray(c.layout.pp)
     waits = step.share / c.layout.vpp
     useful = largest_useful_window_s(c, step.traffic) * pp
@@ -257,6 +255,17 @@ def _with_parameters_spread(
     Traffic that is given stands for all that data parallelism sends.
     """
     dense, expert = rank_parameters(c.workload.model, c.layout, None)
+    return _holding(c, times, dense, expert, traffic)
+
+
+def _holding(
+    c: Context,
+    times: KindTimes,
+    dense: Floats,
+    expert: Floats,
+    traffic: DataParallelTraffic | None = None,
+) -> _Step:
+    """A step in which the rank with most parameters has these."""
     return _Step(
         chunk_s=cheapest_layer_s(times),
         dense=dense,
@@ -290,15 +299,7 @@ def step_of_loads(
     StepTime
         Seconds by part, floats or arrays of shape [k].
     """
-    step = _Step(
-        chunk_s=cheapest_layer_s(times),
-        dense=held.dense,
-        expert=held.expert,
-        traffic=data_parallel_traffic(c, held.dense, held.expert),
-        broadcast_s=broadcast_latency_s(c),
-        share=c.workload.flushes * layer_bubble_share(c, times),
-        crossing=held.crossing,
-    )
+    step = _holding(c, times, held.dense, held.expert)._replace(crossing=held.crossing)
     return _compose(c, worst, work_s, step)
 
 
@@ -309,8 +310,8 @@ def _compose(c: Context, worst: Parts, work: Floats, step: _Step) -> StepTime:
     busiest = total(worst)
     parts: Parts = {name: seconds * m for name, seconds in worst.items()}
     parts["pipeline_bubble"] = step.share * (work - busiest) / vpp + m * step.pace_excess_s
-    parts["pipeline_p2p"] = _pipeline_p2p_s(across, step.chunk_s)
-    parts["dp_comm"] = exposed_s(c, step.traffic, work / pp) + _tied_tables_s(across)
+    parts["pipeline_p2p"] = pipeline_p2p_s(across, step.chunk_s)
+    parts["dp_comm"] = exposed_s(c, step.traffic, work / pp) + tied_tables_s(across)
     parts["dp_comm"] = parts["dp_comm"] + step.broadcast_s
     parts["optimizer"] = optimizer_s(c, step.dense, step.expert)
     parts["step_overhead"] = c.constants.framework.step_overhead_s + 0.0 * busiest
@@ -342,59 +343,3 @@ def scale_share(workload: Workload, layout: Layout, constants: Constants) -> Flo
     nodes = np.maximum(np.asarray(layout.gpus) / domain, 1.0)
     share: Floats = constants.shared["scale_per_doubling"] * np.log2(nodes)
     return share
-
-
-def _pipeline_p2p_s(c: Context, chunk_s: Floats) -> Floats:
-    """Boundary transfers on the critical path: T h of 2 bytes, 1 / tp of it from each tensor rank.
-
-    Plain 1F1B waits for both directions of every micro-batch. The interleaved schedule, when asked to, runs
-    them beside the compute of a virtual stage, which holds a layer at the least (`chunk_s`): what that does
-    not cover is exposed, and the two slow each other down. Fill and drain are always exposed.
-    """
-    layout, framework = c.layout, c.constants.framework
-    pp, vpp, m = (np.asarray(x) for x in (layout.pp, layout.vpp, layout.num_micro_batches))
-    once, flushes = 2.0 * boundary_s(c), c.workload.flushes
-    beside = np.maximum(once - chunk_s, framework.dp_interference * once)
-    hidden = (vpp > 1) & c.workload.overlap.pp
-    steady = np.where(hidden, beside, framework.p2p_exposed * once)
-    return np.where(pp > 1, steady * m * vpp + flushes * once * (pp - 1), 0.0)
-
-
-def _tied_tables_s(c: Context) -> Floats:
-    """All-reduce of the token table's gradient between the first and the last stage, which both hold it.
-
-    With tied embeddings or MTP modules, after everything else (megatron/core/distributed/
-    finalize_model_grads.py, _allreduce_embedding_grad; DeepSpeed runtime/pipe/engine.py, ReduceTiedGrads).
-    """
-    model = c.workload.model
-    if not model.tied_embeddings and not model.mtp_layers:
-        return 0.0
-    table = np.asarray(table_parameters(model, c.layout))
-    payload = float(c.constants.framework.gradient_bytes) * table
-    sent_s = point_to_point_s(payload, _outermost_level(c), c.links)
-    return np.where(np.asarray(c.layout.pp) > 1, sent_s, 0.0)
-
-
-def boundary_s(c: Context) -> Floats:
-    """One micro-batch's activations from a stage to the next, over the outermost level that this crosses.
-
-    docs/cost_model.md, "The step", has the sources.
-
-    Parameters
-    ----------
-    c : Context
-        Workload, layouts, placements and links.
-
-    Returns
-    -------
-    float or array
-        Seconds in one direction, in the common shape of layouts and placements.
-    """
-    payload = c.activation_bytes / c.layout.tp
-    return point_to_point_s(payload, _outermost_level(c), c.links)
-
-
-def _outermost_level(c: Context) -> NDArray[np.int64]:
-    """Index of the outermost level that a pipeline group crosses, 0 where it crosses none."""
-    crossed = c.placement.pp > members_inside(c.placement.pp)
-    return np.asarray(np.max(np.where(crossed, np.arange(crossed.shape[-1]), 0), axis=-1))

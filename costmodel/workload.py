@@ -97,6 +97,9 @@ class Workload:
     keeps_gathered_inputs: bool = False
     """Whether sequence parallelism keeps the gathered inputs of column-parallel products for the backward
     pass, instead of gathering them again."""
+    offload_modules: str = "none"
+    """Modules whose saved tensors lie in the host's memory until the backward pass, joined by `+`: one of
+    `meshwright.costmodel.execution_names.OFFLOADED_MODULES`."""
     bucket_mb: float | None = None
     """Gradients that are reduced together, MB of 10^6 bytes, above 0; None for the software stack's own.
     Counts where the stack has buckets of a set size."""

@@ -18,6 +18,8 @@ OFFLOAD = "deepspeed/runtime/zero/offload_config.py"
 CONFIG = "deepspeed/runtime/config.py"
 ARGUMENTS = "Megatron-DeepSpeed 4efb479, megatron/arguments.py"
 
+OFFLOAD_RULES = ("deepspeed-offload-zero", "deepspeed-offload-whole", "deepspeed-offload-adam")
+
 MEGATRON_DEEPSPEED = Stack(name="megatron-deepspeed", written=r"megatron-deepspeed\b", bound=False)
 """Left Megatron-LM before most of the rules of either record."""
 
@@ -75,10 +77,13 @@ DEEPSPEED = Framework(
         ),
     },
     optimizer_offload=OptimizerOffload(
-        flag="zero_optimization.offload_optimizer.ratio",
+        flag="zero_optimization.offload_optimizer.device",
+        value="cpu",
         source=OFFLOAD,
-        planned=False,
+        percents=(100,),
         zero_stages=(1, 2, 3),
+        rules=OFFLOAD_RULES,
+        installs="a C++ compiler for DeepSpeed's cpu_adam",
     ),
     # Of weights alone; MiCS, which grouped gradients and states too, is gone from this version.
     shard_groups=ShardGroups(
@@ -96,7 +101,7 @@ DEEPSPEED = Framework(
     sparse_attention=None,
     hybrid_layers=None,
     rank_orders={"tp-dp-pp": Setting(source="deepspeed/runtime/pipe/topology.py")},
-    rules=("deepspeed-pipeline-zero", "deepspeed-experts"),
+    rules=("deepspeed-pipeline-zero", "deepspeed-experts", *OFFLOAD_RULES),
     degrees_remedy="ds_config.json has no setting for it: keep cp, etp and vpp at 1 and sequence "
     "parallelism off.",
 )

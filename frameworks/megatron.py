@@ -242,7 +242,15 @@ MEGATRON = Framework(
     },
     offloads={
         "activations": Setting(
-            flag="--offload-modules", since="0.16.0", source=TRANSFORMER, planned=False
+            flag="--offload-modules",
+            since="0.16.0",
+            source=TRANSFORMER,
+            installs="cuda-python and pynvml",
+            rules=(
+                "megatron-offloaded-modules",
+                "megatron-offload-recompute",
+                "megatron-offload-up-projection",
+            ),
         ),
     },
     # Any share can be had: steps of a quarter are what a plan tries.
@@ -352,6 +360,9 @@ MEGATRON = Framework(
         "megatron-offload-zero",
         "megatron-offload-adam",
         "megatron-offload-fp8",
+        "megatron-offloaded-modules",
+        "megatron-offload-recompute",
+        "megatron-offload-up-projection",
         "megatron-delayed-scaling",
         "megatron-tp-overlap",
         "megatron-hierarchical-context",

@@ -85,6 +85,12 @@ class FrameworkConstants:
     """Whether norms, rotary embeddings and activations run operator by operator, as the model's code says."""
     fused_elementwise: bool
     """Whether norms, biases, activations and residual adds run as fused kernels."""
+    host_update_bytes: float
+    """Bytes of the host's memory that the update of one offloaded parameter moves."""
+    host_transfer_bytes: float
+    """Bytes of an offloaded parameter over PCIe that a step waits for."""
+    host_accumulation_bytes: float
+    """More of them for each micro-batch, where its gradients are reduced by themselves (ZeRO 2 and 3)."""
 
     def gradients_mb(self, parameters: float) -> float:
         """Size of the gradients of some parameters when they are reduced.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.costmodel.layers.activation_copies import with_copies
 from meshwright.costmodel.layers.attention import attention_block
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.ends import embedding, head
@@ -175,12 +176,15 @@ def _mean_layer(c: Context, mixers: tuple[LayerTime, ...], shares: BlockShares) 
     if shares.feed_forward:
         blocks.append(portion(dense_mlp(c, c.workload.model.ffn_hidden), shares.feed_forward))
     if not shares.experts:
-        return _with_host(c, joined(*blocks), launch_s, shares=shares)
+        layer = joined(*blocks)
+        layer = with_copies(c, layer, layer, shares)
+        return _with_host(c, layer, launch_s, shares=shares)
     blocks.append(portion(moe_mlp(c), shares.experts))
     # A layer of attention and experts launches `launch_moe_layer_s`, half a layer of it for attention.
     beside_attention = 0.5 * (shares.tensor_parallel - shares.experts)
     launch_s = shares.experts * stack.launch_moe_layer_s + beside_attention * stack.launch_layer_s
-    layer = hide_expert_traffic(c, joined(*blocks))
+    layer = joined(*blocks)
+    layer = with_copies(c, layer, hide_expert_traffic(c, layer), shares)
     return _with_host(c, layer, launch_s, shares.experts * stack.moe_sync_s, shares=shares)
 
 

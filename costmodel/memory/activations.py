@@ -16,6 +16,11 @@ from meshwright.costmodel.layers.linear_attention import CHUNK
 from meshwright.costmodel.layers.selective_scan import saved_bytes
 from meshwright.costmodel.layers.sparse_attention import sparse_saved
 from meshwright.costmodel.layout import Floats, Layout, Recompute
+from meshwright.costmodel.memory.offloaded_activations import (
+    Offloaded,
+    offloaded_per_token,
+    offloads_any,
+)
 from meshwright.costmodel.memory.profile import memory_profile
 from meshwright.costmodel.token_dispatch import CHOICE_BYTES, GATHERS, PROBABILITY_BYTES
 from meshwright.costmodel.workload import Workload
@@ -126,7 +131,32 @@ def activation_bytes_per_layer(
     saved = saved + _kept_besides(workload, layout, shares)
     if workload.precision == "fp8" and workload.fp8_recipe == "delayed":
         saved = saved + _quantised_besides(model, layout, narrow, shares)
+    if offloads_any(workload):
+        plain_tokens = rank_tokens(workload, layout)
+        saved = saved - offloaded_per_token(workload, layout, plain_tokens, narrow, shares).freed
     return tokens * saved, tokens * 2.0 * model.hidden / sequence
+
+
+def offloaded_per_layer(workload: Workload, layout: Layout, shares: BlockShares) -> Offloaded:
+    """What one layer sends to the host's memory in the forward pass of a micro-batch, and takes back.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model, sequence length, precision and modules.
+    layout : Layout
+        One layout, or many of shape [n].
+    shares : BlockShares
+        Blocks of the layer.
+
+    Returns
+    -------
+    Offloaded
+        Bytes on one GPU; `offloaded_activations` has the sources.
+    """
+    tokens, narrow = rank_tokens(workload, layout), _saved_input_bytes(workload)
+    each = offloaded_per_token(workload, layout, tokens, narrow, shares)
+    return Offloaded(tokens * each.freed, tokens * each.copied)
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from meshwright.costmodel.layout import Floats, Layout
 from meshwright.costmodel.memory.activations import (
     SavedActivations,
+    offloaded_per_layer,
     rank_tokens,
     saved_activations,
     sequence_shards,
 )
+from meshwright.costmodel.memory.offloaded_activations import offloads_any
 from meshwright.costmodel.memory.profile import memory_profile
 from meshwright.costmodel.memory.states import (
     layer_parameters_on_gpu,
@@ -129,14 +131,29 @@ def offloaded_gib(workload: Workload, layout: Layout, stages: Stages) -> NDArray
     Returns
     -------
     array of float, shape [pp]
-        GiB; `states.offloaded_bytes` has the source.
+        GiB; `states.offloaded_bytes` and `offloaded_activations` have the sources.
     """
     dense, expert = rank_parameters(workload.model, layout, stages)
     dense_shards, expert_shards = optimizer_shards(layout)
     of_dense = offloaded_bytes(workload, layout, dense_shards)
     of_expert = offloaded_bytes(workload, layout, expert_shards)
-    together = (dense * of_dense + expert * of_expert) / GIB
-    return np.broadcast_to(np.asarray(together), (len(stages),))
+    together = dense * of_dense + expert * of_expert
+    if offloads_any(workload):
+        together = together + _offloaded_activations(workload, layout, stages)
+    return np.broadcast_to(np.asarray(together / GIB), (len(stages),))
+
+
+def _offloaded_activations(
+    workload: Workload, layout: Layout, stages: Stages
+) -> NDArray[np.float64]:
+    """Bytes of activations that the host keeps for one GPU of every rank, of all micro-batches in flight."""
+    model = workload.model
+    dense, main = (
+        offloaded_per_layer(workload, layout, model.blocks_of(experts=experts)).copied
+        for experts in (False, model.moe is not None)
+    )
+    copied = SavedActivations((dense, 0.0), (main, 0.0))
+    return _in_all_micro_batches(workload, layout, stages, copied)
 
 
 def _in_all_micro_batches(

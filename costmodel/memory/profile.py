@@ -44,6 +44,10 @@ class MemoryProfile:
     """Whether ZeRO 2 and 3 keep 16-bit gradients whole until the last micro-batch."""
     bucket_elements: float
     """Elements of the buffer in which gradients are reduced under stages 0 to 2."""
+    offload_buffer_bytes: float
+    """Bytes of an element of the largest matrix, in buffers through which stages 1 and 2 offload."""
+    host_copies_bytes: float
+    """Bytes of an offloaded parameter in the host's memory beside its states and its fp32 gradient."""
 
 
 @cache

@@ -219,7 +219,10 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
     gradients whole between the micro-batches of a pipeline. FP8 kernels keep a quantised copy of the weight
     and mostly of its transpose, beside the 16-bit weight or, with FP8 parameters, instead of it. States of
     offloaded parameters are the host's (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py: fp32
-    weight and moments of an offloaded parameter are made on the CPU).
+    weight and moments of an offloaded parameter are made on the CPU; deepspeed/runtime/zero/stage3.py: under
+    ZeRO 3 16-bit weights stay on the GPU, and gradients pass through it in 16 bits). Further copies of
+    gradients are those of an optimizer that DeepSpeed takes for states on the GPU alone
+    (deepspeed/runtime/engine.py, `_do_optimizer_sanity_check`).
 
     Parameters
     ----------
@@ -237,9 +240,13 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
     """
     stack, profile = stack_constants(workload), memory_profile(workload.framework)
     bf16 = workload.precision == "bf16"
-    grad = float(stack.gradient_bytes) + (profile.bf16_gradient_copies_bytes if bf16 else 0.0)
+    offloaded = np.asarray(layout.optimizer_offload) / 100.0
+    on_gpu = 1.0 - offloaded
+    grad = float(stack.gradient_bytes) + np.where(
+        bf16, on_gpu * profile.bf16_gradient_copies_bytes, 0.0
+    )
     if profile.sums_beside_gradients and stack.gradient_bytes == 4:
-        grad += 2.0
+        grad = grad + 2.0
     copies, weight = 0.0, 2.0
     if profile.fp8_weight_copies and workload.precision in OPERAND_BYTES:
         copies = _narrow_weight_bytes(workload)
@@ -249,9 +256,10 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
     d = np.asarray(shards, dtype=np.float64)
     stage = np.asarray(layout.zero_stage)
     fsdp = stage == 3
-    weights: Floats = np.where(fsdp, (4.0 + copies) / d, weight + copies)
+    low = 4.0 - 2.0 * offloaded
+    weights: Floats = np.where(fsdp, (low + copies) / d, weight + copies)
     unsharded = np.where(stage == 2, grad / d, grad)
-    gradients: Floats = np.where(fsdp, 4.0 / d, unsharded)
+    gradients: Floats = np.where(fsdp, low / d, unsharded)
     if profile.unsharded_in_pipeline:
         in_full = fsdp & (np.asarray(layout.pp) > 1) & (d > 1)
         weights = weights + np.where(in_full, 2.0, 0.0)
@@ -260,8 +268,8 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
         accumulates = (stage >= 2) & (np.asarray(layout.num_micro_batches) > 1) & (d > 1)
         gradients = np.maximum(gradients, np.where(accumulates, 2.0, 0.0))
     share = np.where(stage == 0, 1.0, 1.0 / d)
-    on_gpu = 1.0 - np.asarray(layout.optimizer_offload) / 100.0
-    states: Floats = np.where(fsdp, (optimizer - 4.0) / d, on_gpu * optimizer * share + step / d)
+    of_shard = np.where(fsdp, (optimizer - 4.0) / d, optimizer * share + step / d)
+    states: Floats = on_gpu * of_shard
     if workload.factors is not None:
         factor = workload.factors.state_memory
         return weights * factor, gradients * factor, states * factor
@@ -272,12 +280,12 @@ def offloaded_bytes(workload: Workload, layout: Layout, shards: Ints) -> Floats:
     """What offloading the optimizer keeps in the host's memory, of one parameter on one GPU.
 
     The fp32 weight, the moments and the gradient, which is copied there in fp32 each step
-    (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py).
+    (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py), and what the stack's profile adds.
 
     Parameters
     ----------
     workload : Workload
-        Its optimizer.
+        Its optimizer and software.
     layout : Layout
         One layout, or many of shape [n]; the ZeRO stage and the offloaded share are used.
     shards : int or array of int
@@ -291,7 +299,8 @@ def offloaded_bytes(workload: Workload, layout: Layout, shards: Ints) -> Floats:
     moments = _MOMENTS[workload.optimizer] * workload.moment_bytes
     share = np.where(np.asarray(layout.zero_stage) == 0, 1.0, 1.0 / np.asarray(shards))
     kept: Floats = np.asarray(layout.optimizer_offload) / 100.0 * share
-    return kept * (_MASTER_BYTES + moments + _HOST_GRADIENT_BYTES)
+    copies = memory_profile(workload.framework).host_copies_bytes
+    return kept * (_MASTER_BYTES + moments + _HOST_GRADIENT_BYTES + copies)
 
 
 def _narrow_weight_bytes(workload: Workload) -> float:

@@ -17,10 +17,12 @@ from meshwright.costmodel.layout import Bools, Floats, Layout, Recompute
 from meshwright.costmodel.memory.activations import (
     SavedActivations,
     activation_bytes_per_layer,
+    offloaded_per_layer,
     rank_tokens,
     sequence_shards,
 )
 from meshwright.costmodel.memory.graphs import graph_bytes
+from meshwright.costmodel.memory.offloaded_activations import LAYERS_AT_HAND, offloads_any
 from meshwright.costmodel.memory.profile import MemoryProfile, memory_profile
 from meshwright.costmodel.memory.states import (
     layer_parameters_on_gpu,
@@ -90,7 +92,7 @@ class Transients:
     gathered_leading_first: Floats
     """The same for leading dense layers."""
     bucket: Floats
-    """Buffer in which gradients are reduced."""
+    """Buffers in which gradients are reduced, and on their way to the host."""
     stranded: Floats
     """What a caching allocator can not use again."""
     stranded_table: Floats
@@ -121,6 +123,7 @@ def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> T
     if model.has_mean_layers:
         largest_layer = _largest_saved(workload, layout)
     layer = _layer_at_work(workload, layout, profile, np.where(full, largest_layer, 0.0))
+    layer = layer + _offloaded_at_hand(workload, layout)
     zero = 0.0 * np.asarray(layer)
     table_gradient = 2.0 * np.asarray(table_parameters(model, layout))
     freed = np.where(full, dropped, as_laid_out) * (model.layers // layout.pp)
@@ -131,6 +134,7 @@ def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> T
     if elements and workload.bucket_mb is not None:
         elements = stack_constants(workload).gradients_in(workload.bucket_mb)
     bucketed = (np.asarray(layout.zero_stage) < 3) * elements
+    offloading = _offload_buffers(workload, layout, profile)
     element = 4.0 if workload.precision == "bf16" else 2.0
     return Transients(
         loss_last=_loss_bytes(workload, layout, profile),
@@ -140,10 +144,20 @@ def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> T
         gathered=gathered + graph_bytes(workload, layout),
         gathered_table=gathered_table,
         gathered_leading_first=gathered_leading,
-        bucket=element * bucketed + zero,
+        bucket=element * bucketed + offloading + zero,
         stranded=stranded + zero,
         stranded_table=stranded_table + zero,
     )
+
+
+def _offload_buffers(workload: Workload, layout: Layout, profile: MemoryProfile) -> Floats:
+    """What gradients pass through on their way to an offloaded optimizer, as large as the largest matrix."""
+    model = workload.model
+    widest = _widest_columns(model) * model.hidden / np.asarray(layout.tp)
+    largest = np.maximum(np.asarray(table_parameters(model, layout)), widest)
+    stage = np.asarray(layout.zero_stage)
+    has_buffers = (np.asarray(layout.optimizer_offload) > 0) & (stage < 3)
+    return np.where(has_buffers, profile.offload_buffer_bytes * largest, 0.0)
 
 
 def _largest_saved(workload: Workload, layout: Layout) -> Floats:
@@ -154,6 +168,15 @@ def _largest_saved(workload: Workload, layout: Layout) -> Floats:
         kept, _ = activation_bytes_per_layer(workload, layout, experts=experts, blocks=blocks)
         saved = np.maximum(saved, kept)
     return saved
+
+
+def _offloaded_at_hand(workload: Workload, layout: Layout) -> Floats:
+    """Offloaded tensors that are in HBM all the same: of the layer at work, and of its neighbour."""
+    largest: Floats = 0.0
+    if offloads_any(workload):
+        for shares in workload.model.blocks.kinds():
+            largest = np.maximum(largest, offloaded_per_layer(workload, layout, shares).freed)
+    return LAYERS_AT_HAND * largest
 
 
 def _widest_columns(model: ModelSpec) -> float:

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from meshwright.costmodel.pipeline.chunk_work import chunk_passes
 from meshwright.costmodel.pipeline.schedules import schedule_named, traits
 from meshwright.costmodel.pipeline.simulator import Timeline, simulate
-from meshwright.costmodel.step_time import boundary_s, make_context
+from meshwright.costmodel.stage_transfers import boundary_s
+from meshwright.costmodel.step_time import make_context
 from meshwright.errors import InputError
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.placement import plan_placement, workload_of_plan

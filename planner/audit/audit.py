@@ -6,35 +6,21 @@ Nothing is searched. Prices, memory and rules are worked out again from the docu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from meshwright.documents.reader import LARGE_FILE_BYTES, path_text, read_mapping
-from meshwright.documents.versions import program_version
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import InputError
+from meshwright.planner.audit.checks import Check, checked, edit_faults, version_faults
 from meshwright.planner.audit.launch_files import launch_file_faults
+from meshwright.planner.audit.mixed import mixed_checks
 from meshwright.planner.audit.rank_list import RANKS_FILE, rank_list_faults
 from meshwright.planner.audit.stated_figures import stated_figure_faults
-from meshwright.planner.plan.digest import digest_of
+from meshwright.planner.mixed.texts import mixed_plan_path, read_mixed_plan
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.texts import plan_path, read_plan
-from meshwright.planner.search.model import solver_version
-
-MOST_LISTED = 20
-"""Faults of one check that are listed; the others are counted."""
-_UNREADABLE = (MeshwrightError, ValueError, ArithmeticError, LookupError, AssertionError)
-"""What arithmetic on a damaged plan may end with."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """One thing that was looked at."""
-
-    name: str
-    broken: tuple[str, ...] | None
-    """What is wrong, in words; None where there was nothing to look at."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +44,15 @@ def audit_plan(path: Path, directory: Path | None = None) -> Audit:
     Parameters
     ----------
     path
-        A `plan.yaml`, its folder, or saved `plan --json` output.
+        A `plan.yaml` or `mixed_plan.yaml`, its folder, or saved `plan --json` output.
     directory
         The folder of the launch files; that of the plan when None, if it holds any.
 
     Returns
     -------
     Audit
-        One check each of the document, versions, edits by hand, prices and rules, ranks, and launch files.
+        One check each of the document, versions, edits by hand, prices and rules, ranks, and launch files;
+        `planner.audit.mixed` has those of a plan on a mixed cluster.
 
     Raises
     ------
@@ -74,9 +61,13 @@ def audit_plan(path: Path, directory: Path | None = None) -> Audit:
     """
     if directory is not None and not directory.is_dir():
         raise InputError("no such folder", where=path_text(directory))
-    file = plan_path(path)
+    mixed = mixed_plan_path(path)
+    file = mixed or plan_path(path)
     folder = directory or _folder_of(file)
     try:
+        if mixed is not None:
+            checks = tuple(mixed_checks(read_mixed_plan(mixed), folder))
+            return Audit(plan=file, directory=folder, checks=checks)
         plan = read_plan(file)
     except InputError as error:
         _refuse_what_is_no_plan(file)
@@ -104,46 +95,15 @@ def audit_document(audit: Audit) -> dict[str, Any]:
 
 def _checks(plan: Plan, file: Path, folder: Path | None) -> Iterator[Check]:
     yield Check(name="document", broken=())
-    yield Check(name="versions", broken=tuple(_version_faults(plan)))
-    yield Check(name="edits by hand", broken=tuple(_edit_faults(plan)))
-    yield _checked("prices and rules", lambda: stated_figure_faults(plan))
+    yield Check(name="versions", broken=tuple(version_faults(plan.solver)))
+    yield Check(name="edits by hand", broken=tuple(edit_faults(plan)))
+    yield checked("prices and rules", lambda: stated_figure_faults(plan))
     if folder is None or plan.layout is None:
         yield Check(name="ranks", broken=None)
         yield Check(name="launch files", broken=None)
         return
-    yield _checked("ranks", lambda: rank_list_faults(plan, folder / RANKS_FILE))
-    yield _checked("launch files", lambda: launch_file_faults(plan, file, folder))
-
-
-def _checked(name: str, faults: Callable[[], Iterator[str]]) -> Check:
-    """The check of these faults; what cannot even be worked out is one of them."""
-    broken: list[str] = []
-    try:
-        broken.extend(dict.fromkeys(faults()))
-    except _UNREADABLE as error:
-        reason = str(error) or type(error).__name__
-        broken.append(f"cannot be worked out: {reason}")
-    beyond = len(broken) - MOST_LISTED
-    if beyond > 0:
-        broken[MOST_LISTED:] = [f"and {beyond} more"]
-    return Check(name=name, broken=tuple(broken))
-
-
-def _version_faults(plan: Plan) -> Iterator[str]:
-    """A plan of another version may have other prices and other launch files by right."""
-    made_by, this = plan.solver.program, program_version()
-    if made_by != this:
-        stated = "an earlier version" if made_by is None else made_by
-        yield f"made by {stated}, checked by {this}: plan again with this version"
-    if plan.solver.version != solver_version():
-        yield f"made with {plan.solver.version}, here is {solver_version()}: plan again"
-
-
-def _edit_faults(plan: Plan) -> Iterator[str]:
-    if plan.digest is None:
-        yield "the plan has no digest: it was made by an earlier version, or the line was taken out"
-    elif plan.digest != digest_of(plan):
-        yield "the document is not the one that was written: its digest differs"
+    yield checked("ranks", lambda: rank_list_faults(plan, folder / RANKS_FILE))
+    yield checked("launch files", lambda: launch_file_faults(plan, file, folder))
 
 
 def _folder_of(file: Path) -> Path | None:

@@ -47,6 +47,26 @@ def launch_file_faults(plan: Plan, file: Path, folder: Path) -> Iterator[str]:
         return
     if (folder / "plan.yaml").resolve() == file.resolve():
         del expected["plan.yaml"]
+    yield from file_faults(plan, expected, folder)
+
+
+def file_faults(plan: Plan, expected: Mapping[str, str], folder: Path) -> Iterator[str]:
+    """Where files of a folder differ from those that are written for a plan, in words.
+
+    Parameters
+    ----------
+    plan
+        With a layout.
+    expected
+        Texts by file name.
+    folder
+        Where the files are.
+
+    Raises
+    ------
+    InputError
+        If a file cannot be read.
+    """
     for name in READABLE:
         if name in expected and (folder / name).is_file():
             yield from _flag_faults(plan, folder / name)

@@ -163,14 +163,3 @@ def loads(dense: int, moe: int, costs: LayerCosts) -> tuple[FloatArray, FloatArr
     if dense and moe:
         cheapest = np.minimum(cheapest, np.asarray(costs.moe_layer_s))
     return all_layers + np.asarray(costs.embedding_s) + ends, cheapest, ends
-
-
-def rows_by_value(layouts: Layout, names: Sequence[str]) -> tuple[IntArray, IntArray]:
-    """(rows with distinct values of some fields, which of them each layout equals)."""
-    shape = layouts.broadcast_shape()
-    key = np.zeros(shape, dtype=np.int64)
-    for name in names:
-        column = np.broadcast_to(np.asarray(getattr(layouts, name), dtype=np.int64), shape)
-        key = key * (int(column.max()) + 1) + column
-    _, first, back = np.unique(key, return_index=True, return_inverse=True)
-    return first, back

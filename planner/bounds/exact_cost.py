@@ -20,10 +20,17 @@ from meshwright.costmodel.layout import Layout, Placement
 from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.step_time import StepTime, make_context, optimistic_step
 from meshwright.costmodel.workload import Workload
+from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.layer_split import frontier, least_busiest_rank_s
 from meshwright.planner.bounds.matrices import Matrices, pick
 from meshwright.planner.bounds.memory_fit import MemoryFit, hbm_limit_gib
-from meshwright.planner.bounds.stages import FitsRank, Split, SplitCosts, level_splits
+from meshwright.planner.bounds.stages import (
+    FitsRank,
+    Split,
+    SplitCosts,
+    balanced_stages,
+    level_splits,
+)
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -135,6 +142,8 @@ class LayoutPricing:
         """Every split that can be best, with its seconds [k]. Memory is asked only where the free splits
         break it.
         """
+        if not framework_of_stack(self._workload.framework).uneven_stages:
+            return self._even_split(placed, costs)
         if costs.in_step and costs.vpp > 1:
             return self._level_splits(placed, costs, cutoff_s)
         fits: FitsRank | None = None
@@ -157,6 +166,17 @@ class LayoutPricing:
                 break
         priced_splits = {fastest[0].stages: np.asarray(first.step_time_s)}
         return [(split, self._seconds(placed, split.stages, priced_splits)) for split in fitting]
+
+    def _even_split(self, placed: Placement, costs: SplitCosts) -> list[tuple[Split, FloatArray]]:
+        """The only split of a framework that deals layers out by itself."""
+        stages = balanced_stages(costs.layers, costs.pp, costs.vpp, costs.group)
+        if stages is None or (costs.partial and min(map(min, stages)) < costs.recompute_layers):
+            return []
+        if not self._fits(stages):
+            self.memory_limits = self.nothing_fits = True
+            return []
+        split = Split(stages=stages, time_s=costs.stages_s(stages))
+        return [(split, np.asarray(self._estimate(placed, stages).step_time_s))]
 
     def _level_splits(
         self, placed: Placement, costs: SplitCosts, cutoff_s: float

@@ -53,8 +53,16 @@ def matrices(
     ValueError
         Where the level sizes do not multiply to the layout's GPUs.
     """
-    degrees = tuple(int(getattr(layout, axis)) for axis in AXES)
-    sizes = tuple(int(size) for size in factors)
+    return matrices_of([int(getattr(layout, axis)) for axis in AXES], factors, inside)
+
+
+def matrices_of(
+    degrees: Sequence[int],
+    factors: Sequence[int] | NDArray[np.int64],
+    inside: tuple[str, ...] = (),
+) -> Matrices:
+    """`matrices` of the degrees of `AXES` in their order."""
+    degrees, sizes = tuple(degrees), tuple(int(size) for size in factors)
     if prod(sizes) != prod(degrees):
         raise ValueError(f"levels {sizes} hold {prod(sizes)} GPUs, the layout uses {prod(degrees)}")
     table = _all_matrices(degrees, sizes, tuple(sorted(AXES.index(axis) for axis in inside)))
@@ -66,7 +74,7 @@ def pick(table: Mapping[str, NDArray[np.int64]], rows: NDArray[np.int64]) -> Mat
     return {axis: factors[rows] for axis, factors in table.items()}
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1 << 15)
 def _all_matrices(
     degrees: tuple[int, ...], sizes: tuple[int, ...], inside: tuple[int, ...]
 ) -> NDArray[np.int64]:

@@ -37,18 +37,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.constraints.nvlink_domain import keeps_inside
-from meshwright.costmodel.layers.context import Context
-from meshwright.costmodel.layers.kinds import KindTimes, kind_times
-from meshwright.costmodel.layout import AXES, Layout, Placement, Recompute
+from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.memory.split_bounds import PeakBounds, peak_bounds
-from meshwright.costmodel.placement import level_factors, placement_on
-from meshwright.costmodel.step_time import make_context, optimistic_step
+from meshwright.costmodel.pipeline.least_pace import least_pace_s
+from meshwright.costmodel.pipeline.schedules import has_trait
+from meshwright.costmodel.step_time import optimistic_step
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
-from meshwright.planner.bounds.degree_bound import rows_by_value
+from meshwright.planner.bounds.alike import (
+    GROUPS_OF_LAYERS,
+    GROUPS_OF_TRAFFIC,
+    rows_by_value,
+    shared_costs,
+    shared_times,
+    shared_traffic,
+)
+from meshwright.planner.bounds.degree_bound import compute_bound_s
 from meshwright.planner.bounds.exact_cost import LayoutPricing, MappingBounds, Priced
-from meshwright.planner.bounds.matrices import Matrices, matrices, pick
+from meshwright.planner.bounds.mapped import OF_PLACEMENTS, mapped_layouts, mappings_of
+from meshwright.planner.bounds.matrices import Matrices
 from meshwright.planner.bounds.memory_fit import hbm_limit_gib
 from meshwright.planner.bounds.packed import packed_context
 from meshwright.planner.bounds.room_bound import busiest_in_rooms_s
@@ -65,8 +72,10 @@ class PricingParams:
 
     chunk: int = 8192
     """Layouts without their mappings."""
-    mapping_chunk: int = 256
+    mapping_chunk: int = 1024
     """Layouts with all their mappings."""
+    degrees_chunk: int = 2048
+    """Degrees with all their mappings."""
 
 
 DEFAULT_PRICING = PricingParams()
@@ -112,7 +121,13 @@ class CostModelPricing:
     def use_assignment(self, layout: Layout, cells: Any, value: Callable[[Any], int]) -> None:
         """Nothing: matrices need no slots."""
 
-    def lower_bound_s(self, layouts: Layout, numbers_of_groups: Sequence[int] = ()) -> FloatArray:
+    def lower_bound_s(
+        self,
+        layouts: Layout,
+        numbers_of_groups: Sequence[int] = (),
+        *,
+        any_schedule: bool = False,
+    ) -> FloatArray:
         """All allocations at once, on the fabric at its full size: no allocation packs groups better."""
         count, several = layouts.broadcast_shape()[0], [n > 1 for n in numbers_of_groups]
         bound_s = np.empty(count)
@@ -121,7 +136,10 @@ class CostModelPricing:
             context = packed_context(self._workload, chunk)
             least = any(several) and count
             traffic = least_group_traffic(context, numbers_of_groups) if least else None
-            seconds = optimistic_step(context, shared_times(context), traffic=traffic).seconds
+            times, pace_s = shared_times(context), np.zeros(len(part))
+            if times is not None and not any_schedule:
+                pace_s = least_pace_s(context, times)
+            seconds = optimistic_step(context, times, pace_s, traffic).seconds
             bound_s[part] = np.broadcast_to(np.asarray(seconds), (len(part),))
         return bound_s
 
@@ -171,48 +189,87 @@ class CostModelPricing:
         Infinite where another of some numbers of shard groups is no slower under the same mapping.
         """
         all_bounds: list[MappingBounds | None] = [None] * layouts.broadcast_shape()[0]
-        for gpus, rows in _by_gpus(layouts):
-            for part in np.array_split(rows, -(-len(rows) // self._params.mapping_chunk)):
-                part_bounds = self._bounds_on(gpus, layouts.take(part), numbers_of_groups)
-                for row, bounds in zip(part, part_bounds, strict=True):
-                    all_bounds[row] = bounds
+        for gpus, part in _parts(layouts, self._params.mapping_chunk):
+            part_bounds = self._bounds_on(gpus, layouts.take(part), numbers_of_groups)
+            for row, bounds in zip(part, part_bounds, strict=True):
+                all_bounds[row] = bounds
         return [bounds for bounds in all_bounds if bounds is not None]
+
+    def degrees_bound_s(self, degrees: Layout, smallest_bubble: FloatArray) -> FloatArray:
+        """`compute_bound_s` of some degrees under the true placement of the mapping that is best for each.
+
+        0 where they have no mapping. Degrees are as a space has them: nothing is recomputed or offloaded.
+        """
+        bound_s = np.zeros(degrees.broadcast_shape())
+        for gpus, part in _parts(degrees, self._params.degrees_chunk):
+            bound_s[part] = self._degrees_bound_on(gpus, degrees.take(part), smallest_bubble)
+        return bound_s
+
+    def _degrees_bound_on(
+        self, gpus: int, degrees: Layout, smallest_bubble: FloatArray
+    ) -> FloatArray:
+        """Of degrees on one allocation; `smallest_bubble` is by pipeline size."""
+        mapped = mapped_layouts(self._workload, gpus, degrees)
+        if mapped.context is None:
+            return np.zeros(len(mapped.counts))
+        layouts = mapped.context.layout
+        bubble = smallest_bubble[np.asarray(layouts.pp)]
+        costs = shared_costs(mapped.context)
+        bound_s = compute_bound_s(mapped.context.workload, layouts, costs, bubble)
+        return mapped.least(bound_s)
+
+    def relief_bound_s(self, layouts: Layout, numbers_of_groups: Sequence[int]) -> FloatArray:
+        """Bounds under the best mapping, whatever is recomputed or offloaded, with any number of groups.
+
+        Schedules that split the backward pass are left at 0: what they wait depends on what is recomputed.
+        """
+        plain = replace(layouts, recompute=0, recompute_layers=0)
+        plain = replace(plain, optimizer_offload=0, shard_groups=1)
+        bound_s = np.zeros(layouts.broadcast_shape())
+        for gpus, part in _parts(plain, self._params.mapping_chunk):
+            bound_s[part] = self._relief_bound_on(gpus, plain.take(part), numbers_of_groups)
+        splits = has_trait(np.asarray(layouts.schedule), "splits_backward")
+        return np.where(splits, 0.0, bound_s)
+
+    def _relief_bound_on(
+        self, gpus: int, layouts: Layout, numbers_of_groups: Sequence[int]
+    ) -> FloatArray:
+        mapped = mapped_layouts(self._workload, gpus, layouts)
+        if mapped.context is None:
+            return np.zeros(len(mapped.counts))
+        context = mapped.context
+        times = shared_times(context, GROUPS_OF_LAYERS)
+        assert times is not None
+        traffic = least_group_traffic(context, numbers_of_groups or (1,), GROUPS_OF_TRAFFIC)
+        pace_s = least_pace_s(context, times)
+        step = optimistic_step(context, times, pace_s, traffic, any_relief=True)
+        return mapped.least(np.asarray(step.seconds))
 
     def _bounds_on(
         self, gpus: int, layouts: Layout, numbers_of_groups: Sequence[int]
     ) -> Iterator[MappingBounds]:
-        first, table_of = rows_by_value(layouts, AXES)
-        alike = [self.mappings(layouts.scalar(row)) for row in first]
-        tables = [alike[index] for index in table_of]
-        counts = [len(table["tp"]) for table in tables]
-        joined = {axis: np.concatenate([table[axis] for table in tables]) for axis in AXES}
-        each = layouts.take(np.repeat(np.arange(len(tables)), counts))
-        bound = np.zeros(0)
-        if sum(counts):
-            placement = placement_on(self._workload.cluster, each, joined)
-            context = make_context(self._workload.on(gpus), each, placement)
-            times = kind_times(context)
-            busiest_s = busiest_in_rooms_s(context, times, layouts, counts, self._limit_gib)
+        mapped = mapped_layouts(self._workload, gpus, layouts)
+        context, bound = mapped.context, np.zeros(0)
+        if context is not None:
+            times = shared_times(context, GROUPS_OF_LAYERS)
+            assert times is not None
+            busiest_s = busiest_in_rooms_s(context, times, layouts, mapped.counts, self._limit_gib)
             fits = np.isfinite(busiest_s)
-            seconds = optimistic_step(context, times, np.where(fits, busiest_s, 0.0)).seconds
+            slowest_s = np.maximum(np.where(fits, busiest_s, 0.0), least_pace_s(context, times))
+            traffic = shared_traffic(context)
+            seconds = optimistic_step(context, times, slowest_s, traffic).seconds
             bound = np.where(fits, np.asarray(seconds, dtype=np.float64), np.inf)
             if numbers_of_groups and self._workload.max_cut_use >= 1:
                 bound[~useful_groups(context, numbers_of_groups)] = np.inf
-        parts = np.split(bound, np.cumsum(counts)[:-1])
-        for table, part in zip(tables, parts, strict=True):
+        parts = np.split(bound, np.cumsum(mapped.counts)[:-1])
+        for table, part in zip(mapped.tables, parts, strict=True):
             yield MappingBounds(matrices=table, bound_s=part)
 
     def mappings(self, layout: Layout) -> Matrices:
         """Every parallelism matrix of a layout that keeps tensor groups inside the innermost level, and those
         that the workload names.
         """
-        factors = level_factors(self._workload.cluster, int(layout.gpus))
-        table = matrices(layout, factors, inside=("tp",))
-        if not self._workload.inside_domain:
-            return table
-        placement = placement_on(self._workload.cluster, layout, table)
-        keep = keeps_inside(self._workload, layout, placement)
-        return pick(table, np.flatnonzero(keep))
+        return mappings_of(self._workload, layout)
 
     def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
         """Tries the recomputed layers in rising order.
@@ -257,20 +314,13 @@ class CostModelPricing:
         yield ALL_LAYERS
 
 
-def shared_times(context: Context) -> KindTimes | None:
-    """Layer times under a packed placement, priced once for layouts that a layer cannot tell apart.
-
-    None where there are no layouts.
-    """
-    layouts = context.layout
-    if not len(np.atleast_1d(np.asarray(layouts.tp))):
-        return None
-    names = ("tp", "cp", "ep", "etp", "micro_batch", "sequence_parallel", "recompute")
-    first, back = rows_by_value(layouts, names)
-    columns = vars(context.placement).items()
-    placed = Placement(**{name: np.asarray(column)[first] for name, column in columns})
-    few = replace(context, layout=layouts.take(first), placement=placed)
-    return kind_times(few).rows(back, len(first))
+def _parts(layouts: Layout, size: int) -> Iterator[tuple[int, IntArray]]:
+    """(GPUs in use, rows) of at most so many layouts on one allocation, equal degrees together."""
+    for gpus, rows in _by_gpus(layouts):
+        _, degrees = rows_by_value(layouts.take(rows), (*OF_PLACEMENTS, "micro_batch"))
+        alike = rows[np.argsort(degrees, kind="stable")]
+        for part in np.array_split(alike, -(-len(rows) // size)):
+            yield gpus, part
 
 
 def _by_gpus(layouts: Layout) -> Iterator[tuple[int, IntArray]]:

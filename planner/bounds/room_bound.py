@@ -38,7 +38,11 @@ DEFAULT_ROOM_BOUND = RoomBoundParams()
 
 
 def busiest_in_rooms_s(
-    context: Context, times: KindTimes, layouts: Layout, counts: Sequence[int], limit_gib: float
+    context: Context,
+    times: KindTimes,
+    layouts: Layout,
+    counts: Sequence[int] | IntArray,
+    limit_gib: float,
 ) -> FloatArray:
     """A lower bound on the slowest rank of every split that fits, for any number of recomputed layers.
 

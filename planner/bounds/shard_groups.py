@@ -17,24 +17,15 @@ from meshwright.costmodel.data_parallel import DataParallelTraffic, traffic_by_k
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layout import Ints, Placement
 from meshwright.costmodel.memory.states import rank_parameters
-from meshwright.planner.bounds.degree_bound import rows_by_value
+from meshwright.planner.bounds.alike import (
+    GROUPS_OF_TRAFFIC,
+    OF_TRAFFIC,
+    rows_by_value,
+    rows_of_context,
+)
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
-
-_OF_TRAFFIC = (
-    "tp",
-    "cp",
-    "pp",
-    "dp",
-    "ep",
-    "etp",
-    "vpp",
-    "num_micro_batches",
-    "zero_stage",
-    "schedule",
-)
-"""Fields of a layout on which its data-parallel traffic depends, beside the groups."""
 
 
 class _ByGroups(NamedTuple):
@@ -45,6 +36,11 @@ class _ByGroups(NamedTuple):
     tail_s: FloatArray
     is_proportional: BoolArray
     """Whether it grows in proportion to the parameters, [layouts, numbers]."""
+
+    def rows(self, layouts: NDArray[np.int64]) -> _ByGroups:
+        """Those of some layouts."""
+        seconds, tail_s = self.seconds[:, layouts], self.tail_s[:, layouts]
+        return _ByGroups(seconds, tail_s, self.is_proportional[layouts])
 
 
 def divides_into(groups: Ints, dp: Ints, cp: Ints) -> BoolArray:
@@ -73,7 +69,9 @@ def useful_groups(context: Context, numbers: Sequence[int]) -> BoolArray:
     rows = np.flatnonzero(own > min(numbers, default=1))
     if not len(rows):
         return useful
-    by_groups = _by_groups(_rows(context, rows), numbers)
+    few = rows_of_context(context, rows)
+    first, back = rows_by_value(few.layout, OF_TRAFFIC, few.placement, GROUPS_OF_TRAFFIC)
+    by_groups = _by_groups(rows_of_context(few, first), numbers).rows(back)
     column = np.searchsorted(numbers, own[rows])
     for other, divisor in enumerate(numbers):
         divides = (own[rows] % divisor == 0) & (divisor < own[rows])
@@ -81,7 +79,9 @@ def useful_groups(context: Context, numbers: Sequence[int]) -> BoolArray:
     return useful
 
 
-def least_group_traffic(context: Context, numbers: Sequence[int]) -> DataParallelTraffic:
+def least_group_traffic(
+    context: Context, numbers: Sequence[int], groups: Sequence[str] = ()
+) -> DataParallelTraffic:
     """Never more than the traffic of any split with any of some numbers of groups.
 
     Parameters
@@ -90,31 +90,19 @@ def least_group_traffic(context: Context, numbers: Sequence[int]) -> DataParalle
         Layouts [n] that shard over all replicas, on placements that are bounds.
     numbers
         Of groups; one at least goes with each of the layouts.
+    groups
+        `GROUPS_OF_TRAFFIC` where placements do not follow from the layouts.
 
     Returns
     -------
     DataParallelTraffic
         Seconds, arrays [n].
     """
-    few, back = _distinct(context)
-    by_groups = _by_groups(few, numbers)
+    first, back = rows_by_value(context.layout, OF_TRAFFIC, context.placement, groups)
+    by_groups = _by_groups(rows_of_context(context, first), numbers)
     seconds = by_groups.seconds.sum(axis=0).min(axis=1)
     tail_s = by_groups.tail_s.sum(axis=0).min(axis=1)
     return DataParallelTraffic(seconds[back], tail_s[back])
-
-
-def _distinct(context: Context) -> tuple[Context, NDArray[np.int64]]:
-    """The layouts that traffic can tell apart, and which of them each layout is like.
-
-    Placements follow from the layouts.
-    """
-    first, back = rows_by_value(context.layout, _OF_TRAFFIC)
-    return _rows(context, first), back
-
-
-def _rows(context: Context, rows: NDArray[np.int64]) -> Context:
-    placed = {name: np.asarray(column)[rows] for name, column in vars(context.placement).items()}
-    return replace(context, layout=context.layout.take(rows), placement=Placement(**placed))
 
 
 def _by_groups(context: Context, numbers: Sequence[int]) -> _ByGroups:

@@ -42,6 +42,8 @@ def deepspeed_config(launch: Launch, *, autotp: bool = False) -> dict[str, Any]:
     if counts and launch.execution.bucket_mb is not None:
         zero["reduce_bucket_size"] = launch.bucket_parameters
         zero["allgather_bucket_size"] = launch.bucket_parameters
+    if layout.optimizer_offload > 0:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     document: dict[str, Any] = {
         "train_batch_size": inputs.global_batch,
         "train_micro_batch_size_per_gpu": layout.micro_batch,
@@ -107,6 +109,8 @@ def megatron_deepspeed_args(launch: Launch) -> list[str]:
             "--no-pipeline-parallel": layout.pp == 1,
             "--deepspeed-activation-checkpointing": layout.recompute == "full",
             "--checkpoint-activations": layout.recompute == "full",
+            # Else it makes an optimizer of the GPU, with which DeepSpeed offloads nothing.
+            "--cpu-optimizer": layout.optimizer_offload > 0,
             "--deepspeed": True,
         }
     )

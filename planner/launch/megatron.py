@@ -109,7 +109,7 @@ def megatron_env(launch: Launch) -> dict[str, str]:
     Before Blackwell, tensor and context parallelism rely on kernels starting in the order they are issued,
     which one hardware queue brings about; FSDP and the expert overlap need several.
     """
-    layout, variables = launch.layout, _graph_env(launch)
+    layout, variables = launch.layout, _graph_env(launch) | _offload_env(launch)
     blackwell = launch.inputs.cluster.device.architecture == "blackwell"
     if layout.zero_stage >= 2:
         return variables
@@ -126,6 +126,12 @@ def _graph_env(launch: Launch) -> dict[str, str]:
     return {"NVTE_CUTEDSL_FUSED_GROUPED_MLP": "1"} if captured else {}
 
 
+def _offload_env(launch: Launch) -> dict[str, str]:
+    """What megatron/training/arguments.py asks for beside offloading, so that weights stay on the GPU."""
+    offloads = launch.execution.offload_modules != "none"
+    return {"NVTE_CPU_OFFLOAD_V1": "1"} if offloads else {}
+
+
 def megatron_start(launch: Launch) -> Start:
     """pretrain_gpt.py, or pretrain_hybrid.py for a pattern of layers, with the plan's arguments.
 
@@ -135,6 +141,8 @@ def megatron_start(launch: Launch) -> Start:
     args = megatron_args(launch)
     needs = layer_needs(MEGATRON, model).items()
     installs = tuple(f"Layers of {kind} need {packages}." for kind, packages in needs)
+    if launch.execution.offload_modules != "none":
+        installs += (f"Offloading needs {MEGATRON.offloads['activations'].installs}.",)
     entry = "pretrain_gpt.py" if model.hybrid_pattern is None else "pretrain_hybrid.py"
     program = Program(
         framework=MEGATRON.title,
@@ -233,6 +241,9 @@ def execution_flags(launch: Launch) -> Flags:
         if execution.cp_comm == HIERARCHICAL:
             flags["--hierarchical-context-parallel-sizes"] = launch.context_sizes
     flags |= _graph_flags(launch)
+    if execution.offload_modules != "none":
+        flags["--fine-grained-activation-offloading"] = True
+        flags["--offload-modules"] = tuple(execution.offload_modules.split("+"))
     if model.moe is not None:
         backend = execution.moe_dispatch
         plain = backend in ("alltoall", "allgather")

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import re
 
-import yaml
-
 from meshwright.cluster_specs.schema import ClusterSpec, NodeSpec
-from meshwright.errors import InfeasibleError, InputError
+from meshwright.errors import InfeasibleError, InternalError
 from meshwright.planner.launch.launch_script import LISTED_HOSTS
 from meshwright.planner.launch.plan_files import PLAN_FILES, plan_files, writer_of
-from meshwright.planner.mixed.document import MixedPlan, mixed_document
+from meshwright.planner.mixed.document import MixedPlan
 from meshwright.planner.mixed.service import MixedResult
+from meshwright.planner.mixed.texts import MIXED_FILE, mixed_text
 from meshwright.planner.plan.document import Objective, Plan
 from meshwright.planner.plan.solver_document import SolverReport, SpaceReport
 
-MIXED_FILES = ("mixed_plan.yaml", *PLAN_FILES)
+MIXED_FILES = (MIXED_FILE, *PLAN_FILES)
 _OLDEST_FIRST = ("volta", "ampere", "ada", "hopper", "blackwell")
 _HOSTFILE = "hostfile.template"
 _TEMPLATE = """\
-# One host a line, in this order: ranks run through them in turn, and {order}.
+# One host a line, in this order, as ranks run through them in turn: {order}.
 # Put your hosts in place of these lines and call the file hostfile.
 """
 _CHECK = """\
@@ -48,37 +47,39 @@ def mixed_files(result: MixedResult) -> dict[str, str]:
     InfeasibleError
         There is no plan, or the framework refuses it.
     """
-    document = result.document
-    files = {"mixed_plan.yaml": _text(document)}
+    files = {MIXED_FILE: mixed_text(result.document)}
     if result.alone is not None:
         return files | plan_files(result.alone)
+    return files | pipeline_files(result.document)
+
+
+def pipeline_files(document: MixedPlan) -> dict[str, str]:
+    """What starts a pipeline through parts, as texts by file name.
+
+    Parameters
+    ----------
+    document
+        The plan, whose own file is not among them.
+
+    Raises
+    ------
+    InfeasibleError
+        There is no such pipeline, or the framework refuses it.
+    """
     if document.layout is None:
         raise InfeasibleError(
             f"the plan has no layout (status {document.status}): nothing to launch."
         )
-    stand_in = _stand_in(document)
-    writer = writer_of(document.inputs.framework)
-    files |= writer.files(stand_in)
-    if "rankfile" in files or "hostfile" not in files:
-        raise InputError(
-            "ranks do not run through whole nodes", where="mixed plan", value="rankfile"
-        )
-    order = " then ".join(f"the first {count} are of {part}" for part, count in document.nodes[:1])
-    rest = [f"then {count} of {part}" for part, count in document.nodes[1:]]
-    words = ", ".join([order, *rest])
-    files[_HOSTFILE] = _TEMPLATE.format(order=words) + files.pop("hostfile")
+    files = writer_of(document.inputs.framework).files(stand_in(document))
+    if "rankfile" in files:
+        raise InternalError("ranks of a mixed plan do not run through whole nodes")
+    order = ", then ".join(f"{count} of {part}" for part, count in document.nodes)
+    files[_HOSTFILE] = _TEMPLATE.format(order=order) + files.pop("hostfile")
     files["launch.sh"] = files["launch.sh"].replace(LISTED_HOSTS, _CHECK + LISTED_HOSTS, 1)
     return files
 
 
-def _text(document: MixedPlan) -> str:
-    text: str = yaml.safe_dump(
-        mixed_document(document), sort_keys=False, default_flow_style=None, width=110
-    )
-    return text
-
-
-def _stand_in(document: MixedPlan) -> Plan:
+def stand_in(document: MixedPlan) -> Plan:
     """The plan on nodes that are all of the oldest kind, whose settings the others take too."""
     assert document.layout is not None
     clusters = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,6 +13,9 @@ from meshwright.planner.plan.document import Objective, Status
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.runs.predicted import ErrorBandDoc, LayoutDoc
 
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NOT_MEASURED = "the widest of its parts' bands; no pipeline through unlike devices was measured"
+"""What the band of a pipeline through parts rests on."""
 _DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
@@ -40,7 +43,7 @@ class AloneDoc(BaseModel):
     device: str
     gpus: int
     status: Status
-    step_time_s: float | None
+    step_time_s: Seconds | None
     lower_bound_s: float | None
 
 
@@ -69,12 +72,14 @@ class MixedPredicted(BaseModel):
 
     model_config = _DOC
 
-    step_time_s: float
+    step_time_s: Seconds
     breakdown_s: dict[str, float]
     """Named parts that add up to `step_time_s`."""
     tokens_per_s: float
     mfu: float
     """Of the peaks of all GPUs in use together."""
+    host_memory_gib: float | None = None
+    """What the host of a node holds of the optimizer where it is offloaded, on the part that holds most."""
     error_band: ErrorBandDoc
 
 
@@ -101,6 +106,8 @@ class MixedPlan(BaseModel):
     cluster: MixedClusterSpec
     inputs: PlanInputs
     """As on the first part."""
+    digest: str | None = None
+    """Of the rest of the document, so that `verify` notices what was edited by hand."""
 
 
 def mixed_document(plan: MixedPlan) -> dict[str, Any]:

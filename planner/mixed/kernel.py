@@ -136,6 +136,11 @@ class MixedKernel:
         """Of the model."""
         return self.segments[0].part.workload.model.layers
 
+    @property
+    def price_s(self) -> float:
+        """Seconds of its best split; infinite where it has no price."""
+        return inf if self.price is None else self.price.step_time_s
+
     @cached_property
     def full(self) -> bool:
         """Whether it recomputes whole layers."""
@@ -160,7 +165,7 @@ class MixedKernel:
         Recomputed layers are tried in rising order: once memory no longer limits a rank, more only cost more.
         """
         best: MixedPrice | None = None
-        for amount in self._amounts():
+        for amount in self.amounts():
             layout = replace(self.layout, recompute_layers=amount)
             limit_s = cutoff_s if best is None else best.step_time_s
             if not self._may_fit(amount) or self._least_s(amount, limit_s) >= limit_s:
@@ -199,8 +204,8 @@ class MixedKernel:
             for segment, part in zip(self.segments, self.parts, strict=True)
         )
 
-    def _amounts(self) -> Iterator[int]:
-        """Layers of a rank that may be recomputed in full."""
+    def amounts(self) -> Iterator[int]:
+        """Layers of a rank that may be recomputed in full, rising."""
         if not self.full:
             yield 0
             return
@@ -290,8 +295,3 @@ def _inner_ranks(kernel: MixedKernel, index: int) -> InnerEnds:
     """Ranks of a segment that are no end of the pipeline, and whether it has the first and the last rank."""
     first, last = int(index == 0), int(index == len(kernel.segments) - 1)
     return kernel.segments[index].ranks - first - last, first, last
-
-
-def no_price(kernel: MixedKernel) -> float:
-    """The price of a kernel; infinite where it has none."""
-    return inf if kernel.price is None else kernel.price.step_time_s

@@ -14,25 +14,23 @@ rounded so that no plan is lost. A kernel that was priced has its price, and the
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil, floor, inf
 from typing import TYPE_CHECKING
 
-from meshwright.errors import InternalError
 from meshwright.planner.bounds.stages import SplitCosts
 from meshwright.planner.mixed.kernel import MixedKernel
 from meshwright.planner.search.candidates import KERNEL
-from meshwright.planner.search.model import NANOSECONDS, price_ns
+from meshwright.planner.search.kernel_model import KIB_PER_GIB
+from meshwright.planner.search.model import NANOSECONDS, floor_ns, price_ns
 from meshwright.planner.search.params import SearchParams
-from meshwright.planner.solvers.cp_sat import repeatable_solver
+from meshwright.planner.solvers.cp_sat import solved_in_two_attempts
 
 if TYPE_CHECKING:
     from meshwright.planner.solvers.or_tools import cp_model
 
-_KIB_PER_GIB = 2**20
 _PARTS_OF_WEIGHT = 1 << 10
 """What steps lose on many nodes is counted in these fractions."""
 
@@ -147,15 +145,15 @@ class MixedModel:
         layers, again, work = self._layers_r[rank], self._again_r[rank], self._work_r[rank]
         self.model.add(layers >= 1).only_enforce_if(literal)
         ends_s = costs.first_s * (rank == 0) + costs.last_s * (rank == int(kernel.layout.pp) - 1)
-        load = _floor_ns(costs.layer_s) * layers + _floor_ns(ends_s)
-        load = load + _floor_ns(costs.layer_recompute_s) * again
+        load = floor_ns(costs.layer_s) * layers + floor_ns(ends_s)
+        load = load + floor_ns(costs.layer_recompute_s) * again
         self.model.add(work >= load).only_enforce_if(literal)
         self.model.add(self._busiest_ns >= work).only_enforce_if(literal)
         row, limit_gib = kernel.memory[rank]
-        used = floor((row.fixed_gib - limit_gib) * _KIB_PER_GIB) - 1
-        held = used + floor(row.layer_gib * _KIB_PER_GIB) * layers
+        used = floor((row.fixed_gib - limit_gib) * KIB_PER_GIB) - 1
+        held = used + floor(row.layer_gib * KIB_PER_GIB) * layers
         if kernel.full:
-            held = held - ceil(row.relief_gib * _KIB_PER_GIB) * again
+            held = held - ceil(row.relief_gib * KIB_PER_GIB) * again
         self.model.add(self._hbm_r[rank] >= held).only_enforce_if(literal)
 
     def _step(self, kernel: MixedKernel, literal: cp_model.IntVar) -> None:
@@ -166,11 +164,11 @@ class MixedModel:
         work = sum(self._work_r[: int(layout.pp)])
         scale = floor(kernel.scale * _PARTS_OF_WEIGHT)
         unscaled = self.model.new_int_var(0, 2**50, "")
-        in_all = weight * self._busiest_ns + filled * work + _floor_ns(kernel.rest_s)
+        in_all = weight * self._busiest_ns + filled * work + floor_ns(kernel.rest_s)
         self.model.add(unscaled >= in_all).only_enforce_if(literal)
         scaled = _PARTS_OF_WEIGHT * self._step_ns >= scale * unscaled
         self.model.add(scaled).only_enforce_if(literal)
-        bound = _floor_ns(kernel.bound_s * (1 - 1e-12))
+        bound = floor_ns(kernel.bound_s * (1 - 1e-12))
         self.model.add(self._step_ns >= bound).only_enforce_if(literal)
         if kernel.is_open:
             if self.cutoff_s < inf:
@@ -186,37 +184,23 @@ class MixedModel:
 
     def solve(self, seed: int, deadline: float, params: SearchParams) -> MixedChoice:
         """The shortest step, with one worker and a fixed seed, within the work that `params` allow."""
-        from meshwright.planner.solvers.or_tools import cp_model
-
-        solver = repeatable_solver(seed, work=params.work)
-        solver.parameters.max_number_of_conflicts = params.most_conflicts
-        # Other searches crawl on some models, from one solution to the next or from bound to bound.
-        quick_restarts = cp_model.PORTFOLIO_WITH_QUICK_RESTART_SEARCH
-        for branching, level in ((quick_restarts, 1), (cp_model.AUTOMATIC_SEARCH, 2)):
-            solver.parameters.search_branching = branching
-            solver.parameters.linearization_level = level
-            if deadline < inf:
-                solver.parameters.max_time_in_seconds = max(deadline - time.monotonic(), 0.01)
-            status = solver.solve(self.model)
-            if status in (cp_model.OPTIMAL, cp_model.INFEASIBLE):
-                break
-        if status == cp_model.INFEASIBLE:
-            return MixedChoice(status="infeasible", bound_s=inf)
+        solver, status = solved_in_two_attempts(
+            self.model,
+            seed=seed,
+            work=params.work,
+            most_conflicts=params.most_conflicts,
+            deadline=deadline,
+        )
+        if status == "infeasible":
+            return MixedChoice(status=status, bound_s=inf)
         bound_s = max(solver.best_objective_bound, 0.0) / NANOSECONDS
-        if status == cp_model.UNKNOWN:
-            return MixedChoice(status="unknown", bound_s=bound_s)
-        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            reason = self.model.validate() or "no reason given"
-            raise InternalError(f"CP-SAT answered {solver.status_name(status)}: {reason}")
+        if status == "unknown":
+            return MixedChoice(status=status, bound_s=bound_s)
         index = next(i for i, literal in enumerate(self._literals) if solver.boolean_value(literal))
         chosen = self.kernels[index]
         return MixedChoice(
-            status="optimal" if status == cp_model.OPTIMAL else "feasible",
+            status=status,
             kernel=chosen,
             bound_s=bound_s,
             counts=tuple(solver.value(count) for count in self._layers_r[: int(chosen.layout.pp)]),
         )
-
-
-def _floor_ns(seconds: float) -> int:
-    return floor(seconds * NANOSECONDS)

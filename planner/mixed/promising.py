@@ -20,9 +20,9 @@ from meshwright.costmodel.memory.footprint import usable_hbm_gib
 from meshwright.costmodel.memory.split_bounds import peak_memory_gib
 from meshwright.costmodel.mixed import PlacedPart, Segment
 from meshwright.costmodel.workload import Workload
-from meshwright.frameworks.catalog import framework_named, planned
 from meshwright.planner.bounds.stages import ALL_LAYERS
 from meshwright.planner.mixed.kernel import Composition, MixedKernel, PartCosts
+from meshwright.planner.mixed.offloading import with_more_offloaded
 from meshwright.planner.mixed.request import MixedRequest
 from meshwright.planner.mixed.row_bounds import RowBounds
 from meshwright.planner.search.model import Candidates
@@ -75,7 +75,9 @@ def promising_rows(
         degrees = space.degrees(request.gpus, on_block=on_block)
         for block in _blocks(space, degrees):
             on_block()
-            rows += _rows_below(request, workloads, execution, block, cutoff_s)
+            kept, offloaded = _that_may_beat(request, space, workloads, block, cutoff_s)
+            for layouts in (kept, offloaded):
+                rows += _rows_below(request, workloads, execution, layouts, cutoff_s)
     rows.sort(key=lambda row: row.bound_s)
     return rows
 
@@ -87,20 +89,25 @@ def _executions(request: MixedRequest) -> list[Execution]:
 
 
 def _space(request: MixedRequest, execution: Execution) -> Space | None:
-    """The layouts that every part can run a stage of, one virtual stage each; None without any."""
+    """The layouts that every part can run a stage of; None without any.
+
+    One virtual stage each under 1F1B, no shard groups: where pins ask for others there is no pipeline through
+    parts.
+    """
     spaces = [space_of(part, execution) for part in request.parts]
-    first, model = spaces[0], request.first.model
+    first = spaces[0]
     common: dict[str, Any] = {
         name: tuple(v for v in getattr(first, name) if all(v in getattr(o, name) for o in spaces))
         for name in ("tp", "cp", "dp", "ep", "etp", "zero", "recompute")
     }
-    if not all(common.values()) or "1f1b" not in first.schedules:
+    model = request.first.model
+    vpp = first.vpp is None or 1 in first.vpp
+    offloads = tuple(each for each in first.offloads if all(each in own.offloads for own in spaces))
+    is_plain = vpp and "1f1b" in first.schedules and 1 in first.shard_groups and bool(offloads)
+    if not is_plain or not all(common.values()) or "pp" in request.first.forbids:
         return None
     pinned, largest = request.first.pins.get("pp"), min(model.layers, request.gpus)
     depths = [int(pinned)] if pinned is not None else range(2, largest + 1)
-    is_free = "pp" in planned(framework_named(request.first.framework).axes)
-    if not is_free or "pp" in request.first.forbids:
-        return None
     return replace(
         first,
         **common,
@@ -108,20 +115,45 @@ def _space(request: MixedRequest, execution: Execution) -> Space | None:
         vpp=None,
         interleaving=False,
         shard_groups=(1,),
-        offloads=tuple((zero, 0) for zero in common["zero"]),
+        offloads=offloads,
         schedules=("1f1b",),
         fewest_gpus=1,
     )
 
 
 def _blocks(space: Space, degrees: Layout) -> Iterator[Layout]:
-    """All layouts of the degrees, some at a time."""
+    """All layouts of the degrees, with the least that each may offload, some at a time."""
     count = degrees.broadcast_shape()[0]
     each = max(1, _TOGETHER // max(1, len(space.zero) * len(space.recompute)))
     for start in range(0, count, each):
-        layouts = space.layouts(degrees.take(np.arange(start, min(start + each, count))))
+        own = degrees.take(np.arange(start, min(start + each, count)))
+        layouts = space.grouped(space.scheduled(space.variants(own)))
         if layouts.broadcast_shape()[0]:
             yield layouts
+
+
+def _that_may_beat(
+    request: MixedRequest,
+    space: Space,
+    workloads: Sequence[Workload],
+    layouts: Layout,
+    cutoff_s: float,
+) -> tuple[Layout, Layout]:
+    """Layouts that may beat a price with the ranks that suit them best, and those that offload more of the
+    optimizer, where that may help.
+    """
+    layouts = _legal(workloads, layouts, request.gpus)
+    if not layouts.broadcast_shape()[0]:
+        return layouts, layouts
+    stage = np.asarray(layouts.gpus) // np.asarray(layouts.pp)
+    most_ranks = np.array([part.gpus for part in request.parts])[:, None] // stage
+    bounds = RowBounds(workloads, layouts, cutoff_s)
+    has_room = np.all(most_ranks >= 1, axis=0) & (most_ranks.sum(axis=0) >= np.asarray(layouts.pp))
+    may_beat = bounds.seconds_at_best(most_ranks.astype(np.float64)) < cutoff_s
+    good = np.flatnonzero(has_room & may_beat)
+    kept = layouts.take(good)
+    more = with_more_offloaded(space, workloads, kept, bounds.most_layers[:, good])
+    return kept, _legal(workloads, more, request.gpus) if more.broadcast_shape()[0] else more
 
 
 def _rows_below(
@@ -131,15 +163,9 @@ def _rows_below(
     layouts: Layout,
     cutoff_s: float,
 ) -> Iterator[PromisingRow]:
-    layouts = _legal(workloads, layouts, request.gpus)
     if not layouts.broadcast_shape()[0]:
         return
-    stage = np.asarray(layouts.gpus) // np.asarray(layouts.pp)
-    most_ranks = np.array([part.gpus for part in request.parts])[:, None] // stage
-    bounds = RowBounds(workloads, layouts, cutoff_s)
-    has_room = np.all(most_ranks >= 1, axis=0) & (most_ranks.sum(axis=0) >= np.asarray(layouts.pp))
-    may_beat = bounds.seconds_at_best(most_ranks.astype(np.float64)) < cutoff_s
-    layouts = _that_may_fit(workloads, layouts.take(has_room & may_beat))
+    layouts = _that_may_fit(workloads, layouts)
     if not layouts.broadcast_shape()[0]:
         return
     bounds = RowBounds(workloads, layouts, cutoff_s)
@@ -248,6 +274,35 @@ class KernelMaker:
             scale=row.scale,
         )
 
+    def gains_by_offloading(self, row: PromisingRow | MixedKernel, limit_s: float) -> bool:
+        """Whether memory may keep a row from a price below a limit while it offloads nothing.
+
+        Where it may not, the row with nothing offloaded is as fast or faster, and is looked at by itself.
+        """
+        if not int(row.layout.optimizer_offload) or "optimizer_offload" in self.request.first.pins:
+            return True
+        plain = self.kernel(
+            PromisingRow(
+                bound_s=row.bound_s,
+                execution=row.execution,
+                layout=replace(row.layout, optimizer_offload=0),
+                composition=row.composition,
+                rest_s=row.rest_s,
+                scale=row.scale,
+            )
+        )
+        amount = next(plain.amounts())
+        micro_batches, most = (
+            int(plain.layout.num_micro_batches),
+            plain.layers + 1 - int(plain.layout.pp),
+        )
+        for segment, part in zip(plain.segments, plain.parts, strict=True):
+            by_time = limit_s / micro_batches / part.costs(0).layer_s * (1 + _ROUNDING)
+            rooms = part.rooms(amount)[0].by_rank[segment.own]
+            if min(rooms) < int(min(by_time, most)):
+                return True
+        return False
+
     def _part(self, part: int, ranks: int, row: PromisingRow) -> PartCosts:
         key = part, ranks, row.execution, row.layout
         if key not in self._parts:
@@ -258,6 +313,7 @@ class KernelMaker:
                     workload=workload,
                     layout=row.layout,
                     ranks=ranks,
+                    part_gpus=self.request.parts[part].gpus,
                     between_gbps_per_gpu=self.request.cluster.between_gbps_per_gpu,
                 )
             )

@@ -95,6 +95,19 @@ def read_mixed_request(
                 "not for a mixed cluster: plan on one of its parts to ask for this",
                 where=name.replace("_", "-"),
             )
+    if "idle-gpus" in str(options.get("forbid", "")):
+        raise InputError(
+            "a plan on a mixed cluster may leave a part idle: forbid it on one part to ask for this",
+            where="forbid",
+            value="idle-gpus",
+        )
+    asked = (options.get("allow", ()), options.get("pin", ()))
+    if "activation-offload" in str(asked) or "offload_modules" in str(asked):
+        raise InputError(
+            "not for a mixed cluster: plan on one of its parts to offload activations",
+            where="allow",
+            value="activation-offload",
+        )
     time_limit_s = options.pop("time_limit_s", None)
     parts = []
     for part in spec.parts:

@@ -30,11 +30,12 @@ from meshwright.costmodel.memory.activations import saved_activations
 from meshwright.costmodel.memory.footprint import GIB, LayerBytes, layer_bytes, usable_hbm_gib
 from meshwright.costmodel.memory.split_bounds import peak_bounds
 from meshwright.costmodel.memory.states import layer_parameters_on_gpu
+from meshwright.costmodel.mixed import crossing_context
 from meshwright.costmodel.pipeline.schedules import in_flight
 from meshwright.costmodel.step_time import RankParameters, scale_share, step_of_loads
 from meshwright.costmodel.workload import Workload
+from meshwright.planner.bounds.alike import shared_times
 from meshwright.planner.bounds.packed import packed_context
-from meshwright.planner.bounds.pricing import shared_times
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -74,6 +75,13 @@ class RowBounds:
             np.asarray(values, dtype=np.float64), self._layouts.broadcast_shape()
         )
 
+    @property
+    def most_layers(self) -> FloatArray:
+        """Layers, at the most, on a rank of each part in a step below the cutoff, [parts, n]."""
+        each_s = np.asarray(self._layouts.num_micro_batches) * self._layer_s * self.scale
+        by_time = np.floor(self._cutoff_s / each_s * (1 + _ROUNDING))
+        return np.asarray(np.minimum(by_time, self._model.layers + 1.0 - self._layouts.pp))
+
     def _least_rest_s(self, known: Sequence[tuple[Context, KindTimes]]) -> FloatArray:
         """What follows the pipeline, on the part that needs least for it.
 
@@ -86,7 +94,8 @@ class RowBounds:
         longest_s = self._cutoff_s / np.asarray(layouts.num_micro_batches)
         after, before = [], []
         for context, times in known:
-            on_rank = RankParameters(layers * held, layers * np.asarray(experts))
+            across = crossing_context(context, context.workload.gpus)
+            on_rank = RankParameters(layers * held, layers * np.asarray(experts), across)
             traffic = data_parallel_traffic(context, on_rank.dense, on_rank.expert)
             window_s = np.minimum(largest_useful_window_s(context, traffic), longest_s)
             work_s = window_s * layouts.pp

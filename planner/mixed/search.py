@@ -10,11 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import islice
 from math import inf
 
 from meshwright.errors import InternalError, OutOfTimeError
-from meshwright.planner.mixed.kernel import MixedKernel, no_price
+from meshwright.planner.mixed.kernel import MixedKernel
 from meshwright.planner.mixed.model import MixedChoice, MixedModel
 from meshwright.planner.mixed.promising import KernelMaker, PromisingRow, promising_rows
 from meshwright.planner.mixed.request import MixedRequest
@@ -54,6 +53,11 @@ class MixedOutcome:
     model_bound_s: float | None = None
     """What the last CP-SAT model proved of its kernels."""
 
+    @property
+    def price_s(self) -> float:
+        """Of the best kernel; infinite without one."""
+        return inf if self.best is None else self.best.price_s
+
 
 @dataclass(eq=False)
 class MixedSearch:
@@ -81,13 +85,12 @@ class MixedSearch:
             while position < len(rows) and rows[position].bound_s < self._limit_s:
                 position = self._take_in(rows, position)
                 self._close()
-            outcome.lower_bound_s = min(self._limit_s, inf)
+            outcome.lower_bound_s = self._limit_s
             outcome.status = "optimal" if outcome.best is not None else "infeasible"
         except OutOfTimeError:
             left = [each.bound_s for each in self._open]
-            left += [rows[position].bound_s] if position < len(rows) else []
-            known = rows or left
-            outcome.lower_bound_s = min([*left, self._limit_s]) if known else None
+            left += [row.bound_s for row in rows[position : position + 1]]
+            outcome.lower_bound_s = min([*left, self._limit_s]) if rows else None
             outcome.status = "feasible" if outcome.best is not None else "unknown"
         if outcome.lower_bound_s == inf:
             outcome.lower_bound_s = None
@@ -96,8 +99,7 @@ class MixedSearch:
     @property
     def _limit_s(self) -> float:
         """What a kernel must beat."""
-        best = self.outcome.best
-        return self.cutoff_s if best is None else min(self.cutoff_s, no_price(best))
+        return min(self.cutoff_s, self.outcome.price_s)
 
     def _look_at_clock(self) -> None:
         if time.monotonic() > self.deadline:
@@ -110,7 +112,8 @@ class MixedSearch:
             if rows[position].bound_s >= self._limit_s:
                 break
             self._look_at_clock()
-            self._open.append(self._maker.kernel(rows[position]))
+            if self._maker.gains_by_offloading(rows[position], self._limit_s):
+                self._open.append(self._maker.kernel(rows[position]))
             position += 1
         if is_first:
             for kernel in self._open[: self.params.first_priced]:
@@ -122,7 +125,11 @@ class MixedSearch:
         beside = self.params.fewest_beside
         while True:
             self._open = [
-                each for each in self._open if each.bound_s < self._limit_s and each.is_open
+                each
+                for each in self._open
+                if each.is_open
+                and each.bound_s < self._limit_s
+                and self._maker.gains_by_offloading(each, self._limit_s)
             ]
             if not self._open:
                 return
@@ -139,7 +146,7 @@ class MixedSearch:
                 self._price(self._open[0])  # the model was not solved within its work
             else:
                 self._price(choice.kernel)
-            for kernel in list(islice((each for each in self._open if each.is_open), beside)):
+            for kernel in [each for each in self._open if each.is_open][:beside]:
                 if kernel.bound_s < self._limit_s:
                     self._price(kernel)
             is_better = self._limit_s < before_s

@@ -10,16 +10,13 @@ from math import inf
 
 import numpy as np
 
-from meshwright.constraints.memory import HbmCapacity
-from meshwright.constraints.registry import findings
-from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.constants.calibrated import step_time_band
 from meshwright.costmodel.constants.rates import peak_flops
-from meshwright.costmodel.mixed import Segment, mixed_memory_gib, mixed_step
+from meshwright.costmodel.mixed import Segment, host_memory_gib, mixed_memory_gib, mixed_step
 from meshwright.documents.versions import program_version
-from meshwright.errors import InternalError
 from meshwright.model_specs.flops import flops_per_token
 from meshwright.planner.mixed.document import (
+    NOT_MEASURED,
     AloneDoc,
     MixedPlan,
     MixedPredicted,
@@ -29,6 +26,7 @@ from meshwright.planner.mixed.document import (
 from meshwright.planner.mixed.kernel import MixedKernel, MixedPrice
 from meshwright.planner.mixed.request import MixedRequest
 from meshwright.planner.mixed.search import MixedOutcome, MixedSearch
+from meshwright.planner.mixed.verify import verify_mixed
 from meshwright.planner.plan.assemble import objective_of
 from meshwright.planner.plan.digest import with_digest
 from meshwright.planner.plan.document import Plan, Status
@@ -38,7 +36,6 @@ from meshwright.planner.search.model import solver_version
 
 _SHARE_ALONE = 0.25
 """Of a time limit, at most, for the best plan on one part."""
-NOT_MEASURED = "the widest of its parts' bands; no pipeline through unlike devices was measured"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +78,11 @@ def make_mixed_plan(
         (chosen, MixedSearch(chosen, best_alone_s, deadline, progress=progress or _silent).run())
         for chosen in _choices_of_parts(request)
     ]
-    chosen, outcome = min(outcomes, key=lambda pair: _price_s(pair[1].best))
+    chosen, outcome = min(outcomes, key=lambda pair: pair[1].price_s)
     bounds = [_least_s(plan.status, plan.objective.lower_bound_s) for plan in alone]
     bounds += [_least_s(each.status, each.lower_bound_s) for _, each in outcomes]
     bound_s = None if None in bounds else min(bound for bound in bounds if bound is not None)
-    step_s = min(best_alone_s, _price_s(outcome.best))
+    step_s = min(best_alone_s, outcome.price_s)
     single = None
     if outcome.best is None and best_alone_s < inf:
         single = with_digest(alone[prices.index(best_alone_s)])
@@ -108,6 +105,8 @@ def make_mixed_plan(
     )
     if outcome.best is not None and outcome.best.price is not None:
         document = _through_parts(document, chosen, outcome.best, outcome.best.price)
+    document = with_digest(document)
+    verify_mixed(document)
     return MixedResult(document=document, alone=single)
 
 
@@ -124,10 +123,6 @@ def _choices_of_parts(request: MixedRequest) -> Iterator[MixedRequest]:
             cluster = request.cluster.model_copy(update={"parts": parts})
             own = tuple(request.parts[part] for part in chosen)
             yield replace(request, cluster=cluster, parts=own)
-
-
-def _price_s(kernel: MixedKernel | None) -> float:
-    return inf if kernel is None or kernel.price is None else kernel.price.step_time_s
 
 
 def _least_s(status: str, lower_bound_s: float | None) -> float | None:
@@ -171,7 +166,7 @@ def _solver_document(
 def _through_parts(
     document: MixedPlan, request: MixedRequest, kernel: MixedKernel, price: MixedPrice
 ) -> MixedPlan:
-    """The document of a pipeline through parts, verified."""
+    """The document of a pipeline through parts."""
     segments = kernel.segments_of(price.layout)
     step = mixed_step(segments, price.stages)
     breakdown_s = {name: float(np.asarray(part)) for name, part in step.parts.items()}
@@ -201,9 +196,9 @@ def _through_parts(
         breakdown_s=breakdown_s,
         tokens_per_s=tokens / price.step_time_s,
         mfu=flops / price.step_time_s / peak,
+        host_memory_gib=host_memory_gib(segments, price.stages) or None,
         error_band=_band(segments),
     )
-    _verify(segments, price, predicted, memory_gib.tolist())
     return document.model_copy(
         update={
             "runs_on": [name for name, _ in nodes],
@@ -225,31 +220,3 @@ def _band(segments: list[Segment]) -> ErrorBandDoc:
         rows=min(band.rows for band in bands),
         basis=NOT_MEASURED,
     )
-
-
-def _verify(
-    segments: list[Segment],
-    price: MixedPrice,
-    predicted: MixedPredicted,
-    memory_gib: list[float],
-) -> None:
-    """Raises InternalError where the plan breaks a rule of a part, or says another price than its parts."""
-    faults = []
-    for segment in segments:
-        part = segment.part
-        finished = FinishedPlan(
-            workload=replace(part.workload, gpus=int(price.layout.gpus)),
-            layout=price.layout,
-            stages=price.stages,
-            memory_gib=(0.0,),
-            spans={},
-        )
-        faults += [found.line for found in findings(finished, without=(HbmCapacity.name,))]
-        own = memory_gib[segment.own]
-        if max(own) > part.limit_gib * (1 + 1e-9):
-            faults.append(f"{max(own)} GiB on a rank that may hold {part.limit_gib}")
-    said = sum(predicted.breakdown_s.values())
-    if abs(said - price.step_time_s) > 1e-9 * said:
-        faults.append(f"parts add up to {said}, the price is {price.step_time_s}")
-    if faults:
-        raise InternalError("the mixed plan failed its own verification: " + "; ".join(faults))

@@ -6,6 +6,7 @@ from meshwright.cluster_specs.fabric import fabric_levels, is_irregular
 from meshwright.costmodel.layout import AXES, Recompute
 from meshwright.costmodel.workload import Workload
 from meshwright.documents.versions import program_version
+from meshwright.frameworks.catalog import framework_named
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.matrices import MEGATRON_DEFAULT, order_name, ranks_on
 from meshwright.planner.plan.binding import bindings, cut_binding, warnings
@@ -213,6 +214,7 @@ def space_report(request: PlanRequest, space: Space) -> SpaceReport:
         recompute=[_recompute_name(mask) for mask in space.recompute],
         executions=[choices_made(one) for one in request.execution_options.executions()],
         gpus=space.workload.gpus,
+        even_stages=not framework_named(request.framework).uneven_stages,
         mapping="slots-to-leaves" if is_irregular(request.cluster) else "axes-to-levels",
         expert_gap=None if loads is None else loads.largest_gap,
     )

@@ -131,6 +131,8 @@ def _installs(framework: str, choice: str, value: str) -> str:
         setting = record.context_exchanges[value]
     elif choice == "fp8_recipe":
         setting = record.numerics["delayed-scaling"]
+    elif choice == "offload_modules":
+        setting = record.offloads["activations"]
     elif choice == "shard_groups":
         setting = record.shard_groups
     elif choice == "optimizer_offload":

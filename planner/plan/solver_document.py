@@ -35,6 +35,8 @@ class SpaceReport(BaseModel):
     """Combinations of execution choices: in each, those that differ from plain."""
     gpus: int
     """The most GPUs that a layout may use."""
+    even_stages: bool = False
+    """Whether the framework deals layers out by itself: evenly, what is left over to the first ranks."""
     mapping: MappingRule
     """`axes-to-levels`: every mapping of the axes onto the fabric's levels with tp inside the innermost.
     `slots-to-leaves`: every assignment of slots to the leaves of an irregular allocation."""

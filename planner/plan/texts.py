@@ -21,6 +21,8 @@ from meshwright.planner.plan.document import MOST_LISTED_RANKS, Plan
 from meshwright.planner.runs.predicted import LayoutDoc
 
 MOST_RANKS = 1_048_576
+MIXED_KIND = "mixed-plan"
+"""What the document of a plan on a mixed cluster calls itself; `planner.mixed` reads it."""
 _DUMPER: type[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
@@ -50,6 +52,11 @@ def plan_text(plan: Plan) -> str:
     data = plan_document(plan, most_ranks=MOST_RANKS)
     # Keys that say nothing make the file longer than a person wants to read.
     data["inputs"] = _without_nulls(data["inputs"])
+    return document_text(data)
+
+
+def document_text(data: dict[str, Any]) -> str:
+    """Plain data as YAML without aliases, its keys in their order."""
     text: str = yaml.dump(
         data,
         Dumper=_PlainDumper,
@@ -88,6 +95,12 @@ def read_plan(path: str | PathLike[str]) -> Plan:
     path = plan_path(Path(path))
     where = path_text(path)
     data = read_mapping(path, LARGE_FILE_BYTES)
+    if data.get("kind") == MIXED_KIND:
+        what = (
+            "this is a plan on a mixed cluster, which `verify`, `explain` and `report` read; other commands "
+            "take a plan on one kind of device"
+        )
+        raise InputError(what, where=where)
     if "status" not in data or "solver" not in data:
         what = "this is not a plan; give the plan.yaml that `meshwright plan -o DIR` writes"
         raise InputError(what, where=where, value=data)

@@ -59,7 +59,7 @@ def faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
         priced = Priced(layout=layout, matrix=rows, stages=stages, step_time_s=0.0)
         cut_use = largest_cut_use(all_gpus, priced)
     yield from _rule_faults(all_gpus, layout, placement, plan.layout, cut_use)
-    yield from _wish_faults(request, plan.layout)
+    yield from wish_faults(request, plan.layout)
 
 
 def _objective_faults(plan: Plan) -> Iterator[str]:
@@ -204,7 +204,8 @@ def _rule_faults(
     yield from (finding.line for finding in findings(finished))
 
 
-def _wish_faults(request: PlanRequest, doc: LayoutDoc) -> Iterator[str]:
+def wish_faults(request: PlanRequest, doc: LayoutDoc) -> Iterator[str]:
+    """Pins that a layout does not keep, and what it has though the request forbids it, in words."""
     for name, value in request.layout_pins.items():
         if getattr(doc, name) != value:
             yield f"{name} is {getattr(doc, name)}, pinned to {value}"

@@ -7,6 +7,7 @@ from itertools import groupby
 from meshwright.planner.drawing.quantities import count, counted, percent, rounded_seconds
 from meshwright.planner.mixed.document import AloneDoc, MixedPlan, MixedPredicted, RankDoc
 from meshwright.planner.report.first_screen import STATUS_STYLES, layout_line
+from meshwright.planner.report.prediction_view import breakdown_view
 from meshwright.planner.report.view import (
     COUNT,
     SECONDS,
@@ -27,7 +28,6 @@ _MEANINGS = {
     "infeasible": "no plan fits, on a part alone or through several",
     "unknown": "the time limit ended the search before any plan was found",
 }
-SMALLEST_SHARE = 0.0005
 
 
 def mixed_view(plan: MixedPlan) -> View:
@@ -40,6 +40,9 @@ def mixed_view(plan: MixedPlan) -> View:
         facts.append(
             ("layout", layout_line(plan.layout, experts=plan.inputs.model.moe is not None))
         )
+        if plan.predicted.host_memory_gib:
+            held_gib = plan.predicted.host_memory_gib
+            facts.append(("host", f"of a node holds {held_gib:.0f} GiB of the optimizer"))
         if plan.execution is not None:
             facts.append(("execution", _execution_text(plan)))
     elif plan.objective.step_time_s is not None:
@@ -51,24 +54,29 @@ def mixed_view(plan: MixedPlan) -> View:
         view += [Heading("Pipeline"), _ranks_table(plan.ranks)]
     view += [Heading("Parts alone"), _alone_table(plan)]
     if plan.predicted is not None:
-        view += [Heading("Step"), _step_table(plan.predicted)]
+        view += breakdown_view(plan.predicted.breakdown_s)
     return [*view, Heading("Proof"), Facts(_proof(plan))]
 
 
 def _answer(plan: MixedPlan, predicted: MixedPredicted) -> list[tuple[str, str]]:
     step_s = predicted.step_time_s
-    words = rounded_seconds(step_s)
-    best = min((each for each in plan.alone if each.step_time_s), key=_alone_s, default=None)
-    if best is not None:
-        words += f", {_alone_s(best) / step_s:.2f} x as fast as {best.part} alone"
     band = predicted.error_band
     low, high = (rounded_seconds(step_s * edge) for edge in (band.low, band.high))
     return [
-        ("step", words),
+        ("step", compared_with_alone(plan, predicted)),
         ("throughput", f"{count(predicted.tokens_per_s)} tokens/s"),
         ("compute", f"MFU {percent(predicted.mfu)} of the peaks of all GPUs in use"),
         ("likely", f"{low} to {high}: {band.basis}"),
     ]
+
+
+def compared_with_alone(plan: MixedPlan, predicted: MixedPredicted) -> str:
+    """The step of a pipeline through parts, and how much faster it is than the best part alone."""
+    words = rounded_seconds(predicted.step_time_s)
+    best = min((each for each in plan.alone if each.step_time_s), key=_alone_s, default=None)
+    if best is not None:
+        words += f", {_alone_s(best) / predicted.step_time_s:.2f} x as fast as {best.part} alone"
+    return words
 
 
 def _alone_s(alone: AloneDoc) -> float:
@@ -133,18 +141,6 @@ def _alone_table(plan: MixedPlan) -> Table:
     ]
     rows = [[a.part, a.device, a.gpus, a.status, a.step_time_s] for a in plan.alone]
     return Table(columns, rows)
-
-
-def _step_table(predicted: MixedPredicted) -> Table:
-    shown = {
-        name: seconds
-        for name, seconds in predicted.breakdown_s.items()
-        if seconds > SMALLEST_SHARE * predicted.step_time_s
-    }
-    rest = predicted.step_time_s - sum(shown.values())
-    ordered = sorted(shown.items(), key=lambda row: -row[1])
-    rows: list[list[object]] = [[name.replace("_", " "), seconds] for name, seconds in ordered]
-    return Table([Column("part"), Column("seconds", SECONDS)], [*rows, ["others", rest]])
 
 
 def _proof(plan: MixedPlan) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ from meshwright.planner.analysis.timeline import Trace, trace_of
 from meshwright.planner.analysis.traffic import PlanTraffic, traffic_document
 from meshwright.planner.analysis.traffic_matrix import traffic_matrix
 from meshwright.planner.drawing.quantities import count, percent, rounded_seconds
+from meshwright.planner.mixed.document import MixedPredicted
 from meshwright.planner.plan.baseline_document import BaselineDoc
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.placement import workload_of_plan
@@ -41,7 +42,7 @@ _PROOFS = {
 }
 
 
-def breakdown_figures(predicted: Predicted) -> list[Figures]:
+def breakdown_figures(predicted: Predicted | MixedPredicted) -> list[Figures]:
     """The parts of the step, those of no weight left out."""
     step_s = predicted.step_time_s
     return [

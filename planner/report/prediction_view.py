@@ -145,17 +145,18 @@ def prediction_view(predicted: Predicted, workload: Workload) -> View:
     return [
         Heading("Predicted"),
         Facts(rows),
-        *_breakdown(predicted),
+        *breakdown_view(predicted.breakdown_s),
         *_memory(predicted, workload),
         *_traffic(predicted),
     ]
 
 
-def _breakdown(predicted: Predicted) -> View:
-    step_s = predicted.step_time_s
+def breakdown_view(breakdown_s: dict[str, float]) -> View:
+    """Where the seconds of a step go, by parts that add up to it; the largest first."""
+    step_s = sum(breakdown_s.values())
     parts = [
         (name.replace("_", " "), part_s)
-        for name, part_s in predicted.breakdown_s.items()
+        for name, part_s in breakdown_s.items()
         if abs(part_s) >= SMALLEST_SHARE * step_s
     ]
     parts.sort(key=lambda part: -part[1])
@@ -198,7 +199,7 @@ def _memory(predicted: Predicted, workload: Workload) -> View:
         words = _memory_parts(predicted, fullest)
         view.append(line(Words(f"stage {fullest} holds (GiB): ", "dim"), words))
     if predicted.host_memory_gib:
-        words = f"the host of a node holds {predicted.host_memory_gib:.0f} GiB of the optimizer"
+        words = f"the host of a node holds {predicted.host_memory_gib:.0f} GiB of what is offloaded"
         view.append(line(Words(words)))
     over_gib = predicted.memory_gib[fullest] - limit_gib
     if over_gib > 0:

@@ -13,6 +13,10 @@ _MAPPINGS = {
     "slots-to-leaves": "every assignment of slots (free nodes, equal parts of one, or the nodes of a "
     "tensor group, with axes in them as in Megatron) to leaves",
 }
+_ANY_STAGES = (
+    "every split of the layers (interleaved: those even in every virtual stage but for the ends)"
+)
+_EVEN_STAGES = "layers dealt out evenly, as the framework does by itself"
 PROVEN_EXPERT_GAP = 1e-6
 """Relative imbalance: below this a placement of experts counts as the best one."""
 MOST_LISTED_VALUES = 8
@@ -46,7 +50,7 @@ def space_text(space: SpaceReport) -> str:
         f"{len(space.recompute)} kinds of recomputation",
         f"up to {space.gpus} GPUs",
         _MAPPINGS[space.mapping],
-        "every split of the layers (interleaved: those even in every virtual stage but for the ends)",
+        _EVEN_STAGES if space.even_stages else _ANY_STAGES,
         "gradient buckets of the framework's own size",
     ]
     if space.expert_gap is not None:

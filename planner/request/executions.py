@@ -9,9 +9,10 @@ from typing import Any
 
 from meshwright.cluster_specs.fabric import is_irregular
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.constraints.activation_offload import has_mamba, has_modules
 from meshwright.costmodel.context_groups import HIERARCHICAL
 from meshwright.costmodel.execution import Execution
-from meshwright.costmodel.execution_names import DISPATCHERS
+from meshwright.costmodel.execution_names import DISPATCHERS, OFFLOADED_MODULES
 from meshwright.costmodel.token_dispatch import GATHERS
 from meshwright.errors import InputError, listed, near_miss, shown
 from meshwright.frameworks.catalog import RECORDS, planned
@@ -27,6 +28,7 @@ EXECUTION_PINS: Mapping[str, tuple[str, ...]] = {
     "cp_comm": ("p2p", "a2a", "a2a+p2p"),
     "compiled": SWITCH,
     "fp8_recipe": ("tensorwise", "delayed"),
+    "offload_modules": OFFLOADED_MODULES,
 }
 """Execution choices that can be pinned, with their values. `deduplicated` is DeepEP or HybridEP."""
 
@@ -47,6 +49,9 @@ WITHOUT = (
 ALLOW = tuple(dict.fromkeys(name for record in RECORDS for name in record.numerics))
 """What changes the numbers of a run, so that a plan chooses it only where it is allowed."""
 
+ALLOW_HOST = ("activation-offload",)
+"""What fills the memory of hosts, which no cluster file tells the size of: chosen only where allowed."""
+
 FP8_ATTENTION_ON = ("hopper", "blackwell")
 """Architectures on which cuDNN attends in FP8 (cuDNN Frontend, Attention, support matrix of 9.18.1)."""
 
@@ -58,6 +63,7 @@ PLAIN: Mapping[str, object] = {
     "cp_comm": "p2p",
     "compiled": False,
     "fp8_recipe": "tensorwise",
+    "offload_modules": "none",
 }
 """The value of each choice that asks nothing of the software."""
 
@@ -81,6 +87,7 @@ class ExecutionOptions:
     cp_comm: tuple[Any, ...]
     compiled: tuple[bool, ...]
     fp8_recipe: tuple[Any, ...]
+    offload_modules: tuple[Any, ...]
     dp_overlap: bool
     pp_overlap: bool
     numerics: Mapping[str, Any]
@@ -138,6 +145,7 @@ def execution_options(
         "cp_comm": _context_exchanges(framework, model, cluster, without),
         "compiled": _compilations(framework, precision, without),
         "fp8_recipe": _fp8_recipes(framework, precision, allow),
+        "offload_modules": _offloads(framework, model, pins, allow),
     }
     chosen: dict[str, tuple[Any, ...]] = {
         name: _pinned(name, options, pins.get(name) if experts or name != "moe_dispatch" else None)
@@ -192,6 +200,20 @@ def _fp8_recipes(
     if precision != "fp8" or "delayed-scaling" not in planned(framework.numerics):
         return (None,)
     return ("tensorwise", "delayed") if "delayed-scaling" in allow else ("tensorwise",)
+
+
+def _offloads(
+    framework: Framework,
+    model: ModelSpec,
+    pins: Mapping[str, int | str],
+    allow: tuple[str, ...],
+) -> tuple[str, ...]:
+    """Sets of modules whose activations may lie in the hosts' memory, none first; a pin is leave enough."""
+    asked = "activation-offload" in allow or "offload_modules" in pins
+    if not asked or "activations" not in planned(framework.offloads) or has_mamba(model):
+        return ("none",)
+    some = (name for name in OFFLOADED_MODULES if name != "none")
+    return ("none", *(name for name in some if has_modules(model, name.split("+"))))
 
 
 def _compilations(
@@ -285,9 +307,14 @@ def parse_without(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def parse_allow(texts: Iterable[str]) -> tuple[str, ...]:
-    """Comma-separated names that are allowed, checked and without repeats; `all` stands for each."""
-    names = _parsed(texts, "allow", (*ALLOW, "all"))
-    return ALLOW if "all" in names else names
+    """Comma-separated names that are allowed, checked and without repeats.
+
+    `all` stands for each that changes the numbers.
+    """
+    names = _parsed(texts, "allow", (*ALLOW, *ALLOW_HOST, "all"))
+    if "all" not in names:
+        return names
+    return (*ALLOW, *(name for name in names if name in ALLOW_HOST))
 
 
 def check_names(option: str, names: Iterable[str], allowed: tuple[str, ...]) -> None:

@@ -25,6 +25,7 @@ from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.executions import (
     ALLOW,
+    ALLOW_HOST,
     EXECUTION_PINS,
     WITHOUT,
     ExecutionOptions,
@@ -121,7 +122,8 @@ class PlanRequest:
     without: tuple[str, ...] = ()
     """Software that is not there, or not wanted: any of `executions.WITHOUT`."""
     allow: tuple[str, ...] = ()
-    """What may change the numbers of the run: any of `executions.ALLOW`."""
+    """What may change the numbers of the run, any of `executions.ALLOW`, or fill the hosts' memory, any of
+    `executions.ALLOW_HOST`."""
     calibration: Calibration | None = None
     """What the user's own runs say of the constants."""
     objective: str = "nominal"
@@ -169,7 +171,7 @@ class PlanRequest:
         for axis in self.inside_domain:
             _one_of("inside_domain", axis, INSIDE_DOMAIN)
         check_names("without", self.without, WITHOUT)
-        check_names("allow", self.allow, ALLOW)
+        check_names("allow", self.allow, (*ALLOW, *ALLOW_HOST))
         object.__setattr__(
             self, "pins", {name: _pin(name, value) for name, value in self.pins.items()}
         )
@@ -197,7 +199,7 @@ class PlanRequest:
 
     @property
     def plainest(self) -> Execution:
-        """The execution that asks least of the software; no other allows more layouts."""
+        """The execution that asks least of the software; none allows more layouts, but for offloading."""
         return self.execution_options.executions()[0]
 
     def workload(self, execution: Execution | None = None) -> Workload:

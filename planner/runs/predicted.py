@@ -104,7 +104,8 @@ class Predicted(BaseModel):
     """Per pipeline stage: weights, gradients, optimizer, activations, logits, work (one layer's way back),
     buffers, fragmentation and workspace, which add up to `memory_gib`."""
     host_memory_gib: float | None = None
-    """What a node's host holds of offloaded optimizer states and their gradients; null where none are."""
+    """What a node's host holds of offloaded activations, and of optimizer states with their gradients; null
+    where nothing is offloaded."""
     memory_context_gib: float | None = None
     """CUDA context and NCCL buffers, which the driver shows besides."""
     level_traffic: list[LevelTraffic]

@@ -24,6 +24,7 @@ from meshwright.model_specs.catalog import with_twin_facts
 from meshwright.model_specs.reader import model_from_mapping, read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.context_groups import check_context_groups
+from meshwright.planner.runs.offloaded import check_offload, offloaded_set
 from meshwright.planner.runs.run_schema import MeasuredDoc, RunDoc, SettingsDoc
 from meshwright.planner.runs.run_settings import (
     Stages,
@@ -204,6 +205,7 @@ def _run(
         fused_norm=recipe_switch(settings.recipe, "fused_rmsnorm"),
         fp8_parameters=_fp8_parameters(settings),
         fused_loss=settings.fused_loss,
+        offload_modules=offloaded_set(settings.offload_modules),
         keeps_gathered_inputs=settings.keeps_gathered_inputs
         or recipe_switch(settings.recipe, "tp_recompute_allgather") is False,
         flushes=settings.flushes,
@@ -213,6 +215,7 @@ def _run(
         bucket_mb = stack_constants(workload).gradients_mb(settings.bucket_parameters)
         workload = replace(workload, bucket_mb=bucket_mb)
     check_context_groups(workload, layout)
+    check_offload(workload)
     return Run(
         id=doc.id or default_id,
         source=doc.source,

@@ -159,7 +159,13 @@ class SettingsDoc(BaseModel):
         default=0,
         description="Percent of the parameters whose optimizer states lie in the host's memory and are "
         "updated by its CPU: 100 times Megatron's --optimizer-offload-fraction under "
-        "--optimizer-cpu-offload.",
+        "--optimizer-cpu-offload, 100 under DeepSpeed's offload_optimizer.",
+    )
+    offload_modules: Annotated[list[Words], BeforeValidator(_split_words)] = Field(
+        default=[],
+        max_length=20,
+        description="Modules whose saved tensors lie in the host's memory until the backward pass: any of "
+        "core_attn, attn_proj (with core_attn), expert_fc1 and moe_act, as in Megatron's --offload-modules.",
     )
     gradient_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
         default=None,

@@ -16,6 +16,7 @@ from meshwright.constraints.rule import Rule
 from meshwright.costmodel.estimate import LayerCosts
 from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.memory.profile import memory_profile
 from meshwright.planner.bounds.degree_bound import (
     ShapeTable,
     compute_bound_s,
@@ -124,7 +125,7 @@ class Branch:
         degrees = self._legal_degrees(degrees, certificate)
         if not degrees.broadcast_shape()[0]:
             return degrees, np.zeros(0), np.zeros(0)
-        degrees = self._roomy(degrees, certificate)
+        degrees = self._roomy(self._placed(degrees, cutoff_s, certificate), certificate)
         variants = self._promising(self.space.variants(degrees), cutoff_s, certificate)
         layouts = self.space.grouped(self.space.scheduled(variants))
         layouts = self._worth_offloading(layouts, cutoff_s, certificate)
@@ -174,21 +175,39 @@ class Branch:
         """Bounds under every mapping, for each of some layouts; infinite where others are as good."""
         return self.pricing.mapping_bounds(layouts, self.space.shard_groups)
 
+    def relief_bound_s(self, layouts: Layout) -> FloatArray:
+        """Bounds under the best mapping for all that layouts may recompute, offload or shard over, [n]."""
+        return self.pricing.relief_bound_s(layouts, self.space.shard_groups)
+
     def _bound_s(self, layouts: Layout) -> FloatArray:
-        """Never above the price with any number of shard groups that the space has, [n]."""
-        return self.pricing.lower_bound_s(layouts, self.space.shard_groups)
+        """Never above the price with any schedule, and any number of shard groups that the space has, [n]."""
+        return self.pricing.lower_bound_s(layouts, self.space.shard_groups, any_schedule=True)
+
+    def _placed(self, degrees: Layout, cutoff_s: float, certificate: Certificate) -> Layout:
+        """Drops degrees that are too slow wherever their groups lie. Few are left as they are."""
+        if self._is_few(degrees) or not np.isfinite(cutoff_s):
+            return degrees
+        bound_s = self.pricing.degrees_bound_s(degrees, self.space.smallest_bubble)
+        too_slow = bound_s >= cutoff_s
+        slow_layouts = self.space.layouts_per_degrees(degrees.take(too_slow))
+        certificate.bounded_out += int(slow_layouts.sum())
+        return degrees.take(~too_slow)
+
+    def _is_few(self, degrees: Layout) -> bool:
+        """Whether bounding all variants of some degrees takes no longer than bounding some."""
+        count = degrees.broadcast_shape()[0]
+        return bool(count * len(self.space.zero) * len(self.space.recompute) < FEW_VARIANTS)
 
     def _roomy(self, degrees: Layout, certificate: Certificate) -> Layout:
         """Drops degrees of which no layout fits, by those recomputations that keep least.
 
-        Few are left as they are: bounding all of their variants takes no longer than bounding some.
+        Few are left as they are.
         """
         count = degrees.broadcast_shape()[0]
-        if count * len(self.space.zero) * len(self.space.recompute) < FEW_VARIANTS:
+        if self._is_few(degrees):
             return degrees
         sparing = replace(self.space, recompute=sparing_recompute(self.space)).variants(degrees)
-        sparing = self.space.most_offloaded(sparing)
-        least_gib = self.pricing.recomputed_memory_gib(sparing).reshape(count, -1).min(axis=1)
+        least_gib = self._least_memory_gib(sparing).reshape(count, -1).min(axis=1)
         table = Candidates(workload=self.pricing.workload, layouts=degrees, memory_gib=least_gib)
         for rule in self.rules:
             if rule.name == HbmCapacity.name:
@@ -198,6 +217,17 @@ class Branch:
                 return degrees.take(fits)
         return degrees
 
+    def _least_memory_gib(self, variants: Layout) -> FloatArray:
+        """Of some variants with the least share, whatever share of the optimizer they offload, [n].
+
+        The largest share keeps least, but for the buffers through which some frameworks offload.
+        """
+        least_gib = self.pricing.recomputed_memory_gib(self.space.most_offloaded(variants))
+        has_buffers = memory_profile(self.pricing.workload.framework).offload_buffer_bytes > 0
+        if has_buffers and self.space.offloads_several:
+            return np.minimum(least_gib, self.pricing.recomputed_memory_gib(variants))
+        return least_gib
+
     def _promising(self, variants: Layout, cutoff_s: float, certificate: Certificate) -> Layout:
         """Drops layouts that, however many virtual stages they get, cannot fit or beat the cutoff.
 
@@ -206,7 +236,7 @@ class Branch:
         (m + (pp - 1) x) / (m + (pp - 1) / 2) over two virtual stages.
         """
         counts = self.space.layouts_per_variant(variants)
-        memory_gib = self.pricing.recomputed_memory_gib(self.space.most_offloaded(variants))
+        memory_gib = self._least_memory_gib(variants)
         table = Candidates(workload=self.pricing.workload, layouts=variants, memory_gib=memory_gib)
         for rule in self.rules:
             if rule.name == HbmCapacity.name:

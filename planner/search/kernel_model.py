@@ -29,15 +29,14 @@ from typing import TYPE_CHECKING, Any
 from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.pipeline.schedules import schedule_name
-from meshwright.errors import InternalError
 from meshwright.planner.bounds.combination_costs import CombinationCosts
 from meshwright.planner.bounds.exact_cost import Matrix, Priced
 from meshwright.planner.bounds.memory_fit import RankRow
 from meshwright.planner.experts.joint import AssumedImbalance, JointRouting, post_placements
 from meshwright.planner.search.candidates import KERNEL, kernel_degrees
-from meshwright.planner.search.model import NANOSECONDS, price_ns
+from meshwright.planner.search.model import NANOSECONDS, floor_ns, price_ns
 from meshwright.planner.search.params import SearchParams
-from meshwright.planner.solvers.cp_sat import repeatable_solver
+from meshwright.planner.solvers.cp_sat import solved_in_two_attempts
 
 if TYPE_CHECKING:
     from meshwright.planner.solvers.or_tools import cp_model
@@ -249,7 +248,7 @@ class KernelModel:
         self.model.add_max_equality(longest, self._layers_r)
         for each, literal in self._families(_load_key):
             layer, leading, again, first, last = (
-                _floor_ns(seconds) for seconds in _load_key(each)[:5]
+                floor_ns(seconds) for seconds in _load_key(each)[:5]
             )
             end = int(each.layout.pp) - 1
             lead = min(layer, leading) - layer
@@ -303,7 +302,7 @@ class KernelModel:
                 if each.full:
                     load = load + floor(again_s * NANOSECONDS * self._fractions) * recomputed
                 self.model.add(self._fractions * self._step_ns >= load).only_enforce_if(literal)
-        bounds = [_floor_ns(each.bound_s * (1 - 1e-12)) for each in self.combinations]
+        bounds = [floor_ns(each.bound_s * (1 - 1e-12)) for each in self.combinations]
         total = sum(bound * x for bound, x in zip(bounds, self._literals, strict=True))
         self.model.add(self._step_ns >= total).with_name("step_bound")
 
@@ -334,33 +333,22 @@ class KernelModel:
 
     def solve(self, seed: int, time_limit_s: float | None, params: SearchParams) -> KernelChoice:
         """The shortest step, with one worker and a fixed seed, within the work that `params` allow."""
-        from meshwright.planner.solvers.or_tools import cp_model
-
-        solver = repeatable_solver(seed, work=params.work)
-        deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
-        solver.parameters.max_number_of_conflicts = params.most_conflicts
-        # Other searches crawl on some models, from one solution to the next or from bound to bound.
-        quick_restarts = cp_model.PORTFOLIO_WITH_QUICK_RESTART_SEARCH
-        for branching, level in ((quick_restarts, 1), (cp_model.AUTOMATIC_SEARCH, 2)):
-            solver.parameters.search_branching = branching
-            solver.parameters.linearization_level = level
-            if deadline is not None:
-                solver.parameters.max_time_in_seconds = max(deadline - time.monotonic(), 0.01)
-            status = solver.solve(self.model)
-            if status in (cp_model.OPTIMAL, cp_model.INFEASIBLE):
-                break
-        if status == cp_model.INFEASIBLE:
-            return KernelChoice(status="infeasible", bound_s=inf)
+        solver, status = solved_in_two_attempts(
+            self.model,
+            seed=seed,
+            work=params.work,
+            most_conflicts=params.most_conflicts,
+            deadline=inf if time_limit_s is None else time.monotonic() + time_limit_s,
+        )
+        if status == "infeasible":
+            return KernelChoice(status=status, bound_s=inf)
         bound_s = max(solver.best_objective_bound, 0.0) / NANOSECONDS
-        if status == cp_model.UNKNOWN:
-            return KernelChoice(status="unknown", bound_s=bound_s)
-        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            reason = self.model.validate() or "no reason given"
-            raise InternalError(f"CP-SAT answered {solver.status_name(status)}: {reason}")
+        if status == "unknown":
+            return KernelChoice(status=status, bound_s=bound_s)
         index = next(i for i, literal in enumerate(self._literals) if solver.boolean_value(literal))
         ranks = range(int(self.combinations[index].layout.pp))
         return KernelChoice(
-            status="optimal" if status == cp_model.OPTIMAL else "feasible",
+            status=status,
             combination=self.combinations[index],
             bound_s=bound_s,
             layers=tuple(solver.value(self._layers_r[rank]) for rank in ranks),
@@ -376,10 +364,6 @@ def _load_key(each: Combination) -> tuple[float, float, float, float, float, int
 
 def _memory_key(each: Combination) -> Hashable:
     return each.full, tuple(each.memory)
-
-
-def _floor_ns(seconds: float) -> int:
-    return floor(seconds * NANOSECONDS)
 
 
 def _floor_kib(gib: float) -> int:

@@ -26,7 +26,8 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.pipeline.schedules import Schedule
 from meshwright.errors import OutOfTimeError
 from meshwright.planner.bounds.degree_bound import gpu_seconds, shape_table
 from meshwright.planner.bounds.exact_cost import Priced
@@ -42,6 +43,14 @@ from meshwright.planner.search.space import Space
 
 IntArray = NDArray[np.int64]
 Progress = Callable[[str], None]
+
+
+_NOT_IN_MODULES = int(Recompute.FULL | Recompute.OPERATORS)
+
+
+def _without_relief(layout: Layout) -> Layout:
+    """A layout without what makes room in memory and takes time."""
+    return replace(layout, recompute=0, recompute_layers=0, optimizer_offload=0)
 
 
 class AnyPlanFoundError(Exception):
@@ -79,8 +88,10 @@ class LayoutSearch:
         self._pool = LayoutPool()
         self._undecided_s = inf
         """No mapping of a priced layout that stayed undecided is faster than this."""
-        self._unlimited: dict[tuple[int, Layout], int] = {}
-        """By branch and layout, its share left out: the least share at which memory did not limit it."""
+        self._unlimited: dict[tuple[int, Layout], list[tuple[int, int]]] = {}
+        """By branch and layout, relief left out: recomputed modules and shares of the optimizer offloaded at
+        which memory did not limit it.
+        """
         self._unexplored_s = 0.0
         """No layout that was not expanded yet is faster than this."""
         self.certificate = Certificate(executions=len(branches))
@@ -155,7 +166,7 @@ class LayoutSearch:
                 self.chooser.add(index, layouts.scalar(0), bounds)
         for candidate in self.chooser.opened:
             self._remaining_s()
-            if candidate.bound_s < self._cutoff_s:
+            if candidate.is_open and candidate.bound_s < self._cutoff_s:
                 self._price(candidate)
 
     def _scan_space(self) -> None:
@@ -197,7 +208,7 @@ class LayoutSearch:
                 self.certificate.bounded_out += left_out
                 self._remaining_s()
                 self._expand(index, degrees)
-                if not self._best:
+                if self._pool.least_s() < self._params.promising * self._price_s:
                     self._improve(together)  # a price leaves the other executions little to expand
             is_stuck = not self._improve(together)
             position += len(batch)
@@ -260,7 +271,7 @@ class LayoutSearch:
                 self._price(chosen)
                 for candidate in self.chooser.opened[:beside]:
                     self._remaining_s()
-                    if candidate.bound_s < self._cutoff_s:
+                    if candidate.is_open and candidate.bound_s < self._cutoff_s:
                         self._price(candidate)
             elif self._is_settled() and self._pool.least_s() >= self._cutoff_s:
                 return
@@ -290,48 +301,73 @@ class LayoutSearch:
         """
         self.certificate.bounded_out += self._pool.drop(self._cutoff_s)
         opened = sum(each.bound_s < self._cutoff_s for each in self.chooser.opened)
-        for _ in range(2):  # bounds of mappings change the order
-            self._bound_mappings(self._pool.by_bound()[:together])
-        rows = self._pool.by_bound()
-        is_bounded = self._pool.is_bounded[rows]
-        rows = rows[np.logical_and.accumulate(is_bounded) if in_order else is_bounded]
-        for row in rows[: max(most - opened, 0)]:
+        for _ in range(2):  # bounds of families and of mappings change the order
+            self._bound_families(self._pool.by_bound(together))
+            self._bound_mappings(self._pool.by_bound(together))
+        rows = self._pool.by_bound(max(most - opened, 0), bounded=not in_order)
+        for row in rows[np.logical_and.accumulate(self._pool.is_bounded[rows])]:
             bounds = self._pool.mappings[row]
             assert bounds is not None
             index, layout = int(self._pool.branch[row]), self._pool.scalar(int(row))
-            if bounds.least_s < self._cutoff_s and not self._offloads_in_vain(index, layout):
+            if bounds.least_s < self._cutoff_s and not self._relieved_in_vain(index, layout):
                 self.chooser.add(index, layout, bounds)
             else:
                 self.certificate.bounded_out += 1
             self._pool.close(int(row))
 
+    def _bound_families(self, rows: IntArray) -> None:
+        """Bounds what only differs in what makes room at once, under true mappings."""
+        rows = self._pool.one_of_each_family(rows)
+        bound_s = np.zeros(len(rows))
+        for index in np.unique(self._pool.branch[rows]):
+            own = np.flatnonzero(self._pool.branch[rows] == index)
+            bound_s[own] = self._branches[index].relief_bound_s(self._pool.take(rows[own]))
+        if len(rows):
+            self._pool.bound_families(rows, bound_s)
+
     def _bound_mappings(self, rows: IntArray) -> None:
         """Tightens the bounds of layouts in the pool to those of their true mappings."""
-        rows = rows[~self._pool.is_bounded[rows]]
+        rows = rows[~self._pool.is_bounded[rows] & (self._pool.bound_s[rows] < self._cutoff_s)]
         for index in np.unique(self._pool.branch[rows]):
             own = rows[self._pool.branch[rows] == index]
             bounded = self._branches[index].mapping_bounds(self._pool.take(own))
             for row, bounds in zip(own, bounded, strict=True):
                 self._pool.set_mappings(int(row), bounds)
 
-    def _offloads_in_vain(self, branch: int, layout: Layout) -> bool:
-        """Whether memory did not limit the same layout with a smaller share of the optimizer offloaded.
+    def _relieved_in_vain(self, branch: int, layout: Layout) -> bool:
+        """Whether memory did not limit the same layout with fewer modules recomputed, or less offloaded.
 
-        A larger share only makes room, and takes more time: a host streams memory slower than any GPU.
+        More of either only makes room, and takes more time: a host streams memory slower than any GPU. A
+        slower layer also hides more, which never outweighs what it costs where gradients are reduced beside
+        one micro-batch and each rank has one virtual stage: then every layer's time counts once in the step
+        at the least, and 1 / pp of it is hidden at the most.
         """
-        share = self._unlimited.get((branch, replace(layout, optimizer_offload=0)))
-        return share is not None and share < int(layout.optimizer_offload)
+        known = self._unlimited.get((branch, _without_relief(layout)))
+        if known is None:
+            return False
+        mask, share = int(layout.recompute), int(layout.optimizer_offload)
+        is_simple = (
+            layout.vpp == 1 and layout.zero_stage <= 1 and layout.schedule == Schedule.ONE_F_ONE_B
+        )
+        return any(
+            (less, smaller) != (mask, share)
+            and smaller <= share
+            and less & ~mask == 0
+            and not (mask ^ less) & _NOT_IN_MODULES
+            and (less == mask or is_simple)
+            for less, smaller in known
+        )
 
-    def _close_larger_shares(self, candidate: Candidate) -> None:
+    def _close_more_relief(self, candidate: Candidate) -> None:
         """Closes what the price just made shows to be no better than the cutoff."""
         if self._top_k > 1 or self._branches[candidate.branch].pricing.memory_limits:
             return
         layout = candidate.layout
-        key = candidate.branch, replace(layout, optimizer_offload=0)
-        share = int(layout.optimizer_offload)
-        self._unlimited[key] = min(share, self._unlimited.get(key, share))
+        key = candidate.branch, _without_relief(layout)
+        relief = int(layout.recompute), int(layout.optimizer_offload)
+        self._unlimited.setdefault(key, []).append(relief)
         for other in self.chooser.candidates:
-            if other.is_open and self._offloads_in_vain(other.branch, other.layout):
+            if other.is_open and self._relieved_in_vain(other.branch, other.layout):
                 self.chooser.learn(other, None)
                 self.certificate.bounded_out += 1
 
@@ -344,7 +380,7 @@ class LayoutSearch:
         if priced is not None:
             priced = replace(priced, execution=branch.execution)
         self.chooser.learn(candidate, priced)
-        self._close_larger_shares(candidate)
+        self._close_more_relief(candidate)
         if priced is None:
             return
         self._best.append((priced.step_time_s, self.certificate.priced, priced))

@@ -155,6 +155,11 @@ def price_ns(seconds: float) -> int:
     return int(np.ceil(seconds * NANOSECONDS))
 
 
+def floor_ns(seconds: float) -> int:
+    """Seconds as integer nanoseconds, rounded down: a bound stays one."""
+    return int(np.floor(seconds * NANOSECONDS))
+
+
 def solve(plan: PlanModel, seed: int, time_limit_s: float | None) -> Choice:
     """Solves with one worker and a fixed seed, so that the same model gives the same choice.
 

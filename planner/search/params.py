@@ -19,8 +19,10 @@ class SearchParams:
     """Layouts priced beside the one that a CP-SAT model chose, where its choices bring nothing for long."""
     most_in_vain: int = 4
     """Prices in a row that bring nothing before more degrees are expanded."""
-    bounded_together: int = 128
-    """Layouts of the pool whose mappings are bounded in one array operation."""
+    bounded_together: int = 2048
+    """Layouts of the pool whose mappings are bounded in one go, over all executions."""
+    promising: float = 0.97
+    """Share of the last step time, 0 to 1: with a bound below it, prices come before more degrees."""
     worthwhile: float = 0.995
     """Share of the last step time, 0 to 1: below it, pricing one more layout at once is worth while."""
     largest_master: int = 3000

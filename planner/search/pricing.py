@@ -43,8 +43,23 @@ class Pricing(Protocol):
         """Whether mappings are parallelism matrices: on regular fabrics."""
         ...
 
-    def lower_bound_s(self, layouts: Layout, numbers_of_groups: Sequence[int] = ()) -> FloatArray:
-        """Never above `exact`, with the layouts' own or with any of some numbers of shard groups; [n]."""
+    def lower_bound_s(
+        self,
+        layouts: Layout,
+        numbers_of_groups: Sequence[int] = (),
+        *,
+        any_schedule: bool = False,
+    ) -> FloatArray:
+        """Never above `exact`, with the layouts' own or with any of some numbers of shard groups; [n].
+
+        With `any_schedule`, another one of as many virtual stages may take the place of the layouts' own.
+        """
+        ...
+
+    def degrees_bound_s(self, degrees: Layout, smallest_bubble: FloatArray) -> FloatArray:
+        """Never above `exact` of any layout of some degrees, with the least bubble of each pipeline size;
+        [n].
+        """
         ...
 
     def least_memory_gib(self, layouts: Layout) -> tuple[FloatArray, IntArray]:
@@ -59,6 +74,12 @@ class Pricing(Protocol):
 
     def recomputed_memory_gib(self, layouts: Layout) -> FloatArray:
         """Never above the peak of any split, with as much recomputed as the layout may; shape [n]."""
+        ...
+
+    def relief_bound_s(self, layouts: Layout, numbers_of_groups: Sequence[int]) -> FloatArray:
+        """Never above `exact` of the layouts whatever they recompute or offload, with any of some numbers of
+        shard groups; [n].
+        """
         ...
 
     def mapping_bounds(

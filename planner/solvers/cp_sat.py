@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from math import isfinite
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from meshwright.errors import InternalError
 from meshwright.planner.solvers.clock import remaining_s
 
 if TYPE_CHECKING:
@@ -47,3 +49,38 @@ def repeatable_solver(seed: int = 1, *, work: float | None = None) -> cp_model.C
     if isfinite(remaining_s()):
         solver.parameters.max_time_in_seconds = max(remaining_s(), 0.01)
     return solver
+
+
+def solved_in_two_attempts(
+    model: cp_model.CpModel, *, seed: int, work: float, most_conflicts: int, deadline: float
+) -> tuple[cp_model.CpSolver, str]:
+    """The solver with its answer, and optimal, feasible, infeasible or unknown.
+
+    First with quick restarts, then by default search: others crawl on some models, from one solution to the
+    next or from bound to bound. Each attempt has so much work and so many conflicts, and ends at the
+    deadline on the clock of `time.monotonic`, which may be infinite. Raises InternalError for an invalid
+    model.
+    """
+    from meshwright.planner.solvers.or_tools import cp_model
+
+    solver = repeatable_solver(seed, work=work)
+    solver.parameters.max_number_of_conflicts = most_conflicts
+    quick_restarts = cp_model.PORTFOLIO_WITH_QUICK_RESTART_SEARCH
+    for branching, level in ((quick_restarts, 1), (cp_model.AUTOMATIC_SEARCH, 2)):
+        solver.parameters.search_branching = branching
+        solver.parameters.linearization_level = level
+        if isfinite(deadline):
+            solver.parameters.max_time_in_seconds = max(deadline - time.monotonic(), 0.01)
+        status = solver.solve(model)
+        if status in (cp_model.OPTIMAL, cp_model.INFEASIBLE):
+            break
+    names = {
+        cp_model.OPTIMAL: "optimal",
+        cp_model.FEASIBLE: "feasible",
+        cp_model.INFEASIBLE: "infeasible",
+        cp_model.UNKNOWN: "unknown",
+    }
+    if status not in names:
+        reason = model.validate() or "no reason given"
+        raise InternalError(f"CP-SAT answered {solver.status_name(status)}: {reason}")
+    return solver, names[status]

@@ -217,6 +217,9 @@ def _completed(
     if (int(layout.tp) * int(layout.cp) * int(layout.dp)) % (int(layout.ep) * int(layout.etp)):
         return None
     stages = _split(chance, request.model.layers, int(layout.pp), int(layout.vpp))
+    if request.framework == "deepspeed" and stages is not None:
+        # It deals layers out by itself: evenly, what is left over to the first ranks.
+        stages = tuple(_even(request.model.layers, int(layout.pp)))
     matrix = _mapping(chance, request, layout)
     if stages is None or matrix is None:
         return None
@@ -235,6 +238,10 @@ def _completed(
         executions = tuple(alike) or executions
     execution = chance.choice(executions)
     return Candidate(execution=execution, layout=layout, stages=stages, matrix=matrix)
+
+
+def _even(layers: int, pp: int) -> list[tuple[int, ...]]:
+    return [(layers // pp + (rank < layers % pp),) for rank in range(pp)]
 
 
 def _split(chance: random.Random, layers: int, pp: int, vpp: int) -> Stages | None:

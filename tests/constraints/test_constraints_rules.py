@@ -180,6 +180,21 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"dp": 4, "zero_stage": 1},
         {"dp": 4, "zero_stage": 1, "optimizer_offload": 25},
     ),
+    "deepspeed-offload-zero": (
+        workload(),
+        {"dp": 4, "zero_stage": 3, "optimizer_offload": 100},
+        {"dp": 4, "optimizer_offload": 100},
+    ),
+    "deepspeed-offload-whole": (
+        workload(),
+        {"dp": 4, "zero_stage": 1, "optimizer_offload": 100},
+        {"dp": 4, "zero_stage": 3, "optimizer_offload": 50},
+    ),
+    "deepspeed-offload-adam": (
+        workload(optimizer="sgd"),
+        {"dp": 4, "zero_stage": 1},
+        {"dp": 4, "zero_stage": 1, "optimizer_offload": 100},
+    ),
     "megatron-offload-fp8": (
         workload(precision="fp8", fp8_parameters=True),
         {"dp": 4, "zero_stage": 1},
@@ -295,6 +310,16 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"recompute": Recompute.MLP},
         {"recompute": Recompute.MLP | Recompute.MOE_ACTIVATION},
     ),
+    "megatron-offload-recompute": (
+        workload(offload_modules="core_attn"),
+        {"recompute": Recompute.MLP},
+        {"recompute": Recompute.FULL},
+    ),
+    "megatron-offload-up-projection": (
+        workload(MOE, offload_modules="core_attn+moe_act"),
+        {"recompute": Recompute.MOE_ACTIVATION},
+        {"recompute": Recompute.MLA_UP_PROJECTION},
+    ),
     # 16 heads and 4 key-value heads: tp 1 leaves groups of 4, or of 2; tp 4 leaves none.
     "megatron-hierarchical-context": (
         workload(cp_comm="a2a+p2p"),
@@ -351,6 +376,7 @@ RULES = {rule.name: rule for rule in (*GENERAL, *STRICT, *OWN)}
 OF_WORKLOADS = {
     "megatron-allgather-dispatcher",
     "megatron-dispatcher-device",
+    "megatron-offloaded-modules",
     "precision-on-device",
     "torchtitan-precision",
     "deepspeed-precision",

@@ -23,6 +23,7 @@ from meshwright.model_specs.experts import MoeSpec
 from tests.constraints.test_constraints_rules import (
     BIASED,
     DENSE,
+    HYBRID,
     LINEAR,
     MOE,
     RULES,
@@ -40,6 +41,7 @@ DEEPEP_ON_VOLTA = workload(MOE, cluster=cluster("volta"), moe_dispatch="deepep")
 DELAYED = workload(precision="fp8", fp8_recipe="delayed")
 CAPTURED = workload(MOE, cuda_graph="full", moe_dispatch="hybridep", precision="mxfp8")
 FULL = int(Recompute.FULL)
+OFFLOADED = workload(MOE, offload_modules="core_attn+expert_fc1")
 GATHERED = workload(MOE, moe_dispatch="allgather")
 HIERARCHICAL = "megatron-hierarchical-context"
 GROUPED = workload(cp_comm="a2a+p2p")
@@ -234,6 +236,46 @@ CASES: list[tuple[str, Workload, dict[str, Any], int, str]] = [
     ("megatron-delayed-scaling", DELAYED, {"recompute": 1 | 8 | 16 | 32 | 64}, 0, ""),
     ("megatron-delayed-scaling", DELAYED, {"recompute": 2}, 1, "norms or expert activations"),
     ("megatron-delayed-scaling", DELAYED, {"recompute": 4}, 1, "norms or expert activations"),
+    ("megatron-offload-recompute", OFFLOADED, {"recompute": FULL | 64}, 1, "recomputed in full"),
+    ("megatron-offload-recompute", OFFLOADED, {"recompute": 31 | 64}, 0, ""),
+    ("megatron-offload-up-projection", OFFLOADED, {"recompute": 8 | 64}, 1, "recomputed as well"),
+    ("megatron-offload-up-projection", OFFLOADED, {"recompute": FULL | 23}, 0, ""),
+    (
+        "megatron-offload-up-projection",
+        workload(MOE, offload_modules="moe_act"),
+        {"recompute": 8},
+        0,
+        "",
+    ),
+    ("megatron-offloaded-modules", OFFLOADED, {}, 0, ""),
+    (
+        "megatron-offloaded-modules",
+        workload(offload_modules="moe_act"),
+        {},
+        1,
+        "offloading moe_act does not go with a model without experts",
+    ),
+    (
+        "megatron-offloaded-modules",
+        workload(LINEAR, offload_modules="core_attn", cuda_graph="full"),
+        {},
+        2,
+        "linear or sparse attention and a CUDA graph of the whole step",
+    ),
+    (
+        "megatron-offloaded-modules",
+        workload(LINEAR, offload_modules="expert_fc1", cuda_graph="partial"),
+        {},
+        1,
+        "a model without experts",
+    ),
+    (
+        "megatron-offloaded-modules",
+        workload(HYBRID, offload_modules="core_attn"),
+        {},
+        1,
+        "Mamba blocks",
+    ),
     ("megatron-full-graph", CAPTURED, {"recompute": 4 | 8}, 1, "hold recomputed experts"),
     ("megatron-full-graph", CAPTURED, {"recompute": FULL | 64}, 1, "hold recomputed experts"),
     ("megatron-full-graph", CAPTURED, {"recompute": 1 | 2 | 8 | 16 | 64}, 0, ""),
@@ -314,6 +356,12 @@ CASES: list[tuple[str, Workload, dict[str, Any], int, str]] = [
     ("megatron-offload-zero", workload(), {"optimizer_offload": 25, "zero_stage": 1}, 0, ""),
     ("megatron-offload-adam", workload(moment_bytes=2), {"optimizer_offload": 75}, 75, "75 %"),
     ("megatron-offload-adam", workload(), {"optimizer_offload": 75}, 0, ""),
+    ("deepspeed-offload-zero", workload(), {"optimizer_offload": 100}, 1, "ZeRO 0"),
+    ("deepspeed-offload-zero", workload(), {"optimizer_offload": 100, "zero_stage": 2}, 0, ""),
+    ("deepspeed-offload-whole", workload(), {"optimizer_offload": 50, "zero_stage": 3}, 1, "50 %"),
+    ("deepspeed-offload-whole", workload(), {"optimizer_offload": 100, "zero_stage": 3}, 0, ""),
+    ("deepspeed-offload-adam", workload(optimizer="sgd"), {"optimizer_offload": 100}, 100, "sgd"),
+    ("deepspeed-offload-adam", workload(precision="fp16"), {"optimizer_offload": 100}, 0, ""),
     ("megatron-offload-fp8", workload(fp8_parameters=True), {"optimizer_offload": 50}, 50, "50 %"),
     ("torchtitan-shard-groups", workload(), {"dp": 7, "shard_groups": 4}, 3, "dp 7"),
     ("fsdp2-shard-groups", workload(), {"dp": 7, "shard_groups": 5}, 2, "dp 7"),
@@ -435,6 +483,8 @@ def test_a_rule_applies_where_it_has_something_to_say(
         (DELAYED, (2, 4)),
         (workload(precision="fp8"), ()),
         (workload(fp8_recipe="delayed"), ()),
+        (workload(offload_modules="moe_act"), (FULL, FULL | 64)),
+        (workload(offload_modules="core_attn"), (FULL, FULL | 64)),
     ],
 )
 def test_an_execution_refuses_recomputation_whatever_the_degrees(

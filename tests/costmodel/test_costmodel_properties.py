@@ -13,13 +13,17 @@ from hypothesis import strategies as st
 
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec, FabricLevelSpec
+from meshwright.constraints.activation_offload import has_modules
 from meshwright.costmodel import step_time as step_time_module
 from meshwright.costmodel.constants.rates import Constants, constants_for
 from meshwright.costmodel.data_parallel import DataParallelTraffic
 from meshwright.costmodel.estimate import estimate_layout, layer_costs
+from meshwright.costmodel.execution_names import OFFLOADED_MODULES
+from meshwright.costmodel.layers.kinds import kind_times
 from meshwright.costmodel.layout import AXES, Layout, Placement, Recompute
 from meshwright.costmodel.memory.footprint import stage_memory_gib
 from meshwright.costmodel.memory.split_bounds import peak_memory_gib
+from meshwright.costmodel.pipeline.least_pace import least_pace_s
 from meshwright.costmodel.pipeline.split import Stages
 from meshwright.costmodel.placement import level_factors, nested_placement, placement_from_matrix
 from meshwright.costmodel.step_time import make_context, optimistic_step
@@ -188,9 +192,10 @@ def placements(
 
 @st.composite
 def workloads(draw: st.DrawFn, kind: str) -> Workload:
-    on = st.booleans()
+    on, model = st.booleans(), draw(models(kind))
+    sets = [name for name in OFFLOADED_MODULES if has_modules(model, name.split("+"))]
     return Workload(
-        model=draw(models(kind)),
+        model=model,
         cluster=draw(clusters()),
         gpus=8,
         global_batch=64,
@@ -200,12 +205,19 @@ def workloads(draw: st.DrawFn, kind: str) -> Workload:
         overlap=Overlap(dp=draw(on), tp=draw(on), pp=draw(on), ep=draw(on)),
         cuda_graph=draw(st.sampled_from(["none", "partial", "full"])),
         cp_comm=draw(st.sampled_from(["p2p", "a2a", "a2a+p2p"])),
+        offload_modules=draw(st.sampled_from(sets)),
         moe_dispatch=draw(st.sampled_from(["deduplicated", "alltoall", "allgather"])),
         expert_imbalance=draw(st.sampled_from([1.0, 1.5])),
     )
 
 
 KINDS = ("dense", "moe", "mla")
+
+
+def legal_recompute(workload: Workload, mask: int) -> int:
+    """Without MLA's up-projection where what it gives is offloaded, which a rule forbids."""
+    offloaded = "core_attn" in workload.offload_modules
+    return mask & ~int(Recompute.MLA_UP_PROJECTION) if offloaded else mask
 
 
 def search_bound_s(workload: Workload, layout: Layout) -> float:
@@ -253,11 +265,50 @@ def test_bounds_lie_below_every_split_and_placement(kind: str) -> None:
         seconds = case.seconds()
         bound = search_bound_s(case.workload, case.layout)
         context = make_context(case.workload, case.layout, case.placement)
-        mapped = float(np.asarray(optimistic_step(context).seconds))
+        times = kind_times(context)
+        pace_s = least_pace_s(context, times)
+        mapped = float(np.asarray(optimistic_step(context, times, pace_s).seconds))
         assert 0 < bound <= mapped * SLOWER
         assert mapped <= seconds * SLOWER
 
     check()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bound_for_any_relief_lies_below_every_step(kind: str) -> None:
+    """Whatever is recomputed or offloaded, under the placement that each step has."""
+
+    @given(cases((kind,), tensor_inside=True))
+    @settings(max_examples=150)
+    def check(case: Case) -> None:
+        mask = int(case.layout.recompute)
+        assume(legal_recompute(case.workload, mask) == mask)
+        layout = replace(case.layout, recompute=0, recompute_layers=0, optimizer_offload=0)
+        context = make_context(case.workload, layout, case.placement)
+        times = kind_times(context)
+        step = optimistic_step(context, times, least_pace_s(context, times), any_relief=True)
+        assert float(np.asarray(step.seconds)) <= case.seconds() * SLOWER
+
+    check()
+
+
+@given(cases(tensor_inside=True), st.integers(0, int(Recompute.FULL) - 1), st.floats(0, 1))
+@settings(max_examples=400)
+def test_no_layout_of_one_virtual_stage_is_faster_with_more_recomputed(
+    case: Case, more: int, share: float
+) -> None:
+    """The rule by which a search leaves layouts out."""
+    plain = replace(
+        case.layout, vpp=1, recompute=0, recompute_layers=0, zero_stage=case.layout.dp % 2
+    )
+    stages = tuple((sum(rank),) for rank in case.stages)
+    more = legal_recompute(case.workload, more)
+    less = more & int(share * int(Recompute.FULL))
+    fewer, longer = (
+        replace(case, layout=replace(plain, recompute=mask), stages=stages).seconds()
+        for mask in (less, more)
+    )
+    assert fewer <= longer * SLOWER
 
 
 @given(cases(tensor_inside=True), st.integers(1, 3))

@@ -18,6 +18,7 @@ CHANGED: dict[str, Any] = {
     "gradient_dtype": "bf16",
     "moment_dtype": "bf16",
     "fp8_recipe": "delayed",
+    "offload_modules": "moe_act",
 }
 
 

@@ -39,6 +39,7 @@ EXECUTIONS = tuple(
         {"cp_comm": "a2a"},
         {"cp_comm": "a2a+p2p"},
         {"fp8_recipe": "delayed"},
+        {"offload_modules": "core_attn+attn_proj"},
     )
 )
 

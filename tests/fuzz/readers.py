@@ -15,17 +15,20 @@ import yaml
 import meshwright
 from meshwright.cluster_specs.catalog import load_cluster
 from meshwright.cluster_specs.importers.document import import_topology
-from meshwright.cluster_specs.mixed import read_mixed_cluster
+from meshwright.cluster_specs.mixed import MixedClusterSpec, PartSpec, read_mixed_cluster
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.constants.calibration import Factors
 from meshwright.model_specs.reader import read_model
+from meshwright.planner.audit.audit import audit_plan
 from meshwright.planner.audit.rank_list import read_rank_list
 from meshwright.planner.experts.files.inputs import read_routing
 from meshwright.planner.experts.files.placement_reader import read_placement
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.many.batch.jobs import read_jobs
 from meshwright.planner.many.fleet.jobs import read_fleet
+from meshwright.planner.mixed.texts import mixed_text, read_mixed_plan
 from meshwright.planner.plan.texts import read_plan
+from meshwright.planner.report.mixed_page import mixed_page
 from meshwright.planner.request.calibration_file import calibration_text, read_calibration
 from meshwright.planner.runs.launches.reader import price_launch
 from meshwright.planner.runs.prediction import price_runs
@@ -121,6 +124,25 @@ def _mixed() -> list[Seed]:
     return [("x.yaml", yaml.safe_dump(document).encode()) for document in documents]
 
 
+def _mixed_plan() -> list[Seed]:
+    parts = [PartSpec(cluster=load_cluster(n), gpus=16) for n in ("dgx-h100", "dgx-a100")]
+    result = meshwright.plan_mixed(
+        "llama-3-8b",
+        cluster=MixedClusterSpec(parts=tuple(parts)),
+        global_batch=64,
+        seq_len=4096,
+        pin="tp=2,micro_batch=1",
+    )
+    return [("mixed_plan.yaml", mixed_text(result.document).encode())]
+
+
+def _read_mixed_plan(path: Path) -> None:
+    """As `verify` and `report` do."""
+    plan = read_mixed_plan(path)
+    audit_plan(path)
+    mixed_page(plan)
+
+
 def _trace() -> list[Seed]:
     tokens = np.random.default_rng(0).integers(0, 8, (2, 20, 2))
     packed = io.BytesIO()
@@ -193,6 +215,7 @@ READERS = (
     Reader("trace", read_routing, _trace),
     Reader("placement", lambda path: read_placement(path, layers=2, experts=4, gpus=4), _placement),
     Reader("plan", read_plan, _plan),
+    Reader("mixed plan", _read_mixed_plan, _mixed_plan),
     Reader("calibration", read_calibration, _calibration),
     Reader("ranks", partial(read_rank_list, load_cluster("dgx-h100")), _ranks),
     *(

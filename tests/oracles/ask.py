@@ -300,11 +300,16 @@ def ask_deepspeed(case: Case) -> dict[str, Any]:
     )
     if unknown:
         raise ValueError(f"unknown keys {unknown}")
+    offload = config.zero_config.offload_optimizer
+    on_host = offload is not None and offload.device == "cpu"
+    if on_host != ("--cpu-optimizer" in args):
+        raise ValueError(f"offload_optimizer {offload}, but {args}")
     return {
         "dp": world // (tp * pp),
         "tp": tp,
         "pp": pp,
         "zero_stage": int(config.zero_config.stage),
+        "optimizer_offload": round(100 * offload.ratio) if on_host else 0,
         "micro_batch": config.train_micro_batch_size_per_gpu,
         "num_micro_batches": config.gradient_accumulation_steps,
     }

@@ -152,6 +152,8 @@ def _shard_groups(framework: FrameworkName, dp: int, zero: int, seed: tuple[int,
 
 def _offloaded(framework: FrameworkName, zero: int, seed: tuple[int, ...]) -> int:
     """Percent of the optimizer, of a generator of its own."""
+    if framework == "deepspeed" and zero > 0:
+        return random.Random(repr((seed, zero))).choice([0, 0, 100])
     if zero != 1 or framework != "megatron":
         return 0
     return random.Random(repr((seed, zero))).choice([0, 0, 0, 25, 100])

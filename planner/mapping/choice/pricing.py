@@ -149,6 +149,16 @@ class MappedPricing(CostModelPricing):
         if space is not None:
             self._packing.add(space.instance, cells.assignment(space.instance.problem, value))
 
+    def degrees_bound_s(self, degrees: Layout, smallest_bubble: FloatArray) -> FloatArray:
+        """Nothing is known of mappings before they are looked for."""
+        del smallest_bubble
+        return np.zeros(degrees.broadcast_shape())
+
+    def relief_bound_s(self, layouts: Layout, numbers_of_groups: Sequence[int]) -> FloatArray:
+        """Nothing is known of mappings before they are looked for."""
+        del numbers_of_groups
+        return np.zeros(layouts.broadcast_shape())
+
     def mapping_bounds(
         self, layouts: Layout, numbers_of_groups: Sequence[int] = ()
     ) -> list[MappingBounds]:

@@ -21,8 +21,10 @@ _HARMLESS = "gradient_clipping optimizer scheduler steps_per_print wall_clock_br
 """Keys that leave the time of a step as it is."""
 _ZERO_READ = """
 stage overlap_comm contiguous_gradients reduce_bucket_size allgather_bucket_size
-mics_shard_size
+mics_shard_size offload_optimizer cpu_offload
 """
+_OFFLOAD_READ = "device ratio pin_memory"
+"""Without pinned memory transfers are slower; prices assume that it is pinned, as it is by default."""
 
 
 def with_configuration(run: LaunchRun, document: dict[str, Any], where: str) -> LaunchRun:
@@ -31,7 +33,7 @@ def with_configuration(run: LaunchRun, document: dict[str, Any], where: str) -> 
     Raises InputError for a value of the wrong kind.
     """
     own = from_deepspeed(document, where).settings
-    only_here = ("overlap", "shard_group", "bucket_parameters")
+    only_here = ("overlap", "shard_group", "bucket_parameters", "optimizer_offload")
     said = {name: own[name] for name in only_here if name in own}
     return replace(run, settings=run.settings | said)
 
@@ -81,6 +83,10 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
     shard_group = whole_number(zero, "mics_shard_size", where) or -1
     if shard_group > 0:
         settings["shard_group"] = shard_group
+    offload = section_of(zero, "offload_optimizer", where)
+    percent = _offloaded_percent(zero, offload, where)
+    if percent:
+        settings["optimizer_offload"] = percent
     if section_of(document, "fp16", where).get("enabled") is True:
         settings["precision"] = "fp16"
     if section_of(document, "activation_checkpointing", where).get("number_checkpoints"):
@@ -88,4 +94,22 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
     names = {BATCH, MICRO_BATCH, _STEPS, *_READ.split(), *_HARMLESS.split()}
     unread = unread_keys(document, names)
     unread += unread_keys(zero, _ZERO_READ.split(), "zero_optimization")
+    unread += unread_keys(offload, _OFFLOAD_READ.split(), "zero_optimization.offload_optimizer")
     return LaunchRun(settings=settings, unread=tuple(unread))
+
+
+def _offloaded_percent(zero: dict[str, Any], offload: dict[str, Any], where: str) -> int:
+    """Of the optimizer's states, to a whole number; `cpu_offload` is the key of old versions.
+
+    Raises InputError for another device than the host's memory, whose price is not known, and for a ratio
+    that is no number of 0 to 1.
+    """
+    place = f"{where}: zero_optimization.offload_optimizer"
+    device = offload.get("device", "none")
+    if device not in ("none", "cpu"):
+        raise InputError("only none or cpu can be priced", where=f"{place}.device", value=device)
+    ratio = offload.get("ratio", 1.0)
+    is_number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
+    if not is_number or not 0 <= ratio <= 1:
+        raise InputError("must be a number of 0 to 1", where=f"{place}.ratio", value=ratio)
+    return round(100 * ratio) if device == "cpu" or zero.get("cpu_offload") is True else 0

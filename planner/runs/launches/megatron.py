@@ -19,6 +19,7 @@ from meshwright.planner.runs.launches.megatron_model import (
     hybrid_pattern,
     megatron_model,
 )
+from meshwright.planner.runs.offloaded import offloaded_modules
 from meshwright.planner.runs.pipeline_notation import layers_of_layout
 from meshwright.planner.runs.run_terms import cuda_graph_kind
 
@@ -35,6 +36,9 @@ _DEEPSPEED_FLASH = (
     "--use-flash-attn-triton",
 )
 """Megatron-DeepSpeed's switches of fused attention, off by default (4efb479, megatron/arguments.py)."""
+
+_CPU_OPTIMIZER = "--cpu-optimizer"
+"""Megatron-DeepSpeed's switch of an offloaded optimizer (4efb479, megatron/optimizer/__init__.py)."""
 
 _HARMLESS_NAMES = """
 use-mcore-models bf16 fp16 mock-data data-path split tokenizer-type tokenizer-model vocab-file
@@ -106,6 +110,7 @@ def from_megatron(line: CommandLine, known: ModelSpec | None = None) -> LaunchRu
     instances = line.count(_OPTIMIZER_INSTANCES)
     if instances > 1:
         settings["shard_groups"] = instances
+    settings |= offloaded_modules(line)
     offloaded = _offloaded_percent(line)
     if offloaded:
         settings["optimizer_offload"] = offloaded
@@ -170,6 +175,8 @@ def _offloaded_percent(line: CommandLine) -> int:
     """Of the optimizer's states, to a whole number. The share is 1 where the switch stands alone."""
     line.has("--overlap-cpu-optimizer-d2h-h2d")
     share = line.number("--optimizer-offload-fraction", 1.0)
+    if line.has(_CPU_OPTIMIZER):
+        return 100
     return round(100 * share) if line.has("--optimizer-cpu-offload") else 0
 
 

@@ -28,7 +28,9 @@ _CATALOG_NAMES = {
 """Models by the names of torchtitan's configurations."""
 _SCHEDULES = {setting.value.lower(): name for name, setting in TORCHTITAN.schedules.items()}
 """torch reads their names in any case (`get_schedule_class`)."""
-_HARMLESS = frozenset(("--training.disable-cuda-graphs", "--training.steps"))
+_HARMLESS = frozenset(
+    ("--training.disable-cuda-graphs", "--training.steps", "--training.no-enable-cpu-offload")
+)
 
 
 def from_torchtitan(command_line: CommandLine, folder: Path) -> LaunchRun:

@@ -24,7 +24,7 @@ _SECTIONS = ("training", "parallelism", "compile")
 """Those with a bearing on the time of a step, beside the model and activation checkpointing."""
 _HARMLESS = frozenset(
     """
-    steps max_norm dataset dataset_path deterministic seed gc_freq gc_debug warmup_steps enable_cpu_offload
+    steps max_norm dataset dataset_path deterministic seed gc_freq gc_debug warmup_steps
     disable_loss_parallel components backend fullgraph
     """.split()  # noqa: SIM905
 )

@@ -50,15 +50,15 @@ def damaged(rng: random.Random, folder: Path) -> str:
 def _plan_edited(rng: random.Random, folder: Path) -> str:
     """Any value of the document, as an editor would change it."""
     document = read_mapping(folder / "plan.yaml", LARGE_FILE_BYTES)
-    leaves = [keys for keys in _leaves(document) if keys[:2] != ("solver", "wall_s")]
-    return _edited(rng, document, rng.choice(leaves), folder)
+    places = [keys for keys in leaves(document) if keys[:2] != ("solver", "wall_s")]
+    return _edited(rng, document, rng.choice(places), folder)
 
 
 def _plan_forged(rng: random.Random, folder: Path) -> str:
     """A value that decides something, and the digest made to fit."""
     document = read_mapping(folder / "plan.yaml", LARGE_FILE_BYTES)
-    leaves = [keys for keys in _leaves(document) if _decides(keys)]
-    words = _edited(rng, document, rng.choice(leaves), folder)
+    places = [keys for keys in leaves(document) if _decides(keys)]
+    words = _edited(rng, document, rng.choice(places), folder)
     try:
         digest = digest_of(read_plan(folder))
     except InputError:
@@ -80,7 +80,7 @@ def _edited(rng: random.Random, document: Any, keys: Keys, folder: Path) -> str:
     for key in keys[:-1]:
         parent = parent[key]
     before = parent[keys[-1]]
-    parent[keys[-1]] = _other(rng, keys, before)
+    parent[keys[-1]] = other(rng, keys, before)
     _write(document, folder)
     return f"plan.yaml: {'.'.join(map(str, keys))} from {before} to {parent[keys[-1]]}"
 
@@ -89,19 +89,19 @@ def _write(document: object, folder: Path) -> None:
     (folder / "plan.yaml").write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
 
 
-def _leaves(value: object, keys: Keys = ()) -> Iterator[Keys]:
+def leaves(value: object, keys: Keys = ()) -> Iterator[Keys]:
     """The places of all values that hold no others."""
     if isinstance(value, dict):
         for key, part in value.items():
-            yield from _leaves(part, (*keys, key))
+            yield from leaves(part, (*keys, key))
     elif isinstance(value, list):
         for index, part in enumerate(value):
-            yield from _leaves(part, (*keys, index))
+            yield from leaves(part, (*keys, index))
     elif keys != ("schema",):
         yield keys
 
 
-def _other(rng: random.Random, keys: Keys, value: object) -> object:
+def other(rng: random.Random, keys: Keys, value: object) -> object:
     """Another value of the same kind."""
     for name in reversed(keys):
         if name in OTHERS:

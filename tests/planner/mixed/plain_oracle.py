@@ -14,6 +14,7 @@ import numpy as np
 
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan
+from meshwright.costmodel.constants.rates import fabric_links
 from meshwright.costmodel.data_parallel import data_parallel_traffic, exposed_s
 from meshwright.costmodel.estimate import costs_of_layers, stage_memory_gib
 from meshwright.costmodel.layers.context import Context
@@ -22,7 +23,8 @@ from meshwright.costmodel.memory.footprint import usable_hbm_gib
 from meshwright.costmodel.memory.states import rank_parameters
 from meshwright.costmodel.optimizer_time import optimizer_s
 from meshwright.costmodel.placement import nested_placement
-from meshwright.costmodel.step_time import boundary_s, make_context, scale_share
+from meshwright.costmodel.stage_transfers import boundary_s
+from meshwright.costmodel.step_time import make_context, scale_share
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.request.plan_request import PlanRequest
 from tests.planner.search.plain_oracle import layouts, splits, wanted
@@ -42,7 +44,7 @@ def least_step_time_s(parts: list[PlanRequest]) -> float | None:
     times = (
         seconds
         for layout in layouts(everywhere)
-        if int(layout.pp) > 1 and int(layout.shard_groups) == 1 and not layout.optimizer_offload
+        if int(layout.pp) > 1 and int(layout.shard_groups) == 1
         if wanted(everywhere, layout)
         for order in orders(parts, layout)
         for seconds in step_times_s(parts, layout, order)
@@ -67,6 +69,7 @@ def step_times_s(parts: list[PlanRequest], layout: Layout, order: Order) -> Iter
     """Seconds under every split and amount that is legal and fits."""
     model, stage = parts[0].model, int(layout.gpus) // int(layout.pp)
     workloads = [parts[part].workload().on(ranks * stage) for part, ranks in order]
+    gpus = [parts[part].gpus for part, _ in order]
     own = [slice(0, order[0][1]), slice(order[0][1], int(layout.pp))]
     for stages in splits(model.layers, int(layout.pp)):
         counts = [rank[0] for rank in stages]
@@ -77,7 +80,7 @@ def step_times_s(parts: list[PlanRequest], layout: Layout, order: Order) -> Iter
                 for w, r in zip(workloads, own, strict=True)
             )
             if fits and all(legal(w, sized, stages) for w in workloads):
-                yield step_s(workloads, sized, stages, order)
+                yield step_s(workloads, sized, stages, order, gpus)
 
 
 def amounts(layout: Layout, counts_of_parts: list[list[int]]) -> list[int]:
@@ -102,7 +105,9 @@ def legal(workload: Workload, layout: Layout, stages: Stages) -> bool:
     return all(rule.check(plan) is None for rule in rules)
 
 
-def step_s(workloads: list[Workload], layout: Layout, stages: Stages, order: Order) -> float:
+def step_s(
+    workloads: list[Workload], layout: Layout, stages: Stages, order: Order, gpus: list[int]
+) -> float:
     """T = [m max t + (sum t - max t) + 2 b (m e + p - 1) + max DP + max optimizer + overhead] (1 + scale)."""
     contexts = [on_part(w, layout, ranks) for w, (_, ranks) in zip(workloads, order, strict=True)]
     own = [slice(0, order[0][1]), slice(order[0][1], len(stages))]
@@ -111,7 +116,8 @@ def step_s(workloads: list[Workload], layout: Layout, stages: Stages, order: Ord
         loads += rank_seconds(context, stages)[ranks]
     m, pp = int(layout.num_micro_batches), len(stages)
     pipeline_s = m * max(loads) + sum(loads) - max(loads)
-    handed_s = max(2.0 * float(boundary_s(context)) for context in contexts)
+    outside = [hand_over(context, own) for context, own in zip(contexts, gpus, strict=True)]
+    handed_s = max(2.0 * float(boundary_s(context)) for context in outside)
     exposed = max(context.constants.framework.p2p_exposed for context in contexts)
     p2p_s = handed_s * (m * exposed + pp - 1)
     after = [
@@ -130,6 +136,15 @@ def on_part(workload: Workload, layout: Layout, ranks: int) -> Context:
     leaving = np.ones_like(placement.pp)
     leaving[..., -1] = 2
     return make_context(workload, layout, replace(placement, pp=leaving))
+
+
+def hand_over(context: Context, gpus: int) -> Context:
+    """Between two of the part's nodes at its outermost level, though it may have but one node."""
+    nodes = context.workload.on(max(gpus, 2 * context.workload.cluster.gpus_per_node))
+    links = fabric_links(nodes, context.constants)
+    members = np.ones(len(links.bytes_per_s), dtype=np.int64)
+    members[-1] = 2
+    return replace(context, links=links, placement=replace(context.placement, pp=members))
 
 
 def rank_seconds(context: Context, stages: Stages) -> list[float]:

@@ -6,19 +6,22 @@ import random
 from dataclasses import replace
 from functools import cache
 from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
 
+from meshwright.cluster_specs.catalog import load_cluster
 from meshwright.cluster_specs.mixed import MixedClusterSpec, PartSpec
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.mixed import PlacedPart, Segment, mixed_memory_gib, mixed_step
 from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.stage_transfers import boundary_s
 from meshwright.planner.mixed.kernel import MixedKernel
 from meshwright.planner.mixed.promising import KernelMaker, promising_rows
-from meshwright.planner.mixed.request import MixedRequest
+from meshwright.planner.mixed.request import MixedRequest, read_mixed_request
 from meshwright.planner.mixed.search import MixedParams, MixedSearch
 from meshwright.planner.request.executions import WITHOUT
 from meshwright.planner.request.reader import read_request
@@ -26,7 +29,7 @@ from tests.planner.mixed.plain_oracle import least_step_time_s
 from tests.planner.search.test_planner_optimum import request as small_request
 
 CASES = 60
-SOME = (0, 1, 2, 3)
+SOME = (0, 1, 5, 32)
 
 
 def other_part(draw: random.Random, cluster: ClusterSpec) -> ClusterSpec:
@@ -230,6 +233,77 @@ def test_bounds_are_never_above_prices(seed: int) -> None:
     for row in random.Random(seed).sample(rows, min(len(rows), 60)):
         price = maker.kernel(row).best_split(inf)
         assert price is None or row.bound_s <= price.step_time_s
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(4, CASES))
+def test_bounds_are_never_above_prices_in_any_case(seed: int) -> None:
+    test_bounds_are_never_above_prices(seed)
+
+
+def test_a_part_of_one_node_is_left_over_its_nic() -> None:
+    """It was priced over NVLink, and its bound over the NIC, where each part had ranks on one node alone."""
+    request = read_request(
+        model="llama-3-8b", cluster="dgx-h100", gpus=16, global_batch=64, seq_len=4096
+    )
+    layout = Layout(tp=8, pp=2, num_micro_batches=64, sequence_parallel=True, zero_stage=1)
+    workload = request.workload().on(8)
+    seconds = [
+        float(
+            boundary_s(PlacedPart(workload=workload, layout=layout, ranks=1, part_gpus=g).crossing)
+        )
+        for g in (None, 8, 16)
+    ]
+    assert seconds[0] == seconds[1] == seconds[2]
+    payload_bytes = 2 * 4096 * 4096 / 8
+    assert seconds[0] > payload_bytes / (400e9 / 8)
+
+
+def test_offloading_more_makes_no_step_shorter() -> None:
+    """What `offloading.py` rests on, for every device and precision of moments."""
+    layout = Layout(tp=2, pp=2, dp=4, num_micro_batches=16, sequence_parallel=True, zero_stage=1)
+    for cluster in ("dgx-v100", "dgx-a100", "dgx-h100", "dgx-b200", "l40s-pcie", "mi300x"):
+        precision = "fp16" if cluster == "dgx-v100" else "bf16"
+        request = read_request(
+            model="llama-3-8b",
+            cluster=cluster,
+            gpus=16,
+            global_batch=64,
+            seq_len=4096,
+            precision=precision,
+        )
+        seconds = []
+        for share in (0, 25, 50, 75, 100):
+            own = replace(layout, optimizer_offload=share)
+            placed = PlacedPart(workload=request.workload().on(8), layout=own, ranks=1)
+            halves = [Segment(part=placed, first=0), Segment(part=placed, first=1)]
+            seconds.append(float(np.asarray(mixed_step(halves, ((16,), (16,))).seconds)))
+        assert seconds == sorted(seconds)
+
+
+def test_offload_brings_a_pipeline_where_memory_is_short() -> None:
+    """One node each: 70B fits together only with the optimizer on the host."""
+    parts = tuple(PartSpec(cluster=load_cluster(name), gpus=8) for name in ("dgx-h100", "dgx-a100"))
+    asked_for: dict[str, Any] = {
+        "model": "llama-3-70b",
+        "cluster": MixedClusterSpec(parts=parts),
+        "global_batch": 64,
+        "seq_len": 8192,
+        "pin": "tp=4,pp=4,micro_batch=1,zero_stage=1",
+    }
+    kernel = best_of(read_mixed_request(**asked_for))
+    assert int(kernel.layout.optimizer_offload) > 0
+    without = MixedSearch(read_mixed_request(**asked_for, forbid="optimizer-offload"), inf).run()
+    assert without.status == "infeasible"
+
+
+def test_layouts_that_offload_without_need_are_left_out() -> None:
+    """With room for all layers everywhere, only nothing offloaded is looked at."""
+    rows = promising_rows(tight(80.0), inf, lambda: None)
+    assert rows
+    assert {int(row.layout.optimizer_offload) for row in rows} == {0}
+    rows = promising_rows(tight(11.0), inf, lambda: None)
+    assert {int(row.layout.optimizer_offload) for row in rows} > {0}
 
 
 def test_a_slow_link_between_parts_costs() -> None:

@@ -15,6 +15,7 @@ from meshwright.cli import main
 from meshwright.cluster_specs.mixed import is_mixed_cluster, read_mixed_cluster
 from meshwright.errors import ExitCode, InputError
 from meshwright.planner.launch.mixed_files import mixed_files
+from meshwright.planner.mixed.verify import mixed_faults
 
 WORKLOAD = ("--global-batch", "256", "--seq-len", "4096")
 
@@ -193,6 +194,9 @@ def test_files_with_mistakes_are_refused(
         ("llama-3-8b", ("--gpus", "64"), "have 128 GPUs together"),
         ("llama-3-8b", ("--max-cut-use", "0.5"), "one of its parts"),
         ("llama-3-8b", ("--top", "3"), "one of its parts"),
+        ("llama-3-8b", ("--forbid", "idle-gpus"), "may leave a part idle"),
+        ("llama-3-8b", ("--allow", "activation-offload"), "to offload activations"),
+        ("llama-3-8b", ("--pin", "offload_modules=core_attn"), "to offload activations"),
         ("llama-3-8b", ("--baseline", "today.sh"), "one of its parts"),
         ("llama-3-8b", ("--sweep", "gpus=64+128"), "one of its parts"),
     ],
@@ -203,6 +207,44 @@ def test_what_cannot_be_asked_is_said(
     code, text = run("plan", model, "--cluster", cluster_file(tmp_path), *WORKLOAD, *options)
     assert code == 2, text
     assert words in " ".join(text.split())
+
+
+@pytest.mark.parametrize("pin", ["pp=2,vpp=2", "pp=2,dp=16,shard_groups=2"])
+def test_a_pin_that_no_pipeline_through_parts_keeps_leaves_the_parts_alone(
+    tmp_path: Path, pin: str
+) -> None:
+    result = meshwright.plan_mixed(
+        "llama-3-8b",
+        cluster=cluster_file(tmp_path),
+        global_batch=256,
+        seq_len=4096,
+        pin=f"tp=2,micro_batch=1,zero_stage=1,{pin}",
+    )
+    assert result.document.runs_on == ["dgx-h100"]
+    assert result.alone is not None
+    assert result.alone.layout is not None
+    for name, value in (each.split("=") for each in pin.split(",")):
+        assert getattr(result.alone.layout, name) == int(value)
+
+
+def test_an_offload_that_is_pinned_is_kept_through_parts(tmp_path: Path) -> None:
+    result = meshwright.plan_mixed(
+        "llama-3-8b",
+        cluster=cluster_file(tmp_path),
+        global_batch=256,
+        seq_len=4096,
+        pin="tp=2,micro_batch=1,zero_stage=1,optimizer_offload=50",
+    )
+    layout = result.document.layout
+    assert layout is not None
+    assert (layout.optimizer_offload, len(result.document.runs_on)) == (50, 2)
+    assert "--optimizer-cpu-offload" in mixed_files(result)["launch.sh"]
+    predicted = result.document.predicted
+    assert predicted is not None
+    assert predicted.host_memory_gib is not None
+    without = predicted.model_copy(update={"host_memory_gib": None})
+    changed = result.document.model_copy(update={"predicted": without})
+    assert any("host_memory_gib" in fault for fault in mixed_faults(changed))
 
 
 def test_other_commands_say_that_the_file_has_parts(tmp_path: Path) -> None:

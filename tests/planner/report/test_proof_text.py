@@ -32,6 +32,10 @@ def test_the_space_in_one_sentence() -> None:
     assert text.endswith("for the ends), gradient buckets of the framework's own size")
 
 
+def test_a_framework_that_deals_layers_out() -> None:
+    assert "layers dealt out evenly, as the framework does" in space_text(space(even_stages=True))
+
+
 def test_what_a_space_has_besides() -> None:
     text = space_text(
         space(

@@ -36,6 +36,7 @@ def run_to_mapping(run: Run) -> dict[str, Any]:
         "launch_blocking": work.launch_blocking,
         "cp_comm": work.cp_comm,
         **({"cp_inner": work.cp_inner} if work.cp_inner is not None else {}),
+        "offload_modules": [m for m in work.offload_modules.split("+") if m != "none"],
         "moe_dispatch": work.moe_dispatch,
         "expert_imbalance": work.expert_imbalance,
         "reserve_gib": work.reserve_gib,

@@ -1,0 +1,281 @@
+"""The second opinion on a plan for a mixed cluster, from its document alone.
+
+No solver and nothing of the search: the price is that of `costmodel.mixed`, memory that of one rank's plain
+footprint, rules are asked by their `check`, groups are counted from the list of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+from itertools import groupby
+from math import isclose
+
+import numpy as np
+
+from meshwright.cluster_specs.places import allocated_places
+from meshwright.cluster_specs.reader import read_cluster
+from meshwright.constraints.registry import findings
+from meshwright.constraints.rule import FinishedPlan, spans_of
+from meshwright.costmodel.constants.calibrated import step_time_band
+from meshwright.costmodel.constants.rates import peak_flops
+from meshwright.costmodel.memory.footprint import stage_memory_gib, usable_hbm_gib
+from meshwright.costmodel.mixed import PlacedPart, Segment, host_memory_gib, mixed_step
+from meshwright.costmodel.recount import recounted_placement
+from meshwright.errors import InternalError
+from meshwright.model_specs.flops import flops_per_token
+from meshwright.planner.mixed.document import NOT_MEASURED, MixedPlan, MixedPredicted, RankDoc
+from meshwright.planner.mixed.stated import alone_faults, objective_faults
+from meshwright.planner.plan.verify import wish_faults
+from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.runs.predicted import LayoutDoc, layout_document, layout_from_document
+
+TOLERANCE = 1e-9
+"""Relative: figures are written with all their digits."""
+
+
+def verify_mixed(plan: MixedPlan) -> None:
+    """Raises InternalError with everything that is wrong with a plan on a mixed cluster."""
+    broken = list(mixed_faults(plan))
+    if broken:
+        raise InternalError("the mixed plan failed its own verification: " + "; ".join(broken))
+
+
+def mixed_faults(plan: MixedPlan) -> Iterator[str]:
+    """Everything that is wrong with a plan on a mixed cluster, in words.
+
+    Parameters
+    ----------
+    plan
+        A pipeline through parts, a part that is fastest alone, or none at all.
+
+    Raises
+    ------
+    InputError
+        If its inputs contradict themselves, so that nothing can be worked out.
+    """
+    yield from objective_faults(plan)
+    yield from alone_faults(plan)
+    yield from _input_faults(plan)
+    if plan.layout is None or plan.predicted is None or plan.execution is None:
+        return
+    broken = [*_split_faults(plan, plan.layout), *_order_faults(plan, plan.layout)]
+    yield from broken
+    if broken:
+        return
+    pipeline = _Pipeline(plan, plan.layout)
+    illegal = list(_legality_faults(pipeline))
+    yield from illegal
+    yield from _memory_faults(pipeline)
+    if not illegal:
+        yield from _recount_faults(pipeline)
+    yield from _figure_faults(pipeline, plan.predicted)
+
+
+class _Pipeline:
+    """A document whose ranks stand in order, with what the cost model takes of it."""
+
+    def __init__(self, plan: MixedPlan, layout: LayoutDoc) -> None:
+        self.plan, self.doc = plan, layout
+        self.layout = layout_from_document(layout)
+        self.stages = tuple(tuple(rank) for rank in layout.stages)
+
+    @cached_property
+    def requests(self) -> list[PlanRequest]:
+        """The request on each part of the pipeline, in its order."""
+        names = [self.plan.cluster.name_of(part) for part in range(len(self.plan.cluster.parts))]
+        return [_request_of(self.plan, names.index(name)) for name in self.plan.runs_on]
+
+    @cached_property
+    def segments(self) -> list[Segment]:
+        """Each part with the ranks that the document gives it."""
+        segments: list[Segment] = []
+        for request, name in zip(self.requests, self.plan.runs_on, strict=True):
+            own = [rank.rank for rank in self.plan.ranks if rank.part == name]
+            workload = request.workload(self.plan.execution)
+            part = PlacedPart(
+                workload=workload.on(len(own) * _stage_gpus(self.doc)),
+                layout=self.layout,
+                ranks=len(own),
+                part_gpus=request.gpus,
+                between_gbps_per_gpu=self.plan.cluster.between_gbps_per_gpu,
+            )
+            segments.append(Segment(part=part, first=own[0]))
+        return segments
+
+    @cached_property
+    def memory_gib(self) -> list[list[float]]:
+        """Peaks of the ranks of each part, on its own device."""
+        peaks = (
+            stage_memory_gib(each.part.workload, self.layout, self.stages)[each.own]
+            for each in self.segments
+        )
+        return [[float(gib) for gib in own] for own in peaks]
+
+
+def _request_of(plan: MixedPlan, part: int) -> PlanRequest:
+    """What was asked, on one part."""
+    own = plan.cluster.parts[part]
+    return PlanRequest.of_inputs(
+        plan.inputs, cluster=read_cluster(own.cluster, own.gpus), gpus=own.gpus
+    )
+
+
+def _stage_gpus(layout: LayoutDoc) -> int:
+    """GPUs of one pipeline rank."""
+    return layout.tp * layout.cp * layout.dp
+
+
+def _input_faults(plan: MixedPlan) -> Iterator[str]:
+    first = plan.cluster.parts[0]
+    if plan.inputs.gpus != first.gpus:
+        yield f"inputs.gpus is {plan.inputs.gpus}, the first part has {first.gpus}"
+    if plan.inputs.cluster != read_cluster(first.cluster, first.gpus):
+        yield "inputs.cluster is not that of the first part"
+
+
+def _split_faults(plan: MixedPlan, layout: LayoutDoc) -> Iterator[str]:
+    """Layers, ranks and micro-batches that do not make up the model and the batch."""
+    counts = [rank.layers for rank in plan.ranks]
+    layers, batch = plan.inputs.model.layers, plan.inputs.global_batch
+    if sum(counts) != layers:
+        yield f"the ranks hold {sum(counts)} of {layers} layers"
+    if min(counts, default=0) < 1:
+        yield f"ranks with layers {counts}: each must have one"
+    if layout.stages != [[count] for count in counts]:
+        yield f"layout.stages is {layout.stages}, the ranks have {counts} layers"
+    if [rank.rank for rank in plan.ranks] != list(range(layout.pp)):
+        yield f"the ranks are not 0 to {layout.pp - 1} in turn (pp {layout.pp})"
+    if layout.vpp != 1 or layout.schedule != "1f1b":
+        yield f"vpp {layout.vpp} under {layout.schedule}: a rank has one virtual stage under 1f1b"
+    if layout.micro_batch * layout.num_micro_batches * layout.dp != batch:
+        yield f"the micro-batches do not make up the global batch of {batch}"
+
+
+def _order_faults(plan: MixedPlan, layout: LayoutDoc) -> Iterator[str]:
+    """Ranks, nodes and parts that do not stand in one order, or that have no room."""
+    parts = {plan.cluster.name_of(index): part for index, part in enumerate(plan.cluster.parts)}
+    order = [name for name, _ in groupby(rank.part for rank in plan.ranks)]
+    if len(order) < 2 or len(set(order)) < len(order) or not set(order) <= set(parts):
+        yield f"the ranks run on {order}: must be two or more of {list(parts)}, each at a stretch"
+        return
+    if plan.runs_on != order:
+        yield f"runs_on is {plan.runs_on}, the ranks run on {order}"
+    if [name for name, _ in plan.nodes] != order:
+        yield f"nodes are of {[name for name, _ in plan.nodes]}, the ranks run on {order}"
+        return
+    for name, nodes in plan.nodes:
+        per_node = parts[name].cluster.gpus_per_node
+        gpus = sum(rank.part == name for rank in plan.ranks) * _stage_gpus(layout)
+        if nodes * per_node != gpus:
+            yield f"{name}: its ranks are on {gpus} GPUs, {nodes} nodes have {nodes * per_node}"
+        if gpus > parts[name].gpus:
+            yield f"{name}: its ranks are on {gpus} GPUs, the part has {parts[name].gpus}"
+
+
+def _legality_faults(pipeline: _Pipeline) -> Iterator[str]:
+    """What the rules of the framework say on the device of each part; pins and forbids."""
+    plan = pipeline.plan
+    written = layout_document(pipeline.layout, pipeline.stages)
+    for field in LayoutDoc.model_fields:
+        stated, expected = getattr(pipeline.doc, field), getattr(written, field)
+        if stated != expected:
+            yield f"layout.{field} is {stated}, the rest of the layout says {expected}"
+    yield from wish_faults(pipeline.requests[0], pipeline.doc)
+    asked = zip(
+        plan.runs_on, pipeline.requests, pipeline.segments, pipeline.memory_gib, strict=True
+    )
+    for name, request, segment, memory_gib in asked:
+        finished = FinishedPlan(
+            workload=replace(segment.part.workload, gpus=int(pipeline.layout.gpus)),
+            layout=pipeline.layout,
+            stages=pipeline.stages,
+            memory_gib=(0.0,) * segment.first + tuple(memory_gib),
+            spans=spans_of(segment.part.context.placement),
+        )
+        yield from (f"{name}: {finding.line}" for finding in findings(finished))
+        able = request.execution_options.executions()
+        if plan.execution not in [each.of_layout(pipeline.layout) for each in able]:
+            yield f"{name}: cannot run the plan's execution"
+
+
+def _memory_faults(pipeline: _Pipeline) -> Iterator[str]:
+    """Ranks whose peak, device or room is not what they have on their own part."""
+    plan = pipeline.plan
+    for name, segment, memory_gib in zip(
+        plan.runs_on, pipeline.segments, pipeline.memory_gib, strict=True
+    ):
+        workload = segment.part.workload
+        device, usable_gib = workload.cluster.device.name, usable_hbm_gib(workload)
+        for rank, peak_gib in zip(plan.ranks[segment.own], memory_gib, strict=True):
+            expected = RankDoc(
+                rank=rank.rank,
+                part=name,
+                device=device,
+                layers=rank.layers,
+                memory_gib=peak_gib,
+                usable_gib=usable_gib,
+            )
+            yield from _rank_faults(rank, expected)
+
+
+def _rank_faults(rank: RankDoc, expected: RankDoc) -> Iterator[str]:
+    if rank.device != expected.device:
+        yield f"rank {rank.rank} is on {rank.device}, its part has {expected.device}"
+    for field in ("memory_gib", "usable_gib"):
+        stated, counted = getattr(rank, field), getattr(expected, field)
+        if not _same(stated, counted):
+            yield f"rank {rank.rank}: {field} is {stated}, worked out again {counted}"
+
+
+def _recount_faults(pipeline: _Pipeline) -> Iterator[str]:
+    """Groups that reach further than priced, counted from ranks that run through a part's nodes in turn."""
+    for name, segment in zip(pipeline.plan.runs_on, pipeline.segments, strict=True):
+        part = segment.part
+        cluster, gpus = part.workload.cluster, part.workload.gpus
+        counted = recounted_placement(cluster, part.own_layout, allocated_places(cluster, gpus))
+        priced = part.context.placement
+        for axis in ("tp", "cp", "dp_cp", "ep", "etp", "edp"):
+            stated = np.broadcast_to(getattr(priced, axis), counted.tp.shape)
+            if np.any(getattr(counted, axis) < stated):
+                yield (
+                    f"{name}: groups of {axis} have {getattr(counted, axis).tolist()} of their ranks in the "
+                    f"blocks of the fabric, the price assumes {stated.tolist()}"
+                )
+
+
+def _figure_faults(pipeline: _Pipeline, stated: MixedPredicted) -> Iterator[str]:
+    """The price and what follows from it, worked out again."""
+    inputs, segments = pipeline.plan.inputs, pipeline.segments
+    step = mixed_step(segments, pipeline.stages)
+    step_s = float(np.asarray(step.seconds))
+    if not _same(step_s, stated.step_time_s):
+        yield f"priced again, the step takes {step_s} s, not {stated.step_time_s} s"
+    parts = {name: float(np.asarray(seconds)) for name, seconds in step.parts.items()}
+    for name in dict.fromkeys((*parts, *stated.breakdown_s)):
+        seconds, said = parts.get(name), stated.breakdown_s.get(name)
+        if seconds is None or said is None or not _same(seconds, said):
+            yield f"breakdown_s.{name} is {said}, worked out again {seconds}"
+    tokens = inputs.global_batch * inputs.seq_len
+    peak = sum(
+        each.part.workload.gpus * peak_flops(each.part.workload.cluster.device, inputs.precision)
+        for each in segments
+    )
+    mfu = flops_per_token(inputs.model, inputs.seq_len) * tokens / step_s / peak
+    for name, figure in (("tokens_per_s", tokens / step_s), ("mfu", mfu)):
+        if not _same(getattr(stated, name), figure):
+            yield f"{name} is {getattr(stated, name)}, worked out again {figure}"
+    on_host_gib = host_memory_gib(segments, pipeline.stages)
+    if not _same(stated.host_memory_gib or 0.0, on_host_gib):
+        yield f"host_memory_gib is {stated.host_memory_gib}, worked out again {on_host_gib}"
+    bands = [step_time_band(each.part.workload) for each in segments]
+    widest = (min(each.low for each in bands), max(each.high for each in bands))
+    band = stated.error_band
+    rows = min(each.rows for each in bands)
+    if (band.low, band.high, band.rows, band.basis) != (*widest, rows, NOT_MEASURED):
+        yield f"error_band is not the widest of the parts', {widest[0]} to {widest[1]}, unmeasured"
+
+
+def _same(first: float, second: float) -> bool:
+    return isclose(first, second, rel_tol=TOLERANCE, abs_tol=1e-12)

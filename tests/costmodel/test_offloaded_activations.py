@@ -1,0 +1,175 @@
+"""Activations in the host's memory: bytes that leave and come back, copies that compute hides or not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshwright.cluster_specs.reader import read_cluster
+from meshwright.costmodel.estimate import estimate_layout, stage_memory_parts_gib
+from meshwright.costmodel.execution_names import OFFLOADED_MODULES
+from meshwright.costmodel.layers.activation_copies import with_copies
+from meshwright.costmodel.layers.layer_time import LayerTime
+from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.memory.activations import offloaded_per_layer, saved_activations
+from meshwright.costmodel.memory.footprint import GIB, offloaded_gib
+from meshwright.costmodel.memory.transients import transients
+from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.step_time import make_context
+from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.catalog import load_catalog_model
+
+MODEL = load_catalog_model("mixtral-8x7b")
+"""4,096 wide, 32 heads and 8 key-value heads of 128; two experts a token, gated, 14,336 wide."""
+TOKENS = 4096
+QUERIES_KEYS_VALUES = 2 * (4096 + 1024 + 1024)
+OUTPUT = 2 * 4096
+EXPERT_INPUT = 2 * 2 * 4096
+ACTIVATION_INPUT = 2 * 2 * 2 * 14_336
+EVERYTHING = OFFLOADED_MODULES[-1]
+SPREAD = Layout(dp=8, ep=8, num_micro_batches=2)
+
+
+def workload(modules: str = "none", **changes: Any) -> Workload:
+    base = Workload(
+        model=MODEL,
+        cluster=read_cluster("dgx-h100"),
+        gpus=8,
+        global_batch=16,
+        seq_len=TOKENS,
+        moe_dispatch="alltoall",
+        offload_modules=modules,
+    )
+    return replace(base, **changes)
+
+
+def per_token(work: Workload, layout: Layout) -> tuple[float, float]:
+    found = offloaded_per_layer(work, layout, work.model.blocks)
+    tokens = work.seq_len / int(layout.cp)
+    return float(np.asarray(found.freed)) / tokens, float(np.asarray(found.copied)) / tokens
+
+
+@pytest.mark.parametrize(
+    ("modules", "freed", "copied"),
+    [
+        ("core_attn", QUERIES_KEYS_VALUES, QUERIES_KEYS_VALUES + OUTPUT),
+        ("core_attn+attn_proj", QUERIES_KEYS_VALUES + OUTPUT, QUERIES_KEYS_VALUES + 2 * OUTPUT),
+        ("expert_fc1", EXPERT_INPUT, EXPERT_INPUT),
+        ("moe_act", ACTIVATION_INPUT, ACTIVATION_INPUT),
+        (EVERYTHING, 151_552, 159_744),
+        ("none", 0, 0),
+    ],
+)
+def test_bytes_by_hand(modules: str, freed: int, copied: int) -> None:
+    """The output is copied by attention, and once more as the projection's input."""
+    assert per_token(workload(modules), SPREAD) == (freed, copied)
+
+
+def test_tensors_of_less_than_a_million_elements_stay() -> None:
+    """At tp 8 a rank has 512 of a token's 4,096 queries, but 128 keys: 4,096 tokens of them are 2^19."""
+    layout = Layout(tp=8, ep=8, sequence_parallel=True)
+    assert per_token(workload("core_attn"), layout) == (2 * 512, 2 * 2 * 512)
+    longer = workload("core_attn", seq_len=2 * TOKENS)
+    assert per_token(longer, layout) == (2 * (512 + 2 * 128), 2 * (2 * 512 + 2 * 128))
+    halved = replace(layout, cp=2)
+    assert per_token(longer, halved) == (2 * 512, 2 * 2 * 512)
+
+
+def test_quantised_inputs_are_half_as_large() -> None:
+    """What the projection and the first product of the experts keep; attention keeps 16 bits."""
+    freed, copied = per_token(workload(EVERYTHING, precision="fp8"), SPREAD)
+    assert freed == QUERIES_KEYS_VALUES + OUTPUT / 2 + EXPERT_INPUT / 2 + ACTIVATION_INPUT
+    assert copied == freed + OUTPUT
+
+
+def test_queries_that_are_recomputed_are_not_offloaded() -> None:
+    work = workload("core_attn", model=load_catalog_model("deepseek-v3"))
+    kept, _ = per_token(work, SPREAD)
+    assert kept == 2 * 128 * (192 + 192 + 128)
+    again = replace(SPREAD, recompute=int(Recompute.MLA_UP_PROJECTION))
+    assert per_token(work, again)[0] == 0
+
+
+@pytest.mark.parametrize("modules", OFFLOADED_MODULES)
+@pytest.mark.parametrize("precision", ["bf16", "fp8", "mxfp8"])
+def test_what_leaves_was_saved(modules: str, precision: str) -> None:
+    """Two layers of it are at hand all the same: one at work, one on its way."""
+    layouts = [
+        SPREAD,
+        Layout(tp=2, ep=4, etp=2, dp=4, sequence_parallel=True),
+        Layout(cp=2, dp=4, recompute=int(Recompute.MOE_ACTIVATION | Recompute.LAYERNORM)),
+    ]
+    for layout in layouts:
+        plain, work = (workload(m, precision=precision) for m in ("none", modules))
+        freed = offloaded_per_layer(work, layout, MODEL.blocks).freed
+        whole, rest = (saved_activations(w, layout).main[0] for w in (plain, work))
+        assert whole - rest == pytest.approx(freed)
+        assert rest > 0
+        at_hand = (transients(w, layout, saved_activations(w, layout)).layer for w in (work, plain))
+        assert next(at_hand) - next(at_hand) == pytest.approx(2 * freed)
+
+
+def test_copies_run_beside_their_layer() -> None:
+    """159,744 bytes of each of 4,096 tokens at 51.2 GB/s are 12.78 ms, forward and backward."""
+    work = workload(EVERYTHING)
+    context = make_context(work, SPREAD, nested_placement(work.cluster, SPREAD))
+    layer = LayerTime(
+        {"gemm": 0.004, "ep_comm": 0.001},
+        {"gemm": 0.008, "ep_comm": 0.002},
+        {"memory_bound": 0.002},
+    )
+    copied = with_copies(context, layer, layer, MODEL.blocks)
+    copy_s = 159_744 * 4096 / 51.2e9
+    assert copy_s == pytest.approx(0.01278, rel=1e-3)
+    assert float(copied.forward["offload"]) == pytest.approx(copy_s - 0.005)
+    assert float(copied.backward["offload"]) == pytest.approx(copy_s - 0.012)
+    long = replace(layer, backward={"gemm": 0.020})
+    assert float(with_copies(context, long, long, MODEL.blocks).backward["offload"]) == 0
+    plain = make_context(workload(), SPREAD, nested_placement(work.cluster, SPREAD))
+    assert with_copies(plain, layer, layer, MODEL.blocks) is layer
+
+
+def test_what_goes_over_the_network_takes_the_same_link() -> None:
+    """16 experts' ranks on two nodes: their whole exchange, of which 1 ms is exposed, comes on top."""
+    work = workload(EVERYTHING, gpus=16)
+    sent = LayerTime({"gemm": 0.010, "ep_comm": 0.008}, {"gemm": 0.030, "ep_comm": 0.008}, {})
+    layer = LayerTime({"gemm": 0.010, "ep_comm": 0.001}, {"gemm": 0.030, "ep_comm": 0.001}, {})
+    copy_s = 159_744 * 4096 / 51.2e9
+    for ep, exchange_s in ((16, 0.008), (8, 0.0)):
+        layout = Layout(dp=16, ep=ep, num_micro_batches=2)
+        context = make_context(work, layout, nested_placement(work.cluster, layout))
+        copied = with_copies(context, sent, layer, MODEL.blocks)
+        assert float(copied.forward["offload"]) == pytest.approx(copy_s + exchange_s - 0.011)
+        assert float(copied.backward["offload"]) == 0
+
+
+def test_a_step_is_never_shorter_and_its_parts_add_up() -> None:
+    stages = ((32,),)
+    steps = {}
+    for modules in OFFLOADED_MODULES:
+        work = workload(modules)
+        found = estimate_layout(work, SPREAD, nested_placement(work.cluster, SPREAD), stages)
+        steps[modules] = float(np.asarray(found.step_time_s))
+        parts = [float(np.asarray(part)) for part in found.breakdown_s.values()]
+        assert sum(parts) == pytest.approx(steps[modules])
+        assert ("offload" in found.breakdown_s) == (modules != "none")
+    assert steps["none"] == min(steps.values())
+    assert steps[EVERYTHING] == max(steps.values())
+
+
+def test_memory_moves_to_the_host() -> None:
+    """Of two stages the first has two micro-batches in flight through its 16 layers."""
+    layout = Layout(pp=2, dp=4, ep=4, zero_stage=1, num_micro_batches=4)
+    stages = ((16,), (16,))
+    plain, work = workload(), workload(EVERYTHING)
+    before, after = (stage_memory_parts_gib(w, layout, stages) for w in (plain, work))
+    host_gib = offloaded_gib(work, layout, stages)
+    for rank, micro_batches in enumerate((2, 1)):
+        layers = 16 * micro_batches
+        left_gib = before["activations"][rank] - after["activations"][rank]
+        assert left_gib == pytest.approx(layers * 151_552 * 4096 / GIB)
+        assert host_gib[rank] == pytest.approx(layers * 159_744 * 4096 / GIB)
+    assert list(offloaded_gib(plain, layout, stages)) == [0, 0]
