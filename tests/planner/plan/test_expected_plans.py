@@ -1,6 +1,6 @@
 """Forty requests give the plans that they gave before: status, step time, bound, layout and mapping.
 
-All forty were equal to the digit before nodes with unequal free GPUs were planned one by one; one mapping was
+All forty were equal before nodes with unequal free GPUs were planned one by one; one mapping was
 recorded again then, as the file says.
 """
 
@@ -21,6 +21,10 @@ PLANS = DATA / "plans"
 FILE = PLANS / "expected.json"
 EXPECTED = json.loads(FILE.read_text(encoding="utf-8"))["plans"]
 SOME = EXPECTED[::8]
+ROUNDING = 1e-12
+"""Sums of many floats differ in their last digit from one processor to another: numpy adds as many at a time
+as the processor's vectors hold."""
+
 AS_BEFORE = (
     *("--memory-risk", "0.5", "--forbid", "shard-groups,optimizer-offload"),
     *("--without", "allgather"),
@@ -55,7 +59,12 @@ def kept(plan: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
 
 def check(expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(PLANS)
-    assert kept(planned(expected["request"]), expected) == expected
+    times = {
+        name: pytest.approx(expected[name], rel=ROUNDING)
+        for name in ("step_time_s", "lower_bound_s")
+        if expected[name] is not None
+    }
+    assert kept(planned(expected["request"]), expected) == expected | times
 
 
 def test_there_are_forty() -> None:
