@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from meshwright.constraints.registry import rules_for
 from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.workload import Workload
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.branches import Branch
 from meshwright.planner.search.certificate import Certificate, Outcome
@@ -72,10 +74,19 @@ def branches_of(request: PlanRequest, pricing_of: PricingOf) -> list[Branch]:
         for execution in request.execution_options.executions()
     ]
     return [
-        branch_of(space, pricing_of(space.workload), execution)
+        branch_of(space, pricing_of(_with_open_buckets(request, space.workload)), execution)
         for execution, space in spaces
         if space.recompute and space.cp and space.ep and space.etp
     ]
+
+
+def _with_open_buckets(request: PlanRequest, workload: Workload) -> Workload:
+    """The same with gradient buckets of any size.
+
+    Under a limited cut they keep the framework's own: another one shortens the phase in which the cut is
+    used, so that it may be used too much.
+    """
+    return replace(workload, chooses_buckets=request.max_cut_use >= 1)
 
 
 def branch_of(space: Space, pricing: Pricing, execution: Execution | None = None) -> Branch:
